@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from .. import settings
 from .._text import installed_version
 from ..comm.communicator import MIB, window_data_bytes
 from ..errors import AscendMoeError
@@ -65,8 +66,10 @@ def _library() -> Iterator[Finding]:
         path = library.library_path()
         built = library.lib().am_source_hash().decode()
     except AscendMoeError as problem:
-        head, _, command = str(problem).partition(":")
+        head, _, command = str(problem).partition(": ")
         fix = " ".join(command.split()) or _BUILD
+        if (setting := settings.setting_of(problem)) is not None:
+            fix = f"unset {setting.name}, or set it to {setting.rule}"
         yield error(topic, head, "the operators on CPU, plan and validate need it", fix)
         return
     try:

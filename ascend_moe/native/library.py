@@ -196,6 +196,6 @@ def _rebuild() -> str:
 @functools.cache
 def lib() -> ctypes.CDLL:
     """The library of the CPU ops with every function of ``SIGNATURES``, opened once in a process."""
-    for setting in (settings.ISA, settings.FORWARD):  # it would take another word for the default
+    for setting in (settings.ISA, settings.FORWARD, settings.SEED):  # it would take another word for the default
         setting.get()
     return open_library(library_path(), SIGNATURES)
