@@ -187,7 +187,7 @@ ENGINE = Setting(
     "ASCEND_MOE_ENGINE",
     _choice(*ENGINES),
     "fast",
-    "one of the engines",
+    f"one of {', '.join(ENGINES)}",
     "`checked`: ops run on the checked engine; the ranks must be threads of a `LocalCluster`",
     "`fast`",
     refusal=f"is no engine: set it to one of {', '.join(ENGINES)}",
@@ -212,10 +212,13 @@ FORWARD = Setting(
     "`0`: every copy into UB happens at once, even where the row only passes through UB",
     "1",
 )
-SEED = _text(
+SEED = Setting[int | None](
     "ASCEND_MOE_SEED",
-    "a whole number",
+    _whole_number(0, 2**64 - 1),
+    None,
+    "a whole number of 64 bits",
     "checked engine: seed of a random schedule; without it every access happens as late as allowed",
+    "not set",
 )
 
 # ---- files and folders
@@ -277,6 +280,12 @@ TABLE: dict[str, tuple[Setting[Any], ...]] = {
 }  # fmt: skip
 PREFIX = "ASCEND_MOE_"
 NAMES = frozenset(setting.name for group in TABLE.values() for setting in group)
+
+
+def setting_of(problem: BaseException) -> Setting[Any] | None:
+    """The variable whose value an error is about."""
+    argument = getattr(problem, "details", {}).get("argument")
+    return next((setting for group in TABLE.values() for setting in group if setting.name == argument), None)
 
 
 def own_variables() -> dict[str, str]:

@@ -122,7 +122,7 @@ def library_path() -> Path:
         if (folder / LIBRARY_NAME).is_file():
             return folder / LIBRARY_NAME
     looked = ", ".join(map(str, folders))
-    raise LibraryError(f"no {LIBRARY_NAME} in {looked}: build it with\n  {native_library.build_command()}")
+    raise LibraryError(f"no {LIBRARY_NAME} in {looked}: build it with {native_library.build_command()}")
 
 
 @functools.cache
@@ -136,8 +136,8 @@ def library() -> ctypes.CDLL:
     interface = opened.am_torch_interface()
     if interface != INTERFACE:
         raise LibraryError(
-            f"{path} is of interface {interface}, this package of {INTERFACE}: rebuild it with\n"
-            f"  {native_library.build_command()}"
+            f"{path} is of interface {interface}, this package of {INTERFACE}: rebuild it with "
+            f"{native_library.build_command()}"
         )
     return opened
 
@@ -179,7 +179,7 @@ def _must(function: Any, what: str, *words: Any) -> None:
     given = (word.encode() if isinstance(word, str) else word for word in words)
     if function(*given, text, len(text)):
         raise LibraryError(
-            f"{what} cannot be used ({text.value.decode()}): rebuild with\n  {native_library.build_command()}"
+            f"{what} cannot be used ({text.value.decode()}): rebuild with {native_library.build_command()}"
         )
 
 
