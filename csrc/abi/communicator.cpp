@@ -278,10 +278,14 @@ void Communicator::ListRanges() {
                                       staging_ != nullptr ? doorbell : nullptr));
         }
         // The control block is this rank's own affair: no message, no flag.
-        if (r == rank_)
-            ranges_.push_back(RangeOf(state(r), moe::kErrorRecordOffset, twin::GmKind::kWorkspace, "control block", r));
+        if (r == rank_) {
+            ranges_.push_back(
+                RangeOf(state(r), moe::kErrorRecordOffset, twin::GmKind::kWindowState, "control block", r));
+            ranges_.back().atomic_blocks = false;
+        }
         ranges_.push_back(RangeOf(state(r) + moe::kErrorRecordOffset, state_bytes - moe::kErrorRecordOffset,
                                   twin::GmKind::kWindowState, "state window", r, doorbell));
+        ranges_.back().at = moe::kErrorRecordOffset;
         // Of its own lent area a launch lists the tensors that lie in it.
         if (r != rank_ && lent_bytes_ > 0)
             ranges_.push_back(RangeOf(lent(r), lent_bytes_, twin::GmKind::kWindowLent, "lent window", r));

@@ -416,7 +416,7 @@ void World::Trace(const CoreState& core, const char* event, const GmRange* range
     if (range != nullptr) {
         entry.target = range->owner;
         entry.area = range->kind;
-        entry.offset = begin - range->begin;
+        entry.offset = begin - range->begin + range->at;
         entry.bytes = bytes;
         if (range->kind == GmKind::kWindowState) {
             const uintptr_t end = std::min<uintptr_t>(begin + sizeof(entry.words), range->end);
