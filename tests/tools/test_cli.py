@@ -232,6 +232,12 @@ def test_a_heat_map_fits_into_80_columns(world: int) -> None:
     assert max(map(len, lines)) <= 80
     totals = [sum(int(line.split()[-1]) for line in lines if line.startswith(f"  rank {r:<2}")) for r in range(world)]
     assert totals == counts.sum(1).tolist()
+    sums = [line.split() for line in lines if line.startswith("  sum  ")]
+    assert sum(int(words[-1]) for words in sums) == counts.sum()
+    owners = [line.split() for line in lines if line.startswith("  owner ")]
+    if world == 4:  # elsewhere sums do not fit under the columns of an owner
+        assert sums == [["sum", *map(str, counts.reshape(4, 4, 64).sum((0, 2)).tolist()), str(int(counts.sum()))]]
+        assert owners == [["owner", *["rank", "0", "rank", "1", "rank", "2", "rank", "3"]]]
 
 
 # ---- what every command refuses

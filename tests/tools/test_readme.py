@@ -126,3 +126,18 @@ def test_shell_lines_name_what_is_there() -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert (TREE / link).exists(), link
     assert any(line.startswith("pip install torch ") for line in shell_lines())
+
+
+def test_labels_of_the_picture_do_not_touch() -> None:
+    """A step has its name on the left and the kernel's function on the right, 10 units of air between them."""
+    picture = (TREE / "docs" / "dataflow.svg").read_text()
+    steps = re.findall(
+        r'<text x="9" y="22">(.*?)</text>\s*<text class="code end" x="(\d+)" y="22">(.*?)</text>', picture
+    )
+    size = re.search(r"\.code { font-size: (\d+)px", picture)
+    assert len(steps) >= 7 and size
+    for name, end, code in steps:
+        left, right = 9 + 14 * 0.55 * len(name), int(end) - int(size[1]) * 0.61 * len(code)  # of DejaVu
+        assert left + 10 <= right, (name, code)
+    kernels = "".join(path.read_text() for path in (TREE / "op_kernel").rglob("*.h"))
+    assert all(f" {code}(" in kernels for _, _, code in steps)

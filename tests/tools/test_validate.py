@@ -177,6 +177,21 @@ def start(command: list[str], cwd: Path, **env: str) -> subprocess.Popen[str]:
     )
 
 
+def test_ranks_find_what_is_beside_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_npu by PYTHONPATH, and this package before one in the folder, with PYTHONSAFEPATH and without."""
+    started: list[list[str]] = []
+    done = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(validate_cli.subprocess, "run", lambda command, env: started.append(command) or done)
+    validate_cli.torchrun(2, ["validate"], {})
+    monkeypatch.undo()
+    code = started[0][started[0].index("--no-python") + 3].partition("; from ascend_moe")[0]
+    for safe in ({}, {"PYTHONSAFEPATH": "1"}):
+        env = {**os.environ, "PYTHONPATH": str(tmp_path), **safe}
+        command = [sys.executable, "-c", f"{code}; print(sys.path)"]
+        path = eval(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
+        assert path[0] == str(Path(ascend_moe.__file__).parents[1]) and str(tmp_path) in path and "" not in path
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("share", ["0", "1"])
 def test_under_torchrun(
