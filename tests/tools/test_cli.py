@@ -354,7 +354,11 @@ def test_ctrl_c_ends_a_command_in_one_line(words: list[str]) -> None:
     # What a shell starts in the background ignores SIGINT, and so does all that it starts.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(command, **pipes, start_new_session=True, preexec_fn=heed) as process:
-        time.sleep(6)  # past its imports
+        # Past its imports: it has opened the kernels, or has had time enough to.
+        maps, late = Path(f"/proc/{process.pid}/maps"), time.monotonic() + 20
+        while time.monotonic() < late and not re.search(r"libascend_moe(_checked|_timed)?\.so", maps.read_text()):
+            time.sleep(0.2)
+        time.sleep(2)
         os.killpg(process.pid, signal.SIGINT)
         try:
             _, said = process.communicate(timeout=60)
