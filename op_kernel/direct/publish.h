@@ -58,7 +58,9 @@ private:
         CopyIn(buf_.Get<int32_t>(), assist, words);
     }
     __aicore__ inline int32_t PairOf(const LocalTensor<int32_t>& triple, uint32_t at) const {
-        return triple.GetValue(at + 1) * static_cast<int32_t>(info_->topK) + triple.GetValue(at + 2);
+        // Another core checks this triple: until then its words are anything.
+        const uint32_t token = static_cast<uint32_t>(triple.GetValue(at + 1));
+        return static_cast<int32_t>(token * info_->topK + static_cast<uint32_t>(triple.GetValue(at + 2)));
     }
     __aicore__ inline Verdict CheckChunk(ReturnCounts& counts) {
         LocalTensor<int32_t> triple = buf_.Get<int32_t>();
