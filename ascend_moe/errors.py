@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -155,12 +155,16 @@ def need_one_of(argument: str, value: object, names: Iterable[str]) -> None:
 
 def unknown_argument(function: Callable[..., object], given: Iterable[str]) -> TypeError | None:
     """The error for the first name that is no argument of ``function``, with the nearest one that is."""
-    names = list(inspect.signature(function).parameters)
+    return unknown_name(function.__qualname__, list(inspect.signature(function).parameters), given)
+
+
+def unknown_name(function: str, names: Sequence[str], given: Iterable[str]) -> TypeError | None:
+    """The same of a function's name and the names of its arguments."""
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f". Did you mean {near[0]!r}?" if near else ""
-            return TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
+            return TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
     return None
 
 

@@ -65,7 +65,7 @@ def trace(
             raise typer.Exit(1) from None
         print(f"wrote {path}")
         if content is chrome.text:
-            print(f"open it at https://ui.perfetto.dev: Open trace file, {path.resolve()}; W A S D zoom and move")
+            print(f"open it at https://ui.perfetto.dev: Open trace file, {path.resolve()}")
 
 
 def text(timeline: Timeline) -> list[str]:

@@ -22,7 +22,7 @@ from ..native.build import source_hash
 from . import Finding, error, fine, warn
 
 LEAST_PYTHON, LEAST_COMPILER = (3, 10), 11
-_BUILD = "pip install --force-reinstall --no-deps ascend_moe, or in a source tree: "
+_BUILD = "in its source tree: pip install --force-reinstall --no-deps --no-build-isolation ."
 
 
 def findings() -> Iterator[Finding]:

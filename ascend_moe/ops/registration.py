@@ -16,7 +16,7 @@ from torch.fx.node import has_side_effect
 from torch.utils._pytree import tree_map
 
 from .._torch_npu import resolve_dtype
-from ..errors import ArgumentError, AscendMoeError, LibraryError, unknown_argument
+from ..errors import ArgumentError, AscendMoeError, LibraryError, unknown_argument, unknown_name
 from ..native import binding
 from . import answers, calls
 from .schemas import NAMESPACE, SCHEMAS, schema_of
@@ -114,12 +114,15 @@ class _Op(Operator):
     def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call`` of torch, with errors of their own classes, and a backward that raises."""
         name, dispatches = self.name, self.code == calls.OP_DISPATCH
+        names = [argument.name for argument in self.arguments]
 
         def op(*args: Any, **kwargs: Any) -> Any:
             try:
                 outputs = call(*args, **kwargs)
             except RuntimeError as error:
                 answers.raise_kept(error)
+                if (unknown := unknown_name(name, names, kwargs)) is not None:
+                    raise unknown from None
                 raise
             # torch marks the float outputs of an op whose inputs require grad; dynamic_scales is float.
             graded = outputs[1] if dispatches else outputs

@@ -115,6 +115,8 @@ def test_a_misspelt_argument_is_one_line_with_the_right_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("function", "wrong", "right"),
     [
+        (torch.ops.ascend_moe.npu_moe_distribute_dispatch_v2, "quant_mod", "quant_mode"),
+        (torch.ops.ascend_moe.npu_moe_distribute_combine.default, "expert_scale", "expert_scales"),
         (ascend_moe.LocalCluster, "window_mb", "window_mib"),
         (ascend_moe.MoELayer, "dtyp", "dtype"),
         (ascend_moe.window_empty, "group", "group_ep"),
@@ -124,7 +126,7 @@ def test_a_misspelt_argument_is_one_line_with_the_right_name(name: str) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_so_do_the_functions_around_the_ops(function: Any, wrong: str, right: str) -> None:
+def test_so_do_torchs_ops_and_the_functions_around_the_ops(function: Any, wrong: str, right: str) -> None:
     with pytest.raises(TypeError, match=rf"argument '{wrong}'\. Did you mean '{right}'\?$"):
         function(**{wrong: 1})
 
