@@ -26,6 +26,7 @@ uint32_t is_stale(uint32_t seen, uint32_t e) { return moe::IsStale(seen, e); }
 uint64_t control_offset() { return moe::kControlOffset; }
 uint64_t abort_offset(uint32_t s) { return moe::AbortOffset(s); }
 uint64_t status_offset(uint32_t w, uint32_t p, uint32_t s) { return moe::StatusOffset(w, p, s); }
+uint64_t verdict_offset(uint32_t w, uint32_t round) { return moe::VerdictOffset(w, round); }
 uint64_t status_stride(uint32_t w) { return moe::StatusStride(w); }
 uint64_t run_bytes(uint32_t l) { return moe::StatusMessageBytes(l); }
 uint64_t half_offset(uint64_t d, uint32_t p) { return moe::HalfOffset(d, p); }
@@ -82,7 +83,7 @@ class Header:
 class Place:
     """What lies at an offset of the state area."""
 
-    what: str  # "control", "abort", "status" or "other"
+    what: str  # "control", "abort", "status", "verdict" (block: of the meeting) or "other"
     source: int = 0
     parity: int = 0
     block: int = 0
@@ -98,6 +99,7 @@ class Layout:
         self._status = header("status_offset", world, 0, 0)
         self._abort = header("abort_offset", 0)
         self._control = header("control_offset")
+        self._verdicts = [header("verdict_offset", world, round_) for round_ in range(header("rounds") + 1)]
 
     def place(self, offset: int) -> Place:
         """Of one block of the state area."""
@@ -105,6 +107,8 @@ class Layout:
             return Place("control")
         if self._abort <= offset < self._abort + self.world * BLOCK:
             return Place("abort", source=(offset - self._abort) // BLOCK)
+        if self._verdicts[0] <= offset < self._verdicts[-1]:
+            return Place("verdict", block=sum(begin <= offset for begin in self._verdicts) - 1)
         slot, rest = divmod(offset - self._status, self._stride)
         if 0 <= slot < 2 * self.world and rest // BLOCK < self.blocks:
             return Place("status", source=slot % self.world, parity=slot // self.world, block=rest // BLOCK)

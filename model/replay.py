@@ -4,7 +4,7 @@
     python model/replay.py trace.jsonl ...
 
 The trace is turned into protocol events (a source's rows or a status block become visible, a core passes a
-SyncAll, reads rows or status words ...); spin then looks for a run of window.pml with these events in this
+meeting, reads rows or status words ...); spin then looks for a run of window.pml with these events in this
 order. A cell of the model is what one core of a source sends one owner in one op.
 """
 
@@ -84,7 +84,9 @@ class Translation:
         self.bad: set[tuple[int, int]] = set()
         self._survey()
         self._blocks: dict[tuple[int, ...], int] = defaultdict(int)
-        self._syncs: dict[tuple[int, int, int], int] = defaultdict(int)
+        # By rank, launch, meeting: bytes of verdict blocks that are there; and the cores that have passed.
+        self._posted: dict[tuple[int, int, int], int] = defaultdict(int)
+        self._passed: set[tuple[int, int, int, int]] = set()
         for number, line in enumerate(self.lines, start=2):
             self._translate(number, line)
 
@@ -152,10 +154,8 @@ class Translation:
             self._add("BEGIN", number, line, text=str(line.op))
         elif line.event == "end":
             self._add("END", number, line)
-        elif line.event == "sync":
-            key = (line.rank, line.core, line.launch)
-            self._add("SYNC", number, line, x=self._syncs[key], text=str(self._syncs[key]))
-            self._syncs[key] += 1
+        elif self._is(line, "verdict", "store", "land", "load"):
+            self._meeting(number, line)
         elif line.area == "state":
             offset, words = line.offset, words_of(line)
             for at in range(offset // BLOCK * BLOCK, offset + line.bytes, BLOCK):
@@ -166,6 +166,17 @@ class Translation:
             self._load_rows(number, line)
         else:
             self._rows(number, line)
+
+    def _meeting(self, number: int, line: Line) -> None:
+        """A verdict block that lands, or a look at those of all cores: a core's first when all are there passes."""
+        meeting = self.layout.place(line.offset).block
+        launch = (line.rank, line.launch, meeting)
+        if line.event == "land":
+            self._posted[launch] += line.bytes
+        elif line.event == "load" and self._posted[launch] == self.cores * BLOCK:
+            if (key := (*launch, line.core)) not in self._passed:
+                self._passed.add(key)
+                self._add("SYNC", number, line, x=meeting, text=f"meeting {meeting}")
 
     def _rows(self, number: int, line: Line) -> None:
         """A store or landing of rows."""

@@ -97,15 +97,15 @@ byte said[W * ROUNDS];
 #define AGREE(round) skip
 #define FORGET_SAID skip
 #endif
-#ifdef REPLAY
+#if defined(REPLAY) && C > 1
 #define FORGET_ARRIVED arrived[r * ROUNDS] = 0; arrived[r * ROUNDS + 1] = 0; arrived[r * ROUNDS + 2] = 0
 #else
 #define FORGET_ARRIVED skip
 #endif
 
-/* ---- SyncAll. With a single core its two sides are one step, and so are reads, sums and the end of a launch:
+/* ---- Meetings. With a single core their two sides are one step, and so are reads, sums and the end of a launch:
    nobody can see a state between them. */
-#if C == 1 && !defined(REPLAY)
+#if C == 1
 #define MEET(round, ready)
 #else
 #define MEET(round, ready) } STOP fi; SYNC(round) if :: atomic { ALIVE && ready ->
@@ -113,7 +113,7 @@ byte said[W * ROUNDS];
 #if C == 2 && !defined(REPLAY)
 chan meet[W] = [0] of { bit };
 #define SYNC(round) if :: c == 0 -> meet[r] ! 0 :: c == 1 -> meet[r] ? _ STOP fi;
-#elif C > 1 || defined(REPLAY)
+#elif C > 1
 byte arrived[W * ROUNDS];   /* cores that have come to the meeting, in this launch */
 #define SYNC(round) \
     arrived[r * ROUNDS + round]++; \

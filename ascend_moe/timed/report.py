@@ -43,9 +43,10 @@ def text(predicted: Sequence[Prediction]) -> list[str]:
         banner(),
         "",
     ]
-    head = ["EP", "algorithm", "dispatch us", "combine us", "link use", "MTE", "V", "S", "SyncAll", "status"]
+    head = ["EP", "algorithm", "dispatch us", "combine us", "SyncAlls", "link use", "MTE", "V", "S", "SyncAll", "status"]
     body = [
-        [each.request.ranks, each.algorithm, f"{each.dispatch_us:.1f}", f"{each.combine_us:.1f}", *_use(each)]
+        [each.request.ranks, each.algorithm, f"{each.dispatch_us:.1f}", f"{each.combine_us:.1f}", _sync_alls(each)]
+        + _use(each)
         for each in predicted
     ]
     lines += table([head, *body])
@@ -58,6 +59,10 @@ def text(predicted: Sequence[Prediction]) -> list[str]:
 
 def _ops(predicted: Prediction) -> list[tuple[str, OpPrediction]]:
     return [("dispatch", predicted.dispatch), ("combine", predicted.combine)]
+
+
+def _sync_alls(predicted: Prediction) -> str:
+    return " + ".join(str(op.sync_alls) for _, op in _ops(predicted))
 
 
 def _use(predicted: Prediction) -> list[str]:
@@ -79,6 +84,7 @@ def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
     def as_numbers(op: OpPrediction) -> dict[str, object]:
         return {
             "us": round(op.us, 3),
+            "sync_alls": op.sync_alls,
             "phases_us": {name: round(us, 3) for name, us in op.phases.items()},
             "pipes_us": {name: round(us, 3) for name, us in op.pipes.items()},
             "link_use": {name: round(share, 4) for name, share in op.link_use.items()},

@@ -48,7 +48,7 @@ class _Options(ctypes.Structure):
 class _Result(ctypes.Structure):
     _fields_ = [
         ("total_ns", c_double),
-        *((name, c_uint64) for name in ("instructions", "switches", "status_stores", "looks", "events")),
+        *((name, c_uint64) for name in ("instructions", "switches", "status_stores", "looks", "events", "sync_alls")),
         ("failed", c_uint32),
         ("message", c_char * 1020),
     ]
@@ -83,7 +83,7 @@ class OpPrediction:
 
     ``spent``: where they went on the critical path: (step of the kernel, what S did or waited for) -> us.
     ``link_use``: busiest resource of each kind -> share of its bandwidth over ``us``; ``link_bytes``: what
-    passed all of a kind.
+    passed all of a kind. ``sync_alls``: how often the cores of a rank met.
     """
 
     us: float
@@ -92,6 +92,7 @@ class OpPrediction:
     link_bytes: dict[str, float]
     events: list[timeline.Event] = field(default_factory=list)
     instructions: int = 0
+    sync_alls: int = 0
 
     @property
     def phases(self) -> dict[str, float]:
@@ -191,6 +192,7 @@ class TimedWorld:
             moved,
             timeline.from_native(ctypes.addressof(memory), result.events),
             result.instructions,
+            result.sync_alls,
         )
 
     def _inputs(self, op: str, rank: int) -> dict[str, torch.Tensor]:

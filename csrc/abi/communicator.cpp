@@ -277,13 +277,18 @@ void Communicator::ListRanges() {
             ranges_.push_back(RangeOf(data(r), data_bytes_, twin::GmKind::kWindowData, "data window", r,
                                       staging_ != nullptr ? doorbell : nullptr));
         }
-        // The control block is this rank's own affair: no message, no flag.
+        // The control block is this rank's own affair: no message, no flag. So are the verdicts of its cores,
+        // which nobody else waits for.
+        const uint64_t shared_bytes = r == rank_ ? moe::VerdictOffset(static_cast<uint32_t>(world_), 0) : state_bytes;
         if (r == rank_) {
             ranges_.push_back(
                 RangeOf(state(r), moe::kErrorRecordOffset, twin::GmKind::kWindowState, "control block", r));
             ranges_.back().atomic_blocks = false;
+            ranges_.push_back(RangeOf(state(r) + shared_bytes, state_bytes - shared_bytes, twin::GmKind::kWindowState,
+                                      "verdicts of the cores", r));
+            ranges_.back().at = shared_bytes;
         }
-        ranges_.push_back(RangeOf(state(r) + moe::kErrorRecordOffset, state_bytes - moe::kErrorRecordOffset,
+        ranges_.push_back(RangeOf(state(r) + moe::kErrorRecordOffset, shared_bytes - moe::kErrorRecordOffset,
                                   twin::GmKind::kWindowState, "state window", r, doorbell));
         ranges_.back().at = moe::kErrorRecordOffset;
         // Of its own lent area a launch lists the tensors that lie in it.

@@ -30,7 +30,7 @@ struct am_timed_options {
 
 struct am_timed_result {
     double total_ns;
-    uint64_t instructions, switches, status_stores, looks, events;
+    uint64_t instructions, switches, status_stores, looks, events, sync_alls;
     uint32_t failed;
     char message[1020];
 };
@@ -121,6 +121,7 @@ void TimedWorld::Run(const am_timed_step* steps, int count, const double* costs,
     result.status_stores = last_.status_stores;
     result.looks = last_.looks;
     result.events = last_.events.size();
+    result.sync_alls = last_.sync_alls;
     result.failed = last_.failed;
     snprintf(result.message, sizeof(result.message), "%s", last_.message.c_str());
 }

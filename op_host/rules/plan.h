@@ -185,7 +185,7 @@ inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, Cal
     } else {
         ReturnChunks(info, ub, plan.combine);
         SplitTokens(info, plan.combine);
-        plan.combine.sumRing = 2;
+        plan.combine.sumRing = SumRing(info, ub, plan.combine);
         plan.combine.sumGroup = 1;
     }
 }

@@ -22,7 +22,7 @@ static_assert(kMaxSendRing <= kMostRing && kMaxReturnRing <= kMostRing && kMaxSu
 inline uint32_t SendRing(const MoeDistributeInfo& info, uint32_t ub) {
     const uint32_t rowBytes = info.hidden * TypeSize(info.xType), floatBytes = QuantPiece(info.hidden) * 4;
     const uint32_t lanes = PaddedInts(info.experts) * 4;
-    uint32_t fixed = 3 * lanes + kSendPairs * (4 + 1 + 4 + 4) + (info.cores + 1) * kBlock + info.world * kBlock + 1024;
+    uint32_t fixed = 3 * lanes + kSendPairs * (4 + 1 + 4 + 4) + VerdictBytes(info.cores) + info.world * kBlock + 1024;
     if (info.algorithm != kAlgorithmDirect) fixed += RowPlacesBytes(info) + kSendPairs * kBlock * TailBlocks(info);
     if (info.hasWeights != 0) fixed += kSendPairs * 4;
     uint32_t perRow = rowBytes;
@@ -40,9 +40,10 @@ inline uint32_t ChunkRows(uint32_t rowBytes) { return std::max(1u, std::min(kChu
 inline void ReturnChunks(const MoeDistributeInfo& info, uint32_t ub, MoeDistributeCombineTiling& tiling) {
     const uint32_t lanes = PaddedInts(info.experts) * 4, rowBytes = info.hidden * TypeSize(info.xType);
     const uint32_t messages = (info.triples != 0 ? info.world : CeilDiv(info.world, info.cores)) + 1;
-    uint32_t fixed = (info.cores + 1) * kBlock + 8 * lanes + ReturnCountLanes(info.world, info.experts) * 4 +
+    uint32_t fixed = VerdictBytes(info.cores) + 8 * lanes + ReturnCountLanes(info.world, info.experts) * 4 +
                      RowPlacesBytes(info) + kSendPairs * (4 + 1 + 4) +
                      messages * StatusMessageBytes(info.localExperts) + 3 * info.world * kBlock + 2048;
+    if (info.triples != 0) fixed += CountsMatchBytes(info.experts);
     if (info.triples != 0 && info.cores > 1) fixed += MatchBytes(info.world, info.localExperts);
     const uint32_t room = (ub - std::min(fixed, ub)) / (rowBytes + kBlock);  // in rows
     tiling.returnRing = room > 1 ? 2 : 1;
@@ -64,7 +65,7 @@ inline uint32_t ListCores(const MoeDistributeInfo& info, int32_t asked) {
 // What direct dispatch has in UB besides the rows that it gathers.
 inline uint32_t GatherFixed(const MoeDistributeInfo& info) {
     const uint32_t slots = PaddedInts(info.world * info.localExperts) * 4;
-    uint32_t fixed = (info.cores + 1) * kBlock + PaddedInts(info.experts) * 4 +
+    uint32_t fixed = VerdictBytes(info.cores) + PaddedInts(info.experts) * 4 +
                      (info.world + MessagesInUb(info)) * StatusMessageBytes(info.localExperts) +
                      (info.world + 2) * kBlock + 2 * slots + PaddedInts(info.world) * 4 + kSendPairs * 4 +
                      static_cast<uint32_t>(CeilTo(info.localExperts * 8ull, kBlock)) + kBlock;
@@ -98,6 +99,14 @@ inline void SplitTokens(const MoeDistributeInfo& info, MoeDistributeCombineTilin
     SetParts(info, std::max(CeilDiv(info.hidden, kMostPart), std::min(parts, info.hidden / kLeastPart)), tiling);
 }
 
+// Window combine: parts of rows on their way while it sums, two at least.
+inline uint32_t SumRing(const MoeDistributeInfo& info, uint32_t ub, const MoeDistributeCombineTiling& tiling) {
+    const uint32_t piece = tiling.partElements * TypeSize(info.xType), lanes = PaddedInts(info.experts) * 4;
+    const uint32_t sums = (info.xType == kTypeFp32 ? 1 : 2) * (piece + tiling.partElements * 4);
+    const uint32_t fixed = VerdictBytes(info.cores) + 3 * lanes + kSendPairs * (4 + 1 + 4 + 4) + sums + 1024;
+    return std::max(2u, std::min((ub - std::min(fixed, ub)) / piece, kMostRing));
+}
+
 // Direct combine: a token's H is shared so that all cores have as much to sum, in few parts.
 inline void ShareTokens(const MoeDistributeInfo& info, MoeDistributeCombineTiling& tiling) {
     constexpr uint32_t kMostParts = 8, kLeastBytes = 2048;
@@ -118,9 +127,9 @@ inline uint32_t ReturnFixed(const MoeDistributeInfo& info) {
     const uint32_t lanes = PaddedInts(info.experts) * 4, slots = info.world * info.localExperts;
     const uint32_t counts = MessageCounts(info.algorithm, kOpCombine, info.localExperts);
     const uint32_t runs = (info.world + MessagesInUb(info)) * StatusMessageBytes(counts);
-    uint32_t fixed = (info.cores + 1) * kBlock + 3 * lanes + kSendPairs * (4 + 1 + 4 + 4) + SumEntries(info.topK) * 12 +
+    uint32_t fixed = VerdictBytes(info.cores) + 3 * lanes + kSendPairs * (4 + 1 + 4 + 4) + SumEntries(info.topK) * 12 +
                      4 * kSendPairs / info.topK + 3 * PaddedInts(slots) * 4 + ReturnCountLanes(info.world, slots) * 4 +
-                     2 * info.world * kBlock + runs + 10 * kBlock;
+                     2 * info.world * kBlock + runs + 10 * kBlock + CountsMatchBytes(info.experts);
     if (info.cores > 1) fixed += MatchBytes(info.world, counts);
     fixed += info.triples != 0 ? kSendPairs * kTripleWords * 4 + kBlock : kSendPairs * 4 + lanes;
     return fixed;

@@ -43,7 +43,7 @@ public:
 private:
     void Step(const char* step) {
         step_ = step;
-        Add("verdicts of the cores", (info_.cores + 1) * kBlock);
+        Add("verdicts of the cores", VerdictBytes(info_.cores));
     }
     // UB is carved in blocks.
     void Add(const char* name, uint64_t bytes) {
@@ -129,6 +129,7 @@ private:
         Places();
         if (info_.triples != 0) {
             SendCounts();
+            Add("counts of the messages", CountsMatchBytes(info_.experts));
             Add("triples", Ints(tiling.sendRows * kTripleWords));
         } else {
             Segments();
@@ -235,6 +236,7 @@ private:
             Add("largest positions", Ints(info_.experts));
         }
         SendCounts();
+        Add("counts of the messages", CountsMatchBytes(info_.experts));
         if (info_.triples != 0) Add("triples", Ints((kSendPairs + 1) * kTripleWords));
         Add("rows of expand_x",
             tiling.returnRing * ReturnChunkBytes(static_cast<uint32_t>(info_.hidden * size), tiling.sendRows));

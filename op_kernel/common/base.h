@@ -14,6 +14,13 @@
 #define MOE_PHASE(name)
 #endif
 
+// On the twin a fruitless look lets other cores and processes run; an NPU core just looks again.
+#ifdef TWIN_POLL_HINT
+#define MOE_POLL_HINT() TWIN_POLL_HINT()
+#else
+#define MOE_POLL_HINT()
+#endif
+
 namespace moe {
 
 using AscendC::DataCopyExtParams;

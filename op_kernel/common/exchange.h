@@ -1,7 +1,7 @@
 // What dispatch and combine of both algorithms do with the other ranks, and with the other cores of their
 // rank. An op calls, in this order:
 //   Enter                     the link to HCCL's server on A2; context and epoch
-//   BoardInit, Open           first meeting; direct: LookForAborts, then Agree or AgreeThen
+//   BoardInit, Open           first meeting; direct: LookForAborts, then Agree
 //   MeetAfterSend             second meeting; none in direct combine and with roles
 //   SetStatus                 a status message to every rank
 //   WaitStatus                third meeting; direct: WaitForAll and CheckCountsHashes, no meeting
@@ -44,7 +44,9 @@ public:
     }
     // The end of every launch, whatever Enter has found: on A2 HCCL's server waits for it.
     __aicore__ inline void Exit() { link_.Close(); }
-    __aicore__ inline void BoardInit() { board_.Init(*pipe_, workspace_, core_, info_->cores); }
+    __aicore__ inline void BoardInit() {
+        board_.Init(*pipe_, context_.state(info_->rank), info_->world, epoch_, core_, info_->cores);
+    }
 
     // ---- the first meeting of the cores ----
 
@@ -70,13 +72,6 @@ public:
     // The meeting alone; result as of Open.
     __aicore__ inline bool Agree(const Verdict& mine) {
         verdict_ = board_.Meet(0, mine);
-        return TakeEpoch();
-    }
-    // As Agree; calls then.Met() when all cores have met, before this core reads their verdicts, to start
-    // loads.
-    template <typename Then>
-    __aicore__ inline bool AgreeThen(const Verdict& mine, Then& then) {
-        verdict_ = board_.MeetThen(0, mine, then);
         return TakeEpoch();
     }
     // Direct combine: the worst verdict was kRecheck. Every core drops it and counts the rows exactly.
@@ -177,9 +172,10 @@ public:
         }
         return verdict_.code == kOk;
     }
-    // Core 0, while its first loads are under way: compares the hashes that WaitForAll has left out.
-    __aicore__ inline bool CheckCountsHashes(StatusWaiter& waiter) {
-        Worsen(verdict_, waiter.JudgeHashes());
+    // Core 0, while its first loads are under way: compares the hashes that WaitForAll has left out. `rowsKnown`: the
+    // numbers of rows are known to be right.
+    __aicore__ inline bool CheckCountsHashes(StatusWaiter& waiter, bool rowsKnown) {
+        Worsen(verdict_, waiter.JudgeHashes(rowsKnown));
         return verdict_.code == kOk || verdict_.code == kRoutingMismatch;
     }
 
@@ -218,11 +214,11 @@ private:
     }
     // Whether messages carry an error, and no rows.
     __aicore__ inline bool Failed() const { return verdict_.code != kOk && verdict_.code != kRoutingMismatch; }
-    // How many cores send messages. In direct with kManyCores or more core 0 sends none, because it publishes
-    // the epoch at that time.
+    // How many cores send messages. With kManyCores or more core 0 sends none where it has to publish the epoch, and
+    // to prepare its judgement, at that time.
     __aicore__ inline uint32_t Senders() const {
-        const bool others = info_->algorithm == kAlgorithmDirect && info_->cores >= kManyCores;
-        return info_->cores - (others ? 1 : 0);
+        const bool busy = info_->algorithm == kAlgorithmDirect || (config_.op == kOpCombine && info_->triples != 0);
+        return info_->cores - (busy && info_->cores >= kManyCores ? 1 : 0);
     }
     __aicore__ inline uint32_t FirstPeer() const {
         if (Senders() == info_->cores) return core_;

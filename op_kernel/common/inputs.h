@@ -70,6 +70,73 @@ __aicore__ inline Verdict CompareCounts(const MoeDistributeInfo& info, RoutingTa
     return Verdict();
 }
 
+// The same for the messages of all ranks at once, by vector instructions. It says only whether all counts are right.
+class CountsMatch {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info) {
+        info_ = &info;
+        lanes_ = CountsLanes(info.experts);
+        pipe.InitBuffer(buf_, CountsMatchBytes(info.experts));
+    }
+    // `messages`: [W] of `words` words each, seen by the scalar unit.
+    __aicore__ inline bool Equal(RoutingTable& routing, const LocalTensor<uint32_t>& messages, uint32_t words) {
+        LocalTensor<int32_t> value = buf_.Get<int32_t>(), other = value[lanes_];
+        const LocalTensor<uint8_t> bits = buf_.Get<uint8_t>()[2 * lanes_ * sizeof(int32_t)];
+        FindPlaces(other, words * static_cast<uint32_t>(sizeof(int32_t)));
+        AscendC::Duplicate(value, static_cast<int32_t>(0), static_cast<int32_t>(lanes_));
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Gather(value, messages.ReinterpretCast<int32_t>(), other.ReinterpretCast<uint32_t>(), 0u,
+                        info_->experts);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Sub(value, value, routing.Totals(), static_cast<int32_t>(info_->experts));
+        AscendC::Duplicate(other, static_cast<int32_t>(0), static_cast<int32_t>(lanes_));
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Compare(bits, value, other, AscendC::CMPMODE::EQ, lanes_);
+        SyncFunc<HardEvent::V_S>();
+        const LocalTensor<uint32_t> equal = bits.ReinterpretCast<uint32_t>();
+        for (uint32_t i = 0; i < lanes_ / 32; ++i) {
+            if (equal.GetValue(i) != 0xFFFFFFFFu) return false;
+        }
+        return true;
+    }
+
+private:
+    // Where the count of each expert lies, in bytes: of the first ranks, until a whole block is full, then as far
+    // behind as the messages are.
+    __aicore__ inline void FindPlaces(const LocalTensor<int32_t>& place, uint32_t stride) {
+        const uint32_t rows = info_->localExperts, world = info_->world;
+        uint32_t done = 0;
+        do {
+            for (uint32_t l = 0; l < rows; ++l) {
+                const uint32_t at = done * stride + StatusWriter::CountWord(l) * static_cast<uint32_t>(sizeof(int32_t));
+                place.SetValue(done * rows + l, static_cast<int32_t>(at));
+            }
+        } while (++done < world && done * rows % kBlockWords != 0);
+        SyncFunc<HardEvent::S_V>();
+        for (; done < world; done *= 2) {
+            const uint32_t more = Min(done, world - done) * rows;
+            AscendC::Adds(place[done * rows], place, static_cast<int32_t>(done * stride), static_cast<int32_t>(more));
+            AscendC::PipeBarrier<PIPE_V>();
+        }
+    }
+
+    UbBuf buf_;
+    const MoeDistributeInfo* info_ = nullptr;
+    uint32_t lanes_ = 0;
+};
+
+// Core 0 of combine: checks, while its first rows are under way, the words of the messages that the other cores trust
+// (see FailWatch). Returns what CompareCounts says; errors in the messages are the exchange's.
+__aicore__ inline Verdict JudgeMessages(Exchange& exchange, const MoeDistributeInfo& info, RoutingTable& routing,
+                                        StatusWaiter& waiter, CountsMatch& match) {
+    const bool equal = match.Equal(routing, waiter.Message(0), waiter.words());
+    Verdict verdict;
+    if (!exchange.CheckCountsHashes(waiter, equal) || equal) return verdict;
+    for (uint32_t source = 0; source < info.world; ++source)
+        Worsen(verdict, CompareCounts(info, routing, source, waiter.Message(source)));
+    return verdict;
+}
+
 // V1: a position of expand_idx past the expert's pairs would read another row. The verdict is the first such
 // among pairs [begin, end).
 __aicore__ inline Verdict CheckIndex(const MoeDistributeInfo& info, GM_ADDR expandIdx, RoutingTable& routing,

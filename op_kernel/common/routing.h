@@ -142,9 +142,9 @@ public:
         pipe.InitBuffer(runningBuf_, lanes_ * sizeof(int32_t));
         pipe.InitBuffer(totalBuf_, lanes_ * sizeof(int32_t));
         pipe.InitBuffer(prefixBuf_, lanes_ * sizeof(int32_t));
-        histograms_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + HistogramOffset(info.cores)),
+        histograms_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace),
                                     static_cast<uint64_t>(info.cores) * lanes_);
-        rows_.Init(workspace + HistogramOffset(info.cores), lanes_, info.cores);
+        rows_.Init(workspace, lanes_, info.cores);
         totals_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
                                 lanes_);
     }

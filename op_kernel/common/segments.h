@@ -226,7 +226,7 @@ public:
         core_ = core;
         lanes_ = PaddedInts(info.experts);
         atOnce_ = HistogramsAtOnce(info);
-        histograms_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + HistogramOffset(info.cores)),
+        histograms_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace),
                                     static_cast<uint64_t>(info.cores) * lanes_);
         pipe.InitBuffer(rowsBuf_, atOnce_ * lanes_ * sizeof(int32_t));
         byVectors_ = FindsPlaces(info);

@@ -138,18 +138,26 @@ public:
         verdict = found;
         return kArrived;
     }
-    // Checks the counts hashes of a message whose fixed words are known to be right.
-    __aicore__ inline Verdict JudgeCountsHashes(const LocalTensor<uint32_t>& message, uint32_t source) const {
+    // Checks the counts hashes of a message whose fixed words are known to be right. `rowsKnown`: its rows are, too.
+    __aicore__ inline Verdict JudgeCountsHashes(const LocalTensor<uint32_t>& message, uint32_t source,
+                                                bool rowsKnown) const {
         Verdict verdict;
+        const uint32_t blocks = CountBlocks(config_.counts);
+        const bool rowsOnly = config_.counts == info_->localExperts;
+        const uint32_t first = !rowsKnown ? 0 : rowsOnly ? blocks : info_->localExperts / kCountsPerBlock;
+        if (first == blocks) return verdict;
         const uint32_t hash = HashBefore(message, source);
+        const LocalTensor<uint64_t> pairs = message.ReinterpretCast<uint64_t>();
         uint64_t rows = 0;
-        for (uint32_t b = 0; b < CountBlocks(config_.counts); ++b) {
+        for (uint32_t b = first; b < blocks; ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
             uint32_t countsHash = hash;
-            for (uint32_t i = 0; i < kCountsPerBlock; ++i) {
-                const uint32_t count = message.GetValue(at + kCbCounts + i);
-                countsHash = HashMix(countsHash, count);
-                if (OfRows(b, i)) rows += count;
+            for (uint32_t i = 0; i < kCountsPerBlock; i += 2) {
+                const uint64_t pair = pairs.GetValue((at + kCbCounts + i) / 2);
+                const uint32_t low = static_cast<uint32_t>(pair), high = static_cast<uint32_t>(pair >> 32);
+                countsHash = HashMix(HashMix(countsHash, low), high);
+                if (OfRows(b, i)) rows += low;
+                if (OfRows(b, i + 1)) rows += high;
             }
             if (message.GetValue(at + kCbHash) == countsHash && rows <= info_->capacity) continue;
             JudgeCounts(message, source, verdict);

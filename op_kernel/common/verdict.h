@@ -1,5 +1,4 @@
-// How the cores of one rank agree: each posts a verdict, all pass a SyncAll, each reads all and takes the
-// worst.
+// How the cores of one rank meet and agree: each posts a verdict, waits for those of all, and takes the worst.
 #ifndef ASCEND_MOE_COMMON_VERDICT_H
 #define ASCEND_MOE_COMMON_VERDICT_H
 
@@ -47,67 +46,95 @@ __aicore__ inline void Worsen(Verdict& verdict, const Verdict& other) {
     if (theirs < ours || (theirs == ours && other.source < verdict.source)) verdict = other;
 }
 
+// A meeting needs no SyncAll: a block that carries this epoch says that its core has come, and that what the core
+// has stored before is there. No wait of a meeting has a deadline, because the cores of a launch run together, and
+// each comes to every meeting after waits that have one.
 class VerdictBoard {
 public:
-    struct NothingMore {
-        __aicore__ inline void Met() {}
-    };
-    // UB: one block to post, then one a core to read.
-    __aicore__ inline void Init(TPipe& pipe, GM_ADDR workspace, uint32_t core, uint32_t cores) {
+    __aicore__ inline void Init(TPipe& pipe, GM_ADDR state, uint32_t world, uint32_t epoch, uint32_t core,
+                                uint32_t cores) {
+        board_ = state + VerdictOffset(world, 0);
+        mark_ = VerdictMark(epoch);
         core_ = core;
         cores_ = cores;
-        board_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(workspace), kVerdictRounds * cores * kBlockWords);
-        pipe.InitBuffer(buf_, (cores + 1) * kBlock);
+        lanes_ = VerdictLanes(cores);
+        pipe.InitBuffer(buf_, VerdictBytes(cores));
     }
     // Drains this core's own stores, meets the others, and returns the worst verdict of all.
     __aicore__ inline Verdict Meet(uint32_t round, const Verdict& mine) {
-        SyncFunc<HardEvent::MTE3_S>();
-        NothingMore then;
-        return MeetThen(round, mine, then);
-    }
-    // As Meet, but this core's stores drain together with its verdict. Calls then.Met() when all cores have
-    // met, before this core reads their verdicts.
-    template <typename Then>
-    __aicore__ inline Verdict MeetThen(uint32_t round, const Verdict& mine, Then& then) {
-        LocalTensor<uint32_t> block = buf_.Get<uint32_t>();
-        block.SetValue(0, mine.code);
-        block.SetValue(1, mine.source);
-        block.SetValue(2, mine.detail0);
-        block.SetValue(3, mine.detail1);
-        block.SetValue(4, mine.detail2);
-        block.SetValue(5, mine.reporter);
-        block.SetValue(6, 0u);
-        block.SetValue(7, 0u);
-        SyncFunc<HardEvent::S_MTE3>();
-        const GlobalTensor<uint32_t> row = board_[static_cast<uint64_t>(round) * cores_ * kBlockWords];
-        AscendC::DataCopy(row[static_cast<uint64_t>(core_) * kBlockWords], block, kBlockWords);
         AscendC::PipeBarrier<PIPE_ALL>();
-        AscendC::SyncAll<true>();
-        then.Met();
-        LocalTensor<uint32_t> all = buf_.Get<uint32_t>()[kBlockWords];
+        if (cores_ == 1) return mine;
+        GlobalTensor<uint32_t> row;
+        row.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(board_ + round * kMaxCores * kBlock),
+                            cores_ * kBlockWords);
+        Post(row[core_ * kBlockWords], mine);
+        LocalTensor<int32_t> all = buf_.Get<int32_t>()[kBlockWords];
+        AscendC::Duplicate(all, static_cast<int32_t>(mark_), static_cast<int32_t>(2 * lanes_));
+        SyncFunc<HardEvent::V_MTE2>();
+        while (!Look(row)) {
+            MOE_POLL_HINT();
+        }
+        return fine_ ? Verdict() : Worst();
+    }
+
+private:
+    static constexpr uint32_t kMarks = 0x81818181u, kAllWords = 0xFFFFFFFFu;  // bits of four blocks
+
+    __aicore__ inline void Post(const GlobalTensor<uint32_t>& to, const Verdict& mine) {
+        LocalTensor<uint32_t> block = buf_.Get<uint32_t>();
+        block.SetValue(kVbMark, mark_);
+        block.SetValue(kVbCode, mark_ ^ mine.code);
+        block.SetValue(kVbSource, mark_ ^ mine.source);
+        block.SetValue(kVbDetail0, mark_ ^ mine.detail0);
+        block.SetValue(kVbDetail1, mark_ ^ mine.detail1);
+        block.SetValue(kVbDetail2, mark_ ^ mine.detail2);
+        block.SetValue(kVbReporter, mark_ ^ mine.reporter);
+        block.SetValue(kVbLast, mark_);
+        SyncFunc<HardEvent::S_MTE3>();
+        AscendC::DataCopy(to, block, kBlockWords);
+    }
+    // Whether all cores have come; then fine_ says whether none of them has an error.
+    __aicore__ inline bool Look(const GlobalTensor<uint32_t>& row) {
+        const LocalTensor<uint32_t> all = buf_.Get<uint32_t>()[kBlockWords];
+        const LocalTensor<uint8_t> bits = buf_.Get<uint8_t>()[(kBlockWords + 2 * lanes_) * sizeof(uint32_t)];
+        SyncFunc<HardEvent::S_MTE2>();
         AscendC::DataCopy(all, row, cores_ * kBlockWords);
-        SyncFunc<HardEvent::MTE2_S>();
+        SyncFunc<HardEvent::MTE2_V>();
+        AscendC::Compare(bits, all.ReinterpretCast<int32_t>(), all[lanes_].ReinterpretCast<int32_t>(),
+                         AscendC::CMPMODE::EQ, lanes_);
+        SyncFunc<HardEvent::V_S>();
+        const LocalTensor<uint32_t> words = bits.ReinterpretCast<uint32_t>();
+        fine_ = true;
+        for (uint32_t i = 0; i < lanes_ / 32; ++i) {
+            const uint32_t equal = words.GetValue(i);
+            if ((equal & kMarks) != kMarks) return false;
+            fine_ = fine_ && equal == kAllWords;
+        }
+        return true;
+    }
+    __aicore__ inline Verdict Worst() {
+        const LocalTensor<uint32_t> all = buf_.Get<uint32_t>()[kBlockWords];
         Verdict worst;
-        for (uint32_t i = 0; i < cores_; ++i) {
-            const uint32_t at = i * kBlockWords;
-            if (all.GetValue(at) == kOk) continue;
+        for (uint32_t at = 0; at < cores_ * kBlockWords; at += kBlockWords) {
             Verdict other;
-            other.code = all.GetValue(at);
-            other.source = all.GetValue(at + 1);
-            other.detail0 = all.GetValue(at + 2);
-            other.detail1 = all.GetValue(at + 3);
-            other.detail2 = all.GetValue(at + 4);
-            other.reporter = all.GetValue(at + 5);
-            Worsen(worst, other);
+            other.code = all.GetValue(at + kVbCode) ^ mark_;
+            other.source = all.GetValue(at + kVbSource) ^ mark_;
+            other.detail0 = all.GetValue(at + kVbDetail0) ^ mark_;
+            other.detail1 = all.GetValue(at + kVbDetail1) ^ mark_;
+            other.detail2 = all.GetValue(at + kVbDetail2) ^ mark_;
+            other.reporter = all.GetValue(at + kVbReporter) ^ mark_;
+            if (other.code != kOk) Worsen(worst, other);
         }
         return worst;
     }
 
-private:
-    GlobalTensor<uint32_t> board_;
     UbBuf buf_;
+    GM_ADDR board_ = nullptr;
+    uint32_t mark_ = 0;
     uint32_t core_ = 0;
     uint32_t cores_ = 1;
+    uint32_t lanes_ = 0;
+    bool fine_ = true;
 };
 
 }  // namespace moe

@@ -1,17 +1,10 @@
-// The only place that polls. Every wait has a deadline, looks once more after it, and returns a verdict. It
-// never leaves the kernel by itself.
+// Waiting for other ranks. Every wait has a deadline, looks once more after it, and returns a verdict. It never
+// leaves the kernel by itself.
 #ifndef ASCEND_MOE_COMMON_WAIT_H
 #define ASCEND_MOE_COMMON_WAIT_H
 
 #include "status.h"
 #include "send.h"
-
-// On the twin a fruitless look lets other cores and processes run; an NPU core just looks again.
-#ifdef TWIN_POLL_HINT
-#define MOE_POLL_HINT() TWIN_POLL_HINT()
-#else
-#define MOE_POLL_HINT()
-#endif
 
 namespace moe {
 
@@ -62,7 +55,7 @@ private:
 };
 
 // The fail block of this rank's own state area. In direct every core waits for all messages, and the cores do
-// not meet afterwards. They agree without a SyncAll, because:
+// not meet afterwards. They agree without a meeting, because:
 // - A good message stays until this rank's next op but one: its source writes to the same place again only
 //   after it has the message that this rank sends in the next op. So all cores accept what one core has
 //   accepted.
@@ -179,11 +172,11 @@ public:
         return worst;
     }
 
-    // Checks the counts hashes that Wait() has left.
-    __aicore__ inline Verdict JudgeHashes() {
+    // Checks the counts hashes that Wait() has left. `rowsKnown`: the numbers of rows are right.
+    __aicore__ inline Verdict JudgeHashes(bool rowsKnown) {
         Verdict worst;
         for (; nextToHash_ < count_; ++nextToHash_) {
-            Worsen(worst, reader_.JudgeCountsHashes(Message(nextToHash_), first_ + nextToHash_));
+            Worsen(worst, reader_.JudgeCountsHashes(Message(nextToHash_), first_ + nextToHash_, rowsKnown));
             if (worst.code >= kFirstFatal) break;
         }
         return worst;
@@ -214,6 +207,7 @@ public:
         return worst;
     }
 
+    __aicore__ inline uint32_t words() const { return messageWords_; }
     // The message of a source of the range, as last loaded.
     __aicore__ inline LocalTensor<uint32_t> Message(uint32_t index) {
         return buf_.Get<uint32_t>()[static_cast<uint32_t>(index * messageWords_)];

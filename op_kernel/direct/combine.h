@@ -101,6 +101,7 @@ private:
         exchange_.BoardInit();
         RoutingInit();
         if (!triples_) bounds_.Init(pipe, *info_, args_.expandIdx, args_.workspace, exchange_.core());
+        match_.Init(pipe, *info_);
         return_.Init(exchange_, args_, *tiling_, rowBytes_);
         rows_.Init(exchange_, waiter_, *info_, args_.expandX, args_.expandIdx, rowBytes_);
         sum_.Init(pipe, *tiling_, args_, rows_, exchange_.core());
@@ -152,13 +153,8 @@ private:
         AscendC::PipeBarrier<PIPE_ALL>();
         return true;
     }
-    // Core 0 checks, while its first rows are under way, the words that the other cores trust (see
-    // FailWatch).
     __aicore__ inline bool Judge() {
-        if (exchange_.CheckCountsHashes(waiter_)) {
-            for (uint32_t source = 0; source < info_->world; ++source)
-                Worsen(mine_, CompareCounts(*info_, routing_, source, waiter_.Message(source)));
-        }
+        Worsen(mine_, JudgeMessages(exchange_, *info_, routing_, waiter_, match_));
         exchange_.Fail(mine_);
         return exchange_.verdict().code == kOk;
     }
@@ -181,6 +177,7 @@ private:
     ReturnedRows rows_;
     DirectSum<XType> sum_;
     StatusWaiter waiter_;
+    CountsMatch match_;
     Verdict mine_;  // core 0: of the checks of expand_idx and of the counts in the messages
     uint32_t rowBytes_ = 0;
     bool triples_ = false;

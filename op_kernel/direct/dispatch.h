@@ -28,7 +28,7 @@
 //       |                     |              |                        | core 0: totals [E] int32 |
 // 2b    | PublishRows or      | the last     | rows: as 2; lists: all | rows: as 2; lists:       | cores of
 //       | ExpertLists::Make,  | listCores:   | ids and masks of the   | lists, V1: expand_idx,   | the rank
-//       | AgreeThen           | whole        | rank                   | totals of its experts;   |
+//       | Agree               | whole        | rank                   | totals of its experts;   |
 //       |                     | experts;     |                        | core 0, after the        |
 //       |                     | others: a    |                        | meeting: epoch word      |
 //       |                     | share of the |                        |                          |
@@ -87,12 +87,6 @@ public:
         return static_cast<int32_t>(waiter_.Message(source).GetValue(StatusWriter::CountWord(localExpert)));
     }
 
-    // AgreeThen calls this when the cores have met. With roles the totals are complete then: they load
-    // together with the verdicts.
-    __aicore__ inline void Met() {
-        if (role_ != Role::kBoth) LoadTotals();
-    }
-
 private:
     __aicore__ inline void Run() {
         BuffInit();
@@ -137,7 +131,7 @@ private:
             MOE_PHASE("PublishLists");
             mine = expertLists_.Make();
         }
-        return exchange_.AgreeThen(mine, *this);
+        return exchange_.Agree(mine);
     }
     // Phase 4. UB plan 2: routing tables, all histograms, expand_idx and list entries of the current chunk.
     __aicore__ inline void MakeLists() {
@@ -295,14 +289,11 @@ private:
         if (!triples_) CopyOut(expandIdx_[at], indexBuf_.Get<int32_t>(), count);
     }
 
-    // UB plan 3 (phases 5 to 7) begins in LoadTotals; with roles Met() has called that already.
+    // UB plan 3 (phases 5 to 7).
     __aicore__ inline void SetStatus() {
-        if (role_ == Role::kBoth) LoadTotals();
-        exchange_.SetStatus(sendCounts_, rowStride_);
-    }
-    __aicore__ inline void LoadTotals() {
         exchange_.NextPlan();
         sendCounts_.Init(exchange_.pipe(), *info_, args_.workspace);
+        exchange_.SetStatus(sendCounts_, rowStride_);
     }
 
     // Prepares the segment tables while the messages are under way.
@@ -339,7 +330,7 @@ private:
         gather.Start();
         bool good = true;
         if (exchange_.core() == 0) {
-            good = exchange_.CheckCountsHashes(waiter_);
+            good = exchange_.CheckCountsHashes(waiter_, false);
             if (good) counts_.Store(exchange_.pipe(), segments_);
         }
         // Loads that have begun must end. After a failure rows in expand_x do no harm: the counts say zero.

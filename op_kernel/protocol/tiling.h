@@ -79,14 +79,11 @@ MOE_FN uint64_t PublishedWeightsOffset(const MoeDistributeInfo& info, uint32_t s
 }
 
 // Scratch GM that the host gives to every launch. Offsets in bytes; rows are padded to 32 bytes.
-//   verdicts: [kVerdictRounds][cores] blocks | histograms: [cores][E] int32 | totals: [E] int32 | messages:
-//   [W] | BatchWrite items: [kItemLists][W] blocks | largest positions: [cores][E] int32
-constexpr uint32_t kVerdictRounds = 3;
-MOE_FN uint64_t VerdictOffset(uint32_t cores, uint32_t round) { return static_cast<uint64_t>(round) * cores * kBlock; }
+//   histograms: [cores][E] int32 | totals: [E] int32 | messages: [W] | BatchWrite items: [kItemLists][W] blocks |
+//   largest positions: [cores][E] int32
 MOE_FN uint32_t PaddedInts(uint32_t n) { return CeilDiv(n, kBlockWords) * kBlockWords; }
-MOE_FN uint64_t HistogramOffset(uint32_t cores) { return VerdictOffset(cores, kVerdictRounds); }
 MOE_FN uint64_t TotalsOffset(uint32_t cores, uint32_t experts) {
-    return HistogramOffset(cores) + static_cast<uint64_t>(cores) * PaddedInts(experts) * sizeof(int32_t);
+    return static_cast<uint64_t>(cores) * PaddedInts(experts) * sizeof(int32_t);
 }
 MOE_FN uint64_t CountsOffset(uint32_t cores, uint32_t experts) {
     return TotalsOffset(cores, experts) + PaddedInts(experts) * sizeof(int32_t);
@@ -135,6 +132,18 @@ MOE_FN uint32_t MessagesInUb(const MoeDistributeInfo& info) {
     return info.algorithm == kAlgorithmDirect && info.world > 1 ? kMostMessagesInUb : 1;
 }
 
+// UB for VerdictBoard: a block to post, those of all cores and what they should be, in whole repeats of 256 bytes,
+// and a bit a word.
+constexpr uint32_t kRepeatWords = 64;
+MOE_FN uint32_t VerdictLanes(uint32_t cores) {
+    return static_cast<uint32_t>(CeilTo(cores * kBlockWords, kRepeatWords));
+}
+MOE_FN uint32_t VerdictBytes(uint32_t cores) {
+    const uint32_t lanes = VerdictLanes(cores);
+    return kBlock + 2 * lanes * static_cast<uint32_t>(sizeof(uint32_t)) +
+           static_cast<uint32_t>(CeilTo(lanes / 8, kBlock));
+}
+
 // UB for MessageMatch, which compares all messages of a rank: the expected message, a block and a number for
 // each source, the differences of all words, and scratch of their reduction.
 MOE_FN uint32_t MatchSourceBytes(uint32_t world) {
@@ -147,6 +156,12 @@ MOE_FN uint32_t MatchBytes(uint32_t world, uint32_t counts) {
     const uint32_t message = StatusMessageBytes(counts);
     return (world + 1) * message + MatchSourceBytes(world) +
            MatchReduceBytes(world * message / static_cast<uint32_t>(sizeof(int32_t)));
+}
+// UB for CountsMatch: two tables [E] in whole repeats, and a bit a lane.
+MOE_FN uint32_t CountsLanes(uint32_t experts) { return static_cast<uint32_t>(CeilTo(experts, kRepeatWords)); }
+MOE_FN uint32_t CountsMatchBytes(uint32_t experts) {
+    const uint32_t lanes = CountsLanes(experts);
+    return 2 * lanes * static_cast<uint32_t>(sizeof(int32_t)) + static_cast<uint32_t>(CeilTo(lanes / 8, kBlock));
 }
 // UB for SegmentScan, the prefix sums over the counts of those messages: two tables [L][W] int32, the words
 // of all messages, and the words of a message.

@@ -3,7 +3,8 @@
 //
 // A rank has two areas, and a third where memory is lent. `data` holds rows, `state` holds everything that
 // must survive or be polled:
-//   state: control block | error record | abort blocks, one a source rank | status messages [parity][source]
+//   state: control block | error record | abort blocks, one a source rank | status messages [parity][source] |
+//          verdicts of the rank's own cores [meeting][core]
 //   data:  half 0 | half 1; in a half, region s belongs to source rank s
 //   lent:  right behind data: tensors of window_empty, which the rank's own caller fills;
 //          peers read them when a message of direct combine says so
@@ -44,7 +45,7 @@ MOE_FN uint32_t Min(uint32_t a, uint32_t b) { return a < b ? a : b; }
 MOE_FN uint32_t Max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 // ---- state area, offsets in bytes ---------------------------------------------------------------------
-constexpr uint32_t kLayoutVersion = 1;
+constexpr uint32_t kLayoutVersion = 2;
 constexpr uint32_t kControlMagic = 0x41530000u | kLayoutVersion;
 constexpr uint64_t kControlOffset = 0;  // words: magic, epoch; alone on its cache lines
 constexpr uint32_t kControlMagicWord = 0, kControlEpochWord = 1;
@@ -68,7 +69,12 @@ MOE_FN uint64_t StatusBase(uint32_t world) { return CeilTo(AbortOffset(world), 5
 MOE_FN uint64_t StatusOffset(uint32_t world, uint32_t parity, uint32_t source) {
     return StatusBase(world) + (static_cast<uint64_t>(parity) * world + source) * StatusStride(world);
 }
-MOE_FN uint64_t StateBytes(uint32_t world) { return CeilTo(StatusOffset(world, 2, 0), 4096); }
+// The cores of a rank meet up to three times in an op. Each posts a block, and reads those of all.
+constexpr uint32_t kVerdictRounds = 3;
+MOE_FN uint64_t VerdictOffset(uint32_t world, uint32_t round) {
+    return StatusOffset(world, 2, 0) + static_cast<uint64_t>(round) * kMaxCores * kBlock;
+}
+MOE_FN uint64_t StateBytes(uint32_t world) { return CeilTo(VerdictOffset(world, kVerdictRounds), 4096); }
 
 static_assert(kErrorRecordOffset + kErrorRecordWords * sizeof(int32_t) <= kFailOffset &&
                   kFailOffset + kBlock <= kAbortOffset,
@@ -136,6 +142,7 @@ MOE_FN bool IsStale(uint32_t seen, uint32_t epoch) {
 constexpr uint32_t kStatusMagic = 0x4D4F4530u;
 constexpr uint32_t kAbortMagic = 0x41424F52u;
 constexpr uint32_t kFailMagic = 0x4641494Cu;
+constexpr uint32_t kVerdictMagic = 0x56455244u;
 constexpr uint32_t kOpDispatch = 1, kOpCombine = 2;
 // The phase of a message says where the rows lie that it announces: final: in the reader's window; published:
 // in the sender's own half; lent: in the sender's lent area.
@@ -185,6 +192,11 @@ enum AbortBlock : uint32_t { kAbMagic, kAbEpoch, kAbCode, kAbCulprit, kAbReporte
 // ---- fail block, words: from core 0 to the other cores of its rank; sticky as aborts are ----
 enum FailBlock : uint32_t { kFbMagic, kFbEpoch, kFbCode };  // the magic keyed by the epoch
 MOE_FN uint32_t FailWord(uint32_t epoch) { return kFailMagic ^ epoch; }
+
+// ---- verdict block, words: each xor VerdictMark, so that a core without an error posts the mark eight times.
+// The mark stands in both halves. ----
+enum VerdictBlock : uint32_t { kVbMark, kVbCode, kVbSource, kVbDetail0, kVbDetail1, kVbDetail2, kVbReporter, kVbLast };
+MOE_FN uint32_t VerdictMark(uint32_t epoch) { return kVerdictMagic ^ epoch; }
 
 // ---- errors -------------------------------------------------------------------------------------------
 enum ErrorCode : uint32_t {

@@ -20,8 +20,9 @@
 // 4     | WaitForAll;         | all: all     | status messages; core  | nothing: compares their  | all ranks
 //       | RowPlaces::Find,    | messages;    | 0: abort blocks,       | counts with the totals   |
 //       | Judge               | core 0       | histograms             |                          |
-// 5     | LocalWindowCopy     | all (of many | as in V1, less what is | x [BS][H]                |
-//       |                     | not core 0)  | for places             |                          |
+// 5     | LocalWindowCopy     | all: a share | as in V1, less what is | x [BS][H]                |
+//       |                     | (token, part | for places             |                          |
+//       |                     | of H)        |                        |                          |
 // V1
 // 1     | Count,              | all: a share | as above; core 0:      | histograms; core 0,      | cores of
 //       | LoadAllSegments,    | of the       | abort blocks           | after the meeting: epoch | the rank
@@ -107,14 +108,8 @@ private:
         if (exchange_.core() == 0 && !recheck) places_.Find();
         return exchange_.WaitForAll(waiter_) && (exchange_.core() != 0 || Judge());
     }
-    // Core 0 checks, while the others sum, the words that they trust.
     __aicore__ inline bool Judge() {
-        if (exchange_.CheckCountsHashes(waiter_)) {
-            Verdict mine;
-            for (uint32_t source = 0; source < info_->world; ++source)
-                Worsen(mine, CompareCounts(*info_, routing_, source, waiter_.Message(source)));
-            exchange_.Fail(mine);
-        }
+        exchange_.Fail(JudgeMessages(exchange_, *info_, routing_, waiter_, match_));
         return exchange_.verdict().code == kOk;
     }
     // V1 and RDMA: rows lie packed by (local expert, position).
@@ -151,6 +146,7 @@ private:
         places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
         if (triples_) {
             sendCounts_.Init(exchange_.pipe(), *info_);
+            match_.Init(exchange_.pipe(), *info_);
             exchange_.pipe().InitBuffer(tripleBuf_, PaddedInts(tiling_->sendRows * kTripleWords) * sizeof(int32_t));
         } else {
             segments_.Init(exchange_.pipe(), *info_);
@@ -252,9 +248,7 @@ private:
         TokenSum<XType, WindowRows> sum;
         const TokenSumPlan plan = {args_.expertScales, args_.sharedExpertX, args_.x};
         sum.Init(exchange_.pipe(), *tiling_, plan, rows);
-        // Of many cores core 0 has judged the messages meanwhile.
-        const uint32_t judge = triples_ && info_->cores >= kManyCores ? 1 : 0;
-        if (exchange_.core() >= judge) sum.Run(routing_, exchange_.core() - judge, info_->cores - judge);
+        sum.Run(routing_, exchange_.core(), info_->cores);
         AscendC::PipeBarrier<PIPE_ALL>();
     }
 
@@ -274,6 +268,7 @@ private:
     SegmentTable segments_;    // V1
     ReturnCounts sendCounts_;  // V2
     StatusWaiter waiter_;      // V2
+    CountsMatch match_;        // V2
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
     UbBuf indexBuf_, tripleBuf_, prefixBuf_;
     bool triples_ = false;

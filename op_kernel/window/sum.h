@@ -89,7 +89,7 @@ public:
 private:
     __aicore__ inline void LoadChunk(RoutingTable& routing, uint32_t token, uint32_t tokens) {
         const uint32_t begin = token * info_->topK, count = tokens * info_->topK;
-        routing.pairs().Load(begin, count);
+        routing.pairs().Keep(begin, count);
         rows_->Load(begin, count);
         if (info_->hasWeights != 0) CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
         SyncFunc<HardEvent::MTE2_S>();

@@ -88,8 +88,8 @@ def test_random_cases_and_schedules_have_no_finding(mode: str, first: int, sched
     result = explore.campaign(drawn(mode, first, schedules // 10), schedules, seed=1, a_case=10)
     assert_nothing_found(result)
     assert result.schedules == schedules and 2 * result.distinct >= schedules
-    # Status messages and abort blocks; the word by which core 0 calls others off, or the transport.
-    assert len(result.polls) == 3
+    # Verdicts of the cores, status messages, abort blocks; the word by which core 0 calls others off, or the transport.
+    assert len(result.polls) == 4
 
 
 # The sizes of shares, chunks and batches of lists: what the small cases never reach.
@@ -164,7 +164,7 @@ def test_all_schedules_with_a_switch(algorithm: str) -> None:
     result = explore.exhaustive(explore.parse(f"w2,c1,k1,b1,u1,DC,{algorithm}"), preemptions=1)
     assert_nothing_found(result)
     assert result.schedules > 100  # to the end, no limit was given
-    assert result.distinct > 20
+    assert result.distinct > 15
 
 
 def test_a_seed_is_a_schedule() -> None:

@@ -70,7 +70,7 @@ def test_a_changed_header_changes_the_model(header: Header, tmp_path: Path) -> N
         ("protocol/window", "kHeaderBlocks = 2;", "kHeaderBlocks = 3;"),
         ("protocol/window", "? 2u : epoch + 1", "? 1u : epoch + 1"),
         ("protocol/window", "return epoch & 1;", "return epoch >> 1 & 1;"),
-        ("protocol/tiling", "kVerdictRounds = 3;", "kVerdictRounds = 4;"),
+        ("protocol/window", "kVerdictRounds = 3;", "kVerdictRounds = 4;"),
         ("common/verdict", "return 32;", "return 33;"),
     ]:
         path = tmp_path / "op_kernel" / f"{name}.h"
@@ -140,12 +140,17 @@ def row_read_before_the_wait(lines: list[Json], layout: Layout) -> tuple[str, li
     """A core reads a row before it has passed the meeting after the wait."""
     read = index_of(lines, lambda line: True, event="load", area="data")
     who = {key: lines[read][key] for key in ("rank", "core", "launch")}
-    meeting = max(at for at in range(read) if lines[at].items() >= {**who, "event": "sync"}.items())
+    looks = [at for at in range(read) if lines[at].items() >= {**who, "event": "load", "area": "state"}.items()]
+    meeting = max(at for at in looks if layout.place(lines[at]["offset"]).what == "verdict")
     return "LOAD_ROW", [*lines[:meeting], lines[read], *lines[meeting:read], *lines[read + 1 :]]
 
 
 def block_of_another_epoch(lines: list[Json], layout: Layout) -> tuple[str, list[Json]]:
-    at = index_of(lines, lambda line: layout.place(line["offset"]).block == 1, event="land", area="state")
+    def header1(line: Json) -> bool:
+        place = layout.place(line["offset"])
+        return place.what == "status" and place.block == 1
+
+    at = index_of(lines, header1, event="land", area="state")
     words = lines[at]["words"].split()
     changed = {**lines[at], "words": " ".join(["12345678", *words[1:]])}
     return "NONE", [*lines[:at], changed, *lines[at + 1 :]]
@@ -165,7 +170,7 @@ def index_of(lines: list[Json], wanted: Any, **fields: Any) -> int:
     ],
 )
 def test_a_spoilt_trace_is_rejected(spoil: Any, build: Path, header: Header) -> None:
-    lines = recorded("w2,c1,l1,k2,b1,u1,ids:distinct,equal,DC", 0, build / "recorded.jsonl")
+    lines = recorded("w2,c2,l1,k2,b1,u1,ids:distinct,equal,DC", 0, build / "recorded.jsonl")
     kind, spoilt = spoil(lines, Layout(header, 2, 1, int(lines[0]["data_bytes"])))
     verdict = replayed(spoilt, build)
     assert verdict.refused is not None and verdict.refused.kind == kind, verdict

@@ -117,7 +117,7 @@ void World::MakeStore(CoreState& core, QueuedOp& op, const GmRange& where, Clock
     store.release = release;
     store.flag = flag;
     store.target = range.begin;
-    store.kind = range.kind;
+    store.status = flag && range.kind == GmKind::kWindowState && range.doorbell != nullptr;
     store.owner = range.owner;
     size_t used = core.store_bytes.size();
     core.store_bytes.resize(used + to.bytes * to.count);
@@ -162,7 +162,7 @@ void World::LandPiece(CoreState& core, Store& store, size_t index) {
     Store::Piece& piece = store.pieces[index];
     const uint8_t* bytes = core.store_bytes.data() + piece.from;
     uint8_t changed[kBlockBytes];
-    const bool status = store.flag && store.kind == GmKind::kWindowState && piece.bytes == kBlockBytes;
+    const bool status = store.status && piece.bytes == kBlockBytes;
     result_.status_blocks += status;
     if (status && result_.status_blocks == options_.injection.corrupt_block) {
         memcpy(changed, bytes, kBlockBytes);

@@ -55,9 +55,9 @@ struct Store {
     uint32_t left;
     ClockId release;
     bool flag;         // of status blocks: they land one by one
+    bool status;       // other ranks wait for them
     uintptr_t target;  // begin of the range it goes to
-    GmKind kind;
-    int owner;  // windows: whose
+    int owner;         // windows: whose
     std::vector<Piece> pieces;
 };
 

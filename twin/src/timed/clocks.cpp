@@ -2,7 +2,8 @@
 #ifdef TWIN_TIMED
 
 #include <algorithm>
-#include <cmath>
+#include <string>
+#include <unordered_map>
 
 #include "twin/engine/atomic_store.h"
 #include "world.h"
@@ -18,6 +19,25 @@ constexpr Cause CauseOf(Pipe pipe) {
                                  : Cause::kScalar;
 }
 constexpr uint32_t Index(Pipe pipe) { return static_cast<uint32_t>(pipe); }
+
+constexpr uint64_t kRepeatBytes = 256;
+
+// The class of an instruction, by the name that its call gives. Names are literals: one look a literal.
+VectorClass VectorClassOf(const char* name) {
+    static const std::unordered_map<std::string, VectorClass> kClasses = {
+        {"Add", VectorClass::kAdd},    {"Sub", VectorClass::kAdd},   {"Max", VectorClass::kAdd},
+        {"Min", VectorClass::kAdd},    {"And", VectorClass::kAdd},   {"Or", VectorClass::kAdd},
+        {"Mul", VectorClass::kMul},    {"Div", VectorClass::kDiv},   {"Exp", VectorClass::kExp},
+        {"Ln", VectorClass::kExp},     {"Muls", VectorClass::kMuls}, {"Adds", VectorClass::kMuls},
+        {"Maxs", VectorClass::kMuls},  {"Mins", VectorClass::kMuls}, {"Relu", VectorClass::kMuls},
+        {"Rsqrt", VectorClass::kMuls}, {"Cast", VectorClass::kCast},
+    };
+    static std::unordered_map<const char*, VectorClass> known;
+    const auto found = known.find(name);
+    if (found != known.end()) return found->second;
+    const auto listed = kClasses.find(name);
+    return known[name] = listed == kClasses.end() ? VectorClass::kElse : listed->second;
+}
 
 }  // namespace
 
@@ -72,13 +92,15 @@ void World::Given(CoreState& core, Pipe pipe, double start) {
 void World::Vector(CoreState& core, const Instruction& instruction) {
     uint64_t bytes = instruction.write.bytes * instruction.write.count;
     for (const Access& read : instruction.reads) bytes = std::max(bytes, read.bytes * read.count);
-    const double cycles = std::ceil(static_cast<double>(bytes) / costs_.vector_cycle_bytes);
+    const uint64_t repeats = instruction.repeats != 0 ? instruction.repeats : (bytes + kRepeatBytes - 1) / kRepeatBytes;
+    const VectorCost& cost = vector_costs_[static_cast<size_t>(VectorClassOf(instruction.name))];
+    const double head = cost.head_ns + (instruction.repeats != 0 ? 0 : vector_count_ns_);
     const double start = Begin(core, Pipe::kV);
     PipeClock& clock = core.pipes[Index(Pipe::kV)];
-    clock.free = start + cycles / costs_.clock_ghz;
-    clock.done = std::max(clock.done, clock.free + costs_.vector_start_ns);
+    clock.free = start + static_cast<double>(repeats) * cost.repeat_ns;
+    clock.done = std::max(clock.done, clock.free + head);
     Given(core, Pipe::kV, start);
-    Trace(core, Pipe::kV, instruction.name, start, clock.free + costs_.vector_start_ns);
+    Trace(core, Pipe::kV, instruction.name, start, clock.free + head);
 }
 
 void World::Read(CoreState& core, const Instruction& instruction, Copy& copy) {

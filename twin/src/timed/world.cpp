@@ -31,6 +31,15 @@ World::~World() {
 
 TimedResult World::Run(std::vector<RankProgram>& programs, const Costs& costs, const TimedOptions& options) {
     costs_ = costs;
+    vector_costs_ = {{{costs.vector_add_cycles, costs.vector_add_head},
+                      {costs.vector_mul_cycles, costs.vector_mul_head},
+                      {costs.vector_div_cycles, costs.vector_div_head},
+                      {costs.vector_exp_cycles, costs.vector_exp_head},
+                      {costs.vector_muls_cycles, costs.vector_muls_head},
+                      {costs.vector_cast_cycles, costs.vector_cast_head},
+                      {costs.vector_else_cycles, costs.vector_else_head}}};
+    for (VectorCost& cost : vector_costs_) cost = {cost.repeat_ns / costs.clock_ghz, cost.head_ns / costs.clock_ghz};
+    vector_count_ns_ = costs.vector_count_head / costs.clock_ghz;
     for (double* cost : {&costs_.scalar_ns, &costs_.issue_ns, &costs_.flag_ns}) *cost *= costs.scalar_scale;
     for (double* cost : {&costs_.read_latency_ns, &costs_.write_latency_ns}) *cost *= costs.latency_scale;
     for (double* cost : {&costs_.package_latency_ns, &costs_.server_latency_ns, &costs_.far_latency_ns})
@@ -233,6 +242,7 @@ void World::ReleaseBarrier(RankState& rank) {
         if (core.now > last->now) last = &core;
     }
     Wait(*last, last->now + costs_.sync_ns, Cause::kSync);
+    result_.sync_alls = std::max<uint64_t>(result_.sync_alls, last->core.sync_all_calls);
     for (uint32_t i = 0; i < rank.cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
         if (&core != last) {

@@ -1,6 +1,7 @@
 // Ranks and cores of a timed run: fibers of one thread. The core with the earliest clock runs next.
 #pragma once
 
+#include <array>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -114,6 +115,13 @@ struct Landing {
     std::shared_ptr<Path> path;  // of the storing core, up to `visible`
 };
 
+// Instructions of V that cost alike.
+enum class VectorClass { kAdd, kMul, kDiv, kExp, kMuls, kCast, kElse, kCount };
+struct VectorCost {
+    double repeat_ns;
+    double head_ns;
+};
+
 class World;
 
 struct RankState {
@@ -218,6 +226,8 @@ private:
     void Collect(TimedResult& result);
 
     Costs costs_;
+    std::array<VectorCost, static_cast<size_t>(VectorClass::kCount)> vector_costs_ = {};
+    double vector_count_ns_ = 0;
     TimedOptions options_;
     std::unique_ptr<Fabric> fabric_;
     std::vector<std::unique_ptr<CoreState>> cores_;

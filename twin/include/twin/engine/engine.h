@@ -48,8 +48,9 @@ struct Instruction {
     Loc loc;
     Access write;
     Access reads[4];
-    Access clobber = {};  // UB whose bytes are undefined afterwards
-    bool atomic = false;  // read-modify-write of GM
+    Access clobber = {};   // UB whose bytes are undefined afterwards
+    bool atomic = false;   // read-modify-write of GM
+    uint32_t repeats = 0;  // of a vector call with a mask; 0: of one with a count
 };
 
 }  // namespace twin

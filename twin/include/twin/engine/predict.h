@@ -14,15 +14,28 @@ namespace twin {
 
 // Names of the fields of Costs, in their order: am_timed_run reads a table of numbers in this order.
 #define TWIN_COSTS(X)                                                                        \
-    X(clock_ghz)          /* of an AIV core */                                               \
-    X(scalar_ns)          /* a scalar instruction of the API: GetValue, SetValue */          \
-    X(scalar_scale)       /* times scalar_ns, issue_ns and flag_ns: what S really takes */   \
-    X(issue_ns)           /* S hands an instruction to another pipe */                       \
-    X(flag_ns)            /* S executes SetFlag, WaitFlag or PipeBarrier */                  \
-    X(flag_latency_ns)    /* from the end of the setter's work to the waiter's start */      \
-    X(queue_depth)        /* instructions that a pipe holds before S has to wait */          \
-    X(vector_start_ns)    /* from an instruction's start to its first result */              \
-    X(vector_cycle_bytes) /* that V reads or writes a cycle */                               \
+    X(clock_ghz)         /* of an AIV core */                                                \
+    X(scalar_ns)         /* a scalar instruction of the API: GetValue, SetValue */           \
+    X(scalar_scale)      /* times scalar_ns, issue_ns and flag_ns: what S really takes */    \
+    X(issue_ns)          /* S hands an instruction to another pipe */                        \
+    X(flag_ns)           /* S executes SetFlag, WaitFlag or PipeBarrier */                   \
+    X(flag_latency_ns)   /* from the end of the setter's work to the waiter's start */       \
+    X(queue_depth)       /* instructions that a pipe holds before S has to wait */           \
+    X(vector_add_cycles) /* Add and its like (VectorClass), a repeat of 256 bytes */         \
+    X(vector_add_head)   /* cycles from its start to its first result */                     \
+    X(vector_mul_cycles)                                                                     \
+    X(vector_mul_head)                                                                       \
+    X(vector_div_cycles)                                                                     \
+    X(vector_div_head)                                                                       \
+    X(vector_exp_cycles)                                                                     \
+    X(vector_exp_head)                                                                       \
+    X(vector_muls_cycles)                                                                    \
+    X(vector_muls_head)                                                                      \
+    X(vector_cast_cycles)                                                                    \
+    X(vector_cast_head)                                                                      \
+    X(vector_else_cycles)                                                                    \
+    X(vector_else_head)                                                                      \
+    X(vector_count_head)  /* more, of a call with a count in place of a mask */              \
     X(copy_issue_ns)      /* a copy occupies its MTE pipe at least this long */              \
     X(piece_ns)           /* each further piece of a strided copy */                         \
     X(read_gbps)          /* of a core, GM to UB */                                          \
@@ -86,7 +99,8 @@ struct StepTime {
 struct TimedResult {
     bool failed = false;
     std::string message;
-    double total_ns = 0;  // until the last rank has ended
+    double total_ns = 0;     // until the last rank has ended
+    uint64_t sync_alls = 0;  // of the rank that had most
     uint64_t instructions = 0;
     uint64_t switches = 0;
     uint64_t status_stores = 0;

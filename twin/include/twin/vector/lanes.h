@@ -157,7 +157,9 @@ inline void IssueLanes(const VectorCall& call, const Operands& all, const Lanes&
         if (all.accumulates) access[all.sources + 1] = access[0];
         if (extra.bytes != 0) access[all.sources + 1] = extra;
     }
-    Issue(PartOf(call, access[0], access[1], access[2], access[3]), [=] {
+    Instruction instruction = PartOf(call, access[0], access[1], access[2], access[3]);
+    instruction.repeats = lanes.repeats;
+    Issue(instruction, [=] {
         const Runs runs = FindRuns(lanes, all);
         for (uint32_t repeat = 0; repeat < lanes.repeats; ++repeat) {
             for (uint32_t r = 0; r < runs.count; ++r) {
