@@ -170,13 +170,12 @@ class Translation:
     def _meeting(self, number: int, line: Line) -> None:
         """A verdict block that lands, or a look at those of all cores: a core's first when all are there passes."""
         meeting = self.layout.place(line.offset).block
-        launch = (line.rank, line.launch, meeting)
+        launch, passed = (line.rank, line.launch, meeting), self._passed
         if line.event == "land":
             self._posted[launch] += line.bytes
-        elif line.event == "load" and self._posted[launch] == self.cores * BLOCK:
-            if (key := (*launch, line.core)) not in self._passed:
-                self._passed.add(key)
-                self._add("SYNC", number, line, x=meeting, text=f"meeting {meeting}")
+        elif line.event == "load" and self._posted[launch] == self.cores * BLOCK and (*launch, line.core) not in passed:
+            passed.add((*launch, line.core))
+            self._add("SYNC", number, line, x=meeting, text=f"meeting {meeting}")
 
     def _rows(self, number: int, line: Line) -> None:
         """A store or landing of rows."""

@@ -43,11 +43,18 @@ def text(predicted: Sequence[Prediction]) -> list[str]:
         banner(),
         "",
     ]
-    head = ["EP", "algorithm", "dispatch us", "combine us", "SyncAlls", "link use", "MTE", "V", "S", "SyncAll", "status"]
+    shares = ["MTE", "V", "S", "SyncAll", "status"]
+    head = ["EP", "algorithm", "dispatch us", "combine us", "SyncAlls", "link use", *shares]
     body = [
-        [each.request.ranks, each.algorithm, f"{each.dispatch_us:.1f}", f"{each.combine_us:.1f}", _sync_alls(each)]
-        + _use(each)
-        for each in predicted
+        [
+            one.request.ranks,
+            one.algorithm,
+            f"{one.dispatch_us:.1f}",
+            f"{one.combine_us:.1f}",
+            *_sync_alls(one),
+            *_use(one),
+        ]
+        for one in predicted
     ]
     lines += table([head, *body])
     for each in predicted:
@@ -61,8 +68,8 @@ def _ops(predicted: Prediction) -> list[tuple[str, OpPrediction]]:
     return [("dispatch", predicted.dispatch), ("combine", predicted.combine)]
 
 
-def _sync_alls(predicted: Prediction) -> str:
-    return " + ".join(str(op.sync_alls) for _, op in _ops(predicted))
+def _sync_alls(predicted: Prediction) -> list[str]:
+    return [" + ".join(str(op.sync_alls) for _, op in _ops(predicted))]
 
 
 def _use(predicted: Prediction) -> list[str]:
