@@ -148,6 +148,7 @@ uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
     if (dispatch) {
         Field(fields, "tiling_bytes", sizeof(call.dispatch));
         Field(fields, "send_ring", call.dispatch.sendRing);
+        Field(fields, "tail_ring", call.dispatch.tailRing);
         Field(fields, "copy_rows", call.dispatch.copyRows);
         Field(fields, "copy_ring", call.dispatch.copyRing);
         Field(fields, "list_cores", call.dispatch.listCores);

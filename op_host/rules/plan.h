@@ -163,14 +163,13 @@ inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, Ca
     plan.dispatch.info = info;
     plan.dispatch.tokenNumsType = static_cast<uint32_t>(MOE_ATTRIBUTE(call, expert_token_nums_type));
     plan.dispatch.tpWorldSize = static_cast<uint32_t>(MOE_ATTRIBUTE(call, tp_world_size));
-    plan.dispatch.sendRing = SendRing(info, ub);
+    SendRings(info, ub, plan.dispatch);
     if (direct) {
         plan.dispatch.listCores = ListCores(info, call.list_cores);
         GatherRing(info, ub, plan.dispatch);
     } else {
         plan.dispatch.copyRing = 2;
-        plan.dispatch.copyRows =
-            ChunkRows(DispatchRowStride(info.hidden, TypeSize(info.wireType), quant, TailBlocks(info)));
+        plan.dispatch.copyRows = ChunkRows(TailedRowBytes(info));
     }
 }
 

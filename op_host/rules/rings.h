@@ -14,14 +14,20 @@ constexpr uint32_t kMaxChunkRows = 4095;     // blockCount of one DataCopyPad
 constexpr uint32_t kSendPairs = 512;         // pairs whose places and triples are in UB at a time
 constexpr uint32_t kMaxSendRing = 4;
 constexpr uint32_t kMaxReturnRing = 4;
+constexpr uint32_t kMaxTailRing = 4;
 constexpr uint32_t kMostPart = 8192;  // elements that are summed at a time
 static_assert(kMaxSendRing <= kMostRing && kMaxReturnRing <= kMostRing && kMaxSumGroups <= kMostRing,
               "every ring has event ids");
 
-// UB rows in flight while dispatch sends: what is left of UB after the fixed tables and the quantiser's rows.
-inline uint32_t SendRing(const MoeDistributeInfo& info, uint32_t ub) {
+inline uint32_t TailedRowBytes(const MoeDistributeInfo& info) {
+    return DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, TailBlocks(info));
+}
+// UB rows in flight while dispatch sends: what is left of UB after the fixed tables and the quantiser's rows. Then, in
+// window, rows with their tails, where cores are many and UB has room for two.
+inline void SendRings(const MoeDistributeInfo& info, uint32_t ub, MoeDistributeDispatchTiling& tiling) {
     const uint32_t rowBytes = info.hidden * TypeSize(info.xType), floatBytes = QuantPiece(info.hidden) * 4;
     const uint32_t lanes = PaddedInts(info.experts) * 4;
+    const bool tails = info.algorithm != kAlgorithmDirect && TailBlocks(info) != 0 && info.cores >= kManyCores;
     uint32_t fixed = 3 * lanes + kSendPairs * (4 + 1 + 4 + 4) + VerdictBytes(info.cores) + info.world * kBlock + 1024;
     if (info.algorithm != kAlgorithmDirect) fixed += RowPlacesBytes(info) + kSendPairs * kBlock * TailBlocks(info);
     if (info.hasWeights != 0) fixed += kSendPairs * 4;
@@ -30,8 +36,11 @@ inline uint32_t SendRing(const MoeDistributeInfo& info, uint32_t ub) {
         fixed += floatBytes * (info.hasScales != 0 ? 3 : 2) + QuantReduceBytes(info.hidden);
         perRow += PayloadBytes(info.hidden, 1) + kBlock;
     }
-    const uint32_t ring = (ub - std::min(fixed, ub)) / (perRow + kBlock);
-    return std::max(1u, std::min(ring, kMaxSendRing));
+    perRow += kBlock;
+    const uint32_t room = ub - std::min(fixed, ub), tailed = kMaxTailRing * TailedRowBytes(info);
+    tiling.tailRing = tails && room >= 2 * perRow + tailed ? kMaxTailRing : 0;
+    const uint32_t ring = (room - (tiling.tailRing != 0 ? tailed : 0)) / perRow;
+    tiling.sendRing = std::max(1u, std::min(ring, kMaxSendRing));
 }
 
 inline uint32_t ChunkRows(uint32_t rowBytes) { return std::max(1u, std::min(kChunkBytes / rowBytes, kMaxChunkRows)); }

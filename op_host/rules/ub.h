@@ -103,6 +103,7 @@ private:
         Add("expand_idx, row numbers", 2 * kSendPairs * 4);
         if (info_.triples != 0) Add("triples", kSendPairs * kBlock);
         if (info_.hasWeights != 0) Add("weights", kSendPairs * (4 + kBlock));
+        Add("rows with tails", plan_.dispatch.tailRing * TailedRowBytes(info_));
         Add("abort blocks", info_.world * kBlock);
     }
     void DispatchStatus() {

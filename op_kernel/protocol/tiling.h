@@ -246,9 +246,11 @@ struct MoeDistributeDispatchTiling {
     uint32_t tokenNumsType;  // expert_token_nums_type: 0 cumulative, 1 counts
     uint32_t tpWorldSize;    // 0 or 1
     uint32_t sendRing;       // UB rows in flight while sending
-    uint32_t copyRows;       // window rows of one UB chunk while copying out
-    uint32_t copyRing;       // such chunks in flight
-    uint32_t listCores;      // direct: cores that make the lists, the others publish rows; 0: all do both
+    uint32_t tailRing;       // window: rows with tails in flight; 0: tails leave by themselves
+    uint32_t reserved;
+    uint32_t copyRows;   // window rows of one UB chunk while copying out
+    uint32_t copyRing;   // such chunks in flight
+    uint32_t listCores;  // direct: cores that make the lists, the others publish rows; 0: all do both
 };
 
 // ---- combine ----

@@ -134,6 +134,8 @@ private:
         exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
         exchange_.pipe().InitBuffer(rowBuf_, kChunkPairs * sizeof(int32_t));
         if (tailBytes_ != 0) exchange_.pipe().InitBuffer(tailBuf_, kChunkPairs * tailBytes_);
+        if (tiling_->tailRing != 0)
+            exchange_.pipe().InitBuffer(tailQueue_, static_cast<uint8_t>(tiling_->tailRing), rowStride_);
         if (weights_) exchange_.pipe().InitBuffer(weightBuf_, kChunkPairs * sizeof(float));
         expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
     }
@@ -183,6 +185,7 @@ private:
             }
         }
         SyncFunc<HardEvent::S_MTE3>();
+        SyncFunc<HardEvent::S_V>();
         if (!triples_) CopyOut(expandIdx_[at], index, count);
     }
     // The triple, if rows have them, and the weight, if given; each begins a block.
@@ -199,6 +202,25 @@ private:
         if (weights_) tail.SetValue(words - kBlockWords, weightBuf_.Get<int32_t>().GetValue(i));
     }
 
+    __aicore__ inline LocalTensor<int8_t> Tail(uint32_t i) { return tailBuf_.Get<int8_t>()[i * tailBytes_]; }
+    // A token's row has another tail for each k: each gets a copy, which leaves as a single store.
+    template <bool kRdma>
+    __aicore__ inline void SendWithTail(uint32_t owner, uint64_t offset, const LocalTensor<int8_t>& row, uint32_t i) {
+        LocalTensor<int8_t> whole = tailQueue_.template AllocTensor<int8_t>();
+        if constexpr (kQuant) {
+            SyncFunc<HardEvent::S_V>();  // the scale
+            AscendC::PipeBarrier<PIPE_V>();
+        } else {
+            SyncFunc<HardEvent::MTE2_V>();
+        }
+        AscendC::DataCopy(whole, row, tailOffset_);
+        AscendC::DataCopy(whole[tailOffset_], Tail(i), tailBytes_);
+        tailQueue_.EnQue(whole);
+        whole = tailQueue_.template DeQue<int8_t>();
+        exchange_.sender().template PutRows<kRdma>(owner, offset, whole, rowStride_);
+        tailQueue_.FreeTensor(whole);
+    }
+
     template <bool kRdma>
     __aicore__ inline void SendChunk(uint32_t at, uint32_t count) {
         LocalTensor<int32_t> row = rowBuf_.Get<int32_t>();
@@ -209,11 +231,13 @@ private:
             if (routing_.pairs().Routed(id)) {
                 const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
                 const uint64_t offset = base + RowOffsetBytes(row.GetValue(i), rowStride_);
-                exchange_.sender().template PutRows<kRdma>(owner, offset, rows_.Fetch(token, static_cast<uint32_t>(id)),
-                                                           rows_.WireBytes());
-                if (tailBytes_ != 0) {
-                    const LocalTensor<int8_t> tail = tailBuf_.Get<int8_t>()[i * tailBytes_];
-                    exchange_.sender().template PutRows<kRdma>(owner, offset + tailOffset_, tail, tailBytes_);
+                const LocalTensor<int8_t> row = rows_.Fetch(token, static_cast<uint32_t>(id));
+                if (tailBytes_ != 0 && tiling_->tailRing != 0) {
+                    SendWithTail<kRdma>(owner, offset, row, i);
+                } else {
+                    exchange_.sender().template PutRows<kRdma>(owner, offset, row, rows_.WireBytes());
+                    if (tailBytes_ != 0)
+                        exchange_.sender().template PutRows<kRdma>(owner, offset + tailOffset_, Tail(i), tailBytes_);
                 }
             }
             if (++k == info_->topK) {
@@ -315,6 +339,7 @@ private:
     DispatchCounts counts_;
     MessageKeeper keeper_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
+    AscendC::TQue<AscendC::QuePosition::VECOUT, 1> tailQueue_;
     GlobalTensor<int32_t> expandIdx_;
     UbBuf indexBuf_, rowBuf_, tailBuf_, weightBuf_;
     bool triples_ = false;

@@ -121,7 +121,7 @@ def test_a_row_that_crosses_once_for_many_experts() -> None:
 
 
 # Larger than any case that is drawn: a share of more than 512 list entries; W a multiple of 8, without tokens;
-# entries sorted in two batches; list cores without experts, and without pairs.
+# entries sorted in two batches; list cores without experts, and without pairs; rows with tails of many cores.
 @pytest.mark.parametrize(
     "text",
     [
@@ -130,6 +130,8 @@ def test_a_row_that_crosses_once_for_many_experts() -> None:
         "w7,c16,l8,k4,b64,u3,v2,s1,bf16,int8,ids:hot,equal,D,direct",
         "w2,c8,l1,k1,b3,u1,v1,zero-rank,mask:pair,m5,DC,direct",
         "w2,c8,l2,k2,b3,u1,v2,no-tokens,mask:token,m5,DC,direct",
+        "w2,c8,l8,k4,b33,u1,v2,equal,D,int8",
+        "w3,c9,l8,k4,b33,u1,v2,DC,weights,fp32",
     ],
 )
 def test_large_and_empty_shares(text: str) -> None:
