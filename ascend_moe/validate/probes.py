@@ -112,10 +112,10 @@ def _order(device: Any) -> str:
     return f"{ROUNDS} rows of 16 KiB a rank, each complete when its flag was seen"
 
 
-def _sync_all(device: Any) -> str:
-    found, _ = _launch(device, "syncall", ROUNDS)
+def _meeting(device: Any) -> str:
+    found, _ = _launch(device, "meeting", ROUNDS)
     assert {one.done for one in found} == {ROUNDS}, "cores left the loop early"
-    return f"{ROUNDS} meetings of {device.cores} cores"
+    return f"{ROUNDS} meetings of {device.cores} cores, every other by SyncAll"
 
 
 def _cycles(device: Any) -> str:
@@ -178,7 +178,7 @@ KERNEL_PROBES = (
     Probe("relay", "a core that another core has told sees what that one was told of", _relay),
     Probe("pull", "rows that a peer has written into its own memory are read as they are, not from stale lines", _pull),
     Probe("queues", "six event ids a pipe pair, and flags alone, order loads, sums and stores", _queue),
-    Probe("SyncAll", "after SyncAll every core sees every other core's drained stores", _sync_all),
+    Probe("meeting", "after SyncAll, or the block of every core, all see each other's drained stores", _meeting),
     Probe("cycle rate", "GetSystemCycle counts 50 a microsecond: deadlines are what they say", _cycles),
     Probe("zero-initialised state", "HCCL zeroes the state area when a communicator is made", _zero_state),
 )

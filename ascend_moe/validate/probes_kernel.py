@@ -33,7 +33,7 @@ STATE_MIB = 1  # of A2's window
 CYCLES_PER_MICRO = 50  # as the kernels assume
 PASSED, DIFFERS, TIMEOUT, MISMATCH = 0x600D, 1, 2, 3
 TILING_KEY = 1000  # ASCEND_MOE_TILING_KEY_PROBE
-MODES = {"context": 1, "store": 2, "atomic": 3, "order": 4, "syncall": 5, "cycles": 6, "zero": 7}
+MODES = {"context": 1, "store": 2, "atomic": 3, "order": 4, "meeting": 5, "cycles": 6, "zero": 7}
 MODES |= {"pull": 8, "relay": 9, "queue": 10}
 ROW_BYTES = 16384
 WAIT_S = 10.0
@@ -120,7 +120,7 @@ class Twin:
         windows = twin.Windows(self.world, data_bytes=self.window_mib * MIB, layout=self.layout)
         self.spoil(windows)
         reports = [np.zeros((self.cores, 8), np.uint32) for _ in range(self.world)]
-        spaces = [np.zeros(2 * 64 * 32, np.uint8) for _ in range(self.world)]
+        spaces = [np.zeros(3 * 64 * 32, np.uint8) for _ in range(self.world)]
         nonce = secrets.randbits(30) | 1
         head = bytes(limits()["mc2_bytes"])
         ranks = range(self.world)

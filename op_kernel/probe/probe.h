@@ -19,10 +19,10 @@
 //                 |               | 1 reads      | 0: answers            | rank; core 1: an       | each
 //                 |               |              |                       | answer to the rank     | round
 //                 |               |              |                       | before                 |
-// kProbeSyncAll   | SyncAllRounds | all          | workspace [2][64]     | workspace: a block a   | cores of
-//                 |               |              | blocks                | round                  | the rank,
-//                 |               |              |                       |                        | each
-//                 |               |              |                       |                        | round
+// kProbeMeeting   | Meetings      | all          | workspace [3][64]     | workspace: a block a   | cores of
+//                 |               |              | blocks                | round; every other     | the rank,
+//                 |               |              |                       | round another, when    | each
+//                 |               |              |                       | the first has drained  | round
 // kProbeCycles    | Cycles        | core 0       | the cycle counter     | nothing                |
 // kProbeZeroState | ZeroState     | core 0       | the state area        | nothing                |
 // kProbePull      | Pull          | core 0       | core 1: the row in    | core 0: a row into its | all
@@ -85,8 +85,8 @@ public:
             Atomic();
         } else if (tiling_->mode == kProbeOrder) {
             Order();
-        } else if (tiling_->mode == kProbeSyncAll) {
-            SyncAllRounds();
+        } else if (tiling_->mode == kProbeMeeting) {
+            Meetings();
         } else if (tiling_->mode == kProbeCycles) {
             Cycles();
         } else if (tiling_->mode == kProbeZeroState) {
@@ -357,13 +357,21 @@ private:
         }
     }
 
-    // Every core stores a block in the workspace, meets the others, and must see all of this round.
-    __aicore__ inline void SyncAllRounds() {
+    // Every core stores a block in the workspace, meets the others, in turn by SyncAll and as in the ops by a block
+    // that it posts and all await, and must see all of this round.
+    __aicore__ inline void Meetings() {
         for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
             const uint32_t value = tiling_->nonce + n;
             StoreBlock(workspace_ + Post(core_, n), value);
             AscendC::PipeBarrier<PIPE_ALL>();
-            AscendC::SyncAll<true>();
+            if (n % 2 != 0) {
+                AscendC::SyncAll<true>();
+            } else {
+                StoreBlock(workspace_ + Post(core_, kMeetingPosts), value);
+                for (uint32_t core = 0; core < tiling_->cores; ++core) {
+                    if (!Await(workspace_ + Post(core, kMeetingPosts), value, tiling_->rank)) return;
+                }
+            }
             for (uint32_t core = 0; core < tiling_->cores; ++core) {
                 const uint32_t seen = LoadBlock(workspace_ + Post(core, n)).GetValue(0);
                 if (seen != value) Set(kProbeDiffers, core, value, seen);
@@ -371,9 +379,10 @@ private:
             ++done_;
         }
     }
-    // Two sets of posts, so that no core overwrites what a slower one still reads.
+    // Two sets of posts, so that no core overwrites what a slower one still reads; a third of kProbeMeeting.
+    static constexpr uint32_t kMeetingPosts = 0xFFFFFFFFu;
     __aicore__ inline uint64_t Post(uint32_t core, uint32_t round) const {
-        return (static_cast<uint64_t>(round & 1) * kMaxCores + core) * kBlock;
+        return (static_cast<uint64_t>(round == kMeetingPosts ? 2 : round & 1) * kMaxCores + core) * kBlock;
     }
 
     // Spins for deadlineCycles cycles; the host compares them with its own clock.

@@ -16,7 +16,7 @@ enum ProbeMode : uint32_t {
     kProbeStore = 2,      // stores to a peer's window arrive, and can be read back from there
     kProbeAtomic = 3,     // of a block of 32 bytes no word is older than both its first and its last
     kProbeOrder = 4,      // data that was drained before a flag is there when the flag is
-    kProbeSyncAll = 5,    // SyncAll makes every core's drained stores visible to every core
+    kProbeMeeting = 5,    // after a meeting every core sees every other core's drained stores
     kProbeCycles = 6,     // GetSystemCycle counts 50 a microsecond
     kProbeZeroState = 7,  // the state area of a fresh communicator is zero
     kProbePull = 8,       // rows that a peer has written into its own memory are read as they are, again and again
@@ -28,8 +28,8 @@ enum ProbeMode : uint32_t {
 constexpr uint32_t kProbeReportBlocks = kMaxCores;
 // Rows of 16 KiB that kProbePull stores, and others that it loads, for their speed; fewer in a small data area.
 constexpr uint32_t kProbeMoves = 64;
-// Two sets of a block a core, for kProbeSyncAll.
-constexpr uint64_t kProbeWorkspaceBytes = 2ull * kMaxCores * kBlock;
+// Three sets of a block a core, for kProbeMeeting.
+constexpr uint64_t kProbeWorkspaceBytes = 3ull * kMaxCores * kBlock;
 
 struct MoeProbeTiling {
     MoeDistributeMc2Head mc2;

@@ -297,7 +297,7 @@ BROKEN = [
         r"rank \d, core \d: at 640 is",
     ),
     (
-        "SyncAll",  # a core does not see another's store
+        "meeting",  # a core does not see another's store
         "            StoreBlock(workspace_ + Post(core_, n), value);",
         "            if (core_ + 1 < tiling_->cores) StoreBlock(workspace_ + Post(core_, n), value);",
         r"rank \d, core \d: at 2 is",
