@@ -63,7 +63,10 @@ class RoutingOverflow(AscendMoeError):
 
 
 class RoutingMismatch(AscendMoeError):
-    """Combine's routing tensors disagree with the rows that arrived. ``.rank .expert .ours .theirs``."""
+    """Combine's routing tensors disagree with the rows that arrived. ``.rank .expert .ours .theirs``.
+
+    Where the row of a pair has not come at all: ``.rank .expert .token .k``.
+    """
 
 
 class ConfigMismatch(AscendMoeError):

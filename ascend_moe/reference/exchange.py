@@ -307,7 +307,7 @@ def predict_traffic(
 
     A row of dispatch takes its elements rounded up to 32 bytes, and 32 bytes more for its scale when quantised.
     Window: 32 more for its triple in V2, and again for its weight (``weights``: dispatch gets expert_scales); rows
-    that stay on their rank go through its window like all others. Direct: a token's row is written once (with smooth
+    that stay on their rank go through its window like all others; in V2 they come back with a mark of 32. Direct: a token's row is written once (with smooth
     scales once a pair) and read once by its owner, from 8 ``cores`` on once for all of the owner's experts; a pair
     has 4 bytes in a list, and 4 for its weight; rows that stay are not moved by combine.
     """
@@ -325,8 +325,11 @@ def predict_traffic(
         sent, received = len(pairs[rank]), sum(owner == rank for one in pairs for _, owner in one)
         stays = sum(owner == rank for _, owner in pairs[rank])
         if algorithm == "window":
-            rows = (received * out_bytes, received * _align32(back), sent * back)
-            moved.append(Traffic(sent * stride, received * stride, *rows))
+            mark, k = 32 * (contract == "v2"), given.expert_ids.shape[1]
+            marks = mark * given.expert_ids.numel()
+            rows = (received * out_bytes, received * (_align32(back) + mark), sent * back + marks)
+            slack = mark * k * cores  # cores that share a token read its marks each
+            moved.append(Traffic(sent * stride, received * stride, *rows, combine_window_read_slack=slack))
             continue
         smooth = given.scales is not None
         published = sent if smooth else len({token for token, _ in pairs[rank]})

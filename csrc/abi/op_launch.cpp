@@ -59,6 +59,7 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
     const uint64_t workspace = std::max(plan.call.workspaceBytes, kernels.workspace_bytes);
     workspace_ = Add(comm.Workspace(workspace), workspace, twin::GmKind::kWorkspace, "workspace");
     record_ = Add(record, moe::kErrorRecordWords * sizeof(int32_t), twin::GmKind::kWorkspace, "error_record");
+    spec_.ranges.back().atomic_blocks = true;  // any core may write it
     if (plan.call.op == moe::kOpDispatch) {
         PrepareDispatch(kernels.dispatch);
     } else {

@@ -122,9 +122,11 @@ public:
                 return Format("field=%s;rank=%d;ours=%s;theirs=%s", Field(), At(kRecCulprit), Ours().c_str(),
                               Theirs().c_str());
             case kRoutingMismatch:
-                return Format("rank=%d;expert=%d;ours=%d;theirs=%d", At(kRecCulprit),
-                              static_cast<int>(static_cast<uint32_t>(At(kRecDetail0)) & ~kMismatchIndex),
-                              At(kRecDetail1), At(kRecDetail2));
+                if (static_cast<uint32_t>(At(kRecDetail0)) & kMismatchRow)
+                    return Format("rank=%d;expert=%d;token=%d;k=%d", At(kRecCulprit), MismatchExpert(), At(kRecDetail1),
+                                  At(kRecDetail2));
+                return Format("rank=%d;expert=%d;ours=%d;theirs=%d", At(kRecCulprit), MismatchExpert(), At(kRecDetail1),
+                              At(kRecDetail2));
             case kContextMismatch:
                 return Format("rank=%d;field=%s;ours=%d;theirs=%d", At(kRecRank), ContextFieldName(At(kRecDetail0)),
                               At(kRecDetail1), At(kRecDetail2));
@@ -189,8 +191,17 @@ private:
         return Format("%s: %s is %s on rank %d and %s on rank %d; it must be the same on all ranks", Op(), Field(),
                       Ours().c_str(), At(kRecRank), Theirs().c_str(), At(kRecCulprit));
     }
+    int MismatchExpert() const {
+        return static_cast<int>(static_cast<uint32_t>(At(kRecDetail0)) & ~(kMismatchIndex | kMismatchRow));
+    }
     std::string Routing() const {
         const uint32_t expert = static_cast<uint32_t>(At(kRecDetail0));
+        if (expert & kMismatchRow) {
+            return Format(
+                "combine: the row of token %d, k %d of rank %d, which expert %d owns, has not come back: give combine "
+                "dispatch's own assist_info_for_combine and the same expert_ids and x_active_mask",
+                At(kRecDetail1), At(kRecDetail2), At(kRecCulprit), MismatchExpert());
+        }
         if (expert & kMismatchIndex) {
             return Format(
                 "combine: rank %d has expand_idx %d for expert %u, to which it routes %d rows; give combine "

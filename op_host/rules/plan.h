@@ -40,7 +40,7 @@ inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchW
     // A status run follows the rows that come over RDMA.
     const uint64_t run = info.transport == kTransportRdma ? StatusStride(info.world) : 0;
     return {info.capacity * stride + run, triples ? 0 : info.capacity * back + run, 0,
-            triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * back : 0};
+            triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * SlotBytes(static_cast<uint32_t>(back)) : 0};
 }
 
 // The half of a window that direct needs: in dispatch also for the rows that will come back, by either algorithm.

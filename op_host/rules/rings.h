@@ -52,7 +52,7 @@ inline void ReturnChunks(const MoeDistributeInfo& info, uint32_t ub, MoeDistribu
     uint32_t fixed = VerdictBytes(info.cores) + 8 * lanes + ReturnCountLanes(info.world, info.experts) * 4 +
                      RowPlacesBytes(info) + kSendPairs * (4 + 1 + 4) +
                      messages * StatusMessageBytes(info.localExperts) + 3 * info.world * kBlock + 2048;
-    if (info.triples != 0) fixed += CountsMatchBytes(info.experts);
+    if (info.triples != 0) fixed += CountsMatchBytes(info.experts) + (kSendPairs + 8) * kTripleWords * 4;
     if (info.triples != 0 && info.cores > 1) fixed += MatchBytes(info.world, info.localExperts);
     const uint32_t room = (ub - std::min(fixed, ub)) / (rowBytes + kBlock);  // in rows
     tiling.returnRing = room > 1 ? 2 : 1;
@@ -112,7 +112,8 @@ inline void SplitTokens(const MoeDistributeInfo& info, MoeDistributeCombineTilin
 inline uint32_t SumRing(const MoeDistributeInfo& info, uint32_t ub, const MoeDistributeCombineTiling& tiling) {
     const uint32_t piece = tiling.partElements * TypeSize(info.xType), lanes = PaddedInts(info.experts) * 4;
     const uint32_t sums = (info.xType == kTypeFp32 ? 1 : 2) * (piece + tiling.partElements * 4);
-    const uint32_t fixed = VerdictBytes(info.cores) + 3 * lanes + kSendPairs * (4 + 1 + 4 + 4) + sums + 1024;
+    const uint32_t marks = kSendPairs * (info.triples != 0 ? kBlock : 4);
+    const uint32_t fixed = VerdictBytes(info.cores) + 3 * lanes + kSendPairs * (4 + 1 + 4) + marks + sums + 1024;
     return std::max(2u, std::min((ub - std::min(fixed, ub)) / piece, kMostRing));
 }
 

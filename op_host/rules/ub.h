@@ -131,13 +131,14 @@ private:
         if (info_.triples != 0) {
             SendCounts();
             Add("counts of the messages", CountsMatchBytes(info_.experts));
-            Add("triples", Ints(tiling.sendRows * kTripleWords));
+            Add("triples", Ints((kSendPairs + 1) * kTripleWords));
         } else {
             Segments();
             Add("expand_idx", kSendPairs * 4);
             Add("ep_send_counts", Ints(Slots()));
         }
-        Add("rows of expand_x", tiling.returnRing * CeilTo(tiling.sendRows * row, kBlock));
+        const uint64_t mark = info_.triples != 0 ? kBlock : 0;
+        Add("rows of expand_x", tiling.returnRing * CeilTo(tiling.sendRows * (row + mark), kBlock));
         if (info_.triples != 0) {
             Add("abort blocks at entry", info_.world * kBlock);
             OwnRun();
@@ -149,7 +150,11 @@ private:
     void CombineSum() {
         Step("sum");
         Routing();
-        Add("expand_idx", kSendPairs * 4);
+        if (info_.triples != 0) {
+            Add("marks of rows", kSendPairs * kBlock);
+        } else {
+            Add("expand_idx", kSendPairs * 4);
+        }
         Sums();
     }
     void Sums() {

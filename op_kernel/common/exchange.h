@@ -182,6 +182,11 @@ public:
     __aicore__ inline void Report() {
         if (core_ == 0) report_.Write(*pipe_, verdict_, sender_, link_, items_.aborts());
     }
+    // V2's window combine: a row that this core was to sum has not come. Any core reports that; of several the records
+    // differ in one block, so that each is whole.
+    __aicore__ inline void ReportMissing(const Verdict& verdict) {
+        report_.Write(*pipe_, verdict, sender_, link_, items_.aborts());
+    }
     // Waits for all pipes and gives all of UB back. Buffers made after this belong to a new plan of UB.
     __aicore__ inline void NextPlan() {
         AscendC::PipeBarrier<PIPE_ALL>();
@@ -194,6 +199,7 @@ public:
     __aicore__ inline WindowSender& sender() { return sender_; }
     __aicore__ inline const Verdict& verdict() const { return verdict_; }
     __aicore__ inline uint32_t core() const { return core_; }
+    __aicore__ inline uint32_t epoch() const { return epoch_; }
     // In this rank's own half: row 0 of `source`'s region, and the half as a whole.
     __aicore__ inline GM_ADDR Region(uint32_t source) const {
         return context_.data(info_->rank) + RegionOffset(context_.data_bytes(), info_->world, Parity(epoch_), source) +

@@ -47,17 +47,6 @@ __aicore__ inline Verdict LoadSegments(const MoeDistributeInfo& info, GM_ADDR ep
     return Verdict();
 }
 
-// A triple out of range: word 0 source rank, 1 token, 2 k.
-__aicore__ inline Verdict CheckTriple(const MoeDistributeInfo& info, const LocalTensor<int32_t>& triple, uint32_t at,
-                                      uint32_t row) {
-    const uint32_t limits[kTripleWords] = {info.world, info.maxBatch, info.topK};
-    for (uint32_t w = 0; w < kTripleWords; ++w) {
-        const uint32_t value = static_cast<uint32_t>(triple.GetValue(at + w));
-        if (value >= limits[w]) return InvalidOf(info, kInvalidTriple, row * 4 + w, value);
-    }
-    return Verdict();
-}
-
 // A peer must return exactly the rows that this rank's own ids sent it.
 __aicore__ inline Verdict CompareCounts(const MoeDistributeInfo& info, RoutingTable& routing, uint32_t source,
                                         const LocalTensor<uint32_t>& message) {

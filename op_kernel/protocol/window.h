@@ -114,6 +114,12 @@ MOE_FN uint32_t DispatchRowStride(uint32_t hidden, uint32_t size, bool quantised
 }
 constexpr uint32_t kTripleWords = 3;
 
+// In V2's window combine a row comes back to the slot of its (token, k). A block behind it says of which epoch it is: a
+// reader never takes a row that an earlier op has left there. Over RDMA rows are packed and carry none.
+constexpr uint32_t kSlotMagic = 0x534C4F54u;
+MOE_FN uint32_t SlotMark(uint32_t epoch) { return kSlotMagic ^ epoch; }
+MOE_FN uint32_t SlotBytes(uint32_t rowBytes) { return rowBytes + kBlock; }
+
 // Rows that one source may send to one owner.
 MOE_FN uint32_t Capacity(uint32_t maxBatch, uint32_t topK, uint32_t localExperts) {
     return maxBatch * Min(topK, localExperts);
@@ -225,6 +231,8 @@ constexpr uint32_t kAbortBlockIndex = 0xFFFFu;
 constexpr uint32_t kTripleOrder = 3;
 // kRoutingMismatch: set in detail 0 beside the expert when expand_idx, not a count, is at odds.
 constexpr uint32_t kMismatchIndex = 0x80000000u;
+// kRoutingMismatch: set in detail 0 beside the expert when the row of a pair has not come; details: token, k.
+constexpr uint32_t kMismatchRow = 0x40000000u;
 
 // Fields of the configuration, as a mismatch names them.
 enum ConfigField : uint32_t {

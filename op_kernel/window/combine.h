@@ -56,6 +56,7 @@
 #define ASCEND_MOE_WINDOW_COMBINE_H
 
 #include "../common/inputs.h"
+#include "../common/triples.h"
 #include "sum.h"
 
 namespace moe {
@@ -69,6 +70,7 @@ public:
         info_ = &tiling.info;
         triples_ = info_->triples != 0;
         rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
+        stride_ = triples_ ? SlotBytes(rowBytes_) : rowBytes_;
     }
 
     __aicore__ inline void Process(TPipe& pipe) {
@@ -94,7 +96,12 @@ private:
         if (mine.code == kOk) {
             mine = routing_.Count();
             Worsen(mine, CheckSendCounts());
-            if (mine.code == kOk) mine = SetWaitTpStatusAndDisPatch<false>();
+            if (mine.code == kOk) {
+                const uint32_t rows = sendCounts_.Rows(), begin = PartBegin(rows, exchange_.core(), info_->cores);
+                const uint32_t end = PartBegin(rows, exchange_.core() + 1, info_->cores);
+                assist_.Begin(begin, end);
+                mine = SendSlots(begin, end);
+            }
             if (mine.code == kOk && routing_.MayOverflow()) mine.code = kRecheck;
         }
         exchange_.sender().Flush();
@@ -147,14 +154,13 @@ private:
         if (triples_) {
             sendCounts_.Init(exchange_.pipe(), *info_);
             match_.Init(exchange_.pipe(), *info_);
-            exchange_.pipe().InitBuffer(tripleBuf_, PaddedInts(tiling_->sendRows * kTripleWords) * sizeof(int32_t));
+            assist_.Init(exchange_.pipe(), *info_, args_.expandIdx);
         } else {
             segments_.Init(exchange_.pipe(), *info_);
             exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
             exchange_.pipe().InitBuffer(prefixBuf_, PaddedInts(segments_.slots()) * sizeof(int32_t));
         }
-        exchange_.pipe().InitBuffer(copyQueue_, static_cast<uint8_t>(tiling_->returnRing),
-                                    tiling_->sendRows * rowBytes_);
+        exchange_.pipe().InitBuffer(copyQueue_, static_cast<uint8_t>(tiling_->returnRing), tiling_->sendRows * stride_);
     }
 
     __aicore__ inline Verdict LoadAllSegments() {
@@ -169,70 +175,86 @@ private:
         return sendCounts_.Check();
     }
 
-    // Sends this core's share of the rows back to their sources. V1: checks its share of expand_idx before.
+    // V1: sends this core's share of the rows back to their sources; checks its share of expand_idx before.
     template <bool kRdma>
     __aicore__ inline Verdict SetWaitTpStatusAndDisPatch() {
         MOE_PHASE("SetWaitTpStatusAndDisPatch");
         Verdict verdict;
         if (exchange_.verdict().code != kOk) return verdict;
-        if (!triples_) {
-            verdict = CheckIndex(*info_, args_.expandIdx, routing_, routing_.begin(), routing_.end(),
-                                 indexBuf_.Get<int32_t>());
-        }
-        const uint32_t rows = triples_ ? sendCounts_.Rows() : segments_.Rows();
-        const uint32_t begin = PartBegin(rows, exchange_.core(), info_->cores);
-        const uint32_t end = PartBegin(rows, exchange_.core() + 1, info_->cores);
+        verdict =
+            CheckIndex(*info_, args_.expandIdx, routing_, routing_.begin(), routing_.end(), indexBuf_.Get<int32_t>());
+        const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
+        const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
         if (begin == end) return verdict;
         const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
-        uint32_t slot = triples_ ? 0 : segments_.Seek(begin);
+        uint32_t slot = segments_.Seek(begin);
         for (uint32_t row = begin; row < end;) {
-            while (!triples_ && segments_.End(slot) <= row) ++slot;
-            const uint32_t stop = triples_ ? end : Min(end, segments_.End(slot));
-            const uint32_t count = Min(tiling_->sendRows, stop - row);
-            LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
-            GlobalTensor<int8_t> source;
-            source.SetGlobalBuffer(
-                reinterpret_cast<__gm__ int8_t*>(args_.expandX + static_cast<uint64_t>(row) * rowBytes_),
-                static_cast<uint64_t>(count) * rowBytes_);
-            AscendC::DataCopy(chunk, source, count * rowBytes_);
-            copyQueue_.EnQue(chunk);
-            chunk = copyQueue_.template DeQue<int8_t>();
-            if (triples_) {
-                Worsen(verdict, SendSlots(chunk, row, count));
-            } else {
-                const int32_t at = segments_.Offset(slot) + static_cast<int32_t>(row - segments_.Start(slot));
-                exchange_.sender().template PutRows<kRdma>(slot % info_->world, base + RowOffsetBytes(at, rowBytes_),
-                                                           chunk, count * rowBytes_);
-            }
+            while (segments_.End(slot) <= row) ++slot;
+            const uint32_t count = Min(tiling_->sendRows, Min(end, segments_.End(slot)) - row);
+            LoadRows(row, count);
+            LocalTensor<int8_t> chunk = copyQueue_.template DeQue<int8_t>();
+            const int32_t at = segments_.Offset(slot) + static_cast<int32_t>(row - segments_.Start(slot));
+            exchange_.sender().template PutRows<kRdma>(slot % info_->world, base + RowOffsetBytes(at, rowBytes_), chunk,
+                                                       count * rowBytes_);
             copyQueue_.FreeTensor(chunk);
             row += count;
         }
         return verdict;
     }
-    // V2: sends each row to the slot (token, k) of the source that its triple names. Checks all triples of
-    // the chunk before the first store.
-    __aicore__ inline Verdict SendSlots(const LocalTensor<int8_t>& chunk, uint32_t row, uint32_t count) {
-        GlobalTensor<int32_t> assist;
-        assist.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int32_t*>(args_.expandIdx) + static_cast<uint64_t>(row) * kTripleWords,
-            count * kTripleWords);
-        LocalTensor<int32_t> triple = tripleBuf_.Get<int32_t>();
-        SyncFunc<HardEvent::S_MTE2>();
-        CopyIn(triple, assist, count * kTripleWords);
-        SyncFunc<HardEvent::MTE2_S>();
-        for (uint32_t i = 0; i < count; ++i) {
-            const Verdict verdict = CheckTriple(*info_, triple, i * kTripleWords, row + i);
-            if (verdict.code != kOk) return verdict;
+    // V2: sends each row of the share [begin, end) to the slot (token, k) of the source that its triple names. All
+    // triples of a chunk are checked before its first store, while the first rows come.
+    __aicore__ inline Verdict SendSlots(uint32_t begin, uint32_t end) {
+        MOE_PHASE("SetWaitTpStatusAndDisPatch");
+        Verdict verdict;
+        if (begin == end) return verdict;
+        uint32_t row = begin, count = BeginRows(row, begin, end);
+        while (assist_.Next(sendCounts_, verdict)) {
+            while (row < assist_.stop()) {
+                LocalTensor<int8_t> chunk = copyQueue_.template DeQue<int8_t>();
+                MarkRows(chunk, count);
+                for (uint32_t i = 0; i < count; ++i, ++row) SendSlot(row, chunk[i * stride_]);
+                copyQueue_.FreeTensor(chunk);
+                if (row < end) count = BeginRows(row, begin, end);
+            }
         }
-        for (uint32_t i = 0; i < count; ++i) {
-            const uint32_t at = i * kTripleWords;
-            const uint64_t slot =
-                static_cast<uint64_t>(triple.GetValue(at + 1)) * info_->topK + triple.GetValue(at + 2);
-            exchange_.sender().PutSlot(static_cast<uint32_t>(triple.GetValue(at)), slot * rowBytes_,
-                                       chunk[i * rowBytes_], rowBytes_);
+        if (row < end) {
+            LocalTensor<int8_t> chunk = copyQueue_.template DeQue<int8_t>();
+            copyQueue_.FreeTensor(chunk);
         }
-        return Verdict();
+        return verdict;
     }
+    // The epoch's mark behind each row. The chunk is there, so what was stored from its memory before has left.
+    __aicore__ inline void MarkRows(const LocalTensor<int8_t>& chunk, uint32_t count) {
+        const LocalTensor<int32_t> words = chunk.template ReinterpretCast<int32_t>();
+        SyncFunc<HardEvent::MTE2_V>();
+        for (uint32_t i = 0; i < count; ++i) {
+            AscendC::Duplicate(words[(i * stride_ + rowBytes_) / static_cast<uint32_t>(sizeof(int32_t))],
+                               static_cast<int32_t>(SlotMark(exchange_.epoch())), kBlockWords);
+        }
+        SyncFunc<HardEvent::V_MTE3>();
+    }
+    __aicore__ inline void SendSlot(uint32_t row, const LocalTensor<int8_t>& bytes) {
+        const uint64_t slot = static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + assist_.Word(row, 2);
+        exchange_.sender().PutSlot(assist_.Word(row, 0), slot * stride_, bytes, stride_);
+    }
+    // Begins to load rows of the share from `row` on, of one chunk of triples. Returns how many.
+    __aicore__ inline uint32_t BeginRows(uint32_t row, uint32_t begin, uint32_t end) {
+        const uint32_t count = Min(tiling_->sendRows, Min(end - row, kTripleRows - (row - begin) % kTripleRows));
+        LoadRows(row, count);
+        return count;
+    }
+    // Rows `stride_` bytes apart in UB.
+    __aicore__ inline void LoadRows(uint32_t row, uint32_t count) {
+        LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
+        GlobalTensor<int8_t> source;
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(args_.expandX + static_cast<uint64_t>(row) * rowBytes_),
+                               static_cast<uint64_t>(count) * rowBytes_);
+        const DataCopyExtParams params{static_cast<uint16_t>(count), rowBytes_, 0, (stride_ - rowBytes_) / kBlock, 0};
+        const DataCopyPadExtParams<int8_t> pad{false, 0, 0, 0};
+        AscendC::DataCopyPad(chunk, source, params, pad);
+        copyQueue_.EnQue(chunk);
+    }
+
     // UB plan 2 (phase 6): the routing tables again, and the sums of this core's share.
     __aicore__ inline void LocalWindowCopy() {
         MOE_PHASE("LocalWindowCopy");
@@ -244,12 +266,13 @@ private:
         }
         WindowRows rows;
         rows.Init(exchange_.pipe(), *info_, args_.expandIdx, rowBytes_, exchange_.Half() + exchange_.sender().rows_at(),
-                  RegionBytes(exchange_.context().data_bytes(), info_->world));
+                  RegionBytes(exchange_.context().data_bytes(), info_->world), exchange_.epoch());
         TokenSum<XType, WindowRows> sum;
         const TokenSumPlan plan = {args_.expertScales, args_.sharedExpertX, args_.x};
         sum.Init(exchange_.pipe(), *tiling_, plan, rows);
         sum.Run(routing_, exchange_.core(), info_->cores);
         AscendC::PipeBarrier<PIPE_ALL>();
+        if (sum.missing().code != kOk) exchange_.ReportMissing(sum.missing());
     }
 
     // After a failure each core writes zeros into its share of x, and core 0 the error record.
@@ -267,12 +290,14 @@ private:
     RowPlaces places_;
     SegmentTable segments_;    // V1
     ReturnCounts sendCounts_;  // V2
+    TripleReader assist_;      // V2
     StatusWaiter waiter_;      // V2
     CountsMatch match_;        // V2
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
-    UbBuf indexBuf_, tripleBuf_, prefixBuf_;
+    UbBuf indexBuf_, prefixBuf_;
     bool triples_ = false;
     uint32_t rowBytes_ = 0;
+    uint32_t stride_ = 0;  // of rows on their way: V2 has a mark behind each
 };
 
 }  // namespace moe

@@ -15,27 +15,43 @@ struct TokenSumPlan {
 };
 
 // Where a pair's row lies in this rank's own window. V1: packed in the region of the expert's rank, at the
-// rank's earlier rows for that owner plus expand_idx. With triples: in slot token * K + k of the half.
+// rank's earlier rows for that owner plus expand_idx. With triples: in slot token * K + k of the half, with a mark that
+// says whether it has come.
 class WindowRows {
 public:
     // `half`: of this epoch, at row 0 of its first region; `regionBytes`: of one source rank in it.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx, uint32_t rowBytes,
-                                GM_ADDR half, uint64_t regionBytes) {
+                                GM_ADDR half, uint64_t regionBytes, uint32_t epoch) {
         info_ = &info;
+        mark_ = static_cast<uint64_t>(SlotMark(epoch)) << 32 | SlotMark(epoch);
         rowBytes_ = rowBytes;
         half_ = half;
         regionBytes_ = regionBytes;
         index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
-        pipe.InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
+        pipe.InitBuffer(indexBuf_, kChunkPairs * (info.triples != 0 ? kBlock : sizeof(int32_t)));
     }
-    // Begins to load expand_idx of a chunk of pairs; the caller waits for MTE2.
+    // Begins to load expand_idx, or the marks, of a chunk of pairs; the caller waits for MTE2.
     __aicore__ inline void Load(uint32_t begin, uint32_t count) {
-        if (info_->triples == 0) CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
+        if (info_->triples == 0) {
+            CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
+            return;
+        }
+        GlobalTensor<int32_t> marks;
+        const uint64_t first = static_cast<uint64_t>(begin) * SlotBytes(rowBytes_) + rowBytes_;
+        marks.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(half_ + first),
+                              static_cast<uint64_t>(count) * SlotBytes(rowBytes_) / sizeof(int32_t));
+        const DataCopyExtParams params{static_cast<uint16_t>(count), kBlock, rowBytes_, 0, 0};
+        const DataCopyPadExtParams<int32_t> pad{false, 0, 0, 0};
+        AscendC::DataCopyPad(indexBuf_.Get<int32_t>(), marks, params, pad);
+    }
+    // Whether the row of pair `i` of the chunk is of this op. In V1 counts and expand_idx say that it is.
+    __aicore__ inline bool Arrived(uint32_t i) {
+        return info_->triples == 0 || indexBuf_.Get<uint64_t>().GetValue(i * (kBlock / sizeof(uint64_t))) == mark_;
     }
     __aicore__ inline void Place(RoutingTable&, uint32_t, uint32_t) {}
     // Where the row of pair `i` of the chunk begins.
     __aicore__ inline GM_ADDR Address(RoutingTable& routing, int32_t id, uint32_t token, uint32_t k, uint32_t i) {
-        if (info_->triples != 0) return half_ + (static_cast<uint64_t>(token) * info_->topK + k) * rowBytes_;
+        if (info_->triples != 0) return half_ + (static_cast<uint64_t>(token) * info_->topK + k) * SlotBytes(rowBytes_);
         const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
         const int32_t row = routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);
         return half_ + owner * regionBytes_ + RowOffsetBytes(row, rowBytes_);
@@ -47,6 +63,7 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     GM_ADDR half_ = nullptr;
     uint64_t regionBytes_ = 0;
+    uint64_t mark_ = 0;
     uint32_t rowBytes_ = 0;
 };
 
@@ -86,7 +103,15 @@ public:
         }
     }
 
+    // The first pair of the share whose row has not come, or kOk.
+    __aicore__ inline const Verdict& missing() const { return missing_; }
+
 private:
+    __aicore__ inline void Miss(uint32_t expert, uint32_t token, uint32_t k) {
+        if (missing_.code != kOk) return;
+        missing_ = InvalidOf(*info_, kRoutingMismatch, kMismatchRow | expert, token);
+        missing_.detail2 = k;
+    }
     __aicore__ inline void LoadChunk(RoutingTable& routing, uint32_t token, uint32_t tokens) {
         const uint32_t begin = token * info_->topK, count = tokens * info_->topK;
         routing.pairs().Keep(begin, count);
@@ -107,6 +132,10 @@ private:
             const int32_t id = routing.pairs().Id(i, token);
             active = active || id != kInactive;
             if (!routing.pairs().Routed(id)) continue;
+            if (!rows_->Arrived(i)) {
+                Miss(static_cast<uint32_t>(id), token, k);
+                continue;
+            }
             const bool weighted = info_->hasWeights != 0;
             AddRow(rows_->Address(routing, id, token, k, i) + column, elements,
                    weighted ? scaleBuf_.Get<float>().GetValue(i) : 1.0f, weighted);
@@ -137,6 +166,7 @@ private:
     const MoeDistributeCombineTiling* tiling_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
     TokenSumPlan plan_;
+    Verdict missing_;
     uint32_t rowBytes_ = 0;
 };
 

@@ -298,7 +298,7 @@ def test_probe_tiling(soc: str, kind: int, cores: int) -> None:
     wanted.deadline_cycles = 10 * CYCLES_PER_MICRO
     assert (tiled.error, tiled.data[head:]) == ("", bytes(wanted))
     assert (tiled.key, tiled.cores, tiled.schedule_mode, tiled.workspaces) == (TILING_KEY, cores, 1, 1)
-    assert tiled.workspace == SYSTEM_WORKSPACE + 2 * 64 * 32
+    assert tiled.workspace == SYSTEM_WORKSPACE + 3 * 64 * 32
     assert tiled.data[:head] == tile(dispatch(soc=soc)).data[:head]
     by_settings = ProbeTiling.from_buffer_copy(tile(probe_call(soc, cycles=1234)).data[head:])
     assert (by_settings.deadline_cycles, by_settings.data_bytes) == (1234, (200 - (kind == 2)) << 20)

@@ -256,7 +256,9 @@ def test_combine_that_routes_otherwise_than_dispatch(
         assert type(error) is RoutingMismatch, repr(one)
         text = str(error)
         assert error.rank == guilty and "\n" not in text and "same expert_ids and x_active_mask" in text
-        if "expand_idx" in text:  # seen before any count: a place beyond the rows of that expert
+        if "has not come back" in text:  # another core may see that before core 0 sees the counts
+            assert (contract, where, error.token) == (2, "dispatch only", 1) and not ranks_per_server()
+        elif "expand_idx" in text:  # seen before any count: a place beyond the rows of that expert
             assert (contract == 1 or ranks_per_server()) and error.theirs >= error.ours
             assert f"expand_idx {error.theirs} for expert {error.expert}" in text
             assert f"{error.ours} rows" in text

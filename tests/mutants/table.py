@@ -245,8 +245,8 @@ PATCHES = r"""
 - base = kRdma ? exchange_.sender().rows_at() : 0;
 + base = HalfShift() + (kRdma ? exchange_.sender().rows_at() : 0);
 @
-- slot * rowBytes_,
-+ slot * rowBytes_ + HalfShift(),
+- slot * stride_,
++ slot * stride_ + HalfShift(),
 @
 - exchange_.Half() +
 + exchange_.Half() + HalfShift() +
@@ -490,8 +490,11 @@ PATCHES = r"""
 @ window/dispatch
 - weightBuf_.Get<int32_t>().GetValue(i));
 + weightBuf_.Get<int32_t>().GetValue(0));
-= position in the expert left out
+= a row that has not come is taken from an earlier op
 @ window/sum
+- GetValue(i * (kBlock / sizeof(uint64_t))) == mark_;
++ GetValue(i * (kBlock / sizeof(uint64_t))) != mark_ + 1;
+= position in the expert left out
 - routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);
 + routing.Prefix(id) + 0 * indexBuf_.Get<int32_t>().GetValue(i);
 = shared expert for inactive tokens
@@ -509,8 +512,9 @@ PATCHES = r"""
 - if (position >= total)
 + if (position > total + 4096)
 = k of a triple is not looked at
-- info.world, info.maxBatch, info.topK}
-+ info.world, info.maxBatch, 4096}
+@ common/triples
+- info_->world, info_->maxBatch, info_->topK}
++ info_->world, info_->maxBatch, 4096}
 
 # Each of these breaks `ascend-moe run`, whose checks name the op.
 % run | dispatch

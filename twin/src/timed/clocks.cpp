@@ -22,6 +22,17 @@ constexpr uint32_t Index(Pipe pipe) { return static_cast<uint32_t>(pipe); }
 
 constexpr uint64_t kRepeatBytes = 256;
 
+// The ends of rows that are left out: what kernels write behind a row, others read.
+void CopyEnds(const Instruction& store) {
+    constexpr uint64_t kEnd = 3 * kBlockBytes;
+    const Access &to = store.write, &from = store.reads[0];
+    if (to.count != from.count || to.bytes != from.bytes || to.bytes < kEnd) return;
+    for (uint64_t i = 0; i < to.count; ++i) {
+        memcpy(reinterpret_cast<void*>(to.begin + i * to.stride + to.bytes - kEnd),
+               reinterpret_cast<const void*>(from.begin + i * from.stride + from.bytes - kEnd), kEnd);
+    }
+}
+
 // The class of an instruction, by the name that its call gives. Names are literals: one look a literal.
 VectorClass VectorClassOf(const char* name) {
     static const std::unordered_map<std::string, VectorClass> kClasses = {
@@ -178,6 +189,7 @@ Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
     // The row is not copied. Its first bytes are not zero, because kernels may treat rows of zeros
     // differently.
     if (left_out && !store) memset(reinterpret_cast<void*>(instruction.write.begin), 0x3F, kBlockBytes);
+    if (left_out && store) CopyEnds(instruction);
     return left_out ? Outcome::kSkip : Outcome::kNow;
 }
 

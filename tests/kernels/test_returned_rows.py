@@ -1,0 +1,112 @@
+"""V2's window combine: rows come back in any order, and no row of an earlier op is ever taken for one of this op."""
+
+from __future__ import annotations
+
+import failure_cases as cases
+import pytest
+import torch
+from failure_cases import Caught, caught
+
+import ascend_moe
+from ascend_moe.errors import RoutingMismatch
+from ascend_moe.reference.cases import Place
+
+WORLD, SEED = 3, 3  # inputs that give every rank some rows
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
+    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
+
+
+def rows_of(sent: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The triples of a rank's rows, (A, 3); a view."""
+    rows = int(sent[4][WORLD * cases.LOCAL - 1])
+    return sent[2][: 3 * rows].view(rows, 3)
+
+
+def in_every_half(place: Place) -> None:
+    """Good rows of earlier ops lie in both halves."""
+    for _ in range(2):
+        cases.round_trip(place, SEED, 2)
+        cases.dispatch(place, SEED, 2)
+    cases.round_trip(place, SEED, 2)
+
+
+@pytest.mark.parametrize("cores", [1, 3, 13])
+def test_rows_in_any_order(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
+
+    def body(rank: int, group_ep: str) -> None:
+        place = Place(rank, WORLD, group_ep)
+        sent = [one.clone() for one in cases.dispatch(place, SEED, 2)]
+        triples = rows_of(tuple(sent))
+        order = torch.arange(len(triples)).flip(0)
+        assert len(order) > 1
+        sent[0][: len(order)] = sent[0][order]
+        triples.copy_(triples[order])
+        cases.check_combine(place, cases.combine(place, tuple(sent), SEED, 2), SEED)
+
+    with ascend_moe.LocalCluster(WORLD) as cluster:
+        cluster.run(body)
+
+
+@pytest.mark.parametrize("cores", [1, 3, 13])
+def test_a_triple_that_stands_twice(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank whose row is missing says which; the others get their sums, and so does everybody afterwards."""
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
+
+    def body(rank: int, group_ep: str) -> tuple[Caught, list[int]]:
+        place = Place(rank, WORLD, group_ep)
+        in_every_half(place)
+        sent = cases.dispatch(place, SEED, 2)
+        wrong = (*sent[:2], sent[2].clone(), *sent[3:])
+        lost = rows_of(wrong)[1].tolist()
+        if rank == 1:
+            rows_of(wrong)[1] = rows_of(wrong)[0]
+        found = caught(cases.combine, place, wrong, SEED, 2)
+        if found.error is None:
+            cases.check_combine(place, found.value, SEED)
+        cases.round_trip(place, SEED, 2)
+        return found, lost
+
+    with ascend_moe.LocalCluster(WORLD) as cluster:
+        results = cluster.run(body)
+    source, token, k = results[1][1]
+    for rank, (found, _) in enumerate(results):
+        if rank != source:
+            assert found.error is None
+            continue
+        assert isinstance(found.error, RoutingMismatch)
+        assert (found.error.rank, found.error.token, found.error.k) == (source, token, k)
+        assert f"the row of token {token}, k {k} of rank {source}, " in str(found.error)
+
+
+@pytest.mark.parametrize("cores", [1, 3, 13])
+def test_other_pairs_with_the_same_counts(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Combine is given the ids of two tokens exchanged, one of which dispatch did not route."""
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
+    experts, hidden = 2 * WORLD, 64
+
+    def body(rank: int, group_ep: str) -> Caught:
+        ids = torch.full((4, 2), -1, dtype=torch.int32)
+        ids[0, 1] = (2 * rank + 3) % experts
+        x = torch.full((4, hidden), float(rank + 1), dtype=torch.bfloat16)
+        common = {"group_ep": group_ep, "ep_world_size": WORLD, "ep_rank_id": rank, "moe_expert_num": experts}
+        scales = torch.ones(4, 2)
+        for _ in range(4):  # every slot has had a good row
+            full = torch.stack([torch.arange(4) % experts, (torch.arange(4) + 1) % experts], 1).to(torch.int32)
+            sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, full, **common)
+            ascend_moe.npu_moe_distribute_combine_v2(sent[0], full, sent[2], sent[4], scales, **common)
+        sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, **common)
+        given = ids[[2, 1, 0, 3]].contiguous() if rank == 0 else ids
+        args = (sent[0], given, sent[2], sent[4], scales)
+        return caught(ascend_moe.npu_moe_distribute_combine_v2, *args, **common)
+
+    with ascend_moe.LocalCluster(WORLD) as cluster:
+        first, *others = cluster.run(body)
+    assert all(found.error is None for found in others)
+    assert isinstance(first.error, RoutingMismatch)
+    assert (first.error.rank, first.error.token, first.error.k) == (0, 2, 1)
