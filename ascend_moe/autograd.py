@@ -146,8 +146,10 @@ class _Route:
 
     def has_triples(self, contract: int) -> bool:
         """Whether a dispatch of this contract tells the source of each row: not V1, nor between A2's servers."""
-        place = (self.arguments[name] for name in ("group_ep", "ep_world_size", "ep_rank_id"))
-        return contract == 2 and not 0 < comm.ranks_per_server(*place) < self.arguments["ep_world_size"]
+        group, world, rank = (self.arguments[name] for name in ("group_ep", "ep_world_size", "ep_rank_id"))
+        if contract == 1 or comm.place(group) is None:  # nothing runs in a group that only a tracer has seen
+            return contract == 2
+        return not 0 < comm.ranks_per_server(group, world, rank) < world
 
     def slots(self, ids: Tensor, mask: Tensor | None, index: Tensor, rows: int, contract: int) -> Tensor:
         """(rows,): the k of each row. Where no triples tell it, it travels in the place of the weights."""
@@ -303,8 +305,7 @@ def _register(op: Any, function: Any) -> None:
     def differentiate(keys: Any, *args: Any, **kwargs: Any) -> Any:
         below = keys & torch._C._after_autograd_keyset
         given = op.bind(args, kwargs)
-        wanting = any(isinstance(value, Tensor) and value.requires_grad for value in given.values())
-        if not wanting or not torch.is_grad_enabled():
+        if not registration.wants_gradient(given.values()):
             return _below(op, below, given)
         return function.apply(op, below, *(given[name] for name in names))
 

@@ -7,7 +7,7 @@ have in common.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -44,6 +44,11 @@ class NotDifferentiable(torch.autograd.Function):
             f"{ctx.name} is not differentiable yet: call it under torch.no_grad(), "
             "or detach() the inputs that require grad"
         )
+
+
+def wants_gradient(values: Iterable[Any]) -> bool:
+    """Whether autograd has to follow a call of these arguments."""
+    return torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in values)
 
 
 def keep_order_in_inductor(op: Any) -> None:
@@ -120,7 +125,11 @@ class _Op(Operator):
 
         def op(*args: Any, **kwargs: Any) -> Any:
             try:
-                return call(*args, **kwargs)
+                if wants_gradient((*args, *kwargs.values())):
+                    return call(*args, **kwargs)
+                # The kernel of the Autograd key is Python's, and takes longer than the rest of a small call.
+                with torch._C._AutoDispatchBelowAutograd():
+                    return call(*args, **kwargs)
             except RuntimeError as error:
                 answers.raise_kept(error)
                 if (unknown := unknown_name(self.name, self.names, kwargs)) is not None:

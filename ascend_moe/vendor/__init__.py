@@ -16,6 +16,7 @@ import torch
 from ascend_moe import experts
 from ascend_moe import routing as routers
 from ascend_moe.errors import ArgumentError, LibraryError
+from ascend_moe.experts import grouped_matmul
 from ascend_moe.ops import registration
 from ascend_moe.ops.schemas import NAMESPACE, VENDOR_SCHEMAS, list_overload_of, schema_of
 from ascend_moe.vendor import collectives, fused, meta, permute, routing
@@ -131,7 +132,12 @@ class _VendorOp(registration.Operator):
         needing_grad = [tensor for tensor in given if tensor.requires_grad]
         if not needing_grad or not torch.is_grad_enabled():
             return self.below_autograd(keys, args, kwargs)
-        npu = given[0].device.type == "npu"
+        if self.name == "npu_grouped_matmul":
+            bound = self.bind(args, kwargs)
+            if grouped_matmul.has_products_for_gradients(bound):
+                return grouped_matmul.multiply_with_gradient(self.overload, bound)
+        # A collective is made of ops that have gradients on every device.
+        npu = given[0].device.type == "npu" and not self.kind.collective
         if not self.kind.differentiable or (npu and not self._torch_npu_differentiates()):
             outputs = self.below_autograd(keys, args, kwargs)
             listed = isinstance(outputs, list)  # torch would take the tensors in a list for constants
@@ -139,7 +145,7 @@ class _VendorOp(registration.Operator):
                 self.name, tuple(outputs) if listed else outputs, *needing_grad
             )
             return list(made) if listed else made
-        return self.npu(*args, **kwargs) if npu else self.cpu(*args, **kwargs)
+        return self.npu(*args, **kwargs) if given[0].device.type == "npu" else self.cpu(*args, **kwargs)
 
     def _torch_npu_differentiates(self) -> bool:
         # torch_npu does not differentiate all of ours: torch would only warn and leave the gradient out.
@@ -160,7 +166,8 @@ def _register(name: str, kind: _Kind, schema: str) -> None:
 
 
 for _run in (*_COLLECTIVE, *_DIFFERENTIABLE, *_OTHERS):
-    _kind = _Kind(_run, _run in _DIFFERENTIABLE, _run in _COLLECTIVE)
+    _differentiable = _run in (*_DIFFERENTIABLE, collectives.npu_moe_distribute_combine_add_rms_norm)
+    _kind = _Kind(_run, _differentiable, _run in _COLLECTIVE)
     _register(_run.__name__, _kind, schema_of(_run))
 _LIST = "npu_grouped_matmul.List"
 _register(_LIST, OPS["npu_grouped_matmul"].kind, list_overload_of(OPS["npu_grouped_matmul"].schema))
