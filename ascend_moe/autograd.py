@@ -233,20 +233,28 @@ class _Combine(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> Any:
-        ids, mask, index, counts, weights, saved = ctx.saved_tensors
-        grads: dict[str, Tensor | None] = {}
+        saved = ctx.saved_tensors  # once: where activations are recomputed it is the recomputation
+        mask, grads = saved[1], dict[str, Tensor | None]()
         if ctx.wanted["shared_expert_x"]:
             active = None if mask is None else mask if mask.dim() == 1 else mask.any(1)
             shared = gy if active is None else torch.where(active[:, None], gy, 0.0)
             grads["shared_expert_x"] = shared.reshape(ctx.shared_shape)
-        if ctx.wanted["expand_x"] or saved is not None:
-            grads["expand_x"], grads["expert_scales"] = _rows_back(ctx, gy)
+        if ctx.wanted["expand_x"] or saved[-1] is not None:
+            grads["expand_x"], grads["expert_scales"] = _rows_back(ctx, gy, *saved)
         return None, None, *(grads.get(name) for name in registration.OPERATORS[ctx.name].names)
 
 
-def _rows_back(ctx: Any, gy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _rows_back(
+    ctx: Any,
+    gy: Tensor,
+    ids: Tensor,
+    mask: Tensor | None,
+    index: Tensor | None,
+    counts: Tensor,
+    weights: Tensor,
+    saved: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None]:
     """Of a combine: the gradients of its rows, and of its weights."""
-    ids, mask, index, counts, weights, saved = ctx.saved_tensors
     route, count = ctx.route, ctx.shape[0]
     sent = route.dispatch(gy, ids, mask, weights if ctx.weighted else None)
     rows, factors = _fit(sent[0], count), _fit(sent[6], count)
