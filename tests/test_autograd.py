@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+from gloo_ranks import threads
+from rank_processes import Ranks, assert_named
 from torch import Tensor
 from torch.autograd import gradcheck
+from torch.utils.checkpoint import checkpoint
 
 import ascend_moe
 from ascend_moe.comm import LocalCluster
-from ascend_moe.errors import AscendMoeError
-from ascend_moe.reference.cases import Case, Place
-from ascend_moe.validate import run as validate_run
+from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
+from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
+from ascend_moe.reference.cases import Case
 
 # gradcheck warns of every input that is not fp64.
 pytestmark = pytest.mark.filterwarnings("ignore:Input #.*double precision")
@@ -37,7 +44,14 @@ class Trip:
         # Of no rows numpy makes strides of 0, which gradcheck does not take.
         return [torch.empty(tensor.shape).copy_(tensor) for tensor in every if tensor is not None]
 
-    def run(self, rank: int, group_ep: str, x: Tensor, weights: Tensor, shared: Tensor | None = None) -> Tensor:
+    def run(self, rank: int, group_ep: str, *leaves: Tensor) -> Tensor:
+        *_, y = self.steps(rank, group_ep, *leaves)
+        return y
+
+    def steps(
+        self, rank: int, group_ep: str, x: Tensor, weights: Tensor, shared: Tensor | None = None
+    ) -> Iterator[Tensor]:
+        """Of dispatch, and of combine."""
         case, given = self.case, self.case.inputs[rank]
         options: dict[str, Any] = {"x_active_mask": given.x_active_mask, "global_bs": case.global_bs}
         options |= {"comm_alg": self.comm_alg} if case.contract == 2 else {}
@@ -47,6 +61,7 @@ class Trip:
         dispatch = getattr(ascend_moe, f"npu_moe_distribute_dispatch{version}")
         combine = getattr(ascend_moe, f"npu_moe_distribute_combine{version}")
         sent = dispatch(x, given.expert_ids, *place, **options, **extra)
+        yield sent[0]
         rows = sent[0] * self.factors(rank, sent[4], sent[0].shape)
         if self.inside:
             rows, weights = rows * sent[6][:, None], weights.new_empty(0)
@@ -56,8 +71,7 @@ class Trip:
             order = torch.randperm(count, generator=torch.Generator().manual_seed(rank))
             rows, index = rows[order], index.view(-1)[: 3 * count].view(count, 3)[order].reshape(-1)
         options |= {"shared_expert_x": shared} if shared is not None else {}
-        y: Tensor = combine(rows, given.expert_ids, index, sent[4], weights, *place, **options)
-        return y
+        yield combine(rows, given.expert_ids, index, sent[4], weights, *place, **options)
 
     def factors(self, rank: int, counts: Tensor, shape: Sequence[int]) -> Tensor:
         """(A, H): what each row's expert multiplies each column by; NaN behind the last row."""
@@ -146,3 +160,229 @@ def test_everything_on_one_expert(clusters: Any) -> None:
 
 def test_rows_in_another_order_than_dispatchs(clusters: Any) -> None:
     check_numbers(clusters[2], Trip(small(ids="mixed", batches="unequal"), "window", shuffled=True))
+
+
+# ---- the dispatchers
+
+
+def carried(dispatcher: Dispatcher, case: Case) -> list[Tensor]:
+    """A rank's result and its gradients, the experts being linear."""
+    given = case.inputs[dispatcher.rank]
+    shared = given.shared_expert_x
+    leaves = [each.detach().clone().requires_grad_() for each in (given.x, given.expert_scales, shared)]
+    options: dict[str, Any] = {"x_active_mask": given.x_active_mask, "global_bs": case.global_bs}
+    sent = dispatcher.dispatch(leaves[0], given.expert_ids, **options)
+    factors = Trip(case).factors(dispatcher.rank, sent.ep_recv_counts, sent.expand_x.shape)
+    rows = (sent.expand_x * factors).to(case.torch_dtype)
+    y = dispatcher.combine(rows, sent, leaves[1], shared_expert_x=leaves[2])
+    (y.float() * (1 + torch.arange(y.numel()).view(y.shape) % 7)).sum().backward()
+    return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        small(world=2, ids="mixed", mask="pair", batches="unequal", shared=2),
+        small(world=4, ids="hot", mask="token", batches="zero rank", shared=2),
+        small(world=2, batches="no tokens", shared=2),
+    ],
+    ids=lambda case: case.name,
+)
+def test_all_dispatchers_have_the_same_gradients(case: Case, dtype: str, clusters: Any) -> None:
+    case = replace(case, dtype=dtype, width=16)
+    world, experts = case.world, case.experts
+    expected = clusters[world].run(lambda rank, group: carried(WindowDispatcher(group, world, rank, experts), case))
+    assert all(len(found) == 4 for found in expected)
+    for kind in (AllToAllDispatcher, AllGatherDispatcher):
+        for one, other in zip(
+            threads(world).run(lambda _, group: carried(kind(group, experts), case)), expected, strict=True
+        ):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# ---- int8
+
+
+@pytest.fixture
+def straight_through() -> Iterator[None]:
+    ascend_moe.set_int8_gradient("straight_through")
+    yield
+    ascend_moe.set_int8_gradient("refuse")
+
+
+def quantised(dispatcher: Dispatcher, case: Case, mode: int, **options: Any) -> Tensor | None:
+    given = case.inputs[dispatcher.rank]
+    x = given.x.detach().clone().requires_grad_()
+    sent = dispatcher.dispatch(x, given.expert_ids, quant_mode=mode, **options)
+    rows = ascend_moe.dequantize_rows(sent.expand_x, sent.dynamic_scales) if mode else sent.expand_x
+    y = dispatcher.combine(
+        rows * Trip(case).factors(dispatcher.rank, sent.ep_recv_counts, rows.shape), sent, given.expert_scales
+    )
+    y.sum().backward()
+    return x.grad
+
+
+def carriers(case: Case, cluster: LocalCluster, body: Callable[[Dispatcher], Any]) -> list[list[Any]]:
+    """The body's results by rank, over windows and over all-to-all."""
+    world, experts = case.world, case.experts
+    windows = cluster.run(lambda rank, group: body(WindowDispatcher(group, world, rank, experts)))
+    return [windows, threads(world).run(lambda _, group: body(AllToAllDispatcher(group, experts)))]
+
+
+def test_int8_gradients_as_if_nothing_was_rounded(straight_through: None, clusters: Any) -> None:
+    case = small(world=2, ids="mixed")
+    for found, expected in zip(
+        *(carriers(case, clusters[2], lambda d: quantised(d, case, mode)) for mode in (2, 0)), strict=True
+    ):
+        assert all(
+            torch.equal(one, other) and bool((one != 0).any()) for one, other in zip(found, expected, strict=True)
+        )
+
+
+def test_int8_gradients_that_would_be_wrong_are_refused(clusters: Any) -> None:
+    case = small(world=2, ids="distinct")
+
+    def refused(dispatcher: Dispatcher) -> None:
+        with pytest.raises(
+            AscendMoeError, match=r"quant_mode 2 are not differentiable: use quant_mode 0, or ascend_moe\.set"
+        ):
+            quantised(dispatcher, case, 2)
+
+    carriers(case, clusters[2], refused)
+    with pytest.raises(ArgumentError, match="mode is 'on'; need one of refuse, straight_through"):
+        ascend_moe.set_int8_gradient("on")
+
+
+def test_int8_straight_through_needs_the_rows_and_no_scales(straight_through: None, clusters: Any) -> None:
+    case = small(world=2, ids="distinct")
+
+    def alone(dispatcher: Dispatcher) -> None:
+        x = case.inputs[dispatcher.rank].x.detach().clone().requires_grad_()
+        ids = case.inputs[dispatcher.rank].expert_ids
+        with pytest.raises(AscendMoeError, match="dynamic_scales alone have a gradient"):
+            dispatcher.dispatch(x, ids, quant_mode=2).dynamic_scales.sum().backward()
+        with pytest.raises(AscendMoeError, match="dynamic_scales are not those that a dispatch returned"):
+            sent = dispatcher.dispatch(x, ids, quant_mode=2)
+            ascend_moe.dequantize_rows(sent.expand_x, sent.dynamic_scales * 1).sum().backward()
+        with pytest.raises(ArgumentError, match="scales have no gradient"):
+            quantised(dispatcher, case, 2, scales=torch.ones(case.experts, case.hidden))
+        with pytest.raises(ArgumentError, match="expand_x is"):
+            ascend_moe.dequantize_rows(sent.expand_x.float(), sent.dynamic_scales)
+        with pytest.raises(ArgumentError, match="dynamic_scales is"):
+            ascend_moe.dequantize_rows(sent.expand_x, sent.dynamic_scales[1:])
+
+    carriers(case, clusters[2], alone)
+
+
+# ---- orders of calls
+
+
+def halves(order: str) -> Callable[[int, str], list[Tensor]]:
+    """Two micro-batches whose dispatches (D) and combines (C), and then backwards, come in an order."""
+    trips = [Trip(small(world=2, ids="mixed", batches="unequal", seed=seed)) for seed in (1, 2)]
+
+    def run(rank: int, group_ep: str) -> list[Tensor]:
+        leaves = [[leaf.requires_grad_() for leaf in trip.leaves(rank)] for trip in trips]
+        running = [trip.steps(rank, group_ep, *mine) for trip, mine in zip(trips, leaves, strict=True)]
+        results = [next(running[int(number)]) for number in order]
+        combined = {number: y for number, y in zip(order, results, strict=True)}
+        for y in combined.values():
+            y.square().sum().backward()
+        return [leaf.grad for mine in leaves for leaf in mine if leaf.grad is not None]
+
+    return run
+
+
+def test_two_micro_batches_may_be_open_at_once(clusters: Any) -> None:
+    expected = clusters[2].run(halves("0011"))
+    for order in ("0101", "0110"):  # D, D, C, C
+        for one, other in zip(clusters[2].run(halves(order)), expected, strict=True):
+            assert len(one) == 4 and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputed_activations_have_the_same_gradients(reentrant: bool, clusters: Any) -> None:
+    trip = Trip(small(world=2, ids="mixed", batches="zero rank", shared=2))
+
+    def run(rank: int, group_ep: str, recompute: bool) -> list[Tensor]:
+        leaves = [leaf.requires_grad_() for leaf in trip.leaves(rank)]
+        body = functools.partial(trip.run, rank, group_ep)
+        y = checkpoint(body, *leaves, use_reentrant=reentrant) if recompute else body(*leaves)
+        y.square().sum().backward()
+        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+    expected, found = (clusters[2].run(run, recompute) for recompute in (False, True))
+    for one, other in zip(found, expected, strict=True):
+        assert len(one) == 3 and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_forward_keeps_the_routing_only(clusters: Any) -> None:
+    """Rows are kept where the weights want a gradient, and there only."""
+    trip = Trip(small(world=1))
+
+    def run(rank: int, group_ep: str, wanting: bool) -> list[tuple[int, ...]]:
+        kept: list[Tensor] = []
+        x, weights = trip.leaves(rank)
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            place = group_ep, 1, rank, trip.case.experts
+            ids = trip.case.inputs[rank].expert_ids
+            sent = ascend_moe.npu_moe_distribute_dispatch_v2(x.requires_grad_(), ids, *place)
+            weights.requires_grad_(wanting)
+            ascend_moe.npu_moe_distribute_combine_v2(sent[0], ids, sent[2], sent[4], weights, *place)
+        return [tuple(tensor.shape) for tensor in kept if tensor.dim() == 2 and tensor.shape[1] == trip.case.hidden]
+
+    (without,), (rows,) = (clusters[1].run(run, wanting) for wanting in (False, True))
+    assert without == [] and len(rows) == 1
+
+
+# ---- failures
+
+
+def test_between_servers_slots_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An A2's dispatch has no triples for rows of other servers."""
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    for inside in (False, True):
+        with LocalCluster(4) as cluster:
+            check_numbers(cluster, Trip(small(world=4, ids="mixed", mask="pair"), inside=inside))
+
+
+def backward_alone(rank: int, world: int, dies: int) -> None:
+    trip = Trip(small(world=world, ids="distinct"))
+    leaves = [leaf.requires_grad_() for leaf in trip.leaves(rank)]
+    y = trip.run(rank, ascend_moe.comm_name(), *leaves)
+    if rank == dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    y.sum().backward()
+
+
+def test_a_rank_that_is_killed_before_its_backward_is_named() -> None:
+    with Ranks(3, timeout_s=20) as ranks:
+        for rank in range(3):
+            ranks.start(rank, backward_alone, rank, 3, 1)
+        for rank in (0, 2):
+            outcome = ranks.wait(rank)
+            assert_named(outcome, "PeerLost", 1)
+            assert "dispatch" in outcome.text  # the backward of combine
+
+
+def test_a_rank_that_runs_no_backward_is_named(clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "1")
+    trip = Trip(small(world=2, ids="distinct"))
+
+    def run(rank: int, group_ep: str) -> str:
+        y = trip.run(rank, group_ep, *(leaf.requires_grad_() for leaf in trip.leaves(rank)))
+        if rank == 1:
+            time.sleep(3)
+            return ""
+        with pytest.raises(CommTimeout) as caught:
+            y.sum().backward()
+        return str(caught.value)
+
+    with LocalCluster(2) as cluster:
+        assert "rank 1" in cluster.run(run)[0]
