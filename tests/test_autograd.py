@@ -19,6 +19,7 @@ from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 
 import ascend_moe
+from ascend_moe import autograd
 from ascend_moe.comm import LocalCluster
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
@@ -160,6 +161,30 @@ def test_everything_on_one_expert(clusters: Any) -> None:
 
 def test_rows_in_another_order_than_dispatchs(clusters: Any) -> None:
     check_numbers(clusters[2], Trip(small(ids="mixed", batches="unequal"), "window", shuffled=True))
+
+
+def test_rows_that_did_not_arrive_have_a_gradient_of_zero(clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, send = small(world=2, ids="minus"), autograd._Route.dispatch
+
+    def with_nan(*args: Any) -> Any:
+        sent = send(*args)
+        sent[0][int(sent[4][case.experts - 1]) :] = float("nan")  # undefined, and often zero by chance
+        return sent
+
+    monkeypatch.setattr(autograd._Route, "dispatch", with_nan)
+
+    def run(rank: int, group_ep: str) -> None:
+        given, place = case.inputs[rank], (group_ep, 2, rank, case.experts)
+        sent = ascend_moe.npu_moe_distribute_dispatch_v2(given.x, given.expert_ids, *place)
+        rows, tensors = sent[0].clone().requires_grad_(), (given.expert_ids, sent[2], sent[4], given.expert_scales)
+        y = ascend_moe.npu_moe_distribute_combine_v2(rows, *tensors, *place).sum()
+        y.backward()
+        assert rows.grad is not None
+        count = int(sent[4][-1])
+        assert 0 < count < len(rows) and bool((rows.grad[:count] != 0).all())
+        assert bool((rows.grad[count:] == 0).all())
+
+    clusters[2].run(run)
 
 
 # ---- the dispatchers
