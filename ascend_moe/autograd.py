@@ -157,7 +157,8 @@ class _Route:
             return index[: 3 * rows].view(rows, 3)[:, 2]
         numbers = torch.arange(ids.shape[1], dtype=torch.float32, device=ids.device).expand(ids.shape)
         blank = torch.zeros(ids.shape[0], _NARROW, dtype=torch.float32, device=ids.device)
-        return self.dispatch(blank, ids, mask, numbers.contiguous())[6][:rows]
+        slots: Tensor = self.dispatch(blank, ids, mask, numbers.contiguous())[6]
+        return slots[:rows]
 
 
 def _columns(values: Tensor, slots: Tensor, topk: int) -> Tensor:

@@ -220,10 +220,13 @@ def test_all_dispatchers_have_the_same_gradients(case: Case, dtype: str, cluster
     expected = clusters[world].run(lambda rank, group: carried(WindowDispatcher(group, world, rank, experts), case))
     assert all(len(found) == 4 for found in expected)
     for kind in (AllToAllDispatcher, AllGatherDispatcher):
-        for one, other in zip(
-            threads(world).run(lambda _, group: carried(kind(group, experts), case)), expected, strict=True
-        ):
+        body = functools.partial(gradients_by, kind, case)
+        for one, other in zip(threads(world).run(body), expected, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def gradients_by(kind: Any, case: Case, rank: int, group: Any) -> list[Tensor]:
+    return carried(kind(group, case.experts), case)
 
 
 # ---- int8
@@ -257,12 +260,12 @@ def carriers(case: Case, cluster: LocalCluster, body: Callable[[Dispatcher], Any
 
 def test_int8_gradients_as_if_nothing_was_rounded(straight_through: None, clusters: Any) -> None:
     case = small(world=2, ids="mixed")
-    for found, expected in zip(
-        *(carriers(case, clusters[2], lambda d: quantised(d, case, mode)) for mode in (2, 0)), strict=True
-    ):
-        assert all(
-            torch.equal(one, other) and bool((one != 0).any()) for one, other in zip(found, expected, strict=True)
-        )
+    rounded, exact = (
+        carriers(case, clusters[2], functools.partial(quantised, case=case, mode=mode)) for mode in (2, 0)
+    )
+    for found, expected in zip(rounded, exact, strict=True):
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other) and bool((one != 0).any())
 
 
 def test_int8_gradients_that_would_be_wrong_are_refused(clusters: Any) -> None:
@@ -311,7 +314,7 @@ def halves(order: str) -> Callable[[int, str], list[Tensor]]:
         leaves = [[leaf.requires_grad_() for leaf in trip.leaves(rank)] for trip in trips]
         running = [trip.steps(rank, group_ep, *mine) for trip, mine in zip(trips, leaves, strict=True)]
         results = [next(running[int(number)]) for number in order]
-        combined = {number: y for number, y in zip(order, results, strict=True)}
+        combined = dict(zip(order, results, strict=True))
         for y in combined.values():
             y.square().sum().backward()
         return [leaf.grad for mine in leaves for leaf in mine if leaf.grad is not None]

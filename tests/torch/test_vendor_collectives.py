@@ -12,7 +12,7 @@ from test_torch_compile import Graphs, ops_in
 
 import ascend_moe
 from ascend_moe import npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2
-from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, ConfigMismatch, WindowTooSmall
+from ascend_moe.errors import ArgumentError, CommTimeout, ConfigMismatch, WindowTooSmall
 from ascend_moe.npu import _npu_distribute_barrier, npu_moe_distribute_combine_add_rms_norm
 
 OPS = torch.ops.ascend_moe
