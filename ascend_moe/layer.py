@@ -109,7 +109,6 @@ class MoELayer(nn.Module):
         self.dispatcher = dispatcher
         self.dtype = dtype
         self.global_bs = global_bs
-        self.trainable = trainable
         hidden, local = config.hidden_size, dispatcher.local_experts
         inner, shared = config.moe_intermediate_size, config.shared_intermediate_size
 
@@ -157,7 +156,8 @@ class MoELayer(nn.Module):
 
         From then on dispatch sends int8 rows, each with one scale (quant_mode 2).
         """
-        need(not self.trainable, "trainable", "is True; int8 weights have no gradient: make the layer without it")
+        rule = "is True; int8 weights have no gradient: make the layer without it"
+        need(not self.w_gate_up.requires_grad, "trainable", rule)
         if self.quant_mode:
             return self
         for name in ("w_gate_up", "w_down"):
@@ -235,7 +235,8 @@ class MoELayer(nn.Module):
     def run_experts(self, sent: Dispatched) -> Tensor:
         """Runs the expert MLP over dispatched rows; returns (>= n, H) in the layer's dtype."""
         # Rows that autograd follows are not put into memory that is there before them.
-        followed = torch.is_grad_enabled() and (self.trainable or sent.expand_x.requires_grad)
+        leaves = (self.w_gate_up, self.w_down, sent.expand_x, sent.dynamic_scales)
+        followed = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
         out = None if followed else self.dispatcher.empty_expert_out(sent, self.dtype)
         quantised = self.quant_mode != 0
         return grouped_mlp(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +22,7 @@ from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 
 import ascend_moe
-from ascend_moe import autograd
+from ascend_moe import autograd, explore
 from ascend_moe.comm import LocalCluster
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
@@ -414,3 +417,30 @@ def test_a_rank_that_runs_no_backward_is_named(clusters: Any, monkeypatch: pytes
 
     with LocalCluster(2) as cluster:
         assert "rank 1" in cluster.run(run)[0]
+
+
+def test_the_page_about_training_runs() -> None:
+    page = Path(__file__).resolve().parents[1] / "docs" / "training.md"
+    code = page.read_text().partition("```python\n")[2].partition("```")[0]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    norms = [float(norm) for norm in done.stdout.strip("[]\n").split(", ")]
+    assert len(norms) == 4 and max(norms) > 0
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_no_schedule_of_a_training_step_hangs(algorithm: str) -> None:
+    """Two micro-batches forward, and their backwards: dispatches with weights, combines without."""
+    case = explore.Program(
+        world=3,
+        contract=2,
+        dtype="fp32",
+        ids="mixed",
+        batches="zero rank",
+        sequence="DDCCDCDC",
+        weights=True,
+        plain=True,
+        algorithm=algorithm,
+    )
+    result = explore.explore(case, schedules=200)
+    assert result.schedules == 200 and not result.finding, result.finding and result.finding.line()
