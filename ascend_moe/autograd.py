@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from . import comm
 from .errors import AscendMoeError, need, need_one_of
@@ -72,6 +73,7 @@ class _Dequantize(torch.autograd.Function):
         return (codes.float() * scales[:, None]).to(dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         if not hasattr(ctx.node, "row_gradients"):
             raise AscendMoeError(
@@ -188,6 +190,7 @@ class _Dispatch(torch.autograd.Function):
         return outputs
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         ids, mask, index, counts = ctx.saved_tensors
         route, rows, like = ctx.route, grads[0], {"device": ids.device}
@@ -233,6 +236,7 @@ class _Combine(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gy: Tensor) -> Any:
         saved = ctx.saved_tensors  # once: where activations are recomputed it is the recomputation
         mask, grads = saved[1], dict[str, Tensor | None]()

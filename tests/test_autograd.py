@@ -375,6 +375,19 @@ def test_forward_keeps_the_routing_only(clusters: Any) -> None:
 # ---- failures
 
 
+def test_second_derivatives_are_refused(clusters: Any) -> None:
+    trip = Trip(small(world=1, ids="distinct"))
+
+    def run(rank: int, group_ep: str) -> None:
+        leaves = [leaf.requires_grad_() for leaf in trip.leaves(rank)]
+        (gx, gw) = torch.autograd.grad(trip.run(rank, group_ep, *leaves).square().sum(), leaves, create_graph=True)
+        for grad in (gx, gw):
+            with pytest.raises(RuntimeError, match="once_differentiable"):
+                grad.sum().backward(retain_graph=True)
+
+    clusters[1].run(run)
+
+
 def test_between_servers_slots_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     """An A2's dispatch has no triples for rows of other servers."""
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.autograd.function import once_differentiable
 
 from ascend_moe import autograd
 from ascend_moe.dispatchers import rows as row_ops
@@ -252,6 +253,7 @@ class _Sent(torch.autograd.Function):
         return rows, scales
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, scales: Tensor | None) -> Any:
         handle = ctx.handle
         if ctx.quantised:
@@ -276,6 +278,7 @@ class _Summed(torch.autograd.Function):
         return dispatcher._add_rows(rows, handle, weights, shared)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gy: Tensor) -> Any:
         weights, rows = ctx.saved_tensors
         dispatcher, handle, routing = ctx.dispatcher, ctx.handle, ctx.handle.routing

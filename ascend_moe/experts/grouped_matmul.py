@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from ascend_moe._torch_npu import compute_dtype, npu_operator, on_npu, resolve_dtype
 from ascend_moe.errors import ArgumentError, need, need_unset
@@ -97,6 +98,7 @@ class _Product(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gy: torch.Tensor) -> Any:
         groups, x, *weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad[3:]

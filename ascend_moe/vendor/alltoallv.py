@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 from ascend_moe import comm, settings
 from ascend_moe._torch_npu import npu_operator
@@ -185,6 +186,7 @@ class _Fused(torch.autograd.Function):
         return *outputs[:2], outputs[2] if given["permute_out_flag"] else None
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gy: torch.Tensor | None, g_shared: torch.Tensor | None, *_: Any) -> Any:
         x, weight, mm_x, mm_weight, rows = ctx.saved_tensors
         given, transposed = ctx.given, ctx.given["trans_gmm_weight"]
