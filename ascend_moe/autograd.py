@@ -7,6 +7,7 @@ ranks. Forward keeps the routing of the call; combine keeps its rows too where e
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import comm
-from .errors import AscendMoeError, need, need_one_of
+from .errors import AscendMoeError, WindowTooSmall, need, need_one_of
 from .ops import calls, registration
 
 INT8_GRADIENTS = ("refuse", "straight_through")
@@ -132,18 +133,16 @@ class _Route:
         return _op(f"{_DISPATCH}_v2")(x, ids, x_active_mask=mask, expert_scales=weights, **self.arguments)
 
     def add_rows(
-        self, rows: Tensor, ids: Tensor, mask: Tensor | None, index: Tensor, counts: Tensor, contract: int = 0
+        self, rows: Tensor, ids: Tensor, mask: Tensor | None, index: Tensor, counts: Tensor, contract: int
     ) -> Tensor:
-        """For every token the sum of its rows."""
-        version = {"expand_idx": index} if (contract or self.contract) == 1 else {"assist_info_for_combine": index}
-        name = _COMBINE if "expand_idx" in version else f"{_COMBINE}_v2"
-        arguments = {"ep_send_counts": counts, "x_active_mask": mask, **version, **self.arguments}
-        tp = arguments["tp_world_size"]
-        arguments["tp_send_counts"] = counts.new_zeros(tp) if tp else None
-        if "expand_idx" in version:
-            arguments.pop("comm_alg", None)
+        """For every token the sum of its rows; ``index`` and ``counts`` are of a dispatch of this contract."""
+        name = _COMBINE if contract == 1 else f"{_COMBINE}_v2"
         nothing = torch.empty(0, dtype=torch.float32, device=rows.device)
-        added: Tensor = _op(name)(rows, ids, expert_scales=nothing, **arguments)
+        ignored = counts.new_zeros(self.arguments["tp_world_size"])
+        options = {"tp_send_counts": ignored, "x_active_mask": mask, **self.arguments}
+        if contract == 1:
+            options.pop("comm_alg", None)
+        added: Tensor = _op(name)(rows, ids, index, counts, nothing, **options)
         return added
 
     def has_triples(self, contract: int) -> bool:
@@ -205,14 +204,15 @@ class _Dispatch(torch.autograd.Function):
             values = torch.zeros(ctx.shape[0], **like) if grads[6] is None else grads[6]
             slots = route.slots(ids, mask, index, ctx.shape[0], route.contract)
             columns = _columns(values, slots, topk)
-            fits = ctx.dtype == torch.float32 and ctx.shape[1] + columns.shape[1] <= _WIDEST
-            if ctx.want_x and fits:
-                both = route.add_rows(torch.cat([rows, columns], 1), ids, mask, index, counts)
-                gx, gw = both[:, : ctx.shape[1]], both[:, ctx.shape[1] :][:, :topk]
-            else:
-                gw = route.add_rows(columns, ids, mask, index, counts)[:, :topk]
+            if ctx.want_x and ctx.dtype == torch.float32 and ctx.shape[1] + columns.shape[1] <= _WIDEST:
+                # Windows that rows fit in may be too small for wider ones; then they are on all ranks.
+                with contextlib.suppress(WindowTooSmall):
+                    both = route.add_rows(torch.cat([rows, columns], 1), ids, mask, index, counts, route.contract)
+                    gx, gw = both[:, : ctx.shape[1]], both[:, ctx.shape[1] :][:, :topk]
+            if gw is None:
+                gw = route.add_rows(columns, ids, mask, index, counts, route.contract)[:, :topk]
         if ctx.want_x and gx is None:
-            gx = route.add_rows(rows, ids, mask, index, counts)
+            gx = route.add_rows(rows, ids, mask, index, counts, route.contract)
         by_name = {"x": gx, "expert_scales": gw}
         return None, None, *(by_name.get(name) for name in registration.OPERATORS[ctx.name].names)
 
@@ -280,7 +280,7 @@ def _rows_back(
         values = _fit(values, sent[0].shape[0])
         slots = route.slots(ids, mask, sent[2], values.shape[0], 2)
         columns = _columns(values, slots, ids.shape[1])
-        gw = route.add_rows(columns, ids, mask, sent[2], sent[4], contract=2)[:, : ids.shape[1]]
+        gw = route.add_rows(columns, ids, mask, sent[2], sent[4], 2)[:, : ids.shape[1]]
     return gz, gw
 
 

@@ -25,7 +25,7 @@ import ascend_moe
 from ascend_moe import autograd, explore
 from ascend_moe.comm import LocalCluster
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
-from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
+from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, WindowTooSmall
 from ascend_moe.reference.cases import Case
 
 # gradcheck warns of every input that is not fp64.
@@ -304,6 +304,26 @@ def test_int8_straight_through_needs_the_rows_and_no_scales(straight_through: No
             ascend_moe.dequantize_rows(sent.expand_x, sent.dynamic_scales[1:])
 
     carriers(case, clusters[2], alone)
+
+
+def test_windows_too_small_for_the_extra_columns_are_enough() -> None:
+    """Then the weights' gradients come home by a combine of their own."""
+    trip = Trip(Case(world=1, topk=1, batch=3500, width=32, dtype="fp32", contract=2, ids="distinct"), inside=True)
+
+    def run(rank: int, group_ep: str) -> list[Tensor]:
+        leaves = [leaf.requires_grad_() for leaf in trip.leaves(rank)]
+        trip.run(rank, group_ep, *leaves).square().sum().backward()
+        wide = torch.empty(3500, 40), trip.case.inputs[rank].expert_ids
+        if window == 1:
+            with pytest.raises(WindowTooSmall):
+                ascend_moe.npu_moe_distribute_dispatch_v2(*wide, group_ep, 1, rank, trip.case.experts)
+        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+    found = []
+    for window in (1, 4):
+        with LocalCluster(1, window_mib=window) as cluster:
+            found += cluster.run(run)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 # ---- orders of calls
