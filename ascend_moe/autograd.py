@@ -262,19 +262,22 @@ def _rows_back(
     """Of a combine: the gradients of its rows, and of its weights."""
     route, count = ctx.route, ctx.shape[0]
     sent = route.dispatch(gy, ids, mask, weights if ctx.weighted else None)
-    rows, factors = _fit(sent[0], count), _fit(sent[6], count)
-    order = _order(route, index, sent[2], counts, count)
+    used = _used(route, counts)
+    here = count if used is None else used
+    rows, factors = _fit(sent[0], here), _fit(sent[6], here)
+    order = None if used is None else _order(route, index, sent[2], used)
     if order is not None:
         rows, factors = rows[order], factors[order]
     gz = gw = None
     if ctx.wanted["expand_x"]:
-        product = rows * factors[:, None] if ctx.weighted else rows
-        end = counts[route.arguments["moe_expert_num"] - 1]
-        # Behind the last row nothing is defined, and anything times zero may be NaN.
-        valid = torch.arange(count, device=rows.device) < end
-        gz = torch.where(valid[:, None], product, 0.0).to(rows.dtype)
+        gz = (rows * factors[:, None]).to(rows.dtype) if ctx.weighted else rows
+        if used is None:
+            # Behind the last row nothing is defined, and anything times zero may be NaN.
+            valid = torch.arange(count, device=rows.device) < counts[route.arguments["moe_expert_num"] - 1]
+            gz = torch.where(valid[:, None], gz, torch.zeros_like(gz))
+        gz = _fit(gz, count)
     if saved is not None:
-        values = (rows.float() * saved.float()).sum(1)
+        values = (rows.float() * saved[:here].float()).sum(1)
         if order is not None:
             values = torch.empty_like(values).index_copy_(0, order, values)
         values = _fit(values, sent[0].shape[0])
@@ -284,6 +287,13 @@ def _rows_back(
     return gz, gw
 
 
+def _used(route: _Route, counts: Tensor) -> int | None:
+    """The rows that arrived, where the host may read it: not on an NPU, and not while a compiler traces."""
+    if type(counts) is not Tensor or counts.device.type != "cpu":
+        return None
+    return int(counts[route.arguments["moe_expert_num"] - 1])
+
+
 def _fit(rows: Tensor, count: int) -> Tensor:
     """The first ``count`` rows, zeros where there are fewer."""
     if rows.shape[0] >= count:
@@ -291,20 +301,18 @@ def _fit(rows: Tensor, count: int) -> Tensor:
     return torch.cat([rows, rows.new_zeros(count - rows.shape[0], *rows.shape[1:])])
 
 
-def _order(route: _Route, index: Tensor | None, sent: Tensor, counts: Tensor, count: int) -> Tensor | None:
-    """(count,): where combine's rows stand among those of a dispatch; None: in the same places.
+def _order(route: _Route, index: Tensor | None, sent: Tensor, used: int) -> Tensor | None:
+    """(used,): where combine's rows stand among those of a dispatch; None: in the same places.
 
-    Only the window algorithm takes rows in another order than dispatch's. Looked at on the host, so on an NPU
-    and in compiled programs rows are taken to be in dispatch's order.
+    Only the window algorithm takes rows in another order than dispatch's.
     """
-    if index is None or type(index) is not Tensor or index.device.type != "cpu" or not route.has_triples(2):
+    if index is None or not route.has_triples(2):
         return None
-    end = int(counts[route.arguments["moe_expert_num"] - 1])
-    given, made = (triples[: 3 * end].view(end, 3).long() for triples in (index, sent))
+    given, made = (triples[: 3 * used].view(used, 3).long() for triples in (index, sent))
     if torch.equal(given, made):
         return None
     given, made = ((one[:, 0] << 40) + (one[:, 1] << 8) + one[:, 2] for one in (given, made))
-    order = torch.arange(count)
+    order = torch.empty(used, dtype=torch.int64)
     order[given.argsort()] = made.argsort()
     return order
 

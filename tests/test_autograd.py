@@ -166,7 +166,11 @@ def test_rows_in_another_order_than_dispatchs(clusters: Any) -> None:
     check_numbers(clusters[2], Trip(small(ids="mixed", batches="unequal"), "window", shuffled=True))
 
 
-def test_rows_that_did_not_arrive_have_a_gradient_of_zero(clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("counted", [True, False])
+def test_rows_that_did_not_arrive_have_a_gradient_of_zero(
+    counted: bool, clusters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the host cannot read how many rows arrived."""
     case, send = small(world=2, ids="minus"), autograd._Route.dispatch
 
     def with_nan(*args: Any) -> Any:
@@ -175,6 +179,8 @@ def test_rows_that_did_not_arrive_have_a_gradient_of_zero(clusters: Any, monkeyp
         return sent
 
     monkeypatch.setattr(autograd._Route, "dispatch", with_nan)
+    if not counted:
+        monkeypatch.setattr(autograd, "_used", lambda *_: None)
 
     def run(rank: int, group_ep: str) -> None:
         given, place = case.inputs[rank], (group_ep, 2, rank, case.experts)
