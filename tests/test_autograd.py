@@ -26,6 +26,7 @@ from ascend_moe import autograd, explore
 from ascend_moe.comm import LocalCluster
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, WindowTooSmall
+from ascend_moe.reference import cases
 from ascend_moe.reference.cases import Case
 
 # gradcheck warns of every input that is not fp64.
@@ -154,6 +155,16 @@ def test_numeric_gradients(case: Case, inside: bool, clusters: Any) -> None:
 @pytest.mark.parametrize("comm_alg", ["window", "direct"])
 def test_numeric_gradients_by_each_algorithm(comm_alg: str, clusters: Any) -> None:
     check_numbers(clusters[2], Trip(small(ids="mixed", batches="unequal", shared=2), comm_alg), fast=False)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(6, 200))]
+)
+def test_numeric_gradients_of_cases_by_chance(seed: int, clusters: Any) -> None:
+    choices: dict[str, Any] = {"dtype": ("fp32",), "quant": ("none",), "odd": (False,), "shared": (0, 2)}
+    case = cases.draw(seed, **choices, batch=(1, 2, 4))
+    algorithm = ("", "window", "direct")[seed % 3]
+    check_numbers(clusters[case.world], Trip(case, algorithm, inside=seed % 2 == 1))
 
 
 def test_everything_on_one_expert(clusters: Any) -> None:
