@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from ascend_moe import comm, settings
+from ascend_moe import comm
 from ascend_moe._torch_npu import npu_operator
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, need_unset
 from ascend_moe.experts import npu_grouped_matmul
@@ -101,6 +101,7 @@ def exchange(rows: torch.Tensor, send: list[int], receive: list[int], hcom: str)
 def _through_windows(raw: torch.Tensor, send: list[int], receive: list[int], hcom: str) -> torch.Tensor:
     """`exchange` of rows of bytes between the threads of a LocalCluster: dispatches to one expert a rank."""
     world, rank = comm.place(hcom) or (1, 0)
+    window = comm.lookup(hcom, world, rank or 0).data_bytes // 4  # with room for what is beside the rows
     width = -(-raw.shape[1] // _ROW) * _ROW
     wide = raw.new_zeros(len(raw), width)
     wide[:, : raw.shape[1]] = raw
@@ -115,12 +116,11 @@ def _through_windows(raw: torch.Tensor, send: list[int], receive: list[int], hco
 
     everybody = torch.arange(world, dtype=torch.int32)
     told = torch.full((world, _ROW // 4), float(max(send)))
-    rounds_of = max(int(each[0, 0]) for each in dispatch(told, everybody, world))
-    window = (settings.HCCL_BUFFSIZE.get() << 20) // 4  # with room for what is beside the rows
+    longest = max(int(each[0, 0]) for each in dispatch(told, everybody, world))
     share = max(1, min(_MAX_BATCH // world, window // (world * world * width)))
     parts: list[list[torch.Tensor]] = [[words[:0]] for _ in range(world)]
     starts = [sum(send[:target]) for target in range(world)]
-    for first in range(0, rounds_of, share):
+    for first in range(0, longest, share):
         sizes = [max(0, min(share, count - first)) for count in send]
         rows = [words[start + first :][:size] for start, size in zip(starts, sizes, strict=True)]
         targets = everybody.repeat_interleave(torch.tensor(sizes))

@@ -13,6 +13,7 @@ from torch import Tensor
 import ascend_moe
 from ascend_moe.errors import ArgumentError
 from ascend_moe.npu import npu_alltoallv_gmm, npu_gmm_alltoallv
+from ascend_moe.vendor import alltoallv
 
 HIDDEN, WIDTH, LOCAL = 6, 10, 3
 OPS = torch.ops.ascend_moe
@@ -96,10 +97,23 @@ def test_halves_travel_too(clusters: Any) -> None:
     compare(clusters[2].run(layer.on_ranks), layer.one_process(), 2e-2)
 
 
-def test_more_rows_than_one_dispatch_takes(clusters: Any) -> None:
+def test_more_rows_than_one_dispatch_takes() -> None:
     layer = Layer(2, most=1000)
     assert layer.counts.max() > 4096 // 2
-    compare(clusters[2].run(layer.on_ranks), layer.one_process())
+    with ascend_moe.LocalCluster(2, window_mib=1) as cluster:
+        compare(cluster.run(layer.on_ranks), layer.one_process())
+
+
+def test_rows_travel_a_few_at_a_time_where_windows_are_small() -> None:
+    wide = torch.randn(40, 4096).bfloat16()
+
+    def run(rank: int, group: str) -> list[Tensor]:
+        return [alltoallv.exchange(wide * (rank + 1), [25, 15], [25 - 10 * rank] * 2, group)]
+
+    with ascend_moe.LocalCluster(2, window_mib=1) as cluster:
+        (zero,), (one,) = cluster.run(run)
+    assert torch.equal(zero, torch.cat([wide[:25], 2 * wide[:25]]))
+    assert torch.equal(one, torch.cat([wide[25:], 2 * wide[25:]]))
 
 
 def in_a_process(world: int, rank: int) -> list[Tensor]:
@@ -137,6 +151,15 @@ def test_order_of_rows_and_the_shared_expert(clusters: Any) -> None:
         expected = torch.ones(3, 7) @ matrix.t(), (shared.t() @ torch.ones(3, 7)).t()
         for leaf, grad in zip(leaves, expected, strict=True):
             torch.testing.assert_close(leaf.grad, grad)
+
+    clusters[2].run(run)
+
+
+def test_counts_of_ranks_that_do_not_fit_are_told(clusters: Any) -> None:
+    def run(rank: int, group: str) -> None:
+        weight = torch.ones(1, HIDDEN, WIDTH)
+        with pytest.raises(ArgumentError, match=rf"recv_counts are {3 + rank} rows, but 2 came"):
+            npu_alltoallv_gmm(torch.ones(2, HIDDEN), weight, group, 2, [1, 1], [1, 2 + rank])
 
     clusters[2].run(run)
 
