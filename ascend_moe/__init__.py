@@ -7,6 +7,7 @@ from . import (
     _text,
 )
 from . import vendor as _ops_vendor  # noqa: F401  the other operators of torch.ops.ascend_moe
+from .autograd import dequantize_rows, set_int8_gradient
 from .comm import LocalCluster, algorithm_of, close, comm_name, window_empty
 from .errors import AscendMoeError
 from .layer import MoEConfig, MoELayer
@@ -31,11 +32,13 @@ __all__ = [
     "check",
     "close",
     "comm_name",
+    "dequantize_rows",
     "npu_moe_distribute_combine",
     "npu_moe_distribute_combine_v2",
     "npu_moe_distribute_dispatch",
     "npu_moe_distribute_dispatch_v2",
     "patch_torch_npu",
+    "set_int8_gradient",
     "trace",
     "window_empty",
 ]

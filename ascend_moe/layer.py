@@ -70,7 +70,8 @@ class MoELayer(nn.Module):
     """Routes tokens, runs this rank's experts, and sums their weighted rows.
 
     All ranks of the dispatcher's group call ``forward`` together. A new layer has no values in its weights:
-    load them (``ascend_moe.checkpoint``) or call ``init_weights``. The weights do not require grad.
+    load them (``ascend_moe.checkpoint``) or call ``init_weights``. They require grad in a trainable layer, but for
+    gate_bias, which only chooses.
 
     Parameters (L experts of this rank, from rank * L on):
         gate_weight (E, H) fp32, gate_bias (E,) fp32 (router "deepseek_v3" only),
@@ -83,6 +84,7 @@ class MoELayer(nn.Module):
         dtype: bf16, fp16 or fp32, of the weights and of x.
         device: where the weights are.
         global_bs: default of ``forward``.
+        trainable: the weights require grad. Every rank's backward then calls the same ops, also without tokens.
     """
 
     w_gate_up_scale: Tensor | None
@@ -97,6 +99,7 @@ class MoELayer(nn.Module):
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str | None = None,
         global_bs: int = 0,
+        trainable: bool = False,
     ) -> None:
         super().__init__()
         rule = f"has {dispatcher.num_experts} experts, the config {config.num_experts}; "
@@ -110,11 +113,13 @@ class MoELayer(nn.Module):
         inner, shared = config.moe_intermediate_size, config.shared_intermediate_size
 
         def parameter(*shape: int, kind: torch.dtype = dtype) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, dtype=kind, device=device), requires_grad=False)
+            return nn.Parameter(torch.empty(shape, dtype=kind, device=device), requires_grad=trainable)
 
         self.gate_weight = parameter(config.num_experts, hidden, kind=torch.float32)
         biased = config.router == "deepseek_v3"
         self.gate_bias = parameter(config.num_experts, kind=torch.float32) if biased else None
+        if self.gate_bias is not None:
+            self.gate_bias.requires_grad_(False)
         self.w_gate_up = parameter(local, hidden, 2 * inner)
         self.w_down = parameter(local, inner, hidden)
         self.shared_gate_up = parameter(hidden, 2 * shared) if shared else None
@@ -151,6 +156,8 @@ class MoELayer(nn.Module):
 
         From then on dispatch sends int8 rows, each with one scale (quant_mode 2).
         """
+        rule = "is True; int8 weights have no gradient: make the layer without it"
+        need(not self.w_gate_up.requires_grad, "trainable", rule)
         if self.quant_mode:
             return self
         for name in ("w_gate_up", "w_down"):
@@ -227,7 +234,10 @@ class MoELayer(nn.Module):
 
     def run_experts(self, sent: Dispatched) -> Tensor:
         """Runs the expert MLP over dispatched rows; returns (>= n, H) in the layer's dtype."""
-        out = self.dispatcher.empty_expert_out(sent, self.dtype)
+        # Rows that autograd follows are not put into memory that is there before them.
+        leaves = (self.w_gate_up, self.w_down, sent.expand_x, sent.dynamic_scales)
+        followed = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
+        out = None if followed else self.dispatcher.empty_expert_out(sent, self.dtype)
         quantised = self.quant_mode != 0
         return grouped_mlp(
             sent.expand_x,

@@ -28,6 +28,7 @@ from .ops import (
     npu_moe_distribute_dispatch_v2,
 )
 from .routing import npu_moe_gating_top_k, npu_moe_gating_top_k_softmax, npu_moe_gating_top_k_softmax_v2
+from .vendor.alltoallv import npu_alltoallv_gmm, npu_gmm_alltoallv
 from .vendor.collectives import _npu_distribute_barrier, npu_moe_distribute_combine_add_rms_norm
 from .vendor.fused import (
     npu_grouped_matmul_finalize_routing,
@@ -49,9 +50,11 @@ from .vendor.routing import (
 
 __all__ = [
     "_npu_distribute_barrier",
+    "npu_alltoallv_gmm",
     "npu_clipped_swiglu",
     "npu_dequant_swiglu_quant",
     "npu_dynamic_quant",
+    "npu_gmm_alltoallv",
     "npu_grouped_matmul",
     "npu_grouped_matmul_finalize_routing",
     "npu_grouped_matmul_swiglu_quant",

@@ -96,6 +96,11 @@ def _find(group_ep: str) -> tuple[LocalCluster | None, ProcessGroup | None]:
     return cluster, _resolve(group_ep) if cluster is None and group_ep else None
 
 
+def process_group(group_ep: str) -> ProcessGroup | None:
+    """The live process group of this name; None where it is a LocalCluster's, or nobody's."""
+    return _find(group_ep)[1]
+
+
 def place(group_ep: str) -> tuple[int, int | None] | None:
     """World size and rank of a known group, without opening anything; None for an unknown name.
 

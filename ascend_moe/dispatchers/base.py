@@ -42,7 +42,8 @@ class Dispatcher(ABC):
     """Sends token rows to the ranks that own their experts, and brings weighted sums back.
 
     Expert e of ``num_experts`` (E) lives on rank e // L, L = E / ``world_size``. Every rank of the
-    group must call ``dispatch``, then ``combine``, in the same order.
+    group must call ``dispatch``, then ``combine``, in the same order. Both are differentiable
+    (`ascend_moe.autograd`): a backward communicates too, so all ranks run the same one.
     """
 
     #: combine adds shared_expert_x in fp32 before its one rounding; otherwise it rejects the argument.
@@ -126,7 +127,6 @@ def check_dispatch(
 ) -> int:
     """Checks what one rank can see of dispatch's arguments; returns maxBS (rows)."""
     need(x.dim() == 2 and x.dtype in ROW_DTYPES, "x", f"is {_what(x)}; need (BS, H) bf16, fp16 or fp32")
-    _need_no_grad("x", x)
     bs = x.size(0)
     fits = expert_ids.dim() == 2 and expert_ids.dtype == torch.int32 and expert_ids.size(0) == bs
     need(fits, "expert_ids", f"is {_what(expert_ids)}; need ({bs}, K) int32")
@@ -162,18 +162,12 @@ def check_combine(
     # Ranks that disagree on the row size would deadlock the exchange: hold all to dispatch's dtype.
     rule = f"is {expert_out.dtype}, x was {like.dtype}; cast it to x's dtype"
     need(expert_out.dtype == like.dtype, "expert_out", rule)
-    _need_no_grad("expert_out", expert_out)
     fits = tuple(expert_scales.shape) == (bs, topk) and expert_scales.dtype == torch.float32
     need(fits, "expert_scales", f"is {_what(expert_scales)}; need ({bs}, {topk}) fp32")
     if shared is not None:
         fits = shared.dim() >= 2 and shared.size(-1) == hidden and shared.numel() == bs * hidden
         rule = f"is {_what(shared)}; need ({bs}, {hidden}) {like.dtype}"
         need(fits and shared.dtype == like.dtype, "shared_expert_x", rule)
-
-
-def _need_no_grad(argument: str, tensor: Tensor) -> None:
-    rule = "requires grad, but this dispatcher has no backward; call it under torch.no_grad()"
-    need(not (torch.is_grad_enabled() and tensor.requires_grad), argument, rule)
 
 
 def foreign(dispatcher: Dispatcher) -> ArgumentError:

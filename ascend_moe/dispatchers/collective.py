@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.autograd.function import once_differentiable
 
+from ascend_moe import autograd
 from ascend_moe.dispatchers import rows as row_ops
 from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher, check_combine, check_dispatch, foreign
 from ascend_moe.dispatchers.rows import Routing, active_pairs, first_invalid, route
@@ -144,6 +146,7 @@ class _Handle:
     rows: int  # that arrived here
     position: Tensor  # (BS*K,) int64, row of a pair among the rows that come back
     way: Any  # what the dispatcher needs to send them back
+    smooth: bool  # x was multiplied by scales
 
 
 @dataclass
@@ -188,6 +191,9 @@ class CollectiveDispatcher(Dispatcher):
         header = torch.tensor(words + [0] * (HEADER_WORDS - len(words)), dtype=torch.int32, device=x.device)
         arrived = self._send(_Call(x, expert_ids, scales, config, routing), header)
         expand_x, dynamic_scales = row_ops.open_rows(arrived.words, x.size(1), x.dtype, quant_mode)
+        handle = _Handle(self, x.detach(), routing, expand_x.size(0), arrived.position, arrived.way, scales is not None)
+        if torch.is_grad_enabled() and x.requires_grad:
+            expand_x, dynamic_scales = _Sent.apply(self, handle, x, expand_x, dynamic_scales)  # type: ignore[no-untyped-call]
         nums, ends = arrived.counts.sum(1), arrived.counts.reshape(-1).cumsum(0)
         return Dispatched(
             expand_x,
@@ -195,7 +201,7 @@ class CollectiveDispatcher(Dispatcher):
             nums if expert_token_nums_type == 1 else nums.cumsum(0),
             ends.to(torch.int32),
             routing.expand_idx,
-            _Handle(self, x, routing, expand_x.size(0), arrived.position, arrived.way),
+            handle,
         )
 
     def combine(
@@ -211,17 +217,86 @@ class CollectiveDispatcher(Dispatcher):
             raise foreign(self)
         topk = handle.routing.routed.size(1)
         check_combine(expert_out, handle.rows, handle.x, expert_scales, topk, shared_expert_x)
-        words = self._send_back(expert_out[: handle.rows], handle.way)
-        (rows,) = row_ops.unpack(words, (handle.x.size(1), expert_out.dtype))
-        return row_ops.weighted_sum(rows, handle.position, handle.routing, expert_scales, shared_expert_x)
+        rows = expert_out[: handle.rows]
+        result: Tensor = _Summed.apply(self, handle, rows, expert_scales, shared_expert_x)  # type: ignore[no-untyped-call]
+        return result
 
     @abstractmethod
     def _send(self, call: _Call, header: Tensor) -> _Arrived:
         """Exchanges headers, raises what they say, and exchanges rows."""
 
     @abstractmethod
+    def _send_again(self, pairs: Tensor, handle: _Handle) -> Tensor:
+        """Sends a packed row of every (token, k) pair, (BS*K, words), where dispatch sent it: (n, words)."""
+
+    @abstractmethod
     def _send_back(self, rows: Tensor, way: Any) -> Tensor:
         """Sends (n, H) rows in expand_x order back; returns those that come here, packed."""
+
+    def _add_rows(self, rows: Tensor, handle: _Handle, weights: Tensor, shared: Tensor | None) -> Tensor:
+        """(BS, H): for every token the weighted sum of its rows."""
+        words = self._send_back(rows, handle.way)
+        (home,) = row_ops.unpack(words, (rows.size(1), rows.dtype))
+        return row_ops.weighted_sum(home, handle.position, handle.routing, weights, shared)
+
+
+class _Sent(torch.autograd.Function):
+    """Dispatch's rows as a function of x; their gradients come home as rows do. Scales stand for int8 rows."""
+
+    @staticmethod
+    def forward(ctx: Any, dispatcher: CollectiveDispatcher, handle: _Handle, x: Tensor, rows: Tensor, scales: Tensor):  # type: ignore[no-untyped-def]
+        ctx.dispatcher, ctx.handle, ctx.row_gradients = dispatcher, handle, []
+        ctx.quantised, ctx.dtype = rows.dtype == torch.int8, x.dtype
+        ctx.set_materialize_grads(False)
+        rows, scales = rows.view_as(rows), scales.view_as(scales)
+        ctx.mark_non_differentiable(rows if ctx.quantised else scales)
+        return rows, scales
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, scales: Tensor | None) -> Any:
+        handle = ctx.handle
+        if ctx.quantised:
+            grad = autograd.straight_through(ctx, scales, "dispatch")
+            need(not handle.smooth, "scales", 'have no gradient: "straight_through" takes a dispatch without them')
+        if grad is None:
+            grad = torch.zeros(handle.rows, handle.x.size(1), device=handle.x.device)
+        ones = torch.ones(handle.routing.routed.shape, device=grad.device)
+        return None, None, ctx.dispatcher._add_rows(grad.to(ctx.dtype), handle, ones, None), None, None
+
+
+class _Summed(torch.autograd.Function):
+    """Combine. Its backward sends the gradients of the sums, and the weights, where dispatch sent the tokens."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, dispatcher: CollectiveDispatcher, handle: _Handle, rows: Tensor, weights: Tensor, shared: Tensor
+    ) -> Tensor:
+        ctx.dispatcher, ctx.handle = dispatcher, handle
+        ctx.save_for_backward(weights, rows if ctx.needs_input_grad[3] else None)
+        ctx.shared_shape = None if shared is None else shared.shape
+        return dispatcher._add_rows(rows, handle, weights, shared)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gy: Tensor) -> Any:
+        weights, rows = ctx.saved_tensors
+        dispatcher, handle, routing = ctx.dispatcher, ctx.handle, ctx.handle.routing
+        gz = gw = shared = None
+        if ctx.needs_input_grad[4]:
+            shared = gy.masked_fill(~routing.active[:, None], 0.0).reshape(ctx.shared_shape)
+        if any(ctx.needs_input_grad[2:4]):
+            topk = weights.size(1)
+            pairs = row_ops.pack(gy.repeat_interleave(topk, 0), weights.reshape(-1, 1))
+            words = dispatcher._send_again(pairs, handle)
+            sent, factors = row_ops.unpack(words, (gy.size(1), gy.dtype), (1, torch.float32))
+            gz = (sent * factors).to(gy.dtype)
+        if rows is not None:
+            values = (sent.float() * rows.float()).sum(1, keepdim=True)
+            (home,) = row_ops.unpack(dispatcher._send_back(values, handle.way), (1, torch.float32))
+            home = torch.cat([home, home.new_zeros(1, 1)])[:, 0]  # a rank without rows still has a place 0
+            gw = torch.where(routing.routed, home[handle.position].view(routing.routed.shape), 0.0)
+        return None, None, gz, gw, shared
 
 
 # ---- all-to-all
@@ -258,6 +333,11 @@ class AllToAllDispatcher(CollectiveDispatcher):
         if order is not None:
             words = words.index_select(0, order)
         return _Arrived(words, table.t(), routing.position, (order, sent, received))
+
+    def _send_again(self, pairs: Tensor, handle: _Handle) -> Tensor:
+        order, sent, received = handle.way
+        words = exchange(pairs[handle.routing.order], sent, received, self._group)
+        return words if order is None else words.index_select(0, order)
 
     def _send_back(self, rows: Tensor, way: Any) -> Tensor:
         order, sent, received = way
@@ -318,11 +398,17 @@ class AllGatherDispatcher(CollectiveDispatcher):
         row = (expert // self.local_experts) * most + start[expert] + routing.expand_idx
         position = torch.where(routing.routed.reshape(-1), row, 0)
         local = table[self.rank * self.local_experts :][: self.local_experts]
-        return _Arrived(words, local, position, most)
+        return _Arrived(words, local, position, (most, pairs, call.config.max_bs * topk))
+
+    def _send_again(self, pairs: Tensor, handle: _Handle) -> Tensor:
+        _, chosen, most = handle.way
+        mine = pairs.new_zeros(most, pairs.size(1))
+        mine[: len(pairs)] = pairs
+        return gather(mine, self._group).flatten(0, 1).index_select(0, chosen)
 
     def _send_back(self, rows: Tensor, way: Any) -> Tensor:
         words = row_ops.pack(rows)
-        padded = words.new_zeros(way, words.size(1))
+        padded = words.new_zeros(way[0], words.size(1))
         padded[: len(words)] = words
         return gather(padded, self._group).flatten(0, 1)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, ParamSpec
 
 import torch
+from torch.autograd.function import once_differentiable
 
-from ascend_moe._torch_npu import compute_dtype, npu_operator, resolve_dtype
+from ascend_moe._torch_npu import compute_dtype, npu_operator, on_npu, resolve_dtype
 from ascend_moe.errors import ArgumentError, need, need_unset
 from ascend_moe.experts.groups import COUNTS, CUMSUM, PAIRS, read_groups
 
 Tensors = Sequence[torch.Tensor]
+P = ParamSpec("P")
 
 # Arguments that only torch_npu's own operator has.
 NPU_ONLY = (
@@ -48,6 +52,98 @@ class _Weights(NamedTuple):
     scale: list[torch.Tensor] | None
 
 
+# ---- gradients
+
+
+def has_products_for_gradients(given: dict[str, Any]) -> bool:
+    """Whether a call wants gradients, and they are grouped products too.
+
+    They are for floats, one x whose rows a group_list tensor of sums or counts cuts, and one output. ``given``: the
+    arguments by name.
+    """
+    x, weight, bias = (given[name] for name in ("x", "weight", "bias"))
+    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in (*x, *weight, *(bias or ()))):
+        return False
+    single = len(x) == 1 and x[0].dim() == 2 and x[0].is_floating_point()
+    grouped = isinstance(given["group_list"], torch.Tensor) and given["group_list_type"] in (None, CUMSUM, COUNTS)
+    form = grouped and given["group_type"] == 0 and given["split_item"] in (2, 3)
+    return single and form and not given["scale"] and not given["per_token_scale"]
+
+
+def multiply_with_gradient(multiply: Callable[..., Any], given: dict[str, Any]) -> list[torch.Tensor]:
+    """The result of a call that `has_products_for_gradients`; ``multiply`` makes it, and them."""
+    weight, bias = given["weight"], given["bias"] or ()
+    return [_Product.apply(multiply, given, len(weight), given["x"][0], *weight, *bias)]  # type: ignore[no-untyped-call]
+
+
+class _Product(torch.autograd.Function):
+    """Grouped rows times weights. The gradient of the weights is the product of grouped columns (group_type 2)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        multiply: Callable[..., Any],
+        given: dict[str, Any],
+        count: int,
+        x: torch.Tensor,
+        *parameters: torch.Tensor,
+    ) -> torch.Tensor:
+        options = {"group_list_type": given["group_list_type"] or 0, "split_item": given["split_item"]}
+        ctx.multiply, ctx.options, ctx.count = multiply, options, count
+        groups, weight, bias = given["group_list"], parameters[:count], parameters[count:]
+        ctx.save_for_backward(groups, x, *weight)
+        ctx.bias_shapes = [each.shape for each in bias]
+        more = {"bias": list(bias) or None, "output_dtype": given["output_dtype"]}
+        y: torch.Tensor = multiply([x], list(weight), group_list=groups, group_type=0, **options, **more)[0]
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gy: torch.Tensor) -> Any:
+        groups, x, *weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[3:]
+        multiply = functools.partial(ctx.multiply, group_list=groups, **ctx.options)
+        gx = gw = gb = None
+        if wanted[0]:
+            gx = multiply([gy], [each.transpose(-1, -2) for each in weight], group_type=0)[0]
+            if on_npu(gx):  # there the rows behind the last group are undefined
+                end = groups[-1] if ctx.options["group_list_type"] == CUMSUM else groups.sum()
+                used = torch.arange(gx.shape[0], device=gx.device) < end
+                gx = torch.where(used[:, None], gx, torch.zeros_like(gx))
+        if any(wanted[1 : 1 + ctx.count]):
+            gw = multiply([x.t()], [gy], group_type=2)[0]
+        if any(wanted[1 + ctx.count :]):
+            gb = multiply([gy.new_ones(1, gy.shape[0])], [gy], group_type=2)[0]
+        weight_grads = _split(gw, [each.shape for each in weight])
+        return None, None, None, gx, *weight_grads, *_split(gb, ctx.bias_shapes)
+
+
+def _split(grads: torch.Tensor | None, shapes: list[torch.Size]) -> list[torch.Tensor | None]:
+    """The gradients of all groups, for one tensor of them all or one tensor a group."""
+    if grads is None:
+        return [None] * len(shapes)
+    parts = [grads] if len(shapes) == 1 else grads.unbind(0)
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _differentiable(function: Callable[P, list[torch.Tensor]]) -> Callable[P, list[torch.Tensor]]:
+    """``function``, whose gradients are grouped products where they can be."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> list[torch.Tensor]:
+        try:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            differentiable = has_products_for_gradients(bound.arguments)
+        except (TypeError, AttributeError):  # no such call: the function says what is wrong with it
+            differentiable = False
+        return multiply_with_gradient(function, bound.arguments) if differentiable else function(*args, **kwargs)
+
+    return run
+
+
+@_differentiable
 @npu_operator
 def npu_grouped_matmul(
     x: Tensors,

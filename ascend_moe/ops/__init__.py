@@ -149,7 +149,8 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
     x_dtype, scales_dtype.
 
     Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
-    ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order. Not differentiable yet.
+    ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order.
+    Differentiable for x, and for expert_scales by expand_scales: docs/training.md.
 
     Raises:
         ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.
@@ -269,7 +270,8 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
     comm_quant_mode, ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v.
 
     Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
-    ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order. Not differentiable yet.
+    ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order.
+    Differentiable for expand_x, expert_scales and shared_expert_x: docs/training.md.
 
     Raises:
         ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.

@@ -7,7 +7,7 @@ have in common.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -44,6 +44,11 @@ class NotDifferentiable(torch.autograd.Function):
             f"{ctx.name} is not differentiable yet: call it under torch.no_grad(), "
             "or detach() the inputs that require grad"
         )
+
+
+def wants_gradient(values: Iterable[Any]) -> bool:
+    """Whether autograd has to follow a call of these arguments."""
+    return torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in values)
 
 
 def keep_order_in_inductor(op: Any) -> None:
@@ -100,6 +105,9 @@ class Operator:
         _register_effectful_op(self.overload, _EffectType.ORDERED)
 
 
+OPERATORS: dict[str, _Op] = {}  # the four, by name
+
+
 class _Op(Operator):
     """One of the four ops: runs or infers."""
 
@@ -107,28 +115,26 @@ class _Op(Operator):
         super().__init__(name, schema)
         self.contract = 2 if name.endswith("_v2") else 1
         self.code = calls.OP_DISPATCH if "dispatch" in name.removeprefix(_PREFIX) else calls.OP_COMBINE
-        self.rows_name = self.arguments[0].name
+        self.names = [a.name for a in self.arguments]
+        self.rows_name = self.names[0]
         self.tensors = [a.name for a in self.arguments if "Tensor" in str(a.type)]
         self.integers = [a.name for a in self.arguments if "int" in str(a.type)]
 
     def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """``call`` of torch, with errors of their own classes, and a backward that raises."""
-        name, dispatches = self.name, self.code == calls.OP_DISPATCH
-        names = [argument.name for argument in self.arguments]
+        """``call`` of torch, with errors of their own classes."""
 
         def op(*args: Any, **kwargs: Any) -> Any:
             try:
-                outputs = call(*args, **kwargs)
+                if wants_gradient((*args, *kwargs.values())):
+                    return call(*args, **kwargs)
+                # The kernel of the Autograd key is Python's, and takes longer than the rest of a small call.
+                with torch._C._AutoDispatchBelowAutograd():
+                    return call(*args, **kwargs)
             except RuntimeError as error:
                 answers.raise_kept(error)
-                if (unknown := unknown_name(name, names, kwargs)) is not None:
+                if (unknown := unknown_name(self.name, self.names, kwargs)) is not None:
                     raise unknown from None
                 raise
-            # torch marks the float outputs of an op whose inputs require grad; dynamic_scales is float.
-            graded = outputs[1] if dispatches else outputs
-            if graded.requires_grad is not True:  # a proxy of torch.fx is neither
-                return outputs
-            return NotDifferentiable.apply(name, outputs, graded)  # type: ignore[no-untyped-call]
 
         return op
 
@@ -190,7 +196,7 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
     """Registers the op of a function's name and signature; returns a function of them that calls it."""
     name = function.__name__
     SCHEMAS[name] = schema_of(function)
-    op = _Op(name, SCHEMAS[name])
+    op = OPERATORS[name] = _Op(name, SCHEMAS[name])
     torch.library.register_fake(f"{NAMESPACE}::{name}", op.fake, lib=LIBRARY)
     if binding.why_not() is None:
         binding.register(name, SCHEMAS[name])

@@ -16,9 +16,10 @@ import torch
 from ascend_moe import experts
 from ascend_moe import routing as routers
 from ascend_moe.errors import ArgumentError, LibraryError
+from ascend_moe.experts import grouped_matmul
 from ascend_moe.ops import registration
 from ascend_moe.ops.schemas import NAMESPACE, VENDOR_SCHEMAS, list_overload_of, schema_of
-from ascend_moe.vendor import collectives, fused, meta, permute, routing
+from ascend_moe.vendor import alltoallv, collectives, fused, meta, permute, routing
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,13 @@ class _Kind:
     """The functions of one operator.
 
     ``differentiable``: torch's own gradients on the CPU, torch_npu's on an NPU. ``collective``: the operator
-    waits for the other ranks and uses our windows on every device.
+    waits for the other ranks. ``windows``: it uses our windows on every device.
     """
 
     run: Callable[..., Any]
     differentiable: bool = False
     collective: bool = False
+    windows: bool = False
 
     def meta(self, call: Any) -> Any:
         return getattr(meta, self.run.__name__)(call)
@@ -46,7 +48,8 @@ _DIFFERENTIABLE = (
     permute.npu_moe_token_permute,
     permute.npu_moe_token_unpermute,
 )
-_COLLECTIVE = (collectives.npu_moe_distribute_combine_add_rms_norm, collectives._npu_distribute_barrier)
+_WINDOWS = (collectives.npu_moe_distribute_combine_add_rms_norm, collectives._npu_distribute_barrier)
+_ALL_TO_ALL = (alltoallv.npu_alltoallv_gmm, alltoallv.npu_gmm_alltoallv)
 _OTHERS = (
     routing.npu_moe_update_expert,
     experts.npu_clipped_swiglu,
@@ -77,7 +80,7 @@ def _contiguous(outputs: Any) -> Any:
     """Contiguous outputs, as on an NPU and on Meta, whatever strides the inputs have."""
     if isinstance(outputs, torch.Tensor):
         return outputs.contiguous()
-    return type(outputs)(output.contiguous() for output in outputs)
+    return type(outputs)(None if output is None else output.contiguous() for output in outputs)
 
 
 class _VendorOp(registration.Operator):
@@ -104,7 +107,7 @@ class _VendorOp(registration.Operator):
 
     def npu(self, *args: Any, **kwargs: Any) -> Any:
         """torch_npu's own operator. torch_npu is imported by then: the tensors are on its device."""
-        if self.kind.collective:
+        if self.kind.windows:
             return self.kind.run(*args, **kwargs)
         theirs = getattr(getattr(torch.ops.npu, self.name, None), self.overload._overloadname, None)
         if theirs is None:
@@ -131,7 +134,13 @@ class _VendorOp(registration.Operator):
         needing_grad = [tensor for tensor in given if tensor.requires_grad]
         if not needing_grad or not torch.is_grad_enabled():
             return self.below_autograd(keys, args, kwargs)
-        npu = given[0].device.type == "npu"
+        bound = self.bind(args, kwargs)
+        if self.kind.run in _ALL_TO_ALL:
+            return alltoallv.with_gradients(self.name, bound)
+        if self.kind.run is experts.npu_grouped_matmul and grouped_matmul.has_products_for_gradients(bound):
+            return grouped_matmul.multiply_with_gradient(self.overload, bound)
+        # What uses our windows is made of ops that have gradients on every device.
+        npu = given[0].device.type == "npu" and not self.kind.windows
         if not self.kind.differentiable or (npu and not self._torch_npu_differentiates()):
             outputs = self.below_autograd(keys, args, kwargs)
             listed = isinstance(outputs, list)  # torch would take the tensors in a list for constants
@@ -139,7 +148,7 @@ class _VendorOp(registration.Operator):
                 self.name, tuple(outputs) if listed else outputs, *needing_grad
             )
             return list(made) if listed else made
-        return self.npu(*args, **kwargs) if npu else self.cpu(*args, **kwargs)
+        return self.npu(*args, **kwargs) if given[0].device.type == "npu" else self.cpu(*args, **kwargs)
 
     def _torch_npu_differentiates(self) -> bool:
         # torch_npu does not differentiate all of ours: torch would only warn and leave the gradient out.
@@ -159,8 +168,9 @@ def _register(name: str, kind: _Kind, schema: str) -> None:
     OPS[name] = _VendorOp(name, kind)
 
 
-for _run in (*_COLLECTIVE, *_DIFFERENTIABLE, *_OTHERS):
-    _kind = _Kind(_run, _run in _DIFFERENTIABLE, _run in _COLLECTIVE)
+for _run in (*_WINDOWS, *_ALL_TO_ALL, *_DIFFERENTIABLE, *_OTHERS):
+    _differentiable = _run in (*_DIFFERENTIABLE, collectives.npu_moe_distribute_combine_add_rms_norm)
+    _kind = _Kind(_run, _differentiable, _run in (*_WINDOWS, *_ALL_TO_ALL), _run in _WINDOWS)
     _register(_run.__name__, _kind, schema_of(_run))
 _LIST = "npu_grouped_matmul.List"
 _register(_LIST, OPS["npu_grouped_matmul"].kind, list_overload_of(OPS["npu_grouped_matmul"].schema))

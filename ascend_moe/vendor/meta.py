@@ -173,6 +173,22 @@ _QUINT4X2 = 16  # torch's ScalarType number, which torch_npu takes for int4
 _K_GROUPED = 2
 
 
+def npu_gmm_alltoallv(call: Any) -> Any:
+    """``(sum(recv_counts), N)`` in gmm_x's dtype, and the product of the shared expert or None."""
+    _need_dims(call, gmm_x=2, gmm_weight=3, mm_x=2, mm_weight=2)
+    width = call.gmm_weight.shape[1 if call.trans_gmm_weight else 2]
+    shared = None
+    if call.mm_x is not None:
+        shared = call.mm_x.new_empty(len(call.mm_x), call.mm_weight.shape[0 if call.trans_mm_weight else 1])
+    return call.gmm_x.new_empty(sum(call.recv_counts), width), shared
+
+
+def npu_alltoallv_gmm(call: Any) -> Any:
+    """Those of npu_gmm_alltoallv, and the rows that came, or None."""
+    rows = call.gmm_x.new_empty(sum(call.recv_counts), call.gmm_x.shape[1]) if call.permute_out_flag else None
+    return *npu_gmm_alltoallv(call), rows
+
+
 def _need_dtype(call: Any, name: str, only: torch.dtype) -> None:
     dtype = resolve_dtype(getattr(call, name), name)
     need(dtype in (None, only), name, f"is {dtype}; on Ascend 910 it must be {str(only)[6:]}")

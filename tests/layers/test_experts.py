@@ -236,6 +236,9 @@ def test_columns_grouped_are_the_weights_gradients(dtype: torch.dtype, list_type
     weight = torch.zeros(3, 8, 6, dtype=dtype, requires_grad=True)
     npu_grouped_matmul([x], [weight], **place, group_type=0)[0].backward(grad)
     assert found.shape == (3, 8, 6) and not found[1].any()
+    for expert, rows in ((0, slice(0, 3)), (2, slice(3, 7))):
+        product = (x[rows].double().T @ grad[rows].double()).to(dtype)
+        torch.testing.assert_close(found[expert], product)
     assert torch.equal(found, weight.grad)
     with pytest.raises(ArgumentError, match="group_type 2 needs 2 or 3"):
         npu_grouped_matmul([x.T], [grad], **(place | {"split_item": 0}), group_type=2)
@@ -243,6 +246,27 @@ def test_columns_grouped_are_the_weights_gradients(dtype: torch.dtype, list_type
         npu_grouped_matmul([x.T], [grad], group_list=torch.tensor([10]), split_item=2, group_type=2)
     with pytest.raises(ArgumentError, match="bias"):
         npu_grouped_matmul([x.T], [grad], bias=[torch.zeros(3, 6)], **place, group_type=2)
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 4], [0, 0, 0], [0, 9, 0]], ids=str)
+@pytest.mark.parametrize("list_type", [0, 1])
+@pytest.mark.parametrize("listed", [False, True])
+def test_numeric_gradients_of_the_grouped_matmul(counts: list[int], list_type: int, listed: bool) -> None:
+    """One tensor of all weights and biases, and one an expert; rows of nobody at the end, or none."""
+    x, weight, bias = (drawn(*shape, seed=3).double() for shape in ((9, 4), (3, 4, 5), (3, 5)))
+    parameters = [*weight.unbind(), *bias.unbind()] if listed else [weight, bias]
+    leaves = [each.clone().requires_grad_() for each in (x, *parameters)]
+    place = {"group_list": group_list_of(counts, list_type), "group_list_type": list_type, "split_item": 3}
+
+    def multiply(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        weights, biases = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        (y,) = npu_grouped_matmul([x], list(weights), bias=list(biases), **place, group_type=0)
+        return y
+
+    assert torch.autograd.gradcheck(multiply, leaves)
+    (y,) = npu_grouped_matmul([leaves[0]], [weight], **place, group_type=0)
+    y.sum().backward()  # of x alone: nothing is multiplied for weights that are constant
+    assert leaves[0].grad is not None and not leaves[0].grad[sum(counts) :].any()
 
 
 def test_swiglu_gradient() -> None:

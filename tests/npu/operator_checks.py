@@ -127,10 +127,31 @@ def check_mlps_and_routers_are_torch_npus_operators_and_wait_for_nothing() -> No
     torch.npu.set_sync_debug_mode("default")
 
 
+def check_the_gradients_of_a_grouped_matmul_are_grouped_products() -> None:
+    counts = torch.tensor([2, 0, 4])
+    for dtype in (torch.float32, torch.bfloat16):
+        found = []
+        for device in ("cpu", NPU):
+            torch.manual_seed(1)
+            x, w = (placed(torch.randn(shape).to(dtype), device).requires_grad_() for shape in ((9, 16), (3, 16, 32)))
+            args: dict[str, Any] = {"group_type": 0, "group_list_type": 1, "split_item": 3}
+            for function in (npu.npu_grouped_matmul, torch.ops.ascend_moe.npu_grouped_matmul):
+                x.grad = w.grad = None
+                begin = len(ORDER)
+                (y,) = function([x], [w], group_list=placed(counts, device), **args)
+                y[:6].sum().backward()
+                found.append([x.grad.cpu(), w.grad.cpu()])
+            torch.npu.synchronize()
+            products = [name for name in ORDER[begin:] if "GroupedMatmul" in name]
+            assert len(products) == (3 if device == NPU else 0), products
+        assert not any(found[0][0][6:].flatten().tolist())
+        assert not any(difference(found[0], one, False) for one in found[1:])
+
+
 def check_operators_without_a_gradient_say_so() -> None:
-    """torch_npu has none of a grouped matmul; on the CPU it is differentiable."""
-    for op in ("npu_grouped_matmul", "npu_dynamic_quant"):
-        call = next(call for call in CALLS if call.op == op)
+    """torch_npu has none of a grouped matmul; ours is of grouped products, which a list of x has not."""
+    for op, label in (("npu_grouped_matmul", "lists"), ("npu_dynamic_quant", "rows")):
+        call = next(call for call in CALLS if (call.op, call.label) == (op, label))
         args, kwargs = to_npu((call.args, call.kwargs))
         (args[0][0] if isinstance(args[0], list) else args[0]).requires_grad_()
         graded = [out for out in tensors(call.overload()(*args, **kwargs)) if out.requires_grad]

@@ -137,6 +137,18 @@ def _family() -> Iterator[Case]:
         yield Case("npu_moe_update_expert", (ids, table), kwargs)
 
 
+def _all_to_all() -> Iterator[Case]:
+    for sizes in product(transposed=[False, True], shared=[False, True], dtype=[BF16, FP16], rows=[0, 12]):
+        counts, dtype = [sizes["rows"] // 12 * count for count in (1, 2, 4, 5)], sizes["dtype"]
+        weight = T((2, 10, H) if sizes["transposed"] else (2, H, 10), dtype)
+        args = (T((sum(counts), H), dtype), weight, "nobody", 2, counts, counts[::-1])
+        kwargs: dict[str, Any] = {"trans_gmm_weight": sizes["transposed"]}
+        if sizes["shared"]:
+            kwargs |= {"mm_x": T((3, 16), dtype), "mm_weight": T((16, 6), dtype)}
+        yield Case("npu_gmm_alltoallv", args, kwargs)
+        yield Case("npu_alltoallv_gmm", args, kwargs | {"permute_out_flag": not sizes["shared"]})
+
+
 # ---- experts, routing: the calls whose results are compared on the virtual NPU, and more sizes
 
 
@@ -212,7 +224,7 @@ def _contradictions() -> Iterator[Case]:
 def matrix() -> list[Case]:
     """Every call on which torch_npu and we are compared."""
     versions = ("", "_v2")
-    parts = [_family(), _vendors(), _contradictions()]
+    parts = [_family(), _all_to_all(), _vendors(), _contradictions()]
     parts += [_dispatches(version) for version in versions]
     parts += [_combines(version) for version in (*versions, "_add_rms_norm")]
     return [case for part in parts for case in part]
@@ -251,8 +263,8 @@ def answer(namespace: str, case: Case, device: str) -> Answer:
     except Exception as error:  # what a Meta kernel raises is its answer
         return [], f"{type(error).__name__}: {error}".splitlines()[0]
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
-    assert {str(one.device) for one in outputs} <= {device}, (namespace, case)
-    return [[str(one.dtype).removeprefix("torch."), *one.shape] for one in outputs], ""
+    assert {str(one.device) for one in outputs if one is not None} <= {device}, (namespace, case)
+    return [[] if one is None else [str(one.dtype).removeprefix("torch."), *one.shape] for one in outputs], ""
 
 
 def agrees(case: Case) -> bool:

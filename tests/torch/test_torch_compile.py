@@ -159,15 +159,80 @@ def test_export_keeps_every_call(dynamic: bool, group_ep: str, launches: list[in
             assert torch.equal(module(*longer), layer(*longer))
 
 
-def test_compiling_with_gradients_says_so(group_ep: str) -> None:
+def training_step(group_ep: str) -> tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]:
+    """A function whose every kind of gradient comes by a collective, and its float arguments in fp32."""
+    (x, ids, *place), _ = replace(VARIANTS[1], dtype=torch.float32).dispatch(0, 1, group_ep)
+
+    def layer(x: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+        sent = overload("npu_moe_distribute_dispatch_v2")(x, ids, *place, expert_scales=weights)
+        rows = (sent[0] * sent[6][:, None], ids, sent[2], sent[4], weights)
+        made: torch.Tensor = overload("npu_moe_distribute_combine_v2")(*rows, *place, shared_expert_x=shared)
+        return made.sin()
+
+    return layer, (x, VARIANTS[1].weights(0), x.flip(0))
+
+
+def gradients(layer: Callable[..., torch.Tensor], leaves: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    mine = [leaf.clone().requires_grad_() for leaf in leaves]
+    y = layer(*mine)
+    y.square().sum().backward()
+    return [y.detach(), *(leaf.grad for leaf in mine if leaf.grad is not None)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_one_compiled_graph(dynamic: bool, group_ep: str, launches: list[int]) -> None:
+    layer, leaves = training_step(group_ep)
+    expected, eager = gradients(layer, leaves), [*launches]
+    # combine's backward: dispatch, and the weights' gradients home; dispatch's: both gradients home in one.
+    assert len(expected) == 4 and eager == [1, 2, 1, 2, 2]
+    launches.clear()
+    graphs = Graphs()
+    found = gradients(torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=graphs.backend), leaves)
+    assert launches == eager
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    forward = ["dispatch_v2", "combine_v2"]
+    assert [ops_in(module.graph) for module in graphs.graphs] == [forward, ["dispatch_v2", *forward[1:] * 2]]
+
+
+def test_gradients_of_an_exported_program(group_ep: str) -> None:
+    layer, leaves = training_step(group_ep)
+    module = torch.nn.Module()
+    module.forward = layer
+    found = gradients(torch.export.export(module, leaves).module(), leaves)
+    assert all(torch.equal(one, other) for one, other in zip(found, gradients(layer, leaves), strict=True))
+
+
+def test_compiling_with_gradients_of_int8_says_so(group_ep: str) -> None:
     torch._dynamo.reset()
-    layer, (x, *rest) = program(PLAIN, group_ep)
+    (x, ids, *place), _ = PLAIN.dispatch(0, 1, group_ep)
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        rows, scales, *_ = overload(PLAIN.dispatch_name)(x, ids, *place, quant_mode=2)
+        return rows * scales[:, None]
+
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
-        expected = compiled(x.requires_grad_(), *rest)
-    with pytest.raises(Exception, match=r"is not differentiable yet: call it under torch\.no_grad"):
-        compiled(x, *rest)
-    assert torch.equal(layer(x, *rest), expected)
+        compiled(x.requires_grad_())
+    with pytest.raises(Exception, match="rows of quant_mode 2 are not differentiable"):
+        compiled(x)
+
+
+def test_a_trainable_layer_is_one_graph(group_ep: str) -> None:
+    config = MoEConfig(hidden_size=64, moe_intermediate_size=32, num_experts=8, top_k=2)
+    dispatcher = WindowDispatcher(group_ep, 1, 0, num_experts=8)
+    layer = MoELayer(config, dispatcher, dtype=torch.float32, trainable=True).init_weights()
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    found = []
+    for each in (layer, compiled):
+        layer.zero_grad()
+        x = torch.randn(5, 64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        each(x).square().sum().backward()
+        found.append([x.grad, *(parameter.grad for parameter in layer.parameters())])
+    assert len(found[0]) == 4
+    for one, other in zip(*found, strict=True):
+        assert bool((one != 0).any())
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("changes", [{}, {"router": "deepseek_v3", "n_group": 2, "topk_group": 1}], ids=str)

@@ -22,7 +22,9 @@ from ascend_moe.ops.schemas import ABSENT, NAMESPACE, SCHEMAS, VENDOR_SCHEMAS
 
 ALL_SCHEMAS = {**SCHEMAS, **VENDOR_SCHEMAS}
 NAMES = sorted({name.partition(".")[0] for name in VENDOR_SCHEMAS})
-COLLECTIVE = {"npu_moe_distribute_combine_add_rms_norm", "_npu_distribute_barrier"}
+COLLECTIVE = {
+    "npu_moe_distribute_combine_add_rms_norm", "_npu_distribute_barrier", "npu_alltoallv_gmm", "npu_gmm_alltoallv",
+}  # fmt: skip
 EACH_CALL = pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.op} {call.label}")
 
 

@@ -1,0 +1,337 @@
+"""Gradients of dispatch and combine: each one's backward calls the other.
+
+A combine without weights adds the gradients of a token's rows; a dispatch brings the gradient of a token's sum to
+its rows. So a backward communicates: every rank runs the same backward, and the same tensors require grad on all
+ranks. Forward keeps the routing of the call; combine keeps its rows too where expert_scales require grad.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import comm
+from .errors import AscendMoeError, WindowTooSmall, need, need_one_of
+from .ops import calls, registration
+
+INT8_GRADIENTS = ("refuse", "straight_through")
+_DISPATCH, _COMBINE = "npu_moe_distribute_dispatch", "npu_moe_distribute_combine"
+# Arguments that dispatch and combine have in common; V1 has no comm_alg.
+_COMMON = (
+    "group_ep", "ep_world_size", "ep_rank_id", "moe_expert_num", "group_tp", "tp_world_size", "tp_rank_id",
+    "expert_shard_type", "shared_expert_num", "shared_expert_rank_num", "global_bs", "comm_alg",
+)  # fmt: skip
+_NARROW = 8  # fp32 columns of the narrowest row: rows are multiples of 32 bytes
+_WIDEST = 16384  # elements of a row
+
+_int8_gradient = "refuse"
+
+
+def set_int8_gradient(mode: str) -> None:
+    """What the backward of a dispatch with quant_mode 2 does, in this process.
+
+    Args:
+        mode: "refuse", the default: it raises. "straight_through": x gets the gradient of the rows that
+            ``dequantize_rows`` returns, as if nothing had been rounded.
+
+    Raises:
+        ArgumentError: another mode.
+    """
+    global _int8_gradient
+    need_one_of("mode", mode, INT8_GRADIENTS)
+    _int8_gradient = mode
+
+
+def dequantize_rows(expand_x: Tensor, dynamic_scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Rows of a dispatch with quant_mode 2 as floats; with "straight_through" the way of their gradient to x.
+
+    Args:
+        expand_x: ``(A, H)`` int8, dispatch's.
+        dynamic_scales: ``(A,)`` float32, of the same dispatch, as it returned them.
+        dtype: of the result.
+
+    Returns:
+        ``(A, H)``: codes times the row's scale, in fp32, rounded once.
+    """
+    fits = expand_x.dim() == 2 and expand_x.dtype == torch.int8
+    need(fits, "expand_x", f"is {tuple(expand_x.shape)} {expand_x.dtype}; need (A, H) int8")
+    fits = dynamic_scales.shape == expand_x.shape[:1]
+    need(fits, "dynamic_scales", f"is {tuple(dynamic_scales.shape)}; need ({expand_x.shape[0]},), one scale a row")
+    rows: Tensor = _Dequantize.apply(expand_x, dynamic_scales, dtype)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _Dequantize(torch.autograd.Function):
+    """Codes are integers, which torch gives no gradient: that of the rows goes to the node of their scales."""
+
+    @staticmethod
+    def forward(ctx: Any, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.node = scales.grad_fn
+        return (codes.float() * scales[:, None]).to(dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        if not hasattr(ctx.node, "row_gradients"):
+            raise AscendMoeError(
+                "dequantize_rows: dynamic_scales are not those that a dispatch returned: pass its own tensor"
+            )
+        ctx.node.row_gradients.append(grad)
+        return None, grad.new_zeros(grad.shape[0], dtype=torch.float32), None
+
+
+def straight_through(node: Any, scales_gradient: Tensor | None, name: str) -> Tensor | None:
+    """The gradient of quantised rows that came to the node of a dispatch; None where none came.
+
+    Raises:
+        AscendMoeError: the mode is "refuse", or a gradient came by dynamic_scales alone.
+    """
+    if _int8_gradient == "refuse":
+        raise AscendMoeError(
+            f"{name}: rows of quant_mode 2 are not differentiable: use quant_mode 0, or "
+            'ascend_moe.set_int8_gradient("straight_through") and ascend_moe.dequantize_rows'
+        )
+    rows: list[Tensor] = node.row_gradients
+    if scales_gradient is not None and not rows:
+        raise AscendMoeError(
+            f"{name}: dynamic_scales alone have a gradient, that of the rows is lost: make floats of the rows with "
+            "ascend_moe.dequantize_rows(expand_x, dynamic_scales)"
+        )
+    total = sum(rows[1:], rows[0]) if rows else None
+    rows.clear()
+    return total
+
+
+# ---- the functions
+
+
+def _op(name: str) -> Any:
+    return registration.OPERATORS[name].overload
+
+
+def _below(op: Any, keys: Any, given: dict[str, Any]) -> Any:
+    """The op below autograd."""
+    args = [given[argument.name] for argument in op.arguments if not argument.kwarg_only]
+    kwargs = {argument.name: given[argument.name] for argument in op.arguments if argument.kwarg_only}
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.overload.redispatch(keys, *args, **kwargs)
+
+
+class _Route:
+    """The routing of a call, for the calls of its backward. Tensors are saved beside it."""
+
+    def __init__(self, op: Any, given: dict[str, Any]) -> None:
+        self.contract = op.contract
+        self.arguments = {name: given[name] for name in _COMMON if name in given}
+
+    def dispatch(self, x: Tensor, ids: Tensor, mask: Tensor | None, weights: Tensor | None) -> Any:
+        """Always the V2 op: its rows are V1's, and its triples have the slots."""
+        return _op(f"{_DISPATCH}_v2")(x, ids, x_active_mask=mask, expert_scales=weights, **self.arguments)
+
+    def add_rows(
+        self, rows: Tensor, ids: Tensor, mask: Tensor | None, index: Tensor, counts: Tensor, contract: int
+    ) -> Tensor:
+        """For every token the sum of its rows; ``index`` and ``counts`` are of a dispatch of this contract."""
+        name = _COMBINE if contract == 1 else f"{_COMBINE}_v2"
+        nothing = torch.empty(0, dtype=torch.float32, device=rows.device)
+        ignored = counts.new_zeros(self.arguments["tp_world_size"])
+        options = {"tp_send_counts": ignored, "x_active_mask": mask, **self.arguments}
+        if contract == 1:
+            options.pop("comm_alg", None)
+        added: Tensor = _op(name)(rows, ids, index, counts, nothing, **options)
+        return added
+
+    def has_triples(self, contract: int) -> bool:
+        """Whether a dispatch of this contract tells the source of each row: not V1, nor between A2's servers."""
+        group, world, rank = (self.arguments[name] for name in ("group_ep", "ep_world_size", "ep_rank_id"))
+        if contract == 1 or comm.place(group) is None:  # nothing runs in a group that only a tracer has seen
+            return contract == 2
+        return not 0 < comm.ranks_per_server(group, world, rank) < world
+
+    def slots(self, ids: Tensor, mask: Tensor | None, index: Tensor, rows: int, contract: int) -> Tensor:
+        """(rows,): the k of each row. Where no triples tell it, it travels in the place of the weights."""
+        if self.has_triples(contract):
+            return index[: 3 * rows].view(rows, 3)[:, 2]
+        numbers = torch.arange(ids.shape[1], dtype=torch.float32, device=ids.device).expand(ids.shape)
+        blank = torch.zeros(ids.shape[0], _NARROW, dtype=torch.float32, device=ids.device)
+        slots: Tensor = self.dispatch(blank, ids, mask, numbers.contiguous())[6]
+        return slots[:rows]
+
+
+def _columns(values: Tensor, slots: Tensor, topk: int) -> Tensor:
+    """(rows, K rounded up): each row's value in the column of its k, so that the sum over k keeps all apart."""
+    width = -(-topk // _NARROW) * _NARROW
+    column = torch.arange(width, device=slots.device)
+    return torch.where(slots[:, None] == column, values.float()[:, None], 0.0)
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, op: Any, keys: Any, *values: Any) -> Any:
+        given = dict(zip(op.names, values, strict=True))
+        outputs = _below(op, keys, given)
+        wanted = dict(zip(op.names, ctx.needs_input_grad[2:], strict=True))
+        ctx.want_x, ctx.want_weights = wanted["x"], wanted["expert_scales"]
+        ctx.name, ctx.route = op.name, _Route(op, given)
+        ctx.quantised, ctx.row_gradients = bool(given["quant_mode"]), []
+        ctx.smooth, ctx.dtype = given["scales"] is not None, given["x"].dtype
+        ctx.set_materialize_grads(False)
+        constant = [] if ctx.want_x else [outputs[0]]
+        constant += [] if ctx.want_x and ctx.quantised else [outputs[1]]
+        constant += [] if ctx.want_weights else [outputs[6]]
+        ctx.mark_non_differentiable(*constant, *outputs[2:6])
+        ctx.save_for_backward(given["expert_ids"], given["x_active_mask"], outputs[2], outputs[4])
+        ctx.shape = outputs[0].shape
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ids, mask, index, counts = ctx.saved_tensors
+        route, rows, like = ctx.route, grads[0], {"device": ids.device}
+        if ctx.quantised and ctx.want_x:
+            rows = straight_through(ctx, grads[1], ctx.name)
+            need(not ctx.smooth, "scales", 'have no gradient: "straight_through" takes a dispatch without them')
+        if rows is None:
+            rows = torch.zeros(ctx.shape, dtype=ctx.dtype, **like)
+        rows = rows.to(ctx.dtype)
+        topk, gx, gw = ids.shape[1], None, None
+        if ctx.want_weights:
+            values = torch.zeros(ctx.shape[0], **like) if grads[6] is None else grads[6]
+            slots = route.slots(ids, mask, index, ctx.shape[0], route.contract)
+            columns = _columns(values, slots, topk)
+            if ctx.want_x and ctx.dtype == torch.float32 and ctx.shape[1] + columns.shape[1] <= _WIDEST:
+                # Windows that rows fit in may be too small for wider ones; then they are on all ranks.
+                with contextlib.suppress(WindowTooSmall):
+                    both = route.add_rows(torch.cat([rows, columns], 1), ids, mask, index, counts, route.contract)
+                    gx, gw = both[:, : ctx.shape[1]], both[:, ctx.shape[1] :][:, :topk]
+            if gw is None:
+                gw = route.add_rows(columns, ids, mask, index, counts, route.contract)[:, :topk]
+        if ctx.want_x and gx is None:
+            gx = route.add_rows(rows, ids, mask, index, counts, route.contract)
+        by_name = {"x": gx, "expert_scales": gw}
+        return None, None, *(by_name.get(name) for name in registration.OPERATORS[ctx.name].names)
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, op: Any, keys: Any, *values: Any) -> Any:
+        given = dict(zip(op.names, values, strict=True))
+        y = _below(op, keys, given)
+        ctx.wanted = dict(zip(op.names, ctx.needs_input_grad[2:], strict=True))
+        ctx.name, ctx.route = op.name, _Route(op, given)
+        weights, rows, shared = (given[name] for name in ("expert_scales", "expand_x", "shared_expert_x"))
+        # Without elements there are no weights, unless there are no tokens either.
+        ctx.weighted, ctx.shape = weights.shape == given["expert_ids"].shape, rows.shape
+        ctx.shared_shape = None if shared is None else shared.shape
+        index = given["assist_info_for_combine"] if op.contract == 2 else None
+        ctx.save_for_backward(
+            given["expert_ids"], given["x_active_mask"], index, given["ep_send_counts"], weights,
+            rows if ctx.wanted["expert_scales"] and ctx.weighted else None,
+        )  # fmt: skip
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gy: Tensor) -> Any:
+        saved = ctx.saved_tensors  # once: where activations are recomputed it is the recomputation
+        mask, grads = saved[1], dict[str, Tensor | None]()
+        if ctx.wanted["shared_expert_x"]:
+            active = None if mask is None else mask if mask.dim() == 1 else mask.any(1)
+            shared = gy if active is None else torch.where(active[:, None], gy, 0.0)
+            grads["shared_expert_x"] = shared.reshape(ctx.shared_shape)
+        if ctx.wanted["expand_x"] or saved[-1] is not None:
+            grads["expand_x"], grads["expert_scales"] = _rows_back(ctx, gy, *saved)
+        return None, None, *(grads.get(name) for name in registration.OPERATORS[ctx.name].names)
+
+
+def _rows_back(
+    ctx: Any,
+    gy: Tensor,
+    ids: Tensor,
+    mask: Tensor | None,
+    index: Tensor | None,
+    counts: Tensor,
+    weights: Tensor,
+    saved: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of a combine: the gradients of its rows, and of its weights."""
+    route, count = ctx.route, ctx.shape[0]
+    sent = route.dispatch(gy, ids, mask, weights if ctx.weighted else None)
+    used = _used(route, counts)
+    here = count if used is None else used
+    rows, factors = _fit(sent[0], here), _fit(sent[6], here)
+    order = None if used is None else _order(route, index, sent[2], used)
+    if order is not None:
+        rows, factors = rows[order], factors[order]
+    gz = gw = None
+    if ctx.wanted["expand_x"]:
+        gz = (rows * factors[:, None]).to(rows.dtype) if ctx.weighted else rows
+        if used is None:
+            # Behind the last row nothing is defined, and anything times zero may be NaN.
+            valid = torch.arange(count, device=rows.device) < counts[route.arguments["moe_expert_num"] - 1]
+            gz = torch.where(valid[:, None], gz, torch.zeros_like(gz))
+        gz = _fit(gz, count)
+    if saved is not None:
+        values = (rows.float() * saved[:here].float()).sum(1)
+        if order is not None:
+            values = torch.empty_like(values).index_copy_(0, order, values)
+        values = _fit(values, sent[0].shape[0])
+        slots = route.slots(ids, mask, sent[2], values.shape[0], 2)
+        columns = _columns(values, slots, ids.shape[1])
+        gw = route.add_rows(columns, ids, mask, sent[2], sent[4], 2)[:, : ids.shape[1]]
+    return gz, gw
+
+
+def _used(route: _Route, counts: Tensor) -> int | None:
+    """The rows that arrived, where the host may read it: not on an NPU, and not while a compiler traces."""
+    if type(counts) is not Tensor or counts.device.type != "cpu":
+        return None
+    return int(counts[route.arguments["moe_expert_num"] - 1])
+
+
+def _fit(rows: Tensor, count: int) -> Tensor:
+    """The first ``count`` rows, zeros where there are fewer."""
+    if rows.shape[0] >= count:
+        return rows[:count]
+    return torch.cat([rows, rows.new_zeros(count - rows.shape[0], *rows.shape[1:])])
+
+
+def _order(route: _Route, index: Tensor | None, sent: Tensor, used: int) -> Tensor | None:
+    """(used,): where combine's rows stand among those of a dispatch; None: in the same places.
+
+    Only the window algorithm takes rows in another order than dispatch's.
+    """
+    if index is None or not route.has_triples(2):
+        return None
+    given, made = (triples[: 3 * used].view(used, 3).long() for triples in (index, sent))
+    if torch.equal(given, made):
+        return None
+    given, made = ((one[:, 0] << 40) + (one[:, 1] << 8) + one[:, 2] for one in (given, made))
+    order = torch.empty(used, dtype=torch.int64)
+    order[given.argsort()] = made.argsort()
+    return order
+
+
+# ---- on the Autograd key
+
+
+def _register(op: Any, function: Any) -> None:
+    names = op.names
+
+    def differentiate(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        below = keys & torch._C._after_autograd_keyset
+        given = op.bind(args, kwargs)
+        if not registration.wants_gradient(given.values()):
+            return _below(op, below, given)
+        return function.apply(op, below, *(given[name] for name in names))
+
+    registration.LIBRARY.impl(op.name, differentiate, "Autograd", with_keyset=True)
+
+
+for _name, _each in registration.OPERATORS.items():
+    _register(_each, _Dispatch if _each.code == calls.OP_DISPATCH else _Combine)

@@ -1,0 +1,337 @@
+"""torch_npu's all-to-all fused with a grouped matmul: ``npu_alltoallv_gmm`` and ``npu_gmm_alltoallv``.
+
+The first brings rows to their experts and multiplies them, the second multiplies and brings rows home: each is the
+other's backward. Off the NPU rows travel by the process group's all-to-all; between the threads of a LocalCluster
+by our dispatch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from ascend_moe import comm
+from ascend_moe._torch_npu import npu_operator
+from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, need_unset
+from ascend_moe.experts import npu_grouped_matmul
+from ascend_moe.experts.grouped_matmul import float_matmul
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_MAX_BATCH = 4096  # of a dispatch
+_LEAVES = ("gmm_x", "gmm_weight", "mm_x", "mm_weight")
+_ROW = 32  # bytes that a dispatch's row is a multiple of
+
+
+# ---- arguments
+
+
+def read_counts(counts: Sequence[int] | torch.Tensor, instead: torch.Tensor | None) -> list[int]:
+    """Counts as a list; the tensor counts where it is given."""
+    chosen = counts if instead is None else instead
+    return [int(count) for count in (chosen.tolist() if isinstance(chosen, torch.Tensor) else chosen)]
+
+
+def _table(name: str, counts: list[int], world: int, experts: int) -> torch.Tensor:
+    rule = f"has {len(counts)} counts; need {world * experts}: {experts} experts of each of {world} ranks"
+    need(len(counts) == world * experts, name, rule)
+    need(min(counts) >= 0, name, f"has {min(counts)}; a count is at least 0")
+    return torch.tensor(counts).view(world, experts)
+
+
+def _check(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tables (W, L) of send_counts and of recv_counts."""
+    need_unset(comm_mode=given["comm_mode"])
+    x, weight, world = given["gmm_x"], given["gmm_weight"], given["ep_world_size"]
+    need_dims("gmm_x", x, 2, dtypes=_FLOATS)
+    need_dims("gmm_weight", weight, 3, dtypes=(x.dtype,))
+    need(weight.shape[0] >= 1, "gmm_weight", "has no experts; need (L, H, N), L at least 1")
+    size = weight.shape[2 if given["trans_gmm_weight"] else 1]
+    need(size == x.shape[1], "gmm_weight", f"takes rows of {size}, gmm_x has {x.shape[1]}")
+    place = comm.place(given["hcom"])
+    if place is None:
+        raise ArgumentError(
+            f"hcom of {given['hcom']!r} names no live group: use ascend_moe.comm_name(process_group)", argument="hcom"
+        )
+    need(world == place[0], "ep_world_size", f"is {world} but group {given['hcom']!r} has {place[0]} ranks")
+    names = ("send_counts", "recv_counts")
+    sent, came = (_table(name, read_counts(given[name], given[f"{name}_tensor"]), world, len(weight)) for name in names)
+    rows = int(sent.sum())
+    need(len(x) == rows, "gmm_x", f"has {len(x)} rows, send_counts are {rows} together")
+    return sent, came
+
+
+def _multiply_shared(given: dict[str, Any]) -> torch.Tensor | None:
+    """mm_x times mm_weight, which no other rank has to do with."""
+    x, weight = given["mm_x"], given["mm_weight"]
+    need((x is None) == (weight is None), "mm_weight", "and mm_x come together or not at all")
+    if x is None:
+        return None
+    need_dims("mm_x", x, 2, dtypes=_FLOATS)
+    need_dims("mm_weight", weight, 2, dtypes=(x.dtype,))
+    weight = weight.t() if given["trans_mm_weight"] else weight
+    need_shape("mm_weight", weight, (x.shape[1], weight.shape[1]))
+    return float_matmul(x, weight, None)
+
+
+# ---- the ways of the rows
+
+
+def exchange(rows: torch.Tensor, send: list[int], receive: list[int], hcom: str) -> torch.Tensor:
+    """All-to-all of rows: ``send[d]`` go to rank d, ``receive[s]`` come from rank s, in rank order."""
+    group = comm.process_group(hcom)
+    width = rows.shape[1] * rows.element_size()
+    raw = rows.contiguous().view(torch.uint8) if len(rows) else rows.new_empty(0, width, dtype=torch.uint8)
+    if group is None:
+        arrived = _through_windows(raw, send, receive, hcom)
+    else:
+        arrived = raw.new_empty(sum(receive), width)
+        dist.all_to_all_single(arrived, raw, receive, send, group=group)
+    return arrived.view(rows.dtype) if len(arrived) else rows.new_empty(0, rows.shape[1])
+
+
+def _through_windows(raw: torch.Tensor, send: list[int], receive: list[int], hcom: str) -> torch.Tensor:
+    """`exchange` of rows of bytes between the threads of a LocalCluster: dispatches to one expert a rank."""
+    world, rank = comm.place(hcom) or (1, 0)
+    window = comm.lookup(hcom, world, rank or 0).data_bytes // 4  # with room for what is beside the rows
+    width = -(-raw.shape[1] // _ROW) * _ROW
+    wide = raw.new_zeros(len(raw), width)
+    wide[:, : raw.shape[1]] = raw
+    words = wide.view(torch.float32)
+
+    def dispatch(rows: torch.Tensor, targets: torch.Tensor, most: int) -> list[torch.Tensor]:
+        """What comes from each rank; ``most`` rows a rank."""
+        at: tuple[Any, ...] = (hcom, world, rank, world)
+        sent = torch.ops.ascend_moe.npu_moe_distribute_dispatch_v2(rows, targets[:, None], *at, global_bs=world * most)
+        ends = [0, *sent[4][:world].tolist()]
+        return [sent[0][first:last] for first, last in itertools.pairwise(ends)]
+
+    everybody = torch.arange(world, dtype=torch.int32)
+    told = torch.full((world, _ROW // 4), float(max(send)))
+    longest = max(int(each[0, 0]) for each in dispatch(told, everybody, world))
+    share = max(1, min(_MAX_BATCH // world, window // (world * world * width)))
+    parts: list[list[torch.Tensor]] = [[words[:0]] for _ in range(world)]
+    starts = [sum(send[:target]) for target in range(world)]
+    for first in range(0, longest, share):
+        sizes = [max(0, min(share, count - first)) for count in send]
+        rows = [words[start + first :][:size] for start, size in zip(starts, sizes, strict=True)]
+        targets = everybody.repeat_interleave(torch.tensor(sizes))
+        for source, came in enumerate(dispatch(torch.cat(rows), targets, world * share)):
+            parts[source].append(came.clone())
+    arrived = torch.cat([torch.cat(part) for part in parts])
+    need(
+        len(arrived) == sum(receive),
+        "recv_counts",
+        f"are {sum(receive)} rows, but {len(arrived)} came; all ranks' counts must fit",
+    )
+    return arrived.view(torch.uint8)[:, : raw.shape[1]].contiguous()
+
+
+def _by_expert(table: torch.Tensor) -> torch.Tensor:
+    """Where the rows of (expert, rank) order stand in (rank, expert) order."""
+    counts = table.reshape(-1)
+    starts = (counts.cumsum(0) - counts).view_as(table).t().reshape(-1)
+    sizes = table.t().reshape(-1)
+    shift = (starts - (sizes.cumsum(0) - sizes)).repeat_interleave(sizes)
+    return shift + torch.arange(len(shift))
+
+
+def _multiply(x: torch.Tensor, given: dict[str, Any], table: torch.Tensor) -> torch.Tensor:
+    weight = given["gmm_weight"]
+    weight = weight.transpose(1, 2) if given["trans_gmm_weight"] else weight
+    grouped: dict[str, Any] = {"group_type": 0, "group_list_type": 1, "split_item": 2}
+    return npu_grouped_matmul([x], [weight], group_list=table.sum(0), **grouped)[0]
+
+
+# ---- gradients
+
+
+def wants_gradient(given: dict[str, Any]) -> bool:
+    """Whether autograd has to follow a call of these arguments."""
+    leaves = [given[name] for name in _LEAVES]
+    return torch.is_grad_enabled() and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+
+
+def with_gradients(name: str, given: dict[str, Any]) -> Any:
+    """The results of a call of the operator ``name`` that wants gradients."""
+    return _Fused.apply(name, given, *(given[leaf] for leaf in _LEAVES))  # type: ignore[no-untyped-call]
+
+
+class _Fused(torch.autograd.Function):
+    """Either operator. Its backward is the other one with the counts exchanged and the weight transposed."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, given: dict[str, Any], *leaves: torch.Tensor | None) -> Any:
+        ctx.there, ctx.given = name == _THERE, dict(given)
+        for counts in ("send_counts", "recv_counts"):
+            ctx.given[counts] = read_counts(given[counts], given[f"{counts}_tensor"])
+        more = {"permute_out_flag": True} if ctx.there else {}
+        outputs = getattr(torch.ops.ascend_moe, name)(**given | more)
+        # The rows that the weights multiplied: those that came, or those that were given.
+        ctx.save_for_backward(*leaves, outputs[2] if ctx.there else leaves[0])
+        for leaf in _LEAVES:
+            del ctx.given[leaf]
+        ctx.set_materialize_grads(False)
+        if not ctx.there:
+            return outputs
+        ctx.mark_non_differentiable(outputs[2])
+        return *outputs[:2], outputs[2] if given["permute_out_flag"] else None
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gy: torch.Tensor | None, g_shared: torch.Tensor | None, *_: Any) -> Any:
+        x, weight, mm_x, mm_weight, rows = ctx.saved_tensors
+        given, transposed = ctx.given, ctx.given["trans_gmm_weight"]
+        send, receive = given["send_counts"], given["recv_counts"]
+        if gy is None:  # the other ranks wait all the same
+            gy = x.new_zeros(sum(receive), weight.shape[1 if transposed else 2])
+        back = {"send_counts": receive, "recv_counts": send, "trans_gmm_weight": not transposed}
+        back |= {name: given[name] for name in ("hcom", "ep_world_size")}
+        back |= {} if ctx.there else {"permute_out_flag": True}
+        made = getattr(torch.ops.ascend_moe, _BACK if ctx.there else _THERE)(gy, weight, **back)
+        gw = None
+        if ctx.needs_input_grad[3]:
+            # By the rows that the experts of this rank have, not by those that its tokens make.
+            counts, grads = (receive, gy) if ctx.there else (send, made[2])
+            groups = torch.tensor(counts, device=gy.device).view(given["ep_world_size"], -1).sum(0)
+            grouped: dict[str, Any] = {"group_type": 2, "group_list_type": 1, "split_item": 3}
+            gw = npu_grouped_matmul([rows.t()], [grads], group_list=groups, **grouped)[0]
+            gw = gw.transpose(1, 2) if transposed else gw
+        g_mm_x = g_mm_weight = None
+        if g_shared is not None:
+            straight = not given["trans_mm_weight"]
+            g_mm_x = float_matmul(g_shared, mm_weight.t() if straight else mm_weight, None)
+            g_mm_weight = float_matmul(mm_x.t(), g_shared, None)
+            g_mm_weight = g_mm_weight if straight else g_mm_weight.t()
+        return None, None, made[0], gw, g_mm_x, g_mm_weight
+
+
+def _differentiable(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, where a call that wants gradients goes by the operator of torch."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # says what is wrong
+        bound.apply_defaults()
+        given = bound.arguments
+        if not wants_gradient(given):
+            return function(*args, **kwargs)
+        lists = {name: read_counts(given[name], None) for name in ("send_counts", "recv_counts")}
+        made: R = getattr(torch.ops.ascend_moe, function.__name__)(**given | lists)
+        return made
+
+    return run
+
+
+# ---- the operators
+
+
+@_differentiable
+@npu_operator
+def npu_alltoallv_gmm(
+    gmm_x: torch.Tensor,
+    gmm_weight: torch.Tensor,
+    hcom: str,
+    ep_world_size: int,
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
+    *,
+    send_counts_tensor: torch.Tensor | None = None,
+    recv_counts_tensor: torch.Tensor | None = None,
+    mm_x: torch.Tensor | None = None,
+    mm_weight: torch.Tensor | None = None,
+    trans_gmm_weight: bool = False,
+    trans_mm_weight: bool = False,
+    permute_out_flag: bool = False,
+    comm_mode: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Brings rows to the ranks of their experts, and multiplies each with its expert's weight.
+
+    W = ep_world_size ranks, L experts a rank. Differentiable: the backward is `npu_gmm_alltoallv`, on all ranks.
+
+    Args:
+        gmm_x: ``(sum(send_counts), H)`` bfloat16, float16 or float32, rows by rank of the expert, then by expert.
+        gmm_weight: ``(L, H, N)``, gmm_x's dtype; ``(L, N, H)`` with trans_gmm_weight.
+        hcom: any group's name: ``ascend_moe.comm_name``, a c10d group name, a LocalCluster's.
+        ep_world_size: W.
+        send_counts: W * L rows, for each rank for each of its experts; a list, or a tensor.
+        recv_counts: W * L rows, from each rank for each expert of this one.
+        send_counts_tensor, recv_counts_tensor: the same as tensors; they are read instead where given.
+        mm_x, mm_weight: ``(T, H2)`` and ``(H2, N2)`` of a shared expert, ``(N2, H2)`` with trans_mm_weight.
+        permute_out_flag: whether the rows are returned as they came.
+        comm_mode: must be None.
+
+    Returns:
+        ``(sum(recv_counts), N)`` rows by expert, source rank, their order there; mm_x times mm_weight, None
+        without; ``(sum(recv_counts), H)`` the rows before the product, None without permute_out_flag.
+
+    Raises:
+        ArgumentError: a rule above is broken on this rank.
+
+    Source: torch_npu ``npu_alltoallv_gmm``. NPU tensors go there.
+    """
+    given = dict(locals())
+    sent, came = _check(given)
+    shared: Any = _multiply_shared(given)  # before the others wait: its rules are this rank's
+    rows = exchange(gmm_x, sent.sum(1).tolist(), came.sum(1).tolist(), hcom)[_by_expert(came)]
+    return _multiply(rows, given, came), shared, rows if permute_out_flag else None  # type: ignore[return-value]
+
+
+@_differentiable
+@npu_operator
+def npu_gmm_alltoallv(
+    gmm_x: torch.Tensor,
+    gmm_weight: torch.Tensor,
+    hcom: str,
+    ep_world_size: int,
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
+    *,
+    send_counts_tensor: torch.Tensor | None = None,
+    recv_counts_tensor: torch.Tensor | None = None,
+    mm_x: torch.Tensor | None = None,
+    mm_weight: torch.Tensor | None = None,
+    trans_gmm_weight: bool = False,
+    trans_mm_weight: bool = False,
+    comm_mode: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Multiplies rows with their experts' weights, and brings them home to the ranks of their tokens.
+
+    As `npu_alltoallv_gmm`, the other way; differentiable by it.
+
+    Args:
+        gmm_x: ``(sum(send_counts), H)``, rows by expert, rank they go to: as `npu_alltoallv_gmm` returns them.
+        send_counts: W * L rows, to each rank from each expert of this one.
+        recv_counts: W * L rows, from each rank for each of its experts.
+        gmm_weight, hcom, ep_world_size, send_counts_tensor, recv_counts_tensor, mm_x, mm_weight, trans_gmm_weight,
+            trans_mm_weight, comm_mode: as there.
+
+    Returns:
+        ``(sum(recv_counts), N)`` rows by rank of the expert, then by expert; mm_x times mm_weight, None without.
+
+    Raises:
+        ArgumentError: a rule above is broken on this rank.
+
+    Source: torch_npu ``npu_gmm_alltoallv``. NPU tensors go there.
+    """
+    given = dict(locals())
+    sent, came = _check(given)
+    shared: Any = _multiply_shared(given)  # before the others wait: its rules are this rank's
+    product = _multiply(gmm_x, given, sent)
+    rows = torch.empty_like(product).index_copy_(0, _by_expert(sent), product)
+    return exchange(rows, sent.sum(1).tolist(), came.sum(1).tolist(), hcom), shared
+
+
+_THERE, _BACK = npu_alltoallv_gmm.__name__, npu_gmm_alltoallv.__name__
