@@ -242,7 +242,7 @@ class LoadCounter:
         layers, experts = self.counts.shape
         need(0 <= layer < layers, "layer", f"is {layer}; need 0..{layers - 1}")
         need_shape("expert_token_nums", expert_token_nums, (experts,), dtypes=_INDEX_DTYPES)
-        self.counts[layer] += as_counts(expert_token_nums, expert_token_nums_type)
+        self.counts[layer].add_(as_counts(expert_token_nums, expert_token_nums_type))
 
     def reset(self) -> None:
         """Begin again with zeros."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_ranks import threads
+from gloo_ranks import run_processes, threads
 
 from ascend_moe import LocalCluster, MoEConfig, MoELayer
 from ascend_moe.dispatchers import WindowDispatcher
@@ -355,6 +356,22 @@ def test_s9_all_reduce_and_dispatch_agree(tokens: int, kind: str, dtype: torch.d
             return layer(x)
 
         assert torch.equal(cluster.run(plain)[0], whole)
+
+
+def in_a_process(rank: int) -> list[torch.Tensor]:
+    """One rank's results of both ways, with nothing given but the default group; must be importable by name."""
+    x, logits = randn(7, H).to(BF16), logits_of(7, "random")
+    layers = [fill(EPMoE(E, K, H, F, BF16, reduce=reduce)) for reduce in ("all_reduce", "mc2")]
+    assert all((layer.tp_size, layer.tp_rank) == (2, rank) for layer in layers)
+    return [layer(x, logits) for layer in layers for _ in range(2)]
+
+
+def test_s9_processes_of_the_default_group(tmp_path: Path) -> None:
+    whole = fill(EPMoE(E, K, H, F, BF16))(randn(7, H).to(BF16), logits_of(7, "random"))
+    for found in run_processes(2, in_a_process, tmp_path):
+        for reduced in found[:2]:
+            assert_one_rounding(reduced, whole)
+        assert torch.equal(found[2], whole) and torch.equal(found[3], whole)
 
 
 def dense(layer: EPMoE, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
