@@ -9,6 +9,7 @@ import torch
 
 from ascend_moe._torch_npu import compute_dtype, npu_operator
 from ascend_moe.errors import ArgumentError, need, need_dims, need_only, need_shape, need_unset
+from ascend_moe.permute import rows_at, sum_rows
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -83,28 +84,13 @@ def npu_moe_token_unpermute(
     need(permuted_tokens.is_floating_point(), "permuted_tokens", f"is {permuted_tokens.dtype}, not float")
     need_dims("sorted_indices", sorted_indices, 1, dtypes=_INDEX_DTYPES)
     need(not padded_mode, "padded_mode", "is True; off the NPU it must be False")
-    dtype = compute_dtype(permuted_tokens.dtype)
-    weights = torch.ones(sorted_indices.numel(), 1, dtype=dtype)
+    shape = (sorted_indices.numel(), 1)
     if probs is not None:
         need_dims("probs", probs, 2)
         fits = probs.numel() == sorted_indices.numel()
         need(fits, "probs", f"is {tuple(probs.shape)} for {sorted_indices.numel()} sorted_indices")
-        weights = probs.to(dtype)
-    places = sorted_indices.to(torch.int64).reshape(weights.shape)
-    total = torch.zeros(weights.shape[0], permuted_tokens.shape[1], dtype=dtype)
-    for k in range(weights.shape[1]):
-        weight = weights[:, k : k + 1]
-        rows = _rows_at(permuted_tokens, places[:, k]).to(dtype)
-        total = total + torch.where((weight == 0) & ~rows.isfinite(), 0, rows) * weight
-    return total.to(permuted_tokens.dtype)
-
-
-def _rows_at(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """``rows[places]``; zeros for a place outside of ``rows``."""
-    inside = (places >= 0) & (places < rows.shape[0])
-    if rows.shape[0] == 0:
-        return rows.new_zeros((len(places), rows.shape[1]))
-    return torch.where(inside.unsqueeze(1), rows[places.masked_fill(~inside, 0)], 0)
+        shape = (probs.shape[0], probs.shape[1])
+    return sum_rows(permuted_tokens, sorted_indices.to(torch.int64).reshape(shape), probs)
 
 
 @npu_operator
@@ -158,7 +144,7 @@ def npu_moe_finalize_routing(
             total = total + skip.to(dtype)
     experts = None if bias is None else _experts(bias, export_for_source_row, (tokens, topk), rows.shape[1])
     for j in range(topk):
-        value = _rows_at(rows, places[:, j]).to(dtype)
+        value = rows_at(rows, places[:, j]).to(dtype)
         if bias is not None and experts is not None:
             value = value + bias[experts[:, j]].to(dtype)
         total = total + (value if scales is None else value * scales[:, j : j + 1].to(dtype))

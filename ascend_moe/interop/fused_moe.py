@@ -1,0 +1,252 @@
+"""vLLM's FusedMoE over aligned blocks, with its own names: every rank has all tokens, all-reduces add up their parts.
+
+`moe_align_block_size` groups (token, k) pairs into blocks of one expert, `fused_experts` runs the expert MLP over
+them, `moe_sum` adds a token's k rows. With data parallelism `naive_multicast` gives every rank all tokens before,
+`all_reduce_dp` and `all_reduce_tp` sum and slice behind. With expert parallelism an expert_map names the experts of
+this rank. For the same layer over dispatch and combine, see `ascend_moe.MoELayer`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed as dist
+
+from ascend_moe.dispatchers.collective import default_group, gather
+from ascend_moe.errors import need, need_dims, need_dtype, need_one_of, need_shape, with_typed_errors
+from ascend_moe.experts import grouped_mlp
+from ascend_moe.permute import batched_moe_align_block_size, moe_align_block_size
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = [
+    "all_reduce_dp",
+    "all_reduce_tp",
+    "batched_moe_align_block_size",
+    "fused_experts",
+    "moe_align_block_size",
+    "moe_sum",
+    "naive_multicast",
+]
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@with_typed_errors
+def fused_experts(
+    hidden_states: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    inplace: bool = False,
+    activation: str = "silu",
+    apply_router_weight_on_input: bool = False,
+    global_num_experts: int = -1,
+    expert_map: torch.Tensor | None = None,
+    *,
+    block_size: int = 16,
+    ignore_invalid_experts: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The experts of all tokens over aligned blocks: product with w1, silu and mul, product with w2, weighted sum.
+
+    A row is rounded to its type behind w2; weight and sum over k are float32, k ascending, and rounded once, as
+    combine does it. Reads the number of blocks on the host.
+
+    Args:
+        hidden_states: ``(T, H)`` bf16, fp16 or fp32.
+        w1: ``(L, 2F, H)`` of this type, gate rows first. w2: ``(L, H, F)``.
+        topk_weights: ``(T, K)`` float.
+        topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1; other ids (-1) add nothing.
+        inplace: the result is written into hidden_states.
+        activation: "silu".
+        apply_router_weight_on_input: the weight multiplies x instead, rounded to its type; K must be 1.
+        global_num_experts: E; -1: L.
+        expert_map: ``(E,)`` int32 or int64, the row of w1 of each expert, -1 for experts of other ranks, which add
+            nothing: the result is this rank's part of the sum. None: L experts, all here.
+        block_size: B, rows of a block.
+        ignore_invalid_experts: experts of other ranks get no blocks; same result, less to sort.
+        out_dtype: None: that of hidden_states. float32 for parts that are still to be added up.
+
+    Returns:
+        ``(T, H)``.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: vLLM ``fused_experts``.
+    """
+    experts = _check(hidden_states, w1, w2, topk_weights, topk_ids, global_num_experts, expert_map)
+    need_one_of("activation", activation, ("silu",))
+    tokens, topk = topk_ids.shape
+    on_input = apply_router_weight_on_input
+    need(topk == 1 or not on_input, "apply_router_weight_on_input", f"needs K = 1; topk_ids has K = {topk}")
+    dtype = out_dtype or hidden_states.dtype
+    rule = f"goes with the type of hidden_states, out_dtype is {dtype}"
+    need(not inplace or dtype == hidden_states.dtype, "inplace", rule)
+    pairs, block_experts, total = moe_align_block_size(
+        topk_ids, block_size, experts, expert_map, ignore_invalid_experts=ignore_invalid_experts
+    )
+    used = int(total) // block_size
+    owner = block_experts[:used].long()
+    local = (owner >= 0).nonzero().squeeze(1)
+    local = local[owner[local].argsort(stable=True)]  # local numbers need not ascend with global ones
+    slots = pairs[: used * block_size].view(used, block_size)[local].reshape(-1).long()
+    counts = torch.bincount(owner[local], minlength=w1.shape[0]) * block_size
+    real = slots < tokens * topk
+    weights = topk_weights.reshape(-1, 1).float()
+    x = (hidden_states.float() * weights).to(hidden_states.dtype) if on_input else hidden_states
+    rows = torch.where(real[:, None], x[(slots // topk).clamp(max=tokens - 1)], 0)
+    rows = grouped_mlp(rows, w1.transpose(1, 2), w2.transpose(1, 2), counts)
+    # Pairs of other ranks have no block here: their places stay zero.
+    products = torch.zeros(tokens * topk, rows.shape[1], dtype=torch.float32, device=rows.device)
+    places = slots[real]
+    products[places] = rows[real].float() if on_input else rows[real].float() * weights[places]
+    out = hidden_states if inplace else hidden_states.new_empty(hidden_states.shape, dtype=dtype)
+    return moe_sum(products.view(tokens, topk, x.shape[1]), out)
+
+
+def _check(
+    x: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    experts: int,
+    expert_map: torch.Tensor | None,
+) -> int:
+    """E, where the tensors fit."""
+    need_dims("hidden_states", x, 2, dtypes=_FLOATS)
+    need_dims("topk_ids", ids, 2, dtypes=(torch.int32, torch.int64))
+    fits = ids.shape[0] == x.shape[0] and ids.shape[1] >= 1
+    need(fits, "topk_ids", f"is {tuple(ids.shape)} for {x.shape[0]} tokens; it must be (T, K), K at least 1")
+    need_shape("topk_weights", weights, tuple(ids.shape))
+    need_dims("w1", w1, 3, dtypes=(x.dtype,))
+    fits = w1.shape[0] >= 1 and w1.shape[1] % 2 == 0 and w1.shape[2] == x.shape[1]
+    need(fits, "w1", f"is {tuple(w1.shape)}; it must be (L, 2F, {x.shape[1]})")
+    need_shape("w2", w2, (w1.shape[0], x.shape[1], w1.shape[1] // 2), dtypes=(x.dtype,))
+    experts = w1.shape[0] if experts == -1 else experts
+    if expert_map is None:
+        rule = f"is {experts}; without expert_map it must be -1 or the {w1.shape[0]} experts of w1"
+        need(experts == w1.shape[0], "global_num_experts", rule)
+    else:
+        need_shape("expert_map", expert_map, (experts,), dtypes=(torch.int32, torch.int64))
+    return experts
+
+
+@with_typed_errors
+def moe_sum(input: torch.Tensor, output: torch.Tensor | None = None) -> torch.Tensor:
+    """The sum over dimension 1: float32 inside, in ascending order, one rounding.
+
+    Args:
+        input: ``(T, K, H)`` bf16, fp16 or fp32.
+        output: ``(T, H)`` of any of these types, is written; None: a new tensor of input's type.
+
+    Returns:
+        output.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: vLLM ``moe_sum``.
+    """
+    need_dims("input", input, 3, dtypes=_FLOATS)
+    tokens, _, hidden = input.shape
+    output = input.new_empty(tokens, hidden) if output is None else output
+    need_shape("output", output, (tokens, hidden), dtypes=_FLOATS)
+    total = torch.zeros(tokens, hidden, dtype=torch.float32, device=input.device)
+    for row in input.unbind(1):
+        total += row
+    return output.copy_(total)
+
+
+@with_typed_errors
+def naive_multicast(
+    x: torch.Tensor, cu_tokens_across_dp: torch.Tensor, group: ProcessGroup | None = None
+) -> torch.Tensor:
+    """All ranks' tokens, one after the other in rank order. One all-gather of the largest batch's size.
+
+    Args:
+        x: ``(T, ...)``, this rank's; all but T and the values equal on all ranks.
+        cu_tokens_across_dp: ``(W,)`` int32 or int64 on the CPU: tokens of all ranks up to and with rank r. Equal on
+            all ranks.
+        group: of the W data-parallel ranks; None: the default group.
+
+    Returns:
+        ``(tokens of all ranks, ...)``.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: vLLM's ``naive_multicast``.
+    """
+    ranks = default_group(group)
+    need(x.dim() >= 1, "x", "is a scalar; it must be (T, ...)")
+    counts = _counts(cu_tokens_across_dp, ranks)
+    rank, most = ranks.rank(), max(counts)
+    rule = f"has {x.shape[0]} tokens, cu_tokens_across_dp {counts[rank]} for rank {rank}"
+    need(x.shape[0] == counts[rank], "x", rule)
+    padded = x.new_zeros(most, *x.shape[1:])
+    padded[: x.shape[0]] = x
+    return torch.cat([rows[:count] for rows, count in zip(gather(padded, ranks), counts, strict=True)])
+
+
+@with_typed_errors
+def all_reduce_dp(
+    partial: torch.Tensor, cu_tokens_across_dp: torch.Tensor, group: ProcessGroup | None = None
+) -> torch.Tensor:
+    """The sum of all data-parallel ranks' parts, of it this rank's tokens. Added up in float32, rounded once.
+
+    Args:
+        partial: ``(tokens of all ranks, H)`` bf16, fp16 or fp32.
+        cu_tokens_across_dp, group: as `naive_multicast`.
+
+    Returns:
+        ``(T, H)`` of partial's type.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: vLLM's FusedMoE forward with data parallelism.
+    """
+    ranks = default_group(group)
+    counts = _counts(cu_tokens_across_dp, ranks)
+    rule = f"is {tuple(partial.shape)}; it must have the {sum(counts)} tokens of cu_tokens_across_dp"
+    need(partial.dim() == 2 and partial.shape[0] == sum(counts), "partial", rule)
+    first = sum(counts[: ranks.rank()])
+    return all_reduce_tp(partial, ranks)[first : first + counts[ranks.rank()]]
+
+
+@with_typed_errors
+def all_reduce_tp(partial: torch.Tensor, group: ProcessGroup | None = None) -> torch.Tensor:
+    """The sum of all ranks' parts. Added up in float32, rounded once; partial stays as it is.
+
+    Args:
+        partial: any shape, bf16, fp16 or fp32.
+        group: of the tensor-parallel (or expert-parallel) ranks; None: the default group.
+
+    Returns:
+        partial's shape and type.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: vLLM's ``tensor_model_parallel_all_reduce``.
+    """
+    need_dtype("partial", partial, *_FLOATS)
+    total = partial.float() if partial.dtype != torch.float32 else partial.clone()
+    dist.all_reduce(total, group=default_group(group))
+    return total.to(partial.dtype)
+
+
+def _counts(cu_tokens: torch.Tensor, group: ProcessGroup) -> list[int]:
+    """Tokens of each rank."""
+    name = "cu_tokens_across_dp"
+    need_shape(name, cu_tokens, (group.size(),), dtypes=(torch.int32, torch.int64))
+    ends = cu_tokens.tolist()
+    counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    need(min(counts) >= 0, name, f"is {ends}; it must not fall: running sums of the ranks' tokens")
+    return counts

@@ -1,0 +1,195 @@
+"""Rows by expert: the order of (token, k) pairs, aligned blocks of them, and the sum that brings rows home.
+
+What expert-parallel layers of different systems share. Nothing here reads a value on the host, so that all of it
+can be captured into a graph.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ascend_moe._torch_npu import compute_dtype
+from ascend_moe.errors import need, need_dims, need_dtype, need_shape, with_typed_errors
+
+_INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+class ExpertOrder(NamedTuple):
+    """The pairs of a call by expert. The flat index of a pair is ``t*K + k``; P is the number of pairs.
+
+    Attributes:
+        expert_ids: ``(P,)``, the ids in ascending order, typed as given.
+        order: ``(P,)`` int64, the flat index of each sorted pair; equal ids keep their order.
+        places: ``(P,)`` int32, the inverse: where each pair stands among the sorted ones.
+        bounds: ``(E + 1,)`` int64: the pairs of expert e stand at ``bounds[e]`` to ``bounds[e + 1] - 1``.
+            Pairs with negative ids stand before ``bounds[0]``, those with ids from E on behind ``bounds[E]``.
+    """
+
+    expert_ids: torch.Tensor
+    order: torch.Tensor
+    places: torch.Tensor
+    bounds: torch.Tensor
+
+
+@with_typed_errors
+def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> ExpertOrder:
+    """Sort the pairs of a call by expert, stably.
+
+    Args:
+        expert_ids: int32 or int64, any shape; any values.
+        num_experts: E.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+    """
+    need_dtype("expert_ids", expert_ids, *_INDEX_DTYPES)
+    need(num_experts >= 1, "num_experts", f"is {num_experts}; need at least 1")
+    ids, order = torch.sort(expert_ids.reshape(-1), stable=True)
+    places = torch.empty_like(order, dtype=torch.int32)
+    places[order] = torch.arange(order.numel(), dtype=torch.int32, device=order.device)
+    experts = torch.arange(num_experts + 1, dtype=ids.dtype, device=ids.device)
+    return ExpertOrder(ids, order, places, torch.searchsorted(ids, experts))
+
+
+@with_typed_errors
+def moe_align_block_size(
+    topk_ids: torch.Tensor,
+    block_size: int,
+    num_experts: int,
+    expert_map: torch.Tensor | None = None,
+    pad_sorted_ids: bool = False,
+    ignore_invalid_experts: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Group the pairs of a call by expert into blocks of one size; every block has rows of one expert only.
+
+    Args:
+        topk_ids: ``(T, K)`` int32 or int64; pairs with ids outside of 0..num_experts-1 (-1) are in no block.
+        block_size: B, rows of a block.
+        num_experts: E, experts of all ranks.
+        expert_map: ``(E,)`` int32 or int64, the local number of each expert, -1 for experts of other ranks.
+        pad_sorted_ids: the length of the first result is rounded up to a multiple of B.
+        ignore_invalid_experts: experts that the map has as -1 get no blocks at all. Blocks are then in the order
+            of local numbers.
+
+    Returns:
+        The flat index ``t*K + k`` of each row, ``(T*K + E*(B-1),)`` int32, ``T*K`` for padding; a block's rows are
+        in flat order. The expert of each block, ``(ceil(length / B),)`` int32 or of the map's type: its local
+        number with a map (-1: of another rank), and that of expert 0 behind the last block (0 with
+        ignore_invalid_experts). The rows of all blocks, ``(1,)`` int32.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: vLLM ``moe_align_block_size``.
+    """
+    need_dtype("topk_ids", topk_ids, *_INDEX_DTYPES)
+    need(block_size >= 1, "block_size", f"is {block_size}; need at least 1")
+    if expert_map is not None:
+        need_shape("expert_map", expert_map, (num_experts,), dtypes=_INDEX_DTYPES)
+    known = (topk_ids >= 0) & (topk_ids < num_experts)
+    keys = topk_ids
+    if expert_map is not None and ignore_invalid_experts:
+        keys = expert_map[topk_ids.masked_fill(~known, 0).long()]
+    pairs = sort_by_expert(keys.masked_fill(~known, -1), num_experts)
+    rows = topk_ids.numel()
+    length = rows + num_experts * (block_size - 1)
+    length = _round_up(length, block_size) if pad_sorted_ids else length
+    padded, ends = _padded(pairs.bounds.diff(), block_size)
+    shift = ends - padded - pairs.bounds[:-1]
+    place = torch.arange(rows, device=ends.device) + shift[pairs.expert_ids.clamp(min=0).long()]
+    # Pairs without an expert share one place behind the buffer, which is cut off.
+    place = torch.where(pairs.expert_ids >= 0, place, length)
+    sorted_ids = torch.full((length + 1,), rows, dtype=torch.int32, device=ends.device)
+    sorted_ids[place] = pairs.order.to(torch.int32)
+    starts = torch.arange(0, length, block_size, device=ends.device)
+    block = torch.searchsorted(ends, starts, right=True)
+    block = block.masked_fill(block == num_experts, 0).to(torch.int32)
+    if expert_map is not None and not ignore_invalid_experts:
+        block = expert_map[block.long()]
+    return sorted_ids[:length], block, ends[-1:].to(torch.int32)
+
+
+@with_typed_errors
+def batched_moe_align_block_size(
+    max_tokens_per_batch: int, block_size: int, expert_num_tokens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The blocks of rows that lie as ``(E, max_tokens_per_batch)``, the first of each expert in use.
+
+    Args:
+        max_tokens_per_batch: rows that each expert has a place for.
+        block_size: B, rows of a block.
+        expert_num_tokens: ``(E,)`` int32 or int64, rows in use, at most max_tokens_per_batch.
+
+    Returns:
+        The flat index of each row, ``(E * max_tokens_per_batch rounded up to a multiple of B,)`` int32,
+        ``E * max_tokens_per_batch`` for padding; the expert of each block, int32, -1 behind the last one; the rows
+        of all blocks, ``(1,)`` int32.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: vLLM ``batched_moe_align_block_size``.
+    """
+    need_dims("expert_num_tokens", expert_num_tokens, 1, dtypes=_INDEX_DTYPES)
+    for name, value in (("max_tokens_per_batch", max_tokens_per_batch), ("block_size", block_size)):
+        need(value >= 1, name, f"is {value}; need at least 1")
+    experts, counts = expert_num_tokens.numel(), expert_num_tokens.long()
+    need(experts >= 1, "expert_num_tokens", "has no experts; need at least 1")
+    padded, ends = _padded(counts, block_size)
+    slots = torch.arange(experts * _round_up(max_tokens_per_batch, block_size), device=ends.device)
+    expert = torch.searchsorted(ends, slots, right=True)
+    used, owner = expert < experts, expert.clamp(max=experts - 1)
+    row = slots - (ends - padded)[owner]
+    rows = torch.where(used & (row < counts[owner]), owner * max_tokens_per_batch + row, experts * max_tokens_per_batch)
+    blocks = expert.masked_fill(~used, -1)[::block_size]
+    return rows.to(torch.int32), blocks.to(torch.int32), ends[-1:].to(torch.int32)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _padded(counts: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Counts rounded up to whole blocks, and their running sums."""
+    padded = (counts + block_size - 1) // block_size * block_size
+    return padded, padded.cumsum(0)
+
+
+def rows_at(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """``rows[places]`` of ``(N, H)`` rows; zeros for a place outside of them."""
+    inside = (places >= 0) & (places < rows.shape[0])
+    if rows.shape[0] == 0:
+        return rows.new_zeros((len(places), rows.shape[1]))
+    return torch.where(inside.unsqueeze(1), rows[places.masked_fill(~inside, 0)], 0)
+
+
+def sum_rows(
+    rows: torch.Tensor,
+    places: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """For every token the sum over k of ``weights[t, k] * rows[places[t, k]]``.
+
+    float32 inside, k ascending, multiply then add, one rounding. An inf or NaN with weight 0 adds nothing.
+
+    Args:
+        rows: ``(N, H)`` float.
+        places: ``(T, K)`` int64; a place outside of the rows counts nothing, and no row is read for it.
+        weights: ``(T, K)`` float; None: all 1.
+        dtype: of the result; None: that of rows.
+
+    Returns:
+        ``(T, H)``, differentiable.
+    """
+    wide = compute_dtype(rows.dtype)
+    total = torch.zeros(places.shape[0], rows.shape[1], dtype=wide, device=rows.device)
+    for k in range(places.shape[1]):
+        row = rows_at(rows, places[:, k]).to(wide)
+        if weights is not None:
+            weight = weights[:, k : k + 1].to(wide)
+            row = torch.where((weight == 0) & ~row.isfinite(), 0, row) * weight
+        total = total + row
+    return total.to(dtype or rows.dtype)

@@ -1,0 +1,269 @@
+"""Which experts live where: contiguous ranges, copies of hot experts, the choice of a copy, load counters.
+
+Pure functions and counters. Nothing here moves weights: a caller asks for a placement, loads weights by it, and maps
+the router's ids (logical experts) to copies (physical experts) with `remap` before dispatch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
+from ascend_moe.experts.groups import COUNTS, as_counts
+
+_INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True)
+class ExpertPlacement:
+    """Expert e of ``num_experts`` lives whole on rank ``e // local_experts``."""
+
+    num_experts: int
+    ranks: int
+
+    @classmethod
+    def contiguous(cls, num_experts: int, ranks: int) -> ExpertPlacement:
+        """The placement of E experts on ranks that own E / ranks of them each, in order.
+
+        Raises:
+            ArgumentError: ranks do not divide the experts.
+
+        Source: SGLang EPMoE.
+        """
+        divides = num_experts >= 1 and ranks >= 1 and num_experts % ranks == 0
+        need(divides, "num_experts", f"is {num_experts}; it must be a multiple of the {ranks} ranks")
+        return cls(num_experts, ranks)
+
+    @property
+    def local_experts(self) -> int:
+        """L, experts of a rank."""
+        return self.num_experts // self.ranks
+
+    def range_of(self, rank: int) -> tuple[int, int]:
+        """The first and the last expert of a rank, both inclusive."""
+        need(0 <= rank < self.ranks, "rank", f"is {rank}; need 0..{self.ranks - 1}")
+        return rank * self.local_experts, (rank + 1) * self.local_experts - 1
+
+    def expert_map(self, rank: int, device: torch.device | str | None = None) -> torch.Tensor:
+        """``(E,)`` int32: the local number of each expert on a rank, -1 for experts of other ranks."""
+        first, last = self.range_of(rank)
+        experts = torch.arange(self.num_experts, dtype=torch.int32, device=device)
+        return torch.where((experts >= first) & (experts <= last), experts - first, -1).to(torch.int32)
+
+
+class Balance(NamedTuple):
+    """Where the copies of all experts are. Physical expert p lives on rank ``p // (replicas / ranks)``.
+
+    Attributes:
+        physical_to_logical: ``(layers, replicas)`` int64. The hottest rank comes first.
+        logical_to_physical: ``(layers, E, most copies of any expert)`` int64, ascending, padded with -1.
+        replica_counts: ``(layers, E)`` int64, copies of each expert.
+    """
+
+    physical_to_logical: torch.Tensor
+    logical_to_physical: torch.Tensor
+    replica_counts: torch.Tensor
+
+
+@with_typed_errors
+def balance(load: torch.Tensor, replicas: int, ranks: int, groups: int = 1) -> Balance:
+    """Give hot experts copies, and spread all copies over the ranks so that the ranks' loads are near each other.
+
+    Every further copy goes to the expert with the most load a copy; then the copies, the heaviest first, go to the
+    rank with the least load that has room and, if there is one, no copy of this expert yet. Equal input gives equal
+    output on every rank. Reads values on the host.
+
+    Args:
+        load: ``(layers, E)``, not negative: rows that each logical expert had.
+        replicas: copies of all experts together; a multiple of ranks, E to ``E * ranks / groups``.
+        ranks: W.
+        groups: consecutive experts form so many groups, each of which stays on W / groups neighbouring ranks
+            (servers, for routers that choose groups first). Divides E and W. The group with the hottest rank
+            comes first, and in it the hottest rank.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+    """
+    need_dims("load", load, 2)
+    layers, experts = load.shape
+    divides = groups >= 1 and experts >= 1 and experts % groups == 0 and ranks % groups == 0
+    need(divides, "groups", f"is {groups}; it must divide the {experts} experts and the {ranks} ranks")
+    most = experts * ranks // groups
+    fits = ranks >= 1 and replicas % ranks == 0 and experts <= replicas <= most
+    need(fits, "replicas", f"is {replicas}; need a multiple of the {ranks} ranks from {experts} to {most}")
+    sound = bool((load.double().isfinite() & (load >= 0)).all())
+    need(sound, "load", "has a negative or infinite value; need rows an expert, 0 or more")
+    members, places = experts // groups, ranks // groups
+    share = load.detach().cpu().double().reshape(layers * groups, members)
+    counts = _copies(share, replicas // groups, places)
+    slots, heat = _packed(share / counts, counts, places)
+    order = heat.argsort(dim=1, descending=True, stable=True)
+    slots = slots.gather(1, order[..., None].expand_as(slots)).reshape(layers, groups, -1)
+    first = torch.arange(groups)[:, None] * members
+    hottest = heat.amax(1).reshape(layers, groups).argsort(dim=1, descending=True, stable=True)
+    physical = (slots + first).gather(1, hottest[..., None].expand_as(slots)).reshape(layers, replicas)
+    counts = counts.reshape(layers, experts)
+    return Balance(*(each.to(load.device) for each in (physical, _inverse(physical, counts), counts)))
+
+
+def _copies(load: torch.Tensor, copies: int, most: int) -> torch.Tensor:
+    """(rows, experts) int64: copies of each expert, 1 to ``most``, ``copies`` a row."""
+    counts = torch.ones_like(load, dtype=torch.int64)
+    row = torch.arange(load.shape[0])
+    for _ in range(copies - load.shape[1]):
+        each = (load / counts).masked_fill(counts == most, -1)
+        # Of experts with equal load a copy, the one with the fewest copies.
+        chosen = counts.masked_fill(each != each.amax(1, keepdim=True), most + 1).argmin(1)
+        counts[row, chosen] += 1
+    return counts
+
+
+def _packed(load: torch.Tensor, counts: torch.Tensor, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts by rank and slot (rows, ranks, slots), and the ranks' loads, from the load of one copy."""
+    rows, experts = load.shape
+    heavy = load.argsort(dim=1, descending=True, stable=True)
+    items = heavy.reshape(-1).repeat_interleave(counts.gather(1, heavy).reshape(-1)).reshape(rows, -1)
+    room = items.shape[1] // ranks
+    slots = torch.empty(rows, ranks, room, dtype=torch.int64)
+    heat, filled = torch.zeros(rows, ranks, dtype=torch.float64), torch.zeros(rows, ranks, dtype=torch.int64)
+    holds = torch.zeros(rows, ranks, experts, dtype=torch.bool)
+    row = torch.arange(rows)
+    for expert in items.unbind(1):
+        free = heat.masked_fill(filled == room, torch.inf)
+        apart = free.masked_fill(holds[row, :, expert], torch.inf)
+        rank = torch.where(apart.amin(1, keepdim=True).isfinite(), apart, free).argmin(1)
+        slots[row, rank, filled[row, rank]] = expert
+        filled[row, rank] += 1
+        heat[row, rank] += load[row, expert]
+        holds[row, rank, expert] = True
+    return slots, heat
+
+
+def _inverse(physical: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """(layers, E, most copies): the places of each expert in ``physical``, padded with -1."""
+    layers, experts = counts.shape
+    logical, places = physical.sort(dim=1, stable=True)
+    starts = counts.cumsum(1) - counts
+    column = torch.arange(physical.shape[1]) - starts.gather(1, logical)
+    table = torch.full((layers, experts, int(counts.max()) if layers else 1), -1)
+    table[torch.arange(layers)[:, None], logical, column] = places
+    return table
+
+
+@with_typed_errors
+def remap(
+    ids: torch.Tensor,
+    table: torch.Tensor,
+    token_index: torch.Tensor | None = None,
+    *,
+    source_rank: int | torch.Tensor | None = None,
+    world_size: int = 0,
+) -> torch.Tensor:
+    """Replace logical experts by one of their copies, which depends on these arguments alone.
+
+    Ranks that see the same tokens (all-gather, all-reduce layers) choose the same copies if they give the tokens the
+    same numbers. Nothing is read on the host.
+
+    Args:
+        ids: ``(T, K)`` int32 or int64, logical experts; a negative id stays.
+        table: ``(E, C)`` int32 or int64: copies of each expert, padded with -1; a layer of
+            `Balance.logical_to_physical`.
+        token_index: ``(T,)`` int32 or int64, the number of each token: copy ``token_index % copies``
+            (npu_moe_update_expert's balance_mode 1, where it is the place in the batch).
+        source_rank: the rank that each token comes from, one for all or ``(T,)``: copy
+            ``source_rank // ceil(world_size / copies)`` (balance_mode 0). Instead of token_index.
+        world_size: W, with source_rank.
+
+    Returns:
+        Physical experts, shaped and typed as ids; -1 for an expert without copies.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+    """
+    need_dims("ids", ids, 2, dtypes=_INDEX_DTYPES)
+    need_dims("table", table, 2, dtypes=_INDEX_DTYPES)
+    need((token_index is None) != (source_rank is None), "token_index", "or source_rank must be given, and not both")
+    logical = ids.clamp(min=0).long()
+    copies = (table >= 0).sum(1).clamp(min=1)[logical]
+    if token_index is not None:
+        need_shape("token_index", token_index, (ids.shape[0],), dtypes=_INDEX_DTYPES)
+        column = token_index[:, None] % copies
+    else:
+        need(world_size >= 1, "world_size", f"is {world_size}; with source_rank it must be at least 1")
+        ranks = torch.as_tensor(source_rank, device=ids.device)
+        column = ranks.reshape(-1, 1) // ((world_size + copies - 1) // copies)
+    return torch.where(ids >= 0, table[logical, column], ids).to(ids.dtype)
+
+
+@with_typed_errors
+def eplb_table(table: torch.Tensor) -> torch.Tensor:
+    """The table that ``npu_moe_update_expert`` takes: ``(E, C + 1)`` int32, number of copies and copies.
+
+    Args:
+        table: ``(E, C)``, as `remap` takes it. -1 is padding, behind the copies.
+    """
+    need_dims("table", table, 2, dtypes=_INDEX_DTYPES)
+    return torch.cat([(table >= 0).sum(1, keepdim=True), table.clamp(min=0)], 1).to(torch.int32)
+
+
+class LoadCounter:
+    """Rows that this rank's experts received, by layer, summed up on their device.
+
+    ``add`` reads nothing on the host and writes into the same memory each time, so that a captured graph may hold it.
+
+    Args:
+        layers: MoE layers of the model.
+        local_experts: L, physical experts of this rank.
+        device: where dispatch's expert_token_nums are.
+
+    Attributes:
+        counts: ``(layers, L)`` int64.
+    """
+
+    def __init__(self, layers: int, local_experts: int, device: torch.device | str | None = None) -> None:
+        for name, value in (("layers", layers), ("local_experts", local_experts)):
+            need(value >= 1, name, f"is {value}; need at least 1")
+        self.counts = torch.zeros(layers, local_experts, dtype=torch.int64, device=device)
+
+    def add(self, layer: int, expert_token_nums: torch.Tensor, expert_token_nums_type: int = COUNTS) -> None:
+        """Add what one dispatch of a layer delivered.
+
+        Args:
+            layer: 0..layers-1.
+            expert_token_nums: ``(L,)`` int32 or int64, from dispatch.
+            expert_token_nums_type: 1 counts, 0 running sums, as it was given to dispatch.
+
+        Raises:
+            ArgumentError: a rule above is broken.
+        """
+        layers, experts = self.counts.shape
+        need(0 <= layer < layers, "layer", f"is {layer}; need 0..{layers - 1}")
+        need_shape("expert_token_nums", expert_token_nums, (experts,), dtypes=_INDEX_DTYPES)
+        self.counts[layer].add_(as_counts(expert_token_nums, expert_token_nums_type))
+
+    def reset(self) -> None:
+        """Begin again with zeros."""
+        self.counts.zero_()
+
+
+@with_typed_errors
+def logical_load(counts: torch.Tensor, physical_to_logical: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """The load that `balance` takes: the counts of all physical experts, summed over the copies of each expert.
+
+    Args:
+        counts: ``(layers, replicas)`` int64: the `LoadCounter.counts` of all ranks side by side, in rank order.
+        physical_to_logical: ``(layers, replicas)`` int64, `Balance.physical_to_logical`.
+        num_experts: E.
+
+    Returns:
+        ``(layers, E)`` int64.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+    """
+    need_dims("counts", counts, 2, dtypes=(torch.int64,))
+    need_shape("physical_to_logical", physical_to_logical, tuple(counts.shape), dtypes=(torch.int64,))
+    return counts.new_zeros(counts.shape[0], num_experts).scatter_add_(1, physical_to_logical, counts)

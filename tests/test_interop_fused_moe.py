@@ -1,0 +1,372 @@
+"""vLLM's FusedMoE over aligned blocks: blocks against loops, layer against dispatch and combine. V1 to V8 by name."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo_ranks import threads
+
+from ascend_moe import LocalCluster
+from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.errors import ArgumentError
+from ascend_moe.experts import grouped_mlp
+from ascend_moe.interop import fused_moe
+from ascend_moe.interop.fused_moe import (
+    all_reduce_dp,
+    all_reduce_tp,
+    batched_moe_align_block_size,
+    fused_experts,
+    moe_align_block_size,
+    moe_sum,
+    naive_multicast,
+)
+from ascend_moe.placement import ExpertPlacement
+
+FP32, BF16, NAN = torch.float32, torch.bfloat16, float("nan")
+E, K, H, F = 8, 3, 32, 16
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def routed(tokens: int, experts: int, topk: int, kind: str = "random") -> torch.Tensor:
+    """Ids (T, K) int32: distinct; or all of expert 1; or none of expert 0; or with -1."""
+    ids = randn(tokens, experts, seed=5).argsort(1)[:, :topk].int()
+    if kind == "one expert":
+        ids.fill_(1)
+    if kind == "an expert without tokens":
+        ids[ids == 0] = experts - 1
+    if kind == "-1":
+        ids[::2, 0] = -1
+    return ids
+
+
+#: Cases of T and of the ids.
+ROUTED = [
+    *((13, kind) for kind in ("random", "one expert", "an expert without tokens", "-1")),
+    (0, "random"),
+    (1, "random"),
+]
+
+
+def running_sums(counts: list[int]) -> torch.Tensor:
+    return torch.tensor(list(itertools.accumulate(counts)), dtype=torch.int32)
+
+
+def on_ranks(world: int, body: Callable[[int, dist.ProcessGroup], Any]) -> list[Any]:
+    return threads(world).run(body)
+
+
+BATCHES = {1: [[5], [0]], 2: [[5, 2], [0, 3], [0, 0]], 4: [[3, 0, 5, 1], [0, 0, 0, 7]]}
+WORLDS = [(world, counts) for world, cases in BATCHES.items() for counts in cases]
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16, torch.int32])
+@pytest.mark.parametrize(("world", "counts"), WORLDS)
+def test_v1_multicast_gives_all_ranks_all_tokens(world: int, counts: list[int], dtype: torch.dtype) -> None:
+    whole, ends = (randn(sum(counts), 6) * 10).to(dtype), running_sums(counts)
+    parts = whole.split(counts)
+    for found in on_ranks(world, lambda rank, group: naive_multicast(parts[rank], ends, group)):
+        assert torch.equal(found, whole) and found.dtype == dtype
+
+
+def test_v1_multicast_refuses() -> None:
+    group = threads(2).groups[0]
+    for ends, rule in (
+        (torch.tensor([2, 3]), r"x has 4 tokens, cu_tokens_across_dp 2 for rank 0"),
+        (torch.tensor([4, 3]), r"it must not fall"),
+        (torch.tensor([4]), r"cu_tokens_across_dp is \(1,\)"),
+    ):
+        with pytest.raises(ArgumentError, match=rule):
+            naive_multicast(torch.zeros(4, 2), ends, group)
+
+
+def aligned(
+    ids: torch.Tensor, block: int, experts: int, expert_map: torch.Tensor | None = None, ignore: bool = False
+) -> tuple[list[list[int]], list[int]]:
+    """The blocks, each a list of flat indices, and their experts, by definition."""
+    flat = ids.flatten().tolist()
+    numbers = range(experts)
+    if expert_map is not None and ignore:
+        flat = [int(expert_map[i]) if i >= 0 else -1 for i in flat]
+    blocks, owners = [], []
+    for expert in numbers:
+        pairs = [pair for pair, i in enumerate(flat) if i == expert]
+        for start in range(0, len(pairs), block):
+            rows = pairs[start : start + block]
+            blocks.append(rows + [len(flat)] * (block - len(rows)))
+            mapped = expert_map is not None and not ignore
+            owners.append(int(expert_map[expert]) if mapped and expert_map is not None else expert)
+    return blocks, owners
+
+
+@pytest.mark.parametrize("pad", [False, True])
+@pytest.mark.parametrize("block", [1, 3, 16])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("tokens", "kind"), ROUTED)
+def test_v2_v3_moe_align_block_size(tokens: int, kind: str, dtype: torch.dtype, block: int, pad: bool) -> None:
+    ids = routed(tokens, E, K, kind).to(dtype)
+    ordered, owners, total = moe_align_block_size(ids, block, E, pad_sorted_ids=pad)
+    blocks, expected = aligned(ids, block, E)
+    assert ordered.dtype == owners.dtype == total.dtype == torch.int32 and total.shape == (1,)
+    length = tokens * K + E * (block - 1)
+    assert len(ordered) == (-(-length // block) * block if pad else length)
+    assert len(owners) == -(-len(ordered) // block)
+    assert total.item() == len(blocks) * block
+    assert ordered[: total.item()].view(-1, block).tolist() == blocks
+    assert bool((ordered[total.item() :] == tokens * K).all())
+    assert owners.tolist() == expected + [0] * (len(owners) - len(expected))  # one a block
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+@pytest.mark.parametrize("local", [[0, 1, 2, 3], [5, 1, 7], [], [0]])
+@pytest.mark.parametrize(("tokens", "kind"), ROUTED)
+def test_v3_v8_expert_map(tokens: int, kind: str, local: list[int], ignore: bool) -> None:
+    """Blocks of other ranks' experts have expert -1; ignored, these experts have no blocks."""
+    ids, expert_map = routed(tokens, E, K, kind), torch.full((E,), -1, dtype=torch.int32)
+    for number, expert in enumerate(local):
+        expert_map[expert] = number
+    ordered, owners, total = moe_align_block_size(ids, 4, E, expert_map, ignore_invalid_experts=ignore)
+    blocks, expected = aligned(ids, 4, E, expert_map, ignore)
+    assert ordered[: total.item()].view(-1, 4).tolist() == blocks
+    assert owners.dtype == torch.int32 and owners[: len(blocks)].tolist() == expected
+    behind = 0 if ignore else int(expert_map[0])
+    assert owners[len(blocks) :].tolist() == [behind] * (len(owners) - len(blocks))
+    if ignore:
+        assert -1 not in owners and int(total) <= int(moe_align_block_size(ids, 4, E, expert_map)[2])
+
+
+def test_v4_worked_example() -> None:
+    ids = torch.tensor([[1, 2, 3], [0, 1, 3], [0, 2, 3], [0, 1, 2]])
+    ordered, owners, total = moe_align_block_size(ids, 3, 4)
+    assert ordered[:12].tolist() == [3, 6, 9, 0, 4, 10, 1, 7, 11, 2, 5, 8] and int(total) == 12
+    assert owners[:4].tolist() == [0, 1, 2, 3]
+    ordered, owners, total = moe_align_block_size(ids, 4, 4)
+    assert ordered[:16].tolist() == [3, 6, 9, 12, 0, 4, 10, 12, 1, 7, 11, 12, 2, 5, 8, 12] and int(total) == 16
+    # A fourth row of expert 1 takes a sixth block.
+    assert int(moe_align_block_size(torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 3]]), 3, 4)[2]) == 15
+    assert int(moe_align_block_size(torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 2, 3]]), 3, 4)[2]) == 18
+
+
+def test_v2_reads_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, expert_map = routed(5, E, K), torch.arange(E, dtype=torch.int32) - 4
+    with monkeypatch.context() as patch:
+        for name in ("item", "cpu", "tolist", "numpy", "__bool__", "__int__", "__index__"):
+            patch.setattr(torch.Tensor, name, property())
+        moe_align_block_size(ids, 4, E)
+        moe_align_block_size(ids, 4, E, expert_map.clamp(min=-1), True, True)
+        batched_moe_align_block_size(5, 4, torch.tensor([1, 5, 0]))
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 8, 1], [0, 0, 0, 0], [8, 8, 8, 8]])
+@pytest.mark.parametrize("block", [1, 3, 4, 16])
+def test_v2_batched_blocks(counts: list[int], block: int) -> None:
+    ordered, owners, total = batched_moe_align_block_size(8, block, torch.tensor(counts, dtype=torch.int32))
+    blocks, expected = [], []
+    for expert, count in enumerate(counts):
+        for start in range(0, count, block):
+            rows = list(range(expert * 8 + start, expert * 8 + min(start + block, count)))
+            blocks.append(rows + [32] * (block - len(rows)))
+            expected.append(expert)
+    assert total.item() == len(blocks) * block and ordered.dtype == owners.dtype == torch.int32
+    assert len(ordered) == 4 * -(-8 // block) * block and len(owners) * block == len(ordered)
+    assert ordered[: total.item()].view(-1, block).tolist() == blocks
+    assert bool((ordered[total.item() :] == 32).all())
+    assert owners.tolist() == expected + [-1] * (len(owners) - len(expected))
+
+
+# ---- the layer
+
+
+@functools.cache
+def weights(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    w1 = randn(E, 2 * F, H, seed=3) / H**0.5
+    return w1.to(dtype), (randn(E, H, F, seed=4) / F**0.5).to(dtype)
+
+
+def dispatched(x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
+    """The same layer by dispatch, experts and combine, on one rank."""
+    w1, w2 = weights(x.dtype)
+
+    def body(rank: int, group_ep: str) -> torch.Tensor:
+        dispatcher = WindowDispatcher(group_ep, 1, 0, E)
+        sent = dispatcher.dispatch(x, ids)
+        rows = grouped_mlp(sent.expand_x, w1.transpose(1, 2), w2.transpose(1, 2), sent.expert_token_nums)
+        return dispatcher.combine(rows, sent, probs)
+
+    with LocalCluster(1) as cluster:
+        return cluster.run(body)[0]
+
+
+def assert_one_rounding(found: torch.Tensor, expected: torch.Tensor) -> None:
+    rtol, atol = (1e-5, 1e-6) if found.dtype == FP32 else (2**-8, 2**-12)
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory holds NaN."""
+    for place, name in ((torch, "empty"), (torch.Tensor, "new_empty"), (torch, "empty_like")):
+        plain = getattr(place, name)
+
+        def fill(*args: Any, plain: Callable[..., torch.Tensor] = plain, **kwargs: Any) -> torch.Tensor:
+            made = plain(*args, **kwargs)
+            return made.fill_(NAN) if made.is_floating_point() else made
+
+        monkeypatch.setattr(place, name, fill)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("ignore", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(("tokens", "kind"), ROUTED)
+def test_v5_v8_parts_of_all_ranks_are_the_layer(
+    tokens: int, kind: str, dtype: torch.dtype, world: int, ignore: bool
+) -> None:
+    x, ids, probs = randn(tokens, H).to(dtype), routed(tokens, E, K, kind), randn(tokens, K, seed=6).softmax(1)
+    (w1, w2), placement = weights(dtype), ExpertPlacement.contiguous(E, world)
+    whole = dispatched(x, ids, probs)
+
+    def part(rank: int, group: dist.ProcessGroup) -> tuple[torch.Tensor, torch.Tensor]:
+        first, last = placement.range_of(rank)
+        given = {"expert_map": placement.expert_map(rank), "global_num_experts": E, "ignore_invalid_experts": ignore}
+        mine = (x, w1[first : last + 1], w2[first : last + 1], probs, ids)
+        partial = fused_experts(*mine, **given, out_dtype=FP32, block_size=4)
+        away = ~((ids >= first) & (ids <= last)).any(1)
+        assert not partial[away].any()  # a token without a local expert
+        assert torch.equal(fused_experts(*mine, **given, block_size=4), partial.to(dtype))
+        return partial, all_reduce_tp(partial, group).to(dtype)
+
+    for _, found in on_ranks(world, part):
+        assert_one_rounding(found, whole)
+    assert bool(whole.isfinite().all())
+
+
+@pytest.mark.parametrize("block", [1, 4, 64])
+def test_v5_local_numbers_in_any_order(block: int) -> None:
+    x, ids, probs = randn(9, H), routed(9, E, K, "-1"), randn(9, K, seed=6).softmax(1)
+    (w1, w2), order = weights(FP32), torch.tensor([6, 3, 0, 7, 1, 5, 2, 4])
+    expert_map = order.argsort().int()
+    found = fused_experts(
+        x, w1[order], w2[order], probs, ids, expert_map=expert_map, global_num_experts=E, block_size=block
+    )
+    assert_one_rounding(found, dispatched(x, ids, probs))
+    assert_one_rounding(fused_experts(x, w1, w2, probs, ids, block_size=block), found)
+
+
+def test_v5_weight_on_input_and_in_place() -> None:
+    x, ids, probs = randn(9, H), routed(9, E, 1), torch.rand(9, 1)
+    w1, w2 = weights(FP32)
+    found = fused_experts(x, w1, w2, probs, ids, apply_router_weight_on_input=True)
+    assert_one_rounding(found, dispatched(x * probs, ids, torch.ones(9, 1)))
+    expected, memory = fused_experts(x, w1, w2, probs, ids), x.clone()
+    assert fused_experts(memory, w1, w2, probs, ids, inplace=True) is memory
+    assert torch.equal(memory, expected) and not torch.equal(memory, x)
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        ({"activation": "gelu"}, r"activation is 'gelu'; need one of silu"),
+        ({"apply_router_weight_on_input": True}, r"needs K = 1; topk_ids has K = 3"),
+        ({"global_num_experts": 16}, r"global_num_experts is 16; without expert_map"),
+        ({"expert_map": torch.zeros(3, dtype=torch.int32)}, r"expert_map is \(3,\); it must be \(8,\)"),
+        ({"topk_ids": torch.zeros(4, K, dtype=torch.int32)}, r"topk_ids is \(4, 3\) for 5 tokens"),
+        ({"topk_weights": torch.zeros(5, 1)}, r"topk_weights is \(5, 1\); it must be \(5, 3\)"),
+        ({"w1": torch.zeros(E, 2 * F, H + 1)}, r"w1 is \(8, 32, 33\)"),
+        ({"w2": torch.zeros(E, H, F, dtype=BF16)}, r"w2 is torch.bfloat16"),
+        ({"inplace": True, "out_dtype": BF16}, r"inplace goes with"),
+        ({"block_size": 0}, r"block_size is 0"),
+    ],
+)
+def test_v5_refuses(changed: dict[str, Any], rule: str) -> None:
+    w1, w2 = weights(FP32)
+    given: dict[str, Any] = {"hidden_states": randn(5, H), "w1": w1, "w2": w2}
+    given |= {"topk_weights": torch.ones(5, K), "topk_ids": routed(5, E, K), **changed}
+    with pytest.raises(ArgumentError, match=rule):
+        fused_experts(**given)
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("tokens", [0, 7])
+def test_v6_moe_sum(tokens: int, dtype: torch.dtype) -> None:
+    x = randn(tokens, K, H).to(dtype)
+    expected = torch.zeros(tokens, H)
+    for k in range(K):
+        expected = expected + x[:, k].float()
+    assert torch.equal(moe_sum(x), expected.to(dtype))
+    out = torch.full((tokens, H), NAN)
+    assert moe_sum(x, out) is out and torch.equal(out, expected)
+    with pytest.raises(ArgumentError, match=r"output is \(1, 32\)"):
+        moe_sum(x, torch.empty(1, H))
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(("world", "counts"), WORLDS)
+def test_v1_v7_multicast_experts_all_reduce_slice(world: int, counts: list[int], dtype: torch.dtype) -> None:
+    """Every rank's slice equals dispatch and combine of its own tokens; an empty rank gets (0, H)."""
+    total, ends, placement = sum(counts), running_sums(counts), ExpertPlacement.contiguous(E, world)
+    x, ids, probs = randn(total, H).to(dtype), routed(total, E, K), randn(total, K, seed=6).softmax(1)
+    w1, w2 = weights(dtype)
+    mine = [part.split(counts) for part in (x, ids, probs)]
+
+    def body(rank: int, group: dist.ProcessGroup) -> torch.Tensor:
+        first, last = placement.range_of(rank)
+        own = slice(first, last + 1)
+        rows, chosen, scales = (naive_multicast(part[rank], ends, group) for part in mine)
+        partial = fused_experts(
+            rows, w1[own], w2[own], scales, chosen, expert_map=placement.expert_map(rank), global_num_experts=E,
+            out_dtype=FP32,
+        )  # fmt: skip
+        before = partial.clone()
+        found = all_reduce_dp(partial, ends, group)
+        assert torch.equal(partial, before)
+        return found.to(dtype)
+
+    for rank, found in enumerate(on_ranks(world, body)):
+        assert found.shape == (counts[rank], H)
+        assert_one_rounding(found, dispatched(*(part[rank] for part in mine)))
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_v7_the_second_all_reduce_adds_shards_of_the_width(world: int, dtype: torch.dtype) -> None:
+    """TP: each rank has F / W of every expert's width."""
+    x, ids, probs = randn(6, H).to(dtype), routed(6, E, K), randn(6, K, seed=6).softmax(1)
+    (w1, w2), width = weights(dtype), F // world
+
+    def body(rank: int, group: dist.ProcessGroup) -> torch.Tensor:
+        gate, up = (half[:, rank * width : (rank + 1) * width] for half in w1.chunk(2, 1))
+        shard = (torch.cat([gate, up], 1), w2[..., rank * width : (rank + 1) * width])
+        partial = fused_experts(x, *shard, probs, ids, out_dtype=FP32)
+        return all_reduce_tp(partial, group).to(dtype)
+
+    results = on_ranks(world, body)
+    expected = dispatched(x, ids, probs)
+    for found in results:
+        assert torch.equal(found, results[0])
+        # Each rank rounds its shard's rows to the type before they are added up.
+        rtol, atol = (1e-5, 1e-6) if dtype == FP32 else (2**-7, 2**-6)
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+
+
+def test_v7_all_reduces_round_once() -> None:
+    """Three parts of 2**-8 beside a 1: rounded one after the other they would vanish."""
+    parts = [torch.full((2, 2), value, dtype=BF16) for value in (1.0, 2**-8, 2**-8, 2**-8)]
+    ends = torch.tensor([0, 1, 1, 2])
+    for rank, found in enumerate(on_ranks(4, lambda rank, group: all_reduce_dp(parts[rank], ends, group))):
+        assert found.shape == (int(rank in (1, 3)), 2) and bool((found == torch.tensor(1 + 3 * 2**-8).bfloat16()).all())
+    with pytest.raises(ArgumentError, match=r"it must have the 2 tokens of cu_tokens_across_dp"):
+        all_reduce_dp(parts[0][:1], ends, threads(4).groups[0])
+
+
+def test_public_names_are_all_here() -> None:
+    assert all(hasattr(fused_moe, name) for name in fused_moe.__all__)

@@ -1,0 +1,218 @@
+"""Expert placement: ranges, copies of hot experts, the choice of a copy, load counters."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from ascend_moe import LocalCluster
+from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.errors import ArgumentError
+from ascend_moe.npu import npu_moe_update_expert
+from ascend_moe.placement import Balance, ExpertPlacement, LoadCounter, balance, eplb_table, logical_load, remap
+
+
+def skewed(layers: int, experts: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(layers, experts, generator=generator) ** 6 * 1000).long()
+
+
+def rank_loads(load: torch.Tensor, found: Balance, ranks: int) -> torch.Tensor:
+    """(layers, ranks): every copy of an expert takes an equal part of its load."""
+    each = load.double() / found.replica_counts
+    return each.gather(1, found.physical_to_logical).reshape(len(load), ranks, -1).sum(2)
+
+
+SHAPES = [
+    (3, 16, 16, 4, 1),
+    (3, 16, 24, 4, 1),
+    (2, 16, 24, 8, 2),
+    (2, 8, 8, 4, 4),
+    (1, 4, 4, 1, 1),
+    (2, 6, 18, 3, 1),
+    (4, 256, 288, 32, 4),
+]
+
+
+@pytest.mark.parametrize("kind", ["skewed", "zero", "one expert"])
+@pytest.mark.parametrize(("layers", "experts", "replicas", "ranks", "groups"), SHAPES)
+def test_balance_places_every_expert(
+    layers: int, experts: int, replicas: int, ranks: int, groups: int, kind: str
+) -> None:
+    load = skewed(layers, experts) if kind == "skewed" else torch.zeros(layers, experts)
+    load[:, 1] += 100 * (kind == "one expert")
+    found = balance(load, replicas, ranks, groups)
+    physical, table, counts = found
+    assert physical.shape == (layers, replicas) and table.shape == (layers, experts, int(counts.max()))
+    for layer in range(layers):
+        for expert in range(experts):
+            places = (physical[layer] == expert).nonzero().flatten().tolist()
+            assert 1 <= len(places) == counts[layer, expert] <= ranks // groups
+            assert table[layer, expert].tolist() == places + [-1] * (table.shape[2] - len(places))
+            servers = {place // (replicas // groups) for place in places}
+            assert len(servers) == 1, "a group's experts stay on neighbouring ranks"
+    loads = rank_loads(load, found, ranks).reshape(layers, groups, -1)
+    assert bool((loads.diff(dim=2) <= 1e-9).all()) and bool((loads[:, :, 0].diff(dim=1) <= 1e-9).all())
+    if kind == "one expert":
+        # As many copies as there are ranks, or slots for them.
+        assert counts[:, 1].tolist() == [min(ranks // groups, 1 + (replicas - experts) // groups)] * layers
+    again = balance(load.clone(), replicas, ranks, groups)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+def test_balance_is_near_the_best_and_above_the_plain_placement() -> None:
+    for seed in range(20):
+        load = skewed(1, 6, seed) + 1
+        best = math.inf
+        for half in itertools.combinations(range(6), 3):
+            left = float(load[0, list(half)].sum())
+            best = min(best, max(left, float(load.sum()) - left))
+        found = rank_loads(load, balance(load, 6, 2), 2)
+        assert float(found.max()) <= best * 7 / 6 + 1e-9  # the bound of the heaviest first, on 2 ranks
+    load = skewed(8, 64)
+    plain = load.reshape(8, 8, 8).sum(2).amax(1).double() / load.sum(1) * 8
+    spread = rank_loads(load, balance(load, 80, 8), 8).amax(1) / load.sum(1) * 8
+    assert bool((spread < plain).all()) and float(spread.max()) < 1.05
+
+
+def test_copies_of_an_expert_are_on_different_ranks() -> None:
+    for seed in range(10):
+        physical = balance(skewed(4, 16, seed), 24, 8).physical_to_logical.reshape(4, 8, 3)
+        ordered = physical.sort(2).values
+        assert bool((ordered.diff(dim=2) > 0).all())
+
+
+@pytest.mark.parametrize(
+    ("changed", "argument", "rule"),
+    [
+        ({"replicas": 10}, "replicas", "is 10; need a multiple of the 4 ranks from 8 to 32"),
+        ({"replicas": 4}, "replicas", "is 4"),
+        ({"replicas": 36}, "replicas", "is 36"),
+        ({"ranks": 0}, "replicas", "is 8"),
+        ({"groups": 3}, "groups", "is 3; it must divide the 8 experts and the 4 ranks"),
+        ({"load": torch.tensor([[1.0, -1.0] * 4])}, "load", "negative"),
+        ({"load": torch.tensor([[1.0, torch.inf] * 4])}, "load", "infinite"),
+        ({"load": torch.zeros(8)}, "load", "2-D"),
+    ],
+)
+def test_balance_refuses(changed: dict[str, Any], argument: str, rule: str) -> None:
+    given: dict[str, Any] = {"load": torch.ones(1, 8), "replicas": 8, "ranks": 4, **changed}
+    with pytest.raises(ArgumentError, match=rule) as caught:
+        balance(**given)
+    assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("world", [1, 2, 4, 6])
+def test_remap_equals_update_expert(world: int, dtype: torch.dtype) -> None:
+    table = balance(skewed(1, 8), 12, 2 if world == 1 else world).logical_to_physical[0]
+    for rank, tokens in itertools.product(range(world), (0, 13)):
+        generator = torch.Generator().manual_seed(rank)
+        ids = torch.randint(-1, 8, (tokens, 3), generator=generator, dtype=dtype)
+        expected, _ = npu_moe_update_expert(ids, eplb_table(table), balance_mode=1)
+        found = remap(ids, table, torch.arange(tokens))
+        assert found.dtype == dtype and torch.equal(found, expected)
+        expected, _ = npu_moe_update_expert(ids, eplb_table(table), local_rank_id=rank, world_size=world)
+        for source in (rank, torch.full((tokens,), rank)):
+            found = remap(ids, table, source_rank=source, world_size=world)
+            assert found.dtype == dtype and torch.equal(found, expected)
+
+
+def test_remap_is_of_the_token_not_of_the_rank() -> None:
+    table = balance(skewed(1, 8), 12, 4).logical_to_physical[0]
+    ids = torch.randint(-1, 8, (20, 2), generator=torch.Generator().manual_seed(1))
+    number, source = torch.arange(20), torch.arange(20) // 5
+    whole, by_rank = remap(ids, table, number), remap(ids, table, source_rank=source, world_size=4)
+    for part in (slice(3, 9), slice(0, 0), slice(11, 20)):
+        assert torch.equal(remap(ids[part], table, number[part]), whole[part])
+        assert torch.equal(remap(ids[part], table, source_rank=source[part], world_size=4), by_rank[part])
+    physical = whole[ids >= 0]
+    logical = torch.full((12,), -1).scatter_(
+        0, table[table >= 0], torch.arange(8).repeat_interleave((table >= 0).sum(1))
+    )
+    assert torch.equal(logical[physical], ids[ids >= 0]) and bool((whole[ids < 0] == -1).all())
+
+
+def test_remap_refuses() -> None:
+    ids, table = torch.zeros(3, 1, dtype=torch.int64), torch.tensor([[0, 1], [2, -1]])
+    for given, rule in (
+        ({}, "token_index or source_rank must be given"),
+        ({"token_index": torch.arange(3), "source_rank": 0, "world_size": 1}, "not both"),
+        ({"token_index": torch.arange(2)}, "token_index"),
+        ({"source_rank": 0}, "world_size"),
+    ):
+        with pytest.raises(ArgumentError, match=rule):
+            remap(ids, table, **given)
+
+
+def no_host_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on a tensor's values cannot be read on the host."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a value is read on the host")
+
+    for name in ("item", "cpu", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+
+
+def test_counters_and_remap_read_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = balance(skewed(2, 4), 6, 2)
+    counter, ids = LoadCounter(2, 3), torch.tensor([[0, 3], [-1, 2]])
+    table, memory = found.logical_to_physical[1], counter.counts.data_ptr()
+    with monkeypatch.context() as patch:
+        no_host_copies(patch)
+        with pytest.raises(AssertionError, match="on the host"):
+            torch.ones(1).item()
+        counter.add(0, torch.tensor([1, 0, 2]))
+        counter.add(1, torch.tensor([4, 4, 9], dtype=torch.int32), 0)
+        counter.add(1, torch.tensor([1, 1, 1]))
+        remap(ids, table, torch.arange(2))
+        remap(ids, table, source_rank=torch.arange(2), world_size=2)
+        whole = logical_load(torch.cat([counter.counts] * 2, 1), found.physical_to_logical, 4)
+    assert counter.counts.tolist() == [[1, 0, 2], [5, 1, 6]] and counter.counts.data_ptr() == memory
+    assert whole.sum(1).tolist() == [6, 24]
+    counter.reset()
+    assert not counter.counts.any() and counter.counts.data_ptr() == memory
+    for layer, nums in ((2, torch.ones(3).long()), (0, torch.ones(2).long())):
+        with pytest.raises(ArgumentError, match=r"layer|expert_token_nums"):
+            counter.add(layer, nums)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_what_dispatch_counts_becomes_the_next_placement(kind: int) -> None:
+    """Counts of real dispatches over copies, back to logical experts: the router's own histogram."""
+    experts, world, replicas, layers = 4, 2, 6, 2
+    found = balance(torch.tensor([[9, 1, 1, 1], [1, 1, 1, 9]]), replicas, world)
+    chosen = torch.randint(-1, experts, (world, layers, 7, 2), generator=torch.Generator().manual_seed(4)).int()
+    chosen[1, 0] = 0
+
+    def body(rank: int, group_ep: str) -> torch.Tensor:
+        dispatcher, counter = WindowDispatcher(group_ep, world, rank, replicas), LoadCounter(layers, replicas // world)
+        for layer in range(layers):
+            ids = remap(chosen[rank, layer], found.logical_to_physical[layer], torch.arange(7))
+            sent = dispatcher.dispatch(torch.ones(7, 32), ids, expert_token_nums_type=kind)
+            counter.add(layer, sent.expert_token_nums, kind)
+            dispatcher.combine(sent.expand_x, sent, torch.ones(7, 2))
+        return counter.counts
+
+    with LocalCluster(world) as cluster:
+        counts = torch.cat(cluster.run(body), 1)
+    load = logical_load(counts, found.physical_to_logical, experts)
+    for layer in range(layers):
+        ids = chosen[:, layer]
+        assert load[layer].tolist() == torch.bincount(ids[ids >= 0].flatten(), minlength=experts).tolist()
+
+
+def test_contiguous_placement_names_both_numbers() -> None:
+    placement = ExpertPlacement.contiguous(256, 8)
+    assert [placement.range_of(rank) for rank in range(8)] == [(32 * r, 32 * r + 31) for r in range(8)]
+    assert placement.expert_map(7)[220:228].tolist() == [-1] * 4 + [0, 1, 2, 3]
+    assert placement.expert_map(0).dtype == torch.int32
+    with pytest.raises(ValueError, match="is 10; it must be a multiple of the 4 ranks"):
+        ExpertPlacement.contiguous(10, 4)
+    with pytest.raises(ValueError, match="rank is 8"):
+        placement.range_of(8)
