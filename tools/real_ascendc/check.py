@@ -1,0 +1,392 @@
+#!/usr/bin/env python3
+"""Runs the kernels over CANN's real AscendC implementation, and compares them with the twin and the reference.
+
+DEVKIT is a checkout of asc-devkit, whose headers are used as they are; TOOLS one of asc-tools, of which come the
+types half and bfloat16_t and the checks that AscendC makes of every call. The instructions below both, which CANN
+keeps closed, are our models (intrinsics.h). A rank is a process and each of its cores one more; all GM is one file.
+Every case is a program of explore: dispatches and combines on a small world, bit for bit. Three broken kernels must
+be found, or this proves nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import mmap
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ascend_moe.explore import program
+from ascend_moe.explore.engine import WINDOW_MIB, Call, Options, World
+from ascend_moe.ops import calls
+from ascend_moe.reference.cases import DTYPES
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import headers_check  # noqa: E402
+
+# ---- building
+
+
+CPP_DTYPES = {"bf16": "bfloat16_t", "fp16": "half", "fp32": "float"}
+ENTRIES = {op: f"ascend_moe_distribute_{op}.cpp" for op in ("dispatch", "combine")}
+MASK_HEADER = """#pragma once
+#include <cstdint>
+uint8_t ModelFactoryGetMaskMode();
+uint64_t ModelFactoryGetMaskHigh();
+uint64_t ModelFactoryGetMaskLow();
+"""
+LOG_HEADER = """#pragma once
+#define dlog_error(...) ((void)0)
+#define dlog_debug(...) ((void)0)
+#define dlog_info(...) ((void)0)
+#define dlog_warn(...) ((void)0)
+"""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A kernel with a mistake: ``old``, which is in ``file`` exactly once, becomes ``new``."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    found: str  # what the runner or the comparison says
+
+
+CONTROLS = (
+    Broken(
+        "a sum is rounded down, not to the nearest",
+        "common/weighted_sum.h",
+        "AscendC::Cast(out_, sum_, AscendC::RoundMode::CAST_RINT, elements_)",
+        "AscendC::Cast(out_, sum_, AscendC::RoundMode::CAST_FLOOR, elements_)",
+        r"combine of rank \d+: .*differs",
+    ),
+    Broken(
+        "an Add reaches past its buffer",
+        "common/weighted_sum.h",
+        "AscendC::Add(sum_, sum_, term, elements_)",
+        "AscendC::Add(sum_, sum_, term, elements_ + 8)",
+        r"Failed to .*Add|tensor size",
+    ),
+    Broken(
+        "an event that nobody waits for",
+        "common/base.h",
+        "    AscendC::WaitFlag<event>(id);\n",
+        "",
+        r"event \d+ of pipes",
+    ),
+)
+
+
+class Builder:
+    """Makes runners: the entries of one dtype, our models and asc-tools' checks in one program."""
+
+    def __init__(self, devkit: Path, tools: Path, scratch: Path, compiler: str, jobs: int) -> None:
+        headers, debug = headers_check.find_devkit(devkit), tools / "cpudebug"
+        if headers is None:
+            raise headers_check.CheckError(f"no AscendC headers in {devkit}: expected a checkout of asc-devkit")
+        if not (debug / "src/api_check").is_dir():
+            raise headers_check.CheckError(f"no cpudebug/src/api_check in {tools}: expected a checkout of asc-tools")
+        self.scratch, self.jobs = scratch, jobs
+        # asc-tools has what headers_check's shim stands for.
+        generated = {name: text for name, text in headers.generated.items() if str(headers_check.SHIM) not in text}
+        generated["stub_fun.h"] = f'#include "{HERE / "intrinsics.h"}"\n'
+        generated["model/model_factory_mask.h"], generated["dlog_pub.h"] = MASK_HEADER, LOG_HEADER
+        for name, text in generated.items():
+            (scratch / "generated" / name).parent.mkdir(parents=True, exist_ok=True)
+            (scratch / "generated" / name).write_text(text)
+        folders = [scratch / "generated", debug / "include", *headers.includes]
+        folders += [debug / "src/api_check", debug / "src/api_check/inc"]
+        self.command = [*([] if shutil.which("ccache") is None else ["ccache"]), compiler, "-std=c++17", "-O1", "-w"]
+        self.command += ["-ffp-contract=off", "-D__CCE_AICORE__=220", "-D__DAV_C220__", "-DASCENDC_CPU_DEBUG=1"]
+        self.command += ["-DASCENDC_DUMP=0", "-D__ASCENDC_INCLUDE_INTERNAL_HEADERS__", "-DNO_COSIM"]
+        self.command += [flag for flag in headers.defines if "WITHOUT_CPU_LIBRARY" not in flag]
+        self.command += [f"-isystem{folder}" for folder in folders] + ["-include", str(HERE / "prefix.h")]
+        sources = [*sorted((debug / "src/api_check").glob("*.cpp")), debug / "src/acl_stub/kernel_fp16.cpp"]
+        work = [(source, f"check_{source.stem}", ()) for source in sources]
+        self.common = self._objects([*work, (HERE / "runtime.cpp", "runtime", ("-DREAL_RUNTIME",))])
+
+    def _objects(self, work: Sequence[tuple[Path, str, tuple[str, ...]]]) -> list[Path]:
+        def compiled(job: tuple[Path, str, tuple[str, ...]]) -> Path:
+            source, name, added = job
+            target = self.scratch / f"{name}.o"
+            command = [*self.command, *added, "-c", str(source), "-o", str(target)]
+            result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+            if result.returncode != 0:
+                errors = [line for line in result.stderr.splitlines() if "error" in line]
+                raise headers_check.CheckError(f"{source.name} does not compile:\n" + "\n".join(errors[:5]))
+            return target
+
+        with ThreadPoolExecutor(self.jobs) as pool:
+            return list(pool.map(compiled, work))
+
+    def runner(self, dtype: str, kernels: Path = ROOT / "op_kernel", name: str = "") -> Path:
+        """The program that runs jobs of this dtype."""
+        define, target = (f"-DDTYPE_X={CPP_DTYPES[dtype]}",), self.scratch / f"run_{dtype}{name}"
+        work = [(kernels / file, f"{op}_{dtype}{name}", define) for op, file in ENTRIES.items()]
+        subprocess.run(["g++", *self.common, *self._objects(work), "-o", str(target)], check=True)
+        return target
+
+    def broken(self, control: Broken, number: int) -> Path:
+        """A runner of kernels with a mistake."""
+        folder = self.scratch / f"broken{number}"
+        shutil.copytree(ROOT / "op_kernel", folder, dirs_exist_ok=True)
+        text = (folder / control.file).read_text()
+        if text.count(control.old) != 1:
+            raise headers_check.CheckError(f"control: {control.file} has not exactly once: {control.old}")
+        (folder / control.file).write_text(text.replace(control.old, control.new))
+        return self.runner("bf16", folder, f"_broken{number}")
+
+
+# ---- jobs: job.h has their layout
+
+BASE = 0x200000000000
+PAGE = 4096
+WINDOW = WINDOW_MIB << 20
+STATE = 1 << 20
+INPUT, OUTPUT, SHARED = range(3)
+RECORD_BYTES = 256
+TABLE_MAGIC, MOST_RANKS = 0x57494E44, 64
+FLAGS = 16
+POISONS = (0x7F, 0xFF, 0xA5)
+DISPATCH_INPUTS = ("x", "expert_ids", "scales", "x_active_mask", "expert_scales")
+COMBINE_INPUTS = ("expand_x", "expert_ids", "expand_idx", "ep_send_counts", "expert_scales", "", "x_active_mask", "")
+COMBINE_INPUTS += ("shared_expert_x",)
+INFO_WORDS = ("op", "key", "cores", "type", "workspace", "window", "tiling", "transport", "algorithm")
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor."""
+    return bytes(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()) if tensor.numel() else b""
+
+
+class Job:
+    """A planned program as a file that a runner maps, and what the kernels left in it."""
+
+    def __init__(self, world: World, poison: int) -> None:
+        assert world.program is not None
+        self.library, self.size, self.poison = world.library, world.size, poison
+        self.calls = world.program.calls
+        self.parts: list[tuple[int, bytes]] = []
+        self.end, self.places = PAGE, dict[int, int]()
+        self.windows = [(self._room(STATE), self._room(2 * WINDOW)) for _ in range(self.size)]
+        self.parts += [(data, bytes([poison]) * (2 * WINDOW)) for _, data in self.windows]
+        self.tables = [self._table(rank) for rank in range(self.size)]
+        self.records = list[int]()
+        steps = [self._step(call) for call in self.calls]
+        at = self._put(b"".join(steps))
+        self._write(0, struct.pack("<6Q", self.end, self.size, BASE and at, len(steps), poison, 60))
+
+    def _room(self, size: int) -> int:
+        at = self.end
+        self.end = (at + size + 511) // 512 * 512 + 512  # nobody's 512 bytes behind each
+        return at
+
+    def _write(self, at: int, data: bytes) -> None:
+        self.parts.append((at, data))
+
+    def _put(self, data: bytes) -> int:
+        at = self._room(len(data))
+        self._write(at, data)
+        return at
+
+    def _table(self, rank: int) -> int:
+        """WindowTable of op_kernel/common/contexts.h."""
+        none = [0] * (MOST_RANKS - self.size)
+        data, state = ([BASE + pair[i] for pair in self.windows] + none for i in (1, 0))
+        head = struct.pack("<4I2Q", TABLE_MAGIC, rank, self.size, 0, 2 * WINDOW, STATE)
+        return self._put(head + struct.pack(f"<{2 * MOST_RANKS}Q", *data, *state))
+
+    def _tensor(self, tensor: torch.Tensor | None, output: bool) -> int:
+        """Where a tensor lies; an output of one op may be an input of the next."""
+        if tensor is None or tensor.numel() == 0:
+            return 0
+        if tensor.data_ptr() not in self.places:
+            data = raw(tensor)
+            place = self._put(bytes([self.poison]) * len(data) if output else data)
+            self.places[tensor.data_ptr()] = place
+        return self.places[tensor.data_ptr()]
+
+    def _step(self, call: Call) -> bytes:
+        words = (ctypes.c_uint64 * len(INFO_WORDS))()
+        self.library.am_plan_info(ctypes.c_void_p(call.plan), words, ctypes.c_uint64(len(INFO_WORDS)))
+        info = dict(zip(INFO_WORDS, words, strict=True))
+        tiling = ctypes.create_string_buffer(info["tiling"])
+        self.library.am_plan_tiling(ctypes.c_void_p(call.plan), tiling, ctypes.c_uint64(info["tiling"]))
+        ranges, arguments = list[bytes](), list[int]()
+
+        def add(name: str, at: int, size: int, kind: int) -> None:
+            arguments.append(BASE + at if at else 0)
+            if at:
+                ranges.append(struct.pack("<3Q24s", BASE + at, BASE + at + size, kind, name.encode()[:23]))
+
+        dispatch = "dispatch" in call.name
+        for name in DISPATCH_INPUTS if dispatch else COMBINE_INPUTS:
+            tensor = call.inputs.get(name)
+            if name == "expand_idx":
+                tensor = call.inputs.get("assist_info_for_combine", tensor)
+            add(name, self._tensor(tensor, False), 0 if tensor is None else tensor.nbytes, INPUT)
+        for number, tensor in enumerate(call.outputs):
+            add(f"output {number}", self._tensor(tensor, True), tensor.nbytes, OUTPUT)
+        self.records.append(self._put(bytes(RECORD_BYTES)))
+        add("error_record", self.records[-1], RECORD_BYTES, OUTPUT)
+        workspace = self._put(bytes([self.poison]) * info["workspace"]) if info["workspace"] else 0
+        add("workspace", workspace, info["workspace"], OUTPUT)
+        add("tiling", self._put(tiling.raw), info["tiling"], INPUT)
+        given = arguments + [0] * (16 - len(arguments))
+        for rank, (state, data) in enumerate(self.windows):
+            add(f"state of rank {rank}", state, STATE, SHARED)
+            add(f"window of rank {rank}", data, 2 * WINDOW, SHARED)
+        at = self._put(b"".join(ranges))
+        head = (call.rank, 1 if dispatch else 2, info["key"], info["cores"], BASE + self.tables[call.rank])
+        return struct.pack(f"<{7 + 16 + FLAGS}Q", *head, at, len(ranges), *given, *[0] * FLAGS)
+
+    def run(self, runner: Path) -> list[str]:
+        """What differs from the twin, from the reference or from the rules; nothing when all is well."""
+        with tempfile.NamedTemporaryFile(prefix="real-ascendc-") as file:
+            os.truncate(file.fileno(), (self.end + PAGE - 1) // PAGE * PAGE)
+            with mmap.mmap(file.fileno(), 0) as memory:
+                for at, data in self.parts:
+                    memory[at : at + len(data)] = data
+                said, code = _run([str(runner), file.name], 180)
+                if code != 0:
+                    lines = [line for line in said.splitlines() if line.strip()]
+                    return lines or [f"the runner ended with {code}"]
+                return [text for number in range(len(self.calls)) for text in self._compare(memory, number)]
+
+    def _compare(self, memory: mmap.mmap, number: int) -> Iterator[str]:
+        call = self.calls[number]
+        who = f"{call.name.rsplit('distribute_')[-1]} of rank {call.rank}"
+        record = struct.unpack("<64i", memory[self.records[number] : self.records[number] + RECORD_BYTES])
+        if any(record):
+            text = ctypes.create_string_buffer(1024)
+            words = (ctypes.c_int32 * 64)(*record)
+            self.library.am_error_message(words, text, 1024)
+            yield f"{who}: {text.value.decode()}"
+        for output, expected in call.expected.items():
+            want = raw(expected)
+            if not want:
+                continue
+            at = self.places[call.outputs[output].data_ptr()]
+            found = bytes(memory[at : at + len(want)])
+            for name, other in (("reference", want), ("twin", raw(call.outputs[output])[: len(want)])):
+                if found != other:
+                    first = next(i for i in range(len(want)) if found[i] != other[i])
+                    yield f"{who}: output {output} differs from the {name} from byte {first} of {len(want)} on"
+
+
+def _run(command: Sequence[str], seconds: float) -> tuple[str, int]:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+    ) as process:
+        try:
+            return process.communicate(timeout=seconds)[0], process.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return process.communicate()[0] + f"no end within {seconds} s\n", -1
+
+
+# ---- cases
+
+
+def matrix() -> Iterator[program.Program]:
+    """Every dtype, algorithm, quantisation and contract, on two worlds each."""
+    number = 0
+    for dtype in DTYPES:
+        for algorithm in ("window", "direct"):
+            for quant in ("none", "int8", "smooth"):
+                for contract in (1, 2):
+                    for world, cores in ((2, 2 + number % 3), (3 + number % 2, 2)):
+                        number += 1
+                        yield program.Program(
+                            world=world, cores=cores, local=1 + number % 3, topk=2, batch=4 + number % 5,
+                            units=1 + number % 4, dtype=dtype, quant=quant, contract=contract, seed=number,
+                            algorithm=algorithm, sequence="DCDC", weights=number % 2 == 0,
+                            mask=("none", "prefix", "token", "choice")[number % 4] if contract == 2 else "none",
+                        )  # fmt: skip
+
+
+def drawn(count: int) -> Iterator[program.Program]:
+    """Programs that explore draws, with rows of their own."""
+    for seed in range(count):
+        yield replace(program.draw(1000 + seed), rows="own")
+
+
+def run_case(case: program.Program, runner: Path, poison: int) -> list[str]:
+    """Runs a program on the checked twin, then over real AscendC."""
+    with World(case.world) as world:
+        world.load(case)
+        result = world.run(case.seed, 1, Options(vary_epoch=False))
+        if result.failed:
+            return [f"the twin itself: {result.kind.decode()}: {result.message.decode()}"]
+        return Job(world, poison).run(runner)
+
+
+def run_controls(builder: Builder) -> int:
+    """How many broken kernels were not found."""
+    missed = 0
+    case = program.parse("w2,c2,l2,k2,b6,u3,v1,s7,bf16,equal,DC")
+    for number, control in enumerate(CONTROLS):
+        differences = run_case(case, builder.broken(control, number), POISONS[0])
+        found = [line for line in differences if re.search(control.found, line)]
+        missed += not found
+        print(f"control: {control.name}: {'found: ' + found[0] if found else f'NOT FOUND {differences[:3]}'}", flush=True)
+    return missed
+
+
+def main() -> int:
+    """The command line; 0 when every case is equal and every broken kernel was found."""
+    parser = argparse.ArgumentParser(description="Runs the kernels over CANN's real AscendC implementation.")
+    parser.add_argument("devkit", type=Path, help="a checkout of asc-devkit")
+    parser.add_argument("tools", type=Path, help="a checkout of asc-tools")
+    parser.add_argument("--case", action="append", help="a program as explore writes it, instead of all")
+    parser.add_argument("--drawn", type=int, default=60, help="programs that explore draws, beside the matrix")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), action="append", help="of the cases; default all")
+    parser.add_argument("--no-controls", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--compiler", default="g++")
+    parser.add_argument("--build", type=Path, help="a folder for what is compiled; default: one that is removed")
+    options = parser.parse_args()
+    start = time.monotonic()
+    cases = [program.parse(text) for text in options.case or ()] or [*matrix(), *drawn(options.drawn)]
+    cases = [case for case in cases if case.dtype in (options.dtype or DTYPES)]
+    try:
+        with tempfile.TemporaryDirectory(prefix="real-ascendc-") as scratch:
+            build = (options.build or Path(scratch)).resolve()
+            builder = Builder(options.devkit.resolve(), options.tools.resolve(), build, options.compiler, options.jobs)
+            runners = {dtype: builder.runner(dtype) for dtype in {case.dtype: 0 for case in cases}}
+            print(f"built for {', '.join(runners)} in {time.monotonic() - start:.0f} s", flush=True)
+            failed = 0
+            for number, case in enumerate(cases):
+                differences = run_case(case, runners[case.dtype], POISONS[number % len(POISONS)])
+                failed += bool(differences)
+                for text in ([f"case {case}"] + differences)[: 9 if differences else 0]:
+                    print(text, flush=True)
+            print(f"{len(cases) - failed} of {len(cases)} cases equal to the twin and to the reference, bit for bit")
+            missed = 0 if options.no_controls else run_controls(builder)
+    except (headers_check.CheckError, OSError) as error:
+        print(f"real-ascendc: {error}", file=sys.stderr)
+        return 1
+    print(f"real-ascendc: {'FAIL' if failed or missed else 'PASS'} in {time.monotonic() - start:.0f} s")
+    return 1 if failed or missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
