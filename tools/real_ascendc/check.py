@@ -82,7 +82,7 @@ CONTROLS = (
         "an Add reaches past its buffer",
         "common/weighted_sum.h",
         "AscendC::Add(sum_, sum_, term, elements_)",
-        "AscendC::Add(sum_, sum_, term, elements_ + 8)",
+        "AscendC::Add(sum_, sum_, term, elements_ + 1024)",
         r"Failed to .*Add|tensor size",
     ),
     Broken(

@@ -11,6 +11,7 @@ struct Core {
     bool counter = false;
     float deq_scale = 1;
     uint64_t control = 0;
+    uint64_t pad = 0;          // of copies to UB
     uint64_t kept = 0;         // by vreducev2
     uint64_t gather_base = 0;  // of vgather
     uint8_t events[16][16][16] = {};
@@ -37,10 +38,10 @@ inline void Aligned(const char* name, const void* address) {
         Fail("%s: an operand at %p is not at a multiple of 32 bytes of UB", name, address);
 }
 
-// Copies between GM and UB; gaps are bytes from the end of a block to the next. A block's rest of 32 bytes of UB
-// gets the poison.
+// Copies between GM and UB; gaps are bytes from the end of a block to the next. `left` and `right` elements of
+// `size` bytes around a block get the padding, what is left of its last 32 bytes of UB gets the poison.
 void Load(const char* name, void* to, const void* from, int count, uint64_t bytes, uint64_t gap, uint64_t to_gap,
-          uint64_t left, uint64_t right);
+          uint64_t left, uint64_t right, uint64_t size);
 void Store(const char* name, void* to, const void* from, int count, uint64_t bytes, uint64_t gap, uint64_t to_gap);
 
 void SetEvent(int from, int to, int id);

@@ -408,7 +408,7 @@ inline void vmrgsort4(float* to, float** queues, uint64_t lengths, uint64_t conf
 // ---- copies ----
 
 inline void copy_gm_to_ubuf(void* to, void* from, int, int count, int blocks, int gap, int to_gap) {
-    real::Load("copy_gm_to_ubuf", to, from, count, blocks * 32u, gap * 32u, to_gap * 32u, 0, 0);
+    real::Load("copy_gm_to_ubuf", to, from, count, blocks * 32u, gap * 32u, to_gap * 32u, 0, 0, 1);
 }
 inline void copy_ubuf_to_gm(void* to, void* from, int, int count, int blocks, int gap, int to_gap) {
     real::Store("copy_ubuf_to_gm", to, from, count, blocks * 32u, gap * 32u, to_gap * 32u);
@@ -417,8 +417,7 @@ inline void copy_ubuf_to_gm(void* to, void* from, int, int count, int blocks, in
     template <class T>                                                                                             \
     void copy_gm_to_ubuf_align_b##bits(T* to, T* from, int, int count, uint32_t bytes, int left, int right,         \
                                        uint32_t gap, uint32_t to_gap) {                                            \
-        real::Load("copy_gm_to_ubuf_align", to, from, count, bytes, gap, to_gap * 32u, left * bits / 8,             \
-                   right * bits / 8);                                                                              \
+        real::Load("copy_gm_to_ubuf_align", to, from, count, bytes, gap, to_gap * 32u, left, right, bits / 8); \
     }                                                                                                              \
     template <class T>                                                                                             \
     void copy_ubuf_to_gm_align_b##bits(T* to, T* from, int, int count, uint32_t bytes, int, int, uint32_t gap,      \
@@ -443,6 +442,7 @@ inline void copy_ubuf_to_ubuf(void* to, void* from, int, int count, int blocks, 
 // ---- state and order ----
 
 inline void set_vector_mask(uint64_t high, uint64_t low) { real::g_core.mask[1] = high, real::g_core.mask[0] = low; }
+inline void set_mov_pad_val(uint64_t value) { real::g_core.pad = value; }
 inline void set_mask_count() { real::g_core.counter = true; }
 inline void set_mask_norm() { real::g_core.counter = false; }
 inline void set_flag(pipe_t from, pipe_t to, event_t id) { real::SetEvent(from, to, id); }
@@ -468,7 +468,6 @@ inline void set_ctrl(uint64_t value) { real::g_core.control = value; }
 REAL_NOTHING(set_atomic_none)
 REAL_NOTHING(set_l1_3d_size)
 REAL_NOTHING(set_padding)
-REAL_NOTHING(set_mov_pad_val)
 REAL_NOTHING(AscendCBufAbsAddr)
 REAL_NOTHING(AscendCBufAlloc)
 REAL_NOTHING(AscendCBufDeque)

@@ -109,6 +109,7 @@ void Fail(const char* format, ...) {
     va_start(arguments, format);
     vsnprintf(text, sizeof(text), format, arguments);
     va_end(arguments);
+    fflush(stdout);  // where AscendC and its checks write
     fprintf(stderr, "rank %lu core %lu: %s\n", g_core.step->rank, g_core.index, text);
     __atomic_store_n(&g_core.job->failed, 1, __ATOMIC_RELEASE);
     _exit(2);
@@ -120,19 +121,21 @@ void OutOfUb(const char* name, const void* address, uint64_t bytes) {
 }
 
 void Load(const char* name, void* to, const void* from, int count, uint64_t bytes, uint64_t gap, uint64_t to_gap,
-          uint64_t left, uint64_t right) {
+          uint64_t left, uint64_t right, uint64_t size) {
     uint8_t* d = static_cast<uint8_t*>(to);
     const uint8_t* s = static_cast<const uint8_t*>(from);
     Aligned(name, to);
     if (bytes == 0 || count == 0) return;
     if (from == g_core.polled) Pause();
     g_core.polled = from;
-    const uint64_t taken = (left + bytes + right + 31) / 32 * 32;
+    const uint64_t taken = ((left + right) * size + bytes + 31) / 32 * 32;
     for (int i = 0; i < count; ++i, d += taken + to_gap, s += bytes + gap) {
         const Shared lock(RangeOf(name, s, bytes, false));
         Ub(name, d, taken);
         memset(d, static_cast<int>(g_core.job->poison), taken);
-        memcpy(d + left, s, bytes);
+        for (uint64_t i = 0; i < left; ++i) memcpy(d + i * size, &g_core.pad, size);
+        for (uint64_t i = 0; i < right; ++i) memcpy(d + (left + i) * size + bytes, &g_core.pad, size);
+        memcpy(d + left * size, s, bytes);
     }
 }
 
