@@ -30,7 +30,7 @@ from pathlib import Path
 import torch
 
 from ascend_moe.explore import program
-from ascend_moe.explore.engine import WINDOW_MIB, Call, Options, World
+from ascend_moe.explore.engine import Call, Options, World
 from ascend_moe.ops import calls
 from ascend_moe.reference.cases import DTYPES
 
@@ -159,7 +159,6 @@ class Builder:
 
 BASE = 0x200000000000
 PAGE = 4096
-WINDOW = WINDOW_MIB << 20
 STATE = 1 << 20
 INPUT, OUTPUT, SHARED = range(3)
 RECORD_BYTES = 256
@@ -186,8 +185,9 @@ class Job:
         self.calls = world.program.calls
         self.parts: list[tuple[int, bytes]] = []
         self.end, self.places = PAGE, dict[int, int]()
-        self.windows = [(self._room(STATE), self._room(2 * WINDOW)) for _ in range(self.size)]
-        self.parts += [(data, bytes([poison]) * (2 * WINDOW)) for _, data in self.windows]
+        self.window = 2 * world.window_bytes  # and the lent area behind it
+        self.windows = [(self._room(STATE), self._room(self.window)) for _ in range(self.size)]
+        self.parts += [(data, bytes([poison]) * self.window) for _, data in self.windows]
         self.tables = [self._table(rank) for rank in range(self.size)]
         self.records = list[int]()
         steps = [self._step(call) for call in self.calls]
@@ -211,7 +211,7 @@ class Job:
         """WindowTable of op_kernel/common/contexts.h."""
         none = [0] * (MOST_RANKS - self.size)
         data, state = ([BASE + pair[i] for pair in self.windows] + none for i in (1, 0))
-        head = struct.pack("<4I2Q", TABLE_MAGIC, rank, self.size, 0, 2 * WINDOW, STATE)
+        head = struct.pack("<4I2Q", TABLE_MAGIC, rank, self.size, 0, self.window, STATE)
         return self._put(head + struct.pack(f"<{2 * MOST_RANKS}Q", *data, *state))
 
     def _tensor(self, tensor: torch.Tensor | None, output: bool) -> int:
@@ -253,7 +253,7 @@ class Job:
         given = arguments + [0] * (16 - len(arguments))
         for rank, (state, data) in enumerate(self.windows):
             add(f"state of rank {rank}", state, STATE, SHARED)
-            add(f"window of rank {rank}", data, 2 * WINDOW, SHARED)
+            add(f"window of rank {rank}", data, self.window, SHARED)
         at = self._put(b"".join(ranges))
         head = (call.rank, 1 if dispatch else 2, info["key"], info["cores"], BASE + self.tables[call.rank])
         return struct.pack(f"<{7 + 16 + FLAGS}Q", *head, at, len(ranges), *given, *[0] * FLAGS)
@@ -323,6 +323,29 @@ def matrix() -> Iterator[program.Program]:
                         )  # fmt: skip
 
 
+# Sizes at which a kernel takes another path: segments by vectors (W a multiple of 8), rows read once for several
+# experts of a rank, lists by one core and rows by the others, lists of several chunks, one core, no pair at all.
+LARGER = (
+    "w8,c2,l2,k2,b3,u1,v1,s1,bf16,none,equal,DC,direct",
+    "w8,c2,l5,k3,b4,u2,v2,s2,fp16,int8,mask:pair,unequal,DC,direct",
+    "w8,c2,l3,k3,b4,u3,v2,s3,bf16,smooth,ids:duplicates,DC,window,weights",
+    "w2,c8,l3,k3,b4,u1,v2,m2,bf16,int8,s4,DC,direct",
+    "w2,c9,l3,k4,b5,u2,v2,m1,fp16,int8,mask:pair,s2,DC,direct",
+    "w1,c8,l4,k3,b9,u1,v2,m2,fp32,none,s3,DC,direct",
+    "w1,c3,l2,k2,b64,u1,v1,m2,bf16,none,ids:hot,DC,direct",
+    "w3,c4,l4,k8,b65,u2,v1,s5,bf16,int8,ids:zipf,unequal,DC,direct,weights",
+    "w4,c4,l8,k8,b33,u33,v2,s6,fp16,none,mask:token,equal,DC,direct",
+    "w2,c4,l2,k4,b130,u3,v1,s7,fp32,smooth,ids:hot,unequal,DC,window",
+    "w2,c1,l8,k16,b33,u1,v1,s8,bf16,none,ids:distinct,equal,DC,direct",
+    "w2,c5,l2,k2,b3,u256,v1,s9,bf16,int8,equal,DC,direct",
+    "w2,c5,l2,k2,b3,u256,v2,s10,fp16,smooth,equal,DC,window",
+    "w2,c4,l2,k2,b3,u1,v2,no-tokens,mask:token,m3,DC,direct",
+    "w2,c3,l1,k1,b3,u2,v1,one-rank-only,ids:none,DCDC,mixed",
+    "w3,c3,l2,k2,b5,u2,v1,s11,fp16,DC,window",
+    "w3,c3,l2,k2,b5,u2,v1,s12,bf16,DDCC,mixed,plain",
+)
+
+
 def drawn(count: int) -> Iterator[program.Program]:
     """Programs that explore draws, with rows of their own."""
     for seed in range(count):
@@ -331,7 +354,7 @@ def drawn(count: int) -> Iterator[program.Program]:
 
 def run_case(case: program.Program, runner: Path, poison: int) -> list[str]:
     """Runs a program on the checked twin, then over real AscendC."""
-    with World(case.world) as world:
+    with World(case.world, window_mib=program.window_mib(case)) as world:
         world.load(case)
         result = world.run(case.seed, 1, Options(vary_epoch=False))
         if result.failed:
@@ -365,7 +388,11 @@ def main() -> int:
     parser.add_argument("--build", type=Path, help="a folder for what is compiled; default: one that is removed")
     options = parser.parse_args()
     start = time.monotonic()
-    cases = [program.parse(text) for text in options.case or ()] or [*matrix(), *drawn(options.drawn)]
+    cases = [program.parse(text) for text in options.case or ()] or [
+        *matrix(),
+        *map(program.parse, LARGER),
+        *drawn(options.drawn),
+    ]
     cases = [case for case in cases if case.dtype in (options.dtype or DTYPES)]
     try:
         with tempfile.TemporaryDirectory(prefix="real-ascendc-") as scratch:
