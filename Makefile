@@ -19,6 +19,7 @@
 #   make lib           the libraries into the source tree, for PYTHONPATH=. without installing
 #   make wheel         dist/*.whl with everything, for every Python and torch from 2.10 on
 #   make wheel-check   that wheel with two torch versions and two Pythons in clean environments
+#   make real-ascendc  the kernels over CANN's own AscendC                 ASC_DEVKIT=dir ASC_TOOLS=dir
 #   make clean  headers-check CANN_HEADERS=dir  address-space-check
 
 PYTHON ?= python3
@@ -31,6 +32,7 @@ EXPLORE_ARGS ?=
 MODEL_ARGS ?=
 BENCH_ARGS ?=
 WHEEL_CHECK_ARGS ?=
+REAL_ASCENDC_ARGS ?=
 T ?= kernels/direct
 SINCE ?=
 
@@ -57,7 +59,7 @@ has = $(or $(filter $1,$(with)),$(wildcard $(abspath $(VENV))/lib/python3*/site-
 defines = $(foreach part,$(parts),--config-settings=cmake.define.ASCEND_MOE_$(part)=$(if $(call has,$(part)),ON,OFF))
 pip_install = $(pip) $(torch) && $(pip) --no-build-isolation $(defines) $(torch)
 all wheel: with = $(parts)
-test soak mutants explore nightly-tests: with = CHECKED TIMED
+test soak mutants explore nightly-tests real-ascendc: with = CHECKED TIMED
 test-npu test-npu-nightly: with = CHECKED TIMED VNPU
 
 every_change := not npu and not nightly and not mutants
@@ -65,7 +67,8 @@ every_change := not npu and not nightly and not mutants
 .NOTPARALLEL:
 .DEFAULT_GOAL := install
 .PHONY: install all demo tiny t test test-npu nightly nightly-tests test-npu-nightly lint format asan tsan mutants \
-	soak explore model bench bench-check size lib wheel wheel-check clean headers-check address-space-check
+	soak explore model bench bench-check size lib wheel wheel-check clean headers-check address-space-check \
+	real-ascendc asc-folders
 
 # The venv with the build backend, and cmake and ninja where the system has none.
 $(bin)/scikit-build-core:
@@ -105,6 +108,7 @@ test-npu test-npu-nightly: $(bin)/scikit-build-core $(torch_npu)
 
 # Every lane that .ci/run leaves out, each to its end whatever the others find. The list of failures comes last.
 nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan bench-check wheel-check
+nightly_lanes += $(if $(and $(ASC_DEVKIT),$(ASC_TOOLS)),real-ascendc)
 nightly:
 	@failed=""; for lane in $(nightly_lanes); do \
 		echo "nightly: $$lane"; \
@@ -194,6 +198,14 @@ headers-check:
 	@test -d "$(CANN_HEADERS)" || { echo "usage: make headers-check CANN_HEADERS=dir [HOST_HEADERS=dir]"; exit 2; }
 	$(PYTHON) tools/headers_check.py "$(CANN_HEADERS)"
 	$(PYTHON) tools/headers_check.py "$(or $(HOST_HEADERS),$(CANN_HEADERS))" --host
+
+# Runs the kernels over CANN's own AscendC implementation, with our models of the instructions below it.
+asc-folders:
+	@test -d "$(ASC_DEVKIT)" -a -d "$(ASC_TOOLS)" || { echo "usage: make real-ascendc ASC_DEVKIT=dir ASC_TOOLS=dir, \
+	checkouts of CANN's asc-devkit and asc-tools"; exit 2; }
+real-ascendc: asc-folders $(bin)/scikit-build-core
+	$(pip_install) .[test]
+	$(bin)/python tools/real_ascendc/check.py "$(ASC_DEVKIT)" "$(ASC_TOOLS)" $(REAL_ASCENDC_ARGS)
 
 # clang finds address-space mistakes (__gm__ and __ubuf__ pointers mixed) that g++ cannot see.
 address-space-check:
