@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -185,10 +185,11 @@ class Job:
         self.calls = world.program.calls
         self.parts: list[tuple[int, bytes]] = []
         self.end, self.places = PAGE, dict[int, int]()
-        self.window = 2 * world.window_bytes  # and the lent area behind it
-        self.windows = [(self._room(STATE), self._room(self.window)) for _ in range(self.size)]
-        self.parts += [(data, bytes([poison]) * self.window) for _, data in self.windows]
-        self.tables = [self._table(rank) for rank in range(self.size)]
+        self.data, self.window = world.window_bytes, 2 * world.window_bytes  # the lent area lies behind the data
+        self.windows = [self._room(self.window + STATE) for _ in range(self.size)]  # and the state area behind both
+        self.parts += [(window, bytes([poison]) * self.window) for window in self.windows]
+        context = self._a2 if world.program.program.servers else self._table
+        self.contexts, self.lent = [context(rank) for rank in range(self.size)], [0] * self.size
         self.records = list[int]()
         steps = [self._step(call) for call in self.calls]
         at = self._put(b"".join(steps))
@@ -207,12 +208,19 @@ class Job:
         self._write(at, data)
         return at
 
+    def _addresses(self, count: int, offset: int = 0) -> list[int]:
+        return [BASE + window + offset for window in self.windows] + [0] * (count - self.size)
+
     def _table(self, rank: int) -> int:
         """WindowTable of op_kernel/common/contexts.h."""
-        none = [0] * (MOST_RANKS - self.size)
-        data, state = ([BASE + pair[i] for pair in self.windows] + none for i in (1, 0))
         head = struct.pack("<4I2Q", TABLE_MAGIC, rank, self.size, 0, self.window, STATE)
-        return self._put(head + struct.pack(f"<{2 * MOST_RANKS}Q", *data, *state))
+        areas = (*self._addresses(MOST_RANKS), *self._addresses(MOST_RANKS, self.window))
+        return self._put(head + struct.pack(f"<{2 * MOST_RANKS}Q", *areas))
+
+    def _a2(self, rank: int) -> int:
+        """A2Context of op_kernel/common/contexts.h: all ranks on one server."""
+        head = struct.pack("<2Q2IQ", 0, 0, rank, self.size, self.window + STATE)
+        return self._put(head + struct.pack("<32Q", *self._addresses(32)) + bytes(32 * 8 + 8328 + 8 + 8))
 
     def _tensor(self, tensor: torch.Tensor | None, output: bool) -> int:
         """Where a tensor lies; an output of one op may be an input of the next."""
@@ -224,7 +232,18 @@ class Job:
             self.places[tensor.data_ptr()] = place
         return self.places[tensor.data_ptr()]
 
+    def _lend(self, call: Call) -> None:
+        """Puts a combine's rows into a block of their rank's lent area, where explore would."""
+        rows = call.inputs["expand_x"]
+        at = self.windows[call.rank] + self.data + self.lent[call.rank]
+        self.lent[call.rank] += (rows.nbytes + 511) // 512 * 512
+        assert self.lent[call.rank] <= self.window - self.data
+        self._write(at, raw(rows))
+        self.places[rows.data_ptr()] = at
+
     def _step(self, call: Call) -> bytes:
+        if call.lent and call.inputs["expand_x"].numel():
+            self._lend(call)
         words = (ctypes.c_uint64 * len(INFO_WORDS))()
         self.library.am_plan_info(ctypes.c_void_p(call.plan), words, ctypes.c_uint64(len(INFO_WORDS)))
         info = dict(zip(INFO_WORDS, words, strict=True))
@@ -251,12 +270,11 @@ class Job:
         add("workspace", workspace, info["workspace"], OUTPUT)
         add("tiling", self._put(tiling.raw), info["tiling"], INPUT)
         given = arguments + [0] * (16 - len(arguments))
-        for rank, (state, data) in enumerate(self.windows):
-            add(f"state of rank {rank}", state, STATE, SHARED)
-            add(f"window of rank {rank}", data, self.window, SHARED)
+        for rank, window in enumerate(self.windows):
+            add(f"window of rank {rank}", window, self.window + STATE, SHARED)
         at = self._put(b"".join(ranges))
-        head = (call.rank, 1 if dispatch else 2, info["key"], info["cores"], BASE + self.tables[call.rank])
-        return struct.pack(f"<{7 + 16 + FLAGS}Q", *head, at, len(ranges), *given, *[0] * FLAGS)
+        head = (call.rank, 1 if dispatch else 2, info["key"], info["cores"], BASE + self.contexts[call.rank])
+        return struct.pack(f"<{8 + 16 + FLAGS}Q", *head, at, len(ranges), call.lent, *given, *[0] * FLAGS)
 
     def run(self, runner: Path) -> list[str]:
         """What differs from the twin, from the reference or from the rules; nothing when all is well."""
@@ -343,13 +361,17 @@ LARGER = (
     "w2,c3,l1,k1,b3,u2,v1,one-rank-only,ids:none,DCDC,mixed",
     "w3,c3,l2,k2,b5,u2,v1,s11,fp16,DC,window",
     "w3,c3,l2,k2,b5,u2,v1,s12,bf16,DDCC,mixed,plain",
+    "w2,c2,l2,k2,b5,u2,v1,s13,bf16,DCDC,direct,lent",
+    "w3,c3,l2,k3,b5,u3,v2,s14,fp16,int8,DCDC,direct,partly",
+    "w3,c2,l2,k2,b4,u2,v1,r3,s15,bf16,int8,DCDC,window",
+    "w2,c3,l1,k2,b5,u2,v2,r2,s16,fp32,none,mask:pair,DC,window",
 )
 
 
 def drawn(count: int) -> Iterator[program.Program]:
-    """Programs that explore draws, with rows of their own."""
+    """Programs that explore draws."""
     for seed in range(count):
-        yield replace(program.draw(1000 + seed), rows="own")
+        yield program.draw(1000 + seed)
 
 
 def run_case(case: program.Program, runner: Path, poison: int) -> list[str]:

@@ -16,6 +16,8 @@
 #include "intrinsics.h"
 #include "kernel_operator.h"
 
+#include "../../op_kernel/protocol/tiling.h"
+
 // ---- globals of CANN's CPU library ----
 
 int64_t block_idx = 0, block_num = 1, g_ubBase = 0;
@@ -267,6 +269,9 @@ int main(int count, char** words) {
         for (uint64_t i = 0; i < job.step_count; ++i) {
             if (steps[i].rank != rank) continue;
             g_core.step = &steps[i];
+            if (steps[i].lent != 0)
+                reinterpret_cast<moe::MoeDistributeCombineTiling*>(steps[i].arguments[12])->info.lentGeneration =
+                    static_cast<uint32_t>(steps[i].lent);
             if (!InProcesses(steps[i].cores, RunCore)) {
                 __atomic_store_n(&job.failed, 1, __ATOMIC_RELEASE);
                 _exit(2);
