@@ -179,8 +179,10 @@ def raw(tensor: torch.Tensor) -> bytes:
 class Job:
     """A planned program as a file that a runner maps, and what the kernels left in it."""
 
-    def __init__(self, world: World, poison: int) -> None:
+    def __init__(self, world: World, poison: int, errors: Sequence[tuple[int, str]] | None = None) -> None:
+        """``errors``: (code, message) of every op on the twin, which must be the same here; None: outputs must be."""
         assert world.program is not None
+        self.errors = errors
         self.library, self.size, self.poison = world.library, world.size, poison
         self.calls = world.program.calls
         self.parts: list[tuple[int, bytes]] = []
@@ -293,11 +295,14 @@ class Job:
         call = self.calls[number]
         who = f"{call.name.rsplit('distribute_')[-1]} of rank {call.rank}"
         record = struct.unpack("<64i", memory[self.records[number] : self.records[number] + RECORD_BYTES])
+        text = ctypes.create_string_buffer(1024)
         if any(record):
-            text = ctypes.create_string_buffer(1024)
-            words = (ctypes.c_int32 * 64)(*record)
-            self.library.am_error_message(words, text, 1024)
-            yield f"{who}: {text.value.decode()}"
+            self.library.am_error_message((ctypes.c_int32 * 64)(*record), text, 1024)
+        found_error, twin_error = text.value.decode(), self.errors[number][1] if self.errors else ""
+        if found_error != twin_error or (self.errors and not found_error):
+            yield f"{who}: says {found_error or 'nothing'!r}, the twin {twin_error or 'nothing'!r}"
+        if self.errors:
+            return
         for output, expected in call.expected.items():
             want = raw(expected)
             if not want:
@@ -374,14 +379,29 @@ def drawn(count: int) -> Iterator[program.Program]:
         yield program.draw(1000 + seed)
 
 
-def run_case(case: program.Program, runner: Path, poison: int) -> list[str]:
+# A dispatch in which one id of one rank is no expert: every rank must tell the same error as on the twin.
+FAULTY = tuple(
+    f"w{world},c{cores},l2,k2,b6,u2,v{contract},s{seed},{dtype},equal,ids:distinct,D,{algorithm}"
+    for seed, (world, cores, contract, dtype, algorithm) in enumerate(
+        (
+            *((2, 3, 1, "bf16", "window"), (3, 2, 2, "fp16", "window")),
+            *((2, 2, 2, "fp32", "direct"), (4, 3, 1, "bf16", "direct")),
+        )
+    )
+)
+WRONG_ID, WRONG_PLACE = 4096, 5
+
+
+def run_case(case: program.Program, runner: Path, poison: int, faulty: bool = False) -> list[str]:
     """Runs a program on the checked twin, then over real AscendC."""
     with World(case.world, window_mib=program.window_mib(case)) as world:
-        world.load(case)
+        planned = world.load(case, accepted=0xFFFFFFFF if faulty else 1, compare=not faulty)
+        if faulty:
+            planned.calls[case.seed % case.world].inputs["expert_ids"].view(-1)[WRONG_PLACE] = WRONG_ID
         result = world.run(case.seed, 1, Options(vary_epoch=False))
         if result.failed:
             return [f"the twin itself: {result.kind.decode()}: {result.message.decode()}"]
-        return Job(world, poison).run(runner)
+        return Job(world, poison, world.errors() if faulty else None).run(runner)
 
 
 def run_controls(builder: Builder) -> int:
@@ -410,23 +430,22 @@ def main() -> int:
     parser.add_argument("--build", type=Path, help="a folder for what is compiled; default: one that is removed")
     options = parser.parse_args()
     start = time.monotonic()
-    cases = [program.parse(text) for text in options.case or ()] or [
-        *matrix(),
-        *map(program.parse, LARGER),
-        *drawn(options.drawn),
-    ]
-    cases = [case for case in cases if case.dtype in (options.dtype or DTYPES)]
+    cases = [(program.parse(text), False) for text in options.case or ()]
+    if not cases:
+        chosen = (*matrix(), *map(program.parse, LARGER), *drawn(options.drawn))
+        cases = [*((case, False) for case in chosen), *((program.parse(text), True) for text in FAULTY)]
+    cases = [(case, faulty) for case, faulty in cases if case.dtype in (options.dtype or DTYPES)]
     try:
         with tempfile.TemporaryDirectory(prefix="real-ascendc-") as scratch:
             build = (options.build or Path(scratch)).resolve()
             builder = Builder(options.devkit.resolve(), options.tools.resolve(), build, options.compiler, options.jobs)
-            runners = {dtype: builder.runner(dtype) for dtype in {case.dtype: 0 for case in cases}}
+            runners = {dtype: builder.runner(dtype) for dtype in {case.dtype: 0 for case, _ in cases}}
             print(f"built for {', '.join(runners)} in {time.monotonic() - start:.0f} s", flush=True)
             failed = 0
-            for number, case in enumerate(cases):
-                differences = run_case(case, runners[case.dtype], POISONS[number % len(POISONS)])
+            for number, (case, faulty) in enumerate(cases):
+                differences = run_case(case, runners[case.dtype], POISONS[number % len(POISONS)], faulty)
                 failed += bool(differences)
-                for text in ([f"case {case}"] + differences)[: 9 if differences else 0]:
+                for text in ([f"{'faulty ' if faulty else ''}case {case}"] + differences)[: 9 if differences else 0]:
                     print(text, flush=True)
             print(f"{len(cases) - failed} of {len(cases)} cases equal to the twin and to the reference, bit for bit")
             missed = 0 if options.no_controls else run_controls(builder)

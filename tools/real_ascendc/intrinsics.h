@@ -103,8 +103,8 @@ inline double ToInteger(double value, char mode) {
 inline float ToFormat(float value, int bits, int least, int most, char mode) {
     if (!std::isfinite(value) || value == 0) return value;
     const int exponent = std::max(std::ilogb(value), least);
-    const double rounded = std::ldexp(ToInteger(std::ldexp(static_cast<double>(value), bits - exponent), mode),
-                                      exponent - bits);
+    const double rounded =
+        std::ldexp(ToInteger(std::ldexp(static_cast<double>(value), bits - exponent), mode), exponent - bits);
     const double limit = std::ldexp(2 - std::ldexp(1, -bits), most);
     if (std::fabs(rounded) <= limit) return static_cast<float>(std::copysign(rounded, value));
     const bool cut = mode == 'z' || mode == 'o' || (mode == 'f' && value > 0) || (mode == 'c' && value < 0);
@@ -145,8 +145,7 @@ inline float Float(const bfloat16_t& value) {
 }
 inline bfloat16_t Bf16(float value, char mode) {
     if (std::isnan(value)) return FromBits<bfloat16_t>(static_cast<uint16_t>(0x7FC0));
-    return FromBits<bfloat16_t>(
-        static_cast<uint16_t>(BitsOf<uint32_t>(ToFormat(value, 7, -126, 127, mode)) >> 16));
+    return FromBits<bfloat16_t>(static_cast<uint16_t>(BitsOf<uint32_t>(ToFormat(value, 7, -126, 127, mode)) >> 16));
 }
 inline float Float(float value) { return value; }
 inline float Float(int32_t value) { return static_cast<float>(value); }
@@ -157,7 +156,7 @@ I Integer(float value, char mode) {
     const double whole = ToInteger(value, mode);
     constexpr double kLeast = static_cast<double>(std::numeric_limits<I>::min());
     constexpr double kMost = static_cast<double>(std::numeric_limits<I>::max());
-    return whole <= kLeast ? std::numeric_limits<I>::min()
+    return whole <= kLeast  ? std::numeric_limits<I>::min()
            : whole >= kMost ? std::numeric_limits<I>::max()
                             : static_cast<I>(whole);
 }
@@ -167,8 +166,10 @@ I Wrap(I a, I b, F f) {  // arithmetic on int32 wraps
 }
 template <class T, class F>
 T Compute(T a, T b, F f) {
-    if constexpr (std::is_integral_v<T>) return Wrap(a, b, f);
-    else return f(a, b);
+    if constexpr (std::is_integral_v<T>)
+        return Wrap(a, b, f);
+    else
+        return f(a, b);
 }
 
 // ---- reductions of a repeat ----
@@ -220,10 +221,10 @@ void Compare(const char* name, uint8_t* to, T* from, int repeats, int sb, int sr
     void name(T* to, T* a, T* b, int repeats, int db, int ab, int bb, int dr, int ar, int br) {                   \
         real::Binary(#name, to, a, b, repeats, db, ab, bb, dr, ar, br, [](T x, T y) -> T { return expression; }); \
     }
-#define REAL_SCALAR(name, expression)                                                                          \
-    template <class T>                                                                                         \
+#define REAL_SCALAR(name, expression)                                                                         \
+    template <class T>                                                                                        \
     void name(T* to, T* from, T y, int repeats, int db, int sb, int dr, int sr, bool = false, bool = false) { \
-        real::Unary(#name, to, from, repeats, db, sb, dr, sr, [y](T x) -> T { return expression; });           \
+        real::Unary(#name, to, from, repeats, db, sb, dr, sr, [y](T x) -> T { return expression; });          \
     }
 #define REAL_COMPUTE(op) (real::Compute(x, y, [](auto p, auto q) { return p op q; }))
 REAL_BINARY(vadd, REAL_COMPUTE(+))
@@ -264,15 +265,15 @@ void vbrcb(T* to, T* from, int db, int dr, int repeats) {
 
 // ---- conversions ----
 
-#define REAL_CONVERT(name, D, S, expression)                                                                \
-    inline void name(D* to, S* from, int repeats, int db, int sb, int dr, int sr) {                         \
-        real::Unary(#name, to, from, repeats, db, sb, dr, sr, [](const S& x) -> D { return expression; });  \
+#define REAL_CONVERT(name, D, S, expression)                                                               \
+    inline void name(D* to, S* from, int repeats, int db, int sb, int dr, int sr) {                        \
+        real::Unary(#name, to, from, repeats, db, sb, dr, sr, [](const S& x) -> D { return expression; }); \
     }
-#define REAL_ROUNDED(name, D, S, function)            \
-    REAL_CONVERT(name##a, D, S, function(x, 'a'))     \
-    REAL_CONVERT(name##c, D, S, function(x, 'c'))     \
-    REAL_CONVERT(name##f, D, S, function(x, 'f'))     \
-    REAL_CONVERT(name##r, D, S, function(x, 'r'))     \
+#define REAL_ROUNDED(name, D, S, function)        \
+    REAL_CONVERT(name##a, D, S, function(x, 'a')) \
+    REAL_CONVERT(name##c, D, S, function(x, 'c')) \
+    REAL_CONVERT(name##f, D, S, function(x, 'f')) \
+    REAL_CONVERT(name##r, D, S, function(x, 'r')) \
     REAL_CONVERT(name##z, D, S, function(x, 'z'))
 #define REAL_F16_S8(x, mode) real::Integer<int8_t>(real::Float(x), mode)
 #define REAL_F32_S32(x, mode) real::Integer<int32_t>(x, mode)
@@ -301,23 +302,25 @@ inline void set_deqscale(uint64_t) { real::Fail("set_deqscale of a vector is not
 
 template <class T>
 void vcmax(T* to, T* from, int repeats, int dr, int sb, int sr, Order_t order) {
-    real::Extreme("vcmax", to, from, repeats, dr, sb, sr, order, [](T a, T b) { return real::Float(a) > real::Float(b); });
+    real::Extreme("vcmax", to, from, repeats, dr, sb, sr, order,
+                  [](T a, T b) { return real::Float(a) > real::Float(b); });
 }
 template <class T>
 void vcmin(T* to, T* from, int repeats, int dr, int sb, int sr, Order_t order) {
-    real::Extreme("vcmin", to, from, repeats, dr, sb, sr, order, [](T a, T b) { return real::Float(a) < real::Float(b); });
+    real::Extreme("vcmin", to, from, repeats, dr, sb, sr, order,
+                  [](T a, T b) { return real::Float(a) < real::Float(b); });
 }
-#define REAL_COMPARE(name, op)                                                                                  \
-    template <class T>                                                                                          \
-    void vcmpvs_##name(uint8_t* to, T* from, T value, int repeats, int, int sb, int, int sr) {                  \
-        real::Compare("vcmpvs_" #name, to, from, repeats, sb, sr,                                               \
-                      [&](int, int, T x) { return real::Float(x) op real::Float(value); });                     \
-    }                                                                                                           \
-    template <class T>                                                                                          \
-    void vcmpv_##name(uint8_t* to, T* a, T* b, int repeats, int, int ab, int bb, int, int ar, int br) {         \
-        const real::Operand<T> other("vcmpv_" #name, b, bb, br);                                                \
-        real::Compare("vcmpv_" #name, to, a, repeats, ab, ar,                                                   \
-                      [&](int r, int i, T x) { return real::Float(x) op real::Float(*other.At(r, i)); });       \
+#define REAL_COMPARE(name, op)                                                                            \
+    template <class T>                                                                                    \
+    void vcmpvs_##name(uint8_t* to, T* from, T value, int repeats, int, int sb, int, int sr) {            \
+        real::Compare("vcmpvs_" #name, to, from, repeats, sb, sr,                                         \
+                      [&](int, int, T x) { return real::Float(x) op real::Float(value); });               \
+    }                                                                                                     \
+    template <class T>                                                                                    \
+    void vcmpv_##name(uint8_t* to, T* a, T* b, int repeats, int, int ab, int bb, int, int ar, int br) {   \
+        const real::Operand<T> other("vcmpv_" #name, b, bb, br);                                          \
+        real::Compare("vcmpv_" #name, to, a, repeats, ab, ar,                                             \
+                      [&](int r, int i, T x) { return real::Float(x) op real::Float(*other.At(r, i)); }); \
     }
 REAL_COMPARE(eq, ==)
 REAL_COMPARE(ne, !=)
@@ -412,16 +415,16 @@ inline void copy_gm_to_ubuf(void* to, void* from, int, int count, int blocks, in
 inline void copy_ubuf_to_gm(void* to, void* from, int, int count, int blocks, int gap, int to_gap) {
     real::Store("copy_ubuf_to_gm", to, from, count, blocks * 32u, gap * 32u, to_gap * 32u);
 }
-#define REAL_ALIGN(bits)                                                                                           \
-    template <class T>                                                                                             \
-    void copy_gm_to_ubuf_align_b##bits(T* to, T* from, int, int count, uint32_t bytes, int left, int right,         \
-                                       uint32_t gap, uint32_t to_gap) {                                            \
+#define REAL_ALIGN(bits)                                                                                       \
+    template <class T>                                                                                         \
+    void copy_gm_to_ubuf_align_b##bits(T* to, T* from, int, int count, uint32_t bytes, int left, int right,    \
+                                       uint32_t gap, uint32_t to_gap) {                                        \
         real::Load("copy_gm_to_ubuf_align", to, from, count, bytes, gap, to_gap * 32u, left, right, bits / 8); \
-    }                                                                                                              \
-    template <class T>                                                                                             \
-    void copy_ubuf_to_gm_align_b##bits(T* to, T* from, int, int count, uint32_t bytes, int, int, uint32_t gap,      \
-                                       uint32_t to_gap) {                                                          \
-        real::Store("copy_ubuf_to_gm_align", to, from, count, bytes, gap * 32u, to_gap);                           \
+    }                                                                                                          \
+    template <class T>                                                                                         \
+    void copy_ubuf_to_gm_align_b##bits(T* to, T* from, int, int count, uint32_t bytes, int, int, uint32_t gap, \
+                                       uint32_t to_gap) {                                                      \
+        real::Store("copy_ubuf_to_gm_align", to, from, count, bytes, gap * 32u, to_gap);                       \
     }
 REAL_ALIGN(8)
 REAL_ALIGN(16)
@@ -483,10 +486,10 @@ REAL_NOTHING(AscendCUpdateTbufPoolStatus)
 
 // ---- the rest: declared, so that the headers compile ----
 
-#define REAL_REST(name)                        \
-    template <class... A>                      \
-    int64_t name(A&&...) {                     \
-        real::Fail(#name " is not modelled");  \
+#define REAL_REST(name)                       \
+    template <class... A>                     \
+    int64_t name(A&&...) {                    \
+        real::Fail(#name " is not modelled"); \
     }
 // clang-format off
 REAL_REST(vaxpy) REAL_REST(vcadd) REAL_REST(vcgadd) REAL_REST(vcgmax) REAL_REST(vcgmin) REAL_REST(vcpadd)

@@ -161,7 +161,8 @@ void SetEvent(int from, int to, int id) {
     if (EventOf(from, to, id)++ != 0) Fail("event %d of pipes %d to %d is set twice", id, from, to);
 }
 void WaitEvent(int from, int to, int id) {
-    if (EventOf(from, to, id)-- != 1) Fail("event %d of pipes %d to %d is waited for, and nobody sets it", id, from, to);
+    if (EventOf(from, to, id)-- != 1)
+        Fail("event %d of pipes %d to %d is waited for, and nobody sets it", id, from, to);
 }
 
 void Meet(uint32_t message) {
