@@ -174,7 +174,8 @@ T Compute(T a, T b, F f) {
 
 // ---- reductions of a repeat ----
 
-// The value at place 0 and its lane at place 1 of each repeat's result, equal values by the lowest lane.
+// The value at place 0 and its lane at place 1 of each repeat's result, equal values by the lowest lane. Numbers win
+// over NaN, as on the twin: no document says what an NPU does.
 template <class T, class Better>
 void Extreme(const char* name, T* to, T* from, int repeats, int dr, int sb, int sr, Order_t order, Better better) {
     const Operand<T> s(name, from, sb, sr);
@@ -184,7 +185,7 @@ void Extreme(const char* name, T* to, T* from, int repeats, int dr, int sb, int 
         for (int i = 0; i < Lanes<T>(); ++i) {
             const bool on = counter ? static_cast<uint64_t>(r * Lanes<T>() + i) < g_core.mask[0]
                                     : (g_core.mask[i / 64] >> i % 64 & 1) != 0;
-            if (on && (best < 0 || better(*s.At(r, i), *s.At(r, best)))) best = i;
+            if (on && (best < 0 || std::isnan(Float(*s.At(r, best))) || better(*s.At(r, i), *s.At(r, best)))) best = i;
         }
         if (best < 0) continue;
         const T value = *s.At(r, best);
