@@ -103,7 +103,7 @@ class Builder:
             raise headers_check.CheckError(f"no AscendC headers in {devkit}: expected a checkout of asc-devkit")
         if not (debug / "src/api_check").is_dir():
             raise headers_check.CheckError(f"no cpudebug/src/api_check in {tools}: expected a checkout of asc-tools")
-        self.scratch, self.jobs = scratch, jobs
+        self.scratch, self.compiler, self.jobs = scratch, compiler, jobs
         # asc-tools has what headers_check's shim stands for.
         generated = {name: text for name, text in headers.generated.items() if str(headers_check.SHIM) not in text}
         generated["stub_fun.h"] = f'#include "{HERE / "intrinsics.h"}"\n'
@@ -140,7 +140,7 @@ class Builder:
         """The program that runs jobs of this dtype."""
         define, target = (f"-DDTYPE_X={CPP_DTYPES[dtype]}",), self.scratch / f"run_{dtype}{name}"
         work = [(kernels / file, f"{op}_{dtype}{name}", define) for op, file in ENTRIES.items()]
-        subprocess.run(["g++", *self.common, *self._objects(work), "-o", str(target)], check=True)
+        subprocess.run([self.compiler, *self.common, *self._objects(work), "-o", str(target)], check=True)
         return target
 
     def broken(self, control: Broken, number: int) -> Path:
@@ -165,8 +165,10 @@ TABLE_MAGIC, MOST_RANKS = 0x57494E44, 64
 FLAGS = 16
 POISONS = (0x7F, 0xFF, 0xA5)
 DISPATCH_INPUTS = ("x", "expert_ids", "scales", "x_active_mask", "expert_scales")
-COMBINE_INPUTS = ("expand_x", "expert_ids", "expand_idx", "ep_send_counts", "expert_scales", "", "x_active_mask", "")
-COMBINE_INPUTS += ("shared_expert_x",)
+COMBINE_INPUTS = (
+    *("expand_x", "expert_ids", "expand_idx", "ep_send_counts", "expert_scales", "", "x_active_mask", ""),
+    "shared_expert_x",
+)
 INFO_WORDS = ("op", "key", "cores", "type", "workspace", "window", "tiling", "transport", "algorithm")
 
 
