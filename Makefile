@@ -6,6 +6,7 @@
 #   make t             the tests of a folder, on the fast engine           T=kernels/direct
 #   make test          what every change must pass: 5 minutes on 2 cores   PYTEST_ARGS="-k dispatch"
 #   make test-npu      the same on the virtual NPU, with the torch_npu wheel beside the environment
+#   make vnpu          a program with torch_npu on the virtual NPU          VNPU_RUN="python mine.py"
 #   make nightly       everything else, for hours: slow tests, mutants, soak, explore, model, asan, tsan, bench-check, wheels
 #   make lint  format  ruff, mypy --strict, clang-format
 #   make asan  tsan    the tests marked so under ASan and UBSan, or TSan, with controls that must fail
@@ -20,12 +21,15 @@
 #   make wheel         dist/*.whl with everything, for every Python and torch from 2.10 on
 #   make wheel-check   that wheel with two torch versions and two Pythons in clean environments
 #   make real-ascendc  the kernels over CANN's own AscendC                 ASC_DEVKIT=dir ASC_TOOLS=dir
+#   TORCH_INDEX=https://download.pytorch.org/whl/cpu with any of them: torch for CPUs, a tenth of PyPI's with CUDA
 #   make clean  headers-check CANN_HEADERS=dir  address-space-check
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
 TORCH_NPU ?= torch_npu==2.13.0
+VNPU_RUN ?= torchrun --nproc-per-node 4 examples/npu_moe_layer.py
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 EXPLORE_ARGS ?=
@@ -43,10 +47,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests run from tests/ so that they import the installed package, never the source tree.
 pytest = cd tests && ASCEND_MOE_TEST_INSTALLED=1 ASCEND_MOE_CACHE=$(CURDIR)/build/kernels $(sanitized) $(bin)/pytest --timeout=300
 
-# torch comes first: the ops are compiled against the headers of the one in the venv. Then pip is asked for torch and
-# for the project in one command, so that it never picks another torch. It always runs, no stamp file: outside pip's
-# build isolation the build directory is kept, and only what changed is compiled. The first time it shows what it
-# downloads, later it is quiet.
+# torch comes first, from TORCH_INDEX where that is set: the ops are compiled against the headers of the one in the venv.
+# Then pip is asked for torch and for the project in one command, so that it never picks another torch. It always runs,
+# no stamp file: outside pip's build isolation the build directory is kept, and only what changed is compiled. The first
+# time it shows what it downloads, later it is quiet.
 pip = $(bin)/python -m pip install $(if $(wildcard $(bin)/ascend-moe),--quiet)
 torch = $(foreach word,$(TORCH),'$(word)')
 
@@ -57,16 +61,18 @@ file_TIMED := libascend_moe_timed.so
 file_VNPU := vnpu
 has = $(or $(filter $1,$(with)),$(wildcard $(abspath $(VENV))/lib/python3*/site-packages/ascend_moe/lib/$(file_$1)))
 defines = $(foreach part,$(parts),--config-settings=cmake.define.ASCEND_MOE_$(part)=$(if $(call has,$(part)),ON,OFF))
-pip_install = $(pip) $(torch) && $(pip) --no-build-isolation $(defines) $(torch)
+pip_torch = $(pip) $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') $(torch)
+pip_install = $(pip_torch) && $(pip) --no-build-isolation $(defines) $(torch)
 all wheel: with = $(parts)
 test soak mutants explore nightly-tests real-ascendc: with = CHECKED TIMED
 test-npu test-npu-nightly: with = CHECKED TIMED VNPU
+vnpu: with = VNPU
 
 every_change := not npu and not nightly and not mutants
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := install
-.PHONY: install all demo tiny t test test-npu nightly nightly-tests test-npu-nightly lint format asan tsan mutants \
+.PHONY: install all demo tiny t test test-npu vnpu nightly nightly-tests test-npu-nightly lint format asan tsan mutants \
 	soak explore model bench bench-check size lib wheel wheel-check clean headers-check address-space-check \
 	real-ascendc asc-folders
 
@@ -99,6 +105,10 @@ $(torch_npu): $(bin)/scikit-build-core
 	rm -rf $@.part
 	$(bin)/python -m pip install --quiet --no-deps --target $@.part '$(TORCH_NPU)'
 	mv $@.part $@
+
+vnpu: $(bin)/scikit-build-core $(torch_npu)
+	$(pip_install) .[cli]
+	PATH="$(bin):$$PATH" PYTHONPATH=$(torch_npu) $(bin)/ascend-moe vnpu -- $(VNPU_RUN)
 
 test-npu: npu_tests = npu and not nightly
 test-npu-nightly: npu_tests = npu and nightly
@@ -187,7 +197,7 @@ lib:
 	cmake --install build/dev --prefix . --component lib
 
 wheel: $(bin)/scikit-build-core
-	$(pip) $(torch)
+	$(pip_torch)
 	$(bin)/python -m pip wheel --no-build-isolation --no-deps $(defines) --wheel-dir dist .
 
 wheel-check: wheel

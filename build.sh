@@ -204,6 +204,8 @@ adapt_template() {
         -e "s#-I \${ASCEND_CANN_PACKAGE_PATH}/include#&$include#" "$project/cmake/func.cmake"
     sed -i -e 's/-std=c++11/-std=c++17/' \
         -e "s#\${ASCEND_CANN_PACKAGE_PATH}/include#&${include//-I /}#" "$project/cmake/intf.cmake"
+    # The kernels order their instructions themselves; see cmake/opp_package/op_kernel/CMakeLists.txt.
+    sed -i "1i add_ops_compile_options(ALL OPTIONS --cce-auto-sync=off)" "$project/op_kernel/CMakeLists.txt"
     file="$project/op_host/CMakeLists.txt"
     # The names in quotes are CMake's.
     # shellcheck disable=SC2016

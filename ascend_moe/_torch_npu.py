@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 
-from ascend_moe.errors import ArgumentError, LibraryError, with_typed_errors
+from ascend_moe.errors import ArgumentError, LibraryError, need, with_typed_errors
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,22 +64,47 @@ def call_torch_npu(name: str, *args: Any, **kwargs: Any) -> Any:
     return operator(*args, **{key: value for key, value in kwargs.items() if value is not None})
 
 
+_INTEGERS = (int, np.integer, torch.SymInt)
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "Tensor": ((torch.Tensor,), "a tensor"),
+    "int": (_INTEGERS, "an int"),
+    "float": ((*_INTEGERS, float, np.floating, torch.SymFloat), "a number"),
+}
+
+
+def _kind(annotation: str) -> tuple[tuple[type, ...], str] | None:
+    """The classes of an argument's values and their name in an error; None where values of many kinds are right."""
+    kind, _, others = annotation.replace("torch.", "").partition(" | ")
+    if kind not in _KINDS or others not in ("", "None"):
+        return None
+    classes, name = _KINDS[kind]
+    return (classes if not others else (*classes, type(None))), name
+
+
 def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
     """Makes ``function`` torch_npu's operator of the same name where its first argument is on an NPU.
 
     The call goes there unchecked and as it was written: what the caller left out, torch_npu decides.
     """
     here = with_typed_errors(function)
-    name = next(iter(inspect.signature(function).parameters))
+    parameters = inspect.signature(function).parameters
+    names, kinds = tuple(parameters), {name: _kind(str(each.annotation)) for name, each in parameters.items()}
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        first: Any = args[0] if args else kwargs.get(name)
+        first: Any = args[0] if args else kwargs.get(names[0])
         if isinstance(first, (list, tuple)) and first:
             first = first[0]
         if isinstance(first, torch.Tensor) and on_npu(first):
             result: R = call_torch_npu(function.__name__, *args, **kwargs)
             return result
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            kind = kinds.get(name)
+            if kind is not None and not isinstance(value, kind[0]):
+                raise ArgumentError(f"{name} is a {type(value).__name__}; it must be {kind[1]}", argument=name)
+            for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(first, torch.Tensor) and isinstance(tensor, torch.Tensor):
+                    need(tensor.device == first.device, name, f"is on {tensor.device}, {names[0]} on {first.device}")
         return here(*args, **kwargs)
 
     return run

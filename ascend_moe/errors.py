@@ -13,8 +13,10 @@ There are three kinds:
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -151,10 +153,47 @@ def need_one_of(argument: str, value: object, names: Iterable[str]) -> None:
     need(value in listed, argument, f"is {value!r}; need one of {', '.join(filter(None, listed))}")
 
 
+def unknown_argument(function: Callable[..., object], given: Iterable[str]) -> TypeError | None:
+    """The error for the first name that is no argument of ``function``, with the nearest one that is."""
+    return unknown_name(function.__qualname__, list(inspect.signature(function).parameters), given)
+
+
+def unknown_name(function: str, names: Sequence[str], given: Iterable[str]) -> TypeError | None:
+    """The same of a function's name and the names of its arguments."""
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            return TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+    return None
+
+
+def with_right_names(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, where the error about a misspelt argument has the nearest right name."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            unknown = unknown_argument(function, kwargs) if _misfit(error) else None
+            if unknown is None:
+                raise
+            raise unknown from None
+
+    return run
+
+
+def _misfit(error: Exception) -> bool:
+    """True if a wrapper's call did not fit the signature: the function has not begun."""
+    return error.__traceback__ is None or error.__traceback__.tb_next is None
+
+
 def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
     """``function``, where what Python or a library says of arguments that no rule of it looks at is an ArgumentError.
 
-    Our own errors, those classes that torch has made itself, and a call that does not fit the signature stay.
+    Our own errors, those classes that torch has made itself, and a call that does not fit the signature stay,
+    a misspelt argument with the nearest right name.
     """
 
     @functools.wraps(function)
@@ -162,10 +201,12 @@ def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            misfit = error.__traceback__ is None or error.__traceback__.tb_next is None
-            if misfit or isinstance(error, AscendMoeError) or type(error).__module__.startswith("torch"):
+            if _misfit(error) and (unknown := unknown_argument(function, kwargs)) is not None:
+                raise unknown from None
+            if _misfit(error) or isinstance(error, AscendMoeError) or type(error).__module__.startswith("torch"):
                 raise
+            name = function.__qualname__.removesuffix(".__init__")
             said = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise ArgumentError(f"{function.__name__} cannot work with these arguments: {said}") from error
+            raise ArgumentError(f"{name} cannot work with these arguments: {said}") from error
 
     return run

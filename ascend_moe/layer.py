@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ascend_moe.dispatchers.base import Dispatched, Dispatcher
-from ascend_moe.errors import need
+from ascend_moe.errors import need, with_typed_errors
 from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.routing import deepseek_v2, deepseek_v3, softmax_topk
 
@@ -50,7 +50,9 @@ class MoEConfig:
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "moe_intermediate_size", "num_experts", "top_k", "n_group", "topk_group"):
-            need(getattr(self, name) >= 1, name, f"is {getattr(self, name)}; need at least 1")
+            value = getattr(self, name)
+            need(isinstance(value, int), name, f"is a {type(value).__name__}; it must be an int")
+            need(value >= 1, name, f"is {value}; need at least 1")
         need(self.router in ROUTERS, "router", f"is {self.router!r}; need one of {ROUTERS}")
         divides = self.num_experts % self.n_group == 0 and self.topk_group <= self.n_group
         rule = f"is {self.n_group} and topk_group {self.topk_group}; n_group must divide the "
@@ -86,6 +88,7 @@ class MoELayer(nn.Module):
     w_gate_up_scale: Tensor | None
     w_down_scale: Tensor | None
 
+    @with_typed_errors
     def __init__(
         self,
         config: MoEConfig,

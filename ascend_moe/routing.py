@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ascend_moe._torch_npu import npu_operator
-from ascend_moe.errors import ArgumentError, need
+from ascend_moe.errors import ArgumentError, need, with_typed_errors
 
 SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 0, 1, 2
 BY_MAX, BY_TOP2_SUM = 0, 1
@@ -163,6 +163,7 @@ def npu_moe_gating_top_k_softmax_v2(
     return weights, ids, softmax
 
 
+@with_typed_errors
 def softmax_topk(logits: torch.Tensor, k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The router of Mixtral (renormalize True) and of Qwen2/3-MoE (renormalize is its norm_topk_prob).
 
@@ -183,6 +184,7 @@ def softmax_topk(logits: torch.Tensor, k: int, renormalize: bool) -> tuple[torch
     return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), ids
 
 
+@with_typed_errors
 def deepseek_v2(
     logits: torch.Tensor, k: int, n_group: int = 1, topk_group: int = 1, scaling: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,6 +208,7 @@ def deepseek_v2(
     return weights, ids
 
 
+@with_typed_errors
 def deepseek_v3(
     logits: torch.Tensor,
     bias: torch.Tensor | None,

@@ -167,6 +167,14 @@ RANKS_PER_SERVER = Setting(
     "CPU: simulates servers of this many ranks, with the RDMA transport of an A2 cluster between them",
     "0: one server",
 )
+NEAR_STORES = Setting(
+    "ASCEND_MOE_NEAR_STORES",
+    _choice("0", "1"),
+    "0",
+    "0 or 1",
+    "`1`: on several servers of A2 stores reach the ranks of the own server, not BatchWrite; the same on all ranks",
+    "0, until probe 2 of `validate --bringup` has passed",
+)
 CONTEXT = Setting(
     "ASCEND_MOE_CONTEXT",
     _choice(*CONTEXTS),
@@ -179,7 +187,7 @@ ENGINE = Setting(
     "ASCEND_MOE_ENGINE",
     _choice(*ENGINES),
     "fast",
-    "one of the engines",
+    f"one of {', '.join(ENGINES)}",
     "`checked`: ops run on the checked engine; the ranks must be threads of a `LocalCluster`",
     "`fast`",
     refusal=f"is no engine: set it to one of {', '.join(ENGINES)}",
@@ -204,10 +212,13 @@ FORWARD = Setting(
     "`0`: every copy into UB happens at once, even where the row only passes through UB",
     "1",
 )
-SEED = _text(
+SEED = Setting[int | None](
     "ASCEND_MOE_SEED",
-    "a whole number",
+    _whole_number(0, 2**64 - 1),
+    None,
+    "a whole number of 64 bits",
     "checked engine: seed of a random schedule; without it every access happens as late as allowed",
+    "not set",
 )
 
 # ---- files and folders
@@ -258,7 +269,8 @@ VALIDATE_OUTCOME = _path(
 # By heading of the page.
 TABLE: dict[str, tuple[Setting[Any], ...]] = {
     "How the ops run": (
-        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, CONTEXT, ENGINE,
+        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, NEAR_STORES, CONTEXT,
+        ENGINE,
     ),
     "How the twin runs": (ISA, FORWARD, SEED),
     "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE),
@@ -268,6 +280,12 @@ TABLE: dict[str, tuple[Setting[Any], ...]] = {
 }  # fmt: skip
 PREFIX = "ASCEND_MOE_"
 NAMES = frozenset(setting.name for group in TABLE.values() for setting in group)
+
+
+def setting_of(problem: BaseException) -> Setting[Any] | None:
+    """The variable whose value an error is about."""
+    argument = getattr(problem, "details", {}).get("argument")
+    return next((setting for group in TABLE.values() for setting in group if setting.name == argument), None)
 
 
 def own_variables() -> dict[str, str]:

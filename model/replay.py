@@ -123,7 +123,7 @@ class Translation:
                 cell.stored += line.bytes
             if self._is(line, "status", "land") and len(words := words_of(line)) == BLOCK // 4:
                 # Collective errors travel in header 1.
-                code = words[self.header("header1_code_word")]
+                code = words[self.header("header1_code_word")] & 0xFF  # the algorithm above it
                 if self.layout.place(line.offset).block == 1 and code:
                     self.bad.add((line.rank, self._epoch(line)))
 

@@ -63,10 +63,11 @@ bool PlanProbe(gert::TilingContext& context) {
     if (!moe::DescribeMachine(op.type, soc, given, call)) return false;
     platform_ascendc::PlatformAscendC platform(infos);
     const int64_t cores = platform.GetCoreNumAiv();
-    // Writer and reader of a probe are different cores.
-    if (!InRange(op.type, {"the number of vector cores", 2, moe::kMaxCores}, cores)) return false;
+    // Writer, reader and whom it tells are different cores.
+    if (!InRange(op.type, {"the number of vector cores", 3, moe::kMaxCores}, cores)) return false;
     tiling.cores = static_cast<uint32_t>(cores);
     tiling.contextKind = static_cast<uint32_t>(call.context_kind);
+    tiling.nearRanks = static_cast<uint32_t>(call.ranks_per_server);
     tiling.dataBytes = static_cast<uint64_t>(call.window_mib) * moe::kMiB;
     if (tiling.deadlineCycles == 0)
         tiling.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * moe::kCyclesPerMicro;

@@ -1,4 +1,5 @@
-// Kernel entry of AscendMoeDistributeDispatch. DTYPE_X is the element type of x.
+// Kernel entry of AscendMoeDistributeDispatch. DTYPE_X is the element type of x, DTYPE_EXPAND_X that of the rows
+// that it sends, where a binary is for one of them.
 #include "kernel_operator.h"
 
 #include "direct/dispatch.h"
@@ -17,28 +18,16 @@ extern "C" __global__ __aicore__ void ascend_moe_distribute_dispatch(
         tilingGM};
     AscendC::TPipe pipe;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH)) {
-        moe::MoeDistributeDispatch<DTYPE_X, false, false> op;
-        op.Init(arguments, tiling);
-        op.Process(pipe);
+        moe::Run<moe::MoeDistributeDispatch<DTYPE_X, false, false>, moe::kPlain>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_QUANT)) {
-        moe::MoeDistributeDispatch<DTYPE_X, true, false> op;
-        op.Init(arguments, tiling);
-        op.Process(pipe);
+        moe::Run<moe::MoeDistributeDispatch<DTYPE_X, true, false>, moe::kQuantised>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH)) {
-        moe::MoeDistributeDispatch<DTYPE_X, true, true> op;
-        op.Init(arguments, tiling);
-        op.Process(pipe);
+        moe::Run<moe::MoeDistributeDispatch<DTYPE_X, true, true>, moe::kQuantised>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT)) {
-        moe::MoeDistributeDirectDispatch<DTYPE_X, false, false> op;
-        op.Init(arguments, tiling);
-        op.Process(pipe);
+        moe::Run<moe::MoeDistributeDirectDispatch<DTYPE_X, false, false>, moe::kPlain>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT)) {
-        moe::MoeDistributeDirectDispatch<DTYPE_X, true, false> op;
-        op.Init(arguments, tiling);
-        op.Process(pipe);
+        moe::Run<moe::MoeDistributeDirectDispatch<DTYPE_X, true, false>, moe::kQuantised>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT_SMOOTH)) {
-        moe::MoeDistributeDirectDispatch<DTYPE_X, true, true> op;
-        op.Init(arguments, tiling);
-        op.Process(pipe);
+        moe::Run<moe::MoeDistributeDirectDispatch<DTYPE_X, true, true>, moe::kQuantised>(arguments, tiling, pipe);
     }
 }

@@ -11,7 +11,7 @@ extern "C" __global__ __aicore__ void ascend_moe_probe(GM_ADDR report, GM_ADDR w
     AscendC::TPipe pipe;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_PROBE)) {
         moe::Probe probe;
-        probe.Init(pipe, tiling, report, workspaceGM);
+        probe.Init(pipe, tiling, report, workspaceGM, tilingGM);
         probe.Process();
     }
 }

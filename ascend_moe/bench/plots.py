@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from ascend_moe.bench.methods import LIMIT, METHODS
+from ascend_moe.bench.methods import GROUPS, LIMIT, METHODS
 from ascend_moe.bench.results import CaseResult, Run
 
 Value = Callable[[CaseResult], float]
@@ -51,7 +51,9 @@ def _picture(lines: dict[str, list[CaseResult]], label: str, value: Value, path:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    colours = {name: f"C{number % 10}" for number, name in enumerate(METHODS)}
+    timed = [name for name in METHODS if name not in GROUPS[LIMIT]]
+    colours = {name: f"C{number % 10}" for number, name in enumerate(timed)}
+    low = []
     for number, (group, cases) in enumerate(lines.items()):
         cases.sort(key=value)
         suffix = f", {group}" if len(lines) > 1 else ""
@@ -59,6 +61,7 @@ def _picture(lines: dict[str, list[CaseResult]], label: str, value: Value, path:
             found = [(value(case), case.row(case.limit if name == "limit" else name)) for case in cases]
             trips = [(where, row.round_trip) for where, row in found if row is not None]
             bars = [[trip.p50 - trip.p10 for _, trip in trips], [trip.p90 - trip.p50 for _, trip in trips]]
+            low += [trip.p50 if name == "limit" else trip.p10 for _, trip in trips]
             axes.errorbar(
                 [where for where, _ in trips],
                 [trip.p50 for _, trip in trips],
@@ -67,9 +70,12 @@ def _picture(lines: dict[str, list[CaseResult]], label: str, value: Value, path:
                 color=colours.get(name, "black"),
                 marker="" if name == "limit" else "os^Dv"[number % 5],
                 markersize=4,
-                linewidth=0.8,
+                linewidth=1.8 if name == "limit" else 0.8,
             )
     axes.set(xscale="log", yscale="log", xlabel=label, ylabel="round trip, µs (p10 p50 p90)")
+    axes.set_ylim(bottom=min(low) / 1.3)  # the picture begins where its lines do
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, which="major", alpha=0.25)
     axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))

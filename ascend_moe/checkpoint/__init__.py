@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ascend_moe.checkpoint.config import moe_config, read_json
+from ascend_moe.checkpoint.config import block_sides, moe_config, need_directory, read_json
 from ascend_moe.checkpoint.files import CheckpointFiles, Read, dequantise_fp8
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError, need, with_typed_errors
@@ -50,6 +50,7 @@ class LayerWeights:
         return sum(read.bytes for read in self.reads)
 
 
+@with_typed_errors
 def build_layer(
     directory: str | Path,
     layer: int,
@@ -94,6 +95,8 @@ def load_layer(
             and what is there (``.missing``, ``.found`` for a tensor).
         LibraryError: safetensors is not installed.
     """
+    need(dtype is None or isinstance(dtype, torch.dtype), "dtype", f"is {dtype!r:.60}; it must be a torch.dtype")
+    need_directory(directory)
     needed = config is None or dtype is None or (Path(directory) / "config.json").is_file()
     values = read_json(directory) if needed else {}
     config = moe_config(values) if config is None else config
@@ -102,10 +105,9 @@ def load_layer(
     need(config.num_experts % world == 0, "world", rule)
     if dtype is None:
         dtype = _DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), torch.bfloat16)
-    quantised = values.get("quantization_config") or {}
-    sides = quantised.get("weight_block_size") or (128, 128)
+    sides = block_sides(values)
     with CheckpointFiles(directory) as files:
-        reader = _Block(files, _find_block(files, layer), config, dtype, (int(sides[0]), int(sides[1])))
+        reader = _Block(files, _find_block(files, layer), config, dtype, sides)
         experts = config.num_experts
         tensors = {"gate_weight": reader.tensor("gate.weight", (experts, config.hidden_size)).float()}
         if config.router == "deepseek_v3":

@@ -5,22 +5,51 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import ArgumentError, need
 from ascend_moe.layer import MoEConfig
 
 Json = dict[str, Any]
 
 
+def need_directory(directory: object) -> None:
+    """Raise unless ``directory`` is a path."""
+    rule = f"is {directory!r:.60}; it must be the path of a checkpoint's directory"
+    need(isinstance(directory, (str, PathLike)), "directory", rule)
+
+
 def read_json(directory: str | Path) -> Json:
     """config.json as a dictionary."""
+    need_directory(directory)
     path = Path(directory) / "config.json"
     if not path.is_file():
         raise ArgumentError(f"{path} does not exist; pass a checkpoint's directory", argument="directory")
-    values: Json = json.loads(path.read_text())
+    return read_object(path)
+
+
+def read_object(path: Path) -> Json:
+    """A file with one JSON object."""
+    try:
+        values = json.loads(path.read_text())
+    except (ValueError, RecursionError, OSError) as error:
+        raise ArgumentError(f"{path} cannot be read: {error}", argument="directory") from error
+    if not isinstance(values, dict):
+        raise ArgumentError(f"{path} has a {type(values).__name__}; it must have an object", argument="directory")
     return values
+
+
+def block_sides(values: Json) -> tuple[int, int]:
+    """Rows and columns of a block of fp8 weights, which has one scale."""
+    quantised = values.get("quantization_config") or {}
+    sides = quantised.get("weight_block_size") if isinstance(quantised, dict) else quantised
+    if sides is None:
+        return 128, 128
+    if not isinstance(sides, (list, tuple)) or len(sides) != 2 or not all(type(n) is int and n > 0 for n in sides):
+        raise _unfit(f"has weight_block_size {sides!r:.60}; need two numbers of at least 1")
+    return sides[0], sides[1]
 
 
 def moe_config(values: Json) -> MoEConfig:
@@ -31,12 +60,17 @@ def moe_config(values: Json) -> MoEConfig:
             something that this layer does not compute.
     """
     kind = values.get("model_type")
-    if kind not in MODEL_TYPES:
+    if not isinstance(kind, str) or kind not in MODEL_TYPES:
         raise _unfit(f"has model_type {kind!r}; need one of {', '.join(MODEL_TYPES)}, or pass config=")
     act = values.get("hidden_act", "silu")
     if act != "silu":
         raise _unfit(f"has hidden_act {act!r}; the expert MLP is SwiGLU (silu)")
-    return MODEL_TYPES[kind](values)
+    try:
+        return MODEL_TYPES[kind](values)
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise _unfit(f"has a value of the wrong kind: {error}") from error
 
 
 def _unfit(why: str) -> ArgumentError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ascend_moe.checkpoint.config import need_directory, read_object
 from ascend_moe.errors import ArgumentError, LibraryError, need
 
 INDEX = "model.safetensors.index.json"
@@ -38,6 +38,7 @@ class CheckpointFiles:
     """
 
     def __init__(self, directory: str | Path) -> None:
+        need_directory(directory)
         self.directory = Path(directory)
         self.reads: list[Read] = []
         self._open: dict[str, Any] = {}
@@ -102,10 +103,12 @@ class CheckpointFiles:
     def _find_names(self) -> dict[str, str]:
         index = self.directory / INDEX
         if index.is_file():
-            mapping: dict[str, str] = json.loads(index.read_text())["weight_map"]
-            for file in set(mapping.values()):
-                inside = not Path(file).is_absolute() and ".." not in Path(file).parts
-                need(inside, "directory", f"has an {INDEX} that names {file!r}, outside of it: download it anew")
+            mapping = read_object(index).get("weight_map")
+            if not isinstance(mapping, dict):
+                raise ArgumentError(f"{index} has no weight_map: download it anew", argument="directory")
+            for file in mapping.values():
+                inside = isinstance(file, str) and not Path(file).is_absolute() and ".." not in Path(file).parts
+                need(inside, "directory", f"has an {INDEX} that names {file!r:.60}, outside of it: download it anew")
             return mapping
         files = sorted(path.name for path in self.directory.glob("*.safetensors"))
         if not files:

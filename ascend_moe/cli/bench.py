@@ -66,7 +66,7 @@ def bench(
         kept = bounds.check(lambda cases: measure(cases, list(every_method.METHODS), bounds.ITERATIONS), print)
         raise typer.Exit(0 if kept else 1)
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        bad("--plot", "needs matplotlib: pip install 'ascend_moe[bench]'")
+        bad("--plot", "needs matplotlib: pip install matplotlib")
     try:
         cases = matrix(
             preset or ["deepseek-v3"],

@@ -17,6 +17,7 @@ from ascend_moe.demo.layers import DEFAULT_TEXT, RunSpec, batches_of, default_te
 from ascend_moe.demo.report import about
 from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig
+from ascend_moe.native import binding, library
 from ascend_moe.reference.cases import DTYPES
 
 app = typer.Typer()
@@ -78,6 +79,8 @@ def run(
     except ArgumentError as error:
         hint = {"directory": "checkpoint"}.get(error.argument, error.argument)
         raise typer.BadParameter(str(error), param_hint=f"'--{hint}'") from None
+    library.lib()  # what is missing is said in one line, before anything starts
+    binding.library()
     head = about(spec, source, backend, width, text.name if text else DEFAULT_TEXT, note)
     raise typer.Exit(execute(spec, head, backend, as_json))
 

@@ -64,6 +64,8 @@ def trace(
             print(f"ascend-moe trace: {path}: {problem.strerror}", file=sys.stderr)
             raise typer.Exit(1) from None
         print(f"wrote {path}")
+        if content is chrome.text:
+            print(f"open it at https://ui.perfetto.dev: Open trace file, {path.resolve()}")
 
 
 def text(timeline: Timeline) -> list[str]:

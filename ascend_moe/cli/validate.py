@@ -136,7 +136,7 @@ def torchrun(ranks: int, command: Sequence[str], env: dict[str, str]) -> int:
     start = [sys.executable, "-c", "from torch.distributed.run import main; main()"]
     # The ranks run this very package: -m would take another one that lies in the current folder.
     here = str(Path(__file__).resolve().parents[2])
-    rank = f"import sys; sys.path[0] = {here!r}; from ascend_moe.cli import main; main()"
+    rank = f"import sys; sys.path = [{here!r}, *filter(None, sys.path)]; from ascend_moe.cli import main; main()"
     launch = ["--standalone", f"--nproc-per-node={ranks}", "--no-python", sys.executable, "-c", rank]
     return subprocess.run([*start, *launch, *command], env={**os.environ, **env}).returncode
 

@@ -23,7 +23,7 @@ from ascend_moe.comm import lent, threads
 from ascend_moe.comm.communicator import MAX_WORLD, Communicator, timeout_s, window_data_bytes, window_lent_bytes
 from ascend_moe.comm.processes import Opening, store_host
 from ascend_moe.comm.threads import LocalCluster
-from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.errors import ArgumentError, AscendMoeError, with_typed_errors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -169,6 +169,7 @@ def algorithm_of(group_ep: str) -> str:
     return "" if entry is None or entry.communicator.closed else entry.communicator.algorithm
 
 
+@with_typed_errors
 def window_empty(
     shape: Sequence[int] | int, *, dtype: torch.dtype, group_ep: str, ep_world_size: int, ep_rank_id: int
 ) -> torch.Tensor:

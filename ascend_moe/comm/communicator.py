@@ -35,6 +35,11 @@ def ranks_per_server() -> int:
     return settings.RANKS_PER_SERVER.get()
 
 
+def near_stores() -> int:
+    """1: stores reach the other ranks of this server, where ranks are on several: ASCEND_MOE_NEAR_STORES, default 0."""
+    return int(settings.NEAR_STORES.get())
+
+
 def context_kind() -> int:
     """Layout of the communication context of CPU kernels: ASCEND_MOE_CONTEXT, as an index into ``CONTEXTS``.
 
@@ -176,7 +181,8 @@ class Communicator(GroupEnd):
         self._handle: int | None = handle
         self.number = take_number(self)
         self.alive, lib = alive, library.lib()
-        if lib.am_comm_use_context(handle, self.context_kind) or lib.am_comm_use_servers(handle, self.ranks_per_server):
+        servers, near = self.ranks_per_server, near_stores()
+        if lib.am_comm_use_context(handle, self.context_kind) or lib.am_comm_use_servers(handle, servers, near):
             lib.am_comm_destroy(handle)
             raise AscendMoeError(f"rank {rank}: no memory for the context of group {name!r}")
         self.end = binding.End(  # its lock is held while an op runs
@@ -188,6 +194,7 @@ class Communicator(GroupEnd):
             lent_mib=lent_bytes // MIB,
             context_kind=self.context_kind,
             ranks_per_server=self.ranks_per_server,
+            near_stores=near,
             of_process_group=alive is not None,
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
 from ascend_moe.comm.communicator import MAX_WORLD, MIB, Communicator, timeout_s, window_data_bytes, window_lent_bytes
-from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, CommTimeout, PeerLost
+from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, CommTimeout, PeerLost, with_right_names
 from ascend_moe.native import binding, library
 
 T = TypeVar("T")
@@ -132,6 +132,7 @@ class LocalCluster:
             results = cluster.run(lambda rank, group_ep: f"{rank} of {group_ep}")
     """
 
+    @with_right_names
     def __init__(self, world_size: int, *, window_mib: int | None = None) -> None:
         whole = isinstance(world_size, int) and not isinstance(world_size, bool)
         if not whole or not 1 <= world_size <= MAX_WORLD:
@@ -153,6 +154,7 @@ class LocalCluster:
     def __enter__(self) -> LocalCluster:
         if self._left_open:
             raise AscendMoeError(f"{self.name}: an interrupted run() has not ended: use a new cluster")
+        binding.library()  # what cannot be opened is said here, not on the thread of every rank
         _entered[self.name] = self
         return self
 
@@ -207,9 +209,9 @@ class LocalCluster:
 
     def _body(self, rank: int, fn: Callable[[], T], results: dict[int, T]) -> None:
         _here.place = (self, rank)
-        binding.set_place(self._number * MAX_WORLD + rank + 1)
         raised = None
         try:
+            binding.set_place(self._number * MAX_WORLD + rank + 1)
             results[rank] = fn()
         except BaseException as error:  # also SystemExit: raised again by run()
             raised = error

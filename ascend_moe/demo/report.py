@@ -205,9 +205,9 @@ def render(counts: Tensor, width: int = 100) -> list[Text]:
     beside = max(1, (width - _LABEL - _TOTAL - len(rule)) // step)
     lines = []
     for owners in (range(first, min(first + beside, world)) for first in range(0, world, beside)):
-        numbers = [str(owner * local) for owner in owners]
-        axis = "".join((number if len(number) < step else "").ljust(step) for number in numbers)
-        lines.append(Text(" " * (_LABEL + len(rule)) + f"{axis}   rows", style="dim"))
+        name = "rank {}" if step > len(f"rank {world}") else "{}"
+        lines.append(_axis("owner", [name.format(owner) for owner in owners], step, rule))
+        lines.append(_axis("expert", [str(owner * local) for owner in owners], step, rule, "  rows"))
         for rank in range(world):
             line = Text(f"  rank {rank:<2}")
             for owner in owners:
@@ -215,9 +215,19 @@ def render(counts: Tensor, width: int = 100) -> list[Text]:
                 for cell in cells[rank, owner].tolist():
                     line.append(*_block(_level(cell, most)))
             lines.append(line.append(f"{rule} {int(cells[rank, owners.start : owners.stop].sum()):>6}"))
+        received = cells.sum((0, 2))[owners.start : owners.stop].tolist()
+        sums = _axis("sum", [str(rows) for rows in received], step, rule)
+        sums.rstrip()
+        lines.append(sums.append(str(sum(received)).rjust(len(lines[-1]) - len(sums)), style="dim"))
     ruled = f"; │ between the {local} experts of each rank" if rule and world > 1 else ""
     wide = "1 expert" if span == 1 else f"{span} experts"
     return [*lines, _legend(most), Text(f"  a column: {wide}{ruled}")]
+
+
+def _axis(name: str, words: list[str], step: int, rule: str, end: str = "") -> Text:
+    """A word over, or under, the columns of each owner; those that do not fit are left out."""
+    fitting = "".join((word if len(word) < max(step, 2) else "").ljust(step) for word in words)
+    return Text(f"  {name:<{_LABEL - 2}}{' ' * len(rule)}{fitting}{end}", style="dim")
 
 
 def summary(counts: Tensor) -> str:

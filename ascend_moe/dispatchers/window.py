@@ -12,7 +12,7 @@ from ascend_moe import ops
 from ascend_moe.comm import comm_name, window_empty
 from ascend_moe.dispatchers.base import Dispatched, Dispatcher, foreign
 from ascend_moe.dispatchers.collective import default_group
-from ascend_moe.errors import need
+from ascend_moe.errors import need, with_typed_errors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -39,6 +39,7 @@ class WindowDispatcher(Dispatcher):
             copy (``ascend_moe.window_empty``); with comm_alg "direct" or "auto", on the CPU.
     """
 
+    @with_typed_errors
     def __init__(
         self,
         group_ep: str,

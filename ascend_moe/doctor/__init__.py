@@ -116,7 +116,7 @@ def fits(request: Request) -> Iterator[Finding]:
         return
     for violation in report.violations:
         window = violation.argument == HCCL_BUFFSIZE.name
-        export = f"export HCCL_BUFFSIZE={report.buffsize_mib} on all ranks"
+        export = f"export HCCL_BUFFSIZE={report.buffsize_mib} on all ranks: then no op needs the window algorithm"
         fix = export if window else "stay within the limit that it names"
         yield error(topic, violation.message, "the operators refuse it", fix)
     if report.ok:

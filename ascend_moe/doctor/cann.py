@@ -57,12 +57,13 @@ def findings(root: Path = _ROOT) -> Iterator[Finding]:
 def _torch_npu(version: str) -> Iterator[Finding]:
     torch = installed_version("torch")
     if not version:
-        fix = ".".join(map(str, version_numbers(torch)[:3])) or "<torch's version>"
-        yield fine("torch_npu", f"not installed: ops run on the CPU. For NPUs: pip install torch_npu=={fix}")
+        release = ".".join(map(str, version_numbers(torch)[:2])) or "<torch's>"
+        where = f"For NPUs, beside CANN: pip install 'torch_npu=={release}.*'"
+        yield fine("torch_npu", f"not installed: ops run on the CPU. {where}")
         return
     ours, theirs = version_numbers(version)[:2], version_numbers(torch)[:2]
     if ours != theirs:
-        fix = f"pip install torch=={'.'.join(map(str, ours))}.* or torch_npu=={'.'.join(map(str, theirs))}.*"
+        fix = f"pip install 'torch=={'.'.join(map(str, ours))}.*' or 'torch_npu=={'.'.join(map(str, theirs))}.*'"
         yield error("torch_npu", f"{version} with torch {torch}", "each release belongs to one of torch", fix)
     else:
         yield fine("torch_npu", f"{version}, for torch {torch}")

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from .. import settings
 from .._text import installed_version
 from ..comm.communicator import MIB, window_data_bytes
 from ..errors import AscendMoeError
@@ -20,8 +21,8 @@ from ..native import binding, library
 from ..native.build import source_hash
 from . import Finding, error, fine, warn
 
-LEAST_PYTHON, LEAST_TORCH, LEAST_COMPILER = (3, 10), (2, 7), 11
-_BUILD = "pip install --force-reinstall --no-deps ascend_moe, or in a source tree: "
+LEAST_PYTHON, LEAST_COMPILER = (3, 10), 11
+_BUILD = "in its source tree: pip install --force-reinstall --no-deps --no-build-isolation ."
 
 
 def findings() -> Iterator[Finding]:
@@ -53,8 +54,9 @@ def _torch() -> Finding:
     version = installed_version("torch")
     if not version:
         return error("torch", "is not installed", "the operators are torch operators", "pip install torch")
-    if version_numbers(version)[:2] < LEAST_TORCH:
-        return error("torch", version, "this package needs 2.7 or later", "pip install 'torch>=2.7'")
+    if version_numbers(version)[:2] < binding.OLDEST_TORCH:
+        least = ".".join(map(str, binding.OLDEST_TORCH))
+        return error("torch", version, f"this package needs {least} or later", f"pip install 'torch>={least}'")
     return fine("torch", version)
 
 
@@ -64,8 +66,10 @@ def _library() -> Iterator[Finding]:
         path = library.library_path()
         built = library.lib().am_source_hash().decode()
     except AscendMoeError as problem:
-        head, _, command = str(problem).partition(":")
+        head, _, command = str(problem).partition(": ")
         fix = " ".join(command.split()) or _BUILD
+        if (setting := settings.setting_of(problem)) is not None:
+            fix = f"unset {setting.name}, or set it to {setting.rule}"
         yield error(topic, head, "the operators on CPU, plan and validate need it", fix)
         return
     try:

@@ -20,6 +20,10 @@ from . import Finding, error, fine, warn
 
 def findings() -> Iterator[Finding]:
     """Everything about variables."""
+    yield from dict.fromkeys(_findings())  # a wrong one that others depend on is told once
+
+
+def _findings() -> Iterator[Finding]:
     yield _checked(settings.HCCL_BUFFSIZE, _window)
     yield _checked(settings.TIMEOUT_S, lambda: f"ops wait {timeout_s():g} s for a peer")
     yield _checked(settings.AIV_CORES, lambda: f"{core_count()} AIV cores a launch on the twin")
@@ -29,6 +33,9 @@ def findings() -> Iterator[Finding]:
         settings.RANKS_PER_SERVER: lambda: f"{ranks_per_server()} ranks a server on the twin",
         settings.COMM_ALG: _algorithm,
         settings.LENT_MIB: lambda: lent.format(window_lent_bytes(0) // MIB),
+        settings.ISA: lambda: f"vector loops are {settings.ISA.get()}",
+        settings.FORWARD: _forward,
+        settings.SEED: lambda: f"schedules of the checked engine by chance, from seed {settings.SEED.get()}",
         settings.CONTEXT: lambda: f"context {settings.CONTEXTS[context_kind()]} on the twin",
     }
     for setting, meaning in meanings.items():
@@ -41,11 +48,12 @@ def findings() -> Iterator[Finding]:
 
 
 def _checked(setting: Setting[Any], meaning: Callable[[], str]) -> Finding:
-    """A variable of this package: what its value means, or the rule that it breaks."""
+    """A variable of this package: what its value means, or the rule that it breaks, or another that it depends on."""
     given = "" if setting.is_set() else " (not set)"
     try:
         return fine(setting.name, meaning() + given)
     except AscendMoeError as problem:
+        setting = settings.setting_of(problem) or setting
         fix = f"unset {setting.name}, or set it to {setting.rule}"
         return error(setting.name, str(problem), "no op runs with it", fix)
 
@@ -60,6 +68,11 @@ def _algorithm() -> str:
     if library.lib().am_comm_algorithm(name.encode()) < 0:
         raise AscendMoeError(f"{settings.COMM_ALG.name}={name} is none of the names that comm_alg takes")
     return f"ops without a comm_alg of their own run as {name!r}"
+
+
+def _forward() -> str:
+    skipped = settings.FORWARD.get() == "1"
+    return "rows that only pass through UB skip it" if skipped else "every copy into UB happens at once"
 
 
 def _unknown() -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ascend_moe._torch_npu import on_npu
-from ascend_moe.errors import ArgumentError, need
+from ascend_moe.errors import ArgumentError, need, with_typed_errors
 from ascend_moe.experts.grouped_matmul import npu_grouped_matmul
 from ascend_moe.experts.groups import COUNTS, as_counts, read_groups
 from ascend_moe.experts.quant import (
@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 
+@with_typed_errors
 def grouped_mlp(
     expand_x: torch.Tensor,
     w_gate_up: torch.Tensor,

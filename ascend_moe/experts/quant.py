@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import silu
 
 from ascend_moe._torch_npu import compute_dtype, npu_operator, resolve_dtype
-from ascend_moe.errors import ArgumentError, need, need_shape
+from ascend_moe.errors import ArgumentError, need, need_shape, with_typed_errors
 from ascend_moe.experts.groups import COUNTS, CUMSUM, read_groups
 
 _INT8_MAX = 127.0
@@ -101,6 +101,7 @@ def _smooth(values: torch.Tensor, smooth_scales: torch.Tensor | None, group_inde
     return torch.cat([*parts, rows[done:]]).reshape(values.shape)
 
 
+@with_typed_errors
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise expert weights per output channel for W8A8 (`ascend_moe.experts.grouped_mlp`).
 

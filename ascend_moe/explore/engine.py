@@ -133,7 +133,7 @@ class PlannedProgram:
         spec.lent_mib, spec.list_cores = spec.window_mib, self.program.list_cores
         spec.deadline_micros = _DEADLINE_MICROS
         spec.context_kind = CONTEXTS.index("a2" if self.program.servers else "table")
-        spec.ranks_per_server = self.program.servers
+        spec.ranks_per_server, spec.near_stores = self.program.servers, self.program.near
         check = calls.CheckResult()
         call.plan = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
         if not call.plan:
@@ -209,7 +209,7 @@ _SIGNATURES = {
     "am_error_name": (c_char_p, (c_int,)),
     "am_explore_create": (c_void_p, (c_int, c_uint64, c_uint64)),
     "am_explore_destroy": (None, (c_void_p,)),
-    "am_explore_servers": (c_int, (c_void_p, c_int)),
+    "am_explore_servers": (c_int, (c_void_p, c_int, c_int)),
     "am_explore_program": (None, (c_void_p, c_void_p, c_int)),
     "am_explore_run": (None, (c_void_p, c_void_p, c_void_p)),
     "am_explore_distinct": (c_uint64, (c_void_p,)),
@@ -309,7 +309,7 @@ class World:
         before, program = self.program, PlannedProgram(case, self.library, self.window_bytes)
         steps = (_Step * len(program.calls))()
         self._keep = [steps]
-        if self.library.am_explore_servers(self._handle, case.servers):
+        if self.library.am_explore_servers(self._handle, case.servers, case.near):
             raise MemoryError(f"no memory for the staging of {self.size} ranks")
         index = {name: at for at, name in enumerate(calls.tensor_names())}
         for step, call in zip(steps, program.calls, strict=True):

@@ -41,7 +41,7 @@ _LARGE: dict[str, Sequence[Any]] = _SMALL | {
     "world": (1, 2, 2, 3, 5, 8, 16, 33, 64),
     "cores": (1, 2, 5, 8, 9, 16, 24, 48),
     "local": (1, 2, 4, 8, 17, 32),
-    "topk": (1, 2, 8, 16),
+    "topk": (1, 2, 8, 16, 32),
     "batch": (0, 1, 7, 31, 33, 65, 130, 520),
     "units": (1, 2, 5, 33, 65),
     "mask": MASKS,
@@ -67,7 +67,7 @@ _WORDS: dict[str, tuple[str, object]] = {
     **{f"mask:{word}": ("mask", word) for word in MASKS},
     **{word: ("quant", word) for word in QUANTS},
     **{word: ("dtype", word) for word in DTYPES},
-    **{word: (word, True) for word in ("weights", "plain")},
+    **{word: (word, True) for word in ("weights", "plain", "near")},
 }
 
 
@@ -77,7 +77,8 @@ class Program(Case):
 
     ``sequence``: D is a dispatch, C a combine of the oldest dispatch that has none yet. Each dispatch has
     tensors of its own, see ``case_of``.
-    ``servers`` ranks share a server, the others are reached by a copy agent; 0: all ranks share one.
+    ``servers`` ranks share a server; 0: all ranks share one. A copy agent reaches all other ranks, with ``near``
+    those of other servers only.
     ``algorithm``: comm_alg of all ops, or "mixed". ``rows``: where combine's rows lie: "own" tensors, "lent"
     window tensors, or "partly", the one or the other by op and rank; "early" is lent memory that is written
     again one op too early, which is a bug. ``list_cores`` of direct dispatch make lists, the others publish
@@ -93,6 +94,7 @@ class Program(Case):
     algorithm: str = "window"
     rows: str = "own"
     list_cores: int = 0
+    near: bool = False
 
     def case_of(self, dispatch: int) -> Case:
         """The tensors of the ``dispatch``-th op of the sequence: other values and other routes for each."""
@@ -121,7 +123,7 @@ class Program(Case):
         words += [str(self.batches).replace(" ", "-"), self.sequence]
         words += [self.algorithm] if self.algorithm != "window" else []
         words += [self.rows] if self.rows != "own" else []
-        words += [word for word in ("weights", "plain") if getattr(self, word)]
+        words += [word for word in ("weights", "plain", "near") if getattr(self, word)]
         return ",".join(words)
 
 
@@ -149,7 +151,7 @@ def checked(case: Program) -> Program:
         if not kept:
             raise ArgumentError(f"explore: {rule}", argument="case")
 
-    limits = {"world": 64, "cores": 48, "local": 32, "topk": 16, "batch": 4096, "units": 512}
+    limits = {"world": 64, "cores": 48, "local": 32, "topk": 32, "batch": 4096, "units": 512}
     for name, most in limits.items():
         value = getattr(case, name)
         need(1 <= value <= most or (name, value) == ("batch", 0), f"{name} is {value}, it must be in 1..{most}")
@@ -183,7 +185,7 @@ def is_large(case: Program) -> bool:
 
 
 def draw_large(seed: int) -> Program:
-    """A program of one round trip or two: W to 64, cores to 48, L to 32, K to 16, BS to 520; one for a seed."""
+    """A program of one round trip or two: W to 64, cores to 48, L to 32, K to 32, BS to 520; one for a seed."""
     rng = np.random.default_rng([seed, 3])
     case = cases.draw(seed, **_LARGE)
     pairs = max(1, case.world * case.batch * case.topk)

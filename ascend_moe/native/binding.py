@@ -21,7 +21,7 @@ from ..errors import LibraryError
 from . import library as native_library
 
 LIBRARY_NAME = "libascend_moe_torch.so"
-INTERFACE = 4  # as in csrc/torch/api.cpp
+INTERFACE = 5  # as in csrc/torch/api.cpp
 OLDEST_TORCH = (2, 10)
 _TEXT_BYTES = 1024
 _SLICE_MS = 50  # of a wait for a lock: between them Python sees its signals
@@ -69,6 +69,7 @@ class _EndFacts(ctypes.Structure):
         ("lent_mib", c_int64),
         ("context_kind", c_int32),
         ("ranks_per_server", c_int32),
+        ("near_stores", c_int32),
         ("buffer_mib", c_int64),
         ("on_npu", c_int32),
         ("of_process_group", c_int32),
@@ -121,7 +122,7 @@ def library_path() -> Path:
         if (folder / LIBRARY_NAME).is_file():
             return folder / LIBRARY_NAME
     looked = ", ".join(map(str, folders))
-    raise LibraryError(f"no {LIBRARY_NAME} in {looked}: build it with\n  {native_library.build_command()}")
+    raise LibraryError(f"no {LIBRARY_NAME} in {looked}: build it with {native_library.build_command()}")
 
 
 @functools.cache
@@ -135,8 +136,8 @@ def library() -> ctypes.CDLL:
     interface = opened.am_torch_interface()
     if interface != INTERFACE:
         raise LibraryError(
-            f"{path} is of interface {interface}, this package of {INTERFACE}: rebuild it with\n"
-            f"  {native_library.build_command()}"
+            f"{path} is of interface {interface}, this package of {INTERFACE}: rebuild it with "
+            f"{native_library.build_command()}"
         )
     return opened
 
@@ -178,7 +179,7 @@ def _must(function: Any, what: str, *words: Any) -> None:
     given = (word.encode() if isinstance(word, str) else word for word in words)
     if function(*given, text, len(text)):
         raise LibraryError(
-            f"{what} cannot be used ({text.value.decode()}): rebuild with\n  {native_library.build_command()}"
+            f"{what} cannot be used ({text.value.decode()}): rebuild with {native_library.build_command()}"
         )
 
 

@@ -36,7 +36,7 @@ SIGNATURES: Signatures = {
     "am_window_unmap": (None, (c_void_p, c_uint64)),
     "am_comm_create": (c_void_p, (c_int, c_int, POINTER(c_void_p), c_uint64, c_uint64, POINTER(c_int))),
     "am_comm_use_context": (c_int, (c_void_p, c_int)),
-    "am_comm_use_servers": (c_int, (c_void_p, c_int)),
+    "am_comm_use_servers": (c_int, (c_void_p, c_int, c_int)),
     "am_comm_destroy": (None, (c_void_p,)),
     "am_comm_mark_lost": (None, (c_void_p, c_int)),
     "am_comm_algorithm_run": (c_uint32, (c_void_p,)),
@@ -91,6 +91,8 @@ def native_source_root() -> Path:
 def build_command() -> str:
     """The shell command that builds the library of this installation and puts it where it is looked for."""
     root = native_source_root()
+    if (root / "Makefile").is_file() and Path(sys.prefix, "bin", "python").exists():  # a checkout
+        return f"make -C {shlex.quote(str(root))} lib VENV={shlex.quote(sys.prefix)}"
     paths = (root, root / "build" / "dev", _package_paths()[0].parent, sys.executable)
     source, target, prefix, python = (shlex.quote(str(path)) for path in paths)
     return (
@@ -140,7 +142,7 @@ def _first_use(part: str) -> Path:
         return built_part(part, native_source_root(), fast)
     file = LIBRARY_NAME if part == "vnpu" else LIBRARY_FILES[part]
     looked = ", ".join(str(entry / "lib" / file) for entry in _package_paths())
-    raise LibraryError(f"native library not found at {looked}: build it with\n  {build_command()}")
+    raise LibraryError(f"native library not found at {looked}: build it with {build_command()}")
 
 
 def vnpu_folder() -> Path:
@@ -149,9 +151,12 @@ def vnpu_folder() -> Path:
 
 
 def vnpu_folder_if_built() -> Path | None:
-    """The same without building it: None when its first use would."""
+    """The same without building it: None when its first use would, or could not."""
     fast = installed_path(LIBRARY_NAME)
-    return _vnpu_beside() or (part_if_built("vnpu", native_source_root(), fast) if fast else None)
+    try:
+        return _vnpu_beside() or (part_if_built("vnpu", native_source_root(), fast) if fast else None)
+    except LibraryError:  # no library at all
+        return None
 
 
 def _vnpu_beside() -> Path | None:
@@ -185,12 +190,12 @@ def open_library(path: str | Path, signatures: Signatures, fix: str = "") -> cty
 
 
 def _rebuild() -> str:
-    return f"rebuild it with\n  {build_command()}"
+    return f"rebuild it with {build_command()}"
 
 
 @functools.cache
 def lib() -> ctypes.CDLL:
     """The library of the CPU ops with every function of ``SIGNATURES``, opened once in a process."""
-    for setting in (settings.ISA, settings.FORWARD):  # it would take another word for the default
+    for setting in (settings.ISA, settings.FORWARD, settings.SEED):  # it would take another word for the default
         setting.get()
     return open_library(library_path(), SIGNATURES)

@@ -83,12 +83,14 @@ def _spec_type() -> Any:
             ("attributes", ctypes.c_int64 * len(attribute_names())),
             ("tensors", TensorDesc * len(tensor_names())),
             ("list_cores", ctypes.c_int32),
+            ("ub_bytes", ctypes.c_int32),
+            ("near_stores", ctypes.c_int32),
         ]
 
     library = _lib.lib()
     if ctypes.sizeof(CallSpec) != library.am_spec_bytes() or ctypes.sizeof(CheckResult) != library.am_check_bytes():
         raise errors.LibraryError(
-            f"{_lib.library_path()} describes calls differently: rebuild it with\n  {_lib.build_command()}"
+            f"{_lib.library_path()} describes calls differently: rebuild it with {_lib.build_command()}"
         )
     return CallSpec
 
@@ -207,14 +209,14 @@ def rule_broken(
 class Plan:
     """A call that keeps all rules, tiled for one communicator's world and window."""
 
-    def __init__(self, op_name: str, spec: Any) -> None:
-        """Raises ArgumentError or WindowTooSmall when the call breaks a rule."""
+    def __init__(self, op_name: str, spec: Any, comm_alg: str = "") -> None:
+        """Raises ArgumentError or WindowTooSmall when the call breaks a rule; ``comm_alg``: as it was given."""
         self.handle: int | None = None
         self._library = _lib.lib()
         check = CheckResult()
         self.handle = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
         if not self.handle:
-            raise rule_broken(op_name, check.message.decode(), check.argument.decode(), check.needed_mib)
+            raise rule_broken(op_name, check.message.decode(), check.argument.decode(), check.needed_mib, "", comm_alg)
         self.outputs = outputs_of(spec)
 
     def __del__(self) -> None:

@@ -16,7 +16,7 @@ from torch.fx.node import has_side_effect
 from torch.utils._pytree import tree_map
 
 from .._torch_npu import resolve_dtype
-from ..errors import ArgumentError, AscendMoeError, LibraryError
+from ..errors import ArgumentError, AscendMoeError, LibraryError, unknown_argument, unknown_name
 from ..native import binding
 from . import answers, calls
 from .schemas import NAMESPACE, SCHEMAS, schema_of
@@ -114,12 +114,15 @@ class _Op(Operator):
     def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call`` of torch, with errors of their own classes, and a backward that raises."""
         name, dispatches = self.name, self.code == calls.OP_DISPATCH
+        names = [argument.name for argument in self.arguments]
 
         def op(*args: Any, **kwargs: Any) -> Any:
             try:
                 outputs = call(*args, **kwargs)
             except RuntimeError as error:
                 answers.raise_kept(error)
+                if (unknown := unknown_name(name, names, kwargs)) is not None:
+                    raise unknown from None
                 raise
             # torch marks the float outputs of an op whose inputs require grad; dynamic_scales is float.
             graded = outputs[1] if dispatches else outputs
@@ -208,7 +211,10 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
         try:
             outputs = overload(*args, **given)
         except RuntimeError:
-            function(*args, **kwargs)  # raises Python's TypeError where the call does not fit the signature
+            try:
+                function(*args, **kwargs)  # raises Python's TypeError where the call does not fit the signature
+            except TypeError as misfit:  # without torch's 700 characters above it
+                raise unknown_argument(function, kwargs) or misfit from None
             raise
         # torch.fx's tracer has a proxy of the whole tuple.
         result: R = named(outputs) if named is not None and isinstance(outputs, tuple) else outputs

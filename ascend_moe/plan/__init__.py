@@ -286,6 +286,8 @@ def _violations(request: Request, cores: int) -> tuple[list[Violation], Request 
     found: list[Violation] = []
     at = request
     while (error := _refused(at, cores)) is not None:
+        if error.argument == "comm_alg" and library.lib().am_comm_algorithm(request.comm_alg.encode()) < 0:
+            raise error  # a name that means nothing
         found.append(Violation(error.argument, str(error).partition(": ")[2]))
         right = at if isinstance(error, WindowTooSmall) else _set_right(at, str(error.argument))
         if right == at:
@@ -306,7 +308,7 @@ def _refused(request: Request, cores: int, window_mib: int = 0) -> ArgumentError
     data_mib = max(1, window_mib - in_window) if window_mib else MAX_WINDOW_MIB
     for name, call in _CALLS.items():
         try:
-            calls.Plan(name, call(request, cores, data_mib))
+            calls.Plan(name, call(request, cores, data_mib), request.comm_alg)
         except ArgumentError as error:
             return error
     return None

@@ -99,8 +99,7 @@ def from_native(address: int, count: int) -> list[Event]:
     """Events from an array of ``twin::TimelineEvent`` at this address."""
     if library.lib().am_trace_event_bytes() != _LAYOUT.itemsize:
         raise LibraryError(
-            f"{library.library_path()} lays out timeline events differently: rebuild it with\n  "
-            f"{library.build_command()}"
+            f"{library.library_path()} lays out timeline events differently: rebuild it with {library.build_command()}"
         )
     if count == 0:
         return []

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .probes_kernel import CYCLES_PER_MICRO, DIFFERS, MISMATCH, PASSED, TIMEOUT, Seen
+from .. import settings
+from .probes_kernel import CYCLES_PER_MICRO, DIFFERS, MISMATCH, PASSED, ROW_BYTES, TIMEOUT, Seen
 from .run import Stopped
 
 PASS, FAIL, SKIPPED = "PASS", "FAIL", "SKIPPED"
@@ -89,14 +90,21 @@ def _context(device: Any) -> str:
 
 def _store(device: Any) -> str:
     found, _ = _launch(device, "store")
-    rows, sent = sum(one.done for one in found), device.world * device.ranks
+    share = device.near or device.world
+    near = [min(share, device.world - rank // share * share) for rank in device.ranks]
+    rows, sent = sum(one.done for one in found), sum(near)
     assert rows == sent, f"{rows} rows arrived, {sent} were sent"
-    return f"{device.world**2} rows of 16 KiB, each also read back over the link"
+    detail = f"twice a row of 16 KiB to {near[0]} ranks from each, read back over the link"
+    if share < device.world:
+        detail += (
+            f"; the ranks of a server reach each other by stores: {settings.NEAR_STORES.name}=1 lets the ops do so"
+        )
+    return detail
 
 
 def _atomic(device: Any) -> str:
     _launch(device, "atomic", ROUNDS)
-    return f"{ROUNDS} blocks a rank, none seen half written"
+    return f"{ROUNDS} blocks a rank, never a word that was older"
 
 
 def _order(device: Any) -> str:
@@ -132,11 +140,44 @@ def _zero_state(device: Any) -> str:
     return f"the state area of {device.world} ranks is zero"
 
 
+def _pull(device: Any) -> str:
+    found, _ = _launch(device, "pull", ROUNDS)
+
+    def speed(core: int) -> float:
+        """GB/s of the slowest rank."""
+        return min(
+            one.where * ROW_BYTES * CYCLES_PER_MICRO / max(one.cycles, 1) / 1e3 for one in found if one.core == core
+        )
+
+    push, pull = speed(0), speed(1)
+    detail = f"{ROUNDS} rows a rank; a core loads {pull:.1f} GB/s from a peer and stores {push:.1f}"
+    if pull < push / 2:
+        detail += f": loads are slow, try {settings.COMM_ALG.name}=window"
+    return detail
+
+
+def _relay(device: Any) -> str:
+    _launch(device, "relay", ROUNDS)
+    return f"{ROUNDS} rows a rank, each complete for a core that another core told"
+
+
+def _queue(device: Any) -> str:
+    found, _ = _launch(device, "queue", ROUNDS)
+    return f"{ROUNDS} fillings of two queues of 6 on {len(found)} cores"
+
+
 KERNEL_PROBES = (
     Probe("context layout", "HCCL's context has rank, world and windows where the kernels read them", _context),
     Probe("peer store and read", "a store to a peer's window arrives, and can be read back from there", _store),
-    Probe("32-byte atomicity", "an aligned block of 32 bytes is never seen half written", _atomic),
+    Probe(
+        "32-byte atomicity",
+        "of an aligned block of 32 bytes no word is older than both its first and its last",
+        _atomic,
+    ),
     Probe("data before flag", "rows drained by PipeBarrier are there when a later flag is seen", _order),
+    Probe("relay", "a core that another core has told sees what that one was told of", _relay),
+    Probe("pull", "rows that a peer has written into its own memory are read as they are, not from stale lines", _pull),
+    Probe("queues", "six event ids a pipe pair, and flags alone, order loads, sums and stores", _queue),
     Probe("SyncAll", "after SyncAll every core sees every other core's drained stores", _sync_all),
     Probe("cycle rate", "GetSystemCycle counts 50 a microsecond: deadlines are what they say", _cycles),
     Probe("zero-initialised state", "HCCL zeroes the state area when a communicator is made", _zero_state),

@@ -34,6 +34,8 @@ CYCLES_PER_MICRO = 50  # as the kernels assume
 PASSED, DIFFERS, TIMEOUT, MISMATCH = 0x600D, 1, 2, 3
 TILING_KEY = 1000  # ASCEND_MOE_TILING_KEY_PROBE
 MODES = {"context": 1, "store": 2, "atomic": 3, "order": 4, "syncall": 5, "cycles": 6, "zero": 7}
+MODES |= {"pull": 8, "relay": 9, "queue": 10}
+ROW_BYTES = 16384
 WAIT_S = 10.0
 REPORT = (64, 8)  # moe::kProbeReportBlocks, words of a block
 CORES = 6  # word of a report: moe::kPrCores
@@ -45,7 +47,7 @@ class ProbeTiling(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_uint32) for name in ("mode", "world", "rank", "cores")),
-        *((name, ctypes.c_uint32) for name in ("context_kind", "nonce", "rounds", "reserved")),
+        *((name, ctypes.c_uint32) for name in ("context_kind", "nonce", "rounds", "near_ranks")),
         ("data_bytes", ctypes.c_uint64),
         ("deadline_cycles", ctypes.c_uint64),
     ]
@@ -81,19 +83,23 @@ class _Call:
 
 @dataclass
 class Twin:
-    """A device for the probes: the twin, with windows of ``layout``. ``folder``: the kernels' sources."""
+    """A device for the probes: the twin, with windows of ``layout``. ``folder``: the kernels' sources.
+
+    ``near``: ranks of a server; 0: all.
+    """
 
     world: int = 2
-    cores: int = 2
+    cores: int = 3
+    near: int = 0
     layout: str = "a3"
     folder: Path | None = None
     window_mib: int = 4
     spoil: Callable[[twin.Windows], None] = lambda windows: None
 
     @property
-    def ranks(self) -> int:
+    def ranks(self) -> range:
         """Whose reports a launch returns: all."""
-        return self.world
+        return range(self.world)
 
     def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
         """Runs one probe on fresh windows: what every core reports, and the seconds that the launch took."""
@@ -124,6 +130,7 @@ class Twin:
     def _tiling(self, mode: str, rank: int, rounds: int, cycles: int, nonce: int) -> ProbeTiling:
         tiling = ProbeTiling(mode=MODES[mode], world=self.world, rank=rank, cores=self.cores)
         tiling.context_kind, tiling.nonce, tiling.rounds = CONTEXTS[self.layout], nonce, rounds
+        tiling.near_ranks = self.near
         state = STATE_MIB if self.layout == "a2" else 0
         tiling.data_bytes = (self.window_mib - state) * MIB
         tiling.deadline_cycles = cycles or int(WAIT_S * 1e6 * CYCLES_PER_MICRO)
@@ -143,13 +150,22 @@ class Npu:
     """
 
     place: Place
-    ranks: int = 1
     cores: int = 0
     _launches: int = field(default=0, repr=False)
 
     @property
     def world(self) -> int:
         return self.place.world
+
+    @property
+    def ranks(self) -> range:
+        """Whose reports a launch returns: this one's."""
+        return range(self.place.rank, self.place.rank + 1)
+
+    @property
+    def near(self) -> int:
+        """Ranks of a server."""
+        return self._end().ranks_per_server
 
     @property
     def layout(self) -> str:

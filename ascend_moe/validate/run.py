@@ -230,8 +230,8 @@ def _other_hidden(place: Place) -> Any:
 
 def _large(place: Place) -> Any:
     """The largest batches and rows that the rules allow: no usual window holds them."""
-    x, ids = torch.ones(1, 8192, dtype=torch.bfloat16), torch.zeros(1, 16, dtype=torch.int32)
-    experts, global_bs = place.world * 16, place.world * 4096
+    x, ids = torch.ones(1, 16384, dtype=torch.bfloat16), torch.zeros(1, 32, dtype=torch.int32)
+    experts, global_bs = place.world * 32, place.world * 4096
     return _dispatch(place, x=x, expert_ids=ids, moe_expert_num=experts, global_bs=global_bs)
 
 

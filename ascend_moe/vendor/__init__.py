@@ -115,8 +115,13 @@ class _VendorOp(registration.Operator):
         if self.kind.collective:
             # Every compiler runs this, and has been imported by then.
             registration.keep_order_in_inductor(self.overload)
+        given = self.bind(args, kwargs)
+        tensors = _tensors(given)
+        for name, tensor in tensors:
+            if tensor.is_meta and not all(other.is_meta for _, other in tensors):  # torch would infer only
+                raise ArgumentError(f"{self.name}: {name} is on meta, other tensors are not", argument=name)
         try:
-            return self.kind.meta(SimpleNamespace(**self.bind(args, kwargs)))
+            return self.kind.meta(SimpleNamespace(**given))
         except ArgumentError as error:
             raise ArgumentError(f"{self.name}: {error}", **error.details) from None
 

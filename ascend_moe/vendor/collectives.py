@@ -16,7 +16,16 @@ import torch
 
 from ascend_moe import comm
 from ascend_moe._torch_npu import on_npu
-from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_only, need_shape, need_unset
+from ascend_moe.errors import (
+    ArgumentError,
+    need,
+    need_dims,
+    need_dtype,
+    need_only,
+    need_shape,
+    need_unset,
+    with_right_names,
+)
 from ascend_moe.ops import answers
 
 _COMBINE_NORM = "npu_moe_distribute_combine_add_rms_norm"
@@ -30,6 +39,7 @@ _OWN = (
 )  # fmt: skip
 
 
+@with_right_names
 def npu_moe_distribute_combine_add_rms_norm(
     expand_x: torch.Tensor,
     expert_ids: torch.Tensor,
@@ -102,6 +112,8 @@ def npu_moe_distribute_combine_add_rms_norm(
     Source: torch_npu ``npu_moe_distribute_combine_add_rms_norm``. NPU tensors go through our combine too.
     """
     given = dict(locals())
+    for name in ("expand_x", "residual_x", "gamma", "expert_ids", "expand_idx", "ep_send_counts", "expert_scales"):
+        need(isinstance(given[name], torch.Tensor), name, f"is a {type(given[name]).__name__}; it must be a tensor")
     need_unset(activation_scale=activation_scale, weight_scale=weight_scale, group_list=group_list)
     need_only("out_dtype", out_dtype, 0)
     need(0 <= norm_eps < float("inf"), "norm_eps", f"is {norm_eps}; it must be finite and at least 0")
@@ -144,6 +156,7 @@ _DISPATCH = "npu_moe_distribute_dispatch_v2"
 _HIDDEN, _TOPK = 16, 1
 
 
+@with_right_names
 def _npu_distribute_barrier(
     x_ref: torch.Tensor,
     group: str,

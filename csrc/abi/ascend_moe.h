@@ -22,7 +22,7 @@ AM_API void am_comm_mark_lost(void* comm, int peer);
 // share a server (0: all): the others are reached by BatchWrite from windowsOut. CallSpec has to give the
 // same values. To call before the first launch, on all ranks alike. Returns 0, or 1 when refused.
 AM_API int am_comm_use_context(void* comm, int kind);
-AM_API int am_comm_use_servers(void* comm, int ranks_per_server);
+AM_API int am_comm_use_servers(void* comm, int ranks_per_server, int near_stores);
 // Bytes of the last launch: read then written, by kind of GM (tensor, window data, window state,
 // workspace, lent window).
 AM_API void am_comm_traffic(void* comm, uint64_t* bytes);
@@ -115,7 +115,7 @@ AM_API void* am_explore_create(int world, uint64_t data_bytes, uint64_t lent_byt
 AM_API void am_explore_destroy(void* exploration);
 // Uses A2 contexts in which this many ranks share a server; 0 (the default): window tables, all ranks share
 // one server. To call before a program.
-AM_API int am_explore_servers(void* exploration, int ranks_per_server);
+AM_API int am_explore_servers(void* exploration, int ranks_per_server, int near_stores);
 AM_API void am_explore_program(void* exploration, const void* steps, int count);
 AM_API void am_explore_run(void* exploration, const void* options, void* result);
 // Different traces seen since the last am_explore_forget.

@@ -87,6 +87,7 @@ void Communicator::PostAbort(int peer, uint32_t code, int culprit) {
     block[moe::kAbCode] = code;
     block[moe::kAbCulprit] = static_cast<uint32_t>(culprit);
     block[moe::kAbReporter] = static_cast<uint32_t>(rank_);
+    block[moe::kAbMark] = moe::kAbortMagic;
     twin::PublishBlocks(target, reinterpret_cast<const uint8_t*>(block), sizeof(block));
     twin::RingDoorbell(DoorbellOf(bases_[static_cast<size_t>(peer)]));
 }
@@ -102,13 +103,17 @@ bool Communicator::Gone(int peer) const {
 bool Communicator::Arrived(int peer) const {
     const uint32_t epoch = Epoch(), world = static_cast<uint32_t>(world_);
     uint8_t* message = StatusMessageOf(peer, moe::Parity(epoch));
-    if (__atomic_load_n(Word(message, 0), __ATOMIC_ACQUIRE) != moe::HeaderWord(epoch)) return false;
+    const auto marked = [&](uint32_t block, uint32_t first) {
+        const uint32_t* words = Word(message, static_cast<uint64_t>(block) * moe::kBlock);
+        return __atomic_load_n(words + moe::kFirstMark, __ATOMIC_ACQUIRE) == first &&
+               __atomic_load_n(words + moe::kLastMark, __ATOMIC_ACQUIRE) == epoch;
+    };
+    if (!marked(0, moe::HeaderWord(epoch))) return false;
     const uint32_t count_blocks = __atomic_load_n(Word(message, 0) + moe::kH0OpPhase, __ATOMIC_RELAXED) & 0xFFFFu;
     const uint32_t most = moe::CountBlocks(moe::MaxLocalExperts(world));
     const uint32_t blocks = moe::kHeaderBlocks + moe::Min(count_blocks, most);
     for (uint32_t block = 1; block < blocks; ++block) {
-        const uint32_t* word = Word(message, static_cast<uint64_t>(block) * moe::kBlock);
-        if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != epoch) return false;
+        if (!marked(block, epoch)) return false;
     }
     return true;
 }
@@ -168,10 +173,7 @@ uint8_t* Communicator::state(int rank) const {
     return kind_ == moe::kContextA2 ? StateOf(base) + data_bytes_ + lent_bytes_ : StateOf(base);
 }
 
-bool Communicator::far(int peer) const {
-    const int share = static_cast<int>(ranks_per_server_);
-    return staging_ != nullptr && peer / share != rank_ / share;
-}
+bool Communicator::far(int peer) const { return staging_ != nullptr && peer / near_ranks_ != rank_ / near_ranks_; }
 
 uint8_t* Communicator::StatusMessageOf(int peer, uint32_t parity) const {
     const uint32_t world = static_cast<uint32_t>(world_), source = static_cast<uint32_t>(peer);
@@ -199,9 +201,10 @@ void Communicator::UseContext(uint32_t kind) {
     ListRanges();
 }
 
-void Communicator::UseServers(uint32_t ranks_per_server) {
+void Communicator::UseServers(uint32_t ranks_per_server, bool near_stores) {
     DropStaging();
     ranks_per_server_ = ranks_per_server;
+    near_ranks_ = near_stores ? static_cast<int>(std::max(1u, ranks_per_server)) : 1;
     if (kind_ == moe::kContextA2 && ranks_per_server > 0 && ranks_per_server < static_cast<uint32_t>(world_)) {
         void* mapped =
             mmap(nullptr, staging_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -274,7 +277,15 @@ void Communicator::ListRanges() {
             ranges_.push_back(RangeOf(data(r), data_bytes_, twin::GmKind::kWindowData, "data window", r,
                                       staging_ != nullptr ? doorbell : nullptr));
         }
-        ranges_.push_back(RangeOf(state(r), state_bytes, twin::GmKind::kWindowState, "state window", r, doorbell));
+        // The control block is this rank's own affair: no message, no flag.
+        if (r == rank_) {
+            ranges_.push_back(
+                RangeOf(state(r), moe::kErrorRecordOffset, twin::GmKind::kWindowState, "control block", r));
+            ranges_.back().atomic_blocks = false;
+        }
+        ranges_.push_back(RangeOf(state(r) + moe::kErrorRecordOffset, state_bytes - moe::kErrorRecordOffset,
+                                  twin::GmKind::kWindowState, "state window", r, doorbell));
+        ranges_.back().at = moe::kErrorRecordOffset;
         // Of its own lent area a launch lists the tensors that lie in it.
         if (r != rank_ && lent_bytes_ > 0)
             ranges_.push_back(RangeOf(lent(r), lent_bytes_, twin::GmKind::kWindowLent, "lent window", r));
@@ -313,6 +324,7 @@ void Communicator::ListOwnData(uint8_t* data) {
 }
 
 void Communicator::BeginLaunch() {
+    if (kind_ == moe::kContextA2) reinterpret_cast<twin::hccl::Header*>(blob_.get())->served = 0;
     if (staging_ == nullptr) return;
     if (!agent_) agent_ = twin::MakeCopyAgent();
     agent_->Begin();
@@ -321,6 +333,11 @@ void Communicator::BeginLaunch() {
 
 void Communicator::EndLaunch(bool failed) {
     if (agent_) agent_->End(failed);
+}
+
+void Communicator::CheckServed() const {
+    if (kind_ == moe::kContextA2 && reinterpret_cast<const twin::hccl::Header*>(blob_.get())->served != 1)
+        throw std::logic_error("a launch on an A2 context ended without one Finalize, for which HCCL's server waits");
 }
 
 namespace {
@@ -384,10 +401,11 @@ int am_comm_use_context(void* comm, int kind) {
     if (kind < static_cast<int>(moe::kContextTable) || kind > static_cast<int>(moe::kContextA2)) return 1;
     return ops::Tried([=] { static_cast<ops::Communicator*>(comm)->UseContext(static_cast<uint32_t>(kind)); });
 }
-int am_comm_use_servers(void* comm, int ranks_per_server) {
+int am_comm_use_servers(void* comm, int ranks_per_server, int near_stores) {
     if (ranks_per_server < 0) return 1;
-    return ops::Tried(
-        [=] { static_cast<ops::Communicator*>(comm)->UseServers(static_cast<uint32_t>(ranks_per_server)); });
+    return ops::Tried([=] {
+        static_cast<ops::Communicator*>(comm)->UseServers(static_cast<uint32_t>(ranks_per_server), near_stores != 0);
+    });
 }
 void am_comm_destroy(void* comm) { delete static_cast<ops::Communicator*>(comm); }
 void am_comm_mark_lost(void* comm, int peer) { static_cast<ops::Communicator*>(comm)->MarkLost(peer); }

@@ -40,8 +40,9 @@ public:
     // Sets the communication context of later launches: moe::kContextTable (the default), A3 or A2. On A2 the
     // state area comes last.
     void UseContext(uint32_t kind);
-    // A2 only: this many ranks share a server, the others are reached through windowsOut; 0: all share one.
-    void UseServers(uint32_t ranks_per_server);
+    // A2 only: this many ranks share a server; 0: all share one. Other ranks are reached through windowsOut, with
+    // near_stores those of other servers only.
+    void UseServers(uint32_t ranks_per_server, bool near_stores);
     void* context();
     uint32_t context_kind() const { return kind_; }
     // Where an area of a rank's window begins in this process.
@@ -67,6 +68,8 @@ public:
     // To call around each launch: the agent that carries what the kernel posts to HCCL's server.
     void BeginLaunch();
     void EndLaunch(bool failed);
+    // Throws where the launch on an A2 context has not ended what HCCL's server waits for.
+    void CheckServed() const;
 
     // Ranges of all windows and of the context; a launch adds its tensors.
     const std::vector<twin::GmRange>& ranges() const { return ranges_; }
@@ -111,6 +114,7 @@ private:
     std::atomic<LentArea*> lent_now_{nullptr};
     uint32_t kind_ = moe::kContextTable;
     uint32_t ranks_per_server_ = 0;
+    int near_ranks_ = 1;  // that stores reach
     uint8_t* staging_ = nullptr;
     moe::WindowTable table_ = {};
     std::unique_ptr<uint8_t, void (*)(void*)> blob_{nullptr, free};  // of an HCCL context

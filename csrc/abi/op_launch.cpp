@@ -300,6 +300,7 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
         launch.Begin();
         end.device().Launch(launch.spec(), launch.kernel());
         launch.End(false);
+        end.CheckServed();
         launch.Finish();
         end.set_algorithm(static_cast<ops::Plan*>(plan)->info().algorithm);
         const int code =

@@ -48,6 +48,7 @@ void Launch(Communicator& comm, std::vector<uint8_t>& bytes, uint32_t* report) {
     comm.BeginLaunch();
     comm.device().Launch(spec, [=] { ascend_moe_probe(out, workspace, data); });
     comm.EndLaunch(false);
+    comm.CheckServed();
 }
 
 }  // namespace

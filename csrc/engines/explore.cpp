@@ -80,13 +80,13 @@ const char* AreaName(twin::GmKind kind) {
 struct Exploration {
     Exploration(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
         : ranks_(world, data_bytes, lent_bytes), failed_(world, 0) {
-        UseServers(0);
+        UseServers(0, false);
     }
 
     // Ranks that share a server (A2 contexts), or 0: one window table for all. Before the program.
-    void UseServers(uint32_t ranks_per_server) {
+    void UseServers(uint32_t ranks_per_server, bool near_stores) {
         ops_.clear();
-        ranks_.UseServers(ranks_per_server);
+        ranks_.UseServers(ranks_per_server, near_stores);
         areas_.clear();
         for (size_t rank = 0; rank < ranks_.size(); ++rank) {
             const Communicator& comm = ranks_[rank];
@@ -221,6 +221,8 @@ twin::RunOptions Exploration::Translate(const am_explore_options& options, uint6
     run.trace = options.trace != 0;
     run.choices.assign(options.choices, options.choices + options.choice_count);
     run.injection = options.faults;
+    // Where every schedule is run, or a block is changed whole, halves would only make more of the same.
+    run.torn = run.unordered && run.policy != twin::Policy::kExhaustive && run.injection.corrupt_block == 0;
     return run;
 }
 
@@ -339,8 +341,9 @@ void* am_explore_create(int world, uint64_t data_bytes, uint64_t lent_bytes) {
     }
 }
 void am_explore_destroy(void* exploration) { delete static_cast<ops::Exploration*>(exploration); }
-int am_explore_servers(void* exploration, int ranks_per_server) {
-    return ops::Tried([=] { ExplorationAt(exploration).UseServers(static_cast<uint32_t>(ranks_per_server)); });
+int am_explore_servers(void* exploration, int ranks_per_server, int near_stores) {
+    return ops::Tried(
+        [=] { ExplorationAt(exploration).UseServers(static_cast<uint32_t>(ranks_per_server), near_stores != 0); });
 }
 void am_explore_program(void* exploration, const void* steps, int count) {
     ExplorationAt(exploration).SetProgram(static_cast<const am_explore_step*>(steps), static_cast<uint32_t>(count));

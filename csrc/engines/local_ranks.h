@@ -32,10 +32,10 @@ public:
     }
 
     // A2 contexts in which this many ranks share a server; 0: window tables, all ranks share one server.
-    void UseServers(uint32_t ranks_per_server) {
+    void UseServers(uint32_t ranks_per_server, bool near_stores) {
         for (const auto& comm : comms_) {
             comm->UseContext(ranks_per_server == 0 ? moe::kContextTable : moe::kContextA2);
-            comm->UseServers(ranks_per_server);
+            comm->UseServers(ranks_per_server, near_stores);
         }
     }
 

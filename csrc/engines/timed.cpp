@@ -142,7 +142,7 @@ void am_timed_destroy(void* timed) { delete static_cast<ops::TimedWorld*>(timed)
 void* am_timed_lent(void* timed, int rank) { return ops::WorldAt(timed).Lend(rank); }
 
 int am_timed_servers(void* timed, int ranks_per_server) {
-    return ops::Tried([=] { ops::WorldAt(timed).ranks_.UseServers(static_cast<uint32_t>(ranks_per_server)); });
+    return ops::Tried([=] { ops::WorldAt(timed).ranks_.UseServers(static_cast<uint32_t>(ranks_per_server), false); });
 }
 
 const char* am_timed_cost_names(void) {

@@ -33,7 +33,7 @@ struct AmTorchEnd {
     void* communicator;  // of am_comm_create; on an NPU null
     int64_t world, rank;
     int64_t window_mib, lent_mib;
-    int32_t context_kind, ranks_per_server;
+    int32_t context_kind, ranks_per_server, near_stores;
     int64_t buffer_mib;  // NPU: HCCL_BUFFSIZE of the group
     int32_t on_npu;
     int32_t of_process_group;  // `alive` is asked in each call

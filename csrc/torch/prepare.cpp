@@ -46,6 +46,7 @@ public:
         spec_.comm_rank = end.rank;
         spec_.context_kind = end.context_kind;
         spec_.ranks_per_server = end.ranks_per_server;
+        spec_.near_stores = end.near_stores;
         spec_.window_mib = end.window_mib;
         spec_.lent_mib = end.lent_mib;
     }

@@ -250,7 +250,7 @@ using SharedEnd = std::shared_ptr<End>;
 
 namespace {
 
-constexpr int kInterface = 4;
+constexpr int kInterface = 5;
 
 End& EndOf(void* end) { return **static_cast<SharedEnd*>(end); }
 

@@ -136,6 +136,8 @@ inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttrib
     }
     call.context_kind = static_cast<int32_t>(soc.IsA2() ? kContextA2 : kContextA3);
     call.ranks_per_server = soc.IsA2() ? static_cast<int32_t>(kA2RanksPerServer) : 0;
+    const char* near = getenv("ASCEND_MOE_NEAR_STORES");
+    call.near_stores = near != nullptr && strcmp(near, "1") == 0 ? 1 : 0;
     if (soc.IsA2()) call.window_mib -= kA2StateMiB;
     if (call.window_mib > 0) return true;
     return ReportError(op, "HCCL_BUFFSIZE is %lld, it must be more than %lld on Ascend910B",
@@ -170,6 +172,9 @@ inline bool TileCall(gert::TilingContext& context, uint32_t code) {
     platform_ascendc::PlatformAscendC platform(infos);
     if (!DescribeMachine(op, soc, given, call)) return false;
     call.cores = platform.GetCoreNumAiv();
+    uint64_t ubBytes = 0;
+    platform.GetCoreMemSize(platform_ascendc::CoreMemType::UB, ubBytes);
+    call.ub_bytes = static_cast<int32_t>(ubBytes);
     CallPlan plan;
     CheckResult check;
     if (!PlanCall(call, plan, check)) return ReportError(op, "%s", check.message);

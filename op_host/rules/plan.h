@@ -92,6 +92,7 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.contextKind = static_cast<uint32_t>(call.context_kind);
     info.transport = TransportOf(call);
     info.ranksPerServer = static_cast<uint32_t>(call.ranks_per_server);
+    info.nearRanks = call.near_stores != 0 ? static_cast<uint32_t>(call.ranks_per_server) : 1;
     // Over RDMA both contracts send rows in V1's way; expand_idx then fills the first BS*K words of V2's
     // tensor.
     info.triples = info.contract == kContractV2 && info.transport == kTransportMemory ? 1 : 0;
@@ -145,8 +146,13 @@ inline bool CheckWindow(const CallSpec& call, const MoeDistributeInfo& info, Cal
     return false;
 }
 
+inline uint32_t UbOf(const CallSpec& call) {
+    return call.ub_bytes > 0 ? static_cast<uint32_t>(call.ub_bytes) : kUbBytes;
+}
+
 inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan) {
     const bool quant = info.quantMode != 0, direct = info.algorithm == kAlgorithmDirect;
+    const uint32_t ub = UbOf(call);
     const uint32_t kind = !quant ? 0 : info.hasScales != 0 ? 2 : 1;
     static const uint32_t kWindowKeys[] = {ASCEND_MOE_TILING_KEY_DISPATCH, ASCEND_MOE_TILING_KEY_DISPATCH_QUANT,
                                            ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH};
@@ -157,10 +163,10 @@ inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, Ca
     plan.dispatch.info = info;
     plan.dispatch.tokenNumsType = static_cast<uint32_t>(MOE_ATTRIBUTE(call, expert_token_nums_type));
     plan.dispatch.tpWorldSize = static_cast<uint32_t>(MOE_ATTRIBUTE(call, tp_world_size));
-    plan.dispatch.sendRing = SendRing(info);
+    plan.dispatch.sendRing = SendRing(info, ub);
     if (direct) {
         plan.dispatch.listCores = ListCores(info, call.list_cores);
-        GatherRing(info, plan.dispatch);
+        GatherRing(info, ub, plan.dispatch);
     } else {
         plan.dispatch.copyRing = 2;
         plan.dispatch.copyRows =
@@ -170,13 +176,14 @@ inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, Ca
 
 inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan) {
     const bool direct = info.algorithm == kAlgorithmDirect;
+    const uint32_t ub = UbOf(call);
     plan.tilingKey = direct ? ASCEND_MOE_TILING_KEY_COMBINE_DIRECT : ASCEND_MOE_TILING_KEY_COMBINE;
     plan.combine.info = info;
     plan.combine.hasSharedExpertX = MOE_GIVEN(call, shared_expert_x) ? 1 : 0;
     if (direct) {
-        ReturnRings(info, plan.combine);
+        ReturnRings(info, ub, plan.combine);
     } else {
-        plan.combine.sendRows = ChunkRows(info.hidden * TypeSize(info.xType));
+        ReturnChunks(info, ub, plan.combine);
         SplitTokens(info, plan.combine);
         plan.combine.sumRing = 2;
         plan.combine.sumGroup = 1;

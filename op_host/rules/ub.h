@@ -53,13 +53,18 @@ private:
     uint32_t Counts() const { return MessageCounts(info_.algorithm, plan_.op, info_.localExperts); }
     uint32_t Slots() const { return info_.world * info_.localExperts; }
 
+    // The first step of an op.
+    void Entry(const char* step) {
+        Step(step);
+        Add("epoch", kBlock);
+    }
     void Routing() {
         const uint32_t lanes = Ints(info_.experts);
         Add("expert ids", kSendPairs * 4);
         if (info_.maskRank != 0) Add("mask", kSendPairs);
         Add("counts, totals, places", 3 * lanes);
-        Add("histograms", std::max(8192u, lanes));
     }
+    void Places() { Add("histograms, places", RowPlacesBytes(info_)); }
     void Segments() {
         Add("segments", 2 * Ints(Slots()));
         Add("rows by source", Ints(info_.world));
@@ -83,16 +88,17 @@ private:
         const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
         Add("rows of x", tiling.sendRing * CeilTo(row, kBlock));
         if (info_.quantMode != 0) {
-            const uint64_t values = CeilTo(static_cast<uint64_t>(info_.hidden) * 4, kBlock);
+            const uint64_t values = CeilTo(static_cast<uint64_t>(QuantPiece(info_.hidden)) * 4, kBlock);
             Add("int8 rows", static_cast<uint64_t>(tiling.sendRing) * (PayloadBytes(info_.hidden, 1) + kBlock));
             Add("fp32 rows of the quantiser", 2 * values);
-            Add("its reduction", kBlock + CeilTo(2 * CeilDiv(info_.hidden, 64) * 4, kBlock));
+            Add("its reduction", QuantReduceBytes(info_.hidden));
             if (info_.hasScales != 0) Add("smooth scales", values);
         }
     }
     void DispatchSend() {
-        Step("send");
+        Entry("send");
         Routing();
+        Places();
         SendRows();
         Add("expand_idx, row numbers", 2 * kSendPairs * 4);
         if (info_.triples != 0) Add("triples", kSendPairs * kBlock);
@@ -101,7 +107,7 @@ private:
     }
     void DispatchStatus() {
         Step("status");
-        Add("counts", Ints(info_.experts) + Ints(info_.localExperts));
+        Add("counts", Ints(info_.experts));
         Status(0);
     }
     void DispatchCopy() {
@@ -109,7 +115,8 @@ private:
             DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, TailBlocks(info_));
         Step("copy");
         Segments();
-        Add("counts of all sources", static_cast<uint64_t>(info_.world) * Ints(info_.localExperts));
+        Add("messages of all sources", static_cast<uint64_t>(info_.world) * StatusMessageBytes(info_.localExperts));
+        if (FindsPlaces(info_)) Add("their sums", ScanBytes(info_.world, info_.localExperts));
         Add("rows of the window", plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
         Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);
     }
@@ -117,13 +124,25 @@ private:
     void CombineSend() {
         const MoeDistributeCombineTiling& tiling = plan_.combine;
         const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
-        Step("send");
+        Entry("send");
         Routing();
-        Segments();
-        Add("expand_idx", kSendPairs * 4);
-        Add("triples, ep_send_counts", Ints(std::max(Slots(), tiling.sendRows * kTripleWords)));
-        Add("rows of expand_x", 2 * CeilTo(tiling.sendRows * row, kBlock));
-        Status(info_.world * kBlock);
+        Places();
+        if (info_.triples != 0) {
+            SendCounts();
+            Add("triples", Ints(tiling.sendRows * kTripleWords));
+        } else {
+            Segments();
+            Add("expand_idx", kSendPairs * 4);
+            Add("ep_send_counts", Ints(Slots()));
+        }
+        Add("rows of expand_x", tiling.returnRing * CeilTo(tiling.sendRows * row, kBlock));
+        if (info_.triples != 0) {
+            Add("abort blocks at entry", info_.world * kBlock);
+            OwnRun();
+            AllRuns();
+        } else {
+            Status(info_.world * kBlock);
+        }
     }
     void CombineSum() {
         Step("sum");
@@ -153,7 +172,7 @@ private:
         Add("BatchWrite item", kBlock);
     }
     void DirectPublish() {
-        Step("publish");
+        Entry("publish");
         Routing();
         SendRows();
         if (info_.hasWeights != 0) Add("weights", kSendPairs * 4);
@@ -162,19 +181,14 @@ private:
     void DirectLists() {
         Step("lists");
         Routing();
-        Add("histograms of all cores",
-            static_cast<uint64_t>(HistogramsAtOnce(info_.cores, info_.experts)) * Ints(info_.experts));
-        if (ScansSegments(info_.world, info_.cores)) {
-            Add("rows by owner", 4 * Ints(info_.experts));
-            Add("their largest", Ints(info_.world) + 2 * kBlock + MatchReduceBytes(info_.world));
-        }
+        Places();
         if (info_.triples == 0) Add("expand_idx", kSendPairs * 4);
         Add("list entries", kSendPairs * kBlock);
     }
     void DirectExpertLists() {
         const uint32_t pairs = info_.batch * info_.topK, lanes = ListLanes(pairs),
                        experts = CeilDiv(info_.experts, plan_.dispatch.listCores);
-        Step("lists");
+        Entry("lists");
         Add("expert ids, pair numbers", 2 * lanes * 4);
         Add("comparisons", 2 * CeilTo(CeilTo(lanes, 128) / 8, kBlock));
         if (info_.maskRank != 0) {
@@ -206,18 +220,21 @@ private:
         Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);
     }
     // One plan for the whole op.
+    void SendCounts() {
+        Add("segments", 2 * Ints(Slots()));
+        Add("their check", ReturnCountLanes(info_.world, Slots()) * 4 + Ints(Slots()) + 2 * kBlock);
+    }
     void DirectReturn() {
         const MoeDistributeCombineTiling& tiling = plan_.combine;
         const uint64_t size = TypeSize(info_.xType), part = tiling.partElements;
         const bool wide = info_.xType == kTypeFp32;
-        Step("return");
+        Entry("return");
         Routing();
         if (info_.triples == 0) {
             Add("expand_idx", kSendPairs * 4);
             Add("largest positions", Ints(info_.experts));
         }
-        Add("segments", 2 * Ints(Slots()));
-        Add("their check", ReturnCountLanes(info_.world, Slots()) * 4 + Ints(Slots()) + 2 * kBlock);
+        SendCounts();
         if (info_.triples != 0) Add("triples", Ints((kSendPairs + 1) * kTripleWords));
         Add("rows of expand_x",
             tiling.returnRing * ReturnChunkBytes(static_cast<uint32_t>(info_.hidden * size), tiling.sendRows));

@@ -150,6 +150,7 @@ public:
         return reinterpret_cast<GM_ADDR>(Many() ? A2Data(rank_)->localOut.address : A2()->windowsOut[rank_]);
     }
     __aicore__ inline GM_ADDR address() const { return context_; }
+    __aicore__ inline bool a2() const { return kind_ == kContextA2; }
 
 private:
     __aicore__ inline ContextMismatch Differs(uint32_t field, uint32_t ours, uint32_t theirs) const {
@@ -199,31 +200,34 @@ private:
     uint64_t lentBytes_ = 0;
 };
 
-// The epoch word of this rank's control block: the only GM state that the scalar unit writes. It is alone on
-// its cache line, which Read and Publish clean and invalidate.
+// The epoch word of this rank's control block. It moves by MTE: the scalar unit's cache would have to be
+// cleaned, and writes of it do not keep order with the stores of the status messages.
 class EpochWord {
 public:
-    __aicore__ inline void Init(const WindowContext& context) {
+    // The block stays in UB for Publish, until the first plan of UB ends.
+    __aicore__ inline void Init(TPipe& pipe, const WindowContext& context) {
         control_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kControlOffset),
                                  kBlockWords);
+        pipe.InitBuffer(buf_, kBlock);
     }
     // A control block without our magic is a fresh window: its epoch is 0.
-    __aicore__ inline uint32_t Read() const {
-        Invalidate();
-        return control_.GetValue(kControlMagicWord) == kControlMagic ? control_.GetValue(kControlEpochWord) : 0;
+    __aicore__ inline uint32_t Read() {
+        LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
+        AscendC::DataCopy(words, control_, kBlockWords);
+        SyncFunc<HardEvent::MTE2_S>();
+        return words.GetValue(kControlMagicWord) == kControlMagic ? words.GetValue(kControlEpochWord) : 0;
     }
     __aicore__ inline void Publish(uint32_t epoch) {
-        control_.SetValue(kControlMagicWord, kControlMagic);
-        control_.SetValue(kControlEpochWord, epoch);
-        Invalidate();
+        LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
+        words.SetValue(kControlMagicWord, kControlMagic);
+        words.SetValue(kControlEpochWord, epoch);
+        SyncFunc<HardEvent::S_MTE3>();
+        AscendC::DataCopy(control_, words, kBlockWords);
     }
 
 private:
-    __aicore__ inline void Invalidate() const {
-        AscendC::DataCacheCleanAndInvalid<uint32_t, AscendC::CacheLine::SINGLE_CACHE_LINE,
-                                          AscendC::DcciDst::CACHELINE_OUT>(control_);
-    }
     GlobalTensor<uint32_t> control_;
+    UbBuf buf_;
 };
 
 }  // namespace moe

@@ -1,11 +1,11 @@
 // What dispatch and combine of both algorithms do with the other ranks, and with the other cores of their
 // rank. An op calls, in this order:
-//   Enter, OpenLink (window)  context and epoch; the link to HCCL's server on A2
+//   Enter                     the link to HCCL's server on A2; context and epoch
 //   BoardInit, Open           first meeting; direct: LookForAborts, then Agree or AgreeThen
 //   MeetAfterSend             second meeting; none in direct combine and with roles
 //   SetStatus                 a status message to every rank
 //   WaitStatus                third meeting; direct: WaitForAll and CheckCountsHashes, no meeting
-//   Report (after a failure), CloseLink (window)
+//   Report (after a failure), Exit (always)
 #ifndef ASCEND_MOE_COMMON_EXCHANGE_H
 #define ASCEND_MOE_COMMON_EXCHANGE_H
 
@@ -17,14 +17,15 @@ namespace moe {
 class Exchange {
 public:
     // Reads the context and the epoch. False: the context is not the one that this tiling was made for; core
-    // 0 has then written the error record.
+    // 0 has then written the error record. `tiling`: in GM, `head`: of its copy in this core.
     __aicore__ inline bool Enter(TPipe& pipe, const MoeDistributeInfo& info, uint32_t op, GM_ADDR workspace,
-                                 GM_ADDR record) {
+                                 GM_ADDR record, GM_ADDR tiling, const MoeDistributeMc2Head& head) {
         pipe_ = &pipe;
         info_ = &info;
         workspace_ = workspace;
         core_ = static_cast<uint32_t>(AscendC::GetBlockIdx());
         context_.Init(AscendC::GetHcclContext<0>(), info);
+        link_.Open(context_, core_, tiling, head);
         const ContextMismatch mismatch = context_.Check();
         if (mismatch.field != kContextFieldCount) {
             Verdict verdict = InvalidOf(info, kContextMismatch, mismatch.field, mismatch.ours);
@@ -33,7 +34,7 @@ public:
             if (core_ == 0) report_.Write(pipe, verdict, sender_, link_, nullptr);
             return false;
         }
-        word_.Init(context_);
+        word_.Init(pipe, context_);
         epoch_ = NextEpoch(word_.Read());
         config_.Init(info, op);
         sender_.Init(context_, info, epoch_);
@@ -41,11 +42,8 @@ public:
         report_.Init(context_, info, op, epoch_, record);
         return true;
     }
-    // On an A2 context core 0 talks to HCCL's server, from entry to exit whatever happens between.
-    __aicore__ inline void OpenLink(GM_ADDR tiling, const MoeDistributeMc2Head& head) {
-        if (info_->contextKind == kContextA2 && core_ == 0) link_.Open(context_.address(), tiling, head);
-    }
-    __aicore__ inline void CloseLink() { link_.Close(); }
+    // The end of every launch, whatever Enter has found: on A2 HCCL's server waits for it.
+    __aicore__ inline void Exit() { link_.Close(); }
     __aicore__ inline void BoardInit() { board_.Init(*pipe_, workspace_, core_, info_->cores); }
 
     // ---- the first meeting of the cores ----

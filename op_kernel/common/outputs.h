@@ -26,6 +26,22 @@ struct DispatchArguments {
     GM_ADDR tiling;
 };
 
+// Which rows a binary of the entry sends: CANN builds one for each type of expand_x.
+#ifdef DTYPE_EXPAND_X
+constexpr bool kQuantised = AscendC::IsSameType<DTYPE_EXPAND_X, int8_t>::value, kPlain = !kQuantised;
+#else
+constexpr bool kQuantised = true, kPlain = true;
+#endif
+// What the entry does for a tiling key, if the binary reaches it.
+template <typename Op, bool kReached>
+__aicore__ inline void Run(const DispatchArguments& arguments, const MoeDistributeDispatchTiling& tiling, TPipe& pipe) {
+    if constexpr (kReached) {
+        Op op;
+        op.Init(arguments, tiling);
+        op.Process(pipe);
+    }
+}
+
 // Bytes of an element of a row in the window.
 __aicore__ inline uint32_t WireSize(const MoeDistributeInfo& info) {
     return info.wireType == kTypeInt8 ? 1 : info.wireType == kTypeFp32 ? 4 : 2;

@@ -8,22 +8,22 @@
 namespace moe {
 
 // Per-token dynamic quantisation in UB: s = 127 / max|v|, q = rint(v * s), scale = 1 / s with v = x [*
-// smooth].
+// smooth]. A row longer than kQuantWhole is done in pieces, once for the maximum and once for the codes; the
+// bits are those of a row in one piece.
 template <typename XType, bool kSmooth>
 class RowQuantizer {
 public:
-    // UB: three fp32 rows at most, and the reduction's scratch.
+    // UB: three fp32 pieces at most, and the reduction's scratch.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR scales) {
         hidden_ = info.hidden;
+        piece_ = QuantPiece(info.hidden);
         payload_ = PayloadBytes(info.hidden, sizeof(int8_t));
-        const uint32_t rowBytes = static_cast<uint32_t>(CeilTo(hidden_ * sizeof(float), kBlock));
-        pipe.InitBuffer(valueBuf_, rowBytes);
-        pipe.InitBuffer(scratchBuf_, rowBytes);
-        // The result, then what ReduceMax works in: a value and its index of every 256 bytes.
-        pipe.InitBuffer(reduceBuf_,
-                        kBlock + static_cast<uint32_t>(CeilTo(2 * CeilDiv(hidden_, 64) * sizeof(float), kBlock)));
+        const uint32_t bytes = static_cast<uint32_t>(CeilTo(piece_ * sizeof(float), kBlock));
+        pipe.InitBuffer(valueBuf_, bytes);
+        pipe.InitBuffer(scratchBuf_, bytes);
+        pipe.InitBuffer(reduceBuf_, QuantReduceBytes(info.hidden));
         if (kSmooth) {
-            pipe.InitBuffer(smoothBuf_, rowBytes);
+            pipe.InitBuffer(smoothBuf_, bytes);
             scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(scales),
                                     static_cast<uint64_t>(info.experts) * hidden_);
         }
@@ -32,17 +32,7 @@ public:
     // `wire`: payload, then the block that carries the scale. The caller orders MTE2 before this (row) and V,
     // S before MTE3 (wire).
     __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row, uint32_t expert) {
-        LocalTensor<float> value = valueBuf_.Get<float>(hidden_);
-        LocalTensor<float> magnitude = scratchBuf_.Get<float>(hidden_);
-        LocalTensor<float> reduced = reduceBuf_.Get<float>(kBlockWords);
-        LocalTensor<float> reduceScratch = reduceBuf_.Get<float>()[kBlockWords];
-        Widen(value, row, expert);
-        AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Abs(magnitude, value, hidden_);
-        AscendC::PipeBarrier<PIPE_V>();
-        AscendC::ReduceMax(reduced, magnitude, reduceScratch, static_cast<int32_t>(hidden_), false);
-        SyncFunc<HardEvent::V_S>();
-        const float largest = reduced.GetValue(0);
+        const float largest = Largest(row, expert);
         float scale = 1.0f;
         ClearTail(wire);
         if (largest == 0.0f) {
@@ -52,16 +42,11 @@ public:
             const float inverse = 127.0f / largest;
             scale = 1.0f / inverse;
             SyncFunc<HardEvent::S_V>();
-            AscendC::Muls(value, value, inverse, hidden_);
-            AscendC::PipeBarrier<PIPE_V>();
-            LocalTensor<int32_t> code = value.template ReinterpretCast<int32_t>();
-            AscendC::Cast(code, value, AscendC::RoundMode::CAST_RINT, hidden_);
-            AscendC::PipeBarrier<PIPE_V>();
-            AscendC::SetDeqScale(static_cast<half>(1.0f));
-            LocalTensor<half> narrow = magnitude.template ReinterpretCast<half>();
-            AscendC::Cast(narrow, code, AscendC::RoundMode::CAST_NONE, hidden_);
-            AscendC::PipeBarrier<PIPE_V>();
-            AscendC::Cast(wire, narrow, AscendC::RoundMode::CAST_TRUNC, hidden_);
+            for (uint32_t at = 0; at < hidden_; at += piece_) {
+                const uint32_t count = Min(piece_, hidden_ - at);
+                if (piece_ < hidden_) Widen(row, expert, at, count);
+                Encode(wire[at], inverse, count);
+            }
         }
         LocalTensor<float> tail = wire.ReinterpretCast<float>()[static_cast<uint32_t>(payload_ / sizeof(float))];
         tail.SetValue(0, scale);
@@ -69,24 +54,62 @@ public:
     }
 
 private:
-    __aicore__ inline void Widen(const LocalTensor<float>& value, const LocalTensor<XType>& row, uint32_t expert) {
+    // max|v| of the row. Of a row in one piece the values stay for Encode.
+    __aicore__ inline float Largest(const LocalTensor<XType>& row, uint32_t expert) {
+        LocalTensor<float> value = valueBuf_.Get<float>(), magnitude = scratchBuf_.Get<float>();
+        // The maximum, that of each piece, scratch.
+        LocalTensor<float> reduced = reduceBuf_.Get<float>();
+        LocalTensor<float> ofPiece = reduced[kBlockWords], scratch = reduced[2 * kBlockWords];
+        uint32_t pieces = 0;
+        for (uint32_t at = 0; at < hidden_; at += piece_, ++pieces) {
+            const uint32_t count = Min(piece_, hidden_ - at);
+            Widen(row, expert, at, count);
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::Abs(magnitude, value, count);
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::ReduceMax(ofPiece[pieces], magnitude, scratch, static_cast<int32_t>(count), false);
+        }
+        if (pieces > 1) {
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::ReduceMax(reduced, ofPiece, scratch, static_cast<int32_t>(pieces), false);
+        }
+        SyncFunc<HardEvent::V_S>();
+        return (pieces > 1 ? reduced : ofPiece).GetValue(0);
+    }
+    __aicore__ inline void Encode(const LocalTensor<int8_t>& wire, float inverse, uint32_t count) {
+        LocalTensor<float> value = valueBuf_.Get<float>();
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Muls(value, value, inverse, count);
+        AscendC::PipeBarrier<PIPE_V>();
+        LocalTensor<int32_t> code = value.template ReinterpretCast<int32_t>();
+        AscendC::Cast(code, value, AscendC::RoundMode::CAST_RINT, count);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::SetDeqScale(static_cast<half>(1.0f));
+        LocalTensor<half> narrow = scratchBuf_.Get<half>();
+        AscendC::Cast(narrow, code, AscendC::RoundMode::CAST_NONE, count);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Cast(wire, narrow, AscendC::RoundMode::CAST_TRUNC, count);
+    }
+    // v of `count` elements from `at` on.
+    __aicore__ inline void Widen(const LocalTensor<XType>& row, uint32_t expert, uint32_t at, uint32_t count) {
+        LocalTensor<float> value = valueBuf_.Get<float>();
         if (kSmooth) {
-            LocalTensor<float> smooth = smoothBuf_.Get<float>(hidden_);
             SyncFunc<HardEvent::V_MTE2>();
-            CopyIn(smooth, scales_[static_cast<uint64_t>(expert) * hidden_], hidden_);
+            CopyIn(smoothBuf_.Get<float>(), scales_[static_cast<uint64_t>(expert) * hidden_ + at], count);
             SyncFunc<HardEvent::MTE2_V>();
         }
+        AscendC::PipeBarrier<PIPE_V>();  // the piece before has been read
         if constexpr (AscendC::IsSameType<XType, float>::value) {
             if constexpr (kSmooth) {
-                AscendC::Mul(value, row, smoothBuf_.Get<float>(hidden_), hidden_);
+                AscendC::Mul(value, row[at], smoothBuf_.Get<float>(), count);
             } else {
-                AscendC::DataCopy(value, row, static_cast<uint32_t>(CeilTo(hidden_, kBlockWords)));
+                AscendC::DataCopy(value, row[at], static_cast<uint32_t>(CeilTo(count, kBlockWords)));
             }
         } else {
-            AscendC::Cast(value, row, AscendC::RoundMode::CAST_NONE, hidden_);
+            AscendC::Cast(value, row[at], AscendC::RoundMode::CAST_NONE, count);
             if constexpr (kSmooth) {
                 AscendC::PipeBarrier<PIPE_V>();
-                AscendC::Mul(value, value, smoothBuf_.Get<float>(hidden_), hidden_);
+                AscendC::Mul(value, value, smoothBuf_.Get<float>(), count);
             }
         }
     }
@@ -101,6 +124,7 @@ private:
     GlobalTensor<float> scales_;
     UbBuf valueBuf_, scratchBuf_, smoothBuf_, reduceBuf_;
     uint32_t hidden_ = 0;
+    uint32_t piece_ = 0;
     uint32_t payload_ = 0;
 };
 

@@ -149,10 +149,10 @@ private:
         block.SetValue(kAbEpoch, epoch_);
         block.SetValue(kAbCode, verdict.code);
         block.SetValue(kAbCulprit, verdict.source);
-        block.SetValue(kAbOp, op_);
         block.SetValue(kAbReporter, info_->rank);
         block.SetValue(kAbDetail0, verdict.detail0);
         block.SetValue(kAbDetail1, verdict.detail1);
+        block.SetValue(kAbMark, kAbortMagic);
         SyncFunc<HardEvent::S_MTE3>();
     }
     // To this rank itself, so that the failure is sticky; to peers that are here; through the server to far

@@ -59,9 +59,8 @@ private:
     uint32_t lanes_ = 0;
 };
 
-constexpr uint32_t kHistogramInts = 2048;  // histogram rows in UB at a time
-constexpr int32_t kNotRouted = -1;         // id -1: nowhere
-constexpr int32_t kInactive = -2;          // masked
+constexpr int32_t kNotRouted = -1;  // id -1: nowhere
+constexpr int32_t kInactive = -2;   // masked
 
 // Streams expert_ids and x_active_mask. `Id(i)` is the routed expert, kNotRouted or kInactive.
 class PairReader {
@@ -127,7 +126,7 @@ private:
 
 class RoutingTable {
 public:
-    // UB: the running counts, totals and prefixes of all experts, and room for histogram rows.
+    // UB: the running counts, totals and prefixes of all experts.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expertIds, GM_ADDR mask,
                                 GM_ADDR workspace, uint32_t core) {
         info_ = &info;
@@ -143,7 +142,6 @@ public:
         pipe.InitBuffer(runningBuf_, lanes_ * sizeof(int32_t));
         pipe.InitBuffer(totalBuf_, lanes_ * sizeof(int32_t));
         pipe.InitBuffer(prefixBuf_, lanes_ * sizeof(int32_t));
-        pipe.InitBuffer(rowsBuf_, Max(kHistogramInts, lanes_) * sizeof(int32_t));
         histograms_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + HistogramOffset(info.cores)),
                                     static_cast<uint64_t>(info.cores) * lanes_);
         rows_.Init(workspace + HistogramOffset(info.cores), lanes_, info.cores);
@@ -189,30 +187,6 @@ public:
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(histograms_[static_cast<uint64_t>(core_) * lanes_], running, lanes_);
         return verdict;
-    }
-
-    // After all cores have counted: totals of the rank, and in `running` the counts of the cores before this
-    // one.
-    __aicore__ inline void Accumulate() {
-        LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
-        LocalTensor<int32_t> total = totalBuf_.Get<int32_t>();
-        LocalTensor<int32_t> rows = rowsBuf_.Get<int32_t>();
-        SyncFunc<HardEvent::MTE3_V>();
-        AscendC::Duplicate(running, static_cast<int32_t>(0), lanes_);
-        AscendC::Duplicate(total, static_cast<int32_t>(0), lanes_);
-        const uint32_t step = Max(1, kHistogramInts / lanes_);
-        for (uint32_t core = 0; core < info_->cores; core += step) {
-            const uint32_t count = Min(step, info_->cores - core);
-            SyncFunc<HardEvent::V_MTE2>();
-            AscendC::DataCopy(rows, histograms_[static_cast<uint64_t>(core) * lanes_], count * lanes_);
-            SyncFunc<HardEvent::MTE2_V>();
-            for (uint32_t i = 0; i < count; ++i) {
-                AscendC::PipeBarrier<PIPE_V>();
-                AscendC::Add(total, total, rows[i * lanes_], lanes_);
-                if (core + i < core_) AscendC::Add(running, running, rows[i * lanes_], lanes_);
-            }
-        }
-        SyncFunc<HardEvent::V_S>();
     }
 
     // What a core needs to know where it only looks at pairs of its own share: `running`, the counts of the
@@ -327,7 +301,7 @@ private:
     PairReader pairs_;
     GlobalTensor<int32_t> histograms_, totals_;
     CoreRows rows_;
-    UbBuf runningBuf_, totalBuf_, prefixBuf_, rowsBuf_;
+    UbBuf runningBuf_, totalBuf_, prefixBuf_;
     const MoeDistributeInfo* info_ = nullptr;
     uint32_t core_ = 0;
     uint32_t lanes_ = 0;

@@ -4,6 +4,7 @@
 #ifndef ASCEND_MOE_COMMON_SEGMENTS_H
 #define ASCEND_MOE_COMMON_SEGMENTS_H
 
+#include "routing.h"
 #include "status.h"
 
 namespace moe {
@@ -212,6 +213,242 @@ private:
     uint32_t world_ = 0;
     uint32_t localExperts_ = 0;
     uint32_t rowWords_ = 0;
+};
+
+// After all cores have counted: the totals of the rank's experts, the counts of the cores before this one, and where
+// an owner's rows of each expert begin. Loads as many histograms [cores][E] as fit in UB at a time.
+class RowPlaces {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, RoutingTable& routing, GM_ADDR workspace,
+                                uint32_t core) {
+        info_ = &info;
+        routing_ = &routing;
+        core_ = core;
+        lanes_ = PaddedInts(info.experts);
+        atOnce_ = HistogramsAtOnce(info);
+        histograms_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + HistogramOffset(info.cores)),
+                                    static_cast<uint64_t>(info.cores) * lanes_);
+        pipe.InitBuffer(rowsBuf_, atOnce_ * lanes_ * sizeof(int32_t));
+        byVectors_ = FindsPlaces(info);
+        if (!byVectors_) return;
+        pipe.InitBuffer(placeBuf_, info.experts * sizeof(int32_t));
+        pipe.InitBuffer(totalBuf_, info.experts * sizeof(int32_t));
+        pipe.InitBuffer(firstBuf_, info.experts * sizeof(int32_t));
+        pipe.InitBuffer(spareBuf_, info.experts * sizeof(int32_t));
+        pipe.InitBuffer(reduceBuf_,
+                        CeilTo(info.world * sizeof(float), kBlock) + 2 * kBlock + MatchReduceBytes(info.world));
+    }
+    // After all cores have counted. The first owner over its capacity is the verdict.
+    __aicore__ inline Verdict Find() {
+        LoadHistograms(0);
+        if (byVectors_) FindPlaces();
+        Accumulate();
+        return byVectors_ ? SumByOwner() : routing_->Place();
+    }
+    // Number of the expert's first row at its owner.
+    __aicore__ inline int32_t First(int32_t expert) {
+        if (!byVectors_) return routing_->Prefix(expert);
+        const uint32_t id = static_cast<uint32_t>(expert);
+        return firstBuf_.Get<int32_t>().GetValue(id % info_->localExperts * info_->world + id / info_->localExperts);
+    }
+
+private:
+    __aicore__ inline void LoadHistograms(uint32_t core) {
+        AscendC::DataCopy(rowsBuf_.Get<int32_t>(), histograms_[static_cast<uint64_t>(core) * lanes_],
+                          Min(atOnce_, info_->cores - core) * lanes_);
+    }
+    // The sum of `count` rows into the first of them.
+    __aicore__ inline void Fold(const LocalTensor<int32_t>& rows, uint32_t count) {
+        while (count > 1) {
+            const uint32_t half = count / 2;
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::Add(rows, rows, rows[(count - half) * lanes_], static_cast<int32_t>(half * lanes_));
+            count -= half;
+        }
+    }
+    __aicore__ inline void Accumulate() {
+        LocalTensor<int32_t> running = routing_->Running(), total = routing_->Totals();
+        const LocalTensor<int32_t> rows = rowsBuf_.Get<int32_t>();
+        const int32_t lanes = static_cast<int32_t>(lanes_);
+        AscendC::Duplicate(running, static_cast<int32_t>(0), lanes);
+        AscendC::Duplicate(total, static_cast<int32_t>(0), lanes);
+        for (uint32_t core = 0; core < info_->cores; core += atOnce_) {
+            if (core > 0) {
+                SyncFunc<HardEvent::V_MTE2>();
+                LoadHistograms(core);
+            }
+            SyncFunc<HardEvent::MTE2_V>();
+            const uint32_t count = Min(atOnce_, info_->cores - core);
+            const uint32_t before = core_ > core ? Min(count, core_ - core) : 0;
+            const LocalTensor<int32_t> others = rows[before * lanes_];
+            Fold(rows, before);
+            if (before < count) Fold(others, count - before);
+            AscendC::PipeBarrier<PIPE_V>();
+            if (before > 0) {
+                AscendC::Add(running, running, rows, lanes);
+                AscendC::Add(total, total, rows, lanes);
+                AscendC::PipeBarrier<PIPE_V>();
+            }
+            if (before < count) AscendC::Add(total, total, others, lanes);
+        }
+        SyncFunc<HardEvent::V_S>();
+    }
+    // Where the total of [local expert][owner] lies, in bytes.
+    __aicore__ inline void FindPlaces() {
+        LocalTensor<int32_t> place = placeBuf_.Get<int32_t>();
+        const uint32_t world = info_->world, rows = info_->localExperts;
+        AscendC::CreateVecIndex(place, static_cast<int32_t>(0), world);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Muls(place, place, static_cast<int32_t>(rows * sizeof(int32_t)), static_cast<int32_t>(world));
+        for (uint32_t done = 1; done < rows; done *= 2) {
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::Adds(place[done * world], place, static_cast<int32_t>(done * sizeof(int32_t)),
+                          static_cast<int32_t>(Min(done, rows - done) * world));
+        }
+        AscendC::PipeBarrier<PIPE_V>();
+    }
+    __aicore__ inline Verdict SumByOwner() {
+        const LocalTensor<int32_t> total = totalBuf_.Get<int32_t>(), first = firstBuf_.Get<int32_t>();
+        const LocalTensor<uint32_t> places = placeBuf_.Get<uint32_t>();
+        const uint32_t world = info_->world, rows = info_->localExperts;
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Gather(total, routing_->Totals(), places, 0u, info_->experts);
+        AscendC::Gather(first, routing_->Totals(), places, 0u, info_->experts);
+        const LocalTensor<int32_t> sum = SegmentScan::Sum(first, spareBuf_.Get<int32_t>(), rows, world);
+        AscendC::PipeBarrier<PIPE_V>();
+        LocalTensor<float> most = reduceBuf_.Get<float>();
+        LocalTensor<float> result = most[PaddedInts(world)];
+        AscendC::Cast(most, sum[(rows - 1) * world], AscendC::RoundMode::CAST_RINT, world);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Sub(first, sum, total, static_cast<int32_t>(info_->experts));
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::ReduceMax(result, most, result[kBlockWords], static_cast<int32_t>(world), false);
+        SyncFunc<HardEvent::V_S>();
+        if (result.GetValue(0) <= static_cast<float>(info_->capacity)) return Verdict();
+        return routing_->Place();
+    }
+
+    GlobalTensor<int32_t> histograms_;
+    UbBuf rowsBuf_, placeBuf_, totalBuf_, firstBuf_, spareBuf_, reduceBuf_;
+    const MoeDistributeInfo* info_ = nullptr;
+    RoutingTable* routing_ = nullptr;
+    uint32_t core_ = 0;
+    uint32_t lanes_ = 0;
+    uint32_t atOnce_ = 1;
+    bool byVectors_ = false;
+};
+
+// ep_send_counts [L*W] int32: where the rows of each (local expert, source rank) end. Every core loads and
+// checks all of them by vector instructions. Only if they are wrong, the scalar unit searches for the first
+// wrong count.
+class ReturnCounts {
+public:
+    // UB: ends, starts, and floats for the check.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info) {
+        info_ = &info;
+        slots_ = info.world * info.localExperts;
+        pipe.InitBuffer(endBuf_, PaddedInts(slots_) * sizeof(int32_t));
+        pipe.InitBuffer(startBuf_, PaddedInts(slots_) * sizeof(int32_t));
+        pipe.InitBuffer(countBuf_, ReturnCountLanes(info.world, slots_) * sizeof(float));
+        pipe.InitBuffer(workBuf_, (PaddedInts(slots_) + 2 * kBlockWords) * sizeof(float));
+    }
+    // Begins to load; the caller waits for MTE2.
+    __aicore__ inline void Load(GM_ADDR epSendCounts) {
+        GlobalTensor<int32_t> counts;
+        counts.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(epSendCounts), slots_);
+        LocalTensor<int32_t> start = startBuf_.Get<int32_t>();
+        CopyIn(endBuf_.Get<int32_t>(), counts, slots_);
+        // A segment starts where the one before ends: the same words, one place further on, behind a 0.
+        if (slots_ > 1) {
+            const DataCopyExtParams params{1, static_cast<uint32_t>((slots_ - 1) * sizeof(int32_t)), 0, 0, 0};
+            const DataCopyPadExtParams<int32_t> pad{true, 1, 0, 0};
+            AscendC::DataCopyPad(start, counts, params, pad);
+        } else {
+            AscendC::Duplicate(start, static_cast<int32_t>(0), kBlockWords);
+            SyncFunc<HardEvent::V_S>();
+        }
+    }
+    // The number of all rows. False: that many rows cannot be. Before Check nothing else of the counts is
+    // known.
+    __aicore__ inline bool Total(uint32_t& rows) {
+        rows = End(slots_ - 1);
+        return rows <= info_->expandRows && rows <= info_->world * info_->capacity;
+    }
+    // Checks that the counts never fall, stay within expand_x, and give no source more than its capacity.
+    __aicore__ inline Verdict Check() {
+        uint32_t rows;
+        if (Total(rows) && Plausible()) return Verdict();
+        return Search();
+    }
+    __aicore__ inline uint32_t End(uint32_t slot) {
+        return static_cast<uint32_t>(endBuf_.Get<int32_t>().GetValue(slot));
+    }
+    __aicore__ inline uint32_t Start(uint32_t slot) {
+        return static_cast<uint32_t>(startBuf_.Get<int32_t>().GetValue(slot));
+    }
+    __aicore__ inline uint32_t Rows() { return End(slots_ - 1); }
+    // The slot that holds `row`.
+    __aicore__ inline uint32_t Find(uint32_t row) {
+        uint32_t first = 0, last = slots_ - 1;
+        while (first < last) {
+            const uint32_t middle = (first + last) / 2;
+            if (End(middle) <= row) {
+                first = middle + 1;
+            } else {
+                last = middle;
+            }
+        }
+        return first;
+    }
+
+private:
+    // False: something may be wrong. Floats keep the order of the counts, and the exact values of all counts
+    // within the limits, which are far below 2^24.
+    __aicore__ inline bool Plausible() {
+        const uint32_t unit = ReturnCountUnit(info_->world), lanes = ReturnCountLanes(info_->world, slots_);
+        LocalTensor<float> count = countBuf_.Get<float>(), work = workBuf_.Get<float>();
+        LocalTensor<float> least = work[PaddedInts(slots_)], most = least[kBlockWords];
+        AscendC::Duplicate(count, 0.0f, static_cast<int32_t>(lanes));
+        AscendC::Cast(work, startBuf_.Get<int32_t>(), AscendC::RoundMode::CAST_RINT, slots_);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Cast(count, endBuf_.Get<int32_t>(), AscendC::RoundMode::CAST_RINT, slots_);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Sub(count, count, work, static_cast<int32_t>(slots_));
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::ReduceMin(least, count, work, static_cast<int32_t>(slots_), false);
+        // Seen as rows of `unit` lanes, lane i belongs to source i % W in every row: adding the rows adds by
+        // source.
+        for (uint32_t n = lanes / unit; n > 1;) {
+            const uint32_t half = n / 2;
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::Add(count, count, count[(n - half) * unit], static_cast<int32_t>(half * unit));
+            n -= half;
+        }
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::ReduceMax(most, count, work, static_cast<int32_t>(unit), false);
+        SyncFunc<HardEvent::V_S>();
+        const float lanesOfSource = static_cast<float>(unit / info_->world);
+        return least.GetValue(0) >= 0.0f && most.GetValue(0) * lanesOfSource <= static_cast<float>(info_->capacity);
+    }
+    __aicore__ inline Verdict Search() {
+        int32_t before = 0;
+        for (uint32_t slot = 0; slot < slots_; ++slot) {
+            const int32_t end = endBuf_.Get<int32_t>().GetValue(slot);
+            if (end < before || end > static_cast<int32_t>(info_->expandRows))
+                return InvalidOf(*info_, kInvalidCounts, slot, static_cast<uint32_t>(end));
+            before = end;
+        }
+        for (uint32_t s = 0; s < info_->world; ++s) {
+            uint32_t rows = 0;
+            for (uint32_t slot = s; slot < slots_; slot += info_->world) rows += End(slot) - Start(slot);
+            if (rows > info_->capacity) return InvalidOf(*info_, kInvalidCounts, kCountsOfSource | s, rows);
+        }
+        return Verdict();
+    }
+
+    UbBuf endBuf_, startBuf_, countBuf_, workBuf_;
+    const MoeDistributeInfo* info_ = nullptr;
+    uint32_t slots_ = 0;
 };
 
 }  // namespace moe

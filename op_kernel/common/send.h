@@ -1,7 +1,7 @@
-// The seam to the transports. A rank of this server is a store by MTE3 away. For one of another server the
-// same calls stage rows and status message in this rank's windowsOut, where its region ends with the message
-// at a fixed place and begins with the first row; one contiguous BatchWrite item then carries both, the
-// message last.
+// The seam to the transports. A near rank is a store by MTE3 away. For a far one the same calls stage rows and
+// status message in this rank's windowsOut, where its region ends with the message at a fixed place and begins
+// with the first row; one contiguous BatchWrite item then carries both, the message last. Between servers every
+// rank but this one is far, unless the caller says that stores reach those of the own server.
 #ifndef ASCEND_MOE_COMMON_SEND_H
 #define ASCEND_MOE_COMMON_SEND_H
 
@@ -16,22 +16,22 @@
 
 namespace moe {
 
-// Where the status message of a rank of another server arrives.
+// Where the status message of a far rank arrives.
 __aicore__ inline __gm__ uint32_t* FarMessage(const WindowContext& context, uint32_t parity, uint32_t rank) {
     return reinterpret_cast<__gm__ uint32_t*>(context.data(context.rank()) +
                                               RegionOffset(context.data_bytes(), context.world(), parity, rank) +
                                               RowsEnd(context.data_bytes(), context.world()));
 }
 
-// Which ranks are of another server: all but a contiguous range.
+// Which ranks are far: all but a contiguous range.
 class ServerMap {
 public:
     __aicore__ inline void Init(const MoeDistributeInfo& info) {
         world_ = info.world;
         end_ = world_;
         if (info.transport != kTransportRdma) return;
-        begin_ = info.rank / info.ranksPerServer * info.ranksPerServer;
-        end_ = Min(begin_ + info.ranksPerServer, world_);
+        begin_ = info.rank / info.nearRanks * info.nearRanks;
+        end_ = Min(begin_ + info.nearRanks, world_);
     }
     __aicore__ inline bool Far(uint32_t rank) const { return rank < begin_ || rank >= end_; }
     __aicore__ inline uint32_t begin() const { return begin_; }
@@ -182,21 +182,23 @@ private:
 
 // HCCL's server, which carries data between the servers of an A2 cluster: BatchWrite copies items of this
 // rank's windowsOut to its peers' windowsIn. Core 0 alone talks to it, and owes it a Finalize in every launch
-// on an A2 context, whether or not anything was posted.
+// on an A2 context, whatever else the launch does.
 class RdmaLink {
 public:
     using Server = AscendC::Hccl<AscendC::HCCL_SERVER_TYPE_AICPU, kServerClient>;
 
     // `head` is the copy of the tiling's head in this core's memory, `tiling` the tiling in GM: newer
     // toolkits take the one, older ones the other.
-    __aicore__ inline void Open(GM_ADDR context, GM_ADDR tiling, const MoeDistributeMc2Head& head) {
+    __aicore__ inline void Open(const WindowContext& context, uint32_t core, GM_ADDR tiling,
+                                const MoeDistributeMc2Head& head) {
+        if (core != 0 || !context.a2() || context.address() == nullptr) return;
         slot_.server = Server();
-        Start(slot_.server, context, tiling, head, 0);
+        Start(slot_.server, context.address(), tiling, head, 0);
         open_ = true;
     }
     // Hands a list of `count` items in GM to the server. Everything they copy must have drained.
     __aicore__ inline void Post(GM_ADDR list, uint32_t count) {
-        if (count > 0) slot_.server.BatchWrite(list, count);
+        if (count > 0) slot_.server.template BatchWrite<true>(list, count);
     }
     // Returns when all that was posted has left; the server may go then.
     __aicore__ inline void Close() {

@@ -37,8 +37,8 @@ struct StatusConfig {
     }
 };
 
-// The hash of a count block covers the configuration, the place of lent rows and the counts, so that a turned
-// bit is never taken for a number of rows. `hash`: of all but the counts; `at`: the first word of the block.
+// The hash of a count block covers the configuration, the source, the place of lent rows and the counts, so that a
+// turned bit is never taken for a number of rows. `hash`: of all but the counts; `at`: the first word of the block.
 __aicore__ inline uint32_t HashCounts(uint32_t hash, const LocalTensor<uint32_t>& message, uint32_t at) {
     for (uint32_t i = 0; i < kCountsPerBlock; ++i) hash = HashMix(hash, message.GetValue(at + kCbCounts + i));
     return hash;
@@ -53,26 +53,27 @@ public:
         counts_ = config.counts;
         const uint32_t blocks = CountBlocks(counts_);
         message_.SetValue(kH0Magic, HeaderWord(epoch));
-        message_.SetValue(kH0Epoch, epoch);
         message_.SetValue(kH0OpPhase, OpPhase(config.op, config.phase, blocks));
         message_.SetValue(kH0Source, info.rank);
         message_.SetValue(kH0Hidden, info.hidden);
         message_.SetValue(kH0TopK, info.topK);
         message_.SetValue(kH0Experts, info.experts);
         message_.SetValue(kH0MaxBatch, info.maxBatch);
+        message_.SetValue(kH0Epoch, epoch);
         const uint32_t h1 = kBlockWords;
         message_.SetValue(h1 + kH1Epoch, epoch);
         message_.SetValue(h1 + kH1OpPhase, OpPhase(config.op, config.phase, kHeader1Tail));
         message_.SetValue(h1 + kH1Types, config.types);
-        message_.SetValue(h1 + kH1Algorithm, config.algorithm);
         message_.SetValue(h1 + kH1Contract, config.contract);
+        message_.SetValue(h1 + kH1Mark, epoch);
         for (uint32_t b = 0; b < blocks; ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
             message_.SetValue(at + kCbEpoch, epoch);
             message_.SetValue(at + kCbOpPhase, OpPhase(config.op, config.phase, b * kCountsPerBlock));
-            message_.SetValue(at + kCbSource, info.rank);
+            message_.SetValue(at + kCbMark, epoch);
         }
-        hash_ = config.hash;
+        hash_ = HashMix(config.hash, info.rank);
+        algorithm_ = config.algorithm;
     }
     // Last, when the counts are in: their blocks' hashes cover them.
     __aicore__ inline void SetCountsHashes() {
@@ -89,7 +90,7 @@ public:
         hash_ = HashMix(HashMix(hash_, blocks), generation);
     }
     __aicore__ inline void SetError(const Verdict& verdict) {
-        message_.SetValue(kBlockWords + kH1Code, verdict.code);
+        message_.SetValue(kBlockWords + kH1Code, CodeWord(algorithm_, verdict.code));
         message_.SetValue(kBlockWords + kH1Detail0, verdict.detail0);
         message_.SetValue(kBlockWords + kH1Detail1, verdict.detail1);
     }
@@ -107,6 +108,7 @@ private:
     LocalTensor<uint32_t> message_;
     uint32_t counts_ = 0;
     uint32_t hash_ = 0;
+    uint32_t algorithm_ = 0;
 };
 
 // Judges one message in UB.
@@ -120,52 +122,26 @@ public:
         epoch_ = epoch;
     }
 
-    // kArrived with kOk in `verdict`: every block carries this epoch and the counts are within capacity. The
-    // message of a far rank (another server) lies among rows, where anything may have been before it. So the
-    // reader judges it only when all of it is there; the item that it came with has then left its sender.
-    __aicore__ inline Arrival Judge(const LocalTensor<uint32_t>& message, uint32_t source, bool far,
+    // kArrived with kOk in `verdict`: every block carries this epoch and the counts are within capacity. Words
+    // that nobody can have sent are waited on, because a block may be half written; at the last look (`odd`)
+    // they are corrupt. The message of a far rank (another server) lies among rows, where anything may have
+    // been before it: there they are never judged.
+    __aicore__ inline Arrival Judge(const LocalTensor<uint32_t>& message, uint32_t source, bool far, bool odd,
                                     Verdict& verdict) const {
-        const uint32_t seen = message.GetValue(kH0Magic);
-        if (far && (seen != HeaderWord(epoch_) || !Complete(message))) return kPending;
-        if (seen != HeaderWord(epoch_)) {
-            // A fresh slot is all zero; otherwise the keyed magic must be that of two ops ago.
-            if (seen == 0 || IsStale(seen ^ kStatusMagic, epoch_)) return kPending;
-            return Corrupt(verdict, source, 0, seen);
+        Verdict found;
+        if (!Complete(message, source, found)) {
+            if (!odd || far || found.code == kOk) return kPending;
+        } else {
+            JudgeWords(message, source, found);
+            if (found.code == kCorruptStatus && !odd) return kPending;
         }
-        if (message.GetValue(kH0Epoch) != epoch_) return Corrupt(verdict, source, 0, message.GetValue(kH0Epoch));
-        if (message.GetValue(kH0Source) != source) return Corrupt(verdict, source, 0, message.GetValue(kH0Source));
-        if (message.GetValue(kBlockWords + kH1Epoch) != epoch_) return kPending;
-        const uint32_t opPhase = message.GetValue(kH0OpPhase), op = opPhase >> 24, phase = PhaseOf(opPhase);
-        if ((op != kOpDispatch && op != kOpCombine) || !Allowed(message, op, phase)) {
-            return Corrupt(verdict, source, 0, opPhase);
-        }
-        if (message.GetValue(kBlockWords + kH1OpPhase) != OpPhase(op, phase, kHeader1Tail)) {
-            return Corrupt(verdict, source, 1, message.GetValue(kBlockWords + kH1OpPhase));
-        }
-        if (CompareConfig(message, source, verdict)) return kArrived;
-        // Bits of these words that belong to no field of CompareConfig.
-        const uint32_t types = message.GetValue(kBlockWords + kH1Types);
-        const uint32_t contract = message.GetValue(kBlockWords + kH1Contract);
-        if (types != config_.types) return Corrupt(verdict, source, 1, types);
-        if (contract != config_.contract) return Corrupt(verdict, source, 1, contract);
-        const uint32_t code = message.GetValue(kBlockWords + kH1Code);
-        if (code != kOk) {
-            if (code > kInvalidTriple) return Corrupt(verdict, source, 1, code);
-            Verdict found;
-            found.code = code;
-            found.source = source;
-            found.detail0 = message.GetValue(kBlockWords + kH1Detail0);
-            found.detail1 = message.GetValue(kBlockWords + kH1Detail1);
-            found.reporter = source;
-            verdict = found;
-            return kArrived;
-        }
-        return JudgeCounts(message, source, verdict);
+        verdict = found;
+        return kArrived;
     }
     // Checks the counts hashes of a message whose fixed words are known to be right.
     __aicore__ inline Verdict JudgeCountsHashes(const LocalTensor<uint32_t>& message, uint32_t source) const {
         Verdict verdict;
-        const uint32_t hash = HashBefore(message);
+        const uint32_t hash = HashBefore(message, source);
         uint64_t rows = 0;
         for (uint32_t b = 0; b < CountBlocks(config_.counts); ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
@@ -183,22 +159,59 @@ public:
     }
 
 private:
+    // What the words of a complete message say, into `verdict`.
+    __aicore__ inline void JudgeWords(const LocalTensor<uint32_t>& message, uint32_t source, Verdict& verdict) const {
+        if (message.GetValue(kH0Source) != source) return Corrupt(verdict, source, 0, message.GetValue(kH0Source));
+        const uint32_t opPhase = message.GetValue(kH0OpPhase), op = opPhase >> 24, phase = PhaseOf(opPhase);
+        if ((op != kOpDispatch && op != kOpCombine) || !Allowed(message, op, phase)) {
+            return Corrupt(verdict, source, 0, opPhase);
+        }
+        if (message.GetValue(kBlockWords + kH1OpPhase) != OpPhase(op, phase, kHeader1Tail)) {
+            return Corrupt(verdict, source, 1, message.GetValue(kBlockWords + kH1OpPhase));
+        }
+        if (CompareConfig(message, source, verdict)) return;
+        // Bits of these words that belong to no field of CompareConfig.
+        const uint32_t types = message.GetValue(kBlockWords + kH1Types);
+        const uint32_t contract = message.GetValue(kBlockWords + kH1Contract);
+        if (types != config_.types) return Corrupt(verdict, source, 1, types);
+        if (contract != config_.contract) return Corrupt(verdict, source, 1, contract);
+        const uint32_t code = message.GetValue(kBlockWords + kH1Code) & 0xFFu;
+        if (code == kOk) return JudgeCounts(message, source, verdict);
+        if (code > kInvalidTriple) return Corrupt(verdict, source, 1, code);
+        verdict.code = code;
+        verdict.source = source;
+        verdict.detail0 = message.GetValue(kBlockWords + kH1Detail0);
+        verdict.detail1 = message.GetValue(kBlockWords + kH1Detail1);
+        verdict.reporter = source;
+    }
+    __aicore__ inline uint32_t AlgorithmOf(const LocalTensor<uint32_t>& message) const {
+        return message.GetValue(kBlockWords + kH1Code) >> 8;
+    }
     // A rank that runs another algorithm may send any phase: CompareConfig then names the mismatch.
     __aicore__ inline bool Allowed(const LocalTensor<uint32_t>& message, uint32_t op, uint32_t phase) const {
-        const uint32_t algorithm = message.GetValue(kBlockWords + kH1Algorithm);
-        if (algorithm == config_.algorithm) return IsPhaseOf(info_->algorithm, op, phase);
+        if (AlgorithmOf(message) == config_.algorithm) return IsPhaseOf(info_->algorithm, op, phase);
         return phase >= kPhaseFinal && phase <= kPhaseLent;
     }
-    // Whether all blocks that this rank reads carry this epoch.
-    __aicore__ inline bool Complete(const LocalTensor<uint32_t>& message) const {
-        if (message.GetValue(kBlockWords + kH1Epoch) != epoch_) return false;
-        const uint32_t blocks = Min(message.GetValue(kH0OpPhase) & 0xFFFFu, CountBlocks(config_.counts));
+    // Whether both halves of all blocks that this rank reads carry this epoch. If not, `odd` names the first
+    // that carries neither this epoch nor what may have been there before; kOk: there is none.
+    __aicore__ inline bool Complete(const LocalTensor<uint32_t>& message, uint32_t source, Verdict& odd) const {
+        bool complete = true;
+        uint32_t blocks = 1;
         for (uint32_t b = 0; b < blocks; ++b) {
-            if (message.GetValue((kHeaderBlocks + b) * kBlockWords + kCbEpoch) != epoch_) return false;
+            const uint32_t at = b * kBlockWords, key = b == 0 ? kStatusMagic : 0;
+            const uint32_t first = message.GetValue(at + kFirstMark), last = message.GetValue(at + kLastMark);
+            const bool firstHere = first == (epoch_ ^ key), lastHere = last == epoch_;
+            complete = complete && firstHere && lastHere;
+            if (odd.code == kOk && !firstHere && first != 0 && !IsStale(first ^ key, epoch_))
+                Corrupt(odd, source, b, first);
+            if (odd.code == kOk && !lastHere && !IsStale(last, epoch_)) Corrupt(odd, source, b, last);
+            // The first half of header 0 says how many there are.
+            if (b == 0 && firstHere)
+                blocks = kHeaderBlocks + Min(message.GetValue(kH0OpPhase) & 0xFFFFu, CountBlocks(config_.counts));
         }
-        return true;
+        return complete;
     }
-    __aicore__ inline Arrival Corrupt(Verdict& verdict, uint32_t source, uint32_t block, uint32_t word) const {
+    __aicore__ inline void Corrupt(Verdict& verdict, uint32_t source, uint32_t block, uint32_t word) const {
         Verdict found;
         found.code = kCorruptStatus;
         found.source = source;
@@ -206,7 +219,6 @@ private:
         found.detail1 = word;
         found.reporter = info_->rank;
         verdict = found;
-        return kArrived;
     }
 
     // Whether a count is a number of rows; direct combine also sends where rows begin.
@@ -214,30 +226,23 @@ private:
         return block * kCountsPerBlock + i < info_->localExperts;
     }
     // The hash of the words before the counts of a block.
-    __aicore__ inline uint32_t HashBefore(const LocalTensor<uint32_t>& message) const {
-        if (PhaseOf(message.GetValue(kH0OpPhase)) != kPhaseLent) return config_.hash;
-        const uint32_t hash = HashMix(config_.hash, message.GetValue(kBlockWords + kH1Detail0));
-        return HashMix(hash, message.GetValue(kBlockWords + kH1Detail1));
+    __aicore__ inline uint32_t HashBefore(const LocalTensor<uint32_t>& message, uint32_t source) const {
+        const uint32_t hash = HashMix(config_.hash, source);
+        if (PhaseOf(message.GetValue(kH0OpPhase)) != kPhaseLent) return hash;
+        return HashMix(HashMix(hash, message.GetValue(kBlockWords + kH1Detail0)),
+                       message.GetValue(kBlockWords + kH1Detail1));
     }
-    __aicore__ inline Arrival JudgeCounts(const LocalTensor<uint32_t>& message, uint32_t source,
-                                          Verdict& verdict) const {
+    __aicore__ inline void JudgeCounts(const LocalTensor<uint32_t>& message, uint32_t source, Verdict& verdict) const {
         const uint32_t blocks = CountBlocks(config_.counts), phase = PhaseOf(message.GetValue(kH0OpPhase));
         if ((message.GetValue(kH0OpPhase) & 0xFFFFu) != blocks) {
             return Corrupt(verdict, source, 0, message.GetValue(kH0OpPhase));
         }
-        for (uint32_t b = 0; b < blocks; ++b) {
-            const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
-            if (message.GetValue(at + kCbEpoch) != epoch_) return kPending;
-        }
-        const uint32_t hash = HashBefore(message);
+        const uint32_t hash = HashBefore(message, source);
         uint64_t rows = 0;
         for (uint32_t b = 0; b < blocks; ++b) {
             const uint32_t at = (kHeaderBlocks + b) * kBlockWords;
             if (message.GetValue(at + kCbOpPhase) != OpPhase(config_.op, phase, b * kCountsPerBlock)) {
                 return Corrupt(verdict, source, kHeaderBlocks + b, message.GetValue(at + kCbOpPhase));
-            }
-            if (message.GetValue(at + kCbSource) != source) {
-                return Corrupt(verdict, source, kHeaderBlocks + b, message.GetValue(at + kCbSource));
             }
             if (message.GetValue(at + kCbHash) != HashCounts(hash, message, at)) {
                 return Corrupt(verdict, source, kHeaderBlocks + b, message.GetValue(at + kCbHash));
@@ -248,7 +253,6 @@ private:
                 if (rows > info_->capacity) return Corrupt(verdict, source, kHeaderBlocks + b, count);
             }
         }
-        return kArrived;
     }
 
     __aicore__ inline bool Differs(uint32_t field, uint32_t ours, uint32_t theirs, uint32_t source,
@@ -284,7 +288,7 @@ private:
                Differs(kFieldQuant, config_.types >> 16 & 0xFF, types >> 16 & 0xFF, source, v) ||
                Differs(kFieldScales, config_.types >> 24 & 1, types >> 24 & 1, source, v) ||
                Differs(kFieldWeights, config_.types >> 25, types >> 25, source, v) ||
-               Differs(kFieldAlgorithm, config_.algorithm, message.GetValue(kBlockWords + kH1Algorithm), source, v);
+               Differs(kFieldAlgorithm, config_.algorithm, AlgorithmOf(message), source, v);
     }
 
     const MoeDistributeInfo* info_ = nullptr;
@@ -328,7 +332,7 @@ public:
         CompareSources(words);
         if (Differs()) {
             Clear();
-            Compare(words, {1u, 1u, 1u});
+            Compare(words, {kMarks, kMarks, kMarks});
             return Differs() ? kMissing : kUnexpected;
         }
         TakeCounts(words);
@@ -343,10 +347,12 @@ public:
 
 private:
     static constexpr uint32_t kLaneBlocks = 8;  // of a repeat
-    // Of each block the words that are the same in the messages of all ranks, and those that name the source.
+    // Of each block the words that are the same in the messages of all ranks.
     static constexpr uint32_t kFixedOfHeader0 = 0xFFu & ~(1u << kH0Source);
     static constexpr uint32_t kFixedOfHeader1 = 0xFFu & ~(1u << kH1Detail0 | 1u << kH1Detail1);
-    static constexpr uint32_t kFixedOfCounts = 1u << kCbEpoch | 1u << kCbOpPhase;
+    static constexpr uint32_t kFixedOfCounts = 1u << kCbEpoch | 1u << kCbOpPhase | 1u << kCbMark;
+    static constexpr uint32_t kCountLanes = 0xFu << kCbCounts;
+    static constexpr uint32_t kMarks = 1u << kFirstMark | 1u << kLastMark;
     struct BlockLanes {
         uint32_t header0, header1, counts;
     };
@@ -385,13 +391,11 @@ private:
     __aicore__ inline void CompareSources(const LocalTensor<int32_t>& messages) {
         const LocalTensor<int32_t> to = wordBuf_.Get<int32_t>(), source = sourceBuf_.Get<int32_t>();
         const AscendC::BinaryRepeatParams strides(1, 1, 0, MessageStride(), MessageStride(), 1);
-        for (uint32_t block = 0; block < blocks_; block += kLaneBlocks) {
-            uint64_t mask[2] = {MaskOf({1u << kH0Source, 0, 1u << kCbSource}, block), 0};
-            for (uint32_t message = 0; message < count_; message += MessagesAtOnce()) {
-                const uint32_t at = (message * blocks_ + block) * kBlockWords;
-                AscendC::Sub(to[at], messages[at], source[message * kBlockWords], mask,
-                             static_cast<uint8_t>(MessagesAtOnce()), strides);
-            }
+        uint64_t mask[2] = {1ull << kH0Source, 0};
+        for (uint32_t message = 0; message < count_; message += MessagesAtOnce()) {
+            const uint32_t at = message * blocks_ * kBlockWords;
+            AscendC::Sub(to[at], messages[at], source[message * kBlockWords], mask,
+                         static_cast<uint8_t>(MessagesAtOnce()), strides);
         }
     }
     // All words of the comparison are zero when this is called.
@@ -400,7 +404,7 @@ private:
         const AscendC::UnaryRepeatParams strides(1, 1, MessageStride(), MessageStride());
         AscendC::PipeBarrier<PIPE_V>();
         for (uint32_t block = 0; block < blocks_; block += kLaneBlocks) {
-            uint64_t mask[2] = {MaskOf({0, 0, 0xF0u}, block), 0};
+            uint64_t mask[2] = {MaskOf({0, 0, kCountLanes}, block), 0};
             for (uint32_t message = 0; message < count_; message += MessagesAtOnce()) {
                 const uint32_t at = (message * blocks_ + block) * kBlockWords;
                 AscendC::Maxs(counts[at], messages[at], static_cast<int32_t>(0), mask,

@@ -33,7 +33,7 @@ public:
         SyncFunc<HardEvent::MTE2_S>();
         for (uint32_t source = 0; source < world_; ++source) {
             const uint32_t at = source * kBlockWords;
-            if (words.GetValue(at + kAbMagic) != kAbortMagic) continue;
+            if (words.GetValue(at + kAbMagic) != kAbortMagic || words.GetValue(at + kAbMark) != kAbortMagic) continue;
             verdict = Verdict();
             verdict.code = words.GetValue(at + kAbCode);
             verdict.source = words.GetValue(at + kAbCulprit);
@@ -148,8 +148,9 @@ public:
     __aicore__ inline Verdict Wait() {
         Verdict worst;
         const int64_t start = AscendC::GetSystemCycle();
-        uint32_t next = 0;
+        uint32_t next = 0, looks = 0;
         bool lastLook = false;
+        odd_ = false;
         while (next < count_) {
             const uint32_t before = next;
             Load(next);
@@ -157,8 +158,9 @@ public:
             if (worst.code >= kFirstFatal || next == count_) break;
             if (matching_ && next != before) continue;  // it has judged a message: the next may be there
             Verdict abort;
-            const bool aborted = aborts_.Look(abort);
             const bool expired = AscendC::GetSystemCycle() - start > static_cast<int64_t>(info_->deadlineCycles);
+            // Aborts are rare, and a look at them takes as long as one at the messages.
+            const bool aborted = (expired || looks++ % kLooksAnAbort == 0) && aborts_.Look(abort);
             if (lastLook) {
                 // What was missing before is still missing after a fresh look.
                 if (!aborted) {
@@ -169,6 +171,7 @@ public:
                 return abort;
             }
             lastLook = aborted || expired;
+            odd_ = expired;  // what is odd then will not become right
             if (!lastLook) {
                 MOE_POLL_HINT();
             }
@@ -217,6 +220,12 @@ public:
     }
 
 private:
+#ifdef TWIN_POLL_SLEEPS  // until something has changed, which may be an abort
+    static constexpr uint32_t kLooksAnAbort = 1;
+#else
+    static constexpr uint32_t kLooksAnAbort = 16;
+#endif
+
     __aicore__ inline void Load(uint32_t from) {
         SyncFunc<HardEvent::S_MTE2>();
         if (info_->transport == kTransportMemory) {
@@ -256,7 +265,7 @@ private:
     __aicore__ inline uint32_t Advance(uint32_t next, uint32_t end, Verdict& worst) {
         for (; next < end; ++next) {
             Verdict verdict;
-            if (reader_.Judge(Message(next), first_ + next, servers_.Far(first_ + next), verdict) ==
+            if (reader_.Judge(Message(next), first_ + next, servers_.Far(first_ + next), odd_, verdict) ==
                 StatusReader::kPending)
                 break;
             Worsen(worst, verdict);
@@ -279,6 +288,7 @@ private:
     uint32_t messageWords_ = 0;
     uint32_t strideBytes_ = 0;
     uint32_t nextToHash_ = 0;  // the first message whose hashes are still to be checked
+    bool odd_ = false;         // whether words that are none of a message make it corrupt
     bool matching_ = false;
 };
 

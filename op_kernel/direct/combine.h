@@ -65,7 +65,13 @@ public:
     }
 
     __aicore__ inline void Process(TPipe& pipe) {
-        if (!exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord)) return;
+        if (exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord, args_.tiling, tiling_->mc2))
+            Run();
+        exchange_.Exit();
+    }
+
+private:
+    __aicore__ inline void Run() {
         BuffInit();
         return_.Load();
         routing_.Fetch();
@@ -88,7 +94,6 @@ public:
         if (!exchange_.WaitForAll(waiter_) || !SumRows()) Leave();
     }
 
-private:
     // A single plan of UB for the whole op, because a new plan would have to wait for stores under way.
     __aicore__ inline void BuffInit() {
         MOE_PHASE("BuffInit");
@@ -122,7 +127,7 @@ private:
     // Every core gets all totals, so that the messages of all cores carry the same error, or none.
     __aicore__ inline void CountAll() {
         exchange_.RecheckTogether();
-        routing_.Accumulate();
+        routing_.AccumulateShare(sum_.queue(), sum_.room(), 0, info_->experts);
         exchange_.Fail(routing_.Place());
     }
     // While the messages are under way: every core finds the places of its first tokens; core 0 gets this

@@ -78,15 +78,9 @@ public:
     }
 
     __aicore__ inline void Process(TPipe& pipe) {
-        if (!exchange_.Enter(pipe, *info_, kOpDispatch, args_.workspace, args_.errorRecord)) return;
-        BuffInit();
-        if (!(role_ == Role::kBoth ? FillTogether() : FillApart())) {
-            Leave();
-            return;
-        }
-        SetStatus();
-        SegmentInit();
-        if (!exchange_.WaitForAll(waiter_) || !GatherRows()) Leave();
+        if (exchange_.Enter(pipe, *info_, kOpDispatch, args_.workspace, args_.errorRecord, args_.tiling, tiling_->mc2))
+            Run();
+        exchange_.Exit();
     }
     // SegmentTable::FromCounts calls this: rows from a source for a local expert, as its message says.
     __aicore__ inline int32_t operator()(uint32_t source, uint32_t localExpert) {
@@ -100,6 +94,17 @@ public:
     }
 
 private:
+    __aicore__ inline void Run() {
+        BuffInit();
+        if (!(role_ == Role::kBoth ? FillTogether() : FillApart())) {
+            Leave();
+            return;
+        }
+        SetStatus();
+        SegmentInit();
+        if (!exchange_.WaitForAll(waiter_) || !GatherRows()) Leave();
+    }
+
     // Every core publishes rows, then makes list entries; or some make lists while the others publish rows.
     enum class Role : uint8_t { kBoth, kLists, kRows };
 
@@ -362,7 +367,7 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     Exchange exchange_;
     RoutingTable routing_;
-    ListPlaces places_;
+    RowPlaces places_;
     ExpertLists expertLists_;
     RowLoader<XType, kQuant, kSmooth> rows_;
     DispatchCounts counts_;

@@ -8,8 +8,8 @@
 //                 | :: Check      |              |                       | the report             |
 // kProbeContext   |               |              | nothing else          | nothing else           |
 // kProbeStore     | StoreAndRead  | all: a share | rows and flags that   | a row of 16 KiB and a  | all ranks
-//                 |               | of the peers | peers stored here;    | flag to each peer      |
-//                 |               |              | its own rows in the   |                        |
+//                 |               | of the peers | peers stored here;    | flag to each peer;     |
+//                 |               |              | its own rows in the   | twice, other values    |
 //                 |               |              | peers' areas          |                        |
 // kProbeAtomic    | Atomic        | core 0       | blocks from the rank  | a block a round to the | all ranks
 //                 |               | writes, core | before                | next rank              |
@@ -25,10 +25,19 @@
 //                 |               |              |                       |                        | round
 // kProbeCycles    | Cycles        | core 0       | the cycle counter     | nothing                |
 // kProbeZeroState | ZeroState     | core 0       | the state area        | nothing                |
+// kProbePull      | Pull          | core 0       | core 1: the row in    | core 0: a row into its | all
+//                 |               | writes, core | the next rank's own   | own area, a flag to    | ranks,
+//                 |               | 1 reads      | area                  | the rank before; core  | each
+//                 |               |              |                       | 1: an answer           | round
+// kProbeRelay     | Relay         | as kProbe-   | core 1: the flag;     | core 1: a block in the | all
+//                 |               | Order; core  | core 2: that block,   | workspace; core 2: an  | ranks,
+//                 |               | 2 reads      | the row               | answer                 | each
+//                 |               |              |                       |                        | round
+// kProbeQueue     | Queues        | all          | its own area          | its own area           |
 // all, last       | Report        | all          | nothing               | report [cores] blocks  |
 //
 // "Meets" here: a core waits for a flag, block or answer of another rank. A core without work reports
-// "passed".
+// "passed". Peers, next and before are ranks of the own server: stores may not reach others.
 #ifndef ASCEND_MOE_PROBE_PROBE_H
 #define ASCEND_MOE_PROBE_PROBE_H
 
@@ -40,7 +49,9 @@ namespace moe {
 
 class Probe {
 public:
-    __aicore__ inline void Init(TPipe& pipe, const MoeProbeTiling& tiling, GM_ADDR report, GM_ADDR workspace) {
+    // `inGm`: where the tiling lies there.
+    __aicore__ inline void Init(TPipe& pipe, const MoeProbeTiling& tiling, GM_ADDR report, GM_ADDR workspace,
+                                GM_ADDR inGm) {
         tiling_ = &tiling;
         core_ = static_cast<uint32_t>(AscendC::GetBlockIdx());
         info_.world = tiling.world;
@@ -48,12 +59,20 @@ public:
         info_.contextKind = tiling.contextKind;
         info_.dataBytes = tiling.dataBytes;
         context_.Init(AscendC::GetHcclContext<0>(), info_);
+        link_.Open(context_, core_, inGm, tiling.mc2);
         report_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(report), tiling.cores * kBlockWords);
         workspace_ = workspace;
         pipe.InitBuffer(blockBuf_, kBlock);
         pipe.InitBuffer(seenBuf_, kBlock);
         pipe.InitBuffer(rowBuf_, kRowBytes);
         pipe.InitBuffer(backBuf_, kRowBytes);
+        pipe.InitBuffer(inQueue_, kMostRing, kPieceBytes);
+        pipe.InitBuffer(outQueue_, kMostRing, kPieceBytes);
+        const uint32_t share = tiling.nearRanks == 0 ? tiling.world : tiling.nearRanks;
+        firstPeer_ = tiling.rank / share * share;
+        peers_ = Min(share, tiling.world - firstPeer_);
+        next_ = firstPeer_ + (tiling.rank - firstPeer_ + 1) % peers_;
+        before_ = firstPeer_ + (tiling.rank - firstPeer_ + peers_ - 1) % peers_;
     }
 
     __aicore__ inline void Process() {
@@ -72,13 +91,21 @@ public:
             Cycles();
         } else if (tiling_->mode == kProbeZeroState) {
             ZeroState();
+        } else if (tiling_->mode == kProbePull) {
+            Pull();
+        } else if (tiling_->mode == kProbeRelay) {
+            Relay();
+        } else if (tiling_->mode == kProbeQueue) {
+            Queues();
         }
         Report();
+        link_.Close();
     }
 
 private:
     static constexpr uint32_t kRowBytes = 16 * 1024;
     static constexpr uint32_t kRowWords = kRowBytes / sizeof(uint32_t);
+    static constexpr uint32_t kPieceBytes = 512, kPieceWords = kPieceBytes / sizeof(uint32_t);
     // Of a source rank in a peer's data area: the row, its flag, the answer to it, the block of kProbeAtomic.
     static constexpr uint64_t kFlagAt = kRowBytes, kAnswerAt = kFlagAt + 512, kAtomicAt = kAnswerAt + 512,
                               kSourceBytes = kAtomicAt + 512;
@@ -138,15 +165,17 @@ private:
             return;
         }
     }
-    // Polls until word 0 of the block is `value`; false at the deadline. `whole`: words that differ from word
-    // 0 are a finding of their own. `from`: the rank that the report names.
+    // Polls until word 0 of the block is `value`; false at the deadline. `whole`: words that are older than both
+    // the first and the last are a finding of their own. `from`: the rank that the report names.
     __aicore__ inline bool Await(GM_ADDR address, uint32_t value, uint32_t from, bool whole = false) {
         const int64_t start = AscendC::GetSystemCycle();
         while (AscendC::GetSystemCycle() - start <= static_cast<int64_t>(tiling_->deadlineCycles)) {
             LocalTensor<uint32_t> seen = LoadBlock(address);
             const uint32_t first = seen.GetValue(0);
-            for (uint32_t i = 1; whole && i < kBlockWords; ++i) {
-                if (seen.GetValue(i) != first) Set(kProbeDiffers, i, first, seen.GetValue(i));
+            const uint32_t last = seen.GetValue(kBlockWords - 1);
+            const uint32_t older = static_cast<int32_t>(last - first) < 0 ? last : first;
+            for (uint32_t i = 0; whole && i < kBlockWords; ++i) {
+                if (static_cast<int32_t>(seen.GetValue(i) - older) < 0) Set(kProbeDiffers, i, older, seen.GetValue(i));
             }
             if (first == value) return true;
             MOE_POLL_HINT();
@@ -158,19 +187,25 @@ private:
     // ---- the probes ----
 
     // For this core's share of the peers: stores a row and its flag to each peer; then checks the row that
-    // the peer has stored here, and reads its own row back from there.
+    // the peer has stored here, reads its own row back from there, and answers. Then the same with other values,
+    // which whoever looks into a stale line does not see.
     __aicore__ inline void StoreAndRead() {
-        const uint32_t rank = tiling_->rank, world = tiling_->world;
-        for (uint32_t peer = core_; peer < world; peer += tiling_->cores) {
-            StoreRow(At(peer, rank, 0), RowValue(rank, peer));
-            AscendC::PipeBarrier<PIPE_ALL>();
-            StoreBlock(At(peer, rank, kFlagAt), tiling_->nonce);
-        }
-        for (uint32_t peer = core_; peer < world; peer += tiling_->cores) {
-            if (!Await(At(rank, peer, kFlagAt), tiling_->nonce, peer)) return;
-            CheckRow(At(rank, peer, 0), RowValue(peer, rank), peer);
-            CheckRow(At(peer, rank, 0), RowValue(rank, peer), peer);
-            ++done_;
+        const uint32_t rank = tiling_->rank;
+        for (uint32_t n = 0; n < 2; ++n) {
+            const uint32_t flag = tiling_->nonce + n;
+            for (uint32_t peer = firstPeer_ + core_; peer < firstPeer_ + peers_; peer += tiling_->cores) {
+                if (n > 0 && !Await(At(rank, peer, kAnswerAt), flag - 1, peer)) return;
+                StoreRow(At(peer, rank, 0), RowValue(rank, peer) + n);
+                AscendC::PipeBarrier<PIPE_ALL>();
+                StoreBlock(At(peer, rank, kFlagAt), flag);
+            }
+            for (uint32_t peer = firstPeer_ + core_; peer < firstPeer_ + peers_; peer += tiling_->cores) {
+                if (!Await(At(rank, peer, kFlagAt), flag, peer)) return;
+                CheckRow(At(rank, peer, 0), RowValue(peer, rank) + n, peer);
+                CheckRow(At(peer, rank, 0), RowValue(rank, peer) + n, peer);
+                StoreBlock(At(peer, rank, kAnswerAt), flag);
+                done_ += n;
+            }
         }
     }
     __aicore__ inline uint32_t RowValue(uint32_t source, uint32_t owner) const {
@@ -180,8 +215,7 @@ private:
     // Core 0 writes blocks of equal words to the next rank; core 1 looks at the blocks of the rank before
     // until the last round has come.
     __aicore__ inline void Atomic() {
-        const uint32_t world = tiling_->world, rank = tiling_->rank;
-        const uint32_t next = (rank + 1) % world, before = (rank + world - 1) % world;
+        const uint32_t rank = tiling_->rank, next = next_, before = before_;
         if (core_ == 0) {
             for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
                 StoreBlock(At(next, rank, kAtomicAt), tiling_->nonce + n);
@@ -195,8 +229,7 @@ private:
     // A round: core 0 stores a row, drains, stores the flag and awaits the answer. Core 1 awaits the flag,
     // checks the row and answers, so that no row is overwritten while it is read.
     __aicore__ inline void Order() {
-        const uint32_t world = tiling_->world, rank = tiling_->rank;
-        const uint32_t next = (rank + 1) % world, before = (rank + world - 1) % world;
+        const uint32_t rank = tiling_->rank, next = next_, before = before_;
         for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
             const uint32_t value = tiling_->nonce + n;
             if (core_ == 0) {
@@ -208,6 +241,117 @@ private:
                 if (!Await(At(rank, before, kFlagAt), value, before)) return;
                 CheckRow(At(rank, before, 0), value, before);
                 StoreBlock(At(before, rank, kAnswerAt), value);
+            }
+            ++done_;
+        }
+    }
+
+    // A round: core 0 stores a row into its own area, drains, and tells the rank before. Core 1 is told by the next
+    // rank, reads the row where it lies, and answers. Then both move kProbeMoves rows and count the cycles: core 0
+    // stores to the next rank, core 1 loads from there.
+    __aicore__ inline void Pull() {
+        const uint32_t rank = tiling_->rank;
+        for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
+            const uint32_t value = tiling_->nonce + n;
+            if (core_ == 0) {
+                StoreRow(At(rank, rank, 0), value);
+                AscendC::PipeBarrier<PIPE_ALL>();
+                StoreBlock(At(before_, rank, kFlagAt), value);
+                if (!Await(At(rank, before_, kAnswerAt), value, before_)) return;
+            } else if (core_ == 1) {
+                if (!Await(At(rank, next_, kFlagAt), value, next_)) return;
+                CheckRow(At(next_, next_, 0), value, next_);
+                StoreBlock(At(next_, rank, kAnswerAt), value);
+            }
+            ++done_;
+        }
+        // Behind the rows of the sources, where nobody looks. Each row is another: a load that is made twice would
+        // count as a poll.
+        const uint64_t spare = tiling_->world * kSourceBytes, room = tiling_->dataBytes - spare;
+        const uint32_t moves = core_ > 1 ? 0 : Min(kProbeMoves, static_cast<uint32_t>(room / 2 / kRowBytes));
+        const int64_t start = AscendC::GetSystemCycle();
+        for (uint32_t n = 0; n < moves; ++n) {
+            GM_ADDR row = context_.data(next_) + spare + (core_ * moves + n) * static_cast<uint64_t>(kRowBytes);
+            core_ == 0 ? MoveOut(row) : MoveIn(row);
+        }
+        AscendC::PipeBarrier<PIPE_ALL>();
+        cycles_ = static_cast<uint32_t>(AscendC::GetSystemCycle() - start);
+        if (code_ == 0) where_ = moves;
+    }
+    __aicore__ inline void MoveOut(GM_ADDR address) {
+        GlobalTensor<int32_t> target;
+        target.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(address), kRowWords);
+        AscendC::PipeBarrier<PIPE_MTE3>();
+        AscendC::DataCopy(target, rowBuf_.Get<int32_t>(), kRowWords);
+    }
+    __aicore__ inline void MoveIn(GM_ADDR address) {
+        GlobalTensor<int32_t> source;
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(address), kRowWords);
+        AscendC::PipeBarrier<PIPE_MTE2>();
+        AscendC::DataCopy(backBuf_.Get<int32_t>(), source, kRowWords);
+    }
+
+    // As Order, but core 1, which sees the flag, tells core 2 by a block in the workspace, and core 2 reads the row.
+    __aicore__ inline void Relay() {
+        const uint32_t rank = tiling_->rank;
+        for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
+            const uint32_t value = tiling_->nonce + n;
+            if (core_ == 0) {
+                StoreRow(At(next_, rank, 0), value);
+                AscendC::PipeBarrier<PIPE_ALL>();
+                StoreBlock(At(next_, rank, kFlagAt), value);
+                if (!Await(At(rank, next_, kAnswerAt), value, next_)) return;
+            } else if (core_ == 1) {
+                if (!Await(At(rank, before_, kFlagAt), value, before_)) return;
+                StoreBlock(workspace_ + Post(1, 0), value);
+            } else if (core_ == 2) {
+                if (!Await(workspace_ + Post(1, 0), value, before_)) return;
+                CheckRow(At(rank, before_, 0), value, before_);
+                StoreBlock(At(before_, rank, kAnswerAt), value);
+            }
+            ++done_;
+        }
+    }
+
+    // Full queues: kMostRing pieces on their way in, one added to each, and on their way out, in an area of this core.
+    __aicore__ inline void Queues() {
+        GM_ADDR mine = context_.data(tiling_->rank) + core_ * 2ull * kMostRing * kPieceBytes;
+        GlobalTensor<int32_t> in, out;
+        in.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(mine), kMostRing * kPieceWords);
+        out.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(mine) + kMostRing * kPieceWords, kMostRing * kPieceWords);
+        for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
+            const int32_t value = static_cast<int32_t>(tiling_->nonce + n);
+            LocalTensor<int32_t> row = rowBuf_.Get<int32_t>();
+            SyncFunc<HardEvent::MTE3_V>();
+            AscendC::Duplicate(row, value, kMostRing * kPieceWords);
+            SyncFunc<HardEvent::V_MTE3>();
+            AscendC::DataCopy(in, row, kMostRing * kPieceWords);
+            SyncFunc<HardEvent::MTE3_MTE2>();
+            for (uint32_t i = 0; i < kMostRing; ++i) {
+                LocalTensor<int32_t> piece = inQueue_.AllocTensor<int32_t>();
+                AscendC::DataCopy(piece, in[i * kPieceWords], kPieceWords);
+                inQueue_.EnQue(piece);
+            }
+            for (uint32_t i = 0; i < kMostRing; ++i) {
+                LocalTensor<int32_t> piece = inQueue_.DeQue<int32_t>(), sum = outQueue_.AllocTensor<int32_t>();
+                AscendC::Adds(sum, piece, static_cast<int32_t>(i + 1), static_cast<int32_t>(kPieceWords));
+                inQueue_.FreeTensor(piece);
+                outQueue_.EnQue(sum);
+            }
+            for (uint32_t i = 0; i < kMostRing; ++i) {
+                LocalTensor<int32_t> sum = outQueue_.DeQue<int32_t>();
+                AscendC::DataCopy(out[i * kPieceWords], sum, kPieceWords);
+                outQueue_.FreeTensor(sum);
+            }
+            LocalTensor<int32_t> back = backBuf_.Get<int32_t>();
+            SyncFunc<HardEvent::S_MTE2>();
+            SyncFunc<HardEvent::MTE3_MTE2>();
+            AscendC::DataCopy(back, out, kMostRing * kPieceWords);
+            SyncFunc<HardEvent::MTE2_S>();
+            for (uint32_t i = 0; i < kMostRing * kPieceWords; ++i) {
+                const int32_t wanted = value + static_cast<int32_t>(i / kPieceWords + 1);
+                if (back.GetValue(i) != wanted)
+                    Set(kProbeDiffers, i, static_cast<uint32_t>(wanted), static_cast<uint32_t>(back.GetValue(i)));
             }
             ++done_;
         }
@@ -249,8 +393,8 @@ private:
     __aicore__ inline void ZeroState() {
         if (core_ != 0) return;
         const uint32_t words = static_cast<uint32_t>(StateBytes(tiling_->world) / sizeof(uint32_t));
-        for (uint32_t at = 0; at < words; at += kRowWords) {
-            const uint32_t count = Min(kRowWords, words - at);
+        constexpr uint32_t kControlWords = kErrorRecordOffset / sizeof(uint32_t);
+        for (uint32_t at = 0, count = kControlWords; at < words; at += count, count = Min(kRowWords, words - at)) {
             GlobalTensor<uint32_t> source;
             source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_.state(tiling_->rank)) + at, count);
             LocalTensor<uint32_t> back = backBuf_.Get<uint32_t>();
@@ -283,9 +427,13 @@ private:
     const MoeProbeTiling* tiling_ = nullptr;
     MoeDistributeInfo info_ = MoeDistributeInfo();
     WindowContext context_;
+    RdmaLink link_;
     GlobalTensor<uint32_t> report_;
     GM_ADDR workspace_ = nullptr;
     UbBuf blockBuf_, seenBuf_, rowBuf_, backBuf_;
+    AscendC::TQue<AscendC::QuePosition::VECIN, kMostRing> inQueue_;
+    AscendC::TQue<AscendC::QuePosition::VECOUT, kMostRing> outQueue_;
+    uint32_t firstPeer_ = 0, peers_ = 1, next_ = 0, before_ = 0;  // of this server
     uint32_t core_ = 0;
     uint32_t code_ = 0, where_ = 0, wanted_ = 0, seen_ = 0, done_ = 0, cycles_ = 0;
 };

@@ -14,15 +14,20 @@ constexpr uint32_t kOpProbe = 3;  // beside kOpDispatch and kOpCombine; never on
 enum ProbeMode : uint32_t {
     kProbeContext = 1,    // the context is the one that the host side describes
     kProbeStore = 2,      // stores to a peer's window arrive, and can be read back from there
-    kProbeAtomic = 3,     // a block of 32 bytes is never seen half written
+    kProbeAtomic = 3,     // of a block of 32 bytes no word is older than both its first and its last
     kProbeOrder = 4,      // data that was drained before a flag is there when the flag is
     kProbeSyncAll = 5,    // SyncAll makes every core's drained stores visible to every core
     kProbeCycles = 6,     // GetSystemCycle counts 50 a microsecond
     kProbeZeroState = 7,  // the state area of a fresh communicator is zero
-    kProbeModeEnd = 8
+    kProbePull = 8,       // rows that a peer has written into its own memory are read as they are, again and again
+    kProbeRelay = 9,      // a core that was told by another core sees the rows that the other was told of
+    kProbeQueue = 10,     // queues of kMostRing tensors, ordered by their own flags alone
+    kProbeModeEnd = 11
 };
 // Blocks of the operator's output `report`: one for each core that a launch may have.
 constexpr uint32_t kProbeReportBlocks = kMaxCores;
+// Rows of 16 KiB that kProbePull stores, and others that it loads, for their speed; fewer in a small data area.
+constexpr uint32_t kProbeMoves = 64;
 // Two sets of a block a core, for kProbeSyncAll.
 constexpr uint64_t kProbeWorkspaceBytes = 2ull * kMaxCores * kBlock;
 
@@ -35,12 +40,13 @@ struct MoeProbeTiling {
     uint32_t contextKind;
     uint32_t nonce;  // of this launch: what lies in the windows already is none of its blocks
     uint32_t rounds;
-    uint32_t reserved;
+    uint32_t nearRanks;  // ranks of a server, which stores and loads reach; 0: all
     uint64_t dataBytes;
     uint64_t deadlineCycles;  // of every wait; kProbeCycles: how many to count
 };
 
 // Every core reports one block.
+// kPrWhere, where kProbePull has passed: the rows moved in kPrCycles.
 enum ProbeReport : uint32_t { kPrCode, kPrWhere, kPrWanted, kPrSeen, kPrDone, kPrCycles, kPrCores };
 enum ProbeCode : uint32_t {
     kProbePassed = 0x600D,

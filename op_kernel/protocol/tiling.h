@@ -57,9 +57,11 @@ struct MoeDistributeInfo {
     uint32_t contextKind;     // kContextTable, kContextA3 or kContextA2
     uint32_t transport;       // kTransportMemory or kTransportRdma
     uint32_t ranksPerServer;  // ranks that share a server; 0: all
+    uint32_t nearRanks;       // RDMA: ranks that stores reach, from a multiple of it on; 1: this rank alone
     uint32_t hasWeights;      // expert_scales: given to dispatch; with elements in combine
     uint32_t triples;         // rows carry (source, token, k): the V2 contract over memory
     uint32_t lentGeneration;  // combine: of the lent block that expand_x lies in; 0: in none
+    uint32_t reserved;
     uint64_t dataBytes;       // data area of every rank
     uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none
     uint64_t deadlineCycles;  // longest wait
@@ -77,8 +79,8 @@ MOE_FN uint64_t PublishedWeightsOffset(const MoeDistributeInfo& info, uint32_t s
 }
 
 // Scratch GM that the host gives to every launch. Offsets in bytes; rows are padded to 32 bytes.
-//   verdicts: [kVerdictRounds][cores] blocks | histograms: [cores][E] int32 | totals: [E] int32 | counts:
-//   [W][L] int32 | BatchWrite items: [kItemLists][W] blocks | largest positions: [cores][E] int32
+//   verdicts: [kVerdictRounds][cores] blocks | histograms: [cores][E] int32 | totals: [E] int32 | messages:
+//   [W] | BatchWrite items: [kItemLists][W] blocks | largest positions: [cores][E] int32
 constexpr uint32_t kVerdictRounds = 3;
 MOE_FN uint64_t VerdictOffset(uint32_t cores, uint32_t round) { return static_cast<uint64_t>(round) * cores * kBlock; }
 MOE_FN uint32_t PaddedInts(uint32_t n) { return CeilDiv(n, kBlockWords) * kBlockWords; }
@@ -90,7 +92,7 @@ MOE_FN uint64_t CountsOffset(uint32_t cores, uint32_t experts) {
     return TotalsOffset(cores, experts) + PaddedInts(experts) * sizeof(int32_t);
 }
 MOE_FN uint64_t ItemsOffset(uint32_t cores, uint32_t experts, uint32_t world, uint32_t localExperts) {
-    return CountsOffset(cores, experts) + static_cast<uint64_t>(world) * PaddedInts(localExperts) * sizeof(int32_t);
+    return CountsOffset(cores, experts) + static_cast<uint64_t>(world) * StatusMessageBytes(localExperts);
 }
 constexpr uint32_t kItemLists = 2;  // rows with messages; aborts
 constexpr uint32_t kAbortItemList = 1;
@@ -152,12 +154,27 @@ MOE_FN uint32_t ScanBytes(uint32_t world, uint32_t localExperts) {
     return 2 * world * localExperts * static_cast<uint32_t>(sizeof(int32_t)) +
            (world + 1) * StatusMessageBytes(localExperts);
 }
-// Histograms that direct dispatch loads into UB at a time: those of all cores, or as many as fit.
-MOE_FN uint32_t HistogramsAtOnce(uint32_t cores, uint32_t experts) {
-    constexpr uint32_t kMost = 96 * 1024;
-    return Max(1, Min(cores, kMost / (PaddedInts(experts) * static_cast<uint32_t>(sizeof(int32_t)))));
+// Histograms that are in UB at a time: those of all cores, or as many as fit beside what else is there.
+MOE_FN uint32_t HistogramsAtOnce(const MoeDistributeInfo& info) {
+    constexpr uint32_t kKiB = 1024, kLongRow = 32 * kKiB;
+    const uint32_t lanes = PaddedInts(info.experts) * static_cast<uint32_t>(sizeof(int32_t));
+    const bool wide = info.xType == kTypeFp32 || info.quantMode != 0;  // in fp32, at least while it is quantised
+    const bool longRow = info.hidden * (wide ? 4 : 2) >= kLongRow;
+    const uint32_t window = longRow ? 8 * kKiB : 28 * kKiB - Min(4 * lanes, 28 * kKiB);
+    return Max(1, Min(info.cores, (info.algorithm == kAlgorithmDirect ? 96 * kKiB : window) / lanes));
 }
 MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && world % kBlockWords == 0; }
+MOE_FN bool FindsPlaces(const MoeDistributeInfo& info) {
+    return ScansSegments(info.world, info.cores) && info.transport == kTransportMemory;
+}
+// UB of RowPlaces: the histograms; four tables [E] and scratch where places are found by vectors.
+MOE_FN uint32_t RowPlacesBytes(const MoeDistributeInfo& info) {
+    const uint32_t lanes = PaddedInts(info.experts) * static_cast<uint32_t>(sizeof(int32_t));
+    const uint32_t rows = HistogramsAtOnce(info) * lanes;
+    if (!FindsPlaces(info)) return rows;
+    return rows + 4 * lanes + PaddedInts(info.world) * static_cast<uint32_t>(sizeof(int32_t)) + 2 * kBlock +
+           MatchReduceBytes(info.world);
+}
 
 // Shared rows: with many cores, and without smooth scales, direct dispatch reads a row once for all experts
 // of its owner. A group of cores sorts the list entries of a group of sources by row, and divides them. A
@@ -191,9 +208,22 @@ MOE_FN bool SharesRows(const MoeDistributeInfo& info) {
            info.maxBatch * info.topK <= kMostSharedRowPairs;
 }
 
+// Each tensor of a queue that is on its way takes an event id of its pipes. There are eight: one is left to
+// single waits, and one to the compiler.
+constexpr uint32_t kMostRing = 6;
+
 // ---- dispatch ----
-constexpr uint32_t kMostGatherRing = 7;  // chunks on their way while direct gathers
-constexpr uint32_t kWeightRows = 64;     // rows whose weights direct gathers at a time
+constexpr uint32_t kMostGatherRing = kMostRing;  // chunks on their way while direct gathers
+constexpr uint32_t kWeightRows = 64;             // rows whose weights direct gathers at a time
+
+// Quantising: elements of a row that are fp32 in UB at a time, and UB of the reduction: the maximum, those of
+// the pieces, and ReduceMax's scratch, a value and its index of every 256 bytes.
+constexpr uint32_t kQuantWhole = 7168, kQuantPiece = 2048;
+MOE_FN uint32_t QuantPiece(uint32_t hidden) { return hidden <= kQuantWhole ? hidden : kQuantPiece; }
+MOE_FN uint32_t QuantReduceBytes(uint32_t hidden) {
+    return 2 * kBlock + static_cast<uint32_t>(CeilTo(2 * CeilDiv(QuantPiece(hidden), 64) * sizeof(float), kBlock));
+}
+static_assert(kMaxHidden <= kBlockWords * kQuantPiece, "the maxima of all pieces are in one block");
 
 struct MoeDistributeDispatchTiling {
     MoeDistributeMc2Head mc2;
@@ -218,7 +248,7 @@ struct MoeDistributeCombineTiling {
     uint32_t partElements;   // elements of one part, a multiple of 32
     uint32_t sumRing;        // UB parts of rows in flight while summing
     uint32_t sumGroup;       // direct: so many of them are loaded, waited for and given back together
-    uint32_t returnRing;     // direct: chunks of sendRows on their way into the own half
+    uint32_t returnRing;     // such chunks on their way: to the sources, in direct into the own half
     uint32_t reserved;
 };
 

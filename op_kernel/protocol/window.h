@@ -26,9 +26,9 @@ namespace moe {
 constexpr uint32_t kMaxWorld = 64;      // EP ranks (twin; the layout itself allows kMaxSlots)
 constexpr uint32_t kMaxSlots = 2048;    // W * L, (source rank, local expert) pairs a rank serves
 constexpr uint32_t kMaxExperts = 1024;  // E
-constexpr uint32_t kMaxTopK = 16;       // K
+constexpr uint32_t kMaxTopK = 32;       // K
 constexpr uint32_t kMaxBatch = 4096;    // tokens a rank
-constexpr uint32_t kMaxHidden = 8192;   // elements of a row
+constexpr uint32_t kMaxHidden = 16384;  // elements of a row
 constexpr uint32_t kMaxCores = 64;      // AIV cores a launch
 
 // ---- units --------------------------------------------------------------------------------------------
@@ -158,10 +158,13 @@ MOE_FN bool IsPhaseOf(uint32_t algorithm, uint32_t op, uint32_t phase) {
     return phase == kPhasePublished || (phase == kPhaseLent && op == kOpCombine);
 }
 
-enum Header0 : uint32_t { kH0Magic, kH0Epoch, kH0OpPhase, kH0Source, kH0Hidden, kH0TopK, kH0Experts, kH0MaxBatch };
-enum Header1 : uint32_t { kH1Epoch, kH1OpPhase, kH1Types, kH1Algorithm, kH1Contract, kH1Code, kH1Detail0, kH1Detail1 };
-enum CountBlock : uint32_t { kCbEpoch, kCbOpPhase, kCbSource, kCbHash, kCbCounts };
-constexpr uint32_t kHeader1Tail = 0xFFFEu;  // tells header 1 from a count block
+// A reader may find a block half written. So both halves of each begin or end with the epoch (the first of header
+// 0 with the magic), and a block counts as there when both say this epoch.
+enum Header0 : uint32_t { kH0Magic, kH0OpPhase, kH0Source, kH0Hidden, kH0TopK, kH0Experts, kH0MaxBatch, kH0Epoch };
+enum Header1 : uint32_t { kH1Epoch, kH1OpPhase, kH1Types, kH1Contract, kH1Code, kH1Detail0, kH1Detail1, kH1Mark };
+enum CountBlock : uint32_t { kCbEpoch, kCbOpPhase, kCbCounts, kCbHash = 6, kCbMark };
+constexpr uint32_t kFirstMark = 0, kLastMark = 7;  // words of every block
+constexpr uint32_t kHeader1Tail = 0xFFFEu;         // tells header 1 from a count block
 
 // kH1Types: x type | wire type | quant mode | smooth scales, and 2 for expert_scales of dispatch; 8 bits each.
 // kH1Contract: contract | global_bs given | window MiB in the upper half.
@@ -171,10 +174,13 @@ MOE_FN uint32_t TypesWord(uint32_t xType, uint32_t wireType, uint32_t quant, uin
 MOE_FN uint32_t ContractWord(uint32_t contract, bool globalBs, uint32_t windowMiB) {
     return contract | (globalBs ? 1u : 0u) << 8 | windowMiB << 16;
 }
+// kH1Code: the error code, and the algorithm above it.
+MOE_FN uint32_t CodeWord(uint32_t algorithm, uint32_t code) { return algorithm << 8 | code; }
 MOE_FN uint32_t HashMix(uint32_t hash, uint32_t word) { return (hash ^ word) * 16777619u; }
 
 // ---- abort block, words -------------------------------------------------------------------------------
-enum AbortBlock : uint32_t { kAbMagic, kAbEpoch, kAbCode, kAbCulprit, kAbOp, kAbReporter, kAbDetail0, kAbDetail1 };
+// The magic stands in both halves.
+enum AbortBlock : uint32_t { kAbMagic, kAbEpoch, kAbCode, kAbCulprit, kAbReporter, kAbDetail0, kAbDetail1, kAbMark };
 
 // ---- fail block, words: from core 0 to the other cores of its rank; sticky as aborts are ----
 enum FailBlock : uint32_t { kFbMagic, kFbEpoch, kFbCode };  // the magic keyed by the epoch

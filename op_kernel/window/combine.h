@@ -7,18 +7,30 @@
 // phase | function            | which cores  | reads                  | writes                   | who meets
 // ------+---------------------+--------------+------------------------+--------------------------+----------
 // 0     | Exchange::Enter     | all          | context, epoch word    | nothing                  |
-// 1     | RoutingTable::      | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
-//       | Count,              | of the       | int32, x_active_mask,  | [cores][E] int32; core   | the rank
-//       | LoadAllSegments,    | pairs, all   | ep_send_counts [L*W]   | 0, after the meeting:    |
-//       | Exchange::Open      | segments     | int32; core 0: abort   | epoch word               |
-//       |                     |              | blocks                 |                          |
-// 2     | Accumulate, Place,  | all; core 0  | histograms             | workspace: totals [E]    |
+// V2
+// 1     | RoutingTable::      | all: a share | abort blocks,          | workspace: histograms    |
+//       | Count,              | of the       | expert_ids [BS][K]     | [cores][E] int32         |
+//       | CheckSendCounts     | pairs, all   | int32, x_active_mask,  |                          |
+//       |                     | segments     | ep_send_counts [L*W]   |                          |
+// 2     | SetWaitTp-          | all: a share | expand_x [A][H],       | the sources' halves:     | cores of
+//       | StatusAndDisPatch,  | of the rows  | triples [A][3] int32   | rows; core 0, after the  | the rank
+//       | Agree               |              |                        | meeting: epoch word      |
+// 3     | SetStatus           | all: a share | nothing                | a status message to      |
+//       |                     | of the peers |                        | every rank               |
+// 4     | WaitForAll;         | all: all     | status messages; core  | nothing: compares their  | all ranks
+//       | RowPlaces::Find,    | messages;    | 0: abort blocks,       | counts with the totals   |
+//       | Judge               | core 0       | histograms             |                          |
+// 5     | LocalWindowCopy     | all (of many | as in V1, less what is | x [BS][H]                |
+//       |                     | not core 0)  | for places             |                          |
+// V1
+// 1     | Count,              | all: a share | as above; core 0:      | histograms; core 0,      | cores of
+//       | LoadAllSegments,    | of the       | abort blocks           | after the meeting: epoch | the rank
+//       | Exchange::Open      | pairs        |                        | word                     |
+// 2     | RowPlaces::Find,    | all; core 0  | histograms             | workspace: totals [E]    |
 //       | StoreTotals         | stores       |                        | int32                    |
-// 3     | SetWaitTp-          | all: a share | expand_x [A][H]; V2:   | the sources' halves:     | cores of
-//       | StatusAndDisPatch,  | of the rows  | triples [A][3] int32;  | rows                     | the rank
-//       | MeetAfterSend       |              | V1, only to check it:  |                          |
-//       |                     |              | expand_idx [BS*K]      |                          |
-//       |                     |              | int32                  |                          |
+// 3     | SetWaitTp-          | all: a share | expand_x; only to      | the sources' halves:     | cores of
+//       | StatusAndDisPatch,  | of the rows  | check it: expand_idx   | rows                     | the rank
+//       | MeetAfterSend       |              | [BS*K] int32           |                          |
 // 4     | SetStatus           | all: a share | nothing: the segments  | a status message to      | RDMA:
 //       |                     | of the peers | are in UB              | every rank; RDMA: staged | cores of
 //       |                     |              |                        | with a BatchWrite item,  | the rank
@@ -32,13 +44,13 @@
 //       |                     | of (token,   | expert_ids,            |                          |
 //       |                     | part of H)   | x_active_mask, totals, |                          |
 //       |                     |              | expert_scales [BS][K]  |                          |
-//       |                     |              | fp32, V1: expand_idx,  |                          |
+//       |                     |              | fp32, expand_idx,      |                          |
 //       |                     |              | shared_expert_x        |                          |
 //       |                     |              | [BS][H]                |                          |
 //
-// Wrong ids or counts end in phase 1, wrong triples in phase 3: the status messages of phase 4 then carry the
-// error, and every rank raises it after phase 5. A RoutingMismatch (phases 3 and 5) is this rank's alone.
-// After any failure Leave writes zeros into x, and core 0 the error record.
+// Wrong ids, counts or triples are known before the status messages leave: these then carry the error, and every
+// rank raises it. A RoutingMismatch is this rank's alone. After any failure Leave writes zeros into x, and core 0
+// the error record; in V2 other cores may have summed by then.
 #ifndef ASCEND_MOE_WINDOW_COMBINE_H
 #define ASCEND_MOE_WINDOW_COMBINE_H
 
@@ -59,32 +71,63 @@ public:
     }
 
     __aicore__ inline void Process(TPipe& pipe) {
-        if (!exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord)) return;
-        exchange_.OpenLink(args_.tiling, tiling_->mc2);
-        Run();
-        exchange_.CloseLink();
+        if (exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord, args_.tiling, tiling_->mc2))
+            Run();
+        exchange_.Exit();
     }
 
 private:
     __aicore__ inline void Run() {
         BuffInit();
+        if (triples_ ? SendAtOnce() : SendPlaced()) {
+            LocalWindowCopy();
+        } else {
+            Leave();
+        }
+    }
+    // V2: rows need no places, so they leave at once. The cores meet when they have left, and then each waits for
+    // all messages, as in direct (see FailWatch). False: nothing is to be summed.
+    __aicore__ inline bool SendAtOnce() {
+        sendCounts_.Load(args_.epSendCounts);
+        Verdict mine = exchange_.LookForAborts();
+        if (mine.code == kOk) {
+            mine = routing_.Count();
+            Worsen(mine, CheckSendCounts());
+            if (mine.code == kOk) mine = SetWaitTpStatusAndDisPatch<false>();
+            if (mine.code == kOk && routing_.MayOverflow()) mine.code = kRecheck;
+        }
+        exchange_.sender().Flush();
+        if (!exchange_.Agree(mine)) return false;
+        const bool recheck = exchange_.verdict().code == kRecheck;
+        if (recheck) {
+            exchange_.RecheckTogether();
+            exchange_.Fail(places_.Find());
+        }
+        exchange_.SetStatus(*this, rowBytes_);
+        if (exchange_.core() == 0 && !recheck) places_.Find();
+        return exchange_.WaitForAll(waiter_) && (exchange_.core() != 0 || Judge());
+    }
+    // Core 0 checks, while the others sum, the words that they trust.
+    __aicore__ inline bool Judge() {
+        if (exchange_.CheckCountsHashes(waiter_)) {
+            Verdict mine;
+            for (uint32_t source = 0; source < info_->world; ++source)
+                Worsen(mine, CompareCounts(*info_, routing_, source, waiter_.Message(source)));
+            exchange_.Fail(mine);
+        }
+        return exchange_.verdict().code == kOk;
+    }
+    // V1 and RDMA: rows lie packed by (local expert, position).
+    __aicore__ inline bool SendPlaced() {
         Verdict mine = routing_.Count();
         Worsen(mine, LoadAllSegments());
-        if (!exchange_.Open(mine)) {
-            Leave();
-            return;
-        }
-        routing_.Accumulate();
-        exchange_.Fail(routing_.Place());
+        if (!exchange_.Open(mine)) return false;
+        exchange_.Fail(places_.Find());
         routing_.StoreTotals();
         const bool rdma = info_->transport == kTransportRdma;
         exchange_.MeetAfterSend(rdma ? SetWaitTpStatusAndDisPatch<true>() : SetWaitTpStatusAndDisPatch<false>());
         exchange_.SetStatus(*this, rowBytes_);
-        if (!exchange_.WaitStatus(*this)) {
-            Leave();
-            return;
-        }
-        LocalWindowCopy();
+        return exchange_.WaitStatus(*this);
     }
 
 public:
@@ -92,7 +135,7 @@ public:
     __aicore__ inline void Select(uint32_t) {}
     __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
         const uint32_t slot = localExpert * info_->world + peer;
-        return segments_.End(slot) - segments_.Start(slot);
+        return triples_ ? sendCounts_.End(slot) - sendCounts_.Start(slot) : segments_.End(slot) - segments_.Start(slot);
     }
     // Exchange::WaitStatus calls this for each message of this core's share.
     __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
@@ -105,17 +148,29 @@ private:
         MOE_PHASE("BuffInit");
         exchange_.BoardInit();
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
-        segments_.Init(exchange_.pipe(), *info_);
-        exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
-        exchange_.pipe().InitBuffer(
-            tripleBuf_, PaddedInts(Max(segments_.slots(), tiling_->sendRows * kTripleWords)) * sizeof(int32_t));
-        exchange_.pipe().InitBuffer(copyQueue_, 2, tiling_->sendRows * rowBytes_);
+        places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
+        if (triples_) {
+            sendCounts_.Init(exchange_.pipe(), *info_);
+            exchange_.pipe().InitBuffer(tripleBuf_, PaddedInts(tiling_->sendRows * kTripleWords) * sizeof(int32_t));
+        } else {
+            segments_.Init(exchange_.pipe(), *info_);
+            exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
+            exchange_.pipe().InitBuffer(prefixBuf_, PaddedInts(segments_.slots()) * sizeof(int32_t));
+        }
+        exchange_.pipe().InitBuffer(copyQueue_, static_cast<uint8_t>(tiling_->returnRing),
+                                    tiling_->sendRows * rowBytes_);
     }
 
     __aicore__ inline Verdict LoadAllSegments() {
-        const Verdict verdict = LoadSegments(*info_, args_.epSendCounts, tripleBuf_.Get<int32_t>(), segments_);
+        const Verdict verdict = LoadSegments(*info_, args_.epSendCounts, prefixBuf_.Get<int32_t>(), segments_);
         if (verdict.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
         return verdict;
+    }
+
+    __aicore__ inline Verdict CheckSendCounts() {
+        SyncFunc<HardEvent::MTE2_V>();
+        SyncFunc<HardEvent::MTE2_S>();
+        return sendCounts_.Check();
     }
 
     // Sends this core's share of the rows back to their sources. V1: checks its share of expand_idx before.
@@ -128,13 +183,14 @@ private:
             verdict = CheckIndex(*info_, args_.expandIdx, routing_, routing_.begin(), routing_.end(),
                                  indexBuf_.Get<int32_t>());
         }
-        const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
-        const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
+        const uint32_t rows = triples_ ? sendCounts_.Rows() : segments_.Rows();
+        const uint32_t begin = PartBegin(rows, exchange_.core(), info_->cores);
+        const uint32_t end = PartBegin(rows, exchange_.core() + 1, info_->cores);
         if (begin == end) return verdict;
         const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
-        uint32_t slot = segments_.Find(begin);
+        uint32_t slot = triples_ ? 0 : segments_.Seek(begin);
         for (uint32_t row = begin; row < end;) {
-            while (segments_.End(slot) <= row) ++slot;
+            while (!triples_ && segments_.End(slot) <= row) ++slot;
             const uint32_t stop = triples_ ? end : Min(end, segments_.End(slot));
             const uint32_t count = Min(tiling_->sendRows, stop - row);
             LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
@@ -186,15 +242,19 @@ private:
         MOE_PHASE("LocalWindowCopy");
         exchange_.NextPlan();
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
-        routing_.LoadTotals();
-        routing_.Place();
+        if (!triples_) {
+            routing_.LoadTotals();
+            routing_.Place();
+        }
         WindowRows rows;
         rows.Init(exchange_.pipe(), *info_, args_.expandIdx, rowBytes_, exchange_.Half() + exchange_.sender().rows_at(),
                   RegionBytes(exchange_.context().data_bytes(), info_->world));
         TokenSum<XType, WindowRows> sum;
         const TokenSumPlan plan = {args_.expertScales, args_.sharedExpertX, args_.x};
         sum.Init(exchange_.pipe(), *tiling_, plan, rows);
-        sum.Run(routing_, exchange_.core());
+        // Of many cores core 0 has judged the messages meanwhile.
+        const uint32_t judge = triples_ && info_->cores >= kManyCores ? 1 : 0;
+        if (exchange_.core() >= judge) sum.Run(routing_, exchange_.core() - judge, info_->cores - judge);
         AscendC::PipeBarrier<PIPE_ALL>();
     }
 
@@ -210,9 +270,12 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     Exchange exchange_;
     RoutingTable routing_;
-    SegmentTable segments_;
+    RowPlaces places_;
+    SegmentTable segments_;    // V1
+    ReturnCounts sendCounts_;  // V2
+    StatusWaiter waiter_;      // V2
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
-    UbBuf indexBuf_, tripleBuf_;
+    UbBuf indexBuf_, tripleBuf_, prefixBuf_;
     bool triples_ = false;
     uint32_t rowBytes_ = 0;
 };

@@ -12,7 +12,7 @@
 //       | Count,              | of the pairs | int32, x_active_mask;  | [cores][E] int32; core   | the rank
 //       | Exchange::Open      |              | core 0: abort blocks   | 0, after the meeting:    |
 //       |                     |              |                        | epoch word               |
-// 2     | Accumulate, Place,  | all; core 0  | histograms             | workspace: totals [E]    |
+// 2     | RowPlaces::Find,    | all; core 0  | histograms             | workspace: totals [E]    |
 //       | StoreTotals         | stores       |                        | int32                    |
 // 3     | AlltoAllDispatch,   | all: the     | ids and mask again, x  | the owners' halves:      | cores of
 //       | MeetAfterSend       | share of     | [BS][H], scales [E][H] | rows, V2: with triples;  | the rank
@@ -22,7 +22,7 @@
 //       |                     | of the peers |                        | every rank; RDMA: staged | cores of
 //       |                     |              |                        | with a BatchWrite item,  | the rank
 //       |                     |              |                        | core 0 posts the items   |
-// 5     | WaitDispatch        | all: a share | status messages, abort | workspace: counts [W][L] | all
+// 5     | WaitDispatch        | all: a share | status messages, abort | workspace: messages [W]  | all
 //       |                     | of the       | blocks                 | int32                    | ranks,
 //       |                     | sources      |                        |                          | then
 //       |                     |              |                        |                          | cores of
@@ -50,43 +50,35 @@
 
 namespace moe {
 
-// Phase 5: each core stores the counts of its sources' messages in the workspace, [W][L] int32 with a row a
-// source, so that in phase 6 every core has the counts of all sources.
-class CountsKeeper {
+// Phase 5: each core stores the messages of its sources in the workspace, [W] messages, so that in phase 6 every
+// core has the counts of all sources.
+class MessageKeeper {
 public:
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
-        localExperts_ = info.localExperts;
-        lanes_ = PaddedInts(localExperts_);
-        counts_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + CountsOffset(info.cores, info.experts)),
-                                static_cast<uint64_t>(info.world) * lanes_);
-        pipe.InitBuffer(buf_, lanes_ * sizeof(int32_t));
+    __aicore__ inline void Init(const MoeDistributeInfo& info, GM_ADDR workspace) {
+        words_ = StatusMessageBytes(info.localExperts) / static_cast<uint32_t>(sizeof(int32_t));
+        messages_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ uint32_t*>(workspace + CountsOffset(info.cores, info.experts)),
+            static_cast<uint64_t>(info.world) * words_);
     }
     __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
-        LocalTensor<int32_t> row = buf_.Get<int32_t>();
-        SyncFunc<HardEvent::MTE3_S>();
-        for (uint32_t l = 0; l < lanes_; ++l) {
-            row.SetValue(l, l < localExperts_ ? static_cast<int32_t>(message.GetValue(StatusWriter::CountWord(l))) : 0);
-        }
         SyncFunc<HardEvent::S_MTE3>();
-        AscendC::DataCopy(counts_[static_cast<uint64_t>(source) * lanes_], row, lanes_);
+        AscendC::DataCopy(messages_[static_cast<uint64_t>(source) * words_], message, words_);
         return Verdict();
     }
-    __aicore__ inline const GlobalTensor<int32_t>& counts() const { return counts_; }
-    __aicore__ inline uint32_t lanes() const { return lanes_; }
+    __aicore__ inline const GlobalTensor<uint32_t>& messages() const { return messages_; }
+    __aicore__ inline uint32_t words() const { return words_; }
 
 private:
-    GlobalTensor<int32_t> counts_;
-    UbBuf buf_;
-    uint32_t localExperts_ = 0;
-    uint32_t lanes_ = 0;
+    GlobalTensor<uint32_t> messages_;
+    uint32_t words_ = 0;
 };
 
-// Those counts of all sources, loaded into UB in phase 6.
+// Those of all sources, loaded into UB in phase 6: their counts.
 struct KeptCounts {
     LocalTensor<int32_t> values;
-    uint32_t lanes;
+    uint32_t words;
     __aicore__ inline int32_t operator()(uint32_t source, uint32_t localExpert) const {
-        return values.GetValue(source * lanes + localExpert);
+        return values.GetValue(source * words + StatusWriter::CountWord(localExpert));
     }
 };
 
@@ -107,10 +99,9 @@ public:
     }
 
     __aicore__ inline void Process(TPipe& pipe) {
-        if (!exchange_.Enter(pipe, *info_, kOpDispatch, args_.workspace, args_.errorRecord)) return;
-        exchange_.OpenLink(args_.tiling, tiling_->mc2);
-        Run();
-        exchange_.CloseLink();
+        if (exchange_.Enter(pipe, *info_, kOpDispatch, args_.workspace, args_.errorRecord, args_.tiling, tiling_->mc2))
+            Run();
+        exchange_.Exit();
     }
 
 private:
@@ -120,8 +111,7 @@ private:
             Leave();
             return;
         }
-        routing_.Accumulate();
-        exchange_.Fail(routing_.Place());
+        exchange_.Fail(places_.Find());
         routing_.StoreTotals();
         AlltoAllDispatch();
         exchange_.MeetAfterSend(Verdict());
@@ -139,6 +129,7 @@ private:
         MOE_PHASE("SendBuffInit");
         exchange_.BoardInit();
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
+        places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
         rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
         exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
         exchange_.pipe().InitBuffer(rowBuf_, kChunkPairs * sizeof(int32_t));
@@ -182,7 +173,7 @@ private:
             uint32_t position = 0;
             if (routing_.pairs().Routed(id)) {
                 position = routing_.TakePosition(id);
-                row.SetValue(i, routing_.Prefix(id) + static_cast<int32_t>(position));
+                row.SetValue(i, places_.First(id) + static_cast<int32_t>(position));
                 SetTail(i, token, k);
             }
             index.SetValue(i, static_cast<int32_t>(position));
@@ -241,7 +232,7 @@ private:
     }
 
     __aicore__ inline bool WaitDispatch() {
-        keeper_.Init(exchange_.pipe(), *info_, args_.workspace);
+        keeper_.Init(*info_, args_.workspace);
         return exchange_.WaitStatus(keeper_);
     }
 
@@ -251,12 +242,19 @@ private:
         exchange_.NextPlan();
         SegmentTable segments;
         segments.Init(exchange_.pipe(), *info_);
-        UbBuf countsBuf;
-        exchange_.pipe().InitBuffer(countsBuf, info_->world * keeper_.lanes() * sizeof(int32_t));
-        KeptCounts counts = {countsBuf.Get<int32_t>(), keeper_.lanes()};
-        AscendC::DataCopy(counts.values, keeper_.counts(), info_->world * keeper_.lanes());
-        SyncFunc<HardEvent::MTE2_S>();
-        segments.FromCounts(counts);
+        UbBuf messagesBuf;
+        exchange_.pipe().InitBuffer(messagesBuf, info_->world * keeper_.words() * sizeof(uint32_t));
+        KeptCounts counts = {messagesBuf.Get<int32_t>(), keeper_.words()};
+        AscendC::DataCopy(messagesBuf.Get<uint32_t>(), keeper_.messages(), info_->world * keeper_.words());
+        if (SegmentScan::Suits(*info_) && info_->transport == kTransportMemory) {
+            SegmentScan scan;
+            scan.Init(exchange_.pipe(), *info_, keeper_.words());
+            SyncFunc<HardEvent::MTE2_V>();
+            scan.Run(counts.values, segments);
+        } else {
+            SyncFunc<HardEvent::MTE2_S>();
+            segments.FromCounts(counts);
+        }
         if (info_->transport == kTransportRdma) segments.AlignEnd();
         exchange_.pipe().InitBuffer(copyQueue_, static_cast<uint8_t>(tiling_->copyRing),
                                     tiling_->copyRows * rowStride_);
@@ -271,7 +269,7 @@ private:
         const uint32_t begin = PartBegin(segments.Rows(), exchange_.core(), info_->cores);
         const uint32_t end = PartBegin(segments.Rows(), exchange_.core() + 1, info_->cores);
         if (begin == end) return;
-        uint32_t slot = segments.Find(begin);
+        uint32_t slot = segments.Seek(begin);
         for (uint32_t row = begin; row < end;) {
             while (segments.End(slot) <= row) ++slot;
             const uint32_t count = Min(tiling_->copyRows, Min(end, segments.End(slot)) - row);
@@ -312,9 +310,10 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     Exchange exchange_;
     RoutingTable routing_;
+    RowPlaces places_;
     RowLoader<XType, kQuant, kSmooth> rows_;
     DispatchCounts counts_;
-    CountsKeeper keeper_;
+    MessageKeeper keeper_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
     GlobalTensor<int32_t> expandIdx_;
     UbBuf indexBuf_, rowBuf_, tailBuf_, weightBuf_;

@@ -70,13 +70,13 @@ public:
         sum_.Init(pipe, elements);
     }
 
-    // This core's share of the (token, part of H) items.
-    __aicore__ inline void Run(RoutingTable& routing, uint32_t core) {
+    // The share of core `core` of `cores` of the (token, part of H) items.
+    __aicore__ inline void Run(RoutingTable& routing, uint32_t core, uint32_t cores) {
         const uint32_t parts = tiling_->partsPerToken;
         const uint32_t items = info_->batch * parts;
-        const uint32_t end = PartBegin(items, core + 1, info_->cores);
+        const uint32_t end = PartBegin(items, core + 1, cores);
         const uint32_t chunkTokens = kChunkPairs / info_->topK;
-        for (uint32_t item = PartBegin(items, core, info_->cores); item < end;) {
+        for (uint32_t item = PartBegin(items, core, cores); item < end;) {
             const uint32_t first = item / parts;
             const uint32_t tokens = Min(chunkTokens, (end - 1) / parts + 1 - first);
             LoadChunk(routing, first, tokens);

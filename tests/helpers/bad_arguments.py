@@ -186,12 +186,12 @@ def wrong_sizes(op: str, world: int) -> Iterator[Bad]:
         given = {rows: torch.ones(BS, hidden, dtype=DTYPES[dtype])}
         words = (f"{hidden * DTYPES[dtype].itemsize} bytes", f"H = {hidden}", "multiple of 32")
         yield local(op, rows, f"H {hidden} {dtype}", given, *words)
-    for hidden in (0, 8193, 8208, 65536):
+    for hidden in (0, 16385, 16400, 65536):
         given = {rows: torch.ones(BS, hidden, dtype=torch.bfloat16)}
-        yield local(op, rows, f"H {hidden}", given, f"H = {hidden}", "1..8192")
-    for topk, experts in [(0, E), (E + 1, E), (17, 36), (64, 192)]:
+        yield local(op, rows, f"H {hidden}", given, f"H = {hidden}", "1..16384")
+    for topk, experts in [(0, E), (E + 1, E), (33, 36), (64, 192)]:
         given = {"expert_ids": torch.zeros(BS, topk, dtype=torch.int32), "moe_expert_num": experts}
-        limit = f"1..{min(16, experts)}"
+        limit = f"1..{min(32, experts)}"
         yield local(op, "expert_ids", f"K {topk} of {experts}", given, f"K = {topk}", limit)
     ids = torch.zeros(4097, 1, dtype=torch.int32)
     given = {rows: torch.zeros(4097, 16, dtype=torch.bfloat16), "expert_ids": ids}

@@ -81,7 +81,7 @@ def set_epoch(cluster: ascend_moe.LocalCluster, rank: int, epoch: int) -> None:
 def of_epoch(run: list[int], epoch: int) -> list[int]:
     """The same run as if written in another epoch."""
     moved = list(run)
-    moved[0], moved[1] = STATUS_MAGIC ^ epoch, epoch
-    for block in range(1, len(run) // WORDS):
-        moved[block * WORDS] = epoch
+    for block in range(len(run) // WORDS):
+        moved[block * WORDS] = epoch if block else STATUS_MAGIC ^ epoch
+        moved[block * WORDS + WORDS - 1] = epoch
     return moved

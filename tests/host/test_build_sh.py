@@ -26,7 +26,7 @@ function(record)
 endfunction()
 set(ASCEND_AUTOGEN_PATH ${CMAKE_BINARY_DIR}/autogen)
 file(MAKE_DIRECTORY ${ASCEND_AUTOGEN_PATH})
-foreach(name npu_op_package npu_op_library npu_op_kernel_library npu_op_package_add)
+foreach(name npu_op_package npu_op_library npu_op_kernel_library npu_op_kernel_options npu_op_package_add)
   cmake_language(EVAL CODE "function(${name})\\n record(${name} \\${ARGN})\\n endfunction()")
 endforeach()
 function(npu_op_code_gen)
@@ -249,6 +249,7 @@ def test_asc_route_to_the_end(tmp_path: Path) -> None:
     added = [line for line in lines if line.startswith("npu_op_package_add")]
     assert "npu_op_package_add ascend_moe LIBRARY cust_opapi cust_optiling cust_op_proto" in added
     assert "npu_op_package_add ascend_moe LIBRARY ascendc_kernels" in added
+    assert "npu_op_kernel_options ascendc_kernels ALL OPTIONS --cce-auto-sync=off" in lines
     headers = next(line for line in added if "TYPE ACLNN FILES" in line)
     assert f"{host}/op_api/aclnn_ascend_moe.h" in headers
     # A code generator without prefixes is named.
@@ -326,6 +327,8 @@ def test_msopgen_route_to_the_end(tmp_path: Path) -> None:
     cmake = (project / "op_host/CMakeLists.txt").read_text()
     assert "${ASCEND_AUTOGEN_PATH}/aclnnInner_*.cpp ${CMAKE_CURRENT_SOURCE_DIR}/op_api/*.cpp" in cmake
     assert "${CMAKE_CURRENT_SOURCE_DIR}/op_api/aclnn_*.h" in cmake
+    kernels = (project / "op_kernel/CMakeLists.txt").read_text().splitlines()
+    assert kernels == ["add_ops_compile_options(ALL OPTIONS --cce-auto-sync=off)", "add_kernels_compile()"]
     assert (project / "build_out/prefix.txt").read_text() == "aclnnInner\n"
     variables = preset_of(project)
     assert variables["vendor_name"]["value"] == "ascend_moe"

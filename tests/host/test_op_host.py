@@ -294,6 +294,7 @@ def test_probe_tiling(soc: str, kind: int, cores: int) -> None:
     head = probe().probe_head_bytes()
     wanted = ProbeTiling(mode=MODES["store"], world=4, rank=1, cores=cores, context_kind=kind, nonce=77, rounds=9)
     wanted.data_bytes = (30 - (kind == 2)) << 20
+    wanted.near_ranks = 8 * (kind == 2)
     wanted.deadline_cycles = 10 * CYCLES_PER_MICRO
     assert (tiled.error, tiled.data[head:]) == ("", bytes(wanted))
     assert (tiled.key, tiled.cores, tiled.schedule_mode, tiled.workspaces) == (TILING_KEY, cores, 1, 1)
@@ -306,14 +307,14 @@ def test_probe_tiling(soc: str, kind: int, cores: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"mode": 0}, "mode is 0, it must be 1 to 7"),
-        ({"mode": 8}, "mode is 8, it must be 1 to 7"),
+        ({"mode": 0}, "mode is 0, it must be 1 to 10"),
+        ({"mode": 11}, "mode is 11, it must be 1 to 10"),
         ({"ep_rank_id": 4}, "ep_rank_id is 4, it must be 0 to 3"),
         ({"ep_world_size": 65}, "ep_world_size is 65, it must be 1 to 64"),
         ({"nonce": 0}, "nonce is 0, it must be 1 to 4294967295"),
         ({"rounds": 0}, "rounds is 0, it must be 1 to 4294967295"),
         ({"cycles": -1}, "cycles is -1, it must be 0 to"),
-        ({"cores": 1}, "the number of vector cores is 1, it must be 2 to 64"),
+        ({"cores": 1}, "the number of vector cores is 1, it must be 3 to 64"),
         ({"soc": "Ascend310P3"}, "the SoC is Ascend310P3, the kernels are built for"),
     ],
 )

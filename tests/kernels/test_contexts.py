@@ -53,9 +53,10 @@ WIDE = Case(world=34, local=1, topk=2, batch=2, cores=1, batches="unequal", seed
 KNOWN = [(kind, 0) for kind in CONTEXTS]
 
 
-def servers(monkeypatch: pytest.MonkeyPatch, share: int, kind: str = "a2") -> None:
-    """So many ranks on each server; 0: all on one."""
+def servers(monkeypatch: pytest.MonkeyPatch, share: int, kind: str = "a2", near: bool = False) -> None:
+    """So many ranks on each server, 0: all on one; `near`: reached by stores."""
     monkeypatch.setenv("ASCEND_MOE_CONTEXT", kind)
+    monkeypatch.setenv("ASCEND_MOE_NEAR_STORES", str(int(near)))
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
 
 
@@ -68,7 +69,7 @@ def servers(monkeypatch: pytest.MonkeyPatch, share: int, kind: str = "a2") -> No
     ids=lambda one: f"W{one.world}V{one.contract}-{one.seed}" if isinstance(one, Case) else str(one),
 )
 def test_every_context_gives_the_reference(monkeypatch: pytest.MonkeyPatch, kind: str, share: int, spec: Case) -> None:
-    servers(monkeypatch, share, kind)
+    servers(monkeypatch, share, kind, near=spec.seed % 2 == 0)
     case = legal(spec)
     with LocalCluster(case.world, window_mib=WINDOW_MIB) as cluster:
         op_runs.check(case, op_runs.run(cluster, case))
@@ -76,10 +77,10 @@ def test_every_context_gives_the_reference(monkeypatch: pytest.MonkeyPatch, kind
     assert kinds == [CONTEXTS.index(kind)] * case.world
 
 
-@pytest.mark.parametrize("share", [2, 3])
+@pytest.mark.parametrize(("share", "near"), [(2, False), (3, True)])
 @pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.nightly)])
-def test_drawn_cases(monkeypatch: pytest.MonkeyPatch, share: int, seeds: range) -> None:
-    servers(monkeypatch, share)
+def test_drawn_cases(monkeypatch: pytest.MonkeyPatch, share: int, near: bool, seeds: range) -> None:
+    servers(monkeypatch, share, near=near)
     with LocalCluster(5, window_mib=WINDOW_MIB) as cluster:
         for seed in seeds:
             case = draw(
@@ -283,7 +284,7 @@ def test_a_window_smaller_than_planned_is_refused() -> None:
 def test_unknown_contexts_are_refused() -> None:
     end = Bare(2, 0, 0)
     assert [lib().am_comm_use_context(end.handle, kind) for kind in (-1, 3)] == [1, 1]
-    assert lib().am_comm_use_servers(end.handle, -1) == 1
+    assert lib().am_comm_use_servers(end.handle, -1, 0) == 1
     end.close()
 
 

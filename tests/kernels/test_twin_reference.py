@@ -105,8 +105,8 @@ def test_fixed(clusters: Clusters, spec: Case) -> None:
 
 
 MANY = {"batch": 4096, "units": 1}
-# Everything that takes UB at once: fp32, H = 8192, smooth scales, E = 1024, 64 cores.
-LARGEST_UB: dict[str, Any] = {"topk": 2, "batch": 1, "units": 1024, "dtype": "fp32", "quant": "smooth"}
+# Everything that takes UB at once: fp32, H = 16384, smooth scales, E = 1024, 64 cores.
+LARGEST_UB: dict[str, Any] = {"topk": 2, "batch": 1, "units": 2048, "dtype": "fp32", "quant": "smooth"}
 LARGEST_UB |= {"contract": 2, "mask": "pair", "ids": "distinct", "cores": 64, "seed": 31}
 LIMITS = {
     "W 64": Case(world=64, local=4, topk=4, batch=3, batches="zero rank", cores=3, seed=21),
@@ -117,6 +117,8 @@ LIMITS = {
     "K 16": Case(world=2, local=8, topk=16, ids="distinct", cores=24, seed=26, **MANY),
     "UB, W 1": Case(world=1, local=1024, **LARGEST_UB),
     "UB, W 16": Case(world=16, local=64, **LARGEST_UB),
+    "K 22": Case(world=4, local=128, topk=22, ids="distinct", cores=5, seed=32, batch=40, quant="int8", contract=2),
+    "K 32": Case(world=2, local=16, topk=32, ids="distinct", cores=24, seed=33, batch=70, units=3, mask="pair"),
     "K 1": Case(world=3, local=2, topk=1, mask="token", batches="unequal", seed=27, **MANY),
     "K 16, V2": Case(local=9, topk=16, contract=2, mask="pair", ids="minus", cores=7, seed=28, batch=500),
 }
@@ -131,13 +133,25 @@ def test_limits(clusters: Clusters, name: str) -> None:
 
 @pytest.mark.parametrize("contract", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_longest_rows(clusters: Clusters, dtype: str, contract: int) -> None:
-    """H = 8192 with 48 cores, up to 1024 experts, a mask, smooth scales: all of it fits UB."""
-    units = 8192 * DTYPES[dtype].itemsize // 32
+@pytest.mark.parametrize("hidden", [8192, 9216, 16384])
+def test_longest_rows(clusters: Clusters, hidden: int, dtype: str, contract: int) -> None:
+    """H = 16384 and less with 48 cores, up to 1024 experts, a mask, smooth scales: all of it fits UB."""
+    units = hidden * DTYPES[dtype].itemsize // 32
     spec = Case(topk=16, batch=2, units=units, dtype=dtype, contract=contract, cores=48, seed=30)
     for quant, local in (("none", 512), ("int8", 512), ("smooth", 8)):
         case = legal(replace(spec, quant=quant, local=local, mask="pair", shared=2))
         op_runs.check(case, op_runs.run(clusters[2], case))
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_windows_above_4_gib(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sparse memory, of which an op touches little; regions and halves begin beyond 32 bits."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    monkeypatch.setenv("ASCEND_MOE_LENT_MIB", "0")
+    with LocalCluster(3, window_mib=13 * 1024) as cluster:
+        for seed, contract in enumerate((1, 2, 1, 2)):
+            case = legal(Case(world=3, local=2, topk=3, batch=5, contract=contract, quant="int8", cores=2, seed=seed))
+            op_runs.check(case, op_runs.run(cluster, case))
 
 
 # ---- values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -180,10 +181,10 @@ def nothing(tensors: dict[str, torch.Tensor]) -> None: ...
         ("deepseek_v2", "published", nothing, {"norm_topk_prob": True}, r"norm_topk_prob with deepseek_v2"),
         ("deepseek_v2", "published", nothing, {"topk_method": "other"}, r"topk_method 'other'; need greedy"),
         ("deepseek_v3", "published", nothing, {"scoring_func": "softmax"}, r"scoring_func 'softmax'"),
-        ("mixtral", "published", nothing, {"hidden_size": "wide"}, "load_layer cannot work .* 'wide'"),
+        ("mixtral", "published", nothing, {"hidden_size": "wide"}, "a value of the wrong kind: .* 'wide'"),
         *(
-            ("mixtral", "published", nothing, {"quantization_config": given}, "load_layer cannot work with")
-            for given in (7, {"weight_block_size": 5}, {"weight_block_size": [1]})
+            ("mixtral", "published", nothing, {"quantization_config": given}, "weight_block_size .*; need two")
+            for given in (7, *({"weight_block_size": sides} for sides in (5, [1], [0, 128], [128, "a"])))
         ),
     ],
 )  # fmt: skip
@@ -209,8 +210,9 @@ def test_wrong_arguments(tmp_path: Path) -> None:
             load_layer(directory, LAYER, rank=rank, world=world)
         assert caught.value.argument == argument
     for wrong in ({"directory": None}, {"directory": directory, "dtype": 5}):
-        with pytest.raises(ArgumentError, match="load_layer cannot work with these arguments: "):
+        with pytest.raises(ArgumentError, match=f"^{[*wrong][-1]} is .*; it must be ") as caught:
             load_layer(layer=LAYER, **wrong)
+        assert caught.value.argument == [*wrong][-1]
     with pytest.raises(ArgumentError, match=r"config\.json does not exist"):
         load_layer(tmp_path, LAYER)
     (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
@@ -220,3 +222,21 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": outside}}))
         with pytest.raises(ArgumentError, match=f"names '{outside}', outside of it"):
             load_layer(tmp_path, LAYER)
+    index = tmp_path / "model.safetensors.index.json"
+    for text, message in (
+        ("[1]", "has a list"),
+        ("{", "cannot be read"),
+        ("{}", "no weight_map"),
+        ("\0", "cannot be read"),
+    ):
+        index.write_text(text)
+        with pytest.raises(ArgumentError, match=message):
+            load_layer(tmp_path, LAYER)
+
+
+@pytest.mark.parametrize("value", [None, 5, -1, 2**62, "word", [], [1], {}, 1e400, True], ids=str)
+def test_no_value_of_a_config_ends_in_an_error_without_a_type(value: Any, tmp_path: Path) -> None:
+    source = saved("deepseek_v3").directory
+    for name in [*json.loads((source / "config.json").read_text()), "quantization_config"]:
+        with contextlib.suppress(ArgumentError):
+            load_layer(rewritten(source, tmp_path, nothing, **{name: value}), LAYER)

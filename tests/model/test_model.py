@@ -119,7 +119,7 @@ def replayed(lines: list[Json], build: Path) -> replayer.Verdict:
 @needs_spin
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "text", ["w2,c1,l1,k1,b1,u1,DC", "w2,c2,l2,k2,b2,u1,DCDC", "w3,c2,l2,k2,b1,u1,DDCC", "w2,c2,l5,k2,b2,u1,v2,DC"]
+    "text", ["w2,c1,l1,k1,b1,u1,DC", "w2,c2,l2,k2,b2,u1,DCDC", "w3,c2,l2,k2,b1,u1,DDCC", "w2,c2,l5,k2,b2,u1,v2,D"]
 )
 def test_a_trace_replays(text: str, build: Path) -> None:
     verdict = replayed(recorded(text, 1, build / "recorded.jsonl"), build)

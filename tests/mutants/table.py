@@ -81,24 +81,17 @@ PATCHES = r"""
 - SyncFunc<HardEvent::S_MTE3>();
 = scale_read_before_reduced: no V_S before the maximum is read
 - SyncFunc<HardEvent::V_S>();
-  const float largest
+  return (pieces > 1
 = sum_stored_before_added: no EnQue/DeQue between the sum and its store
 @ common/weighted_sum
 - outQueue_.EnQue(out_);
 - out_ = outQueue_.template DeQue<XType>();
 = counts_added_before_loaded: no MTE2_V before histograms are added
-@ common/routing
+@ common/segments
 - SyncFunc<HardEvent::MTE2_V>();
-  for (uint32_t i = 0; i < count; ++i) {
-  AscendC::PipeBarrier
-@ direct/lists
-- SyncFunc<HardEvent::MTE2_V>();
+  const uint32_t count = Min(atOnce_
 = placed_before_added: no V_S before the totals are read
-@ common/routing
-- SyncFunc<HardEvent::V_S>();
-  }
-  // What a core needs to know where it only looks
-@ direct/lists
+@ common/segments
 - SyncFunc<HardEvent::V_S>();
   }
   // Where the total of
@@ -106,10 +99,6 @@ PATCHES = r"""
 @ window/dispatch
 - SyncFunc<HardEvent::MTE2_S>();
   segments.FromCounts(counts);
-= counts_rewritten_before_kept: no MTE3_S before the counts of the next source
-! window | missing pipe synchronisation | unseen
-- SyncFunc<HardEvent::MTE3_S>();
-  for (uint32_t l = 0; l < lanes_; ++l) {
 = added_before_weighted: no PIPE_V between weighting a row and adding it
 ! window | same-pipe hazard | unseen
 @ common/weighted_sum
@@ -119,18 +108,18 @@ PATCHES = r"""
 ! window | same-pipe hazard | unseen
 @ common/quantize
 - AscendC::PipeBarrier<PIPE_V>();
-  AscendC::ReduceMax(reduced, magnitude
+  AscendC::ReduceMax(ofPiece
 
 # The data cache, and cores that do not meet.
-% window | unflushed scalar write | unseen
-= epoch_read_from_cache: the epoch's line is not invalidated before the read
-! window | stale scalar read, hang | unseen
+% window | missing pipe synchronisation | unseen
+= epoch_read_before_loaded: no MTE2_S between the epoch's load and its use
 @ common/contexts
-- Invalidate();
-  return control_
-= epoch_left_in_cache: the epoch's line is not cleaned
-  control_.SetValue(kControlEpochWord, epoch);
-- Invalidate();
+  AscendC::DataCopy(words, control_, kBlockWords);
+- SyncFunc<HardEvent::MTE2_S>();
+= epoch_sent_before_written: no S_MTE3 between the epoch and its store
+- SyncFunc<HardEvent::S_MTE3>();
+  AscendC::DataCopy(control_
+% window | unflushed scalar write | unseen
 = totals_left_in_cache: totals by SetValue, their line not cleaned
 @ common/routing
 - SyncFunc<HardEvent::V_MTE3>();
@@ -138,7 +127,7 @@ PATCHES = r"""
 + for (uint32_t e = 0; e < lanes_; ++e)
 + totals_.SetValue(e, totalBuf_.Get<int32_t>().GetValue(e));
 = every_core_publishes: all cores write the epoch
-! window | cache line shared by two writers, race between cores, unflushed scalar write | unseen
+! window | race between cores | unseen
 @ common/exchange
 - if (core_ == 0) word_.Publish(epoch_);
 + word_.Publish(epoch_);
@@ -214,17 +203,20 @@ PATCHES = r"""
 = no_epoch: any status message is taken for this epoch's
 ! window | wrong result, CorruptStatus, RoutingMismatch, race between ranks | seen, model
 @ common/status
-- if (seen == 0 || IsStale(seen ^ kStatusMagic, epoch_)) return kPending;
-+ if (seen != 0) return JudgeCounts(message, source, verdict);
-+ return kPending;
-@
-- if (message.GetValue(at + kCbEpoch) != epoch_) return kPending;
+- firstHere = first == (epoch_ ^ key), lastHere = last == epoch_;
++ firstHere = first != 0, lastHere = last != 0;
 = torn_run: a reader looks at header 0 and not at the blocks behind it
-! window | CorruptStatus, wrong result, race between ranks | seen, model
-- if (message.GetValue(kBlockWords + kH1Epoch) != epoch_) return false;
-+ return true;
-@
-- if (message.GetValue(at + kCbEpoch) != epoch_) return kPending;
+! window | CorruptStatus, wrong result, ConfigMismatch, race between ranks, RoutingMismatch | seen, model
+- complete = complete && firstHere && lastHere;
++ complete = complete && (b > 0 || (firstHere && lastHere));
+= half_a_block: a reader looks at the first half of each block
+! window | CorruptStatus, wrong result, ConfigMismatch | unseen
+- complete = complete && firstHere && lastHere;
++ complete = complete && firstHere;
+= half_a_count_block: a reader compares the first half of a block of counts
+! direct | CorruptStatus, wrong result, race between ranks, RoutingMismatch | unseen
+- 1u << kCbOpPhase | 1u << kCbMark;
++ 1u << kCbOpPhase;
 = skip_flag_when_zero_rows: no status message to a peer that gets no rows
 ! window | hang | seen, model
 @ common/exchange
@@ -278,7 +270,7 @@ PATCHES = r"""
   const bool rdma =
 @
 - exchange_.SetStatus(*this, rowBytes_);
-  if (!exchange_.WaitStatus(*this)) {
+  return exchange_.WaitStatus(*this);
 = canary: combine leaves out the row of k = 0: wrong data in every run
 ! window | wrong result | seen
 @ window/sum
@@ -412,9 +404,11 @@ PATCHES = r"""
 - prefix.SetValue(expert, static_cast<int32_t>(rows))
 + prefix.SetValue(expert, static_cast<int32_t>(rows + (l == 1)))
 = a core counts its own pairs as earlier ones
-- if (core + i < core_)
-+ if (core + i <= core_)
+@ common/segments
+- core_ > core ? Min(count, core_ - core)
++ core_ >= core ? Min(count, core_ + 1 - core)
 = capacity one too large
+@ common/routing
 - if (rows > info_->capacity &&
 + if (rows > info_->capacity + 1 &&
 = mask of the chunk's first tokens
@@ -448,8 +442,8 @@ PATCHES = r"""
 - SetValue(slot, before);
 + SetValue(slot, before - (before > 1));
 = falling counts are accepted
-- if (end < before ||
-+ if (end < 0 ||
+- if (end < before || end > static_cast<int32_t>(limit))
++ if (end < 0 || end > static_cast<int32_t>(limit))
 = scale is m / 127
 @ common/quantize
 - scale = 1.0f / inverse;
@@ -461,8 +455,8 @@ PATCHES = r"""
 - (!kSmooth || expert == expert_)
 + (!kSmooth || true)
 = codes are truncated
-- AscendC::RoundMode::CAST_RINT, hidden_
-+ AscendC::RoundMode::CAST_TRUNC, hidden_
+- AscendC::RoundMode::CAST_RINT, count
++ AscendC::RoundMode::CAST_TRUNC, count
 = no status to who gets no rows
 @ common/exchange
 - sender_.PutStatus(peer, MessageAt(at), bytes);

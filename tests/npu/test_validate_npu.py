@@ -55,7 +55,7 @@ def test_bringup(soc: str, cores: int, tmp_path: Path) -> None:
     code, printed = on_vnpu(soc, "validate", "--bringup", "--json", ASCEND_MOE_VNPU_REPORT=str(report))
     found = {one["name"]: one for one in read(printed)["findings"]}
     names = [probe.name for probe in (*KERNEL_PROBES, *OP_PROBES)]
-    assert list(found) == names and len(names) == 11
+    assert list(found) == names and len(names) == 14
     # The rate is measured beside other tests: anything.
     rate = found.pop("cycle rate")["verdict"]
     assert {one["verdict"] for one in found.values()} == {"PASS"}, printed
@@ -63,7 +63,7 @@ def test_bringup(soc: str, cores: int, tmp_path: Path) -> None:
     assert f"on {cores} cores" in found["context layout"]["detail"]
     ranks = [json.loads(line) for line in report.read_text().splitlines()]
     launches = {one["rank"]: one["launches"]["AscendMoeProbe"] for one in ranks if one["rank"]}
-    assert launches == {"0": 13, "1": 13}
+    assert launches == {"0": 16, "1": 16}
 
 
 def test_doctor() -> None:

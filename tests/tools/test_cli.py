@@ -232,6 +232,12 @@ def test_a_heat_map_fits_into_80_columns(world: int) -> None:
     assert max(map(len, lines)) <= 80
     totals = [sum(int(line.split()[-1]) for line in lines if line.startswith(f"  rank {r:<2}")) for r in range(world)]
     assert totals == counts.sum(1).tolist()
+    sums = [line.split() for line in lines if line.startswith("  sum  ")]
+    assert sum(int(words[-1]) for words in sums) == counts.sum()
+    owners = [line.split() for line in lines if line.startswith("  owner ")]
+    if world == 4:  # elsewhere sums do not fit under the columns of an owner
+        assert sums == [["sum", *map(str, counts.reshape(4, 4, 64).sum((0, 2)).tolist()), str(int(counts.sum()))]]
+        assert owners == [["owner", *["rank", "0", "rank", "1", "rank", "2", "rank", "3"]]]
 
 
 # ---- what every command refuses
@@ -288,7 +294,7 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("predict", [*PREDICT, "--batch", "4097"], "BS = 4097"),
         ("predict", [*PREDICT, "--cores", "49"], "cores is 49; Ascend910_9391 has 48"),
         ("predict", [*PREDICT, "--cores", "-1"], "cores is -1; need 1..64"),
-        ("predict", [*PREDICT, "-k", "17", "-e", "64"], "K = 17"),
+        ("predict", [*PREDICT, "-k", "33", "-e", "64"], "K = 33"),
         ("validate", ["--dtype", "fp8"], "'fp8' is none of bf16, fp16, fp32"),
         ("validate", ["--device", "gpu"], "device is 'gpu'; need one of auto, npu, cpu"),
         ("validate", ["--device", "npu"], "there is no NPU: torch_npu is not installed"),
@@ -348,7 +354,11 @@ def test_ctrl_c_ends_a_command_in_one_line(words: list[str]) -> None:
     # What a shell starts in the background ignores SIGINT, and so does all that it starts.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(command, **pipes, start_new_session=True, preexec_fn=heed) as process:
-        time.sleep(6)  # past its imports
+        # Past its imports: it has opened the kernels, or has had time enough to.
+        maps, late = Path(f"/proc/{process.pid}/maps"), time.monotonic() + 20
+        while time.monotonic() < late and not re.search(r"libascend_moe(_checked|_timed)?\.so", maps.read_text()):
+            time.sleep(0.2)
+        time.sleep(2)
         os.killpg(process.pid, signal.SIGINT)
         try:
             _, said = process.communicate(timeout=60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -89,20 +88,6 @@ def test_npu_has_the_names_of_torch_npu() -> None:
         parameters = inspect.signature(getattr(npu, name)).parameters
         assert list(parameters)[-1] in SCHEMAS[name] and getattr(ascend_moe, name) is getattr(npu, name)
         assert [p for p in parameters if f" {p}" not in f" {SCHEMAS[name].replace('(', ' ')}"] == []
-
-
-def test_readme_shows_what_is_printed() -> None:
-    """The example and its output as they are in examples/; links and make targets that exist."""
-    tree = EXAMPLES.parent
-    readme = (tree / "README.md").read_text()
-    source = (EXAMPLES / "quickstart.py").read_text().partition("\n# Output:\n")[0]
-    assert f"```python\nimport torch{source.partition('import torch')[2].rstrip()}\n```" in readme
-    assert f"```\n{pasted_output('quickstart.py')}```" in readme
-    for link in re.findall(r"\]\(([^)]+)\)", readme):
-        assert (tree / link).exists(), link
-    makefile = (tree / "Makefile").read_text()
-    for target in re.findall(r"(?:`|^    )make ([a-z-]+)", readme, re.MULTILINE):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
 @pytest.mark.nightly

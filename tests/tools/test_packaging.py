@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import multiprocessing
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -91,6 +93,30 @@ def test_wheel_is_for_any_python_and_holds_what_it_should() -> None:
     assert sorted(name.split(">")[0] for name in requires) == ["numpy", "torch"]
 
 
+# Other packages that a module imports where it is asked for something of theirs.
+ELSEWHERE = {"matplotlib": "bench", "mpi4py": "bench", "torch_npu": "npu"}
+
+
+def test_what_the_commands_import_is_in_the_extra_cli() -> None:
+    """Every import of another package, wherever in a module it stands."""
+    imported = set()
+    for path in Path(*ascend_moe.__path__).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add(str(node.module).partition(".")[0])
+    others = imported - set(sys.stdlib_module_names) - {"ascend_moe"}
+    declared = {}
+    for name in ("dependencies", "cli", "bench", "npu"):
+        listed = re.search(rf"^{name} = (\[.*\])", (TREE / "pyproject.toml").read_text(), re.MULTILINE)
+        declared[name] = {re.split("[>;\\[]", word)[0] for word in re.findall('"([^"]*)"', listed[1] if listed else "")}
+    assert {"rich", "safetensors", "torch", "typer"} <= others
+    missing = [name for name in others - set(ELSEWHERE) if name not in declared["dependencies"] | declared["cli"]]
+    missing += [name for name, extra in ELSEWHERE.items() if name not in declared[extra]]
+    assert missing == []
+
+
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")
 def test_only_the_c_abi_is_exported() -> None:
     command = ["nm", "-D", "--defined-only", str(library.library_path())]
@@ -112,7 +138,8 @@ def test_missing_library_names_places_and_the_command(no_library: pytest.MonkeyP
         library.lib()
     message = str(caught.value)
     assert str(package / "lib" / "libabsent.so") in message
-    assert f"cmake -S {library.native_source_root()} -B " in message and "--component lib" in message
+    assert str(library.native_source_root()) in message and "\n" not in message
+    assert message.endswith(f": build it with {library.build_command()}")
     assert isinstance(caught.value, ImportError)
 
 
@@ -120,8 +147,12 @@ def test_missing_library_names_places_and_the_command(no_library: pytest.MonkeyP
     "path, absent, text",
     [
         ("absent.so", "", r"ASCEND_MOE_LIBRARY=.*is not a file"),
-        ("text.so", "", r"text\.so cannot be loaded .*\n  cmake -S "),
-        ("", "am_not_there", r"has no function am_not_there.*\n  cmake -S "),  # a library of other sources
+        ("text.so", "", r"text\.so cannot be loaded .* rebuild it with (make -C|cmake -S) "),
+        (
+            "",
+            "am_not_there",
+            r"has no function am_not_there.* rebuild it with (make -C|cmake -S) ",
+        ),  # a library of other sources
     ],
 )
 def test_library_that_cannot_be_used(
@@ -134,6 +165,27 @@ def test_library_that_cannot_be_used(
         no_library.setitem(library.SIGNATURES, absent, (None, ()))
     with pytest.raises(LibraryError, match=text):
         library.lib()
+
+
+@pytest.mark.parametrize("words", ["run", "run --backend processes", "validate", "plan", "doctor"])
+def test_a_checkout_without_libraries_says_how_to_build_them(words: str, tmp_path: Path) -> None:
+    """One line on stderr, no rank that waits; `doctor` has it among its findings."""
+    without = shutil.ignore_patterns("lib", "_src", "__pycache__")
+    shutil.copytree(ascend_moe.__path__[0], tmp_path / "ascend_moe", ignore=without)
+    (tmp_path / "op_kernel").mkdir()
+    for name in ("CMakeLists.txt", "Makefile"):
+        (tmp_path / name).touch()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND_MOE")}
+    command = [sys.executable, "-m", "ascend_moe", *words.split()]
+    env |= {"PYTHONPATH": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    said = f"build it with make -C {tmp_path} lib VENV={sys.prefix}\n"
+    if words == "doctor":
+        assert done.returncode == 1 and done.stderr == "" and said in done.stdout
+        assert "doctor itself failed" not in done.stdout
+    else:
+        assert done.returncode == 2 and done.stdout == ""
+        assert re.fullmatch(rf"ascend-moe {words.split()[0]}: .*{re.escape(said)}", done.stderr), done.stderr
 
 
 SOURCES = library.native_source_root()

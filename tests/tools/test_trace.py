@@ -261,6 +261,7 @@ def test_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     code = commands.run("trace", [*argv, "--plot", str(names["svg"])])
     printed = capfd.readouterr().out
     assert code == 0 and f"[{MEASURED}]" in printed and "LocalWindowCopy" in printed
+    assert f"open it at https://ui.perfetto.dev: Open trace file, {names['json']}\n" in printed
     document = json.loads(names["json"].read_text())
     check_chrome(document)
     ops = [e["name"] for e in document["traceEvents"] if e.get("cat") == "phase" and e["tid"] == 0]

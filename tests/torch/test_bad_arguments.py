@@ -210,12 +210,12 @@ def test_window_too_small_says_how_many_mib_to_export(
 
 def test_window_that_no_buffsize_gives() -> None:
     """Said at once, without looking at any window, and without advice that cannot be followed."""
-    rows, ids = torch.zeros(1, 8192), torch.zeros(1, 16, dtype=torch.int32)
+    rows, ids = torch.zeros(1, 16384), torch.zeros(1, 32, dtype=torch.int32)
     with pytest.raises(WindowTooSmall) as caught:
         OP["dispatch"](rows, ids, "any group", 64, 0, 1024, global_bs=64 * 4096)
-    assert caught.value.needed_mib == 2 * 64 * 4096 * 16 * 8192 * 4 // 2**20
+    assert caught.value.needed_mib == 2 * 64 * 4096 * 16 * 16384 * 4 // 2**20
     assert caught.value.argument == "global_bs"
-    assert "262144 MiB" in str(caught.value) and "at most 65535" in str(caught.value)
+    assert "524288 MiB" in str(caught.value) and "at most 65535" in str(caught.value)
 
 
 def test_round_trip_fits_the_window_that_quantised_dispatch_asks_for() -> None:

@@ -116,7 +116,7 @@ def test_failure_found_by_another_rank(code: int, kind: str, words: list[str], m
         cases.dispatch(place)
         barrier.wait()
         state = State.of(cluster, rank)
-        state.abort(1)[:] = [ABORT_MAGIC, state.epoch, code, 2, 1, 1, 3, 0x77]
+        state.abort(1)[:] = [ABORT_MAGIC, state.epoch, code, 2, 1, 3, 0x77, ABORT_MAGIC]
         return caught(cases.dispatch, place).error
 
     with ascend_moe.LocalCluster(3) as cluster:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
+import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_calls import VARIANTS, Call, Variant, overload, run
 
 import ascend_moe
+from ascend_moe import npu
+from ascend_moe.checkpoint import build_layer, load_layer
+from ascend_moe.dispatchers import WindowDispatcher
 from ascend_moe.errors import AscendMoeError
 
 PLAIN, PLAIN_V2 = VARIANTS[0], VARIANTS[1]
@@ -89,6 +94,41 @@ def test_wrong_calls_fail_as_torchs(group_ep: str) -> None:
     for given, named in ((args, unknown), (args, {**kwargs, "x": x}), ((x,), kwargs), ((*args, 1), kwargs)):
         with pytest.raises(TypeError, match=rf"^{PLAIN.dispatch_name}\(\) "):
             PUBLIC(*given, **named)
+
+
+@pytest.mark.parametrize("name", [name for name in npu.__all__ if name != "patch_torch_npu"])
+def test_a_misspelt_argument_is_one_line_with_the_right_name(name: str) -> None:
+    function = getattr(npu, name)
+    names = list(inspect.signature(function).parameters)
+    x = torch.randn(2, 16)
+    for wrong in [f"{right}_" for right in names[-2:]]:
+        with pytest.raises(TypeError) as raised:
+            function(x, **{wrong: 2})
+        said = rf"{name}\(\) got an unexpected keyword argument '{wrong}'. Did you mean '(\w+)'\?"
+        near = re.fullmatch(said, str(raised.value))
+        assert near and near[1] in names
+        assert "".join(traceback.format_exception(raised.value)).count("Traceback") == 1, "torch's text stands above it"
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'no_such_argument'$"):
+        function(x, no_such_argument=1)
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong", "right"),
+    [
+        (torch.ops.ascend_moe.npu_moe_distribute_dispatch_v2, "quant_mod", "quant_mode"),
+        (torch.ops.ascend_moe.npu_moe_distribute_combine.default, "expert_scale", "expert_scales"),
+        (ascend_moe.LocalCluster, "window_mb", "window_mib"),
+        (ascend_moe.MoELayer, "dtyp", "dtype"),
+        (ascend_moe.window_empty, "group", "group_ep"),
+        (WindowDispatcher, "num_expert", "num_experts"),
+        (build_layer, "global_batch", "global_bs"),
+        (load_layer, "word", "world"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_so_do_torchs_ops_and_the_functions_around_the_ops(function: Any, wrong: str, right: str) -> None:
+    with pytest.raises(TypeError, match=rf"argument '{wrong}'\. Did you mean '{right}'\?$"):
+        function(**{wrong: 1})
 
 
 TYPED = """

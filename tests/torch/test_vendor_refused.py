@@ -9,12 +9,13 @@ import torch
 from torch import int8, int32, int64, ones, tensor, zeros
 from vendor_calls import CALLS, Call, call, ids, values
 
-from ascend_moe import npu
+from ascend_moe import MoELayer, npu
+from ascend_moe.dispatchers import WindowDispatcher
 from ascend_moe.errors import ArgumentError, AscendMoeError
-from ascend_moe.experts import quantize_weight
+from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.experts.grouped_matmul import NPU_ONLY
 from ascend_moe.npu import WINDOW_OPERATORS
-from ascend_moe.routing import softmax_topk
+from ascend_moe.routing import deepseek_v3, softmax_topk
 
 TABLE = tensor([[1, 7, 0, 0, 0], [4, 0, 2, 4, 6], [2, 1, 3, 0, 0], [3, 5, 8, 9, 0]], dtype=int32)
 GROUPED = {"group_list": tensor([1, 4]), "split_item": 2, "group_type": 0}
@@ -254,7 +255,41 @@ def test_no_junk_ends_in_an_error_without_a_type(one: Call) -> None:
                 assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize("one", {one.op: one for one in (*CALLS, *VALID)}.values(), ids=lambda one: one.op)
+def test_a_value_of_another_kind_is_named(one: Call) -> None:
+    """A tensor that is required and None, and one that is on meta while others are not."""
+    name = one.op.partition(".")[0]
+    if not hasattr(npu, name) or name in WINDOW_OPERATORS:
+        return
+    given, function = valid(f"{one.op} {one.label}"), getattr(npu, name)
+    tensors = [argument for argument, value in given.items() if isinstance(value, torch.Tensor)]
+    for argument, kind in function.__annotations__.items():
+        if kind in ("torch.Tensor", "Tensor") and argument in given:
+            with pytest.raises(ArgumentError, match=f"^{argument} is a NoneType; it must be a tensor") as caught:
+                function(**given | {argument: None})
+            assert caught.value.argument == argument
+    for argument in tensors[1:]:
+        with pytest.raises(ArgumentError, match=f"^{argument} is on meta, "):
+            function(**given | {argument: given[argument].to("meta")})
+        with pytest.raises(ArgumentError, match=rf"^{name}: {argument} is on "):
+            getattr(torch.ops.ascend_moe, name)(**given | {argument: given[argument].to("meta")})
+
+
 def test_functions_of_ours_alone_check_too() -> None:
+    weights = ones(2, 4, 4), ones(2, 2, 4)
+    wrong: list[tuple[Any, tuple[Any, ...]]] = [
+        (grouped_mlp, (None, *weights, tensor([1, 1]))),
+        (grouped_mlp, (ones(2, 4), *weights, None)),
+        (quantize_weight, (None,)),
+        (softmax_topk, (None, 2, True)),
+        (deepseek_v3, (None, None, 2)),
+        (npu.npu_moe_distribute_combine_add_rms_norm, (*[None] * 7, "g", 1, 0, 2)),
+        (MoELayer, (None, None)),
+        (WindowDispatcher, ("g", 2, 0, None)),
+    ]
+    for function, given in wrong:
+        with pytest.raises(ArgumentError, match=r"^[^\n]*$"):
+            function(*given)
     for logits, k, argument in ((ones(12), 2, "x"), (ones(2, 12), 13, "k"), (ones(2, 12), 0, "k")):
         with pytest.raises(ArgumentError) as caught:
             softmax_topk(logits, k, True)

@@ -98,14 +98,21 @@ def test_two_groups_of_four_ranks() -> None:
 
 
 def exchange(
-    mode: str, world: int, rows: int, cores: int, *defines: str, window: int = 1 << 16, finalize: int = 1
+    mode: str,
+    world: int,
+    rows: int,
+    cores: int,
+    *defines: str,
+    window: int = 1 << 16,
+    finalize: int = 1,
+    wait_s: float = 20,
 ) -> None:
     windows = twin.Windows(world, data_bytes=window, layout="a2")
     for step in range(4):
         swap = Swap(world, rows, 16, np.int32, step)
         call = (swap.args, bytes(64 + 280) + tiling(rows, 16, step % 2, finalize), cores, 0, windows)
         kernel = kernels("all2all_batch_write", *defines)
-        kernel.launch("all2all_batch_write", *call, workspace_bytes=world * 32, mode=mode, timeout_s=20)
+        kernel.launch("all2all_batch_write", *call, workspace_bytes=world * 32, mode=mode, timeout_s=wait_s)
         swap.check()
         assert not any((windows.data(r)[-64:]).any() for r in range(world))
 
@@ -118,6 +125,11 @@ def test_batch_write(mode: str, world: int, rows: int, cores: int) -> None:
 
 def test_batch_write_without_finalize_is_delivered() -> None:
     exchange("fast", 2, 20, 2, finalize=0)
+
+
+def test_a_list_that_nobody_commits_does_not_leave() -> None:
+    with pytest.raises(TwinFault, match=r"hang: nothing has moved for 1.0 s: rank \d core 0 polls"):
+        exchange("fast", 2, 3, 1, "COMMIT=false", wait_s=1)
 
 
 @pytest.mark.nightly

@@ -140,6 +140,7 @@ struct Tiling {
 
 // What CANN adds to a workspace before the op's own part.
 constexpr uint32_t kSystemWorkspaceBytes = 16 * 1024 * 1024;
+constexpr uint64_t kUbBytes = 196352;  // what CANN grants of a core's 192 KiB
 
 }  // namespace standin
 
@@ -167,12 +168,17 @@ private:
 
 namespace platform_ascendc {
 
+enum class CoreMemType { L0_A, L0_B, L0_C, L1, L2, UB, HBM, RESERVED };
+
 class PlatformAscendC {
 public:
     explicit PlatformAscendC(fe::PlatFormInfos* platform) : platform_(platform) {}
     uint32_t GetCoreNumAiv() const { return platform_->vectorCores(); }
     uint32_t CalcTschBlockDim(uint32_t slices, uint32_t, uint32_t) const { return slices; }
     uint32_t GetLibApiWorkSpaceSize() const { return standin::kSystemWorkspaceBytes; }
+    void GetCoreMemSize(const CoreMemType& type, uint64_t& bytes) const {
+        bytes = type == CoreMemType::UB ? standin::kUbBytes : 0;
+    }
 
 private:
     fe::PlatFormInfos* platform_;

@@ -73,6 +73,12 @@ std::string FileOfEngine() {
     return engine != nullptr && strcmp(engine, "checked") == 0 ? "libascend_moe_checked.so" : "libascend_moe.so";
 }
 
+// As the tiling function reads it.
+int NearStores() {
+    const char* given = getenv("ASCEND_MOE_NEAR_STORES");
+    return given != nullptr && strcmp(given, "1") == 0 ? 1 : 0;
+}
+
 // $ASCEND_MOE_LIBRARY, else in the nearest folder above this library that has it: lib/ of the package.
 std::string PathOfLibrary() {
     const char* given = getenv("ASCEND_MOE_LIBRARY");
@@ -176,7 +182,7 @@ int CommunicatorOf(const char* group, int32_t context_kind, int32_t ranks_per_se
         made.handle = TheLibrary().am_comm_create(windows.rank, windows.world, windows.bases,
                                                   windows.data_bytes - state, 0, windows.live_fds);
         if (made.handle == nullptr || TheLibrary().am_comm_use_context(made.handle, context_kind) != 0 ||
-            TheLibrary().am_comm_use_servers(made.handle, ranks_per_server) != 0) {
+            TheLibrary().am_comm_use_servers(made.handle, ranks_per_server, NearStores()) != 0) {
             vnpu_error("no communicator of the twin over group_ep '%s' (context kind %d, %d ranks a server)", group,
                        context_kind, ranks_per_server);
             return kInnerError;
@@ -207,6 +213,7 @@ void Complete(moe::CallSpec& spec, const std::vector<uint8_t>& tiling) {
     memcpy(&info, tiling.data() + sizeof(moe::MoeDistributeMc2Head), sizeof(info));
     spec.context_kind = static_cast<int32_t>(info.contextKind);
     spec.ranks_per_server = static_cast<int32_t>(info.ranksPerServer);
+    spec.near_stores = info.nearRanks > 1 ? 1 : 0;
     spec.window_mib = info.windowMiB;
     spec.lent_mib = static_cast<int64_t>(info.lentBytes / moe::kMiB);
     spec.cores = info.cores;

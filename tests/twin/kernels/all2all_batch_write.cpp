@@ -18,6 +18,9 @@ struct All2AllTilingData {
     All2AllInfo info;
 };
 
+#ifndef COMMIT
+#define COMMIT true
+#endif
 #ifndef MORE_BYTES
 #define MORE_BYTES 0  // a bug, for the test that it is found
 #endif
@@ -68,7 +71,7 @@ extern "C" __global__ __aicore__ void all2all_batch_write(GM_ADDR x, GM_ADDR y, 
         SyncFunc<HardEvent::S_MTE3>();
         DataCopy(Gm<uint64_t>(workspace), items, world * 4);
         PipeBarrier<PIPE_ALL>();
-        hccl.BatchWrite<true>(workspace, world);
+        hccl.BatchWrite<COMMIT>(workspace, world);
     }
     for (uint32_t peer = core; peer < world; peer += cores) {
         GlobalTensor<int32_t> from = Gm<int32_t>(in(rank, peer));

@@ -135,7 +135,13 @@ void World::MakeStore(CoreState& core, QueuedOp& op, const GmRange& where, Clock
         }
         for (uint64_t done = 0; done < to.bytes; done += part) {
             const uint32_t bytes = static_cast<uint32_t>(std::min(part, to.bytes - done));
-            store.pieces.push_back({begin + done, bytes, used + done, false});
+            const uint32_t half = flag && options_.torn && !force ? Choose(3, 2) * kBlockBytes / 2 : 0;
+            if (half == 0) {
+                store.pieces.push_back({begin + done, bytes, used + done, false});
+                continue;
+            }
+            for (uint32_t at : {half % kBlockBytes, kBlockBytes / 2 - half % kBlockBytes})
+                store.pieces.push_back({begin + done + at, kBlockBytes / 2, used + done + at, false});
         }
         used += to.bytes;
     }
@@ -410,7 +416,7 @@ void World::Trace(const CoreState& core, const char* event, const GmRange* range
     if (range != nullptr) {
         entry.target = range->owner;
         entry.area = range->kind;
-        entry.offset = begin - range->begin;
+        entry.offset = begin - range->begin + range->at;
         entry.bytes = bytes;
         if (range->kind == GmKind::kWindowState) {
             const uintptr_t end = std::min<uintptr_t>(begin + sizeof(entry.words), range->end);

@@ -352,6 +352,8 @@ public:
         return static_cast<uint32_t>(ends_.size());
     }
     uint32_t Finished() override {
+        timed::CoreState& core = static_cast<timed::CoreState&>(*current_core().timed);
+        timed::WorldOf(core).Ask(core);
         const double now = current_core().timed->now;
         return static_cast<uint32_t>(std::upper_bound(ends_.begin(), ends_.end(), now) - ends_.begin());
     }

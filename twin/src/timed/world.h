@@ -148,6 +148,8 @@ public:
     void Poll(CoreState& core, const Loc& loc);
     void CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc);
     void CrossWait(CoreState& core, int id, const Loc& loc);
+    // The core asks the server whether it is done: a read of its own memory.
+    void Ask(CoreState& core) { Wait(core, core.now + std::max(1.0, costs_.read_latency_ns), Cause::kStatus); }
     // Carries a BatchWrite item; when it has arrived.
     double Post(CoreState& core, const CopyItem& item);
     void YieldUntil(CoreState& core, double time);

@@ -117,7 +117,7 @@ public:
         TWIN_RAISE_IF(context == nullptr, kBadArgument, loc, "Hccl: the context is null");
         const uintptr_t at = reinterpret_cast<uintptr_t>(context) - sizeof(twin::hccl::Header);
         twin::FindGm(twin::current_core(), at, sizeof(twin::hccl::Header), loc);
-        header_ = reinterpret_cast<const twin::hccl::Header*>(at);
+        header_ = reinterpret_cast<twin::hccl::Header*>(at);
         TWIN_RAISE_IF(header_->magic != twin::hccl::kHeaderMagic, kBadArgument, loc,
                       "Hccl: this is no communication context; take it from GetHcclContext");
     }
@@ -125,6 +125,7 @@ public:
     uint32_t rank() const { return header_->rank; }
     uint32_t world() const { return header_->world; }
     twin::CopyAgent* agent() const { return header_->agent; }
+    void Served() const { ++header_->served; }
     uint64_t window_bytes() const { return a3() ? A3()->window_bytes : A2()->window_bytes; }
     uint64_t In(uint32_t rank) const {
         if (!a3()) return A2()->multi_flag != 0 ? A2Of(rank, true) : A2()->windows_in[rank];
@@ -149,7 +150,7 @@ private:
         if (rank == this->rank()) return in ? data.localInput.addr : data.localOutput.addr;
         return in ? data.remoteInput.addr : data.remoteOutput.addr;
     }
-    const twin::hccl::Header* header_ = nullptr;
+    twin::hccl::Header* header_ = nullptr;
 };
 
 }  // namespace detail
@@ -189,7 +190,7 @@ public:
     uint32_t GetRankDim() { return group_.world(); }
     uint16_t GetQueueNum() { return 1; }
 
-    // Copies itemNum pieces of local windows to remote ones, asynchronously; it needs no Commit.
+    // Copies itemNum pieces of local windows to remote ones, asynchronously, from Commit on; at once with `commit`.
     template <bool commit = false>
     HcclHandle BatchWrite(GM_ADDR batchWriteInfo, uint32_t itemNum, uint16_t queueID = 0, TWIN_CALLER) {
         (void)queueID;
@@ -198,13 +199,26 @@ public:
         if (batchWriteInfo == nullptr || itemNum == 0) return INVALID_HANDLE_ID;
         TWIN_RAISE_IF(handles_ >= HCCL_MAX_HANDLE_ID, kBadArgument, loc, "more than %d tasks before Finalize",
                       HCCL_MAX_HANDLE_ID);
-        if (IsClient()) last_task_ = group_.agent()->Post(Items(batchWriteInfo, itemNum, loc), loc);
-        return static_cast<HcclHandle>(handles_++);
+        const auto handle = static_cast<HcclHandle>(handles_++);
+        prepared_[handle] = {batchWriteInfo, itemNum};
+        if (commit) Commit(handle, loc);
+        return handle;
     }
-    void Commit(HcclHandle) {}
+    void Commit(HcclHandle handleId, TWIN_CALLER) {
+        CheckOpen("Commit", loc);
+        TWIN_RAISE_IF(handleId < 0 || handleId >= handles_, kBadArgument, loc, "Hccl::Commit of handle %d of %d",
+                      static_cast<int>(handleId), handles_);
+        // Tasks complete in order, and so they start.
+        for (; committed_ <= handleId; ++committed_) {
+            const Prepared& list = prepared_[committed_];
+            if (IsClient()) last_task_ = group_.agent()->Post(Items(list.items, list.count, loc), loc);
+        }
+    }
     int32_t Wait(HcclHandle handleId, TWIN_CALLER) {
         CheckOpen("Wait", loc);
         if (handleId < 0 || handleId >= handles_) return HCCL_FAILED;
+        TWIN_RAISE_IF(handleId >= committed_, kBadArgument, loc, "Hccl::Wait for handle %d, which nobody committed",
+                      static_cast<int>(handleId));
         WaitFor(static_cast<uint32_t>(handleId) + 1, loc);
         return HCCL_SUCCESS;
     }
@@ -220,10 +234,17 @@ public:
     template <bool sync = true>
     void Finalize(TWIN_CALLER) {
         CheckOpen("Finalize", loc);
+        TWIN_RAISE_IF(IsClient() && committed_ < handles_, kBadArgument, loc,
+                      "Hccl::Finalize with %d tasks that nobody committed", handles_ - committed_);
         if (sync && IsClient() && last_task_ != 0) WaitFor(last_task_, loc);
+        if (IsClient()) group_.Served();
     }
 
 private:
+    struct Prepared {
+        GM_ADDR items;
+        uint32_t count;
+    };
     static bool IsClient() { return GetBlockIdx() == config.blockId; }
     void CheckOpen(const char* what, const twin::Loc& loc) const {
         TWIN_RAISE_IF(!group_.open(), kBadArgument, loc, "Hccl::%s before Init", what);
@@ -266,6 +287,8 @@ private:
     bool needs_tiling_ = false;
     bool has_tiling_ = false;
     int32_t handles_ = 0;
+    int32_t committed_ = 0;  // handles below it
+    Prepared prepared_[HCCL_MAX_HANDLE_ID];
     uint32_t last_task_ = 0;
 };
 

@@ -10,6 +10,9 @@
 // A declared poll: the awaited value has not come, so other cores must run. On an NPU this macro does
 // nothing.
 #define TWIN_POLL_HINT() twin::PollYield(twin::Loc::Here())
+#ifndef TWIN_TIMED
+#define TWIN_POLL_SLEEPS 1  // a core that has looked in vain looks again when something has changed
+#endif
 // A kernel gives the step that it begins a name.
 #define TWIN_PHASE(name) twin::MarkPhase(name)
 

@@ -21,7 +21,7 @@ struct Header {
     Layout layout;
     uint32_t rank;
     uint32_t world;
-    uint32_t reserved;
+    uint32_t served;  // launches that ended with Finalize
     CopyAgent* agent;
     uint64_t padding[4];
 };

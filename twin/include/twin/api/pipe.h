@@ -55,8 +55,18 @@ private:
     }
 };
 
-// At most this many tensors of one position may be out at once: one event id each.
-constexpr uint32_t kMaxQueueTensors = 8;
+// At most this many tensors of one position may be out at once: one event id each. TWIN_QUEUE_TENSORS: kernels that
+// leave ids to single waits and to the compiler.
+#ifndef TWIN_QUEUE_TENSORS
+#define TWIN_QUEUE_TENSORS 8
+#endif
+constexpr uint32_t kMaxQueueTensors = TWIN_QUEUE_TENSORS;
+static_assert(kMaxQueueTensors <= twin::kEventIds, "more tensors than event ids");
+// What TPipe hands out of UB; TWIN_UB_BYTES: what a platform grants, where that is less than all of it.
+#ifndef TWIN_UB_BYTES
+#define TWIN_UB_BYTES twin::kUbBytes
+#endif
+constexpr uint32_t kGrantedUbBytes = TWIN_UB_BYTES;
 constexpr uint32_t kMaxQueueDepth = 16;
 
 template <TPosition src, TPosition dst, int32_t depth>
@@ -243,8 +253,8 @@ private:
         twin::Core& core = twin::current_core();
         TWIN_RAISE_IF(len == 0, kBadArgument, loc, "InitBuffer of 0 bytes");
         const uint32_t bytes = (len + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes;
-        TWIN_RAISE_IF(core.ub_used + static_cast<uint64_t>(bytes) > twin::kUbBytes, kUbOverflow, loc,
-                      "InitBuffer of %u bytes: %u of the UB's %u are taken", bytes, core.ub_used, twin::kUbBytes);
+        TWIN_RAISE_IF(core.ub_used + static_cast<uint64_t>(bytes) > kGrantedUbBytes, kUbOverflow, loc,
+                      "InitBuffer of %u bytes: %u of the UB's %u are taken", bytes, core.ub_used, kGrantedUbBytes);
         TWIN_RAISE_IF(core.buffer_count >= twin::kMaxUbBuffers, kUbOverflow, loc, "more than %u buffers in one TPipe",
                       twin::kMaxUbBuffers);
         twin::UbBuffer& buffer = core.buffers[core.buffer_count];

@@ -39,6 +39,7 @@ struct GmRange {
     const char* name;
     int owner = -1;     // windows: the rank whose window it is
     bool bulk = false;  // rows of payload: runs that are only timed may leave them where they are
+    uint64_t at = 0;    // bytes into its area, of which it is a part
 
     bool window() const {
         return kind == GmKind::kWindowData || kind == GmKind::kWindowState || kind == GmKind::kWindowLent;
