@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import mmap
 import os
 import re
@@ -22,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +33,7 @@ import torch
 
 from ascend_moe.explore import program
 from ascend_moe.explore.engine import Call, Options, World
-from ascend_moe.reference.cases import DTYPES
+from ascend_moe.reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -339,20 +341,20 @@ def _run(command: Sequence[str], seconds: float) -> tuple[str, int]:
 
 
 def matrix() -> Iterator[program.Program]:
-    """Every dtype, algorithm, quantisation and contract, on two worlds each."""
-    number = 0
-    for dtype in DTYPES:
-        for algorithm in ("window", "direct"):
-            for quant in ("none", "int8", "smooth"):
-                for contract in (1, 2):
-                    for world, cores in ((2, 2 + number % 3), (3 + number % 2, 2)):
-                        number += 1
-                        yield program.Program(
-                            world=world, cores=cores, local=1 + number % 3, topk=2, batch=4 + number % 5,
-                            units=1 + number % 4, dtype=dtype, quant=quant, contract=contract, seed=number,
-                            algorithm=algorithm, sequence="DCDC", weights=number % 2 == 0,
-                            mask=("none", "prefix", "token", "choice")[number % 4] if contract == 2 else "none",
-                        )  # fmt: skip
+    """Every dtype, algorithm, quantisation and contract, on two worlds each; the other options go by turns."""
+    modes = itertools.product(DTYPES, ("window", "direct"), QUANTS, (1, 2), (False, True))
+    for number, (dtype, algorithm, quant, contract, larger) in enumerate(modes):
+        turn = number + 3 * (number // 4)  # no option depends on contract and world, which are the last two bits
+        world = 3 + turn % 2 if larger else 2
+        yield program.Program(
+            world=world, cores=2 + turn % 3, local=1 + turn % 3, topk=2, batch=4 + number % 5, units=1 + turn % 4,
+            dtype=dtype, quant=quant, contract=contract, seed=number, algorithm=algorithm, sequence="DCDC",
+            weights=turn % 2 == 0, plain=turn % 4 == 1, mask=MASKS[turn % len(MASKS)], ids=IDS[number % len(IDS)],
+            batches=BATCHES[number % 4], nums_type=turn // 2 % 2, tp=turn // 4 % 2, odd=turn % 6 == 5,
+            shared=(0, 2, 3)[turn % 3] if contract == 2 else 0,
+            rows=program.ROWS[turn % 3] if algorithm == "direct" else "own",
+            servers=world if algorithm == "window" and larger == (contract == 1) else 0,
+        )  # fmt: skip
 
 
 # Sizes at which a kernel takes another path: segments by vectors (W a multiple of 8), rows read once for several
@@ -388,6 +390,31 @@ def drawn(count: int) -> Iterator[program.Program]:
         yield replace(program.draw(1000 + seed), odd=seed % 4 == 3)
 
 
+# What a table counts beside the modes: by its name, the cases that have it.
+FEATURES: dict[str, Callable[[program.Program], bool]] = {
+    "shared_expert_x": lambda case: case.shared > 0,
+    "a mask": lambda case: case.mask != "none",
+    "ids of -1": lambda case: any(bool((inputs.expert_ids == -1).any()) for inputs in case.inputs),
+    "A2's context": lambda case: case.servers > 0,
+    "lent rows": lambda case: case.rows != "own",
+    "a rank without tokens": lambda case: 0 in case.batch_sizes,
+    "NaN and infinities": lambda case: case.odd,
+}
+
+
+def table(results: Sequence[tuple[program.Program, bool]]) -> Iterator[str]:
+    """By mode and dtype: how many cases are equal, of how many; then how many have an option."""
+    yield f"{'algorithm, quantisation, contract':36}" + "".join(f"{dtype:>12}" for dtype in DTYPES)
+    groups = defaultdict[tuple[str, str, int], defaultdict[str, list[bool]]](lambda: defaultdict(list))
+    for case, good in results:
+        groups[case.algorithm, case.quant, case.contract][case.dtype].append(good)
+    for (algorithm, quant, contract), by_dtype in sorted(groups.items()):
+        counts = [f"{sum(by_dtype[dtype])} of {len(by_dtype[dtype])}" for dtype in DTYPES]
+        yield f"{f'{algorithm}, {quant}, V{contract}':36}" + "".join(f"{text:>12}" for text in counts)
+    cases = [case for case, _ in results]
+    yield "among them: " + ", ".join(f"{sum(map(has, cases))} with {name}" for name, has in FEATURES.items())
+
+
 # A dispatch in which one id of one rank is no expert: every rank must tell the same error as on the twin.
 FAULTY = tuple(
     f"w{world},c{cores},l2,k2,b6,u2,v{contract},s{seed},{dtype},equal,ids:distinct,D,{algorithm}"
@@ -413,18 +440,17 @@ def run_case(case: program.Program, runner: Path, poison: int, faulty: bool = Fa
         return Job(world, poison, world.errors() if faulty else None).run(runner)
 
 
-def run_controls(builder: Builder) -> int:
-    """How many broken kernels were not found."""
-    missed = 0
+def run_controls(builder: Builder, controls: Sequence[Broken]) -> int:
+    """How many broken kernels were found."""
+    count = 0
     case = program.parse("w2,c2,l2,k2,b6,u3,v1,s7,bf16,equal,DC")
-    for number, control in enumerate(CONTROLS):
+    for number, control in enumerate(controls):
         differences = run_case(case, builder.broken(control, number), POISONS[0])
         found = [line for line in differences if re.search(control.found, line)]
-        missed += not found
-        print(
-            f"control: {control.name}: {'found: ' + found[0] if found else f'NOT FOUND {differences[:3]}'}", flush=True
-        )
-    return missed
+        count += bool(found)
+        said = f"found: {found[0]}" if found else f"NOT FOUND {differences[:3]}"
+        print(f"control: {control.name}: {said}", flush=True)
+    return count
 
 
 def main() -> int:
@@ -452,19 +478,25 @@ def main() -> int:
             builder = Builder(options.devkit.resolve(), options.tools.resolve(), build, options.compiler, options.jobs)
             runners = {dtype: builder.runner(dtype) for dtype in {case.dtype: 0 for case, _ in cases}}
             print(f"built for {', '.join(runners)} in {time.monotonic() - start:.0f} s", flush=True)
-            failed = 0
+            results = list[tuple[program.Program, bool]]()
             for number, (case, faulty) in enumerate(cases):
                 differences = run_case(case, runners[case.dtype], POISONS[number % len(POISONS)], faulty)
-                failed += bool(differences)
+                results.append((case, not differences))
                 for text in [f"{'faulty ' if faulty else ''}case {case}", *differences][: 9 if differences else 0]:
                     print(text, flush=True)
-            print(f"{len(cases) - failed} of {len(cases)} cases equal to the twin and to the reference, bit for bit")
-            missed = 0 if options.no_controls else run_controls(builder)
+            print(*table(results), sep="\n", flush=True)
+            controls = () if options.no_controls else CONTROLS
+            found = run_controls(builder, controls)
     except (headers_check.CheckError, OSError) as error:
         print(f"real-ascendc: {error}", file=sys.stderr)
         return 1
-    print(f"real-ascendc: {'FAIL' if failed or missed else 'PASS'} in {time.monotonic() - start:.0f} s")
-    return 1 if failed or missed else 0
+    equal = sum(good for _, good in results)
+    passed = equal == len(results) and found == len(controls)
+    print(
+        f"real-ascendc: {'PASS' if passed else 'FAIL'}: {equal} of {len(results)} cases equal to the twin and to the "
+        f"reference, {found} of {len(controls)} broken kernels found, {time.monotonic() - start:.0f} s"
+    )
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
