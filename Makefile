@@ -11,6 +11,7 @@
 #   make lint  format  ruff, mypy --strict, clang-format
 #   make asan  tsan    the tests marked so under ASan and UBSan, or TSan, with controls that must fail
 #   make mutants       broken kernels: one-line mutants found by the suite, the others by the checked twin
+#   make kernel-coverage  the lines of op_kernel/ that no test and no schedule of a campaign reaches
 #   make soak          the fault and load tests with their full counts, and the counts printed: hours
 #   make explore       schedules of the kernels on the checked twin       EXPLORE_ARGS="-n 100000"
 #   make model         the protocol's model in spin, where it is there    MODEL_ARGS=--full
@@ -74,7 +75,7 @@ every_change := not npu and not nightly and not mutants
 .DEFAULT_GOAL := install
 .PHONY: install all demo tiny t test test-npu vnpu nightly nightly-tests test-npu-nightly lint format asan tsan mutants \
 	soak explore model bench bench-check size lib wheel wheel-check clean headers-check address-space-check \
-	real-ascendc asc-folders
+	real-ascendc asc-folders kernel-coverage
 
 # The venv with the build backend, and cmake and ninja where the system has none.
 $(bin)/scikit-build-core:
@@ -117,7 +118,8 @@ test-npu test-npu-nightly: $(bin)/scikit-build-core $(torch_npu)
 	export PYTHONPATH=$(torch_npu) TORCH_DEVICE_BACKEND_AUTOLOAD=0; $(pytest) -n 2 -m "$(npu_tests)" $(PYTEST_ARGS)
 
 # Every lane that .ci/run leaves out, each to its end whatever the others find. The list of failures comes last.
-nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan bench-check wheel-check
+nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan kernel-coverage
+nightly_lanes += bench-check wheel-check
 nightly_lanes += $(if $(and $(ASC_DEVKIT),$(ASC_TOOLS)),real-ascendc)
 nightly:
 	@failed=""; for lane in $(nightly_lanes); do \
@@ -161,6 +163,18 @@ asan tsan: $(bin)/scikit-build-core
 	cmake --build build-$@ --target ascend_moe ascend_moe_torch
 	$(sanitized) $(bin)/python tools/sanitizer_control.py $(library) $(flags)
 	$(pytest) -n 2 -m "$@$(leave_out)" --capture=sys $(PYTEST_ARGS)
+
+# The fast engine counts in the tests, the checked one in the campaign and in the tests that have it.
+kernel-coverage: sanitized = $(bin)/python ../tools/kernel_coverage.py --run tests ../build-coverage
+kernel-coverage: $(bin)/scikit-build-core
+	$(pip_install) .[test,cli]
+	cmake -S . -B build-coverage -DCMAKE_CXX_COMPILER=$(CXX) -DASCEND_MOE_COVERAGE=ON -DASCEND_MOE_TIMED=OFF \
+		-DASCEND_MOE_VNPU=OFF -DPython3_EXECUTABLE=$(bin)/python -DASCEND_MOE_TORCH=ON
+	cmake --build build-coverage --target ascend_moe ascend_moe_checked ascend_moe_torch
+	rm -rf build-coverage/runs
+	$(pytest) -n 2 -m "$(every_change)" kernels torch tools/test_validate.py $(PYTEST_ARGS)
+	$(bin)/python tools/kernel_coverage.py --run campaign build-coverage $(bin)/ascend-moe explore -n 5000
+	$(bin)/python tools/kernel_coverage.py build-coverage
 
 # Broken kernels, each built and each found: about half an hour.
 mutants: $(bin)/scikit-build-core
@@ -222,4 +236,4 @@ address-space-check:
 	$(PYTHON) tools/address_space_check.py
 
 clean:
-	rm -rf build build-asan build-tsan dist ascend_moe/lib .mypy_cache .ruff_cache
+	rm -rf build build-asan build-coverage build-tsan dist ascend_moe/lib .mypy_cache .ruff_cache

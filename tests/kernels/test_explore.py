@@ -347,10 +347,10 @@ FAULTS = {
 }
 
 
-def with_a_fault(worlds: Worlds, name: str, seed: int) -> str:
+def with_a_fault(worlds: Worlds, name: str, seed: int, drawn: Program | None = None) -> str:
     """A drawn case without a fault, then the same schedule with one; what became of it."""
     fault, check, accepted = FAULTS[name]
-    rng, case = random.Random(seed), explore.draw(seed)
+    rng, case = random.Random(seed), drawn or explore.draw(seed)
     world = worlds(case.world)
     world.load(case, accepted=accepted)
     # Priorities leave no choice that a slow one could be kept out of.
@@ -365,6 +365,12 @@ def with_a_fault(worlds: Worlds, name: str, seed: int) -> str:
 def test_killed_at_any_step(worlds: Worlds, numbers: range, tally: Tally) -> None:
     tally.each(numbers, lambda seed: with_a_fault(worlds, "kill", seed))
     assert tally.kinds["PeerLost"]
+
+
+def test_killed_between_servers(worlds: Worlds) -> None:
+    """The survivors look for messages among rows, and send their aborts by the copy agent."""
+    ends = [with_a_fault(worlds, "kill", case.seed, case) for case in drawn("servers", 0, 60)]
+    assert ends.count("PeerLost") > 20
 
 
 @soak_rows.row("stop, explored", quick=20, full=3000, chunk=750)
