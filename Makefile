@@ -11,6 +11,7 @@
 #   make lint  format  ruff, mypy --strict, clang-format
 #   make asan  tsan    the tests marked so under ASan and UBSan, or TSan, with controls that must fail
 #   make mutants       broken kernels: one-line mutants found by the suite, the others by the checked twin
+#   make kernel-coverage  the lines of op_kernel/ that no test and no schedule of a campaign reaches
 #   make soak          the fault and load tests with their full counts, and the counts printed: hours
 #   make explore       schedules of the kernels on the checked twin       EXPLORE_ARGS="-n 100000"
 #   make model         the protocol's model in spin, where it is there    MODEL_ARGS=--full
@@ -20,6 +21,7 @@
 #   make lib           the libraries into the source tree, for PYTHONPATH=. without installing
 #   make wheel         dist/*.whl with everything, for every Python and torch from 2.10 on
 #   make wheel-check   that wheel with two torch versions and two Pythons in clean environments
+#   make real-ascendc  the kernels over CANN's own AscendC                 ASC_DEVKIT=dir ASC_TOOLS=dir
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu with any of them: torch for CPUs, a tenth of PyPI's with CUDA
 #   make clean  headers-check CANN_HEADERS=dir  address-space-check
 
@@ -35,6 +37,7 @@ EXPLORE_ARGS ?=
 MODEL_ARGS ?=
 BENCH_ARGS ?=
 WHEEL_CHECK_ARGS ?=
+REAL_ASCENDC_ARGS ?=
 T ?= kernels/direct
 SINCE ?=
 
@@ -62,7 +65,7 @@ defines = $(foreach part,$(parts),--config-settings=cmake.define.ASCEND_MOE_$(pa
 pip_torch = $(pip) $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') $(torch)
 pip_install = $(pip_torch) && $(pip) --no-build-isolation $(defines) $(torch)
 all wheel: with = $(parts)
-test soak mutants explore nightly-tests: with = CHECKED TIMED
+test soak mutants explore nightly-tests real-ascendc: with = CHECKED TIMED
 test-npu test-npu-nightly: with = CHECKED TIMED VNPU
 vnpu: with = VNPU
 
@@ -71,7 +74,8 @@ every_change := not npu and not nightly and not mutants
 .NOTPARALLEL:
 .DEFAULT_GOAL := install
 .PHONY: install all demo tiny t test test-npu vnpu nightly nightly-tests test-npu-nightly lint format asan tsan mutants \
-	soak explore model bench bench-check size lib wheel wheel-check clean headers-check address-space-check
+	soak explore model bench bench-check size lib wheel wheel-check clean headers-check address-space-check \
+	real-ascendc asc-folders kernel-coverage
 
 # The venv with the build backend, and cmake and ninja where the system has none.
 $(bin)/scikit-build-core:
@@ -114,7 +118,9 @@ test-npu test-npu-nightly: $(bin)/scikit-build-core $(torch_npu)
 	export PYTHONPATH=$(torch_npu) TORCH_DEVICE_BACKEND_AUTOLOAD=0; $(pytest) -n 2 -m "$(npu_tests)" $(PYTEST_ARGS)
 
 # Every lane that .ci/run leaves out, each to its end whatever the others find. The list of failures comes last.
-nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan bench-check wheel-check
+nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan kernel-coverage
+nightly_lanes += bench-check wheel-check
+nightly_lanes += $(if $(and $(ASC_DEVKIT),$(ASC_TOOLS)),real-ascendc)
 nightly:
 	@failed=""; for lane in $(nightly_lanes); do \
 		echo "nightly: $$lane"; \
@@ -157,6 +163,18 @@ asan tsan: $(bin)/scikit-build-core
 	cmake --build build-$@ --target ascend_moe ascend_moe_torch
 	$(sanitized) $(bin)/python tools/sanitizer_control.py $(library) $(flags)
 	$(pytest) -n 2 -m "$@$(leave_out)" --capture=sys $(PYTEST_ARGS)
+
+# The fast engine counts in the tests, the checked one in the campaign and in the tests that have it.
+kernel-coverage: sanitized = $(bin)/python ../tools/kernel_coverage.py --run tests ../build-coverage
+kernel-coverage: $(bin)/scikit-build-core
+	$(pip_install) .[test,cli]
+	cmake -S . -B build-coverage -DCMAKE_CXX_COMPILER=$(CXX) -DASCEND_MOE_COVERAGE=ON -DASCEND_MOE_TIMED=OFF \
+		-DASCEND_MOE_VNPU=OFF -DPython3_EXECUTABLE=$(bin)/python -DASCEND_MOE_TORCH=ON
+	cmake --build build-coverage --target ascend_moe ascend_moe_checked ascend_moe_torch
+	rm -rf build-coverage/runs
+	$(pytest) -n 2 -m "$(every_change)" kernels torch tools/test_validate.py $(PYTEST_ARGS)
+	$(bin)/python tools/kernel_coverage.py --run campaign build-coverage $(bin)/ascend-moe explore -n 5000
+	$(bin)/python tools/kernel_coverage.py build-coverage
 
 # Broken kernels, each built and each found: about half an hour.
 mutants: $(bin)/scikit-build-core
@@ -205,9 +223,17 @@ headers-check:
 	$(PYTHON) tools/headers_check.py "$(CANN_HEADERS)"
 	$(PYTHON) tools/headers_check.py "$(or $(HOST_HEADERS),$(CANN_HEADERS))" --host
 
+# Runs the kernels over CANN's own AscendC implementation, with our models of the instructions below it.
+asc-folders:
+	@test -d "$(ASC_DEVKIT)" -a -d "$(ASC_TOOLS)" || { echo "usage: make real-ascendc ASC_DEVKIT=dir ASC_TOOLS=dir, \
+	checkouts of CANN's asc-devkit and asc-tools"; exit 2; }
+real-ascendc: asc-folders $(bin)/scikit-build-core
+	$(pip_install) .[test]
+	$(bin)/python tools/real_ascendc/check.py "$(ASC_DEVKIT)" "$(ASC_TOOLS)" $(REAL_ASCENDC_ARGS)
+
 # clang finds address-space mistakes (__gm__ and __ubuf__ pointers mixed) that g++ cannot see.
 address-space-check:
 	$(PYTHON) tools/address_space_check.py
 
 clean:
-	rm -rf build build-asan build-tsan dist ascend_moe/lib .mypy_cache .ruff_cache
+	rm -rf build build-asan build-coverage build-tsan dist ascend_moe/lib .mypy_cache .ruff_cache

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-mapfile -d '' cxx < <(find op_kernel op_host csrc twin vnpu tests examples \
+mapfile -d '' cxx < <(find op_kernel op_host csrc twin vnpu tests examples tools/real_ascendc \
     \( -name '*.h' -o -name '*.cpp' \) -print0 2>/dev/null | sort -z)
 
 if [[ "${1:-}" == --fix ]]; then

@@ -85,13 +85,14 @@ class PlannedProgram:
             given = {key: getattr(inputs, key) for key in names if getattr(inputs, key) is not None}
             if case.weights and inputs.expert_scales is not None:
                 given["expert_scales"] = inputs.expert_scales
-            attributes = attributes_of(name, {**self._common(rank), "quant_mode": case.quant_mode})
+            own = {"quant_mode": case.quant_mode, "expert_token_nums_type": case.nums_type, "tp_world_size": case.tp}
+            attributes = attributes_of(name, self._common(rank) | own)
             call = Call(rank, name, given, attributes)
             # Between servers both contracts have V1's expand_idx.
             triples = case.contract == 2 and not 0 < self.program.servers < case.world
             index = want.assist_info.flatten() if triples else want.expand_idx
             call.expected = {0: want.expand_x, 2: index, 3: want.expert_token_nums, 4: want.ep_recv_counts}
-            scales = {1: want.dynamic_scales, 6: want.expand_scales}
+            scales = {1: want.dynamic_scales, 5: want.tp_recv_counts if case.tp else None, 6: want.expand_scales}
             call.expected |= {place: value for place, value in scales.items() if value is not None}
             call.result = want
             self._plan(call, calls.OP_DISPATCH)
@@ -118,7 +119,8 @@ class PlannedProgram:
                 "ep_send_counts": sent.outputs[4],
                 "expert_scales": weights,
             }
-            given |= {} if inputs.x_active_mask is None else {"x_active_mask": inputs.x_active_mask}
+            names = ("x_active_mask", "shared_expert_x")
+            given |= {key: getattr(inputs, key) for key in names if getattr(inputs, key) is not None}
             call = Call(rank, name, given, attributes_of(name, self._common(rank)))
             call.expected = {0: want[rank]}
             call.lent = self.program.lent(self._number, rank)

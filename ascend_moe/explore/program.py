@@ -51,13 +51,22 @@ _LARGE: dict[str, Sequence[Any]] = _SMALL | {
 # At most so many of all ranks: the checked engine looks at every byte, and every core of direct at every message, again
 # and again until the last is there.
 _LARGE_PAIRS, _LARGE_BYTES, _LARGE_LOOKS = 6000, 2 << 20, 100_000
-_KEYS = dict(
-    zip(
-        ("world", "cores", "local", "topk", "batch", "units", "contract", "servers", "list_cores", "seed"),
-        "wclkbuvrms",
-        strict=True,
-    )
-)
+_KEYS = {
+    "world": "w",
+    "cores": "c",
+    "local": "l",
+    "topk": "k",
+    "batch": "b",
+    "units": "u",
+    "contract": "v",
+    "servers": "r",
+    "list_cores": "m",
+    "shared": "h",
+    "nums_type": "n",
+    "tp": "t",
+    "seed": "s",
+}
+_RARE = ("servers", "list_cores", "shared", "nums_type", "tp")  # spelled out where they are not the default
 # What a word of a case that is no number sets.
 _WORDS: dict[str, tuple[str, object]] = {
     **{word: ("algorithm", word) for word in ALGORITHMS},
@@ -117,7 +126,7 @@ class Program(Case):
         words = [
             f"{_KEYS[f.name]}{getattr(self, f.name)}"
             for f in fields(self)
-            if f.name in _KEYS and (f.name not in ("servers", "list_cores") or getattr(self, f.name))
+            if f.name in _KEYS and (f.name not in _RARE or getattr(self, f.name) != f.default)
         ]
         words += [self.dtype, self.quant, f"mask:{self.mask}", f"ids:{self.ids}"]
         words += [str(self.batches).replace(" ", "-"), self.sequence]
@@ -162,6 +171,10 @@ def checked(case: Program) -> Program:
     need(by_copies, f"{case.algorithm} reads other ranks' windows, servers must be 0")
     need(case.topk <= case.experts, f"topk {case.topk} is more than the {case.experts} experts (w*l)")
     need(case.contract in (1, 2), f"contract v{case.contract} does not exist, it is v1 or v2")
+    shared, kind, tp = case.shared, case.nums_type, case.tp
+    need(shared in (0, 2, 3), f"shared_expert_x has {shared} dimensions, it must have 2, 3 or none (h0)")
+    need(not shared or case.contract == 2, "contract v1 has no shared_expert_x, it must be v2")
+    need(kind in (0, 1) and tp in (0, 1), f"expert_token_nums_type {kind} and tp_world_size {tp} must be 0 or 1")
     waiting = 0
     for op in case.sequence:
         waiting += 1 if op == "D" else -1

@@ -183,7 +183,7 @@ public:
     }
 
     // Wait() for the cores other than 0: returns the worst collective error of the messages, or the reason
-    // for which core 0 gave up.
+    // for which core 0 gave up. These cores have no last look, so no message is fatal to them.
     __aicore__ inline Verdict Follow(FailWatch& fail) {
         Verdict worst;
         uint32_t next = 0;
@@ -192,11 +192,6 @@ public:
             const MessageMatch::Arrival seen = match_.Look(Message(0));
             if (seen == MessageMatch::kExpected) return Verdict();
             if (seen == MessageMatch::kUnexpected) next = Advance(next, count_, worst);
-            if (worst.code >= kFirstFatal) {
-                // Core 0 will say so, or a fresh look finds a good message.
-                worst = Verdict();
-                next = 0;
-            }
             if (next == count_) break;
             Verdict given;
             given.code = fail.Look();

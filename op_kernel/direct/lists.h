@@ -124,15 +124,16 @@ private:
         AscendC::PipeBarrier<PIPE_V>();
         return Select(room[lanes_], 0);
     }
+    // Called when there is one.
     __aicore__ inline Verdict FirstBad() {
         const LocalTensor<int32_t> ids = idBuf_.Get<int32_t>();
-        for (uint32_t i = 0; i < pairs_; ++i) {
-            const int32_t id = ids.GetValue(i);
-            if (id >= kNotRouted && id < static_cast<int32_t>(info_->experts)) continue;
-            return InvalidOf(*info_, kInvalidExpertId, i / info_->topK << 8 | i % info_->topK,
-                             static_cast<uint32_t>(id));
-        }
-        return Verdict();
+        uint32_t i = 0;
+        while (i + 1 < pairs_ && IsId(ids.GetValue(i))) ++i;
+        return InvalidOf(*info_, kInvalidExpertId, i / info_->topK << 8 | i % info_->topK,
+                         static_cast<uint32_t>(ids.GetValue(i)));
+    }
+    __aicore__ inline bool IsId(int32_t id) const {
+        return id >= kNotRouted && id < static_cast<int32_t>(info_->experts);
     }
 
     const MoeDistributeInfo* info_ = nullptr;

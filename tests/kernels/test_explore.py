@@ -55,9 +55,13 @@ def test_a_case_is_what_its_text_says() -> None:
         case = Program(**changes)
         assert explore.parse(str(case)) == case
     assert explore.parse("partly").rows == "partly" and explore.parse("").rows == "own"
+    case = explore.parse("v2,h3,n0,t1")
+    assert (case.shared, case.nums_type, case.tp) == (3, 0, 1) and explore.parse(str(case)) == case
 
 
-@pytest.mark.parametrize("text", ["w65", "k3", "l0", "v3", "CD", "DCC", "mask:odd", "bf17", "x4"])
+@pytest.mark.parametrize(
+    "text", ["w65", "k3", "l0", "v3", "CD", "DCC", "mask:odd", "bf17", "x4", "v2,h1", "v1,h2", "n2", "t2"]
+)
 def test_what_is_no_case_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="explore: ") as caught:
         explore.parse(text)
@@ -118,6 +122,22 @@ def test_a_row_that_crosses_once_for_many_experts() -> None:
     result = explore.campaign(cases, schedules=40, seed=1, a_case=10)
     assert_nothing_found(result)
     assert result.schedules == 40
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+@pytest.mark.parametrize(
+    ("given", "op", "output"), [("h2", "combine_v2", 0), ("h3", "combine_v2", 0), ("n0", "dispatch_v2", 3)]
+)
+def test_options_that_are_never_drawn(algorithm: str, given: str, op: str, output: int) -> None:
+    case = explore.parse(f"w2,c3,l2,k2,b3,v2,s4,equal,ids:any,DC,{given},t1,{algorithm}")
+    assert_nothing_found(explore.explore(case, schedules=4))
+    with World(case.world) as world, World(case.world) as other:
+        plain = replace(case, shared=0, nums_type=1)
+        for call, without in zip(world.load(case).calls, other.load(plain).calls, strict=True):
+            if call.name.endswith(op):
+                assert not torch.equal(call.expected[output], without.expected[output])
+            if call.name.endswith("dispatch_v2"):
+                assert call.expected[5].tolist() == [call.expected[0].shape[0]]
 
 
 # Larger than any case that is drawn: a share of more than 512 list entries; W a multiple of 8, without tokens;
@@ -317,7 +337,7 @@ def noticed(case: Program, found: Seen, faults: dict[str, object]) -> str:
     how = str(faults["corrupt_how"])
     if found.all_right():
         # Words that say what an error is about when there is none; a block that was like that before.
-        assert how != "xor" or faults["corrupt_word"] in (6, 7), "not noticed"
+        assert how != "xor" or faults["corrupt_word"] in (5, 6), "not noticed"
     return f"{how}, {'harmless' if found.all_right() else 'an error'}"
 
 
@@ -329,10 +349,10 @@ FAULTS = {
 }
 
 
-def with_a_fault(worlds: Worlds, name: str, seed: int) -> str:
+def with_a_fault(worlds: Worlds, name: str, seed: int, drawn: Program | None = None) -> str:
     """A drawn case without a fault, then the same schedule with one; what became of it."""
     fault, check, accepted = FAULTS[name]
-    rng, case = random.Random(seed), explore.draw(seed)
+    rng, case = random.Random(seed), drawn or explore.draw(seed)
     world = worlds(case.world)
     world.load(case, accepted=accepted)
     # Priorities leave no choice that a slow one could be kept out of.
@@ -347,6 +367,12 @@ def with_a_fault(worlds: Worlds, name: str, seed: int) -> str:
 def test_killed_at_any_step(worlds: Worlds, numbers: range, tally: Tally) -> None:
     tally.each(numbers, lambda seed: with_a_fault(worlds, "kill", seed))
     assert tally.kinds["PeerLost"]
+
+
+def test_killed_between_servers(worlds: Worlds) -> None:
+    """The survivors look for messages among rows, and send their aborts by the copy agent."""
+    ends = [with_a_fault(worlds, "kill", case.seed, case) for case in drawn("servers", 0, 60)]
+    assert ends.count("PeerLost") > 20
 
 
 @soak_rows.row("stop, explored", quick=20, full=3000, chunk=750)

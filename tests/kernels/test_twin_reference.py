@@ -131,6 +131,16 @@ def test_limits(clusters: Clusters, name: str) -> None:
     op_runs.check(case, op_runs.run(clusters[case.world], case))
 
 
+@pytest.mark.parametrize(("world", "local"), [(2, 512), (8, 128)])
+def test_more_histograms_than_fit_at_once(
+    clusters: Clusters, world: int, local: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Window dispatch has room for the counts of 3 cores at E = 1024."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
+    case = Case(world=world, local=local, topk=4, batch=9, units=1, cores=7, ids="distinct", seed=19)
+    op_runs.check(case, op_runs.run(clusters[world], case))
+
+
 @pytest.mark.parametrize("contract", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [8192, 9216, 16384])
@@ -245,18 +255,27 @@ def test_overflow_beyond_the_capacity_by_one(clusters: Clusters) -> None:
 
 @pytest.mark.asan
 @pytest.mark.tsan
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
 @pytest.mark.parametrize("contract", [1, 2])
-@pytest.mark.parametrize("at, value", [(0, -1), (3, 0), (3, None), (5, 10**6), (5, 2**31 - 1)])
-def test_counts_that_would_store_elsewhere(clusters: Clusters, contract: int, at: int, value: int | None) -> None:
-    """Counts that fall (None: by one) or exceed expand_x: every rank refuses."""
+@pytest.mark.parametrize("at, value", [(0, -1), (3, 0), (3, None), (5, 10**6), (5, 2**31 - 1), (slice(None), 36)])
+def test_counts_that_would_store_elsewhere(
+    clusters: Clusters,
+    algorithm: str,
+    contract: int,
+    at: int | slice,
+    value: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counts that fall (None: by one), exceed expand_x or one source's capacity, which is 18: every rank refuses."""
 
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     case = Case(world=2, local=3, topk=3, batch=6, contract=contract, ids="distinct", seed=70)
 
     def fn(rank: int, group_ep: str) -> Any:
         sent = list(op_runs.dispatch(case, rank, group_ep))
-        rows = op_runs.expert_rows(case, rank, sent)
+        rows = torch.cat([op_runs.expert_rows(case, rank, sent), sent[0]])[: sent[0].shape[0]]
         if rank == 1:
-            sent[4][at] = sent[4][at - 1] - 1 if value is None else value
+            sent[4][at] = sent[4][2] - 1 if value is None else value
         with pytest.raises(ArgumentError) as caught:
             op_runs.combine(case, rank, group_ep, rows, sent)
         return caught.value

@@ -1,0 +1,37 @@
+"""What `make real-ascendc` runs, and how it counts; its run needs CANN's sources, its controls are in itself."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from ascend_moe.explore import program
+from ascend_moe.reference.cases import DTYPES, MASKS, QUANTS
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools/real_ascendc"))
+
+import check
+
+
+def test_the_matrix_has_every_mode_and_option() -> None:
+    cases = [program.checked(case) for case in check.matrix()]
+    modes = {(case.dtype, case.algorithm, case.quant, case.contract) for case in cases}
+    assert modes == set(itertools.product(DTYPES, ("window", "direct"), QUANTS, (1, 2)))
+    for name, has in check.FEATURES.items():
+        having = {(case.dtype, case.algorithm) for case in cases if has(case)}
+        expected = {"A2's context": {"window"}, "lent rows": {"direct"}}.get(name, {"window", "direct"})
+        assert having == set(itertools.product(DTYPES, expected)), name
+    for contract in (1, 2):
+        assert {case.mask for case in cases if case.contract == contract} == set(MASKS)
+    on_a2 = {(case.dtype, case.quant, case.contract) for case in cases if case.servers}
+    assert on_a2 == set(itertools.product(DTYPES, QUANTS, (1, 2)))
+
+
+def test_the_table_counts_what_is_equal() -> None:
+    case = program.parse("w2,v2,bf16,int8,direct,h2,mask:none,ids:distinct,equal")
+    head, *rows, features = check.table([(case, True), (case, False), (replace(case, dtype="fp32", shared=0), True)])
+    assert head.split()[-3:] == ["bf16", "fp16", "fp32"]
+    assert [" ".join(row.split()) for row in rows] == ["direct, int8, V2 1 of 2 0 of 0 1 of 1"]
+    assert "2 with shared_expert_x, 0 with a mask" in features
