@@ -203,7 +203,7 @@ class End:
         return int(self._library.am_torch_end_algorithm(self.handle))
 
     def take_record(self, record: torch.Tensor, host: torch.Tensor) -> None:
-        """NPU: the error record on the device, and the pinned memory that it is copied to after every op."""
+        """NPU: the error record on the device, and the pinned memory that it is copied to."""
         torch.ops.ascend_moe_binding.take_record(self.handle, record, host)
 
     def acquire(self, timeout: float = -1) -> bool:

@@ -1,8 +1,8 @@
 """Communicators on the NPU: what the host knows of an HCCL communicator, and its error record.
 
-The kernels write what they found into a record on the device. Every launch is followed by a copy of it to
-pinned memory, on the same stream; the host looks there before the next launch, without waiting, and waits
-only in ``check``.
+The kernels write what they found into a record on the device. The first launch and every sixteenth after it are
+followed by a copy of it to pinned memory, on the same stream; the host looks there before each launch, without
+waiting. ``check`` waits, and copies the record itself.
 """
 
 from __future__ import annotations
@@ -197,8 +197,9 @@ def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: st
             _forget(group_ep)
             for closed in _closed:
                 if closed.group() is group:  # HCCL's windows still hold its fatal error
-                    with contextlib.suppress(AscendMoeError):
-                        closed.look()  # nobody may have asked since its last op
+                    if not capturing():  # nobody may have asked since its last op
+                        with contextlib.suppress(AscendMoeError):
+                            closed.check()
                     closed.raise_if_failed()
             end = _ends[group_ep] = NpuCommunicator(group_ep, group, device)
     return end
@@ -220,8 +221,8 @@ def close(group_ep: str) -> None:
 def check(group_ep: str | None = None) -> None:
     """Waits for the ops on the NPU and raises the error that one of them met; does nothing without any.
 
-    An op on an NPU returns before its kernel has run. What the kernel finds is raised by the next op on that
-    communicator, or here.
+    An op on an NPU returns before its kernel has run. What the kernel finds is raised here, or by one of the next
+    16 ops on that communicator.
 
     Args:
         group_ep: the communicator; None for all of this process. Ops on CPU raise by themselves.

@@ -111,7 +111,7 @@ int am_npu_launch(const AmNpuLaunch* launch, char* text, uint64_t bytes) {
         const c10::OptionalDeviceGuard guard(error_record.device());
         const bool dispatch = launch->op == static_cast<int32_t>(moe::kOpDispatch);
         dispatch ? Dispatch(*launch, error_record) : Combine(*launch, error_record);
-        TensorOf(launch->host_record).copy_(error_record, true);
+        if (launch->host_record != nullptr) TensorOf(launch->host_record).copy_(error_record, true);
         return kNpuQueued;
     } catch (const NoOperator& error) {
         return Told(kNpuNoOperator, error.what(), text, bytes);

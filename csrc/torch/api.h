@@ -101,11 +101,12 @@ struct AmNpuLaunch {
     const char *group_ep, *group_tp, *comm_alg;
     int64_t window_mib, timeout_us;
     void* const* outputs;        // in the order of the op
-    void *record, *host_record;  // the error record on the device; in pinned memory, where it is copied to
+    void* record;        // the error record on the device
+    void* host_record;   // pinned memory, where it is copied to; null: not this time
 };
 
 enum AmNpuLaunchResult { kNpuQueued = 0, kNpuNoOperator = 1, kNpuRefused = 2, kNpuOther = 3 };
 
-// Queues the op, and behind it the copy of its record, on the current stream of the tensors' device; waits
+// Queues the op, and behind it the copy of its record, if asked for, on the current stream of the tensors' device; waits
 // for neither. Not kNpuQueued: `text` says why.
 AM_TORCH_API int am_npu_launch(const struct AmNpuLaunch* launch, char* text, uint64_t bytes);
