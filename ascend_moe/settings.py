@@ -156,8 +156,8 @@ LENT_MIB = Setting[int | None](
     _whole_number(0, MAX_WINDOW_MIB),
     None,
     f"a whole number of MiB in 0..{MAX_WINDOW_MIB} (default: as much as the window)",
-    "CPU: MiB of a rank's window for tensors of `window_empty`; 0: none; the same on all ranks",
-    "as `HCCL_BUFFSIZE`",
+    "MiB for tensors of `window_empty`: behind a window on a CPU, part of it on an NPU; 0: none; the same on all ranks",
+    "CPU: as `HCCL_BUFFSIZE`; NPU: 0",
 )
 RANKS_PER_SERVER = Setting(
     "ASCEND_MOE_RANKS_PER_SERVER",

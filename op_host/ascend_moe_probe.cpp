@@ -68,7 +68,7 @@ bool PlanProbe(gert::TilingContext& context) {
     tiling.cores = static_cast<uint32_t>(cores);
     tiling.contextKind = static_cast<uint32_t>(call.context_kind);
     tiling.nearRanks = static_cast<uint32_t>(call.ranks_per_server);
-    tiling.dataBytes = static_cast<uint64_t>(call.window_mib) * moe::kMiB;
+    tiling.dataBytes = static_cast<uint64_t>(call.window_mib + call.lent_mib) * moe::kMiB;
     if (tiling.deadlineCycles == 0)
         tiling.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * moe::kCyclesPerMicro;
     const moe::Mc2Task& task = soc.IsA2() ? moe::kMc2TaskA2 : moe::kMc2TaskA3;

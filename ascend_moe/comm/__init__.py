@@ -188,7 +188,8 @@ def window_empty(
 
     Memory is touched where rows are written, so a shape for the most rows that may arrive costs no more than
     those that do. All tensors that live, and the last spent one, share the lent area of ASCEND_MOE_LENT_MIB
-    MiB a rank (default: as much as the window, HCCL_BUFFSIZE).
+    MiB a rank. On CPUs it lies behind the window (default: as much as the window, HCCL_BUFFSIZE). On NPUs it is a
+    part of HCCL_BUFFSIZE (default: none), and a tensor must not outlive its process group.
 
     Args:
         shape: sizes, e.g. those of dispatch's expand_x: ``(A, H)``.
@@ -197,10 +198,11 @@ def window_empty(
             opens its windows, which is collective.
 
     Returns:
-        A contiguous tensor on the CPU, its values undefined. It stays valid, as memory, after ``close``.
+        A contiguous tensor on the CPU, or on the current NPU for the name of an HCCL group, its values undefined.
+        On the CPU it stays valid, as memory, after ``close``.
 
     Raises:
-        ArgumentError: shape or dtype, or the group, as the ops say it; or the group's windows are on NPUs.
+        ArgumentError: shape or dtype, or the group, as the ops say it.
         WindowTooSmall: no room. ``.needed_mib`` for ``.variable``; ``.held`` tensors hold space.
         CommTimeout, PeerLost, ConfigMismatch: of the opening.
         Other errors: the communicator has failed before.
@@ -208,10 +210,11 @@ def window_empty(
     sizes, size = lent.byte_size(shape, dtype)
     _, group = _find(group_ep)
     if group is not None and _names_hccl(group_ep, group):
-        raise _wrong_group(
-            f"window_empty: group_ep={group_ep!r} is an HCCL communicator: window tensors are on the CPU "
-            "only, for now; on NPUs give combine any tensor, its rows are copied"
-        )
+        device = torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined]
+        end = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, device)
+        with end.end:
+            made: torch.Tensor = end.lend(sizes, size, dtype)
+            return made
     end = lookup(group_ep, ep_world_size, ep_rank_id)
     end.raise_if_failed()
     if size == 0:

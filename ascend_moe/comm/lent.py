@@ -27,19 +27,24 @@ class LentMemory:
     """
 
     def __init__(self, handle: int) -> None:
-        """``handle``: from am_comm_lent; owned from here on."""
+        """``handle``: from am_comm_lent or am_lent_open; owned from here on."""
         self.handle = handle
         self._unmap: Callable[[], None] = lambda: None
 
     def take(self, size: int, lent_bytes: int) -> ctypes.Array[ctypes.c_char]:
         """A block of ``size`` bytes; it is held until the returned object dies."""
+        address, generation = self.grant(size, lent_bytes)
+        block = (ctypes.c_char * size).from_address(address)
+        end = weakref.finalize(block, self._give, generation, os.getpid())
+        end.atexit = False  # at exit a tensor may still be in use
+        return block
+
+    def grant(self, size: int, lent_bytes: int) -> tuple[int, int]:
+        """Address and generation of a block of ``size`` bytes, to be released by its generation."""
         out = (ctypes.c_uint64 * 4)()
         if library.lib().am_lent_take(self.handle, min(size, 1 << 62), out):
             raise no_room(size, lent_bytes, held=out[2], needed=out[3])
-        block = (ctypes.c_char * size).from_address(out[0])
-        end = weakref.finalize(block, self._give, out[1], os.getpid())
-        end.atexit = False  # at exit a tensor may still be in use
-        return block
+        return out[0], out[1]
 
     def _give(self, generation: int, owner: int) -> None:
         if os.getpid() != owner:  # a forked child: its parent's blocks are not its own

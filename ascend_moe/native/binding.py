@@ -102,6 +102,7 @@ _SIGNATURES: native_library.Signatures = {
     "am_torch_end_release": (None, (c_void_p,)),
     "am_torch_end_shut": (None, (c_void_p,)),
     "am_torch_end_algorithm": (c_uint32, (c_void_p,)),
+    "am_torch_end_lend": (None, (c_void_p, c_void_p)),
     "am_torch_forget": (None, ()),
     "am_torch_set_place": (None, (c_uint64,)),
     "am_torch_prepare_always": (None, (c_int,)),
@@ -205,6 +206,10 @@ class End:
     def take_record(self, record: torch.Tensor, host: torch.Tensor) -> None:
         """NPU: the error record on the device, and the pinned memory that it is copied to."""
         torch.ops.ascend_moe_binding.take_record(self.handle, record, host)
+
+    def lend(self, area: int) -> None:
+        """NPU, within the lock: the handle of the lent area that combines publish from; 0: none any more."""
+        self._library.am_torch_end_lend(self.handle, area)
 
     def acquire(self, timeout: float = -1) -> bool:
         """Whether it was free within ``timeout`` seconds; negative: waits on, and Ctrl-C ends it."""

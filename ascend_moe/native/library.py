@@ -46,6 +46,7 @@ SIGNATURES: Signatures = {
     "am_lent_take": (c_int, (c_void_p, c_uint64, POINTER(c_uint64))),
     "am_lent_release": (c_int, (c_void_p, c_uint32)),
     "am_lent_close": (c_int, (c_void_p,)),
+    "am_lent_open": (c_void_p, (c_int, c_uint64, c_uint64)),
     "am_window_layout": (None, (c_int, POINTER(c_uint64))),
     "am_tensor_names": (c_char_p, ()),
     "am_attribute_names": (c_char_p, ()),

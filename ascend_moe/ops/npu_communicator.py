@@ -8,6 +8,7 @@ waiting. ``check`` waits, and copies the record itself.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import threading
@@ -29,9 +30,10 @@ from ..comm.communicator import (
     timeout_s,
     window_data_bytes,
 )
+from ..comm.lent import LentMemory, no_room
 from ..errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ..native import binding, library
-from . import calls
+from . import calls, npu_adapter
 
 A2_SERVER_RANKS = 8
 DEFAULT_TIMEOUT_S = 300.0
@@ -40,6 +42,7 @@ _HCCL_EXEC_TIMEOUT_S = 1836.0
 _MARGIN_S = 10.0
 OWN_OPTION = 'pg_options.hccl_config["hccl_buffer_size"]'  # of a group, goes before HCCL_BUFFSIZE
 _MAGIC, _CODE = 0, 1  # words of the record
+PROBE_CONTEXT, PROBE_PASSED, PROBE_REPORT = 1, 0x600D, (64, 8)  # of op_kernel/probe/tiling.h
 _ANEW = " - this group has failed for good: destroy its process group and make a new one, on all ranks"
 
 
@@ -105,14 +108,23 @@ class NpuCommunicator(GroupEnd):
                 "MiB holds the status blocks",
                 argument=settings.HCCL_BUFFSIZE.name,
             )
-        self.data_bytes = (self.buffer_mib - (A2_STATE_MIB if on_a2 else 0)) * MIB
-        self.lent_bytes = 0
+        lent_mib = settings.LENT_MIB.get() or 0
+        self.data_bytes = (self.buffer_mib - lent_mib - (A2_STATE_MIB if on_a2 else 0)) * MIB
+        if self.data_bytes <= 0:
+            raise ArgumentError(
+                f"{settings.LENT_MIB.name}={lent_mib} leaves no room for rows in the window of {self.buffer_mib} MiB: "
+                f"export a larger {settings.HCCL_BUFFSIZE.name} on all ranks",
+                argument=settings.LENT_MIB.name,
+            )
+        self.lent_bytes = lent_mib * MIB
+        self._lent: LentMemory | None = None
         self.number = take_number(self)
         self.end = binding.End(  # its lock is held from the look to the launch
             number=self.number,
             world=self.world,
             rank=self.rank,
             window_mib=self.data_bytes // MIB,
+            lent_mib=lent_mib,
             context_kind=self.context_kind,
             ranks_per_server=self.ranks_per_server,
             near_stores=near_stores(),
@@ -144,6 +156,37 @@ class NpuCommunicator(GroupEnd):
         if self._seen[_MAGIC] != 0:
             self._raise_found()
 
+    def lend(self, sizes: tuple[int, ...], size: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of ``size`` bytes in this rank's window. The lock of the end is held."""
+        self.look()
+        if size == 0:
+            return torch.empty(sizes, dtype=dtype, device=self.device)
+        if self._lent is None:
+            if self.lent_bytes == 0:
+                raise no_room(size, 0, 0, size)
+            base = self._data_address() + self.data_bytes
+            self._lent = LentMemory(library.lib().am_lent_open(self.rank, base, self.lent_bytes))
+            self.end.lend(self._lent.handle)
+        address, generation = self._lent.grant(size, self.lent_bytes)
+        release = ctypes.cast(library.lib().am_lent_release, ctypes.c_void_p).value
+        given = (address, sizes, dtype, self.device, self._lent.handle, generation, release)
+        made: torch.Tensor = torch.ops.ascend_moe_npu.lent_tensor(*given)
+        return made
+
+    def _data_address(self) -> int:
+        """Of this rank's window, as its kernels find it."""
+        npu_adapter.load()
+        report = torch.zeros(PROBE_REPORT, dtype=torch.int32, device=self.device)
+        place = (self.name, self.world, self.rank)
+        torch.ops.ascend_moe_npu.probe(*place, PROBE_CONTEXT, 1, 1, 0, self.buffer_mib, 0, report)
+        words: list[int] = [word & 0xFFFFFFFF for word in report.view(-1)[:4].tolist()]
+        if words[0] != PROBE_PASSED:
+            raise AscendMoeError(
+                f"group {self.name!r}, rank {self.rank}: its windows are not as planned (field {words[1]}: "
+                f"{words[2]}, found {words[3]}): run ascend-moe validate --bringup"
+            )
+        return words[2] | words[3] << 32
+
     def check(self) -> None:
         """Waits for the device, then raises what the ops so far found."""
         torch.npu.synchronize(self.device)  # type: ignore[attr-defined]
@@ -163,6 +206,13 @@ class NpuCommunicator(GroupEnd):
             self.record.zero_()
             self._host.zero_()
         raise error
+
+    def retire(self) -> None:
+        """No more tensors in the window; those that live stay memory while HCCL's window does."""
+        if self._lent is not None:
+            self.end.lend(0)
+            self._lent.retire(lambda: None)
+            self._lent = None
 
     def describe_peer(self, rank: int) -> str:
         """Nothing can be seen of a peer's process from here."""
@@ -209,6 +259,7 @@ def _forget(group_ep: str) -> None:
     end = _ends.pop(group_ep, None)
     if end is not None:
         end.end.shut()
+        end.retire()
         _closed.append(end)
 
 

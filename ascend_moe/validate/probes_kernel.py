@@ -31,13 +31,21 @@ from ..reference.cases import Place
 CONTEXTS = {"a3": 1, "a2": 2}  # moe::kContextA3, kContextA2
 STATE_MIB = 1  # of A2's window
 CYCLES_PER_MICRO = 50  # as the kernels assume
-PASSED, DIFFERS, TIMEOUT, MISMATCH = 0x600D, 1, 2, 3
+PASSED, DIFFERS, TIMEOUT, MISMATCH = npu_communicator.PROBE_PASSED, 1, 2, 3
 TILING_KEY = 1000  # ASCEND_MOE_TILING_KEY_PROBE
-MODES = {"context": 1, "store": 2, "atomic": 3, "order": 4, "meeting": 5, "cycles": 6, "zero": 7}
+MODES = {
+    "context": npu_communicator.PROBE_CONTEXT,
+    "store": 2,
+    "atomic": 3,
+    "order": 4,
+    "meeting": 5,
+    "cycles": 6,
+    "zero": 7,
+}
 MODES |= {"pull": 8, "relay": 9, "queue": 10}
 ROW_BYTES = 16384
 WAIT_S = 10.0
-REPORT = (64, 8)  # moe::kProbeReportBlocks, words of a block
+REPORT = npu_communicator.PROBE_REPORT
 CORES = 6  # word of a report: moe::kPrCores
 MEET_S = 60.0
 

@@ -142,13 +142,13 @@ const char* LentArea::Refusal(const State& state, char* text, uint64_t bytes) {
     return text;
 }
 
-int LentArea::Elsewhere(const LentArea* own, const void* address) {
+LentArea::State LentArea::ElsewhereOf(const LentArea* own, const void* rows) {
     Registry& registry = TheRegistry();
     const std::lock_guard<std::mutex> lock(registry.mutex);
     for (const LentArea* area : registry.areas) {
-        if (area != own && area->Contains(address)) return area->rank_;
+        if (area != own && area->Contains(rows)) return {Use::kElsewhere, 0, static_cast<uint32_t>(area->rank_)};
     }
-    return -1;
+    return {};
 }
 
 }  // namespace ops
@@ -183,3 +183,11 @@ int am_lent_take(void* area, uint64_t bytes, uint64_t* out) {
 }
 int am_lent_release(void* area, uint32_t generation) { return Drop(area, HandleOf(area)->Release(generation)); }
 int am_lent_close(void* area) { return Drop(area, HandleOf(area)->Close()); }
+
+void* am_lent_open(int rank, uint64_t base, uint64_t bytes) {
+    try {
+        return new Handle(std::make_shared<ops::LentArea>(rank, reinterpret_cast<uint8_t*>(base), bytes));
+    } catch (...) {
+        return nullptr;
+    }
+}

@@ -28,6 +28,12 @@ uint64_t BytesOf(const Desc& tensor) {
     return bytes;
 }
 
+// Of expand_x of a direct combine, in memory of `own` or not.
+LentArea::State StateOfRows(const Plan& plan, const LentArea* own, const void* rows) {
+    if (own == nullptr || !own->Contains(rows)) return LentArea::ElsewhereOf(own, rows);
+    return own->StateOf(rows, BytesOf(moe::Tensor(plan.spec, moe::kTensor_expand_x)));
+}
+
 // Tensors of rows, by name: a timed run need not move them.
 bool IsRows(const char* name) { return strcmp(name, "x") == 0 || strcmp(name, "expand_x") == 0; }
 
@@ -133,14 +139,10 @@ void OpLaunch::PrepareCombine(CombineEntry* kernel) {
 const void* OpLaunch::CombineTiling() {
     const void* rows = inputs_[moe::kTensor_expand_x];
     if (plan_.info().algorithm != moe::kAlgorithmDirect || rows == nullptr) return plan_.tiling();
-    if (!Lent(reinterpret_cast<uintptr_t>(rows))) {
-        const int rank = LentArea::Elsewhere(comm_.lent_area(), rows);
-        if (rank >= 0) lent_ = {LentArea::Use::kElsewhere, 0, static_cast<uint32_t>(rank)};
-        return plan_.tiling();
-    }
-    lent_ = {LentArea::Use::kNoBlock, 0, 0};
-    if (comm_.lent_area() != nullptr)
-        lent_ = comm_.lent_area()->StateOf(rows, BytesOf(moe::Tensor(plan_.spec, moe::kTensor_expand_x)));
+    const bool own = Lent(reinterpret_cast<uintptr_t>(rows));
+    if (own && comm_.lent_area() == nullptr) return plan_.tiling();  // a device's memory: its host has looked
+    lent_ = StateOfRows(plan_, comm_.lent_area(), rows);
+    if (!own) return plan_.tiling();
     tiling_ = plan_.call.combine;
     tiling_.info.lentGeneration = lent_.generation;
     return &tiling_;
@@ -259,7 +261,12 @@ private:
 
 namespace {
 
-constexpr int kLentRefused = -1;
+bool Refused(const ops::LentArea::State& state, int32_t* record, char* text, uint64_t bytes) {
+    if (ops::LentArea::Refusal(state, text, bytes) == nullptr) return false;
+    record[0] = static_cast<int32_t>(state.generation);
+    record[1] = static_cast<int32_t>(state.detail);
+    return true;
+}
 
 // The effect of an op on this rank's lent area. A combine that has taken its epoch spends the block of
 // expand_x even if it fails: peers may be reading it.
@@ -268,10 +275,7 @@ public:
     explicit LentAreaOfRun(ops::Communicator& comm) : comm_(comm), epoch_(comm.Epoch()) {}
     bool Refused(const ops::LentArea::State& state, int32_t* record, char* text, uint64_t bytes) {
         generation_ = state.generation;
-        if (ops::LentArea::Refusal(state, text, bytes) == nullptr) return false;
-        record[0] = static_cast<int32_t>(state.generation);
-        record[1] = static_cast<int32_t>(state.detail);
-        return true;
+        return ::Refused(state, record, text, bytes);
     }
     void Complete(bool left) {
         if (comm_.lent_area() != nullptr && comm_.Epoch() != epoch_)
@@ -296,7 +300,7 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
     LentAreaOfRun lent(end);
     try {
         ops::OpLaunch launch(end, *static_cast<ops::Plan*>(plan), inputs, outputs, record);
-        if (lent.Refused(launch.lent(), record, fault, fault_bytes)) return kLentRefused;
+        if (lent.Refused(launch.lent(), record, fault, fault_bytes)) return ops::kLentRefused;
         const ops::TracedLaunch traced(launch.spec());
         launch.Begin();
         end.device().Launch(launch.spec(), launch.kernel());
@@ -316,6 +320,18 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
         ops::GiveText(error.what(), fault, fault_bytes);
         return static_cast<int>(moe::kKernelFault);
     }
+}
+
+int am_lent_use(void* area, const void* plan, const void* expand_x, uint32_t number, int32_t* record, char* fault,
+                uint64_t fault_bytes) {
+    const ops::Plan& of = *static_cast<const ops::Plan*>(plan);
+    const std::shared_ptr<ops::LentArea> lent = *static_cast<std::shared_ptr<ops::LentArea>*>(area);
+    ops::LentArea::State state = {};
+    if (!of.dispatch() && of.info().algorithm == moe::kAlgorithmDirect)
+        state = ops::StateOfRows(of, lent.get(), expand_x);
+    if (Refused(state, record, fault, fault_bytes)) return ops::kLentRefused;
+    lent->Complete(state.generation, number, true);
+    return 0;
 }
 
 int am_trace_start(uint64_t limit) {

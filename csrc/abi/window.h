@@ -32,6 +32,8 @@ inline uint32_t* DoorbellOf(void* base) {
 
 // ---- the lent area ----
 
+constexpr int kLentRefused = -1;  // in the place of an error code
+
 class LentArea {
 public:
     enum class Use {
@@ -74,8 +76,8 @@ public:
     // An op has completed, so peers have left the ones before it. `generation`: of the block that it spent.
     void Complete(uint32_t generation, uint32_t epoch, bool left);
 
-    // An address in the area of another communicator, or of a closed one: its rank, or -1.
-    static int Elsewhere(const LentArea* own, const void* address);
+    // Of rows outside the own area: kElsewhere in that of another communicator, or of a closed one; else kGood.
+    static State ElsewhereOf(const LentArea* own, const void* rows);
 
 private:
     struct Block {

@@ -6,6 +6,8 @@
 #include <torch/csrc/inductor/aoti_torch/utils.h>
 #include <torch/library.h>
 
+#include <unistd.h>
+
 #include <cstring>
 
 #include "rules/args.h"
@@ -93,6 +95,20 @@ void Probe(c10::string_view group_ep, int64_t ep_world_size, int64_t ep_rank_id,
                      window_mib, timeout_us, report);
 }
 
+// torch.ops.ascend_moe_npu.lent_tensor: a tensor over a block of a lent area (am_lent_take), which `release`
+// (am_lent_release) gets back with the tensor's storage.
+at::Tensor LentTensor(int64_t address, at::IntArrayRef sizes, at::ScalarType dtype, at::Device device, int64_t area,
+                      int64_t generation, int64_t release) {
+    const auto give = [=, owner = getpid()](void*) {
+        if (getpid() != owner) return;  // a forked child: its parent's blocks are not its own
+        reinterpret_cast<int (*)(void*, uint32_t)>(release)(reinterpret_cast<void*>(area),
+                                                            static_cast<uint32_t>(generation));
+    };
+    const c10::OptionalDeviceGuard guard(device);
+    return at_npu::native::from_blob(reinterpret_cast<void*>(address), sizes, give,
+                                     at::TensorOptions().dtype(dtype).device(device), device);
+}
+
 int Told(int result, const char* text, char* out, uint64_t bytes) {
     strncpy(out, text, bytes - 1);
     out[bytes - 1] = '\0';
@@ -128,6 +144,10 @@ TORCH_LIBRARY(ascend_moe_npu, library) {
     library.def(
         "probe(str group_ep, int ep_world_size, int ep_rank_id, int mode, int nonce, int rounds, int cycles, "
         "int window_mib, int timeout_us, Tensor(a!) report) -> ()");
+    library.def(
+        "lent_tensor(int address, int[] sizes, ScalarType dtype, Device device, int area, int generation, "
+        "int release) -> Tensor",
+        &ascend_moe_npu::LentTensor);
 }
 
 TORCH_LIBRARY_IMPL(ascend_moe_npu, PrivateUse1, library) { library.impl("probe", &ascend_moe_npu::Probe); }

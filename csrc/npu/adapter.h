@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "op_plugin/utils/op_api_common.h"
+#include "torch_npu/csrc/aten/common/from_blob.h"
 
 namespace ascend_moe_npu {
 

@@ -77,6 +77,8 @@ AM_TORCH_API void am_torch_end_release(void* end);
 AM_TORCH_API void am_torch_end_shut(void* end);
 // NPU: code of the algorithm of the last launch; 0: there was none.
 AM_TORCH_API uint32_t am_torch_end_algorithm(void* end);
+// NPU, while the lock is held: the lent area of this end, of am_lent_open; null: it has none any more.
+AM_TORCH_API void am_torch_end_lend(void* end, void* area);
 
 // Forgets all prepared calls, also those that other threads are preparing now.
 AM_TORCH_API void am_torch_forget(void);
@@ -100,13 +102,13 @@ struct AmNpuLaunch {
     const int64_t* attributes;  // by AttributeIndex of op_host; kNoValue: absent
     const char *group_ep, *group_tp, *comm_alg;
     int64_t window_mib, timeout_us;
-    void* const* outputs;        // in the order of the op
-    void* record;        // the error record on the device
-    void* host_record;   // pinned memory, where it is copied to; null: not this time
+    void* const* outputs;  // in the order of the op
+    void* record;          // the error record on the device
+    void* host_record;     // pinned memory, where it is copied to; null: not this time
 };
 
 enum AmNpuLaunchResult { kNpuQueued = 0, kNpuNoOperator = 1, kNpuRefused = 2, kNpuOther = 3 };
 
-// Queues the op, and behind it the copy of its record, if asked for, on the current stream of the tensors' device; waits
-// for neither. Not kNpuQueued: `text` says why.
+// Queues the op, and behind it the copy of its record, if asked for, on the current stream of the tensors' device;
+// waits for neither. Not kNpuQueued: `text` says why.
 AM_TORCH_API int am_npu_launch(const struct AmNpuLaunch* launch, char* text, uint64_t bytes);

@@ -41,7 +41,7 @@ constexpr uint64_t kMostRecordWords = 64;  // that a launch has room for
 // clang-format off
 #define AM_ENGINE_FUNCTIONS(X)                                                              \
     X(plan_create) X(plan_destroy) X(plan_info) X(call_output) X(comm_algorithm) X(run)     \
-    X(spec_bytes) X(check_bytes) X(error_record_words)
+    X(spec_bytes) X(check_bytes) X(error_record_words) X(lent_use)
 // clang-format on
 struct Engine {
 #define AM_FUNCTION(name) decltype(&am_##name) name;

@@ -55,6 +55,10 @@ public:
     // Where the record is copied to behind the launch that comes now; null: not behind this one. The first launch finds
     // what is wrong with a group, later copies only say sooner what `check` says.
     AtenTensorHandle host_record() const { return launches_ % kLaunchesACopy == 0 ? host_.get() : nullptr; }
+    // NPU, while the lock is held: the lent area of the own window (am_lent_open), once there is one.
+    void TakeLentArea(void* area) { lent_ = area; }
+    void* lent_area() const { return lent_; }
+    uint32_t launches() const { return launches_; }
     // The device writes the copy whenever it gets there.
     bool ErrorSeen() const { return seen_ != nullptr && __atomic_load_n(seen_, __ATOMIC_ACQUIRE) != 0; }
     bool launched() const { return algorithm_.load() != 0; }
@@ -73,6 +77,7 @@ private:
     uint32_t launches_ = 0;  // NPU
     Tensor record_, host_;
     const int32_t* seen_ = nullptr;
+    void* lent_ = nullptr;
 };
 
 }  // namespace ascend_moe_torch

@@ -101,6 +101,18 @@ void RunOnCpu(const Op& op, const Prepared& call, const Arguments& arguments, co
     if (code != 0) Raise(python().failed(end.number, code, record, fault));
 }
 
+// A direct combine publishes rows of the own lent area where they lie, so they must be a tensor that may be spent.
+void SpendLentRows(const Prepared& call, AtenTensorHandle expand_x) {
+    const End& end = *call.end;
+    if (end.lent_area() == nullptr) return;
+    int32_t record[kMostRecordWords] = {};
+    char fault[kTextBytes] = {};
+    const void* rows = expand_x == nullptr ? nullptr : DataOf(expand_x);
+    const int code =
+        engine().lent_use(end.lent_area(), call.plan.get(), rows, end.launches() + 1, record, fault, sizeof(fault));
+    if (code != 0) Raise(python().failed(end.facts().number, code, record, fault));
+}
+
 // Queues the kernel on the NPU. The lock of the end is held.
 void QueueOnNpu(const Op& op, const Prepared& call, const Arguments& arguments, const Device& device,
                 const Outputs& outputs) {
@@ -113,6 +125,7 @@ void QueueOnNpu(const Op& op, const Prepared& call, const Arguments& arguments, 
     void* to[moe::kMostOutputs] = {};
     for (size_t i = 0; i < call.outputs.size(); ++i) to[i] = outputs[i].get();
     End& end = *call.end;
+    SpendLentRows(call, inputs.tensors[moe::kTensor_expand_x]);
     AmNpuLaunch launch = {};
     launch.op = static_cast<int32_t>(op.code);
     launch.contract = static_cast<int32_t>(op.contract);
@@ -297,6 +310,7 @@ void am_torch_end_acquire(void* end, int milliseconds, int* held) {
 void am_torch_end_release(void* end) { EndOf(end).unlock(); }
 void am_torch_end_shut(void* end) { EndOf(end).Shut(); }
 uint32_t am_torch_end_algorithm(void* end) { return EndOf(end).algorithm(); }
+void am_torch_end_lend(void* end, void* area) { EndOf(end).TakeLentArea(area); }
 
 void am_torch_forget() { Forget(); }
 void am_torch_set_place(uint64_t place) { SetPlace(place); }

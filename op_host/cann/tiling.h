@@ -83,6 +83,15 @@ inline int64_t WindowMiBOf(int64_t attribute) {
     return static_cast<double>(whole) == given ? whole : -1;
 }
 
+// MiB of a window that tensors of window_empty lie in; -1 when that is no whole number.
+inline int64_t LentMiBOf() {
+    const char* text = getenv("ASCEND_MOE_LENT_MIB");
+    if (text == nullptr || *text == '\0') return 0;
+    char* end = nullptr;
+    const long long given = strtoll(text, &end, 10);
+    return *end == '\0' && given >= 0 && given < 1000000000 ? given : -1;
+}
+
 // Longest wait of a kernel: PROTOCOL's rule, the smaller of 300 s and the op-execute timeout less 10 s,
 // unless the call or ASCEND_MOE_TIMEOUT_S says otherwise. -1 when the latter is no number above 0.
 inline int64_t DeadlineMicrosOf(int64_t attribute) {
@@ -138,10 +147,15 @@ inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttrib
     call.ranks_per_server = soc.IsA2() ? static_cast<int32_t>(kA2RanksPerServer) : 0;
     const char* near = getenv("ASCEND_MOE_NEAR_STORES");
     call.near_stores = near != nullptr && strcmp(near, "1") == 0 ? 1 : 0;
-    if (soc.IsA2()) call.window_mib -= kA2StateMiB;
+    call.lent_mib = LentMiBOf();
+    if (call.lent_mib < 0) return ReportError(op, "ASCEND_MOE_LENT_MIB is no whole number of MiB");
+    const int64_t taken = (soc.IsA2() ? kA2StateMiB : 0) + call.lent_mib;
+    call.window_mib -= taken;
     if (call.window_mib > 0) return true;
-    return ReportError(op, "HCCL_BUFFSIZE is %lld, it must be more than %lld on Ascend910B",
-                       static_cast<long long>(kA2StateMiB), static_cast<long long>(kA2StateMiB));
+    return ReportError(op,
+                       "HCCL_BUFFSIZE is %lld, it must be more than %lld: the state area of Ascend910B and "
+                       "ASCEND_MOE_LENT_MIB are part of it",
+                       static_cast<long long>(call.window_mib + taken), static_cast<long long>(taken));
 }
 
 inline bool HandOver(const char* op, gert::TilingContext& context, const CallPlan& plan,

@@ -89,6 +89,7 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.capacity = Capacity(info.maxBatch, info.topK, info.localExperts);
     info.dataBytes = static_cast<uint64_t>(call.window_mib) * kMiB;
     info.lentBytes = static_cast<uint64_t>(call.lent_mib) * kMiB;
+    info.lentGeneration = !dispatch && call.lent_mib > 0 ? 1 : 0;  // for hosts that do not put the block's own
     info.contextKind = static_cast<uint32_t>(call.context_kind);
     info.transport = TransportOf(call);
     info.ranksPerServer = static_cast<uint32_t>(call.ranks_per_server);

@@ -79,6 +79,10 @@ public:
         const ContextMismatch mismatch = context_.Check();
         if (mismatch.field != kContextFieldCount) {
             Set(kProbeMismatch, mismatch.field, mismatch.ours, mismatch.theirs);
+        } else if (tiling_->mode == kProbeContext) {
+            const uint64_t data = reinterpret_cast<uint64_t>(context_.data(tiling_->rank));
+            wanted_ = static_cast<uint32_t>(data);
+            seen_ = static_cast<uint32_t>(data >> 32);
         } else if (tiling_->mode == kProbeStore) {
             StoreAndRead();
         } else if (tiling_->mode == kProbeAtomic) {

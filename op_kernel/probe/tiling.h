@@ -46,7 +46,8 @@ struct MoeProbeTiling {
 };
 
 // Every core reports one block.
-// kPrWhere, where kProbePull has passed: the rows moved in kPrCycles.
+// kPrWhere, where kProbePull has passed: the rows moved in kPrCycles. kPrWanted and kPrSeen, where kProbeContext has:
+// the address of the rank's own data area.
 enum ProbeReport : uint32_t { kPrCode, kPrWhere, kPrWanted, kPrSeen, kPrDone, kPrCycles, kPrCores };
 enum ProbeCode : uint32_t {
     kProbePassed = 0x600D,

@@ -60,7 +60,7 @@ struct MoeDistributeInfo {
     uint32_t nearRanks;       // RDMA: ranks that stores reach, from a multiple of it on; 1: this rank alone
     uint32_t hasWeights;      // expert_scales: given to dispatch; with elements in combine
     uint32_t triples;         // rows carry (source, token, k): the V2 contract over memory
-    uint32_t lentGeneration;  // combine: of the lent block that expand_x lies in; 0: in none
+    uint32_t lentGeneration;  // combine: of the lent block, if expand_x lies in one; 0: nothing is published there
     uint32_t reserved;
     uint64_t dataBytes;       // data area of every rank
     uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none

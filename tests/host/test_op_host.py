@@ -181,7 +181,14 @@ def test_bad_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HCCL_BUFFSIZE", text)
         assert "HCCL_BUFFSIZE is no whole number of MiB" in tile(dispatch()).error
     monkeypatch.setenv("HCCL_BUFFSIZE", "1")
-    assert "it must be more than 1 on Ascend910B" in tile(dispatch(soc=A2)).error
+    assert "HCCL_BUFFSIZE is 1, it must be more than 1: the state area of Ascend910B" in tile(dispatch(soc=A2)).error
+    assert tile(dispatch()).error == ""
+    monkeypatch.setenv("ASCEND_MOE_LENT_MIB", "1")
+    assert "HCCL_BUFFSIZE is 1, it must be more than 1: " in tile(dispatch()).error
+    for text in ("-1", "some", "1.5"):
+        monkeypatch.setenv("ASCEND_MOE_LENT_MIB", text)
+        assert "ASCEND_MOE_LENT_MIB is no whole number of MiB" in tile(dispatch()).error
+    monkeypatch.delenv("ASCEND_MOE_LENT_MIB")
     monkeypatch.delenv("HCCL_BUFFSIZE")
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "soon")
     assert "ASCEND_MOE_TIMEOUT_S is no number of seconds above 0" in tile(dispatch()).error

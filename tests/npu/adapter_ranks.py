@@ -20,7 +20,15 @@ from npu_runs import LAST_LINE, run_checks
 
 import ascend_moe
 from ascend_moe import comm, npu, reference
-from ascend_moe.errors import AscendMoeError, CommError, CommTimeout, InvalidExpertId, PeerLost, WindowTooSmall
+from ascend_moe.errors import (
+    AscendMoeError,
+    CommError,
+    CommTimeout,
+    InvalidExpertId,
+    PeerLost,
+    WindowTensorError,
+    WindowTooSmall,
+)
 from ascend_moe.native import binding
 from ascend_moe.ops import npu_communicator
 
@@ -318,6 +326,48 @@ def check_gradients_are_those_of_the_cpu() -> None:
         assert len(found) == 3 and all(bool((one != 0).any()) for one in found)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+def check_direct_combine_publishes_window_tensors_where_they_lie() -> None:
+    os.environ["ASCEND_MOE_LENT_MIB"] = "3"
+    name, trip, shape = new_group(), Trip(4), {"dtype": torch.bfloat16}
+    shape |= {"group_ep": name, "ep_world_size": WORLD, "ep_rank_id": RANK}
+    trip.run(name, True).check()
+    rows, _, index, _, counts = trip.sent[:5]
+    end = npu_communicator.known(name)
+
+    def written() -> bytes:
+        """Of the data area, up to the lent one."""
+        torch.npu.synchronize()
+        return ctypes.string_at(end._data_address(), end.data_bytes)
+
+    def combine(of: torch.Tensor) -> torch.Tensor:
+        return OP["combine_v2"](of, trip.ids, index, counts, trip.weights, **place(name), comm_alg="direct")
+
+    lent = [ascend_moe.window_empty((len(rows) + more, H), **shape) for more in (0, 5)]
+    assert all(one.device == rows.device and one.is_contiguous() for one in lent)
+    assert 0 <= lent[0].data_ptr() - end._data_address() - end.data_bytes < 3 << 20
+    for one in lent:
+        one[: len(rows)].copy_(rows)
+        before = written()
+        assert torch.equal(combine(one[: len(rows)]), trip.out)
+        assert written() == before
+    assert torch.equal(combine(rows), trip.out) and written() != before  # of a plain tensor
+    error = outcome(combine, lent[0])
+    assert type(error) is WindowTensorError and "was consumed by the combine" in str(error), error
+    assert type(outcome(combine, lent[0].view(-1)[8 : 8 + rows.numel() - H].view(-1, H))) is WindowTensorError
+    error = outcome(ascend_moe.window_empty, (1 << 21,), **shape)
+    assert type(error) is WindowTooSmall and "of which 2 window tensors hold space" in str(error), error
+    first = lent[0].data_ptr()
+    del lent[0], one
+    trip.run(name, True).check()
+    assert ascend_moe.window_empty(rows.shape, **shape).data_ptr() == first  # its place is free again
+    assert ascend_moe.window_empty((0, H), **shape).shape == (0, H)
+    del os.environ["ASCEND_MOE_LENT_MIB"]
+    ascend_moe.close(name)
+    lent[0].fill_(1)  # as memory it stays good while HCCL's window lives
+    error = outcome(ascend_moe.window_empty, (1,), **shape)
+    assert type(error) is WindowTooSmall and error.details["variable"] == "ASCEND_MOE_LENT_MIB", error
 
 
 def check_ranks_without_tokens_launch_too() -> None:

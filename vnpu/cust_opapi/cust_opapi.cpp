@@ -179,8 +179,9 @@ int CommunicatorOf(const char* group, int32_t context_kind, int32_t ranks_per_se
         made.window = windows.bases[0];
         // On an A2 the state area is the last of HCCL's own MiB.
         const uint64_t state = context_kind == static_cast<int32_t>(moe::kContextA2) ? moe::kMiB : 0;
+        const uint64_t lent = static_cast<uint64_t>(moe::LentMiBOf()) * moe::kMiB;
         made.handle = TheLibrary().am_comm_create(windows.rank, windows.world, windows.bases,
-                                                  windows.data_bytes - state, 0, windows.live_fds);
+                                                  windows.data_bytes - state - lent, lent, windows.live_fds);
         if (made.handle == nullptr || TheLibrary().am_comm_use_context(made.handle, context_kind) != 0 ||
             TheLibrary().am_comm_use_servers(made.handle, ranks_per_server, NearStores()) != 0) {
             vnpu_error("no communicator of the twin over group_ep '%s' (context kind %d, %d ranks a server)", group,
