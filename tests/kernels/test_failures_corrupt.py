@@ -244,6 +244,30 @@ def test_wrong_counts_of_direct_combine_are_named(contract: int, cores: int, mon
             assert found[READER] == "corrupt", f"count {count}, bit {bit}: {found}"
 
 
+def counted(rows: int) -> Spoil:
+    """So many rows of the first expert, and the hash that belongs to them."""
+    at, prime = HEADER_BLOCKS * WORDS, 16777619
+
+    def spoil(run: list[int], epoch: int) -> list[int]:
+        hashed, counts = run[at + 6], [rows, 0, 0, 0]
+        for count in reversed(run[at + 2 : at + 6]):
+            hashed = hashed * pow(prime, -1, 2**32) % 2**32 ^ count
+        for count in counts:
+            hashed = (hashed ^ count) * prime % 2**32
+        return [*run[: at + 2], *counts, hashed, *run[at + 7 :]]
+
+    return spoil
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_counts_of_a_whole_message_up_to_the_capacity(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is wrong with it: as many rows as a rank may send are taken for what it sends."""
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.4")  # a single core looks till then
+    assert trial(2, 5, counted(MAX_BS * TOPK))[READER] == "accepted"
+    assert trial(2, 5, counted(MAX_BS * TOPK + 1))[READER] == "corrupt"
+
+
 @pytest.mark.parametrize("word, value", [(2, 0), (2, 1), (2, 6), (2, 15), (2, 21), (2, 2**31), (3, 2), (4, 99)])
 def test_abort_block_that_nobody_can_have_written(word: int, value: int) -> None:
     """An abort says that no more comes: the op must not go on with what is there, whatever else it says."""
