@@ -116,7 +116,8 @@ AM_API void am_explore_destroy(void* exploration);
 // Uses A2 contexts in which this many ranks share a server; 0 (the default): window tables, all ranks share
 // one server. To call before a program.
 AM_API int am_explore_servers(void* exploration, int ranks_per_server, int near_stores);
-AM_API void am_explore_program(void* exploration, const void* steps, int count);
+// Returns 1 when the lent areas have no room for the rows of its combines.
+AM_API int am_explore_program(void* exploration, const void* steps, int count);
 AM_API void am_explore_run(void* exploration, const void* options, void* result);
 // Different traces seen since the last am_explore_forget.
 AM_API uint64_t am_explore_distinct(void* exploration);
