@@ -75,7 +75,8 @@ AM_API uint64_t am_need_cann(const int64_t* call, char* text, uint64_t bytes);
 AM_API uint64_t am_need_ub_taken(void* comm);
 
 // Runs a plan. Inputs are ordered by tensor index, outputs by output index. Returns an error code, with
-// details in the record or, for a fault of the kernel, in the text. -1: expand_x of a combine lies in lent
+// details in the record or, for a fault of the kernel, in the text; the record is zeros, or keeps what earlier
+// launches found. -1: expand_x of a combine lies in lent
 // memory that it may not publish; nothing has run, the text has the reason, and the record begins with
 // generation and epoch.
 AM_API int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record, char* fault,
