@@ -212,7 +212,7 @@ _SIGNATURES = {
     "am_explore_create": (c_void_p, (c_int, c_uint64, c_uint64)),
     "am_explore_destroy": (None, (c_void_p,)),
     "am_explore_servers": (c_int, (c_void_p, c_int, c_int)),
-    "am_explore_program": (None, (c_void_p, c_void_p, c_int)),
+    "am_explore_program": (c_int, (c_void_p, c_void_p, c_int)),
     "am_explore_run": (None, (c_void_p, c_void_p, c_void_p)),
     "am_explore_distinct": (c_uint64, (c_void_p,)),
     "am_explore_forget": (None, (c_void_p,)),
@@ -332,7 +332,10 @@ class World:
             for name, array in zip(_ARRAYS, arrays, strict=True):
                 setattr(step, name, ctypes.addressof(array))
             self._keep.append(arrays)
-        self.library.am_explore_program(self._handle, steps, len(steps))
+        if self.library.am_explore_program(self._handle, steps, len(steps)):
+            self.library.am_explore_program(self._handle, None, 0)
+            program.close()
+            raise MemoryError(f"{case}: no room for its rows in lent areas of {self.window_bytes // MIB} MiB")
         self.program = program
         if before is not None:
             before.close()

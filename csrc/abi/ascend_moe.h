@@ -81,7 +81,8 @@ AM_API uint64_t am_need_cann(const int64_t* call, char* text, uint64_t bytes);
 AM_API uint64_t am_need_ub_taken(void* comm);
 
 // Runs a plan. Inputs are ordered by tensor index, outputs by output index. Returns an error code, with
-// details in the record or, for a fault of the kernel, in the text. -1: expand_x of a combine lies in lent
+// details in the record or, for a fault of the kernel, in the text; the record is zeros, or keeps what earlier
+// launches found. -1: expand_x of a combine lies in lent
 // memory that it may not publish; nothing has run, the text has the reason, and the record begins with
 // generation and epoch.
 AM_API int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record, char* fault,
@@ -122,7 +123,8 @@ AM_API void am_explore_destroy(void* exploration);
 // Uses A2 contexts in which this many ranks share a server; 0 (the default): window tables, all ranks share
 // one server. To call before a program.
 AM_API int am_explore_servers(void* exploration, int ranks_per_server, int near_stores);
-AM_API void am_explore_program(void* exploration, const void* steps, int count);
+// Returns 1 when the lent areas have no room for the rows of its combines.
+AM_API int am_explore_program(void* exploration, const void* steps, int count);
 AM_API void am_explore_run(void* exploration, const void* options, void* result);
 // Different traces seen since the last am_explore_forget.
 AM_API uint64_t am_explore_distinct(void* exploration);

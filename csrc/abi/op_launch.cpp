@@ -296,7 +296,6 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
            uint64_t fault_bytes) {
     ops::Communicator& end = *static_cast<ops::Communicator*>(comm);
     const std::lock_guard<std::mutex> lock(end.mutex());
-    memset(record, 0, moe::kErrorRecordWords * sizeof(int32_t));
     LentAreaOfRun lent(end);
     try {
         ops::OpLaunch launch(end, *static_cast<ops::Plan*>(plan), inputs, outputs, record);

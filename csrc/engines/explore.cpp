@@ -345,8 +345,10 @@ int am_explore_servers(void* exploration, int ranks_per_server, int near_stores)
     return ops::Tried(
         [=] { ExplorationAt(exploration).UseServers(static_cast<uint32_t>(ranks_per_server), near_stores != 0); });
 }
-void am_explore_program(void* exploration, const void* steps, int count) {
-    ExplorationAt(exploration).SetProgram(static_cast<const am_explore_step*>(steps), static_cast<uint32_t>(count));
+int am_explore_program(void* exploration, const void* steps, int count) {
+    return ops::Tried([=] {
+        ExplorationAt(exploration).SetProgram(static_cast<const am_explore_step*>(steps), static_cast<uint32_t>(count));
+    });
 }
 void am_explore_run(void* exploration, const void* options, void* result) {
     ExplorationAt(exploration)

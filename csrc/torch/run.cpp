@@ -93,7 +93,7 @@ void RunOnCpu(const Op& op, const Prepared& call, const Arguments& arguments, co
     }
     for (size_t i = 0; i < call.outputs.size(); ++i) to[i] = const_cast<void*>(DataOf(outputs[i].get()));
     const AmTorchEnd& end = call.end->facts();
-    int32_t record[kMostRecordWords];
+    int32_t record[kMostRecordWords] = {};
     char fault[kTextBytes] = {};
     marks.launched = Now();
     const int code = engine().run(end.communicator, call.plan.get(), from, to, record, fault, sizeof(fault));

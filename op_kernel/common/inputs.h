@@ -143,7 +143,6 @@ __aicore__ inline Verdict CheckIndex(const MoeDistributeInfo& info, GM_ADDR expa
             const uint32_t position = static_cast<uint32_t>(index.GetValue(i)), total = routing.Total(id);
             if (position >= total) return MismatchOf(info, static_cast<uint32_t>(id) | kMismatchIndex, total, position);
         }
-        SyncFunc<HardEvent::S_MTE2>();
     }
     return Verdict();
 }

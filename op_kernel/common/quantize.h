@@ -30,18 +30,16 @@ public:
     }
 
     // `wire`: payload, then the block that carries the scale. The caller orders MTE2 before this (row) and V,
-    // S before MTE3 (wire).
+    // S before MTE3 (wire). What lies between the last code and the end of its block travels and is never read.
     __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row, uint32_t expert) {
         const float largest = Largest(row, expert);
         float scale = 1.0f;
-        ClearTail(wire);
         if (largest == 0.0f) {
             // An all-zero row has no scale of its own: codes 0, scale 1.
             AscendC::Duplicate(wire.ReinterpretCast<int16_t>(), static_cast<int16_t>(0), payload_ / sizeof(int16_t));
         } else {
             const float inverse = 127.0f / largest;
             scale = 1.0f / inverse;
-            SyncFunc<HardEvent::S_V>();
             for (uint32_t at = 0; at < hidden_; at += piece_) {
                 const uint32_t count = Min(piece_, hidden_ - at);
                 if (piece_ < hidden_) Widen(row, expert, at, count);
@@ -112,13 +110,6 @@ private:
                 AscendC::Mul(value, value, smoothBuf_.Get<float>(), count);
             }
         }
-    }
-    // The bytes between the last code and the block boundary travel too: zeros, not leftovers.
-    __aicore__ inline void ClearTail(const LocalTensor<int8_t>& wire) {
-        if (payload_ == hidden_) return;
-        AscendC::Duplicate(wire[static_cast<uint32_t>(payload_ - kBlock)].ReinterpretCast<int16_t>(),
-                           static_cast<int16_t>(0), kBlock / sizeof(int16_t));
-        AscendC::PipeBarrier<PIPE_V>();
     }
 
     GlobalTensor<float> scales_;

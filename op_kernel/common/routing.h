@@ -102,6 +102,7 @@ public:
     __aicore__ inline int32_t RawId(uint32_t i) { return idBuf_.Get<int32_t>().GetValue(i); }
 
 private:
+    // What callers load for the same pairs after this needs no wait of its own for reads of earlier pairs.
     __aicore__ inline void Start(uint32_t begin, uint32_t count) {
         begin_ = begin;
         SyncFunc<HardEvent::S_MTE2>();

@@ -155,10 +155,10 @@ public:
         items_ = workspace + ItemsOffset(info.cores, info.experts, info.world, info.localExperts);
     }
     __aicore__ inline void BuffInit(TPipe& pipe) { pipe.InitBuffer(buf_, kBlock); }
-    // The item that carries `rowBytes` of rows to a peer, and the message behind them.
+    // The item that carries `rowBytes` of rows to a peer, and the message behind them. The item before has left: the
+    // caller has waited for that before it filled this message.
     __aicore__ inline void Put(uint32_t peer, uint64_t rowBytes, uint32_t messageBytes) {
         LocalTensor<uint64_t> words = buf_.Get<uint64_t>();
-        SyncFunc<HardEvent::MTE3_S>();
         WindowSender::SetItem(words, sender_->ItemOf(peer, rowBytes, messageBytes));
         SyncFunc<HardEvent::S_MTE3>();
         GlobalTensor<uint64_t> list;

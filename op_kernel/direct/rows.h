@@ -42,7 +42,6 @@ public:
                 const int32_t given = index.GetValue(i), position = given < 0 ? kLargest : given;
                 if (position > largest.GetValue(id)) largest.SetValue(id, position);
             }
-            SyncFunc<HardEvent::S_MTE2>();
         }
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(bounds_[static_cast<uint64_t>(core_) * lanes_], largest, lanes_);

@@ -41,9 +41,8 @@ public:
     __aicore__ inline bool Load() {
         const LocalTensor<int32_t> list = listBuf_.Get<int32_t>();
         if (lanes_ != 0) {
-            SyncFunc<HardEvent::S_MTE2>();
-            SyncFunc<HardEvent::V_MTE2>();
-            SyncFunc<HardEvent::S_V>();  // entries were read where padding is filled in, and keys are sorted
+            SyncFunc<HardEvent::S_MTE2>();  // for V Sort has waited
+            SyncFunc<HardEvent::S_V>();     // entries were read where padding is filled in, and keys are sorted
         }
         lanes_ = count_ = 0;
         uint32_t counts[kMostSharedRowSources] = {};

@@ -152,6 +152,9 @@ private:
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
         places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
         if (triples_) {
+            // MayOverflow compares the pairs of a token.
+            routing_.ShareTokens(PartBegin(info_->batch, exchange_.core(), info_->cores),
+                                 PartBegin(info_->batch, exchange_.core() + 1, info_->cores));
             sendCounts_.Init(exchange_.pipe(), *info_);
             match_.Init(exchange_.pipe(), *info_);
             assist_.Init(exchange_.pipe(), *info_, args_.expandIdx);

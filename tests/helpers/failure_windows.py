@@ -58,10 +58,10 @@ class State:
         size = self.data_bytes // 2 // 512 * 512
         return self.data + (epoch & 1) * size, size
 
-    def poison(self, epoch: int) -> None:
+    def poison(self, epoch: int, byte: int = 0xFF) -> None:
         """Fills the half of an epoch with what is no row of anybody."""
         address, size = self.half(epoch)
-        ctypes.memset(address, 0xFF, size)
+        ctypes.memset(address, byte, size)
 
     def poisoned(self, epoch: int) -> bool:
         """Whether nothing has been written there since."""

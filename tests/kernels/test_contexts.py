@@ -188,6 +188,17 @@ def bare(request: pytest.FixtureRequest) -> Iterator[Bare]:
     end.close()
 
 
+RECORD_MAGIC, INVALID_ID, OVERFLOW, PEER_LOST = 0x4D4F4552, 1, 2, 16
+RECORDS = [
+    (0, False, INVALID_ID),
+    (0, True, CODE_CONTEXT_MISMATCH),
+    (OVERFLOW, False, OVERFLOW),
+    (OVERFLOW, True, CODE_CONTEXT_MISMATCH),
+    (PEER_LOST, False, PEER_LOST),
+    (PEER_LOST, True, PEER_LOST),
+]
+
+
 def plan_of(op: str, kind: int, world: int, rank: int, mib: int) -> calls.Plan:
     """For whoever the call says that it is."""
     request = Request(ranks=world, experts=12, topk=2, hidden=32, batch=2, cores=3)
@@ -198,13 +209,14 @@ def plan_of(op: str, kind: int, world: int, rank: int, mib: int) -> calls.Plan:
     return calls.Plan(op, spec)
 
 
-def launch(end: Bare, planned: calls.Plan) -> tuple[int, KernelFault]:
+def launch(end: Bare, planned: calls.Plan, before: int = 0, byte: int = 0) -> tuple[int, KernelFault]:
+    """``before``: the error code that the record holds already; ``byte``: of which all inputs are made."""
     names = calls.tensor_names()
-    room = torch.zeros(1 << 16, dtype=torch.uint8)
+    room = torch.full((1 << 16,), byte, dtype=torch.uint8)
     inputs = (ctypes.c_void_p * len(names))(*[room.data_ptr()] * len(names))
     kept = [torch.zeros(shape, dtype=dtype) for dtype, shape in planned.outputs]
     outputs = (ctypes.c_void_p * len(kept))(*(tensor.data_ptr() for tensor in kept))
-    record = (ctypes.c_int32 * lib().am_error_record_words())()
+    record = (ctypes.c_int32 * lib().am_error_record_words())(*((RECORD_MAGIC, before) if before else ()))
     fault = ctypes.create_string_buffer(1024)
     code = lib().am_run(end.handle, planned.handle, inputs, outputs, record, fault, 1024)
     assert fault.value == b""
@@ -236,6 +248,14 @@ def test_a_context_of_another_shape_is_refused_before_any_store(
     unit = " KiB" if field == "data window" else ""
     assert f"{field} is {ours}{unit} in this call" in str(error) and f"{theirs}{unit} in the" in str(error)
     assert bare.windows() == before, "a window was written"
+
+
+@pytest.mark.parametrize("bare", [(1, 0, 0)], indirect=True)
+@pytest.mark.parametrize(("before", "fatal", "then"), RECORDS)
+def test_a_record_keeps_the_first_failure_until_a_fatal_one(bare: Bare, before: int, fatal: bool, then: int) -> None:
+    """On an NPU nobody may have looked at it since."""
+    planned = plan_of("dispatch", 0, 1, 0, 2 if fatal else 1)
+    assert launch(bare, planned, before, byte=0 if fatal else 77)[0] == then
 
 
 @pytest.mark.parametrize("bare", [(3, 1, 0)], indirect=True)

@@ -13,6 +13,7 @@ import commands
 import pytest
 import soak_rows
 import torch
+from large_shares import LARGE_SHARES
 from soak_rows import Tally
 
 from ascend_moe import explore
@@ -140,20 +141,7 @@ def test_options_that_are_never_drawn(algorithm: str, given: str, op: str, outpu
                 assert call.expected[5].tolist() == [call.expected[0].shape[0]]
 
 
-# Larger than any case that is drawn: a share of more than 512 list entries; W a multiple of 8, without tokens;
-# entries sorted in two batches; list cores without experts, and without pairs; rows with tails of many cores.
-@pytest.mark.parametrize(
-    "text",
-    [
-        "w2,c1,l8,k16,b33,u1,v1,equal,ids:distinct,D,direct",
-        "w8,c2,l2,k1,b0,u1,v1,equal,D,direct",
-        "w7,c16,l8,k4,b64,u3,v2,s1,bf16,int8,ids:hot,equal,D,direct",
-        "w2,c8,l1,k1,b3,u1,v1,zero-rank,mask:pair,m5,DC,direct",
-        "w2,c8,l2,k2,b3,u1,v2,no-tokens,mask:token,m5,DC,direct",
-        "w2,c8,l8,k4,b33,u1,v2,equal,D,int8",
-        "w3,c9,l8,k4,b33,u1,v2,DC,weights,fp32",
-    ],
-)
+@pytest.mark.parametrize("text", LARGE_SHARES)
 def test_large_and_empty_shares(text: str) -> None:
     assert_nothing_found(explore.explore(explore.parse(text), schedules=2))
 
@@ -229,6 +217,19 @@ def test_memory_that_is_lent_one_op_too_early_is_found(sequence: str, seed: int)
         assert "write of the host" in result.finding.line()
     else:  # an op lies between: the same memory again is lawful
         assert_nothing_found(result)
+
+
+def test_rows_for_which_the_lent_areas_have_no_room() -> None:
+    """Windows are made large enough for a case; the engine itself refuses one that is too large for them."""
+    case = explore.parse("w2,c2,l3,k3,b520,u16,v1,lent,direct,DC,equal,ids:distinct")
+    assert_nothing_found(explore.explore(case, schedules=1))
+    with World(case.world, window_mib=1) as world:
+        world.window_bytes = 4 << 20  # for the plans
+        with pytest.raises(MemoryError, match="no room for its rows"):
+            world.load(case)
+        world.window_bytes = 1 << 20
+        world.load(LENT)
+        assert not world.run(0).failed
 
 
 # ---- ranks that are killed, stalled, slow or absent, and spoilt status blocks

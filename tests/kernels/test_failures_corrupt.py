@@ -129,11 +129,11 @@ def flips() -> Iterator[tuple[str, Spoil, str]]:
 # ---- what becomes of it
 
 
-def trial(world: int, patience: float, spoil: Spoil, combine: int = 0) -> list[str]:
+def trial(world: int, patience: float, spoil: Spoil, combine: int = 0, poison: int = 0xFF) -> list[str]:
     """By rank, what became of an op whose reader finds something in the slot of a peer.
 
     ``patience``: seconds that the peer leaves the reader to find it. ``combine``: the contract of the
-    combine that is spoilt; 0: a dispatch is.
+    combine that is spoilt; 0: a dispatch is. ``poison``: what lies in the windows of both before.
     """
     barrier, reader_done = threading.Barrier(world), threading.Event()
 
@@ -154,7 +154,7 @@ def trial(world: int, patience: float, spoil: Spoil, combine: int = 0) -> list[s
         op = last_op(place)
         barrier.wait()
         if rank == READER:  # direct combine also tells where rows begin
-            write(cluster, spoil, 2 * LOCAL if combine else LOCAL)
+            write(cluster, spoil, 2 * LOCAL if combine else LOCAL, poison)
         barrier.wait()
         if rank == SOURCE:
             reader_done.wait(patience)
@@ -167,7 +167,7 @@ def trial(world: int, patience: float, spoil: Spoil, combine: int = 0) -> list[s
         return cluster.run(body)
 
 
-def write(cluster: ascend_moe.LocalCluster, spoil: Spoil, counts: int) -> None:
+def write(cluster: ascend_moe.LocalCluster, spoil: Spoil, counts: int, poison: int) -> None:
     """Two ops ago the same rows were counted: that run, a later epoch in it, is what is about to come.
 
     But the rows are poisoned until they come: whoever takes the forged run for the real one shows it.
@@ -175,7 +175,8 @@ def write(cluster: ascend_moe.LocalCluster, spoil: Spoil, counts: int) -> None:
     state = State.of(cluster, READER)
     epoch = next_epoch(state.epoch)
     assert epoch == EPOCH
-    state.poison(epoch)
+    for rank in (READER, SOURCE):
+        State.of(cluster, rank).poison(epoch, poison)
     slot = state.run(epoch, SOURCE, counts)
     assert slot[0] == STATUS_MAGIC ^ (epoch - 2), "not where the run lies"
     for i, word in enumerate(spoil(of_epoch(list(slot), epoch), epoch)):
@@ -242,6 +243,38 @@ def test_wrong_counts_of_direct_combine_are_named(contract: int, cores: int, mon
         for bit in (0, 2, 20, 31):
             found = trial(2, 5, flipped(word, bit), contract)
             assert found[READER] == "corrupt", f"count {count}, bit {bit}: {found}"
+
+
+def counted(rows: int) -> Spoil:
+    """So many rows of the first expert, and the hash that belongs to them."""
+    at, prime = HEADER_BLOCKS * WORDS, 16777619
+
+    def spoil(run: list[int], epoch: int) -> list[int]:
+        hashed, counts = run[at + 6], [rows, 0, 0, 0]
+        for count in reversed(run[at + 2 : at + 6]):
+            hashed = hashed * pow(prime, -1, 2**32) % 2**32 ^ count
+        for count in counts:
+            hashed = (hashed ^ count) * prime % 2**32
+        return [*run[: at + 2], *counts, hashed, *run[at + 7 :]]
+
+    return spoil
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_counts_of_a_whole_message_up_to_the_capacity(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is wrong with it: as many rows as a rank may send are taken for what it sends."""
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.4")  # a single core looks till then
+    assert trial(2, 5, counted(MAX_BS * TOPK))[READER] == "accepted"
+    assert trial(2, 5, counted(MAX_BS * TOPK + 1))[READER] == "corrupt"
+
+
+@pytest.mark.parametrize("settings", ["direct"], indirect=True)
+@pytest.mark.parametrize("cores", [2, 8])  # of 8 each reads a row once for all experts
+@pytest.mark.parametrize("poison", [0x7F, 0xFF])
+def test_a_list_of_anything_names_no_place_outside(cores: int, poison: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
+    assert trial(2, 5, counted(MAX_BS * TOPK), poison=poison)[READER] == "accepted"
 
 
 @pytest.mark.parametrize("word, value", [(2, 0), (2, 1), (2, 6), (2, 15), (2, 21), (2, 2**31), (3, 2), (4, 99)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import statistics
@@ -12,7 +13,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from builds import MutantBuilds
-from table import DIRECT, KILLED, LENT, LONG_LISTS, ROLES, RUN, SERVERS, SHARED_ROWS, SUITE, WINDOW, ZERO_COPY, Mutant
+from large_shares import LARGE_SHARES
+from table import (
+    BORDERS,
+    DIRECT,
+    FORGED,
+    KILLED,
+    LARGE,
+    LENT,
+    LONG_LISTS,
+    ROLES,
+    RUN,
+    SERVERS,
+    SHARED_ROWS,
+    SUITE,
+    WINDOW,
+    ZERO_COPY,
+    Mutant,
+)
 
 from ascend_moe import explore
 
@@ -33,6 +51,19 @@ SHARED = [
     )
 ]
 
+# Cases of direct in which a core reads by counts that core 0 has not checked yet.
+FORGED_CASES = [
+    explore.parse(f"w2,u1,equal,ids:distinct,direct,{text}")
+    for text in (
+        "c3,l3,k3,b4,v2,weights,D",
+        "c8,l4,k4,b6,v2,m2,D",
+        "c8,l8,k2,b24,v2,m2,D",
+        "c3,l3,k3,b4,v1,DC",
+        "c3,l3,k3,b4,v1,DC,lent",
+    )
+]
+OUTSIDE = {"out of bounds", "wrong part of a window"}
+
 TESTS = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:xdist", "-p", "no:randomly")
 SUITE_TESTS = [
@@ -50,6 +81,17 @@ SUITE_TESTS = [
     "kernels/test_sequences.py::test_every_sequence_across_the_wrap[window-2-2-1]",
     "kernels/test_sequences.py::test_every_sequence_across_the_wrap[window-2-2-2]",
 ]
+# The tests of ZERO_COPY, and those on both sides of what the kernels check.
+PARTS = {
+    ZERO_COPY: ["kernels/direct/test_zero_copy.py"],
+    BORDERS: [
+        "kernels/test_borders.py",
+        "kernels/test_failures_corrupt.py::test_counts_of_a_whole_message_up_to_the_capacity",
+        "kernels/test_failures_corrupt.py::test_wrong_counts_of_direct_combine_are_named",
+        "kernels/test_failures_corrupt.py::test_a_list_of_anything_names_no_place_outside",
+        "kernels/test_contexts.py::test_a_record_keeps_the_first_failure_until_a_fatal_one",
+    ],
+}
 
 
 def first_failure(library: Path, suite: Sequence[str], seconds: float, **environment: str) -> str | None:
@@ -97,6 +139,8 @@ def search(library: Path, seed: int, finder: str, patience: int = PATIENCE) -> e
 
 def special(library: Path, finder: str) -> explore.Result:
     """The same for the finders that have cases of their own."""
+    if finder == LARGE:
+        return _campaign(library, map(explore.parse, LARGE_SHARES), 2 * len(LARGE_SHARES), 1, a_case=2)
     if finder == LONG_LISTS:
         return _campaign(library, [replace(LONG, seed=seed) for seed in range(40)], 40, 1, a_case=1)
     return _campaign(library, SHARED, 60, 1, a_case=10)
@@ -122,6 +166,20 @@ def killed(library: Path) -> set[str]:
     return kinds
 
 
+def forged(library: Path) -> set[str]:
+    """How memory is touched that is none of the op's, where a word of the counts in a message is another one."""
+    kinds, plain = set(), explore.Options(policy="random", hang_is_finding=False)
+    for case in FORGED_CASES:
+        with explore.World(case.world, library=explore.checked_library(library)) as world:
+            world.load(case, accepted=0xFFFFFFFF, compare=False)
+            blocks = range(1, world.run(0, 1, plain).status_blocks + 1)
+            for block, word, bits in itertools.product(blocks, (2, 3, 4, 5), (1, 1 << 10, 1 << 31)):
+                faults = explore.Faults(corrupt_block=block, corrupt_word=word, corrupt_xor=bits)
+                run = world.run(0, 1, replace(plain, faults=faults))
+                kinds |= {run.kind.decode()} if run.failed else set()
+    return kinds & OUTSIDE
+
+
 def run(library: Path) -> subprocess.CompletedProcess[str]:
     """`ascend-moe run` with this library."""
     command = [sys.executable, "-m", "ascend_moe", "run", "-p", "tiny", "--batch", "16"]
@@ -131,10 +189,9 @@ def run(library: Path) -> subprocess.CompletedProcess[str]:
 
 def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
     """How the finder finds the mutant; AssertionError when it does not."""
-    library = builds.library("fast" if finder in (SUITE, ZERO_COPY, RUN) else "checked", mutant)
-    if finder in (SUITE, ZERO_COPY):
-        direct = ["kernels/direct/test_zero_copy.py"]
-        failure = first_failure_of_suite(library) if finder == SUITE else first_failure(library, direct, 300)
+    library = builds.library("fast" if finder in (SUITE, RUN, *PARTS) else "checked", mutant)
+    if finder in (SUITE, *PARTS):
+        failure = first_failure_of_suite(library) if finder == SUITE else first_failure(library, PARTS[finder], 300)
         assert failure is not None, f"no test of the {finder} sees {mutant.name}"
         return failure
     if finder == RUN:
@@ -142,7 +199,11 @@ def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
     if finder == KILLED:
         assert "hang" in killed(library)
         return "hang"
-    assert finder in (*SEARCHES, LONG_LISTS, SHARED_ROWS)
+    if finder == FORGED:
+        kinds = forged(library)
+        assert kinds, f"nothing outside is touched by {mutant.name}"
+        return ", ".join(sorted(kinds))
+    assert finder in (*SEARCHES, LARGE, LONG_LISTS, SHARED_ROWS)
     if finder in SEARCHES:
         results = [search(library, seed, finder) for seed in SEEDS]
     else:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Who finds a mutant. On the fast engine: a part of the suite, the tests of zero copy, `ascend-moe run`. On
-# the checked engine: explore mode with cases of the algorithm "window" or "direct", of ranks on several
-# "servers", of "lent" rows, of "roles" (direct, some cores make lists), of "long lists", of "shared rows"
-# (direct, owners read a row once for all their experts), or with a "killed" rank.
-SUITE, ZERO_COPY, RUN = "suite", "zero copy", "run"
+# Who finds a mutant. On the fast engine: a part of the suite, the tests of zero copy, those at the "borders" of what
+# the kernels check, `ascend-moe run`. On the checked engine: explore mode with cases of the algorithm "window" or
+# "direct", of ranks on several "servers", of "lent" rows, of "roles" (direct, some cores make lists), of "long lists",
+# of "shared rows" (direct, owners read a row once for all their experts), of "large" shares, with a "killed" rank, or
+# with "forged" counts in a status message.
+SUITE, ZERO_COPY, BORDERS, RUN = "suite", "zero copy", "borders", "run"
 WINDOW, SERVERS, DIRECT, LENT, ROLES = "window", "servers", "direct", "lent", "roles"
 LONG_LISTS, SHARED_ROWS, KILLED = "long lists", "shared rows", "killed"
+LARGE, FORGED = "large", "forged"
 
 
 @dataclass(frozen=True)
@@ -387,6 +389,180 @@ PATCHES = r"""
 - SyncFunc<HardEvent::S_MTE3>();
   for (uint32_t i = 0; i < end_ - begin_; ++i) {
   const uint32_t place
+
+# Shares of several chunks or batches: what is used again while a pipe still works on it.
+% large | missing pipe synchronisation, same-pipe hazard
+= places_rewritten: window dispatch: no MTE3_S before the tails of the next chunk are written
+@ window/dispatch
+- SyncFunc<HardEvent::MTE3_S>();
+  uint32_t token = at / info_->topK
+= tail_copied_before_written: no S_V before a row's tail is copied behind it
+- SyncFunc<HardEvent::S_V>();
+  if (!triples_)
+= pairs_reloaded: no S_MTE2 before the next chunk of pairs
+@ common/routing
+- SyncFunc<HardEvent::S_MTE2>();
+  CopyIn(idBuf_
+= triples_reloaded: no S_MTE2 before the next chunk of triples
+@ common/triples
+- SyncFunc<HardEvent::S_MTE2>();
+= lists_reloaded: no S_MTE2 before the next list entries
+@ direct/gather
+- SyncFunc<HardEvent::S_MTE2>();
+  Piece piece
+= triples_rewritten: no MTE3_S before the triples of the next list entries
+- if (tripled_) SyncFunc<HardEvent::MTE3_S>();
+= weight_entries_reloaded: no S_MTE2 before the next list entries of weights
+- SyncFunc<HardEvent::S_MTE2>();
+  SyncFunc<HardEvent::MTE3_MTE2>();
+= weights_reloaded: no MTE3_MTE2 before the next weights
+- SyncFunc<HardEvent::MTE3_MTE2>();
+= entries_rewritten: no MTE3_S before the next chunk of list entries
+@ direct/dispatch
+- SyncFunc<HardEvent::MTE3_S>();
+= published_weights_reloaded: no MTE3_MTE2 before the next weights to publish
+- SyncFunc<HardEvent::MTE3_MTE2>();
+= shared_triples_rewritten: rows read once: no MTE3_S before the triples of the next batch
+@ direct/shared_rows
+- if (found_ && info_->triples != 0) SyncFunc<HardEvent::MTE3_S>();
+= batch_reloaded: rows read once: no S_MTE2 before the next batch of entries
+- SyncFunc<HardEvent::S_MTE2>();
+= padding_before_read: rows read once: no S_V before padding is filled in
+- SyncFunc<HardEvent::S_V>();
+= smooth_reloaded: no V_MTE2 before the factors of the next piece
+@ common/quantize
+- SyncFunc<HardEvent::V_MTE2>();
+= positions_sent_before_turned: no V_MTE3 before the turned positions leave
+! long lists | missing pipe synchronisation
+@ direct/lists
+- SyncFunc<HardEvent::V_MTE3>();
+  first_ = first;
+= room_of_equal_shares: rows read once: room for shares as if core 0 took as much as the others
+! large | wrong result
+@ protocol/tiling
+- CeilDiv(2 * lanes, 2 * cores - 1)
++ CeilDiv(lanes, cores)
+
+# Counts that core 0 has not checked yet: places read from a peer's memory are kept inside.
+% forged
+= any pair of a list: the row of a pair that a list names is not kept among its source's rows
+@ direct/gather
+- Min(pair / pairsOfRow_, publishedRows_ - 1)
++ (pair / pairsOfRow_)
+= weight of any pair
+- Min(static_cast<uint32_t>(entry.GetValue(i)), pairs - 1)
++ static_cast<uint32_t>(entry.GetValue(i))
+= more rows than expand_x
+- const uint32_t rows = Min(segments.Rows(), info_->expandRows);
++ const uint32_t rows = segments.Rows();
+  begin_ =
+= more weights than expand_scales
+- const uint32_t rows = Min(segments.Rows(), info_->expandRows);
++ const uint32_t rows = segments.Rows();
+  const uint32_t end
+= shared rows, more entries than a list
+@ direct/shared_rows
+- return Min(rows, info_->capacity);
++ return rows;
+= shared rows, any token
+- key > 0.0f ? 0.0f : -key > most ? most : -key
++ -key
+= shared rows, any large token
+! borders
+- -key > most ? most : -key
++ -key
+= shared rows, more entries than room
+- end_ = Min(end_, begin_ + SharedRowShare(*info_));
+= shared rows, row beyond expand_x
+- if (place >= info_->expandRows) return;
+= shared rows, triple beyond expand_idx
+- if (place >= info_->expandRows) continue;
+= returned row beyond its area
+@ direct/rows
+- base + (at < most ? at : most)
++ base + at
+= lent rows beyond the lent area
+- if (lent + rowBytes_ <= context.lent_bytes()) {
++ {
+
+# Checks that are off by one.
+% borders
+= V1, a row more than expand_x
+@ common/segments
+- end > static_cast<int32_t>(limit)
++ end > static_cast<int32_t>(limit) + 1
+= V1, the last row of expand_x
+- end > static_cast<int32_t>(limit)
++ end >= static_cast<int32_t>(limit)
+= V1, counts that fall by one
+- end < before || end > static_cast<int32_t>(limit)
++ end + 1 < before || end > static_cast<int32_t>(limit)
+= V2, a row more than expand_x
+- return rows <= info_->expandRows &&
++ return rows <= info_->expandRows + 1 &&
+= V2, a row more than expand_x when searched
+- end > static_cast<int32_t>(info_->expandRows)
++ end > static_cast<int32_t>(info_->expandRows) + 1
+= V2, counts that fall by one
+- least.GetValue(0) >= 0.0f
++ least.GetValue(0) >= -1.0f
+= V2, counts that fall by one when searched
+- end < before || end > static_cast<int32_t>(info_->expandRows)
++ end + 1 < before || end > static_cast<int32_t>(info_->expandRows)
+= V2, a row more than a source may send
+- lanesOfSource <= static_cast<float>(info_->capacity)
++ lanesOfSource <= static_cast<float>(info_->capacity) + 1
+= V2, a row more than a source may send when searched
+- if (rows > info_->capacity) return
++ if (rows > info_->capacity + 1) return
+= V1, a row more than a source may send
+@ common/inputs
+- segments.SourceRows(s) > info.capacity
++ segments.SourceRows(s) > info.capacity + 1
+= window, the position behind the last
+- if (position >= total)
++ if (position > total)
+= direct, the position behind the last
+@ direct/rows
+- static_cast<uint32_t>(position) <
++ static_cast<uint32_t>(position) <=
+= direct, negative positions
+- given < 0 ? kLargest : given
++ given
+= a row more than fits, found by vectors
+@ common/segments
+- result.GetValue(0) <= static_cast<float>(info_->capacity)
++ result.GetValue(0) <= static_cast<float>(info_->capacity) + 1
+= a row more than fits, found by list cores
+@ direct/lists
+- && rows > info_->capacity && verdict
++ && rows > info_->capacity + 1 && verdict
+= a pair more than an owner has experts
+@ common/routing
+- if (same > info_->localExperts) return true;
++ if (same > info_->localExperts + 1) return true;
+= a row more than fits in a message
+@ common/status
+- if (rows > info_->capacity) return
++ if (rows > info_->capacity + 1) return
+= a row more than fits in a message whose hash is right
+- countsHash && rows <= info_->capacity
++ countsHash && rows <= info_->capacity + 1
+= the first triple that there is not
+@ common/triples
+- if (value[w] >= limits[w])
++ if (value[w] > limits[w])
+= a fatal failure does not replace a collective one
+@ common/report
+- >= static_cast<int32_t>(kFirstFatal) || verdict.code < kFirstFatal
++ >= 0
+= a later collective failure replaces the first
+- || verdict.code < kFirstFatal;
++ ;
+= no_last_look: after the deadline a wait does not look again
+@ common/wait
+- if (lastLook) {
++ if (lastLook || expired) {
 
 # What a part of the suite sees.
 % suite

@@ -12,8 +12,8 @@ from pathlib import Path
 import finders
 import pytest
 from builds import MutantBuilds, apply
-from finders import LIMIT, PATIENCE, SEARCHES, SEEDS, first_failure, first_failure_of_suite
-from table import LONG_LISTS, MUTANTS, SERVERS, SHARED_ROWS, WINDOW, Edit, Mutant
+from finders import LIMIT, PARTS, PATIENCE, SEARCHES, SEEDS, first_failure, first_failure_of_suite
+from table import LARGE, LONG_LISTS, MUTANTS, SERVERS, SHARED_ROWS, WINDOW, Edit, Mutant
 
 from ascend_moe.native import library
 
@@ -31,6 +31,8 @@ FAST_SUITE = [
     "kernels/test_failures_collective.py",
     "kernels/test_failures_corrupt.py",
     "kernels/test_failures_threads.py",
+    "kernels/test_borders.py",
+    "kernels/test_contexts.py",
     "kernels/test_op_shapes.py",
     "torch/test_torch_ops.py",
     "layers/test_layer.py",
@@ -107,13 +109,15 @@ def test_the_clean_kernels_pass_the_same_search(builds: MutantBuilds, finder: st
 @pytest.mark.mutants
 def test_the_clean_kernels_pass_the_rest(builds: MutantBuilds) -> None:
     """The special cases, `ascend-moe run`, and the whole fast suite, which the part of it belongs to."""
-    for finder in (LONG_LISTS, SHARED_ROWS):
+    for finder in (LARGE, LONG_LISTS, SHARED_ROWS):
         result = finders.special(builds.library("checked"), finder)
         assert result.finding is None, result
     assert not finders.killed(builds.library("checked"))
+    assert not finders.forged(builds.library("checked"))
     library = builds.library("fast")
     assert finders.run(library).returncode == 0
     assert first_failure_of_suite(library) is None
+    assert all(first_failure(library, tests, 300) is None for tests in PARTS.values())
     assert first_failure(library, FAST_SUITE, FAST_SECONDS) is None
 
 

@@ -300,6 +300,26 @@ def check_errors_come_to_the_host_behind_every_sixteenth_launch() -> None:
     ascend_moe.check()
 
 
+def check_a_fatal_failure_replaces_a_collective_one() -> None:
+    """Both are found before anybody asks: the group is lost, whatever was wrong with the ids before."""
+    name = new_group()
+    good = valid(name)["dispatch"]
+    wrong = {**good, "expert_ids": torch.full_like(good["expert_ids"], E)}
+    meet()
+    os.environ["ASCEND_MOE_TIMEOUT_S"] = "3"
+    if RANK == 0:
+        OP["dispatch"](**wrong)  # waits for rank 1
+        OP["dispatch"](**good)
+    dist.barrier(GLOO)
+    if RANK != 0:
+        OP["dispatch"](**wrong)
+    error = outcome(ascend_moe.check, group_ep=name)
+    del os.environ["ASCEND_MOE_TIMEOUT_S"]
+    assert type(error) is (CommTimeout if RANK == 0 else InvalidExpertId), error
+    ascend_moe.close(name)
+    meet()
+
+
 # ---- launches
 
 

@@ -1,0 +1,212 @@
+"""What the kernels check, one step on either side of the border: accepted there, refused here, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import op_runs
+import pytest
+import torch
+from op_runs import Clusters
+
+from ascend_moe import comm
+from ascend_moe.errors import ArgumentError, AscendMoeError, RoutingMismatch, RoutingOverflow, WindowTooSmall
+from ascend_moe.reference.cases import Case
+
+pytestmark = [pytest.mark.asan]
+
+each_way = [
+    pytest.mark.parametrize("algorithm", ["window", "direct"]),
+    pytest.mark.parametrize("contract", [1, 2]),
+    pytest.mark.parametrize("cores", [1, 8]),
+    pytest.mark.parametrize("world", [2, 8]),  # of 8, and on several cores, vectors check, too
+]
+
+
+@pytest.fixture(autouse=True)
+def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", given.get("algorithm", "direct"))
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(given.get("cores", 1)))
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
+
+
+def ways(test: Callable[..., None]) -> Callable[..., None]:
+    for mark in each_way:
+        test = mark(test)
+    return test
+
+
+def full(world: int, contract: int) -> Case:
+    """Every rank sends rank 0 as many rows as it may: 4 * min(3, 2), and the rest of K to the next rank."""
+    case = Case(world=world, local=2, topk=3, batch=4, contract=contract, ids="distinct", seed=7)
+    for one in case.inputs:
+        one.expert_ids[:] = torch.tensor([0, 1, 2], dtype=torch.int32)
+    return case
+
+
+def combine_of(cluster: comm.LocalCluster, case: Case, change: Callable[[int, list[torch.Tensor]], None]) -> list[Any]:
+    """By rank, what combine makes of dispatch's outputs after ``change``: its result, or the error."""
+
+    def body(rank: int, group_ep: str) -> Any:
+        sent = [tensor.clone() for tensor in op_runs.dispatch(case, rank, group_ep)]
+        rows = torch.zeros(sent[0].shape, dtype=case.torch_dtype)
+        made = op_runs.expert_rows(case, rank, sent)
+        rows[: len(made)] = made
+        sent[0] = rows
+        change(rank, sent)
+        try:
+            return op_runs.combine(case, rank, group_ep, sent[0], sent)
+        except AscendMoeError as error:
+            return error
+
+    return cluster.run(body)
+
+
+def unchanged(rank: int, sent: list[torch.Tensor]) -> None:
+    pass
+
+
+def wanted(case: Case) -> list[torch.Tensor]:
+    sent = case.dispatched()
+    rows = [
+        case.expert_rows(rank, one.expand_x, one.dynamic_scales, one.ep_recv_counts) for rank, one in enumerate(sent)
+    ]
+    return case.combined(rows, sent)
+
+
+def assert_right(case: Case, results: list[Any]) -> None:
+    for rank, (result, want) in enumerate(zip(results, wanted(case), strict=True)):
+        assert not isinstance(result, AscendMoeError), result
+        op_runs.check_combine(rank, result, want)
+
+
+def assert_counts_refused(results: list[Any], guilty: int) -> None:
+    for error in results:
+        assert isinstance(error, ArgumentError), error
+        assert (error.argument, error.rank) == ("ep_send_counts", guilty), error
+
+
+# ---- ep_send_counts
+
+
+@ways
+def test_as_many_rows_as_expand_x(clusters: Clusters, algorithm: str, contract: int, cores: int, world: int) -> None:
+    case = Case(world=world, local=2, topk=2, batch=3, contract=contract, ids="distinct", seed=3)
+
+    def exactly(rank: int, sent: list[torch.Tensor]) -> None:
+        sent[0] = sent[0][: int(sent[4][case.experts - 1])].clone()
+
+    def one_more(rank: int, sent: list[torch.Tensor]) -> None:
+        exactly(rank, sent)
+        sent[4][case.experts - 1] += rank == 1
+
+    assert_right(case, combine_of(clusters[world], case, exactly))
+    assert_counts_refused(combine_of(clusters[world], case, one_more), 1)
+
+
+@ways
+def test_as_many_rows_as_a_source_may_send(
+    clusters: Clusters, algorithm: str, contract: int, cores: int, world: int
+) -> None:
+    case = full(world, contract)
+
+    def one_more(rank: int, sent: list[torch.Tensor]) -> None:
+        if rank == 0:  # a row of rank 0 becomes one of rank 1
+            sent[4][0] -= 1
+
+    assert_right(case, combine_of(clusters[world], case, unchanged))
+    assert_counts_refused(combine_of(clusters[world], case, one_more), 0)
+
+
+@ways
+def test_counts_that_stay_and_that_fall(
+    clusters: Clusters, algorithm: str, contract: int, cores: int, world: int
+) -> None:
+    case = full(world, contract)
+
+    def falls(rank: int, sent: list[torch.Tensor]) -> None:
+        if rank == 1:  # nobody sends rows to its second expert
+            assert set(sent[4][world - 1 : 2 * world].tolist()) == {4 * world}
+            sent[4][2 * world - 1] -= 1
+
+    assert_right(case, combine_of(clusters[world], case, unchanged))
+    assert_counts_refused(combine_of(clusters[world], case, falls), 1)
+
+
+# ---- expand_idx, expert_ids
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+@pytest.mark.parametrize("cores", [1, 8])
+@pytest.mark.parametrize("index", [4, 5, -1, -(2**31), 2**31 - 1])
+def test_a_position_beyond_the_rows_of_its_expert(clusters: Clusters, algorithm: str, cores: int, index: int) -> None:
+    """Positions 0 to 3 are those of four rows, and dispatch gives the last one."""
+    case = full(2, 1)
+
+    def other(rank: int, sent: list[torch.Tensor]) -> None:
+        last = sent[2].view(4, 3)[3]
+        assert last.tolist() == [3, 3, 3]
+        if rank == 1:
+            last[1] = index
+
+    assert_right(case, combine_of(clusters[2], case, unchanged))
+    right, error = combine_of(clusters[2], case, other)
+    op_runs.check_combine(0, right, wanted(case)[0])
+    assert isinstance(error, RoutingMismatch), error
+    assert (error.rank, error.expert, error.ours, error.theirs) == (1, 1, 4, index), error
+
+
+@ways
+def test_a_token_with_more_pairs_than_its_owner_has_experts(
+    clusters: Clusters, algorithm: str, contract: int, cores: int, world: int
+) -> None:
+    """Where all other tokens have as many, one more is too many for the owner: in dispatch, and in combine alone."""
+    case, given = full(world, contract), full(world, contract)
+    given.inputs[1].expert_ids[2] = torch.tensor([0, 1, 0], dtype=torch.int32)
+
+    def body(rank: int, group_ep: str) -> list[AscendMoeError]:
+        with pytest.raises(AscendMoeError) as first:
+            op_runs.dispatch(given, rank, group_ep)
+        sent = op_runs.dispatch(case, rank, group_ep)
+        with pytest.raises(AscendMoeError) as second:
+            op_runs.combine(given, rank, group_ep, sent[0], sent)
+        return [first.value, second.value]
+
+    for errors in clusters[world].run(body):
+        for error in errors:
+            assert isinstance(error, RoutingOverflow), error
+            assert (error.rank, error.owner, error.rows, error.capacity) == (1, 0, 9, 8), error
+    assert_right(case, combine_of(clusters[world], case, unchanged))
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+@pytest.mark.parametrize("cores", [1, 8])
+@pytest.mark.parametrize(("word", "value"), [(0, 2), (1, 4), (2, 3), (0, -1)])
+def test_a_triple_of_the_first_rank_token_or_k_that_there_is_not(
+    clusters: Clusters, algorithm: str, cores: int, word: int, value: int
+) -> None:
+    case = full(2, 2)
+
+    def other(rank: int, sent: list[torch.Tensor]) -> None:
+        if rank == 1:
+            sent[2][3 * 7 + word] = value  # of its last row
+
+    assert_right(case, combine_of(clusters[2], case, unchanged))
+    for error in combine_of(clusters[2], case, other):
+        assert isinstance(error, ArgumentError), error
+        assert (error.argument, error.rank) == ("assist_info_for_combine", 1), error
+
+
+# ---- the window of direct
+
+
+def test_rows_of_pairs_count_in_directs_need() -> None:
+    """With smooth scales a row a pair is published: two lists, and 2 * 3852 rows of 64 bytes, are half a MiB."""
+    case = Case(world=2, local=1, topk=2, batch=3852, width=16, quant="smooth", ids="distinct")
+    with comm.LocalCluster(2, window_mib=1) as cluster:
+        assert_right(case, combine_of(cluster, case, unchanged))
+        for error in op_runs.run(cluster, replace(case, batch=3853)):
+            assert isinstance(error, WindowTooSmall) and error.needed_mib == 2, error
