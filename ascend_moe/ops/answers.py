@@ -33,7 +33,8 @@ _here = threading.local()  # .error: of this thread's call; .text: its message, 
 
 def _keep(error: BaseException) -> int:
     """Keeps an error for ``raise_kept``; returns the address of its message."""
-    _here.error = error
+    # The frames of a typed error hold it, and with them the tensors of the call; they tell nothing that it does not.
+    _here.error = error.with_traceback(None) if isinstance(error, errors.AscendMoeError) else error
     _here.text = ctypes.create_string_buffer((str(error) or type(error).__name__).encode())
     return ctypes.addressof(_here.text)
 
@@ -41,8 +42,11 @@ def _keep(error: BaseException) -> int:
 def raise_kept(error: RuntimeError) -> None:
     """Raises what this thread's call has kept, when ``error`` is torch's word for that; else returns."""
     kept, _here.error = getattr(_here, "error", None), None
-    if kept is not None and str(error).startswith(_here.text.value.decode()):
-        raise kept from kept.__cause__
+    try:
+        if kept is not None and str(error).startswith(_here.text.value.decode()):
+            raise kept from kept.__cause__
+    finally:
+        del kept, error  # else they and this frame hold each other, as above
 
 
 def _answer(name: str) -> Callable[..., int | None]:

@@ -381,7 +381,9 @@ def check_direct_combine_publishes_window_tensors_where_they_lie() -> None:
     first = lent[0].data_ptr()
     del lent[0], one
     trip.run(name, True).check()
-    assert ascend_moe.window_empty(rows.shape, **shape).data_ptr() == first  # its place is free again
+    until = time.monotonic() + 20
+    while ascend_moe.window_empty(rows.shape, **shape).data_ptr() != first:  # torch_npu's queue lets go of it last
+        assert time.monotonic() < until, "its place is not free again"
     assert ascend_moe.window_empty((0, H), **shape).shape == (0, H)
     del os.environ["ASCEND_MOE_LENT_MIB"]
     ascend_moe.close(name)
