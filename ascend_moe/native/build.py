@@ -27,6 +27,7 @@ from ..errors import LibraryError
 BUILD_SECONDS = 1800.0  # after that a build, or the wait for another process's build, is given up
 SECONDS = 60  # that a part takes on two cores
 _KEEP_DAYS = 30
+_SUMS = "SHA256SUMS"
 
 # ---- the cache
 
@@ -86,6 +87,7 @@ def fill_folder(folder: Path, make: Callable[[Path], None]) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
     try:
         make(scratch)
+        _seal(scratch, scratch / _SUMS)
         try:
             scratch.rename(folder)
         except OSError:
@@ -93,6 +95,45 @@ def fill_folder(folder: Path, make: Callable[[Path], None]) -> None:
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or all files of a folder that are no links."""
+    found = [path] if path.is_file() else sorted(path.rglob("*"))
+    return [each for each in found if each.is_file() and not each.is_symlink()]
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _seal(made: Path, sums: Path) -> None:
+    """Leaves the files of ``made`` to the user alone, and writes what they are into ``sums`` beside or in it."""
+    lines = []
+    for path in _files(made):
+        path.chmod(path.stat().st_mode & 0o700)
+        lines.append(f"{_hash(path)}  {path.relative_to(sums.parent)}\n")
+    sums.write_text("".join(lines))
+    sums.chmod(0o600)
+
+
+def sound(path: Path, sums: Path | None = None) -> Path:
+    """``path``, a file or a folder of the cache, before it is loaded; ``sums``: of ``_seal``, beside it if not given.
+
+    Raises:
+        LibraryError: a file belongs to another user, can be written by others, or is not as it was built.
+    """
+    sums = sums or path.with_name(_SUMS)
+    try:
+        lines = sums.read_text().splitlines()
+    except OSError as error:
+        raise LibraryError(f"{path} cannot be checked ({error.strerror}: {sums}): remove {sums.parent}") from None
+    known = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    for file in _files(path):
+        _need_own(file)
+        if known.get(str(file.relative_to(sums.parent))) != _hash(file):
+            raise LibraryError(f"{file} is not as it was built: remove {sums.parent}, the next use builds it again")
+    return path
 
 
 def forget_old(cache: Path) -> None:
@@ -106,7 +147,7 @@ def forget_old(cache: Path) -> None:
 
 def digest_of(*parts: str) -> str:
     """A hash of the parts and their boundaries, for names of folders in the cache."""
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return hashlib.sha256("\0".join((_SUMS, *parts)).encode()).hexdigest()[:32]
 
 
 # ---- parts of the installation
@@ -160,19 +201,19 @@ def built_part(name: str, sources: Path, fast: Path) -> Path:
     """
     part = PARTS[name]
     folder = build_folder(sources, fast)
-    made = folder / part.outputs[-1]
+    made, sums = folder / part.outputs[-1], folder / f"{name}.sums"
     if not made.exists():
         folder.parent.mkdir(0o700, parents=True, exist_ok=True)
         forget_old(folder.parent)
         folder.mkdir(0o700, exist_ok=True)
         with _lock(folder / f"{name}.lock", part):
             if not made.exists():
-                _build(part, sources, folder)
+                _build(part, sources, folder, sums)
                 with contextlib.suppress(FileExistsError):
                     (folder / fast.name).symlink_to(fast)
     with contextlib.suppress(OSError):
         os.utime(folder)  # what is used is not forgotten
-    return made
+    return sound(made, sums)
 
 
 @contextlib.contextmanager
@@ -217,7 +258,7 @@ def _needed(part: Part, *names: str, fix: str) -> str:
     )
 
 
-def _build(part: Part, sources: Path, folder: Path) -> None:
+def _build(part: Part, sources: Path, folder: Path, sums: Path) -> None:
     cmake = _needed(part, "cmake", fix="pip install cmake ninja")
     wanted = os.environ.get("CXX")
     compilers = (wanted.split()[-1],) if wanted else ("g++", "c++", "clang++")
@@ -238,6 +279,9 @@ def _build(part: Part, sources: Path, folder: Path) -> None:
             [cmake, "--build", str(scratch), "--target", part.target, "--parallel", jobs],
         ):
             _run(part, command, started + BUILD_SECONDS)
+        main = part.outputs[-1]
+        _seal(scratch / main, scratch / _SUMS)
+        (scratch / _SUMS).rename(sums)
         for name in part.outputs:
             (scratch / name).rename(folder / name)
     finally:

@@ -18,7 +18,7 @@ from .. import settings
 from .._torch_npu import fix_of_library, missing_library
 from ..errors import LibraryError
 from ..native import library as _lib
-from ..native.build import cached, fill_folder
+from ..native.build import cached, digest_of, fill_folder, sound
 from . import npu_adapter_build
 from .npu_adapter_build import BuildError
 
@@ -64,12 +64,12 @@ def library_path() -> Path:
             key = packaged.with_name(packaged.name + npu_adapter_build.KEY_SUFFIX)
             if packaged.is_file() and key.is_file() and key.read_text().strip() == wanted:
                 return packaged
-        folder = cached("npu", wanted)
+        folder = cached("npu", digest_of(wanted))
         if not folder.is_dir():
             with _building(folder):
                 if not folder.is_dir():
                     fill_folder(folder, lambda scratch: _build(root, scratch))
-        return folder / npu_adapter_build.LIBRARY
+        return sound(folder / npu_adapter_build.LIBRARY)
     except BuildError as error:
         raise LibraryError(f"ops on an NPU need the torch_npu adapter, and {error}") from error
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..errors import ArgumentError, LibraryError, TwinBuildError
 from ..native import library as native_library
-from ..native.build import cached, digest_of, fill_folder, tell
+from ..native.build import cached, digest_of, fill_folder, sound, tell
 from .entries import MARK, Entry, find_entries
 
 SOURCES = (".cpp", ".cc", ".cxx", ".cce", ".asc")
@@ -291,7 +291,7 @@ def kernel_library(
     folder = cached("twin", f"{sources[0].stem}-{engine}-{key}")
     if not folder.is_dir():
         fill_folder(folder, lambda scratch: _compile(sources, entries, flags, objects, scratch))
-    return folder / "kernels.so"
+    return sound(folder / "kernels.so")
 
 
 def pair_path(libraries: Sequence[Path]) -> Path:

@@ -198,6 +198,7 @@ if "--build" in sys.argv:
     {during}
     scratch = pathlib.Path(sys.argv[sys.argv.index("--build") + 1])
     (scratch / "vnpu").mkdir()
+    (scratch / "vnpu" / "libascendcl.so").touch()
     for engine in ("checked", "timed"):
         (scratch / f"libtwin_{{engine}}.a").touch()
         (scratch / f"libascend_moe_{{engine}}.so").touch()
@@ -260,6 +261,31 @@ def test_a_cache_that_others_can_write_is_refused(fast: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(LibraryError, match=rf"{cache}, .* belongs to user {os.getuid()}, not to you"):
         build.built_part("timed", SOURCES, fast)
+
+
+def test_what_is_loaded_is_what_was_built(fast: Path, tmp_path: Path) -> None:
+    made = build.built_part("vnpu", SOURCES, fast)
+    file = next(path for path in made.rglob("*") if path.is_file())
+    as_built = file.read_bytes()
+    assert file.stat().st_mode & 0o077 == 0
+    file.write_bytes(as_built + b" ")
+    with pytest.raises(LibraryError, match=rf"{file} is not as it was built: remove {made.parent}, the next use"):
+        build.built_part("vnpu", SOURCES, fast)
+    file.write_bytes(as_built)
+    file.chmod(0o620)
+    with pytest.raises(LibraryError, match=rf"{file}, which code is loaded from, can be written by others"):
+        build.built_part("vnpu", SOURCES, fast)
+    file.chmod(0o600)
+    (made / "added.so").touch()
+    with pytest.raises(LibraryError, match=r"added\.so is not as it was built"):
+        build.built_part("vnpu", SOURCES, fast)
+    folder = tmp_path / "made"
+    build.fill_folder(folder, lambda scratch: (scratch / "a.so").write_text("code") and None)
+    assert (folder / "a.so").stat().st_mode & 0o777 == 0o600
+    assert build.sound(folder / "a.so") == folder / "a.so"
+    (folder / "SHA256SUMS").unlink()
+    with pytest.raises(LibraryError, match=r"a\.so cannot be checked \(No such file or directory: .*\): remove"):
+        build.sound(folder / "a.so")
 
 
 def test_two_processes_build_once(fast: Path, capfd: pytest.CaptureFixture[str]) -> None:
