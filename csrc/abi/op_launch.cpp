@@ -182,7 +182,7 @@ const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) co
 }
 
 void OpLaunch::Finish() {
-    if (plan_.call.op != moe::kOpDispatch) return;
+    if (plan_.call.op != moe::kOpDispatch || plan_.info().part == moe::kPartSend) return;
     moe::OutputDesc shapes[moe::kMostOutputs];
     moe::OutputsOf(plan_.spec, shapes);
     const moe::MoeDistributeInfo& info = plan_.call.dispatch.info;
@@ -262,10 +262,10 @@ namespace {
 constexpr int kLentRefused = -1;
 
 // The effect of an op on this rank's lent area. A combine that has taken its epoch spends the block of
-// expand_x even if it fails: peers may be reading it.
+// expand_x even if it fails: peers may be reading it. Of two launches the second says so, whose epoch is the first's.
 class LentAreaOfRun {
 public:
-    explicit LentAreaOfRun(ops::Communicator& comm) : comm_(comm), epoch_(comm.Epoch()) {}
+    LentAreaOfRun(ops::Communicator& comm, uint32_t part) : comm_(comm), part_(part), epoch_(comm.Epoch()) {}
     bool Refused(const ops::LentArea::State& state, int32_t* record, char* text, uint64_t bytes) {
         generation_ = state.generation;
         if (ops::LentArea::Refusal(state, text, bytes) == nullptr) return false;
@@ -273,14 +273,15 @@ public:
         record[1] = static_cast<int32_t>(state.detail);
         return true;
     }
-    void Complete(bool left) {
-        if (comm_.lent_area() != nullptr && comm_.Epoch() != epoch_)
+    void Complete(bool left, bool good) {
+        if (part_ == moe::kPartSend && good) return;
+        if (comm_.lent_area() != nullptr && (part_ == moe::kPartFinish || comm_.Epoch() != epoch_))
             comm_.lent_area()->Complete(generation_, comm_.Epoch(), left);
     }
 
 private:
     ops::Communicator& comm_;
-    const uint32_t epoch_;
+    const uint32_t part_, epoch_;
     uint32_t generation_ = 0;
 };
 
@@ -293,7 +294,7 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
     ops::Communicator& end = *static_cast<ops::Communicator*>(comm);
     const std::lock_guard<std::mutex> lock(end.mutex());
     memset(record, 0, moe::kErrorRecordWords * sizeof(int32_t));
-    LentAreaOfRun lent(end);
+    LentAreaOfRun lent(end, static_cast<ops::Plan*>(plan)->info().part);
     try {
         ops::OpLaunch launch(end, *static_cast<ops::Plan*>(plan), inputs, outputs, record);
         if (lent.Refused(launch.lent(), record, fault, fault_bytes)) return kLentRefused;
@@ -306,11 +307,11 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
         end.set_algorithm(static_cast<ops::Plan*>(plan)->info().algorithm);
         const int code =
             record[moe::kRecMagic] == moe::kRecordMagic ? record[moe::kRecCode] : static_cast<int>(moe::kOk);
-        lent.Complete(code < static_cast<int>(moe::kFirstFatal));
+        lent.Complete(code < static_cast<int>(moe::kFirstFatal), code == static_cast<int>(moe::kOk));
         return code;
     } catch (const std::exception& error) {
         end.EndLaunch(true);
-        lent.Complete(false);
+        lent.Complete(false, false);
         // The others need not wait for a rank whose kernel has stopped.
         for (int peer = 0; peer < end.world(); ++peer) end.PostAbort(peer, moe::kKernelFault, end.rank());
         ops::GiveText(error.what(), fault, fault_bytes);

@@ -51,11 +51,12 @@ public:
     const LentArea::State& lent() const { return lent_; }
     twin::LaunchSpec& spec() { return spec_; }
     const std::function<void()>& kernel() const { return kernel_; }
-    // To call after the kernel: zeroes the tails of outputs that no kernel writes.
+    // To call after the kernel: zeroes the tails of outputs that no kernel writes, unless it has only sent.
     void Finish();
     // To call right before the kernel, after all earlier ops: takes the epoch that the kernel will use.
     void Begin() {
-        epoch_ = moe::NextEpoch(comm_.Epoch());
+        epoch_ = comm_.Epoch();
+        if (plan_.info().part != moe::kPartFinish) epoch_ = moe::NextEpoch(epoch_);
         comm_.BeginLaunch();
     }
     // After the kernel, however it ended.

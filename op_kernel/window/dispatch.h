@@ -106,21 +106,29 @@ public:
 
 private:
     __aicore__ inline void Run() {
-        SendBuffInit();
-        if (!exchange_.Open(routing_.Count())) {
+        if (info_->part == kPartFinish) {
+            exchange_.BoardInit();
+        } else if (!Send()) {
             Leave();
             return;
         }
-        exchange_.Fail(places_.Find());
-        routing_.StoreTotals();
-        AlltoAllDispatch();
-        exchange_.MeetAfterSend(Verdict());
-        SetStatus();
+        if (exchange_.Sent()) return;
         if (!WaitDispatch()) {
             Leave();
             return;
         }
         LocalWindowCopy();
+    }
+    // False: the communicator has failed before.
+    __aicore__ inline bool Send() {
+        SendBuffInit();
+        if (!exchange_.Open(routing_.Count())) return false;
+        exchange_.Fail(places_.Find());
+        routing_.StoreTotals();
+        AlltoAllDispatch();
+        exchange_.MeetAfterSend(Verdict());
+        SetStatus();
+        return true;
     }
 
     // UB plan 1 (phases 1 to 3): routing tables, rows in flight, and of the current chunk of pairs
