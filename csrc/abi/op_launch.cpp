@@ -56,8 +56,8 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
         };
     }
     const Kernels kernels = instead != nullptr ? *instead : KernelsOf(plan.call.xType);
-    const uint64_t workspace = std::max(plan.call.workspaceBytes, kernels.workspace_bytes);
-    workspace_ = Add(comm.Workspace(workspace), workspace, twin::GmKind::kWorkspace, "workspace");
+    workspace_bytes_ = std::max(plan.call.workspaceBytes, kernels.workspace_bytes);
+    workspace_ = Add(comm.Workspace(workspace_bytes_), workspace_bytes_, twin::GmKind::kWorkspace, "workspace");
     record_ = Add(record, moe::kErrorRecordWords * sizeof(int32_t), twin::GmKind::kWorkspace, "error_record");
     spec_.ranges.back().atomic_blocks = true;  // any core may write it
     if (plan.call.op == moe::kOpDispatch) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <string>
 
@@ -57,6 +58,8 @@ public:
     void Begin() {
         epoch_ = comm_.Epoch();
         if (plan_.info().part != moe::kPartFinish) epoch_ = moe::NextEpoch(epoch_);
+        // On an NPU each launch has another workspace.
+        if (twin::kChecked) memset(comm_.Workspace(workspace_bytes_), 0xA5, workspace_bytes_);
         comm_.BeginLaunch();
     }
     // After the kernel, however it ended.
@@ -79,6 +82,7 @@ private:
     twin::LaunchSpec spec_;
     std::function<void()> kernel_;
     GM_ADDR workspace_ = nullptr;
+    uint64_t workspace_bytes_ = 0;
     GM_ADDR record_ = nullptr;
     uint32_t epoch_ = 0;
     LentArea::State lent_ = {};
