@@ -56,8 +56,9 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
         };
     }
     const Kernels kernels = instead != nullptr ? *instead : KernelsOf(plan.call.xType);
-    workspace_bytes_ = std::max(plan.call.workspaceBytes, kernels.workspace_bytes);
-    workspace_ = Add(comm.Workspace(workspace_bytes_), workspace_bytes_, twin::GmKind::kWorkspace, "workspace");
+    scratch_bytes_ = std::max(plan.call.workspaceBytes, kernels.workspace_bytes);
+    scratch_ = comm.Workspace(scratch_bytes_);
+    workspace_ = Add(scratch_, scratch_bytes_, twin::GmKind::kWorkspace, "workspace");
     record_ = Add(record, moe::kErrorRecordWords * sizeof(int32_t), twin::GmKind::kWorkspace, "error_record");
     spec_.ranges.back().atomic_blocks = true;  // any core may write it
     if (plan.call.op == moe::kOpDispatch) {

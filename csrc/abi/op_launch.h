@@ -59,7 +59,7 @@ public:
         epoch_ = comm_.Epoch();
         if (plan_.info().part != moe::kPartFinish) epoch_ = moe::NextEpoch(epoch_);
         // On an NPU each launch has another workspace.
-        if (twin::kChecked) memset(comm_.Workspace(workspace_bytes_), 0xA5, workspace_bytes_);
+        if (twin::kChecked) memset(scratch_, 0xA5, scratch_bytes_);
         comm_.BeginLaunch();
     }
     // After the kernel, however it ended.
@@ -82,7 +82,8 @@ private:
     twin::LaunchSpec spec_;
     std::function<void()> kernel_;
     GM_ADDR workspace_ = nullptr;
-    uint64_t workspace_bytes_ = 0;
+    uint8_t* scratch_ = nullptr;  // the workspace, as the host sees it
+    uint64_t scratch_bytes_ = 0;
     GM_ADDR record_ = nullptr;
     uint32_t epoch_ = 0;
     LentArea::State lent_ = {};
