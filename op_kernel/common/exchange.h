@@ -224,9 +224,11 @@ public:
 private:
     __aicore__ inline bool TakeEpoch() {
         const bool good = verdict_.code < kFirstFatal;
-        // From here on this epoch is taken, and no block of it has left yet. A failed send takes it as well: its
-        // finish, which may be queued already, would find the messages of the op before.
-        if (core_ == 0 && (good || info_->part == kPartSend)) word_.Publish(epoch_);
+        // A failed send takes its epoch all the same: else its finish, which may be queued already, would find the
+        // messages of the op before.
+        if (!good && info_->part != kPartSend) return false;
+        // From here on this epoch is taken, and no block of it has left yet.
+        if (core_ == 0) word_.Publish(epoch_);
         return good;
     }
     // Whether messages carry an error, and no rows.
