@@ -307,9 +307,10 @@ def predict_traffic(
 
     A row of dispatch takes its elements rounded up to 32 bytes, and 32 bytes more for its scale when quantised.
     Window: 32 more for its triple in V2, and again for its weight (``weights``: dispatch gets expert_scales); rows
-    that stay on their rank go through its window like all others; in V2 they come back with a mark of 32. Direct: a token's row is written once (with smooth
-    scales once a pair) and read once by its owner, from 8 ``cores`` on once for all of the owner's experts; a pair
-    has 4 bytes in a list, and 4 for its weight; rows that stay are not moved by combine.
+    that stay on their rank go through its window like all others; in V2 they come back with a mark of 32. Direct: a
+    token's row is written once (with smooth scales once a pair) and read once by its owner, from 8 ``cores`` on once
+    for all of the owner's experts; a pair has 4 bytes in a list, and 4 for its weight; rows that stay are not moved by
+    combine.
     """
     if contract not in ("v1", "v2") or quant_mode not in (0, 2) or algorithm not in ("window", "direct"):
         raise ValueError('contract is "v1" or "v2", quant_mode 0 or 2, algorithm "window" or "direct"')

@@ -88,6 +88,7 @@ class Traffic:
     """Bytes of row payload one EP rank moves through MTE (status blocks and counts are not in it).
 
     ``dispatch_window_read_slack``: bytes that cores of algorithm direct may read again.
+    ``combine_window_read_slack``: marks of rows of algorithm window that may be read more than once.
     """
 
     dispatch_window_write: int
@@ -96,6 +97,7 @@ class Traffic:
     combine_window_write: int
     combine_window_read: int
     dispatch_window_read_slack: int = 0
+    combine_window_read_slack: int = 0
 
 
 @dataclass(frozen=True)

@@ -318,7 +318,9 @@ def test_traffic_in_bytes() -> None:
     both = ref.predict_traffic(inputs, dtype=torch.float16, quant_mode=2, contract="v2", **common)
     assert both[0] == ref.Traffic(3 * 128, 2 * 128, 2 * 40, 2 * 128, 3 * 80 + 4 * 32, combine_window_read_slack=2 * 32)
     wide = ref.predict_traffic(inputs, dtype=torch.float32, quant_mode=0, contract="v2", **common)
-    assert wide[1] == ref.Traffic(4 * 192, 5 * 192, 5 * 160, 5 * 192, 4 * 160 + 4 * 32, combine_window_read_slack=2 * 32)
+    assert wide[1] == ref.Traffic(
+        4 * 192, 5 * 192, 5 * 160, 5 * 192, 4 * 160 + 4 * 32, combine_window_read_slack=2 * 32
+    )
 
 
 # --- validate: every kind of difference fires and says where

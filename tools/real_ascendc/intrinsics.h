@@ -122,7 +122,7 @@ T FromBits(Bits bits) {
     static_assert(sizeof(bits) == sizeof(value));
     return memcpy(static_cast<void*>(&value), &bits, sizeof(bits)), value;
 }
-inline float Float(const half& value) {
+inline float Value(const half& value) {
     const uint16_t bits = BitsOf<uint16_t>(value);
     const int exponent = bits >> 10 & 31, fraction = bits & 1023;
     const float size = exponent == 31 ? (fraction != 0 ? NAN : INFINITY)
@@ -140,15 +140,15 @@ inline half Half(float value, char mode) {
     const int fraction = static_cast<int>(std::ldexp(size, exponent == 0 ? 24 : 25 - exponent)) & 1023;
     return FromBits<half>(static_cast<uint16_t>(sign | exponent << 10 | fraction));
 }
-inline float Float(const bfloat16_t& value) {
+inline float Value(const bfloat16_t& value) {
     return FromBits<float>(static_cast<uint32_t>(BitsOf<uint16_t>(value)) << 16);
 }
 inline bfloat16_t Bf16(float value, char mode) {
     if (std::isnan(value)) return FromBits<bfloat16_t>(static_cast<uint16_t>(0x7FC0));
     return FromBits<bfloat16_t>(static_cast<uint16_t>(BitsOf<uint32_t>(ToFormat(value, 7, -126, 127, mode)) >> 16));
 }
-inline float Float(float value) { return value; }
-inline float Float(int32_t value) { return static_cast<float>(value); }
+inline float Value(float value) { return value; }
+inline int32_t Value(int32_t value) { return value; }  // exact: a float has 24 bits
 // Saturates; NaN is 0.
 template <class I>
 I Integer(float value, char mode) {
@@ -185,7 +185,7 @@ void Extreme(const char* name, T* to, T* from, int repeats, int dr, int sb, int 
         for (int i = 0; i < Lanes<T>(); ++i) {
             const bool on = counter ? static_cast<uint64_t>(r * Lanes<T>() + i) < g_core.mask[0]
                                     : (g_core.mask[i / 64] >> i % 64 & 1) != 0;
-            if (on && (best < 0 || std::isnan(Float(*s.At(r, best))) || better(*s.At(r, i), *s.At(r, best)))) best = i;
+            if (on && (best < 0 || std::isnan(Value(*s.At(r, best))) || better(*s.At(r, i), *s.At(r, best)))) best = i;
         }
         if (best < 0) continue;
         const T value = *s.At(r, best);
@@ -276,12 +276,12 @@ void vbrcb(T* to, T* from, int db, int dr, int repeats) {
     REAL_CONVERT(name##f, D, S, function(x, 'f')) \
     REAL_CONVERT(name##r, D, S, function(x, 'r')) \
     REAL_CONVERT(name##z, D, S, function(x, 'z'))
-#define REAL_F16_S8(x, mode) real::Integer<int8_t>(real::Float(x), mode)
+#define REAL_F16_S8(x, mode) real::Integer<int8_t>(real::Value(x), mode)
 #define REAL_F32_S32(x, mode) real::Integer<int32_t>(x, mode)
 #define REAL_F32_F32(x, mode) static_cast<float>(real::ToInteger(x, mode))
 #define REAL_S32_F32(x, mode) static_cast<float>(x)  // nothing that our kernels convert needs rounding
-REAL_CONVERT(vconv_bf162f32, float, bfloat16_t, real::Float(x))
-REAL_CONVERT(vconv_f162f32, float, half, real::Float(x))
+REAL_CONVERT(vconv_bf162f32, float, bfloat16_t, real::Value(x))
+REAL_CONVERT(vconv_f162f32, float, half, real::Value(x))
 REAL_CONVERT(vconv_s82f16, half, int8_t, real::Half(x, 'r'))
 REAL_CONVERT(vconv_s322f32, float, int32_t, static_cast<float>(x))
 REAL_CONVERT(vconv_f162s8, int8_t, half, REAL_F16_S8(x, 'r'))
@@ -296,7 +296,7 @@ REAL_ROUNDED(vconv_f322f32, float, float, REAL_F32_F32)
 REAL_ROUNDED(vconv_s322f32, float, int32_t, REAL_S32_F32)
 #undef REAL_CONVERT
 #undef REAL_ROUNDED
-inline void set_deqscale(const half& scale) { real::g_core.deq_scale = real::Float(scale); }
+inline void set_deqscale(const half& scale) { real::g_core.deq_scale = real::Value(scale); }
 inline void set_deqscale(uint64_t) { real::Fail("set_deqscale of a vector is not modelled"); }
 
 // ---- reductions, comparisons ----
@@ -304,24 +304,24 @@ inline void set_deqscale(uint64_t) { real::Fail("set_deqscale of a vector is not
 template <class T>
 void vcmax(T* to, T* from, int repeats, int dr, int sb, int sr, Order_t order) {
     real::Extreme("vcmax", to, from, repeats, dr, sb, sr, order,
-                  [](T a, T b) { return real::Float(a) > real::Float(b); });
+                  [](T a, T b) { return real::Value(a) > real::Value(b); });
 }
 template <class T>
 void vcmin(T* to, T* from, int repeats, int dr, int sb, int sr, Order_t order) {
     real::Extreme("vcmin", to, from, repeats, dr, sb, sr, order,
-                  [](T a, T b) { return real::Float(a) < real::Float(b); });
+                  [](T a, T b) { return real::Value(a) < real::Value(b); });
 }
 #define REAL_COMPARE(name, op)                                                                            \
     template <class T>                                                                                    \
     void vcmpvs_##name(uint8_t* to, T* from, T value, int repeats, int, int sb, int, int sr) {            \
         real::Compare("vcmpvs_" #name, to, from, repeats, sb, sr,                                         \
-                      [&](int, int, T x) { return real::Float(x) op real::Float(value); });               \
+                      [&](int, int, T x) { return real::Value(x) op real::Value(value); });               \
     }                                                                                                     \
     template <class T>                                                                                    \
     void vcmpv_##name(uint8_t* to, T* a, T* b, int repeats, int, int ab, int bb, int, int ar, int br) {   \
         const real::Operand<T> other("vcmpv_" #name, b, bb, br);                                          \
         real::Compare("vcmpv_" #name, to, a, repeats, ab, ar,                                             \
-                      [&](int r, int i, T x) { return real::Float(x) op real::Float(*other.At(r, i)); }); \
+                      [&](int r, int i, T x) { return real::Value(x) op real::Value(*other.At(r, i)); }); \
     }
 REAL_COMPARE(eq, ==)
 REAL_COMPARE(ne, !=)
