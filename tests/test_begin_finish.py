@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -30,6 +31,7 @@ from ascend_moe.errors import (
     RoutingOverflow,
     WindowTensorError,
 )
+from ascend_moe.experts import grouped_mlp
 from ascend_moe.reference.cases import Case, Place, draw
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
@@ -367,6 +369,34 @@ def test_a_failed_group_raises_at_begin(pairs: LocalCluster) -> None:
 # ---- others
 
 
+def test_the_documents_example(clusters: Clusters) -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "operators.md").read_text()
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    case = replace(SMALL, shared=2)
+    gate_up, down = (
+        torch.randn(case.local, case.hidden, 16).bfloat16(),
+        torch.randn(case.local, 8, case.hidden).bfloat16(),
+    )
+
+    def run(rank: int, group_ep: str) -> None:
+        mine, place = case.inputs[rank], Place(rank, 2, group_ep)
+        got = names["moe"](
+            mine.x,
+            mine.expert_ids,
+            mine.expert_scales,
+            gate_up,
+            down,
+            lambda x: mine.shared_expert_x,
+            **place.arguments(case.experts),
+        )
+        sent = op_runs.dispatch(case, rank, group_ep)
+        rows = grouped_mlp(sent[0], gate_up, down, sent[3])
+        assert torch.equal(got, op_runs.combine(case, rank, group_ep, rows, sent))
+
+    clusters[2].run(run)
+
+
 def test_a_backward_raises(clusters: Clusters) -> None:
     def run(rank: int, group_ep: str) -> None:
         ops, _ = ops_of(SMALL, rank, group_ep)
@@ -398,3 +428,25 @@ def test_no_schedule_has_a_finding(changes: dict[str, Any]) -> None:
     result = explore.campaign(iter(small), 200, seed=1, a_case=5)
     assert result.finding is None, result.finding.line()
     assert result.schedules == 200
+
+
+def test_a_killed_rank_in_every_schedule() -> None:
+    """After a send that failed for good, its finish, which an NPU has queued already, fails as well."""
+    program = explore.Program(world=3, cores=3, sequence="ddcc", contract=2, batches="equal")
+    failed_sends = 0
+    for algorithm in ("window", "direct"):
+        with explore.World(3) as world:
+            world.load(replace(program, algorithm=algorithm), accepted=0xFFFFFFFF)
+            for step in range(0, 1500, 15):
+                faults = explore.Faults(kill_rank=2, kill_step=step)
+                run = world.run(step, 1, explore.Options(hang_is_finding=False, faults=faults))
+                assert not run.failed, run.message
+                # By rank and op: the codes of its two launches. Calls stand op by op: all sends, then all finishes.
+                codes = [code for code, _ in world.errors()]
+                for op in range(4):
+                    for rank in range(2):
+                        send, finish = codes[6 * op + rank], codes[6 * op + 3 + rank]
+                        if send > 0:
+                            failed_sends += 1
+                            assert finish > 0, (step, codes)
+    assert failed_sends > 20
