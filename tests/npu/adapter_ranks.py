@@ -316,6 +316,30 @@ def check_a_rank_that_does_not_call_is_named_and_the_group_stays_failed() -> Non
     meet()
 
 
+def check_the_finish_of_a_send_that_failed_gives_no_rows() -> None:
+    """It is queued before the host knows, and must not take the messages of the dispatch before."""
+    name, trip = new_group(), Trip()
+    arguments = (trip.x, trip.ids)
+    for _ in range(2):
+        sent = ascend_moe.npu_moe_distribute_dispatch_v2(*arguments, **place(name))
+    ascend_moe.check(name)
+    assert int(sent.ep_recv_counts[-1]) > 0
+    meet()
+    os.environ["ASCEND_MOE_TIMEOUT_S"] = "1"
+    if RANK == 0:
+        ascend_moe.begin_dispatch(*arguments, **place(name)).finish()
+        assert isinstance(outcome(ascend_moe.check, group_ep=name), CommTimeout)
+    dist.barrier(GLOO)
+    if RANK != 0:
+        begun = ascend_moe.begin_dispatch(*arguments, **place(name))  # its launch finds rank 0's abort
+        outcome(begun.finish)
+        torch.npu.synchronize()
+        assert not begun._outputs.ep_recv_counts.cpu().any()
+    del os.environ["ASCEND_MOE_TIMEOUT_S"]
+    ascend_moe.close(name)
+    meet()
+
+
 # ---- launches
 
 
