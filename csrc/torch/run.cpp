@@ -156,7 +156,7 @@ void QueueOnNpu(const Op& op, const Prepared& call, uint32_t part, const Argumen
         const char* kind = result == kNpuNoOperator ? "LibraryError" : "AscendMoeError";
         Raise(python().refused(&told, kind, result == kNpuNoOperator ? text : (place + text).c_str(), ""));
     }
-    end.Launched(call.algorithm);
+    if (part != moe::kPartSend) end.Launched(call.algorithm);  // the first that waits has the longer deadline
 }
 
 bool Alive(const AmTorchEnd& end) { return !end.of_process_group || python().alive(end.number) != 0; }
@@ -212,7 +212,7 @@ void Finish(const OpenCall& open) {
         Raise(python().unusable(number));
         throw std::runtime_error(open.op.name + ": the communicator was closed by another thread");
     }
-    if (end->opened().get() != &open) throw std::runtime_error(open.op.name + ": finish() was called twice");
+    if (end->opened().get() != &open) throw std::runtime_error(open.op.name + ": finish() has been called");
     end->SetOpened(nullptr);  // whatever comes of it
     if (open.device.type != aoti_torch_device_type_privateuse1())
         return RunOnCpu(*open.call, open.call->finish.get(), *open.inputs, open.outputs);

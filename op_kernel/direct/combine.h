@@ -43,7 +43,7 @@
 // No meeting follows phase 6: FailWatch (common/wait.h) says why the cores agree all the same. In phase 7
 // core 0, while its first rows load, compares the counts in all messages with this rank's own (Judge). If a
 // core has seen that an owner may overflow (kRecheck), all cores count exactly between phases 3 and 4
-// (CountAll).
+// (CountAll). Of two launches send ends after phase 4; finish does 0, Count and the meeting of 3, and 5 to 7.
 #ifndef ASCEND_MOE_DIRECT_COMBINE_H
 #define ASCEND_MOE_DIRECT_COMBINE_H
 

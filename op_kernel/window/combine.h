@@ -52,6 +52,8 @@
 // Wrong ids, counts or triples are known before the status messages leave: these then carry the error, and every
 // rank raises it. A RoutingMismatch is this rank's alone. After any failure Leave writes zeros into x, and core 0
 // the error record; in V2 other cores may have summed by then.
+//
+// Of two launches send ends with the status messages; finish counts its ids anew, and goes on from the wait.
 #ifndef ASCEND_MOE_WINDOW_COMBINE_H
 #define ASCEND_MOE_WINDOW_COMBINE_H
 

@@ -39,7 +39,7 @@
 //
 // A bad id ends in phase 1, an owner over its capacity in phase 2: then no row leaves, and the status
 // messages of phase 4 carry the error, so that every rank raises it after phase 5. After any failure Leave
-// writes zero counts and the error record.
+// writes zero counts and the error record. Of two launches send ends after phase 4, and finish does 0, 5 and 6.
 #ifndef ASCEND_MOE_WINDOW_DISPATCH_H
 #define ASCEND_MOE_WINDOW_DISPATCH_H
 
