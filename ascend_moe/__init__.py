@@ -18,6 +18,7 @@ from .ops import (
     npu_moe_distribute_dispatch,
     npu_moe_distribute_dispatch_v2,
 )
+from .ops.begin import begin_combine, begin_dispatch
 from .ops.npu_communicator import check
 from .timeline.record import trace
 
@@ -29,6 +30,8 @@ __all__ = [
     "MoEConfig",
     "MoELayer",
     "algorithm_of",
+    "begin_combine",
+    "begin_dispatch",
     "check",
     "close",
     "comm_name",

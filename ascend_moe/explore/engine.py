@@ -6,7 +6,7 @@ import ctypes
 import functools
 import json
 from ctypes import c_bool, c_char, c_char_p, c_int, c_int32, c_uint16, c_uint32, c_uint64, c_void_p
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..reference.cases import Case
 from .program import Program
 
 GROUP = "explore"
+_SEND, _FINISH = 1, 2  # kPartSend, kPartFinish
 WINDOW_MIB = 1  # of small cases; the lent area is as large
 _DEADLINE_MICROS = 60_000_000  # of time that passes only when nothing can move
 
@@ -40,6 +41,8 @@ class Call:
     attributes: dict[str, int | None]
     outputs: list[torch.Tensor] = field(default_factory=list)
     expected: dict[int, torch.Tensor] = field(default_factory=dict)
+    op: int = 0  # OP_DISPATCH, OP_COMBINE
+    algorithm: str = ""
     plan: int | None = None
     lent: int = 0  # as Program.lent
     result: Any = None  # a dispatch's: the reference's whole result
@@ -61,11 +64,13 @@ class PlannedProgram:
         open_dispatches: list[tuple[Case, list[Call]]] = []
         self._number, self._algorithm = 0, ""
         for number, op in enumerate(program.sequence):
-            self._number, self._algorithm = number, program.algorithm_of(number)
-            if op == "D":
+            self._number, self._algorithm, first = number, program.algorithm_of(number), len(self.calls)
+            if op in "Dd":
                 open_dispatches.append(self._dispatch(program.case_of(number)))
             else:
                 self._combine(*open_dispatches.pop(0))
+            if op in "dc":
+                self._in_two_launches(self.calls[first:])
 
     def _name(self, op: str) -> str:
         return f"npu_moe_distribute_{op}" + ("" if self.program.contract == 1 else "_v2")
@@ -127,9 +132,23 @@ class PlannedProgram:
             self._plan(call, calls.OP_COMBINE)
             self.calls.append(call)
 
+    def _in_two_launches(self, made: list[Call]) -> None:
+        """The calls only send; another one of each, over the same tensors, finishes it."""
+        for call in made:
+            second = replace(call, plan=self._planned(call, _FINISH))
+            self._library.am_plan_destroy(call.plan)
+            call.plan, call.expected = self._planned(call, _SEND), {}
+            self.calls.append(second)
+
     def _plan(self, call: Call, op: int) -> None:
+        call.op, call.algorithm = op, self._algorithm
+        call.plan = self._planned(call)
+        call.inputs = {name: tensor.contiguous() for name, tensor in call.inputs.items()}
+
+    def _planned(self, call: Call, part: int = 0) -> int:
         shapes = tuple((name, t.dtype, tuple(t.shape)) for name, t in call.inputs.items())
-        spec = calls.describe(op, self.program.contract, GROUP, self._algorithm, shapes, call.attributes)
+        spec = calls.describe(call.op, self.program.contract, GROUP, call.algorithm, shapes, call.attributes)
+        spec.part = part
         spec.comm_world, spec.comm_rank = self.program.world, call.rank
         spec.window_mib, spec.cores = self._window_bytes // MIB, self.program.cores
         spec.lent_mib, spec.list_cores = spec.window_mib, self.program.list_cores
@@ -137,11 +156,12 @@ class PlannedProgram:
         spec.context_kind = CONTEXTS.index("a2" if self.program.servers else "table")
         spec.ranks_per_server, spec.near_stores = self.program.servers, self.program.near
         check = calls.CheckResult()
-        call.plan = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
-        if not call.plan:
+        plan: int | None = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
+        if not plan:
             raise AscendMoeError(f"explore: {self.program}: {call.name}: {check.message.decode()}")
-        call.outputs = [torch.zeros(shape, dtype=dtype) for dtype, shape in calls.outputs_of(spec)]
-        call.inputs = {name: tensor.contiguous() for name, tensor in call.inputs.items()}
+        if not call.outputs:
+            call.outputs = [torch.zeros(shape, dtype=dtype) for dtype, shape in calls.outputs_of(spec)]
+        return plan
 
     def close(self) -> None:
         """Gives the plans back."""

@@ -14,7 +14,7 @@ from ascend_moe.reference import cases
 from ascend_moe.reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS, Case
 
 _MIB = 1 << 20
-# D: dispatch, C: combine of the oldest dispatch that has none yet.
+# D: dispatch, C: combine of the oldest dispatch that has none yet; d, c: the same in two launches.
 ALGORITHMS = ("window", "direct", "mixed")  # mixed: op by op one or the other
 SEQUENCES = ("DC", "DCDC", "DDCC", "DCDCDC", "DDCCDC", "DDDCCC")
 ROWS = ("own", "lent", "partly", "early")
@@ -84,8 +84,8 @@ _WORDS: dict[str, tuple[str, object]] = {
 class Program(Case):
     """What every rank of a case does, op by op, on ``cores`` AIV cores.
 
-    ``sequence``: D is a dispatch, C a combine of the oldest dispatch that has none yet. Each dispatch has
-    tensors of its own, see ``case_of``.
+    ``sequence``: D is a dispatch, C a combine of the oldest dispatch that has none yet; d and c the same in two
+    launches, one that sends and one that waits. Each dispatch has tensors of its own, see ``case_of``.
     ``servers`` ranks share a server; 0: all ranks share one. A copy agent reaches all other ranks, with ``near``
     those of other servers only.
     ``algorithm``: comm_alg of all ops, or "mixed". ``rows``: where combine's rows lie: "own" tensors, "lent"
@@ -145,7 +145,7 @@ def parse(text: str) -> Program:
             values[numbers[word[0]]] = int(word[1:])
         elif (known := _WORDS.get(word.replace(" ", "-"))) is not None:
             values[known[0]] = known[1]
-        elif set(word) <= {"D", "C"}:
+        elif set(word) <= set("DCdc"):
             values["sequence"] = word
         else:
             text = f"explore: {word!r} is no part of a case: write it like {Program()}"
@@ -177,7 +177,7 @@ def checked(case: Program) -> Program:
     need(kind in (0, 1) and tp in (0, 1), f"expert_token_nums_type {kind} and tp_world_size {tp} must be 0 or 1")
     waiting = 0
     for op in case.sequence:
-        waiting += 1 if op == "D" else -1
+        waiting += 1 if op in "Dd" else -1
         need(waiting >= 0, f"{case.sequence} combines before it has dispatched as often")
     return case
 

@@ -21,7 +21,7 @@ from ..errors import LibraryError
 from . import library as native_library
 
 LIBRARY_NAME = "libascend_moe_torch.so"
-INTERFACE = 5  # as in csrc/torch/api.cpp
+INTERFACE = 6  # as in csrc/torch/api.cpp
 OLDEST_TORCH = (2, 10)
 _TEXT_BYTES = 1024
 _SLICE_MS = 50  # of a wait for a lock: between them Python sees its signals
@@ -106,6 +106,9 @@ _SIGNATURES: native_library.Signatures = {
     "am_torch_forget": (None, ()),
     "am_torch_set_place": (None, (c_uint64,)),
     "am_torch_prepare_always": (None, (c_int,)),
+    "am_torch_send_only": (None, (c_int,)),
+    "am_torch_take_open": (c_void_p, ()),
+    "am_torch_drop_open": (None, (c_void_p,)),
     "am_torch_counts": (None, (POINTER(c_uint64),)),
     "am_torch_marks": (None, (POINTER(c_int64),)),
 }
@@ -241,6 +244,37 @@ class End:
     def __del__(self) -> None:
         if hasattr(self, "handle"):
             self._library.am_torch_end_destroy(self.handle)
+
+
+# ---- calls in two launches
+
+
+@contextlib.contextmanager
+def send_only() -> Iterator[list[Open]]:
+    """The op that this thread calls within only sends. The list then has what that left open."""
+    found: list[Open] = []
+    library().am_torch_send_only(1)
+    try:
+        yield found
+        handle = library().am_torch_take_open()
+        if handle:
+            found.append(Open(handle))
+    finally:
+        library().am_torch_send_only(0)
+
+
+class Open:
+    """A call that has sent. The end keeps it too, until it is finished or the end is shut."""
+
+    def __init__(self, handle: int) -> None:
+        self._library, self._handle = library(), handle
+
+    def finish(self) -> None:
+        """The second launch. Raises torch's RuntimeError for an error that ``answers.raise_kept`` knows."""
+        torch.ops.ascend_moe_binding.finish(self._handle)
+
+    def __del__(self) -> None:
+        self._library.am_torch_drop_open(self._handle)
 
 
 # ---- prepared calls

@@ -39,14 +39,20 @@ def _keep(error: BaseException) -> int:
     return ctypes.addressof(_here.text)
 
 
+def kept(error: RuntimeError) -> BaseException:
+    """What this thread's call has kept, when ``error`` is torch's word for that; else ``error``."""
+    found, _here.error = getattr(_here, "error", None), None
+    return found if found is not None and str(error).startswith(_here.text.value.decode()) else error
+
+
 def raise_kept(error: RuntimeError) -> None:
-    """Raises what this thread's call has kept, when ``error`` is torch's word for that; else returns."""
-    kept, _here.error = getattr(_here, "error", None), None
+    """Raises that, if anything was kept; else returns."""
+    found = kept(error)
     try:
-        if kept is not None and str(error).startswith(_here.text.value.decode()):
-            raise kept from kept.__cause__
+        if found is not error:
+            raise found from found.__cause__
     finally:
-        del kept, error  # else they and this frame hold each other, as above
+        del found, error  # else they and this frame hold each other, as above
 
 
 def _answer(name: str) -> Callable[..., int | None]:

@@ -84,6 +84,7 @@ def _spec_type() -> Any:
             ("tensors", TensorDesc * len(tensor_names())),
             ("list_cores", ctypes.c_int32),
             ("ub_bytes", ctypes.c_int32),
+            ("part", ctypes.c_int32),
             ("near_stores", ctypes.c_int32),
         ]
 

@@ -17,6 +17,9 @@ from .. import comm, reference
 from ..errors import ArgumentError, AscendMoeError, CommError, ConfigMismatch, RoutingMismatch, WindowTooSmall
 from ..reference.cases import Case, Place
 
+#: Makes a call: op, place, case, the op's arguments by name.
+Call = Callable[[str, Place, Case, dict[str, Any]], Any]
+
 
 @dataclass(frozen=True)
 class Result:
@@ -131,8 +134,13 @@ def _padded(rows: torch.Tensor, case: Case, expand_x: torch.Tensor) -> torch.Ten
 # ---- the calls of one rank
 
 
-def dispatch(place: Place, case: Case, **changes: Any) -> tuple[torch.Tensor, ...]:
-    """One rank's dispatch of the case, with these arguments changed."""
+def _call(op: str, place: Place, case: Case, values: dict[str, Any]) -> Any:
+    function = getattr(ascend_moe, f"npu_moe_distribute_{op}" + ("_v2" if case.contract == 2 else ""))
+    return function(**values)
+
+
+def dispatch(place: Place, case: Case, *, call: Call = _call, **changes: Any) -> tuple[torch.Tensor, ...]:
+    """One rank's dispatch of the case, with these arguments changed; ``call`` makes it."""
     inputs = case.inputs[place.rank]
     values: dict[str, Any] = {
         "x": inputs.x,
@@ -146,12 +154,14 @@ def dispatch(place: Place, case: Case, **changes: Any) -> tuple[torch.Tensor, ..
         "global_bs": case.global_bs,
         "expert_token_nums_type": case.nums_type,
     }
-    outputs: tuple[torch.Tensor, ...] = _call("dispatch", place, case, values | changes)
+    outputs: tuple[torch.Tensor, ...] = call("dispatch", place, case, _moved(place, values | changes))
     return outputs
 
 
-def combine(place: Place, case: Case, rows: torch.Tensor, sent: Sequence[torch.Tensor], **changes: Any) -> torch.Tensor:
-    """One rank's combine after a dispatch that gave ``sent``, with these arguments changed."""
+def combine(
+    place: Place, case: Case, rows: torch.Tensor, sent: Sequence[torch.Tensor], *, call: Call = _call, **changes: Any
+) -> torch.Tensor:
+    """One rank's combine after a dispatch that gave ``sent``, with these arguments changed; ``call`` makes it."""
     inputs = case.inputs[place.rank]
     values: dict[str, Any] = {
         "expand_x": rows,
@@ -167,14 +177,13 @@ def combine(place: Place, case: Case, rows: torch.Tensor, sent: Sequence[torch.T
         "tp_world_size": case.tp,
         "global_bs": case.global_bs,
     }
-    result: torch.Tensor = _call("combine", place, case, values | changes)
+    result: torch.Tensor = call("combine", place, case, _moved(place, values | changes))
     return result
 
 
-def _call(op: str, place: Place, case: Case, values: dict[str, Any]) -> Any:
-    function = getattr(ascend_moe, f"npu_moe_distribute_{op}" + ("_v2" if case.contract == 2 else ""))
+def _moved(place: Place, values: dict[str, Any]) -> dict[str, Any]:
     moved = {name: place.move(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
-    return function(**values | moved)
+    return values | moved
 
 
 # ---- calls that must raise

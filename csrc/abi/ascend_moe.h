@@ -37,10 +37,10 @@ AM_API int am_lent_release(void* area, uint32_t generation);
 AM_API int am_lent_close(void* area);
 // On an NPU: the lent area at `base`, which is device memory; null without memory for it.
 AM_API void* am_lent_open(int rank, uint64_t base, uint64_t bytes);
-// A plan of its rank is about to be queued, as the `number`-th, from 1 on; a direct combine spends the block of
-// `expand_x`. 0; or -1 with what am_run says then, and nothing may be queued.
-AM_API int am_lent_use(void* area, const void* plan, const void* expand_x, uint32_t number, int32_t* record,
-                       char* fault, uint64_t fault_bytes);
+// A plan of its rank, or a `part` of it, is about to be queued, as the `number`-th, from 1 on; a direct combine spends
+// the block of `expand_x`, when it sends. 0; or -1 with what am_run says then, and nothing may be queued.
+AM_API int am_lent_use(void* area, const void* plan, uint32_t part, const void* expand_x, uint32_t number,
+                       int32_t* record, char* fault, uint64_t fault_bytes);
 // Tests: makes the next op run as the epoch after this one.
 AM_API void am_comm_set_epoch(void* comm, uint32_t epoch);
 // Where a rank's areas lie in a window, for tests that poison or inspect them: data offset, state offset,

@@ -62,8 +62,9 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
         };
     }
     const Kernels kernels = instead != nullptr ? *instead : KernelsOf(plan.call.xType);
-    const uint64_t workspace = std::max(plan.call.workspaceBytes, kernels.workspace_bytes);
-    workspace_ = Add(comm.Workspace(workspace), workspace, twin::GmKind::kWorkspace, "workspace");
+    scratch_bytes_ = std::max(plan.call.workspaceBytes, kernels.workspace_bytes);
+    scratch_ = comm.Workspace(scratch_bytes_);
+    workspace_ = Add(scratch_, scratch_bytes_, twin::GmKind::kWorkspace, "workspace");
     record_ = Add(record, moe::kErrorRecordWords * sizeof(int32_t), twin::GmKind::kWorkspace, "error_record");
     spec_.ranges.back().atomic_blocks = true;  // any core may write it
     if (plan.call.op == moe::kOpDispatch) {
@@ -184,7 +185,7 @@ const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) co
 }
 
 void OpLaunch::Finish() {
-    if (plan_.call.op != moe::kOpDispatch) return;
+    if (plan_.call.op != moe::kOpDispatch || plan_.info().part == moe::kPartSend) return;
     moe::OutputDesc shapes[moe::kMostOutputs];
     moe::OutputsOf(plan_.spec, shapes);
     const moe::MoeDistributeInfo& info = plan_.call.dispatch.info;
@@ -269,22 +270,23 @@ bool Refused(const ops::LentArea::State& state, int32_t* record, char* text, uin
 }
 
 // The effect of an op on this rank's lent area. A combine that has taken its epoch spends the block of
-// expand_x even if it fails: peers may be reading it.
+// expand_x even if it fails: peers may be reading it. Of two launches the second says so, whose epoch is the first's.
 class LentAreaOfRun {
 public:
-    explicit LentAreaOfRun(ops::Communicator& comm) : comm_(comm), epoch_(comm.Epoch()) {}
+    LentAreaOfRun(ops::Communicator& comm, uint32_t part) : comm_(comm), part_(part), epoch_(comm.Epoch()) {}
     bool Refused(const ops::LentArea::State& state, int32_t* record, char* text, uint64_t bytes) {
         generation_ = state.generation;
         return ::Refused(state, record, text, bytes);
     }
-    void Complete(bool left) {
-        if (comm_.lent_area() != nullptr && comm_.Epoch() != epoch_)
+    void Complete(bool left, bool good) {
+        if (part_ == moe::kPartSend && good) return;
+        if (comm_.lent_area() != nullptr && (part_ == moe::kPartFinish || comm_.Epoch() != epoch_))
             comm_.lent_area()->Complete(generation_, comm_.Epoch(), left);
     }
 
 private:
     ops::Communicator& comm_;
-    const uint32_t epoch_;
+    const uint32_t part_, epoch_;
     uint32_t generation_ = 0;
 };
 
@@ -296,7 +298,7 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
            uint64_t fault_bytes) {
     ops::Communicator& end = *static_cast<ops::Communicator*>(comm);
     const std::lock_guard<std::mutex> lock(end.mutex());
-    LentAreaOfRun lent(end);
+    LentAreaOfRun lent(end, static_cast<ops::Plan*>(plan)->info().part);
     try {
         ops::OpLaunch launch(end, *static_cast<ops::Plan*>(plan), inputs, outputs, record);
         if (lent.Refused(launch.lent(), record, fault, fault_bytes)) return ops::kLentRefused;
@@ -309,11 +311,11 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
         end.set_algorithm(static_cast<ops::Plan*>(plan)->info().algorithm);
         const int code =
             record[moe::kRecMagic] == moe::kRecordMagic ? record[moe::kRecCode] : static_cast<int>(moe::kOk);
-        lent.Complete(code < static_cast<int>(moe::kFirstFatal));
+        lent.Complete(code < static_cast<int>(moe::kFirstFatal), code == static_cast<int>(moe::kOk));
         return code;
     } catch (const std::exception& error) {
         end.EndLaunch(true);
-        lent.Complete(false);
+        lent.Complete(false, false);
         // The others need not wait for a rank whose kernel has stopped.
         for (int peer = 0; peer < end.world(); ++peer) end.PostAbort(peer, moe::kKernelFault, end.rank());
         ops::GiveText(error.what(), fault, fault_bytes);
@@ -321,15 +323,16 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
     }
 }
 
-int am_lent_use(void* area, const void* plan, const void* expand_x, uint32_t number, int32_t* record, char* fault,
-                uint64_t fault_bytes) {
+int am_lent_use(void* area, const void* plan, uint32_t part, const void* expand_x, uint32_t number, int32_t* record,
+                char* fault, uint64_t fault_bytes) {
+    if (part == moe::kPartFinish) return 0;
     const ops::Plan& of = *static_cast<const ops::Plan*>(plan);
     const std::shared_ptr<ops::LentArea> lent = *static_cast<std::shared_ptr<ops::LentArea>*>(area);
     ops::LentArea::State state = {};
     if (!of.dispatch() && of.info().algorithm == moe::kAlgorithmDirect)
         state = ops::StateOfRows(of, lent.get(), expand_x);
     if (Refused(state, record, fault, fault_bytes)) return ops::kLentRefused;
-    lent->Complete(state.generation, number, true);
+    lent->Complete(state.generation, number, part == moe::kPartWhole);
     return 0;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <string>
 
@@ -51,11 +52,14 @@ public:
     const LentArea::State& lent() const { return lent_; }
     twin::LaunchSpec& spec() { return spec_; }
     const std::function<void()>& kernel() const { return kernel_; }
-    // To call after the kernel: zeroes the tails of outputs that no kernel writes.
+    // To call after the kernel: zeroes the tails of outputs that no kernel writes, unless it has only sent.
     void Finish();
     // To call right before the kernel, after all earlier ops: takes the epoch that the kernel will use.
     void Begin() {
-        epoch_ = moe::NextEpoch(comm_.Epoch());
+        epoch_ = comm_.Epoch();
+        if (plan_.info().part != moe::kPartFinish) epoch_ = moe::NextEpoch(epoch_);
+        // On an NPU each launch has another workspace.
+        if (twin::kChecked) memset(scratch_, 0xA5, scratch_bytes_);
         comm_.BeginLaunch();
     }
     // After the kernel, however it ended.
@@ -78,6 +82,8 @@ private:
     twin::LaunchSpec spec_;
     std::function<void()> kernel_;
     GM_ADDR workspace_ = nullptr;
+    uint8_t* scratch_ = nullptr;  // the workspace, as the host sees it
+    uint64_t scratch_bytes_ = 0;
     GM_ADDR record_ = nullptr;
     uint32_t epoch_ = 0;
     LentArea::State lent_ = {};

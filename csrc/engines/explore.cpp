@@ -8,6 +8,7 @@
 #include <cstring>
 #include <string>
 #include <unordered_set>
+#include <utility>
 
 #include "engines/local_ranks.h"
 #include "rules/message.h"
@@ -100,6 +101,7 @@ struct Exploration {
 
     void SetProgram(const am_explore_step* steps, uint32_t count) {
         ops_.clear();
+        sent_.assign(ranks_.size(), nullptr);
         for (size_t rank = 0; rank < ranks_.size(); ++rank) ranks_[rank].CloseLentArea();
         for (uint32_t i = 0; i < count; ++i) ops_.push_back(std::make_unique<Op>(*this, steps[i]));
     }
@@ -109,8 +111,15 @@ struct Exploration {
 
     // The rows that a combine's host lends, and what is told to the kernel instead of where they come from.
     struct Lending {
-        Lending(Communicator& end, const am_explore_step& given)
-            : step(given), inputs(given.inputs, given.inputs + moe::kTensorCount), lent(LendRows(end)) {}
+        // `sent`: the first launch of the same op, whose rows the second has.
+        Lending(Communicator& end, const am_explore_step& given, const Lending* sent)
+            : step(given),
+              inputs(given.inputs, given.inputs + moe::kTensorCount),
+              lent(sent == nullptr ? LendRows(end) : twin::HostWrite()) {
+            if (sent == nullptr) return;
+            inputs = sent->inputs;
+            generation = sent->generation;
+        }
         // Takes the block of this op, as a caller of window_empty would at this point of the rank's program.
         twin::HostWrite LendRows(Communicator& comm) {
             const Plan& plan = *static_cast<Plan*>(step.plan);
@@ -133,7 +142,7 @@ struct Exploration {
     };
     struct Op : Lending, LocalOp {
         Op(Exploration& world, const am_explore_step& given)
-            : Lending(world.ranks_.Of(given.rank), given),
+            : Lending(world.ranks_.Of(given.rank), given, world.TakeSent(given)),
               LocalOp(world.ranks_.Of(given.rank), *static_cast<Plan*>(given.plan), inputs.data(), given.outputs) {
             // After a fatal error nothing is lent any more: window_empty raises.
             char& failed = world.failed_[static_cast<size_t>(given.rank)];
@@ -146,7 +155,11 @@ struct Exploration {
                 finished = true;
                 if (code() >= static_cast<int32_t>(moe::kFirstFatal)) failed = 1;
             };
-            GiveBack();
+            if (PartOf(step) == moe::kPartSend) {
+                world.sent_[static_cast<size_t>(step.rank)] = this;
+            } else {
+                GiveBack();
+            }
         }
         // The calls that am_run and the end of the tensor make after this op.
         void GiveBack() {
@@ -160,6 +173,11 @@ struct Exploration {
         bool finished = false;
     };
 
+    static uint32_t PartOf(const am_explore_step& step) { return static_cast<Plan*>(step.plan)->info().part; }
+    const Lending* TakeSent(const am_explore_step& step) {
+        return PartOf(step) == moe::kPartFinish ? std::exchange(sent_[static_cast<size_t>(step.rank)], nullptr)
+                                                : nullptr;
+    }
     void Restore(uint32_t epoch);
     void CompareOutcome(am_explore_result& result, uint64_t seed);
     static twin::RunOptions Translate(const am_explore_options& options, uint64_t seed);
@@ -174,6 +192,7 @@ struct Exploration {
     std::vector<Area> areas_;
     std::vector<char> failed_;  // ranks, by number
     std::vector<std::unique_ptr<Op>> ops_;
+    std::vector<const Lending*> sent_;  // by rank: the op that the next step finishes
     twin::Explorer explorer_;
     twin::RunResult last_;
     std::unordered_set<uint64_t> hashes_;

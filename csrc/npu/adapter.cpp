@@ -29,7 +29,8 @@ struct Parts {
           comm_alg_text(launch.comm_alg),
           contract(launch.contract),
           window_mib(launch.window_mib),
-          timeout_us(launch.timeout_us) {
+          timeout_us(launch.timeout_us),
+          part(launch.part) {
         // 0 for those that one contract has and the other has not.
 #define AM_ATTRIBUTE(name)                            \
     name = launch.attributes[moe::kAttribute_##name]; \
@@ -51,7 +52,7 @@ struct Parts {
     std::string group_ep_text, group_tp_text, comm_alg_text;
     // The aclnn entries take char*.
     char *group_ep = group_ep_text.data(), *group_tp = group_tp_text.data(), *comm_alg = comm_alg_text.data();
-    int64_t contract, window_mib, timeout_us;
+    int64_t contract, window_mib, timeout_us, part;
 };
 
 void Dispatch(const AmNpuLaunch& launch, const at::Tensor& error_record) {
@@ -66,7 +67,7 @@ void Dispatch(const AmNpuLaunch& launch, const at::Tensor& error_record) {
                      in.tp_world_size, in.tp_rank_id, in.expert_shard_type, in.shared_expert_num,
                      in.shared_expert_rank_num, in.quant_mode, in.global_bs, in.expert_token_nums_type, in.comm_alg,
                      in.zero_expert_num, in.copy_expert_num, in.const_expert_num, in.contract, in.window_mib,
-                     in.timeout_us, expand_x, dynamic_scales, expand_idx, token_nums, ep_counts, tp_counts,
+                     in.timeout_us, in.part, expand_x, dynamic_scales, expand_idx, token_nums, ep_counts, tp_counts,
                      expand_scales, error_record);
 }
 
@@ -79,7 +80,7 @@ void Combine(const AmNpuLaunch& launch, const at::Tensor& error_record) {
                      in.group_ep, in.ep_world_size, in.ep_rank_id, in.moe_expert_num, in.group_tp, in.tp_world_size,
                      in.tp_rank_id, in.expert_shard_type, in.shared_expert_num, in.shared_expert_rank_num, in.global_bs,
                      in.out_dtype, in.comm_quant_mode, in.group_list_type, in.comm_alg, in.zero_expert_num,
-                     in.copy_expert_num, in.const_expert_num, in.contract, in.window_mib, in.timeout_us, x,
+                     in.copy_expert_num, in.const_expert_num, in.contract, in.window_mib, in.timeout_us, in.part, x,
                      error_record);
 }
 

@@ -86,6 +86,11 @@ AM_TORCH_API void am_torch_forget(void);
 AM_TORCH_API void am_torch_set_place(uint64_t place);
 // While the sum of what was given is above 0, every call is prepared anew.
 AM_TORCH_API void am_torch_prepare_always(int by);
+// Whether this thread's next op only sends. What it leaves open, owned by the caller; null: it has not run. The op
+// ascend_moe_binding.finish goes on with it.
+AM_TORCH_API void am_torch_send_only(int next);
+AM_TORCH_API void* am_torch_take_open(void);
+AM_TORCH_API void am_torch_drop_open(void* open);
 // Calls so far: launched as prepared before, and prepared.
 AM_TORCH_API void am_torch_counts(uint64_t* out);
 // For measurements: monotonic nanoseconds when this thread's last call entered the op, entered and left the
@@ -101,7 +106,7 @@ struct AmNpuLaunch {
     void* const* inputs;        // by TensorIndex of op_host
     const int64_t* attributes;  // by AttributeIndex of op_host; kNoValue: absent
     const char *group_ep, *group_tp, *comm_alg;
-    int64_t window_mib, timeout_us;
+    int64_t window_mib, timeout_us, part;
     void* const* outputs;  // in the order of the op
     void* record;          // the error record on the device
     void* host_record;     // pinned memory, where it is copied to; null: not this time

@@ -59,11 +59,12 @@ void Watch(const char* names) {
 
 void SetPlace(uint64_t place) { place_here = place; }
 
-Key::Key(const Op& op, const Arguments& arguments, const Device& device) {
+Key::Key(const Op& op, const Arguments& arguments, const Device& device, uint32_t part) {
     const uint64_t place =
         static_cast<uint64_t>(static_cast<uint32_t>(device.type)) << kTypeShift | static_cast<uint32_t>(device.index);
-    valid_ = Add(op.number) && Add(place_here) && Add(place) && AddVariables() && AddText(arguments.group_ep()) &&
-             AddText(arguments.group_tp()) && AddText(arguments.comm_alg());
+    valid_ = Add(static_cast<uint64_t>(part) << kTypeShift | op.number) && Add(place_here) && Add(place) &&
+             AddVariables() && AddText(arguments.group_ep()) && AddText(arguments.group_tp()) &&
+             AddText(arguments.comm_alg());
     for (const Parameter& parameter : op.parameters) {
         if (parameter.kind == Parameter::kInt) {
             valid_ = valid_ && Add(static_cast<uint64_t>(arguments.attributes()[parameter.index]));

@@ -95,7 +95,7 @@ inline const Engine& engine() { return the_engine; }
 class Key {
 public:
     // `valid` is false where nothing tells this call from others: too long texts, tensors of many dimensions.
-    Key(const Op& op, const Arguments& arguments, const Device& device);
+    Key(const Op& op, const Arguments& arguments, const Device& device, uint32_t part);
 
     bool valid() const { return valid_; }
     std::string_view bytes() const { return {reinterpret_cast<const char*>(words_.data()), size_ * sizeof(uint64_t)}; }
@@ -131,7 +131,8 @@ struct Output {
 struct Prepared {
     std::string key;  // its bytes
     std::shared_ptr<End> end;
-    std::shared_ptr<void> plan;  // of the engine's library
+    std::shared_ptr<void> plan;    // of the engine's library
+    std::shared_ptr<void> finish;  // of a call that is to begin: the plan of its second launch
     std::vector<Output> outputs;
     // NPU: the texts and times that the launch hands on.
     std::string group_ep, group_tp, comm_alg;
@@ -148,7 +149,8 @@ void Forget();
 // ---- from the stack to the outputs ----
 
 // Throws Raised: the call breaks a rule, or its group cannot be opened.
-std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, const Device& device, bool on_npu);
+std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, const Device& device, bool on_npu,
+                                  uint32_t part);
 
 // The call as Python is told of it; the texts are those of `arguments`, and `op`'s name.
 AmTorchCall Describe(const Op& op, const Arguments& arguments, const Device& device, bool on_npu);

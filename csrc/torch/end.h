@@ -7,11 +7,14 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 
 #include "api.h"
 #include "op.h"
 
 namespace ascend_moe_torch {
+
+struct OpenCall;  // run.cpp
 
 class End {
 public:
@@ -42,8 +45,21 @@ public:
     void unlock() { sem_post(&free_); }  // by any thread, as Python's locks
 
     // Closed, or failed: for good.
-    void Shut() { open_.store(false); }
+    void Shut() {
+        open_.store(false);
+        SetOpened(nullptr);
+    }
     bool open() const { return open_.load(); }
+
+    // The call that has begun and not finished: the only one that an op of this end may go on with.
+    std::shared_ptr<OpenCall> opened() const {
+        const std::lock_guard<std::mutex> lock(opened_mutex_);
+        return opened_;
+    }
+    void SetOpened(std::shared_ptr<OpenCall> call) {
+        const std::lock_guard<std::mutex> lock(opened_mutex_);
+        opened_.swap(call);  // the last one's tensors go after the lock
+    }
 
     // NPU, while the lock is held: the error record, and a copy of it in pinned memory.
     void TakeRecord(Tensor record, Tensor host) {
@@ -75,6 +91,8 @@ private:
     std::atomic<bool> open_{true};
     std::atomic<uint32_t> algorithm_{0};
     uint32_t launches_ = 0;  // NPU
+    mutable std::mutex opened_mutex_;
+    std::shared_ptr<OpenCall> opened_;
     Tensor record_, host_;
     const int32_t* seen_ = nullptr;
     void* lent_ = nullptr;

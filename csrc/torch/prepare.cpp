@@ -50,7 +50,8 @@ public:
         spec_.window_mib = end.window_mib;
         spec_.lent_mib = end.lent_mib;
     }
-    std::shared_ptr<void> Plan() const {
+    std::shared_ptr<void> Plan(uint32_t part = moe::kPartWhole) {
+        spec_.part = static_cast<int32_t>(part);
         moe::CheckResult result = {};
         void* plan = engine().plan_create(&spec_, &result);
         if (plan == nullptr) Refuse(result);
@@ -163,7 +164,8 @@ Device OneDevice(const Op& op, const Arguments& arguments, bool on_npu) {
     Refuse(call, text, bad->name);
 }
 
-std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, const Device& device, bool on_npu) {
+std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, const Device& device, bool on_npu,
+                                  uint32_t part) {
     const AmTorchCall call = Describe(op, arguments, device, on_npu);
     AmTorchSettings settings = {};
     Raise(python().settings(&call, &settings));
@@ -174,7 +176,8 @@ std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, cons
     auto made = std::make_shared<Prepared>();
     made->end = *static_cast<std::shared_ptr<End>*>(end);
     description.PlaceAt(made->end->facts());
-    made->plan = description.Plan();
+    made->plan = description.Plan(part);
+    if (part == moe::kPartSend) made->finish = description.Plan(moe::kPartFinish);
     made->outputs = OutputsOf(description.spec());
     if (on_npu) {
         made->group_ep = arguments.group_ep();

@@ -7,18 +7,47 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <optional>
+#include <utility>
 
 #include "call.h"
 #include "rules/shape.h"
 
 namespace ascend_moe_torch {
 
+using Outputs = std::array<Tensor, moe::kMostOutputs>;
+
+// The tensors of a call with their elements in order, by index.
+struct Inputs {
+    Inputs(const Op& op, const Arguments& arguments) {
+        size_t copies = 0;
+        for (const Parameter& parameter : op.parameters) {
+            const AtenTensorHandle tensor =
+                parameter.kind == Parameter::kTensor ? arguments.tensor(parameter.index) : nullptr;
+            if (tensor != nullptr) tensors[parameter.index] = Contiguous(tensor, made[copies++]);
+        }
+    }
+    AtenTensorHandle tensors[moe::kTensorCount] = {};
+    Tensor made[moe::kTensorCount];
+};
+
+// A call that has sent, with all that its second launch needs.
+struct OpenCall {
+    OpenCall(const Op& op_of_it, const StableIValue* stack) : op(op_of_it), arguments(op_of_it, stack) {}
+    const Op& op;
+    const Arguments arguments;
+    std::optional<Inputs> inputs;
+    Outputs outputs;
+    std::shared_ptr<const Prepared> call;
+    Device device = {};
+};
+
 namespace {
 
 constexpr uint64_t kTextBytes = 1024;
 constexpr int64_t kNanosPerSecond = 1000000000;
 
-using Outputs = std::array<Tensor, moe::kMostOutputs>;
+using SharedOpen = std::shared_ptr<OpenCall>;
 
 constexpr uint64_t kMostOps = 4;
 std::deque<Op> ops;          // for good
@@ -28,6 +57,9 @@ std::atomic<uint64_t> known{0}, prepared{0};
 thread_local struct {
     int64_t entered, launched, returned, left;
 } marks = {};
+
+thread_local bool send_only = false;  // this thread's next op
+thread_local SharedOpen last_open;    // which that left open
 
 // Looked up in the running interpreter, so that this library belongs to no version of Python.
 struct Interpreter {
@@ -69,23 +101,8 @@ void Allocate(const Prepared& call, const Device& device, Outputs& outputs) {
     }
 }
 
-// The tensors of a call with their elements in order, by index.
-struct Inputs {
-    Inputs(const Op& op, const Arguments& arguments) {
-        size_t copies = 0;
-        for (const Parameter& parameter : op.parameters) {
-            const AtenTensorHandle tensor =
-                parameter.kind == Parameter::kTensor ? arguments.tensor(parameter.index) : nullptr;
-            if (tensor != nullptr) tensors[parameter.index] = Contiguous(tensor, made[copies++]);
-        }
-    }
-    AtenTensorHandle tensors[moe::kTensorCount] = {};
-    Tensor made[moe::kTensorCount];
-};
-
 // The kernel on the twin. The lock of the end is held.
-void RunOnCpu(const Op& op, const Prepared& call, const Arguments& arguments, const Outputs& outputs) {
-    const Inputs inputs(op, arguments);
+void RunOnCpu(const Prepared& call, void* plan, const Inputs& inputs, const Outputs& outputs) {
     const void* from[moe::kTensorCount] = {};
     void* to[moe::kMostOutputs] = {};
     for (uint32_t i = 0; i < moe::kTensorCount; ++i) {
@@ -96,46 +113,48 @@ void RunOnCpu(const Op& op, const Prepared& call, const Arguments& arguments, co
     int32_t record[kMostRecordWords] = {};
     char fault[kTextBytes] = {};
     marks.launched = Now();
-    const int code = engine().run(end.communicator, call.plan.get(), from, to, record, fault, sizeof(fault));
+    const int code = engine().run(end.communicator, plan, from, to, record, fault, sizeof(fault));
     marks.returned = Now();
     if (code != 0) Raise(python().failed(end.number, code, record, fault));
 }
 
 // A direct combine publishes rows of the own lent area where they lie, so they must be a tensor that may be spent.
-void SpendLentRows(const Prepared& call, AtenTensorHandle expand_x) {
+void SpendLentRows(const Prepared& call, uint32_t part, AtenTensorHandle expand_x) {
     const End& end = *call.end;
     if (end.lent_area() == nullptr) return;
     int32_t record[kMostRecordWords] = {};
     char fault[kTextBytes] = {};
     const void* rows = expand_x == nullptr ? nullptr : DataOf(expand_x);
-    const int code =
-        engine().lent_use(end.lent_area(), call.plan.get(), rows, end.launches() + 1, record, fault, sizeof(fault));
+    const int code = engine().lent_use(end.lent_area(), call.plan.get(), part, rows, end.launches() + 1, record, fault,
+                                       sizeof(fault));
     if (code != 0) Raise(python().failed(end.facts().number, code, record, fault));
 }
 
 // Queues the kernel on the NPU. The lock of the end is held.
-void QueueOnNpu(const Op& op, const Prepared& call, const Arguments& arguments, const Device& device,
-                const Outputs& outputs) {
-    Inputs inputs(op, arguments);
-    AtenTensorHandle& scales = inputs.tensors[moe::kTensor_expand_scales];
+void QueueOnNpu(const Op& op, const Prepared& call, uint32_t part, const Arguments& arguments, const Inputs& inputs,
+                const Device& device, const Outputs& outputs) {
+    AtenTensorHandle tensors[moe::kTensorCount];
+    std::copy(std::begin(inputs.tensors), std::end(inputs.tensors), tensors);
+    AtenTensorHandle& scales = tensors[moe::kTensor_expand_scales];
     if (scales != nullptr && RankOf(scales) > 0 && SizesOf(scales)[0] == 0)
         scales = nullptr;  // how callers say that there are none
-    AtenTensorHandle& index = inputs.tensors[moe::kTensor_expand_idx];
-    if (index == nullptr) index = inputs.tensors[moe::kTensor_assist_info_for_combine];
+    AtenTensorHandle& index = tensors[moe::kTensor_expand_idx];
+    if (index == nullptr) index = tensors[moe::kTensor_assist_info_for_combine];
     void* to[moe::kMostOutputs] = {};
     for (size_t i = 0; i < call.outputs.size(); ++i) to[i] = outputs[i].get();
     End& end = *call.end;
-    SpendLentRows(call, inputs.tensors[moe::kTensor_expand_x]);
+    SpendLentRows(call, part, inputs.tensors[moe::kTensor_expand_x]);
     AmNpuLaunch launch = {};
     launch.op = static_cast<int32_t>(op.code);
     launch.contract = static_cast<int32_t>(op.contract);
-    launch.inputs = reinterpret_cast<void* const*>(inputs.tensors);
+    launch.inputs = reinterpret_cast<void* const*>(tensors);
     launch.attributes = arguments.attributes();
     launch.group_ep = call.group_ep.c_str();
     launch.group_tp = call.group_tp.c_str();
     launch.comm_alg = call.comm_alg.c_str();
     launch.window_mib = end.facts().buffer_mib;
     launch.timeout_us = end.launched() ? call.timeout_us : call.first_timeout_us;
+    launch.part = part;
     launch.outputs = to;
     launch.record = end.record();
     launch.host_record = end.host_record();
@@ -150,45 +169,90 @@ void QueueOnNpu(const Op& op, const Prepared& call, const Arguments& arguments, 
         const char* kind = result == kNpuNoOperator ? "LibraryError" : "AscendMoeError";
         Raise(python().refused(&told, kind, result == kNpuNoOperator ? text : (place + text).c_str(), ""));
     }
-    end.Launched(call.algorithm);
+    if (part != moe::kPartSend) end.Launched(call.algorithm);  // the first that waits has the longer deadline
 }
 
-// False: the end was closed, or has failed.
-bool Launch(const Op& op, const Prepared& call, const Arguments& arguments, const Device& device, bool on_npu,
-            Outputs& outputs) {
-    const AmTorchEnd& end = call.end->facts();
-    if (end.of_process_group && python().alive(end.number) == 0) return false;
-    const std::lock_guard<End> turn(*call.end);
-    if (!call.end->open()) return false;
-    if (on_npu && call.end->ErrorSeen()) Raise(python().unusable(end.number));
-    Allocate(call, device, outputs);
+bool Alive(const AmTorchEnd& end) { return !end.of_process_group || python().alive(end.number) != 0; }
+
+[[noreturn]] void RefuseOpen(const Op& op, const Arguments& arguments, const Device& device, bool on_npu,
+                             const Prepared& call, const OpenCall& open) {
+    const AmTorchCall told = Describe(op, arguments, device, on_npu);
+    const std::string begun = open.op.code == moe::kOpDispatch ? "begin_dispatch" : "begin_combine";
+    const std::string text = op.name + ": rank " + std::to_string(call.end->facts().rank) + " has an open " + begun +
+                             " on group '" + std::string(arguments.group_ep()) +
+                             "', no other op may come before its end: call finish() of it, or close the group";
+    Raise(python().refused(&told, "ArgumentError", text.c_str(), "group_ep"));
+    throw std::runtime_error(text);
+}
+
+// False: the end was closed, or has failed. `opening`: where a call that only sends leaves what it needs later.
+bool Launch(const Op& op, const std::shared_ptr<const Prepared>& call, const Arguments& arguments, const Device& device,
+            bool on_npu, Outputs& outputs, const SharedOpen& opening) {
+    End& end = *call->end;
+    if (!Alive(end.facts())) return false;
+    const std::lock_guard<End> turn(end);
+    if (!end.open()) return false;
+    if (const SharedOpen open = end.opened()) RefuseOpen(op, arguments, device, on_npu, *call, *open);
+    if (on_npu && end.ErrorSeen()) Raise(python().unusable(end.facts().number));
+    Allocate(*call, device, outputs);
+    std::optional<Inputs> own;
+    const Inputs& inputs = (opening ? opening->inputs : own).emplace(op, arguments);
     if (on_npu) {
-        QueueOnNpu(op, call, arguments, device, outputs);
+        const uint32_t part = opening ? moe::kPartSend : moe::kPartWhole;
+        QueueOnNpu(op, *call, part, arguments, inputs, device, outputs);
     } else {
-        RunOnCpu(op, call, arguments, outputs);
+        RunOnCpu(*call, call->plan.get(), inputs, outputs);
+    }
+    if (opening) {
+        opening->call = call;
+        opening->device = device;
+        for (size_t i = 0; i < call->outputs.size(); ++i) {
+            AtenTensorHandle same = nullptr;
+            Check(aoti_torch_new_tensor_handle(outputs[i].get(), &same), "a tensor");
+            opening->outputs[i].reset(same);
+        }
+        end.SetOpened(opening);
+        last_open = opening;
     }
     return true;
 }
 
-void Call(const Op& op, const Arguments& arguments, bool on_npu, Outputs& outputs) {
+void Finish(const OpenCall& open) {
+    const std::shared_ptr<End>& end = open.call->end;
+    const std::lock_guard<End> turn(*end);
+    const uint64_t number = end->facts().number;
+    if (!Alive(end->facts()) || !end->open()) {
+        Raise(python().unusable(number));
+        throw std::runtime_error(open.op.name + ": the communicator was closed by another thread");
+    }
+    if (end->opened().get() != &open) throw std::runtime_error(open.op.name + ": finish() has been called");
+    end->SetOpened(nullptr);  // whatever comes of it
+    if (open.device.type != aoti_torch_device_type_privateuse1())
+        return RunOnCpu(*open.call, open.call->finish.get(), *open.inputs, open.outputs);
+    QueueOnNpu(open.op, *open.call, moe::kPartFinish, open.arguments, *open.inputs, open.device, open.outputs);
+    if (end->ErrorSeen()) Raise(python().unusable(number));  // peers need this launch all the same
+}
+
+void Call(const Op& op, const Arguments& arguments, bool on_npu, Outputs& outputs, const SharedOpen& opening) {
     const Device device = OneDevice(op, arguments, on_npu);
-    const Key key(op, arguments, device);
+    const uint32_t part = opening ? moe::kPartSend : moe::kPartWhole;
+    const Key key(op, arguments, device, part);
     const bool cached = key.valid() && always.load(std::memory_order_relaxed) == 0;
     if (cached) {
         const std::shared_ptr<const Prepared> call = Find(key);
-        if (call != nullptr && Launch(op, *call, arguments, device, on_npu, outputs)) {
+        if (call != nullptr && Launch(op, call, arguments, device, on_npu, outputs, opening)) {
             known.fetch_add(1, std::memory_order_relaxed);
             return;
         }
     }
     const uint64_t generation = Generation();
-    const std::shared_ptr<Prepared> call = Prepare(op, arguments, device, on_npu);
+    const std::shared_ptr<Prepared> call = Prepare(op, arguments, device, on_npu, part);
     prepared.fetch_add(1, std::memory_order_relaxed);
     if (cached) {
         call->key = key.bytes();
         Remember(generation, call);
     }
-    if (Launch(op, *call, arguments, device, on_npu, outputs)) return;
+    if (Launch(op, call, arguments, device, on_npu, outputs, opening)) return;
     Raise(python().unusable(call->end->facts().number));
     throw std::runtime_error(op.name + ": the communicator was closed by another thread");
 }
@@ -199,9 +263,12 @@ void Kernel(StableIValue* stack, uint64_t, uint64_t) {
     marks.entered = Now();
     const Op& op = ops[kNumber];
     Outputs outputs;
-    {
+    if (std::exchange(send_only, false)) {
+        const auto opening = std::make_shared<OpenCall>(op, stack);
+        Call(op, opening->arguments, kOnNpu, outputs, opening);
+    } else {
         const Arguments arguments(op, stack);
-        Call(op, arguments, kOnNpu, outputs);
+        Call(op, arguments, kOnNpu, outputs, nullptr);
     }
     for (uint64_t i = 0; i < op.outputs(); ++i) stack[i] = reinterpret_cast<StableIValue>(outputs[i].release());
     marks.left = Now();
@@ -229,6 +296,15 @@ void TakeRecord(StableIValue* stack, uint64_t, uint64_t) {
                        Tensor(reinterpret_cast<AtenTensorHandle>(stack[2])));
 }
 
+// finish(int open) -> (): an op, so that its errors are raised as those of the other ops are.
+void FinishOpen(StableIValue* stack, uint64_t, uint64_t) {
+    const WithoutGil without_gil;
+    marks.entered = Now();
+    const SharedOpen open = *reinterpret_cast<SharedOpen*>(stack[0]);
+    Finish(*open);
+    marks.left = Now();
+}
+
 void RegisterKernel(const char* space, const char* key, const char* name, Boxed kernel) {
     TorchLibraryHandle library = nullptr;  // for good: what still runs when the process ends needs its kernels
     Check(aoti_torch_library_init_impl(space, key, __FILE__, __LINE__, &library), "a library of kernels");
@@ -244,12 +320,14 @@ void RegisterOp(const char* name, const char* schema) {
     for (const char* key : kNpuKeys) RegisterKernel("ascend_moe", key, name, kKernels[number].npu);
 }
 
-// torch.ops.ascend_moe_binding.take_record: hands the error record of an NPU's end over.
-void RegisterTakeRecord() {
+// torch.ops.ascend_moe_binding: take_record hands the error record of an NPU's end over, finish ends an open call.
+void RegisterBinding() {
     TorchLibraryHandle library = nullptr;
     Check(aoti_torch_library_init_fragment("ascend_moe_binding", __FILE__, __LINE__, &library), "a library");
     Check(aoti_torch_library_def(library, "take_record(int end, Tensor record, Tensor host) -> ()"), "an op");
     RegisterKernel("ascend_moe_binding", "CompositeExplicitAutograd", "take_record", &TakeRecord);
+    Check(aoti_torch_library_def(library, "finish(int open) -> ()"), "an op");
+    RegisterKernel("ascend_moe_binding", "CompositeExplicitAutograd", "finish", &FinishOpen);
 }
 
 }  // namespace
@@ -263,7 +341,7 @@ using SharedEnd = std::shared_ptr<End>;
 
 namespace {
 
-constexpr int kInterface = 5;
+constexpr int kInterface = 6;
 
 End& EndOf(void* end) { return **static_cast<SharedEnd*>(end); }
 
@@ -289,7 +367,7 @@ int am_torch_interface() { return kInterface; }
 int am_torch_python(const AmTorchPython* python, const char* variables, char* text, uint64_t bytes) {
     UsePython(*python);
     Watch(variables);
-    return Told([] { RegisterTakeRecord(); }, text, bytes);
+    return Told([] { RegisterBinding(); }, text, bytes);
 }
 
 int am_torch_register(const char* name, const char* schema, char* text, uint64_t bytes) {
@@ -315,6 +393,13 @@ void am_torch_end_lend(void* end, void* area) { EndOf(end).TakeLentArea(area); }
 void am_torch_forget() { Forget(); }
 void am_torch_set_place(uint64_t place) { SetPlace(place); }
 void am_torch_prepare_always(int by) { always.fetch_add(by); }
+
+void am_torch_send_only(int next) {
+    send_only = next != 0;
+    last_open.reset();
+}
+void* am_torch_take_open() { return last_open ? new SharedOpen(std::move(last_open)) : nullptr; }
+void am_torch_drop_open(void* open) { delete static_cast<SharedOpen*>(open); }
 
 void am_torch_counts(uint64_t* out) {
     out[0] = known.load();

@@ -129,6 +129,8 @@ inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attr
             call.contract = static_cast<int32_t>(given);
         } else if (strcmp(attribute.name, "window_mib") == 0) {
             others.window_mib = given;
+        } else if (strcmp(attribute.name, "part") == 0) {
+            call.part = static_cast<int32_t>(given);
         } else if (strcmp(attribute.name, "timeout_us") == 0) {
             others.timeout_us = given;
         }
@@ -155,6 +157,9 @@ bool ReadCall(const Context& context, uint32_t code, CallSpec& call, CannAttribu
     if (!ReadAttributes(op, *attributes, call, others)) return false;
     if (call.contract != static_cast<int32_t>(kContractV1) && call.contract != static_cast<int32_t>(kContractV2)) {
         return ReportError(op.type, "contract is %d, it must be 1 or 2", call.contract);
+    }
+    if (call.part < static_cast<int32_t>(kPartWhole) || call.part > static_cast<int32_t>(kPartFinish)) {
+        return ReportError(op.type, "part is %d, it must be 0 (the op), 1 (send) or 2 (finish)", call.part);
     }
     for (size_t i = 0; i < op.inputs.size; ++i) {
         const OpTensor& input = op.inputs[i];

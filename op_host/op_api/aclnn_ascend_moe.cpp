@@ -62,18 +62,19 @@ aclnnStatus aclnnAscendMoeDistributeDispatchGetWorkspaceSize(
     int64_t epWorldSize, int64_t epRankId, int64_t moeExpertNum, const char* groupTp, int64_t tpWorldSize,
     int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t quantMode,
     int64_t globalBs, int64_t expertTokenNumsType, const char* commAlg, int64_t zeroExpertNum, int64_t copyExpertNum,
-    int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, const aclTensor* expandXOut,
-    const aclTensor* dynamicScalesOut, const aclTensor* expandIdxOut, const aclTensor* expertTokenNumsOut,
-    const aclTensor* epRecvCountsOut, const aclTensor* tpRecvCountsOut, const aclTensor* expandScalesOut,
-    const aclTensor* errorRecordOut, uint64_t* workspaceSize, aclOpExecutor** executor) {
+    int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, int64_t part,
+    const aclTensor* expandXOut, const aclTensor* dynamicScalesOut, const aclTensor* expandIdxOut,
+    const aclTensor* expertTokenNumsOut, const aclTensor* epRecvCountsOut, const aclTensor* tpRecvCountsOut,
+    const aclTensor* expandScalesOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize,
+    aclOpExecutor** executor) {
     ASCEND_MOE_REQUIRE(x, expertIds, groupEp, expandXOut, dynamicScalesOut, expandIdxOut, expertTokenNumsOut,
                        epRecvCountsOut, tpRecvCountsOut, expandScalesOut, errorRecordOut, workspaceSize, executor);
     return aclnnInnerAscendMoeDistributeDispatchGetWorkspaceSize(
         x, expertIds, scalesOptional, xActiveMaskOptional, expertScalesOptional, groupEp, epWorldSize, epRankId,
         moeExpertNum, TextOf(groupTp), tpWorldSize, tpRankId, expertShardType, sharedExpertNum, sharedExpertRankNum,
         quantMode, globalBs, expertTokenNumsType, TextOf(commAlg), zeroExpertNum, copyExpertNum, constExpertNum,
-        contract, windowMib, timeoutUs, expandXOut, dynamicScalesOut, expandIdxOut, expertTokenNumsOut, epRecvCountsOut,
-        tpRecvCountsOut, expandScalesOut, errorRecordOut, workspaceSize, executor);
+        contract, windowMib, timeoutUs, part, expandXOut, dynamicScalesOut, expandIdxOut, expertTokenNumsOut,
+        epRecvCountsOut, tpRecvCountsOut, expandScalesOut, errorRecordOut, workspaceSize, executor);
 }
 
 aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize(
@@ -83,7 +84,7 @@ aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize(
     int64_t epWorldSize, int64_t epRankId, int64_t moeExpertNum, const char* groupTp, int64_t tpWorldSize,
     int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t globalBs,
     int64_t outDtype, int64_t commQuantMode, int64_t groupListType, const char* commAlg, int64_t zeroExpertNum,
-    int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs,
+    int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, int64_t part,
     const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize, aclOpExecutor** executor) {
     ASCEND_MOE_REQUIRE(expandX, expertIds, expandIdx, epSendCounts, expertScales, groupEp, xOut, errorRecordOut,
                        workspaceSize, executor);
@@ -92,7 +93,7 @@ aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize(
         expandScalesOptional, sharedExpertXOptional, groupEp, epWorldSize, epRankId, moeExpertNum, TextOf(groupTp),
         tpWorldSize, tpRankId, expertShardType, sharedExpertNum, sharedExpertRankNum, globalBs, outDtype, commQuantMode,
         groupListType, TextOf(commAlg), zeroExpertNum, copyExpertNum, constExpertNum, contract, windowMib, timeoutUs,
-        xOut, errorRecordOut, workspaceSize, executor);
+        part, xOut, errorRecordOut, workspaceSize, executor);
 }
 
 aclnnStatus aclnnAscendMoeProbeGetWorkspaceSize(const char* groupEp, int64_t epWorldSize, int64_t epRankId,

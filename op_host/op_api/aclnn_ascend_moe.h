@@ -4,7 +4,8 @@
 //
 // Arguments stand in the order of the op definition. Inputs that end in Optional may be null; other tensors
 // may be empty (a rank without tokens), not null. groupTp and commAlg are "" where unused. windowMib 0:
-// HCCL_BUFFSIZE; timeoutUs 0: the default deadline.
+// HCCL_BUFFSIZE; timeoutUs 0: the default deadline. part 0: the op; 1: the launch that sends; 2: the
+// launch that waits, with the same arguments.
 #pragma once
 
 #include <cstdint>
@@ -36,10 +37,11 @@ ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeDispatchGetWorkspaceSiz
     int64_t epWorldSize, int64_t epRankId, int64_t moeExpertNum, const char* groupTp, int64_t tpWorldSize,
     int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t quantMode,
     int64_t globalBs, int64_t expertTokenNumsType, const char* commAlg, int64_t zeroExpertNum, int64_t copyExpertNum,
-    int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, const aclTensor* expandXOut,
-    const aclTensor* dynamicScalesOut, const aclTensor* expandIdxOut, const aclTensor* expertTokenNumsOut,
-    const aclTensor* epRecvCountsOut, const aclTensor* tpRecvCountsOut, const aclTensor* expandScalesOut,
-    const aclTensor* errorRecordOut, uint64_t* workspaceSize, aclOpExecutor** executor);
+    int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, int64_t part,
+    const aclTensor* expandXOut, const aclTensor* dynamicScalesOut, const aclTensor* expandIdxOut,
+    const aclTensor* expertTokenNumsOut, const aclTensor* epRecvCountsOut, const aclTensor* tpRecvCountsOut,
+    const aclTensor* expandScalesOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize,
+    aclOpExecutor** executor);
 ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeDispatch(void* workspace, uint64_t workspaceSize,
                                                                   aclOpExecutor* executor, aclrtStream stream);
 
@@ -50,7 +52,7 @@ ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize
     int64_t epWorldSize, int64_t epRankId, int64_t moeExpertNum, const char* groupTp, int64_t tpWorldSize,
     int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t globalBs,
     int64_t outDtype, int64_t commQuantMode, int64_t groupListType, const char* commAlg, int64_t zeroExpertNum,
-    int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs,
+    int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, int64_t part,
     const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize, aclOpExecutor** executor);
 ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeCombine(void* workspace, uint64_t workspaceSize,
                                                                  aclOpExecutor* executor, aclrtStream stream);

@@ -64,6 +64,7 @@ struct CallSpec {
     TensorDesc tensors[kTensorCount];
     int32_t list_cores;   // direct dispatch: cores that make lists; 0: as many as the rules say
     int32_t ub_bytes;     // of a core, as the platform says; 0: kUbBytes
+    int32_t part;         // kPartWhole, kPartSend or kPartFinish
     int32_t near_stores;  // over several servers: 1: ranks of the own server are reached by stores, 0: by BatchWrite
 };
 

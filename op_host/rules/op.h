@@ -60,6 +60,7 @@ constexpr OpAttribute kDispatchOpAttributes[] = {
     {"zero_expert_num", false, 0, nullptr}, {"copy_expert_num", false, 0, nullptr},
     {"const_expert_num", false, 0, nullptr}, {"contract", false, 1, nullptr},
     {"window_mib", false, 0, nullptr},      {"timeout_us", false, 0, nullptr},
+    {"part", false, 0, nullptr},
 };
 
 constexpr OpTensor kCombineOpInputs[] = {
@@ -88,7 +89,7 @@ constexpr OpAttribute kCombineOpAttributes[] = {
     {"comm_alg", false, 0, ""},             {"zero_expert_num", false, 0, nullptr},
     {"copy_expert_num", false, 0, nullptr}, {"const_expert_num", false, 0, nullptr},
     {"contract", false, 1, nullptr},        {"window_mib", false, 0, nullptr},
-    {"timeout_us", false, 0, nullptr},
+    {"timeout_us", false, 0, nullptr},      {"part", false, 0, nullptr},
 };
 
 constexpr OpTensor kProbeOpOutputs[] = {

@@ -1,5 +1,5 @@
 // What dispatch and combine of both algorithms do with the other ranks, and with the other cores of their
-// rank. An op calls, in this order:
+// rank. An op in two launches ends the first after SetStatus (Sent). An op calls, in this order:
 //   Enter                     the link to HCCL's server on A2; context and epoch
 //   BoardInit, Open           first meeting; direct: LookForAborts, then Agree
 //   MeetAfterSend             second meeting; none in direct combine and with roles
@@ -35,7 +35,8 @@ public:
             return false;
         }
         word_.Init(pipe, context_);
-        epoch_ = NextEpoch(word_.Read());
+        epoch_ = word_.Read();
+        if (info.part != kPartFinish) epoch_ = NextEpoch(epoch_);
         config_.Init(info, op);
         sender_.Init(context_, info, epoch_);
         items_.Init(sender_, info, workspace);
@@ -45,7 +46,8 @@ public:
     // The end of every launch, whatever Enter has found: on A2 HCCL's server waits for it.
     __aicore__ inline void Exit() { link_.Close(); }
     __aicore__ inline void BoardInit() {
-        board_.Init(*pipe_, context_.state(info_->rank), info_->world, epoch_, core_, info_->cores);
+        const uint32_t mark = VerdictMark(epoch_, info_->part == kPartFinish);
+        board_.Init(*pipe_, context_.state(info_->rank), info_->world, mark, core_, info_->cores);
     }
 
     // ---- the first meeting of the cores ----
@@ -137,6 +139,14 @@ public:
         }
     }
 
+    // Whether this launch is over: it was to send alone, and has no error. With an error it waits as a whole op does,
+    // because peers may still read what the next op of this rank would overwrite.
+    __aicore__ inline bool Sent() {
+        if (info_->part != kPartSend || verdict_.code != kOk) return false;
+        AscendC::PipeBarrier<PIPE_ALL>();
+        return true;
+    }
+
     // Window: waits for the messages of this core's share of the sources, and if all are good calls
     // arrived.Arrived(source, message) for each. Then the cores meet for the third time. True: no core has an
     // error.
@@ -213,10 +223,13 @@ public:
 
 private:
     __aicore__ inline bool TakeEpoch() {
-        if (verdict_.code >= kFirstFatal) return false;
+        const bool good = verdict_.code < kFirstFatal;
+        // A failed send takes its epoch all the same: else its finish, which may be queued already, would find the
+        // messages of the op before.
+        if (!good && info_->part != kPartSend) return false;
         // From here on this epoch is taken, and no block of it has left yet.
         if (core_ == 0) word_.Publish(epoch_);
-        return true;
+        return good;
     }
     // Whether messages carry an error, and no rows.
     __aicore__ inline bool Failed() const { return verdict_.code != kOk && verdict_.code != kRoutingMismatch; }

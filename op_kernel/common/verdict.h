@@ -51,10 +51,11 @@ __aicore__ inline void Worsen(Verdict& verdict, const Verdict& other) {
 // each comes to every meeting after waits that have one.
 class VerdictBoard {
 public:
-    __aicore__ inline void Init(TPipe& pipe, GM_ADDR state, uint32_t world, uint32_t epoch, uint32_t core,
+    // `mark`: VerdictMark of this launch.
+    __aicore__ inline void Init(TPipe& pipe, GM_ADDR state, uint32_t world, uint32_t mark, uint32_t core,
                                 uint32_t cores) {
         board_ = state + VerdictOffset(world, 0);
-        mark_ = VerdictMark(epoch);
+        mark_ = mark;
         core_ = core;
         cores_ = cores;
         lanes_ = VerdictLanes(cores);

@@ -43,7 +43,7 @@
 // No meeting follows phase 6: FailWatch (common/wait.h) says why the cores agree all the same. In phase 7
 // core 0, while its first rows load, compares the counts in all messages with this rank's own (Judge). If a
 // core has seen that an owner may overflow (kRecheck), all cores count exactly between phases 3 and 4
-// (CountAll).
+// (CountAll). Of two launches send ends after phase 4; finish does 0, Count and the meeting of 3, and 5 to 7.
 #ifndef ASCEND_MOE_DIRECT_COMBINE_H
 #define ASCEND_MOE_DIRECT_COMBINE_H
 
@@ -73,25 +73,34 @@ public:
 private:
     __aicore__ inline void Run() {
         BuffInit();
-        return_.Load();
-        routing_.Fetch();
-        Verdict mine = exchange_.LookForAborts();
-        if (mine.code == kOk) {
-            SyncFunc<HardEvent::MTE2_S>();
-            if (triples_) return_.Begin();
-            mine = Count();
-            if (!triples_) return_.Begin();  // after Count: its loads would delay those of expand_idx
-            Worsen(mine, return_.Check());
-            if (mine.code == kOk) exchange_.PrepareMessages(return_);
-        }
-        if (!exchange_.Agree(mine)) {
+        if (!exchange_.Agree(info_->part == kPartFinish ? CountAgain() : Publish())) {
             Leave();
             return;
         }
         if (exchange_.verdict().code == kRecheck) CountAll();
-        exchange_.SetStatus(return_, rowBytes_);
+        if (info_->part != kPartFinish) exchange_.SetStatus(return_, rowBytes_);
+        if (exchange_.Sent()) return;
         SumBuffInit();
         if (!exchange_.WaitForAll(waiter_) || !SumRows()) Leave();
+    }
+    __aicore__ inline Verdict Publish() {
+        return_.Load();
+        routing_.Fetch();
+        Verdict mine = exchange_.LookForAborts();
+        if (mine.code != kOk) return mine;
+        SyncFunc<HardEvent::MTE2_S>();
+        if (triples_) return_.Begin();
+        mine = Count();
+        if (!triples_) return_.Begin();  // after Count: its loads would delay those of expand_idx
+        Worsen(mine, return_.Check());
+        if (mine.code == kOk) exchange_.PrepareMessages(return_);
+        return mine;
+    }
+    // Finish: the histograms that places and checks are made from.
+    __aicore__ inline Verdict CountAgain() {
+        routing_.Fetch();
+        SyncFunc<HardEvent::MTE2_S>();
+        return Count();
     }
 
     // A single plan of UB for the whole op, because a new plan would have to wait for stores under way.

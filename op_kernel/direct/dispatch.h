@@ -53,7 +53,7 @@
 //
 // No meeting follows phase 6: FailWatch (common/wait.h) says why the cores agree all the same. Core 0 checks
 // the hashes of the messages in phase 7, while its first loads are under way. After a failure Leave lets core
-// 0 write zero counts and the error record.
+// 0 write zero counts and the error record. Of two launches send ends after phase 5, and finish does 0, 6 and 7.
 #ifndef ASCEND_MOE_DIRECT_DISPATCH_H
 #define ASCEND_MOE_DIRECT_DISPATCH_H
 
@@ -75,6 +75,7 @@ public:
         counts_.Init(args_, tiling);
         triples_ = info_->triples != 0;
         rowStride_ = DispatchRowStride(info_->hidden, kQuant ? sizeof(int8_t) : sizeof(XType), kQuant, 0);
+        weightsAt_ = PublishedWeightsOffset(*info_, rowStride_);
     }
 
     __aicore__ inline void Process(TPipe& pipe) {
@@ -89,14 +90,22 @@ public:
 
 private:
     __aicore__ inline void Run() {
-        BuffInit();
-        if (!(role_ == Role::kBoth ? FillTogether() : FillApart())) {
+        if (info_->part == kPartFinish) {
+            exchange_.BoardInit();
+        } else if (!Send()) {
             Leave();
             return;
         }
-        SetStatus();
+        if (exchange_.Sent()) return;
         SegmentInit();
         if (!exchange_.WaitForAll(waiter_) || !GatherRows()) Leave();
+    }
+    // False: the communicator has failed before.
+    __aicore__ inline bool Send() {
+        BuffInit();
+        if (!(role_ == Role::kBoth ? FillTogether() : FillApart())) return false;
+        SetStatus();
+        return true;
     }
 
     // Every core publishes rows, then makes list entries; or some make lists while the others publish rows.
@@ -155,7 +164,6 @@ private:
         TakeRole();
         lists_ = exchange_.Half();
         published_ = lists_ + PublishedRowsOffset(info_->world, info_->capacity);
-        weightsAt_ = PublishedWeightsOffset(*info_, rowStride_);
         if (role_ == Role::kLists) {
             const uint32_t first = info_->cores - tiling_->listCores;
             expertLists_.Init(exchange_.pipe(), *info_, args_, lists_, exchange_.core() - first, tiling_->listCores);

@@ -33,6 +33,9 @@ constexpr uint32_t kContextA2 = 2;     // HcclA2CombineOpParam
 constexpr uint32_t kTransportMemory = 0;
 constexpr uint32_t kTransportRdma = 1;  // BatchWrite from windowsOut
 
+// What a launch does of its op. Nothing but tensors and windows outlives a launch: finish counts its ids anew.
+constexpr uint32_t kPartWhole = 0, kPartSend = 1, kPartFinish = 2;
+
 struct MoeDistributeInfo {
     uint32_t world;           // W
     uint32_t rank;            // r
@@ -61,7 +64,7 @@ struct MoeDistributeInfo {
     uint32_t hasWeights;      // expert_scales: given to dispatch; with elements in combine
     uint32_t triples;         // rows carry (source, token, k): the V2 contract over memory
     uint32_t lentGeneration;  // combine: of the lent block, if expand_x lies in one; 0: nothing is published there
-    uint32_t reserved;
+    uint32_t part;            // kPartWhole, kPartSend or kPartFinish
     uint64_t dataBytes;       // data area of every rank
     uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none
     uint64_t deadlineCycles;  // longest wait

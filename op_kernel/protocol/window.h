@@ -202,7 +202,8 @@ MOE_FN uint32_t FailWord(uint32_t epoch) { return kFailMagic ^ epoch; }
 // ---- verdict block, words: each xor VerdictMark, so that a core without an error posts the mark eight times.
 // The mark stands in both halves. ----
 enum VerdictBlock : uint32_t { kVbMark, kVbCode, kVbSource, kVbDetail0, kVbDetail1, kVbDetail2, kVbReporter, kVbLast };
-MOE_FN uint32_t VerdictMark(uint32_t epoch) { return kVerdictMagic ^ epoch; }
+// `finish`: of the second launch of an op, whose cores meet afresh.
+MOE_FN uint32_t VerdictMark(uint32_t epoch, bool finish) { return kVerdictMagic ^ epoch ^ (finish ? 1u << 31 : 0u); }
 
 // ---- errors -------------------------------------------------------------------------------------------
 enum ErrorCode : uint32_t {

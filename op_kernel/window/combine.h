@@ -52,6 +52,8 @@
 // Wrong ids, counts or triples are known before the status messages leave: these then carry the error, and every
 // rank raises it. A RoutingMismatch is this rank's alone. After any failure Leave writes zeros into x, and core 0
 // the error record; in V2 other cores may have summed by then.
+//
+// Of two launches send ends with the status messages; finish counts its ids anew, and goes on from the wait.
 #ifndef ASCEND_MOE_WINDOW_COMBINE_H
 #define ASCEND_MOE_WINDOW_COMBINE_H
 
@@ -82,15 +84,21 @@ public:
 private:
     __aicore__ inline void Run() {
         BuffInit();
-        if (triples_ ? SendAtOnce() : SendPlaced()) {
+        if (!(triples_ ? SendAtOnce() : SendPlaced())) {
+            Leave();
+            return;
+        }
+        if (exchange_.Sent()) return;
+        if (triples_ ? WaitAtOnce() : exchange_.WaitStatus(*this)) {
             LocalWindowCopy();
         } else {
             Leave();
         }
     }
     // V2: rows need no places, so they leave at once. The cores meet when they have left, and then each waits for
-    // all messages, as in direct (see FailWatch). False: nothing is to be summed.
+    // all messages, as in direct (see FailWatch). Finish counts alone. False: the communicator has failed before.
     __aicore__ inline bool SendAtOnce() {
+        if (info_->part == kPartFinish) return exchange_.Agree(routing_.Count());
         sendCounts_.Load(args_.epSendCounts);
         Verdict mine = exchange_.LookForAborts();
         if (mine.code == kOk) {
@@ -106,30 +114,41 @@ private:
         }
         exchange_.sender().Flush();
         if (!exchange_.Agree(mine)) return false;
-        const bool recheck = exchange_.verdict().code == kRecheck;
-        if (recheck) {
+        if (exchange_.verdict().code == kRecheck) {
             exchange_.RecheckTogether();
             exchange_.Fail(places_.Find());
         }
         exchange_.SetStatus(*this, rowBytes_);
-        if (exchange_.core() == 0 && !recheck) places_.Find();
+        return true;
+    }
+    __aicore__ inline bool WaitAtOnce() {
+        if (exchange_.core() == 0) places_.Find();  // the totals
         return exchange_.WaitForAll(waiter_) && (exchange_.core() != 0 || Judge());
     }
     __aicore__ inline bool Judge() {
         exchange_.Fail(JudgeMessages(exchange_, *info_, routing_, waiter_, match_));
         return exchange_.verdict().code == kOk;
     }
-    // V1 and RDMA: rows lie packed by (local expert, position).
+    // V1 and RDMA: rows lie packed by (local expert, position). As above.
     __aicore__ inline bool SendPlaced() {
+        const bool sends = info_->part != kPartFinish, rdma = info_->transport == kTransportRdma;
         Verdict mine = routing_.Count();
-        Worsen(mine, LoadAllSegments());
-        if (!exchange_.Open(mine)) return false;
+        if (sends) Worsen(mine, LoadAllSegments());
+        if (sends ? !exchange_.Open(mine) : !exchange_.Agree(mine)) return false;
         exchange_.Fail(places_.Find());
         routing_.StoreTotals();
-        const bool rdma = info_->transport == kTransportRdma;
-        exchange_.MeetAfterSend(rdma ? SetWaitTpStatusAndDisPatch<true>() : SetWaitTpStatusAndDisPatch<false>());
-        exchange_.SetStatus(*this, rowBytes_);
-        return exchange_.WaitStatus(*this);
+        if (sends) {
+            exchange_.MeetAfterSend(rdma ? SetWaitTpStatusAndDisPatch<true>() : SetWaitTpStatusAndDisPatch<false>());
+            exchange_.SetStatus(*this, rowBytes_);
+        } else {
+            exchange_.MeetAfterSend(CheckOwnIndex());
+        }
+        return true;
+    }
+    __aicore__ inline Verdict CheckOwnIndex() {
+        if (exchange_.verdict().code != kOk) return Verdict();
+        return CheckIndex(*info_, args_.expandIdx, routing_, routing_.begin(), routing_.end(),
+                          indexBuf_.Get<int32_t>());
     }
 
 public:
@@ -182,10 +201,8 @@ private:
     template <bool kRdma>
     __aicore__ inline Verdict SetWaitTpStatusAndDisPatch() {
         MOE_PHASE("SetWaitTpStatusAndDisPatch");
-        Verdict verdict;
+        const Verdict verdict = CheckOwnIndex();
         if (exchange_.verdict().code != kOk) return verdict;
-        verdict =
-            CheckIndex(*info_, args_.expandIdx, routing_, routing_.begin(), routing_.end(), indexBuf_.Get<int32_t>());
         const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
         const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
         if (begin == end) return verdict;

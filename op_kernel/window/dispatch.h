@@ -39,7 +39,7 @@
 //
 // A bad id ends in phase 1, an owner over its capacity in phase 2: then no row leaves, and the status
 // messages of phase 4 carry the error, so that every rank raises it after phase 5. After any failure Leave
-// writes zero counts and the error record.
+// writes zero counts and the error record. Of two launches send ends after phase 4, and finish does 0, 5 and 6.
 #ifndef ASCEND_MOE_WINDOW_DISPATCH_H
 #define ASCEND_MOE_WINDOW_DISPATCH_H
 
@@ -106,21 +106,29 @@ public:
 
 private:
     __aicore__ inline void Run() {
-        SendBuffInit();
-        if (!exchange_.Open(routing_.Count())) {
+        if (info_->part == kPartFinish) {
+            exchange_.BoardInit();
+        } else if (!Send()) {
             Leave();
             return;
         }
-        exchange_.Fail(places_.Find());
-        routing_.StoreTotals();
-        AlltoAllDispatch();
-        exchange_.MeetAfterSend(Verdict());
-        SetStatus();
+        if (exchange_.Sent()) return;
         if (!WaitDispatch()) {
             Leave();
             return;
         }
         LocalWindowCopy();
+    }
+    // False: the communicator has failed before.
+    __aicore__ inline bool Send() {
+        SendBuffInit();
+        if (!exchange_.Open(routing_.Count())) return false;
+        exchange_.Fail(places_.Find());
+        routing_.StoreTotals();
+        AlltoAllDispatch();
+        exchange_.MeetAfterSend(Verdict());
+        SetStatus();
+        return true;
     }
 
     // UB plan 1 (phases 1 to 3): routing tables, rows in flight, and of the current chunk of pairs

@@ -27,6 +27,7 @@ from table import (
     SERVERS,
     SHARED_ROWS,
     SUITE,
+    TWO_LAUNCHES,
     WINDOW,
     ZERO_COPY,
     Mutant,
@@ -38,7 +39,7 @@ SEEDS = (11, 22_000, 33_000, 44_000, 55_000)
 LIMIT = 200  # schedules, on the median over the seeds
 PATIENCE = 2000  # schedules after which a seed has not found it
 DTYPE = "bf16"  # of the cases that are searched
-SEARCHES = (WINDOW, SERVERS, DIRECT, LENT, ROLES)
+SEARCHES = (WINDOW, SERVERS, DIRECT, LENT, ROLES, TWO_LAUNCHES)
 
 # Cases of direct dispatch in which a bug shows that drawn cases do not reach.
 LONG = explore.parse("w1,c3,l2,k2,b64,u1,v1,m2,bf16,none,mask:none,ids:hot,D,direct")
@@ -127,6 +128,8 @@ def cases(seed: int, finder: str) -> Iterator[explore.Program]:
         drawn = replace(explore.draw(seed), dtype=DTYPE, algorithm="direct" if direct else "window")
         if finder == ROLES:
             drawn = replace(drawn, cores=drawn.cores + 1, list_cores=1 + seed % drawn.cores)
+        if finder == TWO_LAUNCHES:
+            drawn = replace(drawn, contract=2, sequence="dcdc")
         rows = "lent" if finder == LENT else "own"
         yield replace(drawn, servers=1 + seed % 2 if finder == SERVERS else 0, rows=rows)
         seed += 1

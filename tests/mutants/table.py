@@ -12,11 +12,11 @@ from dataclasses import dataclass
 # the kernels check, `ascend-moe run`. On the checked engine: explore mode with cases of the algorithm "window" or
 # "direct", of ranks on several "servers", of "lent" rows, of "roles" (direct, some cores make lists), of "long lists",
 # of "shared rows" (direct, owners read a row once for all their experts), of "large" shares, with a "killed" rank, or
-# with "forged" counts in a status message.
+# with "forged" counts in a status message, or of ops in "two launches".
 SUITE, ZERO_COPY, BORDERS, RUN = "suite", "zero copy", "borders", "run"
 WINDOW, SERVERS, DIRECT, LENT, ROLES = "window", "servers", "direct", "lent", "roles"
 LONG_LISTS, SHARED_ROWS, KILLED = "long lists", "shared rows", "killed"
-LARGE, FORGED = "large", "forged"
+LARGE, FORGED, TWO_LAUNCHES = "large", "forged", "two launches"
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ PATCHES = r"""
 + verdict_ = config_.op == kOpDispatch ? mine : board_.Meet(2, mine);
 = publish_epoch_too_early: the last core publishes the epoch while others have yet to read it
 ! window | hang, CorruptStatus, wrong part of a window, stale scalar read, race between cores | unseen, model
-  epoch_ = NextEpoch(word_.Read());
+  if (info.part != kPartFinish) epoch_ = NextEpoch(epoch_);
 + if (core_ + 1 == info.cores) word_.Publish(epoch_);
 @
 - if (core_ == 0) word_.Publish(epoch_);
@@ -263,11 +263,12 @@ PATCHES = r"""
 = flag_before_data: combine: status messages leave before the rows
 ! window | race between ranks, race between cores, wrong result | seen, model
 @ window/combine
-+ exchange_.SetStatus(*this, rowBytes_);
-  const bool rdma =
++ if (sends) exchange_.SetStatus(*this, rowBytes_);
+  if (sends) {
+  exchange_.MeetAfterSend(
 @
 - exchange_.SetStatus(*this, rowBytes_);
-  return exchange_.WaitStatus(*this);
+  } else {
 = canary: combine leaves out the row of k = 0: wrong data in every run
 ! window | wrong result | seen
 @ window/sum
@@ -276,6 +277,18 @@ PATCHES = r"""
 @ direct/sum
 - if (!routing.pairs().Routed(id)) continue;
 + if (k == 0 || !routing.pairs().Routed(id)) continue;
+
+# Ops in two launches.
+= finish_does_not_count: window combine's finish takes the histograms of another launch
+! two launches | RoutingMismatch
+@ window/combine
+- return exchange_.Agree(routing_.Count());
++ return exchange_.Agree(Verdict());
+= finish_meets_in_the_past: the cores of a finish find the meetings of the send
+! two launches | race between cores, wrong result, RoutingMismatch, hang
+@ protocol/window
+- kVerdictMagic ^ epoch ^ (finish ? 1u << 31 : 0u)
++ kVerdictMagic ^ epoch
 
 # The transport between servers: on one server none of these shows.
 % servers | wrong result | seen

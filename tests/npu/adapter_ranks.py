@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch_npu
 from bad_arguments import BS, OP, E, H, K
-from npu_runs import LAST_LINE, run_checks
+from npu_runs import LAST_LINE, raises, run_checks
 
 import ascend_moe
 from ascend_moe import comm, npu, reference
@@ -44,7 +44,7 @@ def new_group(**options: Any) -> str:
 torch.npu.set_device(RANK)
 dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
 GLOO = dist.new_group(backend="gloo")
-HCCL, CPU = new_group(), ascend_moe.comm_name(GLOO)
+HCCL, OTHER, CPU = new_group(), new_group(), ascend_moe.comm_name(GLOO)
 
 
 def window_of(mib: int) -> Any:
@@ -137,6 +137,40 @@ class Trip:
         summed = reference.validate("combine", self.out, sums[RANK], rank=RANK)
         assert sent.ok and summed.ok, sent.text + summed.text
         assert self.out.device == self.x.device and self.out.shape == self.x.shape
+
+
+def check_ops_in_two_launches_give_the_same() -> None:
+    """Both are queued, and an op of another group between them."""
+    for seed in range(4):
+        trip, other = Trip(seed, [BS - seed] * WORLD), Trip(seed + 10)
+        before = launches()
+        x, ids, weights = trip.x.clone(), trip.ids.clone(), trip.weights
+        begun = ascend_moe.begin_dispatch(x, ids, **place(HCCL))
+        with raises("has an open begin_dispatch"):
+            trip.run(HCCL, v2=True)
+        other.run(OTHER, v2=True)
+        sent = begun.finish()
+        begun = ascend_moe.begin_combine(sent[0], ids, sent[2], sent[4], weights, **place(HCCL))
+        other.check()
+        trip.v2, trip.sent, trip.out = True, sent, begun.finish()
+        trip.check()
+        # Each launch is one of the kernel: two of an op that is split, and one of the other group's.
+        assert [now - then for now, then in zip(launches(), before, strict=True)] == [3, 3]
+
+
+def check_what_a_begun_op_finds_is_told() -> None:
+    """Its second launch is queued before the host sees what the first has found."""
+    trip = Trip()
+    bad = trip.ids.clone()
+    if RANK == 1:
+        bad[0, 0] = E
+    for _ in range(2):
+        begun = ascend_moe.begin_dispatch(trip.x, bad, **place(HCCL))
+        with raises("has expert id", InvalidExpertId):
+            begun.finish()
+            ascend_moe.check(HCCL)
+        meet()
+    trip.run(HCCL, v2=True).check()
 
 
 def launches() -> list[int]:
@@ -316,6 +350,30 @@ def check_a_fatal_failure_replaces_a_collective_one() -> None:
     error = outcome(ascend_moe.check, group_ep=name)
     del os.environ["ASCEND_MOE_TIMEOUT_S"]
     assert type(error) is (CommTimeout if RANK == 0 else InvalidExpertId), error
+    ascend_moe.close(name)
+    meet()
+
+
+def check_the_finish_of_a_send_that_failed_gives_no_rows() -> None:
+    """It is queued before the host knows, and must not take the messages of the dispatch before."""
+    name, trip = new_group(), Trip()
+    arguments = (trip.x, trip.ids)
+    for _ in range(2):
+        sent = ascend_moe.npu_moe_distribute_dispatch_v2(*arguments, **place(name))
+    ascend_moe.check(name)
+    assert int(sent.ep_recv_counts[-1]) > 0
+    meet()
+    os.environ["ASCEND_MOE_TIMEOUT_S"] = "1"
+    if RANK == 0:
+        ascend_moe.begin_dispatch(*arguments, **place(name)).finish()
+        assert isinstance(outcome(ascend_moe.check, group_ep=name), CommTimeout)
+    dist.barrier(GLOO)
+    if RANK != 0:
+        begun = ascend_moe.begin_dispatch(*arguments, **place(name))  # its launch finds rank 0's abort
+        outcome(begun.finish)
+        torch.npu.synchronize()
+        assert not begun._outputs.ep_recv_counts.cpu().any()
+    del os.environ["ASCEND_MOE_TIMEOUT_S"]
     ascend_moe.close(name)
     meet()
 

@@ -98,6 +98,8 @@ def test_other_settings(soc: str, env: dict[str, str]) -> None:
     checks = (
         "check_an_expert_id_out_of_range_is_told_later_and_once",
         "check_ranks_without_tokens_launch_too",
+        "check_ops_in_two_launches_give_the_same",
+        "check_what_a_begun_op_finds_is_told",
         "check_a_rank_that_does_not_call_is_named_and_the_group_stays_failed",
         "check_a_groups_own_window_size_counts_and_an_a2_keeps_its_state_area_in_it",
     )

@@ -1,0 +1,91 @@
+"""What rank processes do in the tests of begin_dispatch and begin_combine: functions that a test names."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import failure_cases as cases
+import torch
+import torch.distributed as dist
+
+import ascend_moe
+from ascend_moe.reference.cases import Case, Place
+from ascend_moe.validate import run as validate_run
+
+BEGIN = {"dispatch": ascend_moe.begin_dispatch, "combine": ascend_moe.begin_combine}
+_open: list[Any] = []  # of this process
+_groups: list[Any] = []
+
+
+def two_launches(op: str, place: Place, case: Case, arguments: dict[str, Any]) -> Any:
+    """Stands for the call of ``validate_run``: the open call instead of the op's outputs."""
+    return BEGIN[op](**arguments)
+
+
+class TwoLaunches:
+    """The ops of a case: ``dispatch`` and ``combine`` return open calls."""
+
+    def __init__(self, place: Place, case: Case) -> None:
+        self.place, self.case = place, case
+
+    def dispatch(self, **changes: Any) -> Any:
+        return validate_run.dispatch(self.place, self.case, call=two_launches, **changes)
+
+    def combine(self, rows: torch.Tensor, sent: Any, **changes: Any) -> Any:
+        return validate_run.combine(self.place, self.case, rows, sent, call=two_launches, **changes)
+
+
+def here(name: str = "0") -> Place:
+    return Place(dist.get_rank(), dist.get_world_size(), name)
+
+
+def other_group() -> str:
+    """A second group of the same ranks."""
+    if not _groups:
+        _groups.append(dist.new_group())
+    return ascend_moe.comm_name(_groups[0])
+
+
+def with_all_between(seeds: int) -> None:
+    """Round trips; between begin and finish of each op another group's op, a matmul and a sleep."""
+    place, other = here(), here(other_group())
+    for seed in range(seeds):
+        case = cases.case_of(place.world, seed, 2)
+        ops = TwoLaunches(place, case)
+        dispatched = ops.dispatch()
+        sent_there = cases.dispatch(other, seed + 100, 2)
+        assert torch.equal(torch.ones(3, 4) @ torch.ones(4, 5), torch.full((3, 5), 4.0))
+        time.sleep(0.01 * ((place.rank + seed) % 3))
+        sent = dispatched.finish()
+        cases.check_dispatch(place, sent, seed, 2)
+        combined = ops.combine(sent[0], sent)
+        cases.check_dispatch(other, sent_there, seed + 100, 2)
+        cases.check_combine(other, cases.combine(other, sent_there, seed + 100, 2), seed + 100)
+        time.sleep(0.01 * ((place.rank + seed + 1) % 3))
+        cases.check_combine(place, combined.finish(), seed)
+
+
+def round_trip(seed: int = 0) -> None:
+    """The two ops themselves."""
+    place = here()
+    sent = cases.dispatch(place, seed, 2)
+    cases.check_dispatch(place, sent, seed, 2)
+    cases.check_combine(place, cases.combine(place, sent, seed, 2), seed)
+
+
+def begin(seed: int = 0) -> None:
+    _open.append(TwoLaunches(here(), cases.case_of(dist.get_world_size(), seed, 2)).dispatch())
+
+
+def drop() -> None:
+    _open.clear()
+
+
+def finish(seed: int = 0) -> None:
+    cases.check_dispatch(here(), _open[-1].finish(), seed, 2)
+
+
+def close() -> None:
+    _open.clear()
+    ascend_moe.close("0")
