@@ -18,7 +18,7 @@ from .. import settings
 from .._torch_npu import fix_of_library, missing_library
 from ..errors import LibraryError
 from ..native import library as _lib
-from ..native.build import cached, digest_of, fill_folder, sound
+from ..native.build import cached, fill_folder, sound
 from . import npu_adapter_build
 from .npu_adapter_build import BuildError
 
@@ -64,7 +64,7 @@ def library_path() -> Path:
             key = packaged.with_name(packaged.name + npu_adapter_build.KEY_SUFFIX)
             if packaged.is_file() and key.is_file() and key.read_text().strip() == wanted:
                 return packaged
-        folder = cached("npu", digest_of(wanted))
+        folder = cached("npu", wanted)
         if not folder.is_dir():
             with _building(folder):
                 if not folder.is_dir():
