@@ -72,8 +72,10 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-def _kind(annotation: str) -> tuple[tuple[type, ...], str] | None:
+def _kind(argument: str, annotation: str) -> tuple[tuple[type, ...], str] | None:
     """The classes of an argument's values and their name in an error; None where values of many kinds are right."""
+    if argument.endswith("dtype"):  # torch takes a dtype for an int
+        return None
     kind, _, others = annotation.replace("torch.", "").partition(" | ")
     if kind not in _KINDS or others not in ("", "None"):
         return None
@@ -88,7 +90,7 @@ def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
     """
     here = with_typed_errors(function)
     parameters = inspect.signature(function).parameters
-    names, kinds = tuple(parameters), {name: _kind(str(each.annotation)) for name, each in parameters.items()}
+    names, kinds = tuple(parameters), {name: _kind(name, str(each.annotation)) for name, each in parameters.items()}
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -130,6 +132,8 @@ def resolve_dtype(value: torch.dtype | int | None, argument: str) -> torch.dtype
     """
     if value is None or isinstance(value, torch.dtype):
         return value
+    if not isinstance(value, _INTEGERS):
+        raise ArgumentError(f"{argument} is a {type(value).__name__}; it must be a torch.dtype", argument=argument)
     known = _ACL_TYPES.get(value - _NPU_OFFSET) if value >= _NPU_OFFSET else _SCALAR_TYPES.get(value)
     if known is None:
         raise ArgumentError(

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ascend_moe._torch_npu import npu_operator
-from ascend_moe.errors import need, need_dims, need_dtype, need_only, need_shape, need_unset
+from ascend_moe._torch_npu import npu_operator, resolve_dtype
+from ascend_moe.errors import need, need_dims, need_dtype, need_only, need_shape
 from ascend_moe.experts.quant import quantize_rows, to_int8
 
 UNQUANTISED, STATIC, DYNAMIC = -1, 0, 1
@@ -137,7 +137,7 @@ def npu_moe_init_routing_v2(
             formulas in `ascend_moe.experts.quant`.
         active_expert_range: ``[start, stop]``; empty: all experts.
         row_idx_type: 0: for each pair the row it went to. 1: for each row the pair it came from.
-        x_dtype: must be None.
+        x_dtype: None, or x's own dtype.
 
     Returns:
         expanded_x ``(rows, H)``, rows T*K or ``min(active_num, T*K)``, or ``(expert_num, expert_capacity,
@@ -153,7 +153,8 @@ def npu_moe_init_routing_v2(
     Source: torch_npu ``npu_moe_init_routing_v2``; NPU tensors go there.
     """
     given = dict(locals())
-    need_unset(x_dtype=x_dtype)
+    read_as = resolve_dtype(x_dtype, "x_dtype")
+    need(read_as in (None, x.dtype), "x_dtype", f"is {read_as}; off the NPU it must be x's own, {x.dtype}, or None")
     need_only("quant_mode", quant_mode, UNQUANTISED, STATIC, DYNAMIC)
     need_only("drop_pad_mode", drop_pad_mode, 0, 1)
     need_only("expert_tokens_num_type", expert_tokens_num_type, CUMSUM, COUNTS, PAIRS)

@@ -137,7 +137,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "npu_moe_init_routing": {"row_idx": [torch.full((3, 2), row, dtype=int32) for row in (6, -1, 0)]},
     "npu_moe_init_routing_v2": {
         "quant_mode": [13, 2],
-        "x_dtype": [290],
+        "x_dtype": [290, torch.int8, "int8"],
         "expert_num": [-1],
         "active_expert_range": [[3, 9]],
     },

@@ -162,6 +162,10 @@ def test_init_routing_v2_moves_int8_as_it_is() -> None:
     assert rows.dtype == torch.int8 and tokens.tolist() == [0] * 3  # not asked for
     for pair, place in enumerate(places.tolist()):
         assert torch.equal(rows[place], x[pair // 2])
+    for own in (torch.int8, 1, 258):  # as vllm-ascend passes it; torch's number, torch_npu's number
+        assert torch.equal(npu_moe_init_routing_v2(x, chosen, expert_num=3, x_dtype=own)[0], rows)
+    with pytest.raises(ArgumentError, match=r"x_dtype is torch\.int32; off the NPU it must be x's own, torch\.int8"):
+        npu_moe_init_routing_v2(x, chosen, expert_num=3, x_dtype=torch.int32)
     with pytest.raises(ArgumentError, match=r"x is torch\.int8"):
         npu_moe_init_routing_v2(x, chosen, expert_num=3, quant_mode=1)
 
