@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -240,12 +241,18 @@ bool Joined(const std::vector<pid_t>& children) {
     return good;
 }
 
+// Whatever ends a process ends those that it has started.
+void EndWithParent() { prctl(PR_SET_PDEATHSIG, SIGKILL); }
+
 template <class F>
 bool InProcesses(uint64_t count, F run) {
     std::vector<pid_t> children;
     for (uint64_t i = 0; i < count; ++i) {
         const pid_t child = fork();
-        if (child == 0) run(i);
+        if (child == 0) {
+            EndWithParent();
+            run(i);
+        }
         if (child < 0) __atomic_store_n(&g_core.job->failed, 1, __ATOMIC_RELEASE);
         children.push_back(child);
     }
@@ -256,6 +263,7 @@ bool InProcesses(uint64_t count, F run) {
 
 int main(int count, char** words) {
     if (count != 2) return 64;
+    EndWithParent();
     const int file = open(words[1], O_RDWR);
     struct stat about;
     if (file < 0 || fstat(file, &about) != 0) return perror(words[1]), 66;
