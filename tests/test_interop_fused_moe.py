@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo_ranks import threads
+from routed_tokens import ROUTED, randn, routed
 
 from ascend_moe import LocalCluster
 from ascend_moe.dispatchers import WindowDispatcher
@@ -30,30 +31,6 @@ from ascend_moe.placement import ExpertPlacement
 
 FP32, BF16, NAN = torch.float32, torch.bfloat16, float("nan")
 E, K, H, F = 8, 3, 32, 16
-
-
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def routed(tokens: int, experts: int, topk: int, kind: str = "random") -> torch.Tensor:
-    """Ids (T, K) int32: distinct; or all of expert 1; or none of expert 0; or with -1."""
-    ids = randn(tokens, experts, seed=5).argsort(1)[:, :topk].int()
-    if kind == "one expert":
-        ids.fill_(1)
-    if kind == "an expert without tokens":
-        ids[ids == 0] = experts - 1
-    if kind == "-1":
-        ids[::2, 0] = -1
-    return ids
-
-
-#: Cases of T and of the ids.
-ROUTED = [
-    *((13, kind) for kind in ("random", "one expert", "an expert without tokens", "-1")),
-    (0, "random"),
-    (1, "random"),
-]
 
 
 def running_sums(counts: list[int]) -> torch.Tensor:

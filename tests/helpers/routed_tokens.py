@@ -1,0 +1,25 @@
+"""Expert ids of tokens for the interfaces of other systems, and the cases that each of them takes."""
+
+from __future__ import annotations
+
+import torch
+
+KINDS = ["random", "one expert", "an expert without tokens", "-1"]
+#: Cases of T and of the ids.
+ROUTED = [*((13, kind) for kind in KINDS), (0, "random"), (1, "random")]
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def routed(tokens: int, experts: int, topk: int, kind: str = "random") -> torch.Tensor:
+    """Ids (T, K) int32: distinct; or all of expert 1; or none of expert 0; or with -1."""
+    ids = randn(tokens, experts, seed=5).argsort(1)[:, :topk].int()
+    if kind == "one expert":
+        ids.fill_(1)
+    if kind == "an expert without tokens":
+        ids[ids == 0] = experts - 1
+    if kind == "-1":
+        ids[::2, 0] = -1
+    return ids
