@@ -1,0 +1,73 @@
+"""Which group a Buffer is of, and what its ranks tell each other before rows move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ascend_moe import comm, ops
+from ascend_moe.errors import ArgumentError, need
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+ROW_BYTES = 32  # rows of the ops are a multiple of this
+_SLOTS = 16  # destinations of one token in ``gather``
+
+
+@dataclass(frozen=True)
+class Place:
+    """This rank's place in a group: ``group_ep`` as the ops take it, W and the rank."""
+
+    group_ep: str
+    world: int
+    rank: int
+
+    @classmethod
+    def of(cls, group: ProcessGroup | tuple[str, int, int]) -> Place:
+        """Of a process group, or of the three values themselves (those of a ``LocalCluster``)."""
+        if isinstance(group, tuple):
+            return cls(*group)
+        need(group is not None, "group", "is None; pass a process group (MPI's communicators are not taken)")
+        return cls(comm.comm_name(group), group.size(), group.rank())
+
+    @cached_property
+    def ranks_per_server(self) -> int:
+        """0: one server."""
+        here = comm.ranks_per_server(self.group_ep, self.world, self.rank)
+        return here if here < self.world else 0
+
+    def of_op(self, experts: int, tokens: int) -> dict[str, Any]:
+        """What dispatch and combine take beside their tensors. ``tokens``: most of a rank, equal on all."""
+        place = {"group_ep": self.group_ep, "ep_world_size": self.world, "ep_rank_id": self.rank}
+        across = {"comm_alg": "hierarchy"} if self.ranks_per_server else {}
+        return place | across | {"moe_expert_num": experts, "global_bs": self.world * max(tokens, 1)}
+
+    def of_experts(self, experts: int) -> int:
+        """L, local experts."""
+        need(
+            experts >= self.world and experts % self.world == 0,
+            "num_experts",
+            f"is {experts}; it must be a multiple of the {self.world} ranks",
+        )
+        return experts // self.world
+
+    def gather(self, words: Tensor) -> Tensor:
+        """``(W, n)``: every rank's ``(n,)`` int32 words, in one dispatch. Collective; n is equal on all ranks."""
+        slots = min(self.world, _SLOTS)
+        tokens = -(-self.world // slots)
+        ids = torch.arange(tokens * slots, dtype=torch.int32, device=words.device)
+        ids = torch.where(ids < self.world, ids, -1).view(tokens, slots)
+        padded = torch.nn.functional.pad(words, (0, -words.numel() % (ROW_BYTES // 4)))
+        row = padded.view(torch.bfloat16).expand(tokens, -1).contiguous()
+        sent = ops.npu_moe_distribute_dispatch_v2(row, ids, **self.of_op(self.world, tokens))
+        return sent.expand_x[: self.world].contiguous().view(torch.int32)[:, : words.numel()]
+
+
+def not_supported(what: str, instead: str) -> ArgumentError:
+    """The error of something that DeepEP has and we have not."""
+    return ArgumentError(f"{what} is not supported; {instead}", argument=what)
