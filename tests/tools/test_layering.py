@@ -183,7 +183,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "npu": ("dispatchers", "experts", "vendor"),
     "timeline": ("comm", "_text"),
     "": ("_autoload", "_text", "layer", "npu", "timeline"),  # the public names
-    "interop": ("", "permute", "placement"),
+    "interop": ("", "permute", "placement", "plan"),
     "checkpoint": ("layer",),
     "reference": (),
     "plan": ("ops", "_text"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ascend_moe.interop.deep_ep.ascend import AscendBuffer
 from ascend_moe.interop.deep_ep.buffer import Buffer
 from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
+from ascend_moe.interop.deep_ep.install import install, uninstall
 from ascend_moe.interop.deep_ep.layout import Config
 
-__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
+__all__ = ["AscendBuffer", "Buffer", "Config", "EventHandle", "EventOverlap", "install", "uninstall"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,14 +42,16 @@ class Buffer:
     """
 
     num_sms: int = 20
+    _by_flavour: ClassVar[dict[str, type[Buffer]]] = {}
+
+    def __init_subclass__(cls, flavour: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if flavour:
+            Buffer._by_flavour[flavour] = cls
 
     def __new__(cls, *args: Any, flavour: str = "deepep", **kwargs: Any) -> Buffer:
         need_one_of("flavour", flavour, FLAVOURS)
-        if cls is Buffer and flavour == "ascend":
-            from ascend_moe.interop.deep_ep.ascend import AscendBuffer  # it derives from this class
-
-            cls = AscendBuffer
-        return super().__new__(cls)
+        return super().__new__(cls._by_flavour.get(flavour, cls) if cls is Buffer else cls)
 
     @with_typed_errors
     def __init__(
