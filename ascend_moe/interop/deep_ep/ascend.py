@@ -349,7 +349,9 @@ class AscendBuffer(Buffer, flavour="ascend"):
 def _quant_of(x: Any) -> str:
     """The mode of a call that names none."""
     if isinstance(x, tuple):
-        need(len(x) == 2 and x[1].dtype == torch.int8, "x", "is a tuple; only one with an int8 tensor asks for int8 rows")
+        need(
+            len(x) == 2 and x[1].dtype == torch.int8, "x", "is a tuple; only one with an int8 tensor asks for int8 rows"
+        )
         return "int8"
     return "int8" if os.environ.get("DEEP_NORMAL_MODE_USE_INT8_QUANT", "").strip() == "1" else "bf16"
 

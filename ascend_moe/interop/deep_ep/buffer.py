@@ -10,18 +10,18 @@ from torch import Tensor
 
 from ascend_moe.errors import need, need_one_of, with_typed_errors
 from ascend_moe.interop.deep_ep import events, layout, low_latency, normal
-from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
+from ascend_moe.interop.deep_ep.events import EventOverlap
 from ascend_moe.interop.deep_ep.layout import Config
 from ascend_moe.interop.deep_ep.place import Place, not_supported
+from ascend_moe.interop.deep_ep.without_rows import WithoutRows
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 FLAVOURS = ("deepep", "ascend")
-_LEAVING_OUT = "a rank cannot be left out of a group yet: make a new group of those that live"
 
 
-class Buffer:
+class Buffer(WithoutRows):
     """Dispatch and combine with DeepEP's names, arguments, results and handles.
 
     Args:
@@ -41,7 +41,6 @@ class Buffer:
     Source: DeepEP ``Buffer``.
     """
 
-    num_sms: int = 20
     _by_flavour: ClassVar[dict[str, type[Buffer]]] = {}
 
     def __init_subclass__(cls, flavour: str = "", **kwargs: Any) -> None:
@@ -81,48 +80,6 @@ class Buffer:
         """Ends the use of this object; a call that has only sent receives. The windows belong to the group."""
         need(self.explicitly_destroy, "explicitly_destroy", "is False; without it there is nothing to destroy")
         self._low_latency.settle()
-
-    @staticmethod
-    def is_sm90_compiled() -> bool:
-        """True: fp8 and low latency are there."""
-        return True
-
-    @classmethod
-    def set_num_sms(cls, new_num_sms: int) -> None:
-        """Kept as ``Buffer.num_sms``; it has no effect. Must be even."""
-        need(new_num_sms % 2 == 0, "new_num_sms", f"is {new_num_sms}; it must be even")
-        Buffer.num_sms = new_num_sms
-
-    @staticmethod
-    def capture() -> EventOverlap:
-        """An event of all that the current stream has to do now."""
-        return EventOverlap(EventHandle())
-
-    @staticmethod
-    def get_low_latency_rdma_size_hint(
-        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
-    ) -> int:
-        """Bytes of window a rank; see ``layout.get_low_latency_rdma_size_hint``."""
-        return layout.get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
-
-    @staticmethod
-    def get_dispatch_config(num_ranks: int) -> Config:
-        """For any number of ranks the same: it has no effect."""
-        return Config(Buffer.num_sms)
-
-    @staticmethod
-    def get_combine_config(num_ranks: int) -> Config:
-        """For any number of ranks the same: it has no effect."""
-        return Config(Buffer.num_sms)
-
-    def get_comm_stream(self) -> Any:
-        """The current stream: calls run there."""
-        npu = getattr(torch, "npu", None)
-        return torch.cpu.current_stream() if npu is None else npu.current_stream()
-
-    def get_local_buffer_tensor(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Raises: the bytes of windows are nobody's to read."""
-        raise not_supported("get_local_buffer_tensor", "ascend_moe.window_empty gives tensors in a window")
 
     @with_typed_errors
     def get_dispatch_layout(
@@ -248,9 +205,6 @@ class Buffer:
         """``combine``, which callers should call."""
         return self.combine(*args, **kwargs)
 
-    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Nothing: the ops may follow each other in any order."""
-
     @with_typed_errors
     @torch.no_grad()
     def low_latency_dispatch(
@@ -338,24 +292,10 @@ class Buffer:
         need(not use_logfmt, "use_logfmt", "is True; rows come home as bf16: pass False")
         if combine_wait_recv_cost_stats is not None:
             raise not_supported("combine_wait_recv_cost_stats", "pass None; ascend_moe.trace shows who waits for whom")
-        total, hook = self._low_latency.combine(
-            x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out
-        )
+        total, hook = self._low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out)
         return total, events.finished(async_finish, x, topk_idx, topk_weights), hook
 
     @with_typed_errors
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
         """``(L, max * W, H)`` bf16, to be filled for a combine with zero_copy; one copy into the window is left."""
         return self._low_latency.next_combine_rows(handle)
-
-    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Raises ArgumentError."""
-        raise not_supported("low_latency_update_mask_buffer", _LEAVING_OUT)
-
-    def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
-        """Raises ArgumentError."""
-        raise not_supported("low_latency_query_mask_buffer", _LEAVING_OUT)
-
-    def low_latency_clean_mask_buffer(self) -> None:
-        """Raises ArgumentError."""
-        raise not_supported("low_latency_clean_mask_buffer", _LEAVING_OUT)

@@ -199,7 +199,9 @@ class LowLatency:
         if not return_recv_hook and out is None:
             return opened, _nothing
         to = rows.new_zeros(wanted) if out is None else out
-        return to, self._hook(_Once(lambda: to.copy_(opened.finish() if return_recv_hook else opened)), return_recv_hook)
+        return to, self._hook(
+            _Once(lambda: to.copy_(opened.finish() if return_recv_hook else opened)), return_recv_hook
+        )
 
     def next_combine_rows(self, handle: object) -> Tensor:
         """``(L, max * W, H)`` bf16 for the rows of the next combine of this handle with zero_copy."""

@@ -185,9 +185,7 @@ def _x(columns: list[Tensor]) -> Tensor | tuple[Tensor, Tensor]:
     return columns[0] if len(columns) == 1 else (columns[0], columns[1])
 
 
-def _local_topk(
-    columns: list[Tensor], arrived: Tensor, first: int, local: int
-) -> tuple[Tensor | None, Tensor | None]:
+def _local_topk(columns: list[Tensor], arrived: Tensor, first: int, local: int) -> tuple[Tensor | None, Tensor | None]:
     """Ids as local ones and their weights; -1 and 0 for experts of other ranks and where no row is."""
     if not columns:
         return None, None
