@@ -193,7 +193,7 @@ class AscendBuffer(Buffer, flavour="ascend"):
 
     @with_typed_errors
     @torch.no_grad()
-    def combine(  # type: ignore[override]
+    def combine(
         self,
         x: Tensor,
         handle: Any,
