@@ -61,13 +61,13 @@ def dispatch(
     columns = check_x(x)
     local = _check(place, columns[0].shape[0], num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
     beside = _topk(columns[0].shape[0], topk_idx, topk_weights)
-    head = torch.tensor([columns[0].shape[0]], dtype=torch.int32, device=columns[0].device)
-    table = place.gather(torch.cat([head, num_tokens_per_rank.int(), num_tokens_per_expert.int()]))
-    world, in_rank = place.world, is_token_in_rank.bool()
-    tokens = num_worst_tokens // world if num_worst_tokens else int(table[:, 0].max())
-    rule = f"is {num_worst_tokens}; with {world} ranks of up to {columns[0].shape[0]} tokens it must be at least "
-    need(columns[0].shape[0] <= tokens, "num_worst_tokens", f"{rule}{world * columns[0].shape[0]}")
+    world, in_rank, own = place.world, is_token_in_rank.bool(), columns[0].shape[0]
+    rule = f"is {num_worst_tokens}; with {world} ranks of up to {own} tokens it must be at least {world * own}"
+    need(num_worst_tokens == 0 or own <= num_worst_tokens // world, "num_worst_tokens", rule)
     ranks = _ranks(in_rank, world if topk_idx is None else topk_idx.shape[1], not num_worst_tokens)
+    head = torch.tensor([own], dtype=torch.int32, device=columns[0].device)
+    table = place.gather(torch.cat([head, num_tokens_per_rank.int(), num_tokens_per_expert.int()]))
+    tokens = num_worst_tokens // world if num_worst_tokens else int(table[:, 0].max())
     out, triples, counts = _send(place, [*columns, *beside], ranks, tokens)
     number = num_worst_tokens or int(counts[-1])
     sent = Sent(place, ranks, triples, counts, tokens, number)
