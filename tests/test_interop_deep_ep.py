@@ -207,6 +207,7 @@ def test_combine_adds_up_to_two_biases(clusters: Clusters) -> None:
             plain += torch.where(hit[:, None], (case.x(rank).float() * (to + 1)).bfloat16().float(), 0)
         assert torch.equal(buffer.combine(rows, handle)[0], plain.bfloat16())
         assert torch.equal(buffer.combine(rows, handle, bias=biases[0])[0], (plain + biases[0]).bfloat16())
+        assert torch.equal(buffer.combine(rows.float(), handle)[0], plain)
         both = buffer.combine(rows, handle, bias=(biases[0], biases[1]))[0]
         assert torch.equal(both, (plain + biases[0] + biases[1]).bfloat16())
 

@@ -181,13 +181,13 @@ class Buffer(WithoutRows):
         """Bring rows home, where those of a token are added, without weights.
 
         Args:
-            x: ``(n, H)`` bf16, the rows in dispatch's order.
+            x: ``(n, H)`` bf16, or float32 (as DeepEP does not), the rows in dispatch's order.
             handle: dispatch's.
             topk_weights: ``(n, K)`` float32; they are added as well. On all ranks or on none.
-            bias: one or two ``(T, H)`` bf16, added after the rows; as many on all ranks.
+            bias: one or two ``(T, H)`` of x's type, added after the rows; as many on all ranks.
 
         Returns:
-            ``(T, H)`` bf16: fp32 sums, ranks ascending, one rounding; ``(T, K)`` float32 or None; the event.
+            ``(T, H)`` of x's type: fp32 sums, ranks ascending, one rounding; ``(T, K)`` float32 or None; the event.
 
         Collective. Raises:
             ArgumentError: a rule above is broken. Others: as the ops.

@@ -95,15 +95,15 @@ def combine(
 ) -> tuple[Tensor, Tensor | None]:
     """The sum over ranks of each token's rows, and of their weights.
 
-    fp32, ranks ascending, then the biases, one rounding. With two biases rows travel as fp32, twice as wide.
+    fp32, ranks ascending, then the biases, one rounding to x's type. With two biases rows travel as fp32.
     """
     sent = sent_by(handle)
-    need_dims("x", x, 2, dtypes=(torch.bfloat16,))
+    need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float32))
     need(x.shape[0] >= sent.rows, "x", f"has {x.shape[0]} rows; dispatch returned {sent.rows}")
     biases = [] if bias is None else [bias] if isinstance(bias, Tensor) else list(bias)
     need(len(biases) <= 2, "bias", f"has {len(biases)} tensors; need one or two")
     for one in biases:
-        need_shape("bias", one, (sent.ranks.shape[0], x.shape[1]), dtypes=(torch.bfloat16,))
+        need_shape("bias", one, (sent.ranks.shape[0], x.shape[1]), dtypes=(x.dtype,))
     if len(biases) == 2:
         total = _sum(sent, x.float(), biases[0].float()) + biases[1].float()
     else:
