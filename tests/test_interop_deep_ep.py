@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from routed_tokens import randn, routed
 
 import ascend_moe
 from ascend_moe import LocalCluster
-from ascend_moe.errors import ArgumentError, RoutingOverflow
+from ascend_moe.errors import ArgumentError, InvalidExpertId, RoutingOverflow, WindowTooSmall
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.interop import deep_ep
 from ascend_moe.interop.deep_ep import AscendBuffer, Buffer, Config, EventHandle, EventOverlap
@@ -281,6 +282,25 @@ def test_a_worst_number_of_rows(clusters: Clusters, extra: int) -> None:
     on_all(clusters, case, too_small)
 
 
+def test_a_worst_number_of_rows_is_for_capture(clusters: Clusters) -> None:
+    """Nothing is read on the host."""
+    case = Case(world=1)
+
+    def body(rank: int, buffer: Buffer) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+
+            def read(*_: Any) -> None:
+                raise AssertionError("a value is read on the host")
+
+            for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__index__"):
+                patch.setattr(torch.Tensor, name, read)
+            x, _, weights, _, handle, _ = send(case, rank, buffer, num_worst_tokens=case.most)
+            buffer.combine(x, handle, weights)
+            buffer.dispatch(case.x(rank), handle)
+
+    on_all(clusters, case, body)
+
+
 def test_a_dispatch_without_ids(clusters: Clusters) -> None:
     case = Case(world=4)
 
@@ -465,6 +485,26 @@ def test_a_hook_that_is_never_called_raises_at_the_third_dispatch(clusters: Clus
     on_all(clusters, case, body)
 
 
+def test_a_failure_of_the_hook_is_raised_again_and_is_over(clusters: Clusters) -> None:
+    case = Case()
+
+    def body(rank: int, buffer: Buffer) -> None:
+        for _ in range(3):
+            ids = torch.full_like(case.ids(rank), case.experts) if rank == 0 else case.ids(rank)
+            given: Any = (case.x(rank), ids, case.most, case.experts)
+            if rank == 0:  # it knows at once, the others hear of it when they receive
+                with pytest.raises(InvalidExpertId):
+                    buffer.low_latency_dispatch(*given, return_recv_hook=True)
+                continue
+            *_, handle, _, hook = buffer.low_latency_dispatch(*given, return_recv_hook=True)
+            for _ in range(2):
+                with pytest.raises(InvalidExpertId):
+                    hook()
+        assert torch.equal(finish(case, rank, buffer, low(case, rank, buffer)), low_sum(case, rank))
+
+    on_all(clusters, case, body)
+
+
 def test_two_results_may_be_alive(clusters: Clusters) -> None:
     case = Case(kind="empty rank")
 
@@ -610,7 +650,7 @@ def test_events() -> None:
     EventHandle().current_stream_wait()
 
 
-def test_hints_are_what_the_windows_need() -> None:
+def test_hints_are_what_the_windows_need(monkeypatch: pytest.MonkeyPatch) -> None:
     from ascend_moe import plan
 
     small, large = (Buffer.get_low_latency_rdma_size_hint(tokens, 512, 4, 16) for tokens in (8, 128))
@@ -618,6 +658,26 @@ def test_hints_are_what_the_windows_need() -> None:
     assert small < large and large >= plan.window_need(asked)["dispatch_bytes"]
     with pytest.raises(ArgumentError):
         Buffer.get_low_latency_rdma_size_hint(-1, 512, 4, 16)
+    case = Case(local=2, topk=4, hidden=8192)
+    hint = Buffer.get_low_latency_rdma_size_hint(64, case.hidden, case.world, case.experts)
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
+    for mib in (-(-hint >> 20), -(-hint >> 20) - 1):
+        monkeypatch.setenv("HCCL_BUFFSIZE", str(mib))
+        enough = mib << 20 >= hint
+
+        def run(rank: int, group_ep: str) -> None:
+            buffer = Buffer((group_ep, 2, rank))
+            given: Any = (case.x(rank), case.ids(rank), 64, case.experts)
+            if enough:
+                sent = buffer.low_latency_dispatch(*given, use_fp8=False)
+                assert torch.equal(finish(case, rank, buffer, sent), low_sum(case, rank))
+            else:
+                with pytest.raises(WindowTooSmall):
+                    sent = buffer.low_latency_dispatch(*given, use_fp8=False)
+                    finish(case, rank, buffer, sent)
+
+        with LocalCluster(2) as cluster:
+            cluster.run(run)
     config = Buffer.get_dispatch_config(8)
     assert config == Buffer.get_combine_config(8) == Config(Buffer.num_sms)
     assert config.get_nvl_buffer_size_hint(1024, 8) > 0 == config.get_rdma_buffer_size_hint(1024, 8)
@@ -785,6 +845,10 @@ def test_ascend_refuses_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MOE_SHARED_EXPERT_RANK_NUM", "1")
         with pytest.raises(ArgumentError, match="MOE_SHARED_EXPERT_RANK_NUM is 1"):
             AscendBuffer((group_ep, 1, 0))
+        monkeypatch.delenv("MOE_SHARED_EXPERT_RANK_NUM")
+        monkeypatch.setenv("DEEPEP_NORMAL_LONG_SEQ_ROUND", "4")
+        with pytest.raises(ArgumentError, match="DEEPEP_NORMAL_LONG_SEQ_ROUND is 4"):
+            AscendBuffer((group_ep, 1, 0))
 
     with LocalCluster(1) as cluster:
         cluster.run(run)
@@ -809,6 +873,8 @@ def test_install_and_uninstall(uninstalled: None) -> None:
     from deep_ep.utils import EventOverlap as InUtils  # type: ignore[import-not-found]
 
     assert installed.Buffer is Buffer is InPackage and installed.utils.EventOverlap is EventOverlap is InUtils
+    for name in ("deep_ep", "deep_ep_cpp", "deep_ep.utils"):  # how callers ask whether it is there
+        assert importlib.util.find_spec(name) is not None
     assert installed.Config is deep_ep_cpp.Config is Config and installed.topk_idx_t is torch.int64
     assert deep_ep_cpp.EventHandle is installed.EventHandle is EventHandle
     assert deep_ep_cpp.get_low_latency_rdma_size_hint(8, 512, 4, 16) == Buffer.get_low_latency_rdma_size_hint(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +37,13 @@ class LowLatencyStrategy:
 
 # DEEP_USE_MODE: normal and low-latency strategy.
 MODES = {"default": ("default", "default"), "ops": ("default", "ops"), "alltoall": ("alltoall", "alltoall")}
-FUSED_DEEP_MOE, DISPATCH_FFN_COMBINE = 1, 2
+
+
+class FuseMode(IntEnum):
+    """The two of ``fused_deep_moe``."""
+
+    FUSED_DEEP_MOE = 1
+    DISPATCH_FFN_COMBINE = 2
 
 
 class AllToAllHandle(dict):  # type: ignore[type-arg]
@@ -102,9 +109,6 @@ class AscendBuffer(Buffer, flavour="ascend"):
         rule = "is a name; all-to-all needs a process group"
         need(not isinstance(self.group, tuple), "group", rule)
         return AllToAllDispatcher(self.group, experts)  # type: ignore[arg-type]
-
-    def _most(self, x: Tensor) -> int:
-        return int(self._place.gather(torch.tensor([x.shape[0]], dtype=torch.int32, device=x.device)).max())
 
     @with_typed_errors
     def get_dispatch_layout(
@@ -184,7 +188,7 @@ class AscendBuffer(Buffer, flavour="ascend"):
         self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor | None, per_expert: Tensor, quant: str
     ) -> tuple[Any, None, None, list[int], AllToAllHandle, EventOverlap]:
         dispatcher = self._alltoall(per_expert.numel())
-        bound = self.group_size * max(self._most(x), 1)
+        bound = self.group_size * max(int(self._place.most(x)), 1)
         sent = dispatcher.dispatch(x, topk_idx.int(), quant_mode=QUANT_MODES[quant], global_bs=bound)
         handle = AllToAllHandle(topk_weights=topk_weights, topk_idx=topk_idx)
         handle.dispatched, handle.dispatcher = sent, dispatcher
@@ -322,7 +326,7 @@ class AscendBuffer(Buffer, flavour="ascend"):
         num_max_dispatch_tokens_per_rank: int,
         num_experts: int,
         quant_mode: int = 1,
-        fuse_mode: int = FUSED_DEEP_MOE,
+        fuse_mode: int = FuseMode.FUSED_DEEP_MOE,
         profile_enable: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """One call for the layer: ``Runtime.fused_deep_moe``, with fuse_mode 2 ``Runtime.dispatch_ffn_combine``.
@@ -331,7 +335,9 @@ class AscendBuffer(Buffer, flavour="ascend"):
             gmm1_permuted_weight, gmm1_permuted_weight_scale: plain, not permuted; see there.
         """
         need(fuse_mode in (1, 2), "fuse_mode", f"is {fuse_mode}; it must be 1 or 2")
-        fused = self.runtime.fused_deep_moe if fuse_mode == FUSED_DEEP_MOE else self.runtime.dispatch_ffn_combine
+        fused = (
+            self.runtime.fused_deep_moe if fuse_mode == FuseMode.FUSED_DEEP_MOE else self.runtime.dispatch_ffn_combine
+        )
         return fused(
             x,
             topk_idx,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from ascend_moe.errors import need_one_of
-from ascend_moe.interop.deep_ep.ascend import AscendBuffer, LowLatencyStrategy, NormalStrategy
+from ascend_moe.interop.deep_ep.ascend import AscendBuffer, FuseMode, LowLatencyStrategy, NormalStrategy
 from ascend_moe.interop.deep_ep.buffer import FLAVOURS, Buffer
 from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
 from ascend_moe.interop.deep_ep.layout import Config, get_low_latency_rdma_size_hint
@@ -43,7 +44,7 @@ def install(flavour: str = "deepep", *, package: bool = True) -> None:
     names["topk_idx_t"] = torch.int64
     _add("deep_ep", {**names, "__path__": []})
     _add("deep_ep.utils", {"EventOverlap": EventOverlap, "EventHandle": EventHandle})
-    _add("deep_ep.buffer", names)
+    _add("deep_ep.buffer", {**names, "FuseMode": FuseMode})
     vars(sys.modules["deep_ep"]).update(utils=sys.modules["deep_ep.utils"], buffer=sys.modules["deep_ep.buffer"])
 
 
@@ -60,5 +61,6 @@ def uninstall() -> None:
 def _add(name: str, names: dict[str, Any]) -> None:
     module = ModuleType(name, "ascend_moe.interop.deep_ep under this name.")
     vars(module).update(names)
+    module.__spec__ = ModuleSpec(name, None, origin=__name__, is_package="__path__" in names)
     _before[name] = sys.modules.get(name, _MISSING)
     sys.modules[name] = module

@@ -36,6 +36,7 @@ class Received:
     shown: weakref.ref[Tensor] | None = None  # what the caller holds
     finish: Callable[[], Any] | None = None  # None: received
     combined: bool = False
+    failed: bool = False
     places: Tensor | None = None  # of the op's rows among the L * M ones
     triples: Tensor | None = None
     counts: Tensor | None = None
@@ -43,13 +44,19 @@ class Received:
 
     def alive(self) -> bool:
         """Still to be received; or neither combined nor dropped."""
+        if self.failed:
+            return False
         return self.finish is not None or not (self.combined or self.shown is None or self.shown() is None)
 
     def receive(self) -> None:
-        """The rows arrive in the results. The second time does nothing."""
+        """The rows arrive in the results. The second time does nothing, or raises the same again."""
         if self.finish is None:
             return
-        sent = self.finish()
+        try:
+            sent = self.finish()
+        except BaseException:
+            self.failed = True
+            raise
         self.finish = None
         counts = sent.ep_recv_counts
         rows = int(counts[-1]) if counts.device.type == "cpu" else sent.expand_x.shape[0]
@@ -172,7 +179,9 @@ class LowLatency:
         """Results and the hook that receives."""
         result = received_by(handle)
         shape = (result.local, result.tokens * self.place.world, result.hidden)
-        need(result.finish is None, "handle", "is of a dispatch whose hook was not called: call it first")
+        need(
+            result.finish is None, "handle", "is of a dispatch whose hook was not called, or has raised: call it first"
+        )
         if zero_copy:
             need(result.next_rows is not None, "zero_copy", "needs get_next_low_latency_combine_buffer(handle) before")
             x = result.next_rows  # type: ignore[assignment]
@@ -217,9 +226,9 @@ class LowLatency:
             return _nothing
 
         def hook() -> None:
-            receive()
             if self._open is hook:
                 self._open = None
+            receive()
 
         self._open = hook
         return hook

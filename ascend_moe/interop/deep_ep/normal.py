@@ -65,7 +65,7 @@ def dispatch(
     rule = f"is {num_worst_tokens}; with {world} ranks of up to {own} tokens it must be at least {world * own}"
     need(num_worst_tokens == 0 or own <= num_worst_tokens // world, "num_worst_tokens", rule)
     ranks = _ranks(in_rank, world if topk_idx is None else topk_idx.shape[1], not num_worst_tokens)
-    head = torch.tensor([own], dtype=torch.int32, device=columns[0].device)
+    head = torch.full((1,), own, dtype=torch.int32, device=columns[0].device)
     table = place.gather(torch.cat([head, num_tokens_per_rank.int(), num_tokens_per_expert.int()]))
     tokens = num_worst_tokens // world if num_worst_tokens else int(table[:, 0].max())
     out, triples, counts = _send(place, [*columns, *beside], ranks, tokens)

@@ -67,6 +67,10 @@ class Place:
         sent = ops.npu_moe_distribute_dispatch_v2(row, ids, **self.of_op(self.world, tokens))
         return sent.expand_x[: self.world].contiguous().view(torch.int32)[:, : words.numel()]
 
+    def most(self, x: Tensor) -> Tensor:
+        """The largest number of rows of x on any rank, an int32 scalar. Collective."""
+        return self.gather(torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)).max()
+
 
 def not_supported(what: str, instead: str) -> ArgumentError:
     """The error of something that DeepEP has and we have not."""

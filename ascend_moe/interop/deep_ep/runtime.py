@@ -63,10 +63,14 @@ def combine_rows(
     )
 
 
-def shared_expert_ranks_refused() -> None:
-    """MOE_SHARED_EXPERT_RANK_NUM other than 0."""
-    given = os.environ.get("MOE_SHARED_EXPERT_RANK_NUM", "0").strip() or "0"
-    need(given == "0", "MOE_SHARED_EXPERT_RANK_NUM", f"is {given}; ranks of shared experts are not supported: unset it")
+def check_environment() -> None:
+    """Refuses variables that ask sgl-kernel-npu for something that is not here."""
+    for name, harmless, what in (
+        ("MOE_SHARED_EXPERT_RANK_NUM", "0", "ranks of shared experts are"),
+        ("DEEPEP_NORMAL_LONG_SEQ_ROUND", "1", "rounds of a long sequence are"),
+    ):
+        given = os.environ.get(name, "").strip() or harmless
+        need(given == harmless, name, f"is {given}; {what} not supported: unset it")
 
 
 def _one(weights: Tensor | Sequence[Tensor]) -> Tensor:
@@ -123,7 +127,7 @@ class Runtime:
         low_latency_mode: bool = False,
         group_name: str = "",
     ) -> None:
-        shared_expert_ranks_refused()
+        check_environment()
         self.place = Place(group_name, group_size, rank)
 
     def get_num_rdma_ranks(self) -> int:
@@ -180,7 +184,7 @@ class Runtime:
         need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
         need_dims("num_tokens_per_expert", num_tokens_per_expert, 1)
         place, experts = self.place, num_tokens_per_expert.numel()
-        most = place.gather(torch.tensor([x.shape[0]], dtype=torch.int32, device=x.device)).max()
+        most = place.most(x)
         rows = dispatch_rows(place, x, topk_idx, experts, int(most), quant_type if use_quant else "none", topk_weights)
         number = int(rows.counts[-1])
         triples = rows.triples[: 3 * number].clone()
@@ -348,7 +352,7 @@ class Runtime:
         max_output_size has no effect: windows and results have room for the most rows that there can be.
         """
         place = self.place
-        most = int(place.gather(torch.tensor([x.shape[0]], dtype=torch.int32, device=x.device)).max())
+        most = int(place.most(x))
         weights = (gmm1_weight, gmm1_weight_scale, gmm2_weight, gmm2_weight_scale)
         out, rows = fused(place, x, topk_ids, weights, topk_weights, most, num_experts, quant_mode)
         return out, rows.nums.int()
