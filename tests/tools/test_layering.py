@@ -180,9 +180,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "autograd": ("ops",),
     "dispatchers": ("autograd",),
     "layer": ("dispatchers", "experts", "vendor"),
+    "fused": ("dispatchers", "experts"),
     "npu": ("dispatchers", "experts", "vendor"),
     "timeline": ("comm", "_text"),
-    "": ("_autoload", "_text", "layer", "npu", "timeline"),  # the public names
+    "": ("_autoload", "_text", "fused", "layer", "npu", "timeline"),  # the public names
     "interop": ("", "permute", "placement"),
     "checkpoint": ("layer",),
     "reference": (),
