@@ -212,7 +212,7 @@ def test_shared_experts(clusters: Any, int8: bool) -> None:
                     w_gate_up_scale=one[2],
                     w_down_scale=one[3],
                     output_dtype=BF16,
-                )  # fmt: skip
+                )
             )
         for form in ("stacked", "list", "int64"):
             names = ("shared_l1_weights", "shared_l2_weights", "shared_l1_weights_sf", "shared_l2_weights_sf")
