@@ -177,13 +177,15 @@ def test_it_stands_in_for_nothing_that_is_there(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "cann_ops_transformer").mkdir()
     (tmp_path / "cann_ops_transformer" / "__init__.py").write_text("ops = None\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    for _ in range(2):  # before it is imported, and after
-        with pytest.raises(AscendMoeError, match="cann_ops_transformer can be imported here"):
-            standin.install()
-        real = importlib.import_module("cann_ops_transformer")
-        standin.uninstall()
-        assert sys.modules["cann_ops_transformer"] is real
-    monkeypatch.delitem(sys.modules, "cann_ops_transformer")
+    try:
+        for _ in range(2):  # before it is imported, and after
+            with pytest.raises(AscendMoeError, match="cann_ops_transformer can be imported here"):
+                standin.install()
+            real = importlib.import_module("cann_ops_transformer")
+            standin.uninstall()
+            assert sys.modules["cann_ops_transformer"] is real
+    finally:
+        del sys.modules["cann_ops_transformer"]
 
 
 def in_a_process(rank: int) -> list[torch.Tensor]:
