@@ -47,7 +47,9 @@ class Rank:
         """scale1 and scale2 as the call takes them: stacked, or a list, or as int64 of their bits."""
         if self.s1 is None or self.s2 is None:
             return [None, None]
-        both = [scale.view(I32).to(torch.int64) if form == "int64" else scale for scale in (self.s1, self.s2)]
+        both = [self.s1, self.s2]
+        if form.endswith("int64"):  # uint64 as CANN's documents have it
+            both = [scale.view(I32).to(torch.int64).view(getattr(torch, form)) for scale in both]
         return [[scale] if form == "stacked" else list(scale) for scale in both]
 
     def weights(self, form: str) -> list[list[torch.Tensor]]:
@@ -121,7 +123,7 @@ def test_both_calls_are_the_three_calls(clusters: Any, world: int, int8: bool) -
                 mine.mask = torch.arange(tokens) % 3 != 1
             if case % 3 == 2:
                 mine.mask = torch.arange(tokens * K).reshape(tokens, K) % 4 != 1
-            form = ("stacked", "list", "int64")[case % 3]
+            form = ("stacked", "list", "int64", "uint64")[case % 4]
             expected = mine.three_calls(group)
             same(mine.one_call(group, form), expected)
             same(mine.mega(buffer, form), expected)
