@@ -202,17 +202,19 @@ def test_shared_experts(clusters: Any, int8: bool) -> None:
         rows, scales = npu_dynamic_quant(mine.x) if int8 else (mine.x, None)
         parts = []
         for number in range(L):
-            one = [None if value is None else value[number : number + 1] for value in (own.w1, own.w2, own.s1, own.s2)]
-            assert one[0] is not None and one[1] is not None
+            expert = [
+                None if value is None else value[number : number + 1] for value in (own.w1, own.w2, own.s1, own.s2)
+            ]
+            assert expert[0] is not None and expert[1] is not None
             parts.append(
                 grouped_mlp(
                     rows,
-                    one[0],
-                    one[1],
+                    expert[0],
+                    expert[1],
                     torch.tensor([len(rows)]),
                     dynamic_scales=scales,
-                    w_gate_up_scale=one[2],
-                    w_down_scale=one[3],
+                    w_gate_up_scale=expert[2],
+                    w_down_scale=expert[3],
                     output_dtype=BF16,
                 )
             )
@@ -269,23 +271,23 @@ def test_overflow_on_one_rank_is_raised_on_all(clusters: Any, world: int) -> Non
         mine.ids[:, 0] = 1 if rank or world == 1 else L * world - 1
         return mine
 
-    for one in (True, False):
+    for name in ("max_output_size", "max_recv_token_num"):
 
-        def body(rank: int, group: str, one: bool = one) -> None:
-            mine, name = prepared(rank), "max_output_size" if one else "max_recv_token_num"
+        def body(rank: int, group: str, name: str = name) -> None:
+            mine = prepared(rank)
             for limit in (arriving - 1, arriving):
 
                 def call(limit: int = limit) -> tuple[torch.Tensor, ...]:
-                    if one:
+                    if name == "max_output_size":
                         return mine.one_call(group, limit=limit)
                     return mine.mega(mine.buffer(group, max_recv_token_num=limit))
 
                 if limit < arriving:
                     with pytest.raises(
                         RoutingOverflow, match=f"{name} is {limit}, but {arriving} rows go to rank 0"
-                    ) as said:
+                    ) as raised:
                         call()
-                    error = said.value
+                    error = raised.value
                     assert (error.owner, error.rows, error.capacity) == (0, arriving, limit)
                 else:
                     same(call(), mine.three_calls(group))
@@ -381,9 +383,9 @@ def test_wrong_arguments(clusters: Any, argument: str) -> None:
         }  # fmt: skip
         dispatch_ffn_combine(**sound)
         for rule, changed in WRONG[argument].items():
-            with pytest.raises(ArgumentError) as said:
+            with pytest.raises(ArgumentError) as raised:
                 dispatch_ffn_combine(**sound | changed)
-            assert rule in str(said.value) and said.value.argument == argument and "\n" not in str(said.value)
+            assert rule in str(raised.value) and raised.value.argument == argument and "\n" not in str(raised.value)
 
     clusters[1].run(body)
 
@@ -398,12 +400,12 @@ def test_wrong_scales_of_int8_weights(clusters: Any) -> None:
             (mine.s1.half(), "is torch.float16"),
         ):
             mine.s1 = wrong
-            with pytest.raises(ArgumentError, match=rule) as said:
+            with pytest.raises(ArgumentError, match=rule) as raised:
                 dispatch_ffn_combine(
                     mine.x, [mine.w1], [mine.w2], mine.ids, None if wrong is None else [wrong], [mine.s2], None, None,
                     mine.probs, group, 0, torch.empty_like(mine.x), torch.empty(L, dtype=I32),
                 )  # fmt: skip
-            assert said.value.argument == "scale1"
+            assert raised.value.argument == "scale1"
 
     clusters[1].run(body)
 
@@ -442,9 +444,9 @@ def test_wrong_arguments_of_mega_moe(clusters: Any, argument: str) -> None:
             buffer = get_symm_buffer_for_mega_moe(group, *given.pop("sizes", (L, MOST, K, H, 2 * F)), **options)
             sound = {"x": mine.x, "topk_ids": mine.ids, "topk_weights": mine.probs, "sym_buffer": buffer}
             sound |= {"l1_weights": [mine.w1], "l2_weights": [mine.w2], "weight1_type": BF16, "weight2_type": 283}
-            with pytest.raises(ArgumentError) as said:
+            with pytest.raises(ArgumentError) as raised:
                 mega_moe(**sound | given)
-            assert rule in str(said.value) and said.value.argument == argument
+            assert rule in str(raised.value) and raised.value.argument == argument
 
     clusters[1].run(body)
 
@@ -462,10 +464,10 @@ def test_the_buffer_is_agreed_on(clusters: Any) -> None:
     cluster = clusters[3]
     for field, value in different.items():
 
-        def one(rank: int, group: str, given: dict[str, Any] = {field: value}) -> Any:  # noqa: B006
+        def differs_on_rank_1(rank: int, group: str, given: dict[str, Any] = {field: value}) -> Any:  # noqa: B006
             return get_symm_buffer_for_mega_moe(group, **{**sizes, **(given if rank == 1 else {})})
 
-        for rank, error in enumerate(outcomes(cluster, one)):
+        for rank, error in enumerate(outcomes(cluster, differs_on_rank_1)):
             assert isinstance(error, ConfigMismatch) and error.field == field
             assert error.rank == (0 if rank == 1 else 1)
             assert (error.ours if rank == 1 else error.theirs) == repr(value) and error.ours != error.theirs
