@@ -230,6 +230,40 @@ def test_shared_experts(clusters: Any, int8: bool) -> None:
     clusters[2].run(body)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, FP32])
+def test_other_dtypes_of_rows(clusters: Any, dtype: torch.dtype) -> None:
+    """dispatch_ffn_combine takes them, with weights of their own dtype and with int8 weights; mega_moe is bf16's."""
+
+    def body(rank: int, group: str) -> None:
+        for int8 in (False, True):
+            mine = Rank(rank, 2, int8=int8)
+            x, nums = mine.x.to(dtype), torch.empty(L, dtype=I32)
+            w1, w2 = (weight if int8 else weight.to(dtype) for weight in (mine.w1, mine.w2))
+            dispatcher = WindowDispatcher(group, 2, rank, mine.experts)
+            sent = dispatcher.dispatch(x, mine.ids, quant_mode=2 if int8 else 0)
+            rows = grouped_mlp(
+                sent.expand_x, w1, w2, sent.expert_token_nums, dynamic_scales=sent.dynamic_scales if int8 else None,
+                w_gate_up_scale=mine.s1, w_down_scale=mine.s2, output_dtype=dtype,
+            )  # fmt: skip
+            out, scales = torch.empty_like(x), mine.scales("list")
+            dispatch_ffn_combine(x, [w1], [w2], mine.ids, *scales, None, None, mine.probs, group, 0, out, nums)
+            assert torch.equal(out, dispatcher.combine(rows, sent, mine.probs))
+
+    clusters[2].run(body)
+
+
+def test_weights_of_tokens_may_be_bf16_in_mega_moe(clusters: Any) -> None:
+    def body(rank: int, group: str) -> None:
+        mine = Rank(rank, 1)
+        half = mine.probs.to(BF16)
+        mine.probs = half.float()
+        expected = mine.three_calls(group)
+        mine.probs = half
+        same(mine.mega(mine.buffer(group)), expected)
+
+    clusters[1].run(body)
+
+
 def test_gradients_are_those_of_the_three_calls(clusters: Any) -> None:
     def body(rank: int, group: str) -> None:
         found = []

@@ -195,6 +195,8 @@ def _check_shapes(
 
 def _limited(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
     """Gate, the left half, cut above; up at both sides."""
+    if limit > torch.finfo(gate_up.dtype).max:  # of fp16, in which 1e6 is infinite
+        return gate_up
     gate, up = gate_up.chunk(2, -1)
     return torch.cat([gate.clamp(max=limit), up.clamp(-limit, limit)], -1)
 
