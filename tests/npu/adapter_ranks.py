@@ -24,6 +24,7 @@ from ascend_moe.errors import (
     AscendMoeError,
     CommError,
     CommTimeout,
+    ConfigMismatch,
     InvalidExpertId,
     PeerLost,
     RoutingOverflow,
@@ -587,15 +588,19 @@ def check_the_one_call_for_a_layer_gives_the_cpus_bits() -> None:
                 dispatch_quant_mode=quant,
             )  # fmt: skip
             own = {f"shared_l{number + 1}_weights": there(plain[number]) for number in range(2)}
+            batch = slice(RANK, None)  # ranks have different ones
             y, counts = fused.mega_moe(
-                there(x), there(ids), there(probs), *lists[:2], buffer, l1_weights_sf=lists[2], l2_weights_sf=lists[3],
-                x_active_mask=there(mask.to(torch.int8)), activation_clamp=0.5, **own,
+                there(x[batch]), there(ids[batch]), there(probs[batch]), *lists[:2], buffer, l1_weights_sf=lists[2],
+                l2_weights_sf=lists[3], x_active_mask=there(mask[batch].to(torch.int8)), activation_clamp=0.5, **own,
             )  # fmt: skip
             found[device] = [on_cpu(value) for value in (out, nums, y, counts)]
             with raises("max_output_size is 1, but", RoutingOverflow):
                 fused.dispatch_ffn_combine(there(x), *tensors, 1, out, nums)
         assert all(torch.equal(a, b) for a, b in zip(found["cpu"], found["npu"], strict=True)), found
-        assert bool((found["npu"][0][mask] != 0).any()) and not torch.equal(found["npu"][0], found["npu"][2])
+        assert bool((found["npu"][0][mask] != 0).any()) and not torch.equal(found["npu"][0][RANK:], found["npu"][2])
+    for group in (CPU, HCCL):
+        with raises("num_topk is", ConfigMismatch):
+            fused.get_symm_buffer_for_mega_moe(group, E, tokens, 1 + RANK, H, inner)
 
 
 def check_patch_torch_npu_swaps_its_functions_and_puts_them_back() -> None:
