@@ -496,7 +496,7 @@ def test_a_failure_of_the_hook_is_raised_again_and_is_over(clusters: Clusters) -
                 with pytest.raises(InvalidExpertId):
                     buffer.low_latency_dispatch(*given, return_recv_hook=True)
                 continue
-            *_, handle, _, hook = buffer.low_latency_dispatch(*given, return_recv_hook=True)
+            hook = buffer.low_latency_dispatch(*given, return_recv_hook=True)[4]
             for _ in range(2):
                 with pytest.raises(InvalidExpertId):
                     hook()
@@ -661,21 +661,19 @@ def test_hints_are_what_the_windows_need(monkeypatch: pytest.MonkeyPatch) -> Non
     case = Case(local=2, topk=4, hidden=8192)
     hint = Buffer.get_low_latency_rdma_size_hint(64, case.hidden, case.world, case.experts)
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
-    for mib in (-(-hint >> 20), -(-hint >> 20) - 1):
-        monkeypatch.setenv("HCCL_BUFFSIZE", str(mib))
-        enough = mib << 20 >= hint
+    mib = -(-hint >> 20)
 
-        def run(rank: int, group_ep: str) -> None:
-            buffer = Buffer((group_ep, 2, rank))
-            given: Any = (case.x(rank), case.ids(rank), 64, case.experts)
-            if enough:
-                sent = buffer.low_latency_dispatch(*given, use_fp8=False)
-                assert torch.equal(finish(case, rank, buffer, sent), low_sum(case, rank))
-            else:
-                with pytest.raises(WindowTooSmall):
-                    sent = buffer.low_latency_dispatch(*given, use_fp8=False)
-                    finish(case, rank, buffer, sent)
+    def enough(rank: int, group_ep: str) -> None:
+        buffer = Buffer((group_ep, 2, rank))
+        sent = buffer.low_latency_dispatch(case.x(rank), case.ids(rank), 64, case.experts, use_fp8=False)
+        assert torch.equal(finish(case, rank, buffer, sent), low_sum(case, rank))
 
+    def too_small(rank: int, group_ep: str) -> None:
+        with pytest.raises(WindowTooSmall, match=f"HCCL_BUFFSIZE={mib}"):
+            enough(rank, group_ep)
+
+    for size, run in ((mib, enough), (mib - 1, too_small)):
+        monkeypatch.setenv("HCCL_BUFFSIZE", str(size))
         with LocalCluster(2) as cluster:
             cluster.run(run)
     config = Buffer.get_dispatch_config(8)

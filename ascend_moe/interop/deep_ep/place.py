@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ascend_moe import comm, ops
+from ascend_moe import comm
 from ascend_moe.errors import ArgumentError, need
+from ascend_moe.ops.gather import gather_rows
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 ROW_BYTES = 32  # rows of the ops are a multiple of this
-_SLOTS = 16  # destinations of one token in ``gather``
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,7 @@ class Place:
 
     def gather(self, words: Tensor) -> Tensor:
         """``(W, n)``: every rank's ``(n,)`` int32 words, in one dispatch. Collective; n is equal on all ranks."""
-        slots = min(self.world, _SLOTS)
-        tokens = -(-self.world // slots)
-        ids = torch.arange(tokens * slots, dtype=torch.int32, device=words.device)
-        ids = torch.where(ids < self.world, ids, -1).view(tokens, slots)
-        padded = torch.nn.functional.pad(words, (0, -words.numel() % (ROW_BYTES // 4)))
-        row = padded.view(torch.bfloat16).expand(tokens, -1).contiguous()
-        sent = ops.npu_moe_distribute_dispatch_v2(row, ids, **self.of_op(self.world, tokens))
-        return sent.expand_x[: self.world].contiguous().view(torch.int32)[:, : words.numel()]
+        return gather_rows(words, self.group_ep, self.world, self.rank)
 
     def most(self, x: Tensor) -> Tensor:
         """The largest number of rows of x on any rank, an int32 scalar. Collective."""
