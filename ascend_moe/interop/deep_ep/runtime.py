@@ -5,22 +5,24 @@ Its own Python package, unbuilt, runs over this. The state of a call is in the t
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ascend_moe import ops
+from ascend_moe.dispatchers import WindowDispatcher
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
-from ascend_moe.experts import grouped_mlp
+from ascend_moe.fused import calls, dispatch_ffn_combine
+from ascend_moe.fused.arguments import Tokens, experts_of
 from ascend_moe.interop.deep_ep import layout
 from ascend_moe.interop.deep_ep.events import EventHandle
 from ascend_moe.interop.deep_ep.place import Place, not_supported
 
 QUANT_MODES = {"none": 0, "bf16": 0, "int8": 2}  # others are of the 950 series: fp8, fp4, MX
-_FP32_BITS = 0xFFFFFFFF
 
 
 class Rows(NamedTuple):
@@ -71,42 +73,6 @@ def check_environment() -> None:
     ):
         given = os.environ.get(name, "").strip() or harmless
         need(given == harmless, name, f"is {given}; {what} not supported: unset it")
-
-
-def _one(weights: Tensor | Sequence[Tensor]) -> Tensor:
-    """A tensor, or one for each local expert."""
-    return weights if isinstance(weights, Tensor) else torch.stack(list(weights))
-
-
-def _scale(scales: Tensor | Sequence[Tensor] | None) -> Tensor | None:
-    """fp32, or int64 that carries fp32 bits."""
-    if scales is None:
-        return None
-    whole = _one(scales)
-    whole = (whole & _FP32_BITS).to(torch.int32).view(torch.float32) if whole.dtype == torch.int64 else whole
-    return whole.squeeze(-1) if whole.dim() == 3 else whole
-
-
-def fused(
-    place: Place,
-    x: Tensor,
-    ids: Tensor,
-    weights: Sequence[Any],
-    topk_weights: Tensor,
-    tokens: int,
-    experts: int,
-    quant_mode: int,
-) -> tuple[Tensor, Rows]:
-    """Dispatch, the experts' MLP, combine. ``weights``: gate and up, its scale, down, its scale."""
-    need(quant_mode in (0, 1), "quant_mode", f"is {quant_mode}; it must be 0 (bf16 weights) or 1 (int8)")
-    gate_up, gate_up_scale, down, down_scale = weights
-    rows = dispatch_rows(place, x, ids, experts, tokens, "int8" if quant_mode else "none")
-    scales: dict[str, Any] = {}
-    if quant_mode:
-        scales = {"w_gate_up_scale": _scale(gate_up_scale), "w_down_scale": _scale(down_scale)}
-        scales |= {"dynamic_scales": rows.scales, "output_dtype": x.dtype}
-    out = grouped_mlp(rows.x, _one(gate_up), _one(down), rows.nums, **scales)
-    return combine_rows(place, out, ids, rows.triples, rows.counts, topk_weights, tokens), rows
 
 
 class Runtime:
@@ -327,10 +293,16 @@ class Runtime:
         Returns:
             ``(T, H)``; int32 running sums over [local expert][source rank].
         """
-        weights = (gmm1_weight, gmm1_weight_scale, gmm2_weight, gmm2_weight_scale)
-        tokens = num_max_dispatch_tokens_per_rank
-        out, rows = fused(self.place, x, topk_ids, weights, topk_weights, tokens, num_experts, quant_mode)
-        return out, rows.counts
+        given = {"gmm1_weight": gmm1_weight, "gmm2_weight": gmm2_weight}
+        scales = {"gmm1_weight_scale": gmm1_weight_scale, "gmm2_weight_scale": gmm2_weight_scale}
+        experts = experts_of(x, given | scales)
+        rule = f"is {quant_mode}; it must be 1 for int8 weights and 0 for others"
+        need(quant_mode == (experts.quant_mode != 0), "quant_mode", rule)
+        tokens = Tokens(x, topk_ids.int(), topk_weights, None)
+        dispatcher = WindowDispatcher(self.place.group_ep, self.place.world, self.place.rank, num_experts)
+        bound = self.place.world * num_max_dispatch_tokens_per_rank
+        sent = calls.dispatch(dispatcher, tokens, experts, bound)
+        return calls.finish(dispatcher, sent, tokens, experts, math.inf), sent.ep_recv_counts
 
     @with_typed_errors
     @torch.no_grad()
@@ -349,13 +321,26 @@ class Runtime:
     ) -> tuple[Tensor, Tensor]:
         """As ``fused_deep_moe``, with rows of each local expert ``(L,)`` int32 as second result.
 
-        max_output_size has no effect: windows and results have room for the most rows that there can be.
+        max_output_size: the most rows that a rank may receive; more raise RoutingOverflow on every rank. 0: no limit.
         """
-        place = self.place
-        most = int(place.most(x))
-        weights = (gmm1_weight, gmm1_weight_scale, gmm2_weight, gmm2_weight_scale)
-        out, rows = fused(place, x, topk_ids, weights, topk_weights, most, num_experts, quant_mode)
-        return out, rows.nums.int()
+        need(quant_mode in (0, 1), "quant_mode", f"is {quant_mode}; it must be 0 or 1")
+        nums = torch.empty(self.place.of_experts(num_experts), dtype=torch.int32, device=x.device)
+        scales = (gmm1_weight_scale, gmm2_weight_scale)
+        return dispatch_ffn_combine(
+            x,
+            gmm1_weight,
+            gmm2_weight,
+            topk_ids.int(),
+            *scales,
+            None,
+            None,
+            topk_weights,
+            self.place.group_ep,
+            max_output_size,
+            torch.empty_like(x),
+            nums,
+            swiglu_limit=0.0,
+        )
 
     def begin_profile(self, *_: Any) -> None:
         """Raises: ``ascend_moe.trace`` is what shows times."""
