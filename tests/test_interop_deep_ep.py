@@ -246,6 +246,21 @@ def test_rows_of_fp8_travel_with_their_scales(clusters: Clusters, kind: str) -> 
     on_all(clusters, case, body)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_of_other_types(clusters: Clusters, dtype: torch.dtype) -> None:
+    case = Case()
+
+    def body(rank: int, buffer: Buffer) -> None:
+        x, _, _, _, handle, _ = send(case, rank, buffer, x=case.x(rank).to(dtype))
+        assert torch.equal(x, empty_stack([case.x(source)[token].to(dtype) for source, token in case.copies(rank)], x))
+        hits = torch.tensor([len(case.hit(rank, token)) for token in range(case.tokens(rank))])
+        assert torch.equal(buffer.combine(x, handle)[0], (case.x(rank).float() * hits[:, None]).to(dtype))
+        again = buffer.dispatch(case.x(rank).to(dtype), handle)[0]
+        assert torch.equal(again, x)
+
+    on_all(clusters, case, body)
+
+
 def test_alignment_rounds_counts_up(clusters: Clusters) -> None:
     case = Case(kind="an expert without tokens")
 

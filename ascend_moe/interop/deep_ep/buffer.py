@@ -129,7 +129,8 @@ class Buffer(WithoutRows):
         """Send each token once to every rank that has one of its experts.
 
         Args:
-            x: ``(T, H)`` bf16, H a multiple of 16; or fp8 (e4m3) rows and their scales ``(T, H / 128)`` float32.
+            x: ``(T, H)`` bf16 (fp16 and float32 as well, as DeepEP does not), rows of a multiple of 32 bytes; or fp8
+                (e4m3) rows and their scales ``(T, H / 128)`` float32.
             handle: of an earlier dispatch: the rows of x go to the same places; no topk_idx, no topk_weights.
             num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: of ``get_dispatch_layout``.
             topk_idx, topk_weights: ``(T, K)`` int64 and float32, on all ranks or on none.
@@ -181,7 +182,7 @@ class Buffer(WithoutRows):
         """Bring rows home, where those of a token are added, without weights.
 
         Args:
-            x: ``(n, H)`` bf16, or float32 (as DeepEP does not), the rows in dispatch's order.
+            x: ``(n, H)`` bf16 (fp16 and float32 as well), the rows in dispatch's order.
             handle: dispatch's.
             topk_weights: ``(n, K)`` float32; they are added as well. On all ranks or on none.
             bias: one or two ``(T, H)`` of x's type, added after the rows; as many on all ranks.

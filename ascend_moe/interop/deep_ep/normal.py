@@ -14,7 +14,7 @@ from torch import Tensor
 from ascend_moe import ops, plan
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
 from ascend_moe.interop.deep_ep.place import Place
-from ascend_moe.interop.deep_ep.rows import Layout, check_x, pack, unpack
+from ascend_moe.interop.deep_ep.rows import FLOATS, Layout, check_x, pack, unpack
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def combine(
     fp32, ranks ascending, then the biases, one rounding to x's type. With two biases rows travel as fp32.
     """
     sent = sent_by(handle)
-    need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float32))
+    need_dims("x", x, 2, dtypes=FLOATS)
     need(x.shape[0] >= sent.rows, "x", f"has {x.shape[0]} rows; dispatch returned {sent.rows}")
     biases = [] if bias is None else [bias] if isinstance(bias, Tensor) else list(bias)
     need(len(biases) <= 2, "bias", f"has {len(biases)} tensors; need one or two")

@@ -12,6 +12,7 @@ from ascend_moe.errors import need, need_dims, need_dtype, need_shape
 from ascend_moe.interop.deep_ep.place import ROW_BYTES
 
 FP8 = torch.float8_e4m3fn
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)  # of normal mode; DeepEP has bf16 alone
 GROUP = 128  # values that share a scale
 _FP8_MAX = 448.0
 _LEAST = 1e-4  # a group counts at least this much: zeros have a scale
@@ -60,9 +61,9 @@ def cast_fp8(x: Tensor, round_scale: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def check_x(x: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
-    """The columns of a caller's x: bf16 rows, or fp8 rows and their scales."""
+    """The columns of a caller's x: float rows, or fp8 rows and their scales."""
     if isinstance(x, Tensor):
-        need_dims("x", x, 2, dtypes=(torch.bfloat16,))
+        need_dims("x", x, 2, dtypes=FLOATS)
         return [x]
     need(len(x) == 2, "x", f"has {len(x)} tensors; need rows and their scales")
     codes, scales = x
