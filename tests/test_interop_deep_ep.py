@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -476,6 +477,26 @@ def test_a_hook_after_a_matmul_and_twice(clusters: Clusters, fp8: bool) -> None:
         for _ in range(2):
             hook()
             assert torch.equal(y, total)
+
+    on_all(clusters, case, body)
+
+
+def test_with_a_hook_nobody_is_waited_for(clusters: Clusters) -> None:
+    case = Case()
+    dispatched, combined = threading.Event(), threading.Event()
+
+    def body(rank: int, buffer: Buffer) -> None:
+        for event in (dispatched, combined):
+            if rank == 1:
+                assert event.wait(15)
+            if event is dispatched:
+                sent = low(case, rank, buffer, return_recv_hook=True)
+            else:
+                given = case.ids(rank), case.weights(rank), sent[2]
+                y, _, home = buffer.low_latency_combine(sent[0], *given, return_recv_hook=True)
+            event.set()  # rank 0 has sent before rank 1 begins
+            (sent[4] if event is dispatched else home)()
+        assert torch.equal(y, low_sum(case, rank))
 
     on_all(clusters, case, body)
 

@@ -70,6 +70,7 @@ class AscendBuffer(Buffer, flavour="ascend"):
     - Low latency: packed rows ``(max * W * min(K, L), H)``, counts int64, the running sums as layout_range; handles of
       seven entries, with strategy "ops" of ten. Hooks do nothing, everything has been received; out, zero_copy and
       the recv stats have no effect.
+    - Ids -1 need no MOE_ENABLE_TOPK_NEG_ONE.
     - quant_mode None, "bf16" or "int8": rows with a float32 scale each. fp8, fp4 and MX are of the 950 series.
 
     Args:
