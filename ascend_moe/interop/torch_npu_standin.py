@@ -30,7 +30,7 @@ from ascend_moe import npu
 from ascend_moe._torch_npu import resolve_dtype
 from ascend_moe.comm import comm_name
 from ascend_moe.errors import ArgumentError, LibraryError, need, need_dims, with_typed_errors
-from ascend_moe.interop import npu_standin
+from ascend_moe.interop import cann_ops_transformer, npu_standin
 
 ABOUT = "a stand-in of torch_npu by ascend_moe: CPU tensors and gloo, no Ascend device; times mean nothing"
 VERSION = f"{torch.__version__.partition('+')[0]}+ascend.moe.standin"
@@ -116,6 +116,7 @@ def install(quiet: bool = False) -> None:
         _add_modules(changes)
         _change_devices(changes)
         _change_groups(changes)
+        cann_ops_transformer.install()
     except BaseException:
         changes.undo()
         raise
@@ -128,6 +129,7 @@ def uninstall() -> None:
     """Undo `install`. Groups and tensors that were made meanwhile live on. Without it nothing is done."""
     global _changes
     if _changes is not None:
+        cann_ops_transformer.uninstall()
         _changes.undo()
         _changes = None
 
@@ -247,7 +249,7 @@ def npu_quant_matmul(
 
 
 def _to_cpu(device: Any) -> Any:
-    """"cpu" for "npu", "npu:3" and a bare number, which torch takes for one of the accelerator; others as they are."""
+    """ "cpu" for "npu", "npu:3" and a bare number, which torch takes for one of the accelerator; others as they are."""
     if isinstance(device, str):
         return "cpu" if device.partition(":")[0] == "npu" else device
     return "cpu" if isinstance(device, int) and not isinstance(device, bool) else device
@@ -339,7 +341,7 @@ class ProcessGroupHCCL:
 
 
 def _gloo(backend: Any) -> Any:
-    """"gloo" for "hccl", also in a list such as "cpu:gloo,npu:hccl"."""
+    """ "gloo" for "hccl", also in a list such as "cpu:gloo,npu:hccl"."""
     if not isinstance(backend, str) or "hccl" not in backend.lower():
         return backend
     if ":" not in backend:

@@ -18,6 +18,7 @@ import torch
 from ascend_moe._torch_npu import on_npu, resolve_dtype
 from ascend_moe.errors import need
 from ascend_moe.experts import npu_dequant_swiglu_quant
+from ascend_moe.fused import dispatch_ffn_combine
 from ascend_moe.ops.schemas import VENDOR_SCHEMAS
 from ascend_moe.routing import SOFTMAX, Groups, gating_top_k, npu_moe_gating_top_k
 from ascend_moe.vendor import meta
@@ -206,6 +207,46 @@ def swiglu_quant_v2(
     )  # fmt: skip
 
 
+def dispatch_ffn_combine_0_18(
+    x: torch.Tensor,
+    weight1: Sequence[torch.Tensor],
+    weight2: Sequence[torch.Tensor],
+    expert_idx: torch.Tensor,
+    scale1: Sequence[torch.Tensor],
+    scale2: Sequence[torch.Tensor],
+    probs: torch.Tensor,
+    group: str,
+    max_output_size: int,
+    out: torch.Tensor,
+    expert_token_nums: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`ascend_moe.fused.dispatch_ffn_combine` as release 0.18 calls it: without biases, mask and limit."""
+    return dispatch_ffn_combine(
+        x, weight1, weight2, expert_idx, scale1, scale2, None, None, probs, group, max_output_size, out,
+        expert_token_nums, swiglu_limit=0.0,
+    )  # fmt: skip
+
+
+def dispatch_ffn_combine_0_13(
+    x: torch.Tensor,
+    weight1: Sequence[torch.Tensor],
+    weight2: Sequence[torch.Tensor],
+    expert_idx: torch.Tensor,
+    scale1: Sequence[torch.Tensor],
+    scale2: Sequence[torch.Tensor],
+    probs: torch.Tensor,
+    group: str,
+    max_output_size: int,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """As release 0.13 calls it: without expert_token_nums too."""
+    local = weight1[0].shape[0] if weight1[0].dim() == 3 else len(weight1)
+    counts = expert_idx.new_empty(local, dtype=torch.int32)
+    return dispatch_ffn_combine_0_18(
+        x, weight1, weight2, expert_idx, scale1, scale2, probs, group, max_output_size, out, counts
+    )[0]
+
+
 # ---- registration
 
 
@@ -249,7 +290,23 @@ _V2 = (
     "int quant_mode=0, int quant_dtype=0, bool transpose_weight=False, int group_list_type=0, int[] tuning_config=[], "
     "float swiglu_limit=0.) -> (Tensor, Tensor)"
 )
+_FUSED_0_13 = (
+    "(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx, Tensor[] scale1, Tensor[] scale2, "
+    "Tensor probs, str group, int max_output_size, Tensor(a!) out) -> Tensor(a!)"
+)
+_FUSED_0_18 = _FUSED_0_13.replace(
+    "out) -> Tensor(a!)", "out, Tensor(b!) expert_token_nums) -> (Tensor(a!), Tensor(b!))"
+)
+_FUSED = _FUSED_0_18.replace("Tensor probs", "Tensor[] bias1, Tensor[] bias2, Tensor probs").replace(
+    "expert_token_nums)", "expert_token_nums, Tensor? x_active_mask=None, float swiglu_limit=1000000.)"
+)
+# By name; behind a dot stands the overload of an older release's call.
 OPS: dict[str, _Op] = {
+    "dispatch_ffn_combine": _Op(_FUSED, dispatch_ffn_combine, lambda call: (call.out, call.expert_token_nums)),
+    "dispatch_ffn_combine.release_0_18": _Op(
+        _FUSED_0_18, dispatch_ffn_combine_0_18, lambda call: (call.out, call.expert_token_nums)
+    ),
+    "dispatch_ffn_combine.release_0_13": _Op(_FUSED_0_13, dispatch_ffn_combine_0_13, lambda call: call.out),
     "moe_gating_top_k": _Op(_GATING, moe_gating_top_k, meta.npu_moe_gating_top_k),
     "moe_gating_top_k_hash": _Op(_HASH, moe_gating_top_k_hash, meta.npu_moe_gating_top_k),
     "npu_dequant_swiglu_quant": _Op(
@@ -278,7 +335,7 @@ def register() -> tuple[str, ...]:
         The names that this call has defined.
     """
     space = getattr(torch.ops, NAMESPACE)
-    missing = tuple(name for name in OPS if not hasattr(space, name))
+    missing = tuple(name for name in OPS if not hasattr(space, name.partition(".")[0]))
     for name in missing:
         _define(name, OPS[name])
     return missing
@@ -288,7 +345,8 @@ def _define(name: str, op: _Op) -> None:
     library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
     _libraries[name] = library
     library.define(f"{name}{op.schema}")
-    arguments = getattr(getattr(torch.ops, NAMESPACE), name).default._schema.arguments
+    packet, _, overload = name.partition(".")
+    arguments = getattr(getattr(getattr(torch.ops, NAMESPACE), packet), overload or "default")._schema.arguments
     defaults = {argument.name: argument.default_value for argument in arguments}
 
     def shapes(*args: Any, **kwargs: Any) -> Any:

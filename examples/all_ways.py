@@ -1,0 +1,211 @@
+"""One MoE layer, one set of weights, by the calls of every system that this package serves: the results are one.
+
+python examples/all_ways.py
+
+Prints a row for each way, the largest difference to the window ops on any rank, and whether that is as it must be:
+equal bits where the order of arithmetic is one, else one rounding of bf16.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+import ascend_moe
+from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
+from ascend_moe.experts import grouped_mlp
+from ascend_moe.interop import fused_moe
+from ascend_moe.interop.sglang import EPMoE
+from ascend_moe.placement import ExpertPlacement
+from ascend_moe.routing import softmax_topk
+
+RANKS, E, K, H, F = 4, 8, 3, 256, 64
+TOKENS = 12  # of a rank
+
+
+@dataclass
+class Layer:
+    """A layer as one rank sees it: its tokens, their routing, and its experts."""
+
+    rank: int
+    group: dist.ProcessGroup
+    x: Tensor  # (T, H) bf16
+    logits: Tensor  # (T, E) fp32, of the router
+    ids: Tensor  # (T, K) int32
+    weights: Tensor  # (T, K) fp32
+    w13: Tensor  # (L, 2F, H) bf16, gate rows first, as SGLang and vLLM store it
+    w2: Tensor  # (L, H, F) bf16
+
+    @classmethod
+    def of(cls, rank: int, group: dist.ProcessGroup) -> Layer:
+        generator = torch.Generator().manual_seed(7)
+
+        def randn(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator)
+
+        every_x, every_logits = randn(RANKS, TOKENS, H).bfloat16(), randn(RANKS, TOKENS, E)
+        w13, w2 = (randn(E, 2 * F, H) / H**0.5).bfloat16(), (randn(E, H, F) / F**0.5).bfloat16()
+        weights, ids = softmax_topk(every_logits[rank], K, renormalize=True)
+        local = slice(rank * E // RANKS, (rank + 1) * E // RANKS)
+        return cls(rank, group, every_x[rank], every_logits[rank], ids, weights, w13[local], w2[local])
+
+    @property
+    def w_gate_up(self) -> Tensor:
+        """(L, H, 2F), as torch_npu's grouped matmul takes it."""
+        return self.w13.transpose(1, 2)
+
+    @property
+    def w_down(self) -> Tensor:
+        """(L, F, H)."""
+        return self.w2.transpose(1, 2)
+
+    @property
+    def name(self) -> str:
+        return ascend_moe.comm_name(self.group)
+
+
+WAYS: dict[str, tuple[Callable[[Layer], Tensor], bool]] = {}  # way -> function, equal bits
+
+
+def way(name: str, equal: bool = True) -> Callable[[Callable[[Layer], Tensor]], Callable[[Layer], Tensor]]:
+    """Puts a function into the table."""
+
+    def add(function: Callable[[Layer], Tensor]) -> Callable[[Layer], Tensor]:
+        WAYS[name] = function, equal
+        return function
+
+    return add
+
+
+def through(dispatcher: Dispatcher, layer: Layer) -> Tensor:
+    """dispatch, grouped MLP, combine."""
+    sent = dispatcher.dispatch(layer.x, layer.ids)
+    rows = grouped_mlp(sent.expand_x, layer.w_gate_up, layer.w_down, sent.expert_token_nums)
+    return dispatcher.combine(rows, sent, layer.weights)
+
+
+def windows(comm_alg: str) -> Callable[[Layer], Tensor]:
+    return lambda layer: through(WindowDispatcher.from_group(layer.group, E, comm_alg=comm_alg), layer)
+
+
+for algorithm in ("window", "direct", "hierarchy"):
+    way(algorithm)(windows(algorithm))
+
+
+@way("all-to-all")
+def all_to_all(layer: Layer) -> Tensor:
+    return through(AllToAllDispatcher(layer.group, E), layer)
+
+
+@way("all-gather")
+def all_gather(layer: Layer) -> Tensor:
+    return through(AllGatherDispatcher(layer.group, E), layer)
+
+
+def mine(layer: Layer, every: Tensor) -> Tensor:
+    """This rank's tokens of (tokens of all ranks, ...)."""
+    return every[layer.rank * TOKENS : (layer.rank + 1) * TOKENS]
+
+
+def ends() -> Tensor:
+    """Tokens of all ranks up to and with each."""
+    return torch.arange(1, RANKS + 1, dtype=torch.int32) * TOKENS
+
+
+def ep_moe(layer: Layer, reduce: str) -> Tensor:
+    """SGLang's layer: every rank has all tokens."""
+    experts = EPMoE(E, K, H, F, torch.bfloat16, reduce=reduce, group=layer.group)
+    experts.w13_weight.data, experts.w2_weight.data = layer.w13, layer.w2
+    x, logits = (fused_moe.naive_multicast(part, ends(), layer.group) for part in (layer.x, layer.logits))
+    return mine(layer, experts(x, logits))
+
+
+@way("EPMoE, all-reduce", equal=False)
+def ep_moe_all_reduce(layer: Layer) -> Tensor:
+    return ep_moe(layer, "all_reduce")
+
+
+@way("EPMoE, mc2")
+def ep_moe_mc2(layer: Layer) -> Tensor:
+    return ep_moe(layer, "mc2")
+
+
+@way("aligned blocks", equal=False)
+def aligned_blocks(layer: Layer) -> Tensor:
+    """vLLM's FusedMoE with expert and data parallelism."""
+    x, weights, ids = (
+        fused_moe.naive_multicast(part, ends(), layer.group) for part in (layer.x, layer.weights, layer.ids)
+    )
+    expert_map = ExpertPlacement.contiguous(E, RANKS).expert_map(layer.rank)
+    part = fused_moe.fused_experts(
+        x,
+        layer.w13,
+        layer.w2,
+        weights,
+        ids,
+        global_num_experts=E,
+        expert_map=expert_map,
+        block_size=4,
+        out_dtype=torch.float32,
+    )
+    return fused_moe.all_reduce_dp(part, ends(), layer.group).bfloat16()
+
+
+def compare(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[float, bool]]:
+    """By way: the largest difference to the first way on this rank, and whether it is allowed."""
+    layer = Layer.of(rank, group)
+    expected = WAYS["window"][0](layer)
+    found = {}
+    for name, (function, equal) in WAYS.items():
+        try:
+            out = function(layer)
+        except ascend_moe.AscendMoeError as error:
+            print(f"rank {rank}: {name}: {error}", file=sys.stderr)
+            found[name] = float("inf"), False
+            continue
+        difference = (out.float() - expected.float()).abs()
+        one_rounding = expected.float().abs() * 2**-7 + 2**-16  # two neighbours of bf16
+        fits = torch.equal(out, expected) if equal else bool((difference <= one_rounding).all())
+        found[name] = float(difference.max()), fits and out.dtype == expected.dtype
+    return found
+
+
+def table(ranks: list[dict[str, tuple[float, bool]]]) -> tuple[str, bool]:
+    """The rows over all ranks, and whether all are as they must be."""
+    lines = [f"{'way':<32}{'largest difference':>20}  must be"]
+    every_fits = True
+    for name, (_, equal) in WAYS.items():
+        difference, fits = max(rank[name][0] for rank in ranks), all(rank[name][1] for rank in ranks)
+        every_fits &= fits
+        rule = "equal" if equal else "one rounding"
+        lines.append(f"{name:<32}{difference:>20.3g}  {rule}{'' if fits else ': FAIL'}")
+    return "\n".join(lines), every_fits
+
+
+def rank_main(rank: int, rendezvous: str) -> None:
+    """A process of its own."""
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
+    torch.set_num_threads(1)
+    ranks: list[dict[str, tuple[float, bool]]] = [{} for _ in range(RANKS)]
+    group = dist.group.WORLD
+    assert group is not None
+    dist.all_gather_object(ranks, compare(rank, group))
+    text, fits = table(ranks)
+    if rank == 0:
+        print(text)
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.exit(0 if fits else 1)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(rank_main, args=(str(Path(folder) / "rendezvous"),), nprocs=RANKS)
