@@ -31,26 +31,41 @@ E, K, H, F = 8, 4, 32, 16
 DEFAULTS: dict[str, dict[str, Any]] = {
     "moe_gating_top_k": {"bias_opt": None},
     "moe_gating_top_k_hash": {
-        **{"bias": None, "input_ids": None, "tid2eid": None, "k_group": 1, "group_count": 1},
-        **{"routed_scaling_factor": 1.0, "eps": 1e-20, "group_select_mode": 0, "renorm": 0, "norm_type": 0},
+        "bias": None,
+        "input_ids": None,
+        "tid2eid": None,
+        "k_group": 1,
+        "group_count": 1,
+        "routed_scaling_factor": 1.0,
+        "eps": 1e-20,
+        "group_select_mode": 0,
+        "renorm": 0,
+        "norm_type": 0,
         "out_flag": False,
     },
     "npu_dequant_swiglu_quant": {
         **dict.fromkeys(("weight_scale", "activation_scale", "bias", "quant_scale", "quant_offset", "group_index")),
-        **{"activate_left": True, "quant_mode": 0, "swiglu_mode": 0, "clamp_limit": 0.0, "glu_alpha": 1.0},
+        "activate_left": True,
+        "quant_mode": 0,
+        "swiglu_mode": 0,
+        "clamp_limit": 0.0,
+        "glu_alpha": 1.0,
         "glu_bias": 0.0,
     },
-    **dict.fromkeys(
-        (
-            "grouped_matmul_swiglu_quant",
-            "grouped_matmul_swiglu_quant_weight_nz",
-            "grouped_matmul_swiglu_quant_weight_nz_tensor_list",
-        ),
-        {"bias": None, "offset": None, "swiglu_limit": 0.0},
-    ),
+    "grouped_matmul_swiglu_quant": {"bias": None, "offset": None, "swiglu_limit": 0.0},
+    "grouped_matmul_swiglu_quant_weight_nz": {"bias": None, "offset": None, "swiglu_limit": 0.0},
+    "grouped_matmul_swiglu_quant_weight_nz_tensor_list": {"bias": None, "offset": None, "swiglu_limit": 0.0},
     "grouped_matmul_swiglu_quant_v2": {
-        **{"smooth_scale": None, "weight_assist_matrix": None, "bias": None, "dequant_mode": 0, "dequant_dtype": 0},
-        **{"quant_mode": 0, "quant_dtype": 0, "transpose_weight": False, "group_list_type": 0, "tuning_config": []},
+        "smooth_scale": None,
+        "weight_assist_matrix": None,
+        "bias": None,
+        "dequant_mode": 0,
+        "dequant_dtype": 0,
+        "quant_mode": 0,
+        "quant_dtype": 0,
+        "transpose_weight": False,
+        "group_list_type": 0,
+        "tuning_config": [],
         "swiglu_limit": 0.0,
     },
     "dispatch_ffn_combine": {"x_active_mask": None, "swiglu_limit": 1e6},
@@ -215,8 +230,13 @@ def test_int4_is_refused_by_name() -> None:
 def test_init_routing_custom_is_v2(quant_mode: int) -> None:
     ids = torch.stack([torch.randperm(E)[:K] for _ in range(5)]).int()
     call = {
-        **{"active_num": 5 * K, "expert_num": E, "expert_tokens_num_type": 1, "expert_tokens_num_flag": True},
-        **{"active_expert_range": [2, 6], "quant_mode": quant_mode, "scale": None},
+        "active_num": 5 * K,
+        "expert_num": E,
+        "expert_tokens_num_type": 1,
+        "expert_tokens_num_flag": True,
+        "active_expert_range": [2, 6],
+        "quant_mode": quant_mode,
+        "scale": None,
     }
     x = randn(5, H).to(BF16)
     made = C.npu_moe_init_routing_custom(x, ids, **call)

@@ -47,9 +47,18 @@ _FACTORIES = (
 _METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 # torch_npu's numbers of dtypes that torch has no ScalarType for: 256 + aclDataType.
 _DTYPES = {
-    **{"float32": 256, "float16": 257, "int8": 258, "int32": 259, "bfloat16": 283, "int4": 285, "hifloat8": 290},
-    **{"float8_e5m2": 291, "float8_e4m3fn": 292, "float8_e8m0fnu": 293},
-    **{"float4_e2m1fn_x2": 296, "float4_e1m2fn_x2": 297},
+    "float32": 256,
+    "float16": 257,
+    "int8": 258,
+    "int32": 259,
+    "bfloat16": 283,
+    "int4": 285,
+    "hifloat8": 290,
+    "float8_e5m2": 291,
+    "float8_e4m3fn": 292,
+    "float8_e8m0fnu": 293,
+    "float4_e2m1fn_x2": 296,
+    "float4_e1m2fn_x2": 297,
 }
 
 
@@ -306,7 +315,7 @@ def _change_devices(changes: _Changes) -> None:
     changes.set(tensor, "npu", lambda self, device=None, non_blocking=False: self)
     changes.set(tensor, "is_npu", property(lambda self: self.device.type == "cpu"))
     changes.set(module, "npu", lambda self, device=None: self)
-    parse: Any = torch._C._nn._parse_to  # type: ignore[attr-defined]
+    parse: Any = torch._C._nn._parse_to
     changes.set(
         torch._C._nn,
         "_parse_to",

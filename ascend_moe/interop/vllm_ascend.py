@@ -184,7 +184,7 @@ def swiglu_quant_v2(
     tuning_config: Sequence[int] = (),
     swiglu_limit: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``grouped_matmul_swiglu_quant_v2``: int8 weights as one tensor or one an expert, group_list sums (0) or counts (1).
+    """``grouped_matmul_swiglu_quant_v2``: int8 weights, one or one an expert; group_list sums (0) or counts (1).
 
     transpose_weight: weights are ``(…, N, K)``. dequant_dtype, quant_dtype: 0, or the numbers of float32 and int8.
     """
