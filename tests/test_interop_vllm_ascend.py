@@ -376,6 +376,9 @@ def test_npu_means_cpu(stand_in: Any) -> None:
 
 
 def test_streams_and_events(stand_in: Any) -> None:
+    from torch_npu.npu.streams import Event
+
+    assert Event is torch.npu.Event
     first = torch.npu.current_stream().record_event()
     with stand_in.npu.stream(torch.npu.Stream(device=torch.npu.current_device())):
         assert torch.npu.current_stream() is not torch.npu.default_stream()

@@ -186,11 +186,15 @@ def _add_modules(changes: _Changes) -> None:
         "__path__": [],
     }
     vars(stand_in).update(operators | own | _DTYPES)
-    for module in (stand_in, runtime):
+    streams = _Module("torch_npu.npu.streams")
+    vars(streams).update({name: getattr(npu_standin, name) for name in ("Event", "ExternalEvent", "Stream")})
+    vars(runtime).update({"streams": streams, "__path__": []})
+    for module in (stand_in, runtime, streams):
         loader: Any = _Loaded(module)
-        module.__spec__ = ModuleSpec(module.__name__, loader, origin=ABOUT, is_package=module is stand_in)
+        module.__spec__ = ModuleSpec(module.__name__, loader, origin=ABOUT, is_package=module is not streams)
     changes.add_module("torch_npu", stand_in)
     changes.add_module("torch_npu.npu", runtime)
+    changes.add_module("torch_npu.npu.streams", streams)
     changes.add_module("torch.npu", runtime)
     changes.set(torch, "npu", runtime)
 
