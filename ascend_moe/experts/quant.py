@@ -236,7 +236,8 @@ def npu_dequant_swiglu_quant(
         quant_mode: 0 static, 1 dynamic (one scale for each row, formulas in `ascend_moe.experts.quant`).
         dst_type, round_mode, activate_dim: int8, 0 (half to even), the last dimension; or None.
         swiglu_mode: 0 as above. 2: ``g * sigmoid(glu_alpha * g) * (u + glu_bias)``, g cut at clamp_limit,
-            u at +-clamp_limit. 1: the same, g from even and u from odd columns.
+            u at +-clamp_limit. 1: the same, g from even and u from odd columns. With glu_alpha 1 and glu_bias 0
+            the bits are those of ``silu(g) * u``.
 
     Returns:
         int8 ``(..., I)``, and float32 scales ``x.shape[:-1]`` (static: zeros). Rows behind the last group

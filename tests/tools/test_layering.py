@@ -184,7 +184,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "npu": ("dispatchers", "experts", "vendor"),
     "timeline": ("comm", "_text"),
     "": ("_autoload", "_text", "fused", "layer", "npu", "timeline"),  # the public names
-    "interop": ("", "permute", "placement", "plan"),
+    "interop": ("", "permute", "placement", "vnpu"),
     "checkpoint": ("layer",),
     "reference": (),
     "plan": ("ops", "_text"),
@@ -196,7 +196,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "doctor": ("plan", "vnpu"),
     "demo": ("", "checkpoint", "plan", "reference", "vnpu"),
     "bench": ("", "checkpoint", "plan", "reference", "timed"),
-    "cli": ("checkpoint", "validate", "doctor", "demo", "bench", "explore", "timed", "_text"),
+    "cli": ("checkpoint", "validate", "doctor", "demo", "bench", "explore", "timed", "interop", "_text"),
     "__main__": ("cli",),
 }
 
