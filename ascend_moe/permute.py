@@ -304,7 +304,6 @@ def sort_chunks_by_idxs(
     return input[places], None if probs is None else probs[places]
 
 
-
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 

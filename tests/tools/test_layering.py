@@ -174,7 +174,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ops": ("comm", "_torch_npu"),
     "routing": ("_torch_npu",),
     "experts": ("_torch_npu",),
-    "router_losses": ("routing",),
     "permute": ("_torch_npu",),
     "placement": ("experts",),
     "vendor": ("ops", "experts", "routing", "permute"),
@@ -184,7 +183,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "npu": ("dispatchers", "experts", "vendor"),
     "timeline": ("comm", "_text"),
     "": ("_autoload", "_text", "layer", "npu", "timeline"),  # the public names
-    "interop": ("", "permute", "placement", "router_losses"),
+    "interop": ("", "permute", "placement"),
     "checkpoint": ("layer",),
     "reference": (),
     "plan": ("ops", "_text"),

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from ascend_moe._torch_npu import compute_dtype
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
-from ascend_moe.routing import SCORE_FUNCTIONS, normalised_scores
+from ascend_moe.routing.topk import SCORE_FUNCTIONS, normalised_scores
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
