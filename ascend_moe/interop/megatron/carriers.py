@@ -97,8 +97,9 @@ def sharded(routes: Routes, local: int, etp: int) -> Routes:
     numbers = torch.where(ids >= 0, (ids // local * etp + shard) * local + ids % local, -1)
     weights = routes.weights.unsqueeze(-1).expand(numbers.shape).flatten(1)
     # By number, as a map of all shards gives them: then both have one order of the sum.
-    order = torch.sort(numbers.flatten(1).bitwise_and(0x7FFFFFFF), dim=1, stable=True).indices
-    return Routes(numbers.flatten(1).gather(1, order), weights.gather(1, order))
+    numbers = numbers.flatten(1)
+    order = torch.sort(numbers.masked_fill(numbers < 0, torch.iinfo(numbers.dtype).max), dim=1, stable=True).indices
+    return Routes(numbers.gather(1, order), weights.gather(1, order))
 
 
 class Carrier(ABC):
