@@ -195,7 +195,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "doctor": ("plan", "vnpu"),
     "demo": ("", "checkpoint", "plan", "reference", "vnpu"),
     "bench": ("", "checkpoint", "plan", "reference", "timed"),
-    "cli": ("checkpoint", "validate", "doctor", "demo", "bench", "explore", "timed", "_text"),
+    "cli": ("checkpoint", "validate", "doctor", "demo", "bench", "explore", "timed", "interop", "_text"),
     "__main__": ("cli",),
 }
 
