@@ -16,7 +16,6 @@ from torch import Tensor
 import ascend_moe
 from ascend_moe import comm
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher
-from ascend_moe.dispatchers.base import Dispatched
 from ascend_moe.dispatchers.collective import Carrier, gather
 from ascend_moe.errors import ArgumentError, need, need_one_of, with_typed_errors
 from ascend_moe.vendor.alltoallv import exchange
@@ -171,8 +170,8 @@ class CollectiveHandle(All2AllHandle):
             most = _ANY_NUMBER
             if self._pads:  # every rank's batch is gathered with the length of the longest
                 most = int(gather(torch.tensor([x.shape[0]], dtype=torch.int32, device=x.device), self._group).max())
-            options = {"quant_mode": 2 if quantise else 0, "global_bs": self.world * most}
-            came: Dispatched = self._dispatcher.dispatch(x, expert_ids, **options)
+            mode = 2 if quantise else 0
+            came = self._dispatcher.dispatch(x, expert_ids, quant_mode=mode, global_bs=self.world * most)
             scales = came.dynamic_scales if quantise else None
             return Sent(came.expand_x, scales, came.expert_token_nums, expert_ids, came)
 

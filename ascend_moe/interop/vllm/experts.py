@@ -25,9 +25,7 @@ _OPERATORS = ("npu_grouped_matmul", "npu_swiglu", "npu_dequant_swiglu_quant")
 class _Experts:
     """The methods of both formats, for the bases of 0.11 and of the newest releases alike."""
 
-    def __init__(
-        self, mk: Any, war: Any, ops: Any, quant_config: Any, num_local_experts: int, moe_config: Any
-    ) -> None:
+    def __init__(self, mk: Any, war: Any, ops: Any, quant_config: Any, num_local_experts: int, moe_config: Any) -> None:
         self.mk, self.war = mk, war
         self.quant_config = quant_config
         self.num_local_experts = num_local_experts
@@ -254,7 +252,7 @@ class _Experts:
 
 
 def name_of(activation: Any) -> str:
-    """"silu" of "silu" and of an enumeration's member with this value."""
+    """ "silu" of "silu" and of an enumeration's member with this value."""
     return str(getattr(activation, "value", activation))
 
 

@@ -93,13 +93,14 @@ class FusedMoEModularKernel(nn.Module):
         _received(started)
         return output if shared is None else (shared, output)
 
-    def _allocate(self, x: Tensor, rows: Tensor, w1: Tensor, ids: Tensor, experts: int, meta: Any) -> tuple[Tensor, ...]:
+    def _allocate(self, x: Tensor, rows: Tensor, w1: Tensor, ids: Tensor, experts: int, meta: Any) -> list[Tensor]:
         """The output of the experts, in workspace13, and both workspaces. New ones a call: any may be open."""
         sizes = (rows.shape[-2], w1.shape[1], rows.shape[-1], ids.shape[1], experts, w1.shape[0], meta)
         *shapes, dtype = self.fused_experts.workspace_shapes(x, rows, *sizes)
         first, second, out = (torch.Size(shape) for shape in shapes)
         memory = rows.new_empty(max(first.numel(), out.numel()), dtype=dtype)
-        return memory[: out.numel()].view(out), memory[: first.numel()].view(first), rows.new_empty(second, dtype=dtype)
+        whole, part = memory[: out.numel()].view(out), memory[: first.numel()].view(first)
+        return [whole, part, rows.new_empty(second, dtype=dtype)]
 
 
 def _received(started: Any) -> Any:

@@ -12,7 +12,15 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ascend_moe._torch_npu import on_npu
-from ascend_moe.errors import ArgumentError, RoutingOverflow, need, need_dims, need_one_of, need_shape, with_typed_errors
+from ascend_moe.errors import (
+    ArgumentError,
+    RoutingOverflow,
+    need,
+    need_dims,
+    need_one_of,
+    need_shape,
+    with_typed_errors,
+)
 from ascend_moe.interop.vllm import bases
 from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, WAYS, All2AllHandle, All2AllManager, Sent
 from ascend_moe.interop.vllm.quantisation import is_w8a8
@@ -125,7 +133,8 @@ class _PrepareAndFinalize:
         quantise = is_w8a8(quant_config) and not defer_input_quant
         weights = topk_weights.float()
         if apply_router_weight_on_input:
-            need(topk_ids.shape[1] == 1, "apply_router_weight_on_input", f"needs K = 1; topk_ids has {topk_ids.shape[1]}")
+            topk = topk_ids.shape[1]
+            need(topk == 1, "apply_router_weight_on_input", f"needs K = 1; topk_ids has K = {topk}")
             a1, weights = (a1.float() * weights).to(a1.dtype), torch.ones_like(weights)
         self._arrive()
         with torch.no_grad():
@@ -153,7 +162,8 @@ class _PrepareAndFinalize:
         rows, places = sent.rows, None
         if self.batched:
             places = self._places(sent, ends, index, expert)
-            rows, scales = (each if each is None else self._spread(each, places) for each in (rows, scales))
+            rows = self._spread(rows, places)
+            scales = None if scales is None else self._spread(scales, places)
             # New tensors over the caller's memory: two calls with the same ids are told apart.
             ids, ones = topk_ids.detach(), topk_weights
         else:
