@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -73,8 +74,22 @@ class MoEKernelConfig:
     manager: All2AllManager | None = None
 
 
-def maybe_make_prepare_finalize(config: MoEKernelConfig) -> Any:
-    """The PrepareAndFinalize of a configuration."""
+def _config(config: Any) -> MoEKernelConfig:
+    """The configuration, of the same names in a mapping or an object."""
+    if isinstance(config, MoEKernelConfig):
+        return config
+    names = [each.name for each in fields(MoEKernelConfig)]
+    given = (
+        dict(config) if isinstance(config, Mapping) else {n: getattr(config, n) for n in names if hasattr(config, n)}
+    )
+    for name in given:
+        need_one_of("config", name, names)
+    return MoEKernelConfig(**given)
+
+
+def maybe_make_prepare_finalize(config: Any) -> Any:
+    """The PrepareAndFinalize of a configuration: a `MoEKernelConfig`, or a mapping or an object with its names."""
+    config = _config(config)
     kind = config.kind
     if kind == "auto":
         kind = "mc2" if config.max_num_tokens <= DEFAULT_MAX_TOKENS else "alltoall"
@@ -83,8 +98,9 @@ def maybe_make_prepare_finalize(config: MoEKernelConfig) -> Any:
     return prepare_finalize.make_prepare_finalize(config.mk, config.ops, *place, kind, **given)
 
 
-def select_gemm_impl(config: MoEKernelConfig, prepare_finalize: Any) -> Any:
+def select_gemm_impl(config: Any, prepare_finalize: Any) -> Any:
     """The experts of a configuration, for this PrepareAndFinalize."""
+    config = _config(config)
     batched = prepare_finalize.activation_format.name == "BatchedExperts"
     kind = ("batched" if batched else "standard") if config.experts_kind == "auto" else config.experts_kind
     local = config.num_experts // config.world
@@ -92,14 +108,18 @@ def select_gemm_impl(config: MoEKernelConfig, prepare_finalize: Any) -> Any:
 
 
 @with_typed_errors
-def select(config: MoEKernelConfig) -> Any:
+def select(config: Any) -> Any:
     """The joined kernel of a configuration: of ``config.mk``'s own class where that is given.
+
+    Args:
+        config: a `MoEKernelConfig`, or a mapping or an object with its names.
 
     Raises:
         ArgumentError: kinds that do not fit, or what either factory refuses.
 
     Source: vLLM's ``maybe_make_prepare_finalize``, ``select_gemm_impl`` and ``init_prepare_finalize``, in one.
     """
+    config = _config(config)
     way = maybe_make_prepare_finalize(config)
     chosen = select_gemm_impl(config, way)
     if config.mk is None or config.mk is bases:
