@@ -63,14 +63,15 @@ def kernels(
     for option, value, other in (("--pf-type", pf_type, experts_type), ("--experts-type", experts_type, pf_type)):
         if not value:
             raise ArgumentError(f"{option} is missing: a pair is tried, and {other} is half of it", argument=option)
-    if profile is not None and (why := unwritable(profile)):  # refused before anything runs
-        raise ArgumentError(why, argument="profile")
+    if profile is not None:
+        if why := unwritable(profile):  # refused before anything runs
+            raise ArgumentError(why, argument="profile")
+        os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch's profiler prints when it starts and stops
     need(1 <= ranks <= MAX_WORLD, "ranks", f"is {ranks}; need 1..{MAX_WORLD}")
     shape = options.shape_of(preset, hidden, topk, experts)
     width = preset_of(preset or "tiny").config().moe_intermediate_size
     layer = (shape["hidden"], width, shape["experts"], shape["topk"])
     trial = Trial(pf_type, experts_type, batches_of(batch, ranks), *layer, quant == "int8", seed)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch's profiler prints when it starts and stops
     outcome = try_pair(trial, profile is not None)
     values = asdict(trial) | {name: value for name, value in asdict(outcome).items() if name != "trace"}
     show(values | {"ok": outcome.ok}, as_json, lambda: print("\n".join(_text(trial, outcome))))

@@ -211,11 +211,12 @@ class _PrepareAndFinalize:
         weight_and_reduce_impl: Any,
     ) -> Callable[[], None]:
         """`finalize` that only sends, and returns the receiver, which waits and writes output."""
-        call = self._call(topk_ids)
+        key, call = self._open_call(topk_ids)
         rows = self._rows_of(call, fused_expert_output, topk_weights, topk_ids, weight_and_reduce_impl)
         shape = (call.sent.expert_ids.shape[0], rows.shape[1])
         need_shape("output", output, shape, dtypes=(call.dtype,))
         self._arrive()
+        del self._calls[key]
         with torch.no_grad():
             result = self._travelling(self.handle.begin_combine(rows, call.sent, call.weights))
 
@@ -252,15 +253,12 @@ class _PrepareAndFinalize:
 
     # ---- calls
 
-    def _call(self, topk_ids: Tensor) -> _Call:
-        """The open call that the ids stand for; it is closed."""
-        call = self._calls.pop(topk_ids, None)
-        if call is not None:
-            return call  # type: ignore[no-any-return]
-        mine = [key for key, each in self._calls.items() if each.given_ids is topk_ids]
+    def _open_call(self, topk_ids: Tensor) -> tuple[Tensor, _Call]:
+        """The open call that the ids stand for, and the ids that prepare has returned for it."""
+        mine = [key for key, each in self._calls.items() if key is topk_ids or each.given_ids is topk_ids]
         rule = f"of finalize belong to {len(mine)} open calls; give the ids that prepare returned, once"
         need(len(mine) == 1, "topk_ids", rule)
-        return self._calls.pop(mine[0])  # type: ignore[no-any-return]
+        return mine[0], self._calls[mine[0]]
 
     def _arrive(self) -> None:
         """An operation that is on its way arrives first: the group takes one at a time."""

@@ -136,5 +136,7 @@ def _into(output: Tensor | None, values: Tensor) -> Tensor:
 
 
 def is_delegate(weight_and_reduce_impl: Any) -> bool:
-    """Whether it is our TopKWeightAndReduceDelegate or a vLLM's."""
-    return any(each.__name__ == "TopKWeightAndReduceDelegate" for each in type(weight_and_reduce_impl).__mro__)
+    """Whether it is our TopKWeightAndReduceDelegate or a vLLM's, or None, which leaves the choice too."""
+    return weight_and_reduce_impl is None or any(
+        each.__name__ == "TopKWeightAndReduceDelegate" for each in type(weight_and_reduce_impl).__mro__
+    )
