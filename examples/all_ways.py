@@ -22,6 +22,7 @@ from torch import Tensor
 import ascend_moe
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
 from ascend_moe.experts import grouped_mlp
+from ascend_moe.fused import dispatch_ffn_combine, get_symm_buffer_for_mega_moe, mega_moe
 from ascend_moe.interop import fused_moe
 from ascend_moe.interop.sglang import EPMoE
 from ascend_moe.placement import ExpertPlacement
@@ -98,6 +99,22 @@ def windows(comm_alg: str) -> Callable[[Layer], Tensor]:
 
 for algorithm in ("window", "direct", "hierarchy"):
     way(algorithm)(windows(algorithm))
+
+
+@way("dispatch_ffn_combine")
+def one_call(layer: Layer) -> Tensor:
+    """vllm-ascend's FUSED_MC2."""
+    out, rows = torch.empty_like(layer.x), torch.empty(E // RANKS, dtype=torch.int32)
+    weights = ([layer.w_gate_up], [layer.w_down], layer.ids, None, None, None, None, layer.weights)
+    dispatch_ffn_combine(layer.x, *weights, layer.name, 0, out, rows)
+    return out
+
+
+@way("mega_moe")
+def cann_mega_moe(layer: Layer) -> Tensor:
+    """The same of CANN's newest front end."""
+    buffer = get_symm_buffer_for_mega_moe(layer.group, E, TOKENS, K, H, F)
+    return mega_moe(layer.x, layer.ids, layer.weights, list(layer.w_gate_up), list(layer.w_down), buffer)[0]
 
 
 @way("all-to-all")

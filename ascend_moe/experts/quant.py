@@ -190,8 +190,9 @@ def npu_clipped_swiglu(
 
 def _clipped(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float, bias: float) -> torch.Tensor:
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    activated: torch.Tensor = gate * torch.sigmoid(alpha * gate) * (up + bias)
-    return activated
+    # silu rounds once where the product rounds twice, and is what SwiGLU without a limit computes.
+    activated: torch.Tensor = silu(gate) if alpha == 1.0 else gate * torch.sigmoid(alpha * gate)
+    return activated * (up + bias)
 
 
 # ---- from int32 sums of the first product to int8 input of the second

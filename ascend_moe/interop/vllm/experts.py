@@ -248,7 +248,7 @@ class _Experts:
         need(a2_scale is None, "a2_scale", "is given; rows have scales of their own")
         if self.quantised:
             for name, rows in (("w1_scale", w1.shape[1]), ("w2_scale", hidden)):
-                need_shape(name, getattr(self, name), (local, rows), (local, rows, 1))
+                need_shape(name, getattr(self, name), (local, rows), (local, rows, 1), (local, 1, rows))
 
 
 def name_of(activation: Any) -> str:

@@ -369,8 +369,9 @@ def make_prepare_finalize(
         group_name: ``ascend_moe.comm_name(process_group)``, a c10d group name, or a LocalCluster's.
         rank, world: this rank, and the W ranks of the group.
         num_experts: E of all ranks, a multiple of W; rank r has experts r*L to r*L + L-1, L = E/W.
-        kind: "mc2": windows, standard rows. "batched": windows, rows by expert, ``(L, max_num_tokens * W, H)``.
-            "alltoall", "allgather": standard rows by collectives, which read counts on the host.
+        kind: "mc2": windows, standard rows. "batched": windows, rows by expert, ``(L, max_num_tokens * W, H)``, where
+            the largest count is read on the host. "alltoall", "allgather": standard rows by collectives, which read
+            all counts on the host.
         max_num_tokens: most tokens of a rank, the same on all ranks, up to 4096; of windows.
         manager: whose handle it takes, so that layers share one; None: one of its own.
 
