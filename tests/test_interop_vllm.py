@@ -25,7 +25,15 @@ from ascend_moe.errors import ArgumentError, ConfigMismatch, RoutingOverflow
 from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.interop import vllm
 from ascend_moe.interop.fused_moe import fused_experts
-from ascend_moe.interop.vllm import bases, make_experts, make_prepare_finalize, trial, weight_and_reduce
+from ascend_moe.interop.vllm import (
+    bases,
+    make_experts,
+    make_prepare_finalize,
+    prepare_finalize,
+    trial,
+    weight_and_reduce,
+)
+from ascend_moe.interop.vllm import experts as experts_module
 
 FP32, BF16 = torch.float32, torch.bfloat16
 E, K, H, F = 8, 3, 64, 32
@@ -387,6 +395,47 @@ def test_places_behind_the_rows_are_not_touched(clusters: Clusters) -> None:
             assert made.data_ptr() != came[0].data_ptr()
 
     clusters[1].run(run)
+
+
+def test_windows_read_nothing_on_the_host(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph can hold prepare and finalize of standard rows; the map is looked at once."""
+
+    def run(rank: int, group: str) -> None:
+        part, given = part_of(0, 1, 3), expert_map(0, 1)
+        way, experts = pair("mc2", 0, 1, group)
+
+        def prepare() -> Any:
+            return way.prepare(part.x, part.weights, part.ids, E, given, False, None)
+
+        def finalize(came: Any, rows: torch.Tensor) -> torch.Tensor:
+            made = torch.empty_like(part.x)
+            way.finalize(made, rows, came[4], came[3], False, experts.finalize_weight_and_reduce_impl())
+            return made
+
+        came = prepare()
+        rows = computed(experts, part, came)
+        first = finalize(came, rows)
+        with monkeypatch.context() as patch:
+            for name in ("item", "cpu", "tolist", "numpy", "__bool__", "__int__", "__index__"):
+                patch.setattr(torch.Tensor, name, property())
+            second = finalize(prepare(), rows)
+        assert torch.equal(first, second)
+
+    clusters[1].run(run)
+
+
+@windows
+def test_shapes_stay_as_on_an_npu(clusters: Clusters, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Where rows in use are not counted on the host, the same bits."""
+    for module in (prepare_finalize, experts_module):
+        monkeypatch.setattr(module, "on_npu", lambda tensor: True)
+
+    def run(rank: int, group: str) -> None:
+        part = part_of(rank, 2, 5 * rank)
+        kernel = vllm.FusedMoEModularKernel(*pair(kind, rank, 2, group))
+        assert torch.equal(kernel(*part.inputs()), three_calls(part, rank, 2, group, 5))
+
+    clusters[2].run(run)
 
 
 @pytest.mark.parametrize("local", [[0, 1, 2, 3, 4, 5, 6, 7], [5, 1, 7]])
