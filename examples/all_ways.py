@@ -23,7 +23,7 @@ import ascend_moe
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.fused import dispatch_ffn_combine, get_symm_buffer_for_mega_moe, mega_moe
-from ascend_moe.interop import fused_moe
+from ascend_moe.interop import fused_moe, vllm
 from ascend_moe.interop.sglang import EPMoE
 from ascend_moe.placement import ExpertPlacement
 from ascend_moe.routing import softmax_topk
@@ -174,6 +174,26 @@ def aligned_blocks(layer: Layer) -> Tensor:
         out_dtype=torch.float32,
     )
     return fused_moe.all_reduce_dp(part, ends(), layer.group).bfloat16()
+
+
+def modular_kernel(kind: str) -> Callable[[Layer], Tensor]:
+    """vLLM's modular kernel."""
+
+    def run(layer: Layer) -> Tensor:
+        config = vllm.MoEKernelConfig(layer.name, layer.rank, RANKS, E, TOKENS, kind)
+        kernel: Callable[..., Tensor] = vllm.select(config)
+        return kernel(layer.x, layer.w13, layer.w2, layer.weights, layer.ids, global_num_experts=E)
+
+    return run
+
+
+for kind, title in (
+    ("mc2", "standard"),
+    ("batched", "batched"),
+    ("alltoall", "all-to-all"),
+    ("allgather", "all-gather"),
+):
+    way(f"modular kernel, {title}")(modular_kernel(kind))
 
 
 def compare(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[float, bool]]:
