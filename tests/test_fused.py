@@ -47,7 +47,9 @@ class Rank:
         """scale1 and scale2 as the call takes them: stacked, or a list, or as int64 of their bits."""
         if self.s1 is None or self.s2 is None:
             return [None, None]
-        both = [scale.view(I32).to(torch.int64) if form == "int64" else scale for scale in (self.s1, self.s2)]
+        both = [self.s1, self.s2]
+        if form.endswith("int64"):  # uint64 as CANN's documents have it
+            both = [scale.view(I32).to(torch.int64).view(getattr(torch, form)) for scale in both]
         return [[scale] if form == "stacked" else list(scale) for scale in both]
 
     def weights(self, form: str) -> list[list[torch.Tensor]]:
@@ -121,7 +123,7 @@ def test_both_calls_are_the_three_calls(clusters: Any, world: int, int8: bool) -
                 mine.mask = torch.arange(tokens) % 3 != 1
             if case % 3 == 2:
                 mine.mask = torch.arange(tokens * K).reshape(tokens, K) % 4 != 1
-            form = ("stacked", "list", "int64")[case % 3]
+            form = ("stacked", "list", "int64", "uint64")[case % 4]
             expected = mine.three_calls(group)
             same(mine.one_call(group, form), expected)
             same(mine.mega(buffer, form), expected)
@@ -200,17 +202,19 @@ def test_shared_experts(clusters: Any, int8: bool) -> None:
         rows, scales = npu_dynamic_quant(mine.x) if int8 else (mine.x, None)
         parts = []
         for number in range(L):
-            one = [None if value is None else value[number : number + 1] for value in (own.w1, own.w2, own.s1, own.s2)]
-            assert one[0] is not None and one[1] is not None
+            expert = [
+                None if value is None else value[number : number + 1] for value in (own.w1, own.w2, own.s1, own.s2)
+            ]
+            assert expert[0] is not None and expert[1] is not None
             parts.append(
                 grouped_mlp(
                     rows,
-                    one[0],
-                    one[1],
+                    expert[0],
+                    expert[1],
                     torch.tensor([len(rows)]),
                     dynamic_scales=scales,
-                    w_gate_up_scale=one[2],
-                    w_down_scale=one[3],
+                    w_gate_up_scale=expert[2],
+                    w_down_scale=expert[3],
                     output_dtype=BF16,
                 )
             )
@@ -224,6 +228,40 @@ def test_shared_experts(clusters: Any, int8: bool) -> None:
                 same(mine.mega(buffer, **first), mine.three_calls(group, shared=parts[0]))
 
     clusters[2].run(body)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, FP32])
+def test_other_dtypes_of_rows(clusters: Any, dtype: torch.dtype) -> None:
+    """dispatch_ffn_combine takes them, with weights of their own dtype and with int8 weights; mega_moe is bf16's."""
+
+    def body(rank: int, group: str) -> None:
+        for int8 in (False, True):
+            mine = Rank(rank, 2, int8=int8)
+            x, nums = mine.x.to(dtype), torch.empty(L, dtype=I32)
+            w1, w2 = (weight if int8 else weight.to(dtype) for weight in (mine.w1, mine.w2))
+            dispatcher = WindowDispatcher(group, 2, rank, mine.experts)
+            sent = dispatcher.dispatch(x, mine.ids, quant_mode=2 if int8 else 0)
+            rows = grouped_mlp(
+                sent.expand_x, w1, w2, sent.expert_token_nums, dynamic_scales=sent.dynamic_scales if int8 else None,
+                w_gate_up_scale=mine.s1, w_down_scale=mine.s2, output_dtype=dtype,
+            )  # fmt: skip
+            out, scales = torch.empty_like(x), mine.scales("list")
+            dispatch_ffn_combine(x, [w1], [w2], mine.ids, *scales, None, None, mine.probs, group, 0, out, nums)
+            assert torch.equal(out, dispatcher.combine(rows, sent, mine.probs))
+
+    clusters[2].run(body)
+
+
+def test_weights_of_tokens_may_be_bf16_in_mega_moe(clusters: Any) -> None:
+    def body(rank: int, group: str) -> None:
+        mine = Rank(rank, 1)
+        half = mine.probs.to(BF16)
+        mine.probs = half.float()
+        expected = mine.three_calls(group)
+        mine.probs = half
+        same(mine.mega(mine.buffer(group)), expected)
+
+    clusters[1].run(body)
 
 
 def test_gradients_are_those_of_the_three_calls(clusters: Any) -> None:
@@ -267,23 +305,23 @@ def test_overflow_on_one_rank_is_raised_on_all(clusters: Any, world: int) -> Non
         mine.ids[:, 0] = 1 if rank or world == 1 else L * world - 1
         return mine
 
-    for one in (True, False):
+    for name in ("max_output_size", "max_recv_token_num"):
 
-        def body(rank: int, group: str, one: bool = one) -> None:
-            mine, name = prepared(rank), "max_output_size" if one else "max_recv_token_num"
+        def body(rank: int, group: str, name: str = name) -> None:
+            mine = prepared(rank)
             for limit in (arriving - 1, arriving):
 
                 def call(limit: int = limit) -> tuple[torch.Tensor, ...]:
-                    if one:
+                    if name == "max_output_size":
                         return mine.one_call(group, limit=limit)
                     return mine.mega(mine.buffer(group, max_recv_token_num=limit))
 
                 if limit < arriving:
                     with pytest.raises(
                         RoutingOverflow, match=f"{name} is {limit}, but {arriving} rows go to rank 0"
-                    ) as said:
+                    ) as raised:
                         call()
-                    error = said.value
+                    error = raised.value
                     assert (error.owner, error.rows, error.capacity) == (0, arriving, limit)
                 else:
                     same(call(), mine.three_calls(group))
@@ -379,9 +417,9 @@ def test_wrong_arguments(clusters: Any, argument: str) -> None:
         }  # fmt: skip
         dispatch_ffn_combine(**sound)
         for rule, changed in WRONG[argument].items():
-            with pytest.raises(ArgumentError) as said:
+            with pytest.raises(ArgumentError) as raised:
                 dispatch_ffn_combine(**sound | changed)
-            assert rule in str(said.value) and said.value.argument == argument and "\n" not in str(said.value)
+            assert rule in str(raised.value) and raised.value.argument == argument and "\n" not in str(raised.value)
 
     clusters[1].run(body)
 
@@ -396,12 +434,12 @@ def test_wrong_scales_of_int8_weights(clusters: Any) -> None:
             (mine.s1.half(), "is torch.float16"),
         ):
             mine.s1 = wrong
-            with pytest.raises(ArgumentError, match=rule) as said:
+            with pytest.raises(ArgumentError, match=rule) as raised:
                 dispatch_ffn_combine(
                     mine.x, [mine.w1], [mine.w2], mine.ids, None if wrong is None else [wrong], [mine.s2], None, None,
                     mine.probs, group, 0, torch.empty_like(mine.x), torch.empty(L, dtype=I32),
                 )  # fmt: skip
-            assert said.value.argument == "scale1"
+            assert raised.value.argument == "scale1"
 
     clusters[1].run(body)
 
@@ -440,9 +478,9 @@ def test_wrong_arguments_of_mega_moe(clusters: Any, argument: str) -> None:
             buffer = get_symm_buffer_for_mega_moe(group, *given.pop("sizes", (L, MOST, K, H, 2 * F)), **options)
             sound = {"x": mine.x, "topk_ids": mine.ids, "topk_weights": mine.probs, "sym_buffer": buffer}
             sound |= {"l1_weights": [mine.w1], "l2_weights": [mine.w2], "weight1_type": BF16, "weight2_type": 283}
-            with pytest.raises(ArgumentError) as said:
+            with pytest.raises(ArgumentError) as raised:
                 mega_moe(**sound | given)
-            assert rule in str(said.value) and said.value.argument == argument
+            assert rule in str(raised.value) and raised.value.argument == argument
 
     clusters[1].run(body)
 
@@ -460,10 +498,10 @@ def test_the_buffer_is_agreed_on(clusters: Any) -> None:
     cluster = clusters[3]
     for field, value in different.items():
 
-        def one(rank: int, group: str, given: dict[str, Any] = {field: value}) -> Any:  # noqa: B006
+        def differs_on_rank_1(rank: int, group: str, given: dict[str, Any] = {field: value}) -> Any:  # noqa: B006
             return get_symm_buffer_for_mega_moe(group, **{**sizes, **(given if rank == 1 else {})})
 
-        for rank, error in enumerate(outcomes(cluster, one)):
+        for rank, error in enumerate(outcomes(cluster, differs_on_rank_1)):
             assert isinstance(error, ConfigMismatch) and error.field == field
             assert error.rank == (0 if rank == 1 else 1)
             assert (error.ours if rank == 1 else error.theirs) == repr(value) and error.ours != error.theirs

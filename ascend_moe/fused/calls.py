@@ -98,14 +98,14 @@ def run_shared(x: Tensor, shared: Experts, limit: float) -> Tensor:
     count = torch.full((1,), len(x), dtype=torch.int64, device=x.device)
     results = []
     for number in range(shared.count):
-        one = Experts(
+        expert = Experts(
             shared.gate_up[number].unsqueeze(0),
             shared.down[number].unsqueeze(0),
             None if shared.gate_up_scale is None else shared.gate_up_scale[number : number + 1],
             None if shared.down_scale is None else shared.down_scale[number : number + 1],
             *(1, shared.hidden, shared.double),
         )
-        results.append(_mlp(rows, one, count, scales, x.dtype, limit))
+        results.append(_mlp(rows, expert, count, scales, x.dtype, limit))
     if len(results) == 1:
         return results[0]
     return torch.stack(results).float().sum(0).to(x.dtype)

@@ -11,8 +11,30 @@ _WORDS = 8  # a dispatch's row is a multiple of 32 bytes
 
 
 @torch.no_grad()
+def gather_rows(words: torch.Tensor, group_ep: str, world: int, rank: int) -> torch.Tensor:
+    """What every rank has passed, by rank; nothing is read on the host.
+
+    Args:
+        words: ``(n,)`` int32 on the device of the group's windows, the same n on all ranks.
+        group_ep, world, rank: the group, its size and this rank's place in it.
+
+    Returns:
+        ``(world, n)`` int32, there.
+
+    Collective, as a dispatch is. Raises as `npu_moe_distribute_dispatch_v2`.
+    """
+    row = torch.nn.functional.pad(words, (0, -words.numel() % _WORDS))
+    # A dispatch moves bytes: which numbers they are as fp32 does not matter.
+    rows = row.view(torch.float32).expand(world, -1).contiguous()
+    # A row for each rank's only expert.
+    ids = torch.arange(world, dtype=torch.int32, device=words.device).unsqueeze(1)
+    arrived = npu_moe_distribute_dispatch_v2(rows, ids, group_ep, world, rank, world).expand_x[:world]
+    return arrived.view(torch.int32)[:, : words.numel()]
+
+
+@torch.no_grad()
 def gather_words(words: torch.Tensor, group_ep: str, world: int, rank: int, device: torch.device) -> torch.Tensor:
-    """What every rank has passed, by rank.
+    """The same of numbers on the CPU.
 
     Args:
         words: ``(n,)`` int32 on the CPU, the same n on all ranks.
@@ -24,13 +46,7 @@ def gather_words(words: torch.Tensor, group_ep: str, world: int, rank: int, devi
 
     Collective, as a dispatch is. Raises as `npu_moe_distribute_dispatch_v2`, on an NPU too before it returns.
     """
-    width = -(-words.numel() // _WORDS) * _WORDS
-    row = torch.zeros(width, dtype=torch.int32)
-    row[: words.numel()] = words
-    # A dispatch moves bytes: which numbers they are as fp32 does not matter.
-    rows = row.view(torch.float32).expand(world, width).contiguous().to(device)
-    ids = torch.arange(world, dtype=torch.int32).unsqueeze(1).to(device)  # a row for each rank's only expert
-    arrived = npu_moe_distribute_dispatch_v2(rows, ids, group_ep, world, rank, world).expand_x[:world]
+    arrived = gather_rows(words.to(device), group_ep, world, rank)
     if arrived.device.type != "cpu":
         check(group_ep)
-    return arrived.cpu().view(torch.int32)[:, : words.numel()]
+    return arrived.cpu()
