@@ -22,7 +22,8 @@ from torch import Tensor
 import ascend_moe
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
 from ascend_moe.experts import grouped_mlp
-from ascend_moe.interop import fused_moe
+from ascend_moe.fused import dispatch_ffn_combine, get_symm_buffer_for_mega_moe, mega_moe
+from ascend_moe.interop import deep_ep, fused_moe, vllm
 from ascend_moe.interop.sglang import EPMoE
 from ascend_moe.placement import ExpertPlacement
 from ascend_moe.routing import softmax_topk
@@ -100,6 +101,22 @@ for algorithm in ("window", "direct", "hierarchy"):
     way(algorithm)(windows(algorithm))
 
 
+@way("dispatch_ffn_combine")
+def one_call(layer: Layer) -> Tensor:
+    """vllm-ascend's FUSED_MC2."""
+    out, rows = torch.empty_like(layer.x), torch.empty(E // RANKS, dtype=torch.int32)
+    weights = ([layer.w_gate_up], [layer.w_down], layer.ids, None, None, None, None, layer.weights)
+    dispatch_ffn_combine(layer.x, *weights, layer.name, 0, out, rows)
+    return out
+
+
+@way("mega_moe")
+def cann_mega_moe(layer: Layer) -> Tensor:
+    """The same of CANN's newest front end."""
+    buffer = get_symm_buffer_for_mega_moe(layer.group, E, TOKENS, K, H, F)
+    return mega_moe(layer.x, layer.ids, layer.weights, list(layer.w_gate_up), list(layer.w_down), buffer)[0]
+
+
 @way("all-to-all")
 def all_to_all(layer: Layer) -> Tensor:
     return through(AllToAllDispatcher(layer.group, E), layer)
@@ -157,6 +174,67 @@ def aligned_blocks(layer: Layer) -> Tensor:
         out_dtype=torch.float32,
     )
     return fused_moe.all_reduce_dp(part, ends(), layer.group).bfloat16()
+
+
+def modular_kernel(kind: str) -> Callable[[Layer], Tensor]:
+    """vLLM's modular kernel."""
+
+    def run(layer: Layer) -> Tensor:
+        config = vllm.MoEKernelConfig(layer.name, layer.rank, RANKS, E, TOKENS, kind)
+        kernel: Callable[..., Tensor] = vllm.select(config)
+        return kernel(layer.x, layer.w13, layer.w2, layer.weights, layer.ids, global_num_experts=E)
+
+    return run
+
+
+for kind, title in (
+    ("mc2", "standard"),
+    ("batched", "batched"),
+    ("alltoall", "all-to-all"),
+    ("allgather", "all-gather"),
+):
+    way(f"modular kernel, {title}")(modular_kernel(kind))
+
+
+def deep_ep_normal(layer: Layer, flavour: str) -> Tensor:
+    """DeepEP sends a row to each rank, whose experts weight it; sgl-kernel-npu to each expert, its combine weights."""
+    buffer, ids = deep_ep.Buffer(layer.group, flavour=flavour), layer.ids.long()
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, E)
+    x, local_ids, weights, counts, handle, _ = buffer.dispatch(
+        layer.x, None, per_rank, None, in_rank, per_expert, ids, layer.weights
+    )
+    if flavour == "ascend":
+        rows = grouped_mlp(x, layer.w_gate_up, layer.w_down, torch.tensor(counts))
+        return buffer.combine(rows, handle)[0]
+    assert local_ids is not None and weights is not None
+    part = fused_moe.fused_experts(
+        x, layer.w13, layer.w2, weights, local_ids.int(), block_size=4, out_dtype=torch.float32
+    )
+    return buffer.combine(part, handle)[0].bfloat16()  # DeepEP's rows are bf16: a rounding for each rank
+
+
+@way("DeepEP, normal", equal=False)
+def deep_ep_one_row_a_rank(layer: Layer) -> Tensor:
+    return deep_ep_normal(layer, "deepep")
+
+
+@way("DeepEP of sgl-kernel-npu, normal")
+def deep_ep_one_row_an_expert(layer: Layer) -> Tensor:
+    return deep_ep_normal(layer, "ascend")
+
+
+@way("DeepEP, low latency")
+def deep_ep_low_latency(layer: Layer) -> Tensor:
+    buffer, ids = deep_ep.Buffer(layer.group, low_latency_mode=True), layer.ids.long()
+    x, counts, handle, _, hook = buffer.low_latency_dispatch(
+        layer.x, ids, TOKENS, E, use_fp8=False, return_recv_hook=True
+    )
+    hook()
+    rows = torch.zeros_like(x)
+    for expert, count in enumerate(counts.tolist()):
+        w_gate_up, w_down = layer.w_gate_up[expert : expert + 1], layer.w_down[expert : expert + 1]
+        rows[expert, :count] = grouped_mlp(x[expert, :count], w_gate_up, w_down, torch.tensor([count]))
+    return buffer.low_latency_combine(rows, ids, layer.weights, handle)[0]
 
 
 def compare(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[float, bool]]:
