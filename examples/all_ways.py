@@ -23,7 +23,7 @@ import ascend_moe
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.fused import dispatch_ffn_combine, get_symm_buffer_for_mega_moe, mega_moe
-from ascend_moe.interop import deep_ep, fused_moe, vllm
+from ascend_moe.interop import deep_ep, fused_moe, megatron, vllm
 from ascend_moe.interop.sglang import EPMoE
 from ascend_moe.placement import ExpertPlacement
 from ascend_moe.routing import softmax_topk
@@ -194,6 +194,29 @@ for kind, title in (
     ("allgather", "all-gather"),
 ):
     way(f"modular kernel, {title}")(modular_kernel(kind))
+
+
+def megatron_six_phases(kind: str) -> Callable[[Layer], Tensor]:
+    """Megatron-LM's dispatcher. A token's rows are added by expert, not by rank in its choice: one rounding."""
+
+    def run(layer: Layer) -> Tensor:
+        ids = layer.ids.long()
+        chosen = torch.zeros(TOKENS, E, dtype=torch.bool).scatter(1, ids, True)
+        probs = torch.zeros(TOKENS, E).scatter(1, ids, layer.weights)
+        carrier = megatron.TokenDispatcher(kind, layer.group, E, K, probs_on="combine")
+        experts = megatron.GroupedMLP(E // RANKS, H, F).load_experts(layer.w_gate_up, layer.w_down)
+        tokens, slots, handle = carrier.dispatch_preprocess(layer.x, chosen, probs)
+        rows, counts, _ = carrier.dispatch_postprocess(*carrier.token_dispatch(tokens, slots, handle), handle)
+        with torch.no_grad():
+            rows, _ = experts(rows, counts)
+        home = carrier.token_combine(carrier.combine_preprocess(rows, handle), handle)
+        return carrier.combine_postprocess(home, handle)
+
+    return run
+
+
+for kind in ("mc2", "alltoall", "allgather"):
+    way(f"Megatron six phases, {kind}", equal=False)(megatron_six_phases(kind))
 
 
 def deep_ep_normal(layer: Layer, flavour: str) -> Tensor:
