@@ -143,7 +143,7 @@ MOE_FN uint32_t VerdictLanes(uint32_t cores) {
 }
 MOE_FN uint32_t VerdictBytes(uint32_t cores) {
     const uint32_t lanes = VerdictLanes(cores);
-    return kBlock + 2 * lanes * static_cast<uint32_t>(sizeof(uint32_t)) +
+    return 2 * kBlock + 2 * lanes * static_cast<uint32_t>(sizeof(uint32_t)) +
            static_cast<uint32_t>(CeilTo(lanes / 8, kBlock));
 }
 
