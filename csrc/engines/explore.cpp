@@ -282,7 +282,8 @@ void Exploration::Run(const am_explore_options& options, am_explore_result& resu
 void Exploration::LeavesNothing(const Op& op, uint32_t number, am_explore_result& result) {
     const Plan& plan = *static_cast<Plan*>(op.step.plan);
     const moe::MoeDistributeInfo& info = plan.info();
-    const uint64_t nums = info.localExperts * sizeof(int64_t), counts = info.world * info.localExperts * sizeof(int32_t);
+    const uint64_t nums = info.localExperts * sizeof(int64_t),
+                   counts = info.world * info.localExperts * sizeof(int32_t);
     for (uint32_t k = plan.dispatch() ? 3 : 0; k <= (plan.dispatch() ? 4 : 0); ++k) {
         const uint8_t* got = static_cast<const uint8_t*>(op.step.outputs[k]);
         const uint64_t bytes = !plan.dispatch() ? op.step.output_bytes[k] : k == 3 ? nums : counts;

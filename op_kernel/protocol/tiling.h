@@ -136,7 +136,7 @@ MOE_FN uint32_t MessagesInUb(const MoeDistributeInfo& info) {
 }
 
 // UB for VerdictBoard: a block to post, those of all cores and what they should be, in whole repeats of 256 bytes,
-// and a bit a word.
+// a bit a word, and a block to tell.
 constexpr uint32_t kRepeatWords = 64;
 MOE_FN uint32_t VerdictLanes(uint32_t cores) {
     return static_cast<uint32_t>(CeilTo(cores * kBlockWords, kRepeatWords));
