@@ -14,7 +14,6 @@ from ascend_moe._text import installed_version
 from ascend_moe.cli import COMMANDS
 from ascend_moe.errors import AscendMoeError
 
-
 # click's, or that of typer's own copy of click.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
@@ -58,7 +57,9 @@ class _Commands(TyperGroup):
         except _UsageError as error:
             if type(error).__name__ == "NoArgsIsHelpError":
                 raise
-            command = f"ascend-moe {ctx.invoked_subcommand or ''}".rstrip() if error.ctx is None else error.ctx.command_path
+            command = (
+                f"ascend-moe {ctx.invoked_subcommand or ''}".rstrip() if error.ctx is None else error.ctx.command_path
+            )
             print(f"{command}: {_in_one_line(error, ctx.obj or [])}; see {command} --help", file=sys.stderr)
             raise typer.Exit(2) from None
         except AscendMoeError as error:

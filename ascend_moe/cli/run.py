@@ -40,7 +40,9 @@ def run(
     ] = BACKENDS[0],
     batch: Annotated[
         str,
-        typer.Option("--batch", "-b", help="Tokens a rank: 64 gives rank 0 64 and the others fewer; 64,0,7,9 says them all."),
+        typer.Option(
+            "--batch", "-b", help="Tokens a rank: 64: rank 0 has 64, the others fewer; 64,0,7,9 says them all."
+        ),
     ] = "64",
     dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of rows and weights.")] = "bf16",
     quant: options.Quant = "none",

@@ -67,8 +67,8 @@ private:
     twin::Loc loc_;
 };
 
-// The address of a LocalTensor as kernels read and set it. A kernel that sets bufferAddr lays the tensor over UB itself:
-// no buffer of a TPipe bounds it.
+// The address of a LocalTensor as kernels read and set it. A kernel that sets bufferAddr lays the tensor over UB
+// itself: no buffer of a TPipe bounds it.
 struct TBuffAddr {
     struct UbAddress {
         uint8_t* host = nullptr;
@@ -101,7 +101,8 @@ struct TBuffAddr {
         }
         explicit operator TPosition() const { return static_cast<TPosition>(uint8_t{*this}); }
         Position& operator=(uint8_t position) {
-            static_assert(static_cast<uint32_t>(TPosition::MAX) < twin::kRawUbBuffers, "a raw buffer for each position");
+            static_assert(static_cast<uint32_t>(TPosition::MAX) < twin::kRawUbBuffers,
+                          "a raw buffer for each position");
             buffer = twin::kMaxUbBuffers + (position < twin::kRawUbBuffers ? position : 0);
             stamp = 0;
             return *this;
@@ -148,7 +149,8 @@ public:
 
     template <class U>
     LocalTensor<U> ReinterpretCast() const {
-        return LocalTensor<U>(address_.bufferAddr.host, address_.dataLen, address_.logicPos.buffer, address_.logicPos.stamp);
+        return LocalTensor<U>(address_.bufferAddr.host, address_.dataLen, address_.logicPos.buffer,
+                              address_.logicPos.stamp);
     }
     uint64_t GetPhyAddr(uint32_t offset = 0) const {
         twin::UbExposed();
@@ -227,7 +229,6 @@ private:
         TWIN_RAISE_IF(beyond != 0, kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary", what, beyond,
                       alignment);
     }
-
 };
 
 template <class T>
