@@ -15,6 +15,7 @@ COMMANDS = {  # in the order of use
     "doctor": "Look at this machine: versions, variables, devices; every finding with its fix.",
     "plan": "What a configuration needs: window, HCCL_BUFFSIZE, UB, tiling, limits.",
     "validate": "Dispatch and combine against the reference, on whatever device is here.",
+    "kernels": "Which parts of vLLM's modular kernel fit, and whether a pair computes what it should.",
     "bench": "Time dispatch and combine against torch.distributed, MPI and the machine's limit, in one run.",
     "predict": "Predict times on NPUs by a model; its errors.",
     "trace": "Where the time of dispatch and combine goes, measured or predicted.",

@@ -55,6 +55,7 @@ def grouped_mlp(
     topk_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     swiglu_limit: float = 0.0,
+    operators: Any = None,
 ) -> torch.Tensor:
     """``(silu(x @ gate) * (x @ up)) @ down`` for every row, with the weights of that row's local expert.
 
@@ -79,6 +80,7 @@ def grouped_mlp(
             expert's are not touched. Not under autograd. combine sends a tensor
             of `ascend_moe.window_empty` without a copy.
         swiglu_limit: above 0: before silu the gate is cut at this value, up at both plus and minus it. 0: no limit.
+        operators: whose npu_grouped_matmul, npu_swiglu and npu_dequant_swiglu_quant are called; None: this package's.
 
     Returns:
         ``(A, H)``, rows as in expand_x; ``out`` if given. Rows behind the last expert's are zero here and
@@ -96,7 +98,7 @@ def grouped_mlp(
     rows = used = expand_x.shape[0]
     # Compilers keep the registered operators as they are, and would follow the functions into every group.
     compiling = torch.compiler.is_compiling()
-    ops: Any = torch.ops.ascend_moe if compiling else _functions
+    ops: Any = operators or (torch.ops.ascend_moe if compiling else _functions)
     if not on_npu(expand_x) and not compiling:
         # Work follows the rows that arrived, not the worst case that expand_x is allocated for.
         groups = read_groups(expert_token_nums, group_list_type, experts, rows, "expert_token_nums")

@@ -20,7 +20,8 @@ from ascend_moe.errors import need
 from ascend_moe.experts import npu_dequant_swiglu_quant
 from ascend_moe.fused import dispatch_ffn_combine
 from ascend_moe.ops.schemas import VENDOR_SCHEMAS
-from ascend_moe.routing import SOFTMAX, Groups, gating_top_k, npu_moe_gating_top_k
+from ascend_moe.routing import npu_moe_gating_top_k
+from ascend_moe.routing.gating import SOFTMAX, Groups, gating_top_k
 from ascend_moe.vendor import meta
 from ascend_moe.vendor.fused import (
     grouped_matmul_swiglu_quant,

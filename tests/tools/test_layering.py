@@ -268,7 +268,7 @@ def test_python_layers() -> None:
     [
         ("comm.threads", "from ascend_moe import ops"),
         ("ops.calls", "def late():\n    from ascend_moe.layer import MoELayer"),
-        ("routing", "from . import experts"),
+        ("routing.topk", "from .. import experts"),
         ("experts.quant", "from ..dispatchers.base import Dispatcher"),
         ("dispatchers.rows", "import ascend_moe.reference.rows"),
         ("errors", "import ascend_moe"),

@@ -101,7 +101,7 @@ def gating_top_k(
     need(renorm in (0, 1), "renorm", f"is {renorm}; it must be 0 or 1")
     need(norm_type in (SOFTMAX, SIGMOID, SQRT_SOFTPLUS), "norm_type", f"is {norm_type}; it must be 0, 1 or 2")
     _check_choice(x.shape[1], k, groups)
-    scores = _normalise(x, norm_type)
+    scores = normalise(x, norm_type)
     if input_ids is None and tid2eid is None:
         ids = _choose(scores, bias, k, groups)
     else:
@@ -140,7 +140,7 @@ def npu_moe_gating_top_k_softmax(
     if finished is not None:
         rule = f"is {tuple(finished.shape)} {finished.dtype}; it must be {tuple(x.shape[:-1])} bool"
         need(finished.shape == x.shape[:-1] and finished.dtype == torch.bool, "finished", rule)
-    scores = _normalise(x.reshape(-1, experts), SOFTMAX)
+    scores = normalise(x.reshape(-1, experts), SOFTMAX)
     ids = _choose(scores, None, k, Groups())
     weights = _weigh(scores, ids, False, 1.0, 0.0).to(x.dtype)
     if finished is not None:
@@ -178,7 +178,7 @@ def npu_moe_gating_top_k_softmax_v2(
     weights, ids, _ = npu_moe_gating_top_k_softmax(x, finished, k)
     if renorm == 1:
         # Softmax may round two different logits to one score, so the choice is made again by the logits.
-        chosen = _best(x.detach().float().reshape(-1, x.shape[-1]), k).reshape(ids.shape)
+        chosen = best(x.detach().float().reshape(-1, x.shape[-1]), k).reshape(ids.shape)
         weights = torch.softmax(x.float().gather(-1, chosen), dim=-1).to(x.dtype)
         ids = torch.where(ids == x.shape[-1], ids, chosen.to(torch.int32))
     softmax = torch.softmax(x.float(), dim=-1) if output_softmax and not renorm else x.new_zeros(0).float()
@@ -292,7 +292,8 @@ def _check_choice(experts: int, k: int, groups: Groups) -> None:
     need(1 <= k <= limit, "k", f"is {k}; it must be 1..{limit}, the experts that take part")
 
 
-def _normalise(x: torch.Tensor, norm_type: int) -> torch.Tensor:
+def normalise(x: torch.Tensor, norm_type: int) -> torch.Tensor:
+    """Scores of logits in float32: softmax, sigmoid or the square root of softplus."""
     x = x.float()
     if norm_type == SQRT_SOFTPLUS:
         return torch.nn.functional.softplus(x).sqrt()
@@ -328,12 +329,13 @@ def _choose(scores: torch.Tensor, bias: torch.Tensor | None, k: int, groups: Gro
         largest = members.topk(2 if groups.mode == BY_TOP2_SUM else 1, dim=-1).values
         group_scores = largest.sum(-1)
         dropped = torch.ones_like(group_scores, dtype=torch.bool)
-        dropped.scatter_(1, _best(group_scores, groups.kept), False)
+        dropped.scatter_(1, best(group_scores, groups.kept), False)
         choice = members.masked_fill(dropped.unsqueeze(-1), -torch.inf).reshape(choice.shape)
-    return _best(choice, k)
+    return best(choice, k)
 
 
-def _best(values: torch.Tensor, k: int) -> torch.Tensor:
+def best(values: torch.Tensor, k: int) -> torch.Tensor:
+    """Ids ``(T, k)`` int64 of the k largest of ``(T, E)`` values, the largest first; of equal ones the lower id."""
     # topk may order equal values in any way; a stable sort keeps them by index. Negated values put NaN last.
     return torch.sort(-values, dim=-1, stable=True).indices[:, :k]
 
