@@ -53,6 +53,11 @@ def unwritable(path: Path) -> str:
     """Why `write_whole` cannot write a file there, as far as one can tell before; "" where it can."""
     if not path.absolute().parent.is_dir():
         return f"there is no folder {path.absolute().parent}"
+    return irreplaceable(path)
+
+
+def irreplaceable(path: Path) -> str:
+    """Why a file there is not replaced: a link, or a device; "" where it may be."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return f"{path} is a link or no regular file, and is not replaced"
     return ""

@@ -375,6 +375,20 @@ def test_npu_means_cpu(stand_in: Any) -> None:
     assert torch.histc(torch.tensor([0.0, 1.0]), 2).dtype == torch.float32
 
 
+def test_operators_of_torch_ops(stand_in: Any) -> None:
+    x, ids = randn(3, 8).requires_grad_(), torch.tensor([[1, 0], [2, 1], [0, 2]], dtype=INT32)
+    assert torch.equal(torch.ops.npu.npu_swiglu(x), npu.npu_swiglu(x))
+    torch.ops.npu.npu_swiglu(x).sum().backward()
+    assert x.grad is not None
+    rows, places = torch.ops.npu.npu_moe_token_permute(x, ids)
+    back = stand_in.npu_moe_token_unpermute(rows, places, probs=torch.full((3, 2), 0.5), restore_shape=x.shape)
+    torch.testing.assert_close(back, x)
+    torch_npu_standin.uninstall()
+    assert not hasattr(torch.ops.npu, "npu_swiglu") and not hasattr(torch.ops.npu, "npu_grouped_matmul")
+    torch_npu_standin.install(quiet=True)
+    assert torch.equal(torch.ops.npu.npu_swiglu(x), npu.npu_swiglu(x))
+
+
 def test_streams_and_events(stand_in: Any) -> None:
     from torch_npu.npu.streams import Event
 
@@ -413,6 +427,12 @@ def test_cann_ops_transformer_comes_with_it(stand_in: Any) -> None:
     from cann_ops_transformer.ops import mega_moe
 
     assert mega_moe is cann_ops_transformer.mega_moe
+    torch_npu_standin.uninstall()
+    cann_ops_transformer.install()  # by somebody else: it stays
+    torch_npu_standin.install(quiet=True)
+    torch_npu_standin.uninstall()
+    assert "cann_ops_transformer" in sys.modules
+    cann_ops_transformer.uninstall()
 
 
 # ---- the command
@@ -469,6 +489,10 @@ for each in (group, dist.group.WORLD):
     name = each._get_backend(torch.device("npu")).get_hccl_comm_name(0)
     assert name == ascend_moe.comm_name(each)
 assert dist.get_backend(group) == "gloo" and dist.is_hccl_available()
+stacked, summed = torch.zeros(1, 2, 3), torch.zeros(1, 2, 3)
+dist.all_gather_into_tensor(stacked, torch.arange(6.0).view(2, 3), group=group)
+dist.reduce_scatter_tensor(summed, input=torch.arange(6.0).view(2, 3), group=group)
+assert stacked.flatten().tolist() == summed.flatten().tolist() == list(range(6))
 dist.destroy_process_group()
 sys.exit(7)
 """

@@ -31,7 +31,9 @@ def trace(
     quant: options.Quant = "none",
     op: Annotated[str, typer.Option(metavar="|".join(OPS))] = "both",
     comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="|".join(ALGORITHMS))] = "window",
-    repeat: Annotated[int, typer.Option(metavar="N", max=100_000, help="Rounds that are recorded.")] = 15,
+    repeat: Annotated[
+        int, typer.Option("--iterations", "-n", metavar="N", max=100_000, help="Rounds that are recorded.")
+    ] = 15,
     pick: Annotated[str, typer.Option(metavar="|".join(PICKS), help="Which round to show.")] = "p10",
     seed: Annotated[int, typer.Option(min=0, max=options.MAX_SEED, help="Of inputs and routing.")] = 0,
     soc: Annotated[str, typer.Option(metavar="NAME", help="Predict for this SoC instead of measuring here.")] = "",

@@ -31,6 +31,7 @@ from ascend_moe._torch_npu import resolve_dtype
 from ascend_moe.comm import comm_name
 from ascend_moe.errors import ArgumentError, LibraryError, need, need_dims, with_typed_errors
 from ascend_moe.interop import cann_ops_transformer, npu_standin
+from ascend_moe.ops.schemas import SCHEMAS, VENDOR_SCHEMAS
 
 ABOUT = "a stand-in of torch_npu by ascend_moe: CPU tensors and gloo, no Ascend device; times mean nothing"
 VERSION = f"{torch.__version__.partition('+')[0]}+ascend.moe.standin"
@@ -68,6 +69,7 @@ class _Changes:
     def __init__(self) -> None:
         self._attributes: list[tuple[Any, str, Any]] = []
         self._modules: list[tuple[str, Any]] = []
+        self._calls: list[Callable[[], None]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Give an object an attribute; what a class inherits is not its own."""
@@ -78,7 +80,12 @@ class _Changes:
         self._modules.append((name, sys.modules.get(name, _MISSING)))
         sys.modules[name] = module
 
+    def call_at_undo(self, function: Callable[[], None]) -> None:
+        self._calls.append(function)
+
     def undo(self) -> None:
+        while self._calls:
+            self._calls.pop()()
         while self._attributes:
             owner, name, before = self._attributes.pop()
             if before is _MISSING:
@@ -125,7 +132,10 @@ def install(quiet: bool = False) -> None:
         _add_modules(changes)
         _change_devices(changes)
         _change_groups(changes)
-        cann_ops_transformer.install()
+        _add_operators(changes)
+        if "cann_ops_transformer" not in sys.modules:
+            cann_ops_transformer.install()
+            changes.call_at_undo(cann_ops_transformer.uninstall)
     except BaseException:
         changes.undo()
         raise
@@ -138,7 +148,6 @@ def uninstall() -> None:
     """Undo `install`. Groups and tensors that were made meanwhile live on. Without it nothing is done."""
     global _changes
     if _changes is not None:
-        cann_ops_transformer.uninstall()
         _changes.undo()
         _changes = None
 
@@ -197,6 +206,17 @@ def _add_modules(changes: _Changes) -> None:
     changes.add_module("torch_npu.npu.streams", streams)
     changes.add_module("torch.npu", runtime)
     changes.set(torch, "npu", runtime)
+
+
+def _add_operators(changes: _Changes) -> None:
+    """``torch.ops.npu``: each of its operators calls that of ``torch.ops.ascend_moe`` with the same name and schema."""
+    library: Any = torch.library.Library("npu", "FRAGMENT")  # type: ignore[no-untyped-call]
+    changes.call_at_undo(library._destroy)
+    for name, schema in {**SCHEMAS, **VENDOR_SCHEMAS}.items():
+        packet, _, overload = name.partition(".")
+        ours = getattr(getattr(torch.ops.ascend_moe, packet), overload or "default")
+        library.define(f"{name}{schema}")
+        library.impl(name, ours, "CompositeImplicitAutograd")
 
 
 def npu_format_cast(tensor: torch.Tensor, acl_format: int, **_: Any) -> torch.Tensor:
@@ -392,7 +412,24 @@ def _get_hccl_comm_name(self: Any, rank: int = 0, init_comm: bool = True) -> str
     raise ArgumentError("get_hccl_comm_name: this backend belongs to no process group that is alive", argument="self")
 
 
+def _of_any_shape(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A collective of two tensors. HCCL looks at their sizes alone, gloo at their shapes."""
+
+    def flat(value: Any) -> Any:
+        return value.view(-1) if isinstance(value, torch.Tensor) and value.is_contiguous() else value
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return function(*map(flat, args), **{name: flat(value) for name, value in kwargs.items()})
+
+    return run
+
+
 def _change_groups(changes: _Changes) -> None:
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+        function = _of_any_shape(getattr(distributed_c10d, name))
+        changes.set(distributed_c10d, name, function)
+        changes.set(dist, name, function)
     for name, position in (("init_process_group", 0), ("new_group", 2)):
         function = _without_hccl(getattr(distributed_c10d, name), position)
         changes.set(distributed_c10d, name, function)
