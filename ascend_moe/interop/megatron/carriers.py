@@ -146,9 +146,8 @@ class Windows(Carrier):
 
     def bring(self, rows: Tensor, arrived: Arrived, routes: Routes, weighted: bool) -> Tensor:
         weights = routes.weights.contiguous() if weighted else routes.weights.new_empty(0)
-        return npu_moe_distribute_combine_v2(
-            rows, routes.ids, *arrived.state, weights, *self.place, **self.options
-        )
+        triples, counts = arrived.state
+        return npu_moe_distribute_combine_v2(rows, routes.ids, triples, counts, weights, *self.place, **self.options)
 
 
 class Collectives(Carrier):
