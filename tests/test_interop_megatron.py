@@ -639,6 +639,16 @@ def test_m10_two_micro_batches_and_a_mask(kind: str, clusters: Any) -> None:
     on_ranks(kind, 2, clusters, run)
 
 
+@pytest.mark.parametrize("etp", [1, 2, 8])
+def test_m10_eight_ranks(etp: int, clusters: Any) -> None:
+    """Dispatch's ep_recv_counts are longer there."""
+    case = Case(8, [5, 0, 3, 7, 1, 2, 4, 6])
+    y, gx, glogits, _, _ = case.expected()
+    for rank, found in enumerate(clusters[8].run(lambda rank, group: trained("mc2", case, etp, rank, group))):
+        for one, other in zip(found, (y[rank], gx[rank], glogits[rank]), strict=False):
+            close(one.double(), other, atol=1e-5)
+
+
 def in_a_process(rank: int) -> list[Tensor]:
     found = trained("mc2", Case(2), 2, rank, torch.distributed.group.WORLD)
     assert all(map(torch.equal, found, trained("alltoall", Case(2), 2, rank, None)))
