@@ -17,7 +17,7 @@ from ascend_moe.timeline import Timeline, chrome, picture
 from ascend_moe.timeline.stats import OpRun, longest_waits, op_runs, phase_rows
 
 app = typer.Typer()
-HEAD = ["step, µs", "at work", "worst", "% of op", "cores", "SyncAll", "wait", "MB"]
+HEAD = ["step, µs", "work", "worst", "%", "cores", "SyncAll", "wait", "MB"]
 
 
 @app.command()
