@@ -6,6 +6,7 @@ from . import (
     _autoload,  # noqa: F401  first: it settles how torch is imported
     _text,
 )
+from . import fused as fused
 from . import vendor as _ops_vendor  # noqa: F401  the other operators of torch.ops.ascend_moe
 from .autograd import dequantize_rows, set_int8_gradient
 from .comm import LocalCluster, algorithm_of, close, comm_name, window_empty

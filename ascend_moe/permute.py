@@ -147,6 +147,163 @@ def batched_moe_align_block_size(
     return rows.to(torch.int32), blocks.to(torch.int32), ends[-1:].to(torch.int32)
 
 
+# ---- rows in expert order, and back
+
+
+@with_typed_errors
+def permute(
+    tokens: torch.Tensor,
+    routing_map: torch.Tensor,
+    probs: torch.Tensor | None = None,
+    num_out_tokens: int | None = None,
+    fused: bool = False,
+    drop_and_pad: bool = False,
+    tokens_per_expert: torch.Tensor | None = None,
+    align_size: int = 0,
+    return_batch_invariant_inverse_map: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, None, torch.Tensor | None]:
+    """A row for every True of a map, by expert, then by token.
+
+    Args:
+        tokens: ``(T, H)``.
+        routing_map: ``(T, E)`` bool or integers.
+        probs: ``(T, E)``, permuted alike.
+        num_out_tokens: rows of the result, the number of Trues; None reads it on the host. With drop_and_pad E * C.
+        fused: ignored, there is one implementation.
+        drop_and_pad: every expert has C rows, C at most T: those of its first C tokens, and of tokens that are not
+            its own where it has fewer.
+        tokens_per_expert: is returned.
+        align_size, return_batch_invariant_inverse_map: must be 0 and False.
+
+    Returns:
+        rows ``(N, H)``; probs of the rows ``(N,)`` or None; the token of each row ``(N,)`` int64; None;
+        tokens_per_expert. Rows and probs are differentiable.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: Megatron-LM ``permute``.
+    """
+    need_dims("tokens", tokens, 2)
+    need_dims("routing_map", routing_map, 2)
+    count, experts = routing_map.shape
+    need_shape("tokens", tokens, (count, tokens.shape[1]))
+    need(align_size in (0, 1), "align_size", f"is {align_size}; rows of an expert are not padded here: pass 0")
+    rule = "is True; unpermute adds in one order without it: leave it out"
+    need(not return_batch_invariant_inverse_map, "return_batch_invariant_inverse_map", rule)
+    by_expert = routing_map.bool().t()
+    if drop_and_pad and num_out_tokens is not None:
+        capacity = num_out_tokens // experts
+        fits = num_out_tokens % experts == 0 and capacity <= count
+        rule = f"is {num_out_tokens}; with drop_and_pad need a multiple of {experts} experts, at most {experts * count}"
+        need(fits, "num_out_tokens", rule)
+        sources = _trues_first(by_expert)[:, :capacity].reshape(-1)
+        owner = torch.arange(experts, device=tokens.device).repeat_interleave(capacity)
+        pairs = owner * count + sources
+    else:
+        flat = by_expert.reshape(-1)
+        pairs = _trues_first(flat)[: int(flat.sum()) if num_out_tokens is None else num_out_tokens]
+        sources = pairs % max(count, 1)
+    chosen = None
+    if probs is not None:
+        need_shape("probs", probs, tuple(routing_map.shape))
+        chosen = probs.t().reshape(-1).index_select(0, pairs)
+    return tokens.index_select(0, sources), chosen, sources, None, tokens_per_expert
+
+
+def _trues_first(values: torch.Tensor) -> torch.Tensor:
+    """Indices along the last dimension: those of True, then those of False, each ascending."""
+    return torch.sort((~values).to(torch.int8), dim=-1, stable=True).indices
+
+
+@with_typed_errors
+def unpermute(
+    permuted_tokens: torch.Tensor,
+    sorted_indices: torch.Tensor,
+    restore_shape: torch.Size | tuple[int, ...],
+    probs: torch.Tensor | None = None,
+    routing_map: torch.Tensor | None = None,
+    fused: bool = False,
+    drop_and_pad: bool = False,
+    pad_offsets: torch.Tensor | None = None,
+    batch_invariant_inverse_map: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """For every token the sum of its rows, in the order of the rows.
+
+    Args:
+        permuted_tokens: ``(N, H)``.
+        sorted_indices: ``(N,)`` int64, the token of each row, from `permute`.
+        restore_shape: ``(T, H)``.
+        probs: ``(T, E)``: rows are multiplied first, in the wider type of the two. With routing_map ``(T, E)``.
+        fused: ignored, there is one implementation.
+        drop_and_pad: as given to `permute`.
+        pad_offsets, batch_invariant_inverse_map: must be None.
+
+    Returns:
+        ``(T, H)`` of permuted_tokens' type. Differentiable.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: Megatron-LM ``unpermute``.
+    """
+    need_dims("permuted_tokens", permuted_tokens, 2)
+    need_shape("sorted_indices", sorted_indices, (permuted_tokens.shape[0],), dtypes=(torch.int64,))
+    given = {"pad_offsets": pad_offsets, "batch_invariant_inverse_map": batch_invariant_inverse_map}
+    for name, value in given.items():
+        need(value is None, name, "is given; rows of an expert are not padded here, and the order is one: leave it out")
+    rows = permuted_tokens
+    if probs is not None:
+        need(routing_map is not None, "routing_map", "is None; with probs it says which of them count")
+        assert routing_map is not None
+        count, experts = probs.shape
+        need_shape("routing_map", routing_map, (count, experts))
+        if drop_and_pad:
+            owner = torch.arange(experts, device=rows.device).repeat_interleave(len(rows) // experts)
+            pairs = owner * count + sorted_indices
+        else:
+            pairs = _trues_first(routing_map.bool().t().reshape(-1))[: len(rows)]
+        rows = rows * probs.t().reshape(-1).index_select(0, pairs).unsqueeze(1)
+    total = torch.zeros(tuple(restore_shape), dtype=rows.dtype, device=rows.device)
+    return total.index_add(0, sorted_indices, rows).to(permuted_tokens.dtype)
+
+
+@with_typed_errors
+def sort_chunks_by_idxs(
+    input: torch.Tensor,
+    split_sizes: torch.Tensor,
+    sorted_idxs: torch.Tensor,
+    probs: torch.Tensor | None = None,
+    fused: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Cut rows into chunks and put the chunks into another order. Nothing is read on the host.
+
+    Args:
+        input: ``(N, ...)``.
+        split_sizes: ``(C,)`` int32 or int64, rows of each chunk, N together.
+        sorted_idxs: ``(C,)`` int32 or int64, the chunk that comes first, second, ...
+        probs: ``(N, ...)``, sorted alike.
+        fused: ignored, there is one implementation.
+
+    Returns:
+        rows and probs. Differentiable.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: Megatron-LM ``sort_chunks_by_idxs``.
+    """
+    need_dims("split_sizes", split_sizes, 1, dtypes=_INDEX_DTYPES)
+    need_shape("sorted_idxs", sorted_idxs, tuple(split_sizes.shape), dtypes=_INDEX_DTYPES)
+    sizes, order = split_sizes.to(input.device).long(), sorted_idxs.to(input.device).long()
+    starts = (sizes.cumsum(0) - sizes)[order]
+    ends = sizes[order].cumsum(0)
+    rows = torch.arange(input.shape[0], device=input.device)
+    chunk = torch.searchsorted(ends, rows, right=True).clamp(max=max(len(order) - 1, 0))
+    places = rows - (ends - sizes[order])[chunk] + starts[chunk]
+    return input[places], None if probs is None else probs[places]
+
+
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 

@@ -1,4 +1,4 @@
-"""Which experts live where: contiguous ranges, copies of hot experts, the choice of a copy, load counters.
+"""Which experts live where: contiguous ranges, copies of hot experts, load counters, the ranks of process groups.
 
 Pure functions and counters. Nothing here moves weights: a caller asks for a placement, loads weights by it, and maps
 the router's ids (logical experts) to copies (physical experts) with `remap` before dispatch.
@@ -6,6 +6,9 @@ the router's ids (logical experts) to copies (physical experts) with `remap` bef
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -267,3 +270,68 @@ def logical_load(counts: torch.Tensor, physical_to_logical: torch.Tensor, num_ex
     need_dims("counts", counts, 2, dtypes=(torch.int64,))
     need_shape("physical_to_logical", physical_to_logical, tuple(counts.shape), dtypes=(torch.int64,))
     return counts.new_zeros(counts.shape[0], num_experts).scatter_add_(1, physical_to_logical, counts)
+
+
+@with_typed_errors
+def rank_groups(order: str, sizes: Mapping[str, int]) -> dict[str, list[list[int]]]:
+    """The ranks of every process group of a parallel layout.
+
+    Args:
+        order: axes joined by "-", the one whose ranks are neighbours first: "tp-cp-ep-dp-pp".
+        sizes: ranks of each axis; an axis that is left out has 1. The world is their product.
+
+    Returns:
+        the groups by the axes that vary within a group, in the order of ``order``: "tp", "ep", "tp-ep", ...; every
+        list of ranks ascends, and so do the first ranks of the groups.
+
+    Raises:
+        ArgumentError: an axis comes twice or is unknown, or a size is below 1.
+
+    Source: Megatron-LM ``RankGenerator``.
+    """
+    axes = order.split("-")
+    need(len(set(axes)) == len(axes) and "" not in axes, "order", f"is {order!r}; need different axes joined by '-'")
+    for name, size in sizes.items():
+        need(name in axes, "sizes", f"has {name!r}, which is no axis of {order!r}")
+        need(size >= 1, "sizes", f"has {size} ranks of {name!r}; need at least 1")
+    shape = [sizes.get(axis, 1) for axis in axes]
+    # The first axis is the fastest, so it is the last dimension.
+    ranks = torch.arange(math.prod(shape)).reshape(shape[::-1])
+    groups = {}
+    for length in range(1, len(axes) + 1):
+        for chosen in itertools.combinations(range(len(axes)), length):
+            inside = [len(axes) - 1 - axis for axis in reversed(chosen)]
+            outside = [dim for dim in range(len(axes)) if dim not in inside]
+            table = ranks.permute(outside + inside).reshape(-1, math.prod(shape[axis] for axis in chosen))
+            groups["-".join(axes[axis] for axis in chosen)] = table.tolist()
+    return groups
+
+
+@with_typed_errors
+def folded_groups(
+    order: str, world: int, *, tp: int = 1, cp: int = 1, etp: int = 1, ep: int = 1, pp: int = 1
+) -> tuple[dict[str, list[list[int]]], dict[str, list[list[int]]]]:
+    """`rank_groups` of attention (tp, cp, dp, pp) and of the experts (etp as "tp", ep, edp as "dp", pp) of one world.
+
+    Args:
+        order: as of `rank_groups`, with "tp", "cp", "ep", "dp" and "pp".
+        world: ranks altogether. tp, cp, etp, ep, pp: ranks of each axis; dp and edp follow.
+
+    Returns:
+        the groups of attention and those of the experts.
+
+    Raises:
+        ArgumentError: a product does not divide the world, or the pipeline groups of the two differ: end the order
+            with pp.
+
+    Source: Megatron-LM ``initialize_model_parallel``.
+    """
+    made = []
+    for name, one, two in (("tp * cp * pp", tp, cp), ("etp * ep * pp", etp, ep)):
+        product = one * two * pp
+        need(product >= 1 and world % product == 0, "world", f"is {world}; it must be a multiple of {name} = {product}")
+        second = {"cp": two} if name.startswith("tp") else {"ep": two}
+        made.append(rank_groups(order, {"tp": one, "pp": pp, "dp": world // product, **second}))
+    same = sorted(made[0]["pp"]) == sorted(made[1]["pp"])
+    need(same, "order", f"is {order!r}: attention and experts have different pipeline groups; end it with pp")
+    return made[0], made[1]

@@ -15,11 +15,13 @@ COMMANDS = {  # in the order of use
     "doctor": "Look at this machine: versions, variables, devices; every finding with its fix.",
     "plan": "What a configuration needs: window, HCCL_BUFFSIZE, UB, tiling, limits.",
     "validate": "Dispatch and combine against the reference, on whatever device is here.",
+    "kernels": "Which parts of vLLM's modular kernel fit, and whether a pair computes what it should.",
     "bench": "Time dispatch and combine against torch.distributed, MPI and the machine's limit, in one run.",
     "predict": "Predict times on NPUs by a model; its errors.",
     "trace": "Where the time of dispatch and combine goes, measured or predicted.",
     "explore": "Look for races, missing synchronisation, hangs and wrong results, schedule after schedule.",
     "vnpu": "Run a command with torch_npu on a virtual NPU of this machine.",
+    "standin": "Run code written for torch_npu on CPU tensors, without torch_npu.",
     "twin": "AscendC kernels of your own on the CPU.",
 }
 _EXTRA = ("typer", "click", "rich")
@@ -46,7 +48,7 @@ def _with_json(words: Sequence[str]) -> list[str]:
     made = list(words)
     for at, word in reversed(list(enumerate(words))):
         following = words[at + 1] if at + 1 < len(words) else "--"
-        if word == "--json" and words[0] != "vnpu" and following.startswith("-") and following != "-":
+        if word == "--json" and words[0] not in ("vnpu", "standin") and following.startswith("-") and following != "-":
             made.insert(at + 1, "-")
     return made
 

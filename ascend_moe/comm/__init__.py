@@ -112,6 +112,14 @@ def place(group_ep: str) -> tuple[int, int | None] | None:
     return None if group is None else (group.size(), group.rank())
 
 
+def device_of(group_ep: str) -> torch.device:
+    """Where the group's windows are: the current NPU for an HCCL group, else the CPU."""
+    _, group = _find(group_ep)
+    if group is None or not _names_hccl(group_ep, group):
+        return torch.device("cpu")
+    return torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined,unused-ignore]
+
+
 def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
     """This rank's open communicator. For a process group the first lookup opens it, collectively.
 

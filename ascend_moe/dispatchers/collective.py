@@ -6,7 +6,7 @@ that all of them raise or none does.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -104,11 +104,31 @@ def default_group(process_group: ProcessGroup | None) -> ProcessGroup:
     return group
 
 
-def gather(rows: Tensor, group: ProcessGroup) -> Tensor:
+class Carrier(ABC):
+    """Carries rows between ranks that no process group connects; stands in a dispatcher's place of one."""
+
+    @abstractmethod
+    def rank(self) -> int:
+        """This rank."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """W, ranks."""
+
+    @abstractmethod
+    def exchange(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """All-to-all of 2-D rows: ``send[d]`` rows go to rank d, ``receive[s]`` come from rank s, in rank order."""
+
+
+def gather(rows: Tensor, group: ProcessGroup | Carrier) -> Tensor:
     """(W, *rows.shape): every rank's ``rows``, which have the same shape everywhere."""
     out = rows.new_empty(group.size(), *rows.shape)
     if rows.numel() == 0:
         return out
+    if isinstance(group, Carrier):
+        each = [1] * group.size()
+        mine = rows.reshape(1, -1).expand(group.size(), -1)
+        return group.exchange(mine, each, each).view(out.shape)
     if group.name() == "mpi":  # has the list form only
         dist.all_gather(list(out.unbind(0)), rows.contiguous(), group=group)
     else:
@@ -117,8 +137,10 @@ def gather(rows: Tensor, group: ProcessGroup) -> Tensor:
     return out
 
 
-def exchange(words: Tensor, send: list[int], receive: list[int], group: ProcessGroup) -> Tensor:
+def exchange(words: Tensor, send: list[int], receive: list[int], group: ProcessGroup | Carrier) -> Tensor:
     """All-to-all of rows: ``send[d]`` rows go to rank d, ``receive[s]`` come from rank s, in rank order."""
+    if isinstance(group, Carrier):
+        return group.exchange(words, send, receive)
     out = words.new_empty(sum(receive), words.size(1))
     dist.all_to_all_single(out, words.contiguous(), receive, send, group=group)
     return out
@@ -161,12 +183,12 @@ class CollectiveDispatcher(Dispatcher):
     """A dispatcher over the collectives of a process group.
 
     Args:
-        process_group: None for the default group.
+        process_group: None for the default group; or a `Carrier`.
         num_experts: E, a multiple of the group's size.
     """
 
-    def __init__(self, process_group: ProcessGroup | None, num_experts: int) -> None:
-        self._group = default_group(process_group)
+    def __init__(self, process_group: ProcessGroup | Carrier | None, num_experts: int) -> None:
+        self._group = process_group if isinstance(process_group, Carrier) else default_group(process_group)
         super().__init__(self._group.rank(), self._group.size(), num_experts)
 
     def dispatch(
@@ -316,7 +338,7 @@ class AllToAllDispatcher(CollectiveDispatcher):
         num_experts: E, a multiple of the group's size, at most 2048.
     """
 
-    def __init__(self, process_group: ProcessGroup | None, num_experts: int) -> None:
+    def __init__(self, process_group: ProcessGroup | Carrier | None, num_experts: int) -> None:
         super().__init__(process_group, num_experts)
         need(num_experts <= MAX_EXPERTS, "num_experts", f"is {num_experts}; need at most {MAX_EXPERTS}")
         # A place of fixed size, so that ranks that disagree on E still exchange whole headers.

@@ -7,7 +7,7 @@ torch_npu's own, on all others plain torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -37,12 +37,14 @@ __all__ = [
     "quantize_weight",
 ]
 
+Weights = torch.Tensor | Sequence[torch.Tensor]  # one tensor of all experts, or a tensor an expert
+
 
 @with_typed_errors
 def grouped_mlp(
     expand_x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
+    w_gate_up: Weights,
+    w_down: Weights,
     expert_token_nums: torch.Tensor,
     *,
     group_list_type: int = COUNTS,
@@ -52,6 +54,8 @@ def grouped_mlp(
     output_dtype: torch.dtype | int | None = None,
     topk_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    swiglu_limit: float = 0.0,
+    operators: Any = None,
 ) -> torch.Tensor:
     """``(silu(x @ gate) * (x @ up)) @ down`` for every row, with the weights of that row's local expert.
 
@@ -61,7 +65,7 @@ def grouped_mlp(
     Args:
         expand_x: ``(A, H)`` rows by local expert, from dispatch: bf16, fp16, fp32; W8A8 int8.
         w_gate_up: ``(L, H, 2I)``, gate in the first I columns, up in the last; expand_x's type, any strides.
-        w_down: ``(L, I, H)``; expand_x's type, any strides.
+        w_down: ``(L, I, H)``; expand_x's type, any strides. Either may be a list of L tensors, one an expert.
         expert_token_nums: ``(L,)`` int64, from dispatch; may cover fewer than A rows. Never read on the
             host for NPU tensors.
         group_list_type: 1 counts, 0 running sums; the expert_token_nums_type given to dispatch.
@@ -75,6 +79,8 @@ def grouped_mlp(
         out: ``(A, H)`` of the result's type: the last product is put into it; rows behind the last
             expert's are not touched. Not under autograd. combine sends a tensor
             of `ascend_moe.window_empty` without a copy.
+        swiglu_limit: above 0: before silu the gate is cut at this value, up at both plus and minus it. 0: no limit.
+        operators: whose npu_grouped_matmul, npu_swiglu and npu_dequant_swiglu_quant are called; None: this package's.
 
     Returns:
         ``(A, H)``, rows as in expand_x; ``out`` if given. Rows behind the last expert's are zero here and
@@ -83,16 +89,19 @@ def grouped_mlp(
     Raises:
         ArgumentError: shapes, types or the group list do not fit, or only part of the W8A8 tensors is given.
     """
-    _check_shapes(expand_x, w_gate_up, w_down, {"dynamic_scales": dynamic_scales, "topk_scales": topk_scales})
+    per_row = {"dynamic_scales": dynamic_scales, "topk_scales": topk_scales}
+    experts = _check_shapes(expand_x, w_gate_up, w_down, per_row)
+    gate_up_weights, down_weights = _weight_list(w_gate_up), _weight_list(w_down)
+    need(swiglu_limit >= 0, "swiglu_limit", f"is {swiglu_limit}; it must be above 0, or 0 for no limit")
     scales = _check_scales(expand_x, dynamic_scales, w_gate_up_scale, w_down_scale)
     counts = as_counts(expert_token_nums, group_list_type)
     rows = used = expand_x.shape[0]
     # Compilers keep the registered operators as they are, and would follow the functions into every group.
     compiling = torch.compiler.is_compiling()
-    ops: Any = torch.ops.ascend_moe if compiling else _functions
+    ops: Any = operators or (torch.ops.ascend_moe if compiling else _functions)
     if not on_npu(expand_x) and not compiling:
         # Work follows the rows that arrived, not the worst case that expand_x is allocated for.
-        groups = read_groups(expert_token_nums, group_list_type, w_down.shape[0], rows, "expert_token_nums")
+        groups = read_groups(expert_token_nums, group_list_type, experts, rows, "expert_token_nums")
         used = groups[-1].stop
     x = expand_x[:used]
     weights = None if topk_scales is None else topk_scales.reshape(rows)[:used]
@@ -100,19 +109,21 @@ def grouped_mlp(
         ops.npu_grouped_matmul, group_type=0, group_list=expert_token_nums, group_list_type=group_list_type
     )
     if scales is None:
-        gate_up = multiply([x], [w_gate_up], split_item=2)[0]
-        hidden = ops.npu_swiglu(gate_up)
+        gate_up = multiply([x], gate_up_weights, split_item=2)[0]
+        hidden = ops.npu_swiglu(_limited(gate_up, swiglu_limit) if swiglu_limit else gate_up)
         if weights is not None:
             hidden = (hidden * weights.unsqueeze(1)).to(hidden.dtype)
-        y = multiply([hidden], [w_down], split_item=2, output_dtype=output_dtype)[0]
+        y = multiply([hidden], down_weights, split_item=2, output_dtype=output_dtype)[0]
     else:
         scales = scales._replace(dynamic=scales.dynamic.reshape(rows)[:used])
         if output_dtype is None:
             halves = (torch.bfloat16, torch.float16)
             output_dtype = scales.down.dtype if scales.down.dtype in halves else torch.bfloat16
-        hidden, scale = _w8a8_hidden(ops, multiply, x, w_gate_up, counts, weights, scales)
+        hidden, scale = _w8a8_hidden(ops, multiply, x, gate_up_weights, counts, weights, scales, swiglu_limit)
+        # A list of weights goes with a list of scales.
+        down_scales = [scales.down] if down_weights[0].dim() == 3 else list(scales.down.unbind(0))
         y = multiply(
-            [hidden], [w_down], split_item=2, output_dtype=output_dtype, scale=[scales.down],
+            [hidden], down_weights, split_item=2, output_dtype=output_dtype, scale=down_scales,
             per_token_scale=[scale],
         )[0]  # fmt: skip
     if out is not None:
@@ -144,25 +155,52 @@ class _Scales(NamedTuple):
     down: torch.Tensor
 
 
+def _weight_list(weights: Weights) -> list[torch.Tensor]:
+    """As npu_grouped_matmul takes them: one tensor of all experts, or a tensor an expert."""
+    return [weights] if isinstance(weights, torch.Tensor) else list(weights)
+
+
+def whole_shape(weights: Weights, argument: str) -> tuple[int, ...]:
+    """The shape of the weights of all experts as one tensor."""
+    if isinstance(weights, torch.Tensor):
+        return tuple(weights.shape)
+    shapes = sorted({tuple(weight.shape) for weight in weights})
+    if len(weights) == 1 and len(shapes[0]) == 3:
+        return shapes[0]
+    rule = f"has shapes {shapes}; a list must have a matrix of one shape for each expert"
+    need(len(shapes) == 1, argument, rule)
+    return (len(weights), *shapes[0])
+
+
 def _check_shapes(
     expand_x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
+    w_gate_up: Weights,
+    w_down: Weights,
     per_row: dict[str, torch.Tensor | None],
-) -> None:
-    if expand_x.dim() != 2 or w_gate_up.dim() != 3 or w_gate_up.shape[1] != expand_x.shape[1]:
+) -> int:
+    """The number of local experts; raises where the shapes do not fit."""
+    gate_up, down = whole_shape(w_gate_up, "w_gate_up"), whole_shape(w_down, "w_down")
+    if expand_x.dim() != 2 or len(gate_up) != 3 or gate_up[1] != expand_x.shape[1]:
         raise ArgumentError(
-            f"expand_x is {tuple(expand_x.shape)} and w_gate_up {tuple(w_gate_up.shape)}; they must be "
-            "(A, H) and (L, H, 2I)",
+            f"expand_x is {tuple(expand_x.shape)} and w_gate_up {gate_up}; they must be (A, H) and (L, H, 2I)",
             argument="w_gate_up",
         )
-    local_experts, hidden, double = w_gate_up.shape
-    fits = local_experts > 0 and tuple(w_down.shape) == (local_experts, double / 2, hidden)
-    rule = f"is {tuple(w_down.shape)} beside w_gate_up {tuple(w_gate_up.shape)}; they must be "
+    local_experts, hidden, double = gate_up
+    fits = local_experts > 0 and down == (local_experts, double / 2, hidden)
+    rule = f"is {down} beside w_gate_up {gate_up}; they must be "
     need(fits, "w_down", rule + "(L, I, H) and (L, H, 2I), L at least 1")
     for name, value in per_row.items():
         count = expand_x.shape[0] if value is None else value.numel()
         need(count == expand_x.shape[0], name, f"has {count} values for {expand_x.shape[0]} rows of expand_x")
+    return local_experts
+
+
+def _limited(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
+    """Gate, the left half, cut above; up at both sides."""
+    if limit > torch.finfo(gate_up.dtype).max:  # of fp16, in which 1e6 is infinite
+        return gate_up
+    gate, up = gate_up.chunk(2, -1)
+    return torch.cat([gate.clamp(max=limit), up.clamp(-limit, limit)], -1)
 
 
 def _check_scales(
@@ -190,16 +228,19 @@ def _w8a8_hidden(
     ops: Any,
     multiply: Multiply,
     x: torch.Tensor,
-    w_gate_up: torch.Tensor,
+    w_gate_up: list[torch.Tensor],
     counts: torch.Tensor,
     weights: torch.Tensor | None,
     scales: _Scales,
+    limit: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Input of the down product: int8 codes, and one scale for each row."""
-    sums = multiply([x], [w_gate_up], split_item=3, output_dtype=torch.int32)[0]
+    sums = multiply([x], w_gate_up, split_item=3, output_dtype=torch.int32)[0]
+    # Mode 2 with these numbers is SwiGLU with cut inputs.
+    limited = {"swiglu_mode": 2, "clamp_limit": limit, "glu_alpha": 1.0, "glu_bias": 0.0} if limit else {}
     hidden, hidden_scale = ops.npu_dequant_swiglu_quant(
         sums, weight_scale=scales.gate_up, activation_scale=scales.dynamic, group_index=counts,
-        activate_left=True, quant_mode=DYNAMIC,
+        activate_left=True, quant_mode=DYNAMIC, **limited,
     )  # fmt: skip
     if weights is not None:
         # A weight of a row passes through the linear down product, so the row's scale can carry it.

@@ -45,7 +45,7 @@ def read_groups(
         ArgumentError: wrong length or shape, a negative count, falling sums, an expert outside
             0..experts-1, or more rows than the matrix has.
     """
-    values: list[Any] = group_list.tolist() if isinstance(group_list, torch.Tensor) else list(group_list)
+    values: list[Any] = _values(group_list) if isinstance(group_list, torch.Tensor) else list(group_list)
     if group_list_type == PAIRS:
         formed = all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in values)
         need(formed, argument, "with group_list_type 2 must be (n, 2): pairs of expert and row count")
@@ -76,6 +76,15 @@ def read_groups(
     rule = f"covers {start} rows, but the matrix has {rows} (is group_list_type right?)"
     need(start <= rows, argument, rule)
     return groups
+
+
+def _values(group_list: torch.Tensor) -> list[Any]:
+    """A list's values. An operator on the CPU looks at them where they are; other devices' are copied."""
+    if type(group_list) is torch.Tensor and group_list.device.type == "cpu":
+        found: list[Any] = group_list.detach().numpy().tolist()
+        return found
+    copied: list[Any] = group_list.tolist()
+    return copied
 
 
 def as_counts(group_list: torch.Tensor, group_list_type: int) -> torch.Tensor:

@@ -190,8 +190,9 @@ def npu_clipped_swiglu(
 
 def _clipped(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float, bias: float) -> torch.Tensor:
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    activated: torch.Tensor = gate * torch.sigmoid(alpha * gate) * (up + bias)
-    return activated
+    # silu rounds once where the product rounds twice, and is what SwiGLU without a limit computes.
+    activated: torch.Tensor = silu(gate) if alpha == 1.0 else gate * torch.sigmoid(alpha * gate)
+    return activated * (up + bias)
 
 
 # ---- from int32 sums of the first product to int8 input of the second
@@ -235,7 +236,8 @@ def npu_dequant_swiglu_quant(
         quant_mode: 0 static, 1 dynamic (one scale for each row, formulas in `ascend_moe.experts.quant`).
         dst_type, round_mode, activate_dim: int8, 0 (half to even), the last dimension; or None.
         swiglu_mode: 0 as above. 2: ``g * sigmoid(glu_alpha * g) * (u + glu_bias)``, g cut at clamp_limit,
-            u at +-clamp_limit. 1: the same, g from even and u from odd columns.
+            u at +-clamp_limit. 1: the same, g from even and u from odd columns. With glu_alpha 1 and glu_bias 0
+            the bits are those of ``silu(g) * u``.
 
     Returns:
         int8 ``(..., I)``, and float32 scales ``x.shape[:-1]`` (static: zeros). Rows behind the last group

@@ -6,11 +6,12 @@ Each gives the same bits as the chain of `ascend_moe.experts` operators that it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ascend_moe._torch_npu import npu_operator, resolve_dtype
-from ascend_moe.errors import ArgumentError, need, need_dims, need_only, need_shape, need_unset
+from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_only, need_shape, need_unset
 from ascend_moe.experts.grouped_matmul import npu_grouped_matmul
 from ascend_moe.experts.groups import COUNTS, CUMSUM, as_counts, read_groups
 from ascend_moe.experts.quant import DYNAMIC, npu_dequant_swiglu_quant
@@ -48,7 +49,7 @@ def npu_grouped_matmul_swiglu_quant(
     Source: torch_npu ``npu_grouped_matmul_swiglu_quant``; NPU tensors go there.
     """
     need_unset(bias=bias, offset=offset)
-    codes, scale = _swiglu_quant(x, weight, weight_scale, x_scale, group_list, CUMSUM, None)
+    codes, scale = grouped_matmul_swiglu_quant(x, [weight], [weight_scale], x_scale, group_list)
     return codes, scale, scale.new_zeros(())
 
 
@@ -108,40 +109,99 @@ def npu_grouped_matmul_swiglu_quant_v2(
         need(len(tensors) == 1, name, f"has {len(tensors)} tensors; it must have one for all experts")
     list_type = group_list_type or 0
     need_only("group_list_type", list_type, CUMSUM, COUNTS)
-    return _swiglu_quant(x, weight[0], weight_scale[0], x_scale, group_list, list_type, smooth_scale)
+    return grouped_matmul_swiglu_quant(
+        x, weight, weight_scale, x_scale, group_list, group_list_type=list_type, smooth_scale=smooth_scale
+    )
 
 
-def _swiglu_quant(
+def grouped_matmul_swiglu_quant(
     x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    weight_scale: Sequence[torch.Tensor],
     x_scale: torch.Tensor,
     group_list: torch.Tensor,
-    list_type: int,
-    smooth: torch.Tensor | None,
+    *,
+    group_list_type: int = CUMSUM,
+    smooth_scale: torch.Tensor | None = None,
+    swiglu_limit: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_product(x, weight, weight_scale, "weight", "weight_scale")
-    experts, width = weight_scale.shape
+    """`npu_grouped_matmul_swiglu_quant` and its v2 as one composition, for a weight of each expert and a limit too.
+
+    Args:
+        x, x_scale, group_list, group_list_type, smooth_scale: as there.
+        weight, weight_scale: ``[(E, K, N)]`` int8 and ``[(E, N)]`` float, or E tensors ``(K, N)`` and ``(N,)``.
+        swiglu_limit: above 0: before the activation the left half is cut at it, the right half at both sides. 0:
+            no limit.
+
+    Returns:
+        int8 ``(M, N/2)`` and fp32 scales ``(M,)``, as there.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+    """
+    for name, tensors in (("weight", weight), ("weight_scale", weight_scale)):
+        need(len(tensors) > 0, name, "has no tensors; it must have one for all experts, or one for each")
+    single = len(weight) == 1 and weight[0].dim() == 3
+    if single:
+        need(len(weight_scale) == 1, "weight_scale", f"has {len(weight_scale)} tensors for one weight of all experts")
+        scales = weight_scale[0]
+        _check_product(x, weight[0], scales, "weight", "weight_scale")
+    else:
+        scales = _stacked_scales(x, weight, weight_scale)
+    experts, width = scales.shape
     need(width % 2 == 0, "weight", f"has N = {width} columns; SwiGLU needs an even number")
+    need(swiglu_limit >= 0, "swiglu_limit", f"is {swiglu_limit}; it must be at least 0 (0: no limit)")
     need_shape("x_scale", x_scale, (x.shape[0],), (x.shape[0], 1))
-    if smooth is not None:
-        need_shape("smooth_scale", smooth, (experts, width // 2), (experts,))
-        smooth = smooth.reshape(experts, -1).expand(experts, width // 2)
+    if smooth_scale is not None:
+        need_shape("smooth_scale", smooth_scale, (experts, width // 2), (experts,))
+        smooth_scale = smooth_scale.reshape(experts, -1).expand(experts, width // 2)
     sums = npu_grouped_matmul(
-        [x], [weight], group_list=group_list, group_list_type=list_type, group_type=0, split_item=3,
+        [x], list(weight), group_list=group_list, group_list_type=group_list_type, group_type=0, split_item=3,
         output_dtype=torch.int32,
     )[0]  # fmt: skip
+    # Variant 2 with these two numbers is silu(left) * right behind the limit.
+    limited: dict[str, Any] = {"swiglu_mode": 2, "clamp_limit": swiglu_limit, "glu_alpha": 1.0, "glu_bias": 0.0}
     return npu_dequant_swiglu_quant(
-        sums, weight_scale=weight_scale, activation_scale=x_scale, quant_scale=smooth,
-        group_index=as_counts(group_list, list_type), activate_left=True, quant_mode=DYNAMIC,
+        sums, weight_scale=scales, activation_scale=x_scale, quant_scale=smooth_scale,
+        group_index=as_counts(group_list, group_list_type), activate_left=True, quant_mode=DYNAMIC,
+        **(limited if swiglu_limit > 0 else {}),
     )  # fmt: skip
+
+
+def _stacked_scales(
+    x: torch.Tensor, weight: Sequence[torch.Tensor], weight_scale: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """The scales ``(E, N)`` of one weight an expert."""
+    need_dims("x", x, 2, dtypes=(torch.int8,))
+    shape = (x.shape[1], *weight[0].shape[1:])
+    for matrix in weight:
+        need_int8_weight("weight", matrix)
+        need_dims("weight", matrix, 2)
+        need_shape("weight", matrix, shape)
+    if len(weight_scale) == 1 and weight_scale[0].dim() == 2:
+        weight_scale = weight_scale[0].unbind(0)
+    rule = f"has {len(weight_scale)} tensors for {len(weight)} weights; it must have one for each"
+    need(len(weight_scale) == len(weight), "weight_scale", rule)
+    for scale in weight_scale:
+        need_shape("weight_scale", scale, (shape[1],), (1, shape[1]))
+        need(scale.is_floating_point(), "weight_scale", f"is {scale.dtype}; it must be float")
+    return torch.stack([scale.reshape(-1) for scale in weight_scale])
+
+
+def need_int8_weight(name: str, weight: torch.Tensor) -> None:
+    """Raise unless the weight is int8; the types that carry int4 weights are named."""
+    if weight.dtype in (torch.int32, torch.uint8, torch.quint4x2):
+        rule = f"is {weight.dtype}: int4 weights (W4A8, W4A4) are not supported; pass int8 weights (W8A8)"
+        raise ArgumentError(f"{name} {rule}", argument=name)
+    need_dtype(name, weight, torch.int8)
 
 
 def _check_product(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, weight_name: str, scale_name: str
 ) -> None:
     need_dims("x", x, 2, dtypes=(torch.int8,))
-    need_dims(weight_name, weight, 3, dtypes=(torch.int8,))
+    need_int8_weight(weight_name, weight)
+    need_dims(weight_name, weight, 3)
     fits = weight.shape[1] == x.shape[1]
     rule = f"is {tuple(weight.shape)} for x of {tuple(x.shape)}; it must be (E, K, N)"
     need(fits, weight_name, rule)

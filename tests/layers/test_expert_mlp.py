@@ -88,6 +88,32 @@ def test_rows_pass_through_their_own_expert(dtype: torch.dtype, tolerance: float
     assert not y[USED:].any()
 
 
+@pytest.mark.parametrize("limit", [0.0, 0.3])
+def test_a_list_of_weights_is_one_tensor_of_them_all(limit: float) -> None:
+    floats = dict(zip(("w_gate_up", "w_down"), expert_weights(torch.float32), strict=True))
+    floats |= {"expand_x": rows_of(torch.float32), "expert_token_nums": torch.tensor(COUNTS)}
+    for inputs in (floats, w8a8_inputs()):
+        lists: dict[str, Any] = inputs | {name: list(inputs[name]) for name in ("w_gate_up", "w_down")}
+        whole = grouped_mlp(**inputs, swiglu_limit=limit)  # type: ignore[arg-type]
+        assert torch.equal(grouped_mlp(**lists, swiglu_limit=limit), whole)
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_limit_cuts_gate_above_and_up_at_both_sides(quantised: bool) -> None:
+    gate_up, down = expert_weights(torch.float32)
+    x, limit, expected = rows_of(torch.float32), 0.3, torch.zeros(ROWS, H)
+    for row, expert in enumerate(OWNERS):
+        gate, up = (x[row] @ gate_up[expert]).chunk(2)
+        assert gate.max() > limit and gate.min() < -limit and up.abs().max() > limit
+        expected[row] = (silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)) @ down[expert]
+    if quantised:
+        y = grouped_mlp(**w8a8_inputs(), output_dtype=torch.float32, swiglu_limit=limit)  # type: ignore[arg-type]
+        assert (y - expected).norm() < 0.03 * expected.norm()
+    else:
+        y = grouped_mlp(x, gate_up, down, torch.tensor(COUNTS), swiglu_limit=limit)
+        torch.testing.assert_close(y, expected)
+
+
 def test_a_rank_without_rows_returns_zeros_and_gradients() -> None:
     gate_up, down = (w.requires_grad_() for w in expert_weights(torch.float32))
     x = rows_of(torch.float32).requires_grad_()

@@ -46,6 +46,10 @@ def test_operators(mode: dict[str, str]) -> None:
     run("operator_checks.py", env=mode).must_pass()
 
 
+def test_operators_of_vllm_ascend() -> None:
+    run("vllm_ascend_checks.py").must_pass()
+
+
 def test_models_of_transformers() -> None:
     run("model_checks.py").must_pass()
 

@@ -259,6 +259,7 @@ def test_a_heat_map_fits_into_80_columns(world: int) -> None:
 
 # ---- what every command refuses
 
+KERNELS = ["--pf-type", "mc2", "--experts-type", "standard", "--ranks", "1", "--batch", "2"]
 PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e", "8", "--cores", "4"]
 
 
@@ -327,6 +328,18 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("trace", ["-p", "tiny", "--ranks", "128", "--soc", "Ascend910_9391"], "ep_world_size is 128"),
         ("trace", ["-p", "tiny", "--ranks", "128"], "must be an int in 1..64"),
         ("trace", ["-p", "tiny", "--seed", str(2**63)], "'--seed'"),
+        ("kernels", ["--pf-type", "pplx", "--experts-type", "standard"], "need one of mc2, alltoall"),
+        ("kernels", ["--pf-type", "mc2"], "--experts-type is missing"),
+        ("kernels", ["--experts-type", "batched"], "--pf-type is missing"),
+        ("kernels", ["--profile", "t.json"], "--profile shows one forward"),
+        ("kernels", [*KERNELS, "--profile", "/nowhere/t.json"], "no folder"),
+        ("kernels", [*KERNELS, "--profile", "link"], "link is a link or no regular file"),
+        ("kernels", [*KERNELS, "--ranks", "3"], "3 ranks cannot share 16 experts"),
+        ("kernels", [*KERNELS, "--ranks", "65"], "ranks is 65; need 1..64"),
+        ("kernels", [*KERNELS, "--batch", "4097"], "need 0..4096"),
+        ("kernels", [*KERNELS, "--hidden", "100"], "hidden is 100; need a multiple of 16"),
+        ("kernels", [*KERNELS, "-k", "17"], "topk is 17; need 1..16"),
+        ("kernels", [*KERNELS, "-e", "1024", "--hidden", "16384"], "weights of"),
         ("explore", ["--seed", str(2**63)], "'--seed'"),
         ("trace", ["-p", "tiny", "--out", "/nowhere/t.json"], "/nowhere"),
         ("trace", ["-p", "tiny", "--out", "/dev/full"], "/dev/full is a link or no regular file"),
@@ -398,12 +411,14 @@ FUZZED = {
     "doctor": ([], ["--ranks", "--batch", "--experts", "--window", "--cores", "--group"]),
     "plan": ([], ["--ranks", "--batch", "--global-bs", "--hidden", "-k", "-e", "--window", "--cores"]),
     "validate": (["--device", "cpu", "-r", "1", "--extra", "0", "--dtype", "bf16"], ["--ranks", "--seed", "--extra"]),
+    "kernels": (KERNELS, ["--ranks", "--batch", "--seed", "-e", "-k", "--hidden", "--pf-type", "--experts-type"]),
     "bench": (["--methods", "nothing"], ["--ranks", "--batch", "-n"]),
     "trace": (["-p", "tiny", "--iterations", "1"], ["--ranks", "--batch", "--seed", "-e", "-k", "--hidden"]),
     "predict": (PREDICT, ["--ranks", "--batch", "--hidden", "-k", "-e", "--cores"]),
     "explore": (["--case", "w2,c2,l1,k1,b1,u1,DCDC", "-n", "1"], ["--seed", "--preemptions", "--case", "--replay"]),
     "twin": (["list"], ["/etc/passwd"]),
     "vnpu": (["--devices", "0"], ["--devices"]),
+    "standin": ([], ["--nothing"]),
 }
 HOSTILE = ["-1", "0", *map(str, (2**31, 2**62, 2**63 - 1, 2**64)), "9" * 30, "²", "", "nan", "-5:1", f"{10**11}:1"]
 

@@ -18,7 +18,7 @@ SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 0, 1, 2
 BY_MAX, BY_TOP2_SUM = 0, 1
 
 
-class _Groups(NamedTuple):
+class Groups(NamedTuple):
     """Experts form ``number`` groups. A token chooses from the best ``kept`` groups only."""
 
     number: int = 1
@@ -75,11 +75,33 @@ def npu_moe_gating_top_k(
     if bias is not None:
         rule = f"is {tuple(bias.shape)} {bias.dtype}; it must be {(x.shape[1],)} {x.dtype}, as x is"
         need(tuple(bias.shape) == (x.shape[1],) and bias.dtype == x.dtype, "bias", rule)
+    hashed = {"input_ids": input_ids, "tid2eid": tid2eid}
+    groups = Groups(group_count, k_group, group_select_mode)
+    return gating_top_k(x, k, bias, groups, norm_type, renorm, routed_scaling_factor, eps, out_flag, **hashed)
+
+
+def gating_top_k(
+    x: torch.Tensor,
+    k: int,
+    bias: torch.Tensor | None,
+    groups: Groups,
+    norm_type: int,
+    renorm: int,
+    routed_scaling_factor: float,
+    eps: float,
+    out_flag: bool,
+    input_ids: torch.Tensor | None = None,
+    tid2eid: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`npu_moe_gating_top_k` in plain torch, on any device; the bias may have another float type than x."""
+    _check_logits(x, (2,))
+    if bias is not None:
+        fits = tuple(bias.shape) == (x.shape[1],) and bias.is_floating_point()
+        need(fits, "bias", f"is {tuple(bias.shape)} {bias.dtype}; it must be {(x.shape[1],)} and float")
     need(renorm in (0, 1), "renorm", f"is {renorm}; it must be 0 or 1")
     need(norm_type in (SOFTMAX, SIGMOID, SQRT_SOFTPLUS), "norm_type", f"is {norm_type}; it must be 0, 1 or 2")
-    groups = _Groups(group_count, k_group, group_select_mode)
     _check_choice(x.shape[1], k, groups)
-    scores = _normalise(x, norm_type)
+    scores = normalise(x, norm_type)
     if input_ids is None and tid2eid is None:
         ids = _choose(scores, bias, k, groups)
     else:
@@ -118,8 +140,8 @@ def npu_moe_gating_top_k_softmax(
     if finished is not None:
         rule = f"is {tuple(finished.shape)} {finished.dtype}; it must be {tuple(x.shape[:-1])} bool"
         need(finished.shape == x.shape[:-1] and finished.dtype == torch.bool, "finished", rule)
-    scores = _normalise(x.reshape(-1, experts), SOFTMAX)
-    ids = _choose(scores, None, k, _Groups())
+    scores = normalise(x.reshape(-1, experts), SOFTMAX)
+    ids = _choose(scores, None, k, Groups())
     weights = _weigh(scores, ids, False, 1.0, 0.0).to(x.dtype)
     if finished is not None:
         ids = ids.masked_fill(finished.reshape(-1, 1), experts)
@@ -156,7 +178,7 @@ def npu_moe_gating_top_k_softmax_v2(
     weights, ids, _ = npu_moe_gating_top_k_softmax(x, finished, k)
     if renorm == 1:
         # Softmax may round two different logits to one score, so the choice is made again by the logits.
-        chosen = _best(x.detach().float().reshape(-1, x.shape[-1]), k).reshape(ids.shape)
+        chosen = best(x.detach().float().reshape(-1, x.shape[-1]), k).reshape(ids.shape)
         weights = torch.softmax(x.float().gather(-1, chosen), dim=-1).to(x.dtype)
         ids = torch.where(ids == x.shape[-1], ids, chosen.to(torch.int32))
     softmax = torch.softmax(x.float(), dim=-1) if output_softmax and not renorm else x.new_zeros(0).float()
@@ -179,7 +201,7 @@ def softmax_topk(logits: torch.Tensor, k: int, renormalize: bool) -> tuple[torch
         ArgumentError: logits are not ``(T, E)`` float, or k is not in 1..E.
     """
     _check_logits(logits, (2,))
-    _check_choice(logits.shape[1], k, _Groups())
+    _check_choice(logits.shape[1], k, Groups())
     weights, ids, _ = npu_moe_gating_top_k_softmax(logits.float(), None, k)
     return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), ids
 
@@ -257,7 +279,7 @@ def _check_logits(x: torch.Tensor, dims: tuple[int, ...]) -> None:
         raise ArgumentError(f"the logits are {tuple(x.shape)} {x.dtype}; {rule}", argument="x")
 
 
-def _check_choice(experts: int, k: int, groups: _Groups) -> None:
+def _check_choice(experts: int, k: int, groups: Groups) -> None:
     number, kept, mode = groups
     rule = f"is {mode}; it must be 0 (largest) or 1 (two largest)"
     need(mode in (BY_MAX, BY_TOP2_SUM), "group_select_mode", rule)
@@ -270,7 +292,8 @@ def _check_choice(experts: int, k: int, groups: _Groups) -> None:
     need(1 <= k <= limit, "k", f"is {k}; it must be 1..{limit}, the experts that take part")
 
 
-def _normalise(x: torch.Tensor, norm_type: int) -> torch.Tensor:
+def normalise(x: torch.Tensor, norm_type: int) -> torch.Tensor:
+    """Scores of logits in float32: softmax, sigmoid or the square root of softplus."""
     x = x.float()
     if norm_type == SQRT_SOFTPLUS:
         return torch.nn.functional.softplus(x).sqrt()
@@ -298,7 +321,7 @@ def _look_up(
     return ids
 
 
-def _choose(scores: torch.Tensor, bias: torch.Tensor | None, k: int, groups: _Groups) -> torch.Tensor:
+def _choose(scores: torch.Tensor, bias: torch.Tensor | None, k: int, groups: Groups) -> torch.Tensor:
     """Ids ``(T, k)`` int64 of the k best experts by their (biased) scores, the best first."""
     choice = scores.detach() if bias is None else scores.detach() + bias.detach().float()
     if groups.kept < groups.number:
@@ -306,12 +329,13 @@ def _choose(scores: torch.Tensor, bias: torch.Tensor | None, k: int, groups: _Gr
         largest = members.topk(2 if groups.mode == BY_TOP2_SUM else 1, dim=-1).values
         group_scores = largest.sum(-1)
         dropped = torch.ones_like(group_scores, dtype=torch.bool)
-        dropped.scatter_(1, _best(group_scores, groups.kept), False)
+        dropped.scatter_(1, best(group_scores, groups.kept), False)
         choice = members.masked_fill(dropped.unsqueeze(-1), -torch.inf).reshape(choice.shape)
-    return _best(choice, k)
+    return best(choice, k)
 
 
-def _best(values: torch.Tensor, k: int) -> torch.Tensor:
+def best(values: torch.Tensor, k: int) -> torch.Tensor:
+    """Ids ``(T, k)`` int64 of the k largest of ``(T, E)`` values, the largest first; of equal ones the lower id."""
     # topk may order equal values in any way; a stable sort keeps them by index. Negated values put NaN last.
     return torch.sort(-values, dim=-1, stable=True).indices[:, :k]
 

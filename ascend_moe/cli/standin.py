@@ -1,0 +1,30 @@
+"""`ascend-moe standin`: a command with a stand-in of torch_npu."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ascend_moe.interop.standin_launch import launch
+
+app = typer.Typer()
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def standin(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND [ARGUMENT ...]", help="Put -- before it.")],
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No line on stderr about what this is.")] = False,
+) -> None:
+    """Run MoE code written for torch_npu on CPU tensors, with a stand-in of torch_npu: no wheel, no NPU.
+
+    ascend-moe standin -- python script.py
+
+    ascend-moe standin -- torchrun --nproc-per-node 4 script.py
+
+    Device "npu" means CPU there, process groups "hccl" are gloo, the operators are ascend_moe.npu's. For correctness
+    only: times mean nothing. Where the torch_npu wheel is, `ascend-moe vnpu` runs the real one.
+
+    The command's exit code is the exit code. 2: wrong options, or torch_npu is installed.
+    """
+    launch(command, quiet=quiet)

@@ -1,0 +1,156 @@
+"""The arguments of the one call for a layer: tokens, weights with scales and biases, a group's name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ascend_moe import comm
+from ascend_moe._torch_npu import on_npu, resolve_dtype
+from ascend_moe.dispatchers.base import ROW_DTYPES
+from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_shape
+from ascend_moe.experts import whole_shape
+
+TensorList = Tensor | Sequence[Tensor]
+INT8 = 2  # quant_mode of dispatch: int8 rows, a scale each
+_NPU_INT4 = 285  # torch_npu.int4
+
+
+class Tokens(NamedTuple):
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Weights as `grouped_mlp` takes them, L = count experts of width 2 * F."""
+
+    gate_up: Tensor | list[Tensor]
+    down: Tensor | list[Tensor]
+    gate_up_scale: Tensor | None
+    down_scale: Tensor | None
+    count: int
+    hidden: int
+    double: int
+
+    @property
+    def quant_mode(self) -> int:
+        """Of dispatch."""
+        return 0 if self.gate_up_scale is None else INT8
+
+
+def tensors_of(name: str, value: TensorList | None) -> list[Tensor]:
+    tensors = [] if value is None else [value] if isinstance(value, Tensor) else list(value)
+    need(all(isinstance(tensor, Tensor) for tensor in tensors), name, "must be a list of tensors")
+    return tensors
+
+
+def experts_of(x: Tensor, given: dict[str, TensorList | None]) -> Experts:
+    """Weights, scales and biases, which are ``given`` in this order by their names in the call."""
+    need_dims("x", x, 2, dtypes=ROW_DTYPES)
+    names = list(given)
+    lists = [tensors_of(name, value) for name, value in given.items()]
+    for name, weights in zip(names[:2], lists[:2], strict=True):
+        need(len(weights) > 0, name, "is empty; it must be L tensors, or one of all L experts")
+        _check_weight_dtype(name, weights, x.dtype)
+        need(all(tensor.device == x.device for tensor in weights), name, f"must be on x's device, {x.device}")
+    first, second = whole_shape(lists[0], names[0]), whole_shape(lists[1], names[1])
+    need(len(first) == 3 and first[2] % 2 == 0, names[0], f"is {first}; it must be (L, H, 2F), or L of (H, 2F)")
+    count, hidden, double = first
+    need(second == (count, double // 2, hidden), names[1], f"is {second}; it must be {(count, double // 2, hidden)}")
+    dtype = lists[0][0].dtype
+    need(lists[1][0].dtype == dtype, names[1], f"is {lists[1][0].dtype}; it must be {names[0]}'s {dtype}")
+    for name, tensors in zip(names[4:], lists[4:], strict=True):
+        _need_nothing(name, tensors, "a bias belongs to int4 weights, which are not supported")
+    gate_up_scale = down_scale = None
+    if dtype == torch.int8:
+        gate_up_scale = _scale(names[2], lists[2], count, double, x)
+        down_scale = _scale(names[3], lists[3], count, hidden, x)
+        if on_npu(x) and x.dtype == torch.bfloat16:
+            down_scale = down_scale.to(torch.bfloat16)  # the NPU's grouped matmul wants the output's type here
+    else:
+        for name, tensors in zip(names[2:4], lists[2:4], strict=True):
+            _need_nothing(name, tensors, f"scales go with int8 weights, {names[0]} is {dtype}")
+    gate_up, down = (weights[0] if weights[0].dim() == 3 else weights for weights in lists[:2])
+    return Experts(gate_up, down, gate_up_scale, down_scale, count, hidden, double)
+
+
+def _check_weight_dtype(name: str, weights: list[Tensor], dtype: torch.dtype) -> None:
+    kinds = {tensor.dtype for tensor in weights}
+    packed = [kind for kind in kinds if kind in (torch.int32, torch.uint8) or "int4" in str(kind)]
+    rule = f"is {packed[0]}, which carries int4, " if packed else ""
+    need(not packed, name, rule + "and int4 weights are not supported: give int8 with one scale a channel")
+    allowed = {dtype, torch.int8}
+    shown = ", ".join(sorted(str(kind) for kind in kinds))
+    need(len(kinds) == 1 and kinds <= allowed, name, f"is {shown}; it must be x's type {dtype}, or int8")
+
+
+def check_weight_type(name: str, value: torch.dtype | int | None, weights: TensorList) -> None:
+    int4 = value == _NPU_INT4 or "int4" in str(value)
+    need(not int4, name, "is int4, which is not supported: give int8 weights with one scale a channel")
+    kind = resolve_dtype(value, name)
+    first = tensors_of(name, weights)[:1]
+    own = first[0].dtype if first else None
+    need(kind is None or kind == own, name, f"is {kind}; the weights are {own}")
+
+
+def _need_nothing(name: str, tensors: list[Tensor], why: str) -> None:
+    """Zeros say as little as no tensor; only they are looked at."""
+    nothing = all(tensor.numel() == 0 or tensor.is_meta or not bool(tensor.any()) for tensor in tensors)
+    need(nothing, name, f"is not zero: {why}")
+
+
+def _scale(name: str, tensors: list[Tensor], count: int, width: int, x: Tensor) -> Tensor:
+    """(L, width) of the scales, as floats."""
+    values = sum(tensor.numel() for tensor in tensors)
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    rule = f"has shapes {shapes}; int8 weights need {count} tensors ({width},), or one ({count}, {width})"
+    need(len(tensors) in (1, count) and values == count * width, name, rule)
+    need(all(tensor.device == x.device for tensor in tensors), name, f"must be on x's device, {x.device}")
+    kinds = (torch.float32, torch.bfloat16, torch.int64, torch.uint64)
+    for tensor in tensors:
+        need_dtype(name, tensor, *kinds)
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) if len(tensors) > 1 else tensors[0]
+    if flat.dtype in (torch.int64, torch.uint64):
+        flat = flat.view(torch.int64).to(torch.int32).view(torch.float32)
+    return flat.reshape(count, width)
+
+
+def check_tokens(
+    x: Tensor, ids: tuple[str, Tensor], weights: tuple[str, Tensor], mask: Tensor | None, hidden: int
+) -> Tensor | None:
+    """The mask as bool; raises where the tokens' tensors do not fit."""
+    need_shape("x", x, (x.shape[0], hidden))
+    need_dims(ids[0], ids[1], 2, dtypes=(torch.int32,))
+    need_shape(*ids, (x.shape[0], ids[1].shape[1]))
+    need_shape(*weights, tuple(ids[1].shape), dtypes=(torch.float32,))
+    for name, tensor in (ids, weights, ("x_active_mask", mask)):
+        need(tensor is None or tensor.device == x.device, name, f"must be on x's device, {x.device}")
+    if mask is None:
+        return None
+    need_shape("x_active_mask", mask, (x.shape[0],), tuple(ids[1].shape), dtypes=(torch.bool, torch.int8))
+    return mask.to(torch.bool)
+
+
+def check_quantisation(mode: int, out_dtype: torch.dtype | int | None, combine_mode: int) -> None:
+    need(mode in (0, INT8), "dispatch_quant_mode", f"is {mode}; it must be 0 (none) or 2 (int8 by token)")
+    kind = resolve_dtype(out_dtype, "dispatch_quant_out_dtype")
+    need(kind in (None, torch.int8), "dispatch_quant_out_dtype", f"is {kind}; it must be int8, or None")
+    need(combine_mode == 0, "combine_quant_mode", f"is {combine_mode}; only 0, no quantisation, is supported")
+
+
+def place_in(group: str) -> tuple[int, int]:
+    """World size and rank of this thread in the group of that name."""
+    need(isinstance(group, str), "group", f"is a {type(group).__name__}; it must be a group's name")
+    world, rank = comm.place(group) or (0, None)
+    need(world > 0, "group", f"of {group!r} names no live group: use ascend_moe.comm_name(process_group)")
+    if rank is None:
+        text = f"group of {group!r} is a LocalCluster's: call it in the thread of a rank"
+        raise ArgumentError(text, argument="group")
+    return world, rank

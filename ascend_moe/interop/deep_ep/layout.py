@@ -1,0 +1,89 @@
+"""Where tokens go, and how many bytes of window that takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ascend_moe import plan, settings
+from ascend_moe.errors import need_dims, with_typed_errors
+from ascend_moe.interop.deep_ep.place import Place
+
+
+def tokens_of_ranks(topk_idx: Tensor, experts: int, world: int) -> Tensor:
+    """``(T, W)`` bool: whether a token has an expert of a rank."""
+    ranks = torch.where(topk_idx >= 0, topk_idx // (experts // world), world).long()
+    hit = torch.zeros(topk_idx.shape[0], world + 1, dtype=torch.bool, device=topk_idx.device)
+    return hit.scatter_(1, ranks.clamp(max=world), True)[:, :world].contiguous()
+
+
+def tokens_of_experts(topk_idx: Tensor, experts: int) -> Tensor:
+    """``(E,)`` int32: (token, k) pairs of each expert."""
+    ids = torch.where((topk_idx >= 0) & (topk_idx < experts), topk_idx, experts).reshape(-1).long()
+    counts = torch.zeros(experts + 1, dtype=torch.int32, device=ids.device)
+    return counts.scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))[:experts].contiguous()
+
+
+def dispatch_layout(place: Place, topk_idx: Tensor, experts: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """The first four results of ``get_dispatch_layout``; the second is None on one server."""
+    need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
+    place.of_experts(experts)
+    in_rank = tokens_of_ranks(topk_idx, experts, place.world)
+    servers = None
+    if place.ranks_per_server:
+        servers = in_rank.view(-1, place.world // place.ranks_per_server, place.ranks_per_server).any(2)
+        servers = servers.sum(0, dtype=torch.int32)
+    return in_rank.sum(0, dtype=torch.int32), servers, tokens_of_experts(topk_idx, experts), in_rank
+
+
+@with_typed_errors
+def get_low_latency_rdma_size_hint(
+    num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+) -> int:
+    """Bytes of window a rank that low-latency dispatch and combine need, with as many experts a token as the ops take.
+
+    Whole MiB: windows are as large as HCCL_BUFFSIZE says.
+
+    Raises:
+        ArgumentError: a number is so far out that no size follows from it.
+
+    Source: DeepEP ``get_low_latency_rdma_size_hint``.
+    """
+    topk = min(plan.limits()["topk"], num_experts)
+    return _window(num_ranks, num_experts, topk, hidden, num_max_dispatch_tokens_per_rank)
+
+
+def _window(ranks: int, experts: int, topk: int, hidden: int, tokens: int) -> int:
+    """An op takes the algorithm that ASCEND_MOE_COMM_ALG names, else one that the window has room for."""
+    named = settings.COMM_ALG.text()
+    needs = []
+    for algorithm in ("window", "direct") if named in ("", "auto") else (named,):
+        asked = plan.Request(ranks, experts, topk, hidden, tokens, equal_batches=False, comm_alg=algorithm)
+        needs.append(plan.window_need(asked))
+    return max(min(need[op] for need in needs) for op in ("dispatch_mib", "combine_mib")) << 20
+
+
+@dataclass
+class Config:
+    """How DeepEP's kernels cut their work. Ours take no such numbers: only the hints are used.
+
+    Source: DeepEP ``Config``.
+    """
+
+    num_sms: int = 20
+    num_max_nvl_chunked_send_tokens: int = 6
+    num_max_nvl_chunked_recv_tokens: int = 256
+    num_max_rdma_chunked_send_tokens: int = 6
+    num_max_rdma_chunked_recv_tokens: int = 256
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Bytes of window a rank that normal dispatch and combine need for as many tokens as the ops take."""
+        limits = plan.limits()
+        topk = min(limits["topk"], num_ranks)
+        return _window(num_ranks, num_ranks, topk, -(-hidden_bytes // 2), limits["batch"])
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """0: there is one window for both."""
+        return 0

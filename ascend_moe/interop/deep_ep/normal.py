@@ -1,0 +1,215 @@
+"""Normal mode: one row for each (token, rank), in the order of source ranks, then of their tokens.
+
+A rank is one expert to the ops: the ids of a token are the ranks it goes to, in ascending order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ascend_moe import ops, plan
+from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
+from ascend_moe.interop.deep_ep.place import Place
+from ascend_moe.interop.deep_ep.rows import FLOATS, Layout, check_x, pack, unpack
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a dispatch has done: enough to do it again, and to bring its rows home."""
+
+    place: Place
+    ranks: Tensor  # (T, K') int32, ranks of each token, -1 behind the last
+    triples: Tensor
+    counts: Tensor  # (W,) int32, running sums of rows received
+    tokens: int  # most tokens of a rank
+    rows: int  # rows that the results have
+
+
+class Handle(tuple):  # type: ignore[type-arg]
+    """DeepEP's six tensors, with one channel: rank_prefix_matrix ``(W, W)``, channel_prefix_matrix ``(W, 1)``,
+    recv_channel_prefix_matrix ``(W, 1)``, recv_src_idx ``(n,)``, is_token_in_rank ``(T, W)`` bool, send_head
+    ``(T, W)``, int32 where nothing else is said. All state of the call is in here.
+    """
+
+    sent: Sent
+
+
+def sent_by(handle: object) -> Sent:
+    """The call that made a handle."""
+    if isinstance(handle, Handle):
+        return handle.sent
+    rule = f"is a {type(handle).__name__}; pass what dispatch returned, as it is"
+    raise ArgumentError(f"handle {rule}", argument="handle")
+
+
+def dispatch(
+    place: Place,
+    x: Tensor | tuple[Tensor, Tensor],
+    num_tokens_per_rank: Tensor,
+    is_token_in_rank: Tensor,
+    num_tokens_per_expert: Tensor,
+    topk_idx: Tensor | None,
+    topk_weights: Tensor | None,
+    expert_alignment: int,
+    num_worst_tokens: int,
+) -> tuple[Any, Tensor | None, Tensor | None, list[int], Handle]:
+    """Without a handle."""
+    columns = check_x(x)
+    local = _check(place, columns[0].shape[0], num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
+    beside = _topk(columns[0].shape[0], topk_idx, topk_weights)
+    world, in_rank, own = place.world, is_token_in_rank.bool(), columns[0].shape[0]
+    rule = f"is {num_worst_tokens}; with {world} ranks of up to {own} tokens it must be at least {world * own}"
+    need(num_worst_tokens == 0 or own <= num_worst_tokens // world, "num_worst_tokens", rule)
+    ranks = _ranks(in_rank, world if topk_idx is None else topk_idx.shape[1], not num_worst_tokens)
+    head = torch.full((1,), own, dtype=torch.int32, device=columns[0].device)
+    table = place.gather(torch.cat([head, num_tokens_per_rank.int(), num_tokens_per_expert.int()]))
+    tokens = num_worst_tokens // world if num_worst_tokens else int(table[:, 0].max())
+    out, triples, counts = _send(place, [*columns, *beside], ranks, tokens)
+    number = num_worst_tokens or int(counts[-1])
+    sent = Sent(place, ranks, triples, counts, tokens, number)
+    received = unpack(_first(out, number), _layout([*columns, *beside]))
+    arrived = torch.arange(number, device=out.device) < counts[-1]
+    ids, weights = _local_topk(received[len(columns) :], arrived, place.rank * local, local)
+    by_expert = table[:, 1 + world :].sum(0)[place.rank * local : (place.rank + 1) * local]
+    aligned = (by_expert + expert_alignment - 1) // expert_alignment * expert_alignment
+    numbers = [] if num_worst_tokens else [int(count) for count in aligned.tolist()]
+    handle = _handle(sent, table[:, 1 : 1 + world], in_rank, arrived)
+    return _x(received[: len(columns)]), ids, weights, numbers, handle
+
+
+def dispatch_again(x: Tensor | tuple[Tensor, Tensor], handle: object) -> Any:
+    """With a handle: other rows, the same places."""
+    sent = sent_by(handle)
+    columns = check_x(x)
+    need_shape("x", columns[0], (sent.ranks.shape[0], columns[0].shape[1]))
+    out, _, _ = _send(sent.place, columns, sent.ranks, sent.tokens)
+    return _x(unpack(_first(out, sent.rows), _layout(columns)))
+
+
+def combine(
+    x: Tensor, handle: object, topk_weights: Tensor | None, bias: Tensor | tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor | None]:
+    """The sum over ranks of each token's rows, and of their weights.
+
+    fp32, ranks ascending, then the biases, one rounding to x's type. With two biases rows travel as fp32.
+    """
+    sent = sent_by(handle)
+    need_dims("x", x, 2, dtypes=FLOATS)
+    need(x.shape[0] >= sent.rows, "x", f"has {x.shape[0]} rows; dispatch returned {sent.rows}")
+    biases = [] if bias is None else [bias] if isinstance(bias, Tensor) else list(bias)
+    need(len(biases) <= 2, "bias", f"has {len(biases)} tensors; need one or two")
+    for one in biases:
+        need_shape("bias", one, (sent.ranks.shape[0], x.shape[1]), dtypes=(x.dtype,))
+    if len(biases) == 2:
+        total = _sum(sent, x.float(), biases[0].float()) + biases[1].float()
+    else:
+        total = _sum(sent, x, biases[0] if biases else None)
+    weights = None
+    if topk_weights is not None:
+        need_dims("topk_weights", topk_weights, 2, dtypes=(torch.float32,))
+        rule = f"has {topk_weights.shape[0]} rows; dispatch returned {sent.rows}"
+        need(topk_weights.shape[0] >= sent.rows, "topk_weights", rule)
+        columns = topk_weights.shape[1]
+        weights = _sum(sent, torch.nn.functional.pad(topk_weights, (0, -columns % 8)), None)[:, :columns].contiguous()
+    return total.to(x.dtype), weights
+
+
+def _check(place: Place, tokens: int, per_rank: Tensor, in_rank: Tensor, per_expert: Tensor) -> int:
+    """Local experts."""
+    for name, given in (
+        ("num_tokens_per_rank", per_rank),
+        ("is_token_in_rank", in_rank),
+        ("num_tokens_per_expert", per_expert),
+    ):
+        need(given is not None, name, "is missing; pass what get_dispatch_layout returned, or a handle")
+    need_shape("num_tokens_per_rank", per_rank, (place.world,))
+    need_shape("is_token_in_rank", in_rank, (tokens, place.world))
+    need_dims("num_tokens_per_expert", per_expert, 1)
+    return place.of_experts(per_expert.numel())
+
+
+def _topk(tokens: int, topk_idx: Tensor | None, topk_weights: Tensor | None) -> list[Tensor]:
+    """The columns that ids and weights travel in."""
+    if topk_idx is None:
+        need(topk_weights is None, "topk_weights", "goes with topk_idx, which is missing")
+        return []
+    need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
+    need(topk_idx.shape[0] == tokens, "topk_idx", f"has {topk_idx.shape[0]} tokens; x has {tokens}")
+    if topk_weights is None:
+        return [topk_idx.int()]
+    need_shape("topk_weights", topk_weights, tuple(topk_idx.shape), dtypes=(torch.float32,))
+    return [topk_idx.int(), topk_weights]
+
+
+def _ranks(in_rank: Tensor, slots: int, checked: bool) -> Tensor:
+    """``(T, K')`` int32: the ranks of each token, ascending, -1 behind the last."""
+    world = in_rank.shape[1]
+    most = min(slots, world, plan.limits()["topk"])
+    numbers = torch.arange(world, dtype=torch.int32, device=in_rank.device)
+    ranks = torch.where(in_rank, numbers, world).sort(1).values[:, :most]
+    if checked and in_rank.shape[0]:
+        widest = int(in_rank.sum(1).max())
+        need(widest <= most, "is_token_in_rank", f"sends a token to {widest} ranks; at most {most} here")
+    return torch.where(ranks < world, ranks, -1).contiguous()
+
+
+def _send(place: Place, columns: list[Tensor], ranks: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    sent = ops.npu_moe_distribute_dispatch_v2(pack(*columns), ranks, **place.of_op(place.world, tokens))
+    return sent.expand_x, sent.assist_info_for_combine, sent.ep_recv_counts
+
+
+def _sum(sent: Sent, rows: Tensor, bias: Tensor | None) -> Tensor:
+    none = torch.empty(0, dtype=torch.float32, device=rows.device)
+    place = sent.place.of_op(sent.place.world, sent.tokens)
+    return ops.npu_moe_distribute_combine_v2(
+        rows.contiguous(), sent.ranks, sent.triples, sent.counts, none, shared_expert_x=bias, **place
+    )
+
+
+def _layout(columns: list[Tensor]) -> Layout:
+    return [(column.shape[1], column.dtype) for column in columns]
+
+
+def _first(rows: Tensor, number: int) -> Tensor:
+    """``number`` of the rows; zeros where there are fewer."""
+    if number > rows.shape[0]:
+        return torch.nn.functional.pad(rows, (0, 0, 0, number - rows.shape[0]))
+    return rows[:number]
+
+
+def _x(columns: list[Tensor]) -> Tensor | tuple[Tensor, Tensor]:
+    return columns[0] if len(columns) == 1 else (columns[0], columns[1])
+
+
+def _local_topk(columns: list[Tensor], arrived: Tensor, first: int, local: int) -> tuple[Tensor | None, Tensor | None]:
+    """Ids as local ones and their weights; -1 and 0 for experts of other ranks and where no row is."""
+    if not columns:
+        return None, None
+    ids = columns[0]
+    own = (ids >= first) & (ids < first + local) & arrived.unsqueeze(1)
+    weights = torch.where(own, columns[1], 0.0) if len(columns) == 2 else None
+    return torch.where(own, ids - first, -1).long(), weights
+
+
+def _handle(sent: Sent, per_rank: Tensor, in_rank: Tensor, arrived: Tensor) -> Handle:
+    """``per_rank``: (source, destination)."""
+    place, rows = sent.place, sent.rows
+    source = sent.triples[1 : 3 * rows : 3]
+    source = _first(source.unsqueeze(1), rows).squeeze(1)
+    head = torch.where(in_rank, in_rank.int().cumsum(0, dtype=torch.int32) - 1, -1)
+    handle = Handle(
+        (
+            per_rank.cumsum(0, dtype=torch.int32),
+            per_rank[place.rank].reshape(-1, 1).clone(),
+            torch.zeros(place.world, 1, dtype=torch.int32, device=per_rank.device),
+            torch.where(arrived, source, -1),
+            in_rank,
+            head,
+        )
+    )
+    handle.sent = sent
+    return handle

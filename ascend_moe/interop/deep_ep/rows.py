@@ -1,0 +1,74 @@
+"""What a row carries: bf16 values, or fp8 values with their scales, and a few columns beside them.
+
+The ops move rows without looking at them, so that the bytes of any columns travel as one bf16 row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ascend_moe.errors import need, need_dims, need_dtype, need_shape
+from ascend_moe.interop.deep_ep.place import ROW_BYTES
+
+FP8 = torch.float8_e4m3fn
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)  # of normal mode; DeepEP has bf16 alone
+GROUP = 128  # values that share a scale
+_FP8_MAX = 448.0
+_LEAST = 1e-4  # a group counts at least this much: zeros have a scale
+
+Layout = list[tuple[int, torch.dtype]]  # columns and type of each part
+
+
+def pack(*columns: Tensor) -> Tensor:
+    """``(n, *)`` tensors side by side as ``(n, m)`` bf16 rows of whole 32 bytes, zeros behind the last."""
+    if len(columns) == 1 and columns[0].dtype == torch.bfloat16 and columns[0].shape[1] * 2 % ROW_BYTES == 0:
+        return columns[0].contiguous()
+    parts = [column.contiguous().view(torch.uint8) for column in columns if column.shape[1]]
+    width = sum(part.shape[1] for part in parts)
+    parts.append(parts[0].new_zeros(parts[0].shape[0], -width % ROW_BYTES))
+    return torch.cat(parts, 1).view(torch.bfloat16)
+
+
+def unpack(rows: Tensor, layout: Layout) -> list[Tensor]:
+    """The columns of packed rows, each with memory of its own, unless there is one only."""
+    if len(layout) == 1 and rows.dtype == layout[0][1] and rows.shape[1] == layout[0][0]:
+        return [rows]
+    raw, at, columns = rows.contiguous().view(torch.uint8), 0, []
+    for count, dtype in layout:
+        width = count * dtype.itemsize
+        columns.append(raw[:, at : at + width].clone(memory_format=torch.contiguous_format).view(dtype))
+        at += width
+    return columns
+
+
+def cast_fp8(x: Tensor, round_scale: bool = False) -> tuple[Tensor, Tensor]:
+    """``(n, H)`` rows as e4m3 codes and float32 scales ``(n, H / 128)``: value = code * scale.
+
+    ``scale = max(max |x|, 1e-4) / 448`` of 128 values; round_scale: the next power of two from there up.
+
+    Source: DeepEP ``per_token_cast_to_fp8``.
+    """
+    need(x.shape[1] % GROUP == 0, "x", f"has rows of {x.shape[1]}; with use_fp8 they must be a multiple of {GROUP}")
+    groups = x.float().view(x.shape[0], x.shape[1] // GROUP, GROUP)
+    top = groups.abs().amax(2).clamp(min=_LEAST)
+    factor, scale = torch.full_like(top, _FP8_MAX) / top, top / _FP8_MAX
+    if round_scale:
+        mantissa, exponent = torch.frexp(scale)
+        scale = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).to(exponent.dtype))
+        factor = 1.0 / scale
+    return (groups * factor.unsqueeze(2)).to(FP8).view(x.shape), scale
+
+
+def check_x(x: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
+    """The columns of a caller's x: float rows, or fp8 rows and their scales."""
+    if isinstance(x, Tensor):
+        need_dims("x", x, 2, dtypes=FLOATS)
+        return [x]
+    need(len(x) == 2, "x", f"has {len(x)} tensors; need rows and their scales")
+    codes, scales = x
+    need_dims("x", codes, 2, dtypes=(FP8,))
+    need_dtype("x", scales, torch.float32)
+    need(codes.shape[1] % GROUP == 0, "x", f"has rows of {codes.shape[1]}; need a multiple of {GROUP}")
+    need_shape("x", scales, (codes.shape[0], codes.shape[1] // GROUP))
+    return [codes, scales]

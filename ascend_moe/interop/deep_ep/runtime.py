@@ -1,0 +1,362 @@
+"""sgl-kernel-npu's compiled module ``deep_ep_cpp`` over the V2 ops: one row for each (token, expert), by local expert.
+
+Its own Python package, unbuilt, runs over this. The state of a call is in the tensors that it returns.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ascend_moe import ops
+from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
+from ascend_moe.fused import calls, dispatch_ffn_combine
+from ascend_moe.fused.arguments import Tokens, experts_of
+from ascend_moe.interop.deep_ep import layout
+from ascend_moe.interop.deep_ep.events import EventHandle
+from ascend_moe.interop.deep_ep.place import Place, not_supported
+
+QUANT_MODES = {"none": 0, "bf16": 0, "int8": 2}  # others are of the 950 series: fp8, fp4, MX
+
+
+class Rows(NamedTuple):
+    """What a dispatch of the V2 op leaves for its combine."""
+
+    x: Tensor
+    scales: Tensor
+    nums: Tensor  # (L,) int64
+    triples: Tensor
+    counts: Tensor  # (W * L,) int32, running sums
+    weights: Tensor  # of each row, where they were given
+
+
+def dispatch_rows(
+    place: Place, x: Tensor, ids: Tensor, experts: int, tokens: int, quant: str, weights: Tensor | None = None
+) -> Rows:
+    """One dispatch. ``tokens``: most of a rank."""
+    need_one_of("quant_mode", quant, QUANT_MODES)
+    local = place.of_experts(experts)
+    sent = ops.npu_moe_distribute_dispatch_v2(
+        x.contiguous(),
+        ids.int(),
+        expert_scales=weights,
+        quant_mode=QUANT_MODES[quant],
+        **place.of_op(experts, tokens),
+    )
+    counts = sent.ep_recv_counts[: place.world * local]
+    triples = sent.assist_info_for_combine
+    return Rows(sent.expand_x, sent.dynamic_scales, sent.expert_token_nums, triples, counts, sent.expand_scales)
+
+
+def combine_rows(
+    place: Place, x: Tensor, ids: Tensor, triples: Tensor, counts: Tensor, weights: Tensor | None, tokens: int
+) -> Tensor:
+    """One combine, weighted where weights are given."""
+    if weights is None:
+        weights = torch.empty(0, dtype=torch.float32, device=x.device)
+    return ops.npu_moe_distribute_combine_v2(
+        x.contiguous(), ids.int(), triples, counts, weights.float(), **place.of_op(counts.numel(), tokens)
+    )
+
+
+def check_environment() -> None:
+    """Refuses variables that ask sgl-kernel-npu for something that is not here."""
+    for name, harmless, what in (
+        ("MOE_SHARED_EXPERT_RANK_NUM", "0", "ranks of shared experts are"),
+        ("DEEPEP_NORMAL_LONG_SEQ_ROUND", "1", "rounds of a long sequence are"),
+    ):
+        given = os.environ.get(name, "").strip() or harmless
+        need(given == harmless, name, f"is {given}; {what} not supported: unset it")
+
+
+class Runtime:
+    """``deep_ep_cpp.Buffer``: a rank's calls.
+
+    Args:
+        rank, group_size: of the group.
+        num_nvl_bytes, num_rdma_bytes, low_latency_mode: no effect; windows are as large as HCCL_BUFFSIZE says.
+        group_name: group_ep.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        group_size: int,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        group_name: str = "",
+    ) -> None:
+        check_environment()
+        self.place = Place(group_name, group_size, rank)
+
+    def get_num_rdma_ranks(self) -> int:
+        """Servers."""
+        here = self.place.ranks_per_server
+        return self.place.world // here if here else 1
+
+    @with_typed_errors
+    def get_dispatch_layout(
+        self, topk_idx: Tensor, num_experts: int, previous_event: EventHandle | None = None, *_: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventHandle]:
+        """DeepEP's, with is_token_in_rank ``(T, W)`` as int32."""
+        _wait(previous_event)
+        per_rank, servers, per_expert, in_rank = layout.dispatch_layout(self.place, topk_idx, num_experts)
+        return per_rank, servers, per_expert, in_rank.int(), EventHandle()
+
+    @with_typed_errors
+    @torch.no_grad()
+    def intranode_dispatch(
+        self,
+        x: Tensor,
+        x_scales: Tensor | None,
+        topk_idx: Tensor,
+        topk_weights: Tensor | None,
+        num_tokens_per_rank: Tensor,
+        is_token_in_rank: Tensor,
+        num_tokens_per_expert: Tensor,
+        cached_num_recv_tokens: int = 0,
+        cached_rank_prefix_matrix: Tensor | None = None,
+        cached_channel_prefix_matrix: Tensor | None = None,
+        dispatch_wait_recv_cost_stats: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: object = None,
+        previous_event: EventHandle | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        use_quant: bool = False,
+        quant_type: str = "bf16",
+    ) -> tuple[Any, ...]:
+        """Rows of each local expert, as int8 with use_quant.
+
+        Returns:
+            rows ``(n, H)``; their scales ``(n,)`` float32; ids ``(n, K)`` int64, the local expert at its k and -1
+            elsewhere; weights ``(n, K)`` likewise; a list of rows of each local expert; three empty matrices;
+            triples ``(3n,)`` int32: source rank, token, k; int32 running sums over [local expert][source rank], and
+            behind them the most tokens of a rank; the event.
+        """
+        _wait(previous_event)
+        need(cached_rank_prefix_matrix is None, "handle", "of an earlier dispatch is not taken; pass topk_idx")
+        need(x_scales is None, "x_scales", "is given; rows are quantised here: pass bf16 rows")
+        need(num_worst_tokens == 0, "num_worst_tokens", f"is {num_worst_tokens}; it must be 0: counts are read here")
+        if dispatch_wait_recv_cost_stats is not None:
+            raise not_supported("dispatch_wait_recv_cost_stats", "pass None; ascend_moe.trace shows who waits for whom")
+        need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16))
+        need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
+        need_dims("num_tokens_per_expert", num_tokens_per_expert, 1)
+        place, experts = self.place, num_tokens_per_expert.numel()
+        most = place.most(x)
+        rows = dispatch_rows(place, x, topk_idx, experts, int(most), quant_type if use_quant else "none", topk_weights)
+        number = int(rows.counts[-1])
+        triples = rows.triples[: 3 * number].clone()
+        ids, weights = self._topk(rows, triples, topk_idx.shape[1], topk_weights is not None)
+        aligned = (rows.nums + expert_alignment - 1) // expert_alignment * expert_alignment
+        if os.environ.get("MOE_EXPERT_TOKEN_NUMS_TYPE", "1").strip() == "0":
+            aligned = aligned.cumsum(0)
+        numbers = [int(count) for count in aligned.tolist()]
+        none = rows.counts.new_empty(0)
+        head = torch.cat([rows.counts, most.reshape(1)])
+        received = (rows.x[:number], rows.scales[:number])
+        return (*received, ids, weights, numbers, none, none, none, triples, head, EventHandle())
+
+    def _topk(self, rows: Rows, triples: Tensor, topk: int, weighted: bool) -> tuple[Tensor, Tensor | None]:
+        number = triples.numel() // 3
+        row = torch.arange(number, device=triples.device)
+        slot = triples[2::3].long()
+        ends = rows.nums.cumsum(0)
+        ids = torch.full((number, topk), -1, dtype=torch.int64, device=triples.device)
+        ids[row, slot] = torch.searchsorted(ends, row, right=True)
+        if not weighted:
+            return ids, None
+        weights = torch.zeros(number, topk, dtype=torch.float32, device=triples.device)
+        weights[row, slot] = rows.weights[:number]
+        return ids, weights
+
+    @with_typed_errors
+    @torch.no_grad()
+    def intranode_combine(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor | None,
+        src_idx: Tensor,
+        send_head: Tensor,
+        combine_send_cost_stats: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, EventHandle]:
+        """``(T, H)``: for each token the weighted sum of its rows; the weights as given; the event."""
+        if combine_send_cost_stats is not None:
+            raise not_supported("combine_send_cost_stats", "pass None; ascend_moe.trace shows who waits for whom")
+        counts, most = send_head[:-1], int(send_head[-1])
+        need(x.shape[0] * 3 >= src_idx.numel(), "x", f"has {x.shape[0]} rows; dispatch returned {src_idx.numel() // 3}")
+        total = combine_rows(self.place, x, topk_idx, src_idx, counts, topk_weights, most)
+        return total, topk_weights, EventHandle()
+
+    def internode_dispatch(self, *_: Any) -> Any:
+        """Raises: across servers there is no hierarchy yet."""
+        raise not_supported("internode_dispatch", "comm_alg 'hierarchy' across servers is not built yet")
+
+    def internode_combine(self, *_: Any) -> Any:
+        """Raises: across servers there is no hierarchy yet."""
+        raise not_supported("internode_combine", "comm_alg 'hierarchy' across servers is not built yet")
+
+    def notify_verify(self, *_: Any) -> Any:
+        """Raises: it shows the insides of another implementation."""
+        raise not_supported("notify_verify", "get_dispatch_layout and dispatch return all counts")
+
+    def get_notify_send_data(self) -> Any:
+        """Raises: it shows the insides of another implementation."""
+        raise not_supported("get_notify_send_data", "get_dispatch_layout and dispatch return all counts")
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Nothing: the ops may follow each other in any order."""
+
+    @with_typed_errors
+    @torch.no_grad()
+    def low_latency_dispatch(
+        self,
+        x: Tensor,
+        topk_ids: Tensor,
+        cumulative_local_expert_recv_stats: Tensor | None,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        use_fp8: bool = False,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        use_mxfp4: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        quant_mode: str = "none",
+    ) -> tuple[Any, ...]:
+        """Packed rows, received when it returns. quant_mode decides, the other flags have no effect.
+
+        Returns:
+            rows ``(max * W * min(K, L), H)`` bf16 or int8; their scales; rows of each local expert ``(L,)`` int64;
+            triples; int32 running sums over [local expert][source rank]; the event; a hook that does nothing.
+        """
+        need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16))
+        rule = f"is {num_max_dispatch_tokens_per_rank}; x has {x.shape[0]} tokens"
+        need(num_max_dispatch_tokens_per_rank >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule)
+        rows = dispatch_rows(self.place, x, topk_ids, num_experts, num_max_dispatch_tokens_per_rank, quant_mode)
+        return rows.x, rows.scales, rows.nums, rows.triples, rows.counts, EventHandle(), _nothing
+
+    @with_typed_errors
+    @torch.no_grad()
+    def low_latency_combine(
+        self,
+        x: Tensor,
+        topk_ids: Tensor,
+        topk_weights: Tensor,
+        src_info: Tensor,
+        layout_range: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        packed_recv_count: Tensor,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, EventHandle, Callable[[], None]]:
+        """``(T, H)``, weighted; the event; a hook that does nothing. zero_copy and out have no effect."""
+        need_shape("layout_range", layout_range, (num_experts,))
+        tokens = num_max_dispatch_tokens_per_rank
+        total = combine_rows(self.place, x, topk_ids, src_info, layout_range, topk_weights, tokens)
+        return total, EventHandle(), _nothing
+
+    @with_typed_errors
+    @torch.no_grad()
+    def fused_deep_moe(
+        self,
+        x: Tensor,
+        topk_ids: Tensor,
+        gmm1_weight: Any,
+        gmm1_weight_scale: Any,
+        gmm2_weight: Any,
+        gmm2_weight_scale: Any,
+        topk_weights: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        quant_mode: int = 1,
+        profile_enable: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Dispatch, the experts' MLP, combine.
+
+        Args:
+            gmm1_weight: ``(L, H, 2F)``, gate in the first F columns, not permuted; gmm2_weight ``(L, F, H)``; or a
+                tensor for each local expert. bf16, with quant_mode 1 int8 with scales ``(L, 2F)`` and ``(L, H)``,
+                fp32 or int64 that carries fp32 bits.
+
+        Returns:
+            ``(T, H)``; int32 running sums over [local expert][source rank].
+        """
+        given = {"gmm1_weight": gmm1_weight, "gmm2_weight": gmm2_weight}
+        scales = {"gmm1_weight_scale": gmm1_weight_scale, "gmm2_weight_scale": gmm2_weight_scale}
+        experts = experts_of(x, given | scales)
+        rule = f"is {quant_mode}; it must be 1 for int8 weights and 0 for others"
+        need(quant_mode == (experts.quant_mode != 0), "quant_mode", rule)
+        tokens = Tokens(x, topk_ids.int(), topk_weights, None)
+        dispatcher = WindowDispatcher(self.place.group_ep, self.place.world, self.place.rank, num_experts)
+        bound = self.place.world * num_max_dispatch_tokens_per_rank
+        sent = calls.dispatch(dispatcher, tokens, experts, bound)
+        return calls.finish(dispatcher, sent, tokens, experts, math.inf), sent.ep_recv_counts
+
+    @with_typed_errors
+    @torch.no_grad()
+    def dispatch_ffn_combine(
+        self,
+        x: Tensor,
+        topk_ids: Tensor,
+        gmm1_weight: Any,
+        gmm1_weight_scale: Any,
+        gmm2_weight: Any,
+        gmm2_weight_scale: Any,
+        topk_weights: Tensor,
+        max_output_size: int,
+        num_experts: int,
+        quant_mode: int = 1,
+    ) -> tuple[Tensor, Tensor]:
+        """As ``fused_deep_moe``, with rows of each local expert ``(L,)`` int32 as second result.
+
+        max_output_size: the most rows that a rank may receive; more raise RoutingOverflow on every rank. 0: no limit.
+        """
+        need(quant_mode in (0, 1), "quant_mode", f"is {quant_mode}; it must be 0 or 1")
+        nums = torch.empty(self.place.of_experts(num_experts), dtype=torch.int32, device=x.device)
+        scales = (gmm1_weight_scale, gmm2_weight_scale)
+        return dispatch_ffn_combine(
+            x,
+            gmm1_weight,
+            gmm2_weight,
+            topk_ids.int(),
+            *scales,
+            None,
+            None,
+            topk_weights,
+            self.place.group_ep,
+            max_output_size,
+            torch.empty_like(x),
+            nums,
+            swiglu_limit=0.0,
+        )
+
+    def begin_profile(self, *_: Any) -> None:
+        """Raises: ``ascend_moe.trace`` is what shows times."""
+        raise not_supported("begin_profile", "ascend_moe.trace records what the ops do")
+
+    def end_profile(self) -> None:
+        """Raises: ``ascend_moe.trace`` is what shows times."""
+        raise not_supported("end_profile", "ascend_moe.trace records what the ops do")
+
+
+def _wait(event: EventHandle | None) -> None:
+    if event is not None:
+        event.current_stream_wait()
+
+
+def _nothing() -> None:
+    """The hook of a call that has received already."""

@@ -1,0 +1,53 @@
+"""Megatron-LM's MoE layer with its own names: router, six-phase dispatcher, experts under ETP, shared expert.
+
+`MC2Manager` puts our ops into Megatron-LM's own flex dispatcher. The functions of its moe_utils are in
+`ascend_moe.routing` and `ascend_moe.permute`, process groups in `ascend_moe.placement`; all of them are here too.
+"""
+
+from ascend_moe.interop.megatron.dispatchers import Handle, MC2Manager, Splits, TokenDispatcher
+from ascend_moe.interop.megatron.experts import GroupedMLP
+from ascend_moe.interop.megatron.layer import MoELayer
+from ascend_moe.interop.megatron.router import RouterConfig, TopKRouter
+from ascend_moe.interop.megatron.shared_experts import SharedExpertCall, SharedExpertMLP
+from ascend_moe.permute import permute, sort_chunks_by_idxs, unpermute
+from ascend_moe.placement import folded_groups, rank_groups
+from ascend_moe.routing import (
+    MoEAuxLossAutoScaler,
+    apply_router_token_dropping,
+    compute_routing_scores_for_aux_loss,
+    get_capacity,
+    get_tokens_per_expert_and_token_count,
+    get_updated_expert_bias,
+    group_limited_topk,
+    switch_load_balancing_loss_func,
+    topk_routing_with_score_function,
+    z_loss_func,
+)
+
+__all__ = [
+    "GroupedMLP",
+    "Handle",
+    "MC2Manager",
+    "MoEAuxLossAutoScaler",
+    "MoELayer",
+    "RouterConfig",
+    "SharedExpertCall",
+    "SharedExpertMLP",
+    "Splits",
+    "TokenDispatcher",
+    "TopKRouter",
+    "apply_router_token_dropping",
+    "compute_routing_scores_for_aux_loss",
+    "folded_groups",
+    "get_capacity",
+    "get_tokens_per_expert_and_token_count",
+    "get_updated_expert_bias",
+    "group_limited_topk",
+    "permute",
+    "rank_groups",
+    "sort_chunks_by_idxs",
+    "switch_load_balancing_loss_func",
+    "topk_routing_with_score_function",
+    "unpermute",
+    "z_loss_func",
+]

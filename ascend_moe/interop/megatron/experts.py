@@ -1,0 +1,102 @@
+"""Megatron-LM's GroupedMLP: the local experts of a rank, with ETP one shard of each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ascend_moe.errors import need, need_shape, with_typed_errors
+from ascend_moe.experts import grouped_mlp
+
+
+class GroupedMLP(nn.Module):
+    """``(silu(x @ gate) * (x @ up) * prob) @ down`` for every row, with the weights of the row's local expert.
+
+    The group list stays on its device: rows behind the last expert's are not looked at. With ETP a rank's result is
+    a part of the sum, which combine adds up. Weight gradients are sums over the tokens of all ranks that the expert
+    serves: add them up over the replicas of the experts (edp) only.
+
+    Parameters, without values until they are loaded (F' = F / etp):
+        weight1 ``(H, L * 2F')``, whose memory is ``(L, H, 2F')``: gate columns, then up columns of the shard.
+        weight2 ``(L * F', H)``, whose memory is ``(L, F', H)``.
+
+    Args:
+        num_local_experts: L.
+        hidden_size: H.
+        ffn_hidden_size: F, a multiple of etp_size.
+        etp_size, etp_rank: the shard.
+        dtype, device: of the weights.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: Megatron-LM ``GroupedMLP``.
+    """
+
+    @with_typed_errors
+    def __init__(
+        self,
+        num_local_experts: int,
+        hidden_size: int,
+        ffn_hidden_size: int,
+        *,
+        etp_size: int = 1,
+        etp_rank: int = 0,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        need(num_local_experts >= 1, "num_local_experts", f"is {num_local_experts}; need at least 1")
+        fits = etp_size >= 1 and ffn_hidden_size >= 1 and ffn_hidden_size % etp_size == 0
+        need(fits, "ffn_hidden_size", f"is {ffn_hidden_size}; it must be a multiple of etp_size {etp_size}")
+        need(0 <= etp_rank < etp_size, "etp_rank", f"is {etp_rank}; need 0..{etp_size - 1}")
+        self.num_local_experts, self.hidden_size, self.ffn_hidden_size = num_local_experts, hidden_size, ffn_hidden_size
+        self.etp_size, self.etp_rank = etp_size, etp_rank
+        shard = ffn_hidden_size // etp_size
+        sizes = (hidden_size, num_local_experts * 2 * shard), (num_local_experts * shard, hidden_size)
+        self.weight1, self.weight2 = (nn.Parameter(torch.empty(size, dtype=dtype, device=device)) for size in sizes)
+
+    @property
+    def w1(self) -> Tensor:
+        """``(L, H, 2F')``, a view of weight1."""
+        return self.weight1.view(self.num_local_experts, self.hidden_size, -1)
+
+    @property
+    def w2(self) -> Tensor:
+        """``(L, F', H)``, a view of weight2."""
+        return self.weight2.view(self.num_local_experts, -1, self.hidden_size)
+
+    @with_typed_errors
+    @torch.no_grad()
+    def load_experts(self, w1: Tensor, w2: Tensor) -> GroupedMLP:
+        """Take this rank's shard of whole experts. Returns self.
+
+        Args:
+            w1: ``(L, H, 2F)``, gate columns first. w2: ``(L, F, H)``.
+        """
+        local, hidden, ffn = self.num_local_experts, self.hidden_size, self.ffn_hidden_size
+        need_shape("w1", w1, (local, hidden, 2 * ffn))
+        need_shape("w2", w2, (local, ffn, hidden))
+        part = slice(self.etp_rank * ffn // self.etp_size, (self.etp_rank + 1) * ffn // self.etp_size)
+        gate, up = w1.chunk(2, dim=2)
+        self.w1.copy_(torch.cat([gate[:, :, part], up[:, :, part]], 2))
+        self.w2.copy_(w2[:, part])
+        return self
+
+    @with_typed_errors
+    def forward(
+        self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor | None = None
+    ) -> tuple[Tensor, None]:
+        """The experts' results, and None, which is Megatron-LM's bias.
+
+        Args:
+            permuted_local_hidden_states: ``(A, H)`` rows by local expert, in the weights' dtype.
+            tokens_per_expert: ``(L,)`` int64 counts, together at most A.
+            permuted_probs: ``(A,)``, multiplies the activation; None: nothing does.
+
+        Returns:
+            ``(A, H)``.
+        """
+        counts = tokens_per_expert.to(permuted_local_hidden_states.device)
+        rows = grouped_mlp(permuted_local_hidden_states, self.w1, self.w2, counts, topk_scales=permuted_probs)
+        return rows, None

@@ -1,0 +1,69 @@
+"""Megatron-LM's MoELayer: router, dispatcher, experts and shared expert in one call."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ascend_moe.errors import need, with_typed_errors
+from ascend_moe.interop.megatron.dispatchers import TokenDispatcher
+from ascend_moe.interop.megatron.experts import GroupedMLP
+from ascend_moe.interop.megatron.router import TopKRouter
+from ascend_moe.interop.megatron.shared_experts import SharedExpertMLP
+
+
+class MoELayer(nn.Module):
+    """The layer of one rank, on its attention output ``(S / cp / tp, B, H)``.
+
+    Args:
+        router, dispatcher, experts: of the same E, k and shard.
+        shared_experts: None: the layer has none. It runs between the dispatcher's phases.
+        tensor_model_parallel_size: tp of attention.
+        sequence_parallel: every tp rank has its own share of the sequence. Training with tp above 1 needs it: else
+            the ranks would send the same tokens, and their gradients would count tp times.
+
+    Raises:
+        ArgumentError: forward in training with tp above 1 and without sequence_parallel.
+
+    Source: Megatron-LM ``MoELayer``.
+    """
+
+    @with_typed_errors
+    def __init__(
+        self,
+        router: TopKRouter,
+        dispatcher: TokenDispatcher,
+        experts: GroupedMLP,
+        shared_experts: SharedExpertMLP | None = None,
+        *,
+        tensor_model_parallel_size: int = 1,
+        sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__()
+        given = dispatcher.num_experts, dispatcher.router_topk, dispatcher.local_experts, dispatcher.etp_size
+        fits = (router.config.num_moe_experts, router.topk, experts.num_local_experts, experts.etp_size) == given
+        rule = f"has E, k, L and etp_size {given}; router and experts must have the same"
+        need(fits, "dispatcher", rule)
+        self.router, self.experts, self.shared_experts = router, experts, shared_experts
+        self.dispatcher = dispatcher
+        self.tp, self.sequence_parallel = tensor_model_parallel_size, sequence_parallel
+        if shared_experts is not None:
+            dispatcher.set_shared_experts(shared_experts)
+
+    @with_typed_errors
+    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
+        """The layer's output of hidden_states' shape, and None, which is Megatron-LM's bias.
+
+        Args:
+            hidden_states: ``(S, B, H)`` or ``(T, H)``.
+            mask: bool, hidden_states' shape without H, True for active tokens. The routed experts give zeros for
+                the others.
+        """
+        rule = f"is False in training with tp {self.tp}; every tp rank must have its own tokens: set it"
+        need(not self.training or self.tp == 1 or self.sequence_parallel, "sequence_parallel", rule)
+        probs, routing_map = self.router(hidden_states, mask)
+        carrier = self.dispatcher
+        tokens, slots, handle = carrier.dispatch_preprocess(hidden_states, routing_map, probs, mask)
+        rows, counts, row_probs = carrier.dispatch_postprocess(*carrier.token_dispatch(tokens, slots, handle), handle)
+        results, _ = self.experts(rows, counts, row_probs if carrier.probs_on == "experts" else None)
+        home = carrier.token_combine(carrier.combine_preprocess(results, handle), handle)
+        return carrier.combine_postprocess(home, handle), None

@@ -1,0 +1,250 @@
+"""Megatron-LM's TopKRouter: logits, choice, capacity, and losses that enter by the gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
+from ascend_moe.routing import (
+    MoEAuxLossAutoScaler,
+    apply_router_token_dropping,
+    compute_routing_scores_for_aux_loss,
+    get_tokens_per_expert_and_token_count,
+    get_updated_expert_bias,
+    switch_load_balancing_loss_func,
+    topk_routing_with_score_function,
+    z_loss_func,
+)
+
+LOSSES = ("aux_loss", "seq_aux_loss", "global_aux_loss")
+_REFUSED = ("sinkhorn", "quantile_balancing")
+
+
+@dataclass
+class RouterConfig:
+    """The fields of Megatron-LM's TransformerConfig that a router reads, with its names and defaults.
+
+    `TopKRouter` takes a TransformerConfig as well.
+    """
+
+    num_moe_experts: int
+    hidden_size: int
+    moe_router_topk: int = 2
+    moe_router_load_balancing_type: str | list[str] = "aux_loss"
+    moe_aux_loss_coeff: float | list[float] = 0.0
+    moe_z_loss_coeff: float | None = None
+    moe_router_score_function: str = "softmax"
+    moe_router_pre_softmax: bool = False
+    moe_router_num_groups: int | None = None
+    moe_router_group_topk: int | None = None
+    moe_router_topk_scaling_factor: float | None = None
+    moe_router_dtype: str | None = None
+    moe_router_enable_expert_bias: bool = False
+    moe_router_bias_update_rate: float = 1e-3
+    moe_input_jitter_eps: float | None = None
+    moe_expert_capacity_factor: float | None = None
+    moe_token_drop_policy: str = "probs"
+    moe_pad_expert_input_to_capacity: bool = False
+    calculate_per_token_loss: bool = False
+    add_bias_linear: bool = False
+    params_dtype: torch.dtype = torch.float32
+
+
+class TopKRouter(nn.Module):
+    """Chooses the experts of tokens ``(S, B, H)`` and attaches its losses to the probabilities' gradients.
+
+    Losses count in training with gradients only: "aux_loss" over the tokens of tp x cp, "seq_aux_loss" for each
+    sequence, "global_aux_loss" with the rows of each expert averaged over the steps since
+    `reset_global_aux_loss_tracker` and summed over tp x dp x cp, z loss on the logits. Several at once: lists of
+    moe_router_load_balancing_type and moe_aux_loss_coeff.
+
+    Balance by the aux losses is that of a micro-batch, whose tokens live on tp x cp: EP ranks are other replicas of
+    attention. It is no mistake that tokens travel over tp x ep while the loss is summed over tp x cp;
+    global_aux_loss spans the replicas too.
+
+    Parameters: weight ``(E, H)`` and, with add_bias_linear, bias ``(E,)`` in params_dtype; without values until they
+    are loaded. Buffers: expert_bias and local_tokens_per_expert ``(E,)`` fp32 with moe_router_enable_expert_bias.
+
+    Args:
+        config: `RouterConfig`, or Megatron-LM's TransformerConfig.
+        pg_collection: has the process groups ``tp_cp`` and ``tp_dp_cp``; None, or one that is None: one rank.
+        device: of the parameters.
+
+    Attributes:
+        losses: the values of the last forward by name, divided by their coefficients, as "load_balancing_loss",
+            "seq_load_balancing_loss", "global_load_balancing_loss" and "z_loss"; this rank's part.
+
+    Raises:
+        ArgumentError: a rule is broken, or moe_router_load_balancing_type is "sinkhorn" or "quantile_balancing".
+
+    Source: Megatron-LM ``TopKRouter``.
+    """
+
+    expert_bias: Tensor | None
+    local_tokens_per_expert: Tensor | None
+    global_tokens_per_expert: Tensor | None
+    ga_steps: Tensor | None
+
+    @with_typed_errors
+    def __init__(self, config: Any, pg_collection: Any = None, *, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.config, self.topk = config, config.moe_router_topk
+        kinds = config.moe_router_load_balancing_type
+        for kind in [kinds] if isinstance(kinds, str) else kinds:
+            rule = f"is {kind!r}, which is not offered; use an aux loss or moe_router_enable_expert_bias"
+            need(kind not in _REFUSED, "moe_router_load_balancing_type", rule)
+            need_one_of("moe_router_load_balancing_type", kind, (*LOSSES, "none"))
+        experts, hidden = config.num_moe_experts, config.hidden_size
+        made: dict[str, Any] = {"dtype": config.params_dtype, "device": device}
+        self.weight = nn.Parameter(torch.empty(experts, hidden, **made))
+        self.bias = nn.Parameter(torch.empty(experts, **made)) if config.add_bias_linear else None
+        self.tp_cp_group = getattr(pg_collection, "tp_cp", None)
+        self.tp_dp_cp_group = getattr(pg_collection, "tp_dp_cp", None)
+        self.losses: dict[str, Tensor] = {}
+        zeros = torch.zeros(experts, device=device)
+        biased, counted = config.moe_router_enable_expert_bias, self.get_aux_loss_coeff("global_aux_loss") > 0
+        self.register_buffer("expert_bias", zeros.clone() if biased else None)
+        for name, used, value in (
+            ("local_tokens_per_expert", biased, zeros),
+            ("global_tokens_per_expert", counted, zeros),
+            ("ga_steps", counted, torch.zeros((), device=device)),
+        ):
+            self.register_buffer(name, value.clone() if used else None, persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> TopKRouter:
+        """A model that becomes bf16 keeps the bias and the counts in fp32: small steps would be lost."""
+        before = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, value in before.items():
+            setattr(self, name, value.to(getattr(self, name).device))
+        return self
+
+    def get_aux_loss_coeff(self, aux_loss_type: str) -> float:
+        """The coefficient of "aux_loss", "seq_aux_loss" or "global_aux_loss"; 0 where it is not used."""
+        kinds, coeffs = self.config.moe_router_load_balancing_type, self.config.moe_aux_loss_coeff
+        if isinstance(kinds, str):
+            return float(coeffs) if kinds == aux_loss_type else 0.0
+        return float(coeffs[kinds.index(aux_loss_type)]) if aux_loss_type in kinds else 0.0
+
+    def reset_global_aux_loss_tracker(self) -> None:
+        """Begin a new global batch."""
+        for buffer in (self.global_tokens_per_expert, self.ga_steps):
+            if buffer is not None:
+                buffer.zero_()
+
+    def update_expert_bias(self) -> None:
+        """At the end of a step: change the bias by the rows that were counted, summed over tp x dp x cp; count anew."""
+        need(self.expert_bias is not None, "moe_router_enable_expert_bias", "is False; there is no bias to change")
+        assert self.expert_bias is not None and self.local_tokens_per_expert is not None
+        rate = self.config.moe_router_bias_update_rate
+        new = get_updated_expert_bias(self.local_tokens_per_expert, self.expert_bias, rate, self.tp_dp_cp_group)
+        self.expert_bias.copy_(new)
+        self.local_tokens_per_expert.zero_()
+
+    def apply_input_jitter(self, input: Tensor) -> Tensor:
+        """x times a uniform random number in 1 - eps .. 1 + eps for each value, in x's dtype."""
+        eps = self.config.moe_input_jitter_eps
+        if eps is None:
+            return input
+        return input * torch.empty_like(input).uniform_(1.0 - eps, 1.0 + eps)
+
+    def gating(self, input: Tensor) -> Tensor:
+        """Logits ``(..., E)``, computed and returned in moe_router_dtype, "fp32" or "fp64"; None: x's dtype."""
+        names = {None: input.dtype, "fp32": torch.float32, "fp64": torch.float64}
+        need_one_of("moe_router_dtype", self.config.moe_router_dtype or "None", ("None", "fp32", "fp64"))
+        dtype = names[self.config.moe_router_dtype]
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return nn.functional.linear(input.to(dtype), self.weight.to(dtype), bias)
+
+    @with_typed_errors
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Probabilities ``(T, E)`` and map ``(T, E)`` bool, T = S * B.
+
+        Args:
+            input: ``(S, B, H)``, or ``(T, H)`` as one sequence.
+            mask: bool, input's shape without H, True for active tokens. The others do not count in losses and in
+                the bias's counts; the dispatcher's mask keeps them from being sent.
+        """
+        need_dims("input", input, 2, 3)
+        if input.dim() == 2:
+            input, mask = input.unsqueeze(1), None if mask is None else mask.unsqueeze(1)
+        if mask is not None:
+            need_shape("mask", mask, tuple(input.shape[:2]), dtypes=(torch.bool,))
+        return self.routing(self.gating(self.apply_input_jitter(input)), mask)
+
+    def routing(self, logits: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`forward` from logits ``(S, B, E)`` on."""
+        config = self.config
+        sequence, batch = logits.shape[:2]
+        logits = logits.reshape(-1, config.num_moe_experts)
+        active = None if mask is None else mask.reshape(-1)
+        attached = self.training and torch.is_grad_enabled()
+        self.losses = {}
+        if attached:
+            logits = self._with_z_loss(logits, active)
+        probs, routing_map = topk_routing_with_score_function(
+            logits,
+            self.topk,
+            use_pre_softmax=config.moe_router_pre_softmax,
+            num_groups=config.moe_router_num_groups,
+            group_topk=config.moe_router_group_topk,
+            scaling_factor=config.moe_router_topk_scaling_factor,
+            score_function=config.moe_router_score_function,
+            expert_bias=self.expert_bias,
+        )
+        if config.moe_expert_capacity_factor is not None:
+            policy, pad = config.moe_token_drop_policy, config.moe_pad_expert_input_to_capacity
+            factor = config.moe_expert_capacity_factor
+            probs, routing_map = apply_router_token_dropping(probs, routing_map, self.topk, factor, policy, pad)
+        if attached and any(self.get_aux_loss_coeff(kind) > 0 for kind in LOSSES):
+            name = config.moe_router_score_function
+            chosen, scores = compute_routing_scores_for_aux_loss(logits, self.topk, name, mask=active)
+            probs = self._with_aux_losses(probs, scores, chosen, sequence, batch, active)
+        if self.local_tokens_per_expert is not None and torch.is_grad_enabled():
+            counted = routing_map if active is None else routing_map & active[:, None]
+            self.local_tokens_per_expert += counted.detach().sum(0)
+        return probs, routing_map
+
+    def _attach(self, tensor: Tensor, name: str, loss: Tensor, coeff: float, active: Tensor | None) -> Tensor:
+        self.losses[name] = loss.detach() / coeff
+        if self.config.calculate_per_token_loss:
+            size = 1 if self.tp_cp_group is None else self.tp_cp_group.size()
+            loss = loss * ((len(tensor) if active is None else active.sum()) * size)
+        attached: Tensor = MoEAuxLossAutoScaler.apply(tensor, loss)  # type: ignore[no-untyped-call]
+        return attached
+
+    def _with_z_loss(self, logits: Tensor, active: Tensor | None) -> Tensor:
+        if self.config.moe_z_loss_coeff is None:
+            return logits
+        coeff = self.config.moe_z_loss_coeff / (1 if self.tp_cp_group is None else self.tp_cp_group.size())
+        return self._attach(logits, "z_loss", z_loss_func(logits, coeff, mask=active), coeff, active)
+
+    def _with_aux_losses(
+        self, probs: Tensor, scores: Tensor, chosen: Tensor, sequence: int, batch: int, active: Tensor | None
+    ) -> Tensor:
+        experts, padded = self.config.num_moe_experts, active is not None
+        if (coeff := self.get_aux_loss_coeff("aux_loss")) > 0:
+            rows, _, total = get_tokens_per_expert_and_token_count(chosen, self.tp_cp_group, self.topk, padded)
+            loss = switch_load_balancing_loss_func(scores, rows, total, self.topk, experts, coeff)
+            probs = self._attach(probs, "load_balancing_loss", loss, coeff, active)
+        if (coeff := self.get_aux_loss_coeff("seq_aux_loss")) > 0:
+            # Experts of another sequence count as other experts: the loss is the sum of all sequences' then.
+            seqs, seq_scores = (each.reshape(sequence, batch * experts) for each in (chosen, scores))
+            topk = self.topk * batch
+            rows, _, total = get_tokens_per_expert_and_token_count(seqs, self.tp_cp_group, topk, padded)
+            loss = switch_load_balancing_loss_func(seq_scores, rows, total, self.topk, experts, coeff) / max(batch, 1)
+            probs = self._attach(probs, "seq_load_balancing_loss", loss, coeff, active)
+        if (coeff := self.get_aux_loss_coeff("global_aux_loss")) > 0:
+            rows, _, total = get_tokens_per_expert_and_token_count(chosen, self.tp_dp_cp_group, self.topk, padded)
+            assert self.global_tokens_per_expert is not None and self.ga_steps is not None
+            self.global_tokens_per_expert += rows
+            self.ga_steps += 1
+            # A copy: the next step changes the sum in place.
+            rows = self.global_tokens_per_expert / self.ga_steps
+            loss = switch_load_balancing_loss_func(scores, rows, total, self.topk, experts, coeff)
+            probs = self._attach(probs, "global_load_balancing_loss", loss, coeff, active)
+        return probs

@@ -1,0 +1,227 @@
+"""Megatron-LM's shared expert over the tensor-parallel group of attention, whole or in five steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ascend_moe.dispatchers.collective import gather
+from ascend_moe.errors import AscendMoeError, need, with_typed_errors
+from ascend_moe.experts import npu_swiglu
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def _all_reduced(x: Tensor, group: ProcessGroup) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def _reduce_scattered(x: Tensor, group: ProcessGroup) -> Tensor:
+    out = x.new_empty(x.shape[0] // group.size(), *x.shape[1:])
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    scatter(out.view(-1), x.contiguous().view(-1), group=group)
+    return out
+
+
+class _Copied(torch.autograd.Function):
+    """The same; the gradients of all ranks are added up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _all_reduced(grad, ctx.group), None
+
+
+class _Reduced(torch.autograd.Function):
+    """The sum over the ranks; each has the whole gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        return _all_reduced(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
+
+
+class _Gathered(torch.autograd.Function):
+    """The ranks' rows one behind the other; gradients are added up and scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return gather(x, group).flatten(0, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _reduce_scattered(grad, ctx.group), None
+
+
+class _Scattered(torch.autograd.Function):
+    """This rank's share of the sum over the ranks; gradients are gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _reduce_scattered(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return gather(grad, ctx.group).flatten(0, 1), None
+
+
+_STEPS = ("pre_forward_comm", "linear_fc1_forward_and_act", "linear_fc2_forward", "post_forward_comm", "get_output")
+
+
+class SharedExpertMLP(nn.Module):
+    """A dense MLP that every token takes: ``silu(x @ gate) * (x @ up) @ down``, times sigmoid(x . g) if gated.
+
+    ``forward`` runs it whole. For an overlap with the token dispatcher it runs in five steps, in this order:
+    pre_forward_comm, linear_fc1_forward_and_act, linear_fc2_forward, post_forward_comm, get_output; another order
+    raises. `begin` gives the steps of one call with a state of its own; the module's own steps are one such call.
+    Steps run on the caller's stream.
+
+    Parameters (Megatron-LM's names): linear_fc1.weight ``(2S / tp, H)``, gate rows first; linear_fc2.weight
+    ``(H, S / tp)``; gate_weight ``(1, H)``.
+
+    Args:
+        hidden_size: H.
+        intermediate_size: S, a multiple of the tp size.
+        gate: multiply the output by sigmoid(x . gate_weight).
+        tp_group: tensor-parallel group of attention; None: no tensor parallelism.
+        sequence_parallel: x is this rank's share of the sequence: rows are gathered before and scattered behind.
+            False: every rank of tp_group has the same x.
+        dtype, device: of the weights.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: Megatron-LM ``SharedExpertMLP``.
+    """
+
+    @with_typed_errors
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        gate: bool = False,
+        *,
+        tp_group: ProcessGroup | None = None,
+        sequence_parallel: bool = False,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        size = 1 if tp_group is None else tp_group.size()
+        fits = intermediate_size >= 1 and intermediate_size % size == 0
+        need(fits, "intermediate_size", f"is {intermediate_size}; it must be a multiple of the {size} tp ranks")
+        made: dict[str, Any] = {"bias": False, "dtype": dtype, "device": device}
+        self.linear_fc1 = nn.Linear(hidden_size, 2 * intermediate_size // size, **made)
+        self.linear_fc2 = nn.Linear(intermediate_size // size, hidden_size, **made)
+        self.gate_weight = nn.Parameter(torch.zeros(1, hidden_size, dtype=dtype, device=device)) if gate else None
+        self.tp_group = tp_group if size > 1 else None
+        self.sequence_parallel = sequence_parallel
+        self._call: SharedExpertCall | None = None
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """``(..., H)`` of hidden_states' shape."""
+        call = self.begin()
+        call.pre_forward_comm(hidden_states)
+        for step in _STEPS[1:-1]:
+            getattr(call, step)()
+        return call.get_output()
+
+    def begin(self) -> SharedExpertCall:
+        """The five steps of one call."""
+        return SharedExpertCall(self)
+
+    def _steps(self) -> SharedExpertCall:
+        if self._call is None:
+            self._call = self.begin()
+        return self._call
+
+    def pre_forward_comm(self, input: Tensor, wait_current_stream: bool = True) -> None:
+        """The first step of the module's own call; so are the other four."""
+        self._steps().pre_forward_comm(input)
+
+    def linear_fc1_forward_and_act(self, overlapped_comm_output: Tensor | None = None) -> None:
+        self._steps().linear_fc1_forward_and_act()
+
+    def linear_fc2_forward(self, overlapped_comm_output: Tensor | None = None) -> None:
+        self._steps().linear_fc2_forward()
+
+    def post_forward_comm(self) -> None:
+        self._steps().post_forward_comm()
+
+    def get_output(self) -> Tensor:
+        output = self._steps().get_output()
+        self._call = None
+        return output
+
+
+class SharedExpertCall:
+    """One forward of a `SharedExpertMLP` in five steps.
+
+    Raises:
+        AscendMoeError: a step is called out of order.
+    """
+
+    def __init__(self, module: SharedExpertMLP) -> None:
+        self._module, self._next = module, 0
+        self._value: Tensor | None = None
+        self._gate: Tensor | None = None
+
+    def _step(self, name: str) -> Tensor:
+        expected = _STEPS[self._next] if self._next < len(_STEPS) else "nothing: this call has ended"
+        if name != expected:
+            raise AscendMoeError(f"SharedExpertMLP: {name} was called, next is {expected}; keep the order of steps")
+        self._next += 1
+        return self._value if self._value is not None else torch.empty(0)
+
+    def pre_forward_comm(self, input: Tensor) -> None:
+        """Gather the rows of the tensor-parallel ranks; compute the gate."""
+        self._step("pre_forward_comm")
+        module = self._module
+        if module.gate_weight is not None:
+            self._gate = torch.sigmoid(nn.functional.linear(input, module.gate_weight))
+        if module.tp_group is not None:
+            way = _Gathered if module.sequence_parallel else _Copied
+            input = way.apply(input, module.tp_group)  # type: ignore[no-untyped-call]
+        self._value = input
+
+    def linear_fc1_forward_and_act(self) -> None:
+        """The first product and SwiGLU."""
+        self._value = npu_swiglu(self._module.linear_fc1(self._step("linear_fc1_forward_and_act")))
+
+    def linear_fc2_forward(self) -> None:
+        """The second product."""
+        self._value = self._module.linear_fc2(self._step("linear_fc2_forward"))
+
+    def post_forward_comm(self) -> None:
+        """Add up the parts of the tensor-parallel ranks."""
+        value, module = self._step("post_forward_comm"), self._module
+        if module.tp_group is not None:
+            way = _Scattered if module.sequence_parallel else _Reduced
+            value = way.apply(value, module.tp_group)  # type: ignore[no-untyped-call]
+        self._value = value
+
+    def get_output(self) -> Tensor:
+        """The result."""
+        value = self._step("get_output")
+        self._value = None
+        return value if self._gate is None else value * self._gate

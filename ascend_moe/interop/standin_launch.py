@@ -1,0 +1,62 @@
+"""Starts a command in an environment in which every Python has the stand-in of torch_npu."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from ascend_moe.errors import ArgumentError
+from ascend_moe.interop.torch_npu_standin import ABOUT, VERSION
+from ascend_moe.vnpu.launch import interpreter_of
+
+SITE = Path(__file__).resolve().parent / "standin_site"  # its sitecustomize installs the stand-in
+_QUERY = """
+import importlib.util, json
+print(json.dumps([name for name in ("torch", "ascend_moe", "torch_npu") if importlib.util.find_spec(name)]))
+"""
+
+
+def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """``base`` (default: this process's environment) changed so that child processes have the stand-in."""
+    result = dict(os.environ if base is None else base)
+    others = [entry for entry in result.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(SITE)]
+    result["PYTHONPATH"] = os.pathsep.join([str(SITE), *others])
+    return result
+
+
+def launch(command: Sequence[str], quiet: bool = False) -> NoReturn:
+    """Becomes ``command``, with the stand-in of torch_npu. Does not return.
+
+    Args:
+        command: a Python, a Python script, or a console script such as torchrun or pytest, and its arguments.
+        quiet: no line about it on stderr.
+
+    Raises:
+        ArgumentError: no such command; its Python has torch_npu, or lacks torch or ascend_moe.
+    """
+    _check(interpreter_of(command[0]))
+    if not quiet:
+        print(f"ascend-moe standin: torch_npu {VERSION} is {ABOUT}", file=sys.stderr, flush=True)
+    os.execvpe(command[0], list(command), environment())
+
+
+def _check(interpreter: str) -> None:
+    without = {**os.environ, "PYTHONPATH": environment()["PYTHONPATH"].partition(os.pathsep)[2]}
+    run = subprocess.run([interpreter, "-c", _QUERY], capture_output=True, text=True, check=False, env=without)
+    if run.returncode:
+        last = (run.stderr.strip().splitlines() or ["no output"])[-1]
+        raise ArgumentError(f"{interpreter} does not run: {last}", argument="command")
+    found = json.loads(run.stdout.strip().splitlines()[-1])
+    for name in ("torch", "ascend_moe"):
+        if name not in found:
+            raise ArgumentError(f"{interpreter} has no {name}: {interpreter} -m pip install {name}", argument="command")
+    if "torch_npu" in found:
+        raise ArgumentError(
+            f"{interpreter} has torch_npu: the stand-in is for machines without it; run `ascend-moe vnpu -- ` instead",
+            argument="command",
+        )

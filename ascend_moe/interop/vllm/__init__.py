@@ -1,0 +1,66 @@
+"""vLLM's modular kernel over our operators: classes of that vLLM's own bases, or of ours where there is no vLLM.
+
+    from vllm.model_executor.layers.fused_moe import modular_kernel as mk, topk_weight_and_reduce as war
+    way = make_prepare_finalize(mk, ascend_moe, group_name, rank, world, num_experts)
+    kernel = mk.FusedMoEModularKernel(way, make_experts(mk, war, ascend_moe, quant_config, num_experts // world))
+
+`make_prepare_finalize` brings rows to their experts and home, `make_experts` runs them, `FusedMoEModularKernel` joins
+them, `select` does all three. With mk, war and ops None they need no vLLM.
+"""
+
+from __future__ import annotations
+
+from ascend_moe.interop.vllm.all2all import All2AllHandle, All2AllManager
+from ascend_moe.interop.vllm.bases import (
+    ExpertTokensMetadata,
+    FusedMoEActivationFormat,
+    FusedMoEExpertsModular,
+    FusedMoEPermuteExpertsUnpermute,
+    FusedMoEPrepareAndFinalize,
+    FusedMoEPrepareAndFinalizeModular,
+    FusedMoEQuantConfig,
+    TopKWeightAndReduce,
+    int8_w8a8_moe_quant_config,
+)
+from ascend_moe.interop.vllm.experts import make_experts
+from ascend_moe.interop.vllm.kernel import FusedMoEModularKernel
+from ascend_moe.interop.vllm.prepare_finalize import make_prepare_finalize
+from ascend_moe.interop.vllm.selection import (
+    MoEKernelConfig,
+    compatibility,
+    maybe_make_prepare_finalize,
+    select,
+    select_gemm_impl,
+)
+from ascend_moe.interop.vllm.weight_and_reduce import (
+    TopKWeightAndReduceContiguous,
+    TopKWeightAndReduceDelegate,
+    TopKWeightAndReduceNaiveBatched,
+    TopKWeightAndReduceNoOP,
+)
+
+__all__ = [
+    "All2AllHandle",
+    "All2AllManager",
+    "ExpertTokensMetadata",
+    "FusedMoEActivationFormat",
+    "FusedMoEExpertsModular",
+    "FusedMoEModularKernel",
+    "FusedMoEPermuteExpertsUnpermute",
+    "FusedMoEPrepareAndFinalize",
+    "FusedMoEPrepareAndFinalizeModular",
+    "FusedMoEQuantConfig",
+    "MoEKernelConfig",
+    "TopKWeightAndReduce",
+    "TopKWeightAndReduceContiguous",
+    "TopKWeightAndReduceDelegate",
+    "TopKWeightAndReduceNaiveBatched",
+    "TopKWeightAndReduceNoOP",
+    "compatibility",
+    "int8_w8a8_moe_quant_config",
+    "make_experts",
+    "make_prepare_finalize",
+    "maybe_make_prepare_finalize",
+    "select",
+    "select_gemm_impl",
+]

@@ -1,0 +1,302 @@
+"""Experts: our grouped matmuls as the middle step of vLLM's modular kernel."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ascend_moe._torch_npu import on_npu
+from ascend_moe.errors import need, need_one_of, need_shape, with_typed_errors
+from ascend_moe.experts import grouped_mlp
+from ascend_moe.interop.vllm import bases, weight_and_reduce
+from ascend_moe.interop.vllm.prepare_finalize import base_of
+from ascend_moe.interop.vllm.quantisation import check_weights, is_w8a8
+from ascend_moe.permute import sort_by_expert
+
+KINDS = ("standard", "batched")
+ACTIVATIONS = ("silu",)
+_OPERATORS = ("npu_grouped_matmul", "npu_swiglu", "npu_dequant_swiglu_quant")
+
+
+class _Experts:
+    """The methods of both formats, for the bases of 0.11 and of the newest releases alike."""
+
+    def __init__(self, mk: Any, war: Any, ops: Any, quant_config: Any, num_local_experts: int, moe_config: Any) -> None:
+        self.mk, self.war = mk, war
+        self.quant_config = quant_config
+        self.num_local_experts = num_local_experts
+        self.operators = ops if all(hasattr(ops, name) for name in _OPERATORS) else None
+        self.quantised = is_w8a8(quant_config)
+        # The newest kernel reads these of its experts.
+        self.moe_config = SimpleNamespace(moe_parallel_config=None) if moe_config is None else moe_config
+        self.max_num_tokens = self.num_dispatchers = None
+
+    # ---- what it is
+
+    @staticmethod
+    def activation_format() -> Any:
+        raise NotImplementedError  # each class that make_experts makes has its own
+
+    @property
+    def activation_formats(self) -> tuple[Any, Any]:
+        return self.activation_format(), self.activation_format()
+
+    @property
+    def batched(self) -> bool:
+        return bool(self.activation_format() == self.mk.FusedMoEActivationFormat.BatchedExperts)
+
+    def supports_chunking(self) -> bool:
+        """False: a part of the rows would need counts of its own."""
+        return False
+
+    def supports_expert_map(self) -> bool:
+        """True: rows that dispatch delivers are local whatever the map; others are looked up in it."""
+        return True
+
+    def finalize_weight_and_reduce_impl(self) -> Any:
+        """Delegate: combine weights and sums."""
+        return self.war.TopKWeightAndReduceDelegate()
+
+    # The bases read these from the config's class; a config may also be any object with some of them.
+    quant_dtype = property(lambda self: getattr(self.quant_config, "quant_dtype", None))
+    per_act_token_quant = property(lambda self: self.quantised)
+    a1_scale = property(lambda self: getattr(self.quant_config, "a1_scale", None))
+    a2_scale = property(lambda self: getattr(self.quant_config, "a2_scale", None))
+    w1_scale = property(lambda self: getattr(self.quant_config, "w1_scale", None))
+    w2_scale = property(lambda self: getattr(self.quant_config, "w2_scale", None))
+
+    # ---- what the newest releases ask of a class before they make an object
+
+    @staticmethod
+    def _supports_current_device() -> bool:
+        return True
+
+    @staticmethod
+    def _supports_no_act_and_mul() -> bool:
+        return False
+
+    @staticmethod
+    def _supports_activation(activation: Any) -> bool:
+        return name_of(activation) in ACTIVATIONS
+
+    @staticmethod
+    def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:
+        kinds = {getattr(key, "dtype", None) for key in (weight_key, activation_key)}
+        return kinds in ({None}, {torch.int8})
+
+    @staticmethod
+    def _supports_parallel_config(moe_parallel_config: Any) -> bool:
+        return True
+
+    # ---- memory
+
+    def workspace_shapes(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes of workspace13, workspace2 and the output, in the form of the base's release.
+
+        Args:
+            0.11: a, aq, M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta.
+            newest: M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta, activation.
+            M rows (batched: places of an expert), N = 2F, K = H.
+
+        Returns:
+            ``(M*topk, max(N, K))``, ``(M*topk, N // 2)``, ``(M*topk, K)``; batched ``(L, M, ...)`` each; 0.11: and
+            their type, a's. The kernel may put the output into workspace13. The products need none of them.
+        """
+        first = kwargs.pop("a", args[0] if args else None)
+        if not isinstance(first, Tensor):
+            return self._shapes(*args, **kwargs)
+        given = [each for each in args if not isinstance(each, Tensor)]
+        kwargs.pop("aq", None)
+        return *self._shapes(*given, **kwargs), first.dtype
+
+    def _shapes(
+        self, M: int, N: int, K: int, topk: int, global_num_experts: int = 0, local_num_experts: int = 0,
+        expert_tokens_meta: Any = None, activation: Any = None,
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:  # fmt: skip
+        rows = (self.num_local_experts, M) if self.batched else (M * topk,)
+        return (*rows, max(N, K)), (*rows, N // 2), (*rows, K)
+
+    def workspace_dtype(self, act_dtype: torch.dtype) -> torch.dtype:
+        """Type of workspaces and output: that of the tokens."""
+        return act_dtype
+
+    # ---- the experts
+
+    @with_typed_errors
+    def apply(
+        self,
+        output: Tensor,
+        hidden_states: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        activation: Any,
+        global_num_experts: int,
+        expert_map: Tensor | None,
+        a1q_scale: Tensor | None,
+        a2_scale: Tensor | None,
+        workspace13: Tensor | None,
+        workspace2: Tensor | None,
+        expert_tokens_meta: Any,
+        apply_router_weight_on_input: bool,
+    ) -> None:
+        """Product with w1, silu and mul, product with w2, of every row; neither weighted nor summed.
+
+        Args:
+            output: ``(M*K, H)`` or, batched, ``(L, M, H)``; in the tokens' type; may lie in workspace13. Rows and
+                places that are not in use are not touched, on an NPU undefined.
+            hidden_states: prepare's rows; int8 in W8A8.
+            w1: ``(L, 2F, H)``, gate rows first. w2: ``(L, H, F)``. In the rows' type.
+            topk_ids: ids of the rows. Those of our prepare are not read, its rows stand by expert; other standard
+                rows are sorted by them, which reads counts on the host; -1 and experts of other ranks give zeros.
+            activation: "silu", or vLLM's MoEActivation.SILU.
+            expert_map: ``(E,)``, local numbers of global ids, -1 for experts of other ranks; of sorted rows only.
+            a1q_scale: of int8 rows, one each.
+            expert_tokens_meta: rows of each local expert; without it, or from another prepare, rows are sorted.
+            topk_weights, global_num_experts, workspace13, workspace2, apply_router_weight_on_input: not used.
+            a2_scale: None.
+
+        Raises:
+            ArgumentError: a rule above is broken.
+        """
+        need_one_of("activation", name_of(activation), ACTIVATIONS)
+        self._check(hidden_states, w1, w2, a1q_scale, a2_scale)
+        with torch.no_grad():
+            if self.batched:
+                self._places(output, hidden_states, w1, w2, a1q_scale, expert_tokens_meta)
+            elif topk_ids.shape[1] == 1 and getattr(expert_tokens_meta, "rows_by_expert", False):
+                counts = expert_tokens_meta.expert_num_tokens.to(torch.int64)
+                need_shape("output", output, tuple(hidden_states.shape))
+                self._mlp(hidden_states, w1, w2, counts, a1q_scale, output.dtype, output)
+            else:
+                self._sorted(output, hidden_states, w1, w2, topk_ids, expert_map, a1q_scale)
+
+    def _mlp(
+        self, rows: Tensor, w1: Tensor, w2: Tensor, counts: Tensor, scales: Tensor | None, dtype: torch.dtype,
+        out: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The experts of rows by expert. The work follows counts."""
+        given: dict[str, Any] = {}
+        if self.quantised:
+            assert scales is not None
+            local, double, hidden = w1.shape
+            given = {
+                "dynamic_scales": scales.reshape(len(rows)),
+                "w_gate_up_scale": self.w1_scale.reshape(local, double),
+                "w_down_scale": self.w2_scale.reshape(local, hidden),
+            }
+            if on_npu(rows) and dtype == torch.bfloat16:  # the NPU wants the output's type there
+                given["w_down_scale"] = given["w_down_scale"].to(dtype)
+        weights = (w1.transpose(1, 2), w2.transpose(1, 2))
+        return grouped_mlp(rows, *weights, counts, output_dtype=dtype, out=out, operators=self.operators, **given)
+
+    def _sorted(
+        self, output: Tensor, x: Tensor, w1: Tensor, w2: Tensor, topk_ids: Tensor, expert_map: Tensor | None,
+        scales: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Rows of tokens with K experts each: they are sorted, and their products go to the places of the pairs."""
+        tokens, topk = topk_ids.shape
+        need_shape("topk_ids", topk_ids, (len(x), topk), dtypes=(torch.int32, torch.int64))
+        shapes = ((tokens * topk, x.shape[1]), (tokens, topk, x.shape[1]))
+        need_shape("output", output, *shapes)
+        ids = topk_ids
+        if expert_map is not None:
+            known = (ids >= 0) & (ids < len(expert_map))
+            ids = torch.where(known, expert_map[torch.where(known, ids, 0).long()], -1)
+        pairs = sort_by_expert(ids, self.num_local_experts)
+        first, last = int(pairs.bounds[0]), int(pairs.bounds[-1])
+        chosen = pairs.order[first:last]
+        own = None if scales is None else scales.reshape(-1)[chosen // topk]
+        made = self._mlp(x[chosen // topk], w1, w2, pairs.bounds.diff(), own, output.dtype)
+        flat = output.view(tokens * topk, x.shape[1])
+        flat.zero_()
+        flat[chosen] = made
+
+    def _places(
+        self, output: Tensor, x: Tensor, w1: Tensor, w2: Tensor, scales: Tensor | None, expert_tokens_meta: Any
+    ) -> None:
+        """Rows that lie by expert with free places between them: those in use are put together."""
+        local, most, hidden = x.shape
+        need_shape("output", output, (local, most, hidden))
+        need(expert_tokens_meta is not None, "expert_tokens_meta", "is None; batched rows need the rows of each expert")
+        counts = expert_tokens_meta.expert_num_tokens[:local].to(torch.int64)
+        free = (torch.arange(most, device=x.device) >= counts[:, None]).reshape(-1)
+        # A sort keeps the NPU from waiting for the number of rows; on a CPU only those in use are looked at.
+        used = free.to(torch.uint8).argsort(stable=True) if on_npu(x) else (~free).nonzero().squeeze(1)
+        own = None if scales is None else scales.reshape(-1)[used]
+        made = self._mlp(x.reshape(local * most, hidden)[used], w1, w2, counts, own, output.dtype)
+        output.view(local * most, hidden)[used] = made
+
+    def _check(self, x: Tensor, w1: Tensor, w2: Tensor, a1q_scale: Tensor | None, a2_scale: Tensor | None) -> None:
+        local, hidden = self.num_local_experts, x.shape[-1]
+        dims = 3 if self.batched else 2
+        fits = x.dim() == dims and (not self.batched or x.shape[0] == local)
+        shape = f"({local}, M, H)" if self.batched else "(M, H)"
+        need(fits, "hidden_states", f"is {tuple(x.shape)}; it must be {shape}")
+        rule = f"is {x.dtype}; with this quant_config it must be {'int8' if self.quantised else 'bf16, fp16 or fp32'}"
+        need((x.dtype == torch.int8) == self.quantised, "hidden_states", rule)
+        fits = w1.dim() == 3 and w1.shape[1] % 2 == 0
+        need(fits, "w1", f"is {tuple(w1.shape)}; it must be ({local}, 2F, {hidden})")
+        need_shape("w1", w1, (local, w1.shape[1], hidden), dtypes=(x.dtype,))
+        need_shape("w2", w2, (local, hidden, w1.shape[1] // 2), dtypes=(x.dtype,))
+        need((a1q_scale is not None) == self.quantised, "a1q_scale", "comes with int8 rows, and only with them")
+        need(a2_scale is None, "a2_scale", "is given; rows have scales of their own")
+        if self.quantised:
+            for name, rows in (("w1_scale", w1.shape[1]), ("w2_scale", hidden)):
+                need_shape(name, getattr(self, name), (local, rows), (local, rows, 1), (local, 1, rows))
+
+
+def name_of(activation: Any) -> str:
+    """ "silu" of "silu" and of an enumeration's member with this value."""
+    return str(getattr(activation, "value", activation))
+
+
+@functools.cache
+def _class(base: type, formats: Any, batched: bool) -> type:
+    chosen = formats.BatchedExperts if batched else formats.Standard
+    name = "AscendBatchedExperts" if batched else "AscendExperts"
+    own = {"activation_format": staticmethod(lambda: chosen), "__doc__": f"{base.__name__} over grouped matmuls."}
+    return type(name, (_Experts, base), own)
+
+
+@with_typed_errors
+def make_experts(
+    mk: Any,
+    war: Any,
+    ops: Any,
+    quant_config: Any,
+    num_local_experts: int,
+    kind: str = "standard",
+    *,
+    moe_config: Any = None,
+) -> Any:
+    """The experts of a rank, an instance of a subclass of ``mk``'s own.
+
+    Args:
+        mk: vLLM's module fused_moe.modular_kernel, 0.11 or newer; None: ``ascend_moe.interop.vllm.bases``.
+        war: vLLM's module fused_moe.topk_weight_and_reduce; None: ``ascend_moe.interop.vllm.weight_and_reduce``.
+        ops: namespace with npu_grouped_matmul, npu_swiglu and npu_dequant_swiglu_quant; without them, or None, this
+            package's, which are torch_npu's for NPU tensors.
+        quant_config: vLLM's FusedMoEQuantConfig, ours, or None. quant_dtype int8 with per_act_token_quant is W8A8,
+            with w1_scale ``(L, 2F)`` and w2_scale ``(L, H)`` float32, a dimension of 1 may follow; None: unquantised.
+        num_local_experts: L.
+        kind: "standard" or "batched", as the PrepareAndFinalize.
+        moe_config: of the newest releases, for those who ask the experts for it.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: vLLM ``FusedMoEPermuteExpertsUnpermute``, ``FusedMoEExpertsModular``.
+    """
+    need_one_of("kind", kind, KINDS)
+    need(num_local_experts >= 1, "num_local_experts", f"is {num_local_experts}; need at least 1")
+    mk = bases if mk is None else mk
+    base = base_of(mk, "FusedMoEExpertsModular", "FusedMoEPermuteExpertsUnpermute")
+    made = _class(base, mk.FusedMoEActivationFormat, kind == "batched")
+    war = weight_and_reduce if war is None else war
+    return made(mk, war, ops, check_weights(quant_config), num_local_experts, moe_config)

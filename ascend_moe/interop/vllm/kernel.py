@@ -1,0 +1,111 @@
+"""The modular kernel for programs without vLLM: joins a PrepareAndFinalize and experts that fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ascend_moe.errors import need, with_typed_errors
+
+
+def misfit(prepare_finalize: Any, fused_experts: Any) -> str:
+    """Why the two cannot be joined; "" if they can."""
+    given, taken = prepare_finalize.activation_format, fused_experts.activation_formats[0]
+    if given.name == taken.name:
+        return ""
+    names = type(prepare_finalize).__name__, type(fused_experts).__name__
+    return f"{names[0]} gives {given.name} rows, {names[1]} takes {taken.name} rows"
+
+
+class FusedMoEModularKernel(nn.Module):
+    """A layer's experts over all ranks: prepare, experts, finalize.
+
+    Args:
+        prepare_finalize, fused_experts: of ``make_prepare_finalize`` and ``make_experts``, or others with their
+            methods; their formats must be the same.
+        shared_experts: a module that all tokens pass; it runs while rows are on their way home.
+
+    Raises:
+        ArgumentError: the formats differ.
+
+    Source: vLLM 0.11 ``FusedMoEModularKernel``.
+    """
+
+    @with_typed_errors
+    def __init__(self, prepare_finalize: Any, fused_experts: Any, shared_experts: nn.Module | None = None) -> None:
+        super().__init__()
+        reason = misfit(prepare_finalize, fused_experts)
+        need(not reason, "fused_experts", f"do not fit: {reason}; make both standard or both batched")
+        self.prepare_finalize = prepare_finalize
+        self.fused_experts = fused_experts
+        self.shared_experts = shared_experts
+
+    def output_is_reduced(self) -> bool:
+        """Whether the result is whole, so that no all-reduce may follow."""
+        return bool(self.prepare_finalize.output_is_reduced())
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        inplace: bool = False,
+        activation: str = "silu",
+        global_num_experts: int = -1,
+        expert_map: Tensor | None = None,
+        apply_router_weight_on_input: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The weighted sums of the tokens' experts. Collective; has no gradient.
+
+        Args:
+            hidden_states: ``(T, H)``. w1: ``(L, 2F, H)``. w2: ``(L, H, F)``. topk_weights, topk_ids: ``(T, K)``.
+            inplace: the result is written into hidden_states; not with shared_experts, which still read them.
+            activation: "silu". global_num_experts: E; -1: as prepare_finalize was made.
+            expert_map: ``(E,)``. apply_router_weight_on_input: the weights multiply x; K is 1.
+
+        Returns:
+            ``(T, H)``; with shared_experts a pair, their output first.
+        """
+        output = hidden_states if inplace and self.shared_experts is None else torch.empty_like(hidden_states)
+        way, experts, local = self.prepare_finalize, self.fused_experts, w1.shape[0]
+        experts_of_all = local if global_num_experts == -1 else global_num_experts
+        given = (hidden_states, topk_weights, topk_ids, experts_of_all, expert_map, apply_router_weight_on_input)
+        started = (way.prepare_async if way.supports_async() else way.prepare)(*given, experts.quant_config)
+        rows, scales, meta, ids, weights = _received(started) if way.supports_async() else started
+        ids, weights = (topk_ids if ids is None else ids), (topk_weights if weights is None else weights)
+        fused = rows.new_empty(rows.shape, dtype=hidden_states.dtype)
+        if rows.numel() > 0:
+            fused, *workspaces = self._allocate(hidden_states, rows, w1, ids, experts_of_all, meta)
+            experts.apply(
+                fused, rows, w1, w2, weights, ids, activation, experts_of_all, expert_map, scales, None,
+                *workspaces, meta, apply_router_weight_on_input,
+            )  # fmt: skip
+        result = (output, fused, weights, ids, apply_router_weight_on_input, experts.finalize_weight_and_reduce_impl())
+        if not way.supports_async():
+            way.finalize(*result)
+            return output if self.shared_experts is None else (self.shared_experts(hidden_states), output)
+        started = way.finalize_async(*result)
+        shared = None if self.shared_experts is None else self.shared_experts(hidden_states)
+        _received(started)
+        return output if shared is None else (shared, output)
+
+    def _allocate(self, x: Tensor, rows: Tensor, w1: Tensor, ids: Tensor, experts: int, meta: Any) -> list[Tensor]:
+        """The output of the experts, in workspace13, and both workspaces. New ones a call: any may be open."""
+        sizes = (rows.shape[-2], w1.shape[1], rows.shape[-1], ids.shape[1], experts, w1.shape[0], meta)
+        *shapes, dtype = self.fused_experts.workspace_shapes(x, rows, *sizes)
+        first, second, out = (torch.Size(shape) for shape in shapes)
+        memory = rows.new_empty(max(first.numel(), out.numel()), dtype=dtype)
+        whole, part = memory[: out.numel()].view(out), memory[: first.numel()].view(first)
+        return [whole, part, rows.new_empty(second, dtype=dtype)]
+
+
+def _received(started: Any) -> Any:
+    """What a receiver gives, or a hook and a receiver."""
+    hook, receiver = started if isinstance(started, tuple) else (None, started)
+    if hook is not None:
+        hook()
+    return receiver()

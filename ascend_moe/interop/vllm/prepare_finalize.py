@@ -1,0 +1,389 @@
+"""PrepareAndFinalize: our dispatch and combine as the first and the last step of vLLM's modular kernel."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ascend_moe._torch_npu import on_npu
+from ascend_moe.errors import (
+    ArgumentError,
+    RoutingOverflow,
+    need,
+    need_dims,
+    need_one_of,
+    need_shape,
+    with_typed_errors,
+)
+from ascend_moe.interop.vllm import bases
+from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, WAYS, All2AllHandle, All2AllManager, Sent
+from ascend_moe.interop.vllm.quantisation import is_w8a8
+from ascend_moe.interop.vllm.weight_and_reduce import is_delegate
+
+KINDS = tuple(WAYS)
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass
+class _Call:
+    """One prepare: what finalize needs of it."""
+
+    sent: Sent
+    given_ids: Tensor  # the caller's own
+    weights: Tensor  # (T, K) float32, of combine
+    dtype: torch.dtype
+    places: Tensor | None  # batched: where each row of sent.rows lies among L * most places
+
+
+class _PrepareAndFinalize:
+    """The methods of both formats. Every call's state hangs on the ids that prepare returns: any may be open."""
+
+    def __init__(self, mk: Any, handle: All2AllHandle, batched: bool) -> None:
+        self.mk, self.handle, self.batched = mk, handle, batched
+        self._calls: Any = WeakIdKeyDictionary()  # ids that prepare has returned -> call
+        self._maps: Any = WeakIdKeyDictionary()  # expert maps that fit
+        self._on_the_way: Callable[[], Any] | None = None
+
+    # ---- what it is
+
+    @property
+    def activation_format(self) -> Any:
+        formats = self.mk.FusedMoEActivationFormat
+        return formats.BatchedExperts if self.batched else formats.Standard
+
+    def topk_indices_dtype(self) -> torch.dtype | None:
+        return torch.int32
+
+    def max_num_tokens_per_rank(self) -> int | None:
+        return self.handle.max_tokens
+
+    def num_dispatchers(self) -> int:
+        return self.handle.world
+
+    def output_is_reduced(self) -> bool:
+        """True: combine has added up all experts of a token; no all-reduce may follow."""
+        return True
+
+    def supports_async(self) -> bool:
+        return self.handle.sends_first
+
+    def has_prepare_no_receive(self) -> bool:
+        return self.handle.sends_first
+
+    # ---- there
+
+    def prepare(
+        self,
+        a1: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        num_experts: int,
+        expert_map: Tensor | None,
+        apply_router_weight_on_input: bool,
+        quant_config: Any,
+        defer_input_quant: bool = False,
+    ) -> Any:
+        """Sends this rank's rows to their experts and receives those of its own experts. Collective.
+
+        Args:
+            a1: ``(T, H)`` bf16, fp16 or fp32; T may differ between ranks, up to max_num_tokens_per_rank.
+            topk_weights: ``(T, K)`` float. topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1, -1: not routed.
+            num_experts: E, or this rank's L, which vLLM gives where its caller leaves global_num_experts out.
+            expert_map: ``(E,)``, checked once: this rank must own experts rank*L to rank*L + L-1.
+            apply_router_weight_on_input: K is 1; x is multiplied instead, in float32, rounded to its type.
+            quant_config: int8 a token: rows travel and arrive as int8. defer_input_quant: they travel as they are.
+
+        Returns:
+            Standard: rows ``(A, H)`` by local expert; their scales ``(A, 1)`` float32 or None; expert_num_tokens
+            ``(L,)`` int32; ids ``(A, 1)`` int32 of the rows, local without expert_map and global with one, -1 behind
+            the last row; weights ``(A, 1)`` of 1. Batched: rows ``(L, max_tokens * W, H)``, scales with a last
+            dimension of 1, expert_num_tokens, and the caller's ids and weights.
+            finalize takes these ids and weights: they stand for this call.
+
+        Raises:
+            ArgumentError: on this rank alone, before anything is sent. Others: as dispatch.
+        """
+        given = (num_experts, expert_map, apply_router_weight_on_input, quant_config, defer_input_quant)
+        return self.prepare_async(a1, topk_weights, topk_ids, *given)()
+
+    @with_typed_errors
+    def prepare_async(
+        self,
+        a1: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        num_experts: int,
+        expert_map: Tensor | None,
+        apply_router_weight_on_input: bool,
+        quant_config: Any,
+        defer_input_quant: bool = False,
+    ) -> Callable[[], Any]:
+        """`prepare` that only sends, and returns the receiver: called, it waits and gives prepare's results.
+
+        Where supports_async is False all happens in the receiver. The tensors must stay as they are until then.
+        """
+        self._check(a1, topk_weights, topk_ids, num_experts)
+        self._check_map(expert_map)
+        quantise = is_w8a8(quant_config) and not defer_input_quant
+        weights = topk_weights.float()
+        if apply_router_weight_on_input:
+            topk = topk_ids.shape[1]
+            need(topk == 1, "apply_router_weight_on_input", f"needs K = 1; topk_ids has K = {topk}")
+            a1, weights = (a1.float() * weights).to(a1.dtype), torch.ones_like(weights)
+        self._arrive()
+        with torch.no_grad():
+            receive = self.handle.begin_dispatch(a1, topk_ids.to(torch.int32).contiguous(), quantise)
+        came = self._travelling(receive)
+
+        @functools.cache
+        def receiver() -> Any:
+            with torch.no_grad():
+                return self._received(came(), topk_weights, topk_ids, weights, expert_map, a1.dtype)
+
+        return receiver
+
+    prepare_no_receive = prepare_async
+
+    def _received(
+        self, sent: Sent, topk_weights: Tensor, topk_ids: Tensor, weights: Tensor, expert_map: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Any:  # fmt: skip
+        ends = sent.counts.cumsum(0)
+        index = torch.arange(sent.rows.shape[0], device=ends.device)
+        expert = torch.searchsorted(ends, index, right=True)
+        meta = self.mk.ExpertTokensMetadata(expert_num_tokens=sent.counts.to(torch.int32), expert_num_tokens_cpu=None)
+        scales = None if sent.scales is None else sent.scales.unsqueeze(1)
+        rows, places = sent.rows, None
+        if self.batched:
+            places = self._places(sent, ends, index, expert)
+            rows = self._spread(rows, places)
+            scales = None if scales is None else self._spread(scales, places)
+            # New tensors over the caller's memory: two calls with the same ids are told apart.
+            ids, ones = topk_ids.detach(), topk_weights
+        else:
+            meta.rows_by_expert = True
+            first = 0 if expert_map is None else self.handle.rank * self.handle.local_experts
+            ids = torch.where(expert < len(ends), expert + first, -1).to(torch.int32).unsqueeze(1)
+            ones = torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
+        self._calls[ids] = _Call(sent, topk_ids, weights, dtype, places)
+        return rows, scales, meta, ids, ones
+
+    # ---- back
+
+    def finalize(
+        self,
+        output: Tensor,
+        fused_expert_output: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        apply_router_weight_on_input: bool,
+        weight_and_reduce_impl: Any,
+    ) -> None:
+        """Sends the experts' rows back and writes the weighted sums of this rank's tokens into output. Collective.
+
+        Args:
+            output: ``(T, H)``, in a1's type.
+            fused_expert_output: as prepare's rows, in a1's type; rows behind the last are not read.
+            topk_weights, topk_ids: those that prepare returned. The caller's own are taken too while one call has them.
+            apply_router_weight_on_input: as of prepare, which has settled it.
+            weight_and_reduce_impl: any of standard rows; Delegate of batched ones. combine weights and sums.
+
+        Raises:
+            ArgumentError: a rule above is broken, or no open call has these ids.
+        """
+        at = (topk_weights, topk_ids, apply_router_weight_on_input, weight_and_reduce_impl)
+        self.finalize_async(output, fused_expert_output, *at)()
+
+    @with_typed_errors
+    def finalize_async(
+        self,
+        output: Tensor,
+        fused_expert_output: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        apply_router_weight_on_input: bool,
+        weight_and_reduce_impl: Any,
+    ) -> Callable[[], None]:
+        """`finalize` that only sends, and returns the receiver, which waits and writes output."""
+        key, call = self._open_call(topk_ids)
+        rows = self._rows_of(call, fused_expert_output, topk_weights, topk_ids, weight_and_reduce_impl)
+        shape = (call.sent.expert_ids.shape[0], rows.shape[1])
+        need_shape("output", output, shape, dtypes=(call.dtype,))
+        self._arrive()
+        del self._calls[key]
+        with torch.no_grad():
+            result = self._travelling(self.handle.begin_combine(rows, call.sent, call.weights))
+
+        @functools.cache
+        def receiver() -> None:
+            with torch.no_grad():
+                output.copy_(result())
+
+        return receiver
+
+    def _rows_of(
+        self, call: _Call, fused: Tensor, topk_weights: Tensor, topk_ids: Tensor, weight_and_reduce_impl: Any
+    ) -> Tensor:
+        """The experts' rows in the order of those that were sent."""
+        length, hidden = call.sent.rows.shape
+        if call.places is None:
+            if not is_delegate(weight_and_reduce_impl) and topk_ids.shape == (length, 1):
+                # Each row is a token of one expert with weight 1 here, whatever the class does.
+                fused = weight_and_reduce_impl.apply(None, fused, topk_weights, topk_ids, False)
+            need_shape("fused_expert_output", fused, (length, hidden), (length, 1, hidden), dtypes=(call.dtype,))
+            return fused.reshape(length, hidden)
+        name = type(weight_and_reduce_impl).__name__
+        rule = f"is {name}; batched rows take TopKWeightAndReduceDelegate: combine weights and sums"
+        need(is_delegate(weight_and_reduce_impl), "weight_and_reduce_impl", rule)
+        local, most = self.handle.local_experts, self._width()
+        need_shape("fused_expert_output", fused, (local, most, hidden), dtypes=(call.dtype,))
+        rows = fused.reshape(local * most, hidden)
+        if not on_npu(fused):  # work follows the rows that arrived
+            packed = fused.new_empty(length, hidden)
+            used = call.places[: int(call.sent.counts.sum())]
+            packed[: len(used)] = rows[used]
+            return packed
+        return rows[call.places.clamp(max=len(rows) - 1)]
+
+    # ---- calls
+
+    def _open_call(self, topk_ids: Tensor) -> tuple[Tensor, _Call]:
+        """The open call that the ids stand for, and the ids that prepare has returned for it."""
+        mine = [key for key, each in self._calls.items() if key is topk_ids or each.given_ids is topk_ids]
+        rule = f"of finalize belong to {len(mine)} open calls; give the ids that prepare returned, once"
+        need(len(mine) == 1, "topk_ids", rule)
+        return mine[0], self._calls[mine[0]]
+
+    def _arrive(self) -> None:
+        """An operation that is on its way arrives first: the group takes one at a time."""
+        if self._on_the_way is not None:
+            self._on_the_way()
+
+    def _travelling(self, finish: Callable[[], Any]) -> Callable[[], Any]:
+        """``finish``, called once at most, at the latest by the next operation of this object."""
+        results: list[Any] = []
+
+        def arrive() -> Any:
+            if not results:
+                if self._on_the_way is arrive:
+                    self._on_the_way = None
+                results.append(finish())
+            return results[0]
+
+        if self.handle.sends_first:
+            self._on_the_way = arrive
+        return arrive
+
+    # ---- batched rows
+
+    def _width(self) -> int:
+        assert self.handle.max_tokens is not None
+        return self.handle.max_tokens * self.handle.world
+
+    def _places(self, sent: Sent, ends: Tensor, index: Tensor, expert: Tensor) -> Tensor:
+        """``(A,)``: the place of each row among L * most; one behind them for rows behind the last."""
+        most = self._width()
+        longest = int(sent.counts.max())
+        if longest > most:
+            text = f"{longest} rows came for one expert, batched rows have places for {most} = max_num_tokens * "
+            raise RoutingOverflow(text + "ranks: name an expert once a token", rank=self.handle.rank, rows=longest)
+        starts = torch.cat([ends - sent.counts, ends[-1:]])
+        return torch.where(expert < len(ends), expert * most + index - starts[expert], len(ends) * most)
+
+    def _spread(self, values: Tensor, places: Tensor) -> Tensor:
+        """``(A, n)`` values as ``(L, most, n)``; zeros where no row is."""
+        local, most = self.handle.local_experts, self._width()
+        spread = values.new_zeros(local * most + 1, values.shape[1])
+        if not on_npu(values):
+            places = places[places < local * most]
+            values = values[: len(places)]
+        spread[places] = values
+        return spread[:-1].view(local, most, values.shape[1])
+
+    # ---- rules
+
+    def _check(self, a1: Tensor, weights: Tensor, ids: Tensor, num_experts: int) -> None:
+        need_dims("a1", a1, 2, dtypes=_FLOATS)
+        need_dims("topk_ids", ids, 2, dtypes=(torch.int32, torch.int64))
+        fits = ids.shape[0] == a1.shape[0] and ids.shape[1] >= 1
+        need(fits, "topk_ids", f"is {tuple(ids.shape)} for {a1.shape[0]} tokens; it must be (T, K), K at least 1")
+        need_shape("topk_weights", weights, tuple(ids.shape))
+        known, local, most = self.handle.num_experts, self.handle.local_experts, self.handle.max_tokens
+        rule = f"is {num_experts}; it must be {known}, experts of all ranks, or {local}, those of this one"
+        need(num_experts in (known, local), "num_experts", rule)
+        rule = f"has {a1.shape[0]} tokens, max_num_tokens is {most}; make it with more, at most 4096, on all ranks, "
+        need(most is None or a1.shape[0] <= most, "a1", rule + "or cut the batch")
+
+    def _check_map(self, expert_map: Tensor | None) -> None:
+        if expert_map is None or expert_map in self._maps:
+            return
+        rank, local, experts = self.handle.rank, self.handle.local_experts, self.handle.num_experts
+        need_shape("expert_map", expert_map, (experts,), dtypes=(torch.int32, torch.int64))
+        expected = torch.full((experts,), -1)
+        expected[rank * local : (rank + 1) * local] = torch.arange(local)
+        rule = f"does not give rank {rank} experts {rank * local} to {(rank + 1) * local - 1}, in this order; "
+        rule += "dispatch knows no other placement"
+        need(torch.equal(expert_map.cpu().long(), expected), "expert_map", rule)
+        self._maps[expert_map] = True
+
+
+@functools.cache
+def _class(base: type, batched: bool) -> type:
+    name = "AscendBatchedPrepareAndFinalize" if batched else "AscendPrepareAndFinalize"
+    return type(name, (_PrepareAndFinalize, base), {"__doc__": f"{base.__name__} over dispatch and combine."})
+
+
+def base_of(mk: Any, *names: str) -> Any:
+    """The first of the classes that the module has."""
+    for name in names:
+        if hasattr(mk, name):
+            return getattr(mk, name)
+    raise ArgumentError(f"mk has none of {', '.join(names)}; give vLLM's fused_moe.modular_kernel", argument="mk")
+
+
+@with_typed_errors
+def make_prepare_finalize(
+    mk: Any,
+    ops: Any,
+    group_name: str,
+    rank: int,
+    world: int,
+    num_experts: int,
+    kind: str = "mc2",
+    *,
+    max_num_tokens: int = DEFAULT_MAX_TOKENS,
+    manager: All2AllManager | None = None,
+) -> Any:
+    """The PrepareAndFinalize of a group, an instance of a subclass of ``mk``'s own.
+
+    Args:
+        mk: vLLM's module fused_moe.modular_kernel, 0.11 or newer; None: ``ascend_moe.interop.vllm.bases``.
+        ops: namespace with npu_moe_distribute_dispatch_v2 and _combine_v2: ascend_moe, ascend_moe.npu, a patched
+            torch_npu; None: ascend_moe. prepare and finalize are async where its operators are ours.
+        group_name: ``ascend_moe.comm_name(process_group)``, a c10d group name, or a LocalCluster's.
+        rank, world: this rank, and the W ranks of the group.
+        num_experts: E of all ranks, a multiple of W; rank r has experts r*L to r*L + L-1, L = E/W.
+        kind: "mc2": windows, standard rows. "batched": windows, rows by expert, ``(L, max_num_tokens * W, H)``, where
+            the largest count is read on the host. "alltoall", "allgather": standard rows by collectives, which read
+            all counts on the host.
+        max_num_tokens: most tokens of a rank, the same on all ranks, up to 4096; of windows.
+        manager: whose handle it takes, so that layers share one; None: one of its own.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: vLLM ``FusedMoEPrepareAndFinalize``, ``FusedMoEPrepareAndFinalizeModular``.
+    """
+    need_one_of("kind", kind, KINDS)
+    mk = bases if mk is None else mk
+    base = base_of(mk, "FusedMoEPrepareAndFinalizeModular", "FusedMoEPrepareAndFinalize")
+    manager = All2AllManager(group_name, rank, world, ops) if manager is None else manager
+    wanted = {"kind": kind, "num_experts": num_experts, "max_num_tokens": max_num_tokens}
+    batched = kind == "batched"
+    return _class(base, batched)(mk, manager.get_handle(wanted), batched)

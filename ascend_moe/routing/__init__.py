@@ -1,0 +1,47 @@
+"""Routers: they choose the experts of every token, and the weights of the experts' rows.
+
+`gating` has torch_npu's operators and the routers of Hugging Face models, `topk` Megatron-LM's, `losses` what keeps
+the experts of the latter evenly loaded.
+"""
+
+from ascend_moe.routing.gating import (
+    deepseek_v2,
+    deepseek_v3,
+    npu_moe_gating_top_k,
+    npu_moe_gating_top_k_softmax,
+    npu_moe_gating_top_k_softmax_v2,
+    softmax_topk,
+)
+from ascend_moe.routing.losses import (
+    MoEAuxLossAutoScaler,
+    compute_routing_scores_for_aux_loss,
+    get_tokens_per_expert_and_token_count,
+    get_updated_expert_bias,
+    switch_load_balancing_loss_func,
+    z_loss_func,
+)
+from ascend_moe.routing.topk import (
+    apply_router_token_dropping,
+    get_capacity,
+    group_limited_topk,
+    topk_routing_with_score_function,
+)
+
+__all__ = [
+    "MoEAuxLossAutoScaler",
+    "apply_router_token_dropping",
+    "compute_routing_scores_for_aux_loss",
+    "deepseek_v2",
+    "deepseek_v3",
+    "get_capacity",
+    "get_tokens_per_expert_and_token_count",
+    "get_updated_expert_bias",
+    "group_limited_topk",
+    "npu_moe_gating_top_k",
+    "npu_moe_gating_top_k_softmax",
+    "npu_moe_gating_top_k_softmax_v2",
+    "softmax_topk",
+    "switch_load_balancing_loss_func",
+    "topk_routing_with_score_function",
+    "z_loss_func",
+]

@@ -1,0 +1,212 @@
+"""Megatron-LM's routers as functions: the choice of experts, by groups too, and what a capacity leaves of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
+from ascend_moe.routing.gating import SIGMOID, SOFTMAX, SQRT_SOFTPLUS, best, normalise
+
+SCORE_FUNCTIONS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "sqrtsoftplus": SQRT_SOFTPLUS}
+DROP_POLICIES = ("probs", "position")
+_Find = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+@with_typed_errors
+def topk_routing_with_score_function(
+    logits: torch.Tensor,
+    topk: int,
+    use_pre_softmax: bool = False,
+    num_groups: int | None = None,
+    group_topk: int | None = None,
+    scaling_factor: float | None = None,
+    score_function: str = "softmax",
+    expert_bias: torch.Tensor | None = None,
+    fused: bool = False,
+    router_replay: Any = None,
+    dense_output: bool = False,
+    precomputed_indices: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Megatron-LM's router: probabilities and experts of every token. Scores are float32.
+
+    Args:
+        logits: ``(T, E)`` float, float64 too.
+        topk: k, experts a token.
+        use_pre_softmax: softmax: of all logits, the k largest are the weights. False: the k largest logits, softmax
+            of these.
+        num_groups, group_topk: `group_limited_topk`.
+        scaling_factor: multiplies the weights; None and 0: nothing does.
+        score_function: "softmax", "sigmoid" or "sqrtsoftplus" (the square root of softplus). Weights of the last two
+            are divided by their sum + 1e-20 if k is more than 1.
+        expert_bias: ``(E,)``, added to the scores for the choice only; softmax ignores it.
+        fused: ignored, there is one implementation.
+        router_replay: has ``get_replay_topk(scores, topk, num_groups, group_topk, compute)``, which chooses.
+        dense_output: see Returns.
+        precomputed_indices: ``(T, k)`` int64: these experts are taken.
+
+    Returns:
+        probabilities ``(T, E)`` of the logits' type, 0 where not chosen, and the map ``(T, E)`` bool; with
+        dense_output ``(T, k)`` and expert ids ``(T, k)`` int64, the best first. Of equal scores the lower id is
+        chosen. Differentiable.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: Megatron-LM ``topk_routing_with_score_function``.
+    """
+    need_dims("logits", logits, 2)
+    need_one_of("score_function", score_function, SCORE_FUNCTIONS)
+    tokens, experts = logits.shape
+    need(1 <= topk <= experts, "topk", f"is {topk}; it must be 1..{experts}, the number of experts")
+    if expert_bias is not None:
+        need_shape("expert_bias", expert_bias, (experts,))
+    if precomputed_indices is not None:
+        need_shape("precomputed_indices", precomputed_indices, (tokens, topk), dtypes=(torch.int64,))
+    softmax = score_function == "softmax"
+    late = softmax and not use_pre_softmax
+    scores = logits if late else normalise(logits, SCORE_FUNCTIONS[score_function])
+    ids = precomputed_indices
+    if ids is None:
+        choice = scores.detach()
+        if expert_bias is not None and not softmax:
+            choice = choice + expert_bias.detach().float()
+        find: _Find = _limited_topk
+        find = find if router_replay is None else _replayed(router_replay)
+        ids = find(choice, topk, num_groups, group_topk)[1]
+    weights = scores.gather(1, ids)
+    if late:
+        weights = torch.softmax(weights, dim=-1, dtype=torch.float32)
+    elif not softmax and topk > 1:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    if scaling_factor:
+        weights = weights * scaling_factor
+    weights = weights.to(logits.dtype)
+    if dense_output:
+        return weights, ids
+    chosen = torch.zeros(tokens, experts, dtype=torch.bool, device=logits.device).scatter(1, ids, True)
+    return torch.zeros_like(logits).scatter(1, ids, weights), chosen
+
+
+def _replayed(router_replay: Any) -> _Find:
+    def find(
+        scores: torch.Tensor, topk: int, num_groups: int | None, group_topk: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        values, ids = router_replay.get_replay_topk(scores, topk, num_groups, group_topk, _limited_topk)
+        return values, ids
+
+    return find
+
+
+def _limited_topk(
+    scores: torch.Tensor, topk: int, num_groups: int | None = None, group_topk: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if group_topk:
+        need(num_groups is not None, "num_groups", f"is None with group_topk {group_topk}; give both or none")
+        return group_limited_topk(scores, topk, len(scores), scores.shape[1], int(num_groups or 0), group_topk)
+    ids = best(scores, topk)
+    return scores.gather(1, ids), ids
+
+
+@with_typed_errors
+def group_limited_topk(
+    scores: torch.Tensor, topk: int, num_tokens: int, num_experts: int, num_groups: int, group_topk: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k best experts from each token's best groups. A group's score is the sum of its k // group_topk best.
+
+    Args:
+        scores: ``(T, E)`` float.
+        topk: k. num_tokens: T. num_experts: E.
+        num_groups: consecutive experts form so many groups of equal size.
+        group_topk: groups that a token chooses from.
+
+    Returns:
+        scores ``(T, k)`` and expert ids ``(T, k)`` int64, the best first. Of equal ones the lower id.
+
+    Raises:
+        ArgumentError: a rule above is broken, or a group has fewer than k // group_topk experts.
+
+    Source: Megatron-LM ``group_limited_topk``.
+    """
+    need_shape("scores", scores, (num_tokens, num_experts))
+    divides = num_groups >= 1 and num_experts % num_groups == 0
+    need(divides, "num_groups", f"is {num_groups}; it must divide the {num_experts} experts")
+    need(1 <= group_topk <= num_groups, "group_topk", f"is {group_topk}; it must be 1..{num_groups}, the groups")
+    members = num_experts // num_groups
+    each = topk // group_topk
+    fits = 1 <= each <= members and topk <= members * group_topk
+    rule = f"is {topk}; from {group_topk} groups of {members} experts it must be {group_topk}..{members * group_topk}"
+    need(fits, "topk", rule)
+    grouped = scores.reshape(num_tokens, num_groups, members)
+    heads = grouped.detach().topk(each, dim=-1).values.sum(-1)
+    kept = torch.zeros_like(heads, dtype=torch.bool).scatter(1, best(heads, group_topk), True)
+    ids = best(grouped.detach().masked_fill(~kept.unsqueeze(-1), -torch.inf).reshape(scores.shape), topk)
+    return scores.gather(1, ids), ids
+
+
+def normalised_scores(logits: torch.Tensor, topk: int, score_function: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores ``(T, E)`` float32 that sum up to 1, and the ids ``(T, k)`` of the k best."""
+    scores = normalise(logits, SCORE_FUNCTIONS[score_function])
+    if score_function != "softmax":
+        scores = scores / (scores.sum(-1, keepdim=True) + 1e-20)
+    return scores, best(scores.detach(), topk)
+
+
+@with_typed_errors
+def get_capacity(num_tokens: int, num_experts: int, capacity_factor: float, min_capacity: int | None = None) -> int:
+    """Rows that an expert takes: ceil(num_tokens / num_experts * capacity_factor), at least min_capacity.
+
+    Args:
+        num_tokens: rows of a rank: T * k.
+        num_experts: E.
+
+    Source: Megatron-LM ``get_capacity``.
+    """
+    need(num_experts >= 1, "num_experts", f"is {num_experts}; need at least 1")
+    need(capacity_factor >= 0, "capacity_factor", f"is {capacity_factor}; need at least 0")
+    return max(math.ceil((num_tokens / num_experts) * capacity_factor), min_capacity or 0)
+
+
+@with_typed_errors
+def apply_router_token_dropping(
+    routing_probs: torch.Tensor,
+    routing_map: torch.Tensor,
+    router_topk: int,
+    capacity_factor: float,
+    drop_policy: str = "probs",
+    pad_to_capacity: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Limit every expert to its capacity C, that of `get_capacity` for T * k rows.
+
+    Args:
+        routing_probs: ``(T, E)`` float. routing_map: ``(T, E)`` bool.
+        router_topk: k.
+        capacity_factor: of `get_capacity`.
+        drop_policy: an expert keeps the C tokens with the highest probabilities ("probs"), or the first C of its
+            tokens ("position").
+        pad_to_capacity: an expert with fewer rows gets rows of other tokens, with probability 0, up to C.
+
+    Returns:
+        probabilities and map of what is kept. If C is more than T nothing is dropped, and with pad_to_capacity
+        every expert has T rows.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: Megatron-LM ``apply_router_token_dropping``, whose "position" may keep any C of the tokens.
+    """
+    need_dims("routing_probs", routing_probs, 2)
+    need_shape("routing_map", routing_map, tuple(routing_probs.shape))
+    need_one_of("drop_policy", drop_policy, DROP_POLICIES)
+    tokens, experts = routing_probs.shape
+    capacity = get_capacity(tokens * router_topk, experts, capacity_factor)
+    kept = torch.ones_like(routing_map, dtype=torch.bool)
+    if capacity <= tokens:
+        rank = routing_probs.detach() if drop_policy == "probs" else routing_map.to(torch.int8)
+        first = torch.sort(-rank, dim=0, stable=True).indices[:capacity]
+        kept = torch.zeros_like(kept).scatter(0, first, True)
+    final = kept if pad_to_capacity else kept & routing_map.bool()
+    return routing_probs * final, final

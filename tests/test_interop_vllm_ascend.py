@@ -1,0 +1,511 @@
+"""vllm-ascend's operators against their definitions, and the stand-in of torch_npu with its command."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ascend_moe import LocalCluster, fused, npu
+from ascend_moe.errors import ArgumentError, LibraryError
+from ascend_moe.experts import quantize_weight
+from ascend_moe.interop import cann_ops_transformer, torch_npu_standin, vllm_ascend
+from ascend_moe.interop.standin_launch import launch
+
+vllm_ascend.register()
+C: Any = torch.ops._C_ascend
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+BF16, INT8, INT32 = torch.bfloat16, torch.int8, torch.int32
+E, K, H, F = 8, 4, 32, 16
+
+# Operator -> the defaults that vllm-ascend's callers rely on.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "moe_gating_top_k": {"bias_opt": None},
+    "moe_gating_top_k_hash": {
+        "bias": None,
+        "input_ids": None,
+        "tid2eid": None,
+        "k_group": 1,
+        "group_count": 1,
+        "routed_scaling_factor": 1.0,
+        "eps": 1e-20,
+        "group_select_mode": 0,
+        "renorm": 0,
+        "norm_type": 0,
+        "out_flag": False,
+    },
+    "npu_dequant_swiglu_quant": {
+        **dict.fromkeys(("weight_scale", "activation_scale", "bias", "quant_scale", "quant_offset", "group_index")),
+        "activate_left": True,
+        "quant_mode": 0,
+        "swiglu_mode": 0,
+        "clamp_limit": 0.0,
+        "glu_alpha": 1.0,
+        "glu_bias": 0.0,
+    },
+    "grouped_matmul_swiglu_quant": {"bias": None, "offset": None, "swiglu_limit": 0.0},
+    "grouped_matmul_swiglu_quant_weight_nz": {"bias": None, "offset": None, "swiglu_limit": 0.0},
+    "grouped_matmul_swiglu_quant_weight_nz_tensor_list": {"bias": None, "offset": None, "swiglu_limit": 0.0},
+    "grouped_matmul_swiglu_quant_v2": {
+        "smooth_scale": None,
+        "weight_assist_matrix": None,
+        "bias": None,
+        "dequant_mode": 0,
+        "dequant_dtype": 0,
+        "quant_mode": 0,
+        "quant_dtype": 0,
+        "transpose_weight": False,
+        "group_list_type": 0,
+        "tuning_config": [],
+        "swiglu_limit": 0.0,
+    },
+    "dispatch_ffn_combine": {"x_active_mask": None, "swiglu_limit": 1e6},
+}
+
+
+def randn(*size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+def codes(*size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(-127, 128, size, generator=torch.Generator().manual_seed(seed)).to(INT8)
+
+
+# ---- registration
+
+
+def test_schemas_have_the_defaults() -> None:
+    for name, expected in DEFAULTS.items():
+        arguments = getattr(C, name).default._schema.arguments
+        found = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+        assert found == expected, name
+    text = str(C.dispatch_ffn_combine.default._schema)
+    assert "Tensor(a!) out, Tensor(b!) expert_token_nums" in text
+    assert "Tensor probs, str group, int max_output_size, Tensor(a!) out)" in str(
+        C.dispatch_ffn_combine.release_0_13._schema
+    )
+
+
+def test_register_twice_and_beside_others() -> None:
+    assert vllm_ascend.register() == ()
+    script = """
+import torch
+theirs = torch.library.Library("_C_ascend", "DEF")
+theirs.define("moe_gating_top_k_hash(Tensor x) -> Tensor")
+theirs.impl("moe_gating_top_k_hash", lambda x: x + 1, "CPU")
+from ascend_moe.interop import vllm_ascend
+made = vllm_ascend.register()
+assert "moe_gating_top_k_hash" not in made and "moe_gating_top_k" in made, made
+assert torch.ops._C_ascend.moe_gating_top_k_hash(torch.ones(1)) == 2
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+# ---- operators
+
+
+@pytest.mark.parametrize("tokens", [0, 7])
+@pytest.mark.parametrize("norm_type", [0, 1])
+@pytest.mark.parametrize("renorm", [0, 1])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_gating(tokens: int, norm_type: int, renorm: int, groups: int) -> None:
+    x, bias = randn(tokens, E).to(BF16), randn(E, seed=1)
+    kept = 1 if groups == 1 else 2
+    weights, ids, _ = C.moe_gating_top_k(
+        x, k=K, k_group=kept, group_count=groups, group_select_mode=1, renorm=renorm, norm_type=norm_type,
+        out_flag=False, routed_scaling_factor=2.5, eps=1e-20, bias_opt=bias,
+    )  # fmt: skip
+    assert weights.dtype == BF16 and ids.dtype == INT32 and weights.shape == ids.shape == (tokens, K)
+    for token in range(tokens):
+        scores = x[token].float().softmax(0) if norm_type == 0 else x[token].float().sigmoid()
+        choice = scores + bias
+        if groups > 1:
+            sums = choice.view(groups, -1).topk(2).values.sum(-1)
+            allowed = torch.zeros(groups, dtype=torch.bool).index_fill(0, sums.topk(kept).indices, True)
+            choice = choice.masked_fill(~allowed.repeat_interleave(E // groups), -torch.inf)
+        chosen = choice.topk(K).indices
+        assert ids[token].tolist() == chosen.tolist()
+        share = scores[chosen] / (scores[chosen].sum() + 1e-20) if norm_type == 1 or renorm else scores[chosen]
+        assert torch.equal(weights[token], (share * 2.5).to(BF16))
+
+
+def test_gating_by_hash() -> None:
+    x, bias = randn(6, E).to(BF16), randn(E, seed=1)
+    table = torch.stack([torch.randperm(E, generator=torch.Generator().manual_seed(row))[:K] for row in range(10)])
+    words = torch.tensor([3, 0, 9, 3, 1, 2])
+    weights, ids, _ = C.moe_gating_top_k_hash(
+        x=x, k=K, bias=bias, input_ids=words, tid2eid=table.int(), group_select_mode=1, norm_type=2
+    )
+    scores = torch.nn.functional.softplus(x.float()).sqrt().gather(1, table[words])
+    assert torch.equal(ids.long(), table[words])
+    torch.testing.assert_close(weights, (scores / scores.sum(-1, keepdim=True)).to(BF16))
+    plain = C.moe_gating_top_k_hash(x, K, bias, norm_type=2)
+    other = npu.npu_moe_gating_top_k(x.float(), K, bias=bias, norm_type=2)
+    assert torch.equal(plain[1], other[1]) and torch.equal(plain[0], other[0].to(BF16))
+    with pytest.raises(ArgumentError, match=r"renorm is 1; moe_gating_top_k_hash takes 0"):
+        C.moe_gating_top_k_hash(x, K, renorm=1)
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.5])
+@pytest.mark.parametrize("mode", [0, 1])
+def test_dequant_swiglu_quant(mode: int, limit: float) -> None:
+    """vllm-ascend's mode 1 has the gate in the left half, and no limit where that is 0."""
+    sums, scale, rows = codes(6, 2 * F).int(), randn(2 * F).abs() / 50, randn(6, 1, seed=2).abs()
+    y, scales = C.npu_dequant_swiglu_quant(
+        sums, weight_scale=scale, activation_scale=rows, quant_mode=1, swiglu_mode=mode, clamp_limit=limit
+    )
+    gate, up = (sums.float() * scale * rows).chunk(2, -1)
+    if limit and mode:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    expected = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(scales, expected.abs().amax(-1) / 127)
+    torch.testing.assert_close(y.float() * scales[:, None], expected, atol=float(scales.max()), rtol=0)
+    bent = C.npu_dequant_swiglu_quant(
+        sums, weight_scale=scale, activation_scale=rows, quant_mode=1, swiglu_mode=1, glu_alpha=1.7, glu_bias=1.0
+    )
+    gate, up = (sums.float() * scale * rows).chunk(2, -1)
+    torch.testing.assert_close(bent[1], (gate * torch.sigmoid(1.7 * gate) * (up + 1)).abs().amax(-1) / 127)
+    with pytest.raises(ArgumentError, match=r"swiglu_mode is 2; it must be 0 or 1"):
+        C.npu_dequant_swiglu_quant(sums, weight_scale=scale, swiglu_mode=2)
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.25, 1e6])
+def test_grouped_matmul_swiglu_quant(limit: float) -> None:
+    """All forms give the same bits; rows behind the last group do not count."""
+    rows, weight = codes(9, H), codes(3, H, 2 * F, seed=1)
+    scale, x_scale = randn(3, 2 * F).abs() / 500, randn(9).abs() / 20
+    counts = torch.tensor([4, 0, 3])
+    call = {"x_scale": x_scale, "group_list": counts.cumsum(0), "swiglu_limit": limit}
+    y, scales, _ = C.grouped_matmul_swiglu_quant(rows, weight, scale, **call)
+    for expert, start, stop in ((0, 0, 4), (2, 4, 7)):
+        sums = (rows[start:stop].int() @ weight[expert].int()).float()
+        gate, up = (sums * scale[expert] * x_scale[start:stop, None]).chunk(2, -1)
+        if limit:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        expected = torch.nn.functional.silu(gate) * up
+        torch.testing.assert_close(scales[start:stop], expected.abs().amax(-1) / 127)
+        back = y[start:stop].float() * scales[start:stop, None]
+        torch.testing.assert_close(back, expected, atol=float(scales.max()), rtol=0)
+    forms = (
+        C.grouped_matmul_swiglu_quant_weight_nz(x=rows, weight=weight, weight_scale=scale, **call),
+        C.grouped_matmul_swiglu_quant_weight_nz_tensor_list(rows, list(weight), list(scale), **call),
+        C.grouped_matmul_swiglu_quant_v2(
+            rows, [weight.transpose(1, 2)], [scale], x_scale, counts, group_list_type=1, transpose_weight=True,
+            swiglu_limit=limit,
+        ),
+    )  # fmt: skip
+    assert all(torch.equal(form[0], y) and torch.equal(form[1], scales) for form in forms)
+    if limit != 0.25:
+        plain = npu.npu_grouped_matmul_swiglu_quant(rows, weight, counts.cumsum(0), scale, x_scale)
+        assert torch.equal(plain[0], y) and torch.equal(plain[1], scales)
+
+
+def test_int4_is_refused_by_name() -> None:
+    rows, scale, sums = codes(2, H), randn(1, 2 * F), torch.tensor([2])
+    packed = torch.zeros(1, H, 2 * F // 8, dtype=INT32)
+    calls = (
+        lambda: C.grouped_matmul_swiglu_quant(rows, packed, scale, scale[0, :2], sums),
+        lambda: C.grouped_matmul_swiglu_quant_weight_nz_tensor_list(rows, [packed[0]], [scale[0]], scale[0, :2], sums),
+        lambda: C.grouped_matmul_swiglu_quant_v2(rows, [packed], [scale], scale[0, :2], sums),
+    )
+    for call in calls:
+        with pytest.raises(
+            ArgumentError, match=r"weight is torch.int32: int4 weights \(W4A8, W4A4\) are not supported"
+        ):
+            call()
+    with pytest.raises(ArgumentError, match=r"bias belongs to int4 weights"):
+        C.grouped_matmul_swiglu_quant(rows, codes(1, H, 2 * F), scale, scale[0, :2], sums, bias=scale)
+
+
+@pytest.mark.parametrize("quant_mode", [-1, 1])
+def test_init_routing_custom_is_v2(quant_mode: int) -> None:
+    ids = torch.stack([torch.randperm(E)[:K] for _ in range(5)]).int()
+    call = {
+        "active_num": 5 * K,
+        "expert_num": E,
+        "expert_tokens_num_type": 1,
+        "expert_tokens_num_flag": True,
+        "active_expert_range": [2, 6],
+        "quant_mode": quant_mode,
+        "scale": None,
+    }
+    x = randn(5, H).to(BF16)
+    made = C.npu_moe_init_routing_custom(x, ids, **call)
+    expected = npu.npu_moe_init_routing_v2(x, ids, **call)
+    assert all(torch.equal(*pair) for pair in zip(made, expected, strict=True))
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_dispatch_ffn_combine_of_all_releases(int8: bool) -> None:
+    w1, w2 = randn(E, H, 2 * F).to(BF16) / 6, randn(E, F, H, seed=1).to(BF16) / 4
+    (c1, s1), (c2, s2) = quantize_weight(w1), quantize_weight(w2)
+
+    def rank(rank: int, group: str) -> bool:
+        mine = slice(rank * E // 2, (rank + 1) * E // 2)
+        tokens = 5 - 5 * rank  # rank 1 has none
+        x, probs = randn(tokens, H, seed=rank).to(BF16), randn(tokens, K, seed=9).abs()
+        ids = torch.arange(tokens * K).view(tokens, K).int() % E
+        given: dict[str, Any] = {"x": x, "expert_idx": ids, "probs": probs, "group": group, "max_output_size": 64}
+        if int8:
+            given |= {"weight1": list(c1[mine]), "weight2": list(c2[mine])}
+            given |= {"scale1": list(s1[mine]), "scale2": list(s2[mine])}
+        else:
+            given |= {"weight1": [w1[mine]], "weight2": [w2[mine]], "scale1": [], "scale2": []}
+        results = []
+        for release in ("main", "0.18", "0.13"):
+            out, counts = torch.full_like(x, torch.nan), torch.full((E // 2,), -1, dtype=INT32)
+            extra: dict[str, Any] = {} if release == "0.13" else {"expert_token_nums": counts}
+            if release == "main":
+                extra |= {"bias1": [], "bias2": [], "swiglu_limit": 0.0}
+            C.dispatch_ffn_combine(**given, out=out, **extra)
+            results.append((out, counts))
+        out, counts = torch.empty_like(x), torch.empty(E // 2, dtype=INT32)
+        fused.dispatch_ffn_combine(**given, bias1=None, bias2=None, out=out, expert_token_nums=counts)
+        same = all(torch.equal(found, out) for found, _ in results)
+        return same and torch.equal(results[0][1], counts) and torch.equal(results[1][1], counts)
+
+    with LocalCluster(2) as cluster:
+        assert cluster.run(rank) == [True, True]
+
+
+def test_shapes_on_meta() -> None:
+    x, ids = randn(6, E).to(BF16), torch.zeros(6, K, dtype=INT32)
+    rows, weight, scale, row_scale = codes(9, H), codes(3, H, 2 * F), randn(3, 2 * F).abs(), randn(9).abs()
+    sums = torch.tensor([4, 4, 7])
+    routed = {"expert_num": E, "active_num": 6 * K, "quant_mode": 1, "active_expert_range": [2, 6]}
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+        ("moe_gating_top_k", (x, K, 1, 1, 1, 1, 0, True, 1.0, 1e-20), {}),
+        ("moe_gating_top_k_hash", (x, K), {"norm_type": 2}),
+        ("npu_dequant_swiglu_quant", (rows.float(),), {"quant_mode": 1}),
+        ("grouped_matmul_swiglu_quant", (rows, weight, scale, row_scale, sums), {}),
+        ("grouped_matmul_swiglu_quant_weight_nz", (rows, weight, scale, row_scale, sums), {}),
+        ("grouped_matmul_swiglu_quant_weight_nz_tensor_list", (rows, [*weight], [*scale], row_scale, sums), {}),
+        ("grouped_matmul_swiglu_quant_v2", (rows, [weight], [scale], row_scale, sums), {}),
+        ("npu_moe_init_routing_custom", (randn(6, H), ids), routed),
+    ]
+    move = torch.utils._pytree.tree_map_only
+    for name, args, kwargs in calls:
+        real = getattr(C, name)(*args, **kwargs)
+        fake = getattr(C, name)(*move(torch.Tensor, lambda tensor: tensor.to("meta"), args), **kwargs)
+        assert [(t.shape, t.dtype) for t in fake] == [(t.shape, t.dtype) for t in real], name
+        assert all(tensor.is_meta for tensor in fake)
+    out, counts = torch.empty(6, H, device="meta"), torch.empty(2, dtype=INT32, device="meta")
+    lists = [torch.empty(2, H, 2 * F, device="meta")], [torch.empty(2, F, H, device="meta")]
+    made = C.dispatch_ffn_combine(out, *lists, ids.to("meta"), [], [], [], [], out, "group", 1, out, counts)
+    assert [tensor.shape for tensor in made] == [out.shape, counts.shape]
+
+
+# ---- the stand-in
+
+
+def namespaces() -> dict[Any, dict[str, Any]]:
+    """What install changes, and the modules that there are."""
+    owners = (torch, torch.Tensor, torch.nn.Module, dist, distributed_c10d, torch._C._nn)
+    classes = (torch._C._distributed_c10d.Backend, distributed_c10d.Backend)
+    tables = {owner: dict(vars(owner)) for owner in (*owners, *classes)}
+    return {**tables, "modules": {name: sys.modules[name] for name in sys.modules if re.match("torch|cann_ops", name)}}
+
+
+@pytest.fixture
+def stand_in() -> Iterator[Any]:
+    torch_npu_standin.install(quiet=True)
+    try:
+        yield __import__("torch_npu")
+    finally:
+        torch_npu_standin.uninstall()
+
+
+def test_uninstall_undoes_everything(capfd: pytest.CaptureFixture[str]) -> None:
+    torch.utils._device._device_constructors()
+    before = namespaces()
+    assert not torch_npu_standin.is_installed()
+    torch_npu_standin.install()
+    torch_npu_standin.install()
+    assert torch_npu_standin.is_installed() and namespaces() != before
+    torch_npu_standin.uninstall()
+    torch_npu_standin.uninstall()
+    after = namespaces()
+    for owner, table in before.items():
+        assert {name for name in {*table, *after[owner]} if table.get(name) is not after[owner].get(name)} == set()
+    assert capfd.readouterr().err.count("a stand-in of torch_npu by ascend_moe") == 1
+    with pytest.raises(RuntimeError, match="npu"):
+        torch.device("npu")
+
+
+def test_refused_beside_torch_npu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torch_npu.py").write_text("raise ImportError\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(LibraryError, match=r"torch_npu is installed.*patch_torch_npu.*ascend-moe vnpu"):
+        torch_npu_standin.install()
+    assert not hasattr(torch, "npu")
+
+
+def test_npu_means_cpu(stand_in: Any) -> None:
+    assert "stand-in" in repr(stand_in) and stand_in.__version__.endswith("standin")
+    assert stand_in.npu is torch.npu and stand_in.npu_swiglu is npu.npu_swiglu
+    assert not hasattr(stand_in, "npu_no_such_operator")
+    torch.npu.set_device("npu:3")
+    assert torch.npu.current_device() == 3 and torch.npu.is_available()
+    torch.npu.set_device(0)
+    cpu = torch.device("cpu")
+    devices = [torch.device("npu"), torch.device("npu:1"), torch.device("npu", 2), torch.device(type="npu", index=0)]
+    assert devices == [cpu] * 4 and isinstance(cpu, torch.device) and not isinstance("cpu", torch.device)
+    assert torch.device("meta").type == "meta" and torch.device("cpu", 0).index == 0
+    made = [
+        *(torch.zeros(2, device=device) for device in ("npu", "npu:1", torch.npu.current_device(), devices[0])),
+        *(torch.ones(2).to(device) for device in ("npu", 0, devices[0])),
+        *(torch.ones(2).npu(), torch.ones(2).to(device="npu", dtype=BF16), torch.ones(2).new_empty(3, device="npu")),
+        *(torch.nn.Linear(2, 2, device="npu").weight, torch.nn.Linear(2, 2).to("npu:0").npu().weight),
+    ]
+    assert {tensor.device for tensor in made} == {cpu} and made[0].is_npu
+    with torch.device("meta"):
+        assert torch.empty(1).is_meta
+    assert torch.randn(2, device="npu", generator=torch.Generator(device="npu").manual_seed(1)).device == cpu
+    counts = torch.histc(torch.tensor([0, 2, 2, 3, -1], dtype=INT32), bins=4, min=0, max=4)
+    assert counts.dtype == INT32 and counts.tolist() == [1, 0, 2, 1]
+    assert torch.histc(torch.tensor([0.0, 1.0]), 2).dtype == torch.float32
+
+
+def test_operators_of_torch_ops(stand_in: Any) -> None:
+    x, ids = randn(3, 8).requires_grad_(), torch.tensor([[1, 0], [2, 1], [0, 2]], dtype=INT32)
+    assert torch.equal(torch.ops.npu.npu_swiglu(x), npu.npu_swiglu(x))
+    torch.ops.npu.npu_swiglu(x).sum().backward()
+    assert x.grad is not None
+    rows, places = torch.ops.npu.npu_moe_token_permute(x, ids)
+    back = stand_in.npu_moe_token_unpermute(rows, places, probs=torch.full((3, 2), 0.5), restore_shape=x.shape)
+    torch.testing.assert_close(back, x)
+    torch_npu_standin.uninstall()
+    assert not hasattr(torch.ops.npu, "npu_swiglu") and not hasattr(torch.ops.npu, "npu_grouped_matmul")
+    torch_npu_standin.install(quiet=True)
+    assert torch.equal(torch.ops.npu.npu_swiglu(x), npu.npu_swiglu(x))
+
+
+def test_streams_and_events(stand_in: Any) -> None:
+    from torch_npu.npu.streams import Event
+
+    assert Event is torch.npu.Event
+    first = torch.npu.current_stream().record_event()
+    with stand_in.npu.stream(torch.npu.Stream(device=torch.npu.current_device())):
+        assert torch.npu.current_stream() is not torch.npu.default_stream()
+        first.wait()
+        last = torch.npu.Event(enable_timing=True)
+        last.record()
+    torch.npu.current_stream().wait_event(last)
+    torch.npu.synchronize()
+    assert first.query() and first.elapsed_time(last) >= 0
+    assert torch.npu.current_stream() is torch.npu.default_stream()
+
+
+@pytest.mark.parametrize("lead", [(5,), (2, 3)])
+def test_quant_matmul(stand_in: Any, lead: tuple[int, ...]) -> None:
+    x, weight, scale = codes(*lead, H), codes(H, F, seed=1), randn(F).abs() / 100
+    rows, bias = randn(x[..., 0].numel()).abs(), torch.arange(F, dtype=INT32)
+    sums = stand_in.npu_quant_matmul(x, weight, scale, output_dtype=INT32)
+    assert torch.equal(sums, x.int() @ weight.int())
+    y = stand_in.npu_quant_matmul(x, weight, scale, pertoken_scale=rows, bias=bias, output_dtype=BF16)
+    expected = ((x.int() @ weight.int() + bias).float() * scale * rows.view(*lead, 1)).to(BF16)
+    assert torch.equal(y, expected)
+    carried = scale.view(INT32).long()  # fp32 bits in int64
+    assert torch.equal(
+        y, stand_in.npu_quant_matmul(x, weight, carried, pertoken_scale=rows, bias=bias, output_dtype=BF16)
+    )
+    assert stand_in.npu_format_cast(weight, 29) is weight
+    with pytest.raises(ArgumentError, match=r"output_dtype is None"):
+        stand_in.npu_quant_matmul(x, weight, scale)
+
+
+def test_cann_ops_transformer_comes_with_it(stand_in: Any) -> None:
+    from cann_ops_transformer.ops import mega_moe
+
+    assert mega_moe is cann_ops_transformer.mega_moe
+    torch_npu_standin.uninstall()
+    cann_ops_transformer.install()  # by somebody else: it stays
+    torch_npu_standin.install(quiet=True)
+    torch_npu_standin.uninstall()
+    assert "cann_ops_transformer" in sys.modules
+    cann_ops_transformer.uninstall()
+
+
+# ---- the command
+
+
+def run_standin(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ascend_moe", "standin", *words]
+    whole = {**os.environ, "ASCEND_MOE_TIMEOUT_S": "60", **(env or {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=whole, check=False)
+
+
+def edited(text: str, *changes: tuple[str, str]) -> str:
+    for before, after in changes:
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    return text
+
+
+NPU_CODE = [
+    ("from ascend_moe import npu as torch_npu  # on an NPU: import torch_npu\n", "import torch_npu\n"),
+    (
+        "= ascend_moe.comm_name(group)",
+        '= group._get_backend(torch.device("npu")).get_hccl_comm_name(self.ep_rank_id)',
+    ),
+    ("import ascend_moe\n", ""),
+    ('"gloo", init_method', '"hccl", init_method'),
+]
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.mark.skipif(not EXAMPLES.is_dir(), reason="not in a source tree")
+def test_npu_code_runs_in_child_processes(ranks: int, tmp_path: Path) -> None:
+    """The example as it was before its two lines were changed for CPUs."""
+    text = (EXAMPLES / "vllm_ascend_style.py").read_text()
+    text = edited(text, *NPU_CODE, ("nprocs=4", f"nprocs={ranks}"), ("args=(4,", f"args=({ranks},"))
+    (tmp_path / "script.py").write_text(text)
+    done = run_standin("--", sys.executable, str(tmp_path / "script.py"))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "PASS" and sum(line.endswith("equals dense") for line in lines) == 5
+    assert done.stderr.count("a stand-in of torch_npu") == 1
+
+
+def test_hccl_groups_and_exit_code(tmp_path: Path) -> None:
+    script = f"""
+import torch_npu
+import os, sys, torch, torch.distributed as dist, ascend_moe
+assert os.path.basename(sys.argv[1]) == "argument" and "stand-in" in repr(torch.npu)
+dist.init_process_group(backend="cpu:gloo,npu:hccl", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
+options.hccl_config = {{"hccl_buffer_size": 1}}
+group = dist.new_group([0], backend="hccl", pg_options=options)
+for each in (group, dist.group.WORLD):
+    name = each._get_backend(torch.device("npu")).get_hccl_comm_name(0)
+    assert name == ascend_moe.comm_name(each)
+assert dist.get_backend(group) == "gloo" and dist.is_hccl_available()
+stacked, summed = torch.zeros(1, 2, 3), torch.zeros(1, 2, 3)
+dist.all_gather_into_tensor(stacked, torch.arange(6.0).view(2, 3), group=group)
+dist.reduce_scatter_tensor(summed, input=torch.arange(6.0).view(2, 3), group=group)
+assert stacked.flatten().tolist() == summed.flatten().tolist() == list(range(6))
+dist.destroy_process_group()
+sys.exit(7)
+"""
+    (tmp_path / "script.py").write_text(script)
+    done = run_standin("-q", "--", sys.executable, str(tmp_path / "script.py"), "argument")
+    assert done.returncode == 7, done.stderr
+    assert "stand-in" not in done.stderr
+
+
+def test_command_is_refused_beside_torch_npu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torch_npu.py").write_text("raise ImportError\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    with pytest.raises(ArgumentError, match=r"has torch_npu.*run `ascend-moe vnpu -- ` instead"):
+        launch([sys.executable, "-c", ""])
+    with pytest.raises(ArgumentError, match=r"no command of PATH"):
+        launch(["/no/such/command"])
