@@ -53,9 +53,10 @@ def build(
     """
     paths = source_paths(sources)
     engines = engines_of(engine)
-    for name in engines if output is not None else ():
-        if why := irreplaceable(engine_path(Path(output), name)):
-            raise ArgumentError(f"output {why}", argument="output")
+    if output is not None:
+        for name in engines:
+            if why := irreplaceable(engine_path(Path(output), name)):
+                raise ArgumentError(f"output {why}", argument="output")
     made = {name: kernel_library(paths, name, tuple(defines), tuple(map(Path, includes))) for name in engines}
     if output is None and len(engines) == 1:
         return made[engines[0]]
