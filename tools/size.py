@@ -66,7 +66,7 @@ def aims(files: dict[str, bytes]) -> list[tuple[str, int, int]]:
     headers = [name for name in files if name.startswith("op_kernel/") and name.endswith(".h")]
     root = [name for name in files if PurePosixPath(name).match("ascend_moe/*.py") and name.count("/") == 1]
     return [
-        ("lines of C++ and Python", sum(lines.values()), 80_000),
+        ("lines of C++ and Python", sum(lines.values()), 108_000),
         (f"files under {SMALL} lines outside tests", len(small), 40),
         ("headers in op_kernel", len(headers), 30),
         ("modules in the root of the package", len(root), 12),
