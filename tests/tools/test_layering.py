@@ -189,7 +189,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "reference": (),
     "plan": ("ops", "_text"),
     "timed": ("plan", "timeline"),
-    "twin": ("native",),
+    "twin": ("native", "_text"),
     "vnpu": ("vendor", "plan"),
     "explore": ("ops", "plan", "reference"),
     "validate": ("", "reference", "twin", "plan", "vnpu"),
