@@ -27,6 +27,18 @@ def table(rows: Sequence[Sequence[object]], indent: str = "  ") -> list[str]:
     return lines
 
 
+def filled(words: Sequence[str], head: str = "", between: str = " ", width: int = 80) -> list[str]:
+    """Lines of at most ``width``: the head and the words behind it, each whole, further lines below the first word."""
+    lines = [head]
+    for word in words:
+        fresh = lines[-1] == head or not lines[-1].strip()
+        if not fresh and len(lines[-1]) + len(between) + len(word) > width:
+            lines.append(" " * len(head) + word)
+        else:
+            lines[-1] += word if fresh else between + word
+    return lines
+
+
 def _cell(value: object) -> str:
     return f"{value:,}".replace(",", " ") if isinstance(value, int) else str(value)
 
@@ -53,6 +65,11 @@ def unwritable(path: Path) -> str:
     """Why `write_whole` cannot write a file there, as far as one can tell before; "" where it can."""
     if not path.absolute().parent.is_dir():
         return f"there is no folder {path.absolute().parent}"
+    return irreplaceable(path)
+
+
+def irreplaceable(path: Path) -> str:
+    """Why a file there is not replaced: a link, or a device; "" where it may be."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return f"{path} is a link or no regular file, and is not replaced"
     return ""

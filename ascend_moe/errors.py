@@ -210,6 +210,7 @@ def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
                 raise
             name = function.__qualname__.removesuffix(".__init__")
             said = str(error).strip().partition("\n")[0] or type(error).__name__
+            said = said if len(said) < 200 else said.partition(". ")[0][:200]  # torch explains itself at length
             raise ArgumentError(f"{name} cannot work with these arguments: {said}") from error
 
     return run

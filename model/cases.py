@@ -14,6 +14,7 @@ RANKS, WORD = "ranks do not agree on the error", "a status word that nobody can 
 LIST = "a list of another op is read"
 LENT, COUNTED = "lent rows of another op are read", "places are counted before all cores have"
 LEAVES = "a core leaves an op that core 0 goes on with"
+SUMS_KEPT = "a core keeps its sums of an op that has failed"
 STICKY = "a failed communicator is used again"
 
 BEFORE_3 = 0xFFFFFFFD  # three ops across the wrap: 0xFFFFFFFE, 0xFFFFFFFF, 2
@@ -97,7 +98,13 @@ ALL_WHOLE = ("ALL_ROWS", "WHOLE_RUN", "FIFO")
 NOT_COMPARED = (Mutant("config_not_compared", (RANKS,)),)
 ONE_ROUND = Mutant("single_verdict_round", (CORES, RANKS))
 LENT_EARLY = (Mutant("lent_free_too_early", (LENT,)),)
-GIVING_UP = (Mutant("fail_block_ignored", (HANG,)), Mutant("follower_decides", (LEAVES,)))
+GIVING_UP = (
+    Mutant("fail_block_ignored", (HANG,)),
+    Mutant("follower_decides", (LEAVES,)),
+    Mutant("sums_not_heard", (SUMS_KEPT,)),
+)
+# V2's window combine: of DIRECT the mutants that change it.
+RETURNING = (DIRECT[0], Mutant("follower_does_not_wait", (ROW,)), DIRECT[3], Mutant("single_half", (ROW,)))
 
 CASES = [
     # W = 2, one core: every order of every 32 B block
@@ -132,6 +139,8 @@ CASES = [
     direct("direct w2 c2, roles", 2, 3, ("ROLES",), (DIRECT[2], DIRECT[4])),
     direct("direct w2 c2, lent", 2, 3, ("LENT",), LENT_EARLY),
     direct("direct w2 c2, giving up", 2, 3, ("GIVEUP",), GIVING_UP),
+    direct("direct w2 c2, v2 window combine", 2, 3, ("SLOTS",), RETURNING),
+    direct("direct w2 c2, v2 window combine giving up", 2, 3, ("SLOTS", "GIVEUP"), GIVING_UP, full=True),
     direct("direct w2 c2, four ops", 2, 4, (), DIRECT, full=True),
     direct("direct w3 c1", 1, 3, (), DIRECT[2:], full=True),
 ]

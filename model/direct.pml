@@ -6,13 +6,17 @@
    before the status messages, unless some make lists and the others store rows. In both ops every core waits for all
    ranks, only core 0 gives up, and nobody meets after that. Rows of combine may lie in lent memory. A store becomes
    visible at any time after it was issued, at the latest when its core drains.
+   And V2's window combine, which waits in the same way: its rows leave for the slots of their tokens in the peers'
+   halves before its cores have met.
 
    Macros of a run: ROLES (in dispatch core 0 makes all lists from all ids, the others store rows, and they meet
-   once), LENT (rows of direct combine lie in lent memory), GIVEUP (core 0 of one rank may give up);
-   M_<mutant>. W, C, N: ranks, cores of each, ops. Stores of a core land in any order. */
+   once), LENT (rows of direct combine lie in lent memory), SLOTS (some ops are V2's window combine), GIVEUP (core 0 of
+   one rank may give up, or find its rank's counts wrong after all messages have come); M_<mutant>. W, C, N: ranks,
+   cores of each, ops. Stores of a core land in any order. */
 #define WINDOW 0
 #define DISPATCH 1
 #define COMBINE 2
+#define RETURN 3  /* V2's window combine */
 #define HALF(e) ((e) & 1)
 #ifdef M_single_half
 #define DHALF(e) 0  /* of rows and tables */
@@ -41,6 +45,8 @@ byte done[W];               /* ops that the rank has completed */
 byte inside[W];             /* bit c: core c is in the op done + 1 */
 byte met[W * 2];            /* cores at a meeting, by round */
 bit gave[W];                /* fail block of the rank's own op */
+bit judged[W];              /* core 0 has found the counts of the rank's own op wrong */
+byte told[W], kept[W];      /* combine: cores that have told the others their verdict; that keep their sums */
 bit dead[W];                /* the rank has failed: its aborts are there, it launches no more */
 bit rowsOut[W * C], tablesOut[W * C], runsOut[W * C]; /* issued, not yet visible */
 byte epochOf[W * C];
@@ -63,7 +69,7 @@ inline Land(q, h, e) {
 }
 inline LandRows() {
     if
-    :: algorithm[epochOf[I]] - 1 == WINDOW ->
+    :: algorithm[epochOf[I]] - 1 == WINDOW || algorithm[epochOf[I]] - 1 == RETURN ->
         q = 0;
         do
         :: q < W -> Land(q, DHALF(epochOf[I]), epochOf[I]);
@@ -134,7 +140,7 @@ inline ReadAll() {
         do
         :: j < C ->
             if
-            :: a == WINDOW ->
+            :: a == WINDOW || a == RETURN ->
                 CHECK("violated: a row of another op is read\n", cell[CELL(r, DHALF(e), q, j)] == e)
             :: a == DISPATCH ->
                 CHECK("violated: a row of another op is read\n", !ROWS(j) || cell[CELL(q, DHALF(e), q, j)] == e);
@@ -165,6 +171,12 @@ inline ReadAll() {
 #else
 #define ARRIVED (HAS(0) && HAS(1) && HAS(2))
 #endif
+#define SUMS (a == COMBINE || a == RETURN)
+#ifdef M_sums_not_heard
+#define HEAR skip
+#else
+#define HEAR told[r] == EVERYBODY
+#endif
 /* Whether a core uses the counts of the others. */
 #ifdef ROLES
 #define TOGETHER (a != DISPATCH)
@@ -191,12 +203,23 @@ end_host:
         atomic {
             inside[r] == 0 && done[r] < N && !dead[r] ->
             e = done[r] + 1;
-            if :: algorithm[e] == 0 -> if :: algorithm[e] = 1 :: algorithm[e] = 2 :: algorithm[e] = 3 fi :: else fi;
+            if
+            :: algorithm[e] == 0 ->
+                if
+                :: algorithm[e] = 1 + WINDOW
+                :: algorithm[e] = 1 + DISPATCH
+                :: algorithm[e] = 1 + COMBINE
+#ifdef SLOTS
+                :: algorithm[e] = 1 + RETURN
+#endif
+                fi
+            :: else
+            fi;
 #ifdef LENT
             if :: algorithm[e] - 1 == COMBINE && !LENT_IS_FREE -> algorithm[e] = 1 + DISPATCH :: else fi;
             if :: algorithm[e] - 1 == COMBINE -> lent[r] = e :: else fi;
 #endif
-            met[r * 2] = 0; met[r * 2 + 1] = 0;
+            met[r * 2] = 0; met[r * 2 + 1] = 0; told[r] = 0; kept[r] = 0; judged[r] = 0;
             inside[r] = EVERYBODY
         }
     :: else ->
@@ -214,6 +237,12 @@ end_core:
 #endif
         :: a == COMBINE ->
 #if !defined(LENT) && !defined(M_rows_after_runs)
+            rowsOut[I] = 1
+#else
+            skip
+#endif
+        :: a == RETURN ->
+#ifndef M_rows_after_runs
             rowsOut[I] = 1
 #else
             skip
@@ -237,9 +266,15 @@ end_core:
 #else
             skip
 #endif
+        :: a == RETURN ->
+#ifdef M_rows_after_runs
+            rowsOut[I] = 1
+#else
+            skip
+#endif
         fi
     };
-    if :: a != COMBINE && TOGETHER -> MEET_1 :: else fi;
+    if :: (a == WINDOW || a == DISPATCH) && TOGETHER -> MEET_1 :: else fi;
     atomic { runsOut[I] = 1 };
     /* The wait, for all ranks. */
     do
@@ -255,17 +290,28 @@ end_core:
 #endif
 #endif
     od;
+#ifdef GIVEUP
+    if :: atomic { c == 0 && !fails && SUMS && EXPIRES(r) -> if :: judged[r] = 1; fails = 1 :: skip fi } :: else fi;
+#endif
     atomic {
+        if :: SUMS -> told[r] = told[r] | 1 << c :: else fi;
         if
-        :: fails -> CHECK("violated: a core leaves an op that core 0 goes on with\n", gave[r])
+        :: fails -> CHECK("violated: a core leaves an op that core 0 goes on with\n", gave[r] || judged[r])
         :: else -> ReadAll()
         fi
     };
+    /* Each hears the others when it has summed. */
+    if
+    :: SUMS && !fails -> HEAR; atomic { if :: !gave[r] && !judged[r] -> kept[r] = kept[r] | 1 << c :: else fi }
+    :: else
+    fi;
     if :: atomic { !runsOut[I] && DRAINED -> skip } fi;
     atomic {
         inside[r] = inside[r] & ~(1 << c); epochOf[I] = e;
         if
-        :: inside[r] == 0 -> if :: gave[r] -> dead[r] = 1 :: else -> done[r]++ fi
+        :: inside[r] == 0 ->
+            CHECK("violated: a core keeps its sums of an op that has failed\n", !(gave[r] || judged[r]) || kept[r] == 0);
+            if :: gave[r] -> dead[r] = 1 :: else -> done[r]++ fi
         :: else
         fi;
         e = 0; a = 0; fails = 0

@@ -686,18 +686,12 @@ def test_events() -> None:
     EventHandle().current_stream_wait()
 
 
-def test_hints_are_what_the_windows_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ascend_moe import plan
-
-    small, large = (Buffer.get_low_latency_rdma_size_hint(tokens, 512, 4, 16) for tokens in (8, 128))
-    asked = plan.Request(4, 16, 16, 512, 128, equal_batches=False, comm_alg="window")
-    assert small < large and large >= plan.window_need(asked)["dispatch_bytes"]
-    with pytest.raises(ArgumentError):
-        Buffer.get_low_latency_rdma_size_hint(-1, 512, 4, 16)
+@pytest.mark.parametrize("algorithm", ["", "window", "direct"])
+def test_a_window_as_large_as_the_hint_is_enough(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     case = Case(local=2, topk=4, hidden=8192)
     hint = Buffer.get_low_latency_rdma_size_hint(64, case.hidden, case.world, case.experts)
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
-    mib = -(-hint >> 20)
+    mib = hint >> 20
 
     def enough(rank: int, group_ep: str) -> None:
         buffer = Buffer((group_ep, 2, rank))
@@ -712,6 +706,18 @@ def test_hints_are_what_the_windows_need(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("HCCL_BUFFSIZE", str(size))
         with LocalCluster(2) as cluster:
             cluster.run(run)
+
+
+def test_hints_are_what_the_windows_need() -> None:
+    from ascend_moe import plan
+
+    small, large = (Buffer.get_low_latency_rdma_size_hint(tokens, 7168, 4, 16) for tokens in (8, 128))
+    topk = min(16, plan.limits()["topk"])
+    asked = (plan.Request(4, 16, topk, 7168, 128, equal_batches=False, comm_alg=each) for each in ("window", "direct"))
+    needs = [plan.window_need(each) for each in asked]
+    assert small < large == max(min(need[op] for need in needs) for op in ("dispatch_mib", "combine_mib")) << 20
+    with pytest.raises(ArgumentError):
+        Buffer.get_low_latency_rdma_size_hint(-1, 512, 4, 16)
     config = Buffer.get_dispatch_config(8)
     assert config == Buffer.get_combine_config(8) == Config(Buffer.num_sms)
     assert config.get_nvl_buffer_size_hint(1024, 8) > 0 == config.get_rdma_buffer_size_hint(1024, 8)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from gloo_ranks import threads
+from gloo_ranks import run_processes, threads
 from routed_tokens import randn
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -116,7 +117,7 @@ def on_ranks(kind: str, world: int, clusters: Any, body: Body) -> list[Any]:
 
 
 def dispatcher(kind: str, case: Case, etp: int, rank: int, group: Any, **options: Any) -> TokenDispatcher:
-    place = {"world_size": len(case.sizes), "rank": rank} if kind == "mc2" else {}
+    place = {"world_size": len(case.sizes), "rank": rank} if isinstance(group, str) else {}
     options = case.options() | options
     return TokenDispatcher(kind, group, E, case.topk, etp_size=etp, **place, **options)
 
@@ -552,7 +553,7 @@ def test_m9_global_aux_loss_averages_over_steps() -> None:
 
 def test_m19_aux_loss_is_of_a_micro_batch_and_global_aux_loss_spans_replicas() -> None:
     """4 ranks, tp_cp 2 by dp 2. The parts of the ranks add up to the loss of their micro-batch, or of all."""
-    logits = [randn(4 + rank % 2, 1, E, seed=60 + rank) for rank in range(4)]
+    logits = [randn(size, 1, E, seed=60 + rank) for rank, size in enumerate((4, 5, 0, 6))]
     pairs = [threads(2), None]
     assert pairs[0] is not None
     alone = [aux_by_loop(torch.cat([logits[2 * d], logits[2 * d + 1]]).view(-1, E), K, 1.0) for d in range(2)]
@@ -636,6 +637,29 @@ def test_m10_two_micro_batches_and_a_mask(kind: str, clusters: Any) -> None:
         assert bool(expected[0][0][2].any())
 
     on_ranks(kind, 2, clusters, run)
+
+
+@pytest.mark.parametrize("etp", [1, 2, 8])
+def test_m10_eight_ranks(etp: int, clusters: Any) -> None:
+    """Dispatch's ep_recv_counts are longer there."""
+    case = Case(8, [5, 0, 3, 7, 1, 2, 4, 6])
+    y, gx, glogits, _, _ = case.expected()
+    for rank, found in enumerate(clusters[8].run(lambda rank, group: trained("mc2", case, etp, rank, group))):
+        for one, other in zip(found, (y[rank], gx[rank], glogits[rank]), strict=False):
+            close(one.double(), other, atol=1e-5)
+
+
+def in_a_process(rank: int) -> list[Tensor]:
+    found = trained("mc2", Case(2), 2, rank, torch.distributed.group.WORLD)
+    assert all(map(torch.equal, found, trained("alltoall", Case(2), 2, rank, None)))
+    return found
+
+
+def test_m10_process_groups(tmp_path: Path, clusters: Any) -> None:
+    """From a process group, in processes: the bits of the threads of a LocalCluster."""
+    expected = clusters[2].run(lambda rank, group: trained("mc2", Case(2), 2, rank, group))
+    for found, wanted in zip(run_processes(2, in_a_process, tmp_path), expected, strict=True):
+        assert all(map(torch.equal, found, wanted))
 
 
 def test_m10_wrong_calls_are_refused(clusters: Any) -> None:
@@ -931,6 +955,20 @@ def test_m15_drop_and_pad_has_static_shapes(clusters: Any) -> None:
             close(out, case.x[rank] * probs.sum(1, keepdim=True))
 
         on_ranks(kind, 2, clusters, run)
+
+
+@pytest.mark.nightly  # tracing takes seconds
+def test_m16_a_compiler_keeps_the_layer_in_one_graph(clusters: Any) -> None:
+    """A value that Python reads would break the graph: so none is read on an NPU either."""
+    case = Case(1)
+
+    def run(rank: int, group: str) -> None:
+        layer = layer_of(case, "mc2", rank, group, 1, shared_expert(None, 0, 1, True, False))
+        expected, _ = layer(case.x[0])
+        whole = torch.compile(layer, fullgraph=True, backend="eager", dynamic=False)
+        assert torch.equal(whole(case.x[0])[0], expected)
+
+    clusters[1].run(run)
 
 
 def test_m16_a_host_copy_would_be_seen(no_host_copies: None) -> None:

@@ -489,6 +489,10 @@ for each in (group, dist.group.WORLD):
     name = each._get_backend(torch.device("npu")).get_hccl_comm_name(0)
     assert name == ascend_moe.comm_name(each)
 assert dist.get_backend(group) == "gloo" and dist.is_hccl_available()
+stacked, summed = torch.zeros(1, 2, 3), torch.zeros(1, 2, 3)
+dist.all_gather_into_tensor(stacked, torch.arange(6.0).view(2, 3), group=group)
+dist.reduce_scatter_tensor(summed, input=torch.arange(6.0).view(2, 3), group=group)
+assert stacked.flatten().tolist() == summed.flatten().tolist() == list(range(6))
 dist.destroy_process_group()
 sys.exit(7)
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 
@@ -17,12 +18,13 @@ import calibration_fit
 from ascend_moe.native.library import lib
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import KINDS, cost_table, fitted_names, known_socs, read_data
-from ascend_moe.timed import ALGORITHMS, Prediction, calibration, predict
+from ascend_moe.timed import ALGORITHMS, OpPrediction, Prediction, calibration, predict
 from ascend_moe.timed.calibration import CALIBRATION, HELD_OUT
 from ascend_moe.timed.report import ERROR_HEAD, banner, error_rows, predictions
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLDS, BATCHES = [8, 16, 32, 64], [8, 32, 128, 512]
+AIMED = BATCHES[:3]  # batches for which there is an aim
 SHOWN = 16  # EP ranks of tables of one number of ranks
 CALL = Request(ranks=8, experts=256, topk=8, hidden=7168, batch=128, quant=True)
 _EVENTS = 4_000_000  # more than an op has
@@ -32,7 +34,8 @@ _SOC = "Ascend910_9391"
 
 def write(folder: Path) -> None:
     """``folder``/predict.md and ``folder``/predict/a3.svg."""
-    by_world = predictions(CALL, WORLDS, list(ALGORITHMS))
+    by_batch = {batch: predictions(replace(CALL, batch=batch), WORLDS, list(ALGORITHMS)) for batch in AIMED}
+    by_world = by_batch[CALL.batch]
     (folder / "predict").mkdir(parents=True, exist_ok=True)
     draw(by_world, folder / "predict" / "a3.svg")
     pieces = {
@@ -45,6 +48,7 @@ def write(folder: Path) -> None:
         **_predicted(by_world),
         "shown": str(SHOWN),
         "batches": _batches(),
+        **_aims(by_batch),
         "sensitivity": _sensitivity([each for each in by_world if each.request.ranks == SHOWN]),
         **_costs(),
     }
@@ -166,7 +170,7 @@ def _predicted(by_world: Sequence[Prediction]) -> dict[str, str]:
         [
             *_times(each.request.ranks, each),
             f"{window[each.request.ranks] / _trip(each):.2f}",
-            f"{max(share for name, share in each.link_use.items() if name != 'memory'):.0%}",
+            f"{max(_busiest_link(op) for op in (each.dispatch, each.combine)):.0%}",
         ]
         for each in by_world
     ]
@@ -203,9 +207,60 @@ def _times(first: int, predicted: Prediction) -> list[object]:
 def _batches() -> str:
     rows = []
     for batch in BATCHES:
-        request = Request(**(vars(CALL) | {"batch": batch}))
+        request = replace(CALL, batch=batch)
         rows += [_times(batch, each) for each in predictions(request, [SHOWN], list(ALGORITHMS))]
     return _table(["BS", "algorithm", "dispatch us", "combine us"], rows)
+
+
+def _aims(by_batch: Mapping[int, Sequence[Prediction]]) -> dict[str, str]:
+    """Round trips against the CANN-style kernels, and what of direct's is neither link nor launch."""
+    rows, slowest, reached, least = [], 9.0, 0, 9.0
+    for batch, predicted in by_batch.items():
+        for world in WORLDS:
+            of = {each.algorithm: each for each in predicted if each.request.ranks == world}
+            speed = {name: _trip(of["cann-style"]) / _trip(each) for name, each in of.items()}
+            slowest, least = min(slowest, speed["window"]), min(least, speed["direct"])
+            reached += speed["direct"] >= 1.5
+            ops = (of["direct"].dispatch, of["direct"].combine)
+            link = sum(_busiest_link(op) * op.us for op in ops)
+            launch = sum(op.phases["launch"] for op in ops)
+            trip = _trip(of["direct"])
+            rows.append(
+                [
+                    *(batch, world, f"{_trip(of['cann-style']):.1f}"),
+                    *(f"{_trip(of[name]):.1f} ({speed[name]:.2f})" for name in ("window", "direct", "zero-copy")),
+                    *(f"{link:.1f}", f"{launch:.1f}", f"{trip - link - launch:.1f}"),
+                ]
+            )
+    counts = {
+        name: sorted(
+            {
+                (each.dispatch.sync_alls, each.combine.sync_alls)
+                for each in by_batch[CALL.batch]
+                if each.algorithm == name
+            }
+        )
+        for name in ALGORITHMS
+    }
+    head = ["BS", "EP", "cann-style us", "window us", "direct us", "zero-copy us"]
+    return {
+        "aims": _table([*head, "direct: busiest link us", "launches us", "rest us"], rows),
+        "sync_alls": _table(
+            ["algorithm", "SyncAlls of dispatch", "of combine"],
+            [
+                [name, *(" to ".join(str(n) for n in sorted(set(op))) for op in zip(*found, strict=True))]
+                for name, found in counts.items()
+            ],
+        ),
+        "window_slowest": f"{slowest:.2f}",
+        "direct_slowest": f"{least:.2f}",
+        "direct_reached": str(reached),
+        "aim_rows": str(len(rows)),
+    }
+
+
+def _busiest_link(op: OpPrediction) -> float:
+    return max((share for name, share in op.link_use.items() if name != "memory"), default=0.0)
 
 
 def _sensitivity(usual: Sequence[Prediction]) -> str:

@@ -41,7 +41,7 @@ BOUNDS = (
     Bound("window", "gloo-a2a-tuned", 2),
 )
 #: Preset and tokens of the cases, on 2 ranks.
-SHAPES = (("deepseek-v3", 8), ("deepseek-v3", 32), ("qwen3", 32))
+SHAPES = (("deepseek-v3", 8), ("deepseek-v3", 32), ("qwen3-235b", 32))
 
 
 @dataclass(frozen=True)

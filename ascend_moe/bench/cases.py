@@ -22,13 +22,6 @@ SWEEPS = {
     "ranks": (1, 2, 4, 8),
     "hidden": (1024, 2048, 3072, 4096, 5120, 6144, 7168, 8192),
 }
-#: preset -> H, K, E of a published layer: DeepSeek-V3, Qwen3-235B-A22B, DeepSeek-V2-Lite
-_DEEPSEEK = PRESETS["deepseek-v3"].published
-LAYERS = {
-    "deepseek-v3": (_DEEPSEEK.hidden_size, _DEEPSEEK.top_k, _DEEPSEEK.num_experts),
-    "qwen3": (4096, 8, 128),
-    "small": (2048, 6, 64),
-}
 INPUT_SETS = 16  # used in turns: routing is fresh at every iteration
 
 
@@ -128,7 +121,7 @@ def matrix(
 ) -> list[Case]:
     """The cases of a run, ordered by ranks: every preset x ranks x batch, or along ``sweep``."""
     for preset in presets:
-        need_one_of("preset", preset, LAYERS)
+        need_one_of("preset", preset, PRESETS)
     need_one_of("sweep", sweep, ("", *SWEEPS))
     for argument, value, names in (("skew", skew, SKEWS), ("quant", quant, QUANTS), ("dtype", dtype, DTYPES)):
         need_one_of(argument, value, names)
@@ -137,7 +130,8 @@ def matrix(
     batches = SWEEPS["tokens"] if sweep == "tokens" else batches
     made = []
     for world, preset, width, batch in product(worlds, presets, widths, batches):
-        hidden, topk, experts = LAYERS[preset]
+        layer = PRESETS[preset].published
+        hidden, topk, experts = layer.hidden_size, layer.top_k, layer.num_experts
         if not 1 <= world <= 64 or experts % world:
             text = f"ranks is {world}; need 1..64 that divide the {experts} experts of {preset}"
             raise ArgumentError(text, argument="ranks")

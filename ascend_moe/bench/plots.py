@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+from ascend_moe._text import write_whole
 from ascend_moe.bench.methods import GROUPS, LIMIT, METHODS
 from ascend_moe.bench.results import CaseResult, Run
 
@@ -18,20 +20,19 @@ AXES: dict[str, tuple[str, Value]] = {
 }
 
 
-def draw(run: Run, folder: Path, sweep: str = "") -> list[Path]:
-    """``roofline.svg``, and ``scaling_<sweep>.svg`` of a sweep, in ``folder``; their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+def draw(run: Run, path: Path, sweep: str = "") -> list[Path]:
+    """Over payload in ``path``, and along a sweep in a second file, with the sweep's name added; their paths."""
     made = [
         _picture(
             _grouped(run, lambda case: f"{case.case.world} ranks"),
             "payload there and back, MB a rank",
             lambda case: (case.case.dispatch_bytes + case.case.combine_bytes) / 1e6,
-            folder / "roofline.svg",
+            path,
         )
     ]
     if sweep:
         by_preset = _grouped(run, lambda case: case.case.preset)
-        made.append(_picture(by_preset, *AXES[sweep], folder / f"scaling_{sweep}.svg"))
+        made.append(_picture(by_preset, *AXES[sweep], path.with_stem(f"{path.stem}_{sweep}")))
     return made
 
 
@@ -79,8 +80,9 @@ def _picture(lines: dict[str, list[CaseResult]], label: str, value: Value, path:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, which="major", alpha=0.25)
     axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.savefig(path, metadata={"Date": None})
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
     plt.close(figure)
     # A hundredth of a point is enough, and halves the file.
-    path.write_text(re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", path.read_text()))
+    write_whole(path, re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", drawn.getvalue()))
     return path

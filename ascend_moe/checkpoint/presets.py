@@ -48,6 +48,23 @@ PRESETS: dict[str, Preset] = {
         ),
         narrow=64,
     ),
+    "deepseek-v2-lite": Preset(
+        "a layer of DeepSeek-V2-Lite (16B)",
+        MoEConfig(
+            hidden_size=2048,
+            moe_intermediate_size=1408,
+            num_experts=64,
+            top_k=6,
+            renormalize=False,
+            shared_intermediate_size=2816,
+        ),
+        narrow=352,
+    ),
+    "qwen3-235b": Preset(
+        "a layer of Qwen3-235B-A22B",
+        MoEConfig(hidden_size=4096, moe_intermediate_size=1536, num_experts=128, top_k=8),
+        narrow=192,
+    ),
     "qwen3-30b": Preset(
         "a layer of Qwen3-30B-A3B",
         MoEConfig(hidden_size=2048, moe_intermediate_size=768, num_experts=128, top_k=8),

@@ -12,11 +12,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ascend_moe._text import show
+from ascend_moe._text import show, unwritable
 from ascend_moe.bench import RankFailed, bounds, report, run
 from ascend_moe.bench import methods as every_method
-from ascend_moe.bench.cases import LAYERS, SKEWS, SWEEPS, Case, matrix
+from ascend_moe.bench.cases import SKEWS, SWEEPS, Case, matrix
 from ascend_moe.bench.results import Run
+from ascend_moe.checkpoint.presets import PRESETS
 from ascend_moe.cli import options
 from ascend_moe.cli.options import bad, numbers
 from ascend_moe.errors import ArgumentError
@@ -32,7 +33,7 @@ app = typer.Typer()
 def bench(
     preset: Annotated[
         list[str] | None,
-        typer.Option("--preset", "-p", metavar="NAME", help=f"{', '.join(LAYERS)}; several."),
+        typer.Option("--preset", "-p", metavar="NAME", help=f"{', '.join(PRESETS)}; several."),
     ] = None,
     batch: Annotated[str, typer.Option("-b", "--batch", metavar="N,N", help="Tokens a rank.")] = "8,32",
     ranks: Annotated[str, typer.Option("--ranks", "-r", metavar="N,N", help="EP ranks.")] = "2",
@@ -48,7 +49,7 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_ITERATIONS} iterations.")] = False,
     as_json: options.Json = "",
     plot: Annotated[
-        Path | None, typer.Option(metavar="DIR", file_okay=False, help="Pictures, into this folder.")
+        Path | None, typer.Option(metavar="FILE", help="A picture of it, SVG; with --sweep a second, FILE_SWEEP.")
     ] = None,
     check: Annotated[
         bool,
@@ -65,8 +66,11 @@ def bench(
     if check:
         kept = bounds.check(lambda cases: measure(cases, list(every_method.METHODS), bounds.ITERATIONS), print)
         raise typer.Exit(0 if kept else 1)
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        bad("--plot", "needs matplotlib: pip install matplotlib")
+    if plot is not None:
+        if why := unwritable(plot):
+            bad("--plot", why)
+        if importlib.util.find_spec("matplotlib") is None:
+            bad("--plot", "needs matplotlib: pip install matplotlib")
     try:
         cases = matrix(
             preset or ["deepseek-v3"],

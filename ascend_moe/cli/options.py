@@ -39,6 +39,12 @@ def _quant(value: str) -> str:
     return value
 
 
+def _cores(value: int | None) -> int | None:
+    if value == 0:
+        raise ArgumentError("cores is 0; need 1..64, or leave --cores out for all of the SoC", argument="cores")
+    return value
+
+
 def _json(value: str) -> str:
     if value not in ("", "-") and (why := unwritable(Path(value))):
         bad("--json", why)
@@ -66,7 +72,9 @@ Experts = Annotated[
 ]
 Quant = Annotated[str, typer.Option("--quant", metavar="none|int8", help="Rows as they travel.", callback=_quant)]
 Contract = Annotated[str, typer.Option(metavar="|".join(planning.CONTRACTS))]
-Cores = Annotated[int, typer.Option(metavar="N", help="AIV cores of a launch; 0: all of the SoC.", show_default=False)]
+Cores = Annotated[
+    int | None, typer.Option(metavar="N", help="AIV cores of a launch; default: all of the SoC.", callback=_cores)
+]
 Json = Annotated[
     str, typer.Option("--json", metavar="FILE|-", help="Every number as JSON; -: printed alone.", callback=_json)
 ]
@@ -92,7 +100,7 @@ def request_of(
     smooth: Annotated[bool, typer.Option("--smooth", help="With smooth scales; implies int8.")] = False,
     contract: Contract = "v2",
     soc: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(SOCS)}.")] = DEFAULT_SOC,
-    cores: Cores = 0,
+    cores: Cores = None,
     window: Annotated[
         int,
         typer.Option(metavar="MIB", help="HCCL_BUFFSIZE as it is, to compare with.", show_default=False),
@@ -120,7 +128,7 @@ def request_of(
         smooth=smooth,
         contract=contract,
         soc=soc,
-        cores=cores,
+        cores=cores or 0,
         window_mib=window,
         ranks_per_server=ranks_per_server,
         comm_alg=comm_alg,

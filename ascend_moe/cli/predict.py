@@ -26,7 +26,7 @@ def predict(
     experts: options.Experts = None,
     quant: options.Quant = "int8",
     contract: options.Contract = "v2",
-    cores: options.Cores = 0,
+    cores: options.Cores = None,
     comm_alg: Annotated[
         str,
         typer.Option("--comm-alg", metavar="NAME,...", help=f"Of {','.join(ALGORITHMS)}; default: all."),
@@ -51,7 +51,7 @@ def predict(
         quant=quant == "int8",
         contract=contract,
         soc=soc,
-        cores=cores,
+        cores=cores or 0,
     )
     names = comm_alg.split(",") if comm_alg else []
     predictions = report.predictions(request, options.numbers("ranks", ranks), names)

@@ -14,6 +14,25 @@ from ascend_moe._text import installed_version
 from ascend_moe.cli import COMMANDS
 from ascend_moe.errors import AscendMoeError
 
+# click's, or that of typer's own copy of click.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+
+def _in_one_line(error: Any, words: list[str]) -> str:
+    """The option and its value as they were given, and what is wrong with them."""
+    options = [*getattr(error.param, "opts", []), *getattr(error.param, "secondary_opts", [])] if _is_bad(error) else []
+    given = [at for at, word in enumerate(words) if word.partition("=")[0] in options]
+    if not given:
+        return " ".join(str(error.format_message()).split()).rstrip(".")
+    name, same_word, value = words[given[-1]].partition("=")
+    value = value if same_word else next(iter(words[given[-1] + 1 :]), "")
+    message = " ".join(str(error.message).split()).rstrip(".")
+    return f"'{name}': {message}" if value in message else f"'{name}' {value}: {message}"
+
+
+def _is_bad(error: Any) -> bool:
+    return isinstance(error, typer.BadParameter) and bool(error.message)
+
 
 class _Commands(TyperGroup):
     """The help lists commands by their line in COMMANDS; to run, a command's own application is loaded."""
@@ -27,13 +46,22 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
+        ctx.obj = list(rest)
         application: typer.Typer = importlib.import_module(f"ascend_moe.cli.{name}").app
         return name, typer.main.get_command(application), rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Errors of this package become one line on stderr, and exit code 2; Ctrl-C one, and 130."""
+        """Errors of this package and wrong options become one line on stderr, and exit code 2; Ctrl-C one, and 130."""
         try:
             return super().invoke(ctx)
+        except _UsageError as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                raise
+            command = (
+                f"ascend-moe {ctx.invoked_subcommand or ''}".rstrip() if error.ctx is None else error.ctx.command_path
+            )
+            print(f"{command}: {_in_one_line(error, ctx.obj or [])}; see {command} --help", file=sys.stderr)
+            raise typer.Exit(2) from None
         except AscendMoeError as error:
             print(f"ascend-moe {ctx.invoked_subcommand}: {error}", file=sys.stderr)
             raise typer.Exit(2) from None

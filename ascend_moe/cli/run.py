@@ -40,7 +40,9 @@ def run(
     ] = BACKENDS[0],
     batch: Annotated[
         str,
-        typer.Option(help="Tokens a rank: 64 gives rank 0 64 and the others fewer; 64,0,7,9 says them all."),
+        typer.Option(
+            "--batch", "-b", help="Tokens a rank: 64: rank 0 has 64, the others fewer; 64,0,7,9 says them all."
+        ),
     ] = "64",
     dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of rows and weights.")] = "bf16",
     quant: options.Quant = "none",
@@ -48,7 +50,7 @@ def run(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help=f"The tokens, a byte each; default {DEFAULT_TEXT}."),
     ] = None,
-    iterations: Annotated[int, typer.Option(min=1, max=1000, help="Timed passes.")] = 5,
+    iterations: Annotated[int, typer.Option("--iterations", "-n", min=1, max=1000, help="Timed passes.")] = 5,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of embedding and random weights.")] = 0,
     as_json: options.Json = "",
 ) -> None:

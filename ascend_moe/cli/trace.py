@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ascend_moe._text import table, unwritable, write_whole
+from ascend_moe._text import filled, table, unwritable, write_whole
 from ascend_moe.cli import options
 from ascend_moe.errors import ArgumentError
 from ascend_moe.timed import roundtrip
@@ -17,7 +17,7 @@ from ascend_moe.timeline import Timeline, chrome, picture
 from ascend_moe.timeline.stats import OpRun, longest_waits, op_runs, phase_rows
 
 app = typer.Typer()
-HEAD = ["step", "at work, µs", "slowest, µs", "of the op, %", "cores", "SyncAll, µs", "wait, µs", "MB"]
+HEAD = ["step, µs", "work", "worst", "%", "cores", "SyncAll", "wait", "MB"]
 
 
 @app.command()
@@ -31,7 +31,9 @@ def trace(
     quant: options.Quant = "none",
     op: Annotated[str, typer.Option(metavar="|".join(OPS))] = "both",
     comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="|".join(ALGORITHMS))] = "window",
-    repeat: Annotated[int, typer.Option(metavar="N", max=100_000, help="Rounds that are recorded.")] = 15,
+    repeat: Annotated[
+        int, typer.Option("--iterations", "-n", metavar="N", max=100_000, help="Rounds that are recorded.")
+    ] = 15,
     pick: Annotated[str, typer.Option(metavar="|".join(PICKS), help="Which round to show.")] = "p10",
     seed: Annotated[int, typer.Option(min=0, max=options.MAX_SEED, help="Of inputs and routing.")] = 0,
     soc: Annotated[str, typer.Option(metavar="NAME", help="Predict for this SoC instead of measuring here.")] = "",
@@ -70,17 +72,15 @@ def trace(
 
 def text(timeline: Timeline) -> list[str]:
     """The summary as lines."""
-    lines = [f"{timeline.title} [{timeline.source}]"]
+    lines = filled(f"{timeline.title} [{timeline.source}]".split())
     if "rounds" in timeline.details:
-        lines.append(f"rounds: {timeline.details['rounds']}")
+        lines += filled(timeline.details["rounds"].split(), "rounds: ")
     for run in op_runs(timeline):
         lines.append(f"{run.name}: {run.ns / 1000:.1f} µs on {len(run.ranks)} ranks, {run.cores} cores each")
-        lines += table([HEAD, *_cells(run)])
+        lines += table([HEAD, *_cells(run)], "")
         for waited in longest_waits(run)[:3]:
-            lines.append(
-                f"  rank {waited.wait.rank} waited {waited.wait.ns / 1000:.1f} µs for rank "
-                f"{waited.store.rank}'s status, in {picture.phase_name(waited.wait.phase)}"
-            )
+            said = f"waited {waited.wait.ns / 1000:.1f} µs for rank {waited.store.rank}'s status, in"
+            lines += filled([*said.split(), picture.phase_name(waited.wait.phase)], f"  rank {waited.wait.rank} ")
     if timeline.dropped:
         lines.append(f"{timeline.dropped} events were dropped for want of room")
     return lines

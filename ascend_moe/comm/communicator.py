@@ -231,7 +231,14 @@ class Communicator(GroupEnd):
         """What can be seen of a peer now, e.g. ``process 4242 is stopped (state T)``."""
         if rank == self.rank:
             return "it is this rank"
-        return "this rank has closed its communicator" if self.closed else self._describe(rank)
+        if self.closed:
+            return "this rank has closed its communicator"
+        seen = self._describe(rank)
+        with self._handle_lock:
+            if " is running" not in seen or self._handle is None:
+                return seen
+            in_op = library.lib().am_comm_in_op(self._handle, rank)
+        return f"{seen}, in an op of this group" if in_op else f"{seen}, in Python code, in no op of this group"
 
     def lend(self, size: int) -> ctypes.Array[ctypes.c_char]:
         """``size`` bytes of this rank's lent area, held until the returned object dies."""

@@ -136,7 +136,7 @@ def _differentiable(function: Callable[P, list[torch.Tensor]]) -> Callable[P, li
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             differentiable = has_products_for_gradients(bound.arguments)
-        except (TypeError, AttributeError):  # no such call: the function says what is wrong with it
+        except (TypeError, AttributeError, RuntimeError):  # no such call: the function says what is wrong with it
             differentiable = False
         return multiply_with_gradient(function, bound.arguments) if differentiable else function(*args, **kwargs)
 

@@ -412,7 +412,24 @@ def _get_hccl_comm_name(self: Any, rank: int = 0, init_comm: bool = True) -> str
     raise ArgumentError("get_hccl_comm_name: this backend belongs to no process group that is alive", argument="self")
 
 
+def _of_any_shape(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A collective of two tensors. HCCL looks at their sizes alone, gloo at their shapes."""
+
+    def flat(value: Any) -> Any:
+        return value.view(-1) if isinstance(value, torch.Tensor) and value.is_contiguous() else value
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return function(*map(flat, args), **{name: flat(value) for name, value in kwargs.items()})
+
+    return run
+
+
 def _change_groups(changes: _Changes) -> None:
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+        function = _of_any_shape(getattr(distributed_c10d, name))
+        changes.set(distributed_c10d, name, function)
+        changes.set(dist, name, function)
     for name, position in (("init_process_group", 0), ("new_group", 2)):
         function = _without_hccl(getattr(distributed_c10d, name), position)
         changes.set(distributed_c10d, name, function)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
@@ -17,7 +18,7 @@ from typing import Any, TypeAlias
 
 from .. import settings
 from ..errors import LibraryError
-from .build import PARTS, built_part, part_if_built
+from .build import PARTS, built_part, part_if_built, source_hash
 
 LIBRARY_NAME = "libascend_moe.so"
 # One library for each engine, from the same sources. "fast" runs in program order, "checked" looks for races;
@@ -41,6 +42,7 @@ SIGNATURES: Signatures = {
     "am_comm_mark_lost": (None, (c_void_p, c_int)),
     "am_comm_algorithm_run": (c_uint32, (c_void_p,)),
     "am_comm_traffic": (None, (c_void_p, POINTER(c_uint64))),
+    "am_comm_in_op": (c_int, (c_void_p, c_int)),
     "am_comm_set_epoch": (None, (c_void_p, c_uint32)),
     "am_comm_lent": (c_void_p, (c_void_p,)),
     "am_lent_take": (c_int, (c_void_p, c_uint64, POINTER(c_uint64))),
@@ -75,7 +77,27 @@ SIGNATURES: Signatures = {
 def _package_paths() -> list[Path]:
     # An editable install has two folders: Python files in the source tree, libraries in site-packages.
     package = importlib.import_module("ascend_moe")
-    return [Path(entry) for entry in package.__path__]
+    entries = [Path(entry) for entry in package.__path__]
+    if any((entry / "lib" / LIBRARY_NAME).is_file() for entry in entries):
+        return entries
+    return entries + _installed_copies(tuple(entries))
+
+
+@functools.cache
+def _installed_copies(entries: tuple[Path, ...]) -> list[Path]:
+    """Installations of this package from the same native sources.
+
+    `python -m ascend_moe` in a checkout imports the checkout, which has no libraries, though `pip install .` has
+    built some.
+    """
+    folders = [Path(folder, "ascend_moe") for folder in sys.path]
+    copies = [copy for copy in folders if (copy / "lib" / LIBRARY_NAME).is_file() and copy not in entries]
+    roots = [entry.parent for entry in entries]
+    same: list[Path] = []
+    with contextlib.suppress(OSError):  # no sources to compare
+        ours = {source_hash(root) for root in roots}
+        same = [copy for copy in copies if source_hash(copy / "_src") in ours]
+    return same
 
 
 def native_source_root() -> Path:

@@ -7,6 +7,7 @@ have in common.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
@@ -104,6 +105,9 @@ class Operator:
         has_side_effect(self.overload)
         _register_effectful_op(self.overload, _EffectType.ORDERED)
 
+
+# What torch says of a value that its schema does not take.
+_WRONG_KIND = re.compile(r"Expected a value of type '(.+?)' for argument '(.+?)' but instead found type '(.+?)'")
 
 OPERATORS: dict[str, _Op] = {}  # the four, by name
 
@@ -216,11 +220,15 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
         given = {key: value for key, value in kwargs.items() if key not in defaults or value is not defaults[key]}
         try:
             outputs = overload(*args, **given)
-        except RuntimeError:
+        except RuntimeError as error:
             try:
                 function(*args, **kwargs)  # raises Python's TypeError where the call does not fit the signature
             except TypeError as misfit:  # without torch's 700 characters above it
                 raise unknown_argument(function, kwargs) or misfit from None
+            if (kind := _WRONG_KIND.search(str(error))) is not None and not isinstance(error, AscendMoeError):
+                wanted, argument, found = kind.groups()
+                text = f"{name}: {argument} is of type {found}; it must be {wanted}"
+                raise ArgumentError(text, argument=argument) from None
             raise
         # torch.fx's tracer has a proxy of the whole tuple.
         result: R = named(outputs) if named is not None and isinstance(outputs, tuple) else outputs

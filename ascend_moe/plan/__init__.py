@@ -20,7 +20,7 @@ import torch
 from .. import settings
 from ..comm.communicator import ALGORITHMS, CONTEXT_A2, CONTEXT_A3, MAX_WINDOW_MIB, window_data_bytes
 from ..comm.lent import DTYPES
-from ..errors import ArgumentError, WindowTooSmall, need, need_one_of
+from ..errors import ArgumentError, WindowTooSmall, need, need_one_of, with_typed_errors
 from ..native import library
 from ..ops import calls
 from .soc import DEFAULT_SOC, Soc
@@ -126,6 +126,7 @@ class Report:
         return asdict(self) | {"ok": self.ok}
 
 
+@with_typed_errors
 def plan(request: Request) -> Report:
     """Sizes, tiling and violated limits of a configuration. Touches no device and opens no window.
 
@@ -145,6 +146,7 @@ def plan(request: Request) -> Report:
     return Report(request, chip, cores, window, window["buffsize_mib"], limits()["ub_bytes"], cann, ops, violations)
 
 
+@with_typed_errors
 def require(request: Request) -> None:
     """Nothing where the operators take the configuration.
 
@@ -167,6 +169,7 @@ def limits() -> dict[str, int]:
     return _fields(_library().am_need_limits)
 
 
+@with_typed_errors
 def window_need(request: Request) -> dict[str, int]:
     """Bytes and MiB of window a rank: of dispatch, of combine, of a round trip (``buffsize_mib``).
 
@@ -178,6 +181,7 @@ def window_need(request: Request) -> dict[str, int]:
     return _fields(_library().am_need_window, ctypes.byref(spec))
 
 
+@with_typed_errors
 def cann_need(request: Request) -> list[CannNeed]:
     """The same call as CANN's own operators see it, a version each."""
     shape = (request.ranks, request.experts, request.batch, request.hidden, request.topk)
@@ -188,6 +192,10 @@ def cann_need(request: Request) -> list[CannNeed]:
 
 
 def _check(request: Request) -> None:
+    for name in ("ranks", "experts", "topk", "hidden", "batch", "cores", "window_mib", "ranks_per_server"):
+        given = getattr(request, name)
+        need(type(given) is int, name, f"is {given!r}; need a whole number")
+    need(isinstance(request.comm_alg, str), "comm_alg", f"is {request.comm_alg!r}; need a name")
     most = _MOST | {"cores": calls.MAX_CORES, "window_mib": MAX_WINDOW_MIB, "ranks_per_server": request.ranks}
     for name, high in most.items():
         value, low = getattr(request, name), 0 if name == "batch" else 1

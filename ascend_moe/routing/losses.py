@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ascend_moe._torch_npu import compute_dtype
-from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
-from ascend_moe.routing.topk import SCORE_FUNCTIONS, normalised_scores
+from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
+from ascend_moe.routing.topk import check_logits, normalised_scores
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -117,10 +117,7 @@ def compute_routing_scores_for_aux_loss(
 
     Source: Megatron-LM ``compute_routing_scores_for_aux_loss``.
     """
-    need_dims("logits", logits, 2)
-    need_one_of("score_function", score_function, SCORE_FUNCTIONS)
-    experts = logits.shape[1]
-    need(1 <= topk <= experts, "topk", f"is {topk}; it must be 1..{experts}, the number of experts")
+    check_logits(logits, topk, score_function)
     scores, ids = normalised_scores(logits, topk, score_function)
     chosen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device).scatter(1, ids, True)
     active = _one_mask(mask, _inverted(padding_mask), logits.shape[0])

@@ -58,10 +58,8 @@ def topk_routing_with_score_function(
 
     Source: Megatron-LM ``topk_routing_with_score_function``.
     """
-    need_dims("logits", logits, 2)
-    need_one_of("score_function", score_function, SCORE_FUNCTIONS)
+    check_logits(logits, topk, score_function)
     tokens, experts = logits.shape
-    need(1 <= topk <= experts, "topk", f"is {topk}; it must be 1..{experts}, the number of experts")
     if expert_bias is not None:
         need_shape("expert_bias", expert_bias, (experts,))
     if precomputed_indices is not None:
@@ -89,6 +87,14 @@ def topk_routing_with_score_function(
         return weights, ids
     chosen = torch.zeros(tokens, experts, dtype=torch.bool, device=logits.device).scatter(1, ids, True)
     return torch.zeros_like(logits).scatter(1, ids, weights), chosen
+
+
+def check_logits(logits: torch.Tensor, topk: int, score_function: str) -> None:
+    """Raise unless logits are ``(T, E)``, k is 1 to E, and the score function is known."""
+    need_dims("logits", logits, 2)
+    need_one_of("score_function", score_function, SCORE_FUNCTIONS)
+    experts = logits.shape[1]
+    need(1 <= topk <= experts, "topk", f"is {topk}; it must be 1..{experts}, the number of experts")
 
 
 def _replayed(router_replay: Any) -> _Find:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..errors import need_one_of
+from ..errors import need, need_one_of, with_typed_errors
 from ..plan import Request
 from ..plan.soc import cost_table
 from ..plan.soc import soc as soc_named
@@ -49,6 +49,7 @@ class Prediction:
         return {name: max(first.get(name, 0.0), second.get(name, 0.0)) for name in first | second}
 
 
+@with_typed_errors
 def predict(
     call: Request,
     soc: str | None = None,
@@ -81,6 +82,8 @@ def predict(
         cores=(call.cores if cores is None else cores) or soc_named(call.soc if soc is None else soc).aiv,
     )
     need_one_of("algorithm", algorithm, ALGORITHMS)
+    for name, number in (("events", events), ("seed", seed)):
+        need(type(number) is int and abs(number) < 2**63, name, f"is {number!r}; need a whole number of 64 bits")
     figures = {name: one.value for name, one in cost_table(request.soc).items()}
     if request.ranks_per_server:
         figures["ranks_per_server"] = request.ranks_per_server

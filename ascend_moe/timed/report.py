@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascend_moe._text import table
+from ascend_moe._text import filled, table
 from ascend_moe.errors import need_one_of
 from ascend_moe.plan import Request
 from ascend_moe.timed import ALGORITHMS, OpPrediction, Prediction, calibration, predict, runnable
@@ -37,14 +37,13 @@ def text(predicted: Sequence[Prediction]) -> list[str]:
     """The predictions in lines: times, then where each went."""
     request = predicted[0].request
     rows = "int8 rows in dispatch" if request.quant else "bf16 rows"
-    lines = [
+    about = (
         f"{request.soc}, {request.cores} cores, BS {request.batch}, H {request.hidden}, K {request.topk}, "
-        f"E {request.experts}, {rows}, contract {request.contract}",
-        banner(),
-        "",
-    ]
-    shares = ["MTE", "V", "S", "SyncAll", "status"]
-    head = ["EP", "algorithm", "dispatch us", "combine us", "SyncAlls", "link use", *shares]
+        f"E {request.experts}, {rows}, contract {request.contract}"
+    )
+    lines = [*filled(about.split()), *filled(banner().split()), "", "us of dispatch and combine"]
+    shares = ["MTE", "V", "S", "SyncAll", "wait"]
+    head = ["EP", "algorithm", "dispatch", "combine", "SyncAlls", "link", *shares]
     body = [
         [
             one.request.ranks,
@@ -56,11 +55,11 @@ def text(predicted: Sequence[Prediction]) -> list[str]:
         ]
         for one in predicted
     ]
-    lines += table([head, *body])
+    lines += table([head, *body], "")
     for each in predicted:
         lines += ["", f"EP {each.request.ranks}, {each.algorithm}: steps on the critical path, us"]
-        steps = [[name, *(f"{step} {us:.1f}" for step, us in op.phases.items())] for name, op in _ops(each)]
-        lines += table(steps, "  ")
+        for name, op in _ops(each):
+            lines += filled([f"{step} {us:.1f}" for step, us in op.phases.items()], f"  {name:<8}  ", "  ")
     return lines
 
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_char_p
 from pathlib import Path
 
+from .._text import irreplaceable
 from ..errors import ArgumentError, LibraryError, TwinBuildError
 from ..native import library as native_library
 from ..native.build import cached, digest_of, fill_folder, sound, tell
@@ -52,6 +53,10 @@ def build(
     """
     paths = source_paths(sources)
     engines = engines_of(engine)
+    if output is not None:
+        for name in engines:
+            if why := irreplaceable(engine_path(Path(output), name)):
+                raise ArgumentError(f"output {why}", argument="output")
     made = {name: kernel_library(paths, name, tuple(defines), tuple(map(Path, includes))) for name in engines}
     if output is None and len(engines) == 1:
         return made[engines[0]]

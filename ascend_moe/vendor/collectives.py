@@ -24,7 +24,7 @@ from ascend_moe.errors import (
     need_only,
     need_shape,
     need_unset,
-    with_right_names,
+    with_typed_errors,
 )
 from ascend_moe.ops import answers
 
@@ -39,7 +39,7 @@ _OWN = (
 )  # fmt: skip
 
 
-@with_right_names
+@with_typed_errors
 def npu_moe_distribute_combine_add_rms_norm(
     expand_x: torch.Tensor,
     expert_ids: torch.Tensor,
@@ -156,7 +156,7 @@ _DISPATCH = "npu_moe_distribute_dispatch_v2"
 _HIDDEN, _TOPK = 16, 1
 
 
-@with_right_names
+@with_typed_errors
 def _npu_distribute_barrier(
     x_ref: torch.Tensor,
     group: str,

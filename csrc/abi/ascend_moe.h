@@ -41,6 +41,8 @@ AM_API void* am_lent_open(int rank, uint64_t base, uint64_t bytes);
 // the block of `expand_x`, when it sends. 0; or -1 with what am_run says then, and nothing may be queued.
 AM_API int am_lent_use(void* area, const void* plan, uint32_t part, const void* expand_x, uint32_t number,
                        int32_t* record, char* fault, uint64_t fault_bytes);
+// Whether a rank, of this process or another, is in an op of this communicator now: 1 or 0.
+AM_API int am_comm_in_op(void* comm, int rank);
 // Tests: makes the next op run as the epoch after this one.
 AM_API void am_comm_set_epoch(void* comm, uint32_t epoch);
 // Where a rank's areas lie in a window, for tests that poison or inspect them: data offset, state offset,

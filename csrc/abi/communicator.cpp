@@ -328,7 +328,16 @@ void Communicator::ListOwnData(uint8_t* data) {
     list(data_bytes_, "data window", false);
 }
 
+void Communicator::TellInOp(bool in_op) {
+    __atomic_store_n(InOpOf(bases_[static_cast<size_t>(rank_)]), in_op ? 1u : 0u, __ATOMIC_RELEASE);
+}
+
+bool Communicator::InOp(int peer) const {
+    return __atomic_load_n(InOpOf(bases_[static_cast<size_t>(peer)]), __ATOMIC_ACQUIRE) != 0;
+}
+
 void Communicator::BeginLaunch() {
+    TellInOp(true);
     if (kind_ == moe::kContextA2) reinterpret_cast<twin::hccl::Header*>(blob_.get())->served = 0;
     if (staging_ == nullptr) return;
     if (!agent_) agent_ = twin::MakeCopyAgent();
@@ -337,6 +346,7 @@ void Communicator::BeginLaunch() {
 }
 
 void Communicator::EndLaunch(bool failed) {
+    TellInOp(false);
     if (agent_) agent_->End(failed);
 }
 
@@ -401,6 +411,10 @@ void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_byte
     } catch (...) {
         return nullptr;
     }
+}
+int am_comm_in_op(void* comm, int rank) {
+    const ops::Communicator& end = *static_cast<const ops::Communicator*>(comm);
+    return rank >= 0 && rank < end.world() && end.InOp(rank) ? 1 : 0;
 }
 int am_comm_use_context(void* comm, int kind) {
     if (kind < static_cast<int>(moe::kContextTable) || kind > static_cast<int>(moe::kContextA2)) return 1;

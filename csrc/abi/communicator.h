@@ -68,6 +68,8 @@ public:
     // To call around each launch: the agent that carries what the kernel posts to HCCL's server.
     void BeginLaunch();
     void EndLaunch(bool failed);
+    // Whether a rank is between the two, as its window says.
+    bool InOp(int peer) const;
     // Throws where the launch on an A2 context has not ended what HCCL's server waits for.
     void CheckServed() const;
 
@@ -90,6 +92,7 @@ private:
     static void OnIdle(void* self);
     static bool PeerGone(void* self);
     void LookAtPeers();
+    void TellInOp(bool in_op);
     bool Gone(int peer) const;
     bool Arrived(int peer) const;
     bool Aborted() const;

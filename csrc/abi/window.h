@@ -14,10 +14,12 @@
 
 namespace ops {
 
-// The first page is the twin's: a count of sleepers and the doorbell that wakes them.
+// The first page is the twin's: a count of sleepers and the doorbell that wakes them, and, in a cache line of its own,
+// whether its rank is in an op.
 constexpr uint64_t kHeaderBytes = 4096;
 constexpr uint64_t kSleepersOffset = 64;
 constexpr uint64_t kDoorbellOffset = kSleepersOffset + sizeof(uint32_t);
+constexpr uint64_t kInOpOffset = 256;
 constexpr uint64_t kStateAreaBytes = moe::kMiB;
 
 // Header, state, data, lent area; on A2 contexts the state area comes last.
@@ -28,6 +30,9 @@ inline uint8_t* StateOf(void* base) { return static_cast<uint8_t*>(base) + kHead
 inline uint8_t* DataOf(void* base) { return static_cast<uint8_t*>(base) + kHeaderBytes + kStateAreaBytes; }
 inline uint32_t* DoorbellOf(void* base) {
     return reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + kDoorbellOffset);
+}
+inline uint32_t* InOpOf(void* base) {
+    return reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + kInOpOffset);
 }
 
 // ---- the lent area ----

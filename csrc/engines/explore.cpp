@@ -179,6 +179,7 @@ struct Exploration {
                                                 : nullptr;
     }
     void Restore(uint32_t epoch);
+    static void LeavesNothing(const Op& op, uint32_t number, am_explore_result& result);
     void CompareOutcome(am_explore_result& result, uint64_t seed);
     static twin::RunOptions Translate(const am_explore_options& options, uint64_t seed);
 
@@ -277,6 +278,27 @@ void Exploration::Run(const am_explore_options& options, am_explore_result& resu
     }
 }
 
+// A failed combine leaves zeros in x, a failed dispatch in ep_recv_counts and expert_token_nums.
+void Exploration::LeavesNothing(const Op& op, uint32_t number, am_explore_result& result) {
+    const Plan& plan = *static_cast<Plan*>(op.step.plan);
+    const moe::MoeDistributeInfo& info = plan.info();
+    const uint64_t nums = info.localExperts * sizeof(int64_t),
+                   counts = info.world * info.localExperts * sizeof(int32_t);
+    for (uint32_t k = plan.dispatch() ? 3 : 0; k <= (plan.dispatch() ? 4 : 0); ++k) {
+        const uint8_t* got = static_cast<const uint8_t*>(op.step.outputs[k]);
+        const uint64_t bytes = !plan.dispatch() ? op.step.output_bytes[k] : k == 3 ? nums : counts;
+        uint64_t at = 0;
+        while (at < bytes && got[at] == 0) ++at;
+        if (at == bytes) continue;
+        result.failed = 2;
+        snprintf(result.kind, sizeof(result.kind), "wrong result");
+        snprintf(result.message, sizeof(result.message),
+                 "op %u of rank %d (%s): it failed, but output %u is not zeros from byte %llu on: %#x", number,
+                 op.step.rank, op.program.name, k, static_cast<unsigned long long>(at), got[at]);
+        return;
+    }
+}
+
 void Exploration::CompareOutcome(am_explore_result& result, uint64_t seed) {
     if (last_.failed) {
         result.failed = 1;
@@ -295,6 +317,7 @@ void Exploration::CompareOutcome(am_explore_result& result, uint64_t seed) {
                      op.program.name, code == 0 ? "it succeeded" : moe::RecordText(op.record).Message().c_str());
             break;
         }
+        if (code != 0) LeavesNothing(op, i, result);
         if (code != 0 || op.step.compare == 0) continue;
         for (uint32_t k = 0; k < op.step.outputs_count && result.failed == 0; ++k) {
             const uint8_t* expected = static_cast<const uint8_t*>(op.step.expected[k]);

@@ -4,7 +4,8 @@
 //   BoardInit, Open           first meeting; direct: LookForAborts, then Agree
 //   MeetAfterSend             second meeting; none in direct combine and with roles
 //   SetStatus                 a status message to every rank
-//   WaitStatus                third meeting; direct: WaitForAll and CheckCountsHashes, no meeting
+//   WaitStatus                third meeting; direct: WaitForAll and CheckCountsHashes, no meeting. Combine then calls
+//                             Tell before it sums, and Hear after it
 //   Report (after a failure), Exit (always)
 #ifndef ASCEND_MOE_COMMON_EXCHANGE_H
 #define ASCEND_MOE_COMMON_EXCHANGE_H
@@ -182,6 +183,18 @@ public:
         }
         return verdict_.code == kOk;
     }
+    // Combine that waits by WaitForAll: the cores do not meet before they sum. Each tells its verdict as soon as it has
+    // one, and hears the others after its sums: so a failure that core 0 finds late, or one core alone, leaves zeros in
+    // all of x. `mine`: found by this core. Every core tells once, also before it leaves.
+    __aicore__ inline void Tell(const Verdict& mine) {
+        Fail(mine);
+        board_.Tell(2, core_ == 0 ? verdict_ : mine);
+    }
+    // False: a core has failed.
+    __aicore__ inline bool Hear() {
+        Fail(board_.Hear(2));
+        return verdict_.code == kOk;
+    }
     // Core 0, while its first loads are under way: compares the hashes that WaitForAll has left out. `rowsKnown`: the
     // numbers of rows are known to be right.
     __aicore__ inline bool CheckCountsHashes(StatusWaiter& waiter, bool rowsKnown) {
@@ -191,11 +204,6 @@ public:
 
     __aicore__ inline void Report() {
         if (core_ == 0) report_.Write(*pipe_, verdict_, sender_, link_, items_.aborts());
-    }
-    // V2's window combine: a row that this core was to sum has not come. Any core reports that; of several the records
-    // differ in one block, so that each is whole.
-    __aicore__ inline void ReportMissing(const Verdict& verdict) {
-        report_.Write(*pipe_, verdict, sender_, link_, items_.aborts());
     }
     // Waits for all pipes and gives all of UB back. Buffers made after this belong to a new plan of UB.
     __aicore__ inline void NextPlan() {

@@ -148,17 +148,23 @@ __aicore__ inline Verdict CheckIndex(const MoeDistributeInfo& info, GM_ADDR expa
 }
 
 // After a failure: this core's share of the sums is zeros. The UB is free.
-__aicore__ inline void ZeroSums(Exchange& exchange, const MoeDistributeInfo& info, GM_ADDR sums, uint32_t rowBytes) {
+__aicore__ inline void ZeroSums(Exchange& exchange, const MoeDistributeCombineTiling& tiling, GM_ADDR sums,
+                                uint32_t rowBytes) {
+    const MoeDistributeInfo& info = tiling.info;
+    const uint32_t parts = tiling.partsPerToken, partBytes = tiling.partElements * (rowBytes / info.hidden);
     UbBuf zeroBuf;
-    exchange.pipe().InitBuffer(zeroBuf, rowBytes);
+    exchange.pipe().InitBuffer(zeroBuf, partBytes);
     AscendC::Duplicate(zeroBuf.Get<int16_t>(), static_cast<int16_t>(0),
-                       static_cast<int32_t>(rowBytes / sizeof(int16_t)));
+                       static_cast<int32_t>(partBytes / sizeof(int16_t)));
     SyncFunc<HardEvent::V_MTE3>();
     GlobalTensor<int8_t> x;
     x.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(sums), static_cast<uint64_t>(info.batch) * rowBytes);
-    const uint32_t end = PartBegin(info.batch, exchange.core() + 1, info.cores);
-    for (uint32_t token = PartBegin(info.batch, exchange.core(), info.cores); token < end; ++token)
-        AscendC::DataCopy(x[static_cast<uint64_t>(token) * rowBytes], zeroBuf.Get<int8_t>(), rowBytes);
+    const uint32_t end = PartBegin(info.batch * parts, exchange.core() + 1, info.cores);
+    for (uint32_t item = PartBegin(info.batch * parts, exchange.core(), info.cores); item < end; ++item) {
+        const uint32_t begin = item % parts * partBytes;
+        AscendC::DataCopy(x[static_cast<uint64_t>(item / parts) * rowBytes + begin], zeroBuf.Get<int8_t>(),
+                          Min(partBytes, rowBytes - begin));
+    }
     AscendC::PipeBarrier<PIPE_ALL>();
 }
 

@@ -84,10 +84,6 @@ private:
         AscendC::DataCopyPad(before, record_, params, pad);
         SyncFunc<HardEvent::MTE2_S>();
         if (before.GetValue(kRecMagic) != kRecordMagic) return false;
-        // Of one op: wrong counts explain a row that has not come.
-        if (before.GetValue(kRecEpoch) == static_cast<int32_t>(epoch_) && verdict.code == kRoutingMismatch &&
-            (verdict.detail0 & kMismatchRow) == 0)
-            return false;
         return before.GetValue(kRecCode) >= static_cast<int32_t>(kFirstFatal) || verdict.code < kFirstFatal;
     }
     // Loads header 0 of every message, [2 parities][W] blocks. Over RDMA the messages of far ranks lie behind

@@ -33,11 +33,14 @@ constexpr uint32_t kRecheck = kFirstFatal - 1;
 // The worst verdict has the least number: fatal errors, then a configuration mismatch, the other collective
 // errors, and the mismatches that only this rank sees. Of equals the lowest rank's counts. So all cores, and
 // if the cause is common all ranks, choose the same verdict. A mismatch of counts goes before a mismatch of
-// expand_idx, because ids or masks that differ cause both.
+// expand_idx and before a row that has not come, because ids or masks that differ cause all three.
 __aicore__ inline uint32_t Severity(const Verdict& verdict) {
     if (verdict.code >= kFirstFatal) return verdict.code - kFirstFatal;
     if (verdict.code == kConfigMismatch) return 32;
-    if (verdict.code == kRoutingMismatch) return (verdict.detail0 & kMismatchIndex) != 0 ? 65 : 64;
+    if (verdict.code == kRoutingMismatch) {
+        if ((verdict.detail0 & kMismatchIndex) != 0) return 65;
+        return (verdict.detail0 & kMismatchRow) != 0 ? 66 : 64;
+    }
     if (verdict.code == kRecheck) return 80;
     return verdict.code == kOk ? 96 : 48;
 }
@@ -60,29 +63,43 @@ public:
         cores_ = cores;
         lanes_ = VerdictLanes(cores);
         pipe.InitBuffer(buf_, VerdictBytes(cores));
+        if (cores == 1) return;
+        // What a look compares with, and what the lanes behind the last core's have.
+        AscendC::Duplicate(buf_.Get<int32_t>()[kBlockWords], static_cast<int32_t>(mark_),
+                           static_cast<int32_t>(2 * lanes_));
+        SyncFunc<HardEvent::V_MTE2>();
     }
     // Drains this core's own stores, meets the others, and returns the worst verdict of all.
     __aicore__ inline Verdict Meet(uint32_t round, const Verdict& mine) {
         AscendC::PipeBarrier<PIPE_ALL>();
         if (cores_ == 1) return mine;
+        Post(Row(round), buf_.Get<uint32_t>(), mine);
+        return Await(Row(round));
+    }
+    // The same in two halves, of which the first waits for nobody and drains nothing: only the verdict is told. Each
+    // once after the last meeting of a launch. A launch of a single core has nobody to tell.
+    __aicore__ inline void Tell(uint32_t round, const Verdict& mine) {
+        if (cores_ == 1) return;
+        Post(Row(round), buf_.Get<uint32_t>()[(VerdictBytes(cores_) - kBlock) / kBlock * kBlockWords], mine);
+    }
+    __aicore__ inline Verdict Hear(uint32_t round) { return cores_ == 1 ? Verdict() : Await(Row(round)); }
+
+private:
+    __aicore__ inline GlobalTensor<uint32_t> Row(uint32_t round) const {
         GlobalTensor<uint32_t> row;
         row.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(board_ + round * kMaxCores * kBlock),
                             cores_ * kBlockWords);
-        Post(row[core_ * kBlockWords], mine);
-        LocalTensor<int32_t> all = buf_.Get<int32_t>()[kBlockWords];
-        AscendC::Duplicate(all, static_cast<int32_t>(mark_), static_cast<int32_t>(2 * lanes_));
-        SyncFunc<HardEvent::V_MTE2>();
+        return row;
+    }
+    __aicore__ inline Verdict Await(const GlobalTensor<uint32_t>& row) {
         while (!Look(row)) {
             MOE_POLL_HINT();
         }
         return fine_ ? Verdict() : Worst();
     }
-
-private:
     static constexpr uint32_t kMarks = 0x81818181u, kAllWords = 0xFFFFFFFFu;  // bits of four blocks
 
-    __aicore__ inline void Post(const GlobalTensor<uint32_t>& to, const Verdict& mine) {
-        LocalTensor<uint32_t> block = buf_.Get<uint32_t>();
+    __aicore__ inline void Post(const GlobalTensor<uint32_t>& row, LocalTensor<uint32_t> block, const Verdict& mine) {
         block.SetValue(kVbMark, mark_);
         block.SetValue(kVbCode, mark_ ^ mine.code);
         block.SetValue(kVbSource, mark_ ^ mine.source);
@@ -92,7 +109,7 @@ private:
         block.SetValue(kVbReporter, mark_ ^ mine.reporter);
         block.SetValue(kVbLast, mark_);
         SyncFunc<HardEvent::S_MTE3>();
-        AscendC::DataCopy(to, block, kBlockWords);
+        AscendC::DataCopy(row[core_ * kBlockWords], block, kBlockWords);
     }
     // Whether all cores have come; then fine_ says whether none of them has an error.
     __aicore__ inline bool Look(const GlobalTensor<uint32_t>& row) {

@@ -66,9 +66,9 @@ private:
 //   messages, it does not give up, and the other cores will see them too.
 // - Only core 0 checks the hashes, and in combine whether the counts are those of this rank's own ids. The
 //   other cores accept messages that are right in all other words. A core that had seen all messages before
-//   core 0 gave up still copies or sums its rows. That is harmless: core 0's record says that the op has
-//   failed, and nobody uses its outputs. Such a core never reads outside the areas that unchecked words are
-//   about.
+//   core 0 gave up still copies or sums its rows. That is harmless: dispatch's counts, which core 0 writes, say that
+//   there are none, and combine's cores write zeros over their sums when they hear of it (Exchange::Hear). Such a core
+//   never reads outside the areas that unchecked words are about.
 class FailWatch {
 public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, uint32_t epoch) {

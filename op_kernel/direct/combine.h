@@ -41,7 +41,8 @@
 //       |                     |              | [BS][H]                |                          |
 //
 // No meeting follows phase 6: FailWatch (common/wait.h) says why the cores agree all the same. In phase 7
-// core 0, while its first rows load, compares the counts in all messages with this rank's own (Judge). If a
+// core 0, while its first rows load, compares the counts in all messages with this rank's own (Judge). Every core
+// tells the others that it has not failed, and hears them after its sums (Exchange::Tell). If a
 // core has seen that an owner may overflow (kRecheck), all cores count exactly between phases 3 and 4
 // (CountAll). Of two launches send ends after phase 4; finish does 0, Count and the meeting of 3, and 5 to 7.
 #ifndef ASCEND_MOE_DIRECT_COMBINE_H
@@ -81,7 +82,12 @@ private:
         if (info_->part != kPartFinish) exchange_.SetStatus(return_, rowBytes_);
         if (exchange_.Sent()) return;
         SumBuffInit();
-        if (!exchange_.WaitForAll(waiter_) || !SumRows()) Leave();
+        if (!exchange_.WaitForAll(waiter_)) {
+            exchange_.Tell(Verdict());
+            Leave();
+        } else if (!SumRows()) {
+            Leave();
+        }
     }
     __aicore__ inline Verdict Publish() {
         return_.Load();
@@ -154,13 +160,16 @@ private:
     __aicore__ inline bool SumRows() {
         MOE_PHASE("SumRows");
         if (mine_.code == kOk) sum_.Begin(routing_);
-        if (exchange_.core() == 0 && !Judge()) {
+        const bool good = exchange_.core() != 0 || Judge();
+        exchange_.Tell(Verdict());
+        if (!good) {
             sum_.Drop();
             return false;
         }
         sum_.Run(routing_);
+        const bool allGood = exchange_.Hear();
         AscendC::PipeBarrier<PIPE_ALL>();
-        return true;
+        return allGood;
     }
     __aicore__ inline bool Judge() {
         Worsen(mine_, JudgeMessages(exchange_, *info_, routing_, waiter_, match_));
@@ -168,11 +177,10 @@ private:
         return exchange_.verdict().code == kOk;
     }
 
-    // After a failure core 0 writes the error record, and each core that knows of the failure writes zeros
-    // into its share of x. A core that does not know of it sums.
+    // After a failure core 0 writes the error record, and each core writes zeros into its share of x.
     __aicore__ inline void Leave() {
         exchange_.NextPlan();
-        ZeroSums(exchange_, *info_, args_.x, rowBytes_);
+        ZeroSums(exchange_, *tiling_, args_.x, rowBytes_);
         exchange_.Report();
     }
 

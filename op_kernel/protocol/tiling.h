@@ -136,14 +136,14 @@ MOE_FN uint32_t MessagesInUb(const MoeDistributeInfo& info) {
 }
 
 // UB for VerdictBoard: a block to post, those of all cores and what they should be, in whole repeats of 256 bytes,
-// and a bit a word.
+// a bit a word, and a block to tell.
 constexpr uint32_t kRepeatWords = 64;
 MOE_FN uint32_t VerdictLanes(uint32_t cores) {
     return static_cast<uint32_t>(CeilTo(cores * kBlockWords, kRepeatWords));
 }
 MOE_FN uint32_t VerdictBytes(uint32_t cores) {
     const uint32_t lanes = VerdictLanes(cores);
-    return kBlock + 2 * lanes * static_cast<uint32_t>(sizeof(uint32_t)) +
+    return 2 * kBlock + 2 * lanes * static_cast<uint32_t>(sizeof(uint32_t)) +
            static_cast<uint32_t>(CeilTo(lanes / 8, kBlock));
 }
 

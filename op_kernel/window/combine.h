@@ -51,7 +51,8 @@
 //
 // Wrong ids, counts or triples are known before the status messages leave: these then carry the error, and every
 // rank raises it. A RoutingMismatch is this rank's alone. After any failure Leave writes zeros into x, and core 0
-// the error record; in V2 other cores may have summed by then.
+// the error record. In V2 no core waits for the others between phases 4 and 5: each tells them in phase 5 whether its
+// rows have come, and hears them after its sums (Exchange::Tell).
 //
 // Of two launches send ends with the status messages; finish counts its ids anew, and goes on from the wait.
 #ifndef ASCEND_MOE_WINDOW_COMBINE_H
@@ -89,11 +90,7 @@ private:
             return;
         }
         if (exchange_.Sent()) return;
-        if (triples_ ? WaitAtOnce() : exchange_.WaitStatus(*this)) {
-            LocalWindowCopy();
-        } else {
-            Leave();
-        }
+        if (!(triples_ ? WaitAtOnce() : exchange_.WaitStatus(*this)) || !LocalWindowCopy()) Leave();
     }
     // V2: rows need no places, so they leave at once. The cores meet when they have left, and then each waits for
     // all messages, as in direct (see FailWatch). Finish counts alone. False: the communicator has failed before.
@@ -123,7 +120,9 @@ private:
     }
     __aicore__ inline bool WaitAtOnce() {
         if (exchange_.core() == 0) places_.Find();  // the totals
-        return exchange_.WaitForAll(waiter_) && (exchange_.core() != 0 || Judge());
+        if (exchange_.WaitForAll(waiter_) && (exchange_.core() != 0 || Judge())) return true;
+        exchange_.Tell(Verdict());
+        return false;
     }
     __aicore__ inline bool Judge() {
         exchange_.Fail(JudgeMessages(exchange_, *info_, routing_, waiter_, match_));
@@ -161,6 +160,10 @@ public:
     // Exchange::WaitStatus calls this for each message of this core's share.
     __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
         return CompareCounts(*info_, routing_, source, message);
+    }
+    // TokenSum calls this. In V1 the cores have met.
+    __aicore__ inline void Tell(const Verdict& missing) {
+        if (triples_) exchange_.Tell(missing);
     }
 
 private:
@@ -276,7 +279,7 @@ private:
     }
 
     // UB plan 2 (phase 6): the routing tables again, and the sums of this core's share.
-    __aicore__ inline void LocalWindowCopy() {
+    __aicore__ inline bool LocalWindowCopy() {
         MOE_PHASE("LocalWindowCopy");
         exchange_.NextPlan();
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
@@ -290,15 +293,16 @@ private:
         TokenSum<XType, WindowRows> sum;
         const TokenSumPlan plan = {args_.expertScales, args_.sharedExpertX, args_.x};
         sum.Init(exchange_.pipe(), *tiling_, plan, rows);
-        sum.Run(routing_, exchange_.core(), info_->cores);
+        sum.Run(routing_, exchange_.core(), info_->cores, *this);
+        const bool good = !triples_ || exchange_.Hear();
         AscendC::PipeBarrier<PIPE_ALL>();
-        if (sum.missing().code != kOk) exchange_.ReportMissing(sum.missing());
+        return good;
     }
 
     // After a failure each core writes zeros into its share of x, and core 0 the error record.
     __aicore__ inline void Leave() {
         exchange_.NextPlan();
-        ZeroSums(exchange_, *info_, args_.x, rowBytes_);
+        ZeroSums(exchange_, *tiling_, args_.x, rowBytes_);
         exchange_.Report();
     }
 

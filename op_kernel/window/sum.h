@@ -87,24 +87,27 @@ public:
         sum_.Init(pipe, elements);
     }
 
-    // The share of core `core` of `cores` of the (token, part of H) items.
-    __aicore__ inline void Run(RoutingTable& routing, uint32_t core, uint32_t cores) {
+    // The share of core `core` of `cores` of the (token, part of H) items. Calls told.Tell once, with the first pair of
+    // the share whose row has not come, or kOk: before it stores the last sum, so that the others hear of it soon.
+    template <typename Told>
+    __aicore__ inline void Run(RoutingTable& routing, uint32_t core, uint32_t cores, Told& told) {
         const uint32_t parts = tiling_->partsPerToken;
         const uint32_t items = info_->batch * parts;
         const uint32_t end = PartBegin(items, core + 1, cores);
         const uint32_t chunkTokens = kChunkPairs / info_->topK;
-        for (uint32_t item = PartBegin(items, core, cores); item < end;) {
+        uint32_t item = PartBegin(items, core, cores);
+        if (item == end) told.Tell(missing_);
+        while (item < end) {
             const uint32_t first = item / parts;
             const uint32_t tokens = Min(chunkTokens, (end - 1) / parts + 1 - first);
             LoadChunk(routing, first, tokens);
             for (; item < end && item / parts < first + tokens; ++item) {
-                SumItem(routing, item / parts, item / parts - first, item % parts);
+                AddRows(routing, item / parts, item / parts - first, item % parts);
+                if (item + 1 == end) told.Tell(missing_);
+                sum_.Store(plan_.x + static_cast<uint64_t>(item / parts) * rowBytes_ + Column(item % parts));
             }
         }
     }
-
-    // The first pair of the share whose row has not come, or kOk.
-    __aicore__ inline const Verdict& missing() const { return missing_; }
 
 private:
     __aicore__ inline void Miss(uint32_t expert, uint32_t token, uint32_t k) {
@@ -121,10 +124,13 @@ private:
         rows_->Place(routing, token, tokens);
     }
 
-    __aicore__ inline void SumItem(RoutingTable& routing, uint32_t token, uint32_t inChunk, uint32_t part) {
+    __aicore__ inline uint64_t Column(uint32_t part) const {
+        return part * static_cast<uint64_t>(tiling_->partElements) * sizeof(XType);
+    }
+    __aicore__ inline void AddRows(RoutingTable& routing, uint32_t token, uint32_t inChunk, uint32_t part) {
         const uint32_t begin = part * tiling_->partElements;
         const uint32_t elements = Min(tiling_->partElements, info_->hidden - begin);
-        const uint64_t column = begin * sizeof(XType);
+        const uint64_t column = Column(part);
         sum_.Begin(elements);
         bool active = false;
         for (uint32_t k = 0; k < info_->topK; ++k) {
@@ -143,7 +149,6 @@ private:
         if (active && tiling_->hasSharedExpertX != 0) {
             AddRow(plan_.sharedExpertX + static_cast<uint64_t>(token) * rowBytes_ + column, elements, 1.0f, false);
         }
-        sum_.Store(plan_.x + static_cast<uint64_t>(token) * rowBytes_ + column);
     }
 
     __aicore__ inline void AddRow(GM_ADDR address, uint32_t elements, float weight, bool weighted) {

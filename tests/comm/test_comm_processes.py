@@ -108,6 +108,14 @@ def test_killed_while_opening(victim: int, point: str) -> None:
         assert values(ranks.call(cases.op, name, ranks=there)) == [fresh] * 2
 
 
+def test_a_timeout_says_whose_process_is_in_python_code() -> None:
+    with Ranks(2, timeout_s=TIMEOUT_S) as ranks:
+        values(ranks.call(cases.op))
+        (outcome,) = ranks.call(cases.op, ranks=[0])
+        state = f"process {ranks.pid(1)} is running (state "
+        assert_named(outcome, "CommTimeout", 1, state, "), in Python code, in no op of this group]")
+
+
 @pytest.mark.parametrize(("victim", "point"), [(0, "post"), (1, "map")])
 def test_stopped_while_opening(victim: int, point: str) -> None:
     there = [rank for rank in range(3) if rank != victim]

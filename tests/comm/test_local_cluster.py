@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 import window_library
 from window_library import WindowLibrary, exchange
 
+import ascend_moe
 from ascend_moe import comm
 from ascend_moe.comm import LocalCluster
 from ascend_moe.comm import threads as local_cluster
@@ -252,3 +254,26 @@ def test_keyboard_interrupt_does_not_wait_for_ever(library: WindowLibrary, monke
     while library.mapped and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not library.mapped, "the last function to end has freed them"
+
+
+def test_a_timeout_says_which_rank_is_in_python_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the ranks that it waits for one computes, and the other's op waits for that one too."""
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.5")
+    over = threading.Event()
+
+    def rank_main(rank: int, group_ep: str) -> str:
+        x, ids = torch.zeros(3, 16), torch.arange(3, dtype=torch.int32)[:, None]
+        try:
+            if rank == 1:
+                over.wait(20)
+            else:
+                ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, group_ep, 3, rank, 3)
+        except CommTimeout as error:
+            return str(error)
+        finally:
+            over.set()
+        return ""
+
+    with LocalCluster(3) as cluster:
+        said = cluster.run(rank_main)
+    assert said[1] == "" and all("rank 1: its function is running, in Python code, in no op" in said[r] for r in (0, 2))

@@ -243,6 +243,7 @@ def code_of(name: str) -> int:
 OK, UNFINISHED, ANY_ERROR, NEVER = 0, -1, 0xFFFFFFFF, 1 << 60
 PEER_LOST, TIMEOUT, CORRUPT = (code_of(name) for name in ("PeerLost", "CommTimeout", "CorruptStatus"))
 CONFIG_MISMATCH = code_of("ConfigMismatch")
+ROUTING_MISMATCH = code_of("RoutingMismatch")
 Worlds = Callable[[int], World]
 
 
@@ -465,6 +466,32 @@ def test_ranks_that_differ(worlds: Worlds, numbers: range, tally: Tally, monkeyp
         return field
 
     tally.each(numbers, play)
+
+
+@pytest.mark.parametrize(("algorithm", "wrong"), [("window", "a count"), ("window", "a row"), ("direct", "a count")])
+def test_a_failure_that_one_core_finds_leaves_zeros(
+    worlds: Worlds, algorithm: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Core 0 finds another count, and V2's window combine a row that has not come, when other cores may have summed.
+
+    That x is zeros after a failure every schedule here asks.
+    """
+    shape = {"world": 2, "cores": 4, "local": 2, "topk": 2, "batch": 6, "units": 2}
+    case = Program(**shape, contract=2, ids="minus", batches="equal", algorithm=algorithm, sequence="DC", seed=1)
+    program, world = PlannedProgram(case, worlds(2).library), worlds(2)
+    combine = next(call for call in program.calls if call.op != program.calls[0].op)
+    ids = combine.inputs["expert_ids"].clone()
+    flat = ids.view(-1)
+    routed, none = int((flat >= 0).nonzero()[-1]), int((flat < 0).nonzero()[0])
+    flat[none] = flat[routed]
+    if wrong == "a row":
+        flat[routed] = -1
+    combine.inputs["expert_ids"] = ids
+    monkeypatch.setattr(explore.engine, "PlannedProgram", lambda *args: program)
+    world.load(case, accepted=bits(OK, ROUTING_MISMATCH))
+    for seed in range(60):
+        found = seen(world, seed, ("random", "lazy", "pct")[seed % 3])
+        assert found.codes == [[OK, ROUTING_MISMATCH], [OK, OK]], found.texts
 
 
 def test_the_command_finds_nothing_and_says_what_it_did() -> None:

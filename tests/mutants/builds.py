@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,13 +36,48 @@ def apply(mutant: Mutant, root: Path) -> None:
     Raises:
         AssertionError: an edit's old text is not in its file exactly once.
     """
+    files = {edit.file: (root / edit.file).read_text() for edit in mutant.edits}
+    for file, text in applied(mutant, files).items():
+        (root / file).write_text(text)
+
+
+def applied(mutant: Mutant, files: Mapping[str, str]) -> dict[str, str]:
+    """The texts of ``files``, by path, with the mutant's edits. Raises as ``apply`` does."""
+    texts = dict(files)
     for edit in mutant.edits:
-        path = root / edit.file
-        text = path.read_text()
+        text = texts[edit.file]
         found = list(re.finditer(r"\s+".join(map(re.escape, edit.old.split())), text))
         count = len(found)
         assert count == 1, f"{mutant.name}: {edit.old!r} is in {edit.file} {count} times, not once"
-        path.write_text(text[: found[0].start()] + edit.new + text[found[0].end() :])
+        texts[edit.file] = text[: found[0].start()] + edit.new + text[found[0].end() :]
+    return texts
+
+
+def together(mutants: Sequence[Mutant], files: Mapping[str, str]) -> list[list[Mutant]]:
+    """The mutants in few groups, each of mutants that can be applied one after the other."""
+    groups: list[tuple[list[Mutant], dict[str, str]]] = []
+    for mutant in mutants:
+        for number, (group, texts) in enumerate(groups):
+            with contextlib.suppress(AssertionError):
+                groups[number] = ([*group, mutant], applied(mutant, texts))
+                break
+        else:
+            groups.append(([mutant], applied(mutant, files)))
+    return [group for group, _ in groups]
+
+
+def compile_errors(mutants: Sequence[Mutant], folder: Path) -> str:
+    """What a compiler says of the entries of dispatch and combine with the mutants' edits; empty: nothing."""
+    source = library.native_source_root()
+    shutil.copytree(source / "op_kernel", folder / "op_kernel")
+    for mutant in mutants:
+        apply(mutant, folder)
+    include = [f"-I{folder / 'op_kernel'}", f"-I{source / 'twin' / 'include'}"]
+    entries = [f'#include "ascend_moe_distribute_{op}.cpp"' for op in ("dispatch", "combine")]
+    (folder / "entries.cpp").write_text("#define DTYPE_X bfloat16_t\n" + "\n".join(entries))
+    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-fsyntax-only", "-w", "-DTWIN_CHECKED=1", *include]
+    done = subprocess.run([*command, str(folder / "entries.cpp")], capture_output=True, text=True)
+    return done.stderr if done.returncode != 0 else ""
 
 
 def cache_root() -> Path:

@@ -27,6 +27,7 @@ from table import (
     SERVERS,
     SHARED_ROWS,
     SUITE,
+    SUMS,
     TWO_LAUNCHES,
     WINDOW,
     ZERO_COPY,
@@ -63,7 +64,13 @@ FORGED_CASES = [
         "c3,l3,k3,b4,v1,DC,lent",
     )
 ]
+SUMS_CASES = [
+    explore.parse("w2,c3,l3,k3,b4,u1,v2,equal,ids:distinct,DC,window"),
+    FORGED_CASES[3],
+]
 OUTSIDE = {"out of bounds", "wrong part of a window"}
+
+FORGERY = {FORGED: (FORGED_CASES, OUTSIDE), SUMS: (SUMS_CASES, {"wrong result"})}
 
 TESTS = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:xdist", "-p", "no:randomly")
@@ -87,6 +94,7 @@ PARTS = {
     ZERO_COPY: ["kernels/direct/test_zero_copy.py"],
     BORDERS: [
         "kernels/test_borders.py",
+        "kernels/test_returned_rows.py",
         "kernels/test_failures_corrupt.py::test_counts_of_a_whole_message_up_to_the_capacity",
         "kernels/test_failures_corrupt.py::test_wrong_counts_of_direct_combine_are_named",
         "kernels/test_failures_corrupt.py::test_a_list_of_anything_names_no_place_outside",
@@ -169,10 +177,10 @@ def killed(library: Path) -> set[str]:
     return kinds
 
 
-def forged(library: Path) -> set[str]:
-    """How memory is touched that is none of the op's, where a word of the counts in a message is another one."""
+def forged(library: Path, programs: Sequence[explore.Program], finds: set[str]) -> set[str]:
+    """Which of these classes show where a word of the counts in a message is another one."""
     kinds, plain = set(), explore.Options(policy="random", hang_is_finding=False)
-    for case in FORGED_CASES:
+    for case in programs:
         with explore.World(case.world, library=explore.checked_library(library)) as world:
             world.load(case, accepted=0xFFFFFFFF, compare=False)
             blocks = range(1, world.run(0, 1, plain).status_blocks + 1)
@@ -180,7 +188,7 @@ def forged(library: Path) -> set[str]:
                 faults = explore.Faults(corrupt_block=block, corrupt_word=word, corrupt_xor=bits)
                 run = world.run(0, 1, replace(plain, faults=faults))
                 kinds |= {run.kind.decode()} if run.failed else set()
-    return kinds & OUTSIDE
+    return kinds & finds
 
 
 def run(library: Path) -> subprocess.CompletedProcess[str]:
@@ -202,9 +210,9 @@ def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
     if finder == KILLED:
         assert "hang" in killed(library)
         return "hang"
-    if finder == FORGED:
-        kinds = forged(library)
-        assert kinds, f"nothing outside is touched by {mutant.name}"
+    if finder in FORGERY:
+        kinds = forged(library, *FORGERY[finder])
+        assert kinds, f"forged counts do not show {mutant.name}"
         return ", ".join(sorted(kinds))
     assert finder in (*SEARCHES, LARGE, LONG_LISTS, SHARED_ROWS)
     if finder in SEARCHES:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 # the kernels check, `ascend-moe run`. On the checked engine: explore mode with cases of the algorithm "window" or
 # "direct", of ranks on several "servers", of "lent" rows, of "roles" (direct, some cores make lists), of "long lists",
 # of "shared rows" (direct, owners read a row once for all their experts), of "large" shares, with a "killed" rank, or
-# with "forged" counts in a status message, or of ops in "two launches".
+# with "forged" counts in a status message, also where combine keeps its "sums" then, or of ops in "two launches".
 SUITE, ZERO_COPY, BORDERS, RUN = "suite", "zero copy", "borders", "run"
 WINDOW, SERVERS, DIRECT, LENT, ROLES = "window", "servers", "direct", "lent", "roles"
 LONG_LISTS, SHARED_ROWS, KILLED = "long lists", "shared rows", "killed"
-LARGE, FORGED, TWO_LAUNCHES = "large", "forged", "two launches"
+LARGE, FORGED, SUMS, TWO_LAUNCHES = "large", "forged", "sums", "two launches"
 
 
 @dataclass(frozen=True)
@@ -277,6 +277,24 @@ PATCHES = r"""
 @ direct/sum
 - if (!routing.pairs().Routed(id)) continue;
 + if (k == 0 || !routing.pairs().Routed(id)) continue;
+
+# A failure that core 0 finds late, or one core alone, leaves zeros in all of x.
+= sums_not_heard: combine keeps its sums of an op in which another core has failed
+! sums | wrong result | model
+@ common/exchange
+- Fail(board_.Hear(2));
+= late_failure_not_told: core 0 of direct combine tells the others that all is well before it has judged
+! sums | wrong result
+@ direct/combine
++ if (exchange_.core() == 0) exchange_.Tell(Verdict());
+  const bool good = exchange_.core() != 0 || Judge();
+- exchange_.Tell(Verdict());
++ if (exchange_.core() != 0) exchange_.Tell(Verdict());
+= missing_row_not_told: a core of window combine whose row has not come tells the others that all is well
+! borders | RoutingMismatch
+@ window/sum
+- if (item + 1 == end) told.Tell(missing_);
++ if (item + 1 == end) told.Tell(Verdict());
 
 # Ops in two launches.
 = finish_does_not_count: window combine's finish takes the histograms of another launch

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import finders
 import pytest
-from builds import MutantBuilds, apply
+from builds import MutantBuilds, apply, compile_errors, together
 from finders import LIMIT, PARTS, PATIENCE, SEARCHES, SEEDS, first_failure, first_failure_of_suite
 from table import LARGE, LONG_LISTS, MUTANTS, SERVERS, SHARED_ROWS, WINDOW, Edit, Mutant
 
@@ -66,6 +67,24 @@ def test_every_patch_fits_and_changes_the_kernels(tmp_path: Path) -> None:
     apply(unseen_in_one_library()[0], tmp_path)
 
 
+def test_every_mutant_compiles(tmp_path: Path) -> None:
+    """Groups of mutants at once; a group that does not compile, one by one, since they may only not fit together."""
+    files = {edit.file: (ROOT / edit.file).read_text() for mutant in MUTANTS for edit in mutant.edits}
+    groups = together(MUTANTS, files)
+    with ThreadPoolExecutor(2) as pool:
+        numbered = [tmp_path / str(number) for number in range(len(groups))]
+        failed = [group for group, text in zip(groups, pool.map(compile_errors, groups, numbered), strict=True) if text]
+        alone = [mutant for group in failed for mutant in group]
+        folders = [tmp_path / f"alone-{number}" for number in range(len(alone))]
+        errors = list(pool.map(lambda mutant, folder: compile_errors([mutant], folder), alone, folders))
+    assert not any(errors), next(f"{mutant.name}: {text}" for mutant, text in zip(alone, errors, strict=True) if text)
+
+
+def test_a_mutant_that_does_not_compile_is_told(tmp_path: Path) -> None:
+    edit = Edit("op_kernel/window/sum.h", "sum_.Begin(elements);", "sum_.Begin(info_of_nothing);")
+    assert "info_of_nothing" in compile_errors([Mutant("no", "no", (edit,), ())], tmp_path / "one")
+
+
 def test_a_patch_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kernel.h").write_text("a b a")
     for old, count in (("a", 2), ("c", 0)):
@@ -113,7 +132,8 @@ def test_the_clean_kernels_pass_the_rest(builds: MutantBuilds) -> None:
         result = finders.special(builds.library("checked"), finder)
         assert result.finding is None, result
     assert not finders.killed(builds.library("checked"))
-    assert not finders.forged(builds.library("checked"))
+    for programs, finds in finders.FORGERY.values():
+        assert not finders.forged(builds.library("checked"), programs, finds)
     library = builds.library("fast")
     assert finders.run(library).returncode == 0
     assert first_failure_of_suite(library) is None
@@ -131,8 +151,8 @@ def test_one_server_has_none_of_the_transports(builds: MutantBuilds, name: str) 
 
 def unseen_in_one_library() -> list[Mutant]:
     """All of UNSEEN: one patch of most of them, and those of APART alone."""
-    together = [edit for mutant in UNSEEN if mutant.name not in APART for edit in mutant.edits]
-    return [Mutant("unseen", "all at once", tuple(together), ()), *(BY_NAME[name] for name in APART)]
+    edits = [edit for mutant in UNSEEN if mutant.name not in APART for edit in mutant.edits]
+    return [Mutant("unseen", "all at once", tuple(edits), ()), *(BY_NAME[name] for name in APART)]
 
 
 @pytest.mark.mutants

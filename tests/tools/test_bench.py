@@ -73,7 +73,7 @@ def result(case: Case, times_us: dict[str, int] | None = None, jitter: float = 0
 
 
 def bench_run(sweep: str = "") -> Run:
-    return Run(dict(ABOUT), [result(case) for case in matrix(("small",), [2], [8, 32], sweep=sweep)])
+    return Run(dict(ABOUT), [result(case) for case in matrix(("deepseek-v2-lite",), [2], [8, 32], sweep=sweep)])
 
 
 # ---- cases and data ----
@@ -116,7 +116,7 @@ def test_wrong_rows_and_sums_are_found() -> None:
 
 def test_evaluation_of_known_marks() -> None:
     """Times go from the first begin to the last end; ratios are those of the same iteration."""
-    case = matrix(["small"], [2], [32])[0]
+    case = matrix(["deepseek-v2-lite"], [2], [32])[0]
     one = result(case)
     row, best = one.row("window"), one.best_peer()
     assert one.limit == "limit-memcpy" and row is not None
@@ -154,8 +154,8 @@ def test_report_and_json_have_every_row(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
-    paths = plots.draw(bench_run("tokens"), tmp_path / "new", "tokens")
-    assert [path.name for path in paths] == ["roofline.svg", "scaling_tokens.svg"]
+    paths = plots.draw(bench_run("tokens"), tmp_path / "run.svg", "tokens")
+    assert [path.name for path in paths] == ["run.svg", "run_tokens.svg"]
     for path in paths:
         text = path.read_text()
         assert "<svg" in text and "direct" in text and 5_000 < len(text) < 200_000
@@ -312,7 +312,7 @@ def test_what_a_rank_raises_is_told(scratch: Path) -> None:
 
 @pytest.mark.nightly
 def test_ranks_end_when_the_benchmark_is_killed(tmp_path: Path) -> None:
-    options = ["--preset", "small", "--methods", "window", "-n", "99999"]
+    options = ["--preset", "deepseek-v2-lite", "--methods", "window", "-n", "99999"]
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     words = [sys.executable, "-m", "ascend_moe", "bench", *options]
     with subprocess.Popen(words, env={**os.environ, "TMPDIR": str(tmp_path)}, **silent) as command:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import commands
@@ -14,9 +15,9 @@ import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import comm, plan
+from ascend_moe import comm, plan, timed
 from ascend_moe.checkpoint import presets
-from ascend_moe.errors import WindowTooSmall
+from ascend_moe.errors import AscendMoeError, WindowTooSmall
 from ascend_moe.native import library
 from ascend_moe.ops import calls
 from ascend_moe.plan import Request, soc
@@ -259,3 +260,27 @@ def test_command_fails_when_a_limit_is_violated(monkeypatch: pytest.MonkeyPatch)
     assert code == 1 and "is 20: too small" in said and "(CANN's own operator: " in said
     code, said, _ = commands.said("plan", "--hidden", "20000")
     assert code == 1 and "not possible: x has H = 20000" in said and "export HCCL_BUFFSIZE" not in said
+
+
+HOSTILE = [-1, 0, 1.5, True, None, "x", b"x", [], float("nan"), *(2**power for power in (31, 62, 63, 64)), -(2**63)]
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Request)])
+def test_no_value_of_a_request_is_an_error_of_python(field: str) -> None:
+    """Every function that takes one: a result or one line of ours."""
+    base = Request(ranks=4, experts=8, topk=2, hidden=256, batch=4)
+    for value in HOSTILE:
+        request = replace(base, **{field: value})
+        for function in (plan.plan, plan.window_need, plan.cann_need, timed.predict):
+            with contextlib.suppress(AscendMoeError):
+                function(request)
+
+
+@pytest.mark.parametrize("argument", ["soc", "world", "cores", "algorithm", "costs", "events", "seed"])
+def test_no_argument_of_predict_is_an_error_of_python(argument: str) -> None:
+    base = Request(ranks=2, experts=8, topk=2, hidden=256, batch=4)
+    for value in HOSTILE:
+        with contextlib.suppress(AscendMoeError):
+            timed.predict(base, **{argument: value})
+    with pytest.raises(AscendMoeError):
+        timed.predict(None)  # type: ignore[arg-type]

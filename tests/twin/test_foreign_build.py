@@ -92,6 +92,11 @@ def test_a_second_build_compiles_nothing_and_a_changed_header_builds_anew(
 
 
 def test_several_sources_make_one_library(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.so").symlink_to("elsewhere")
+    (tmp_path / "k.checked.so").symlink_to("elsewhere")
+    for name in ("link.so", "k.so"):
+        with pytest.raises(ArgumentError, match=r"output .* is a link or no regular file, and is not replaced"):
+            twin.build(source(tmp_path, "one"), output=tmp_path / name, engine="both")
     library = twin.build([source(tmp_path, "one"), source(tmp_path, "two")], output=tmp_path / "out" / "k.so")
     assert library == tmp_path / "out" / "k.so"
     opened = twin.load(library)

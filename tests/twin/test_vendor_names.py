@@ -33,3 +33,30 @@ def test_elements_past_the_end_are_found(mode: str, key: int, said: str) -> None
         kernels("vendor_names", HALF).launch("vendor_names", args, TILING, 1, key, mode=mode)
     assert caught.value.finding == "out of bounds"
     assert "vendor_names.cpp" in str(caught.value)
+
+
+@modes
+def test_tensors_over_addresses_of_ub(mode: str) -> None:
+    """TBuffAddr that a kernel fills in, offsets and what get_imm gives, with no TPipe at all."""
+    x = np.arange(128, dtype=np.float32)
+    y, words = np.zeros(128, np.float32), np.zeros(8, np.int32)
+    kernels("raw_addresses").launch("raw_addresses", [x, y, words], None, 1, 0, mode=mode)
+    assert np.array_equal(y, x + 1) and words[:5].tolist() == [11, 9, 96, 128, 512]
+
+
+RAW = [
+    (1, "Adds needs 544 bytes, the UB view holds 512"),
+    (2, "missing pipe synchronisation"),
+    (3, "address 0x30000 is outside the 196608 bytes of UB"),
+    (4, "DataCopy GM->UB needs 512 bytes, the UB view holds 32"),
+]
+
+
+@modes
+@pytest.mark.parametrize("key,said", RAW)
+def test_addresses_of_ub_are_checked(mode: str, key: int, said: str) -> None:
+    if (mode, key) == ("fast", 2):
+        return  # it looks for no races
+    args = [np.zeros(128, np.float32), np.zeros(128, np.float32), np.zeros(8, np.int32)]
+    with pytest.raises(TwinFault, match=said):
+        kernels("raw_addresses").launch("raw_addresses", args, None, 1, key, mode=mode)

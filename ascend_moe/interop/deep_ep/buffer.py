@@ -34,7 +34,7 @@ class Buffer(WithoutRows):
         flavour: "deepep", or "ascend": sgl-kernel-npu's rows, counts and handles; see ``AscendBuffer``, which takes
             more arguments.
 
-    W is at most 64; a rank has at most 4096 tokens a call; K is at most 16. No gradients: the calls are each other's
+    W is at most 64; a rank has at most 4096 tokens a call; K is at most 32. No gradients: the calls are each other's
     backward, as in DeepEP. ``config``, ``allocate_on_comm_stream`` have no effect; calls run on the current stream.
     Ranks of several servers need comm_alg "hierarchy" across servers: the ops refuse it by name.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ascend_moe import plan
+from ascend_moe import plan, settings
 from ascend_moe.errors import need_dims, with_typed_errors
 from ascend_moe.interop.deep_ep.place import Place
 
@@ -44,7 +44,7 @@ def get_low_latency_rdma_size_hint(
 ) -> int:
     """Bytes of window a rank that low-latency dispatch and combine need, with as many experts a token as the ops take.
 
-    Windows are as large as HCCL_BUFFSIZE says, in MiB.
+    Whole MiB: windows are as large as HCCL_BUFFSIZE says.
 
     Raises:
         ArgumentError: a number is so far out that no size follows from it.
@@ -56,9 +56,13 @@ def get_low_latency_rdma_size_hint(
 
 
 def _window(ranks: int, experts: int, topk: int, hidden: int, tokens: int) -> int:
-    asked = plan.Request(ranks, experts, topk, hidden, tokens, equal_batches=False, comm_alg="window")
-    need = plan.window_need(asked)
-    return max(need["dispatch_bytes"], need["combine_bytes"]) + need["state_bytes"]
+    """An op takes the algorithm that ASCEND_MOE_COMM_ALG names, else one that the window has room for."""
+    named = settings.COMM_ALG.text()
+    needs = []
+    for algorithm in ("window", "direct") if named in ("", "auto") else (named,):
+        asked = plan.Request(ranks, experts, topk, hidden, tokens, equal_batches=False, comm_alg=algorithm)
+        needs.append(plan.window_need(asked))
+    return max(min(need[op] for need in needs) for op in ("dispatch_mib", "combine_mib")) << 20
 
 
 @dataclass

@@ -103,9 +103,10 @@ class Runtime:
 
     @with_typed_errors
     def get_dispatch_layout(
-        self, topk_idx: Tensor, num_experts: int, *_: Any
+        self, topk_idx: Tensor, num_experts: int, previous_event: EventHandle | None = None, *_: Any
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventHandle]:
         """DeepEP's, with is_token_in_rank ``(T, W)`` as int32."""
+        _wait(previous_event)
         per_rank, servers, per_expert, in_rank = layout.dispatch_layout(self.place, topk_idx, num_experts)
         return per_rank, servers, per_expert, in_rank.int(), EventHandle()
 
@@ -127,7 +128,7 @@ class Runtime:
         expert_alignment: int = 1,
         num_worst_tokens: int = 0,
         config: object = None,
-        previous_event: object = None,
+        previous_event: EventHandle | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
         use_quant: bool = False,
@@ -141,6 +142,7 @@ class Runtime:
             triples ``(3n,)`` int32: source rank, token, k; int32 running sums over [local expert][source rank], and
             behind them the most tokens of a rank; the event.
         """
+        _wait(previous_event)
         need(cached_rank_prefix_matrix is None, "handle", "of an earlier dispatch is not taken; pass topk_idx")
         need(x_scales is None, "x_scales", "is given; rows are quantised here: pass bf16 rows")
         need(num_worst_tokens == 0, "num_worst_tokens", f"is {num_worst_tokens}; it must be 0: counts are read here")
@@ -349,6 +351,11 @@ class Runtime:
     def end_profile(self) -> None:
         """Raises: ``ascend_moe.trace`` is what shows times."""
         raise not_supported("end_profile", "ascend_moe.trace records what the ops do")
+
+
+def _wait(event: EventHandle | None) -> None:
+    if event is not None:
+        event.current_stream_wait()
 
 
 def _nothing() -> None:

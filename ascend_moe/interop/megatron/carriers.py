@@ -139,13 +139,15 @@ class Windows(Carrier):
     def send(self, x: Tensor, routes: Routes) -> Arrived:
         weights = routes.weights.contiguous()
         sent = npu_moe_distribute_dispatch_v2(x, routes.ids, *self.place, expert_scales=weights, **self.options)
-        return Arrived(sent.expand_x, sent.expand_scales, sent.expert_token_nums, sent.ep_recv_counts, sent[2])
+        # Beside servers of 8 ranks the operator has more words behind the counts, for combine.
+        ends = sent.ep_recv_counts[: self.experts]
+        state = (sent.assist_info_for_combine, sent.ep_recv_counts)
+        return Arrived(sent.expand_x, sent.expand_scales, sent.expert_token_nums, ends, state)
 
     def bring(self, rows: Tensor, arrived: Arrived, routes: Routes, weighted: bool) -> Tensor:
         weights = routes.weights.contiguous() if weighted else routes.weights.new_empty(0)
-        return npu_moe_distribute_combine_v2(
-            rows, routes.ids, arrived.state, arrived.ends, weights, *self.place, **self.options
-        )
+        triples, counts = arrived.state
+        return npu_moe_distribute_combine_v2(rows, routes.ids, triples, counts, weights, *self.place, **self.options)
 
 
 class Collectives(Carrier):

@@ -40,6 +40,11 @@ void FlagWait(uint32_t flag, Pipe to, const Loc& loc) { World::Call(&World::Flag
 void Barrier(Pipe pipe, const Loc& loc) { World::Call(&World::Barrier, pipe, loc); }
 void SettlePipe(Pipe pipe) { World::Call(&World::ForcePipe, static_cast<uint32_t>(pipe)); }
 void UbCarved(uint32_t begin, uint32_t bytes) { World::Call(&World::Carved, begin, bytes); }
+void UbExposed() { Here().ub_high = kUbBytes; }
+void UbPointed() {
+    UbExposed();
+    Shadow::Fill(Here().ub_blocks.data(), 0, kUbBytes, true);
+}
 void UbReleased() { World::Call(&World::Released); }
 void CleanLines(uintptr_t address, bool all, const Loc& loc) { World::Call(&World::CleanLines, address, all, loc); }
 void SyncAllCores(const Loc& loc) { World::Call(&World::SyncAll, loc); }

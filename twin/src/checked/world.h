@@ -103,7 +103,7 @@ struct CoreState {
     int64_t priority[6] = {};  // fiber, V, MTE2, MTE3, stores, agents
     uint8_t* ub = nullptr;
     std::vector<Block> ub_blocks;
-    uint32_t ub_high = 0;  // bytes of UB that were ever carved in this launch
+    uint32_t ub_high = 0;  // bytes of UB that were ever carved in this launch, or may be touched without
     PipeQueue pipes[kPipes];
     std::vector<uint32_t> clock[kPipes];
     ClockId issue_clock = kNoClock;  // copy of clock[S], or none

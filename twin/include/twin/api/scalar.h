@@ -104,7 +104,13 @@ template <class A, class B>
 constexpr std::common_type_t<A, B> min(A a, B b) {
     return AscendC::Std::min<std::common_type_t<A, B>, std::common_type_t<A, B>>(a, b);
 }
-// A constant of up to four parts of 16 bits, the lowest first, which the compiler does not look into.
-constexpr uint64_t get_imm(uint64_t bits0, uint64_t bits16 = 0, uint64_t bits32 = 0, uint64_t bits48 = 0) {
+// A constant of up to four parts of 16 bits, the lowest first, which the compiler does not look into. One part is how
+// kernels write the address of a byte of UB: it leads there, as GetPhyAddr of a tensor at that byte does.
+constexpr uint64_t get_imm(uint64_t bits0, uint64_t bits16, uint64_t bits32 = 0, uint64_t bits48 = 0) {
     return bits0 | bits16 << 16 | bits32 << 32 | bits48 << 48;
+}
+inline uint64_t get_imm(uint64_t bits0) {
+    if (bits0 >= twin::kUbBytes) return bits0;
+    twin::UbPointed();
+    return reinterpret_cast<uintptr_t>(twin::current_core().ub) + bits0;
 }

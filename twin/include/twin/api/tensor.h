@@ -67,7 +67,8 @@ private:
     twin::Loc loc_;
 };
 
-// The address of a LocalTensor as kernels read it: its fields are converted when they are read.
+// The address of a LocalTensor as kernels read and set it. A kernel that sets bufferAddr lays the tensor over UB
+// itself: no buffer of a TPipe bounds it.
 struct TBuffAddr {
     struct UbAddress {
         uint8_t* host = nullptr;
@@ -75,11 +76,37 @@ struct TBuffAddr {
             twin::UbExposed();
             return static_cast<uint32_t>(host - twin::current_core().ub);
         }
+        // Bytes from the beginning of UB, or an address that GetPhyAddr or get_imm gave. The length is what is left of
+        // UB; a kernel that wants less sets dataLen afterwards.
+        UbAddress& operator=(uint64_t address) {
+            twin::UbExposed();
+            uint8_t* const ub = twin::current_core().ub;
+            const uint64_t offset = address < twin::kUbBytes ? address : address - reinterpret_cast<uintptr_t>(ub);
+            TWIN_RAISE_IF(offset >= twin::kUbBytes, kOutOfBounds, (twin::Loc{"bufferAddr", 0}),
+                          "address %#llx is outside the %u bytes of UB", static_cast<unsigned long long>(address),
+                          static_cast<unsigned>(twin::kUbBytes));
+            host = ub + offset;
+            // The first member of a TBuffAddr has its address.
+            reinterpret_cast<TBuffAddr*>(this)->dataLen = static_cast<uint32_t>(twin::kUbBytes - offset);
+            return *this;
+        }
     };
+    // The buffer that bounds the tensor, and the buffer's stamp when the tensor was made.
     struct Position {
-        uint32_t buffer = 0;
-        operator uint8_t() const { return twin::current_core().buffers[buffer].position; }
+        uint32_t buffer = twin::kMaxUbBuffers;
+        uint32_t stamp = 0;
+        operator uint8_t() const {
+            if (buffer >= twin::kMaxUbBuffers) return static_cast<uint8_t>(buffer - twin::kMaxUbBuffers);
+            return twin::current_core().buffers[buffer].position;
+        }
         explicit operator TPosition() const { return static_cast<TPosition>(uint8_t{*this}); }
+        Position& operator=(uint8_t position) {
+            static_assert(static_cast<uint32_t>(TPosition::MAX) < twin::kRawUbBuffers,
+                          "a raw buffer for each position");
+            buffer = twin::kMaxUbBuffers + (position < twin::kRawUbBuffers ? position : 0);
+            stamp = 0;
+            return *this;
+        }
     };
     UbAddress bufferAddr;  // bytes from the beginning of UB
     uint32_t dataLen = 0;  // bytes
@@ -93,7 +120,7 @@ public:
     using IndexType = uint32_t;
     LocalTensor() = default;
     LocalTensor(uint8_t* data, uint32_t bytes, uint32_t buffer, uint32_t stamp)
-        : address_{{data}, bytes, {buffer}}, stamp_(stamp) {}
+        : address_{{data}, bytes, {buffer, stamp}} {}
 
     // In the real API the length is 32-bit as well.
     uint32_t GetSize() const { return address_.dataLen / static_cast<uint32_t>(sizeof(T)); }
@@ -117,17 +144,19 @@ public:
         const uint64_t begin = static_cast<uint64_t>(offset) * sizeof(T);
         if (__builtin_expect(begin > address_.dataLen, 0)) RaisePast(*this, offset);
         return LocalTensor(address_.bufferAddr.host + begin, address_.dataLen - static_cast<uint32_t>(begin),
-                           address_.logicPos.buffer, stamp_);
+                           address_.logicPos.buffer, address_.logicPos.stamp);
     }
 
     template <class U>
     LocalTensor<U> ReinterpretCast() const {
-        return LocalTensor<U>(address_.bufferAddr.host, address_.dataLen, address_.logicPos.buffer, stamp_);
+        return LocalTensor<U>(address_.bufferAddr.host, address_.dataLen, address_.logicPos.buffer,
+                              address_.logicPos.stamp);
     }
     uint64_t GetPhyAddr(uint32_t offset = 0) const {
         twin::UbExposed();
         return reinterpret_cast<uintptr_t>(address_.bufferAddr.host) + offset * sizeof(T);
     }
+    void SetAddr(const TBuffAddr& address) { address_ = address; }
     void SetSize(uint32_t elements) { address_.dataLen = elements * static_cast<uint32_t>(sizeof(T)); }
 
     TPosition GetPosition() const { return static_cast<TPosition>(address_.logicPos); }
@@ -136,7 +165,7 @@ public:
     // For the API headers only.
     uint8_t* data() const { return address_.bufferAddr.host; }
     uint32_t buffer() const { return address_.logicPos.buffer; }
-    uint32_t stamp() const { return stamp_; }
+    uint32_t stamp() const { return address_.logicPos.stamp; }
 
     // The first `count` elements, checked: alive, in bounds, 32-byte aligned (alignment 0: not checked).
     TWIN_HOT T* Span(uint64_t count, const twin::Loc& loc, const char* what,
@@ -161,7 +190,7 @@ private:
     static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
     TWIN_HOT bool Alive() const {
         return address_.bufferAddr.host != nullptr &&
-               twin::current_core().buffers[address_.logicPos.buffer].stamp == stamp_;
+               twin::current_core().buffers[address_.logicPos.buffer].stamp == address_.logicPos.stamp;
     }
     TWIN_HOT T* At(uint32_t index, const twin::Loc& loc) const {
         if (__builtin_expect(!Alive() || index >= GetSize(), 0)) RaiseAt(*this, index, loc.file, loc.line);
@@ -200,8 +229,6 @@ private:
         TWIN_RAISE_IF(beyond != 0, kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary", what, beyond,
                       alignment);
     }
-
-    uint32_t stamp_ = 0;
 };
 
 template <class T>

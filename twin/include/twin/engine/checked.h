@@ -43,6 +43,8 @@ inline void Issue(const Instruction& instruction, Effect&& effect) {
 }
 
 void UbCarved(uint32_t begin, uint32_t bytes);
+void UbExposed();  // the kernel has a UB address: it may touch bytes that no TPipe carved
+void UbPointed();  // the kernel has a pointer: what it stores there is not seen, so all of UB may be read
 void UbReleased();
 void CleanLines(uintptr_t address, bool all, const Loc& loc);
 

@@ -22,6 +22,8 @@ constexpr uint32_t kEventIds = 8;
 constexpr uint32_t kHardEvents = 16;
 constexpr uint32_t kMaxCores = 64;
 constexpr uint32_t kMaxUbBuffers = 64;
+// Behind the buffers of TPipe: all of UB, for tensors whose address the kernel sets itself, once for each TPosition.
+constexpr uint32_t kRawUbBuffers = 16;
 
 enum class Pipe : uint8_t { kS, kV, kMte2, kMte3, kAll };
 constexpr uint32_t kPipes = 4;
@@ -113,7 +115,7 @@ struct Core {
     uint8_t* ub = nullptr;
     uint32_t ub_used = 0;  // bump allocator of the live TPipe
     void* pipe = nullptr;  // the live TPipe, or null
-    UbBuffer buffers[kMaxUbBuffers] = {};
+    UbBuffer buffers[kMaxUbBuffers + kRawUbBuffers] = {};
     uint32_t buffer_count = 0;
     bool flags[kHardEvents][kEventIds] = {};    // set and not yet waited for
     uint8_t reserved_events[kHardEvents] = {};  // ids that AllocEventID holds, one bit each

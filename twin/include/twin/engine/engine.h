@@ -82,7 +82,6 @@ inline void IssueSourced(const Instruction& instruction, Effect&& effect) {
     Issue(instruction, static_cast<Effect&&>(effect));
 }
 inline void UbFreed(uint32_t, uint32_t) {}
-inline void UbExposed() {}
 
 }  // namespace twin
 #endif

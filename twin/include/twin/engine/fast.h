@@ -60,6 +60,7 @@ inline void UbExposed() {
     SettlePipe(Pipe::kAll);
     current_core().forward.enabled = false;
 }
+inline void UbPointed() { UbExposed(); }
 // The kernel has freed these bytes: it may not read them any more.
 inline void UbFreed(uint32_t begin, uint32_t bytes) {
     Core& core = current_core();

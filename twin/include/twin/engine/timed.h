@@ -43,6 +43,8 @@ inline __attribute__((always_inline)) void Issue(const Instruction& instruction,
 
 inline void UbCarved(uint32_t, uint32_t) {}
 inline void UbReleased() {}
+inline void UbExposed() {}
+inline void UbPointed() {}
 
 // A scalar GM access costs a GM round trip; the data cache is not modelled.
 template <class T>
