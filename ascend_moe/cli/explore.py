@@ -41,6 +41,7 @@ def explore_command(
     replay: Annotated[
         str | None, typer.Option("--replay", metavar="AT:CHOICE,…", help="Choices of a shrunk schedule.")
     ] = None,
+    no_shrink: Annotated[bool, typer.Option("--no-shrink", help="Leave a finding as it was found.")] = False,
     as_json: Json = "",
 ) -> None:
     """Look for races, missing synchronisation, hangs and wrong results, schedule after schedule.
@@ -64,7 +65,7 @@ def explore_command(
             result = exhaustive(chosen or Program(), preemptions, limit=schedules)
         else:
             result = _run(chosen, schedules, seed, options, console, as_json == "-")
-        if result.finding is not None and replay is None:
+        if result.finding is not None and replay is None and not no_shrink:
             result.finding = shrink(result.finding)
     except AscendMoeError as error:
         console.print(str(error), style="red", markup=False)
