@@ -338,7 +338,7 @@ def test_check_judges_the_held_out_times(error: float, code: int, monkeypatch: p
 
 def test_the_page_is_written_from_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small = Request(ranks=2, experts=8, topk=2, hidden=512, batch=4, quant=True, cores=4)
-    for name, value in (("CALL", small), ("WORLDS", [2, 4]), ("BATCHES", [2]), ("SHOWN", 2)):
+    for name, value in (("CALL", small), ("WORLDS", [2, 4]), ("BATCHES", [2]), ("AIMED", [4]), ("SHOWN", 2)):
         monkeypatch.setattr(predict_page, name, value)
     monkeypatch.setattr(calibration, "compare", off_by(0.1))
     predict_page.write(tmp_path)
@@ -346,6 +346,9 @@ def test_the_page_is_written_from_the_model(monkeypatch: pytest.MonkeyPatch, tmp
     assert page.startswith("# Predicted times on NPUs\n\n**Model, not a measurement")
     (one,) = report.predictions(small, [4], ["window"])
     assert f"| 4 | window | {one.dispatch_us:.1f} | {one.combine_us:.1f} |" in page
+    aims = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| 4 | ") and line.count("(") == 3]
+    assert aims == [[" 4 ", " 2 "], [" 4 ", " 4 "]] and "1.5 times or more in " in page and "of 2." in page
+    assert "| cann-style | 3 | 0 |" in page and "| window | 0 | 0 |" in page and "| direct | 0 | 0 |" in page
     sources = [*calibration.points(), *cost_table("Ascend910_9391").values()]
     assert all(found.source in page for found in sources)
     drawn = "".join(ElementTree.parse(tmp_path / "predict" / "a3.svg").getroot().itertext())
