@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
+import resource
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -416,10 +418,20 @@ def _open(name: str, group: ProcessGroup) -> Communicator:
     data_bytes = window_data_bytes()
     lent_bytes = window_lent_bytes(data_bytes)
     host = store_host(store, group)
-    opening = Opening(name, store, group.rank(), world, data_bytes, lent_bytes, timeout_s(), host)
-    opening.run()
     reference = weakref.ref(group)
-    return opening.communicator(alive=lambda: is_alive(reference))
+    try:
+        opening = Opening(name, store, group.rank(), world, data_bytes, lent_bytes, timeout_s(), host)
+        opening.run()
+        return opening.communicator(alive=lambda: is_alive(reference))
+    except OSError as error:  # this rank's own trouble, which the others see as a rank that gave up
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        fix = (
+            f": raise the limit of {limit} open files (ulimit -n)"
+            if error.errno in (errno.EMFILE, errno.ENFILE)
+            else ""
+        )
+        text = f"rank {group.rank()}: opening the windows of group {name!r} failed here: {error.strerror or error}{fix}"
+        raise AscendMoeError(text, rank=group.rank()) from error
 
 
 def _abandon(key: tuple[str, int]) -> None:

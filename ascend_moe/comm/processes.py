@@ -15,6 +15,7 @@ that gives up says ``left``: the others drop its window and wait for its next po
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -141,11 +142,13 @@ class Peer:
     def read(self) -> None:
         """Takes in every word that has come, and whether the peer is still there; maps its window."""
         self.gone = self.watch.fired()  # first: after its end nothing more can come
+        cut = 0
         with contextlib.suppress(OSError):
             while True:
-                text, fds, _, _ = socket.recv_fds(self.sock, WORD_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                text, fds, flags, _ = socket.recv_fds(self.sock, WORD_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
                 if not text:
-                    return
+                    break
+                cut |= flags & socket.MSG_CTRUNC
                 word, _, digest = text.partition(b" ")
                 self.heard[word] = digest
                 for fd in fds:
@@ -153,6 +156,8 @@ class Peer:
                     if not self.base and os.fstat(fd).st_size == self.total:
                         self.base = library.lib().am_window_map(fd, self.total) or 0
                     os.close(fd)
+        if cut:  # a window came for which this process has no descriptor
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def close(self) -> None:
         self.watch.close()
@@ -483,7 +488,8 @@ class Opening:
     def _timed_out(self) -> CommTimeout:
         """Names who is missing: ranks that never came or are stopped first."""
         reports = sorted(report for rank in range(self.world) if (report := self._report(rank)) is not None)
-        missing = sorted(rank for blame, rank, _ in reports if blame < 2) or [rank for _, rank, _ in reports]
+        # Ranks that are not ready wait for those that are surely missing, where there are some.
+        missing = sorted(rank for blame, rank, _ in reports if blame == reports[0][0])
         noun = "rank" if len(missing) == 1 else "ranks"
         return CommTimeout(
             f"{self.prefix}: {noun} {', '.join(map(str, missing))} did not arrive within {self.timeout:g} s "
@@ -509,7 +515,8 @@ class Opening:
             state = "is not ready" if peer.answered else "does not answer"
             return int(not stopped), rank, f"{state}, {process}"
         if post.left > self.mine.started:
-            return 2, rank, f"gave up before with {post.why}"
+            # For a reason of its own, or because of a rank that is reported here too.
+            return 2 if " about rank " in post.why else 0, rank, f"gave up before with {post.why}"
         return 0, rank, f"has not called since its last windows were closed, {process}"
 
     # ---- after run()

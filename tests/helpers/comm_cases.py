@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import time
 from typing import Any
 
@@ -53,6 +54,12 @@ def file_links() -> list[str]:
         with contextlib.suppress(OSError):  # the one that lists
             links.append(os.readlink(f"/proc/self/fd/{fd}"))
     return links
+
+
+def leave_room_for_files(count: int) -> None:
+    """So many descriptors may be opened yet."""
+    last = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + count, last + count))
 
 
 def set_env(name: str, value: str) -> None:
