@@ -108,6 +108,8 @@ class Operator:
 
 # What torch says of a value that its schema does not take.
 _WRONG_KIND = re.compile(r"Expected a value of type '(.+?)' for argument '(.+?)' but instead found type '(.+?)'")
+# The type is right: torch passes on values that C++ can hold.
+_NO_SUCH_VALUE = {"int": "does not fit in 64 bits", "str": "is no text that UTF-8 can write"}
 
 OPERATORS: dict[str, _Op] = {}  # the four, by name
 
@@ -227,7 +229,8 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
                 raise unknown_argument(function, kwargs) or misfit from None
             if (kind := _WRONG_KIND.search(str(error))) is not None and not isinstance(error, AscendMoeError):
                 wanted, argument, found = kind.groups()
-                text = f"{name}: {argument} is of type {found}; it must be {wanted}"
+                rule = "is of type {found}; it must be {wanted}" if found != wanted else _NO_SUCH_VALUE.get(wanted, "has a value that torch does not take")
+                text = f"{name}: {argument} {rule.format(found=found, wanted=wanted)}"
                 raise ArgumentError(text, argument=argument) from None
             raise
         # torch.fx's tracer has a proxy of the whole tuple.

@@ -173,7 +173,8 @@ class Bare:
         assert lib().am_comm_use_context(self.handle, self.kind) == 0
 
     def windows(self) -> list[bytes]:
-        return [ctypes.string_at(base, self.total) for base in self.bases]
+        """Without the first page, which is the twin's own and says whether a rank is in an op."""
+        return [ctypes.string_at(base + 4096, self.total - 4096) for base in self.bases]
 
     def close(self) -> None:
         lib().am_comm_destroy(self.handle)
