@@ -31,9 +31,7 @@ inline uint8_t* DataOf(void* base) { return static_cast<uint8_t*>(base) + kHeade
 inline uint32_t* DoorbellOf(void* base) {
     return reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + kDoorbellOffset);
 }
-inline uint32_t* InOpOf(void* base) {
-    return reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + kInOpOffset);
-}
+inline uint32_t* InOpOf(void* base) { return reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + kInOpOffset); }
 
 // ---- the lent area ----
 
