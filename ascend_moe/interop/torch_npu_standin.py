@@ -7,8 +7,8 @@
 `install` changes torch for the whole process, `uninstall` undoes all of it. ``ascend-moe standin -- python script.py``
 installs it in a program, before its first line, and in its child processes.
 
-It is for correctness and it says that it is a stand-in. Tensors are on the CPU, and say so. With the torch_npu wheel at
-hand, `ascend-moe vnpu` runs the real one.
+It is for correctness, and it says that it is a stand-in. Tensors are on the CPU, and their device says "cpu";
+``x.npu()`` is x itself, not a copy. Where the torch_npu wheel is installed, `ascend-moe vnpu` runs the real one.
 """
 
 from __future__ import annotations
