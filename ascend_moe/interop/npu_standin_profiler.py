@@ -118,10 +118,10 @@ class profile(torch.profiler.profile):
 def tensorboard_trace_handler(
     dir_name: str, worker_name: str | None = None, analyse_flag: bool = True, async_mode: bool = False
 ) -> Callable[[profile], None]:
-    """A function for on_trace_ready: writes ``dir_name/<worker>_<time>_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json``.
+    """A function for on_trace_ready, which writes ``<worker>_<time>_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json``.
 
     Args:
-        dir_name: is made where it is missing.
+        dir_name: where it writes; made if it is missing.
         worker_name: default: host and process number.
         analyse_flag, async_mode: accepted; the trace is written at once.
     """
