@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -349,6 +350,10 @@ def test_refused_beside_torch_npu(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(LibraryError, match=r"torch_npu is installed.*patch_torch_npu.*ascend-moe vnpu"):
         torch_npu_standin.install()
     assert not hasattr(torch, "npu")
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))  # somebody's stub, which has no spec
+    with pytest.raises(LibraryError, match=r"torch_npu is installed"):
+        torch_npu_standin.install()
 
 
 def test_npu_means_cpu(stand_in: Any) -> None:

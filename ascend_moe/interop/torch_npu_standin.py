@@ -116,12 +116,12 @@ def install(quiet: bool = False) -> None:
         quiet: no line on stderr about it.
 
     Raises:
-        LibraryError: torch_npu is installed: the real one is better.
+        LibraryError: torch_npu is installed (the real one is better), or a module of that name was imported before.
     """
     global _changes
     if _changes is not None:
         return
-    if importlib.util.find_spec("torch_npu") is not None:
+    if "torch_npu" in sys.modules or importlib.util.find_spec("torch_npu") is not None:
         raise LibraryError(
             "torch_npu is installed; the stand-in is for machines without it. On NPUs call "
             "ascend_moe.patch_torch_npu(); without an NPU start the program with `ascend-moe vnpu -- `"
