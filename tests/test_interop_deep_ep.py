@@ -639,6 +639,21 @@ def low_with(case: Case, buffer: Buffer, most: int) -> Any:
     return buffer.low_latency_dispatch(case.x(0), case.ids(0), most, case.experts)
 
 
+@pytest.mark.parametrize("wrong", [6, -2])
+def test_an_id_that_is_none_is_told_on_every_rank(clusters: Clusters, wrong: int) -> None:
+    case = Case()
+
+    def body(rank: int, buffer: Buffer) -> None:
+        ids = case.ids(rank)
+        if rank == 1:
+            ids[3, 2] = wrong
+        with pytest.raises(InvalidExpertId, match=f"rank 1, token 3, k 2 has expert id {wrong}; need -1 or 0..5") as told:
+            send(case, rank, buffer, topk_idx=ids)
+        assert (told.value.rank, told.value.expert_id) == (1, wrong)  # type: ignore[attr-defined]
+
+    on_all(clusters, case, body)
+
+
 def test_the_same_expert_more_than_once_is_an_overflow(clusters: Clusters) -> None:
     def body(rank: int, buffer: Buffer) -> None:
         ids = torch.zeros(4, 3, dtype=torch.int64)
@@ -706,6 +721,26 @@ def test_a_window_as_large_as_the_hint_is_enough(algorithm: str, monkeypatch: py
         monkeypatch.setenv("HCCL_BUFFSIZE", str(size))
         with LocalCluster(2) as cluster:
             cluster.run(run)
+
+
+@pytest.mark.parametrize("algorithm", ["", "window", "direct"])
+def test_normal_mode_needs_no_more_than_the_hint(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ids and weights beside the rows, and with two biases, where rows are fp32."""
+    tokens, hidden, experts, topk = 4096, 64, 64, 32
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    mib = Config().get_nvl_buffer_size_hint(2 * hidden, 2) >> 20
+    monkeypatch.setenv("HCCL_BUFFSIZE", str(mib))
+
+    def run(rank: int, group_ep: str) -> None:
+        buffer = Buffer((group_ep, 2, rank))
+        x, ids = torch.ones(tokens, hidden, dtype=BF16), torch.arange(topk).repeat(tokens, 1) * 2
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, experts)
+        given = (None, per_rank, None, in_rank, per_expert, ids, torch.ones(ids.shape))
+        rows, _, _, _, handle, _ = buffer.dispatch(x, *given)
+        assert torch.equal(buffer.combine(rows, handle, bias=(x, x))[0], x * 4)
+
+    with LocalCluster(2) as cluster:
+        cluster.run(run)
 
 
 def test_hints_are_what_the_windows_need() -> None:

@@ -145,7 +145,9 @@ class Buffer(WithoutRows):
             four are None.
 
         Collective. Raises:
-            ArgumentError: a rule above is broken, or hierarchy across servers would be needed. Others: as the ops.
+            ArgumentError: a rule above is broken, or hierarchy across servers would be needed.
+            InvalidExpertId: on every rank; an id of topk_idx is none. Not looked at with num_worst_tokens.
+            Others: as the ops.
         """
         events.begin(previous_event)
         self._low_latency.settle()
