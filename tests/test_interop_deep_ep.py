@@ -686,6 +686,22 @@ def test_across_servers_hierarchy_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         cluster.run(run)
 
 
+def test_internode_calls_take_deepeps_positions(clusters: Clusters) -> None:
+    case = Case()
+
+    def body(rank: int, buffer: Buffer) -> None:
+        ids, weights = case.ids(rank), case.weights(rank)
+        per_rank, servers, per_expert, in_rank, event = buffer.get_dispatch_layout(ids, case.experts, None, True)
+        config, given = Buffer.get_dispatch_config(2), (None, per_rank, servers, in_rank, per_expert, ids, weights)
+        rows, _, _, numbers, handle, event = buffer.internode_dispatch(case.x(rank), *given, 4, config, event, True)
+        wanted, *_ = send(case, rank, buffer)
+        assert torch.equal(rows, wanted) and all(number % 4 == 0 for number in numbers) and event.event is not None
+        home, summed, _ = buffer.internode_combine(rows, handle, None, case.x(rank), config, event)
+        assert torch.equal(home, buffer.combine(rows, handle, bias=case.x(rank))[0]) and summed is None
+
+    on_all(clusters, case, body)
+
+
 def test_events() -> None:
     seen: list[int] = []
     event = Buffer.capture()

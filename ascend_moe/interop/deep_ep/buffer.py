@@ -201,8 +201,8 @@ class Buffer(WithoutRows):
         return total, weights, events.finished(async_finish, x)
 
     def internode_dispatch(self, *args: Any, **kwargs: Any) -> Any:
-        """``dispatch``, which callers should call."""
-        return self.dispatch(*args, **kwargs)
+        """``dispatch``, which callers should call. DeepEP's has no num_worst_tokens, its tenth argument is config."""
+        return self.dispatch(*args[:9], *((0, *args[9:]) if len(args) > 9 else ()), **kwargs)
 
     def internode_combine(self, *args: Any, **kwargs: Any) -> Any:
         """``combine``, which callers should call."""

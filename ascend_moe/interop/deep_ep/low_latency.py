@@ -12,6 +12,7 @@ from torch import Tensor
 
 import ascend_moe
 from ascend_moe.errors import ArgumentError, RoutingOverflow, need, need_dims, need_shape
+from ascend_moe.interop.deep_ep import events
 from ascend_moe.interop.deep_ep.place import Place
 from ascend_moe.interop.deep_ep.rows import FP8, GROUP, cast_fp8, pack, unpack
 
@@ -207,7 +208,7 @@ class LowLatency:
         )
         result.combined, result.next_rows = True, None
         if not return_recv_hook and out is None:
-            return opened, _nothing
+            return opened, events.nothing
         to = rows.new_zeros(wanted) if out is None else out
         return to, self._hook(
             _Once(lambda: to.copy_(opened.finish() if return_recv_hook else opened)), return_recv_hook
@@ -224,7 +225,7 @@ class LowLatency:
     def _hook(self, receive: Callable[[], Any], later: bool) -> Callable[[], None]:
         if not later:
             receive()
-            return _nothing
+            return events.nothing
 
         def hook() -> None:
             if self._open is hook:
@@ -245,10 +246,6 @@ class _Once:
         if self.action is not None:
             self.action()
             self.action = None
-
-
-def _nothing() -> None:
-    """The hook of a call that has received already."""
 
 
 def _check(x: Tensor, topk_idx: Tensor, tokens: int, stats: Tensor | None, local: int) -> None:
