@@ -647,7 +647,9 @@ def test_an_id_that_is_none_is_told_on_every_rank(clusters: Clusters, wrong: int
         ids = case.ids(rank)
         if rank == 1:
             ids[3, 2] = wrong
-        with pytest.raises(InvalidExpertId, match=f"rank 1, token 3, k 2 has expert id {wrong}; need -1 or 0..5") as told:
+        with pytest.raises(
+            InvalidExpertId, match=f"rank 1, token 3, k 2 has expert id {wrong}; need -1 or 0..5"
+        ) as told:
             send(case, rank, buffer, topk_idx=ids)
         assert (told.value.rank, told.value.expert_id) == (1, wrong)  # type: ignore[attr-defined]
 

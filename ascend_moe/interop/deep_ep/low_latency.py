@@ -147,10 +147,11 @@ class LowLatency:
         self._results = [result for result in self._results if result.alive()]
         if len(self._results) >= MOST_ALIVE:
             waiting = sum(result.finish is not None for result in self._results)
-            hooks = f", {waiting} of them with a hook that was never called: call the hook, and" if waiting else ": call"
+            hooks = f", {waiting} of them with a hook that was never called" if waiting else ""
+            first = "the hook, then " if waiting else ""
             raise ArgumentError(
-                f"low_latency_dispatch: {MOST_ALIVE} results are alive already{hooks} low_latency_combine with the "
-                "handle, or drop the result",
+                f"low_latency_dispatch: {MOST_ALIVE} results are alive already{hooks}: call {first}low_latency_combine "
+                "with the handle, or drop the result",
                 argument="handle",
             )
         rows = pack(*cast_fp8(x, round_scale)) if fp8 else x.contiguous()
