@@ -87,7 +87,7 @@ class Case:
         ]
 
 
-CASES = [Case(kind=kind) for kind in KINDS] + [Case(world=4, kind="-1"), Case(world=1, kind="-1")]
+CASES = [Case(kind=kind) for kind in KINDS] + [Case(world=world, kind="-1") for world in (1, 4, 8)]
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind}-{case.world}")
 
 

@@ -59,7 +59,8 @@ class Trial:
         fits = 1 <= self.hidden <= 16384 and self.hidden % _ROW == 0
         need(fits, "hidden", f"is {self.hidden}; need a multiple of {_ROW}, 16..16384")
         weights = 3 * self.num_experts * self.hidden * self.width
-        need(weights <= MAX_WEIGHTS, "experts", f"have weights of {weights} elements; need at most {MAX_WEIGHTS}")
+        rule = f"have weights of {weights} elements; need at most {MAX_WEIGHTS}: take fewer experts or a smaller hidden"
+        need(weights <= MAX_WEIGHTS, "experts", rule)
 
 
 @dataclass
