@@ -211,6 +211,8 @@ def test_combine_adds_up_to_two_biases(clusters: Clusters) -> None:
         assert torch.equal(buffer.combine(rows.float(), handle)[0], plain)
         both = buffer.combine(rows, handle, bias=(biases[0], biases[1]))[0]
         assert torch.equal(both, (plain + biases[0] + biases[1]).bfloat16())
+        wide = buffer.combine(rows.float(), handle, bias=(biases[0].float(), biases[1].float()))[0]
+        assert torch.equal(wide, plain + biases[0] + biases[1])
 
     on_all(clusters, case, body)
 

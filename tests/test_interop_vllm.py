@@ -556,8 +556,7 @@ def test_selection_and_handles(clusters: Clusters) -> None:
         handle = manager.get_handle({"num_experts": E})
         assert handle is manager.get_handle({"kind": "batched", "num_experts": E, "max_num_tokens": 512})
         assert handle is not manager.get_handle({"num_experts": E, "max_num_tokens": 16})
-        config = vllm.MoEKernelConfig(group, rank, 2, E, manager=manager)
-        kernel = vllm.select(config)
+        kernel = vllm.select(vllm.MoEKernelConfig(group, rank, 2, E, manager=manager))
         assert kernel.prepare_finalize.handle is handle
         part = part_of(rank, 2, 4)
         assert torch.equal(kernel(*part.inputs()), three_calls(part, rank, 2, group, 4))
@@ -569,6 +568,9 @@ def test_selection_and_handles(clusters: Clusters) -> None:
         for wrong, rule in (({"kinds": "mc2"}, "kwargs is 'kinds'"), ({"kind": "pplx", "num_experts": E}, "'pplx'")):
             with pytest.raises(ArgumentError, match=rule):
                 manager.get_handle(wrong)
+        for config, rule in (({"group_name": group}, "config has no rank, which"), ({"ranks": 2}, "config is 'ranks'")):
+            with pytest.raises(ArgumentError, match=rule):
+                vllm.select(config)
 
     clusters[2].run(run)
 
