@@ -698,9 +698,20 @@ def test_experts_refuse() -> None:
         (bases.FusedMoEQuantConfig(w1_scale=torch.ones(1)), "has scales of weights but unquantised rows"),
         (bases.FusedMoEQuantConfig(w1_bias=torch.ones(1)), "has w1_bias"),
         (SimpleNamespace(quant_dtype="mxfp4"), "has quant_dtype mxfp4"),
+        (SimpleNamespace(gemm1_clamp_limit=7.0), "quant_config has gemm1_clamp_limit 7.0; the experts' activation is"),
+        (SimpleNamespace(gemm1_alpha=1.702), "has gemm1_alpha 1.702"),
+        (bases.FusedMoEQuantConfig.make(block_shape=[128, 128]), "has block_shape"),
+        (
+            bases.int8_w8a8_moe_quant_config(*[torch.ones(1)] * 2, None, None, per_act_token_quant=False),
+            "without per_act",
+        ),
     ):
         with pytest.raises(ArgumentError, match=rule):
             make_experts(None, None, None, config, E)
+    with pytest.raises(ArgumentError, match="moe_config has swiglu_limit 10"):
+        make_experts(None, None, None, None, E, moe_config=SimpleNamespace(swiglu_limit=10.0, swiglu_alpha=None))
+    neutral = SimpleNamespace(gemm1_clamp_limit=None, gemm1_alpha=1.0, gemm1_beta=0.0)
+    make_experts(None, None, None, neutral, E, moe_config=SimpleNamespace(swiglu_limit=None))
     scales = bases.int8_w8a8_moe_quant_config(quantised.config.w1_scale[:, :3], quantised.config.w2_scale)
     with pytest.raises(ArgumentError, match=r"w1_scale is \(8, 3, 1\); it must be \(8, 64\) or \(8, 64, 1\) or"):
         apply(
