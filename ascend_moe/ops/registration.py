@@ -229,7 +229,11 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
                 raise unknown_argument(function, kwargs) or misfit from None
             if (kind := _WRONG_KIND.search(str(error))) is not None and not isinstance(error, AscendMoeError):
                 wanted, argument, found = kind.groups()
-                rule = "is of type {found}; it must be {wanted}" if found != wanted else _NO_SUCH_VALUE.get(wanted, "has a value that torch does not take")
+                rule = (
+                    "is of type {found}; it must be {wanted}"
+                    if found != wanted
+                    else _NO_SUCH_VALUE.get(wanted, "has a value that torch does not take")
+                )
                 text = f"{name}: {argument} {rule.format(found=found, wanted=wanted)}"
                 raise ArgumentError(text, argument=argument) from None
             raise

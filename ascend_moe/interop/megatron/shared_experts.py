@@ -155,6 +155,9 @@ class SharedExpertMLP(nn.Module):
             self._call = self.begin()
         return self._call
 
+    def wait_current_stream(self) -> None:
+        """Nothing: the steps run on the caller's stream. Megatron-LM's dispatchers call it."""
+
     def pre_forward_comm(self, input: Tensor, wait_current_stream: bool = True) -> None:
         """The first step of the module's own call; so are the other four."""
         self._steps().pre_forward_comm(input)
