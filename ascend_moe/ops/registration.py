@@ -229,12 +229,9 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
                 raise unknown_argument(function, kwargs) or misfit from None
             if (kind := _WRONG_KIND.search(str(error))) is not None and not isinstance(error, AscendMoeError):
                 wanted, argument, found = kind.groups()
-                rule = (
-                    "is of type {found}; it must be {wanted}"
-                    if found != wanted
-                    else _NO_SUCH_VALUE.get(wanted, "has a value that torch does not take")
-                )
-                text = f"{name}: {argument} {rule.format(found=found, wanted=wanted)}"
+                no_such_value = _NO_SUCH_VALUE.get(wanted, "has a value that torch does not take")
+                rule = f"is of type {found}; it must be {wanted}" if found != wanted else no_such_value
+                text = f"{name}: {argument} {rule}"
                 raise ArgumentError(text, argument=argument) from None
             raise
         # torch.fx's tracer has a proxy of the whole tuple.
