@@ -26,7 +26,7 @@ from failure_windows import (
 from soak_rows import Tally
 
 import ascend_moe
-from ascend_moe.errors import CommTimeout, ConfigMismatch, CorruptStatus
+from ascend_moe.errors import CommTimeout, ConfigMismatch, CorruptStatus, InvalidExpertId, RoutingOverflow
 from ascend_moe.reference.cases import Place
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
@@ -196,7 +196,8 @@ def outcome(place: Place, one: Caught) -> str:
     """'right', 'accepted', or the error in a word."""
     if one.error is None:
         return str(one.value)
-    names = {CorruptStatus: "corrupt", ConfigMismatch: "mismatch", CommTimeout: "timeout"}
+    names: dict[type, str] = {CorruptStatus: "corrupt", ConfigMismatch: "mismatch", CommTimeout: "timeout"}
+    names |= dict.fromkeys((InvalidExpertId, RoutingOverflow), "an error of its own")
     text = str(one.error)
     if place.rank == READER:
         assert one.error.rank == SOURCE and "\n" not in text, text
