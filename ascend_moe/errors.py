@@ -130,8 +130,14 @@ def need_only(argument: str, value: int | None, *allowed: int | None) -> None:
 Dtypes = tuple["torch.dtype", ...]
 
 
+def need_tensor(argument: str, value: object) -> None:
+    """Raise unless ``value`` is a tensor."""
+    need(hasattr(value, "is_floating_point"), argument, f"is a {type(value).__name__}; it must be a tensor")
+
+
 def need_shape(argument: str, tensor: torch.Tensor, *shapes: tuple[int, ...], dtypes: Dtypes | None = None) -> None:
     """Raise unless ``tensor`` has one of the shapes, and one of the dtypes."""
+    need_tensor(argument, tensor)
     listed = " or ".join(str(shape) for shape in shapes)
     need(tuple(tensor.shape) in shapes, argument, f"is {tuple(tensor.shape)}; it must be {listed}")
     need_dtype(argument, tensor, *(dtypes or (tensor.dtype,)))
@@ -139,12 +145,14 @@ def need_shape(argument: str, tensor: torch.Tensor, *shapes: tuple[int, ...], dt
 
 def need_dtype(argument: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None:
     """Raise unless ``tensor`` has one of the dtypes."""
+    need_tensor(argument, tensor)
     listed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
     need(tensor.dtype in dtypes, argument, f"is {tensor.dtype}; it must be {listed}")
 
 
 def need_dims(argument: str, tensor: torch.Tensor, *dims: int, dtypes: Dtypes | None = None) -> None:
     """Raise unless ``tensor`` has one of the numbers of dimensions, and one of the dtypes."""
+    need_tensor(argument, tensor)
     listed = " or ".join(f"{count}-D" for count in dims)
     need(tensor.dim() in dims, argument, f"is {tuple(tensor.shape)}; it must be {listed}")
     need_dtype(argument, tensor, *(dtypes or (tensor.dtype,)))

@@ -387,20 +387,39 @@ WRONG = {
     "scale1": {"scales go with int8 weights": {"scale1": [torch.ones(L, 2 * F)]}},
     "bias1": {"a bias belongs to int4": {"bias1": [torch.ones(L, 2 * F)]}},
     "bias2": {"a bias belongs to int4": {"bias2": torch.ones(L, H)}},
-    "x": {"it must be (9, 64)": {"x": randn(9, 32).to(BF16)}, "is torch.float64": {"x": randn(9, 64).double()}},
+    "x": {
+        "it must be (9, 64)": {"x": randn(9, 32).to(BF16)},
+        "is torch.float64": {"x": randn(9, 64).double()},
+        "is a NoneType; it must be a tensor": {"x": None},
+    },
     "expert_idx": {
         "is torch.int64": {"expert_idx": torch.zeros(9, K, dtype=torch.int64)},
         "it must be (9, 3)": {"expert_idx": torch.zeros(8, K, dtype=I32)},
     },
-    "probs": {"is torch.bfloat16": {"probs": torch.zeros(9, K, dtype=BF16)}},
-    "x_active_mask": {"is (8,)": {"x_active_mask": torch.ones(8, dtype=torch.bool)}},
-    "out": {"it must be (9, 64)": {"out": torch.empty(8, H, dtype=BF16)}},
+    "probs": {"is torch.bfloat16": {"probs": torch.zeros(9, K, dtype=BF16)}, "is a NoneType": {"probs": None}},
+    "x_active_mask": {
+        "is (8,)": {"x_active_mask": torch.ones(8, dtype=torch.bool)},
+        "is a list": {"x_active_mask": [True] * 9},
+    },
+    "out": {
+        "it must be (9, 64)": {"out": torch.empty(8, H, dtype=BF16)},
+        "must be on x's device, cpu": {"out": torch.empty(9, H, dtype=BF16, device="meta")},
+    },
     "expert_token_nums": {
+        "must be on x's device, cpu": {"expert_token_nums": torch.empty(L, dtype=I32, device="meta")},
         "is torch.int64": {"expert_token_nums": torch.empty(L, dtype=torch.int64)},
         "is (5,)": {"expert_token_nums": torch.empty(5, dtype=I32)},
     },
-    "max_output_size": {"is -1": {"max_output_size": -1}},
-    "swiglu_limit": {"is -1.0": {"swiglu_limit": -1.0}, "is nan": {"swiglu_limit": NAN}},
+    "max_output_size": {
+        "is -1": {"max_output_size": -1},
+        "is a float; it must be an int": {"max_output_size": 3.5},
+        "is a NoneType": {"max_output_size": None},
+    },
+    "swiglu_limit": {
+        "is -1.0": {"swiglu_limit": -1.0},
+        "is nan": {"swiglu_limit": NAN},
+        "is a str; it must be a number": {"swiglu_limit": "1"},
+    },
     "group": {"names no live group": {"group": "nobody's"}, "is a int": {"group": 3}},
 }
 
@@ -428,15 +447,16 @@ def test_wrong_scales_of_int8_weights(clusters: Any) -> None:
     def body(rank: int, group: str) -> None:
         mine = Rank(rank, 1, int8=True)
         assert mine.s1 is not None
+        bits = mine.s1.view(I32).long()
         for wrong, rule in (
             (None, "need 4 tensors"),
-            (mine.s1[:, :5], "need 4 tensors"),
-            (mine.s1.half(), "is torch.float16"),
+            ([mine.s1[:, :5]], "need 4 tensors"),
+            ([mine.s1.half()], "is torch.float16"),
+            ([*mine.s1[:3], bits[3]], "mixes torch.float32 and torch.int64"),
         ):
-            mine.s1 = wrong
             with pytest.raises(ArgumentError, match=rule) as raised:
                 dispatch_ffn_combine(
-                    mine.x, [mine.w1], [mine.w2], mine.ids, None if wrong is None else [wrong], [mine.s2], None, None,
+                    mine.x, [mine.w1], [mine.w2], mine.ids, wrong, [mine.s2], None, None,
                     mine.probs, group, 0, torch.empty_like(mine.x), torch.empty(L, dtype=I32),
                 )  # fmt: skip
             assert raised.value.argument == "scale1"
@@ -448,7 +468,15 @@ MEGA_WRONG = {
     "l1_weights": {"has quantisation 0 by its dtype": {"buffer": {"dispatch_quant_mode": 2}}},
     "l1_bias": {"a bias belongs to int4": {"l1_bias": [torch.ones(L, 2 * F)]}},
     "activation": {"is 'gelu'; need one of swiglu": {"activation": "gelu"}},
-    "activation_clamp": {"is 0": {"activation_clamp": 0.0}, "is nan": {"activation_clamp": NAN}},
+    "activation_clamp": {
+        "is 0": {"activation_clamp": 0.0},
+        "is nan": {"activation_clamp": NAN},
+        "is a str": {"activation_clamp": "1"},
+    },
+    "topk_weights": {
+        "is a NoneType": {"topk_weights": None},
+        "is torch.float16": {"topk_weights": torch.ones(9, K).half()},
+    },
     "weight1_type": {"is int4": {"weight1_type": 285}, "the weights are torch.bfloat16": {"weight1_type": 258}},
     "weight2_type": {"is the number 4444": {"weight2_type": 4444}},
     "shared_l2_weights": {"is empty": {"shared_l1_weights": [torch.zeros(H, 2 * F, dtype=BF16)]}},

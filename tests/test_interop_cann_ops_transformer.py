@@ -146,6 +146,8 @@ def test_the_size_is_what_the_windows_need() -> None:
             assert cluster.run(body) == [enough, enough]
     for wrong, argument in (
         ((2, 512, 2048, 33, 8), "moe_expert_num"),
+        ((2, 0, 2048, 32, 8), "num_max_dispatch_tokens_per_rank"),
+        ((2, 512, 2048, 32, None), "topk"),
         ((2, 512, 2048, 32, 8, 2), "num_shared_expert"),
         ((2, 512, 2048, 32, 8, 1, 1), "num_shared_expert_ranks"),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -261,17 +262,18 @@ def test_dispatch_ffn_combine_of_all_releases(int8: bool) -> None:
         else:
             given |= {"weight1": [w1[mine]], "weight2": [w2[mine]], "scale1": [], "scale2": []}
         results = []
-        for release in ("main", "0.18", "0.13"):
+        for release in ("main", "main's tests", "0.18", "0.13"):
             out, counts = torch.full_like(x, torch.nan), torch.full((E // 2,), -1, dtype=INT32)
             extra: dict[str, Any] = {} if release == "0.13" else {"expert_token_nums": counts}
-            if release == "main":
-                extra |= {"bias1": [], "bias2": [], "swiglu_limit": 0.0}
+            if release.startswith("main"):
+                bias = [] if release == "main" else torch.tensor([])
+                extra |= {"bias1": bias, "bias2": bias, "swiglu_limit": 0.0}
             C.dispatch_ffn_combine(**given, out=out, **extra)
             results.append((out, counts))
         out, counts = torch.empty_like(x), torch.empty(E // 2, dtype=INT32)
         fused.dispatch_ffn_combine(**given, bias1=None, bias2=None, out=out, expert_token_nums=counts)
         same = all(torch.equal(found, out) for found, _ in results)
-        return same and torch.equal(results[0][1], counts) and torch.equal(results[1][1], counts)
+        return same and all(torch.equal(found, counts) for _, found in results[:3])
 
     with LocalCluster(2) as cluster:
         assert cluster.run(rank) == [True, True]
@@ -405,6 +407,86 @@ def test_streams_and_events(stand_in: Any) -> None:
     assert torch.npu.current_stream() is torch.npu.default_stream()
 
 
+def test_copies_to_an_npu_are_plain_memory(stand_in: Any, tmp_path: Path) -> None:
+    pinned = torch.ones(2, pin_memory=True, device="npu").pin_memory()
+    pinned.record_stream(torch.npu.current_stream())
+    torch.save(pinned, tmp_path / "saved")
+    for place in ("npu:0", {"cpu": "npu:1"}, torch.device("npu")):
+        assert torch.equal(torch.load(tmp_path / "saved", place), pinned)
+        assert torch.equal(torch.load(tmp_path / "saved", map_location=place), pinned)
+    state = torch.npu.get_rng_state()
+    drawn = torch.normal(0.0, 1.0, (3,), device="npu")
+    torch.npu.set_rng_state(state)
+    assert torch.equal(drawn, torch.normal(0.0, 1.0, (3,)))
+
+
+def test_compile_with_it_and_after_it() -> None:
+    """torch.compile's tables of functions are built at its first use, here while the stand-in is there."""
+    script = """
+import torch
+from ascend_moe.interop import torch_npu_standin
+def double(x, device):
+    return 2 * x + torch.zeros(2, device=device)
+torch_npu_standin.install(quiet=True)
+compiled = torch.compile(double, backend="aot_eager", fullgraph=True)
+assert compiled(torch.ones(2), "npu").tolist() == [2, 2]
+torch_npu_standin.uninstall()
+torch._dynamo.reset()
+assert compiled(torch.ones(2), "cpu").tolist() == [2, 2]
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+# ---- its profiler
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = json.loads(path.read_text())
+    assert all({"name", "ts", "dur"} <= event.keys() for event in events)
+    return events
+
+
+@pytest.mark.filterwarnings("ignore:Profiler")
+def test_profiler_of_scheduled_steps(stand_in: Any, tmp_path: Path) -> None:
+    """As sgl-kernel-npu measures: one step of two, two exports, a list whose events have ts and dur."""
+    from torch_npu.profiler import ProfilerActivity, profile, schedule, supported_activities
+
+    x = randn(2, 8)
+    with profile(activities=[ProfilerActivity.NPU], schedule=schedule(wait=1, active=1, repeat=1)) as recorded:
+        for times in (1, 3):
+            for _ in range(times):
+                torch.ops.npu.npu_swiglu(x)
+            recorded.step()
+    for name in ("first", "second"):
+        recorded.export_chrome_trace(tmp_path / name)
+        names = [event["name"] for event in read_events(tmp_path / name)]
+        assert names.count("npu::npu_swiglu") == 3 and "ProfilerStep#1" in names
+    assert supported_activities() == {ProfilerActivity.CPU} and ProfilerActivity.NPU in supported_activities()
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler")
+def test_profiler_with_a_handler(stand_in: Any, tmp_path: Path) -> None:
+    """As vllm-ascend starts and stops it."""
+    profiler = stand_in.profiler
+    config = profiler._ExperimentalConfig(
+        export_type=profiler.ExportType.Text, profiler_level=profiler.ProfilerLevel.Level1, msprof_tx=False,
+        aic_metrics=profiler.AiCMetrics.PipeUtilization, gc_detect_threshold=None,
+    )  # fmt: skip
+    recorded = profiler.profile(
+        activities=[profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.NPU], record_shapes=True, with_stack=False,
+        profile_memory=False, with_modules=False, experimental_config=config,
+        on_trace_ready=profiler.tensorboard_trace_handler(str(tmp_path / "traces"), worker_name="rank0"),
+    )  # fmt: skip
+    for count in (1, 2):  # a second recording is not the first one again
+        recorded.start()
+        for _ in range(count):
+            torch.ops.npu.npu_swiglu(randn(2, 8))
+        recorded.stop()
+    paths = sorted((tmp_path / "traces").glob("rank0_*_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json"))
+    counts = [[event["name"] for event in read_events(path)].count("npu::npu_swiglu") for path in paths]
+    assert counts == [1, 2]
+
+
 @pytest.mark.parametrize("lead", [(5,), (2, 3)])
 def test_quant_matmul(stand_in: Any, lead: tuple[int, ...]) -> None:
     x, weight, scale = codes(*lead, H), codes(H, F, seed=1), randn(F).abs() / 100
@@ -421,6 +503,10 @@ def test_quant_matmul(stand_in: Any, lead: tuple[int, ...]) -> None:
     assert stand_in.npu_format_cast(weight, 29) is weight
     with pytest.raises(ArgumentError, match=r"output_dtype is None"):
         stand_in.npu_quant_matmul(x, weight, scale)
+    for wrong in ({"scale": scale[:3]}, {"pertoken_scale": scale}, {"bias": scale.double()}, {"x2": weight[:5]}):
+        given = {"x1": x, "x2": weight, "scale": scale, "output_dtype": BF16, **wrong}
+        with pytest.raises(ArgumentError, match=f"^{next(iter(wrong))} is"):
+            stand_in.npu_quant_matmul(**given)
 
 
 def test_cann_ops_transformer_comes_with_it(stand_in: Any) -> None:
@@ -507,5 +593,7 @@ def test_command_is_refused_beside_torch_npu(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     with pytest.raises(ArgumentError, match=r"has torch_npu.*run `ascend-moe vnpu -- ` instead"):
         launch([sys.executable, "-c", ""])
-    with pytest.raises(ArgumentError, match=r"no command of PATH"):
+    with pytest.raises(ArgumentError, match=r"no command of PATH$"):
         launch(["/no/such/command"])
+    with pytest.raises(ArgumentError, match=r"no command of PATH: write python script.py"):
+        launch(["script.py"])

@@ -25,6 +25,6 @@ def standin(
     Device "npu" means CPU there, process groups "hccl" are gloo, the operators are ascend_moe.npu's. For correctness
     only: times mean nothing. Where the torch_npu wheel is, `ascend-moe vnpu` runs the real one.
 
-    The command's exit code is the exit code. 2: wrong options, or torch_npu is installed.
+    Exits with the command's exit code; with 2 where options are wrong or torch_npu is installed.
     """
     launch(command, quiet=quiet)

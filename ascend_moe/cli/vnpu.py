@@ -30,6 +30,6 @@ def vnpu(
 
     For correctness only: it is not an NPU, and times measured on it mean nothing.
 
-    The command's exit code is the exit code. 2: wrong options, or no fit torch_npu for the command.
+    Exits with the command's exit code; with 2 where options are wrong or torch_npu does not fit the command.
     """
     launch(command, soc, devices, check=not no_verify, quiet=quiet)

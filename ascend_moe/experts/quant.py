@@ -35,6 +35,13 @@ def to_int8(values: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num(values, nan=0.0).round().clamp(-128, 127).to(torch.int8)
 
 
+def scale_of_bits(scale: torch.Tensor) -> torch.Tensor:
+    """A scale as it is, or the float32 whose bits are the low half of each int64 or uint64."""
+    if scale.dtype not in (torch.int64, torch.uint64):
+        return scale
+    return scale.contiguous().view(torch.int32)[..., ::2].view(torch.float32)
+
+
 @npu_operator
 def npu_dynamic_quant(
     input: torch.Tensor,

@@ -25,6 +25,9 @@ from ascend_moe.fused.arguments import (
     check_tokens,
     check_weight_type,
     experts_of,
+    need_beside,
+    need_int,
+    need_number,
     place_in,
 )
 from ascend_moe.fused.calls import dispatch, dispatch_any_batches, finish, run_shared
@@ -94,10 +97,14 @@ def dispatch_ffn_combine(
     experts = experts_of(x, given)
     mask = check_tokens(x, ("expert_idx", expert_idx), ("probs", probs), x_active_mask, experts.hidden)
     need_shape("out", out, tuple(x.shape), dtypes=(x.dtype,))
+    need_dtype("expert_token_nums", expert_token_nums, torch.int32)
     rule = f"is {tuple(expert_token_nums.shape)}; it must be ({experts.count},)"
     need(expert_token_nums.numel() == experts.count, "expert_token_nums", rule)
-    need_dtype("expert_token_nums", expert_token_nums, torch.int32)
+    need_beside(x, "out", out)
+    need_beside(x, "expert_token_nums", expert_token_nums)
+    need_int("max_output_size", max_output_size)
     need(max_output_size >= 0, "max_output_size", f"is {max_output_size}; it must be at least 1, or 0 for no limit")
+    need_number("swiglu_limit", swiglu_limit)
     need(swiglu_limit >= 0, "swiglu_limit", f"is {swiglu_limit}; it must be above 0, or 0 for no limit")
     if x.is_meta:
         return out, expert_token_nums
@@ -204,7 +211,7 @@ def get_symm_buffer_for_mega_moe(
     agree(sizes, name, world, rank, device)
     for field, value in sizes.items():
         if field not in ("dispatch_quant_out_dtype", "comm_alg"):
-            need(isinstance(value, int), field, f"is a {type(value).__name__}; it must be an int")
+            need_int(field, value)
     for field in ("num_experts", "num_max_tokens_per_rank", "num_topk", "hidden", "intermediate_hidden"):
         value = sizes[field]
         need(value >= 1, field, f"is {value}; it must be at least 1")
@@ -295,8 +302,10 @@ def mega_moe(
     shared = None if all(value is None for value in shared_given.values()) else experts_of(x, shared_given)
     need_one_of("activation", activation, ("swiglu",))
     clamp = 0.0 if activation_clamp is None else activation_clamp
+    need_number("activation_clamp", clamp)
     need(activation_clamp is None or clamp > 0, "activation_clamp", f"is {clamp}; it must be above 0, or None")
-    topk_weights = topk_weights.float() if topk_weights.dtype == torch.bfloat16 else topk_weights
+    need_dtype("topk_weights", topk_weights, torch.float32, torch.bfloat16)
+    topk_weights = topk_weights.float()
     mask = check_tokens(x, ("topk_ids", topk_ids), ("topk_weights", topk_weights), x_active_mask, experts.hidden)
     _check_fits_buffer(sym_buffer, x, topk_ids, experts)
     if x.is_meta:

@@ -14,6 +14,7 @@ from ascend_moe._torch_npu import on_npu, resolve_dtype
 from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_shape
 from ascend_moe.experts import whole_shape
+from ascend_moe.experts.quant import scale_of_bits
 
 TensorList = Tensor | Sequence[Tensor]
 INT8 = 2  # quant_mode of dispatch: int8 rows, a scale each
@@ -45,6 +46,18 @@ class Experts:
         return 0 if self.gate_up_scale is None else INT8
 
 
+def need_int(name: str, value: object) -> None:
+    need(isinstance(value, int), name, f"is a {type(value).__name__}; it must be an int")
+
+
+def need_number(name: str, value: object) -> None:
+    need(isinstance(value, (int, float)), name, f"is a {type(value).__name__}; it must be a number")
+
+
+def need_beside(x: Tensor, name: str, *tensors: Tensor) -> None:
+    need(all(tensor.device == x.device for tensor in tensors), name, f"must be on x's device, {x.device}")
+
+
 def tensors_of(name: str, value: TensorList | None) -> list[Tensor]:
     tensors = [] if value is None else [value] if isinstance(value, Tensor) else list(value)
     need(all(isinstance(tensor, Tensor) for tensor in tensors), name, "must be a list of tensors")
@@ -59,7 +72,7 @@ def experts_of(x: Tensor, given: dict[str, TensorList | None]) -> Experts:
     for name, weights in zip(names[:2], lists[:2], strict=True):
         need(len(weights) > 0, name, "is empty; it must be L tensors, or one of all L experts")
         _check_weight_dtype(name, weights, x.dtype)
-        need(all(tensor.device == x.device for tensor in weights), name, f"must be on x's device, {x.device}")
+        need_beside(x, name, *weights)
     first, second = whole_shape(lists[0], names[0]), whole_shape(lists[1], names[1])
     need(len(first) == 3 and first[2] % 2 == 0, names[0], f"is {first}; it must be (L, H, 2F), or L of (H, 2F)")
     count, hidden, double = first
@@ -112,14 +125,12 @@ def _scale(name: str, tensors: list[Tensor], count: int, width: int, x: Tensor) 
     shapes = [tuple(tensor.shape) for tensor in tensors]
     rule = f"has shapes {shapes}; int8 weights need {count} tensors ({width},), or one ({count}, {width})"
     need(len(tensors) in (1, count) and values == count * width, name, rule)
-    need(all(tensor.device == x.device for tensor in tensors), name, f"must be on x's device, {x.device}")
-    kinds = (torch.float32, torch.bfloat16, torch.int64, torch.uint64)
+    need_beside(x, name, *tensors)
     for tensor in tensors:
-        need_dtype(name, tensor, *kinds)
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) if len(tensors) > 1 else tensors[0]
-    if flat.dtype in (torch.int64, torch.uint64):
-        flat = flat.view(torch.int64).to(torch.int32).view(torch.float32)
-    return flat.reshape(count, width)
+        need_dtype(name, tensor, torch.float32, torch.bfloat16, torch.int64, torch.uint64)
+        need(tensor.dtype == tensors[0].dtype, name, f"mixes {tensors[0].dtype} and {tensor.dtype}; it must be one")
+    floats = [scale_of_bits(tensor).reshape(-1) for tensor in tensors]
+    return torch.cat(floats).reshape(count, width) if len(floats) > 1 else floats[0].reshape(count, width)
 
 
 def check_tokens(
@@ -130,11 +141,12 @@ def check_tokens(
     need_dims(ids[0], ids[1], 2, dtypes=(torch.int32,))
     need_shape(*ids, (x.shape[0], ids[1].shape[1]))
     need_shape(*weights, tuple(ids[1].shape), dtypes=(torch.float32,))
-    for name, tensor in (ids, weights, ("x_active_mask", mask)):
-        need(tensor is None or tensor.device == x.device, name, f"must be on x's device, {x.device}")
+    for name, tensor in (ids, weights):
+        need_beside(x, name, tensor)
     if mask is None:
         return None
     need_shape("x_active_mask", mask, (x.shape[0],), tuple(ids[1].shape), dtypes=(torch.bool, torch.int8))
+    need_beside(x, "x_active_mask", mask)
     return mask.to(torch.bool)
 
 

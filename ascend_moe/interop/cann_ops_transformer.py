@@ -16,7 +16,7 @@ from torch import Tensor
 from ascend_moe import comm_name, npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2, plan
 from ascend_moe.errors import AscendMoeError, need, with_right_names, with_typed_errors
 from ascend_moe.fused import SymmBuffer, get_symm_buffer_for_mega_moe, mega_moe
-from ascend_moe.fused.arguments import place_in
+from ascend_moe.fused.arguments import need_int, place_in
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -92,6 +92,13 @@ class MoeDistributeBuffer:
         Raises:
             ArgumentError: the operators would refuse these sizes.
         """
+        sizes = {
+            "world_size": world_size, "num_max_dispatch_tokens_per_rank": num_max_dispatch_tokens_per_rank,
+            "hidden": hidden, "num_moe_expert": num_moe_expert, "topk": topk,
+        }  # fmt: skip
+        for name, value in sizes.items():
+            need_int(name, value)
+            need(value >= 1, name, f"is {value}; it must be at least 1")
         rule = f"is {num_shared_expert_ranks}; shared experts on ranks of their own are not supported"
         need(num_shared_expert_ranks == 0, "num_shared_expert_ranks", rule)
         need(num_shared_expert in (0, 1), "num_shared_expert", f"is {num_shared_expert}; it must be 0 or 1")

@@ -29,6 +29,7 @@ __all__ = [
     "empty_cache",
     "get_device_name",
     "get_device_properties",
+    "get_rng_state",
     "get_soc_version",
     "init",
     "is_available",
@@ -45,6 +46,7 @@ __all__ = [
     "seed",
     "set_compile_mode",
     "set_device",
+    "set_rng_state",
     "set_stream",
     "stream",
     "synchronize",
@@ -252,6 +254,14 @@ def manual_seed(seed: int) -> None:
 
 
 manual_seed_all = manual_seed
+
+
+def get_rng_state(device: Any = None) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
+    torch.set_rng_state(new_state)
 
 
 def seed() -> None:

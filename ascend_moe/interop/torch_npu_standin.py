@@ -7,8 +7,8 @@
 `install` changes torch for the whole process, `uninstall` undoes all of it. ``ascend-moe standin -- python script.py``
 installs it in a program, before its first line, and in its child processes.
 
-It is for correctness and it says that it is a stand-in. Tensors are on the CPU, and say so. With the torch_npu wheel at
-hand, `ascend-moe vnpu` runs the real one.
+It is for correctness, and it says that it is a stand-in. Tensors are on the CPU, and their device says "cpu";
+``x.npu()`` is x itself, not a copy. Where the torch_npu wheel is installed, `ascend-moe vnpu` runs the real one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from torch.utils import _device
 from ascend_moe import npu
 from ascend_moe._torch_npu import resolve_dtype
 from ascend_moe.comm import comm_name
-from ascend_moe.errors import ArgumentError, LibraryError, need, need_dims, with_typed_errors
-from ascend_moe.interop import cann_ops_transformer, npu_standin
+from ascend_moe.errors import ArgumentError, LibraryError, need, need_dims, need_dtype, need_shape, with_typed_errors
+from ascend_moe.experts.quant import scale_of_bits
+from ascend_moe.interop import cann_ops_transformer, npu_standin, npu_standin_profiler
 from ascend_moe.ops.schemas import SCHEMAS, VENDOR_SCHEMAS
 
 ABOUT = "a stand-in of torch_npu by ascend_moe: CPU tensors and gloo, no Ascend device; times mean nothing"
@@ -41,9 +42,9 @@ _MISSING: Any = object()
 _FACTORIES = (
     *("arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like"),
     *("empty_permuted", "empty_strided", "eye", "full", "full_like", "hamming_window", "hann_window"),
-    *("kaiser_window", "linspace", "logspace", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like"),
-    *("randn", "randn_like", "randperm", "range", "scalar_tensor", "sparse_coo_tensor", "sparse_csr_tensor"),
-    *("tensor", "tril_indices", "triu_indices", "zeros", "zeros_like"),
+    *("kaiser_window", "linspace", "logspace", "normal", "ones", "ones_like", "rand", "rand_like", "randint"),
+    *("randint_like", "randn", "randn_like", "randperm", "range", "scalar_tensor", "sparse_coo_tensor"),
+    *("sparse_csr_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like"),
 )
 _METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 # torch_npu's numbers of dtypes that torch has no ScalarType for: 256 + aclDataType.
@@ -128,6 +129,7 @@ def install(quiet: bool = False) -> None:
     # torch keeps the factories that it finds here: those that a mode of torch.device is asked about are torch's own.
     _device._device_constructors()
     changes = _Changes()
+    changes.call_at_undo(_forget_functions)
     try:
         _add_modules(changes)
         _change_devices(changes)
@@ -142,6 +144,13 @@ def install(quiet: bool = False) -> None:
     _changes = changes
     if not quiet:
         print(f"torch_npu {VERSION}: {ABOUT}", file=sys.stderr, flush=True)
+
+
+def _forget_functions() -> None:
+    """torch.compile keeps a table of torch's functions as it found them when it was first used."""
+    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is not None:
+        rules.clear_lru_cache()
 
 
 def uninstall() -> None:
@@ -198,13 +207,21 @@ def _add_modules(changes: _Changes) -> None:
     streams = _Module("torch_npu.npu.streams")
     vars(streams).update({name: getattr(npu_standin, name) for name in ("Event", "ExternalEvent", "Stream")})
     vars(runtime).update({"streams": streams, "__path__": []})
-    for module in (stand_in, runtime, streams):
+    profiler = _Module("torch_npu.profiler", npu_standin_profiler.__doc__)
+    names = (*npu_standin_profiler.__all__, "_ExperimentalConfig")
+    vars(profiler).update({name: getattr(npu_standin_profiler, name) for name in names})
+    vars(stand_in)["profiler"] = profiler
+    for module in (stand_in, runtime, streams, profiler):
         loader: Any = _Loaded(module)
-        module.__spec__ = ModuleSpec(module.__name__, loader, origin=ABOUT, is_package=module is not streams)
-    changes.add_module("torch_npu", stand_in)
-    changes.add_module("torch_npu.npu", runtime)
-    changes.add_module("torch_npu.npu.streams", streams)
-    changes.add_module("torch.npu", runtime)
+        module.__spec__ = ModuleSpec(module.__name__, loader, origin=ABOUT, is_package=hasattr(module, "__path__"))
+    for name, module in (
+        ("torch_npu", stand_in),
+        ("torch_npu.npu", runtime),
+        ("torch_npu.npu.streams", streams),
+        ("torch_npu.profiler", profiler),
+        ("torch.npu", runtime),
+    ):
+        changes.add_module(name, module)
     changes.set(torch, "npu", runtime)
 
 
@@ -262,15 +279,20 @@ def npu_quant_matmul(
     rule = f"is {dtype}; off the NPU it must be bf16, fp16, fp32 or int32"
     need(dtype in (*floats, torch.int32), "output_dtype", rule)
     need(offset is None, "offset", "belongs to int8 results, which are not supported; leave it out")
+    need_dtype("x1", x1, torch.int8)
     need(x1.dim() >= 2, "x1", f"is {tuple(x1.shape)}; it must be at least 2-D")
     need_dims("x2", x2, 2, dtypes=(torch.int8,))
+    need_shape("x2", x2, (x1.shape[-1], x2.shape[1]))
     rows, width = x1.reshape(-1, x1.shape[-1]), x2.shape[1]
+    if bias is not None:
+        need_shape("bias", bias.reshape(-1), (width,), dtypes=(torch.int32, *floats))
     scales: dict[str, Any] = {}
     if dtype != torch.int32:
-        if scale.dtype == torch.int64:
-            scale = (scale & 0xFFFFFFFF).to(torch.int32).view(torch.float32)
-        scales["scale"] = [scale.reshape(-1).expand(width)]
+        need_dtype("scale", scale, torch.float32, torch.bfloat16, torch.int64)
+        need_shape("scale", scale.reshape(-1), (1,), (width,))
+        scales["scale"] = [scale_of_bits(scale.reshape(-1)).expand(width)]
         if pertoken_scale is not None:
+            need_shape("pertoken_scale", pertoken_scale.reshape(-1), (len(rows),), dtypes=(torch.float32,))
             scales["per_token_scale"] = [pertoken_scale.reshape(-1)]
     y = npu.npu_grouped_matmul(
         [rows], [x2], bias=None if bias is None else [bias.reshape(-1)], output_dtype=dtype, **scales
@@ -282,19 +304,29 @@ def npu_quant_matmul(
 
 
 def _to_cpu(device: Any) -> Any:
-    """ "cpu" for "npu", "npu:3" and a bare number, which torch takes for one of the accelerator; others as they are."""
+    """ "cpu" for "npu", "npu:3" and a bare number, which torch takes for one of the accelerator; others as they are.
+
+    A table of devices, as torch.load takes it, is one of CPUs then.
+    """
+    if isinstance(device, dict):
+        return {before: _to_cpu(after) for before, after in device.items()}
     if isinstance(device, str):
         return "cpu" if device.partition(":")[0] == "npu" else device
     return "cpu" if isinstance(device, int) and not isinstance(device, bool) else device
 
 
 def _on_cpu(function: Callable[..., Any], argument: str = "device", first: bool = False) -> Callable[..., Any]:
-    """``function``, whose device may be an NPU. ``first``: also that of its first argument behind self."""
+    """``function``, whose device may be an NPU. ``first``: its second argument may be the device too.
+
+    Pinned memory, which is for copies to an accelerator, is plain memory.
+    """
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         if argument in kwargs:
             kwargs[argument] = _to_cpu(kwargs[argument])
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
         if first and len(args) > 1:
             args = (args[0], _to_cpu(args[1]), *args[2:])
         return function(*args, **kwargs)
@@ -332,11 +364,13 @@ def _change_devices(changes: _Changes) -> None:
     changes.set(torch, "Generator", _standing_for(torch.Generator, "Generator"))
     for name in _FACTORIES:
         changes.set(torch, name, _on_cpu(getattr(torch, name)))
-    changes.set(torch, "load", _on_cpu(torch.load, "map_location"))
+    changes.set(torch, "load", _on_cpu(torch.load, "map_location", first=True))
     for name in _METHODS:
         changes.set(tensor, name, _on_cpu(getattr(tensor, name)))
     changes.set(tensor, "to", _on_cpu(tensor.to, first=True))
     changes.set(tensor, "npu", lambda self, device=None, non_blocking=False: self)
+    changes.set(tensor, "pin_memory", lambda self, device=None: self)
+    changes.set(tensor, "record_stream", lambda self, stream: None)
     changes.set(tensor, "is_npu", property(lambda self: self.device.type == "cpu"))
     changes.set(module, "npu", lambda self, device=None: self)
     parse: Any = torch._C._nn._parse_to
@@ -426,7 +460,9 @@ def _of_any_shape(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _change_groups(changes: _Changes) -> None:
-    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+    # The last two are newer torch's names of the first two.
+    names = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_single", "reduce_scatter_single")
+    for name in (name for name in names if hasattr(distributed_c10d, name)):
         function = _of_any_shape(getattr(distributed_c10d, name))
         changes.set(distributed_c10d, name, function)
         changes.set(dist, name, function)

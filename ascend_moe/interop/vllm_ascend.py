@@ -301,9 +301,14 @@ _FUSED_0_18 = _FUSED_0_13.replace(
 _FUSED = _FUSED_0_18.replace("Tensor probs", "Tensor[] bias1, Tensor[] bias2, Tensor probs").replace(
     "expert_token_nums)", "expert_token_nums, Tensor? x_active_mask=None, float swiglu_limit=1000000.)"
 )
-# By name; behind a dot stands the overload of an older release's call.
+# By name; behind a dot stands the overload of an older release's call, or of vllm-ascend's tests: a tensor for a list.
 OPS: dict[str, _Op] = {
     "dispatch_ffn_combine": _Op(_FUSED, dispatch_ffn_combine, lambda call: (call.out, call.expert_token_nums)),
+    "dispatch_ffn_combine.bias_tensor": _Op(
+        _FUSED.replace("Tensor[] bias1, Tensor[] bias2", "Tensor bias1, Tensor bias2"),
+        dispatch_ffn_combine,
+        lambda call: (call.out, call.expert_token_nums),
+    ),
     "dispatch_ffn_combine.release_0_18": _Op(
         _FUSED_0_18, dispatch_ffn_combine_0_18, lambda call: (call.out, call.expert_token_nums)
     ),

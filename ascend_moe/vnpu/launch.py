@@ -154,7 +154,8 @@ def interpreter_of(command: str) -> str:
     """
     path = shutil.which(command)
     if path is None:
-        raise ArgumentError(f"{command} is no command of PATH", argument="command")
+        hint = f": write python {command}" if command.endswith(".py") else ""
+        raise ArgumentError(f"{command} is no command of PATH{hint}", argument="command")
     if Path(path).name.startswith("python"):
         return path
     with open(path, "rb") as file:

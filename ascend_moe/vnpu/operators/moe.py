@@ -21,7 +21,7 @@ from ascend_moe.experts import (
     npu_swiglu,
 )
 from ascend_moe.experts.groups import as_counts, read_groups
-from ascend_moe.experts.quant import to_int8
+from ascend_moe.experts.quant import scale_of_bits, to_int8
 from ascend_moe.vendor import fused, permute
 from ascend_moe.vendor.routing import (
     npu_moe_compute_expert_tokens,
@@ -315,9 +315,7 @@ _SIGNED, _OFFSET_AT = 1 << 46, 37
 
 def _scale_of(scale: Tensor) -> Tensor:
     """As float32; eight bytes carry its bits."""
-    if scale.dtype not in (torch.int64, torch.uint64):
-        return scale.float()
-    return (scale.view(torch.int64) & 0xFFFFFFFF).to(torch.int32).view(torch.float32)
+    return scale_of_bits(scale).float()
 
 
 @effect("aclnnTransQuantParamV2")
