@@ -87,6 +87,7 @@ def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
     """Makes ``function`` torch_npu's operator of the same name where its first argument is on an NPU.
 
     The call goes there unchecked and as it was written: what the caller left out, torch_npu decides.
+    In a program that torch.compile traces the call is that of ``torch.ops.ascend_moe``, whole and unread.
     """
     here = with_typed_errors(function)
     parameters = inspect.signature(function).parameters
@@ -94,6 +95,9 @@ def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_dynamo_compiling():
+            traced: R = getattr(torch.ops.ascend_moe, function.__name__)(*args, **kwargs)
+            return traced
         first: Any = args[0] if args else kwargs.get(names[0])
         if isinstance(first, (list, tuple)) and first:
             first = first[0]

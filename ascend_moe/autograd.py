@@ -311,7 +311,7 @@ def _order(route: _Route, index: Tensor | None, sent: Tensor, used: int) -> Tens
     given, made = (triples[: 3 * used].view(used, 3).long() for triples in (index, sent))
     if torch.equal(given, made):
         return None
-    given, made = ((one[:, 0] << 40) + (one[:, 1] << 8) + one[:, 2] for one in (given, made))
+    given, made = ((triple[:, 0] << 40) + (triple[:, 1] << 8) + triple[:, 2] for triple in (given, made))
     order = torch.empty(used, dtype=torch.int64)
     order[given.argsort()] = made.argsort()
     return order

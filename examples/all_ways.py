@@ -260,7 +260,7 @@ def deep_ep_normal(layer: Layer, flavour: str) -> Tensor:
     part = fused_moe.fused_experts(
         x, layer.w13, layer.w2, weights, local_ids.int(), block_size=4, out_dtype=torch.float32
     )
-    return buffer.combine(part, handle)[0].bfloat16()  # DeepEP's rows are bf16: a rounding for each rank
+    return buffer.combine(part, handle)[0].bfloat16()  # parts in fp32: bf16 ones would be rounded on each rank
 
 
 @way("DeepEP, normal", equal=False)

@@ -87,7 +87,7 @@ class Case:
         ]
 
 
-CASES = [Case(kind=kind) for kind in KINDS] + [Case(world=4, kind="-1"), Case(world=1, kind="-1")]
+CASES = [Case(kind=kind) for kind in KINDS] + [Case(world=world, kind="-1") for world in (1, 4, 8)]
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind}-{case.world}")
 
 
@@ -211,6 +211,8 @@ def test_combine_adds_up_to_two_biases(clusters: Clusters) -> None:
         assert torch.equal(buffer.combine(rows.float(), handle)[0], plain)
         both = buffer.combine(rows, handle, bias=(biases[0], biases[1]))[0]
         assert torch.equal(both, (plain + biases[0] + biases[1]).bfloat16())
+        wide = buffer.combine(rows.float(), handle, bias=(biases[0].float(), biases[1].float()))[0]
+        assert torch.equal(wide, plain + biases[0] + biases[1])
 
     on_all(clusters, case, body)
 
@@ -639,6 +641,23 @@ def low_with(case: Case, buffer: Buffer, most: int) -> Any:
     return buffer.low_latency_dispatch(case.x(0), case.ids(0), most, case.experts)
 
 
+@pytest.mark.parametrize("wrong", [6, -2])
+def test_an_id_that_is_none_is_told_on_every_rank(clusters: Clusters, wrong: int) -> None:
+    case = Case()
+
+    def body(rank: int, buffer: Buffer) -> None:
+        ids = case.ids(rank)
+        if rank == 1:
+            ids[3, 2] = wrong
+        with pytest.raises(
+            InvalidExpertId, match=f"rank 1, token 3, k 2 has expert id {wrong}; need -1 or 0..5"
+        ) as told:
+            send(case, rank, buffer, topk_idx=ids)
+        assert (told.value.rank, told.value.expert_id) == (1, wrong)  # type: ignore[attr-defined]
+
+    on_all(clusters, case, body)
+
+
 def test_the_same_expert_more_than_once_is_an_overflow(clusters: Clusters) -> None:
     def body(rank: int, buffer: Buffer) -> None:
         ids = torch.zeros(4, 3, dtype=torch.int64)
@@ -669,6 +688,22 @@ def test_across_servers_hierarchy_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
     with LocalCluster(4) as cluster:
         cluster.run(run)
+
+
+def test_internode_calls_take_deepeps_positions(clusters: Clusters) -> None:
+    case = Case()
+
+    def body(rank: int, buffer: Buffer) -> None:
+        ids, weights = case.ids(rank), case.weights(rank)
+        per_rank, servers, per_expert, in_rank, event = buffer.get_dispatch_layout(ids, case.experts, None, True)
+        config, given = Buffer.get_dispatch_config(2), (None, per_rank, servers, in_rank, per_expert, ids, weights)
+        rows, _, _, numbers, handle, event = buffer.internode_dispatch(case.x(rank), *given, 4, config, event, True)
+        wanted, *_ = send(case, rank, buffer)
+        assert torch.equal(rows, wanted) and all(number % 4 == 0 for number in numbers) and event.event is not None
+        home, summed, _ = buffer.internode_combine(rows, handle, None, case.x(rank), config, event)
+        assert torch.equal(home, buffer.combine(rows, handle, bias=case.x(rank))[0]) and summed is None
+
+    on_all(clusters, case, body)
 
 
 def test_events() -> None:
@@ -706,6 +741,26 @@ def test_a_window_as_large_as_the_hint_is_enough(algorithm: str, monkeypatch: py
         monkeypatch.setenv("HCCL_BUFFSIZE", str(size))
         with LocalCluster(2) as cluster:
             cluster.run(run)
+
+
+@pytest.mark.parametrize("algorithm", ["", "window", "direct"])
+def test_normal_mode_needs_no_more_than_the_hint(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ids and weights beside the rows, and with two biases, where rows are fp32."""
+    tokens, hidden, experts, topk = 4096, 64, 64, 32
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    mib = Config().get_nvl_buffer_size_hint(2 * hidden, 2) >> 20
+    monkeypatch.setenv("HCCL_BUFFSIZE", str(mib))
+
+    def run(rank: int, group_ep: str) -> None:
+        buffer = Buffer((group_ep, 2, rank))
+        x, ids = torch.ones(tokens, hidden, dtype=BF16), torch.arange(topk).repeat(tokens, 1) * 2
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, experts)
+        given = (None, per_rank, None, in_rank, per_expert, ids, torch.ones(ids.shape))
+        rows, _, _, _, handle, _ = buffer.dispatch(x, *given)
+        assert torch.equal(buffer.combine(rows, handle, bias=(x, x))[0], x * 4)
+
+    with LocalCluster(2) as cluster:
+        cluster.run(run)
 
 
 def test_hints_are_what_the_windows_need() -> None:

@@ -556,8 +556,7 @@ def test_selection_and_handles(clusters: Clusters) -> None:
         handle = manager.get_handle({"num_experts": E})
         assert handle is manager.get_handle({"kind": "batched", "num_experts": E, "max_num_tokens": 512})
         assert handle is not manager.get_handle({"num_experts": E, "max_num_tokens": 16})
-        config = vllm.MoEKernelConfig(group, rank, 2, E, manager=manager)
-        kernel = vllm.select(config)
+        kernel = vllm.select(vllm.MoEKernelConfig(group, rank, 2, E, manager=manager))
         assert kernel.prepare_finalize.handle is handle
         part = part_of(rank, 2, 4)
         assert torch.equal(kernel(*part.inputs()), three_calls(part, rank, 2, group, 4))
@@ -569,6 +568,9 @@ def test_selection_and_handles(clusters: Clusters) -> None:
         for wrong, rule in (({"kinds": "mc2"}, "kwargs is 'kinds'"), ({"kind": "pplx", "num_experts": E}, "'pplx'")):
             with pytest.raises(ArgumentError, match=rule):
                 manager.get_handle(wrong)
+        for config, rule in (({"group_name": group}, "config has no rank, which"), ({"ranks": 2}, "config is 'ranks'")):
+            with pytest.raises(ArgumentError, match=rule):
+                vllm.select(config)
 
     clusters[2].run(run)
 
@@ -696,9 +698,20 @@ def test_experts_refuse() -> None:
         (bases.FusedMoEQuantConfig(w1_scale=torch.ones(1)), "has scales of weights but unquantised rows"),
         (bases.FusedMoEQuantConfig(w1_bias=torch.ones(1)), "has w1_bias"),
         (SimpleNamespace(quant_dtype="mxfp4"), "has quant_dtype mxfp4"),
+        (SimpleNamespace(gemm1_clamp_limit=7.0), "quant_config has gemm1_clamp_limit 7.0; the experts' activation is"),
+        (SimpleNamespace(gemm1_alpha=1.702), "has gemm1_alpha 1.702"),
+        (bases.FusedMoEQuantConfig.make(block_shape=[128, 128]), "has block_shape"),
+        (
+            bases.int8_w8a8_moe_quant_config(*[torch.ones(1)] * 2, None, None, per_act_token_quant=False),
+            "without per_act",
+        ),
     ):
         with pytest.raises(ArgumentError, match=rule):
             make_experts(None, None, None, config, E)
+    with pytest.raises(ArgumentError, match="moe_config has swiglu_limit 10"):
+        make_experts(None, None, None, None, E, moe_config=SimpleNamespace(swiglu_limit=10.0, swiglu_alpha=None))
+    neutral = SimpleNamespace(gemm1_clamp_limit=None, gemm1_alpha=1.0, gemm1_beta=0.0)
+    make_experts(None, None, None, neutral, E, moe_config=SimpleNamespace(swiglu_limit=None))
     scales = bases.int8_w8a8_moe_quant_config(quantised.config.w1_scale[:, :3], quantised.config.w2_scale)
     with pytest.raises(ArgumentError, match=r"w1_scale is \(8, 3, 1\); it must be \(8, 64\) or \(8, 64, 1\) or"):
         apply(

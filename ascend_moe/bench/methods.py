@@ -17,7 +17,7 @@ from torch import Tensor
 import ascend_moe
 from ascend_moe.bench.cases import Case, Inputs
 from ascend_moe.dispatchers import rows as row_ops
-from ascend_moe.dispatchers.collective import default_group, gather
+from ascend_moe.dispatchers.collective import default_group, gather, reduce_scatter
 from ascend_moe.errors import ArgumentError
 from ascend_moe.native import library
 from ascend_moe.reference import cases
@@ -385,10 +385,7 @@ class GlooAllGather(Method):
         tokens, weights = arrived.handle
         part = torch.zeros(self.place.world * self.case.batch, self.case.hidden)
         part.index_add_(0, tokens, rows[: tokens.numel()].float() * weights[:, None])
-        total = torch.empty(self.case.batch, self.case.hidden)
-        single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        single(total, part)
-        return total.to(rows.dtype)
+        return reduce_scatter(part, default_group(None)).to(rows.dtype)
 
 
 def _gathered(given: Tensor) -> Tensor:

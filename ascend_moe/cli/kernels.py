@@ -56,7 +56,9 @@ def kernels(
     could not be written. 2: wrong options.
     """
     if not pf_type and not experts_type:
-        need(profile is None, "profile", "--profile shows one forward: give --pf-type and --experts-type too")
+        if profile is not None:
+            text = "--profile shows one forward: give --pf-type and --experts-type too"
+            raise ArgumentError(text, argument="profile")
         pairs = compatibility()
         show([pair._asdict() | {"fits": not pair.reason} for pair in pairs], as_json, _show_matrix)
         return

@@ -137,6 +137,15 @@ def gather(rows: Tensor, group: ProcessGroup | Carrier) -> Tensor:
     return out
 
 
+def reduce_scatter(rows: Tensor, group: ProcessGroup) -> Tensor:
+    """(N / W, ...): this rank's share of the sum of all ranks' ``rows`` (N, ...), of the same shape everywhere."""
+    out = rows.new_empty(rows.shape[0] // group.size(), *rows.shape[1:])
+    if rows.numel() > 0:
+        single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        single(out.view(-1), rows.contiguous().view(-1), group=group)
+    return out
+
+
 def exchange(words: Tensor, send: list[int], receive: list[int], group: ProcessGroup | Carrier) -> Tensor:
     """All-to-all of rows: ``send[d]`` rows go to rank d, ``receive[s]`` come from rank s, in rank order."""
     if isinstance(group, Carrier):

@@ -339,13 +339,15 @@ def predict_traffic(
         taken = sum(len({token for token, owner in one if owner == rank}) for one in pairs) if shares else received
         read = taken * stride + (4 + 8 * weights) * received
         rows = (received * out_bytes, (received - stays) * back, (sent - stays) * back)
-        again = shares or group.local_experts >= _MANY_EXPERTS
+        padded = received + 14 * len(inputs) * group.local_experts  # a list is read in whole blocks of 8 entries
+        again = shares or group.local_experts >= _MANY_EXPERTS or padded > _LIST_ENTRIES
         moved.append(Traffic(written, read, *rows, (4 + 8 * weights) * received * cores * again))
     return moved
 
 
 _MANY_CORES = 8  # from here on cores share the rows that several experts of a rank get
 _MANY_EXPERTS = 8  # of a rank: from here on parts of lists are read again
+_LIST_ENTRIES = 512  # of a core: beyond them too
 
 
 def _align32(count: int) -> int:

@@ -198,6 +198,23 @@ def get_updated_expert_bias(
         return expert_bias + sign.to(expert_bias.dtype) * expert_bias_update_rate
 
 
+@torch.library.custom_op("ascend_moe::aux_loss_gradient", mutates_args=())
+def _aux_loss_gradient(aux_loss: Tensor, grad_output: Tensor) -> Tensor:
+    """The scale of `MoEAuxLossAutoScaler`, shaped and typed as aux_loss.
+
+    An operator, because a compiled backward must read the scale in each run, not once while it is traced. It takes
+    grad_output so that no compiler moves it into the forward, before the scale is set.
+    """
+    scale = MoEAuxLossAutoScaler.main_loss_backward_scale
+    gradient = torch.ones_like(aux_loss)
+    return gradient if scale is None else (gradient * scale.to(gradient)).view_as(aux_loss)
+
+
+@_aux_loss_gradient.register_fake
+def _(aux_loss: Tensor, grad_output: Tensor) -> Tensor:
+    return torch.empty_like(aux_loss)
+
+
 class MoEAuxLossAutoScaler(torch.autograd.Function):
     """``apply(output, aux_loss)`` is output; its backward gives aux_loss the gradient ``main_loss_backward_scale``.
 
@@ -217,9 +234,7 @@ class MoEAuxLossAutoScaler(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor]:
         (aux_loss,) = ctx.saved_tensors
-        scale = MoEAuxLossAutoScaler.main_loss_backward_scale
-        gradient = torch.ones_like(aux_loss)
-        return grad_output, gradient if scale is None else gradient * scale.to(aux_loss.device)
+        return grad_output, _aux_loss_gradient(aux_loss, grad_output)
 
     @staticmethod
     def set_loss_scale(scale: Tensor) -> None:

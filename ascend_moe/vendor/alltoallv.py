@@ -203,7 +203,8 @@ class _Fused(torch.autograd.Function):
             counts, grads = (receive, gy) if ctx.there else (send, made[2])
             groups = torch.tensor(counts, device=gy.device).view(given["ep_world_size"], -1).sum(0)
             grouped: dict[str, Any] = {"group_type": 2, "group_list_type": 1, "split_item": 3}
-            gw = npu_grouped_matmul([rows.t()], [grads], group_list=groups, **grouped)[0]
+            # The operator: a compiler traces this, and the function would read the groups.
+            gw = torch.ops.ascend_moe.npu_grouped_matmul([rows.t()], [grads], group_list=groups, **grouped)[0]
             gw = gw.transpose(1, 2) if transposed else gw
         g_mm_x = g_mm_weight = None
         if g_shared is not None:

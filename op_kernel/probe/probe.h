@@ -402,12 +402,15 @@ private:
         done_ = 1;
     }
 
-    // Core 0 reads the state area that the operators use.
+    // Core 0 reads the state area that the operators use. No load crosses from one part of it into another: the control
+    // block, what the peers write, and the board of this rank's cores.
     __aicore__ inline void ZeroState() {
         if (core_ != 0) return;
         const uint32_t words = static_cast<uint32_t>(StateBytes(tiling_->world) / sizeof(uint32_t));
+        const uint32_t board = static_cast<uint32_t>(VerdictOffset(tiling_->world, 0) / sizeof(uint32_t));
         constexpr uint32_t kControlWords = kErrorRecordOffset / sizeof(uint32_t);
-        for (uint32_t at = 0, count = kControlWords; at < words; at += count, count = Min(kRowWords, words - at)) {
+        uint32_t count = kControlWords;
+        for (uint32_t at = 0; at < words; at += count, count = Min(kRowWords, (at < board ? board : words) - at)) {
             GlobalTensor<uint32_t> source;
             source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_.state(tiling_->rank)) + at, count);
             LocalTensor<uint32_t> back = backBuf_.Get<uint32_t>();

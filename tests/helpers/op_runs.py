@@ -173,11 +173,13 @@ def check_traffic(case: Case, runs: Sequence[RankRun]) -> None:
         }
         assert {name: one.traffic[0][name] for name in wanted} == wanted, f"dispatch on rank {rank}"
         read = one.traffic[0]["read_window_data"]
-        assert 0 <= read - want.dispatch_window_read <= want.dispatch_window_read_slack, f"dispatch on rank {rank}"
+        more, slack = read - want.dispatch_window_read, want.dispatch_window_read_slack
+        assert 0 <= more <= slack, f"dispatch on rank {rank} reads {more} bytes more, at most {slack}: {case}"
         wanted = {
             "written_window_data": back.combine_window_write,
             "written_tensor": one.result.numel() * one.result.element_size(),
         }
         assert {name: one.traffic[1][name] for name in wanted} == wanted, f"combine on rank {rank}"
         read = one.traffic[1]["read_window_data"]
-        assert 0 <= read - back.combine_window_read <= back.combine_window_read_slack, f"combine on rank {rank}"
+        more, slack = read - back.combine_window_read, back.combine_window_read_slack
+        assert 0 <= more <= slack, f"combine on rank {rank} reads {more} bytes more, at most {slack}: {case}"

@@ -93,11 +93,13 @@ def test_random_cases_and_schedules_have_no_finding(mode: str, first: int, sched
     result = explore.campaign(drawn(mode, first, schedules // 10), schedules, seed=1, a_case=10)
     assert_nothing_found(result)
     assert result.schedules == schedules and 2 * result.distinct >= schedules
-    # Verdicts of the cores, status messages, abort blocks; the word by which core 0 calls others off, or the transport.
-    assert len(result.polls) == 4
+    # Verdicts of the cores, status messages, abort blocks; the word by which core 0 calls others off, or the transport,
+    # or, in many schedules over servers, both.
+    assert len(result.polls) in ((4, 5) if mode == "servers" else (4,))
 
 
 # The sizes of shares, chunks and batches of lists: what the small cases never reach.
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("first", "cases"), [(0, 12), pytest.param(5000, 1200, marks=pytest.mark.nightly)])
 def test_large_cases_have_no_finding(first: int, cases: int) -> None:
     drawn = [explore.draw_large(seed) for seed in range(first, first + cases)]
@@ -338,8 +340,10 @@ def noticed(case: Program, found: Seen, faults: dict[str, object]) -> str:
     assert not any(UNFINISHED in codes for codes in found.codes), found.codes
     how = str(faults["corrupt_how"])
     if found.all_right():
-        # Words that say what an error is about when there is none; a block that was like that before.
-        assert how != "xor" or faults["corrupt_word"] in (5, 6), "not noticed"
+        # Words that say what an error is about when there is none; counts of experts that are not there, and the hash
+        # over them, where this rank knows the counts (V2's window combine); a block that was like that before.
+        spare = (5, 6) if case.contract == 1 else range(min(2 + case.local, 5), 7)
+        assert how != "xor" or faults["corrupt_word"] in spare, "not noticed"
     return f"{how}, {'harmless' if found.all_right() else 'an error'}"
 
 

@@ -178,7 +178,8 @@ def test_opcheck(name: str, sound: dict[str, Any]) -> None:
     shared = {"mm_x": torch.randn(2, 4), "mm_weight": torch.randn(4, 3)}
     more = {"permute_out_flag": True} if name == "npu_alltoallv_gmm" else {}
     for wanting in (False, True):
-        sound["gmm_x"].requires_grad_(wanting)
+        for leaf in (sound["gmm_x"], sound["gmm_weight"], *shared.values()):
+            leaf.requires_grad_(wanting)
         assert len(torch.library.opcheck(getattr(OPS, name).default, (), sound | shared | more)) == 4
 
 

@@ -163,12 +163,16 @@ def test_the_others_say_that_they_have_none(op: str) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_chain_compiles_whole(dynamic: bool) -> None:
-    ops = torch.ops.ascend_moe
+@pytest.mark.parametrize("ops", [torch.ops.ascend_moe, npu], ids=["torch.ops", "public functions"])
+def test_a_chain_compiles_whole(dynamic: bool, ops: Any) -> None:
+    matrices = values(4, 8, 6, seed=3).requires_grad_()
 
     def chain(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         weights, chosen, _ = ops.npu_moe_gating_top_k_softmax_v2(logits, k=2, renorm=1)
         rows, places = ops.npu_moe_token_permute(x, chosen)
+        counts = (chosen.flatten()[:, None] == torch.arange(4)).sum(0)
+        grouped: dict[str, Any] = {"group_list": counts, "group_type": 0, "group_list_type": 1, "split_item": 2}
+        rows = ops.npu_grouped_matmul([rows], [matrices], **grouped)[0]
         return ops.npu_moe_token_unpermute(ops.npu_swiglu(rows), places, weights)
 
     compiled = torch.compile(chain, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -177,7 +181,8 @@ def test_a_chain_compiles_whole(dynamic: bool) -> None:
         y = compiled(x, values(tokens, 4, seed=9))
         assert torch.equal(y, chain(x, values(tokens, 4, seed=9)))
         y.sum().backward()
-        assert x.grad is not None and bool((x.grad != 0).any())
+        for leaf in (x, matrices):
+            assert leaf.grad is not None and bool((leaf.grad != 0).any())
 
 
 # ---- the way to an NPU

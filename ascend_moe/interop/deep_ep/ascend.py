@@ -281,7 +281,7 @@ class AscendBuffer(Buffer, flavour="ascend"):
         handle = LowLatencyHandle((sent.expand_idx, sent.ep_recv_counts, tokens, x.shape[1], experts, nums, None))
         handle.dispatched, handle.dispatcher = sent, dispatcher
         values = sent.expand_x if QUANT_MODES[quant] == 0 else (sent.expand_x, sent.dynamic_scales)
-        return values, nums, handle, EventOverlap(), lambda: None
+        return values, nums, handle, EventOverlap(), events.nothing
 
     @with_typed_errors
     @torch.no_grad()
@@ -303,7 +303,7 @@ class AscendBuffer(Buffer, flavour="ascend"):
         """
         if isinstance(handle, LowLatencyHandle):
             total = handle.dispatcher.combine(x, handle.dispatched, topk_weights.float())
-            return total, EventOverlap(), lambda: None
+            return total, EventOverlap(), events.nothing
         triples, ranges, tokens, _, experts, nums = _entries(handle, 7, 10)[:6]
         total, event, hook = self.runtime.low_latency_combine(
             x, topk_idx, topk_weights, triples, ranges, tokens, experts, nums

@@ -145,7 +145,9 @@ class Buffer(WithoutRows):
             four are None.
 
         Collective. Raises:
-            ArgumentError: a rule above is broken, or hierarchy across servers would be needed. Others: as the ops.
+            ArgumentError: a rule above is broken, or hierarchy across servers would be needed.
+            InvalidExpertId: on every rank; an id of topk_idx is none. Not looked at with num_worst_tokens.
+            Others: as the ops.
         """
         events.begin(previous_event)
         self._low_latency.settle()
@@ -199,8 +201,8 @@ class Buffer(WithoutRows):
         return total, weights, events.finished(async_finish, x)
 
     def internode_dispatch(self, *args: Any, **kwargs: Any) -> Any:
-        """``dispatch``, which callers should call."""
-        return self.dispatch(*args, **kwargs)
+        """``dispatch``, which callers should call. DeepEP's has no num_worst_tokens, its tenth argument is config."""
+        return self.dispatch(*args[:9], *((0, *args[9:]) if len(args) > 9 else ()), **kwargs)
 
     def internode_combine(self, *args: Any, **kwargs: Any) -> Any:
         """``combine``, which callers should call."""

@@ -92,3 +92,7 @@ def begin(previous_event: EventOverlap | None) -> None:
 def finished(async_finish: bool, *tensors: Any) -> EventOverlap:
     """The event of a call that has just been launched on the current stream."""
     return EventOverlap(EventHandle(), tensors) if async_finish else EventOverlap()
+
+
+def nothing() -> None:
+    """The hook of a call that has received already."""

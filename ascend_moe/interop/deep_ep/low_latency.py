@@ -12,6 +12,7 @@ from torch import Tensor
 
 import ascend_moe
 from ascend_moe.errors import ArgumentError, RoutingOverflow, need, need_dims, need_shape
+from ascend_moe.interop.deep_ep import events
 from ascend_moe.interop.deep_ep.place import Place
 from ascend_moe.interop.deep_ep.rows import FP8, GROUP, cast_fp8, pack, unpack
 
@@ -146,9 +147,11 @@ class LowLatency:
         self._results = [result for result in self._results if result.alive()]
         if len(self._results) >= MOST_ALIVE:
             waiting = sum(result.finish is not None for result in self._results)
+            hooks = f", {waiting} of them with a hook that was never called" if waiting else ""
+            first = "the hook, then " if waiting else ""
             raise ArgumentError(
-                f"low_latency_dispatch: {MOST_ALIVE} results are alive already, {waiting} of them with a hook that was "
-                "never called: call the hook, and low_latency_combine with the handle, or drop the result",
+                f"low_latency_dispatch: {MOST_ALIVE} results are alive already{hooks}: call {first}low_latency_combine "
+                "with the handle, or drop the result",
                 argument="handle",
             )
         rows = pack(*cast_fp8(x, round_scale)) if fp8 else x.contiguous()
@@ -206,7 +209,7 @@ class LowLatency:
         )
         result.combined, result.next_rows = True, None
         if not return_recv_hook and out is None:
-            return opened, _nothing
+            return opened, events.nothing
         to = rows.new_zeros(wanted) if out is None else out
         return to, self._hook(
             _Once(lambda: to.copy_(opened.finish() if return_recv_hook else opened)), return_recv_hook
@@ -223,7 +226,7 @@ class LowLatency:
     def _hook(self, receive: Callable[[], Any], later: bool) -> Callable[[], None]:
         if not later:
             receive()
-            return _nothing
+            return events.nothing
 
         def hook() -> None:
             if self._open is hook:
@@ -244,10 +247,6 @@ class _Once:
         if self.action is not None:
             self.action()
             self.action = None
-
-
-def _nothing() -> None:
-    """The hook of a call that has received already."""
 
 
 def _check(x: Tensor, topk_idx: Tensor, tokens: int, stats: Tensor | None, local: int) -> None:

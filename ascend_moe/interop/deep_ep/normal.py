@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe import ops, plan
-from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
+from ascend_moe.errors import ArgumentError, InvalidExpertId, need, need_dims, need_shape
 from ascend_moe.interop.deep_ep.place import Place
 from ascend_moe.interop.deep_ep.rows import FLOATS, Layout, check_x, pack, unpack
 
@@ -65,19 +65,21 @@ def dispatch(
     rule = f"is {num_worst_tokens}; with {world} ranks of up to {own} tokens it must be at least {world * own}"
     need(num_worst_tokens == 0 or own <= num_worst_tokens // world, "num_worst_tokens", rule)
     ranks = _ranks(in_rank, world if topk_idx is None else topk_idx.shape[1], not num_worst_tokens)
-    head = torch.full((1,), own, dtype=torch.int32, device=columns[0].device)
+    head = _head(own, topk_idx, world * local, columns[0].device)
     table = place.gather(torch.cat([head, num_tokens_per_rank.int(), num_tokens_per_expert.int()]))
-    tokens = num_worst_tokens // world if num_worst_tokens else int(table[:, 0].max())
+    heads, table = table[:, : len(head)], table[:, len(head) :]
+    at_once = num_worst_tokens > 0  # nothing may be read on the host
+    tokens = num_worst_tokens // world if at_once else _most_tokens(heads.tolist(), topk_idx, world * local)
     out, triples, counts = _send(place, [*columns, *beside], ranks, tokens)
     number = num_worst_tokens or int(counts[-1])
     sent = Sent(place, ranks, triples, counts, tokens, number)
     received = unpack(_first(out, number), _layout([*columns, *beside]))
     arrived = torch.arange(number, device=out.device) < counts[-1]
     ids, weights = _local_topk(received[len(columns) :], arrived, place.rank * local, local)
-    by_expert = table[:, 1 + world :].sum(0)[place.rank * local : (place.rank + 1) * local]
+    by_expert = table[:, world:].sum(0)[place.rank * local : (place.rank + 1) * local]
     aligned = (by_expert + expert_alignment - 1) // expert_alignment * expert_alignment
     numbers = [] if num_worst_tokens else [int(count) for count in aligned.tolist()]
-    handle = _handle(sent, table[:, 1 : 1 + world], in_rank, arrived)
+    handle = _handle(sent, table[:, :world], in_rank, arrived)
     return _x(received[: len(columns)]), ids, weights, numbers, handle
 
 
@@ -95,7 +97,8 @@ def combine(
 ) -> tuple[Tensor, Tensor | None]:
     """The sum over ranks of each token's rows, and of their weights.
 
-    fp32, ranks ascending, then the biases, one rounding to x's type. With two biases rows travel as fp32.
+    fp32, ranks ascending, then the biases, one rounding to x's type. With two biases rows travel as fp32, a part of
+    the columns at a time, so that no row is wider than those of x.
     """
     sent = sent_by(handle)
     need_dims("x", x, 2, dtypes=FLOATS)
@@ -105,7 +108,8 @@ def combine(
     for one in biases:
         need_shape("bias", one, (sent.ranks.shape[0], x.shape[1]), dtypes=(x.dtype,))
     if len(biases) == 2:
-        total = _sum(sent, x.float(), biases[0].float()) + biases[1].float()
+        parts = zip(*(each.float().chunk(4 // x.element_size(), 1) for each in (x, *biases)), strict=True)
+        total = torch.cat([_sum(sent, rows, first.contiguous()) + second for rows, first, second in parts], 1)
     else:
         total = _sum(sent, x, biases[0] if biases else None)
     weights = None
@@ -143,6 +147,28 @@ def _topk(tokens: int, topk_idx: Tensor | None, topk_weights: Tensor | None) -> 
         return [topk_idx.int()]
     need_shape("topk_weights", topk_weights, tuple(topk_idx.shape), dtypes=(torch.float32,))
     return [topk_idx.int(), topk_weights]
+
+
+def _head(own: int, topk_idx: Tensor | None, experts: int, device: torch.device) -> Tensor:
+    """What a rank tells the others: its tokens; 1 + the flat place of an id that is none, or 0; and that id."""
+    tokens = torch.full((1,), own, dtype=torch.int32, device=device)
+    if topk_idx is None:
+        return torch.cat([tokens, tokens.new_zeros(2)])
+    ids = torch.nn.functional.pad(topk_idx.reshape(-1), (1, 0), value=-1)
+    wrong = (ids < -1) | (ids >= experts)
+    place = torch.where(wrong.any(), wrong.int().argmax(), 0).reshape(1)
+    return torch.cat([tokens, place.int(), ids[place].int()])
+
+
+def _most_tokens(heads: list[list[int]], topk_idx: Tensor | None, experts: int) -> int:
+    """The largest number of tokens of a rank. An id that is none raises on every rank."""
+    for rank, (_, place, expert_id) in enumerate(heads):
+        if place and topk_idx is not None:
+            token, k = divmod(place - 1, topk_idx.shape[1])
+            text = f"dispatch: rank {rank}, token {token}, k {k} has expert id {expert_id}; need -1 or 0..{experts - 1}"
+            found = {"rank": rank, "token": token, "k": k, "expert_id": expert_id}
+            raise InvalidExpertId(text, argument="topk_idx", **found)
+    return max(tokens for tokens, _, _ in heads)
 
 
 def _ranks(in_rank: Tensor, slots: int, checked: bool) -> Tensor:

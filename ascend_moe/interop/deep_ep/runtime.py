@@ -18,7 +18,7 @@ from ascend_moe.dispatchers import WindowDispatcher
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.fused import calls, dispatch_ffn_combine
 from ascend_moe.fused.arguments import Tokens, experts_of
-from ascend_moe.interop.deep_ep import layout
+from ascend_moe.interop.deep_ep import events, layout
 from ascend_moe.interop.deep_ep.events import EventHandle
 from ascend_moe.interop.deep_ep.place import Place, not_supported
 
@@ -244,7 +244,7 @@ class Runtime:
         rule = f"is {num_max_dispatch_tokens_per_rank}; x has {x.shape[0]} tokens"
         need(num_max_dispatch_tokens_per_rank >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule)
         rows = dispatch_rows(self.place, x, topk_ids, num_experts, num_max_dispatch_tokens_per_rank, quant_mode)
-        return rows.x, rows.scales, rows.nums, rows.triples, rows.counts, EventHandle(), _nothing
+        return rows.x, rows.scales, rows.nums, rows.triples, rows.counts, EventHandle(), events.nothing
 
     @with_typed_errors
     @torch.no_grad()
@@ -267,7 +267,7 @@ class Runtime:
         need_shape("layout_range", layout_range, (num_experts,))
         tokens = num_max_dispatch_tokens_per_rank
         total = combine_rows(self.place, x, topk_ids, src_info, layout_range, topk_weights, tokens)
-        return total, EventHandle(), _nothing
+        return total, EventHandle(), events.nothing
 
     @with_typed_errors
     @torch.no_grad()
@@ -356,7 +356,3 @@ class Runtime:
 def _wait(event: EventHandle | None) -> None:
     if event is not None:
         event.current_stream_wait()
-
-
-def _nothing() -> None:
-    """The hook of a call that has received already."""

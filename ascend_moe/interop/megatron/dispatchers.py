@@ -314,7 +314,9 @@ class MC2Manager:
         comm_alg: of the V2 ops.
 
     Attributes:
-        token_probs: ``(T, K)`` float32, after setup_metadata. dispatched_probs: ``(A,)`` float32, after dispatch.
+        token_probs: ``(T, K)`` float32, after setup_metadata. dispatched_probs: ``(A,)`` float32, after dispatch. Both
+            may be replaced, by detached ones too: Megatron-LM's overlapped schedule cuts its graph there.
+        token_indices: ``(T, K)`` int32, after setup_metadata; -1: not sent.
 
     Raises:
         ArgumentError: a rule above is broken.
@@ -366,13 +368,25 @@ class MC2Manager:
         return self.handle, _came(self.handle, "this") if arrived else None
 
     @property
+    def token_indices(self) -> Tensor:
+        return self._open(False)[0].routes.ids
+
+    @property
     def token_probs(self) -> Tensor:
         return self._open(False)[0].routes.weights
+
+    @token_probs.setter
+    def token_probs(self, probs: Tensor) -> None:
+        self._open(False)[0].routes.weights = probs
 
     @property
     def dispatched_probs(self) -> Tensor:
         probs: Tensor = self._open(True)[1].probs
         return probs
+
+    @dispatched_probs.setter
+    def dispatched_probs(self, probs: Tensor) -> None:
+        self._open(True)[1].probs = probs
 
     @with_typed_errors
     def dispatch(

@@ -71,7 +71,8 @@ class TopKRouter(nn.Module):
 
     Args:
         config: `RouterConfig`, or Megatron-LM's TransformerConfig.
-        pg_collection: has the process groups ``tp_cp`` and ``tp_dp_cp``; None, or one that is None: one rank.
+        pg_collection: has the process groups ``tp_cp`` and ``tp_dp_cp``; None, or one that is None: one rank. But
+            `update_expert_bias` without ``tp_dp_cp`` sums over the default group, where there is one.
         device: of the parameters.
 
     Attributes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,12 +10,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ascend_moe.dispatchers.collective import gather
+from ascend_moe.dispatchers.collective import gather, reduce_scatter
 from ascend_moe.errors import AscendMoeError, need, with_typed_errors
 from ascend_moe.experts import npu_swiglu
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+Way = Callable[[Tensor, "ProcessGroup"], Tensor]
+
+
+def _same(x: Tensor, group: ProcessGroup) -> Tensor:
+    return x.view_as(x)
 
 
 def _all_reduced(x: Tensor, group: ProcessGroup) -> Tensor:
@@ -23,66 +31,31 @@ def _all_reduced(x: Tensor, group: ProcessGroup) -> Tensor:
     return total
 
 
-def _reduce_scattered(x: Tensor, group: ProcessGroup) -> Tensor:
-    out = x.new_empty(x.shape[0] // group.size(), *x.shape[1:])
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    scatter(out.view(-1), x.contiguous().view(-1), group=group)
-    return out
+def _gathered(x: Tensor, group: ProcessGroup) -> Tensor:
+    return gather(x, group).flatten(0, 1)
 
 
-class _Copied(torch.autograd.Function):
-    """The same; the gradients of all ranks are added up."""
+class _Through(torch.autograd.Function):
+    """``there(x, group)``, whose gradient goes ``back``."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, there: Way, back: Way) -> Tensor:
+        ctx.group, ctx.back = group, back
+        return there(x, group)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _all_reduced(grad, ctx.group), None
+        return ctx.back(grad, ctx.group), None, None, None
 
 
-class _Reduced(torch.autograd.Function):
-    """The sum over the ranks; each has the whole gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        return _all_reduced(x, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad, None
-
-
-class _Gathered(torch.autograd.Function):
-    """The ranks' rows one behind the other; gradients are added up and scattered."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return gather(x, group).flatten(0, 1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _reduce_scattered(grad, ctx.group), None
-
-
-class _Scattered(torch.autograd.Function):
-    """This rank's share of the sum over the ranks; gradients are gathered."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _reduce_scattered(x, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return gather(grad, ctx.group).flatten(0, 1), None
+def _parallel(x: Tensor, module: SharedExpertMLP, shared: tuple[Way, Way], sequence: tuple[Way, Way]) -> Tensor:
+    """x by way of the tensor-parallel ranks; ``sequence``: with sequence parallelism."""
+    if module.tp_group is None:
+        return x
+    ways = sequence if module.sequence_parallel else shared
+    made: Tensor = _Through.apply(x, module.tp_group, *ways)  # type: ignore[no-untyped-call]
+    return made
 
 
 _STEPS = ("pre_forward_comm", "linear_fc1_forward_and_act", "linear_fc2_forward", "post_forward_comm", "get_output")
@@ -155,6 +128,9 @@ class SharedExpertMLP(nn.Module):
             self._call = self.begin()
         return self._call
 
+    def wait_current_stream(self) -> None:
+        """Nothing: the steps run on the caller's stream. Megatron-LM's dispatchers call it."""
+
     def pre_forward_comm(self, input: Tensor, wait_current_stream: bool = True) -> None:
         """The first step of the module's own call; so are the other four."""
         self._steps().pre_forward_comm(input)
@@ -199,10 +175,7 @@ class SharedExpertCall:
         module = self._module
         if module.gate_weight is not None:
             self._gate = torch.sigmoid(nn.functional.linear(input, module.gate_weight))
-        if module.tp_group is not None:
-            way = _Gathered if module.sequence_parallel else _Copied
-            input = way.apply(input, module.tp_group)  # type: ignore[no-untyped-call]
-        self._value = input
+        self._value = _parallel(input, module, (_same, _all_reduced), (_gathered, reduce_scatter))
 
     def linear_fc1_forward_and_act(self) -> None:
         """The first product and SwiGLU."""
@@ -214,11 +187,8 @@ class SharedExpertCall:
 
     def post_forward_comm(self) -> None:
         """Add up the parts of the tensor-parallel ranks."""
-        value, module = self._step("post_forward_comm"), self._module
-        if module.tp_group is not None:
-            way = _Scattered if module.sequence_parallel else _Reduced
-            value = way.apply(value, module.tp_group)  # type: ignore[no-untyped-call]
-        self._value = value
+        value = self._step("post_forward_comm")
+        self._value = _parallel(value, self._module, (_all_reduced, _same), (reduce_scatter, _gathered))
 
     def get_output(self) -> Tensor:
         """The result."""

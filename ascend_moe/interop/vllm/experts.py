@@ -14,7 +14,7 @@ from ascend_moe.errors import need, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.interop.vllm import bases, weight_and_reduce
 from ascend_moe.interop.vllm.prepare_finalize import base_of
-from ascend_moe.interop.vllm.quantisation import check_weights, is_w8a8
+from ascend_moe.interop.vllm.quantisation import check_experts, is_w8a8
 from ascend_moe.permute import sort_by_expert
 
 KINDS = ("standard", "batched")
@@ -286,7 +286,8 @@ def make_experts(
             with w1_scale ``(L, 2F)`` and w2_scale ``(L, H)`` float32, a dimension of 1 may follow; None: unquantised.
         num_local_experts: L.
         kind: "standard" or "batched", as the PrepareAndFinalize.
-        moe_config: of the newest releases, for those who ask the experts for it.
+        moe_config: of the newest releases, for those who ask the experts for it. It, and quant_config, may not ask for
+            another activation than silu and mul: no limit, alpha or beta.
 
     Raises:
         ArgumentError: a rule above is broken.
@@ -299,4 +300,4 @@ def make_experts(
     base = base_of(mk, "FusedMoEExpertsModular", "FusedMoEPermuteExpertsUnpermute")
     made = _class(base, mk.FusedMoEActivationFormat, kind == "batched")
     war = weight_and_reduce if war is None else war
-    return made(mk, war, ops, check_weights(quant_config), num_local_experts, moe_config)
+    return made(mk, war, ops, check_experts(quant_config, moe_config), num_local_experts, moe_config)

@@ -9,6 +9,16 @@ import torch
 from ascend_moe.errors import need
 from ascend_moe.interop.vllm.bases import FusedMoEQuantConfig
 
+#: What the newest releases say of the activation: argument, attribute, and the value that changes nothing.
+_ACTIVATION = (
+    ("quant_config", "gemm1_clamp_limit", 0),
+    ("quant_config", "gemm1_alpha", 1),
+    ("quant_config", "gemm1_beta", 0),
+    ("moe_config", "swiglu_limit", 0),
+    ("moe_config", "swiglu_alpha", 1),
+    ("moe_config", "swiglu_beta", 0),
+)
+
 
 def is_w8a8(quant_config: Any) -> bool:
     """Whether rows travel as int8 with a scale each; False: as they are.
@@ -30,11 +40,17 @@ def is_w8a8(quant_config: Any) -> bool:
     return True
 
 
-def check_weights(quant_config: Any) -> Any:
-    """The config, or ours for None, where its weights are ones that the experts multiply."""
+def check_experts(quant_config: Any, moe_config: Any) -> Any:
+    """The quant_config, or ours for None, where both configs ask for no more than the experts compute."""
     config = FusedMoEQuantConfig() if quant_config is None else quant_config
     for name in ("w1_bias", "w2_bias", "w1_zp", "w2_zp"):
         need(getattr(config, name, None) is None, "quant_config", f"has {name}; experts have no biases and zero points")
+    need(getattr(config, "block_shape", None) is None, "quant_config", "has block_shape; weights have scales a channel")
+    given = {"quant_config": config, "moe_config": moe_config}
+    for argument, name, plain in _ACTIVATION:
+        value = getattr(given[argument], name, None)
+        rule = f"has {name} {value}; the experts' activation is plain silu and mul: {plain} or None"
+        need(value is None or value == plain, argument, rule)
     scales = [getattr(config, name, None) for name in ("w1_scale", "w2_scale")]
     if is_w8a8(config):
         need(all(each is not None for each in scales), "quant_config", "needs w1_scale and w2_scale beside int8 rows")

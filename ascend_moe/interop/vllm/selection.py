@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -84,6 +84,8 @@ def _config(config: Any) -> MoEKernelConfig:
     )
     for name in given:
         need_one_of("config", name, names)
+    for each in fields(MoEKernelConfig):
+        need(each.name in given or each.default is not MISSING, "config", f"has no {each.name}, which has no default")
     return MoEKernelConfig(**given)
 
 

@@ -55,11 +55,12 @@ class Trial:
         fits = 1 <= self.num_experts <= 1024 and self.num_experts % world == 0
         rule = f"is {self.num_experts}; {world} ranks cannot share {self.num_experts} experts: need a multiple, 1..1024"
         need(fits, "experts", rule)
-        need(1 <= self.topk <= min(16, self.num_experts), "topk", f"is {self.topk}; need 1..16, at most the experts")
+        need(1 <= self.topk <= min(32, self.num_experts), "topk", f"is {self.topk}; need 1..32, at most the experts")
         fits = 1 <= self.hidden <= 16384 and self.hidden % _ROW == 0
         need(fits, "hidden", f"is {self.hidden}; need a multiple of {_ROW}, 16..16384")
         weights = 3 * self.num_experts * self.hidden * self.width
-        need(weights <= MAX_WEIGHTS, "experts", f"have weights of {weights} elements; need at most {MAX_WEIGHTS}")
+        rule = f"have weights of {weights} elements; need at most {MAX_WEIGHTS}: take fewer experts or a smaller hidden"
+        need(weights <= MAX_WEIGHTS, "experts", rule)
 
 
 @dataclass
