@@ -198,7 +198,7 @@ def get_updated_expert_bias(
         return expert_bias + sign.to(expert_bias.dtype) * expert_bias_update_rate
 
 
-@torch.library.custom_op("ascend_moe::aux_loss_gradient", mutates_args=())
+@torch.library.custom_op("ascend_moe_routing::aux_loss_gradient", mutates_args=())
 def _aux_loss_gradient(aux_loss: Tensor, grad_output: Tensor) -> Tensor:
     """The scale of `MoEAuxLossAutoScaler`, shaped and typed as aux_loss.
 
