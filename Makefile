@@ -133,7 +133,7 @@ nightly:
 
 nightly-tests: $(bin)/scikit-build-core
 	$(pip_install) .[test]
-	$(pytest) -n 2 -m "nightly and not npu and not mutants" $(PYTEST_ARGS)
+	$(pytest) -o faulthandler_timeout=0 -n 2 -m "nightly and not npu and not mutants" $(PYTEST_ARGS)
 
 lint: $(bin)/scikit-build-core
 	$(pip_install) .[dev]

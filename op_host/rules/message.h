@@ -184,7 +184,7 @@ private:
         if (At(kRecDetail0) == static_cast<int32_t>(kFieldMaxBatch)) {
             return Format(
                 "%s: maxBS is %d on rank %d and %d on rank %d; where ranks have different batches, every rank passes "
-                "global_bs = ep_world_size * the largest batch, %d at least",
+                "global_bs = ep_world_size * the largest batch, here %d",
                 Op(), At(kRecDetail1), At(kRecRank), At(kRecDetail2), At(kRecCulprit),
                 At(kRecWorld) * std::max(At(kRecDetail1), At(kRecDetail2)));
         }

@@ -30,13 +30,16 @@ __aicore__ inline Verdict InvalidOf(const MoeDistributeInfo& info, uint32_t code
 // its capacity, so all cores have to count exactly.
 constexpr uint32_t kRecheck = kFirstFatal - 1;
 
+constexpr uint32_t kBatchesDiffer = 33;  // a severity
+
 // The worst verdict has the least number: fatal errors, then a configuration mismatch, the other collective
-// errors, and the mismatches that only this rank sees. Of equals the lowest rank's counts. So all cores, and
-// if the cause is common all ranks, choose the same verdict. A mismatch of counts goes before a mismatch of
-// expand_idx and before a row that has not come, because ids or masks that differ cause all three.
+// errors, and the mismatches that only this rank sees. Of equals the lowest rank's counts, of batches the largest,
+// because global_bs has to hold it. So all cores, and if the cause is common all ranks, choose the same verdict.
+// A mismatch of counts goes before a mismatch of expand_idx and before a row that has not come, because ids or
+// masks that differ cause all three.
 __aicore__ inline uint32_t Severity(const Verdict& verdict) {
     if (verdict.code >= kFirstFatal) return verdict.code - kFirstFatal;
-    if (verdict.code == kConfigMismatch) return 32;
+    if (verdict.code == kConfigMismatch) return verdict.detail0 == kFieldMaxBatch ? kBatchesDiffer : 32;
     if (verdict.code == kRoutingMismatch) {
         if ((verdict.detail0 & kMismatchIndex) != 0) return 65;
         return (verdict.detail0 & kMismatchRow) != 0 ? 66 : 64;
@@ -44,9 +47,14 @@ __aicore__ inline uint32_t Severity(const Verdict& verdict) {
     if (verdict.code == kRecheck) return 80;
     return verdict.code == kOk ? 96 : 48;
 }
+__aicore__ inline bool Worse(const Verdict& one, const Verdict& other) {
+    const uint32_t severity = Severity(one);
+    if (severity != Severity(other)) return severity < Severity(other);
+    if (severity == kBatchesDiffer && one.detail2 != other.detail2) return one.detail2 > other.detail2;
+    return one.source < other.source;
+}
 __aicore__ inline void Worsen(Verdict& verdict, const Verdict& other) {
-    const uint32_t ours = Severity(verdict), theirs = Severity(other);
-    if (theirs < ours || (theirs == ours && other.source < verdict.source)) verdict = other;
+    if (Worse(other, verdict)) verdict = other;
 }
 
 // A meeting needs no SyncAll: a block that carries this epoch says that its core has come, and that what the core

@@ -98,9 +98,12 @@ def test_random_cases_and_schedules_have_no_finding(mode: str, first: int, sched
     assert len(result.polls) in ((4, 5) if mode == "servers" else (4,))
 
 
+NIGHTLY_LARGE = [pytest.param(first, 300, marks=pytest.mark.nightly) for first in range(5000, 6200, 300)]
+
+
 # The sizes of shares, chunks and batches of lists: what the small cases never reach.
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("first", "cases"), [(0, 12), pytest.param(5000, 1200, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("first", "cases"), [(0, 12), *NIGHTLY_LARGE])
 def test_large_cases_have_no_finding(first: int, cases: int) -> None:
     drawn = [explore.draw_large(seed) for seed in range(first, first + cases)]
     assert all(explore.parse(str(case)) == case for case in drawn[:100])

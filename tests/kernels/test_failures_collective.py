@@ -135,7 +135,7 @@ def assert_mismatch(found: list[Caught], guilty: int, field: str, usual: Any, od
         text = str(error)
         assert "\n" not in text and field in text and f"rank {peer}" in text
         assert str(usual) in text and str(odd) in text
-        assert field != "maxBS" or f"largest batch, {len(found) * max(usual, odd)} at least" in text
+        assert field != "maxBS" or f"largest batch, here {len(found) * max(usual, odd)}" in text
         assert one.ended - last_call < 1
 
 
@@ -157,6 +157,24 @@ def test_ranks_that_differ_are_named_with_field_and_values(cluster: ascend_moe.L
         assert_mismatch(found, guilty, odd.field, odd.usual, odd.odd)
         assert_usable(cluster)
         tally.count(odd.field)
+
+
+@pytest.mark.parametrize("op", ["dispatch", "dispatch_v2", "combine", "combine_v2"])
+def test_every_rank_is_told_the_global_bs_of_the_largest_batch(cluster: ascend_moe.LocalCluster, op: str) -> None:
+    for batches in ((4, 2, 3), (2, 3, 4), (2, 4, 3), (3, 3, 0)):
+        largest = max(batches[: cluster.world_size])
+
+        def body(place: Place, batches: tuple[int, ...] = batches) -> Any:
+            return call(place, op, batch=batches[place.rank])
+
+        for rank, one in enumerate(outcomes(cluster, body)):
+            if len({*batches[: cluster.world_size]}) == 1:
+                assert one.error is None
+                continue
+            assert type(one.error) is ConfigMismatch, repr(one)
+            assert f"largest batch, here {cluster.world_size * largest}" in str(one.error), f"rank {rank}: {one.error}"
+            assert largest in (one.error.ours, one.error.theirs)
+        assert_usable(cluster)
 
 
 def test_names_of_one_algorithm_may_differ(cluster: ascend_moe.LocalCluster) -> None:
