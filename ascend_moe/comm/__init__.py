@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import os
 import resource
 import threading
@@ -23,6 +22,7 @@ import torch.distributed as dist
 
 from ascend_moe.comm import lent, threads
 from ascend_moe.comm.communicator import MAX_WORLD, Communicator, timeout_s, window_data_bytes, window_lent_bytes
+from ascend_moe.comm.liveness import out_of_descriptors
 from ascend_moe.comm.processes import Opening, store_host
 from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.errors import ArgumentError, AscendMoeError, with_typed_errors
@@ -425,11 +425,7 @@ def _open(name: str, group: ProcessGroup) -> Communicator:
         return opening.communicator(alive=lambda: is_alive(reference))
     except OSError as error:  # this rank's own trouble, which the others see as a rank that gave up
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        fix = (
-            f": raise the limit of {limit} open files (ulimit -n)"
-            if error.errno in (errno.EMFILE, errno.ENFILE)
-            else ""
-        )
+        fix = f": raise the limit of {limit} open files (ulimit -n)" if out_of_descriptors(error) else ""
         text = f"rank {group.rank()}: opening the windows of group {name!r} failed here: {error.strerror or error}{fix}"
         raise AscendMoeError(text, rank=group.rank()) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -15,6 +16,11 @@ STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is waiting f
 GONE = ("Z", "X", "x")  # a zombie's memory and file descriptors are released already
 
 
+def out_of_descriptors(error: OSError) -> bool:
+    """The limit of open files is reached: nothing is known of what was to be looked at."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 @dataclass(frozen=True)
 class ProcessStat:
     """One letter of state and the start, in clock ticks since boot, which tells reused ids apart."""
@@ -24,10 +30,16 @@ class ProcessStat:
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """/proc/<pid>/stat, or None when there is no such process."""
+    """/proc/<pid>/stat, or None when there is no such process.
+
+    Raises:
+        OSError: no descriptor is left to look with.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+    except OSError as error:
+        if out_of_descriptors(error):
+            raise
         return None
     fields = text.rpartition(")")[2].split()  # the command in parentheses may hold anything
     return ProcessStat(state=fields[0], born=int(fields[19]))
@@ -43,7 +55,10 @@ def describe_process(pid: int) -> str:
     """E.g. ``process 4242 is stopped (state T)``."""
     if pid <= 0:
         return "its process is not visible from here"
-    stat = process_stat(pid)
+    try:
+        stat = process_stat(pid)
+    except OSError as error:
+        return f"process {pid} cannot be looked at ({error.strerror})"
     if stat is None or stat.state in GONE:
         return f"process {pid} has ended"
     return f"process {pid} {STATES.get(stat.state, 'is running')} (state {stat.state})"
@@ -55,7 +70,9 @@ def machine_id() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
-    except OSError:
+    except OSError as error:
+        if out_of_descriptors(error):
+            raise
         return socket.gethostname()
 
 
@@ -86,10 +103,10 @@ class PeerWatch:
     def __init__(self, sock: socket.socket) -> None:
         self.pid = peer_credentials(sock)[0]
         self._sock = sock
+        self._epoll = select.epoll()
         self._pidfd = -1  # also where the kernel gives none
         with contextlib.suppress(OSError, AttributeError):
             self._pidfd = os.pidfd_open(self.pid) if self.pid > 0 else -1
-        self._epoll = select.epoll()
         # Not EPOLLIN: words that arrive late are no sign of death.
         self._epoll.register(sock.fileno(), select.EPOLLRDHUP)
         if self._pidfd >= 0:

@@ -517,7 +517,8 @@ class Opening:
         if post.left > self.mine.started:
             # For a reason of its own, or because of a rank that is reported here too.
             return 2 if " about rank " in post.why else 0, rank, f"gave up before with {post.why}"
-        return 0, rank, f"has not called since its last windows were closed, {process}"
+        since = f"it gave up with {post.why}" if post.why else "its last windows were closed"
+        return 0, rank, f"has not called since {since}, {process}"
 
     # ---- after run()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +19,7 @@ from comm_cases import file_links
 from window_library import WindowLibrary, exchange
 
 from ascend_moe import comm
-from ascend_moe.comm.liveness import describe_process, process_gone
+from ascend_moe.comm.liveness import describe_process, machine_id, process_gone
 from ascend_moe.comm.processes import create_window
 from ascend_moe.errors import ArgumentError, AscendMoeError
 
@@ -170,3 +172,15 @@ def test_process_states() -> None:
     os.waitpid(child, 0)
     assert process_gone(child)
     assert process_gone(os.getpid(), born=1), "a process of this id with another start is another process"
+
+
+def test_nobody_is_gone_because_no_descriptor_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object, **__: object) -> str:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Path, "read_text", exhausted)
+    with pytest.raises(OSError, match="Too many open files"):
+        process_gone(os.getpid())
+    with pytest.raises(OSError, match="Too many open files"):
+        machine_id.__wrapped__()
+    assert describe_process(os.getpid()) == f"process {os.getpid()} cannot be looked at (Too many open files)"
