@@ -17,7 +17,7 @@ import calibration_fit
 
 from ascend_moe.native.library import lib
 from ascend_moe.plan import Request
-from ascend_moe.plan.soc import KINDS, cost_table, fitted_names, known_socs, read_data
+from ascend_moe.plan.soc import KINDS, SOCS, cost_table, fitted_names, read_data
 from ascend_moe.timed import ALGORITHMS, OpPrediction, Prediction, calibration, predict
 from ascend_moe.timed.calibration import CALIBRATION, HELD_OUT
 from ascend_moe.timed.report import ERROR_HEAD, banner, error_rows, predictions
@@ -290,7 +290,7 @@ def _sensitivity(usual: Sequence[Prediction]) -> str:
 
 
 def _costs() -> dict[str, str]:
-    by_soc = {soc: cost_table(soc) for soc in known_socs()}
+    by_soc = {soc: cost_table(soc) for soc in SOCS}
     names = list(by_soc[_SOC])
     differing = [name for name in names if len({costs[name].value for costs in by_soc.values()}) > 1]
     socs = [[soc, *(f"{costs[name].value:g}" for name in differing)] for soc, costs in by_soc.items()]

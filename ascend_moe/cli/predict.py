@@ -9,7 +9,7 @@ import typer
 from ascend_moe._text import show, table
 from ascend_moe.cli import options
 from ascend_moe.plan import Request
-from ascend_moe.plan.soc import DEFAULT_SOC, known_socs
+from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
 from ascend_moe.timed import ALGORITHMS, calibration, report
 
 app = typer.Typer()
@@ -17,7 +17,7 @@ app = typer.Typer()
 
 @app.command()
 def predict(
-    soc: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(known_socs())}.")] = DEFAULT_SOC,
+    soc: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(SOCS)}.")] = DEFAULT_SOC,
     ranks: Annotated[str, typer.Option("-r", "--ranks", metavar="W,...", help="EP ranks.")] = "8,16,32,64",
     batch: Annotated[int, typer.Option("-b", "--batch", metavar="BS", help="Tokens a rank.")] = 128,
     preset: options.Preset = None,

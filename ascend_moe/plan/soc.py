@@ -82,15 +82,9 @@ def read_data(name: str) -> Any:
     return json.loads(resources.files("ascend_moe").joinpath("data").joinpath(name).read_text(encoding="utf-8"))
 
 
-def known_socs() -> list[str]:
-    """Names of the SoCs that the table has."""
-    return list(read_data("soc_costs.json")["socs"])
-
-
 def cost_table(name: str) -> dict[str, Cost]:
     """Every figure of a SoC by name."""
     document = read_data("soc_costs.json")
-    need_one_of("soc", name, document["socs"])
     chip = soc(name)
     figures = document["series"][chip.series] | document["socs"][name]
     table = {key: Cost(key, float(one["value"]), one["kind"], one["source"]) for key, one in figures.items()}
