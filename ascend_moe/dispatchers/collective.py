@@ -90,9 +90,12 @@ def _raise_mismatch(headers: list[list[int]], rank: int) -> None:
                 continue
             if name == "dtype":
                 ours, theirs = (str(ROW_DTYPES[v]).removeprefix("torch.") for v in (ours, theirs))
-            hint = " (unequal batches need global_bs)" if name == "maxBS" else ""
-            text = f"{name} is {ours} on rank {rank} but {theirs} on rank {other}{hint}; "
-            text += "call with the same value on all ranks"
+            fix = "call with the same value on all ranks"
+            if name == "maxBS":
+                largest = max(header[index] for header in headers)
+                fix = "where ranks have different batches, every rank passes global_bs = ep_world_size * the largest "
+                fix += f"batch, here {len(headers) * largest}"
+            text = f"{name} is {ours} on rank {rank} but {theirs} on rank {other}; {fix}"
             raise ConfigMismatch(text, field=name, rank=other, ours=ours, theirs=theirs)
 
 

@@ -174,6 +174,9 @@ def test_config_mismatch(kind: Any, field: str, change: dict[str, Any], ours: An
     assert (zero.field, zero.rank, zero.ours, zero.theirs) == (field, 1, ours, theirs)
     assert (one.field, one.rank, one.ours, one.theirs) == (field, 0, theirs, ours)
     assert field in str(zero) and str(ours) in str(zero) and str(theirs) in str(zero)
+    assert field != "maxBS" or f"global_bs = ep_world_size * the largest batch, here {2 * max(ours, theirs)}" in str(
+        zero
+    )
     assert rows0 + rows1 == 8
 
 
