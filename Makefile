@@ -133,7 +133,7 @@ nightly:
 
 nightly-tests: $(bin)/scikit-build-core
 	$(pip_install) .[test]
-	$(pytest) -o faulthandler_timeout=0 -n 2 -m "nightly and not npu and not mutants" $(PYTEST_ARGS)
+	$(pytest) -o faulthandler_timeout=0 -n 2 --dist worksteal -m "nightly and not npu and not mutants" $(PYTEST_ARGS)
 
 lint: $(bin)/scikit-build-core
 	$(pip_install) .[dev]
@@ -179,7 +179,7 @@ kernel-coverage: $(bin)/scikit-build-core
 # Broken kernels, each built and each found: about half an hour.
 mutants: $(bin)/scikit-build-core
 	$(pip_install) .[test]
-	$(pytest) --timeout=3600 -n 2 -m mutants $(PYTEST_ARGS)
+	$(pytest) --timeout=3600 -n 2 --dist worksteal -m mutants $(PYTEST_ARGS)
 
 # All cases of the rows that `make test` takes a few of, the counts printed in the end: hours on two cores.
 soak: $(bin)/scikit-build-core
