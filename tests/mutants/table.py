@@ -153,7 +153,7 @@ PATCHES = r"""
 - verdict_ = board_.Meet(2, mine);
 + verdict_ = config_.op == kOpCombine ? mine : board_.Meet(2, mine);
 = wait_for_own_share_only: dispatch: a core goes on when its own share of the sources is there
-! window | race between cores, race between ranks, wrong result | seen, model
+! window | out of bounds, race between cores, race between ranks, wrong result | seen, model
 - verdict_ = board_.Meet(2, mine);
 + verdict_ = config_.op == kOpDispatch ? mine : board_.Meet(2, mine);
 = publish_epoch_too_early: the last core publishes the epoch while others have yet to read it
@@ -163,7 +163,7 @@ PATCHES = r"""
 @
 - if (core_ == 0) word_.Publish(epoch_);
 = slot_stride: meetings of the verdict board are one block too close
-! window | race between cores | seen
+! window | race between cores, out of bounds | seen
 @ common/verdict
 - board_ + round * kMaxCores * kBlock
 + board_ + round * (cores_ - 1) * kBlock
@@ -198,7 +198,7 @@ PATCHES = r"""
 - StatusOffset(info.world, Parity(epoch), 0)
 + StatusOffset(info.world, 0, 0)
 = no_epoch: any status message is taken for this epoch's
-! window | wrong result, CorruptStatus, RoutingMismatch, race between ranks | seen, model
+! window | wrong result, CorruptStatus, RoutingMismatch, race between ranks, hang | seen, model
 @ common/status
 - firstHere = first == (epoch_ ^ key), lastHere = last == epoch_;
 + firstHere = first != 0, lastHere = last != 0;
@@ -311,7 +311,7 @@ PATCHES = r"""
 # The transport between servers: on one server none of these shows.
 % servers | wrong result | seen
 = posted_before_staged: items leave before the cores have met over what they staged
-! servers | wrong result, hang, out of bounds | seen
+! servers | illegal argument, wrong result, hang, out of bounds | seen
 @ common/exchange
 - AscendC::SyncAll<true>();
 = status_item_first: two items a peer: the status message, then the rows
