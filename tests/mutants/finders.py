@@ -84,6 +84,7 @@ SUITE_TESTS = [
     ),
     "kernels/test_failures_collective.py::test_bad_id_on_one_rank_is_raised_by_all",
     "kernels/test_failures_collective.py::test_combine_that_routes_otherwise_than_dispatch",
+    "kernels/test_failures_collective.py::test_every_rank_is_told_the_global_bs_of_the_largest_batch",
     "torch/test_bad_arguments.py",
     "kernels/test_sequences.py::test_that_the_poison_lies_where_the_rows_go",
     "kernels/test_sequences.py::test_every_sequence_across_the_wrap[window-2-2-1]",

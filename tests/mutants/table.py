@@ -667,8 +667,11 @@ PATCHES = r"""
 + verdict_ = all;
 = the higher rank's error is reported
 @ common/verdict
-- other.source < verdict.source
-+ other.source > verdict.source
+- one.source < other.source
++ one.source > other.source
+= of batches that differ the lowest rank's is named, not the largest
+- severity == kBatchesDiffer &&
++ false &&
 = one half for all epochs
 @ protocol/window
 - return parity * HalfBytes(dataBytes);
