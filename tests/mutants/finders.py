@@ -74,6 +74,7 @@ FORGERY = {FORGED: (FORGED_CASES, OUTSIDE), SUMS: (SUMS_CASES, {"wrong result"})
 
 TESTS = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:xdist", "-p", "no:randomly")
+HANGS = ("--timeout=120", "--timeout-method=thread")  # a test that takes so long ends the run with code 1
 SUITE_TESTS = [
     *(
         f"kernels/test_twin_reference.py::test_{name}"
@@ -111,7 +112,7 @@ def first_failure(library: Path, suite: Sequence[str], seconds: float, **environ
         AssertionError: pytest ended neither with passed nor with failed tests.
     """
     settings = {**os.environ, "ASCEND_MOE_LIBRARY": str(library), **environment}
-    command = [*PYTEST, *suite]
+    command = [*PYTEST, *HANGS, *suite]
     try:
         done = subprocess.run(command, cwd=TESTS, env=settings, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -123,7 +124,7 @@ def first_failure(library: Path, suite: Sequence[str], seconds: float, **environ
         return None
     lines = done.stdout.splitlines()
     failed = [line for line in lines if line.startswith(("FAILED ", "ERROR ")) and "::" in line]
-    return (failed or ["?"])[0].removeprefix("FAILED ")[:160]
+    return (failed or ["hangs"])[0].removeprefix("FAILED ")[:160]
 
 
 def first_failure_of_suite(library: Path) -> str | None:
