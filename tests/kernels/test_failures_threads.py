@@ -12,6 +12,7 @@ from typing import Any
 import failure_cases as cases
 import pytest
 from failure_cases import Caught, caught
+from failure_windows import set_epoch
 
 import ascend_moe
 from ascend_moe.errors import AscendMoeError, CommTimeout, PeerLost
@@ -121,6 +122,28 @@ def test_rank_that_returns_without_calling_is_waited_for(monkeypatch: pytest.Mon
             assert type(one.error) is CommTimeout and one.error.rank == 2 and one.seconds < AT_ONCE_S
         cluster.close()
         assert_works(cluster)
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+@pytest.mark.parametrize("missed", [2, 3])
+def test_words_from_before_the_wrap_are_not_corrupt(
+    missed: int, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who never comes in the first epochs after the wrap is missing, whatever his earlier message looks like."""
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", str(DEADLINE_S))
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+
+    def body(place: Place) -> Caught | None:
+        for _ in range(missed):  # the last two before the wrap, and those before the missed one
+            cases.dispatch(place, 1)
+        return caught(cases.dispatch, place, 1) if place.rank == 0 else None
+
+    with ascend_moe.LocalCluster(2) as cluster:
+        for rank in range(2):
+            set_epoch(cluster, rank, 0xFFFFFFFD)
+        first = run(cluster, body)[0]
+        assert type(first.error) is CommTimeout and first.error.rank == 1, repr(first)
+        assert f"last seen in dispatch, epoch {missed - 1 if missed > 2 else 0xFFFFFFFF}" in str(first.error)
 
 
 def test_ranks_that_come_late_to_a_failed_communicator_name_the_cause() -> None:

@@ -81,14 +81,14 @@ def compile_errors(mutants: Sequence[Mutant], folder: Path) -> str:
 
 
 def cache_root() -> Path:
-    """In $ASCEND_MOE_MUTANT_CACHE, or where temporary files go: the folder of these native sources."""
+    """In $ASCEND_MOE_MUTANT_CACHE, or where temporary files go: the folder of these native sources, at this place."""
     source = library.native_source_root()
     folders = ("op_kernel", "op_host", "csrc", "ascend_moe/csrc", "twin")
     files = sorted(path for folder in folders for path in (source / folder).rglob("*.[hcS]*"))
     texts = [str(path.relative_to(source)) + path.read_text() for path in files if path.is_file()]
     usual = f"{tempfile.gettempdir()}/ascend_moe-mutants-{os.getuid()}"
     folder = Path(os.environ.get("ASCEND_MOE_MUTANT_CACHE") or usual)
-    return folder / digest_of(FLAGS, (source / "CMakeLists.txt").read_text(), *texts)
+    return folder / digest_of(FLAGS, str(source), (source / "CMakeLists.txt").read_text(), *texts)
 
 
 class MutantBuilds:

@@ -87,6 +87,7 @@ SUITE_TESTS = [
     "kernels/test_failures_collective.py::test_combine_that_routes_otherwise_than_dispatch",
     "kernels/test_failures_collective.py::test_every_rank_is_told_the_global_bs_of_the_largest_batch",
     "torch/test_bad_arguments.py",
+    "kernels/test_failures_threads.py::test_words_from_before_the_wrap_are_not_corrupt",
     "kernels/test_sequences.py::test_that_the_poison_lies_where_the_rows_go",
     "kernels/test_sequences.py::test_every_sequence_across_the_wrap[window-2-2-1]",
     "kernels/test_sequences.py::test_every_sequence_across_the_wrap[window-2-2-2]",
@@ -128,7 +129,7 @@ def first_failure(library: Path, suite: Sequence[str], seconds: float, **environ
 
 
 def first_failure_of_suite(library: Path) -> str | None:
-    return first_failure(library, SUITE_TESTS, seconds=150, ASCEND_MOE_TIMEOUT_S="3")
+    return first_failure(library, SUITE_TESTS, seconds=150, ASCEND_MOE_TIMEOUT_S="3", ASCEND_MOE_COMM_ALG="window")
 
 
 def cases(seed: int, finder: str) -> Iterator[explore.Program]:
@@ -194,9 +195,9 @@ def forged(library: Path, programs: Sequence[explore.Program], finds: set[str]) 
 
 
 def run(library: Path) -> subprocess.CompletedProcess[str]:
-    """`ascend-moe run` with this library."""
+    """`ascend-moe run` with this library, algorithm window."""
     command = [sys.executable, "-m", "ascend_moe", "run", "-p", "tiny", "--batch", "16"]
-    environment = {**os.environ, "ASCEND_MOE_LIBRARY": str(library)}
+    environment = {**os.environ, "ASCEND_MOE_LIBRARY": str(library), "ASCEND_MOE_COMM_ALG": "window"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 

@@ -207,11 +207,11 @@ PATCHES = r"""
 - complete = complete && firstHere && lastHere;
 + complete = complete && (b > 0 || (firstHere && lastHere));
 = half_a_block: a reader looks at the first half of each block
-! window | CorruptStatus, wrong result, ConfigMismatch | unseen
+! window | CorruptStatus, wrong result, ConfigMismatch | seen
 - complete = complete && firstHere && lastHere;
 + complete = complete && firstHere;
 = half_a_count_block: a reader compares the first half of a block of counts
-! direct | CorruptStatus, wrong result, race between ranks, RoutingMismatch | unseen
+! direct | CorruptStatus, wrong result, race between ranks, RoutingMismatch | seen
 - 1u << kCbOpPhase | 1u << kCbMark;
 + 1u << kCbOpPhase;
 = skip_flag_when_zero_rows: no status message to a peer that gets no rows
@@ -701,6 +701,7 @@ PATCHES = r"""
 - weightBuf_.Get<int32_t>().GetValue(i));
 + weightBuf_.Get<int32_t>().GetValue(0));
 = a row that has not come is taken from an earlier op
+! borders
 @ window/sum
 - GetValue(i * (kBlock / sizeof(uint64_t))) == mark_;
 + GetValue(i * (kBlock / sizeof(uint64_t))) != mark_ + 1;
