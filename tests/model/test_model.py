@@ -71,7 +71,7 @@ def test_a_changed_header_changes_the_model(header: Header, tmp_path: Path) -> N
         ("protocol/window", "? 2u : epoch + 1", "? 1u : epoch + 1"),
         ("protocol/window", "return epoch & 1;", "return epoch >> 1 & 1;"),
         ("protocol/window", "kVerdictRounds = 3;", "kVerdictRounds = 4;"),
-        ("common/verdict", "return 32;", "return 33;"),
+        ("common/verdict", "kBatchesDiffer : 32;", "kBatchesDiffer : 34;"),
     ]:
         path = tmp_path / "op_kernel" / f"{name}.h"
         text = path.read_text()
