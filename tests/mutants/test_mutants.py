@@ -1,6 +1,6 @@
 """Every mutant of the table is found by who is said to find it, and the clean kernels pass the same.
 
-`make mutants`, an hour and more. Every run of the suite asks whether the patches still fit the kernels.
+`make mutants`, half an hour. Every run of the suite asks whether the patches still fit the kernels.
 """
 
 from __future__ import annotations
