@@ -259,19 +259,17 @@ def test_keyboard_interrupt_does_not_wait_for_ever(library: WindowLibrary, monke
 def test_a_timeout_says_which_rank_is_in_python_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the ranks that it waits for one computes, and the other's op waits for that one too."""
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.5")
-    over = threading.Event()
+    over = threading.Barrier(3)  # rank 1 computes until the others have their errors
 
     def rank_main(rank: int, group_ep: str) -> str:
         x, ids = torch.zeros(3, 16), torch.arange(3, dtype=torch.int32)[:, None]
         try:
-            if rank == 1:
-                over.wait(20)
-            else:
+            if rank != 1:
                 ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, group_ep, 3, rank, 3)
         except CommTimeout as error:
             return str(error)
         finally:
-            over.set()
+            over.wait(20)
         return ""
 
     with LocalCluster(3) as cluster:
