@@ -12,7 +12,7 @@
 #   make asan  tsan    the tests marked so under ASan and UBSan, or TSan, with controls that must fail
 #   make mutants       broken kernels: one-line mutants found by the suite, the others by the checked twin
 #   make kernel-coverage  the lines of op_kernel/ that no test and no schedule of a campaign reaches
-#   make soak          the fault and load tests with their full counts, and the counts printed: hours
+#   make soak          the fault and load tests with their full counts, and the counts printed: ten minutes
 #   make explore       schedules of the kernels on the checked twin       EXPLORE_ARGS="-n 100000"
 #   make model         the protocol's model in spin, where it is there    MODEL_ARGS=--full
 #   make bench         dispatch and combine against gloo, MPI and the machine's limit   BENCH_ARGS="--batch 32"
@@ -181,7 +181,7 @@ mutants: $(bin)/scikit-build-core
 	$(pip_install) .[test]
 	$(pytest) --timeout=3600 -n 2 --dist worksteal -m mutants $(PYTEST_ARGS)
 
-# All cases of the rows that `make test` takes a few of, the counts printed in the end: hours on two cores.
+# All cases of the rows that `make test` takes a few of, the counts printed in the end: ten minutes on two cores.
 soak: $(bin)/scikit-build-core
 	$(pip_install) .[test]
 	export ASCEND_MOE_SOAK=full ASCEND_MOE_SOAK_REPORT=$(CURDIR)/build/soak.json; \

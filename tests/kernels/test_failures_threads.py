@@ -129,7 +129,7 @@ def test_rank_that_returns_without_calling_is_waited_for(monkeypatch: pytest.Mon
 def test_words_from_before_the_wrap_are_not_corrupt(
     missed: int, algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who never comes in the first epochs after the wrap is missing, whatever his earlier message looks like."""
+    """A rank that does not call in the first epochs after the wrap is missing: its last message is old, not corrupt."""
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", str(DEADLINE_S))
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
 
