@@ -5,8 +5,9 @@ clean environment for each pair.
     python tools/wheel_check.py dist/ascend_moe-0.1.0-py3-none-linux_x86_64.whl
            [--torch 2.10.0,2.13.0] [--python python3.11,python3.12] [--index-url URL]
 
-A Python that does not run is an error; its full path may be given. torch is installed with what it needs on a
-CPU; where it cannot be imported so, because the index has a build for CUDA, with gigabytes of CUDA.
+A Python is the first of its name on PATH that runs, or else a version that pyenv has; its full path may be
+given, and one that does not run is an error. torch is installed with what it needs on a CPU; where it cannot
+be imported so, because the index has a build for CUDA, with gigabytes of CUDA.
 Exit code 1: a pair failed.
 """
 
@@ -36,6 +37,18 @@ def run(command: list[str], folder: Path, env: dict[str, str]) -> str:
     if done.returncode != 0:
         raise CheckError(f"{' '.join(command[:6])} ...\n{done.stdout[-3000:]}")
     return done.stdout
+
+
+def program(name: str) -> str:
+    """The first of this name that runs. A shim of pyenv whose version is not set does not."""
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    folders += [str(folder) for folder in sorted(versions.glob("*/bin"))]
+    for folder in dict.fromkeys(folders):
+        found = shutil.which(name, path=folder)
+        if found and subprocess.run([found, "-c", ""], capture_output=True, timeout=SECONDS).returncode == 0:
+            return found
+    raise CheckError(f"no {name} on PATH runs; --python takes paths too")
 
 
 def check(wheel: Path, python: str, torch: str, index: list[str]) -> str:
@@ -75,9 +88,7 @@ def main() -> int:
     for python in options.python.split(","):
         for torch in options.torch.split(","):
             try:
-                if shutil.which(python) is None:
-                    raise CheckError(f"{python} is not on PATH; --python takes paths too")
-                outcome = "PASS: " + check(options.wheel.resolve(), python, torch, index)
+                outcome = "PASS: " + check(options.wheel.resolve(), program(python), torch, index)
             except (CheckError, subprocess.TimeoutExpired) as error:
                 failed, outcome = True, f"FAIL: {error}"
             print(f"wheel-check: {python}, torch {torch}: {outcome}", flush=True)
