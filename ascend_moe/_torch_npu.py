@@ -110,7 +110,9 @@ def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
                 raise ArgumentError(f"{name} is a {type(value).__name__}; it must be {kind[1]}", argument=name)
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(first, torch.Tensor) and isinstance(tensor, torch.Tensor):
-                    need(tensor.device == first.device, name, f"is on {tensor.device}, {names[0]} on {first.device}")
+                    need(
+                        tensor.device == first.device, name, "is on {}, {} on {}", tensor.device, names[0], first.device
+                    )
         return here(*args, **kwargs)
 
     return run

@@ -108,10 +108,14 @@ class TwinFault(KernelFault):
 # ---- rules of arguments
 
 
-def need(kept: bool, argument: str, rule: str) -> None:
-    """Raise ``ArgumentError`` unless the rule is kept. The message is the argument's name, then ``rule``."""
+def need(kept: bool, argument: str, rule: str, *values: object) -> None:
+    """Raise ``ArgumentError`` unless the rule is kept. The message is the argument's name, then ``rule``.
+
+    ``values`` go into the places ``{}`` of ``rule`` when it is raised: a text made on every call costs time, and under
+    torch.compile it makes a number of each size in it.
+    """
     if not kept:
-        raise ArgumentError(f"{argument} {rule}", argument=argument)
+        raise ArgumentError(f"{argument} {rule.format(*values) if values else rule}", argument=argument)
 
 
 def need_unset(**arguments: object) -> None:
@@ -124,7 +128,7 @@ def need_unset(**arguments: object) -> None:
 def need_only(argument: str, value: int | None, *allowed: int | None) -> None:
     """Raise unless ``value`` is one of ``allowed``, the modes that run off the NPU."""
     listed = ", ".join(str(mode) for mode in allowed)
-    need(value in allowed, argument, f"is {value}; off the NPU it must be {listed}")
+    need(value in allowed, argument, "is {}; off the NPU it must be {}", value, listed)
 
 
 Dtypes = tuple["torch.dtype", ...]
@@ -132,14 +136,14 @@ Dtypes = tuple["torch.dtype", ...]
 
 def need_tensor(argument: str, value: object) -> None:
     """Raise unless ``value`` is a tensor."""
-    need(hasattr(value, "is_floating_point"), argument, f"is a {type(value).__name__}; it must be a tensor")
+    need(hasattr(value, "is_floating_point"), argument, "is a {}; it must be a tensor", type(value).__name__)
 
 
 def need_shape(argument: str, tensor: torch.Tensor, *shapes: tuple[int, ...], dtypes: Dtypes | None = None) -> None:
     """Raise unless ``tensor`` has one of the shapes, and one of the dtypes."""
     need_tensor(argument, tensor)
     listed = " or ".join(str(shape) for shape in shapes)
-    need(tuple(tensor.shape) in shapes, argument, f"is {tuple(tensor.shape)}; it must be {listed}")
+    need(tuple(tensor.shape) in shapes, argument, "is {}; it must be {}", tuple(tensor.shape), listed)
     need_dtype(argument, tensor, *(dtypes or (tensor.dtype,)))
 
 
@@ -147,21 +151,21 @@ def need_dtype(argument: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> Non
     """Raise unless ``tensor`` has one of the dtypes."""
     need_tensor(argument, tensor)
     listed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-    need(tensor.dtype in dtypes, argument, f"is {tensor.dtype}; it must be {listed}")
+    need(tensor.dtype in dtypes, argument, "is {}; it must be {}", tensor.dtype, listed)
 
 
 def need_dims(argument: str, tensor: torch.Tensor, *dims: int, dtypes: Dtypes | None = None) -> None:
     """Raise unless ``tensor`` has one of the numbers of dimensions, and one of the dtypes."""
     need_tensor(argument, tensor)
     listed = " or ".join(f"{count}-D" for count in dims)
-    need(tensor.dim() in dims, argument, f"is {tuple(tensor.shape)}; it must be {listed}")
+    need(tensor.dim() in dims, argument, "is {}; it must be {}", tuple(tensor.shape), listed)
     need_dtype(argument, tensor, *(dtypes or (tensor.dtype,)))
 
 
 def need_one_of(argument: str, value: object, names: Iterable[str]) -> None:
     """Raise unless ``value`` is one of the names."""
     listed = list(names)
-    need(value in listed, argument, f"is {value!r}; need one of {', '.join(filter(None, listed))}")
+    need(value in listed, argument, "is {!r}; need one of {}", value, ", ".join(filter(None, listed)))
 
 
 def unknown_argument(function: Callable[..., object], given: Iterable[str]) -> TypeError | None:

@@ -51,9 +51,9 @@ class MoEConfig:
     def __post_init__(self) -> None:
         for name in ("hidden_size", "moe_intermediate_size", "num_experts", "top_k", "n_group", "topk_group"):
             value = getattr(self, name)
-            need(isinstance(value, int), name, f"is a {type(value).__name__}; it must be an int")
-            need(value >= 1, name, f"is {value}; need at least 1")
-        need(self.router in ROUTERS, "router", f"is {self.router!r}; need one of {ROUTERS}")
+            need(isinstance(value, int), name, "is a {}; it must be an int", type(value).__name__)
+            need(value >= 1, name, "is {}; need at least 1", value)
+        need(self.router in ROUTERS, "router", "is {!r}; need one of {}", self.router, ROUTERS)
         divides = self.num_experts % self.n_group == 0 and self.topk_group <= self.n_group
         rule = f"is {self.n_group} and topk_group {self.topk_group}; n_group must divide the "
         rule += f"{self.num_experts} experts and topk_group be at most n_group"
@@ -187,7 +187,7 @@ class MoELayer(nn.Module):
         """
         hidden = self.config.hidden_size
         fits = x.dim() >= 1 and x.size(-1) == hidden and x.dtype == self.dtype
-        need(fits, "x", f"is {tuple(x.shape)} {x.dtype}; need (..., {hidden}) {self.dtype}")
+        need(fits, "x", "is {} {}; need (..., {}) {}", tuple(x.shape), x.dtype, hidden, self.dtype)
         tokens = x.reshape(-1, hidden)
         bs, topk, mask = tokens.size(0), self.config.top_k, x_active_mask
         if mask is not None:

@@ -45,7 +45,7 @@ def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> ExpertOrder:
         ArgumentError: a rule above is broken.
     """
     need_dtype("expert_ids", expert_ids, *_INDEX_DTYPES)
-    need(num_experts >= 1, "num_experts", f"is {num_experts}; need at least 1")
+    need(num_experts >= 1, "num_experts", "is {}; need at least 1", num_experts)
     ids, order = torch.sort(expert_ids.reshape(-1), stable=True)
     places = torch.empty_like(order, dtype=torch.int32)
     places[order] = torch.arange(order.numel(), dtype=torch.int32, device=order.device)
@@ -85,7 +85,7 @@ def moe_align_block_size(
     Source: vLLM ``moe_align_block_size``.
     """
     need_dtype("topk_ids", topk_ids, *_INDEX_DTYPES)
-    need(block_size >= 1, "block_size", f"is {block_size}; need at least 1")
+    need(block_size >= 1, "block_size", "is {}; need at least 1", block_size)
     if expert_map is not None:
         need_shape("expert_map", expert_map, (num_experts,), dtypes=_INDEX_DTYPES)
     known = (topk_ids >= 0) & (topk_ids < num_experts)
@@ -134,7 +134,7 @@ def batched_moe_align_block_size(
     """
     need_dims("expert_num_tokens", expert_num_tokens, 1, dtypes=_INDEX_DTYPES)
     for name, value in (("max_tokens_per_batch", max_tokens_per_batch), ("block_size", block_size)):
-        need(value >= 1, name, f"is {value}; need at least 1")
+        need(value >= 1, name, "is {}; need at least 1", value)
     experts, counts = expert_num_tokens.numel(), expert_num_tokens.long()
     need(experts >= 1, "expert_num_tokens", "has no experts; need at least 1")
     padded, ends = _padded(counts, block_size)
@@ -188,7 +188,7 @@ def permute(
     need_dims("routing_map", routing_map, 2)
     count, experts = routing_map.shape
     need_shape("tokens", tokens, (count, tokens.shape[1]))
-    need(align_size in (0, 1), "align_size", f"is {align_size}; rows of an expert are not padded here: pass 0")
+    need(align_size in (0, 1), "align_size", "is {}; rows of an expert are not padded here: pass 0", align_size)
     rule = "is True; unpermute adds in one order without it: leave it out"
     need(not return_batch_invariant_inverse_map, "return_batch_invariant_inverse_map", rule)
     by_expert = routing_map.bool().t()

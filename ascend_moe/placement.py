@@ -37,7 +37,7 @@ class ExpertPlacement:
         Source: SGLang EPMoE.
         """
         divides = num_experts >= 1 and ranks >= 1 and num_experts % ranks == 0
-        need(divides, "num_experts", f"is {num_experts}; it must be a multiple of the {ranks} ranks")
+        need(divides, "num_experts", "is {}; it must be a multiple of the {} ranks", num_experts, ranks)
         return cls(num_experts, ranks)
 
     @property
@@ -47,7 +47,7 @@ class ExpertPlacement:
 
     def range_of(self, rank: int) -> tuple[int, int]:
         """The first and the last expert of a rank, both inclusive."""
-        need(0 <= rank < self.ranks, "rank", f"is {rank}; need 0..{self.ranks - 1}")
+        need(0 <= rank < self.ranks, "rank", "is {}; need 0..{}", rank, self.ranks - 1)
         return rank * self.local_experts, (rank + 1) * self.local_experts - 1
 
     def expert_map(self, rank: int, device: torch.device | str | None = None) -> torch.Tensor:
@@ -93,10 +93,10 @@ def balance(load: torch.Tensor, replicas: int, ranks: int, groups: int = 1) -> B
     need_dims("load", load, 2)
     layers, experts = load.shape
     divides = groups >= 1 and experts >= 1 and experts % groups == 0 and ranks % groups == 0
-    need(divides, "groups", f"is {groups}; it must divide the {experts} experts and the {ranks} ranks")
+    need(divides, "groups", "is {}; it must divide the {} experts and the {} ranks", groups, experts, ranks)
     most = experts * ranks // groups
     fits = ranks >= 1 and replicas % ranks == 0 and experts <= replicas <= most
-    need(fits, "replicas", f"is {replicas}; need a multiple of the {ranks} ranks from {experts} to {most}")
+    need(fits, "replicas", "is {}; need a multiple of the {} ranks from {} to {}", replicas, ranks, experts, most)
     sound = bool((load.double().isfinite() & (load >= 0)).all())
     need(sound, "load", "has a negative or infinite value; need rows an expert, 0 or more")
     members, places = experts // groups, ranks // groups
@@ -195,7 +195,7 @@ def remap(
         need_shape("token_index", token_index, (ids.shape[0],), dtypes=_INDEX_DTYPES)
         column = token_index[:, None] % copies
     else:
-        need(world_size >= 1, "world_size", f"is {world_size}; with source_rank it must be at least 1")
+        need(world_size >= 1, "world_size", "is {}; with source_rank it must be at least 1", world_size)
         ranks = torch.as_tensor(source_rank, device=ids.device)
         column = ranks.reshape(-1, 1) // ((world_size + copies - 1) // copies)
     return torch.where(ids >= 0, table[logical, column], ids).to(ids.dtype)
@@ -228,7 +228,7 @@ class LoadCounter:
 
     def __init__(self, layers: int, local_experts: int, device: torch.device | str | None = None) -> None:
         for name, value in (("layers", layers), ("local_experts", local_experts)):
-            need(value >= 1, name, f"is {value}; need at least 1")
+            need(value >= 1, name, "is {}; need at least 1", value)
         self.counts = torch.zeros(layers, local_experts, dtype=torch.int64, device=device)
 
     def add(self, layer: int, expert_token_nums: torch.Tensor, expert_token_nums_type: int = COUNTS) -> None:
@@ -243,7 +243,7 @@ class LoadCounter:
             ArgumentError: a rule above is broken.
         """
         layers, experts = self.counts.shape
-        need(0 <= layer < layers, "layer", f"is {layer}; need 0..{layers - 1}")
+        need(0 <= layer < layers, "layer", "is {}; need 0..{}", layer, layers - 1)
         need_shape("expert_token_nums", expert_token_nums, (experts,), dtypes=_INDEX_DTYPES)
         self.counts[layer].add_(as_counts(expert_token_nums, expert_token_nums_type))
 
@@ -290,10 +290,10 @@ def rank_groups(order: str, sizes: Mapping[str, int]) -> dict[str, list[list[int
     Source: Megatron-LM ``RankGenerator``.
     """
     axes = order.split("-")
-    need(len(set(axes)) == len(axes) and "" not in axes, "order", f"is {order!r}; need different axes joined by '-'")
+    need(len(set(axes)) == len(axes) and "" not in axes, "order", "is {!r}; need different axes joined by '-'", order)
     for name, size in sizes.items():
-        need(name in axes, "sizes", f"has {name!r}, which is no axis of {order!r}")
-        need(size >= 1, "sizes", f"has {size} ranks of {name!r}; need at least 1")
+        need(name in axes, "sizes", "has {!r}, which is no axis of {!r}", name, order)
+        need(size >= 1, "sizes", "has {} ranks of {!r}; need at least 1", size, name)
     shape = [sizes.get(axis, 1) for axis in axes]
     # The first axis is the fastest, so it is the last dimension.
     ranks = torch.arange(math.prod(shape)).reshape(shape[::-1])
@@ -329,9 +329,16 @@ def folded_groups(
     made = []
     for name, one, two in (("tp * cp * pp", tp, cp), ("etp * ep * pp", etp, ep)):
         product = one * two * pp
-        need(product >= 1 and world % product == 0, "world", f"is {world}; it must be a multiple of {name} = {product}")
+        need(
+            product >= 1 and world % product == 0,
+            "world",
+            "is {}; it must be a multiple of {} = {}",
+            world,
+            name,
+            product,
+        )
         second = {"cp": two} if name.startswith("tp") else {"ep": two}
         made.append(rank_groups(order, {"tp": one, "pp": pp, "dp": world // product, **second}))
     same = sorted(made[0]["pp"]) == sorted(made[1]["pp"])
-    need(same, "order", f"is {order!r}: attention and experts have different pipeline groups; end it with pp")
+    need(same, "order", "is {!r}: attention and experts have different pipeline groups; end it with pp", order)
     return made[0], made[1]

@@ -95,12 +95,12 @@ def load_layer(
             and what is there (``.missing``, ``.found`` for a tensor).
         LibraryError: safetensors is not installed.
     """
-    need(dtype is None or isinstance(dtype, torch.dtype), "dtype", f"is {dtype!r:.60}; it must be a torch.dtype")
+    need(dtype is None or isinstance(dtype, torch.dtype), "dtype", "is {!r:.60}; it must be a torch.dtype", dtype)
     need_directory(directory)
     needed = config is None or dtype is None or (Path(directory) / "config.json").is_file()
     values = read_json(directory) if needed else {}
     config = moe_config(values) if config is None else config
-    need(0 <= rank < world, "rank", f"is {rank} of world {world}; need 0 <= rank < world")
+    need(0 <= rank < world, "rank", "is {} of world {}; need 0 <= rank < world", rank, world)
     rule = f"is {world}; it must divide the checkpoint's {config.num_experts} experts"
     need(config.num_experts % world == 0, "world", rule)
     if dtype is None:

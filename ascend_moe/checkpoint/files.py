@@ -108,7 +108,7 @@ class CheckpointFiles:
                 raise ArgumentError(f"{index} has no weight_map: download it anew", argument="directory")
             for file in mapping.values():
                 inside = isinstance(file, str) and not Path(file).is_absolute() and ".." not in Path(file).parts
-                need(inside, "directory", f"has an {INDEX} that names {file!r:.60}, outside of it: download it anew")
+                need(inside, "directory", "has an {} that names {!r:.60}, outside of it: download it anew", INDEX, file)
             return mapping
         files = sorted(path.name for path in self.directory.glob("*.safetensors"))
         if not files:

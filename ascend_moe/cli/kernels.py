@@ -69,7 +69,7 @@ def kernels(
         if why := unwritable(profile):  # refused before anything runs
             raise ArgumentError(why, argument="profile")
         os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch's profiler prints when it starts and stops
-    need(1 <= ranks <= MAX_WORLD, "ranks", f"is {ranks}; need 1..{MAX_WORLD}")
+    need(1 <= ranks <= MAX_WORLD, "ranks", "is {}; need 1..{}", ranks, MAX_WORLD)
     shape = options.shape_of(preset, hidden, topk, experts)
     width = preset_of(preset or "tiny").config().moe_intermediate_size
     layer = (shape["hidden"], width, shape["experts"], shape["topk"])

@@ -126,21 +126,21 @@ def check_dispatch(
     experts: int,
 ) -> int:
     """Checks what one rank can see of dispatch's arguments; returns maxBS (rows)."""
-    need(x.dim() == 2 and x.dtype in ROW_DTYPES, "x", f"is {_what(x)}; need (BS, H) bf16, fp16 or fp32")
+    need(x.dim() == 2 and x.dtype in ROW_DTYPES, "x", "is {}; need (BS, H) bf16, fp16 or fp32", _what(x))
     bs = x.size(0)
     fits = expert_ids.dim() == 2 and expert_ids.dtype == torch.int32 and expert_ids.size(0) == bs
-    need(fits, "expert_ids", f"is {_what(expert_ids)}; need ({bs}, K) int32")
+    need(fits, "expert_ids", "is {}; need ({}, K) int32", _what(expert_ids), bs)
     need(expert_ids.size(1) >= 1, "expert_ids", "has K = 0; need K >= 1")
-    need(quant_mode in (0, 2), "quant_mode", f"is {quant_mode}; need 0 (none) or 2 (int8 by token)")
+    need(quant_mode in (0, 2), "quant_mode", "is {}; need 0 (none) or 2 (int8 by token)", quant_mode)
     if scales is not None:
         need(quant_mode != 0, "scales", "are given with quant_mode 0; pass None or quant_mode=2")
         fits = tuple(scales.shape) == (experts, x.size(1)) and scales.dtype == torch.float32
-        need(fits, "scales", f"is {_what(scales)}; need ({experts}, {x.size(1)}) fp32")
+        need(fits, "scales", "is {}; need ({}, {}) fp32", _what(scales), experts, x.size(1))
     if mask is not None:
         fits = mask.dtype == torch.bool and mask.shape in (expert_ids.shape, (bs,))
-        need(fits, "x_active_mask", f"is {_what(mask)}; need ({bs},) or {tuple(expert_ids.shape)} bool")
+        need(fits, "x_active_mask", "is {}; need ({},) or {} bool", _what(mask), bs, tuple(expert_ids.shape))
     kind = expert_token_nums_type
-    need(kind in (0, 1), "expert_token_nums_type", f"is {kind}; need 0 or 1")
+    need(kind in (0, 1), "expert_token_nums_type", "is {}; need 0 or 1", kind)
     fits = global_bs == 0 or (global_bs > 0 and global_bs % world == 0 and global_bs >= bs * world)
     rule = f"is {global_bs}; need 0, or {world} ranks * largest BS (here at least {world * bs})"
     need(fits, "global_bs", rule)
@@ -158,12 +158,12 @@ def check_combine(
     """Checks combine's arguments against dispatch's x (``like``), its K and its received rows."""
     bs, hidden = like.shape
     fits = expert_out.dim() == 2 and expert_out.size(1) == hidden and expert_out.size(0) >= rows
-    need(fits, "expert_out", f"is {_what(expert_out)}; need at least {rows} rows of {hidden}")
+    need(fits, "expert_out", "is {}; need at least {} rows of {}", _what(expert_out), rows, hidden)
     # Ranks that disagree on the row size would deadlock the exchange: hold all to dispatch's dtype.
     rule = f"is {expert_out.dtype}, x was {like.dtype}; cast it to x's dtype"
     need(expert_out.dtype == like.dtype, "expert_out", rule)
     fits = tuple(expert_scales.shape) == (bs, topk) and expert_scales.dtype == torch.float32
-    need(fits, "expert_scales", f"is {_what(expert_scales)}; need ({bs}, {topk}) fp32")
+    need(fits, "expert_scales", "is {}; need ({}, {}) fp32", _what(expert_scales), bs, topk)
     if shared is not None:
         fits = shared.dim() >= 2 and shared.size(-1) == hidden and shared.numel() == bs * hidden
         rule = f"is {_what(shared)}; need ({bs}, {hidden}) {like.dtype}"

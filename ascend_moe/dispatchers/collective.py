@@ -352,7 +352,7 @@ class AllToAllDispatcher(CollectiveDispatcher):
 
     def __init__(self, process_group: ProcessGroup | Carrier | None, num_experts: int) -> None:
         super().__init__(process_group, num_experts)
-        need(num_experts <= MAX_EXPERTS, "num_experts", f"is {num_experts}; need at most {MAX_EXPERTS}")
+        need(num_experts <= MAX_EXPERTS, "num_experts", "is {}; need at most {}", num_experts, MAX_EXPERTS)
         # A place of fixed size, so that ranks that disagree on E still exchange whole headers.
         self._count_words = -(-MAX_EXPERTS // self.world_size)
 

@@ -52,7 +52,7 @@ class WindowDispatcher(Dispatcher):
         zero_copy: bool = False,
     ) -> None:
         super().__init__(rank, world_size, num_experts)
-        need(contract in ("v1", "v2"), "contract", f"is {contract!r}; need 'v1' or 'v2'")
+        need(contract in ("v1", "v2"), "contract", "is {!r}; need 'v1' or 'v2'", contract)
         rule = f"is {comm_alg!r}, which the V1 ops do not take: use contract 'v2'"
         need(not comm_alg or contract == "v2", "comm_alg", rule)
         rule = f"goes with comm_alg 'direct' or 'auto', comm_alg is {comm_alg!r}"

@@ -92,7 +92,7 @@ def grouped_mlp(
     per_row = {"dynamic_scales": dynamic_scales, "topk_scales": topk_scales}
     experts = _check_shapes(expand_x, w_gate_up, w_down, per_row)
     gate_up_weights, down_weights = _weight_list(w_gate_up), _weight_list(w_down)
-    need(swiglu_limit >= 0, "swiglu_limit", f"is {swiglu_limit}; it must be above 0, or 0 for no limit")
+    need(swiglu_limit >= 0, "swiglu_limit", "is {}; it must be above 0, or 0 for no limit", swiglu_limit)
     scales = _check_scales(expand_x, dynamic_scales, w_gate_up_scale, w_down_scale)
     counts = as_counts(expert_token_nums, group_list_type)
     rows = used = expand_x.shape[0]
@@ -144,7 +144,7 @@ Multiply = Callable[..., list[torch.Tensor]]
 def _check_out(out: torch.Tensor, shape: torch.Size, y: torch.Tensor) -> None:
     fits = out.shape == shape and out.dtype == y.dtype and out.device == y.device
     actual = f"{tuple(out.shape)} {out.dtype} on {out.device}"
-    need(fits, "out", f"is {actual}; it must be {tuple(shape)} {y.dtype} on {y.device}")
+    need(fits, "out", "is {}; it must be {} {} on {}", actual, tuple(shape), y.dtype, y.device)
     graph = torch.is_grad_enabled() and (out.requires_grad or y.requires_grad)
     need(not graph, "out", "takes no part in autograd: call it under torch.no_grad()")
 
@@ -191,7 +191,7 @@ def _check_shapes(
     need(fits, "w_down", rule + "(L, I, H) and (L, H, 2I), L at least 1")
     for name, value in per_row.items():
         count = expand_x.shape[0] if value is None else value.numel()
-        need(count == expand_x.shape[0], name, f"has {count} values for {expand_x.shape[0]} rows of expand_x")
+        need(count == expand_x.shape[0], name, "has {} values for {} rows of expand_x", count, expand_x.shape[0])
     return local_experts
 
 
@@ -211,7 +211,7 @@ def _check_scales(
 ) -> _Scales | None:
     """The scales of a W8A8 call, None for an unquantised one."""
     if dynamic_scales is not None and w_gate_up_scale is not None and w_down_scale is not None:
-        need(expand_x.dtype == torch.int8, "expand_x", f"is {expand_x.dtype}; with scales it must be int8")
+        need(expand_x.dtype == torch.int8, "expand_x", "is {}; with scales it must be int8", expand_x.dtype)
         return _Scales(dynamic_scales, w_gate_up_scale, w_down_scale)
     for name, value in (
         ("dynamic_scales", dynamic_scales),

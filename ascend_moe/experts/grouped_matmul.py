@@ -231,7 +231,7 @@ def _check_modes(
     group_type: int | None,
     group_list_type: int,
 ) -> None:
-    need(split_item in (0, 1, 2, 3), "split_item", f"is {split_item}; it must be 0, 1, 2 or 3")
+    need(split_item in (0, 1, 2, 3), "split_item", "is {}; it must be 0, 1, 2 or 3", split_item)
     rule = f"is {group_type}; it is 0 (rows are grouped), 2 (columns) or -1 (one x an expert)"
     need(group_type in (None, -1, 0), "group_type", rule)
     pairs = group_list_type == PAIRS
@@ -240,7 +240,7 @@ def _check_modes(
     rule = f"is {group_list_type}; it must be 0, 1 or 2"
     need(group_list_type in (CUMSUM, COUNTS, PAIRS), "group_list_type", rule)
     if isinstance(group_list, torch.Tensor):
-        need(group_list.dtype == torch.int64, "group_list", f"is {group_list.dtype}; it must be int64")
+        need(group_list.dtype == torch.int64, "group_list", "is {}; it must be int64", group_list.dtype)
         form = "(n, 2)" if pairs else "(E,)"
         rule = f"is {group_list.dim()}-D; group_list_type {group_list_type} takes {form}"
         need(group_list.dim() == (2 if pairs else 1), "group_list", rule)
@@ -257,17 +257,17 @@ def _products_of_columns(
     output_dtype: torch.dtype | int | None,
 ) -> torch.Tensor:
     """``(E, M, N)``: for each group its columns of x times its rows of weight."""
-    need(split_item in (2, 3), "split_item", f"is {split_item}; group_type 2 needs 2 or 3: one output")
+    need(split_item in (2, 3), "split_item", "is {}; group_type 2 needs 2 or 3: one output", split_item)
     rule = f"is {group_list_type}; group_type 2 takes 0 (running sums) or 1 (counts)"
     need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule)
     for name, tensors in (("x", x), ("weight", weight)):
         single = len(tensors) == 1 and tensors[0].dim() == 2
-        need(single, name, f"has shapes {_shapes(tensors)}; group_type 2 takes one matrix")
+        need(single, name, "has shapes {}; group_type 2 takes one matrix", _shapes(tensors))
     if group_list is None:
         raise ArgumentError("group_list is None; group_type 2 needs it", argument="group_list")
     (left,), (right,) = x, weight
     dtype = _check_dtypes(x, _Weights([right], None, None), None, resolve_dtype(output_dtype, "output_dtype"))
-    need(dtype in _FLOATS, "x", f"is {left.dtype}; group_type 2 takes bf16, fp16 or fp32")
+    need(dtype in _FLOATS, "x", "is {}; group_type 2 takes bf16, fp16 or fp32", left.dtype)
     rule = f"of {tuple(left.shape)} does not fit weight of {tuple(right.shape)}; x's columns are the weight's rows"
     need(left.shape[1] == right.shape[0], "x", rule)
     groups = read_groups(group_list, group_list_type, len(group_list), left.shape[1])
@@ -298,7 +298,7 @@ def _check_dtypes(
     """The output type. Raises unless npu_grouped_matmul multiplies these input types."""
     dtype, scale = x[0].dtype, weights.scale
     integer = dtype == torch.int8
-    need(integer or dtype in _FLOATS, "x", f"is {dtype}; it must be bf16, fp16, fp32 or int8")
+    need(integer or dtype in _FLOATS, "x", "is {}; it must be bf16, fp16, fp32 or int8", dtype)
     dtypes = sorted({str(t.dtype) for t in (*x, *weights.weight)})
     if len(dtypes) > 1:
         raise ArgumentError(
@@ -306,7 +306,7 @@ def _check_dtypes(
             argument="weight",
         )
     name = "per_token_scale" if scale is None else "scale"
-    need(integer or not (scale or per_token_scale), name, f"goes with int8 x; x is {dtype}")
+    need(integer or not (scale or per_token_scale), name, "goes with int8 x; x is {}", dtype)
     need(scale is not None or not per_token_scale, "per_token_scale", "needs scale beside it")
     if scale is not None:
         rule = f"is {scale[0].dtype}; off the NPU it must be fp32, bf16 or fp16 "
@@ -319,7 +319,7 @@ def _check_dtypes(
         return dtype
     allowed = (dtype,) if not integer else (torch.int32,) if scale is None else _DEQUANTISED
     gives = f"{dtype} x {'without' if scale is None else 'with'} scale gives {', '.join(map(str, allowed))}"
-    need(output_dtype in allowed, "output_dtype", f"is {output_dtype}; {gives}")
+    need(output_dtype in allowed, "output_dtype", "is {}; {}", output_dtype, gives)
     return output_dtype or dtype
 
 
@@ -354,7 +354,7 @@ def _segments(
     if group_list is not None:
         groups = read_groups(group_list, group_list_type, experts, sum(counts))
         described = [group.stop - group.start for group in groups] == counts
-        need(described, "group_list", f"does not describe x's row counts {counts}; leave it out")
+        need(described, "group_list", "does not describe x's row counts {}; leave it out", counts)
     return [_Segment(i, t, s) for i, (t, s) in enumerate(zip(x, scales, strict=True))], sum(counts)
 
 

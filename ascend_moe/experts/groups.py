@@ -52,7 +52,7 @@ def read_groups(
         for index, count in values:
             # Pairs of no rows are padding: their expert is not looked at.
             known = count == 0 or 0 <= index < experts
-            need(known, argument, f"names expert {index}; there are experts 0..{experts - 1}")
+            need(known, argument, "names expert {}; there are experts 0..{}", index, experts - 1)
         pairs = [(index, count) for index, count in values]
     else:
         rule = f"is {group_list_type}; it must be 0 (running sums), 1 (counts) or 2 (pairs)"

@@ -76,8 +76,8 @@ def npu_dynamic_quant(
     need(input.dim() >= 2 and input.is_floating_point(), "input", rule)
     check_int8(dst_type)
     known = quant_mode in ("pertoken", "pertensor")
-    need(known, "quant_mode", f"is {quant_mode!r}; it must be 'pertoken' or 'pertensor'")
-    need(dst_type_max == 0, "dst_type_max", f"is {dst_type_max}; int8 takes 0")
+    need(known, "quant_mode", "is {!r}; it must be 'pertoken' or 'pertensor'", quant_mode)
+    need(dst_type_max == 0, "dst_type_max", "is {}; int8 takes 0", dst_type_max)
     values = _smooth(input.float(), smooth_scales, group_index)
     if quant_mode == "pertoken":
         return quantize_rows(values)
@@ -88,7 +88,7 @@ def npu_dynamic_quant(
 def check_int8(dst_type: torch.dtype | int | None) -> None:
     """Raise unless ``dst_type`` is None or int8."""
     dtype = resolve_dtype(dst_type, "dst_type")
-    need(dtype in (None, torch.int8), "dst_type", f"is {dtype}; off the NPU only int8 is supported")
+    need(dtype in (None, torch.int8), "dst_type", "is {}; off the NPU only int8 is supported", dtype)
 
 
 def _smooth(values: torch.Tensor, smooth_scales: torch.Tensor | None, group_index: torch.Tensor | None) -> torch.Tensor:
@@ -143,9 +143,9 @@ def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
     Source: torch_npu ``npu_swiglu``; NPU tensors go there.
     """
-    need(input.is_floating_point(), "input", f"is {input.dtype}; it must be bf16, fp16 or fp32")
+    need(input.is_floating_point(), "input", "is {}; it must be bf16, fp16 or fp32", input.dtype)
     even = -input.dim() <= dim < input.dim() and input.shape[dim] % 2 == 0
-    need(even, "dim", f"is {dim} of {tuple(input.shape)}; it must name a dimension of even size")
+    need(even, "dim", "is {} of {}; it must name a dimension of even size", dim, tuple(input.shape))
     gate, up = input.to(compute_dtype(input.dtype)).chunk(2, dim)
     return (silu(gate) * up).to(input.dtype)
 
@@ -179,10 +179,10 @@ def npu_clipped_swiglu(
 
     Source: torch_npu ``npu_clipped_swiglu``; NPU tensors go there.
     """
-    need(x.is_floating_point(), "x", f"is {x.dtype}; it must be bf16, fp16 or fp32")
+    need(x.is_floating_point(), "x", "is {}; it must be bf16, fp16 or fp32", x.dtype)
     even = -x.dim() <= dim < x.dim() and x.shape[dim] % 2 == 0
-    need(even, "dim", f"is {dim} of {tuple(x.shape)}; it must name a dimension of even size")
-    need(math.isfinite(limit) and limit > 0, "limit", f"is {limit}; it must be above 0")
+    need(even, "dim", "is {} of {}; it must name a dimension of even size", dim, tuple(x.shape))
+    need(math.isfinite(limit) and limit > 0, "limit", "is {}; it must be above 0", limit)
     values = x.to(compute_dtype(x.dtype)).movedim(dim, -1)
     gate, up = (values[..., ::2], values[..., 1::2]) if interleaved else values.chunk(2, -1)
     y = _clipped(gate, up, alpha, limit, bias).to(x.dtype).movedim(-1, dim)

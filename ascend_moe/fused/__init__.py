@@ -103,9 +103,9 @@ def dispatch_ffn_combine(
     need_beside(x, "out", out)
     need_beside(x, "expert_token_nums", expert_token_nums)
     need_int("max_output_size", max_output_size)
-    need(max_output_size >= 0, "max_output_size", f"is {max_output_size}; it must be at least 1, or 0 for no limit")
+    need(max_output_size >= 0, "max_output_size", "is {}; it must be at least 1, or 0 for no limit", max_output_size)
     need_number("swiglu_limit", swiglu_limit)
-    need(swiglu_limit >= 0, "swiglu_limit", f"is {swiglu_limit}; it must be above 0, or 0 for no limit")
+    need(swiglu_limit >= 0, "swiglu_limit", "is {}; it must be above 0, or 0 for no limit", swiglu_limit)
     if x.is_meta:
         return out, expert_token_nums
     world, rank = place_in(group)
@@ -214,8 +214,8 @@ def get_symm_buffer_for_mega_moe(
             need_int(field, value)
     for field in ("num_experts", "num_max_tokens_per_rank", "num_topk", "hidden", "intermediate_hidden"):
         value = sizes[field]
-        need(value >= 1, field, f"is {value}; it must be at least 1")
-    need(max_recv_token_num >= 0, "max_recv_token_num", f"is {max_recv_token_num}; it must be at least 0")
+        need(value >= 1, field, "is {}; it must be at least 1", value)
+    need(max_recv_token_num >= 0, "max_recv_token_num", "is {}; it must be at least 0", max_recv_token_num)
     check_quantisation(dispatch_quant_mode, dispatch_quant_out_dtype, combine_quant_mode)
     buffer = SymmBuffer(group, **sizes, group_name=name, ep_world_size=world, ep_rank_id=rank)
     _try(buffer, device)
@@ -303,7 +303,7 @@ def mega_moe(
     need_one_of("activation", activation, ("swiglu",))
     clamp = 0.0 if activation_clamp is None else activation_clamp
     need_number("activation_clamp", clamp)
-    need(activation_clamp is None or clamp > 0, "activation_clamp", f"is {clamp}; it must be above 0, or None")
+    need(activation_clamp is None or clamp > 0, "activation_clamp", "is {}; it must be above 0, or None", clamp)
     need_dtype("topk_weights", topk_weights, torch.float32, torch.bfloat16)
     topk_weights = topk_weights.float()
     mask = check_tokens(x, ("topk_ids", topk_ids), ("topk_weights", topk_weights), x_active_mask, experts.hidden)
@@ -325,9 +325,9 @@ def _check_fits_buffer(buffer: SymmBuffer, x: Tensor, ids: Tensor, experts: Expe
     """vllm-ascend sets the buffer's quantisation before each call, so it is looked at again."""
     check_quantisation(buffer.dispatch_quant_mode, buffer.dispatch_quant_out_dtype, buffer.combine_quant_mode)
     most, topk, quant = buffer.num_max_tokens_per_rank, buffer.num_topk, buffer.dispatch_quant_mode
-    need(len(x) <= most, "x", f"has {len(x)} tokens; the buffer is for {most} at most (num_max_tokens_per_rank)")
-    need(experts.hidden == buffer.hidden, "x", f"has H {experts.hidden}; the buffer is for hidden {buffer.hidden}")
-    need(ids.shape[1] == topk, "topk_ids", f"has K {ids.shape[1]}; the buffer is for num_topk {topk}")
+    need(len(x) <= most, "x", "has {} tokens; the buffer is for {} at most (num_max_tokens_per_rank)", len(x), most)
+    need(experts.hidden == buffer.hidden, "x", "has H {}; the buffer is for hidden {}", experts.hidden, buffer.hidden)
+    need(ids.shape[1] == topk, "topk_ids", "has K {}; the buffer is for num_topk {}", ids.shape[1], topk)
     rule = f"has {experts.count} experts; the buffer is for {buffer.local_experts} a rank"
     need(experts.count == buffer.local_experts, "l1_weights", rule)
     inner = buffer.intermediate_hidden

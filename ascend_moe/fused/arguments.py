@@ -47,15 +47,15 @@ class Experts:
 
 
 def need_int(name: str, value: object) -> None:
-    need(isinstance(value, int), name, f"is a {type(value).__name__}; it must be an int")
+    need(isinstance(value, int), name, "is a {}; it must be an int", type(value).__name__)
 
 
 def need_number(name: str, value: object) -> None:
-    need(isinstance(value, (int, float)), name, f"is a {type(value).__name__}; it must be a number")
+    need(isinstance(value, (int, float)), name, "is a {}; it must be a number", type(value).__name__)
 
 
 def need_beside(x: Tensor, name: str, *tensors: Tensor) -> None:
-    need(all(tensor.device == x.device for tensor in tensors), name, f"must be on x's device, {x.device}")
+    need(all(tensor.device == x.device for tensor in tensors), name, "must be on x's device, {}", x.device)
 
 
 def tensors_of(name: str, value: TensorList | None) -> list[Tensor]:
@@ -74,11 +74,11 @@ def experts_of(x: Tensor, given: dict[str, TensorList | None]) -> Experts:
         _check_weight_dtype(name, weights, x.dtype)
         need_beside(x, name, *weights)
     first, second = whole_shape(lists[0], names[0]), whole_shape(lists[1], names[1])
-    need(len(first) == 3 and first[2] % 2 == 0, names[0], f"is {first}; it must be (L, H, 2F), or L of (H, 2F)")
+    need(len(first) == 3 and first[2] % 2 == 0, names[0], "is {}; it must be (L, H, 2F), or L of (H, 2F)", first)
     count, hidden, double = first
-    need(second == (count, double // 2, hidden), names[1], f"is {second}; it must be {(count, double // 2, hidden)}")
+    need(second == (count, double // 2, hidden), names[1], "is {}; it must be {}", second, (count, double // 2, hidden))
     dtype = lists[0][0].dtype
-    need(lists[1][0].dtype == dtype, names[1], f"is {lists[1][0].dtype}; it must be {names[0]}'s {dtype}")
+    need(lists[1][0].dtype == dtype, names[1], "is {}; it must be {}'s {}", lists[1][0].dtype, names[0], dtype)
     for name, tensors in zip(names[4:], lists[4:], strict=True):
         _need_nothing(name, tensors, "a bias belongs to int4 weights, which are not supported")
     gate_up_scale = down_scale = None
@@ -101,7 +101,7 @@ def _check_weight_dtype(name: str, weights: list[Tensor], dtype: torch.dtype) ->
     need(not packed, name, rule + "and int4 weights are not supported: give int8 with one scale a channel")
     allowed = {dtype, torch.int8}
     shown = ", ".join(sorted(str(kind) for kind in kinds))
-    need(len(kinds) == 1 and kinds <= allowed, name, f"is {shown}; it must be x's type {dtype}, or int8")
+    need(len(kinds) == 1 and kinds <= allowed, name, "is {}; it must be x's type {}, or int8", shown, dtype)
 
 
 def check_weight_type(name: str, value: torch.dtype | int | None, weights: TensorList) -> None:
@@ -110,13 +110,13 @@ def check_weight_type(name: str, value: torch.dtype | int | None, weights: Tenso
     kind = resolve_dtype(value, name)
     first = tensors_of(name, weights)[:1]
     own = first[0].dtype if first else None
-    need(kind is None or kind == own, name, f"is {kind}; the weights are {own}")
+    need(kind is None or kind == own, name, "is {}; the weights are {}", kind, own)
 
 
 def _need_nothing(name: str, tensors: list[Tensor], why: str) -> None:
     """Zeros say as little as no tensor; only they are looked at."""
     nothing = all(tensor.numel() == 0 or tensor.is_meta or not bool(tensor.any()) for tensor in tensors)
-    need(nothing, name, f"is not zero: {why}")
+    need(nothing, name, "is not zero: {}", why)
 
 
 def _scale(name: str, tensors: list[Tensor], count: int, width: int, x: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def _scale(name: str, tensors: list[Tensor], count: int, width: int, x: Tensor) 
     need_beside(x, name, *tensors)
     for tensor in tensors:
         need_dtype(name, tensor, torch.float32, torch.bfloat16, torch.int64, torch.uint64)
-        need(tensor.dtype == tensors[0].dtype, name, f"mixes {tensors[0].dtype} and {tensor.dtype}; it must be one")
+        need(tensor.dtype == tensors[0].dtype, name, "mixes {} and {}; it must be one", tensors[0].dtype, tensor.dtype)
     floats = [scale_of_bits(tensor).reshape(-1) for tensor in tensors]
     return torch.cat(floats).reshape(count, width) if len(floats) > 1 else floats[0].reshape(count, width)
 
@@ -151,17 +151,17 @@ def check_tokens(
 
 
 def check_quantisation(mode: int, out_dtype: torch.dtype | int | None, combine_mode: int) -> None:
-    need(mode in (0, INT8), "dispatch_quant_mode", f"is {mode}; it must be 0 (none) or 2 (int8 by token)")
+    need(mode in (0, INT8), "dispatch_quant_mode", "is {}; it must be 0 (none) or 2 (int8 by token)", mode)
     kind = resolve_dtype(out_dtype, "dispatch_quant_out_dtype")
-    need(kind in (None, torch.int8), "dispatch_quant_out_dtype", f"is {kind}; it must be int8, or None")
-    need(combine_mode == 0, "combine_quant_mode", f"is {combine_mode}; only 0, no quantisation, is supported")
+    need(kind in (None, torch.int8), "dispatch_quant_out_dtype", "is {}; it must be int8, or None", kind)
+    need(combine_mode == 0, "combine_quant_mode", "is {}; only 0, no quantisation, is supported", combine_mode)
 
 
 def place_in(group: str) -> tuple[int, int]:
     """World size and rank of this thread in the group of that name."""
-    need(isinstance(group, str), "group", f"is a {type(group).__name__}; it must be a group's name")
+    need(isinstance(group, str), "group", "is a {}; it must be a group's name", type(group).__name__)
     world, rank = comm.place(group) or (0, None)
-    need(world > 0, "group", f"of {group!r} names no live group: use ascend_moe.comm_name(process_group)")
+    need(world > 0, "group", "of {!r} names no live group: use ascend_moe.comm_name(process_group)", group)
     if rank is None:
         text = f"group of {group!r} is a LocalCluster's: call it in the thread of a rank"
         raise ArgumentError(text, argument="group")

@@ -64,7 +64,7 @@ class MoeDistributeBuffer:
 
     @with_typed_errors
     def __init__(self, group: ProcessGroup | str, ccl_buffer_size: int = 0, comm_alg: int | str = 0) -> None:
-        need(comm_alg in (0, ""), "comm_alg", f"is {comm_alg!r}; it must be 0: the methods take an algorithm's name")
+        need(comm_alg in (0, ""), "comm_alg", "is {!r}; it must be 0: the methods take an algorithm's name", comm_alg)
         self.group = group
         self.group_name = group if isinstance(group, str) else comm_name(group)
         self.world_size, self.rank_id = place_in(self.group_name)
@@ -98,10 +98,10 @@ class MoeDistributeBuffer:
         }  # fmt: skip
         for name, value in sizes.items():
             need_int(name, value)
-            need(value >= 1, name, f"is {value}; it must be at least 1")
+            need(value >= 1, name, "is {}; it must be at least 1", value)
         rule = f"is {num_shared_expert_ranks}; shared experts on ranks of their own are not supported"
         need(num_shared_expert_ranks == 0, "num_shared_expert_ranks", rule)
-        need(num_shared_expert in (0, 1), "num_shared_expert", f"is {num_shared_expert}; it must be 0 or 1")
+        need(num_shared_expert in (0, 1), "num_shared_expert", "is {}; it must be 0 or 1", num_shared_expert)
         request = plan.Request(
             world_size, num_moe_expert, topk, hidden, num_max_dispatch_tokens_per_rank, False, comm_alg=comm_alg
         )

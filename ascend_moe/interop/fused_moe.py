@@ -83,7 +83,7 @@ def fused_experts(
     need_one_of("activation", activation, ("silu",))
     tokens, topk = topk_ids.shape
     on_input = apply_router_weight_on_input
-    need(topk == 1 or not on_input, "apply_router_weight_on_input", f"needs K = 1; topk_ids has K = {topk}")
+    need(topk == 1 or not on_input, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}", topk)
     dtype = out_dtype or hidden_states.dtype
     rule = f"goes with the type of hidden_states, out_dtype is {dtype}"
     need(not inplace or dtype == hidden_states.dtype, "inplace", rule)
@@ -122,11 +122,11 @@ def _check(
     need_dims("hidden_states", x, 2, dtypes=_FLOATS)
     need_dims("topk_ids", ids, 2, dtypes=(torch.int32, torch.int64))
     fits = ids.shape[0] == x.shape[0] and ids.shape[1] >= 1
-    need(fits, "topk_ids", f"is {tuple(ids.shape)} for {x.shape[0]} tokens; it must be (T, K), K at least 1")
+    need(fits, "topk_ids", "is {} for {} tokens; it must be (T, K), K at least 1", tuple(ids.shape), x.shape[0])
     need_shape("topk_weights", weights, tuple(ids.shape))
     need_dims("w1", w1, 3, dtypes=(x.dtype,))
     fits = w1.shape[0] >= 1 and w1.shape[1] % 2 == 0 and w1.shape[2] == x.shape[1]
-    need(fits, "w1", f"is {tuple(w1.shape)}; it must be (L, 2F, {x.shape[1]})")
+    need(fits, "w1", "is {}; it must be (L, 2F, {})", tuple(w1.shape), x.shape[1])
     need_shape("w2", w2, (w1.shape[0], x.shape[1], w1.shape[1] // 2), dtypes=(x.dtype,))
     experts = w1.shape[0] if experts == -1 else experts
     if expert_map is None:
@@ -248,5 +248,5 @@ def _counts(cu_tokens: torch.Tensor, group: ProcessGroup) -> list[int]:
     need_shape(name, cu_tokens, (group.size(),), dtypes=(torch.int32, torch.int64))
     ends = cu_tokens.tolist()
     counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-    need(min(counts) >= 0, name, f"is {ends}; it must not fall: running sums of the ranks' tokens")
+    need(min(counts) >= 0, name, "is {}; it must not fall: running sums of the ranks' tokens", ends)
     return counts

@@ -302,7 +302,7 @@ class GroupedGemmRunner(nn.Module):
             ArgumentError: a rule above is broken.
         """
         need(weight_column_major, "weight_column_major", "is False; weights are (E, N, K)")
-        need(block_shape is None, "block_shape", f"is {block_shape}; weights have one scale an expert, pass None")
+        need(block_shape is None, "block_shape", "is {}; weights have one scale an expert, pass None", block_shape)
         need(seg_indptr is not None, "seg_indptr", "is missing")
         assert seg_indptr is not None
         need_shape("seg_indptr", seg_indptr, (batch_size + 1,))
@@ -330,7 +330,7 @@ def _matmul(rows: Tensor, weights: list[Tensor], counts: Tensor) -> Tensor:
 def _gemm_scales(fp8: bool, scale_a: Tensor | None, scale_b: Tensor | None, experts: int) -> Tensor | None:
     """The product of both scales of each expert."""
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
-        need((scale is not None) == fp8, name, f"is {'given' if scale is not None else 'missing'}; goes with fp8")
+        need((scale is not None) == fp8, name, "is {}; goes with fp8", "given" if scale is not None else "missing")
         if scale is not None:
             need_shape(name, scale, (experts,))
     return scale_a * scale_b if scale_a is not None and scale_b is not None else None
@@ -428,13 +428,13 @@ class EPMoE(nn.Module):
         alone = group is None and not (dist.is_available() and dist.is_initialized())
         self.group = None if alone else default_group(group)
         need(
-            reduce == "none" or self.group is not None, "group", f"is missing; reduce {reduce!r} needs a process group"
+            reduce == "none" or self.group is not None, "group", "is missing; reduce {!r} needs a process group", reduce
         )
         size, rank = (1, 0) if self.group is None else (self.group.size(), self.group.rank())
         self.tp_size = size if tp_size is None else tp_size
         self.tp_rank = rank if tp_rank is None else tp_rank
         fits = reduce == "none" or (self.tp_size, self.tp_rank) == (size, rank)
-        need(fits, "tp_size", f"is {self.tp_size} and tp_rank {self.tp_rank}; group has {size} and {rank}")
+        need(fits, "tp_size", "is {} and tp_rank {}; group has {} and {}", self.tp_size, self.tp_rank, size, rank)
         self.placement = ExpertPlacement.contiguous(num_experts, self.tp_size)
         self.start_expert_id, self.end_expert_id = self.placement.range_of(self.tp_rank)
         self.num_experts, self.num_experts_per_partition = num_experts, self.placement.local_experts
@@ -460,7 +460,7 @@ class EPMoE(nn.Module):
             rule = f"has activation_scheme {scheme!r}; need an Fp8Config, 'dynamic' or 'static'"
             need(scheme in ("dynamic", "static"), "quant_config", rule)
             blocks = getattr(config, "weight_block_size", None)
-            need(blocks is None, "quant_config", f"has weight_block_size {blocks}; a weight has one scale")
+            need(blocks is None, "quant_config", "has weight_block_size {}; a weight has one scale", blocks)
             serialized, self._static = bool(config.is_checkpoint_fp8_serialized), scheme == "static"
 
         def parameter(name: str, *shape: int, dtype: torch.dtype) -> None:

@@ -280,7 +280,7 @@ def npu_quant_matmul(
     need(dtype in (*floats, torch.int32), "output_dtype", rule)
     need(offset is None, "offset", "belongs to int8 results, which are not supported; leave it out")
     need_dtype("x1", x1, torch.int8)
-    need(x1.dim() >= 2, "x1", f"is {tuple(x1.shape)}; it must be at least 2-D")
+    need(x1.dim() >= 2, "x1", "is {}; it must be at least 2-D", tuple(x1.shape))
     need_dims("x2", x2, 2, dtypes=(torch.int8,))
     need_shape("x2", x2, (x1.shape[-1], x2.shape[1]))
     rows, width = x1.reshape(-1, x1.shape[-1]), x2.shape[1]

@@ -77,7 +77,7 @@ def moe_gating_top_k_hash(
     out_flag: bool = False,
 ) -> Triple:
     """The same; with input_ids ``(T,)`` and tid2eid ``(V, k)`` the experts are ``tid2eid[input_ids]``. renorm is 0."""
-    need(renorm == 0, "renorm", f"is {renorm}; moe_gating_top_k_hash takes 0, divide the weights afterwards")
+    need(renorm == 0, "renorm", "is {}; moe_gating_top_k_hash takes 0, divide the weights afterwards", renorm)
     groups = Groups(group_count, k_group, group_select_mode)
     hashed = {"input_ids": input_ids, "tid2eid": tid2eid}
     return gating_top_k(x, k, bias, groups, norm_type, renorm, routed_scaling_factor, eps, out_flag, **hashed)
@@ -114,8 +114,8 @@ def dequant_swiglu_quant(
     swiglu_mode 0 is SwiGLU. 1: ``g * sigmoid(glu_alpha * g) * (u + glu_bias)`` of the two halves of a row, g cut at
     clamp_limit and u at both sides, where clamp_limit is above 0.
     """
-    need(swiglu_mode in (0, _HALVES), "swiglu_mode", f"is {swiglu_mode}; it must be 0 or {_HALVES}")
-    need(clamp_limit >= 0, "clamp_limit", f"is {clamp_limit}; it must be at least 0 (0: no limit)")
+    need(swiglu_mode in (0, _HALVES), "swiglu_mode", "is {}; it must be 0 or {}", swiglu_mode, _HALVES)
+    need(clamp_limit >= 0, "clamp_limit", "is {}; it must be at least 0 (0: no limit)", clamp_limit)
     variant: dict[str, Any] = {}
     if swiglu_mode == _HALVES:
         limit = clamp_limit or _NO_LIMIT
@@ -193,14 +193,14 @@ def swiglu_quant_v2(
         need_int8_weight("weight", matrix)
     _need_no_int4(weight_assist_matrix=weight_assist_matrix, bias=bias)
     for name, mode in (("dequant_mode", dequant_mode), ("quant_mode", quant_mode)):
-        need(mode == 0, name, f"is {mode}; it must be 0: a scale a row of x, a column of weight, a row of the result")
-    need(group_list_type in (0, 1), "group_list_type", f"is {group_list_type}; it must be 0 (sums) or 1 (counts)")
+        need(mode == 0, name, "is {}; it must be 0: a scale a row of x, a column of weight, a row of the result", mode)
+    need(group_list_type in (0, 1), "group_list_type", "is {}; it must be 0 (sums) or 1 (counts)", group_list_type)
     for name, value, only in (
         ("dequant_dtype", dequant_dtype, torch.float32),
         ("quant_dtype", quant_dtype, torch.int8),
     ):
         dtype = resolve_dtype(value, name) if value else only
-        need(dtype == only, name, f"is {dtype}; it must be {only}")
+        need(dtype == only, name, "is {}; it must be {}", dtype, only)
     matrices = [matrix.transpose(-1, -2) for matrix in weight] if transpose_weight else weight
     return grouped_matmul_swiglu_quant(
         x, matrices, weight_scale, x_scale, group_list, group_list_type=group_list_type, smooth_scale=smooth_scale,

@@ -194,13 +194,13 @@ def cann_need(request: Request) -> list[CannNeed]:
 def _check(request: Request) -> None:
     for name in ("ranks", "experts", "topk", "hidden", "batch", "cores", "window_mib", "ranks_per_server"):
         given = getattr(request, name)
-        need(type(given) is int, name, f"is {given!r}; need a whole number")
-    need(isinstance(request.comm_alg, str), "comm_alg", f"is {request.comm_alg!r}; need a name")
+        need(type(given) is int, name, "is {!r}; need a whole number", given)
+    need(isinstance(request.comm_alg, str), "comm_alg", "is {!r}; need a name", request.comm_alg)
     most = _MOST | {"cores": calls.MAX_CORES, "window_mib": MAX_WINDOW_MIB, "ranks_per_server": request.ranks}
     for name, high in most.items():
         value, low = getattr(request, name), 0 if name == "batch" else 1
         kept = low <= value <= high or (value == 0 and name not in _MOST)  # 0: the default
-        need(kept, name, f"is {value}; need {low}..{high}")
+        need(kept, name, "is {}; need {}..{}", value, low, high)
     for name, names in (("dtype", DTYPES), ("contract", CONTRACTS)):
         need_one_of(name, getattr(request, name), names)
 

@@ -97,15 +97,15 @@ def gating_top_k(
     _check_logits(x, (2,))
     if bias is not None:
         fits = tuple(bias.shape) == (x.shape[1],) and bias.is_floating_point()
-        need(fits, "bias", f"is {tuple(bias.shape)} {bias.dtype}; it must be {(x.shape[1],)} and float")
-    need(renorm in (0, 1), "renorm", f"is {renorm}; it must be 0 or 1")
-    need(norm_type in (SOFTMAX, SIGMOID, SQRT_SOFTPLUS), "norm_type", f"is {norm_type}; it must be 0, 1 or 2")
+        need(fits, "bias", "is {} {}; it must be {} and float", tuple(bias.shape), bias.dtype, (x.shape[1],))
+    need(renorm in (0, 1), "renorm", "is {}; it must be 0 or 1", renorm)
+    need(norm_type in (SOFTMAX, SIGMOID, SQRT_SOFTPLUS), "norm_type", "is {}; it must be 0, 1 or 2", norm_type)
     _check_choice(x.shape[1], k, groups)
     scores = normalise(x, norm_type)
     if input_ids is None and tid2eid is None:
         ids = _choose(scores, bias, k, groups)
     else:
-        need(renorm == 0, "renorm", f"is {renorm}; it must be 0 where ids come from tid2eid")
+        need(renorm == 0, "renorm", "is {}; it must be 0 where ids come from tid2eid", renorm)
         ids = _look_up(input_ids, tid2eid, x.shape[0], k, x.shape[1])
     divide = norm_type != SOFTMAX or renorm == 1
     weights = _weigh(scores, ids, divide, routed_scaling_factor, eps).to(x.dtype)
@@ -136,7 +136,7 @@ def npu_moe_gating_top_k_softmax(
     """
     _check_logits(x, (2, 3))
     experts, shape = x.shape[-1], (*x.shape[:-1], k)
-    need(0 <= k <= experts, "k", f"is {k}; it must be 0..{experts}, the number of experts")
+    need(0 <= k <= experts, "k", "is {}; it must be 0..{}, the number of experts", k, experts)
     if finished is not None:
         rule = f"is {tuple(finished.shape)} {finished.dtype}; it must be {tuple(x.shape[:-1])} bool"
         need(finished.shape == x.shape[:-1] and finished.dtype == torch.bool, "finished", rule)
@@ -174,7 +174,7 @@ def npu_moe_gating_top_k_softmax_v2(
 
     Source: torch_npu ``npu_moe_gating_top_k_softmax_v2``; NPU tensors go there.
     """
-    need(renorm in (None, 0, 1), "renorm", f"is {renorm}; it must be 0 or 1")
+    need(renorm in (None, 0, 1), "renorm", "is {}; it must be 0 or 1", renorm)
     weights, ids, _ = npu_moe_gating_top_k_softmax(x, finished, k)
     if renorm == 1:
         # Softmax may round two different logits to one score, so the choice is made again by the logits.
@@ -287,9 +287,9 @@ def _check_choice(experts: int, k: int, groups: Groups) -> None:
     fits = number >= 1 and experts % number == 0 and experts // number >= smallest
     rule = f"is {number} for {experts} experts; it must divide them into groups of at least {smallest}"
     need(fits, "group_count", rule)
-    need(1 <= kept <= number, "k_group", f"is {kept}; it must be 1..{number}, the number of groups")
+    need(1 <= kept <= number, "k_group", "is {}; it must be 1..{}, the number of groups", kept, number)
     limit = experts // number * kept
-    need(1 <= k <= limit, "k", f"is {k}; it must be 1..{limit}, the experts that take part")
+    need(1 <= k <= limit, "k", "is {}; it must be 1..{}, the experts that take part", k, limit)
 
 
 def normalise(x: torch.Tensor, norm_type: int) -> torch.Tensor:
@@ -314,10 +314,10 @@ def _look_up(
     need(table.dim() == 2 and table.shape[1] == k and table.dtype in whole, "tid2eid", rule)
     size = table.shape[0]
     outside = bool(((input_ids < 0) | (input_ids >= size)).any())
-    need(not outside, "input_ids", f"has an id outside 0..{size - 1}, the rows of tid2eid")
+    need(not outside, "input_ids", "has an id outside 0..{}, the rows of tid2eid", size - 1)
     ids = table[input_ids.long()].long()
     outside = bool(((ids < 0) | (ids >= experts)).any())
-    need(not outside, "tid2eid", f"has an expert outside 0..{experts - 1}")
+    need(not outside, "tid2eid", "has an expert outside 0..{}", experts - 1)
     return ids
 
 

@@ -94,7 +94,7 @@ def check_logits(logits: torch.Tensor, topk: int, score_function: str) -> None:
     need_dims("logits", logits, 2)
     need_one_of("score_function", score_function, SCORE_FUNCTIONS)
     experts = logits.shape[1]
-    need(1 <= topk <= experts, "topk", f"is {topk}; it must be 1..{experts}, the number of experts")
+    need(1 <= topk <= experts, "topk", "is {}; it must be 1..{}, the number of experts", topk, experts)
 
 
 def _replayed(router_replay: Any) -> _Find:
@@ -111,7 +111,7 @@ def _limited_topk(
     scores: torch.Tensor, topk: int, num_groups: int | None = None, group_topk: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if group_topk:
-        need(num_groups is not None, "num_groups", f"is None with group_topk {group_topk}; give both or none")
+        need(num_groups is not None, "num_groups", "is None with group_topk {}; give both or none", group_topk)
         return group_limited_topk(scores, topk, len(scores), scores.shape[1], int(num_groups or 0), group_topk)
     ids = best(scores, topk)
     return scores.gather(1, ids), ids
@@ -139,8 +139,8 @@ def group_limited_topk(
     """
     need_shape("scores", scores, (num_tokens, num_experts))
     divides = num_groups >= 1 and num_experts % num_groups == 0
-    need(divides, "num_groups", f"is {num_groups}; it must divide the {num_experts} experts")
-    need(1 <= group_topk <= num_groups, "group_topk", f"is {group_topk}; it must be 1..{num_groups}, the groups")
+    need(divides, "num_groups", "is {}; it must divide the {} experts", num_groups, num_experts)
+    need(1 <= group_topk <= num_groups, "group_topk", "is {}; it must be 1..{}, the groups", group_topk, num_groups)
     members = num_experts // num_groups
     each = topk // group_topk
     fits = 1 <= each <= members and topk <= members * group_topk
@@ -171,8 +171,8 @@ def get_capacity(num_tokens: int, num_experts: int, capacity_factor: float, min_
 
     Source: Megatron-LM ``get_capacity``.
     """
-    need(num_experts >= 1, "num_experts", f"is {num_experts}; need at least 1")
-    need(capacity_factor >= 0, "capacity_factor", f"is {capacity_factor}; need at least 0")
+    need(num_experts >= 1, "num_experts", "is {}; need at least 1", num_experts)
+    need(capacity_factor >= 0, "capacity_factor", "is {}; need at least 0", capacity_factor)
     return max(math.ceil((num_tokens / num_experts) * capacity_factor), min_capacity or 0)
 
 

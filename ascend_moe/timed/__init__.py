@@ -83,7 +83,7 @@ def predict(
     )
     need_one_of("algorithm", algorithm, ALGORITHMS)
     for name, number in (("events", events), ("seed", seed)):
-        need(type(number) is int and abs(number) < 2**63, name, f"is {number!r}; need a whole number of 64 bits")
+        need(type(number) is int and abs(number) < 2**63, name, "is {!r}; need a whole number of 64 bits", number)
     figures = {name: one.value for name, one in cost_table(request.soc).items()}
     if request.ranks_per_server:
         figures["ranks_per_server"] = request.ranks_per_server

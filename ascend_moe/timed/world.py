@@ -118,7 +118,7 @@ class TimedWorld:
         comm_alg, self._kernel, self._lent = ALGORITHMS[algorithm]
         self.request = replace(request, comm_alg=comm_alg, equal_batches=True)
         most = soc_named(request.soc).aiv
-        need(request.cores <= most, "cores", f"is {request.cores}; {request.soc} has {most}")
+        need(request.cores <= most, "cores", "is {}; {} has {}", request.cores, request.soc, most)
         planning.require(self.request)
         self.payload, self._library = payload, timed_library()
         self._servers = _rdma_share(request)

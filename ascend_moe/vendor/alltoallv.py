@@ -43,7 +43,7 @@ def read_counts(counts: Sequence[int] | torch.Tensor, instead: torch.Tensor | No
 def _table(name: str, counts: list[int], world: int, experts: int) -> torch.Tensor:
     rule = f"has {len(counts)} counts; need {world * experts}: {experts} experts of each of {world} ranks"
     need(len(counts) == world * experts, name, rule)
-    need(min(counts) >= 0, name, f"has {min(counts)}; a count is at least 0")
+    need(min(counts) >= 0, name, "has {}; a count is at least 0", min(counts))
     return torch.tensor(counts).view(world, experts)
 
 
@@ -55,17 +55,17 @@ def _check(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     need_dims("gmm_weight", weight, 3, dtypes=(x.dtype,))
     need(weight.shape[0] >= 1, "gmm_weight", "has no experts; need (L, H, N), L at least 1")
     size = weight.shape[2 if given["trans_gmm_weight"] else 1]
-    need(size == x.shape[1], "gmm_weight", f"takes rows of {size}, gmm_x has {x.shape[1]}")
+    need(size == x.shape[1], "gmm_weight", "takes rows of {}, gmm_x has {}", size, x.shape[1])
     place = comm.place(given["hcom"])
     if place is None:
         raise ArgumentError(
             f"hcom of {given['hcom']!r} names no live group: use ascend_moe.comm_name(process_group)", argument="hcom"
         )
-    need(world == place[0], "ep_world_size", f"is {world} but group {given['hcom']!r} has {place[0]} ranks")
+    need(world == place[0], "ep_world_size", "is {} but group {!r} has {} ranks", world, given["hcom"], place[0])
     names = ("send_counts", "recv_counts")
     sent, came = (_table(name, read_counts(given[name], given[f"{name}_tensor"]), world, len(weight)) for name in names)
     rows = int(sent.sum())
-    need(len(x) == rows, "gmm_x", f"has {len(x)} rows, send_counts are {rows} together")
+    need(len(x) == rows, "gmm_x", "has {} rows, send_counts are {} together", len(x), rows)
     return sent, came
 
 
@@ -130,7 +130,9 @@ def _through_windows(raw: torch.Tensor, send: list[int], receive: list[int], hco
     need(
         len(arrived) == sum(receive),
         "recv_counts",
-        f"are {sum(receive)} rows, but {len(arrived)} came; all ranks' counts must fit",
+        "are {} rows, but {} came; all ranks' counts must fit",
+        sum(receive),
+        len(arrived),
     )
     return arrived.view(torch.uint8)[:, : raw.shape[1]].contiguous()
 

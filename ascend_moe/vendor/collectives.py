@@ -113,10 +113,10 @@ def npu_moe_distribute_combine_add_rms_norm(
     """
     given = dict(locals())
     for name in ("expand_x", "residual_x", "gamma", "expert_ids", "expand_idx", "ep_send_counts", "expert_scales"):
-        need(isinstance(given[name], torch.Tensor), name, f"is a {type(given[name]).__name__}; it must be a tensor")
+        need(isinstance(given[name], torch.Tensor), name, "is a {}; it must be a tensor", type(given[name]).__name__)
     need_unset(activation_scale=activation_scale, weight_scale=weight_scale, group_list=group_list)
     need_only("out_dtype", out_dtype, 0)
-    need(0 <= norm_eps < float("inf"), "norm_eps", f"is {norm_eps}; it must be finite and at least 0")
+    need(0 <= norm_eps < float("inf"), "norm_eps", "is {}; it must be finite and at least 0", norm_eps)
     need_dims("expand_x", expand_x, 2, dtypes=(torch.bfloat16, torch.float16, torch.float32))
     need_dims("expert_ids", expert_ids, 2)
     batch, hidden = expert_ids.shape[0], expand_x.shape[1]
@@ -194,7 +194,7 @@ def _npu_distribute_barrier(
         text = f"group of {group!r} names no live communicator: use ascend_moe.comm_name(process_group)"
         raise ArgumentError(text, argument="group")
     world, rank = place
-    need(world_size == world, "world_size", f"is {world_size} but group {group!r} has {world} ranks")
+    need(world_size == world, "world_size", "is {} but group {!r} has {} ranks", world_size, group, world)
     if rank is None:
         text = f"group of {group!r} is a LocalCluster's: call it in the thread of a rank"
         raise ArgumentError(text, argument="group")
@@ -208,8 +208,8 @@ def _npu_distribute_barrier(
 
 
 def _microseconds(time_out: torch.Tensor) -> int:
-    need(time_out.numel() == 1, "time_out", f"is {tuple(time_out.shape)}; it must be (1,)")
+    need(time_out.numel() == 1, "time_out", "is {}; it must be (1,)", tuple(time_out.shape))
     need_dtype("time_out", time_out, torch.int32)
     value = int(time_out)
-    need(value > 0, "time_out", f"is {value}; it must be above 0 microseconds")
+    need(value > 0, "time_out", "is {}; it must be above 0 microseconds", value)
     return value

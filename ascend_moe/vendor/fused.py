@@ -104,9 +104,9 @@ def npu_grouped_matmul_swiglu_quant_v2(
     kinds = (("dequant_dtype", dequant_dtype, torch.float32), ("quant_dtype", quant_dtype, torch.int8))
     for name, value, only in kinds:
         dtype = resolve_dtype(value, name)
-        need(dtype in (None, only), name, f"is {dtype}; off the NPU it must be {only}")
+        need(dtype in (None, only), name, "is {}; off the NPU it must be {}", dtype, only)
     for name, tensors in (("weight", weight), ("weight_scale", weight_scale)):
-        need(len(tensors) == 1, name, f"has {len(tensors)} tensors; it must have one for all experts")
+        need(len(tensors) == 1, name, "has {} tensors; it must have one for all experts", len(tensors))
     list_type = group_list_type or 0
     need_only("group_list_type", list_type, CUMSUM, COUNTS)
     return grouped_matmul_swiglu_quant(
@@ -143,14 +143,14 @@ def grouped_matmul_swiglu_quant(
         need(len(tensors) > 0, name, "has no tensors; it must have one for all experts, or one for each")
     single = len(weight) == 1 and weight[0].dim() == 3
     if single:
-        need(len(weight_scale) == 1, "weight_scale", f"has {len(weight_scale)} tensors for one weight of all experts")
+        need(len(weight_scale) == 1, "weight_scale", "has {} tensors for one weight of all experts", len(weight_scale))
         scales = weight_scale[0]
         _check_product(x, weight[0], scales, "weight", "weight_scale")
     else:
         scales = _stacked_scales(x, weight, weight_scale)
     experts, width = scales.shape
-    need(width % 2 == 0, "weight", f"has N = {width} columns; SwiGLU needs an even number")
-    need(swiglu_limit >= 0, "swiglu_limit", f"is {swiglu_limit}; it must be at least 0 (0: no limit)")
+    need(width % 2 == 0, "weight", "has N = {} columns; SwiGLU needs an even number", width)
+    need(swiglu_limit >= 0, "swiglu_limit", "is {}; it must be at least 0 (0: no limit)", swiglu_limit)
     need_shape("x_scale", x_scale, (x.shape[0],), (x.shape[0], 1))
     if smooth_scale is not None:
         need_shape("smooth_scale", smooth_scale, (experts, width // 2), (experts,))
@@ -184,7 +184,7 @@ def _stacked_scales(
     need(len(weight_scale) == len(weight), "weight_scale", rule)
     for scale in weight_scale:
         need_shape("weight_scale", scale, (shape[1],), (1, shape[1]))
-        need(scale.is_floating_point(), "weight_scale", f"is {scale.dtype}; it must be float")
+        need(scale.is_floating_point(), "weight_scale", "is {}; it must be float", scale.dtype)
     return torch.stack([scale.reshape(-1) for scale in weight_scale])
 
 
@@ -206,7 +206,7 @@ def _check_product(
     rule = f"is {tuple(weight.shape)} for x of {tuple(x.shape)}; it must be (E, K, N)"
     need(fits, weight_name, rule)
     need_shape(scale_name, scale, (weight.shape[0], weight.shape[2]))
-    need(scale.is_floating_point(), scale_name, f"is {scale.dtype}; off the NPU it must be float")
+    need(scale.is_floating_point(), scale_name, "is {}; off the NPU it must be float", scale.dtype)
 
 
 @npu_operator
@@ -262,7 +262,7 @@ def npu_grouped_matmul_finalize_routing(
         pertoken_scale_dtype=pertoken_scale_dtype,
     )  # fmt: skip
     out_dtype = resolve_dtype(dtype, "dtype")
-    need(out_dtype in (None, torch.float32), "dtype", f"is {out_dtype}; it must be float32")
+    need(out_dtype in (None, torch.float32), "dtype", "is {}; it must be float32", out_dtype)
     list_type = COUNTS if group_list_type is None else group_list_type
     need_only("group_list_type", list_type, CUMSUM, COUNTS)
     if scale is None or row_index is None:
@@ -287,7 +287,7 @@ def npu_grouped_matmul_finalize_routing(
     need_shape("row_index", row_index, (rows,), dtypes=(torch.int32, torch.int64))
     index = row_index[:used].to(torch.int64)
     inside = bool(((index >= 0) & (index < len(total))).all())
-    need(inside, "row_index", f"must hold rows 0..{len(total) - 1} of the result (output_bs)")
+    need(inside, "row_index", "must hold rows 0..{} of the result (output_bs)", len(total) - 1)
     return total.index_add_(0, index, sums[:used])
 
 

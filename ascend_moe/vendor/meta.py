@@ -58,7 +58,7 @@ def npu_moe_gating_top_k_softmax_v2(call: Any) -> Tensors:
 def npu_moe_init_routing(call: Any) -> Tensors:
     """Rows ``(min(T, active_num) * K, H)``, and two int32 ``(T*K,)``."""
     _need_dims(call, x=2, row_idx=2)
-    need(call.active_num >= 0, "active_num", f"is {call.active_num}; it must be at least 0")
+    need(call.active_num >= 0, "active_num", "is {}; it must be at least 0", call.active_num)
     tokens, topk = call.x.shape[0], call.row_idx.shape[1]
     pairs = call.row_idx.new_empty((tokens * topk,))
     rows = call.x.new_empty((_min(tokens, call.active_num) * topk, call.x.shape[1]))
@@ -70,7 +70,7 @@ def npu_moe_init_routing_v2(call: Any) -> Tensors:
     x, ids = call.x, call.expert_idx
     _need_dims(call, x=2, expert_idx=2)
     modes = (-1, 0, 1, _INT4_CODES)
-    need(call.quant_mode in modes, "quant_mode", f"is {call.quant_mode}; on Ascend 910 it is one of {modes}")
+    need(call.quant_mode in modes, "quant_mode", "is {}; on Ascend 910 it is one of {}", call.quant_mode, modes)
     pairs = x.shape[0] * ids.shape[1]
     rows = pairs if call.active_num <= 0 else _min(call.active_num, pairs)
     size: tuple[Any, ...] = (rows, x.shape[1])
@@ -91,12 +91,12 @@ def npu_moe_init_routing_v2(call: Any) -> Tensors:
 def _token_counts(call: Any) -> tuple[int, ...]:
     experts, given = call.expert_num, call.active_expert_range
     if len(given) > 0:
-        need(len(given) == 2, "active_expert_range", f"is {list(given)}; it must be [start, stop]")
+        need(len(given) == 2, "active_expert_range", "is {}; it must be [start, stop]", list(given))
         experts = given[1] - given[0]
     # The same with expert_tokens_num_flag and without.
     pairs = call.expert_tokens_num_type == 2
     count = call.expert_num if pairs else experts
-    need(count >= 1, "expert_num", f"is {call.expert_num}; without active_expert_range it must be at least 1")
+    need(count >= 1, "expert_num", "is {}; without active_expert_range it must be at least 1", call.expert_num)
     return (count, 2) if pairs else (count,)
 
 
@@ -191,7 +191,7 @@ def npu_alltoallv_gmm(call: Any) -> Any:
 
 def _need_dtype(call: Any, name: str, only: torch.dtype) -> None:
     dtype = resolve_dtype(getattr(call, name), name)
-    need(dtype in (None, only), name, f"is {dtype}; on Ascend 910 it must be {str(only)[6:]}")
+    need(dtype in (None, only), name, "is {}; on Ascend 910 it must be {}", dtype, str(only)[6:])
 
 
 def _columns(weight: torch.Tensor) -> Any:
@@ -225,12 +225,12 @@ def npu_grouped_matmul(call: Any) -> list[torch.Tensor]:
     if call.group_type == _K_GROUPED:
         return [x[0].new_empty((x[0].shape[0], _columns(w)), dtype=dtype) for w in weights]
     if groups is None or (len(x) > 1 and not listed):
-        need(len(x) == len(weights), "x", f"has {len(x)} tensors for {len(weights)} weights")
+        need(len(x) == len(weights), "x", "has {} tensors for {} weights", len(x), len(weights))
         pairs = zip(x, weights, strict=True)
         return [rows.new_empty((*rows.shape[:-1], _columns(w)), dtype=dtype) for rows, w in pairs]
     rule = f"is {split_item} with a group_list tensor: sizes would depend on its values; use 2 or 3"
     need(listed, "split_item", rule)
-    need(len(groups) == len(weights), "group_list", f"has {len(groups)} entries for {len(weights)} weights")
+    need(len(groups) == len(weights), "group_list", "has {} entries for {} weights", len(groups), len(weights))
     counts = groups
     if not call.group_list_type:
         counts = [end - start for start, end in zip([0, *groups], groups, strict=False)]
@@ -273,7 +273,7 @@ def npu_grouped_matmul_swiglu_quant(call: Any) -> tuple[torch.Tensor, torch.Tens
 def npu_grouped_matmul_swiglu_quant_v2(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 ``(M, N/2)`` and float32 ``(M,)``."""
     count = len(call.weight_scale)
-    need(count == 1, "weight_scale", f"has {count} tensors; it must have one for all experts")
+    need(count == 1, "weight_scale", "has {} tensors; it must have one for all experts", count)
     _need_dtype(call, "quant_dtype", I8)
     return _quantised_rows(call.x, call.weight_scale[0])
 
@@ -293,9 +293,9 @@ def npu_grouped_matmul_finalize_routing(call: Any) -> Any:
 def npu_dynamic_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 of input's shape (int4: eight to an int32), and float32 scales by row, by column, or one scale."""
     source = call.input
-    need(source.dim() >= 2, "input", f"is {tuple(source.shape)}; it must be at least 2-D")
+    need(source.dim() >= 2, "input", "is {}; it must be at least 2-D", tuple(source.shape))
     modes = ("pertoken", "pertensor", "perchannel")
-    need(call.quant_mode in modes, "quant_mode", f"is {call.quant_mode!r}; it must be one of {modes}")
+    need(call.quant_mode in modes, "quant_mode", "is {!r}; it must be one of {}", call.quant_mode, modes)
     size: tuple[Any, ...] = tuple(source.shape[:-1])
     if call.quant_mode == "perchannel":
         size = (*source.shape[:-2], source.shape[-1])

@@ -45,7 +45,7 @@ def npu_moe_token_permute(
     need(not padded_mode, "padded_mode", "is True; off the NPU it must be False")
     pairs = indices.numel()
     wanted = num_out_tokens or 0
-    need(wanted >= -pairs, "num_out_tokens", f"is {wanted}; with {pairs} rows it must be at least {-pairs}")
+    need(wanted >= -pairs, "num_out_tokens", "is {}; with {} rows it must be at least {}", wanted, pairs, -pairs)
     order = torch.sort(indices.reshape(-1), stable=True).indices
     places = torch.empty(pairs, dtype=torch.int32)
     places[order] = torch.arange(pairs, dtype=torch.int32)
@@ -81,14 +81,14 @@ def npu_moe_token_unpermute(
     Source: torch_npu ``npu_moe_token_unpermute``; NPU tensors go there.
     """
     need_dims("permuted_tokens", permuted_tokens, 2)
-    need(permuted_tokens.is_floating_point(), "permuted_tokens", f"is {permuted_tokens.dtype}, not float")
+    need(permuted_tokens.is_floating_point(), "permuted_tokens", "is {}, not float", permuted_tokens.dtype)
     need_dims("sorted_indices", sorted_indices, 1, dtypes=_INDEX_DTYPES)
     need(not padded_mode, "padded_mode", "is True; off the NPU it must be False")
     shape = (sorted_indices.numel(), 1)
     if probs is not None:
         need_dims("probs", probs, 2)
         fits = probs.numel() == sorted_indices.numel()
-        need(fits, "probs", f"is {tuple(probs.shape)} for {sorted_indices.numel()} sorted_indices")
+        need(fits, "probs", "is {} for {} sorted_indices", tuple(probs.shape), sorted_indices.numel())
         shape = (probs.shape[0], probs.shape[1])
     return sum_rows(permuted_tokens, sorted_indices.to(torch.int64).reshape(shape), probs)
 
@@ -131,7 +131,7 @@ def npu_moe_finalize_routing(
     need_only("drop_pad_mode", mode, 0, 1, 2, 3)
     name = "expanded_permuted_rows"
     need_dims(name, expanded_permuted_rows, 3 if mode in (1, 3) else 2)
-    need(expanded_permuted_rows.is_floating_point(), name, f"is {expanded_permuted_rows.dtype}, not float")
+    need(expanded_permuted_rows.is_floating_point(), name, "is {}, not float", expanded_permuted_rows.dtype)
     rows = expanded_permuted_rows.reshape(-1, expanded_permuted_rows.shape[-1])
     places = _places(expanded_src_to_dst_row, scales, k, column_first=mode in (0, 1), rows=rows.shape[0])
     tokens, topk = places.shape
@@ -160,28 +160,28 @@ def _places(
     if scales is not None:
         need_dims("scales", scales, 2)
         fits = scales.numel() == flat.numel()
-        need(fits, "scales", f"is {tuple(scales.shape)} for {flat.numel()} entries of {name}")
+        need(fits, "scales", "is {} for {} entries of {}", tuple(scales.shape), flat.numel(), name)
         tokens, topk = scales.shape
     else:
         topk = 1 if k is None else k
         whole = topk >= 1 and flat.numel() % topk == 0
-        need(whole, "k", f"is {topk}; it must divide the {flat.numel()} entries of {name}")
+        need(whole, "k", "is {}; it must divide the {} entries of {}", topk, flat.numel(), name)
         tokens = flat.numel() // topk
     inside = bool(((flat >= -1) & (flat < rows)).all())
-    need(inside, name, f"must hold rows in 0..{rows - 1}, or -1 for none")
+    need(inside, name, "must hold rows in 0..{}, or -1 for none", rows - 1)
     places = flat.to(torch.int64)
     return places.reshape(topk, tokens).t() if column_first else places.reshape(tokens, topk)
 
 
 def _experts(bias: torch.Tensor, experts: torch.Tensor | None, shape: tuple[int, int], hidden: int) -> torch.Tensor:
     need_dims("bias", bias, 2)
-    need(bias.shape[1] == hidden, "bias", f"is {tuple(bias.shape)}; its rows must have {hidden} elements")
+    need(bias.shape[1] == hidden, "bias", "is {}; its rows must have {} elements", tuple(bias.shape), hidden)
     name = "export_for_source_row"
     if experts is None:
         raise ArgumentError(f"{name} is missing: bias needs it", argument=name)
     need_shape(name, experts, shape)
     inside = bool(((experts >= 0) & (experts < bias.shape[0])).all())
-    need(inside, name, f"must hold experts 0..{bias.shape[0] - 1}, the rows of bias")
+    need(inside, name, "must hold experts 0..{}, the rows of bias", bias.shape[0] - 1)
     return experts.to(torch.int64)
 
 
@@ -222,7 +222,7 @@ def npu_moe_re_routing(
     counts, rows = expert_token_num_per_rank.to(torch.int64), tokens.shape[0]
     total = int(counts.sum())
     fits = bool((counts >= 0).all()) and total <= rows
-    need(fits, name, f"must not be negative and sum up to at most {rows}, the rows of tokens (now {total})")
+    need(fits, name, "must not be negative and sum up to at most {}, the rows of tokens (now {})", rows, total)
     ends = counts.reshape(-1).cumsum(0).reshape(counts.shape)
     starts, lengths = (ends - counts).t().reshape(-1), counts.t().reshape(-1)
     shift = torch.repeat_interleave(starts - (lengths.cumsum(0) - lengths), lengths)
@@ -232,7 +232,7 @@ def npu_moe_re_routing(
     scales = torch.zeros(rows)
     if per_token_scales is not None:
         fits = per_token_scales.dim() >= 1 and per_token_scales.shape[0] == rows
-        need(fits, "per_token_scales", f"is {tuple(per_token_scales.shape)} for {rows} tokens")
+        need(fits, "per_token_scales", "is {} for {} tokens", tuple(per_token_scales.shape), rows)
         scales = _moved(per_token_scales, source)
     sums = counts.sum(0).to(expert_token_num_per_rank.dtype)
     return _moved(tokens, source), scales, index, sums

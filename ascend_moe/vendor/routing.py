@@ -48,15 +48,15 @@ def npu_moe_init_routing(
     need_dims("x", x, 2)
     need_dims("expert_idx", expert_idx, 2)
     tokens, pairs = x.shape[0], expert_idx.numel()
-    need(expert_idx.shape[0] == tokens, "expert_idx", f"is {tuple(expert_idx.shape)} for {tokens} rows of x")
+    need(expert_idx.shape[0] == tokens, "expert_idx", "is {} for {} rows of x", tuple(expert_idx.shape), tokens)
     need_shape("row_idx", row_idx, tuple(expert_idx.shape))
     for name, value in (("row_idx", row_idx), ("expert_idx", expert_idx)):
         need_dtype(name, value, torch.int32)
-    need(active_num >= 0, "active_num", f"is {active_num}; it must be at least 0")
+    need(active_num >= 0, "active_num", "is {}; it must be at least 0", active_num)
     names = row_idx.reshape(-1).to(torch.int64)
     within = bool(((names >= 0) & (names < pairs)).all())
     once = within and bool((torch.bincount(names, minlength=pairs) == 1).all())
-    need(once, "row_idx", f"must hold every number in 0..{pairs - 1} (T*K) once")
+    need(once, "row_idx", "must hold every number in 0..{} (T*K) once", pairs - 1)
     experts, order = torch.sort(expert_idx.reshape(-1), stable=True)
     names = names[order]
     places = torch.empty(pairs, dtype=torch.int32)
@@ -86,7 +86,7 @@ def npu_moe_compute_expert_tokens(sorted_expert_for_source_row: torch.Tensor, nu
     name = "sorted_expert_for_source_row"
     need_dims(name, experts, 1, dtypes=(torch.int32,))
     need(bool((experts[1:] >= experts[:-1]).all()), name, "must not fall: sort it first")
-    need(1 <= num_expert <= _MAX_EXPERTS, "num_expert", f"is {num_expert}; it must be in 1..{_MAX_EXPERTS}")
+    need(1 <= num_expert <= _MAX_EXPERTS, "num_expert", "is {}; it must be in 1..{}", num_expert, _MAX_EXPERTS)
     ids = torch.arange(num_expert, dtype=torch.int32)
     return torch.searchsorted(experts.contiguous(), ids, right=True).to(torch.int32)
 
@@ -154,7 +154,7 @@ def npu_moe_init_routing_v2(
     """
     given = dict(locals())
     read_as = resolve_dtype(x_dtype, "x_dtype")
-    need(read_as in (None, x.dtype), "x_dtype", f"is {read_as}; off the NPU it must be x's own, {x.dtype}, or None")
+    need(read_as in (None, x.dtype), "x_dtype", "is {}; off the NPU it must be x's own, {}, or None", read_as, x.dtype)
     need_only("quant_mode", quant_mode, UNQUANTISED, STATIC, DYNAMIC)
     need_only("drop_pad_mode", drop_pad_mode, 0, 1)
     need_only("expert_tokens_num_type", expert_tokens_num_type, CUMSUM, COUNTS, PAIRS)
@@ -182,14 +182,14 @@ def npu_moe_init_routing_v2(
 def _active_range(given: Sequence[int], expert_num: int, drop: bool) -> tuple[int, int]:
     name = "active_expert_range"
     if len(given) == 0 or drop:
-        need(1 <= expert_num <= _MAX_EXPERTS, "expert_num", f"is {expert_num}; it must be 1..{_MAX_EXPERTS}")
+        need(1 <= expert_num <= _MAX_EXPERTS, "expert_num", "is {}; it must be 1..{}", expert_num, _MAX_EXPERTS)
     if len(given) == 0:
         return 0, expert_num
     last = expert_num if expert_num > 0 else _MAX_EXPERTS
     rule = f"is {list(given)}; it must be [start, stop], 0 <= start < stop <= {last}"
     need(len(given) == 2 and 0 <= given[0] < given[1] <= last, name, rule)
     whole = not drop or list(given) == [0, expert_num]
-    need(whole, name, f"is {list(given)}; drop_pad_mode 1 takes all experts, [0, {expert_num}]")
+    need(whole, name, "is {}; drop_pad_mode 1 takes all experts, [0, {}]", list(given), expert_num)
     return given[0], given[1]
 
 
@@ -197,7 +197,7 @@ def _check(call: Any) -> None:
     x, ids = call.x, call.expert_idx
     need_dims("x", x, 2)
     need_dims("expert_idx", ids, 2)
-    need(ids.shape[0] == x.shape[0], "expert_idx", f"is {tuple(ids.shape)} for {x.shape[0]} rows of x")
+    need(ids.shape[0] == x.shape[0], "expert_idx", "is {} for {} rows of x", tuple(ids.shape), x.shape[0])
     need_dtype("expert_idx", ids, torch.int32)
     dtypes = [torch.bfloat16, torch.float16, torch.float32]
     if call.quant_mode == UNQUANTISED:
@@ -213,7 +213,7 @@ def _check(call: Any) -> None:
         need(counted, "expert_tokens_num_type", rule)
     if call.expert_tokens_num_type == PAIRS:
         enough = call.expert_num >= call.stop - call.first
-        need(enough, "expert_num", f"is {call.expert_num}; pairs need one row an active expert")
+        need(enough, "expert_num", "is {}; pairs need one row an active expert", call.expert_num)
     _check_scale(call)
 
 
@@ -323,15 +323,15 @@ def npu_moe_update_expert(
     """
     need_dims("expert_ids", expert_ids, 2, dtypes=(torch.int32, torch.int64))
     need_dims("eplb_table", eplb_table, 2, dtypes=(torch.int32,))
-    need(eplb_table.shape[1] >= 2, "eplb_table", f"is {tuple(eplb_table.shape)}; a row is count and copies")
+    need(eplb_table.shape[1] >= 2, "eplb_table", "is {}; a row is count and copies", tuple(eplb_table.shape))
     need_only("balance_mode", balance_mode, BY_RANK, BY_TOKEN)
     if balance_mode == BY_RANK:
-        need(world_size >= 1, "world_size", f"is {world_size}; with balance_mode 0 it must be at least 1")
+        need(world_size >= 1, "world_size", "is {}; with balance_mode 0 it must be at least 1", world_size)
         rule = f"is {local_rank_id}; with balance_mode 0 it must be in 0..{world_size - 1}"
         need(0 <= local_rank_id < world_size, "local_rank_id", rule)
     experts, table = eplb_table.shape[0], eplb_table.to(torch.int64)
     inside = bool(((expert_ids >= -1) & (expert_ids < experts)).all())
-    need(inside, "expert_ids", f"must be in 0..{experts - 1}, the rows of eplb_table, or -1")
+    need(inside, "expert_ids", "must be in 0..{}, the rows of eplb_table, or -1", experts - 1)
     counts = table[:, 0]
     rule = f"must have 1..{table.shape[1] - 1} copies in column 0 of every row, as many as it lists"
     need(bool(((counts >= 1) & (counts < table.shape[1])).all()), "eplb_table", rule)

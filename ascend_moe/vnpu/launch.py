@@ -70,8 +70,8 @@ def environment(
         ArgumentError: no such SoC, or too many devices.
         LibraryError: the libraries are not built.
     """
-    need(soc in SOCS, "soc", f"is {soc!r}; need one of {', '.join(SOCS)}")
-    need(1 <= devices <= MAX_DEVICES, "devices", f"is {devices}; need 1 to {MAX_DEVICES}")
+    need(soc in SOCS, "soc", "is {!r}; need one of {}", soc, ", ".join(SOCS))
+    need(1 <= devices <= MAX_DEVICES, "devices", "is {}; need 1 to {}", devices, MAX_DEVICES)
     folder = str(library_folder())
     result = dict(os.environ if base is None else base)
     for name in _UNSET:

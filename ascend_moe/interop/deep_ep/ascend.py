@@ -335,7 +335,7 @@ class AscendBuffer(Buffer, flavour="ascend"):
         Args:
             gmm1_permuted_weight, gmm1_permuted_weight_scale: plain, not permuted; see there.
         """
-        need(fuse_mode in (1, 2), "fuse_mode", f"is {fuse_mode}; it must be 1 or 2")
+        need(fuse_mode in (1, 2), "fuse_mode", "is {}; it must be 1 or 2", fuse_mode)
         fused = (
             self.runtime.fused_deep_moe if fuse_mode == FuseMode.FUSED_DEEP_MOE else self.runtime.dispatch_ffn_combine
         )

@@ -252,7 +252,7 @@ class _Once:
 def _check(x: Tensor, topk_idx: Tensor, tokens: int, stats: Tensor | None, local: int) -> None:
     need_dims("x", x, 2, dtypes=(torch.bfloat16,))
     need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
-    need(topk_idx.shape[0] == x.shape[0], "topk_idx", f"has {topk_idx.shape[0]} tokens; x has {x.shape[0]}")
+    need(topk_idx.shape[0] == x.shape[0], "topk_idx", "has {} tokens; x has {}", topk_idx.shape[0], x.shape[0])
     rule = f"is {tokens}; x has {x.shape[0]} tokens, and it must be equal on all ranks"
     need(tokens >= max(x.shape[0], 1), "num_max_dispatch_tokens_per_rank", rule)
     if stats is not None:

@@ -102,9 +102,9 @@ def combine(
     """
     sent = sent_by(handle)
     need_dims("x", x, 2, dtypes=FLOATS)
-    need(x.shape[0] >= sent.rows, "x", f"has {x.shape[0]} rows; dispatch returned {sent.rows}")
+    need(x.shape[0] >= sent.rows, "x", "has {} rows; dispatch returned {}", x.shape[0], sent.rows)
     biases = [] if bias is None else [bias] if isinstance(bias, Tensor) else list(bias)
-    need(len(biases) <= 2, "bias", f"has {len(biases)} tensors; need one or two")
+    need(len(biases) <= 2, "bias", "has {} tensors; need one or two", len(biases))
     for one in biases:
         need_shape("bias", one, (sent.ranks.shape[0], x.shape[1]), dtypes=(x.dtype,))
     if len(biases) == 2:
@@ -142,7 +142,7 @@ def _topk(tokens: int, topk_idx: Tensor | None, topk_weights: Tensor | None) -> 
         need(topk_weights is None, "topk_weights", "goes with topk_idx, which is missing")
         return []
     need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
-    need(topk_idx.shape[0] == tokens, "topk_idx", f"has {topk_idx.shape[0]} tokens; x has {tokens}")
+    need(topk_idx.shape[0] == tokens, "topk_idx", "has {} tokens; x has {}", topk_idx.shape[0], tokens)
     if topk_weights is None:
         return [topk_idx.int()]
     need_shape("topk_weights", topk_weights, tuple(topk_idx.shape), dtypes=(torch.float32,))
@@ -179,7 +179,7 @@ def _ranks(in_rank: Tensor, slots: int, checked: bool) -> Tensor:
     ranks = torch.where(in_rank, numbers, world).sort(1).values[:, :most]
     if checked and in_rank.shape[0]:
         widest = int(in_rank.sum(1).max())
-        need(widest <= most, "is_token_in_rank", f"sends a token to {widest} ranks; at most {most} here")
+        need(widest <= most, "is_token_in_rank", "sends a token to {} ranks; at most {} here", widest, most)
     return torch.where(ranks < world, ranks, -1).contiguous()
 
 

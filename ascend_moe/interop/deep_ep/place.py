@@ -52,7 +52,9 @@ class Place:
         need(
             experts >= self.world and experts % self.world == 0,
             "num_experts",
-            f"is {experts}; it must be a multiple of the {self.world} ranks",
+            "is {}; it must be a multiple of the {} ranks",
+            experts,
+            self.world,
         )
         return experts // self.world
 

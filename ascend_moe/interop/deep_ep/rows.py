@@ -49,7 +49,7 @@ def cast_fp8(x: Tensor, round_scale: bool = False) -> tuple[Tensor, Tensor]:
 
     Source: DeepEP ``per_token_cast_to_fp8``.
     """
-    need(x.shape[1] % GROUP == 0, "x", f"has rows of {x.shape[1]}; with use_fp8 they must be a multiple of {GROUP}")
+    need(x.shape[1] % GROUP == 0, "x", "has rows of {}; with use_fp8 they must be a multiple of {}", x.shape[1], GROUP)
     groups = x.float().view(x.shape[0], x.shape[1] // GROUP, GROUP)
     top = groups.abs().amax(2).clamp(min=_LEAST)
     factor, scale = torch.full_like(top, _FP8_MAX) / top, top / _FP8_MAX
@@ -65,10 +65,10 @@ def check_x(x: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
     if isinstance(x, Tensor):
         need_dims("x", x, 2, dtypes=FLOATS)
         return [x]
-    need(len(x) == 2, "x", f"has {len(x)} tensors; need rows and their scales")
+    need(len(x) == 2, "x", "has {} tensors; need rows and their scales", len(x))
     codes, scales = x
     need_dims("x", codes, 2, dtypes=(FP8,))
     need_dtype("x", scales, torch.float32)
-    need(codes.shape[1] % GROUP == 0, "x", f"has rows of {codes.shape[1]}; need a multiple of {GROUP}")
+    need(codes.shape[1] % GROUP == 0, "x", "has rows of {}; need a multiple of {}", codes.shape[1], GROUP)
     need_shape("x", scales, (codes.shape[0], codes.shape[1] // GROUP))
     return [codes, scales]

@@ -72,7 +72,7 @@ def check_environment() -> None:
         ("DEEPEP_NORMAL_LONG_SEQ_ROUND", "1", "rounds of a long sequence are"),
     ):
         given = os.environ.get(name, "").strip() or harmless
-        need(given == harmless, name, f"is {given}; {what} not supported: unset it")
+        need(given == harmless, name, "is {}; {} not supported: unset it", given, what)
 
 
 class Runtime:
@@ -145,7 +145,7 @@ class Runtime:
         _wait(previous_event)
         need(cached_rank_prefix_matrix is None, "handle", "of an earlier dispatch is not taken; pass topk_idx")
         need(x_scales is None, "x_scales", "is given; rows are quantised here: pass bf16 rows")
-        need(num_worst_tokens == 0, "num_worst_tokens", f"is {num_worst_tokens}; it must be 0: counts are read here")
+        need(num_worst_tokens == 0, "num_worst_tokens", "is {}; it must be 0: counts are read here", num_worst_tokens)
         if dispatch_wait_recv_cost_stats is not None:
             raise not_supported("dispatch_wait_recv_cost_stats", "pass None; ascend_moe.trace shows who waits for whom")
         need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16))
@@ -194,7 +194,13 @@ class Runtime:
         if combine_send_cost_stats is not None:
             raise not_supported("combine_send_cost_stats", "pass None; ascend_moe.trace shows who waits for whom")
         counts, most = send_head[:-1], int(send_head[-1])
-        need(x.shape[0] * 3 >= src_idx.numel(), "x", f"has {x.shape[0]} rows; dispatch returned {src_idx.numel() // 3}")
+        need(
+            x.shape[0] * 3 >= src_idx.numel(),
+            "x",
+            "has {} rows; dispatch returned {}",
+            x.shape[0],
+            src_idx.numel() // 3,
+        )
         total = combine_rows(self.place, x, topk_idx, src_idx, counts, topk_weights, most)
         return total, topk_weights, EventHandle()
 
@@ -325,7 +331,7 @@ class Runtime:
 
         max_output_size: the most rows that a rank may receive; more raise RoutingOverflow on every rank. 0: no limit.
         """
-        need(quant_mode in (0, 1), "quant_mode", f"is {quant_mode}; it must be 0 or 1")
+        need(quant_mode in (0, 1), "quant_mode", "is {}; it must be 0 or 1", quant_mode)
         nums = torch.empty(self.place.of_experts(num_experts), dtype=torch.int32, device=x.device)
         scales = (gmm1_weight_scale, gmm2_weight_scale)
         return dispatch_ffn_combine(

@@ -29,7 +29,7 @@ class WithoutRows:
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """Kept as ``Buffer.num_sms``; it has no effect. Must be even."""
-        need(new_num_sms % 2 == 0, "new_num_sms", f"is {new_num_sms}; it must be even")
+        need(new_num_sms % 2 == 0, "new_num_sms", "is {}; it must be even", new_num_sms)
         WithoutRows.num_sms = new_num_sms
 
     @staticmethod

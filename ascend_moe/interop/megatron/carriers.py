@@ -113,7 +113,7 @@ class Carrier(ABC):
 
     def __init__(self, ranks: Ranks, experts: int, max_tokens: int) -> None:
         need(
-            max_tokens >= 0, "max_tokens", f"is {max_tokens}; need the largest T of any rank, or 0 where all are equal"
+            max_tokens >= 0, "max_tokens", "is {}; need the largest T of any rank, or 0 where all are equal", max_tokens
         )
         self.ranks, self.experts = ranks, experts
         self.options: dict[str, Any] = {"global_bs": ranks.world * max_tokens}
@@ -155,7 +155,7 @@ class Collectives(Carrier):
 
     def __init__(self, ranks: Ranks, experts: int, max_tokens: int, kind: str) -> None:
         super().__init__(ranks, experts, max_tokens)
-        need(not isinstance(ranks.group, str), "group", f"is {ranks.group!r}; kind {kind!r} needs a process group")
+        need(not isinstance(ranks.group, str), "group", "is {!r}; kind {!r} needs a process group", ranks.group, kind)
         assert not isinstance(ranks.group, str)
         make = AllToAllDispatcher if kind == "alltoall" else AllGatherDispatcher
         self.dispatcher = make(ranks.group, experts)
@@ -182,7 +182,7 @@ def carrier(kind: str, ranks: Ranks, experts: int, max_tokens: int, comm_alg: st
     need_one_of("kind", kind, KINDS)
     if kind == "mc2":
         return Windows(ranks, experts, max_tokens, comm_alg)
-    need(not comm_alg, "comm_alg", f"is {comm_alg!r}, which kind {kind!r} does not take; leave it out")
+    need(not comm_alg, "comm_alg", "is {!r}, which kind {!r} does not take; leave it out", comm_alg, kind)
     return Collectives(ranks, experts, max_tokens, kind)
 
 
@@ -191,4 +191,4 @@ def check_routing(hidden: Tensor, routing_map: Tensor, probs: Tensor, experts: i
     need_dims("hidden_states", hidden, 2)
     need_shape("routing_map", routing_map, (hidden.shape[0], experts))
     need_shape("probs", probs, (hidden.shape[0], experts))
-    need(probs.is_floating_point(), "probs", f"is {probs.dtype}; it must be float")
+    need(probs.is_floating_point(), "probs", "is {}; it must be float", probs.dtype)

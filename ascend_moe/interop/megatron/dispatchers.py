@@ -66,7 +66,7 @@ class Handle:
 
 
 def _came(handle: Handle, phase: str) -> Arrived:
-    need(handle.arrived is not None, "handle", f"has no rows yet: call token_dispatch before {phase}")
+    need(handle.arrived is not None, "handle", "has no rows yet: call token_dispatch before {}", phase)
     assert handle.arrived is not None
     return handle.arrived
 
@@ -121,7 +121,7 @@ class TokenDispatcher:
     ) -> None:
         ranks = Ranks.of(group, world_size, rank)
         divides = etp_size >= 1 and ranks.world % etp_size == 0
-        need(divides, "etp_size", f"is {etp_size}; it must divide the {ranks.world} ranks of the group")
+        need(divides, "etp_size", "is {}; it must divide the {} ranks of the group", etp_size, ranks.world)
         need_one_of("probs_on", probs_on, ("experts", "combine"))
         rule = "is True; it needs a capacity_factor"
         need(capacity_factor is not None or not pad_to_capacity, "pad_to_capacity", rule)
@@ -130,8 +130,8 @@ class TokenDispatcher:
         self.ep_size, self.etp_size = ranks.world // etp_size, etp_size
         self.ep_rank, self.etp_rank = divmod(ranks.rank, etp_size)
         divides = num_experts >= 1 and num_experts % self.ep_size == 0
-        need(divides, "num_experts", f"is {num_experts}; it must be a multiple of the {self.ep_size} EP ranks")
-        need(1 <= router_topk <= num_experts, "router_topk", f"is {router_topk}; it must be 1..{num_experts}")
+        need(divides, "num_experts", "is {}; it must be a multiple of the {} EP ranks", num_experts, self.ep_size)
+        need(1 <= router_topk <= num_experts, "router_topk", "is {}; it must be 1..{}", router_topk, num_experts)
         self.kind, self.ranks, self.probs_on = kind, ranks, probs_on
         self.num_experts, self.router_topk = num_experts, router_topk
         self.local_experts = num_experts // self.ep_size

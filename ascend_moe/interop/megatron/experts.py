@@ -46,10 +46,10 @@ class GroupedMLP(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        need(num_local_experts >= 1, "num_local_experts", f"is {num_local_experts}; need at least 1")
+        need(num_local_experts >= 1, "num_local_experts", "is {}; need at least 1", num_local_experts)
         fits = etp_size >= 1 and ffn_hidden_size >= 1 and ffn_hidden_size % etp_size == 0
-        need(fits, "ffn_hidden_size", f"is {ffn_hidden_size}; it must be a multiple of etp_size {etp_size}")
-        need(0 <= etp_rank < etp_size, "etp_rank", f"is {etp_rank}; need 0..{etp_size - 1}")
+        need(fits, "ffn_hidden_size", "is {}; it must be a multiple of etp_size {}", ffn_hidden_size, etp_size)
+        need(0 <= etp_rank < etp_size, "etp_rank", "is {}; need 0..{}", etp_rank, etp_size - 1)
         self.num_local_experts, self.hidden_size, self.ffn_hidden_size = num_local_experts, hidden_size, ffn_hidden_size
         self.etp_size, self.etp_rank = etp_size, etp_rank
         shard = ffn_hidden_size // etp_size

@@ -102,7 +102,7 @@ class SharedExpertMLP(nn.Module):
         super().__init__()
         size = 1 if tp_group is None else tp_group.size()
         fits = intermediate_size >= 1 and intermediate_size % size == 0
-        need(fits, "intermediate_size", f"is {intermediate_size}; it must be a multiple of the {size} tp ranks")
+        need(fits, "intermediate_size", "is {}; it must be a multiple of the {} tp ranks", intermediate_size, size)
         made: dict[str, Any] = {"bias": False, "dtype": dtype, "device": device}
         self.linear_fc1 = nn.Linear(hidden_size, 2 * intermediate_size // size, **made)
         self.linear_fc2 = nn.Linear(intermediate_size // size, hidden_size, **made)

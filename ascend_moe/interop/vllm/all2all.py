@@ -57,9 +57,9 @@ class All2AllHandle(ABC):
     sends_first = False
 
     def __init__(self, group_name: str, rank: int, world: int, num_experts: int, max_tokens: int | None) -> None:
-        need(0 <= rank < world, "rank", f"is {rank}; need 0..{world - 1} of {world} ranks")
+        need(0 <= rank < world, "rank", "is {}; need 0..{} of {} ranks", rank, world - 1, world)
         fits = num_experts >= 1 and num_experts % world == 0
-        need(fits, "num_experts", f"is {num_experts}; need a multiple of the {world} ranks")
+        need(fits, "num_experts", "is {}; need a multiple of the {} ranks", num_experts, world)
         self.group_name, self.rank, self.world = group_name, rank, world
         self.num_experts, self.local_experts = num_experts, num_experts // world
         self.max_tokens = max_tokens
@@ -90,11 +90,11 @@ class WindowHandle(All2AllHandle):
     """
 
     def __init__(self, ops: Any, group_name: str, rank: int, world: int, num_experts: int, max_tokens: int) -> None:
-        need(1 <= max_tokens <= MAX_TOKENS, "max_num_tokens", f"is {max_tokens}; need 1..{MAX_TOKENS}")
+        need(1 <= max_tokens <= MAX_TOKENS, "max_num_tokens", "is {}; need 1..{}", max_tokens, MAX_TOKENS)
         super().__init__(group_name, rank, world, num_experts, max_tokens)
         ops = ascend_moe if ops is None else ops
         for name in ("npu_moe_distribute_dispatch_v2", "npu_moe_distribute_combine_v2"):
-            need(hasattr(ops, name), "ops", f"has no {name}; give ascend_moe, ascend_moe.npu or a patched torch_npu")
+            need(hasattr(ops, name), "ops", "has no {}; give ascend_moe, ascend_moe.npu or a patched torch_npu", name)
         self._dispatch, self._combine = ops.npu_moe_distribute_dispatch_v2, ops.npu_moe_distribute_combine_v2
         ours = self._dispatch is ascend_moe.npu_moe_distribute_dispatch_v2
         source = ascend_moe if ours and self._combine is ascend_moe.npu_moe_distribute_combine_v2 else ops
@@ -217,7 +217,7 @@ class All2AllManager:
         chosen = {**known, **kwargs}
         kind, most, experts = chosen["kind"], chosen["max_num_tokens"], chosen["num_experts"]
         need_one_of("kind", kind, WAYS)
-        need(isinstance(experts, int), "num_experts", f"is {experts!r}; it must be an int")
+        need(isinstance(experts, int), "num_experts", "is {!r}; it must be an int", experts)
         windows = WAYS[kind] == "windows"
         key = ("windows", experts, most) if windows else (kind, experts)
         if key not in self._handles:

@@ -237,11 +237,11 @@ class _Experts:
         dims = 3 if self.batched else 2
         fits = x.dim() == dims and (not self.batched or x.shape[0] == local)
         shape = f"({local}, M, H)" if self.batched else "(M, H)"
-        need(fits, "hidden_states", f"is {tuple(x.shape)}; it must be {shape}")
+        need(fits, "hidden_states", "is {}; it must be {}", tuple(x.shape), shape)
         rule = f"is {x.dtype}; with this quant_config it must be {'int8' if self.quantised else 'bf16, fp16 or fp32'}"
         need((x.dtype == torch.int8) == self.quantised, "hidden_states", rule)
         fits = w1.dim() == 3 and w1.shape[1] % 2 == 0
-        need(fits, "w1", f"is {tuple(w1.shape)}; it must be ({local}, 2F, {hidden})")
+        need(fits, "w1", "is {}; it must be ({}, 2F, {})", tuple(w1.shape), local, hidden)
         need_shape("w1", w1, (local, w1.shape[1], hidden), dtypes=(x.dtype,))
         need_shape("w2", w2, (local, hidden, w1.shape[1] // 2), dtypes=(x.dtype,))
         need((a1q_scale is not None) == self.quantised, "a1q_scale", "comes with int8 rows, and only with them")
@@ -295,7 +295,7 @@ def make_experts(
     Source: vLLM ``FusedMoEPermuteExpertsUnpermute``, ``FusedMoEExpertsModular``.
     """
     need_one_of("kind", kind, KINDS)
-    need(num_local_experts >= 1, "num_local_experts", f"is {num_local_experts}; need at least 1")
+    need(num_local_experts >= 1, "num_local_experts", "is {}; need at least 1", num_local_experts)
     mk = bases if mk is None else mk
     base = base_of(mk, "FusedMoEExpertsModular", "FusedMoEPermuteExpertsUnpermute")
     made = _class(base, mk.FusedMoEActivationFormat, kind == "batched")

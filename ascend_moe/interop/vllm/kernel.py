@@ -37,7 +37,7 @@ class FusedMoEModularKernel(nn.Module):
     def __init__(self, prepare_finalize: Any, fused_experts: Any, shared_experts: nn.Module | None = None) -> None:
         super().__init__()
         reason = misfit(prepare_finalize, fused_experts)
-        need(not reason, "fused_experts", f"do not fit: {reason}; make both standard or both batched")
+        need(not reason, "fused_experts", "do not fit: {}; make both standard or both batched", reason)
         self.prepare_finalize = prepare_finalize
         self.fused_experts = fused_experts
         self.shared_experts = shared_experts

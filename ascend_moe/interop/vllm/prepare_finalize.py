@@ -134,7 +134,7 @@ class _PrepareAndFinalize:
         weights = topk_weights.float()
         if apply_router_weight_on_input:
             topk = topk_ids.shape[1]
-            need(topk == 1, "apply_router_weight_on_input", f"needs K = 1; topk_ids has K = {topk}")
+            need(topk == 1, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}", topk)
             a1, weights = (a1.float() * weights).to(a1.dtype), torch.ones_like(weights)
         self._arrive()
         with torch.no_grad():
@@ -312,7 +312,7 @@ class _PrepareAndFinalize:
         need_dims("a1", a1, 2, dtypes=_FLOATS)
         need_dims("topk_ids", ids, 2, dtypes=(torch.int32, torch.int64))
         fits = ids.shape[0] == a1.shape[0] and ids.shape[1] >= 1
-        need(fits, "topk_ids", f"is {tuple(ids.shape)} for {a1.shape[0]} tokens; it must be (T, K), K at least 1")
+        need(fits, "topk_ids", "is {} for {} tokens; it must be (T, K), K at least 1", tuple(ids.shape), a1.shape[0])
         need_shape("topk_weights", weights, tuple(ids.shape))
         known, local, most = self.handle.num_experts, self.handle.local_experts, self.handle.max_tokens
         rule = f"is {num_experts}; it must be {known}, experts of all ranks, or {local}, those of this one"

@@ -32,7 +32,7 @@ def is_w8a8(quant_config: Any) -> bool:
     dtype = getattr(quant_config, "quant_dtype", None)
     if dtype is None:
         return False
-    need(dtype == torch.int8, "quant_config", f"has quant_dtype {dtype}; need None, or int8 with a scale a token")
+    need(dtype == torch.int8, "quant_config", "has quant_dtype {}; need None, or int8 with a scale a token", dtype)
     by_token = getattr(quant_config, "per_act_token_quant", False) or getattr(quant_config, "is_per_act_token", False)
     need(bool(by_token), "quant_config", "has int8 rows without per_act_token_quant; need a scale a token")
     given = getattr(quant_config, "a1_scale", None) is not None or getattr(quant_config, "a2_scale", None) is not None
@@ -44,7 +44,9 @@ def check_experts(quant_config: Any, moe_config: Any) -> Any:
     """The quant_config, or ours for None, where both configs ask for no more than the experts compute."""
     config = FusedMoEQuantConfig() if quant_config is None else quant_config
     for name in ("w1_bias", "w2_bias", "w1_zp", "w2_zp"):
-        need(getattr(config, name, None) is None, "quant_config", f"has {name}; experts have no biases and zero points")
+        need(
+            getattr(config, name, None) is None, "quant_config", "has {}; experts have no biases and zero points", name
+        )
     need(getattr(config, "block_shape", None) is None, "quant_config", "has block_shape; weights have scales a channel")
     given = {"quant_config": config, "moe_config": moe_config}
     for argument, name, plain in _ACTIVATION:

@@ -85,7 +85,7 @@ def _config(config: Any) -> MoEKernelConfig:
     for name in given:
         need_one_of("config", name, names)
     for each in fields(MoEKernelConfig):
-        need(each.name in given or each.default is not MISSING, "config", f"has no {each.name}, which has no default")
+        need(each.name in given or each.default is not MISSING, "config", "has no {}, which has no default", each.name)
     return MoEKernelConfig(**given)
 
 

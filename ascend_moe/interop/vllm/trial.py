@@ -50,14 +50,14 @@ class Trial:
     def check(self) -> None:
         """Raises ArgumentError for a number that cannot be tried."""
         world, most = len(self.batches), max(self.batches)
-        need(1 <= world <= 64, "ranks", f"is {world}; need 1..64")
-        need(min(self.batches) >= 0 and most <= 4096, "batch", f"has {most} tokens; need 0..4096")
+        need(1 <= world <= 64, "ranks", "is {}; need 1..64", world)
+        need(min(self.batches) >= 0 and most <= 4096, "batch", "has {} tokens; need 0..4096", most)
         fits = 1 <= self.num_experts <= 1024 and self.num_experts % world == 0
         rule = f"is {self.num_experts}; {world} ranks cannot share {self.num_experts} experts: need a multiple, 1..1024"
         need(fits, "experts", rule)
-        need(1 <= self.topk <= min(32, self.num_experts), "topk", f"is {self.topk}; need 1..32, at most the experts")
+        need(1 <= self.topk <= min(32, self.num_experts), "topk", "is {}; need 1..32, at most the experts", self.topk)
         fits = 1 <= self.hidden <= 16384 and self.hidden % _ROW == 0
-        need(fits, "hidden", f"is {self.hidden}; need a multiple of {_ROW}, 16..16384")
+        need(fits, "hidden", "is {}; need a multiple of {}, 16..16384", self.hidden, _ROW)
         weights = 3 * self.num_experts * self.hidden * self.width
         rule = f"have weights of {weights} elements; need at most {MAX_WEIGHTS}: take fewer experts or a smaller hidden"
         need(weights <= MAX_WEIGHTS, "experts", rule)
