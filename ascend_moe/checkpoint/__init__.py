@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ascend_moe.checkpoint.config import block_sides, moe_config, need_directory, read_json
+from ascend_moe.checkpoint.config import Fp8Format, moe_config, need_directory, read_json
 from ascend_moe.checkpoint.files import CheckpointFiles, Read, dequantise_fp8
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError, need, with_typed_errors
@@ -101,20 +101,21 @@ def load_layer(
     values = read_json(directory) if needed else {}
     config = moe_config(values) if config is None else config
     need(0 <= rank < world, "rank", "is {} of world {}; need 0 <= rank < world", rank, world)
-    rule = f"is {world}; it must divide the checkpoint's {config.num_experts} experts"
-    need(config.num_experts % world == 0, "world", rule)
+    rule = "is {}; it must divide the checkpoint's {} experts"
+    need(config.num_experts % world == 0, "world", rule, world, config.num_experts)
     if dtype is None:
         dtype = _DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), torch.bfloat16)
-    sides = block_sides(values)
+    fp8 = Fp8Format.of(values)
     with CheckpointFiles(directory) as files:
-        reader = _Block(files, _find_block(files, layer), config, dtype, sides)
+        reader = _Block(files, _find_block(files, layer), config, dtype, fp8)
         experts = config.num_experts
         tensors = {"gate_weight": reader.tensor("gate.weight", (experts, config.hidden_size)).float()}
         if config.router == "deepseek_v3":
-            tensors["gate_bias"] = reader.tensor("gate.e_score_correction_bias", (experts,)).float()
+            tensors["gate_bias"] = reader.tensor(reader.bias_name(), (experts,)).float()
         local = config.num_experts // world
         tensors.update(reader.experts(range(rank * local, (rank + 1) * local)))
         tensors.update(reader.shared())
+        reader.need_no_more()
         return LayerWeights(config, tensors, files.reads)
 
 
@@ -126,7 +127,7 @@ class _Block:
     prefix: str
     config: MoEConfig
     dtype: torch.dtype
-    fp8_block: tuple[int, int]
+    fp8: Fp8Format
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A whole tensor; fp8 matrices come as fp32."""
@@ -136,8 +137,27 @@ class _Block:
             raise ArgumentError(text, argument="directory")
         value = self.files.read(full)
         if value.dtype == torch.float8_e4m3fn:
-            return dequantise_fp8(value, self.files.read(f"{full}_scale_inv"), self.fp8_block)
+            return dequantise_fp8(full, value, self.files.read(f"{full}_scale_inv"), self.fp8)
         return _floating(value, full)
+
+    def bias_name(self) -> str:
+        """The correction bias lies below the gate, in MiniMax-M2 beside it."""
+        beside = "e_score_correction_bias"
+        return beside if f"{self.prefix}.{beside}" in self.files else f"gate.{beside}"
+
+    def need_no_more(self) -> None:
+        """Raises for the first tensor of the block whose like no rank reads: it would be left out of the result."""
+
+        def of_any_expert(name: str) -> str:
+            return re.sub(r"\.experts\.\d+\.", ".experts.*.", name)
+
+        read = {of_any_expert(read.name) for read in self.files.reads}
+        for name in self.files.names:
+            if name.startswith(f"{self.prefix}.") and of_any_expert(name) not in read:
+                raise ArgumentError(
+                    f"{self.files.directory} has {name}, which a layer with config.json's numbers does not use",
+                    argument="directory",
+                )
 
     def experts(self, experts: range) -> dict[str, Tensor]:
         """w_gate_up (L, H, 2I) and w_down (L, I, H) of consecutive experts."""

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe.checkpoint.config import need_directory, read_object
+from ascend_moe.checkpoint.config import Fp8Format, need_directory, read_object
 from ascend_moe.errors import ArgumentError, LibraryError, need
 
 INDEX = "model.safetensors.index.json"
+_SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
 
 
 @dataclass(frozen=True)
@@ -120,14 +121,30 @@ class CheckpointFiles:
         return {name: file for file in files for name in self._handle(file).keys()}  # noqa: SIM118
 
 
-def dequantise_fp8(codes: Tensor, scale_inv: Tensor, block: tuple[int, int]) -> Tensor:
-    """fp32 matrix from fp8 codes (R, C) and one multiplier per block: (ceil(R/block), ceil(C/block))."""
+def dequantise_fp8(name: str, codes: Tensor, scale_inv: Tensor, fp8: Fp8Format) -> Tensor:
+    """fp32 matrix from fp8 codes (R, C) and one multiplier a block: (ceil(R / rows), ceil(C / columns)).
+
+    Multipliers are fp32, bf16, fp16 or e8m0. Bytes are e8m0 where the format says that they are exponents. Other
+    integers have no meaning here.
+    """
     rows, columns = codes.shape
-    wanted = (-(-rows // block[0]), -(-columns // block[1]))
+    wanted = (-(-rows // fp8.rows), -(-columns // fp8.columns))
     if tuple(scale_inv.shape) != wanted:
         raise ArgumentError(
-            f"scale_inv is {tuple(scale_inv.shape)}; a {rows} x {columns} matrix in blocks of {block} needs {wanted}",
+            f"{name}_scale_inv is {tuple(scale_inv.shape)}; a {rows} x {columns} matrix in blocks of "
+            f"{fp8.rows} x {fp8.columns} needs {wanted}",
             argument="directory",
         )
-    full = scale_inv.float().repeat_interleave(block[0], 0)[:rows]
-    return codes.to(torch.float32) * full.repeat_interleave(block[1], 1)[:, :columns]
+    if scale_inv.dtype == torch.uint8 and fp8.exponents:
+        scale_inv = scale_inv.view(torch.float8_e8m0fnu)
+    if scale_inv.dtype not in _SCALE_DTYPES:
+        raise ArgumentError(
+            f"{name}_scale_inv is {scale_inv.dtype}; need a float, or uint8 with scale_fmt ue8m0 in "
+            "quantization_config",
+            argument="directory",
+        )
+    scale = scale_inv.float()
+    if not bool(scale.isfinite().all()):
+        raise ArgumentError(f"{name}_scale_inv has values that are not finite: download it anew", argument="directory")
+    full = scale.repeat_interleave(fp8.rows, 0)[:rows]
+    return codes.to(torch.float32) * full.repeat_interleave(fp8.columns, 1)[:, :columns]

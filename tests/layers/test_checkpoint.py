@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hf_models import LAYER, MODELS, Saved, saved
+import transformers
+from hf_models import LAYER, MODELS, MORE_MODELS, Saved, saved
 from safetensors.torch import load_file, save_file
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from ascend_moe.checkpoint import load_layer
+from ascend_moe.checkpoint.config import MODEL_TYPES, moe_config
+from ascend_moe.checkpoint.keys import HARMLESS, NEUTRAL
 from ascend_moe.errors import ArgumentError
 
 LAYOUTS = ["published", "fused", "sharded"]
@@ -125,6 +130,48 @@ def test_fp8_blocks(tmp_path: Path) -> None:
     pairs = [(loaded["w_down"][0], "experts.3.down"), (loaded["w_gate_up"][0, :, :24], "experts.3.gate")]
     for found, name in (*pairs, (loaded["shared_down"], "shared_experts.down")):
         assert torch.equal(found, exact[f"model.layers.{LAYER}.mlp.{name}_proj.weight"].t())
+
+
+SCALES = {
+    "fp32": (torch.float32, {}, None),
+    "bf16": (torch.bfloat16, {}, None),
+    "e8m0": (torch.float8_e8m0fnu, {}, None),
+    "bytes that the format calls e8m0": (torch.uint8, {"scale_fmt": "ue8m0"}, None),
+    "fp32 where the format says ue8m0": (torch.float32, {"scale_fmt": "ue8m0"}, None),
+    "bytes": (torch.uint8, {}, r"up_proj\.weight_scale_inv is torch\.uint8; need a float, or uint8 with scale_fmt"),
+    "int8": (torch.int8, {"scale_fmt": "ue8m0"}, r"_scale_inv is torch\.int8; need"),
+    "int32": (torch.int32, {"scale_fmt": "ue8m0"}, r"_scale_inv is torch\.int32; need"),
+    "not a number": (None, {}, r"_scale_inv has values that are not finite"),
+    "not a number in bytes": (None, {"scale_fmt": "ue8m0"}, r"_scale_inv has values that are not finite"),
+}
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_scales_of_fp8_blocks_are_read_as_what_they_are(kind: str, tmp_path: Path) -> None:
+    """Powers of two from 2^-4 to 2^3, in every dtype; bytes are exponents plus 127."""
+    dtype, form, refused = SCALES[kind]
+    exact: dict[str, torch.Tensor] = {}
+    generator = torch.Generator().manual_seed(1)
+
+    def quantise(tensors: dict[str, torch.Tensor], name: str) -> None:
+        codes = tensors[name].to(torch.float8_e4m3fn)
+        exponent = torch.randint(-4, 4, (1, 1), generator=generator)
+        exact[name] = codes.float() * torch.exp2(exponent.float())
+        if dtype is None:
+            scale = torch.full((1, 1), 255, dtype=torch.uint8) if form else torch.full((1, 1), float("nan"))
+        else:
+            scale = (exponent + 127).to(dtype) if dtype == torch.uint8 else torch.exp2(exponent.float()).to(dtype)
+        tensors[name], tensors[f"{name}_scale_inv"] = codes, scale
+
+    change = changing(rf"layers\.{LAYER}\.mlp\.experts.*up_proj\.weight", quantise)
+    directory = rewritten(saved("qwen3_moe").directory, tmp_path, change, quantization_config=form)
+    if refused:
+        with pytest.raises(ArgumentError, match=refused):
+            load_layer(directory, LAYER)
+        return
+    up = load_layer(directory, LAYER, dtype=torch.float32).tensors["w_gate_up"][..., 16:]
+    for expert in range(8):
+        assert torch.equal(up[expert], exact[f"model.layers.{LAYER}.mlp.experts.{expert}.up_proj.weight"].t())
 
 
 def test_dtypes(tmp_path: Path) -> None:
@@ -240,3 +287,87 @@ def test_no_value_of_a_config_ends_in_an_error_without_a_type(value: Any, tmp_pa
     for name in [*json.loads((source / "config.json").read_text()), "quantization_config"]:
         with contextlib.suppress(ArgumentError):
             load_layer(rewritten(source, tmp_path, nothing, **{name: value}), LAYER)
+
+
+# ---- what a config.json says and the layer does not compute
+
+
+def config_of(kind: str) -> dict[str, Any]:
+    """config.json of the small model of a model_type."""
+    values: dict[str, Any] = json.loads((saved(kind).directory / "config.json").read_text())
+    assert values["model_type"] == kind
+    return values
+
+
+ALL_MODELS = [*MODELS, *MORE_MODELS]
+
+
+def test_every_model_type_has_a_model_here() -> None:
+    assert set(ALL_MODELS) == set(MODEL_TYPES)
+
+
+@pytest.mark.parametrize("kind", ALL_MODELS)
+def test_absent_numbers_are_those_of_transformers(kind: str) -> None:
+    """From a file with the sizes only, the layer is that of transformers' config class with the same sizes."""
+    sizes = ("hidden_size", "moe_intermediate_size", "intermediate_size", "num_experts_per_tok", "num_experts")
+    sizes += ("n_routed_experts", "num_local_experts", "shared_expert_intermediate_size", "n_shared_experts")
+    given = {name: value for name, value in config_of(kind).items() if name in sizes}
+    if kind in ("deepseek_v3", "deepseek_v32"):
+        given |= {"n_group": 4, "topk_group": 2}
+    whole = getattr(transformers, CONFIG_MAPPING_NAMES[kind])(**given).to_dict()
+    assert moe_config({"model_type": kind, **given}) == moe_config(whole)
+
+
+@pytest.mark.parametrize("kind", ALL_MODELS)
+def test_no_key_is_passed_over(kind: str) -> None:
+    """Another value of a key changes the layer's numbers or is refused, but for keys that change nothing."""
+    values, changed = config_of(kind), {bool: lambda v: not v, int: lambda v: v + 2, float: lambda v: v + 0.5}
+    plain = moe_config(values)
+    for name in set(values) - HARMLESS - {"model_type"}:
+        if values[name] is None or name.startswith("_"):
+            continue
+        other = changed.get(type(values[name]), lambda v: f"{v}_other")(values[name])
+        with contextlib.suppress(ArgumentError):
+            assert moe_config({**values, name: other}) != plain, name
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_keys_that_change_a_layer_are_refused_by_name(seed: int) -> None:
+    """Drawn keys of transformers' other models, with a value that says something, and keys of no model."""
+    draw = random.Random(seed)
+    kind = draw.choice(ALL_MODELS)
+    values = config_of(kind)
+    others = sorted(set(_fields_of_other_models()) - set(values) - HARMLESS)
+    name = draw.choice([*others, *NEUTRAL, f"new_setting_{seed}"])
+    value = draw.choice([2, 7.5, "word", [1, 2], {"a": 1}, NEUTRAL.get(name) is not True])
+    plain = moe_config(values)
+    assert moe_config({**values, name: None}) == plain or name in values
+    try:
+        read = moe_config({**values, name: value})
+    except ArgumentError as error:
+        assert name in str(error)
+    else:
+        assert name not in others and (read != plain or value == values.get(name)), (kind, name, value)
+    if name in NEUTRAL and name not in values:
+        assert moe_config({**values, name: NEUTRAL[name]}) == plain
+
+
+def _fields_of_other_models() -> list[str]:
+    """Keys of every config class in transformers that has experts, and is none of ours."""
+    names: set[str] = set()
+    for kind, name in CONFIG_MAPPING_NAMES.items():
+        if kind not in MODEL_TYPES and re.search("moe|deepseek_v4|gpt_oss|longcat|jamba|dbrx|llama4_text|ernie", kind):
+            names |= set(getattr(transformers, name).__dataclass_fields__)
+    assert {"router_jitter_noise", "swiglu_limit"} <= names
+    return sorted(names)
+
+
+@pytest.mark.parametrize(
+    "name", ["gate.bias", "experts.2.down_proj.bias", "experts.5.up_proj.weight_scale", "new.weight"]
+)
+def test_a_tensor_of_the_block_that_nobody_reads_is_refused(name: str, tmp_path: Path) -> None:
+    full = f"model.layers.{LAYER}.mlp.{name}"
+    add = lambda tensors: tensors.update({full: torch.zeros(4)})  # noqa: E731
+    directory = rewritten(saved("qwen3_moe").directory, tmp_path, add)
+    with pytest.raises(ArgumentError, match=f"has {re.escape(full)}, which a layer with .* does not use"):
+        load_layer(directory, LAYER, rank=1, world=2)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from gloo_ranks import threads
-from hf_models import LAYER, MODELS, run_block, saved
+from hf_models import LAYER, MODELS, MORE_MODELS, run_block, saved
 
 from ascend_moe.checkpoint import build_layer
 from ascend_moe.comm import LocalCluster, lookup
@@ -40,6 +40,12 @@ def share(x: torch.Tensor, world: int, rank: int) -> torch.Tensor:
 FP32, BF16 = torch.float32, torch.bfloat16
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["published", "fused"])
+@pytest.mark.parametrize("model", MORE_MODELS)
+def test_the_layers_of_further_models_equal_transformers(model: str, fused: bool) -> None:
+    equals_transformers(model, "window v2", 2, fused, FP32)
+
+
 @pytest.mark.parametrize(
     ("carrier", "world", "fused", "dtype"),
     [
@@ -51,6 +57,10 @@ FP32, BF16 = torch.float32, torch.bfloat16
 )
 @pytest.mark.parametrize("model", MODELS)
 def test_equals_transformers(model: str, carrier: str, world: int, fused: bool, dtype: torch.dtype) -> None:
+    equals_transformers(model, carrier, world, fused, dtype)
+
+
+def equals_transformers(model: str, carrier: str, world: int, fused: bool, dtype: torch.dtype) -> None:
     checkpoint = saved(model, "fused" if fused else "published", dtype)
     x = torch.randn(24, checkpoint.hidden, generator=torch.Generator().manual_seed(3)).to(dtype)
     expected = run_block(checkpoint.block, x)
