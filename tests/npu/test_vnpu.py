@@ -8,8 +8,10 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +61,56 @@ def test_devices_memory_streams_and_graphs() -> None:
     done = launch("--soc", "Ascend910B3", "--devices", "4", "--no-verify", "--", sys.executable, script)
     assert "not an NPU, times mean nothing" in done.stderr
     assert done.returncode == 0 and done.stdout.endswith(f"{LAST_LINE}\n"), done.stderr
+
+
+def test_no_blocking_call_waits_for_operators_that_wait_for_it() -> None:
+    run("blocking_checks.py").must_pass()
+
+
+_LONG_RUNS = [pytest.param(seed, 150, marks=pytest.mark.nightly) for seed in (1, 2)]
+
+
+@pytest.mark.parametrize(("seed", "seconds"), [(0, 6), *_LONG_RUNS])
+def test_drawn_orders_of_blocking_calls(seed: int, seconds: int) -> None:
+    run("blocking_checks.py", str(seconds), str(seed)).must_pass()
+
+
+# How a program meets SIGTERM while its main thread waits for queued work that takes a minute.
+_LONG = """
+import signal, sys, torch
+{handler}
+x = torch.ones(2048, 2048).npu()
+for _ in range(400):
+    x = x @ x
+print("queued", flush=True)
+{wait}
+"""
+
+
+_HANDLER = "signal.signal(signal.SIGTERM, lambda *_: print('handled', flush=True))"
+
+
+@pytest.mark.parametrize(
+    ("handler", "wait"),
+    [("", "torch.npu.empty_cache()"), (_HANDLER, "torch.npu.empty_cache()"), (_HANDLER, "x.cpu()")],
+)
+def test_sigterm_reaches_a_program_that_waits(wait: str, handler: str) -> None:
+    """It ends at once; where it has a handler of its own, that is called."""
+    env = vnpu.environment(base={**os.environ, "ASCEND_MOE_TIMEOUT_S": "60"})
+    command = [sys.executable, "-c", _LONG.format(handler=handler, wait=wait)]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and "queued\n" in iter(process.stdout.readline, "")
+            time.sleep(0.5)  # now it waits
+            sent = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            if handler:
+                assert process.stdout.readline() == "handled\n"
+            else:
+                assert process.wait(20) == -signal.SIGTERM
+            assert time.monotonic() - sent < 2
+        finally:
+            process.kill()
 
 
 def test_schemas_and_outputs_are_the_wheels(tmp_path: Path) -> None:

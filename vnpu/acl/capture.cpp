@@ -65,23 +65,19 @@ VNPU_EXPORT AclError aclmdlRICaptureEnd(Handle handle, Handle* model) {
 }
 
 VNPU_EXPORT AclError aclmdlRIExecuteAsync(Handle model, Handle stream) {
-    std::shared_ptr<Graph> graph;
-    {
-        std::lock_guard<std::mutex> lock(GraphMutex());
-        graph = GraphOf(model, "aclmdlRIExecuteAsync");
-        Stream* target = StreamOf(stream, "aclmdlRIExecuteAsync");
-        if (!graph || !target) return kInvalidHandle;
-        if (graph->capturing) {
-            vnpu_error("aclmdlRIExecuteAsync: graph %u is still being captured", graph->id);
-            return kModelCaptured;
-        }
-        if (target->capture) {
-            vnpu_error("aclmdlRIExecuteAsync: stream %d is being captured; graphs in graphs are not supported",
-                       target->id);
-            return kModelCaptured;
-        }
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    const std::shared_ptr<Graph> graph = GraphOf(model, "aclmdlRIExecuteAsync");
+    Stream* target = StreamOf(stream, "aclmdlRIExecuteAsync");
+    if (!graph || !target) return kInvalidHandle;
+    if (graph->capturing) {
+        vnpu_error("aclmdlRIExecuteAsync: graph %u is still being captured", graph->id);
+        return kModelCaptured;
     }
-    for (const auto& step : graph->steps) step->Run();
+    if (target->capture) {
+        vnpu_error("aclmdlRIExecuteAsync: stream %d is being captured; graphs in graphs are not supported", target->id);
+        return kModelCaptured;
+    }
+    for (const auto& step : graph->steps) target->last = Put(step);
     return kSuccess;
 }
 

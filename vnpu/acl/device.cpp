@@ -11,6 +11,8 @@
 #include <set>
 #include <string>
 
+#include "queue.h"
+
 namespace vnpu {
 namespace {
 
@@ -105,6 +107,17 @@ VNPU_EXPORT void vnpu_error(const char* format, ...) {
 
 VNPU_EXPORT const char* vnpu_soc(void) { return TheSoc().name; }
 
+VNPU_EXPORT double vnpu_timeout_seconds(void) {
+    for (const char* name : {"ASCEND_MOE_TIMEOUT_S", "HCCL_EXEC_TIMEOUT"}) {
+        const char* text = std::getenv(name);
+        const double seconds = text != nullptr ? std::atof(text) : 0;
+        if (seconds > 0) return seconds;
+    }
+    return 120.0;
+}
+
+VNPU_EXPORT int vnpu_wait(void) { return WaitForAll(); }
+
 VNPU_EXPORT const char* aclGetRecentErrMsg() {
     // As in CANN the text is the calling thread's and is taken by being read.
     static thread_local std::string taken;
@@ -120,7 +133,7 @@ VNPU_EXPORT AclError aclInit(const char*) {
 
 VNPU_EXPORT AclError aclFinalize() {
     initialised = false;
-    return kSuccess;
+    return WaitForAll();
 }
 
 VNPU_EXPORT const char* aclrtGetSocName() { return TheSoc().name; }
@@ -138,7 +151,7 @@ VNPU_EXPORT AclError aclrtSetDevice(int32_t device) {
 VNPU_EXPORT AclError aclrtResetDevice(int32_t device) {
     if (device < 0 || device >= DeviceCount()) return kInvalidDevice;
     if (device == current_device) current_device = -1;
-    return kSuccess;
+    return WaitForAll();
 }
 
 VNPU_EXPORT AclError aclrtGetDevice(int32_t* device) {

@@ -13,18 +13,27 @@
 
 #define VNPU_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Runs fn(arg) now, on the calling thread; on a stream that is being captured, at every replay of the graph.
-// `drop` (may be null) is called once when arg is no longer needed. Returns 0, or an ACL code when the stream
-// is no stream. A null stream is the current device's default stream.
-VNPU_EXPORT int vnpu_enqueue(void* stream, void (*fn)(void*), void* arg, void (*drop)(void*));
+// What work needs of the thread that runs it.
+enum VnpuNeeds : int { kNeedsNothing = 0, kNeedsPython = 1 };
+
+// Runs fn(arg) after all that was enqueued before, on a thread of the device; on a stream that is being captured, at
+// every replay of the graph. `drop` (may be null) is called once when arg is no longer needed. Returns 0, or an ACL
+// code when the stream is no stream. A null stream is the current device's default stream.
+VNPU_EXPORT int vnpu_enqueue(void* stream, void (*fn)(void*), void* arg, void (*drop)(void*), VnpuNeeds needs);
 
 // The same for anything that can be called without arguments; it is kept for as long as it may run.
 template <typename F>
-int vnpu_enqueue_call(void* stream, F call) {
+int vnpu_enqueue_call(void* stream, F call, VnpuNeeds needs = kNeedsNothing) {
     return vnpu_enqueue(
         stream, [](void* held) { (*static_cast<F*>(held))(); }, new F(std::move(call)),
-        [](void* held) { delete static_cast<F*>(held); });
+        [](void* held) { delete static_cast<F*>(held); }, needs);
 }
+
+// Waits until all that was enqueued before has run. Returns 0, or an ACL code with its message.
+VNPU_EXPORT int vnpu_wait(void);
+
+// Seconds that a rank waits for another, or for its own device: $ASCEND_MOE_TIMEOUT_S or $HCCL_EXEC_TIMEOUT, else 120.
+VNPU_EXPORT double vnpu_timeout_seconds(void);
 
 // Called by a running fn whose work has failed on the device: the next call that waits returns 507035 (a
 // vector core exception), with the text of this thread's last vnpu_error.
@@ -55,6 +64,7 @@ constexpr AclError kCaptureUnmatched = 107036;
 constexpr AclError kCaptureNotSupported = 107030;
 constexpr AclError kNotSupported = 207000;
 constexpr AclError kOutOfMemory = 207001;
+constexpr AclError kQueueTimeout = 507046;  // ACL_ERROR_RT_STREAM_SYNC_TIMEOUT
 
 enum LocationType : int { kLocationHost = 0, kLocationDevice = 1, kLocationUnregistered = 2 };
 

@@ -1,4 +1,4 @@
-// Events: marked at record, since everything before them on the stream has run by then.
+// Events: marked by work in the queue, when everything before it has run.
 #include <chrono>
 #include <unordered_set>
 
@@ -27,6 +27,11 @@ AclError WithEvent(Handle handle, const Use& use, const char* function = __built
     std::lock_guard<std::mutex> lock(GraphMutex());
     Event* event = EventOf(handle, function);
     return event ? use(*event) : kInvalidHandle;
+}
+
+// The number of the event's last record in the queue.
+AclError FindLast(Handle handle, uint64_t* last, const char* function) {
+    return WithEvent(handle, [&](const Event& event) { return *last = event.last, kSuccess; }, function);
 }
 
 AclError Create(Handle* out, uint32_t flags) {
@@ -69,7 +74,13 @@ VNPU_EXPORT AclError aclrtRecordEvent(Handle handle, Handle stream_handle) {
         if (!event || !stream) return kInvalidHandle;
         event->capture = stream->capture;
     }
-    return vnpu_enqueue(stream_handle, Mark, handle, nullptr);
+    if (AclError code = vnpu_enqueue(stream_handle, Mark, handle, nullptr, kNeedsNothing)) return code;
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Event* event = EventOf(handle, "aclrtRecordEvent");
+    Stream* stream = StreamOf(stream_handle, "aclrtRecordEvent");
+    if (!event || !stream) return kInvalidHandle;
+    if (!stream->capture) event->last = stream->last;
+    return kSuccess;
 }
 
 VNPU_EXPORT AclError aclrtResetEvent(Handle handle, Handle) {
@@ -98,27 +109,39 @@ VNPU_EXPORT AclError aclrtStreamWaitEvent(Handle stream_handle, Handle handle) {
 }
 
 VNPU_EXPORT AclError aclrtSynchronizeEvent(Handle handle) {
-    return WithEvent(handle, [](Event& event) {
+    uint64_t last = 0;
+    const auto find = [&](const Event& event) {
+        last = event.last;
         std::shared_ptr<Graph> capture = event.capture.lock();
-        if (!capture || !capture->capturing) return TakeFault();
+        if (!capture || !capture->capturing) return kSuccess;
         vnpu_error("aclrtSynchronizeEvent: the event was recorded in capture %u, which is under way", capture->id);
         return kEventCaptured;
-    });
+    };
+    if (AclError code = WithEvent(handle, find)) return code;
+    if (AclError code = WaitFor(last)) return code;
+    return TakeFault();
 }
 
 // ACL_EVENT_RECORDED_STATUS_COMPLETE (1); an event never recorded is 0, NOT_READY.
 VNPU_EXPORT AclError aclrtQueryEventStatus(Handle handle, int* status) {
     if (!status) return kParamInvalid;
-    return WithEvent(handle, [&](Event& event) { return *status = event.recorded ? 1 : 0, kSuccess; });
+    return WithEvent(handle, [&](Event& event) {
+        *status = event.recorded && HasRun(event.last) ? 1 : 0;
+        return kSuccess;
+    });
 }
 
-// ACL_EVENT_WAIT_STATUS_COMPLETE (0): nobody is ever left waiting.
+// ACL_EVENT_WAIT_STATUS_COMPLETE (0): what waits for the event is behind it in the queue.
 VNPU_EXPORT AclError aclrtQueryEventWaitStatus(Handle handle, int* status) {
     if (!status) return kParamInvalid;
     return WithEvent(handle, [&](Event&) { return *status = 0, kSuccess; });
 }
 
 VNPU_EXPORT AclError aclrtEventElapsedTime(float* ms, Handle start_handle, Handle end_handle) {
+    uint64_t last[2] = {};
+    if (AclError code = FindLast(start_handle, &last[0], "aclrtEventElapsedTime")) return code;
+    if (AclError code = FindLast(end_handle, &last[1], "aclrtEventElapsedTime")) return code;
+    if (AclError code = WaitFor(last[0] > last[1] ? last[0] : last[1])) return code;
     std::lock_guard<std::mutex> lock(GraphMutex());
     Event* start = EventOf(start_handle, "aclrtEventElapsedTime");
     Event* end = EventOf(end_handle, "aclrtEventElapsedTime");
@@ -133,6 +156,9 @@ VNPU_EXPORT AclError aclrtEventElapsedTime(float* ms, Handle start_handle, Handl
 
 // Microseconds of the host's monotonic clock.
 VNPU_EXPORT AclError aclrtEventGetTimestamp(Handle handle, uint64_t* timestamp) {
+    uint64_t last = 0;
+    if (AclError code = FindLast(handle, &last, "aclrtEventGetTimestamp")) return code;
+    if (AclError code = WaitFor(last)) return code;
     return WithEvent(handle, [&](Event& event) {
         if (!timestamp || !event.recorded) return kEventTimestampInvalid;
         *timestamp = static_cast<uint64_t>(event.ns / 1000);

@@ -1,4 +1,4 @@
-// Streams, events and captured graphs. Work runs at enqueue; on a capturing stream it is recorded instead.
+// Streams, events and captured graphs. Work goes into the queue; on a capturing stream it is recorded instead.
 //
 // A graph is one list, in the order of enqueue over all streams that take part in the capture: that order
 // respects every event wait, so a replay runs the list from front to back.
@@ -11,11 +11,13 @@
 #include <vector>
 
 #include "device.h"
+#include "queue.h"
 
 namespace vnpu {
 
 struct Work {
-    Work(void (*fn_in)(void*), void* arg_in, void (*drop_in)(void*)) : fn(fn_in), arg(arg_in), drop(drop_in) {}
+    Work(void (*fn_in)(void*), void* arg_in, void (*drop_in)(void*), VnpuNeeds needs_in)
+        : fn(fn_in), arg(arg_in), drop(drop_in), needs(needs_in) {}
     Work(const Work&) = delete;
     Work& operator=(const Work&) = delete;
     ~Work() {
@@ -26,6 +28,7 @@ struct Work {
     void (*fn)(void*);
     void* arg;
     void (*drop)(void*);
+    VnpuNeeds needs;
 };
 
 struct Graph {
@@ -34,7 +37,7 @@ struct Graph {
     int mode;       // of aclmdlRICaptureBegin: 0 global, 1 thread local, 2 relaxed
     std::thread::id thread;
     bool capturing = true;
-    std::vector<std::unique_ptr<Work>> steps = {};
+    std::vector<std::shared_ptr<Work>> steps = {};
 };
 
 struct Stream {
@@ -42,10 +45,12 @@ struct Stream {
     int device;
     uint32_t overflow_switch = 0;
     std::shared_ptr<Graph> capture;
+    uint64_t last = 0;  // the number of its last work in the queue
 };
 
 struct Event {
     uint32_t flags;
+    uint64_t last = 0;  // the number of its last record in the queue; 0: never recorded, or by a graph only
     bool recorded = false;
     int64_t ns = 0;
     std::weak_ptr<Graph> capture;  // recorded inside this capture: a stream that waits for it joins

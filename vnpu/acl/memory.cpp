@@ -64,7 +64,9 @@ AclError Allocate(void** out, size_t size, int type, const char* function = __bu
     return kSuccess;
 }
 
+// As in CANN it waits for the work that may still use the block.
 AclError Release(void* pointer, int type, const char* function = __builtin_FUNCTION()) {
+    if (AclError code = WaitForAll(function)) return code;
     const Locked<Heap> heap;
     auto block = heap->blocks.find(reinterpret_cast<uintptr_t>(pointer));
     if (block == heap->blocks.end() || block->second.type != type || !block->second.ours) {
@@ -121,6 +123,7 @@ VNPU_EXPORT AclError aclrtHostRegister(void* pointer, uint64_t size, int, void**
 }
 VNPU_EXPORT AclError aclrtHostRegisterV2(void* pointer, uint64_t size, uint32_t) { return Register(pointer, size); }
 VNPU_EXPORT AclError aclrtHostUnregister(void* pointer) {
+    if (AclError code = WaitForAll()) return code;
     const Locked<Heap> heap;
     auto block = heap->blocks.find(reinterpret_cast<uintptr_t>(pointer));
     if (block == heap->blocks.end() || block->second.ours) return kParamInvalid;
@@ -175,6 +178,7 @@ VNPU_EXPORT AclError aclrtReserveMemAddress(void** out, size_t size, size_t, voi
 }
 
 VNPU_EXPORT AclError aclrtReleaseMemAddress(void* range) {
+    if (AclError code = WaitForAll()) return code;
     const Locked<Ranges> ranges;
     auto reserved = ranges->reserved.find(range);
     if (reserved == ranges->reserved.end()) return kParamInvalid;
@@ -213,6 +217,7 @@ VNPU_EXPORT AclError aclrtMapMem(void* address, size_t size, size_t offset, Hand
 }
 
 VNPU_EXPORT AclError aclrtUnmapMem(void* address) {
+    if (AclError code = WaitForAll()) return code;
     const Locked<Ranges> ranges;
     auto range = ranges->mapped.find(address);
     if (range == ranges->mapped.end()) return kParamInvalid;
@@ -221,7 +226,7 @@ VNPU_EXPORT AclError aclrtUnmapMem(void* address) {
     return kSuccess;
 }
 
-// ---- copies and fills: synchronous ones run at once, the others go onto their stream ----
+// ---- copies and fills: synchronous ones wait for all streams, the others go onto their own ----
 
 namespace {
 
@@ -260,6 +265,7 @@ AclError CopyBatch(size_t batches, size_t* fail_index, const Copy& copy) {
 VNPU_EXPORT AclError aclrtMemcpy(void* destination, size_t room, const void* source, size_t count, int) {
     if (AclError code = Check("aclrtMemcpy", destination, room, source, count)) return code;
     if (AclError code = RefuseInCapture("aclrtMemcpy")) return code;
+    if (AclError code = WaitForAll("aclrtMemcpy")) return code;
     std::memmove(destination, source, count);
     return kSuccess;
 }
@@ -291,6 +297,7 @@ VNPU_EXPORT AclError aclrtMemcpyBatchAsync(void** destinations, size_t* rooms, v
 VNPU_EXPORT AclError aclrtMemset(void* destination, size_t room, int32_t value, size_t count) {
     if (AclError code = Check("aclrtMemset", destination, room, destination, count)) return code;
     if (AclError code = RefuseInCapture("aclrtMemset")) return code;
+    if (AclError code = WaitForAll("aclrtMemset")) return code;
     std::memset(destination, value, count);
     return kSuccess;
 }

@@ -1,4 +1,4 @@
-// Streams: work runs at enqueue, on the calling thread, so a stream is always idle between two calls.
+// Streams: their work goes into the one queue of the process (queue.h), so it runs in the order of enqueue.
 #include <map>
 #include <unordered_set>
 
@@ -77,6 +77,7 @@ AclError Create(Handle* out) {
 
 AclError Destroy(Handle handle, const char* function = __builtin_FUNCTION()) {
     if (!handle) return kParamInvalid;
+    if (AclError code = WaitForAll(function)) return code;
     const auto destroy = [](Stream& stream) {
         Streams().erase(&stream);
         delete &stream;
@@ -88,17 +89,22 @@ AclError Destroy(Handle handle, const char* function = __builtin_FUNCTION()) {
 // A capturing stream has run nothing: waiting for it would never end on a device, so it is an error as in
 // CANN.
 AclError Synchronize(Handle handle, const char* function = __builtin_FUNCTION()) {
-    const auto wait = [function](const Stream& stream) {
-        if (!stream.capture) return TakeFault();
+    uint64_t last = 0;
+    const auto find = [&](const Stream& stream) {
+        last = stream.last;
+        if (!stream.capture) return kSuccess;
         vnpu_error("%s: stream %d is being captured; a captured stream cannot be waited for", function, stream.id);
         return kCaptureNotSupported;
     };
-    return WithStream(handle, wait, function);
+    if (AclError code = WithStream(handle, find, function)) return code;
+    if (AclError code = WaitFor(last, function)) return code;
+    return TakeFault();
 }
 
 AclError SynchronizeDevice(const char* function = __builtin_FUNCTION()) {
     if (AclError code = NeedDevice(function)) return code;
     if (AclError code = RefuseInCapture(function)) return code;
+    if (AclError code = WaitForAll(function)) return code;
     return TakeFault();
 }
 
@@ -107,18 +113,16 @@ AclError SynchronizeDevice(const char* function = __builtin_FUNCTION()) {
 
 using namespace vnpu;
 
-VNPU_EXPORT int vnpu_enqueue(Handle handle, void (*fn)(void*), void* arg, void (*drop)(void*)) {
-    auto work = std::make_unique<Work>(fn, arg, drop);
-    {
-        std::lock_guard<std::mutex> lock(GraphMutex());
-        Stream* stream = StreamOf(handle, "vnpu_enqueue");
-        if (!stream) return kInvalidHandle;
-        if (stream->capture) {
-            stream->capture->steps.push_back(std::move(work));
-            return kSuccess;
-        }
+VNPU_EXPORT int vnpu_enqueue(Handle handle, void (*fn)(void*), void* arg, void (*drop)(void*), VnpuNeeds needs) {
+    auto work = std::make_shared<Work>(fn, arg, drop, needs);
+    std::lock_guard<std::mutex> lock(GraphMutex());
+    Stream* stream = StreamOf(handle, "vnpu_enqueue");
+    if (!stream) return kInvalidHandle;
+    if (stream->capture) {
+        stream->capture->steps.push_back(std::move(work));
+    } else {
+        stream->last = Put(std::move(work));
     }
-    work->Run();
     return kSuccess;
 }
 
@@ -134,8 +138,11 @@ VNPU_EXPORT AclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return Synchro
 
 VNPU_EXPORT AclError aclrtStreamQuery(Handle handle, int* status) {
     if (!status) return kParamInvalid;
-    *status = 0;  // ACL_STREAM_STATUS_COMPLETE
-    return Synchronize(handle);
+    uint64_t last = 0;
+    const auto find = [&](const Stream& stream) { return last = stream.last, kSuccess; };
+    if (AclError code = WithStream(handle, find, "aclrtStreamQuery")) return code;
+    *status = HasRun(last) ? 0 : 1;  // ACL_STREAM_STATUS_COMPLETE, _NOT_READY
+    return *status == 0 ? Synchronize(handle) : kSuccess;
 }
 
 VNPU_EXPORT AclError aclrtStreamGetId(Handle handle, int32_t* id) {
@@ -153,7 +160,7 @@ VNPU_EXPORT AclError aclrtGetStreamOverflowSwitch(Handle handle, uint32_t* flag)
 }
 
 VNPU_EXPORT AclError aclrtLaunchHostFunc(Handle stream, void (*fn)(void*), void* data) {
-    return fn ? vnpu_enqueue_call(stream, [=] { fn(data); }) : kParamInvalid;
+    return fn ? vnpu_enqueue_call(stream, [=] { fn(data); }, kNeedsPython) : kParamInvalid;
 }
 VNPU_EXPORT AclError aclrtLaunchCallback(void (*fn)(void*), void* data, int, Handle stream) {
     return aclrtLaunchHostFunc(stream, fn, data);

@@ -154,17 +154,6 @@ bool Gone(int pidfd) {
     return poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLIN | POLLHUP | POLLERR));
 }
 
-double TimeoutSeconds() {
-    for (const char* name : {"ASCEND_MOE_TIMEOUT_S", "HCCL_EXEC_TIMEOUT"}) {
-        const char* text = std::getenv(name);
-        if (text && *text) {
-            const double seconds = std::atof(text);
-            if (seconds > 0) return seconds;
-        }
-    }
-    return 120.0;
-}
-
 HcclResult Fail(Comm& comm, HcclResult code, int culprit, const std::string& text) {
     Failure* failure = FailureOf(comm.control);
     uint32_t none = 0;
@@ -188,7 +177,7 @@ HcclResult CheckFailed(Comm& comm) {
 }
 
 HcclResult WaitFor(Comm& comm, const std::function<bool(int)>& awaited, const std::string& what) {
-    const double seconds = TimeoutSeconds();
+    const double seconds = vnpu_timeout_seconds();
     const auto start = Clock::now();
     auto next_look = start + kLivenessEvery;
     for (uint64_t round = 0;; ++round) {
@@ -319,6 +308,7 @@ VNPU_EXPORT HcclResult HcomGetCommHandleByGroup(const char* group, void** handle
 }
 
 VNPU_EXPORT HcclResult HcclCommDestroy(void* handle) {
+    vnpu_wait();  // as below, if it fails
     std::shared_ptr<Comm> comm = Find(handle, "HcclCommDestroy");
     if (!comm) return kHcclNotFound;
     // Messages that were sent are delivered first. If that fails, stderr has the error and the end goes on.

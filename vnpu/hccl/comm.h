@@ -117,7 +117,6 @@ struct Comm {
 HcclResult Meet(const RootInfo& info, int rank, int world, uint64_t data_bytes, const std::string& name,
                 std::shared_ptr<Comm>* out);
 
-double TimeoutSeconds();
 // The process behind this pidfd has ended.
 bool Gone(int pidfd);
 // Ends the communicator for every rank, unless it has ended already; tells it and returns the code.
@@ -125,7 +124,7 @@ HcclResult Fail(Comm& comm, HcclResult code, int culprit, const std::string& tex
 // kHcclSuccess, or the code of the failure that has ended the communicator, told again.
 HcclResult CheckFailed(Comm& comm);
 // Waits until awaited(r) is false for every rank r. Ends with a code that names the rank when it is gone,
-// when it has left the communicator, or after TimeoutSeconds().
+// when it has left the communicator, or after vnpu_timeout_seconds().
 HcclResult WaitFor(Comm& comm, const std::function<bool(int)>& awaited, const std::string& what);
 // All ranks of the communicator.
 HcclResult Barrier(Comm& comm, const std::string& what);

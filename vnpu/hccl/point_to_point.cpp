@@ -203,7 +203,7 @@ void Carry() {
 // At exit the receivers still get what was sent, within the usual limit. A forked child has no such thread.
 __attribute__((destructor)) void Deliver() {
     const Outbox& outbox = TheOutbox();
-    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(TimeoutSeconds());
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(vnpu_timeout_seconds());
     while (outbox.carrier == getpid() && std::chrono::steady_clock::now() < end) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

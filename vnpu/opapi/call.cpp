@@ -81,58 +81,40 @@ int execute(aclOpExecutor* executor, void* stream) {
     // The graph of a capture keeps its own reference, so that it can be replayed when the executor is gone.
     const std::shared_ptr<Call> call = executor->call;
     delete executor;
-    return vnpu_enqueue_call(stream, [call] {
+    const auto run = [call] {
         const std::string problem = run_in_python(*call);
         if (problem.empty()) return;
         vnpu_error("%s", problem.c_str());
         vnpu_fault();
-    });
+    };
+    return vnpu_enqueue_call(stream, run, kNeedsPython);
 }
 
-// ---- into the Python that runs the caller's script. Its functions are looked up by name: the build needs no
-// Python, and one library serves every Python version ----
+// ---- into the Python that runs the caller's script; the queue holds its lock. Its functions are looked up by name:
+// the build needs no Python, and one library serves every Python version ----
 
 namespace {
 
 // clang-format off
-#define VNPU_PYTHON_FUNCTIONS(X)                                                                         \
-    X(int, PyGILState_Ensure, ()) X(void, PyGILState_Release, (int)) X(int, Py_IsInitialized, ())        \
-    X(void*, PyImport_ImportModule, (const char*)) X(const char*, PyUnicode_AsUTF8, (void*))             \
-    X(void*, PyObject_CallMethod, (void*, const char*, const char*, ...)) X(void, Py_DecRef, (void*))    \
-    X(void, PyErr_Print, ())
+#define VNPU_PYTHON_FUNCTIONS(X)                                                             \
+    X(void*, PyImport_ImportModule, (const char*)) X(const char*, PyUnicode_AsUTF8, (void*)) \
+    X(void*, PyObject_CallMethod, (void*, const char*, const char*, ...)) X(void, Py_DecRef, (void*)) X(void, PyErr_Print, ())
 // clang-format on
 
 struct Python {
 #define VNPU_FUNCTION(type, name, parameters) \
     type(*name) parameters = reinterpret_cast<type(*) parameters>(dlsym(RTLD_DEFAULT, #name));
     VNPU_PYTHON_FUNCTIONS(VNPU_FUNCTION)
-    VNPU_FUNCTION(int, Py_IsFinalizing, ())   // since 3.13
-    VNPU_FUNCTION(int, _Py_IsFinalizing, ())  // before
 #undef VNPU_FUNCTION
-
-    bool complete() const {
-#define VNPU_FUNCTION(type, name, parameters) &&name != nullptr
-        return true VNPU_PYTHON_FUNCTIONS(VNPU_FUNCTION);
-#undef VNPU_FUNCTION
-    }
-    bool finalizing() const {
-        const auto ask = Py_IsFinalizing != nullptr ? Py_IsFinalizing : _Py_IsFinalizing;
-        return ask != nullptr && ask() != 0;
-    }
 };
 
-const Python& python() {
-    static const Python api;
-    return api;
-}
-
-// run() never raises, except for an interrupt; the GIL is held.
+// run() never raises, except for an interrupt.
 std::string raised(const Python& p, const char* what) {
     p.PyErr_Print();
     return std::string(what) + " has raised the Python error above";
 }
 
-// The error, or empty when there is none; the GIL is held.
+// The error, or empty when there is none.
 std::string call_python(const Python& p, const Call& call) {
     void* module = p.PyImport_ImportModule("ascend_moe.vnpu.operators");
     if (module == nullptr) return raised(p, "the import of ascend_moe.vnpu.operators");
@@ -150,18 +132,9 @@ std::string call_python(const Python& p, const Call& call) {
 }  // namespace
 
 std::string run_in_python(const Call& call) {
-    const Python& p = python();
-    const std::string name = call.name;
-    if (!p.complete() || !p.Py_IsInitialized()) {
-        return name + ": the virtual NPU computes with Python, and this process runs none";
-    }
-    if (p.finalizing()) {
-        return name + ": Python is shutting down; synchronize the device before the script ends";
-    }
-    const int state = p.PyGILState_Ensure();
-    const std::string problem = call_python(p, call);
-    p.PyGILState_Release(state);
-    return problem.empty() ? problem : name + ": " + problem;
+    static const Python python;
+    const std::string problem = call_python(python, call);
+    return problem.empty() ? problem : std::string(call.name) + ": " + problem;
 }
 
 }  // namespace vnpu

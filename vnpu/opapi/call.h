@@ -88,8 +88,8 @@ struct Call {
     void put(bool number) { put(static_cast<int64_t>(number)); }
 };
 
-// Runs the call in the process's Python. Empty, or one line that says what went wrong, the operator's name
-// first.
+// Runs the call in the process's Python, whose lock this thread holds. Empty, or one line that says what went wrong,
+// the operator's name first.
 std::string run_in_python(const Call& call);
 
 // The two halves of an aclnn function: remember the call; put it on a stream.

@@ -1,0 +1,30 @@
+// The work of this process's devices: one queue in the order of enqueue, which a thread of its own empties.
+//
+// torch_npu calls us from threads that hold Python's lock (the GIL) and wait for threads that do not. Work that needs
+// the GIL is therefore never run, and never waited for, on the caller's thread: a call that waits for the queue lets
+// the GIL go meanwhile.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "device.h"
+
+namespace vnpu {
+
+struct Work;
+
+// Puts work at the end. Returns its number, from 1 on.
+uint64_t Put(std::shared_ptr<Work> work);
+
+// Waits until work number `last`, and all before it, has run. kSuccess, or kQueueTimeout, with a message, where nothing
+// ends for the time that HCCL gives a collective and a minute more, or where the handler of a signal has raised.
+AclError WaitFor(uint64_t last, const char* function = __builtin_FUNCTION());
+
+// Waits for all work that was put before this call.
+AclError WaitForAll(const char* function = __builtin_FUNCTION());
+
+// Whether work number `last`, and all before it, has run.
+bool HasRun(uint64_t last);
+
+}  // namespace vnpu
