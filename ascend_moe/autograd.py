@@ -58,9 +58,9 @@ def dequantize_rows(expand_x: Tensor, dynamic_scales: Tensor, dtype: torch.dtype
         ``(A, H)``: codes times the row's scale, in fp32, rounded once.
     """
     fits = expand_x.dim() == 2 and expand_x.dtype == torch.int8
-    need(fits, "expand_x", "is {} {}; need (A, H) int8", tuple(expand_x.shape), expand_x.dtype)
+    need(fits, "expand_x", "is {} {}; need (A, H) int8", expand_x.shape, expand_x.dtype)
     fits = dynamic_scales.shape == expand_x.shape[:1]
-    need(fits, "dynamic_scales", "is {}; need ({},), one scale a row", tuple(dynamic_scales.shape), expand_x.shape[0])
+    need(fits, "dynamic_scales", "is {}; need ({},), one scale a row", dynamic_scales.shape, expand_x.shape[0])
     rows: Tensor = _Dequantize.apply(expand_x, dynamic_scales, dtype)  # type: ignore[no-untyped-call]
     return rows
 

@@ -112,10 +112,22 @@ def need(kept: bool, argument: str, rule: str, *values: object) -> None:
     """Raise ``ArgumentError`` unless the rule is kept. The message is the argument's name, then ``rule``.
 
     ``values`` go into the places ``{}`` of ``rule`` when it is raised: a text made on every call costs time, and under
-    torch.compile it makes a number of each size in it.
+    torch.compile it makes a number of each size in it. A tensor is shown by its shape and dtype.
     """
     if not kept:
-        raise ArgumentError(f"{argument} {rule.format(*values) if values else rule}", argument=argument)
+        text = rule.format(*map(_shown, values)) if values else rule
+        raise ArgumentError(f"{argument} {text}", argument=argument)
+
+
+def _shown(value: Any) -> object:
+    """What an error says of a value: of a tensor its shape and dtype, of a ``torch.Size`` a tuple."""
+    if hasattr(value, "is_floating_point") and hasattr(value, "shape"):
+        return f"{tuple(value.shape)} {_name(value.dtype)}"
+    return tuple(value) if isinstance(value, tuple) else value
+
+
+def _name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def need_unset(**arguments: object) -> None:
@@ -127,8 +139,8 @@ def need_unset(**arguments: object) -> None:
 
 def need_only(argument: str, value: int | None, *allowed: int | None) -> None:
     """Raise unless ``value`` is one of ``allowed``, the modes that run off the NPU."""
-    listed = ", ".join(str(mode) for mode in allowed)
-    need(value in allowed, argument, "is {}; off the NPU it must be {}", value, listed)
+    if value not in allowed:
+        need(False, argument, "is {}; off the NPU it must be {}", value, ", ".join(map(str, allowed)))
 
 
 Dtypes = tuple["torch.dtype", ...]
@@ -142,30 +154,30 @@ def need_tensor(argument: str, value: object) -> None:
 def need_shape(argument: str, tensor: torch.Tensor, *shapes: tuple[int, ...], dtypes: Dtypes | None = None) -> None:
     """Raise unless ``tensor`` has one of the shapes, and one of the dtypes."""
     need_tensor(argument, tensor)
-    listed = " or ".join(str(shape) for shape in shapes)
-    need(tuple(tensor.shape) in shapes, argument, "is {}; it must be {}", tuple(tensor.shape), listed)
+    if tuple(tensor.shape) not in shapes:
+        need(False, argument, "is {}; it must be {}", tensor.shape, " or ".join(str(tuple(shape)) for shape in shapes))
     need_dtype(argument, tensor, *(dtypes or (tensor.dtype,)))
 
 
 def need_dtype(argument: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None:
     """Raise unless ``tensor`` has one of the dtypes."""
     need_tensor(argument, tensor)
-    listed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-    need(tensor.dtype in dtypes, argument, "is {}; it must be {}", tensor.dtype, listed)
+    if tensor.dtype not in dtypes:
+        need(False, argument, "is {}; it must be {}", tensor.dtype, " or ".join(map(_name, dtypes)))
 
 
 def need_dims(argument: str, tensor: torch.Tensor, *dims: int, dtypes: Dtypes | None = None) -> None:
     """Raise unless ``tensor`` has one of the numbers of dimensions, and one of the dtypes."""
     need_tensor(argument, tensor)
-    listed = " or ".join(f"{count}-D" for count in dims)
-    need(tensor.dim() in dims, argument, "is {}; it must be {}", tuple(tensor.shape), listed)
+    if tensor.dim() not in dims:
+        need(False, argument, "is {}; it must be {}", tensor.shape, " or ".join(f"{count}-D" for count in dims))
     need_dtype(argument, tensor, *(dtypes or (tensor.dtype,)))
 
 
 def need_one_of(argument: str, value: object, names: Iterable[str]) -> None:
     """Raise unless ``value`` is one of the names."""
-    listed = list(names)
-    need(value in listed, argument, "is {!r}; need one of {}", value, ", ".join(filter(None, listed)))
+    if value not in (listed := list(names)):
+        need(False, argument, "is {!r}; need one of {}", value, ", ".join(filter(None, listed)))
 
 
 def unknown_argument(function: Callable[..., object], given: Iterable[str]) -> TypeError | None:

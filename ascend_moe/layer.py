@@ -55,15 +55,14 @@ class MoEConfig:
             need(value >= 1, name, "is {}; need at least 1", value)
         need(self.router in ROUTERS, "router", "is {!r}; need one of {}", self.router, ROUTERS)
         divides = self.num_experts % self.n_group == 0 and self.topk_group <= self.n_group
-        rule = f"is {self.n_group} and topk_group {self.topk_group}; n_group must divide the "
-        rule += f"{self.num_experts} experts and topk_group be at most n_group"
-        need(divides, "n_group", rule)
+        rule = "is {} and topk_group {}; n_group must divide the {} experts and topk_group be at most n_group"
+        need(divides, "n_group", rule, self.n_group, self.topk_group, self.num_experts)
         choice = self.num_experts // self.n_group * self.topk_group
-        rule = f"is {self.top_k}, but a token chooses from {choice} experts"
-        need(self.top_k <= choice, "top_k", rule)
+        rule = "is {}, but a token chooses from {} experts"
+        need(self.top_k <= choice, "top_k", rule, self.top_k, choice)
         shared = self.shared_intermediate_size
-        rule = f"is {shared}; need at least 0, and more than 0 with shared_expert_gate"
-        need(shared >= int(self.shared_expert_gate), "shared_intermediate_size", rule)
+        rule = "is {}; need at least 0, and more than 0 with shared_expert_gate"
+        need(shared >= int(self.shared_expert_gate), "shared_intermediate_size", rule, shared)
 
 
 class MoELayer(nn.Module):
@@ -102,9 +101,10 @@ class MoELayer(nn.Module):
         trainable: bool = False,
     ) -> None:
         super().__init__()
-        rule = f"has {dispatcher.num_experts} experts, the config {config.num_experts}; "
+        rule = "has {} experts, the config {}; "
         rule += "build it with the config's num_experts"
-        need(dispatcher.num_experts == config.num_experts, "dispatcher", rule)
+        fits = dispatcher.num_experts == config.num_experts
+        need(fits, "dispatcher", rule, dispatcher.num_experts, config.num_experts)
         self.config = config
         self.dispatcher = dispatcher
         self.dtype = dtype
@@ -187,13 +187,13 @@ class MoELayer(nn.Module):
         """
         hidden = self.config.hidden_size
         fits = x.dim() >= 1 and x.size(-1) == hidden and x.dtype == self.dtype
-        need(fits, "x", "is {} {}; need (..., {}) {}", tuple(x.shape), x.dtype, hidden, self.dtype)
+        need(fits, "x", "is {} {}; need (..., {}) {}", x.shape, x.dtype, hidden, self.dtype)
         tokens = x.reshape(-1, hidden)
         bs, topk, mask = tokens.size(0), self.config.top_k, x_active_mask
         if mask is not None:
             pairs = mask.numel() == bs * topk and mask.dim() > 1 and mask.size(-1) == topk
-            rule = f"is {tuple(mask.shape)}; need one value a token ({bs}) or a pair ({bs}, {topk})"
-            need(pairs or mask.numel() == bs, "x_active_mask", rule)
+            rule = "is {}; need one value a token ({}) or a pair ({}, {})"
+            need(pairs or mask.numel() == bs, "x_active_mask", rule, mask.shape, bs, bs, topk)
             mask = mask.reshape((bs, topk) if pairs else (bs,))
         weights, ids = self.route(tokens)
         sent = self.dispatcher.dispatch(

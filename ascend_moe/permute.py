@@ -195,8 +195,8 @@ def permute(
     if drop_and_pad and num_out_tokens is not None:
         capacity = num_out_tokens // experts
         fits = num_out_tokens % experts == 0 and capacity <= count
-        rule = f"is {num_out_tokens}; with drop_and_pad need a multiple of {experts} experts, at most {experts * count}"
-        need(fits, "num_out_tokens", rule)
+        rule = "is {}; with drop_and_pad need a multiple of {} experts, at most {}"
+        need(fits, "num_out_tokens", rule, num_out_tokens, experts, experts * count)
         sources = _trues_first(by_expert)[:, :capacity].reshape(-1)
         owner = torch.arange(experts, device=tokens.device).repeat_interleave(capacity)
         pairs = owner * count + sources

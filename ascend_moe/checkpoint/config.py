@@ -18,8 +18,8 @@ Json = dict[str, Any]
 
 def need_directory(directory: object) -> None:
     """Raise unless ``directory`` is a path."""
-    rule = f"is {directory!r:.60}; it must be the path of a checkpoint's directory"
-    need(isinstance(directory, (str, PathLike)), "directory", rule)
+    rule = "is {!r:.60}; it must be the path of a checkpoint's directory"
+    need(isinstance(directory, (str, PathLike)), "directory", rule, directory)
 
 
 def read_json(directory: str | Path) -> Json:

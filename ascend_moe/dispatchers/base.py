@@ -50,10 +50,11 @@ class Dispatcher(ABC):
     fuses_shared_expert = True
 
     def __init__(self, rank: int, world_size: int, num_experts: int) -> None:
-        rule = f"is {rank} of world size {world_size}; need 0 <= rank < world size"
-        need(0 <= rank < world_size, "rank", rule)
-        rule = f"is {num_experts}, not a positive multiple of the {world_size} ranks; choose a world size that "
-        need(num_experts >= 1 and num_experts % world_size == 0, "num_experts", rule + "divides it")
+        rule = "is {} of world size {}; need 0 <= rank < world size"
+        need(0 <= rank < world_size, "rank", rule, rank, world_size)
+        fits = num_experts >= 1 and num_experts % world_size == 0
+        rule = "is {}, not a positive multiple of the {} ranks; choose a world size that divides it"
+        need(fits, "num_experts", rule, num_experts, world_size)
         self.rank = rank
         self.world_size = world_size
         self.num_experts = num_experts
@@ -126,24 +127,24 @@ def check_dispatch(
     experts: int,
 ) -> int:
     """Checks what one rank can see of dispatch's arguments; returns maxBS (rows)."""
-    need(x.dim() == 2 and x.dtype in ROW_DTYPES, "x", "is {}; need (BS, H) bf16, fp16 or fp32", _what(x))
+    need(x.dim() == 2 and x.dtype in ROW_DTYPES, "x", "is {}; need (BS, H) bf16, fp16 or fp32", x)
     bs = x.size(0)
     fits = expert_ids.dim() == 2 and expert_ids.dtype == torch.int32 and expert_ids.size(0) == bs
-    need(fits, "expert_ids", "is {}; need ({}, K) int32", _what(expert_ids), bs)
+    need(fits, "expert_ids", "is {}; need ({}, K) int32", expert_ids, bs)
     need(expert_ids.size(1) >= 1, "expert_ids", "has K = 0; need K >= 1")
     need(quant_mode in (0, 2), "quant_mode", "is {}; need 0 (none) or 2 (int8 by token)", quant_mode)
     if scales is not None:
         need(quant_mode != 0, "scales", "are given with quant_mode 0; pass None or quant_mode=2")
         fits = tuple(scales.shape) == (experts, x.size(1)) and scales.dtype == torch.float32
-        need(fits, "scales", "is {}; need ({}, {}) fp32", _what(scales), experts, x.size(1))
+        need(fits, "scales", "is {}; need ({}, {}) fp32", scales, experts, x.size(1))
     if mask is not None:
         fits = mask.dtype == torch.bool and mask.shape in (expert_ids.shape, (bs,))
-        need(fits, "x_active_mask", "is {}; need ({},) or {} bool", _what(mask), bs, tuple(expert_ids.shape))
+        need(fits, "x_active_mask", "is {}; need ({},) or {} bool", mask, bs, expert_ids.shape)
     kind = expert_token_nums_type
     need(kind in (0, 1), "expert_token_nums_type", "is {}; need 0 or 1", kind)
     fits = global_bs == 0 or (global_bs > 0 and global_bs % world == 0 and global_bs >= bs * world)
-    rule = f"is {global_bs}; need 0, or {world} ranks * largest BS (here at least {world * bs})"
-    need(fits, "global_bs", rule)
+    rule = "is {}; need 0, or {} ranks * largest BS (here at least {})"
+    need(fits, "global_bs", rule, global_bs, world, world * bs)
     return global_bs // world if global_bs else bs
 
 
@@ -158,16 +159,16 @@ def check_combine(
     """Checks combine's arguments against dispatch's x (``like``), its K and its received rows."""
     bs, hidden = like.shape
     fits = expert_out.dim() == 2 and expert_out.size(1) == hidden and expert_out.size(0) >= rows
-    need(fits, "expert_out", "is {}; need at least {} rows of {}", _what(expert_out), rows, hidden)
+    need(fits, "expert_out", "is {}; need at least {} rows of {}", expert_out, rows, hidden)
     # Ranks that disagree on the row size would deadlock the exchange: hold all to dispatch's dtype.
-    rule = f"is {expert_out.dtype}, x was {like.dtype}; cast it to x's dtype"
-    need(expert_out.dtype == like.dtype, "expert_out", rule)
+    rule = "is {}, x was {}; cast it to x's dtype"
+    need(expert_out.dtype == like.dtype, "expert_out", rule, expert_out.dtype, like.dtype)
     fits = tuple(expert_scales.shape) == (bs, topk) and expert_scales.dtype == torch.float32
-    need(fits, "expert_scales", "is {}; need ({}, {}) fp32", _what(expert_scales), bs, topk)
+    need(fits, "expert_scales", "is {}; need ({}, {}) fp32", expert_scales, bs, topk)
     if shared is not None:
         fits = shared.dim() >= 2 and shared.size(-1) == hidden and shared.numel() == bs * hidden
-        rule = f"is {_what(shared)}; need ({bs}, {hidden}) {like.dtype}"
-        need(fits and shared.dtype == like.dtype, "shared_expert_x", rule)
+        rule = "is {}; need ({}, {}) {}"
+        need(fits and shared.dtype == like.dtype, "shared_expert_x", rule, shared, bs, hidden, like.dtype)
 
 
 def foreign(dispatcher: Dispatcher) -> ArgumentError:
@@ -176,7 +177,3 @@ def foreign(dispatcher: Dispatcher) -> ArgumentError:
         f"dispatched does not come from this {type(dispatcher).__name__}; pass what its dispatch returned",
         argument="dispatched",
     )
-
-
-def _what(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -53,10 +53,10 @@ class WindowDispatcher(Dispatcher):
     ) -> None:
         super().__init__(rank, world_size, num_experts)
         need(contract in ("v1", "v2"), "contract", "is {!r}; need 'v1' or 'v2'", contract)
-        rule = f"is {comm_alg!r}, which the V1 ops do not take: use contract 'v2'"
-        need(not comm_alg or contract == "v2", "comm_alg", rule)
-        rule = f"goes with comm_alg 'direct' or 'auto', comm_alg is {comm_alg!r}"
-        need(not zero_copy or comm_alg in ("direct", "auto"), "zero_copy", rule)
+        rule = "is {!r}, which the V1 ops do not take: use contract 'v2'"
+        need(not comm_alg or contract == "v2", "comm_alg", rule, comm_alg)
+        rule = "goes with comm_alg 'direct' or 'auto', comm_alg is {!r}"
+        need(not zero_copy or comm_alg in ("direct", "auto"), "zero_copy", rule, comm_alg)
         self.group_ep = group_ep
         self.contract = contract
         self.comm_alg = comm_alg

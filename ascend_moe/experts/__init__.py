@@ -143,8 +143,8 @@ Multiply = Callable[..., list[torch.Tensor]]
 
 def _check_out(out: torch.Tensor, shape: torch.Size, y: torch.Tensor) -> None:
     fits = out.shape == shape and out.dtype == y.dtype and out.device == y.device
-    actual = f"{tuple(out.shape)} {out.dtype} on {out.device}"
-    need(fits, "out", "is {}; it must be {} {} on {}", actual, tuple(shape), y.dtype, y.device)
+    rule = "is {} {} on {}; it must be {} {} on {}"
+    need(fits, "out", rule, out.shape, out.dtype, out.device, shape, y.dtype, y.device)
     graph = torch.is_grad_enabled() and (out.requires_grad or y.requires_grad)
     need(not graph, "out", "takes no part in autograd: call it under torch.no_grad()")
 
@@ -167,8 +167,8 @@ def whole_shape(weights: Weights, argument: str) -> tuple[int, ...]:
     shapes = sorted({tuple(weight.shape) for weight in weights})
     if len(weights) == 1 and len(shapes[0]) == 3:
         return shapes[0]
-    rule = f"has shapes {shapes}; a list must have a matrix of one shape for each expert"
-    need(len(shapes) == 1, argument, rule)
+    rule = "has shapes {}; a list must have a matrix of one shape for each expert"
+    need(len(shapes) == 1, argument, rule, shapes)
     return (len(weights), *shapes[0])
 
 
@@ -187,8 +187,8 @@ def _check_shapes(
         )
     local_experts, hidden, double = gate_up
     fits = local_experts > 0 and down == (local_experts, double / 2, hidden)
-    rule = f"is {down} beside w_gate_up {gate_up}; they must be "
-    need(fits, "w_down", rule + "(L, I, H) and (L, H, 2I), L at least 1")
+    rule = "is {} beside w_gate_up {}; they must be "
+    need(fits, "w_down", rule + "(L, I, H) and (L, H, 2I), L at least 1", down, gate_up)
     for name, value in per_row.items():
         count = expand_x.shape[0] if value is None else value.numel()
         need(count == expand_x.shape[0], name, "has {} values for {} rows of expand_x", count, expand_x.shape[0])
@@ -218,9 +218,10 @@ def _check_scales(
         ("w_gate_up_scale", w_gate_up_scale),
         ("w_down_scale", w_down_scale),
     ):
-        rule = f"is {'missing' if value is None else 'given'} for {expand_x.dtype} rows; W8A8 (int8) takes "
+        rule = "is {} for {} rows; W8A8 (int8) takes "
         rule += "dynamic_scales, w_gate_up_scale and w_down_scale, unquantised rows take none of them"
-        need((value is None) != (expand_x.dtype == torch.int8), name, rule)
+        fits = (value is None) != (expand_x.dtype == torch.int8)
+        need(fits, name, rule, "missing" if value is None else "given", expand_x.dtype)
     return None
 
 

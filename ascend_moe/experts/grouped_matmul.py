@@ -213,8 +213,8 @@ def npu_grouped_matmul(
     _check_modes(x, group_list, split_item, group_type, group_list_type)
     single = len(weight) == 1 and weight[0].dim() == 3
     matrices = list(weight[0].unbind(0) if single else weight)
-    rule = f"has shapes {_shapes(weight)}; it must be one (E, K, N) tensor or a list of (K, N)"
-    need(bool(matrices) and all(w.dim() == 2 for w in matrices), "weight", rule)
+    rule = "has shapes {}; it must be one (E, K, N) tensor or a list of (K, N)"
+    need(bool(matrices) and all(w.dim() == 2 for w in matrices), "weight", rule, _shapes(weight))
     parameters = (_per_expert(bias, matrices, "bias"), _per_expert(scale, matrices, "scale"))
     weights = _Weights(matrices, *parameters)
     out_dtype = _check_dtypes(x, weights, per_token_scale, resolve_dtype(output_dtype, "output_dtype"))
@@ -232,20 +232,20 @@ def _check_modes(
     group_list_type: int,
 ) -> None:
     need(split_item in (0, 1, 2, 3), "split_item", "is {}; it must be 0, 1, 2 or 3", split_item)
-    rule = f"is {group_type}; it is 0 (rows are grouped), 2 (columns) or -1 (one x an expert)"
-    need(group_type in (None, -1, 0), "group_type", rule)
+    rule = "is {}; it is 0 (rows are grouped), 2 (columns) or -1 (one x an expert)"
+    need(group_type in (None, -1, 0), "group_type", rule, group_type)
     pairs = group_list_type == PAIRS
     rule = "2 (pairs) needs split_item 2 or 3: one output"
     need(not pairs or split_item in (2, 3), "group_list_type", rule)
-    rule = f"is {group_list_type}; it must be 0, 1 or 2"
-    need(group_list_type in (CUMSUM, COUNTS, PAIRS), "group_list_type", rule)
+    rule = "is {}; it must be 0, 1 or 2"
+    need(group_list_type in (CUMSUM, COUNTS, PAIRS), "group_list_type", rule, group_list_type)
     if isinstance(group_list, torch.Tensor):
         need(group_list.dtype == torch.int64, "group_list", "is {}; it must be int64", group_list.dtype)
         form = "(n, 2)" if pairs else "(E,)"
-        rule = f"is {group_list.dim()}-D; group_list_type {group_list_type} takes {form}"
-        need(group_list.dim() == (2 if pairs else 1), "group_list", rule)
-        rule = f"is {group_type}, but one x is cut by a group_list tensor; pass group_type=0"
-        need(group_type == 0 or len(x) != 1, "group_type", rule)
+        rule = "is {}-D; group_list_type {} takes {}"
+        need(group_list.dim() == (2 if pairs else 1), "group_list", rule, group_list.dim(), group_list_type, form)
+        rule = "is {}, but one x is cut by a group_list tensor; pass group_type=0"
+        need(group_type == 0 or len(x) != 1, "group_type", rule, group_type)
 
 
 def _products_of_columns(
@@ -258,8 +258,8 @@ def _products_of_columns(
 ) -> torch.Tensor:
     """``(E, M, N)``: for each group its columns of x times its rows of weight."""
     need(split_item in (2, 3), "split_item", "is {}; group_type 2 needs 2 or 3: one output", split_item)
-    rule = f"is {group_list_type}; group_type 2 takes 0 (running sums) or 1 (counts)"
-    need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule)
+    rule = "is {}; group_type 2 takes 0 (running sums) or 1 (counts)"
+    need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule, group_list_type)
     for name, tensors in (("x", x), ("weight", weight)):
         single = len(tensors) == 1 and tensors[0].dim() == 2
         need(single, name, "has shapes {}; group_type 2 takes one matrix", _shapes(tensors))
@@ -268,8 +268,8 @@ def _products_of_columns(
     (left,), (right,) = x, weight
     dtype = _check_dtypes(x, _Weights([right], None, None), None, resolve_dtype(output_dtype, "output_dtype"))
     need(dtype in _FLOATS, "x", "is {}; group_type 2 takes bf16, fp16 or fp32", left.dtype)
-    rule = f"of {tuple(left.shape)} does not fit weight of {tuple(right.shape)}; x's columns are the weight's rows"
-    need(left.shape[1] == right.shape[0], "x", rule)
+    rule = "of {} does not fit weight of {}; x's columns are the weight's rows"
+    need(left.shape[1] == right.shape[0], "x", rule, left.shape, right.shape)
     groups = read_groups(group_list, group_list_type, len(group_list), left.shape[1])
     need(len(groups) > 0, "group_list", "is empty; it must have a group at least")
     return torch.stack([float_matmul(left[:, g.start : g.stop], right[g.start : g.stop], None) for g in groups])
@@ -287,8 +287,8 @@ def _per_expert(tensors: Tensors | None, weights: list[torch.Tensor], argument: 
     fits = len(rows) == experts and all(
         tuple(row.shape) in ((w.shape[1],), (1, w.shape[1])) for row, w in zip(rows, weights, strict=True)
     )
-    rule = f"has shapes {_shapes(tensors)}; {experts} experts with N={width} need one ({experts}, {width}) "
-    need(fits, argument, rule + f"tensor or {experts} tensors (N,)")
+    rule = "has shapes {}; {} experts with N={} need one ({}, {}) "
+    need(fits, argument, rule + "tensor or {} tensors (N,)", _shapes(tensors), experts, width, experts, width, experts)
     return [row.reshape(-1) for row in rows]
 
 
@@ -309,17 +309,19 @@ def _check_dtypes(
     need(integer or not (scale or per_token_scale), name, "goes with int8 x; x is {}", dtype)
     need(scale is not None or not per_token_scale, "per_token_scale", "needs scale beside it")
     if scale is not None:
-        rule = f"is {scale[0].dtype}; off the NPU it must be fp32, bf16 or fp16 "
+        rule = "is {}; off the NPU it must be fp32, bf16 or fp16 "
         rule += "(packed 64-bit scales are NPU-only)"
-        need(all(s.is_floating_point() for s in scale), "scale", rule)
+        need(all(s.is_floating_point() for s in scale), "scale", rule, scale[0].dtype)
     elif weights.bias:
-        rule = f"is {weights.bias[0].dtype}; it must be {'int32, as the output is' if integer else 'float'}"
-        need(all(b.is_floating_point() != integer for b in weights.bias), "bias", rule)
+        fits = all(b.is_floating_point() != integer for b in weights.bias)
+        kind = "int32, as the output is" if integer else "float"
+        need(fits, "bias", "is {}; it must be {}", weights.bias[0].dtype, kind)
     if output_dtype is None and not integer:
         return dtype
     allowed = (dtype,) if not integer else (torch.int32,) if scale is None else _DEQUANTISED
-    gives = f"{dtype} x {'without' if scale is None else 'with'} scale gives {', '.join(map(str, allowed))}"
-    need(output_dtype in allowed, "output_dtype", "is {}; {}", output_dtype, gives)
+    if output_dtype not in allowed:
+        gives = f"{dtype} x {'without' if scale is None else 'with'} scale gives {', '.join(map(str, allowed))}"
+        need(False, "output_dtype", "is {}; {}", output_dtype, gives)
     return output_dtype or dtype
 
 
@@ -334,8 +336,8 @@ def _segments(
     scales: list[torch.Tensor | None] = [None] * len(x)
     if per_token_scale:
         sizes = [scale.numel() for scale in per_token_scale]
-        rule = f"has {sizes} values for x of {_shapes(x)}; give one a row, in one tensor an x"
-        need(sizes == [t.numel() // max(t.shape[-1], 1) for t in x], "per_token_scale", rule)
+        rule = "has {} values for x of {}; give one a row, in one tensor an x"
+        need(sizes == [t.numel() // max(t.shape[-1], 1) for t in x], "per_token_scale", rule, sizes, _shapes(x))
         scales = [scale.reshape(-1) for scale in per_token_scale]
     if len(x) == 1 and group_list is not None:
         rows = x[0].shape[0]
@@ -379,9 +381,9 @@ def _stack(segments: list[_Segment], weights: _Weights, rows: int, out_dtype: to
 def _product(segment: _Segment, weights: _Weights, out_dtype: torch.dtype) -> torch.Tensor:
     x, weight = segment.x, weights.weight[segment.expert]
     bias = None if weights.bias is None else weights.bias[segment.expert]
-    rule = f"of {tuple(x.shape)} does not fit weight of {tuple(weight.shape)} (expert {segment.expert}); "
+    rule = "of {} does not fit weight of {} (expert {}); "
     rule += "x's last size must be the weight's first"
-    need(x.dim() >= 2 and x.shape[-1] == weight.shape[0], "x", rule)
+    need(x.dim() >= 2 and x.shape[-1] == weight.shape[0], "x", rule, x.shape, weight.shape, segment.expert)
     if x.dtype != torch.int8:
         return float_matmul(x, weight, bias)
     total = int8_matmul(x.reshape(-1, x.shape[-1]), weight)

@@ -55,11 +55,11 @@ def read_groups(
             need(known, argument, "names expert {}; there are experts 0..{}", index, experts - 1)
         pairs = [(index, count) for index, count in values]
     else:
-        rule = f"is {group_list_type}; it must be 0 (running sums), 1 (counts) or 2 (pairs)"
-        need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule)
+        rule = "is {}; it must be 0 (running sums), 1 (counts) or 2 (pairs)"
+        need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule, group_list_type)
         fits = len(values) == experts and not any(isinstance(value, list) for value in values)
-        rule = f"has {len(values)} entries, but there are {experts} experts; give one number an expert"
-        need(fits, argument, rule)
+        rule = "has {} entries, but there are {} experts; give one number an expert"
+        need(fits, argument, rule, len(values), experts)
         if group_list_type == CUMSUM:
             values = [after - before for before, after in zip([0, *values], values, strict=False)]
         pairs = list(enumerate(values))
@@ -73,8 +73,8 @@ def read_groups(
             )
         groups.append(Group(index, start, start + count))
         start += count
-    rule = f"covers {start} rows, but the matrix has {rows} (is group_list_type right?)"
-    need(start <= rows, argument, rule)
+    rule = "covers {} rows, but the matrix has {} (is group_list_type right?)"
+    need(start <= rows, argument, rule, start, rows)
     return groups
 
 
@@ -89,9 +89,9 @@ def _values(group_list: torch.Tensor) -> list[Any]:
 
 def as_counts(group_list: torch.Tensor, group_list_type: int) -> torch.Tensor:
     """Counts per expert, ``(L,)``, computed on the list's own device without reading it on the host."""
-    rule = f"is {group_list_type}; the expert MLP takes 0 (running sums) or 1 (counts), as "
+    rule = "is {}; the expert MLP takes 0 (running sums) or 1 (counts), as "
     rule += "expert_token_nums_type gives them"
-    need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule)
+    need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule, group_list_type)
     if group_list_type == COUNTS:
         return group_list
     return torch.diff(group_list, prepend=group_list.new_zeros(1))

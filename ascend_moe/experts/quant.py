@@ -72,8 +72,8 @@ def npu_dynamic_quant(
 
     Source: torch_npu ``npu_dynamic_quant``; NPU tensors go there.
     """
-    rule = f"is {tuple(input.shape)} {input.dtype}; it must be at least 2-D and float"
-    need(input.dim() >= 2 and input.is_floating_point(), "input", rule)
+    rule = "is {} {}; it must be at least 2-D and float"
+    need(input.dim() >= 2 and input.is_floating_point(), "input", rule, input.shape, input.dtype)
     check_int8(dst_type)
     known = quant_mode in ("pertoken", "pertensor")
     need(known, "quant_mode", "is {!r}; it must be 'pertoken' or 'pertensor'", quant_mode)
@@ -121,8 +121,8 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Raises:
         ArgumentError: weight is not a float matrix or a stack of them.
     """
-    rule = f"is {tuple(weight.shape)} {weight.dtype}; it must be float and (..., K, N)"
-    need(weight.dim() >= 2 and weight.is_floating_point(), "weight", rule)
+    rule = "is {} {}; it must be float and (..., K, N)"
+    need(weight.dim() >= 2 and weight.is_floating_point(), "weight", rule, weight.shape, weight.dtype)
     codes, scale = quantize_rows(weight.float().transpose(-1, -2))
     return codes.transpose(-1, -2).contiguous(), scale
 
@@ -145,7 +145,7 @@ def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """
     need(input.is_floating_point(), "input", "is {}; it must be bf16, fp16 or fp32", input.dtype)
     even = -input.dim() <= dim < input.dim() and input.shape[dim] % 2 == 0
-    need(even, "dim", "is {} of {}; it must name a dimension of even size", dim, tuple(input.shape))
+    need(even, "dim", "is {} of {}; it must name a dimension of even size", dim, input.shape)
     gate, up = input.to(compute_dtype(input.dtype)).chunk(2, dim)
     return (silu(gate) * up).to(input.dtype)
 
@@ -181,7 +181,7 @@ def npu_clipped_swiglu(
     """
     need(x.is_floating_point(), "x", "is {}; it must be bf16, fp16 or fp32", x.dtype)
     even = -x.dim() <= dim < x.dim() and x.shape[dim] % 2 == 0
-    need(even, "dim", "is {} of {}; it must name a dimension of even size", dim, tuple(x.shape))
+    need(even, "dim", "is {} of {}; it must name a dimension of even size", dim, x.shape)
     need(math.isfinite(limit) and limit > 0, "limit", "is {}; it must be above 0", limit)
     values = x.to(compute_dtype(x.dtype)).movedim(dim, -1)
     gate, up = (values[..., ::2], values[..., 1::2]) if interleaved else values.chunk(2, -1)
@@ -276,8 +276,7 @@ def _check(call: Any) -> None:
     integer = x.dtype == torch.int32
     static = call.quant_mode == STATIC
     fits = x.dim() >= 2 and x.shape[-1] % 2 == 0 and (integer or x.is_floating_point())
-    rule = f"is {tuple(x.shape)} {x.dtype}; it must be at least 2-D, of even last size, int32 or float"
-    need(fits, "x", rule)
+    need(fits, "x", "is {} {}; it must be at least 2-D, of even last size, int32 or float", x.shape, x.dtype)
     check_int8(call.dst_type)
     rules: list[tuple[str, bool, str]] = [
         ("weight_scale", integer and call.weight_scale is None, "int32 x needs it"),
@@ -320,8 +319,8 @@ class _Groups(NamedTuple):
         elif self.number == 1 and shape == (width,):
             parameter = parameter.unsqueeze(0)
         else:
-            rule = f"is {shape}; {self.number} group(s) of width {width} need {(self.number, width)}"
-            need(shape == (self.number, width), argument, rule)
+            rule = "is {}; {} group(s) of width {} need {}"
+            need(shape == (self.number, width), argument, rule, shape, self.number, width, (self.number, width))
         parameter = parameter.float()
         return parameter if self.owner is None else parameter[self.owner]
 
@@ -337,8 +336,8 @@ def _dequantise(call: Any, x: torch.Tensor, groups: _Groups) -> torch.Tensor:
     values = x.float() * groups.spread(call.weight_scale, width, "weight_scale")
     if call.activation_scale is not None:
         rows = call.x.shape[:-1].numel()
-        rule = f"is {tuple(call.activation_scale.shape)}; it must have one value for each of {rows} rows"
-        need(call.activation_scale.numel() == rows, "activation_scale", rule)
+        rule = "is {}; it must have one value for each of {} rows"
+        need(call.activation_scale.numel() == rows, "activation_scale", rule, call.activation_scale.shape, rows)
         values = values * call.activation_scale.reshape(rows, 1)[: x.shape[0]].float()
     return values + bias.float() if bias is not None and bias.is_floating_point() else values
 

@@ -156,29 +156,29 @@ def parse(text: str) -> Program:
 def checked(case: Program) -> Program:
     """The program itself."""
 
-    def need(kept: bool, rule: str) -> None:
+    def need(kept: bool, rule: str, *values: object) -> None:
         if not kept:
-            raise ArgumentError(f"explore: {rule}", argument="case")
+            raise ArgumentError("explore: " + rule.format(*values), argument="case")
 
     limits = {"world": 64, "cores": 48, "local": 32, "topk": 32, "batch": 4096, "units": 512}
     for name, most in limits.items():
         value = getattr(case, name)
-        need(1 <= value <= most or (name, value) == ("batch", 0), f"{name} is {value}, it must be in 1..{most}")
+        need(1 <= value <= most or (name, value) == ("batch", 0), "{} is {}, it must be in 1..{}", name, value, most)
     servers, lists, most = case.servers, case.list_cores, limits["world"]
-    need(0 <= servers <= most, f"servers is {servers}, it must be in 0..{most}")
-    need(0 <= lists < case.cores, f"list_cores is {lists}, it must be less than {case.cores} cores")
+    need(0 <= servers <= most, "servers is {}, it must be in 0..{}", servers, most)
+    need(0 <= lists < case.cores, "list_cores is {}, it must be less than {} cores", lists, case.cores)
     by_copies = not servers or case.algorithm == "window"
-    need(by_copies, f"{case.algorithm} reads other ranks' windows, servers must be 0")
-    need(case.topk <= case.experts, f"topk {case.topk} is more than the {case.experts} experts (w*l)")
-    need(case.contract in (1, 2), f"contract v{case.contract} does not exist, it is v1 or v2")
+    need(by_copies, "{} reads other ranks' windows, servers must be 0", case.algorithm)
+    need(case.topk <= case.experts, "topk {} is more than the {} experts (w*l)", case.topk, case.experts)
+    need(case.contract in (1, 2), "contract v{} does not exist, it is v1 or v2", case.contract)
     shared, kind, tp = case.shared, case.nums_type, case.tp
-    need(shared in (0, 2, 3), f"shared_expert_x has {shared} dimensions, it must have 2, 3 or none (h0)")
+    need(shared in (0, 2, 3), "shared_expert_x has {} dimensions, it must have 2, 3 or none (h0)", shared)
     need(not shared or case.contract == 2, "contract v1 has no shared_expert_x, it must be v2")
-    need(kind in (0, 1) and tp in (0, 1), f"expert_token_nums_type {kind} and tp_world_size {tp} must be 0 or 1")
+    need(kind in (0, 1) and tp in (0, 1), "expert_token_nums_type {} and tp_world_size {} must be 0 or 1", kind, tp)
     waiting = 0
     for op in case.sequence:
         waiting += 1 if op in "Dd" else -1
-        need(waiting >= 0, f"{case.sequence} combines before it has dispatched as often")
+        need(waiting >= 0, "{} combines before it has dispatched as often", case.sequence)
     return case
 
 

@@ -98,8 +98,8 @@ def dispatch_ffn_combine(
     mask = check_tokens(x, ("expert_idx", expert_idx), ("probs", probs), x_active_mask, experts.hidden)
     need_shape("out", out, tuple(x.shape), dtypes=(x.dtype,))
     need_dtype("expert_token_nums", expert_token_nums, torch.int32)
-    rule = f"is {tuple(expert_token_nums.shape)}; it must be ({experts.count},)"
-    need(expert_token_nums.numel() == experts.count, "expert_token_nums", rule)
+    rule = "is {}; it must be ({},)"
+    need(expert_token_nums.numel() == experts.count, "expert_token_nums", rule, expert_token_nums.shape, experts.count)
     need_beside(x, "out", out)
     need_beside(x, "expert_token_nums", expert_token_nums)
     need_int("max_output_size", max_output_size)
@@ -281,8 +281,8 @@ def mega_moe(
 
     Source: CANN ``cann_ops_transformer.ops.mega_moe``.
     """
-    rule = f"is a {type(sym_buffer).__name__}; it must be what get_symm_buffer_for_mega_moe returned"
-    need(isinstance(sym_buffer, SymmBuffer), "sym_buffer", rule)
+    rule = "is a {}; it must be what get_symm_buffer_for_mega_moe returned"
+    need(isinstance(sym_buffer, SymmBuffer), "sym_buffer", rule, type(sym_buffer).__name__)
     need_dtype("x", x, torch.bfloat16)
     for name, kind, weights in (
         ("weight1_type", weight1_type, l1_weights),
@@ -328,13 +328,13 @@ def _check_fits_buffer(buffer: SymmBuffer, x: Tensor, ids: Tensor, experts: Expe
     need(len(x) <= most, "x", "has {} tokens; the buffer is for {} at most (num_max_tokens_per_rank)", len(x), most)
     need(experts.hidden == buffer.hidden, "x", "has H {}; the buffer is for hidden {}", experts.hidden, buffer.hidden)
     need(ids.shape[1] == topk, "topk_ids", "has K {}; the buffer is for num_topk {}", ids.shape[1], topk)
-    rule = f"has {experts.count} experts; the buffer is for {buffer.local_experts} a rank"
-    need(experts.count == buffer.local_experts, "l1_weights", rule)
+    rule = "has {} experts; the buffer is for {} a rank"
+    need(experts.count == buffer.local_experts, "l1_weights", rule, experts.count, buffer.local_experts)
     inner = buffer.intermediate_hidden
-    rule = f"has width {experts.double}; the buffer's intermediate_hidden is {inner}, which must be this or half of it"
-    need(experts.double in (inner, 2 * inner), "l1_weights", rule)
-    rule = f"has quantisation {experts.quant_mode} by its dtype; the buffer's dispatch_quant_mode is {quant}"
-    need(experts.quant_mode == quant, "l1_weights", rule)
+    rule = "has width {}; the buffer's intermediate_hidden is {}, which must be this or half of it"
+    need(experts.double in (inner, 2 * inner), "l1_weights", rule, experts.double, inner)
+    rule = "has quantisation {} by its dtype; the buffer's dispatch_quant_mode is {}"
+    need(experts.quant_mode == quant, "l1_weights", rule, experts.quant_mode, quant)
 
 
 def _try(buffer: SymmBuffer, device: torch.device) -> None:

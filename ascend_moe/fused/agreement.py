@@ -56,8 +56,8 @@ _HEAD = ("tokens", "limit", "K", "experts a rank")
 
 def gather_loads(dispatcher: WindowDispatcher, tokens: Tokens, experts: Experts, limit: Limit) -> Tensor:
     """(W, 4 + W) of every rank: `_HEAD`, and how many rows it sends to each rank."""
-    rule = f"of {limit.rows} can be exceeded, so the host has to compare counts, which a graph cannot record: raise it"
-    need(not (on_npu(tokens.x) and capturing()), limit.name, rule)
+    rule = "of {} can be exceeded, so the host has to compare counts, which a graph cannot record: raise it"
+    need(not (on_npu(tokens.x) and capturing()), limit.name, rule, limit.rows)
     ids = tokens.ids.cpu()
     active = active_pairs(ids, None if tokens.mask is None else tokens.mask.cpu())
     routed = active & (ids >= 0) & (ids < dispatcher.num_experts)  # dispatch names the others

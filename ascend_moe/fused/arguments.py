@@ -97,11 +97,11 @@ def experts_of(x: Tensor, given: dict[str, TensorList | None]) -> Experts:
 def _check_weight_dtype(name: str, weights: list[Tensor], dtype: torch.dtype) -> None:
     kinds = {tensor.dtype for tensor in weights}
     packed = [kind for kind in kinds if kind in (torch.int32, torch.uint8) or "int4" in str(kind)]
-    rule = f"is {packed[0]}, which carries int4, " if packed else ""
-    need(not packed, name, rule + "and int4 weights are not supported: give int8 with one scale a channel")
-    allowed = {dtype, torch.int8}
-    shown = ", ".join(sorted(str(kind) for kind in kinds))
-    need(len(kinds) == 1 and kinds <= allowed, name, "is {}; it must be x's type {}, or int8", shown, dtype)
+    rule = "is {0[0]}, which carries int4, and int4 weights are not supported: give int8 with one scale a channel"
+    need(not packed, name, rule, packed)
+    if len(kinds) > 1 or not kinds <= {dtype, torch.int8}:
+        shown = ", ".join(sorted(map(str, kinds)))
+        need(False, name, "is {}; it must be x's type {}, or int8", shown, dtype)
 
 
 def check_weight_type(name: str, value: torch.dtype | int | None, weights: TensorList) -> None:
@@ -123,8 +123,8 @@ def _scale(name: str, tensors: list[Tensor], count: int, width: int, x: Tensor) 
     """(L, width) of the scales, as floats."""
     values = sum(tensor.numel() for tensor in tensors)
     shapes = [tuple(tensor.shape) for tensor in tensors]
-    rule = f"has shapes {shapes}; int8 weights need {count} tensors ({width},), or one ({count}, {width})"
-    need(len(tensors) in (1, count) and values == count * width, name, rule)
+    rule = "has shapes {}; int8 weights need {} tensors ({},), or one ({}, {})"
+    need(len(tensors) in (1, count) and values == count * width, name, rule, shapes, count, width, count, width)
     need_beside(x, name, *tensors)
     for tensor in tensors:
         need_dtype(name, tensor, torch.float32, torch.bfloat16, torch.int64, torch.uint64)

@@ -99,8 +99,8 @@ class MoeDistributeBuffer:
         for name, value in sizes.items():
             need_int(name, value)
             need(value >= 1, name, "is {}; it must be at least 1", value)
-        rule = f"is {num_shared_expert_ranks}; shared experts on ranks of their own are not supported"
-        need(num_shared_expert_ranks == 0, "num_shared_expert_ranks", rule)
+        rule = "is {}; shared experts on ranks of their own are not supported"
+        need(num_shared_expert_ranks == 0, "num_shared_expert_ranks", rule, num_shared_expert_ranks)
         need(num_shared_expert in (0, 1), "num_shared_expert", "is {}; it must be 0 or 1", num_shared_expert)
         request = plan.Request(
             world_size, num_moe_expert, topk, hidden, num_max_dispatch_tokens_per_rank, False, comm_alg=comm_alg

@@ -85,8 +85,8 @@ def fused_experts(
     on_input = apply_router_weight_on_input
     need(topk == 1 or not on_input, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}", topk)
     dtype = out_dtype or hidden_states.dtype
-    rule = f"goes with the type of hidden_states, out_dtype is {dtype}"
-    need(not inplace or dtype == hidden_states.dtype, "inplace", rule)
+    rule = "goes with the type of hidden_states, out_dtype is {}"
+    need(not inplace or dtype == hidden_states.dtype, "inplace", rule, dtype)
     pairs, block_experts, total = moe_align_block_size(
         topk_ids, block_size, experts, expert_map, ignore_invalid_experts=ignore_invalid_experts
     )
@@ -122,16 +122,16 @@ def _check(
     need_dims("hidden_states", x, 2, dtypes=_FLOATS)
     need_dims("topk_ids", ids, 2, dtypes=(torch.int32, torch.int64))
     fits = ids.shape[0] == x.shape[0] and ids.shape[1] >= 1
-    need(fits, "topk_ids", "is {} for {} tokens; it must be (T, K), K at least 1", tuple(ids.shape), x.shape[0])
+    need(fits, "topk_ids", "is {} for {} tokens; it must be (T, K), K at least 1", ids.shape, x.shape[0])
     need_shape("topk_weights", weights, tuple(ids.shape))
     need_dims("w1", w1, 3, dtypes=(x.dtype,))
     fits = w1.shape[0] >= 1 and w1.shape[1] % 2 == 0 and w1.shape[2] == x.shape[1]
-    need(fits, "w1", "is {}; it must be (L, 2F, {})", tuple(w1.shape), x.shape[1])
+    need(fits, "w1", "is {}; it must be (L, 2F, {})", w1.shape, x.shape[1])
     need_shape("w2", w2, (w1.shape[0], x.shape[1], w1.shape[1] // 2), dtypes=(x.dtype,))
     experts = w1.shape[0] if experts == -1 else experts
     if expert_map is None:
-        rule = f"is {experts}; without expert_map it must be -1 or the {w1.shape[0]} experts of w1"
-        need(experts == w1.shape[0], "global_num_experts", rule)
+        rule = "is {}; without expert_map it must be -1 or the {} experts of w1"
+        need(experts == w1.shape[0], "global_num_experts", rule, experts, w1.shape[0])
     else:
         need_shape("expert_map", expert_map, (experts,), dtypes=(torch.int32, torch.int64))
     return experts
@@ -187,8 +187,8 @@ def naive_multicast(
     need(x.dim() >= 1, "x", "is a scalar; it must be (T, ...)")
     counts = _counts(cu_tokens_across_dp, ranks)
     rank, most = ranks.rank(), max(counts)
-    rule = f"has {x.shape[0]} tokens, cu_tokens_across_dp {counts[rank]} for rank {rank}"
-    need(x.shape[0] == counts[rank], "x", rule)
+    rule = "has {} tokens, cu_tokens_across_dp {} for rank {}"
+    need(x.shape[0] == counts[rank], "x", rule, x.shape[0], counts[rank], rank)
     padded = x.new_zeros(most, *x.shape[1:])
     padded[: x.shape[0]] = x
     return torch.cat([rows[:count] for rows, count in zip(gather(padded, ranks), counts, strict=True)])
@@ -214,8 +214,8 @@ def all_reduce_dp(
     """
     ranks = default_group(group)
     counts = _counts(cu_tokens_across_dp, ranks)
-    rule = f"is {tuple(partial.shape)}; it must have the {sum(counts)} tokens of cu_tokens_across_dp"
-    need(partial.dim() == 2 and partial.shape[0] == sum(counts), "partial", rule)
+    rule = "is {}; it must have the {} tokens of cu_tokens_across_dp"
+    need(partial.dim() == 2 and partial.shape[0] == sum(counts), "partial", rule, partial.shape, sum(counts))
     first = sum(counts[: ranks.rank()])
     return all_reduce_tp(partial, ranks)[first : first + counts[ranks.rank()]]
 

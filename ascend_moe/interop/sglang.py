@@ -85,8 +85,9 @@ def select_experts(
         return given[0].float(), given[1].to(torch.int32)
     groups, kept = 1, 1
     if use_grouped_topk:
-        rule = f"is {num_expert_group} and topk_group {topk_group}; use_grouped_topk needs both"
-        need(num_expert_group is not None and topk_group is not None, "num_expert_group", rule)
+        rule = "is {} and topk_group {}; use_grouped_topk needs both"
+        fits = num_expert_group is not None and topk_group is not None
+        need(fits, "num_expert_group", rule, num_expert_group, topk_group)
         groups, kept = int(num_expert_group or 0), int(topk_group or 0)
     if correction_bias is not None:
         return deepseek_v3(router_logits, correction_bias, top_k, groups, kept, renormalize)
@@ -308,8 +309,8 @@ class GroupedGemmRunner(nn.Module):
         need_shape("seg_indptr", seg_indptr, (batch_size + 1,))
         need_shape("c", c, (a.shape[0], b.shape[1]))
         first, last = int(seg_indptr[0]), int(seg_indptr[-1])
-        rule = f"covers rows {first} to {last} of {a.shape[0]}"
-        need(0 <= first <= last <= a.shape[0], "seg_indptr", rule)
+        rule = "covers rows {} to {} of {}"
+        need(0 <= first <= last <= a.shape[0], "seg_indptr", rule, first, last, a.shape[0])
         scales = _gemm_scales(use_fp8_w8a8, scale_a, scale_b, b.shape[0])
         indices = torch.arange(batch_size, device=b.device) if weight_indices is None else weight_indices.long()
         rows, counts = a[first:last], seg_indptr.diff().long()
@@ -457,8 +458,8 @@ class EPMoE(nn.Module):
         serialized, self._static = False, False
         if config is not None:
             scheme = getattr(config, "activation_scheme", None)
-            rule = f"has activation_scheme {scheme!r}; need an Fp8Config, 'dynamic' or 'static'"
-            need(scheme in ("dynamic", "static"), "quant_config", rule)
+            rule = "has activation_scheme {!r}; need an Fp8Config, 'dynamic' or 'static'"
+            need(scheme in ("dynamic", "static"), "quant_config", rule, scheme)
             blocks = getattr(config, "weight_block_size", None)
             need(blocks is None, "quant_config", "has weight_block_size {}; a weight has one scale", blocks)
             serialized, self._static = bool(config.is_checkpoint_fp8_serialized), scheme == "static"
@@ -506,13 +507,13 @@ class EPMoE(nn.Module):
             return
         place = param.data[expert_id - self.start_expert_id]
         if "input_scale" in weight_name or "weight_scale" in weight_name:
-            rule = f"is {tuple(loaded_weight.shape)} for {weight_name}; a scale has one value"
-            need(loaded_weight.numel() == 1, "loaded_weight", rule)
+            rule = "is {} for {}; a scale has one value"
+            need(loaded_weight.numel() == 1, "loaded_weight", rule, loaded_weight.shape, weight_name)
             value = loaded_weight.reshape(())
             if "input_scale" in weight_name:
                 before, after = float(place), float(value)
-                rule = f"is {after:g} for {weight_name}, but {before:g} came before; w1 and w3 share one input scale"
-                need(not abs(before - after) > 1e-5, "loaded_weight", rule)
+                rule = "is {:g} for {}, but {:g} came before; w1 and w3 share one input scale"
+                need(not abs(before - after) > 1e-5, "loaded_weight", rule, after, weight_name, before)
                 place.copy_(value)
             elif shard_id == "w2":
                 place.copy_(value)

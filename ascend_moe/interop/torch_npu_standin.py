@@ -276,11 +276,11 @@ def npu_quant_matmul(
     """
     dtype = resolve_dtype(output_dtype, "output_dtype")
     floats = (torch.bfloat16, torch.float16, torch.float32)
-    rule = f"is {dtype}; off the NPU it must be bf16, fp16, fp32 or int32"
-    need(dtype in (*floats, torch.int32), "output_dtype", rule)
+    rule = "is {}; off the NPU it must be bf16, fp16, fp32 or int32"
+    need(dtype in (*floats, torch.int32), "output_dtype", rule, dtype)
     need(offset is None, "offset", "belongs to int8 results, which are not supported; leave it out")
     need_dtype("x1", x1, torch.int8)
-    need(x1.dim() >= 2, "x1", "is {}; it must be at least 2-D", tuple(x1.shape))
+    need(x1.dim() >= 2, "x1", "is {}; it must be at least 2-D", x1.shape)
     need_dims("x2", x2, 2, dtypes=(torch.int8,))
     need_shape("x2", x2, (x1.shape[-1], x2.shape[1]))
     rows, width = x1.reshape(-1, x1.shape[-1]), x2.shape[1]

@@ -73,8 +73,9 @@ def npu_moe_gating_top_k(
     """
     _check_logits(x, (2,))
     if bias is not None:
-        rule = f"is {tuple(bias.shape)} {bias.dtype}; it must be {(x.shape[1],)} {x.dtype}, as x is"
-        need(tuple(bias.shape) == (x.shape[1],) and bias.dtype == x.dtype, "bias", rule)
+        rule = "is {} {}; it must be {} {}, as x is"
+        fits = tuple(bias.shape) == (x.shape[1],) and bias.dtype == x.dtype
+        need(fits, "bias", rule, bias.shape, bias.dtype, x.shape[1:], x.dtype)
     hashed = {"input_ids": input_ids, "tid2eid": tid2eid}
     groups = Groups(group_count, k_group, group_select_mode)
     return gating_top_k(x, k, bias, groups, norm_type, renorm, routed_scaling_factor, eps, out_flag, **hashed)
@@ -97,7 +98,7 @@ def gating_top_k(
     _check_logits(x, (2,))
     if bias is not None:
         fits = tuple(bias.shape) == (x.shape[1],) and bias.is_floating_point()
-        need(fits, "bias", "is {} {}; it must be {} and float", tuple(bias.shape), bias.dtype, (x.shape[1],))
+        need(fits, "bias", "is {} {}; it must be {} and float", bias.shape, bias.dtype, (x.shape[1],))
     need(renorm in (0, 1), "renorm", "is {}; it must be 0 or 1", renorm)
     need(norm_type in (SOFTMAX, SIGMOID, SQRT_SOFTPLUS), "norm_type", "is {}; it must be 0, 1 or 2", norm_type)
     _check_choice(x.shape[1], k, groups)
@@ -138,8 +139,9 @@ def npu_moe_gating_top_k_softmax(
     experts, shape = x.shape[-1], (*x.shape[:-1], k)
     need(0 <= k <= experts, "k", "is {}; it must be 0..{}, the number of experts", k, experts)
     if finished is not None:
-        rule = f"is {tuple(finished.shape)} {finished.dtype}; it must be {tuple(x.shape[:-1])} bool"
-        need(finished.shape == x.shape[:-1] and finished.dtype == torch.bool, "finished", rule)
+        rule = "is {} {}; it must be {} bool"
+        fits = finished.shape == x.shape[:-1] and finished.dtype == torch.bool
+        need(fits, "finished", rule, finished.shape, finished.dtype, x.shape[:-1])
     scores = normalise(x.reshape(-1, experts), SOFTMAX)
     ids = _choose(scores, None, k, Groups())
     weights = _weigh(scores, ids, False, 1.0, 0.0).to(x.dtype)
@@ -281,12 +283,12 @@ def _check_logits(x: torch.Tensor, dims: tuple[int, ...]) -> None:
 
 def _check_choice(experts: int, k: int, groups: Groups) -> None:
     number, kept, mode = groups
-    rule = f"is {mode}; it must be 0 (largest) or 1 (two largest)"
-    need(mode in (BY_MAX, BY_TOP2_SUM), "group_select_mode", rule)
+    rule = "is {}; it must be 0 (largest) or 1 (two largest)"
+    need(mode in (BY_MAX, BY_TOP2_SUM), "group_select_mode", rule, mode)
     smallest = 2 if mode == BY_TOP2_SUM and number > 1 else 1
     fits = number >= 1 and experts % number == 0 and experts // number >= smallest
-    rule = f"is {number} for {experts} experts; it must divide them into groups of at least {smallest}"
-    need(fits, "group_count", rule)
+    rule = "is {} for {} experts; it must divide them into groups of at least {}"
+    need(fits, "group_count", rule, number, experts, smallest)
     need(1 <= kept <= number, "k_group", "is {}; it must be 1..{}, the number of groups", kept, number)
     limit = experts // number * kept
     need(1 <= k <= limit, "k", "is {}; it must be 1..{}, the experts that take part", k, limit)
@@ -308,10 +310,12 @@ def _look_up(
     need(input_ids is not None, "tid2eid", "is given without input_ids; give both or none")
     need(table is not None, "input_ids", "is given without tid2eid; give both or none")
     assert input_ids is not None and table is not None
-    rule = f"is {tuple(input_ids.shape)} {input_ids.dtype}; it must be {(tokens,)} int32 or int64"
-    need(tuple(input_ids.shape) == (tokens,) and input_ids.dtype in whole, "input_ids", rule)
-    rule = f"is {tuple(table.shape)} {table.dtype}; it must be (V, {k}) int32 or int64"
-    need(table.dim() == 2 and table.shape[1] == k and table.dtype in whole, "tid2eid", rule)
+    rule = "is {} {}; it must be {} int32 or int64"
+    fits = tuple(input_ids.shape) == (tokens,) and input_ids.dtype in whole
+    need(fits, "input_ids", rule, input_ids.shape, input_ids.dtype, (tokens,))
+    rule = "is {} {}; it must be (V, {}) int32 or int64"
+    fits = table.dim() == 2 and table.shape[1] == k and table.dtype in whole
+    need(fits, "tid2eid", rule, table.shape, table.dtype, k)
     size = table.shape[0]
     outside = bool(((input_ids < 0) | (input_ids >= size)).any())
     need(not outside, "input_ids", "has an id outside 0..{}, the rows of tid2eid", size - 1)

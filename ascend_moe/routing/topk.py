@@ -144,8 +144,8 @@ def group_limited_topk(
     members = num_experts // num_groups
     each = topk // group_topk
     fits = 1 <= each <= members and topk <= members * group_topk
-    rule = f"is {topk}; from {group_topk} groups of {members} experts it must be {group_topk}..{members * group_topk}"
-    need(fits, "topk", rule)
+    rule = "is {}; from {} groups of {} experts it must be {}..{}"
+    need(fits, "topk", rule, topk, group_topk, members, group_topk, members * group_topk)
     grouped = scores.reshape(num_tokens, num_groups, members)
     heads = grouped.detach().topk(each, dim=-1).values.sum(-1)
     kept = torch.zeros_like(heads, dtype=torch.bool).scatter(1, best(heads, group_topk), True)

@@ -41,8 +41,8 @@ def read_counts(counts: Sequence[int] | torch.Tensor, instead: torch.Tensor | No
 
 
 def _table(name: str, counts: list[int], world: int, experts: int) -> torch.Tensor:
-    rule = f"has {len(counts)} counts; need {world * experts}: {experts} experts of each of {world} ranks"
-    need(len(counts) == world * experts, name, rule)
+    rule = "has {} counts; need {}: {} experts of each of {} ranks"
+    need(len(counts) == world * experts, name, rule, len(counts), world * experts, experts, world)
     need(min(counts) >= 0, name, "has {}; a count is at least 0", min(counts))
     return torch.tensor(counts).view(world, experts)
 

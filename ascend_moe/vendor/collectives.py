@@ -208,7 +208,7 @@ def _npu_distribute_barrier(
 
 
 def _microseconds(time_out: torch.Tensor) -> int:
-    need(time_out.numel() == 1, "time_out", "is {}; it must be (1,)", tuple(time_out.shape))
+    need(time_out.numel() == 1, "time_out", "is {}; it must be (1,)", time_out.shape)
     need_dtype("time_out", time_out, torch.int32)
     value = int(time_out)
     need(value > 0, "time_out", "is {}; it must be above 0 microseconds", value)

@@ -180,8 +180,8 @@ def _stacked_scales(
         need_shape("weight", matrix, shape)
     if len(weight_scale) == 1 and weight_scale[0].dim() == 2:
         weight_scale = weight_scale[0].unbind(0)
-    rule = f"has {len(weight_scale)} tensors for {len(weight)} weights; it must have one for each"
-    need(len(weight_scale) == len(weight), "weight_scale", rule)
+    rule = "has {} tensors for {} weights; it must have one for each"
+    need(len(weight_scale) == len(weight), "weight_scale", rule, len(weight_scale), len(weight))
     for scale in weight_scale:
         need_shape("weight_scale", scale, (shape[1],), (1, shape[1]))
         need(scale.is_floating_point(), "weight_scale", "is {}; it must be float", scale.dtype)
@@ -203,8 +203,8 @@ def _check_product(
     need_int8_weight(weight_name, weight)
     need_dims(weight_name, weight, 3)
     fits = weight.shape[1] == x.shape[1]
-    rule = f"is {tuple(weight.shape)} for x of {tuple(x.shape)}; it must be (E, K, N)"
-    need(fits, weight_name, rule)
+    rule = "is {} for x of {}; it must be (E, K, N)"
+    need(fits, weight_name, rule, weight.shape, x.shape)
     need_shape(scale_name, scale, (weight.shape[0], weight.shape[2]))
     need(scale.is_floating_point(), scale_name, "is {}; off the NPU it must be float", scale.dtype)
 
@@ -295,9 +295,9 @@ def _add_shared(total: torch.Tensor, shared: torch.Tensor | None, weight: float 
     if shared is None:
         return
     need_dims("shared_input", shared, 2)
-    rule = f"is {tuple(shared.shape)}; the result has {total.shape[1]} columns"
-    need(shared.shape[1] == total.shape[1], "shared_input", rule)
+    rule = "is {}; the result has {} columns"
+    need(shared.shape[1] == total.shape[1], "shared_input", rule, shared.shape, total.shape[1])
     stop = first + shared.shape[0]
-    rule = f"is {first}; {shared.shape[0]} rows from there must fit into the {len(total)} of the result"
-    need(first >= 0 and stop <= len(total), "shared_input_offset", rule)
+    rule = "is {}; {} rows from there must fit into the {} of the result"
+    need(first >= 0 and stop <= len(total), "shared_input_offset", rule, first, shared.shape[0], len(total))
     total[first:stop] = shared.float() * (1.0 if weight is None else weight)

@@ -228,8 +228,8 @@ def npu_grouped_matmul(call: Any) -> list[torch.Tensor]:
         need(len(x) == len(weights), "x", "has {} tensors for {} weights", len(x), len(weights))
         pairs = zip(x, weights, strict=True)
         return [rows.new_empty((*rows.shape[:-1], _columns(w)), dtype=dtype) for rows, w in pairs]
-    rule = f"is {split_item} with a group_list tensor: sizes would depend on its values; use 2 or 3"
-    need(listed, "split_item", rule)
+    rule = "is {} with a group_list tensor: sizes would depend on its values; use 2 or 3"
+    need(listed, "split_item", rule, split_item)
     need(len(groups) == len(weights), "group_list", "has {} entries for {} weights", len(groups), len(weights))
     counts = groups
     if not call.group_list_type:
@@ -249,8 +249,8 @@ def npu_clipped_swiglu(call: Any) -> Any:
 
 
 def _halved(call: Any, source: torch.Tensor) -> torch.Tensor:
-    rule = f"is {call.dim} of {source.dim()} dimensions"
-    need(-source.dim() <= call.dim < source.dim(), "dim", rule)
+    rule = "is {} of {} dimensions"
+    need(-source.dim() <= call.dim < source.dim(), "dim", rule, call.dim, source.dim())
     size = list(source.shape)
     size[call.dim] = size[call.dim] // 2
     return source.new_empty(size)
@@ -293,7 +293,7 @@ def npu_grouped_matmul_finalize_routing(call: Any) -> Any:
 def npu_dynamic_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 of input's shape (int4: eight to an int32), and float32 scales by row, by column, or one scale."""
     source = call.input
-    need(source.dim() >= 2, "input", "is {}; it must be at least 2-D", tuple(source.shape))
+    need(source.dim() >= 2, "input", "is {}; it must be at least 2-D", source.shape)
     modes = ("pertoken", "pertensor", "perchannel")
     need(call.quant_mode in modes, "quant_mode", "is {!r}; it must be one of {}", call.quant_mode, modes)
     size: tuple[Any, ...] = tuple(source.shape[:-1])
@@ -301,8 +301,8 @@ def npu_dynamic_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
         size = (*source.shape[:-2], source.shape[-1])
     packed = call.dst_type == _QUINT4X2
     if packed:
-        rule = f"of {_QUINT4X2} (int4) needs rows of a multiple of {_INT4_IN_INT32} elements"
-        need(source.shape[-1] % _INT4_IN_INT32 == 0, "dst_type", rule)
+        rule = "of {} (int4) needs rows of a multiple of {} elements"
+        need(source.shape[-1] % _INT4_IN_INT32 == 0, "dst_type", rule, _QUINT4X2, _INT4_IN_INT32)
         codes = source.new_empty((*size, source.shape[-1] // _INT4_IN_INT32), dtype=I32)
     else:
         _need_dtype(call, "dst_type", I8)

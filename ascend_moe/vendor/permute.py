@@ -40,8 +40,8 @@ def npu_moe_token_permute(
     """
     need_dims("tokens", tokens, 2)
     need_dims("indices", indices, 1, 2, dtypes=_INDEX_DTYPES)
-    rows_of = f"is {tuple(indices.shape)} for {tokens.shape[0]} tokens"
-    need(indices.shape[0] == tokens.shape[0], "indices", rows_of)
+    rows_of = "is {} for {} tokens"
+    need(indices.shape[0] == tokens.shape[0], "indices", rows_of, indices.shape, tokens.shape[0])
     need(not padded_mode, "padded_mode", "is True; off the NPU it must be False")
     pairs = indices.numel()
     wanted = num_out_tokens or 0
@@ -88,7 +88,7 @@ def npu_moe_token_unpermute(
     if probs is not None:
         need_dims("probs", probs, 2)
         fits = probs.numel() == sorted_indices.numel()
-        need(fits, "probs", "is {} for {} sorted_indices", tuple(probs.shape), sorted_indices.numel())
+        need(fits, "probs", "is {} for {} sorted_indices", probs.shape, sorted_indices.numel())
         shape = (probs.shape[0], probs.shape[1])
     return sum_rows(permuted_tokens, sorted_indices.to(torch.int64).reshape(shape), probs)
 
@@ -160,7 +160,7 @@ def _places(
     if scales is not None:
         need_dims("scales", scales, 2)
         fits = scales.numel() == flat.numel()
-        need(fits, "scales", "is {} for {} entries of {}", tuple(scales.shape), flat.numel(), name)
+        need(fits, "scales", "is {} for {} entries of {}", scales.shape, flat.numel(), name)
         tokens, topk = scales.shape
     else:
         topk = 1 if k is None else k
@@ -175,7 +175,7 @@ def _places(
 
 def _experts(bias: torch.Tensor, experts: torch.Tensor | None, shape: tuple[int, int], hidden: int) -> torch.Tensor:
     need_dims("bias", bias, 2)
-    need(bias.shape[1] == hidden, "bias", "is {}; its rows must have {} elements", tuple(bias.shape), hidden)
+    need(bias.shape[1] == hidden, "bias", "is {}; its rows must have {} elements", bias.shape, hidden)
     name = "export_for_source_row"
     if experts is None:
         raise ArgumentError(f"{name} is missing: bias needs it", argument=name)
@@ -232,7 +232,7 @@ def npu_moe_re_routing(
     scales = torch.zeros(rows)
     if per_token_scales is not None:
         fits = per_token_scales.dim() >= 1 and per_token_scales.shape[0] == rows
-        need(fits, "per_token_scales", "is {} for {} tokens", tuple(per_token_scales.shape), rows)
+        need(fits, "per_token_scales", "is {} for {} tokens", per_token_scales.shape, rows)
         scales = _moved(per_token_scales, source)
     sums = counts.sum(0).to(expert_token_num_per_rank.dtype)
     return _moved(tokens, source), scales, index, sums

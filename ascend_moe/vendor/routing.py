@@ -48,7 +48,7 @@ def npu_moe_init_routing(
     need_dims("x", x, 2)
     need_dims("expert_idx", expert_idx, 2)
     tokens, pairs = x.shape[0], expert_idx.numel()
-    need(expert_idx.shape[0] == tokens, "expert_idx", "is {} for {} rows of x", tuple(expert_idx.shape), tokens)
+    need(expert_idx.shape[0] == tokens, "expert_idx", "is {} for {} rows of x", expert_idx.shape, tokens)
     need_shape("row_idx", row_idx, tuple(expert_idx.shape))
     for name, value in (("row_idx", row_idx), ("expert_idx", expert_idx)):
         need_dtype(name, value, torch.int32)
@@ -186,8 +186,8 @@ def _active_range(given: Sequence[int], expert_num: int, drop: bool) -> tuple[in
     if len(given) == 0:
         return 0, expert_num
     last = expert_num if expert_num > 0 else _MAX_EXPERTS
-    rule = f"is {list(given)}; it must be [start, stop], 0 <= start < stop <= {last}"
-    need(len(given) == 2 and 0 <= given[0] < given[1] <= last, name, rule)
+    rule = "is {}; it must be [start, stop], 0 <= start < stop <= {}"
+    need(len(given) == 2 and 0 <= given[0] < given[1] <= last, name, rule, list(given), last)
     whole = not drop or list(given) == [0, expert_num]
     need(whole, name, "is {}; drop_pad_mode 1 takes all experts, [0, {}]", list(given), expert_num)
     return given[0], given[1]
@@ -197,20 +197,20 @@ def _check(call: Any) -> None:
     x, ids = call.x, call.expert_idx
     need_dims("x", x, 2)
     need_dims("expert_idx", ids, 2)
-    need(ids.shape[0] == x.shape[0], "expert_idx", "is {} for {} rows of x", tuple(ids.shape), x.shape[0])
+    need(ids.shape[0] == x.shape[0], "expert_idx", "is {} for {} rows of x", ids.shape, x.shape[0])
     need_dtype("expert_idx", ids, torch.int32)
     dtypes = [torch.bfloat16, torch.float16, torch.float32]
     if call.quant_mode == UNQUANTISED:
         dtypes.append(torch.int8)
     need_dtype("x", x, *dtypes)
     if call.drop:
-        rule = f"is {call.expert_capacity}; with drop_pad_mode 1 it must be at least 1"
-        need(call.expert_capacity >= 1, "expert_capacity", rule)
-        rule = f"is {call.row_idx_type}; with drop_pad_mode 1 it must be 0"
-        need(call.row_idx_type == GATHER, "row_idx_type", rule)
+        rule = "is {}; with drop_pad_mode 1 it must be at least 1"
+        need(call.expert_capacity >= 1, "expert_capacity", rule, call.expert_capacity)
+        rule = "is {}; with drop_pad_mode 1 it must be 0"
+        need(call.row_idx_type == GATHER, "row_idx_type", rule, call.row_idx_type)
         counted = not call.expert_tokens_num_flag or call.expert_tokens_num_type == COUNTS
-        rule = f"is {call.expert_tokens_num_type}; with drop_pad_mode 1 it must be 1"
-        need(counted, "expert_tokens_num_type", rule)
+        rule = "is {}; with drop_pad_mode 1 it must be 1"
+        need(counted, "expert_tokens_num_type", rule, call.expert_tokens_num_type)
     if call.expert_tokens_num_type == PAIRS:
         enough = call.expert_num >= call.stop - call.first
         need(enough, "expert_num", "is {}; pairs need one row an active expert", call.expert_num)
@@ -323,18 +323,18 @@ def npu_moe_update_expert(
     """
     need_dims("expert_ids", expert_ids, 2, dtypes=(torch.int32, torch.int64))
     need_dims("eplb_table", eplb_table, 2, dtypes=(torch.int32,))
-    need(eplb_table.shape[1] >= 2, "eplb_table", "is {}; a row is count and copies", tuple(eplb_table.shape))
+    need(eplb_table.shape[1] >= 2, "eplb_table", "is {}; a row is count and copies", eplb_table.shape)
     need_only("balance_mode", balance_mode, BY_RANK, BY_TOKEN)
     if balance_mode == BY_RANK:
         need(world_size >= 1, "world_size", "is {}; with balance_mode 0 it must be at least 1", world_size)
-        rule = f"is {local_rank_id}; with balance_mode 0 it must be in 0..{world_size - 1}"
-        need(0 <= local_rank_id < world_size, "local_rank_id", rule)
+        rule = "is {}; with balance_mode 0 it must be in 0..{}"
+        need(0 <= local_rank_id < world_size, "local_rank_id", rule, local_rank_id, world_size - 1)
     experts, table = eplb_table.shape[0], eplb_table.to(torch.int64)
     inside = bool(((expert_ids >= -1) & (expert_ids < experts)).all())
     need(inside, "expert_ids", "must be in 0..{}, the rows of eplb_table, or -1", experts - 1)
     counts = table[:, 0]
-    rule = f"must have 1..{table.shape[1] - 1} copies in column 0 of every row, as many as it lists"
-    need(bool(((counts >= 1) & (counts < table.shape[1])).all()), "eplb_table", rule)
+    rule = "must have 1..{} copies in column 0 of every row, as many as it lists"
+    need(bool(((counts >= 1) & (counts < table.shape[1])).all()), "eplb_table", rule, table.shape[1] - 1)
     logical = expert_ids.to(torch.int64)
     routed = logical >= 0
     logical = logical.masked_fill(~routed, 0)

@@ -253,8 +253,8 @@ def _check(x: Tensor, topk_idx: Tensor, tokens: int, stats: Tensor | None, local
     need_dims("x", x, 2, dtypes=(torch.bfloat16,))
     need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
     need(topk_idx.shape[0] == x.shape[0], "topk_idx", "has {} tokens; x has {}", topk_idx.shape[0], x.shape[0])
-    rule = f"is {tokens}; x has {x.shape[0]} tokens, and it must be equal on all ranks"
-    need(tokens >= max(x.shape[0], 1), "num_max_dispatch_tokens_per_rank", rule)
+    rule = "is {}; x has {} tokens, and it must be equal on all ranks"
+    need(tokens >= max(x.shape[0], 1), "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])
     if stats is not None:
         need_shape("cumulative_local_expert_recv_stats", stats, (local,), dtypes=(torch.int32,))
 

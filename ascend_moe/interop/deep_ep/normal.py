@@ -62,8 +62,9 @@ def dispatch(
     local = _check(place, columns[0].shape[0], num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
     beside = _topk(columns[0].shape[0], topk_idx, topk_weights)
     world, in_rank, own = place.world, is_token_in_rank.bool(), columns[0].shape[0]
-    rule = f"is {num_worst_tokens}; with {world} ranks of up to {own} tokens it must be at least {world * own}"
-    need(num_worst_tokens == 0 or own <= num_worst_tokens // world, "num_worst_tokens", rule)
+    rule = "is {}; with {} ranks of up to {} tokens it must be at least {}"
+    fits = num_worst_tokens == 0 or own <= num_worst_tokens // world
+    need(fits, "num_worst_tokens", rule, num_worst_tokens, world, own, world * own)
     ranks = _ranks(in_rank, world if topk_idx is None else topk_idx.shape[1], not num_worst_tokens)
     head = _head(own, topk_idx, world * local, columns[0].device)
     table = place.gather(torch.cat([head, num_tokens_per_rank.int(), num_tokens_per_expert.int()]))
@@ -115,8 +116,8 @@ def combine(
     weights = None
     if topk_weights is not None:
         need_dims("topk_weights", topk_weights, 2, dtypes=(torch.float32,))
-        rule = f"has {topk_weights.shape[0]} rows; dispatch returned {sent.rows}"
-        need(topk_weights.shape[0] >= sent.rows, "topk_weights", rule)
+        rule = "has {} rows; dispatch returned {}"
+        need(topk_weights.shape[0] >= sent.rows, "topk_weights", rule, topk_weights.shape[0], sent.rows)
         columns = topk_weights.shape[1]
         weights = _sum(sent, torch.nn.functional.pad(topk_weights, (0, -columns % 8)), None)[:, :columns].contiguous()
     return total.to(x.dtype), weights

@@ -247,8 +247,8 @@ class Runtime:
             triples; int32 running sums over [local expert][source rank]; the event; a hook that does nothing.
         """
         need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16))
-        rule = f"is {num_max_dispatch_tokens_per_rank}; x has {x.shape[0]} tokens"
-        need(num_max_dispatch_tokens_per_rank >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule)
+        name, most = "num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank
+        need(most >= x.shape[0], name, "is {}; x has {} tokens", most, x.shape[0])
         rows = dispatch_rows(self.place, x, topk_ids, num_experts, num_max_dispatch_tokens_per_rank, quant_mode)
         return rows.x, rows.scales, rows.nums, rows.triples, rows.counts, EventHandle(), events.nothing
 
@@ -304,8 +304,8 @@ class Runtime:
         given = {"gmm1_weight": gmm1_weight, "gmm2_weight": gmm2_weight}
         scales = {"gmm1_weight_scale": gmm1_weight_scale, "gmm2_weight_scale": gmm2_weight_scale}
         experts = experts_of(x, given | scales)
-        rule = f"is {quant_mode}; it must be 1 for int8 weights and 0 for others"
-        need(quant_mode == (experts.quant_mode != 0), "quant_mode", rule)
+        rule = "is {}; it must be 1 for int8 weights and 0 for others"
+        need(quant_mode == (experts.quant_mode != 0), "quant_mode", rule, quant_mode)
         tokens = Tokens(x, topk_ids.int(), topk_weights, None)
         dispatcher = WindowDispatcher(self.place.group_ep, self.place.world, self.place.rank, num_experts)
         bound = self.place.world * num_max_dispatch_tokens_per_rank

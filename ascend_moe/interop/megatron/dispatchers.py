@@ -125,8 +125,8 @@ class TokenDispatcher:
         need_one_of("probs_on", probs_on, ("experts", "combine"))
         rule = "is True; it needs a capacity_factor"
         need(capacity_factor is not None or not pad_to_capacity, "pad_to_capacity", rule)
-        rule = f"is {max_tokens} with pad_to_capacity; all ranks must have the same T then: leave it out"
-        need(not (pad_to_capacity and max_tokens), "max_tokens", rule)
+        rule = "is {} with pad_to_capacity; all ranks must have the same T then: leave it out"
+        need(not (pad_to_capacity and max_tokens), "max_tokens", rule, max_tokens)
         self.ep_size, self.etp_size = ranks.world // etp_size, etp_size
         self.ep_rank, self.etp_rank = divmod(ranks.rank, etp_size)
         divides = num_experts >= 1 and num_experts % self.ep_size == 0
@@ -340,8 +340,9 @@ class MC2Manager:
         comm_alg: str = "",
     ) -> None:
         ranks = Ranks.of(group, world_size, rank)
-        rule = f"is {num_experts}; it must be {num_local_experts} local experts on each of {ranks.world} ranks"
-        need(num_experts == num_local_experts * ranks.world, "num_experts", rule)
+        rule = "is {}; it must be {} local experts on each of {} ranks"
+        fits = num_experts == num_local_experts * ranks.world
+        need(fits, "num_experts", rule, num_experts, num_local_experts, ranks.world)
         padded = bool(getattr(config, "moe_router_padding_for_quantization", False))
         need(not padded, "moe_router_padding_for_quantization", "is set; rows of an expert are not padded here")
         self.num_local_experts, self.num_experts, self.router_topk = num_local_experts, num_experts, router_topk

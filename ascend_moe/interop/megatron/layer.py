@@ -41,8 +41,8 @@ class MoELayer(nn.Module):
         super().__init__()
         given = dispatcher.num_experts, dispatcher.router_topk, dispatcher.local_experts, dispatcher.etp_size
         fits = (router.config.num_moe_experts, router.topk, experts.num_local_experts, experts.etp_size) == given
-        rule = f"has E, k, L and etp_size {given}; router and experts must have the same"
-        need(fits, "dispatcher", rule)
+        rule = "has E, k, L and etp_size {}; router and experts must have the same"
+        need(fits, "dispatcher", rule, given)
         self.router, self.experts, self.shared_experts = router, experts, shared_experts
         self.dispatcher = dispatcher
         self.tp, self.sequence_parallel = tensor_model_parallel_size, sequence_parallel
@@ -58,8 +58,8 @@ class MoELayer(nn.Module):
             mask: bool, hidden_states' shape without H, True for active tokens. The routed experts give zeros for
                 the others.
         """
-        rule = f"is False in training with tp {self.tp}; every tp rank must have its own tokens: set it"
-        need(not self.training or self.tp == 1 or self.sequence_parallel, "sequence_parallel", rule)
+        rule = "is False in training with tp {}; every tp rank must have its own tokens: set it"
+        need(not self.training or self.tp == 1 or self.sequence_parallel, "sequence_parallel", rule, self.tp)
         probs, routing_map = self.router(hidden_states, mask)
         carrier = self.dispatcher
         tokens, slots, handle = carrier.dispatch_preprocess(hidden_states, routing_map, probs, mask)

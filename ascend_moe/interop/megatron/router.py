@@ -96,8 +96,8 @@ class TopKRouter(nn.Module):
         self.config, self.topk = config, config.moe_router_topk
         kinds = config.moe_router_load_balancing_type
         for kind in [kinds] if isinstance(kinds, str) else kinds:
-            rule = f"is {kind!r}, which is not offered; use an aux loss or moe_router_enable_expert_bias"
-            need(kind not in _REFUSED, "moe_router_load_balancing_type", rule)
+            rule = "is {!r}, which is not offered; use an aux loss or moe_router_enable_expert_bias"
+            need(kind not in _REFUSED, "moe_router_load_balancing_type", rule, kind)
             need_one_of("moe_router_load_balancing_type", kind, (*LOSSES, "none"))
         experts, hidden = config.num_moe_experts, config.hidden_size
         made: dict[str, Any] = {"dtype": config.params_dtype, "device": device}

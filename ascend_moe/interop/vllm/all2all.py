@@ -157,8 +157,8 @@ class CollectiveHandle(All2AllHandle):
         if known is None:
             text = f"group_name {group_name!r} names no live group: use ascend_moe.comm_name(process_group)"
             raise ArgumentError(text, argument="group_name")
-        rule = f"is {world}, rank {rank}; group {group_name!r} has {known[0]} ranks, and this is rank {known[1]}"
-        need(known[0] == world and known[1] in (None, rank), "world", rule)
+        rule = "is {}, rank {}; group {!r} has {} ranks, and this is rank {}"
+        need(known[0] == world and known[1] in (None, rank), "world", rule, world, rank, group_name, known[0], known[1])
         group = comm.process_group(group_name)
         self._group = _ClusterCarrier(group_name, rank, world) if group is None else group
         made = AllToAllDispatcher if kind == "alltoall" else AllGatherDispatcher

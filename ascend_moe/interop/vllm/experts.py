@@ -236,12 +236,12 @@ class _Experts:
         local, hidden = self.num_local_experts, x.shape[-1]
         dims = 3 if self.batched else 2
         fits = x.dim() == dims and (not self.batched or x.shape[0] == local)
-        shape = f"({local}, M, H)" if self.batched else "(M, H)"
-        need(fits, "hidden_states", "is {}; it must be {}", tuple(x.shape), shape)
-        rule = f"is {x.dtype}; with this quant_config it must be {'int8' if self.quantised else 'bf16, fp16 or fp32'}"
-        need((x.dtype == torch.int8) == self.quantised, "hidden_states", rule)
+        need(fits, "hidden_states", "is {}; it must be " + ("({}, M, H)" if self.batched else "(M, H)"), x.shape, local)
+        kinds = "int8" if self.quantised else "bf16, fp16 or fp32"
+        fits = (x.dtype == torch.int8) == self.quantised
+        need(fits, "hidden_states", "is {}; with this quant_config it must be {}", x.dtype, kinds)
         fits = w1.dim() == 3 and w1.shape[1] % 2 == 0
-        need(fits, "w1", "is {}; it must be ({}, 2F, {})", tuple(w1.shape), local, hidden)
+        need(fits, "w1", "is {}; it must be ({}, 2F, {})", w1.shape, local, hidden)
         need_shape("w1", w1, (local, w1.shape[1], hidden), dtypes=(x.dtype,))
         need_shape("w2", w2, (local, hidden, w1.shape[1] // 2), dtypes=(x.dtype,))
         need((a1q_scale is not None) == self.quantised, "a1q_scale", "comes with int8 rows, and only with them")

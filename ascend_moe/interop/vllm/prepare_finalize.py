@@ -239,8 +239,8 @@ class _PrepareAndFinalize:
             need_shape("fused_expert_output", fused, (length, hidden), (length, 1, hidden), dtypes=(call.dtype,))
             return fused.reshape(length, hidden)
         name = type(weight_and_reduce_impl).__name__
-        rule = f"is {name}; batched rows take TopKWeightAndReduceDelegate: combine weights and sums"
-        need(is_delegate(weight_and_reduce_impl), "weight_and_reduce_impl", rule)
+        rule = "is {}; batched rows take TopKWeightAndReduceDelegate: combine weights and sums"
+        need(is_delegate(weight_and_reduce_impl), "weight_and_reduce_impl", rule, name)
         local, most = self.handle.local_experts, self._width()
         need_shape("fused_expert_output", fused, (local, most, hidden), dtypes=(call.dtype,))
         rows = fused.reshape(local * most, hidden)
@@ -256,8 +256,8 @@ class _PrepareAndFinalize:
     def _open_call(self, topk_ids: Tensor) -> tuple[Tensor, _Call]:
         """The open call that the ids stand for, and the ids that prepare has returned for it."""
         mine = [key for key, each in self._calls.items() if key is topk_ids or each.given_ids is topk_ids]
-        rule = f"of finalize belong to {len(mine)} open calls; give the ids that prepare returned, once"
-        need(len(mine) == 1, "topk_ids", rule)
+        rule = "of finalize belong to {} open calls; give the ids that prepare returned, once"
+        need(len(mine) == 1, "topk_ids", rule, len(mine))
         return mine[0], self._calls[mine[0]]
 
     def _arrive(self) -> None:
@@ -312,13 +312,13 @@ class _PrepareAndFinalize:
         need_dims("a1", a1, 2, dtypes=_FLOATS)
         need_dims("topk_ids", ids, 2, dtypes=(torch.int32, torch.int64))
         fits = ids.shape[0] == a1.shape[0] and ids.shape[1] >= 1
-        need(fits, "topk_ids", "is {} for {} tokens; it must be (T, K), K at least 1", tuple(ids.shape), a1.shape[0])
+        need(fits, "topk_ids", "is {} for {} tokens; it must be (T, K), K at least 1", ids.shape, a1.shape[0])
         need_shape("topk_weights", weights, tuple(ids.shape))
         known, local, most = self.handle.num_experts, self.handle.local_experts, self.handle.max_tokens
-        rule = f"is {num_experts}; it must be {known}, experts of all ranks, or {local}, those of this one"
-        need(num_experts in (known, local), "num_experts", rule)
-        rule = f"has {a1.shape[0]} tokens, max_num_tokens is {most}; make it with more, at most 4096, on all ranks, "
-        need(most is None or a1.shape[0] <= most, "a1", rule + "or cut the batch")
+        rule = "is {}; it must be {}, experts of all ranks, or {}, those of this one"
+        need(num_experts in (known, local), "num_experts", rule, num_experts, known, local)
+        rule = "has {} tokens, max_num_tokens is {}; make it with more, at most 4096, on all ranks, "
+        need(most is None or a1.shape[0] <= most, "a1", rule + "or cut the batch", a1.shape[0], most)
 
     def _check_map(self, expert_map: Tensor | None) -> None:
         if expert_map is None or expert_map in self._maps:
@@ -327,9 +327,10 @@ class _PrepareAndFinalize:
         need_shape("expert_map", expert_map, (experts,), dtypes=(torch.int32, torch.int64))
         expected = torch.full((experts,), -1)
         expected[rank * local : (rank + 1) * local] = torch.arange(local)
-        rule = f"does not give rank {rank} experts {rank * local} to {(rank + 1) * local - 1}, in this order; "
+        rule = "does not give rank {} experts {} to {}, in this order; "
         rule += "dispatch knows no other placement"
-        need(torch.equal(expert_map.cpu().long(), expected), "expert_map", rule)
+        fits = torch.equal(expert_map.cpu().long(), expected)
+        need(fits, "expert_map", rule, rank, rank * local, (rank + 1) * local - 1)
         self._maps[expert_map] = True
 
 

@@ -51,8 +51,8 @@ def check_experts(quant_config: Any, moe_config: Any) -> Any:
     given = {"quant_config": config, "moe_config": moe_config}
     for argument, name, plain in _ACTIVATION:
         value = getattr(given[argument], name, None)
-        rule = f"has {name} {value}; the experts' activation is plain silu and mul: {plain} or None"
-        need(value is None or value == plain, argument, rule)
+        rule = "has {} {}; the experts' activation is plain silu and mul: {} or None"
+        need(value is None or value == plain, argument, rule, name, value, plain)
     scales = [getattr(config, name, None) for name in ("w1_scale", "w2_scale")]
     if is_w8a8(config):
         need(all(each is not None for each in scales), "quant_config", "needs w1_scale and w2_scale beside int8 rows")

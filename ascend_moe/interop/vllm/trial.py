@@ -53,14 +53,14 @@ class Trial:
         need(1 <= world <= 64, "ranks", "is {}; need 1..64", world)
         need(min(self.batches) >= 0 and most <= 4096, "batch", "has {} tokens; need 0..4096", most)
         fits = 1 <= self.num_experts <= 1024 and self.num_experts % world == 0
-        rule = f"is {self.num_experts}; {world} ranks cannot share {self.num_experts} experts: need a multiple, 1..1024"
-        need(fits, "experts", rule)
+        rule = "is {}; {} ranks cannot share {} experts: need a multiple, 1..1024"
+        need(fits, "experts", rule, self.num_experts, world, self.num_experts)
         need(1 <= self.topk <= min(32, self.num_experts), "topk", "is {}; need 1..32, at most the experts", self.topk)
         fits = 1 <= self.hidden <= 16384 and self.hidden % _ROW == 0
         need(fits, "hidden", "is {}; need a multiple of {}, 16..16384", self.hidden, _ROW)
         weights = 3 * self.num_experts * self.hidden * self.width
-        rule = f"have weights of {weights} elements; need at most {MAX_WEIGHTS}: take fewer experts or a smaller hidden"
-        need(weights <= MAX_WEIGHTS, "experts", rule)
+        rule = "have weights of {} elements; need at most {}: take fewer experts or a smaller hidden"
+        need(weights <= MAX_WEIGHTS, "experts", rule, weights, MAX_WEIGHTS)
 
 
 @dataclass
