@@ -10,6 +10,7 @@ import torch
 
 from ..native import binding
 from . import answers, npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2
+from .begin_traced import Halves
 from .registration import NotDifferentiable, wants_gradient
 
 P = ParamSpec("P")
@@ -57,9 +58,23 @@ class OpenCall(Generic[R]):
         return type(outputs)._make(made) if isinstance(outputs, tuple) else made  # type: ignore[attr-defined]
 
 
+class _TracedCall(OpenCall[R]):
+    """The same in a traced program: ``finish`` is an operator there, as the begin was."""
+
+    def __init__(self, finish: Callable[[], R]) -> None:
+        self._finish: Callable[[], R] | None = finish
+
+    def finish(self) -> R:
+        if self._finish is not None:
+            self._outputs, self._finish = self._finish(), None
+        return self._outputs
+
+
 def _in_two_launches(name: str, op: Callable[P, R]) -> Callable[P, OpenCall[R]]:
     @functools.wraps(op)
     def begin(*args: P.args, **kwargs: P.kwargs) -> OpenCall[R]:
+        if torch.compiler.is_compiling():
+            return _TracedCall(halves.begin(*args, **kwargs))
         given = (*args, *kwargs.values())
         needing_grad = [each for each in given if wants_gradient([each])]
         with torch.no_grad(), binding.send_only() as opened:
@@ -67,6 +82,7 @@ def _in_two_launches(name: str, op: Callable[P, R]) -> Callable[P, OpenCall[R]]:
         return OpenCall(name, outputs, opened[0] if opened else None, needing_grad)  # type: ignore[arg-type]
 
     begin.__name__ = begin.__qualname__ = name
+    halves = Halves(name, op.__name__, begin)
     return begin
 
 

@@ -117,8 +117,9 @@ OPERATORS: dict[str, _Op] = {}  # the four, by name
 class _Op(Operator):
     """One of the four ops: runs or infers."""
 
-    def __init__(self, name: str, schema: str) -> None:
+    def __init__(self, name: str, schema: str, returned: Any) -> None:
         super().__init__(name, schema)
+        self._make = getattr(returned, "_make", None)
         self.contract = 2 if name.endswith("_v2") else 1
         self.code = calls.OP_DISPATCH if "dispatch" in name.removeprefix(_PREFIX) else calls.OP_COMBINE
         self.names = [a.name for a in self.arguments]
@@ -143,6 +144,11 @@ class _Op(Operator):
                 raise
 
         return op
+
+    def named(self, outputs: Any) -> Any:
+        """``outputs``, a tuple with names where the op has several."""
+        # torch.fx's tracer has a proxy of the whole tuple.
+        return self._make(outputs) if self._make is not None and isinstance(outputs, tuple) else outputs
 
     def fake(self, *args: Any, **kwargs: Any) -> Any:
         """Outputs as torch_npu's C++ allocates them, from shapes, dtypes and attributes alone.
@@ -202,7 +208,7 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
     """Registers the op of a function's name and signature; returns a function of them that calls it."""
     name = function.__name__
     SCHEMAS[name] = schema_of(function)
-    op = OPERATORS[name] = _Op(name, SCHEMAS[name])
+    op = OPERATORS[name] = _Op(name, SCHEMAS[name], function.__globals__.get(function.__annotations__["return"]))
     torch.library.register_fake(f"{NAMESPACE}::{name}", op.fake, lib=LIBRARY)
     if binding.why_not() is None:
         binding.register(name, SCHEMAS[name])
@@ -214,7 +220,6 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
         callable_._op = op.through(callable_._op)
     op.keep_calls()
     overload, defaults = op.overload, function.__kwdefaults__ or {}
-    named: Any = getattr(function.__globals__.get(function.__annotations__["return"]), "_make", None)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -234,8 +239,7 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
                 text = f"{name}: {argument} {rule}"
                 raise ArgumentError(text, argument=argument) from None
             raise
-        # torch.fx's tracer has a proxy of the whole tuple.
-        result: R = named(outputs) if named is not None and isinstance(outputs, tuple) else outputs
+        result: R = op.named(outputs)
         return result
 
     return call

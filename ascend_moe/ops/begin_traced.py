@@ -1,0 +1,81 @@
+"""The two launches of an op as operators, for programs that are traced: a graph holds no open call.
+
+The first gives the number of the open call. The second takes it, and the arguments again, which so live until then.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .registration import (
+    LIBRARY,
+    NAMESPACE,
+    OPERATORS,
+    NotDifferentiable,
+    Operator,
+    keep_order_in_inductor,
+    wants_gradient,
+)
+from .schemas import SCHEMAS
+
+_open: dict[int, Any] = {}  # the open calls of this process that traced programs began
+_numbers = itertools.count()
+
+
+class Halves:
+    """The operators ``_{name}`` and ``_{name}_finish`` of the op ``whole``; ``begin`` is what the first one runs."""
+
+    def __init__(self, name: str, whole: str, begin: Callable[..., Any]) -> None:
+        self._name, self._begin, self._whole = name, begin, OPERATORS[whole]
+        arguments, _, results = SCHEMAS[whole].partition(" -> ")
+        self._first = self._define(f"_{name}", f"{arguments} -> Tensor", self._send, self._number)
+        schema = f"(Tensor call, {arguments[1:]} -> {results}"
+        self._second = self._define(f"_{name}_finish", schema, self._receive, self._outputs)
+        LIBRARY.impl(f"_{name}_finish", self._without_gradient, "Autograd", with_keyset=True)
+
+    def begin(self, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+        """In a program that is traced: the first launch; the result is the second."""
+        call = self._first.overload(*args, **kwargs)
+
+        def finish() -> Any:
+            return self._whole.named(self._second.overload(call, *args, **kwargs))
+
+        return finish
+
+    def _define(self, name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Operator:
+        made = Operator(name, schema)
+        for key in ("CPU", "PrivateUse1"):
+            LIBRARY.impl(name, run, key)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+        made.keep_calls()
+        return made
+
+    def _send(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        number = next(_numbers)
+        _open[number] = self._begin(*args, **kwargs)
+        return torch.tensor(number)
+
+    def _number(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        keep_order_in_inductor(self._first.overload)
+        self._whole.fake(*args, **kwargs)  # what has no shape is refused here too
+        return torch.empty((), dtype=torch.int64, device="cpu")
+
+    def _receive(self, call: torch.Tensor, *_: Any, **__: Any) -> Any:
+        outputs = _open.pop(int(call)).finish()
+        return outputs if isinstance(outputs, torch.Tensor) else tuple(outputs)
+
+    def _outputs(self, call: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        keep_order_in_inductor(self._second.overload)
+        return self._whole.fake(*args, **kwargs)
+
+    def _without_gradient(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        needing_grad = [each for each in (*args, *kwargs.values()) if wants_gradient([each])]
+        with torch._C._AutoDispatchBelowAutograd():
+            outputs = self._second.overload.redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
+        if not needing_grad:
+            return outputs
+        return NotDifferentiable.apply(self._name, outputs, *needing_grad)  # type: ignore[no-untyped-call]
