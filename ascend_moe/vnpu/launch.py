@@ -121,8 +121,8 @@ def launch(
 
 # ---- whether the command's Python has torch and torch_npu as published, in the right versions
 
-TORCH = "2.13.0"
-TORCH_NPU = "2.13.0"
+# Each torch_npu is for the torch of the same number. The first is what a message offers.
+VERSIONS = ("2.13.0", "2.14.0")
 
 # Run by the command's own interpreter; metadata only, nothing is imported.
 _QUERY = """
@@ -179,17 +179,20 @@ def find_wheels(interpreter: str) -> dict[str, Wheel]:
         last = (run.stderr.strip().splitlines() or ["no output"])[-1]
         raise ArgumentError(f"{interpreter} does not run: {last}", argument="command")
     versions = json.loads(run.stdout.strip().splitlines()[-1])
-    wheels = {}
-    for name, wanted in (("torch", TORCH), ("torch_npu", TORCH_NPU)):
+    wheels: dict[str, Wheel] = {}
+    allowed = VERSIONS
+    for name in ("torch", "torch_npu"):
         entry = versions[name]
-        if entry is None or str(entry[0]).partition("+")[0] != wanted:
+        number = "" if entry is None else str(entry[0]).partition("+")[0]
+        if number not in allowed:
             has = "none" if entry is None else entry[0]
             raise ArgumentError(
-                f"the virtual NPU needs {name} {wanted}, {interpreter} has {has}: "
-                f"{interpreter} -m pip install torch=={TORCH} torch_npu=={TORCH_NPU}",
+                f"the virtual NPU needs {name} {' or '.join(allowed)}, {interpreter} has {has}: "
+                f"{interpreter} -m pip install torch=={allowed[0]} torch_npu=={allowed[0]}",
                 argument="command",
             )
         wheels[name] = Wheel(entry[0], Path(entry[1]), Path(entry[2]))
+        allowed = (number,)
     return wheels
 
 
@@ -241,6 +244,6 @@ def _check(wheel: Wheel, name: str, digest: str) -> None:
 def _differs(wheel: Wheel, name: str, why: str) -> ArgumentError:
     return ArgumentError(
         f"{wheel.folder / name} {why}: this is not the wheel that was published; "
-        f"pip install --force-reinstall --no-deps torch_npu=={TORCH_NPU}, or --no-verify to run it as it is",
+        f"pip install --force-reinstall --no-deps torch_npu=={wheel.version}, or --no-verify to run it as it is",
         argument="verify",
     )

@@ -210,7 +210,7 @@ def test_missing_wheel_fails_with_the_pip_command(tmp_path: Path) -> None:
     outcome = launch("--", str(bare), "-c", "print('ran')")
     assert outcome.returncode == 2 and "ran" not in outcome.stdout
     last = outcome.stderr.strip().splitlines()[-1]
-    assert "the virtual NPU needs torch 2.13.0" in last and f"{bare} has none: " in last
+    assert "the virtual NPU needs torch 2.13.0 or 2.14.0, " in last and f"{bare} has none: " in last
     assert "-m pip install torch==2.13.0 torch_npu==2.13.0" in last
 
 
