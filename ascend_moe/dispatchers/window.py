@@ -109,8 +109,11 @@ class WindowDispatcher(Dispatcher):
         return Dispatched(expand_x, dynamic_scales, nums, counts, index, handle)
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
-        """With zero_copy, a window tensor: one combine may send from it. Raises as ``window_empty`` does."""
-        if not self.zero_copy:
+        """With zero_copy, a window tensor: one combine may send from it. Raises as ``window_empty`` does.
+
+        In a traced program None: combine copies the rows there.
+        """
+        if not self.zero_copy or torch.compiler.is_compiling():  # a graph has no lent memory: combine copies
             return None
         return window_empty(
             dispatched.expand_x.shape,

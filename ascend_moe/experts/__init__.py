@@ -164,12 +164,13 @@ def whole_shape(weights: Weights, argument: str) -> tuple[int, ...]:
     """The shape of the weights of all experts as one tensor."""
     if isinstance(weights, torch.Tensor):
         return tuple(weights.shape)
-    shapes = sorted({tuple(weight.shape) for weight in weights})
-    if len(weights) == 1 and len(shapes[0]) == 3:
-        return shapes[0]
-    rule = "has shapes {}; a list must have a matrix of one shape for each expert"
-    need(len(shapes) == 1, argument, rule, shapes)
-    return (len(weights), *shapes[0])
+    first: tuple[int, ...] = tuple(weights[0].shape)
+    if len(weights) == 1 and len(first) == 3:
+        return first
+    if any(tuple(weight.shape) != first for weight in weights):
+        shapes = sorted({tuple(weight.shape) for weight in weights})
+        need(False, argument, "has shapes {}; a list must have a matrix of one shape for each expert", shapes)
+    return (len(weights), *first)
 
 
 def _check_shapes(

@@ -182,7 +182,7 @@ def npu_clipped_swiglu(
     need(x.is_floating_point(), "x", "is {}; it must be bf16, fp16 or fp32", x.dtype)
     even = -x.dim() <= dim < x.dim() and x.shape[dim] % 2 == 0
     need(even, "dim", "is {} of {}; it must name a dimension of even size", dim, x.shape)
-    need(math.isfinite(limit) and limit > 0, "limit", "is {}; it must be above 0", limit)
+    need(0 < limit < math.inf, "limit", "is {}; it must be above 0", limit)
     values = x.to(compute_dtype(x.dtype)).movedim(dim, -1)
     gate, up = (values[..., ::2], values[..., 1::2]) if interleaved else values.chunk(2, -1)
     y = _clipped(gate, up, alpha, limit, bias).to(x.dtype).movedim(-1, dim)

@@ -88,7 +88,7 @@ def _mlp(
         w_down_scale=experts.down_scale,
         output_dtype=dtype,
         out=out,
-        swiglu_limit=limit if math.isfinite(limit) else 0.0,
+        swiglu_limit=limit if limit < math.inf else 0.0,
     )
 
 

@@ -19,6 +19,7 @@ from ascend_moe.dispatchers import WindowDispatcher
 from ascend_moe.dispatchers.collective import default_group, gather
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import npu_grouped_matmul, npu_swiglu
+from ascend_moe.ops.whole import WholeCall, WholeLayer
 from ascend_moe.permute import sort_by_expert, sum_rows
 from ascend_moe.placement import ExpertPlacement
 from ascend_moe.routing import deepseek_v3, npu_moe_gating_top_k, softmax_topk
@@ -367,7 +368,7 @@ def make_expert_params_mapping(
     ]
 
 
-class EPMoE(nn.Module):
+class EPMoE(WholeLayer):
     """A mixture-of-experts layer whose ranks have all tokens and each its own experts.
 
     Parameters of a rank: w13_weight ``(L, 2F, H)`` (gate rows first), w2_weight ``(L, H, F)``; with fp8 also
@@ -579,6 +580,11 @@ class EPMoE(nn.Module):
         need_shape("hidden_states", hidden_states, (hidden_states.shape[0], self.hidden_size))
         need_shape("router_logits", router_logits, (hidden_states.shape[0], self.num_experts))
         need(self._ready, "quant_config", "is given: call process_weights_after_loading before forward")
+        if torch.compiler.is_compiling():
+            return _in_one(self, hidden_states, router_logits)
+        return self._output(hidden_states, router_logits)
+
+    def _output(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
         weights, ids = select_experts(
             hidden_states,
             router_logits,
@@ -658,3 +664,6 @@ class EPMoE(nn.Module):
         out[: len(x[mine])] = dispatcher.combine(rows, sent, weights[mine])
         assert self.group is not None
         return gather(out, self.group).view(-1, self.hidden_size)[: len(x)]
+
+
+_in_one = WholeCall("ep_moe", "Tensor hidden_states, Tensor router_logits", EPMoE._output)

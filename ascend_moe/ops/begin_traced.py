@@ -13,14 +13,13 @@ import torch
 
 from .registration import (
     LIBRARY,
-    NAMESPACE,
     OPERATORS,
     NotDifferentiable,
     Operator,
     keep_order_in_inductor,
     wants_gradient,
 )
-from .schemas import SCHEMAS
+from .schemas import NAMESPACE, SCHEMAS
 
 _open: dict[int, Any] = {}  # the open calls of this process that traced programs began
 _numbers = itertools.count()

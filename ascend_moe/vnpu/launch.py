@@ -180,7 +180,7 @@ def find_wheels(interpreter: str) -> dict[str, Wheel]:
         raise ArgumentError(f"{interpreter} does not run: {last}", argument="command")
     versions = json.loads(run.stdout.strip().splitlines()[-1])
     wheels: dict[str, Wheel] = {}
-    allowed = VERSIONS
+    allowed: tuple[str, ...] = VERSIONS
     for name in ("torch", "torch_npu"):
         entry = versions[name]
         number = "" if entry is None else str(entry[0]).partition("+")[0]

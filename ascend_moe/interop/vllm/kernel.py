@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ascend_moe.errors import need, with_typed_errors
+from ascend_moe.interop.vllm.experts import name_of
+from ascend_moe.ops.whole import WholeCall, WholeLayer
 
 
 def misfit(prepare_finalize: Any, fused_experts: Any) -> str:
@@ -19,7 +21,7 @@ def misfit(prepare_finalize: Any, fused_experts: Any) -> str:
     return f"{names[0]} gives {given.name} rows, {names[1]} takes {taken.name} rows"
 
 
-class FusedMoEModularKernel(nn.Module):
+class FusedMoEModularKernel(WholeLayer):
     """A layer's experts over all ranks: prepare, experts, finalize.
 
     Args:
@@ -70,16 +72,33 @@ class FusedMoEModularKernel(nn.Module):
         Returns:
             ``(T, H)``; with shared_experts a pair, their output first.
         """
-        output = hidden_states if inplace and self.shared_experts is None else torch.empty_like(hidden_states)
+        given: tuple[Any, ...] = (w1, w2, topk_weights, topk_ids, name_of(activation), global_num_experts)
+        given = (*given, expert_map, apply_router_weight_on_input)
+        inplace = inplace and self.shared_experts is None
+        if torch.compiler.is_compiling():
+            summed = _in_one(self, hidden_states, *given)
+            shared = None if self.shared_experts is None else self.shared_experts(hidden_states)
+            output = hidden_states.copy_(summed) if inplace else summed
+        else:
+            output = hidden_states if inplace else torch.empty_like(hidden_states)
+            shared = self._into(output, self.shared_experts, hidden_states, *given)
+        return output if shared is None else (shared, output)
+
+    def _into(
+        self, output: Tensor, shared_experts: nn.Module | None, x: Tensor, w1: Tensor, w2: Tensor,
+        topk_weights: Tensor, topk_ids: Tensor, activation: str, global_num_experts: int, expert_map: Tensor | None,
+        apply_router_weight_on_input: bool,
+    ) -> Tensor | None:  # fmt: skip
+        """Writes the sums; the result is that of the shared experts."""
         way, experts, local = self.prepare_finalize, self.fused_experts, w1.shape[0]
         experts_of_all = local if global_num_experts == -1 else global_num_experts
-        given = (hidden_states, topk_weights, topk_ids, experts_of_all, expert_map, apply_router_weight_on_input)
+        given = (x, topk_weights, topk_ids, experts_of_all, expert_map, apply_router_weight_on_input)
         started = (way.prepare_async if way.supports_async() else way.prepare)(*given, experts.quant_config)
         rows, scales, meta, ids, weights = _received(started) if way.supports_async() else started
         ids, weights = (topk_ids if ids is None else ids), (topk_weights if weights is None else weights)
-        fused = rows.new_empty(rows.shape, dtype=hidden_states.dtype)
+        fused = rows.new_empty(rows.shape, dtype=x.dtype)
         if rows.numel() > 0:
-            fused, *workspaces = self._allocate(hidden_states, rows, w1, ids, experts_of_all, meta)
+            fused, *workspaces = self._allocate(x, rows, w1, ids, experts_of_all, meta)
             experts.apply(
                 fused, rows, w1, w2, weights, ids, activation, experts_of_all, expert_map, scales, None,
                 *workspaces, meta, apply_router_weight_on_input,
@@ -87,11 +106,11 @@ class FusedMoEModularKernel(nn.Module):
         result = (output, fused, weights, ids, apply_router_weight_on_input, experts.finalize_weight_and_reduce_impl())
         if not way.supports_async():
             way.finalize(*result)
-            return output if self.shared_experts is None else (self.shared_experts(hidden_states), output)
+            return None if shared_experts is None else shared_experts(x)
         started = way.finalize_async(*result)
-        shared = None if self.shared_experts is None else self.shared_experts(hidden_states)
+        shared = None if shared_experts is None else shared_experts(x)
         _received(started)
-        return output if shared is None else (shared, output)
+        return shared
 
     def _allocate(self, x: Tensor, rows: Tensor, w1: Tensor, ids: Tensor, experts: int, meta: Any) -> list[Tensor]:
         """The output of the experts, in workspace13, and both workspaces. New ones a call: any may be open."""
@@ -101,6 +120,20 @@ class FusedMoEModularKernel(nn.Module):
         memory = rows.new_empty(max(first.numel(), out.numel()), dtype=dtype)
         whole, part = memory[: out.numel()].view(out), memory[: first.numel()].view(first)
         return [whole, part, rows.new_empty(second, dtype=dtype)]
+
+
+def _summed(kernel: FusedMoEModularKernel, x: Tensor, *given: Any) -> Tensor:
+    output = torch.empty_like(x)
+    kernel._into(output, None, x, *given)
+    return output
+
+
+_in_one = WholeCall(
+    "modular_kernel",
+    "Tensor hidden_states, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, str activation, "
+    "int global_num_experts, Tensor? expert_map, bool apply_router_weight_on_input",
+    _summed,
+)
 
 
 def _received(started: Any) -> Any:

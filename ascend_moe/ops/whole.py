@@ -1,0 +1,70 @@
+"""Layers that a traced program holds as one operator: what they read on the host is read when it runs.
+
+One graph then serves every batch, and compilers keep the calls and their order, as of the ops.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .registration import LIBRARY, Operator, keep_order_in_inductor
+from .schemas import NAMESPACE
+
+_layers: weakref.WeakValueDictionary[int, WholeLayer] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+class WholeLayer(nn.Module):
+    """A layer that a graph knows by its ``number``; a copy has one of its own."""
+
+    number: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._take_number()
+
+    def __setstate__(self, state: Any) -> None:  # of copies, and of what was pickled
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._take_number()
+
+    def _take_number(self) -> None:
+        self.number = next(_numbers)
+        _layers[self.number] = self
+
+
+class WholeCall:
+    """The operator ``ascend_moe::_{name}``: calls ``run(layer, *args)``; the result is as its first tensor.
+
+    Args:
+        name: of the operator.
+        arguments: its schema behind the layer's number; the first is a tensor. The result has its shape and type.
+        run: what it does; has no gradient.
+    """
+
+    def __init__(self, name: str, arguments: str, run: Callable[..., torch.Tensor]) -> None:
+        self._run = run
+        self._op = Operator(f"_{name}", f"(int layer, {arguments}) -> Tensor")
+        for key in ("CPU", "PrivateUse1"):
+            LIBRARY.impl(f"_{name}", self._call, key)
+        torch.library.register_fake(f"{NAMESPACE}::_{name}", self._fake, lib=LIBRARY)
+        self._op.keep_calls()
+
+    def __call__(self, layer: WholeLayer, *args: Any) -> torch.Tensor:
+        with torch.no_grad():
+            made: torch.Tensor = self._op.overload(layer.number, *args)
+        return made
+
+    def _call(self, layer: int, *args: Any) -> torch.Tensor:
+        with torch.no_grad():
+            made = self._run(_layers[layer], *args)
+        return made.clone() if any(made is each for each in args) else made  # a graph's operators give new tensors
+
+    def _fake(self, layer: int, first: torch.Tensor, *_: Any) -> torch.Tensor:
+        keep_order_in_inductor(self._op.overload)
+        return torch.empty_like(first, memory_format=torch.contiguous_format)
