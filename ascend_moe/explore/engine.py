@@ -23,15 +23,16 @@ from ascend_moe.ops import calls
 from ascend_moe.ops.schemas import NAMESPACE
 
 from ..reference.cases import Case
+from . import faults
+from .faults import FINISH, SEND
 from .program import Program
 
 GROUP = "explore"
-_SEND, _FINISH = 1, 2  # kPartSend, kPartFinish
 WINDOW_MIB = 1  # of small cases; the lent area is as large
 _DEADLINE_MICROS = 60_000_000  # of time that passes only when nothing can move
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """One op of one rank: its tensors, and its expected outputs as (output, tensor) of the defined part."""
 
@@ -45,6 +46,8 @@ class Call:
     algorithm: str = ""
     plan: int | None = None
     lent: int = 0  # as Program.lent
+    number: int = 0  # of the op in the sequence
+    part: int = 0  # 0, SEND or FINISH
     result: Any = None  # a dispatch's: the reference's whole result
 
 
@@ -63,6 +66,7 @@ class PlannedProgram:
         self.calls: list[Call] = []
         open_dispatches: list[tuple[Case, list[Call]]] = []
         self._number, self._algorithm = 0, ""
+        self.fault = faults.fault_of(program)
         for number, op in enumerate(program.sequence):
             self._number, self._algorithm, first = number, program.algorithm_of(number), len(self.calls)
             if op in "Dd":
@@ -71,6 +75,13 @@ class PlannedProgram:
                 self._combine(*open_dispatches.pop(0))
             if op in "dc":
                 self._in_two_launches(self.calls[first:])
+        if self.fault:
+            self._leave_out(self.fault.left_out(self.calls))
+
+    def _leave_out(self, calls: list[Call]) -> None:
+        for call in calls:
+            self._library.am_plan_destroy(call.plan)
+        self.calls = [call for call in self.calls if call not in calls]
 
     def _name(self, op: str) -> str:
         return f"npu_moe_distribute_{op}" + ("" if self.program.contract == 1 else "_v2")
@@ -135,13 +146,15 @@ class PlannedProgram:
     def _in_two_launches(self, made: list[Call]) -> None:
         """The calls only send; another one of each, over the same tensors, finishes it."""
         for call in made:
-            second = replace(call, plan=self._planned(call, _FINISH))
+            second = replace(call, plan=self._planned(call, FINISH), part=FINISH)
             self._library.am_plan_destroy(call.plan)
-            call.plan, call.expected = self._planned(call, _SEND), {}
+            call.plan, call.expected, call.part = self._planned(call, SEND), {}, SEND
             self.calls.append(second)
 
     def _plan(self, call: Call, op: int) -> None:
-        call.op, call.algorithm = op, self._algorithm
+        call.op, call.algorithm, call.number = op, self._algorithm, self._number
+        if self.fault:
+            self.fault.spoil(call)
         call.plan = self._planned(call)
         call.inputs = {name: tensor.contiguous() for name, tensor in call.inputs.items()}
 
@@ -254,6 +267,19 @@ def checked_library(path: str | Path | None = None) -> ctypes.CDLL:
     return _open(str(chosen))
 
 
+_NEVER = 1 << 60  # no status block has this number
+
+
+@functools.cache
+def error_codes(library: ctypes.CDLL) -> dict[str, int]:
+    """By the name of an error the codes that have it, one bit each; the first bit, without a name: none."""
+    bits = {"": 1}
+    for code in range(1, 32):
+        name = library.am_error_name(code).decode()
+        bits[name] = bits.get(name, 0) | 1 << code
+    return bits
+
+
 @dataclass(frozen=True)
 class Faults:
     """What goes wrong on purpose in every schedule. Ranks of -1: nothing of the kind.
@@ -329,6 +355,7 @@ class World:
     def load(self, case: Program, accepted: int = 1, compare: bool = True) -> PlannedProgram:
         """Plans the program's calls. ``accepted``: bits of the error codes that no op is blamed for."""
         before, program = self.program, PlannedProgram(case, self.library, self.window_bytes)
+        codes = error_codes(self.library)
         steps = (_Step * len(program.calls))()
         self._keep = [steps]
         if self.library.am_explore_servers(self._handle, case.servers, case.near):
@@ -348,6 +375,8 @@ class World:
                 expected[output] = tensor.data_ptr() if lengths[output] else None
             step.rank, step.compare, step.plan = call.rank, int(compare), call.plan
             step.outputs_count, step.accepted, step.lent = count, accepted, call.lent
+            if program.fault:
+                step.accepted = sum(codes[outcome.error] for outcome in program.fault.outcomes(call))
             arrays: tuple[Any, ...] = (inputs, outputs, expected, lengths, sizes)
             for name, array in zip(_ARRAYS, arrays, strict=True):
                 setattr(step, name, ctypes.addressof(array))
@@ -364,6 +393,38 @@ class World:
     def run(self, seed: int, schedules: int = 1, options: Options | None = None) -> RunResult:
         """Runs schedules ``seed`` .. ``seed + schedules - 1``, at most to the first finding."""
         options = options or Options()
+        assert self.program is not None
+        if self.program.fault and options.faults == Faults():
+            return self._run_with_fault(self.program.fault, seed, schedules, options)
+        return self._run(seed, schedules, options)
+
+    def _run_with_fault(self, fault: faults.Fault, seed: int, schedules: int, options: Options) -> RunResult:
+        """One by one: what an error says is looked at after each."""
+        options, total = replace(options, hang_is_finding=False), RunResult()
+        steps = self._run(seed, 1, replace(options, faults=Faults(corrupt_block=_NEVER))).steps
+        for number in range(seed, seed + schedules):
+            injected = Faults(kill_rank=fault.victim, kill_step=fault.step(steps)) if fault.dies else Faults()
+            run = self._run(number, 1, replace(options, faults=injected))
+            if not run.failed and (message := fault.judge(self._by_rank())):
+                run.failed, run.failed_seed = 4, number
+                run.kind, run.message = b"wrong failure", message.encode()[:1000]
+            for name in ("schedules", "steps", "instructions", "switches", "status_blocks", "time_passed"):
+                setattr(run, name, getattr(run, name) + getattr(total, name))
+            total = run
+            if run.failed:
+                break
+        return total
+
+    def _by_rank(self) -> list[list[tuple[str, str]]]:
+        """The name of the error, and its text, of all calls of each rank; without a name: none."""
+        assert self.program is not None
+        seen: list[list[tuple[str, str]]] = [[] for _ in range(self.size)]
+        for call, (code, text) in zip(self.program.calls, self.errors(), strict=True):
+            name = self.library.am_error_name(code).decode() if code > 0 else "" if code == 0 else faults.UNFINISHED
+            seen[call.rank].append((name, text))
+        return seen
+
+    def _run(self, seed: int, schedules: int, options: Options) -> RunResult:
         choices = (c_uint16 * max(len(options.choices), 1))(*options.choices)
         values = {**vars(options), **vars(options.faults), "seed": seed, "schedules": schedules}
         values |= {

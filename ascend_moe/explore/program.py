@@ -13,6 +13,8 @@ from ascend_moe.plan import limits
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS, Case
 
+from .faults import FAULTS
+
 _MIB = 1 << 20
 # D: dispatch, C: combine of the oldest dispatch that has none yet; d, c: the same in two launches.
 ALGORITHMS = ("window", "direct", "mixed")  # mixed: op by op one or the other
@@ -77,6 +79,7 @@ _WORDS: dict[str, tuple[str, object]] = {
     **{word: ("quant", word) for word in QUANTS},
     **{word: ("dtype", word) for word in DTYPES},
     **{word: (word, True) for word in ("weights", "plain", "near")},
+    **{f"fault:{word}": ("fault", word) for word in FAULTS},
 }
 
 
@@ -91,7 +94,7 @@ class Program(Case):
     ``algorithm``: comm_alg of all ops, or "mixed". ``rows``: where combine's rows lie: "own" tensors, "lent"
     window tensors, or "partly", the one or the other by op and rank; "early" is lent memory that is written
     again one op too early, which is a bug. ``list_cores`` of direct dispatch make lists, the others publish
-    rows; 0: all do both.
+    rows; 0: all do both. ``fault``: one of ``FAULTS`` goes wrong, where and how follows from ``seed``.
     """
 
     cores: int = 2
@@ -104,6 +107,7 @@ class Program(Case):
     rows: str = "own"
     list_cores: int = 0
     near: bool = False
+    fault: str = ""
 
     def case_of(self, dispatch: int) -> Case:
         """The tensors of the ``dispatch``-th op of the sequence: other values and other routes for each."""
@@ -133,6 +137,7 @@ class Program(Case):
         words += [self.algorithm] if self.algorithm != "window" else []
         words += [self.rows] if self.rows != "own" else []
         words += [word for word in ("weights", "plain", "near") if getattr(self, word)]
+        words += [f"fault:{self.fault}"] if self.fault else []
         return ",".join(words)
 
 

@@ -1,0 +1,266 @@
+"""What goes wrong on purpose in a program (``Program.fault``), and what must come of it on every rank.
+
+A fault is a function of the program alone: a rank that dies at some step, or makes only its first calls, or whose
+inputs of one op are wrong. All others must hear of it, name it, and in later ops be right again or fail at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from . import wrong_inputs
+from .wrong_inputs import RIGHT, Outcome
+
+if TYPE_CHECKING:
+    from .engine import Call
+    from .program import Program
+
+KILL, ABSENT = "kill", "absent"
+FAULTS = (KILL, ABSENT, *wrong_inputs.KINDS)
+SEND, FINISH = 1, 2  # kPartSend, kPartFinish
+PEER_LOST, TIMEOUT = "PeerLost", "CommTimeout"
+_STREAM = 5
+Seen = Sequence[tuple[str, str]]  # of a rank's calls: the name of an error and its text; "unfinished" has no text
+UNFINISHED = "unfinished"
+
+
+def applies(program: Program, fault: str) -> bool:
+    """Whether the fault can be had in the program at all."""
+    triples = has_triples(program)
+    first = program.sequence.upper()
+    if fault == "overflow":
+        return program.topk > program.local
+    if fault == "triple":
+        return triples and "C" in first
+    if fault in ("index", "both"):
+        return not triples and "C" in first
+    return fault in (KILL, ABSENT, "ids") or "C" in first
+
+
+def has_triples(program: Program) -> bool:
+    """Whether rows carry triples: the V2 contract, between servers it has V1's expand_idx."""
+    return program.contract == 2 and not 0 < program.servers < program.world
+
+
+def draw_fault(program: Program, seed: int) -> str:
+    """A fault for the program, by chance; the same one for a seed. Few ranks die, more have wrong inputs."""
+    rng = np.random.default_rng([seed, _STREAM])
+    kinds = [fault for fault in FAULTS if applies(program, fault)]
+    return str(rng.choice([*kinds, KILL]))
+
+
+def fault_of(program: Program) -> Fault | None:
+    """What goes wrong in the program."""
+    if not program.fault:
+        return None
+    made = {KILL: Killed, ABSENT: Absent}
+    return made.get(program.fault, WrongInputs)(program)
+
+
+class Fault:
+    """Nothing, of which nothing comes."""
+
+    dies = False  # whether the victim stops for ever at a step of the schedule
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.rng = np.random.default_rng([program.seed, _STREAM])
+        self.victim = -1
+
+    def spoil(self, call: Call) -> None:
+        """Changes the inputs of a call before it is planned."""
+
+    def left_out(self, calls: list[Call]) -> list[Call]:
+        """The calls that are not made."""
+        return []
+
+    def outcomes(self, call: Call) -> list[Outcome]:
+        """What the call may come to."""
+        return [RIGHT]
+
+    def step(self, steps: int) -> int:
+        """When the victim dies, in a schedule of so many steps without that."""
+        return 0
+
+    def judge(self, by_rank: Sequence[Seen]) -> str:
+        """What is wrong with the errors of all calls; empty: nothing."""
+        return ""
+
+
+# ---- a rank that is no more
+
+
+def _own_words(by_rank: Sequence[Seen], victim: int) -> str:
+    """Who is said to have found a failure has said so itself, of itself; and no failure names another rank."""
+    finders = {}
+    for rank, seen in enumerate(by_rank):
+        texts = [text for error, text in seen if error not in ("", UNFINISHED)]
+        if rank == victim or not texts:
+            continue
+        finders[rank] = [int(found) for text in texts for found in re.findall(r"found by rank (\d+)", text)]
+        if len(finders[rank]) != len(texts) or not all(f": rank {victim} " in text for text in texts):
+            return f"rank {rank} names another rank than {victim}: {texts}"
+        if any("missing: rank" in text for text in texts[1:]):
+            return f"rank {rank} waits again after it has failed: {texts}"
+    for rank, found in finders.items():
+        for finder in found:
+            if finder not in finders or finders[finder][0] != finder:
+                return f"rank {rank} says that rank {finder} has found it, which has not: {finders}"
+    return ""
+
+
+class Killed(Fault):
+    """A rank stops for ever at a step. The others are right until they hear of it, then they raise PeerLost."""
+
+    dies = True
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.victim = int(self.rng.integers(program.world))
+
+    def outcomes(self, call: Call) -> list[Outcome]:
+        return [RIGHT, Outcome(PEER_LOST)]
+
+    def step(self, steps: int) -> int:
+        return int(self.rng.integers(steps + 1))
+
+    def judge(self, by_rank: Sequence[Seen]) -> str:
+        first = set()
+        for rank, seen in enumerate(by_rank):
+            if rank == self.victim:
+                continue
+            errors = [error for error, _ in seen]
+            failed = errors.index(PEER_LOST) if PEER_LOST in errors else len(errors)
+            if errors != [""] * failed + [PEER_LOST] * (len(errors) - failed):
+                return f"rank {rank} does not stay as it is: {errors}"
+            first.add(failed)
+        apart = 2 if set(self.program.sequence) & set("dc") else 1
+        if max(first) - min(first) > apart:
+            return f"survivors fail more than an op apart: {sorted(first)}"
+        return _own_words(by_rank, self.victim)
+
+
+class Absent(Fault):
+    """A rank makes only its first calls. The others wait for the next one in vain, and not again after that."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.victim = int(self.rng.integers(program.world))
+        self._count = int(self.rng.integers(sum(2 if op in "dc" else 1 for op in program.sequence)))
+        self._calls: list[list[Call]] = []
+
+    def left_out(self, calls: list[Call]) -> list[Call]:
+        self._calls = [[call for call in calls if call.rank == rank] for rank in range(self.program.world)]
+        own = self._calls[self.victim]
+        self._calls[self.victim] = own[: self._count]
+        return own[self._count :]
+
+    def outcomes(self, call: Call) -> list[Outcome]:
+        return [RIGHT] if call.rank == self.victim else [RIGHT, Outcome(TIMEOUT)]
+
+    def judge(self, by_rank: Sequence[Seen]) -> str:
+        sent = {call.number for call in self._calls[self.victim] if call.part != FINISH}
+        for rank, (calls, seen) in enumerate(zip(self._calls, by_rank, strict=True)):
+            failed, wanted = False, []
+            for call in calls:
+                failed = failed or call.part != SEND and call.number not in sent
+                wanted.append(TIMEOUT if failed else "")
+            if (errors := [error for error, _ in seen]) != wanted:
+                return f"rank {rank} has {errors}, not {wanted}: rank {self.victim} makes {self._count} calls"
+        return _own_words(by_rank, self.victim)
+
+
+# ---- a rank whose inputs are wrong
+
+
+class WrongInputs(Fault):
+    """Inputs of one op are wrong on one rank or two: all ranks raise the same error, or that rank alone its own."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        kind, in_dispatch = wrong_inputs.KINDS[program.fault]
+        ops = [at for at, op in enumerate(program.sequence.upper()) if op == "C" or in_dispatch]
+        self.number = int(self.rng.choice(ops))
+        self.dispatches = _dispatch_of(program.sequence)
+        self.case = program.case_of(self.dispatches[self.number])
+        self.results = self.case.dispatched()
+        self.wrong: dict[int, wrong_inputs.Wrong] = {}
+        ranks = [int(rank) for rank in self.rng.permutation(program.world)]
+        for rank in ranks:  # the first that can
+            if self._make(kind, rank):
+                break
+        if self.wrong and self.rng.integers(3) == 0:
+            others = [make for name, (make, early) in wrong_inputs.KINDS.items() if self._can(name, early)]
+            self._make(others[int(self.rng.integers(len(others)))], next(r for r in ranks if r not in self.wrong))
+        collective = [rank for rank, (_, outcome) in self.wrong.items() if outcome.error in wrong_inputs.COLLECTIVE]
+        self._calls: list[list[Call]] = []
+        self.by_all = self.wrong[min(collective)][1] if collective else None
+
+    def _can(self, name: str, in_dispatch: bool) -> bool:
+        is_combine = self.program.sequence[self.number] in "Cc"
+        return (is_combine or in_dispatch) and applies(self.program, name)
+
+    def _make(self, kind: Callable[[wrong_inputs.Call], wrong_inputs.Wrong | None], rank: int) -> bool:
+        algorithm = self.program.algorithm_of(self.number)
+        place = self.case, self.results, rank, has_triples(self.program), algorithm == "direct"
+        wrong = kind(wrong_inputs.Call(*place, self.rng))
+        if wrong is not None:
+            self.wrong[rank] = wrong
+        return wrong is not None
+
+    def left_out(self, calls: list[Call]) -> list[Call]:
+        self._calls = [[call for call in calls if call.rank == rank] for rank in range(self.program.world)]
+        return []
+
+    def spoil(self, call: Call) -> None:
+        if call.number != self.number or call.rank not in self.wrong:
+            return
+        for name, values in self.wrong[call.rank][0].items():
+            given = call.inputs[name]  # larger than what is defined of it
+            call.inputs[name] = torch.zeros_like(given).flatten()
+            call.inputs[name][: values.numel()] = values.flatten()
+            call.inputs[name] = call.inputs[name].view(given.shape)
+
+    def outcomes(self, call: Call) -> list[Outcome]:
+        if call.number == self.number:
+            wanted = self.by_all or self.wrong.get(call.rank, ({}, RIGHT))[1]
+        elif self.by_all and self.program.sequence[self.number] in "Dd" and call.number == self._combine():
+            wanted = self._after_a_failed_dispatch(call.rank)
+        else:
+            return [RIGHT]
+        # What goes wrong on this rank its first launch may know already; what others tell, only the second.
+        return [wanted] if call.part != SEND else [RIGHT] if call.rank not in self.wrong else [wanted, RIGHT]
+
+    def judge(self, by_rank: Sequence[Seen]) -> str:
+        for rank, (calls, seen) in enumerate(zip(self._calls, by_rank, strict=True)):
+            for call, (error, text) in zip(calls, seen, strict=True):
+                wanted = [outcome.words for outcome in self.outcomes(call) if outcome.error == error]
+                if not any(words in text for words in wanted):
+                    return f"rank {rank} says {text!r}, not {wanted}"
+        return ""
+
+    def _combine(self) -> int:
+        """The op that combines what the failed dispatch has not given."""
+        return next((op for op, sent in enumerate(self.dispatches) if op != self.number and sent == self.number), -1)
+
+    def _after_a_failed_dispatch(self, rank: int) -> Outcome:
+        """Its counts are zeros: a rank that routes pairs misses the rows of its first expert that has any."""
+        place = self.case, self.results, rank, False, False
+        call = wrong_inputs.Call(*place, self.rng)
+        totals = call.totals(call.inputs.expert_ids)
+        experts = [expert for expert, rows in enumerate(totals) if rows]
+        return wrong_inputs.returned(rank, experts[0], totals[experts[0]], 0) if experts else RIGHT
+
+
+def _dispatch_of(sequence: str) -> list[int]:
+    """For each op the dispatch that it is, or whose rows it combines."""
+    found, waiting = [], list[int]()
+    for number, op in enumerate(sequence.upper()):
+        waiting += [number] if op == "D" else []
+        found.append(number if op == "D" else waiting.pop(0))
+    return found

@@ -1,0 +1,263 @@
+"""Inputs that one rank, or two, get wrong in one op of a program, and what every call must come to then.
+
+Each kind gives the tensors that replace a rank's own, and the error that the rules of the ops promise for them: its
+class and the words that name rank, place and value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ascend_moe.reference.cases import BAD_IDS, Case
+from ascend_moe.reference.records import DispatchResult, RankInput
+
+Tensors = dict[str, torch.Tensor]
+_CHUNK = 512  # pairs, and triples, in UB at a time: kChunkPairs, kTripleRows
+_MOST = 2**31 - 1
+_WORDS = ("source rank", "token", "k")  # of a triple
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call comes to: an error by its class and words of its text, or no error."""
+
+    error: str = ""
+    words: str = ""
+
+
+RIGHT = Outcome()
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call of a rank that goes wrong: the case, what dispatch must have given, and how combine's rows return."""
+
+    case: Case
+    results: Sequence[DispatchResult]
+    rank: int
+    triples: bool
+    direct: bool
+    rng: np.random.Generator
+
+    @property
+    def inputs(self) -> RankInput:
+        """The rank's own tensors."""
+        return self.case.inputs[self.rank]
+
+    @property
+    def index(self) -> str:
+        """The argument of combine that says where rows are."""
+        return "expand_idx" if self.case.contract == 1 else "assist_info_for_combine"
+
+    @property
+    def topk(self) -> int:
+        """K."""
+        return self.case.topk
+
+    @property
+    def most_tokens(self) -> int:
+        """MaxBS."""
+        return self.case.global_bs // self.case.world or len(self.inputs.x)
+
+    @property
+    def capacity(self) -> int:
+        """Rows that a source may send to an owner."""
+        return self.most_tokens * min(self.topk, self.case.local)
+
+    def active(self) -> torch.Tensor:
+        """(BS, K): the pairs that no mask leaves out."""
+        mask, ids = self.inputs.x_active_mask, self.inputs.expert_ids
+        if mask is None:
+            return torch.ones(ids.shape, dtype=torch.bool)
+        return mask if mask.dim() == 2 else mask[:, None].expand(ids.shape)
+
+    def routed(self, ids: torch.Tensor) -> torch.Tensor:
+        """(BS, K): the pairs that go anywhere with these ids."""
+        return self.active() & (ids >= 0)
+
+    def totals(self, ids: torch.Tensor) -> list[int]:
+        """Pairs of each expert with these ids."""
+        counts: list[int] = torch.bincount(ids[self.routed(ids)].long(), minlength=self.case.experts).tolist()
+        return counts
+
+    def place(self, count: int) -> int:
+        """One of ``count``: often the first, the last, or beside the border of a chunk."""
+        borders = [0, count - 1, *(at for at in (_CHUNK - 1, _CHUNK, _CHUNK + 1, 2 * _CHUNK) if at < count)]
+        return int(self.rng.choice(borders) if self.rng.integers(2) else self.rng.integers(count))
+
+    def pick(self, mask: torch.Tensor) -> int | None:
+        """The flat number of one of the pairs in ``mask``."""
+        numbers = mask.flatten().nonzero().flatten().tolist()
+        return int(numbers[self.place(len(numbers))]) if numbers else None
+
+
+Wrong = tuple[Tensors, Outcome]
+
+
+def first_wrong_place(call: Call, ids: torch.Tensor) -> Outcome:
+    """What a rank is told whose combine routes by ``ids``, not by dispatch's: the first expert whose counts differ."""
+    sent = call.totals(call.inputs.expert_ids)
+    for expert, (ours, theirs) in enumerate(zip(call.totals(ids), sent, strict=True)):
+        if ours != theirs:
+            return returned(call.rank, expert, ours, theirs)
+    return RIGHT
+
+
+def returned(rank: int, expert: int, ours: int, theirs: int) -> Outcome:
+    """The mismatch of an expert's counts."""
+    words = f"expert {expert} returns {theirs} rows to rank {rank}, whose expert_ids and mask route {ours} to it"
+    return Outcome("RoutingMismatch", words)
+
+
+def _bad_ids(call: Call) -> Wrong | None:
+    """Up to three ids that are no experts, of which the first is named."""
+    ids, active = call.inputs.expert_ids.clone(), call.active()
+    for _ in range(1 + int(call.rng.integers(3))):
+        pair = call.pick(active)
+        if pair is None:
+            return None
+        ids.view(-1)[pair] = int(call.rng.choice([*BAD_IDS, call.case.experts]))
+    bad = active & ((ids < -1) | (ids >= call.case.experts))
+    token, k = bad.nonzero()[0].tolist()
+    words = f"rank {call.rank}, token {token}, k {k} has expert id {int(ids[token, k])};"
+    return {"expert_ids": ids}, Outcome("InvalidExpertId", words)
+
+
+def _overflow(call: Call) -> Wrong | None:
+    """All pairs of most tokens go to one owner, or to two."""
+    ids, local = call.inputs.expert_ids.clone(), call.case.local
+    for owner in call.rng.integers(call.case.world, size=1 + int(call.rng.integers(2))):
+        for token in range(len(ids)):
+            if call.rng.integers(8):
+                ids[token] = int(owner) * local + (torch.arange(call.topk) + token) % local
+    totals = call.totals(ids)
+    for owner in range(call.case.world):
+        rows = sum(totals[owner * local : (owner + 1) * local])
+        if rows > call.capacity:
+            words = f"rank {call.rank} routes {rows} rows to rank {owner}, its capacity"
+            return {"expert_ids": ids}, Outcome("RoutingOverflow", words)
+    return None
+
+
+def _counts(call: Call) -> Wrong | None:
+    """Counts that fall, that are more than the rows of expand_x, or too many of one source."""
+    result, world = call.results[call.rank], call.case.world
+    ends, most = result.ep_recv_counts.clone(), result.allocated["expand_x"][0]
+    slot = call.place(len(ends))
+    match int(call.rng.integers(4)):
+        case 0:
+            ends[slot] = int(call.rng.choice([-1, -(2**31), (int(ends[slot - 1]) if slot else 0) - 1]))
+        case 1:
+            ends[-1] = int(call.rng.choice([most + 1, _MOST]))
+        case 2:
+            ends[slot] = int(call.rng.choice([most + 1, _MOST]))
+        case _:
+            ends[:slot], ends[slot:] = 0, min(call.capacity + 1, most)
+    before = 0
+    for at, end in enumerate(ends.tolist()):
+        if not before <= end <= most:
+            words = f"ep_send_counts of rank {call.rank} is {end} at element {at}:"
+            return {"ep_send_counts": ends}, Outcome("ArgumentError", words)
+        before = end
+    counts = ends.diff(prepend=torch.zeros(1, dtype=ends.dtype)).view(-1, world).sum(0).tolist()
+    for source, rows in enumerate(counts):
+        if rows > call.capacity:
+            words = f"ep_send_counts of rank {call.rank} has {rows} rows of source rank {source},"
+            return {"ep_send_counts": ends}, Outcome("ArgumentError", words)
+    return None
+
+
+def _triple(call: Call) -> Wrong | None:
+    """A word that is none, or in direct a row that is not where dispatch has put it."""
+    triples = call.results[call.rank].assist_info.clone()
+    rows, limits = len(triples), (call.case.world, call.most_tokens, call.topk)
+    if not call.triples or not rows:
+        return None
+    row = call.place(rows)
+    change = int(call.rng.integers(4 if call.direct else 1))
+    if change == 0:
+        word = int(call.rng.integers(3))
+        triples[row, word] = int(call.rng.choice([limits[word], -1, _MOST]))
+    elif change == 1:
+        triples[row, 0] = (int(triples[row, 0]) + 1) % call.case.world
+    else:  # a neighbour's, or both change places
+        other = row - 1 if row else min(1, rows - 1)
+        kept = triples[row].clone()
+        triples[row] = triples[other]
+        if change == 2:
+            triples[other] = kept
+    found = first_wrong_triple(call, triples, limits)
+    return ({call.index: triples.flatten()}, found) if found != RIGHT else None
+
+
+def first_wrong_triple(call: Call, triples: torch.Tensor, limits: Sequence[int]) -> Outcome:
+    """What is said of the first row that breaks the rules of triples."""
+    named = f"assist_info_for_combine of rank {call.rank}"
+    ends = call.results[call.rank].ep_recv_counts.tolist()
+    slot, before = 0, None
+    for row, values in enumerate(triples.tolist()):
+        for word, (value, limit) in enumerate(zip(values, limits, strict=True)):
+            if not 0 <= value < limit:
+                return Outcome("ArgumentError", f"{named} names {_WORDS[word]} {value} in row {row} (")
+        while ends[slot] <= row:
+            slot, before = slot + 1, None
+        source, token, k = values
+        if call.direct and (source != slot % call.case.world or before is not None and before >= (token, k)):
+            words = f"{named} is not in dispatch's order at row {row} (token {token}, k {k})"
+            return Outcome("ArgumentError", words)
+        before = token, k
+    return RIGHT
+
+
+def _index(call: Call) -> Wrong | None:
+    """Places beyond the rows of their experts: the first is named."""
+    ids, index = call.inputs.expert_ids, call.results[call.rank].expand_idx.clone()
+    totals, routed = call.totals(ids), call.routed(ids)
+    for _ in range(1 + int(call.rng.integers(2))):
+        pair = call.pick(routed)
+        if call.triples or pair is None:
+            return None
+        index[pair] = int(call.rng.choice([totals[int(ids.view(-1)[pair])], -1, _MOST, -(2**31)]))
+    for pair in routed.flatten().nonzero().flatten().tolist():
+        expert, place = int(ids.view(-1)[pair]), int(index[pair])
+        if not 0 <= place < totals[expert]:
+            words = f"rank {call.rank} has expand_idx {place} for expert {expert}, to which it routes {totals[expert]} "
+            return {call.index: index}, Outcome("RoutingMismatch", words)
+    return None
+
+
+def _routing(call: Call) -> Wrong | None:
+    """Some pairs go elsewhere than in dispatch, or nowhere."""
+    ids = call.inputs.expert_ids.clone()
+    for _ in range(1 + int(call.rng.integers(3))):
+        pair = call.pick(call.routed(ids))
+        if pair is None:
+            break
+        ids.view(-1)[pair] = int(call.rng.integers(-1, call.case.experts))
+    totals, local = call.totals(ids), call.case.local
+    full = any(sum(totals[at : at + local]) > call.capacity for at in range(0, len(totals), local))
+    outcome = first_wrong_place(call, ids)
+    return None if full or outcome == RIGHT else ({"expert_ids": ids}, outcome)
+
+
+def _routing_and_index(call: Call) -> Wrong | None:
+    """Both on one rank: counts that differ are said first, whatever expand_idx is."""
+    routing, index = _routing(call), _index(call)
+    return None if routing is None or index is None else ({**index[0], **routing[0]}, routing[1])
+
+
+# By the word that a case has: how inputs go wrong, and whether in dispatch, too.
+KINDS: dict[str, tuple[Callable[[Call], Wrong | None], bool]] = {
+    "ids": (_bad_ids, True),
+    "overflow": (_overflow, True),
+    "counts": (_counts, False),
+    "triple": (_triple, False),
+    "index": (_index, False),
+    "routing": (_routing, False),
+    "both": (_routing_and_index, False),
+}
+COLLECTIVE = ("InvalidExpertId", "RoutingOverflow", "ArgumentError")
