@@ -376,7 +376,7 @@ class World:
             step.rank, step.compare, step.plan = call.rank, int(compare), call.plan
             step.outputs_count, step.accepted, step.lent = count, accepted, call.lent
             if program.fault:
-                step.accepted = sum(codes[outcome.error] for outcome in program.fault.outcomes(call))
+                step.accepted = sum({codes[outcome.error] for outcome in program.fault.outcomes(call)})
             arrays: tuple[Any, ...] = (inputs, outputs, expected, lengths, sizes)
             for name, array in zip(_ARRAYS, arrays, strict=True):
                 setattr(step, name, ctypes.addressof(array))

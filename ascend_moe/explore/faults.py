@@ -31,15 +31,19 @@ UNFINISHED = "unfinished"
 
 def applies(program: Program, fault: str) -> bool:
     """Whether the fault can be had in the program at all."""
-    triples = has_triples(program)
-    first = program.sequence.upper()
+    if fault in (KILL, ABSENT):
+        return program.world > 1
     if fault == "overflow":
         return program.topk > program.local
     if fault == "triple":
-        return triples and "C" in first
+        return has_triples(program) and _combines(program)
     if fault in ("index", "both"):
-        return not triples and "C" in first
-    return fault in (KILL, ABSENT, "ids") or "C" in first
+        return not has_triples(program) and _combines(program)
+    return fault == "ids" or _combines(program)
+
+
+def _combines(program: Program) -> bool:
+    return "C" in program.sequence.upper()
 
 
 def has_triples(program: Program) -> bool:
