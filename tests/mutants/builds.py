@@ -1,8 +1,12 @@
-"""Libraries with a mutant in their kernels: the clean build once, then only the kernels' objects again."""
+"""Libraries with mutants in their kernels: the clean build once, then only the kernels' objects again.
+
+All mutants that change bodies of functions are in one library an engine, which runs the one that it is told (see
+switched.py). Each of the others has a library of its own.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -14,10 +18,13 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-from table import Mutant
+import switched
+from table import MUTANTS, Mutant
 
+from ascend_moe import explore
 from ascend_moe.native import library
 from ascend_moe.native.build import digest_of
 
@@ -53,31 +60,64 @@ def applied(mutant: Mutant, files: Mapping[str, str]) -> dict[str, str]:
     return texts
 
 
-def together(mutants: Sequence[Mutant], files: Mapping[str, str]) -> list[list[Mutant]]:
-    """The mutants in few groups, each of mutants that can be applied one after the other."""
-    groups: list[tuple[list[Mutant], dict[str, str]]] = []
-    for mutant in mutants:
-        for number, (group, texts) in enumerate(groups):
-            with contextlib.suppress(AssertionError):
-                groups[number] = ([*group, mutant], applied(mutant, texts))
-                break
-        else:
-            groups.append(([mutant], applied(mutant, files)))
-    return [group for group, _ in groups]
+@dataclass(frozen=True)
+class Build:
+    """A library, and which of its mutants runs; 0: none."""
+
+    path: Path
+    number: int = 0
+
+    def environment(self) -> dict[str, str]:
+        """For processes that open it as the package's library."""
+        return {"ASCEND_MOE_LIBRARY": str(self.path), switched.VARIABLE: str(self.number)}
+
+    def checked(self) -> ctypes.CDLL:
+        """The library of the checked engine, in this process."""
+        opened = explore.checked_library(self.path)
+        if self.number:
+            opened[switched.SELECT](self.number)
+        return opened
+
+
+class Sources:
+    """op_kernel/ with mutants: ``number_of`` those that one text holds, ``alone`` the others."""
+
+    def __init__(self, mutants: Sequence[Mutant]) -> None:
+        root = library.native_source_root()
+        self.files = {edit.file: (root / edit.file).read_text() for mutant in mutants for edit in mutant.edits}
+        together, self.number_of = switched.Switched(self.files), dict[str, int]()
+        for number, mutant in enumerate(mutants, 1):
+            edited = {edit.file: self.files[edit.file] for edit in mutant.edits}
+            if together.add(number, applied(mutant, edited)):
+                self.number_of[mutant.name] = number
+        self.alone = [mutant for mutant in mutants if mutant.name not in self.number_of]
+        self.together = together.texts()
+
+    def write(self, folder: Path, mutant: Mutant | None = None) -> list[str]:
+        """Writes the sources of all mutants at once, or of one. Returns the compiler's options for them."""
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(library.native_source_root() / "op_kernel", folder / "op_kernel")
+        for file, text in (self.together if mutant is None else applied(mutant, self.files)).items():
+            (folder / file).write_text(text)
+        (folder / "mutants.h").write_text(switched.HEADER)
+        # The host's files include the protocol's headers too, without mutants: the linker must not mix them up.
+        return ["-include", str(folder / "mutants.h"), "-Dmoe=moe_mutant"]
 
 
 def compile_errors(mutants: Sequence[Mutant], folder: Path) -> str:
-    """What a compiler says of the entries of dispatch and combine with the mutants' edits; empty: nothing."""
-    source = library.native_source_root()
-    shutil.copytree(source / "op_kernel", folder / "op_kernel")
-    for mutant in mutants:
-        apply(mutant, folder)
-    include = [f"-I{folder / 'op_kernel'}", f"-I{source / 'twin' / 'include'}"]
-    entries = [f'#include "ascend_moe_distribute_{op}.cpp"' for op in ("dispatch", "combine")]
-    (folder / "entries.cpp").write_text("#define DTYPE_X bfloat16_t\n" + "\n".join(entries))
-    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-fsyntax-only", "-w", "-DTWIN_CHECKED=1", *include]
-    done = subprocess.run([*command, str(folder / "entries.cpp")], capture_output=True, text=True)
-    return done.stderr if done.returncode != 0 else ""
+    """What a compiler says of the entries of dispatch and combine with the mutants; empty: nothing."""
+    sources, said = Sources(mutants), []
+    for number, mutant in enumerate([None, *sources.alone] if sources.number_of else sources.alone):
+        source, part = library.native_source_root(), folder / str(number)
+        options = sources.write(part, mutant)
+        include = [f"-I{part / 'op_kernel'}", f"-I{source / 'twin' / 'include'}"]
+        entries = [f'#include "ascend_moe_distribute_{op}.cpp"' for op in ("dispatch", "combine")]
+        (part / "entries.cpp").write_text("#define DTYPE_X bfloat16_t\n" + "\n".join(entries))
+        checks = ["-std=c++17", "-fsyntax-only", "-w", "-DTWIN_CHECKED=1"]
+        command = [os.environ.get("CXX", "g++"), *checks, *options, *include, str(part / "entries.cpp")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        said += [done.stderr] if done.returncode != 0 else []
+    return "\n".join(said)
 
 
 def cache_root() -> Path:
@@ -92,20 +132,24 @@ def cache_root() -> Path:
 
 
 class MutantBuilds:
-    """Builds under ``root``, one process at a time. A library that is there already is not built again."""
+    """Builds of these mutants under ``root``, one process at a time. What is there already is not built again."""
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, mutants: Sequence[Mutant] = MUTANTS, root: Path | None = None) -> None:
         self.root = root or cache_root()
         self.build = self.root / "build"
         self.source = library.native_source_root()
         self.root.mkdir(parents=True, exist_ok=True)
         self.cmake = shutil.which("cmake") or str(Path(sys.executable).parent / "cmake")
+        self.sources = Sources(mutants)
 
-    def library(self, engine: str, mutant: Mutant | None = None) -> Path:
+    def library(self, engine: str, mutant: Mutant | None = None) -> Build:
         """The library of this engine, with the mutant in its kernels."""
         with (self.root / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return self._clean(engine) if mutant is None else self._mutant(mutant, engine)
+            if mutant is None:
+                return Build(self._clean(engine))
+            number = self.sources.number_of.get(mutant.name, 0)
+            return Build(self._mutated(engine, None if number else mutant), number)
 
     def _clean(self, engine: str) -> Path:
         library = self.build / f"lib{LIBRARIES[engine]}.so"
@@ -123,24 +167,24 @@ class MutantBuilds:
             _run([self.cmake, "--build", str(self.build), "--target", LIBRARIES[engine], *jobs])
         return library
 
-    def _mutant(self, mutant: Mutant, engine: str) -> Path:
-        made = self.root / re.sub(r"\W+", "_", mutant.name) / f"lib{LIBRARIES[engine]}.so"
+    def _mutated(self, engine: str, mutant: Mutant | None) -> Path:
+        """All mutants at once, or the one that has to be alone."""
+        texts = self.sources.together if mutant is None else applied(mutant, self.sources.files)
+        folder = self.root / digest_of(*(text for item in sorted(texts.items()) for text in item))
+        made = folder / f"lib{LIBRARIES[engine]}.so"
         if made.exists():
             return made
         clean = self._clean(engine)
-        patched = made.parent / "source"
-        shutil.rmtree(patched, ignore_errors=True)
-        shutil.copytree(self.source / "op_kernel", patched / "op_kernel")
-        apply(mutant, patched)
+        options = self.sources.write(folder / "source", mutant)
         link_file = self.build / "CMakeFiles" / f"{LIBRARIES[engine]}.dir" / "link.txt"
         link = link_file.read_text()
         compiles = []
-        for command, output in self._kernels(link, mutant):
-            target = made.parent / (output.replace("/", "_"))
+        for command, output in self._kernels(link):
+            target = folder / (output.replace("/", "_"))
             assert link.count(output) == 1, f"{output} is not linked once"
             link = link.replace(output, str(target))
-            kernels = [str(folder / "op_kernel") for folder in (self.source, patched)]
-            compiles.append([word.replace(*kernels) for word in command] + ["-o", str(target)])
+            kernels = [str(root / "op_kernel") for root in (self.source, folder / "source")]
+            compiles.append([word.replace(*kernels) for word in command] + [*options, "-o", str(target)])
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(lambda command: _run(command, self.build), compiles))
         unfinished = made.with_suffix(".part")
@@ -148,23 +192,16 @@ class MutantBuilds:
         unfinished.rename(made)
         return made
 
-    def _kernels(self, link: str, mutant: Mutant) -> list[tuple[list[str], str]]:
-        """Compile commands, without their outputs, and the outputs, of the kernels that the mutant is in."""
+    def _kernels(self, link: str) -> list[tuple[list[str], str]]:
+        """Compile commands, without their outputs, and the outputs, of the kernels."""
         kernels = []
         for entry in json.loads((self.build / "compile_commands.json").read_text()):
             command = shlex.split(entry["command"])
             output = command.pop(command.index("-o") + 1)
             command.remove("-o")
-            if "/kernels_" in entry["file"] and output in link and self._depends(output, mutant):
+            if "/kernels_" in entry["file"] and output in link:
                 kernels.append((command, output))
-        assert kernels, f"no kernel of the library includes a file of {mutant.name}"
         return kernels
-
-    def _depends(self, output: str, mutant: Mutant) -> bool:
-        """Whether an object was compiled from a file that the mutant edits."""
-        words = (self.build / f"{output}.d").read_text().split()
-        files = {os.path.normpath(self.build / word) for word in words}
-        return any(str(self.source / edit.file) in files for edit in mutant.edits)
 
 
 def _run(command: list[str], directory: Path | None = None) -> None:

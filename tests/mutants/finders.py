@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from builds import MutantBuilds
+from builds import Build, MutantBuilds
 from large_shares import LARGE_SHARES
 from table import (
     BORDERS,
@@ -106,13 +106,13 @@ PARTS = {
 }
 
 
-def first_failure(library: Path, suite: Sequence[str], seconds: float, **environment: str) -> str | None:
+def first_failure(build: Build, suite: Sequence[str], seconds: float, **environment: str) -> str | None:
     """What of the suite fails first with a library, or 'hangs' or 'signal N'; None when all pass.
 
     Raises:
         AssertionError: pytest ended neither with passed nor with failed tests.
     """
-    settings = {**os.environ, "ASCEND_MOE_LIBRARY": str(library), **environment}
+    settings = {**os.environ, **build.environment(), **environment}
     command = [*PYTEST, *HANGS, *suite]
     try:
         done = subprocess.run(command, cwd=TESTS, env=settings, capture_output=True, text=True, timeout=seconds)
@@ -128,8 +128,8 @@ def first_failure(library: Path, suite: Sequence[str], seconds: float, **environ
     return (failed or ["hangs"])[0].removeprefix("FAILED ")[:160]
 
 
-def first_failure_of_suite(library: Path) -> str | None:
-    return first_failure(library, SUITE_TESTS, seconds=150, ASCEND_MOE_TIMEOUT_S="3", ASCEND_MOE_COMM_ALG="window")
+def first_failure_of_suite(build: Build) -> str | None:
+    return first_failure(build, SUITE_TESTS, seconds=150, ASCEND_MOE_TIMEOUT_S="3", ASCEND_MOE_COMM_ALG="window")
 
 
 def cases(seed: int, finder: str) -> Iterator[explore.Program]:
@@ -146,32 +146,31 @@ def cases(seed: int, finder: str) -> Iterator[explore.Program]:
         seed += 1
 
 
-def search(library: Path, seed: int, finder: str, patience: int = PATIENCE) -> explore.Result:
+def search(build: Build, seed: int, finder: str, patience: int = PATIENCE) -> explore.Result:
     """Schedules from this seed on, of mixed policies, to the first finding."""
-    return _campaign(library, cases(seed, finder), patience, seed, a_case=1)
+    return _campaign(build, cases(seed, finder), patience, seed, a_case=1)
 
 
-def special(library: Path, finder: str) -> explore.Result:
+def special(build: Build, finder: str) -> explore.Result:
     """The same for the finders that have cases of their own."""
     if finder == LARGE:
-        return _campaign(library, map(explore.parse, LARGE_SHARES), 2 * len(LARGE_SHARES), 1, a_case=2)
+        return _campaign(build, map(explore.parse, LARGE_SHARES), 2 * len(LARGE_SHARES), 1, a_case=2)
     if finder == LONG_LISTS:
-        return _campaign(library, [replace(LONG, seed=seed) for seed in range(40)], 40, 1, a_case=1)
-    return _campaign(library, SHARED, 60, 1, a_case=10)
+        return _campaign(build, [replace(LONG, seed=seed) for seed in range(40)], 40, 1, a_case=1)
+    return _campaign(build, SHARED, 60, 1, a_case=10)
 
 
 def _campaign(
-    library: Path, programs: Iterable[explore.Program], schedules: int, seed: int, a_case: int
+    build: Build, programs: Iterable[explore.Program], schedules: int, seed: int, a_case: int
 ) -> explore.Result:
-    checked = explore.checked_library(library)
-    return explore.campaign(programs, schedules, seed, library=checked, a_case=a_case)
+    return explore.campaign(programs, schedules, seed, library=build.checked(), a_case=a_case)
 
 
-def killed(library: Path) -> set[str]:
+def killed(build: Build) -> set[str]:
     """The classes of the findings where the last of three ranks is killed at some step."""
     program = explore.Program(world=3, cores=3, sequence="DCDC", dtype=DTYPE, algorithm="direct")
     kinds = set()
-    with explore.World(3, library=explore.checked_library(library)) as world:
+    with explore.World(3, library=build.checked()) as world:
         world.load(program, accepted=0xFFFFFFFF)
         for step in range(0, 900, 30):
             faults = explore.Faults(kill_rank=2, kill_step=step)
@@ -180,11 +179,11 @@ def killed(library: Path) -> set[str]:
     return kinds
 
 
-def forged(library: Path, programs: Sequence[explore.Program], finds: set[str]) -> set[str]:
+def forged(build: Build, programs: Sequence[explore.Program], finds: set[str]) -> set[str]:
     """Which of these classes show where a word of the counts in a message is another one."""
     kinds, plain = set(), explore.Options(policy="random", hang_is_finding=False)
     for case in programs:
-        with explore.World(case.world, library=explore.checked_library(library)) as world:
+        with explore.World(case.world, library=build.checked()) as world:
             world.load(case, accepted=0xFFFFFFFF, compare=False)
             blocks = range(1, world.run(0, 1, plain).status_blocks + 1)
             for block, word, bits in itertools.product(blocks, (2, 3, 4, 5), (1, 1 << 10, 1 << 31)):
@@ -194,34 +193,34 @@ def forged(library: Path, programs: Sequence[explore.Program], finds: set[str]) 
     return kinds & finds
 
 
-def run(library: Path) -> subprocess.CompletedProcess[str]:
+def run(build: Build) -> subprocess.CompletedProcess[str]:
     """`ascend-moe run` with this library, algorithm window."""
     command = [sys.executable, "-m", "ascend_moe", "run", "-p", "tiny", "--batch", "16"]
-    environment = {**os.environ, "ASCEND_MOE_LIBRARY": str(library), "ASCEND_MOE_COMM_ALG": "window"}
+    environment = {**os.environ, **build.environment(), "ASCEND_MOE_COMM_ALG": "window"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 
 def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
     """How the finder finds the mutant; AssertionError when it does not."""
-    library = builds.library("fast" if finder in (SUITE, RUN, *PARTS) else "checked", mutant)
+    build = builds.library("fast" if finder in (SUITE, RUN, *PARTS) else "checked", mutant)
     if finder in (SUITE, *PARTS):
-        failure = first_failure_of_suite(library) if finder == SUITE else first_failure(library, PARTS[finder], 300)
+        failure = first_failure_of_suite(build) if finder == SUITE else first_failure(build, PARTS[finder], 300)
         assert failure is not None, f"no test of the {finder} sees {mutant.name}"
         return failure
     if finder == RUN:
-        return _check_run(mutant, library)
+        return _check_run(mutant, build)
     if finder == KILLED:
-        assert "hang" in killed(library)
+        assert "hang" in killed(build)
         return "hang"
     if finder in FORGERY:
-        kinds = forged(library, *FORGERY[finder])
+        kinds = forged(build, *FORGERY[finder])
         assert kinds, f"forged counts do not show {mutant.name}"
         return ", ".join(sorted(kinds))
     assert finder in (*SEARCHES, LARGE, LONG_LISTS, SHARED_ROWS)
     if finder in SEARCHES:
-        results = [search(library, seed, finder) for seed in SEEDS]
+        results = [search(build, seed, finder) for seed in SEEDS]
     else:
-        results = [special(library, finder)]
+        results = [special(build, finder)]
     needed = [result.schedules for result in results]
     kinds = {result.finding.kind for result in results if result.finding is not None}
     assert all(result.finding for result in results) and kinds <= {*mutant.finds}, results
@@ -229,9 +228,9 @@ def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
     return f"median {statistics.median(needed):g}, worst {max(needed)} schedules: {', '.join(sorted(kinds))}"
 
 
-def _check_run(mutant: Mutant, library: Path) -> str:
+def _check_run(mutant: Mutant, build: Build) -> str:
     """The op that is broken is wrong, the other is not, and the layer is wrong with it."""
-    done = run(library)
+    done = run(build)
     (wrong,) = mutant.finds
     right = "combine" if wrong == "dispatch" else "dispatch"
     assert done.returncode == 1, done.stdout + done.stderr

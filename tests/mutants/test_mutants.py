@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
 from pathlib import Path
 
 import finders
 import pytest
-from builds import MutantBuilds, apply, compile_errors, together
+import switched
+from builds import MutantBuilds, Sources, apply, compile_errors
 from finders import LIMIT, PARTS, PATIENCE, SEARCHES, SEEDS, first_failure, first_failure_of_suite
 from table import LARGE, LONG_LISTS, MUTANTS, SERVERS, SHARED_ROWS, WINDOW, Edit, Mutant
 
@@ -51,6 +53,15 @@ FAST_SUITE = [
 FAST_SECONDS = 1800  # a mutant that hangs fails as well
 
 
+def unseen_in_one_library() -> list[Mutant]:
+    """All of UNSEEN: one patch of most of them, and those of APART alone."""
+    edits = [edit for mutant in UNSEEN if mutant.name not in APART for edit in mutant.edits]
+    return [Mutant("unseen", "all at once", tuple(edits), ()), *(BY_NAME[name] for name in APART)]
+
+
+ROWS = [*MUTANTS, unseen_in_one_library()[0]]
+
+
 # ---- the table
 
 
@@ -68,16 +79,37 @@ def test_every_patch_fits_and_changes_the_kernels(tmp_path: Path) -> None:
 
 
 def test_every_mutant_compiles(tmp_path: Path) -> None:
-    """Groups of mutants at once; a group that does not compile, one by one, since they may only not fit together."""
-    files = {edit.file: (ROOT / edit.file).read_text() for mutant in MUTANTS for edit in mutant.edits}
-    groups = together(MUTANTS, files)
-    with ThreadPoolExecutor(2) as pool:
-        numbered = [tmp_path / str(number) for number in range(len(groups))]
-        failed = [group for group, text in zip(groups, pool.map(compile_errors, groups, numbered), strict=True) if text]
-        alone = [mutant for group in failed for mutant in group]
-        folders = [tmp_path / f"alone-{number}" for number in range(len(alone))]
-        errors = list(pool.map(lambda mutant, folder: compile_errors([mutant], folder), alone, folders))
-    assert not any(errors), next(f"{mutant.name}: {text}" for mutant, text in zip(alone, errors, strict=True) if text)
+    """Most of them in one text; if that does not compile, one by one."""
+    if text := compile_errors(ROWS, tmp_path / "all"):
+        alone = {mutant.name: compile_errors([mutant], tmp_path / str(at)) for at, mutant in enumerate(ROWS)}
+        pytest.fail(next((f"{name}: {error}" for name, error in alone.items() if error), text))
+
+
+def test_most_mutants_are_in_one_library() -> None:
+    """A build of its own takes as long as that of all others together."""
+    assert len(Sources(ROWS).alone) <= 5
+
+
+def test_a_number_chooses_the_mutant(tmp_path: Path) -> None:
+    """Bodies that overlap, declare and return; what is outside of a body cannot be chosen."""
+    text = """
+    namespace n { struct Pair { int a; };  // } "
+    inline constexpr int F(int x) { for (;;) { const int y = x; return y + 1; } }
+    enum Kind { kOne }; constexpr int kTable[] = {1, 2};
+    template <typename T> class C { public: void G(int* x) { if (*x > 0) { *x = 2; } *x += kTable[1]; } }; }
+    """
+    add = switched.Switched({"n.h": text})
+    assert add.add(1, {"n.h": text.replace("y + 1", "y + 2")})
+    assert add.add(2, {"n.h": text.replace("const int y = x; return y + 1;", "int y = 3; return y * x;")})
+    assert add.add(3, {"n.h": text.replace("*x = 2", "return").replace("y + 1", "y + 9")})
+    assert not add.add(4, {"n.h": text.replace("{1, 2}", "{1, 3}")})
+    assert not add.add(5, {"n.h": text.replace("int a", "long a")})
+    main = "static_assert(n::F(1) == 2);\nint main() { int x = 1; n::C<int>().G(&x); return n::F(1) * 10 + x; }"
+    (tmp_path / "main.cpp").write_text(switched.HEADER.replace("#pragma once", "") + add.texts()["n.h"] + main)
+    subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", "-o", "main", "main.cpp"], cwd=tmp_path, check=True)
+    for number, code in ((0, 24), (1, 34), (2, 34), (3, 101), (4, 24)):
+        environment = {**os.environ, switched.VARIABLE: str(number)}
+        assert subprocess.run([str(tmp_path / "main")], env=environment).returncode == code, number
 
 
 def test_a_mutant_that_does_not_compile_is_told(tmp_path: Path) -> None:
@@ -104,7 +136,7 @@ def test_there_are_enough_and_they_are_no_strawmen() -> None:
 
 @pytest.fixture(scope="module")
 def builds() -> MutantBuilds:
-    return MutantBuilds()
+    return MutantBuilds(ROWS)
 
 
 FOUND = [(mutant.name, finder) for mutant in MUTANTS for finder in mutant.finders]
@@ -147,12 +179,6 @@ def test_one_server_has_none_of_the_transports(builds: MutantBuilds, name: str) 
     """Stores take none of the transport's ways: what breaks it changes nothing within a server."""
     result = finders.search(builds.library("checked", BY_NAME[name]), SEEDS[0], WINDOW, 100)
     assert result.finding is None, result
-
-
-def unseen_in_one_library() -> list[Mutant]:
-    """All of UNSEEN: one patch of most of them, and those of APART alone."""
-    edits = [edit for mutant in UNSEEN if mutant.name not in APART for edit in mutant.edits]
-    return [Mutant("unseen", "all at once", tuple(edits), ()), *(BY_NAME[name] for name in APART)]
 
 
 @pytest.mark.mutants
