@@ -749,7 +749,8 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def _read(patches: str) -> list[Mutant]:
+def read(patches: str) -> list[Mutant]:
+    """The mutants of a text as PATCHES is one."""
     mutants: list[Mutant] = []
     header, usual = "", ""
     for block in patches.split("\n= "):
@@ -779,4 +780,4 @@ def _read(patches: str) -> list[Mutant]:
     return mutants
 
 
-MUTANTS = _read(PATCHES)
+MUTANTS = read(PATCHES)
