@@ -16,6 +16,7 @@ from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
 from ascend_moe import autograd
+from ascend_moe._narrow import id_text
 from ascend_moe.dispatchers import rows as row_ops
 from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher, check_combine, check_dispatch, foreign
 from ascend_moe.dispatchers.rows import Routing, active_pairs, first_invalid, route
@@ -70,7 +71,7 @@ def raise_if_any(headers: list[list[int]], rank: int) -> None:
         if code == _BAD_ID:
             token, k, expert_id = details[:3]
             experts = words[_FIELDS.index("E")]
-            text = f"rank {source}: expert_ids[{token}, {k}] is {expert_id}; need -1 or 0..{experts - 1}"
+            text = f"rank {source}: expert_ids[{token}, {k}] is {id_text(expert_id)}; need -1 or 0..{experts - 1}"
             found = {"rank": source, "token": token, "k": k, "expert_id": expert_id}
             raise InvalidExpertId(text, argument="expert_ids", **found)
         if code == _OVERFLOW:
