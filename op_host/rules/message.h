@@ -70,10 +70,10 @@ public:
         switch (static_cast<uint32_t>(At(kRecCode))) {
             case kInvalidExpertId:
                 return Format(
-                    "%s: rank %d, token %d, k %d has expert id %d; an active id is -1 (not routed) or in "
+                    "%s: rank %d, token %d, k %d has expert id %d%s; an active id is -1 (not routed) or in "
                     "0..%lld",
                     Op(), At(kRecCulprit), At(kRecDetail0) >> 8, At(kRecDetail0) & 0xFF, At(kRecDetail1),
-                    static_cast<long long>(At(kRecExperts)) - 1);
+                    Saturated(At(kRecDetail1)), static_cast<long long>(At(kRecExperts)) - 1);
             case kRoutingOverflow:
                 return Format(
                     "%s: rank %d routes %d rows to rank %d, its capacity is maxBS*min(K, L) = %d rows: do "
@@ -136,6 +136,10 @@ public:
 
 private:
     int32_t At(uint32_t word) const { return record_[word]; }
+    // A caller's int64 id beyond int32 comes as the nearest int32.
+    static const char* Saturated(int32_t id) {
+        return id == INT32_MAX ? " or more" : id == INT32_MIN ? " or less" : "";
+    }
     const char* Op() const { return OpName(At(kRecOp)); }
     uint32_t Epoch() const { return static_cast<uint32_t>(At(kRecEpoch)); }
     int32_t Reporter() const { return At(kRecReporter); }
