@@ -120,7 +120,7 @@ def batched_moe_align_block_size(
     Args:
         max_tokens_per_batch: rows that each expert has a place for.
         block_size: B, rows of a block.
-        expert_num_tokens: ``(E,)`` int32 or int64, rows in use, at most max_tokens_per_batch.
+        expert_num_tokens: ``(E,)`` int32 or int64, rows in use; cut to 0..max_tokens_per_batch.
 
     Returns:
         The flat index of each row, ``(E * max_tokens_per_batch rounded up to a multiple of B,)`` int32,
@@ -135,7 +135,7 @@ def batched_moe_align_block_size(
     need_dims("expert_num_tokens", expert_num_tokens, 1, dtypes=_INDEX_DTYPES)
     for name, value in (("max_tokens_per_batch", max_tokens_per_batch), ("block_size", block_size)):
         need(value >= 1, name, "is {}; need at least 1", value)
-    experts, counts = expert_num_tokens.numel(), expert_num_tokens.long()
+    experts, counts = expert_num_tokens.numel(), expert_num_tokens.long().clamp(0, max_tokens_per_batch)
     need(experts >= 1, "expert_num_tokens", "has no experts; need at least 1")
     padded, ends = _padded(counts, block_size)
     slots = torch.arange(experts * _round_up(max_tokens_per_batch, block_size), device=ends.device)
@@ -186,6 +186,8 @@ def permute(
     """
     need_dims("tokens", tokens, 2)
     need_dims("routing_map", routing_map, 2)
+    whole = not (routing_map.is_floating_point() or routing_map.is_complex())
+    need(whole, "routing_map", "is {}; it must be bool, or integers", routing_map.dtype)
     count, experts = routing_map.shape
     need_shape("tokens", tokens, (count, tokens.shape[1]))
     need(align_size in (0, 1), "align_size", "is {}; rows of an expert are not padded here: pass 0", align_size)

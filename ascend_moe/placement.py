@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from ascend_moe._narrow import narrow
 from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
 from ascend_moe.experts.groups import COUNTS, as_counts
 
@@ -198,7 +199,8 @@ def remap(
         need(world_size >= 1, "world_size", "is {}; with source_rank it must be at least 1", world_size)
         ranks = torch.as_tensor(source_rank, device=ids.device)
         column = ranks.reshape(-1, 1) // ((world_size + copies - 1) // copies)
-    return torch.where(ids >= 0, table[logical, column], ids).to(ids.dtype)
+    physical = torch.where(ids >= 0, table[logical, column], ids)
+    return narrow("table", physical) if ids.dtype == torch.int32 else physical.to(ids.dtype)
 
 
 @with_typed_errors
@@ -209,7 +211,7 @@ def eplb_table(table: torch.Tensor) -> torch.Tensor:
         table: ``(E, C)``, as `remap` takes it. -1 is padding, behind the copies.
     """
     need_dims("table", table, 2, dtypes=_INDEX_DTYPES)
-    return torch.cat([(table >= 0).sum(1, keepdim=True), table.clamp(min=0)], 1).to(torch.int32)
+    return narrow("table", torch.cat([(table >= 0).sum(1, keepdim=True), table.clamp(min=0)], 1))
 
 
 class LoadCounter:

@@ -95,7 +95,7 @@ _MAX_CHOICES = 10_000_000  # of a replay
 def _choices(text: str) -> tuple[int, ...]:
     try:
         pairs = [tuple(map(int, word.split(":"))) for word in text.split(",")]
-        if not all(0 <= at < _MAX_CHOICES and 0 <= choice < 2**31 for at, choice in pairs):
+        if not all(0 <= at < _MAX_CHOICES and 0 <= choice < 2**16 for at, choice in pairs):
             raise ValueError
         choices = [0] * (max(at for at, _ in pairs) + 1)
         for at, choice in pairs:

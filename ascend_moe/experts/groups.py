@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ascend_moe.errors import ArgumentError, need
+from ascend_moe.errors import ArgumentError, need, need_dtype
 
 CUMSUM, COUNTS, PAIRS = 0, 1, 2
 
@@ -45,6 +45,8 @@ def read_groups(
         ArgumentError: wrong length or shape, a negative count, falling sums, an expert outside
             0..experts-1, or more rows than the matrix has.
     """
+    if isinstance(group_list, torch.Tensor):
+        need_dtype(argument, group_list, torch.int64, torch.int32)
     values: list[Any] = _values(group_list) if isinstance(group_list, torch.Tensor) else list(group_list)
     if group_list_type == PAIRS:
         formed = all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in values)
@@ -63,6 +65,8 @@ def read_groups(
         if group_list_type == CUMSUM:
             values = [after - before for before, after in zip([0, *values], values, strict=False)]
         pairs = list(enumerate(values))
+    whole = all(type(number) is int for pair in pairs for number in pair)
+    need(whole, argument, "has numbers that are no int; give whole numbers of rows")
     groups, start = [], 0
     for index, count in pairs:
         if count < 0:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ascend_moe._narrow import narrow
 from ascend_moe._torch_npu import on_npu
 from ascend_moe.dispatchers.rows import active_pairs
 from ascend_moe.dispatchers.window import WindowDispatcher
@@ -63,7 +64,7 @@ def gather_loads(dispatcher: WindowDispatcher, tokens: Tokens, experts: Experts,
     routed = active & (ids >= 0) & (ids < dispatcher.num_experts)  # dispatch names the others
     loads = torch.bincount(ids[routed] // experts.count, minlength=dispatcher.world_size)
     head = torch.tensor([len(ids), limit.rows, ids.shape[1], experts.count])
-    words = torch.cat([head, loads]).to(torch.int32)
+    words = narrow(limit.name, torch.cat([head, loads]))
     place = (dispatcher.group_ep, dispatcher.world_size, dispatcher.rank)
     return gather_words(words, *place, tokens.x.device)
 

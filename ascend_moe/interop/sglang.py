@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from ascend_moe._narrow import narrow
 from ascend_moe.dispatchers import WindowDispatcher
 from ascend_moe.dispatchers.collective import default_group, gather
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
@@ -44,6 +45,7 @@ __all__ = [
 FP8 = torch.float8_e4m3fn
 _FP8_MAX = 448.0
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_INDEX_DTYPES = (torch.int32, torch.int64)
 _SHARDS = ("w1", "w2", "w3")  # gate, down, up
 
 
@@ -83,7 +85,7 @@ def select_experts(
         given = custom_routing_function(
             hidden_states=hidden_states, gating_output=router_logits, topk=top_k, renormalize=renormalize
         )
-        return given[0].float(), given[1].to(torch.int32)
+        return given[0].float(), narrow("ids of custom_routing_function", given[1])
     groups, kept = 1, 1
     if use_grouped_topk:
         rule = "is {} and topk_group {}; use_grouped_topk needs both"
@@ -166,7 +168,8 @@ def pre_reorder(
     """
     tokens = topk_ids.shape[0]
     need_shape("input", input, (tokens, hidden_size))
-    need_shape("topk_ids", topk_ids, (tokens, topk))
+    need_shape("topk_ids", topk_ids, (tokens, topk), dtypes=_INDEX_DTYPES)
+    need_shape("src2dst", src2dst, (tokens * topk,), dtypes=_INDEX_DTYPES)
     need_shape("gateup_input", gateup_input, (tokens * topk, hidden_size))
     ids = topk_ids.reshape(-1)
     pairs = _local(ids, start_expert_id, end_expert_id)
@@ -200,6 +203,7 @@ def silu_and_mul(
     Source: SGLang ``silu_and_mul_triton_kernel``.
     """
     rows = reorder_topk_ids.shape[0]
+    need_dims("reorder_topk_ids", reorder_topk_ids, 1, dtypes=_INDEX_DTYPES)
     need_shape("gateup_output", gateup_output, (rows, hidden_size))
     need_shape("down_input", down_input, (rows, hidden_size // 2))
     local = _local(reorder_topk_ids, start_expert_id, end_expert_id)
@@ -235,7 +239,8 @@ def post_reorder(
     Source: SGLang ``post_reorder_triton_kernel``.
     """
     tokens = topk_ids.shape[0]
-    need_shape("topk_ids", topk_ids, (tokens, topk))
+    need_shape("topk_ids", topk_ids, (tokens, topk), dtypes=_INDEX_DTYPES)
+    need_shape("src2dst", src2dst, (tokens * topk,), dtypes=_INDEX_DTYPES)
     need_shape("topk_weights", topk_weights, (tokens, topk))
     need_shape("down_output", down_output, (tokens * topk, hidden_size))
     need_shape("output", output, (tokens, hidden_size))
@@ -307,7 +312,9 @@ class GroupedGemmRunner(nn.Module):
         need(block_shape is None, "block_shape", "is {}; weights have one scale an expert, pass None", block_shape)
         need(seg_indptr is not None, "seg_indptr", "is missing")
         assert seg_indptr is not None
-        need_shape("seg_indptr", seg_indptr, (batch_size + 1,))
+        need_shape("seg_indptr", seg_indptr, (batch_size + 1,), dtypes=_INDEX_DTYPES)
+        if weight_indices is not None:
+            need_shape("weight_indices", weight_indices, (batch_size,), dtypes=_INDEX_DTYPES)
         need_shape("c", c, (a.shape[0], b.shape[1]))
         first, last = int(seg_indptr[0]), int(seg_indptr[-1])
         rule = "covers rows {} to {} of {}"

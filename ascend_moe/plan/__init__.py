@@ -183,7 +183,8 @@ def window_need(request: Request) -> dict[str, int]:
 
 @with_typed_errors
 def cann_need(request: Request) -> list[CannNeed]:
-    """The same call as CANN's own operators see it, a version each."""
+    """The same call as CANN's own operators see it, a version each. Raises as `window_need`."""
+    _check(request)
     shape = (request.ranks, request.experts, request.batch, request.hidden, request.topk)
     numbers = (c_int64 * 8)(*shape, 0, request.dtype == "fp32", request.equal_batches)
     lines = _text(_library().am_need_cann, numbers).splitlines()

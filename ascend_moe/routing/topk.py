@@ -211,7 +211,7 @@ def apply_router_token_dropping(
     capacity = get_capacity(tokens * router_topk, experts, capacity_factor)
     kept = torch.ones_like(routing_map, dtype=torch.bool)
     if capacity <= tokens:
-        rank = routing_probs.detach() if drop_policy == "probs" else routing_map.to(torch.int8)
+        rank = routing_probs.detach() if drop_policy == "probs" else routing_map.bool().to(torch.int8)
         first = torch.sort(-rank, dim=0, stable=True).indices[:capacity]
         kept = torch.zeros_like(kept).scatter(0, first, True)
     final = kept if pad_to_capacity else kept & routing_map.bool()

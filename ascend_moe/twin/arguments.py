@@ -18,6 +18,7 @@ from .entries import Parameter
 Bytes: TypeAlias = NDArray[np.uint8]
 LINE = 64  # bytes of a data cache line; as on an NPU, no two tensors share a line
 _GUARD = 512
+_BITS = {"b": 8, "c": 8, "a": 8, "h": 8, "s": 16, "t": 16, "i": 32, "j": 32}  # of a parameter by its mangled letter
 
 
 @dataclass
@@ -98,6 +99,9 @@ class Arguments:
             raise self._refused(f"{label} {why}", parameter.name)
         if parameter.kind == "integer":
             if isinstance(value, (int, np.integer)):
+                bits = _BITS.get(parameter.mangled, 64)
+                if not -(1 << bits - 1) <= value < 1 << bits:
+                    raise self._refused(f"{label} has {bits} bits, {value} does not fit", parameter.name)
                 return int(value) & 0xFFFFFFFFFFFFFFFF
             raise self._refused(f"{label} is an integer, {type(value).__name__} is given", parameter.name)
         if value is None:

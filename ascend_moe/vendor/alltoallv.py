@@ -34,10 +34,17 @@ _ROW = 32  # bytes that a dispatch's row is a multiple of
 # ---- arguments
 
 
-def read_counts(counts: Sequence[int] | torch.Tensor, instead: torch.Tensor | None) -> list[int]:
-    """Counts as a list; the tensor counts where it is given."""
-    chosen = counts if instead is None else instead
-    return [int(count) for count in (chosen.tolist() if isinstance(chosen, torch.Tensor) else chosen)]
+def read_counts(name: str, given: dict[str, Any]) -> list[int]:
+    """The counts of this name as a list; those of the tensor where it is given too."""
+    if given[f"{name}_tensor"] is not None:
+        name = f"{name}_tensor"
+    counts = given[name]
+    if isinstance(counts, torch.Tensor):
+        need_dims(name, counts, 1, 2, dtypes=(torch.int64, torch.int32))
+        counts = counts.reshape(-1).tolist()
+    whole = all(isinstance(count, (int, torch.SymInt)) and not isinstance(count, bool) for count in counts)
+    need(whole, name, "has counts that are no int; give whole numbers of rows")
+    return list(counts)
 
 
 def _table(name: str, counts: list[int], world: int, experts: int) -> torch.Tensor:
@@ -63,7 +70,7 @@ def _check(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         )
     need(world == place[0], "ep_world_size", "is {} but group {!r} has {} ranks", world, given["hcom"], place[0])
     names = ("send_counts", "recv_counts")
-    sent, came = (_table(name, read_counts(given[name], given[f"{name}_tensor"]), world, len(weight)) for name in names)
+    sent, came = (_table(name, read_counts(name, given), world, len(weight)) for name in names)
     rows = int(sent.sum())
     need(len(x) == rows, "gmm_x", "has {} rows, send_counts are {} together", len(x), rows)
     return sent, came
@@ -174,7 +181,7 @@ class _Fused(torch.autograd.Function):
     def forward(ctx: Any, name: str, given: dict[str, Any], *leaves: torch.Tensor | None) -> Any:
         ctx.there, ctx.given = name == _THERE, dict(given)
         for counts in ("send_counts", "recv_counts"):
-            ctx.given[counts] = read_counts(given[counts], given[f"{counts}_tensor"])
+            ctx.given[counts] = read_counts(counts, given)
         more = {"permute_out_flag": True} if ctx.there else {}
         outputs = getattr(torch.ops.ascend_moe, name)(**given | more)
         # The rows that the weights multiplied: those that came, or those that were given.
@@ -231,7 +238,8 @@ def _differentiable(function: Callable[P, R]) -> Callable[P, R]:
         given = bound.arguments
         if not wants_gradient(given):
             return function(*args, **kwargs)
-        lists = {name: read_counts(given[name], None) for name in ("send_counts", "recv_counts")}
+        # Its schema has lists here; a tensor in their place is read, and one beside them is the operator's to read.
+        lists = {name: read_counts(name, given | {f"{name}_tensor": None}) for name in ("send_counts", "recv_counts")}
         made: R = getattr(torch.ops.ascend_moe, function.__name__)(**given | lists)
         return made
 

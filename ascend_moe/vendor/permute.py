@@ -221,7 +221,7 @@ def npu_moe_re_routing(
     need_unset(tokens_dtype=tokens_dtype)
     counts, rows = expert_token_num_per_rank.to(torch.int64), tokens.shape[0]
     total = int(counts.sum())
-    fits = bool((counts >= 0).all()) and total <= rows
+    fits = bool(((counts >= 0) & (counts <= rows)).all()) and total <= rows
     need(fits, name, "must not be negative and sum up to at most {}, the rows of tokens (now {})", rows, total)
     ends = counts.reshape(-1).cumsum(0).reshape(counts.shape)
     starts, lengths = (ends - counts).t().reshape(-1), counts.t().reshape(-1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe._torch_npu import on_npu
-from ascend_moe.errors import need, need_one_of, need_shape, with_typed_errors
+from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.interop.vllm import bases, weight_and_reduce
 from ascend_moe.interop.vllm.prepare_finalize import base_of
@@ -170,7 +170,7 @@ class _Experts:
             if self.batched:
                 self._places(output, hidden_states, w1, w2, a1q_scale, expert_tokens_meta)
             elif topk_ids.shape[1] == 1 and getattr(expert_tokens_meta, "rows_by_expert", False):
-                counts = expert_tokens_meta.expert_num_tokens.to(torch.int64)
+                counts = _counts(expert_tokens_meta)
                 need_shape("output", output, tuple(hidden_states.shape))
                 self._mlp(hidden_states, w1, w2, counts, a1q_scale, output.dtype, output)
             else:
@@ -224,7 +224,7 @@ class _Experts:
         local, most, hidden = x.shape
         need_shape("output", output, (local, most, hidden))
         need(expert_tokens_meta is not None, "expert_tokens_meta", "is None; batched rows need the rows of each expert")
-        counts = expert_tokens_meta.expert_num_tokens[:local].to(torch.int64)
+        counts = _counts(expert_tokens_meta)[:local]
         free = (torch.arange(most, device=x.device) >= counts[:, None]).reshape(-1)
         # A sort keeps the NPU from waiting for the number of rows; on a CPU only those in use are looked at.
         used = free.to(torch.uint8).argsort(stable=True) if on_npu(x) else (~free).nonzero().squeeze(1)
@@ -249,6 +249,13 @@ class _Experts:
         if self.quantised:
             for name, rows in (("w1_scale", w1.shape[1]), ("w2_scale", hidden)):
                 need_shape(name, getattr(self, name), (local, rows), (local, rows, 1), (local, 1, rows))
+
+
+def _counts(expert_tokens_meta: Any) -> Tensor:
+    """Rows of each local expert, int64."""
+    counts: Tensor = expert_tokens_meta.expert_num_tokens
+    need_dims("expert_num_tokens", counts, 1, dtypes=(torch.int32, torch.int64))
+    return counts.long()
 
 
 def name_of(activation: Any) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ascend_moe._narrow import narrow, wide_ids_named
 from ascend_moe._torch_npu import on_npu
 from ascend_moe.errors import (
     ArgumentError,
@@ -107,7 +108,8 @@ class _PrepareAndFinalize:
             finalize takes these ids and weights: they stand for this call.
 
         Raises:
-            ArgumentError: on this rank alone, before anything is sent. Others: as dispatch.
+            ArgumentError: on this rank alone, before anything is sent. InvalidExpertId: on every rank, of an id that
+            is none, also where int32 does not hold it. Others: as dispatch.
         """
         given = (num_experts, expert_map, apply_router_weight_on_input, quant_config, defer_input_quant)
         return self.prepare_async(a1, topk_weights, topk_ids, *given)()
@@ -137,9 +139,10 @@ class _PrepareAndFinalize:
             need(topk == 1, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}", topk)
             a1, weights = (a1.float() * weights).to(a1.dtype), torch.ones_like(weights)
         self._arrive()
+        named = wide_ids_named(topk_ids, self.handle.rank)
         with torch.no_grad():
-            receive = self.handle.begin_dispatch(a1, topk_ids.to(torch.int32).contiguous(), quantise)
-        came = self._travelling(receive)
+            receive = named(self.handle.begin_dispatch)(a1, narrow("topk_ids", topk_ids).contiguous(), quantise)
+        came = self._travelling(named(receive))
 
         @functools.cache
         def receiver() -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe.errors import ArgumentError, need, need_shape, with_typed_errors
+from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, with_typed_errors
 from ascend_moe.interop.vllm.bases import TopKWeightAndReduce
 from ascend_moe.permute import sum_rows
 
@@ -113,6 +113,7 @@ class TopKWeightAndReduceNaiveBatched(_Equal):
             apply_router_weight_on_input: the rows are only added.
         """
         need(fused_expert_output.dim() == 3, "fused_expert_output", "must be (L, most, H)")
+        need_dims("topk_ids", topk_ids, 2, dtypes=(torch.int32, torch.int64))
         local, most, hidden = fused_expert_output.shape
         own = topk_ids.long() - self.rank * local
         own = own.masked_fill((own < 0) | (own >= local), local)
