@@ -1,6 +1,7 @@
 // A call as CANN describes it to tiling and shape functions, read into a CallSpec.
 #pragma once
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 
@@ -98,6 +99,11 @@ inline bool ReadTensor(const gert::InferDataTypeContext& context, size_t index, 
     return true;
 }
 
+// An attribute that int32 does not hold becomes the nearest int32, which no rule takes.
+inline int32_t Saturated(int64_t value) {
+    return static_cast<int32_t>(std::min<int64_t>(std::max<int64_t>(value, INT32_MIN), INT32_MAX));
+}
+
 inline bool ReportMissing(const OpInterface& op, const char* kind, const char* name) {
     return ReportError(op.type, "%s %s is missing, it is required", kind, name);
 }
@@ -126,11 +132,11 @@ inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attr
         if (index < kAttributeCount) {
             call.attributes[index] = given;
         } else if (strcmp(attribute.name, "contract") == 0) {
-            call.contract = static_cast<int32_t>(given);
+            call.contract = Saturated(given);
         } else if (strcmp(attribute.name, "window_mib") == 0) {
             others.window_mib = given;
         } else if (strcmp(attribute.name, "part") == 0) {
-            call.part = static_cast<int32_t>(given);
+            call.part = Saturated(given);
         } else if (strcmp(attribute.name, "timeout_us") == 0) {
             others.timeout_us = given;
         }

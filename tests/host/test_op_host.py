@@ -221,6 +221,12 @@ def test_what_the_definition_asks_for_is_missing() -> None:
     call = dispatch()
     assert tile(call.changed(x=None)).error.endswith("input expert_ids is missing, it is required")
     assert "contract is 3, it must be 1 or 2" in tile(call.changed(contract=3)).error
+    for name in ("contract", "part"):
+        for wide in (2**32 + 1, -(2**32) + 1, 2**63 - 1):  # whose low bits are allowed
+            assert (
+                f"{name} is {min(max(wide, -(2**31)), 2**31 - 1)}, it must be"
+                in tile(call.changed(**{name: wide})).error
+            )
     assert "group_ep has 128 characters" in tile(replace(call, group="g" * 128)).error
 
 

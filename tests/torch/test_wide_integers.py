@@ -1,0 +1,445 @@
+"""Numbers that a caller's integers stand for: one that does not fit is refused, or counts for nobody; never another.
+
+A cast to int32 keeps the low bits, so 2**32 + 3 would be expert 3. Every entry point that takes ids, counts, places or
+sizes is called with drawn ones whose low bits would be right.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ascend_moe import LocalCluster, dispatchers, npu, ops, permute, placement, plan
+from ascend_moe.errors import AscendMoeError, InvalidExpertId
+from ascend_moe.fused import dispatch_ffn_combine
+from ascend_moe.interop import cann_ops_transformer, fused_moe, sglang, vllm, vllm_ascend
+from ascend_moe.interop.vllm import bases, weight_and_reduce
+
+EXPERTS, HIDDEN, TOPK = 4, 32, 2
+OTHERS = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.float16, torch.float32)
+OTHERS += (torch.bfloat16, torch.float64, torch.complex64)
+
+
+def wide(draw: random.Random) -> int:
+    """A number beyond int32 whose low 32 bits are an expert, a count or a place."""
+    return draw.choice((1, -1)) * draw.randrange(1, 2**30) * 2**32 + draw.randrange(EXPERTS)
+
+
+def eye() -> tuple[Tensor, Tensor]:
+    """Weights of experts whose results are not zero."""
+    return torch.ones(EXPERTS, 2 * HIDDEN, HIDDEN), torch.ones(EXPERTS, HIDDEN, HIDDEN)
+
+
+def experts(local: int, batched: bool = False) -> Any:
+    return vllm.make_experts(None, None, None, None, local, "batched" if batched else "standard")
+
+
+# ---- ids on one rank: a call gives what it computed for the pairs of each token, 0 for what counted for nobody
+
+
+def blocks(ids: Tensor) -> list[float]:
+    rows, _, _ = permute.moe_align_block_size(ids, 4, EXPERTS)
+    return [float((rows == pair).any()) for pair in range(ids.numel())]
+
+
+def segments(ids: Tensor) -> list[float]:
+    _, places, bounds = sglang.run_moe_ep_preproess(ids, EXPERTS)
+    inside = (places >= bounds[0]) & (places < bounds[-1])
+    return inside.float().tolist()
+
+
+def experts_of_blocks(ids: Tensor) -> list[float]:
+    x, weights = torch.eye(ids.numel(), HIDDEN), torch.ones(ids.shape)
+    return fused_moe.fused_experts(x[: len(ids)] + 1, *eye(), weights, ids).abs().sum(1).tolist()
+
+
+def sorted_experts(ids: Tensor) -> list[float]:
+    made = experts(EXPERTS)
+    out = torch.zeros(ids.numel(), HIDDEN)
+    x = torch.ones(len(ids), HIDDEN)
+    made.apply(out, x, *eye(), torch.ones(ids.shape), ids, "silu", EXPERTS, None, None, None, None, None, None, False)
+    return out.abs().sum(1).tolist()
+
+
+def batched_sum(ids: Tensor) -> list[float]:
+    rows = torch.ones(EXPERTS, ids.numel(), HIDDEN)
+    made = weight_and_reduce.TopKWeightAndReduceNaiveBatched(0).apply(None, rows, torch.ones(ids.shape), ids, False)
+    return (made[:, 0]).tolist()
+
+
+def reordered(ids: Tensor) -> list[float]:
+    rows, flat = torch.zeros(ids.numel(), HIDDEN), torch.arange(ids.numel(), dtype=torch.int32)
+    at = (0, EXPERTS - 1, ids.shape[1], HIDDEN)
+    sglang.pre_reorder(torch.ones(len(ids), HIDDEN), rows, flat, ids, None, *at)
+    return rows[:, 0].tolist()
+
+
+def reordered_home(ids: Tensor) -> list[float]:
+    rows, flat = torch.ones(ids.numel(), HIDDEN), torch.arange(ids.numel(), dtype=torch.int32)
+    out, at = torch.zeros(len(ids), HIDDEN), (0, EXPERTS - 1, ids.shape[1], HIDDEN)
+    sglang.post_reorder(rows, out, flat, ids, torch.ones(ids.shape), *at)
+    return out[:, 0].tolist()
+
+
+def activated(ids: Tensor) -> list[float]:
+    out = torch.zeros(ids.numel(), HIDDEN)
+    rows = torch.ones(ids.numel(), 2 * HIDDEN)
+    sglang.silu_and_mul(rows, out, 2 * HIDDEN, ids.reshape(-1), None, 0, EXPERTS - 1)
+    return (out[:, 0] != 0).float().tolist()
+
+
+def init_routing_v2(ids: Tensor) -> list[float]:
+    index = npu.npu_moe_init_routing_v2(torch.ones(len(ids), HIDDEN), ids, expert_num=EXPERTS)[1]
+    return (index >= 0).float().tolist()
+
+
+def expert_tokens(ids: Tensor) -> list[float]:
+    rows = ids.reshape(-1) if ids.is_complex() else ids.reshape(-1).sort().values
+    ends = npu.npu_moe_compute_expert_tokens(rows, EXPERTS)
+    return [float(ends[-1])]
+
+
+def updated(ids: Tensor) -> list[float]:
+    table = torch.tensor([[1, e] for e in range(EXPERTS)], dtype=torch.int32)
+    made, _ = npu.npu_moe_update_expert(ids, table, local_rank_id=0, world_size=2)
+    return ((made >= 0) & (made < EXPERTS)).float().reshape(-1).tolist()
+
+
+def remapped(ids: Tensor) -> list[float]:
+    made = placement.remap(ids, torch.arange(EXPERTS)[:, None], torch.arange(len(ids)))
+    return ((made >= 0) & (made < EXPERTS)).float().reshape(-1).tolist()
+
+
+def copies(ids: Tensor) -> list[float]:
+    """Ids of a table of copies, to int32 logical experts."""
+    logical = torch.zeros(ids.numel(), 1, dtype=torch.int32)
+    logical[:, 0] = torch.arange(ids.numel())
+    made = placement.remap(logical, ids.reshape(-1, 1), torch.arange(ids.numel()))
+    return ((made >= 0) & (made < EXPERTS)).float().reshape(-1).tolist()
+
+
+def copies_for_update(ids: Tensor) -> list[float]:
+    made = placement.eplb_table(ids.reshape(-1, 1))[:, 0:2]
+    return ((made[:, 0] == 1) & (made[:, 1] >= 0) & (made[:, 1] < EXPERTS)).float().tolist()
+
+
+def chosen_by_caller(ids: Tensor) -> list[float]:
+    def choose(**given: Any) -> tuple[Tensor, Tensor]:
+        return torch.ones(ids.shape), ids
+
+    made = sglang.select_experts(torch.ones(len(ids), 1), torch.ones(len(ids), EXPERTS), TOPK,
+                                 custom_routing_function=choose)[1]  # fmt: skip
+    return ((made >= 0) & (made < EXPERTS)).float().reshape(-1).tolist()
+
+
+def hashed(ids: Tensor) -> list[float]:
+    x, table = torch.zeros(ids.numel(), EXPERTS), torch.arange(EXPERTS)[:, None]
+    made = vllm_ascend.moe_gating_top_k_hash(x, 1, input_ids=ids.reshape(-1), tid2eid=table)
+    return torch.ones_like(made[1]).float().reshape(-1).tolist()
+
+
+def hashed_experts(ids: Tensor) -> list[float]:
+    tokens = torch.arange(ids.numel())
+    made = vllm_ascend.moe_gating_top_k_hash(
+        torch.zeros(ids.numel(), EXPERTS), 1, input_ids=tokens, tid2eid=ids.reshape(-1, 1)
+    )
+    return torch.ones_like(made[1]).float().reshape(-1).tolist()
+
+
+LOCAL: tuple[Callable[[Tensor], list[float]], ...] = (
+    blocks, segments, experts_of_blocks, sorted_experts, batched_sum, reordered, reordered_home, activated,
+    init_routing_v2, expert_tokens, updated, remapped, copies, copies_for_update, chosen_by_caller, hashed,
+    hashed_experts,
+)  # fmt: skip
+
+
+def outcome(call: Callable[..., Any], *args: Any) -> Any:
+    """What the call gives, or its error of ours."""
+    try:
+        return call(*args)
+    except AscendMoeError as error:
+        assert "\n" not in str(error)
+        return error
+
+
+@pytest.mark.parametrize("entry", LOCAL, ids=lambda entry: entry.__name__)
+def test_a_wide_id_is_refused_or_counts_for_nobody(entry: Callable[[Tensor], list[float]]) -> None:
+    draw = random.Random(entry.__name__)
+    for _ in range(5):
+        shape = (draw.randrange(1, 4), TOPK)
+        flat = [draw.randrange(EXPERTS) for _ in range(shape[0] * TOPK)]
+        if entry is batched_sum:
+            flat = [each for _ in range(shape[0]) for each in draw.sample(range(EXPERTS), TOPK)]
+        at = draw.randrange(len(flat))
+        kept = torch.tensor(flat, dtype=torch.int64).reshape(shape)
+        fits = [outcome(entry, kept.to(dtype)) for dtype in (torch.int32, torch.int64)]
+        good = [each for each in fits if isinstance(each, list)]
+        assert good and all(each == good[0] and sum(each) > 0 for each in good), fits
+        for value in (2**32 + flat[at], -(2**32) + flat[at], wide(draw), 2**31, -(2**31) - 1, 2**63 - 1, -(2**63)):
+            given = kept.clone()
+            given.reshape(-1)[at] = value
+            got = outcome(entry, given)
+            if isinstance(got, list):
+                without = kept.clone()
+                without.reshape(-1)[at] = -1
+                assert sum(got) < sum(good[0]), (value, got, good[0])
+    for dtype in OTHERS:
+        assert isinstance(outcome(entry, kept.to(dtype)), AscendMoeError), dtype
+
+
+# ---- ids that go to other ranks
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(2, window_mib=4) as made:
+        yield made
+
+
+def kernel_of(kind: str) -> Callable[[int, str, Tensor], Any]:
+    def run(rank: int, group: str, ids: Tensor) -> Any:
+        way = vllm.make_prepare_finalize(None, None, group, rank, 2, EXPERTS, kind, max_num_tokens=8)
+        own = [weight[:2] for weight in eye()]
+        kernel = vllm.FusedMoEModularKernel(way, experts(2, kind == "batched"))
+        return kernel(torch.ones(len(ids), HIDDEN), *own, torch.ones(ids.shape), ids, global_num_experts=EXPERTS)
+
+    run.__name__ = f"kernel_{kind}"
+    return run
+
+
+def op_v1(rank: int, group: str, ids: Tensor) -> Any:
+    return ops.npu_moe_distribute_dispatch(torch.ones(len(ids), HIDDEN), ids, group, 2, rank, EXPERTS)
+
+
+def op_v2(rank: int, group: str, ids: Tensor) -> Any:
+    return ops.npu_moe_distribute_dispatch_v2(torch.ones(len(ids), HIDDEN), ids, group, 2, rank, EXPERTS)
+
+
+def window(rank: int, group: str, ids: Tensor) -> Any:
+    return dispatchers.WindowDispatcher(group, 2, rank, EXPERTS).dispatch(torch.ones(len(ids), HIDDEN), ids)
+
+
+def fused(rank: int, group: str, ids: Tensor) -> Any:
+    first, second = (weight[:2].transpose(1, 2) for weight in eye())
+    x, nums = torch.ones(len(ids), HIDDEN), torch.zeros(2, dtype=torch.int32)
+    return dispatch_ffn_combine(x, [first], [second], ids, None, None, None, None, torch.ones(ids.shape), group, 0,
+                                torch.empty_like(x), nums)  # fmt: skip
+
+
+def buffer(rank: int, group: str, ids: Tensor) -> Any:
+    made = cann_ops_transformer.MoeDistributeBuffer(group)
+    return made.low_latency_dispatch(torch.ones(len(ids), HIDDEN), ids, EXPERTS)
+
+
+REMOTE: tuple[Callable[[int, str, Tensor], Any], ...] = (
+    op_v1, op_v2, window, fused, buffer,
+    *(kernel_of(kind) for kind in ("mc2", "batched", "alltoall", "allgather")),
+)  # fmt: skip
+TAKE_INT64 = {"kernel_mc2", "kernel_batched", "kernel_alltoall", "kernel_allgather"}
+
+
+@pytest.mark.parametrize("entry", REMOTE, ids=lambda entry: entry.__name__)
+def test_no_rank_gets_a_row_for_a_wide_id(entry: Callable[[int, str, Tensor], Any], cluster: LocalCluster) -> None:
+    draw = random.Random(entry.__name__)
+    for value in (2**32, -(2**32), 2**31, wide(draw), -(2**63)):
+        guilty, at = draw.randrange(2), (draw.randrange(3), draw.randrange(TOPK))
+
+        given = [torch.tensor([[0, 1], [1, 2], [3, 2]]) for _ in range(2)]
+        given[guilty][at] = value
+        if entry.__name__ not in TAKE_INT64:  # each rank says so alone
+            given = given[:1] * 2
+        errors = cluster.run(lambda rank, group, given=given: outcome(entry, rank, group, given[rank]))
+        if entry.__name__ not in TAKE_INT64:
+            assert all(isinstance(error, AscendMoeError) and "int32" in str(error) for error in errors), errors
+            break
+        assert all(isinstance(error, InvalidExpertId) for error in errors), errors
+        assert all((e.rank, e.token, e.k) == (guilty, *at) for e in errors), errors
+        assert errors[guilty].expert_id == value and f" {value};" in str(errors[guilty]), errors
+        end = min(max(value, -(2**31)), 2**31 - 1)
+        assert errors[1 - guilty].expert_id == end
+        assert f"{end} or {'more' if value > 0 else 'less'};" in str(errors[1 - guilty])
+    for dtype in OTHERS:
+        ids = torch.tensor([[0, 1]]).to(dtype)
+        errors = cluster.run(lambda rank, group, ids=ids: outcome(entry, rank, group, ids))
+        assert all(isinstance(error, AscendMoeError) for error in errors), (dtype, errors)
+
+
+# ---- counts and group lists
+
+
+def grouped(counts: Any) -> Any:
+    x, w = torch.ones(EXPERTS, HIDDEN), torch.ones(EXPERTS, HIDDEN, HIDDEN)
+    given = {"group_type": 0, "group_list_type": 1, "split_item": 2}
+    return npu.npu_grouped_matmul([x], [w], group_list=counts, **given)
+
+
+def re_routed(counts: Tensor) -> Any:
+    return npu.npu_moe_re_routing(torch.ones(EXPERTS, HIDDEN), counts.reshape(1, -1))
+
+
+def batched_experts(counts: Tensor) -> Any:
+    made = experts(EXPERTS, batched=True)
+    meta, x = bases.ExpertTokensMetadata(counts, None), torch.ones(EXPERTS, 1, HIDDEN)
+    weights, ids = torch.ones(1, TOPK), torch.zeros(1, TOPK, dtype=torch.int32)
+    made.apply(torch.zeros_like(x), x, *eye(), weights, ids, "silu", EXPERTS, None, None, None, None, None, meta, False)
+    return counts
+
+
+def swiglu_quant(counts: Tensor) -> Any:
+    x, scale = torch.ones(EXPERTS, HIDDEN, dtype=torch.int8), torch.ones(EXPERTS)
+    weight = torch.ones(EXPERTS, HIDDEN, 2 * HIDDEN, dtype=torch.int8)
+    ends = counts.cumsum(0) if counts.dtype in (torch.int32, torch.int64) else counts
+    return npu.npu_grouped_matmul_swiglu_quant(x, weight, ends, torch.ones(EXPERTS, 2 * HIDDEN), scale)
+
+
+COUNTED: tuple[Callable[[Tensor], Any], ...] = (grouped, re_routed, batched_experts, swiglu_quant)
+
+
+@pytest.mark.parametrize("entry", COUNTED, ids=lambda entry: entry.__name__)
+def test_a_wide_count_is_refused(entry: Callable[[Tensor], Any]) -> None:
+    draw = random.Random(entry.__name__)
+    counts = torch.ones(EXPERTS, dtype=torch.int64)
+    assert not isinstance(outcome(entry, counts), AscendMoeError)
+    for value in (2**32 + 1, -(2**32) + 1, 2**31, wide(draw), 2**63 - 1, -(2**63)):
+        given = counts.clone()
+        given[draw.randrange(EXPERTS)] = value
+        assert isinstance(outcome(entry, given), AscendMoeError), value
+    twice = torch.tensor([2**63 - 1, 2**63 - 1, 3, 1])  # together 2**64 + 2
+    assert isinstance(outcome(entry, twice), AscendMoeError)
+    for dtype in OTHERS:
+        assert isinstance(outcome(entry, counts.to(dtype)), AscendMoeError), dtype
+
+
+def test_lists_of_numbers_that_are_no_ints_are_refused() -> None:
+    for bad in ([1.5, 1, 1, 0.5], [True, 1, 1, 1], [2**32 + 1, 1, 1, 1], [float("nan")] * 4, ["1"] * 4):
+        assert isinstance(outcome(grouped, bad), AscendMoeError), bad
+
+
+def test_alltoallv_reads_whole_numbers_only(cluster: LocalCluster) -> None:
+    def run(rank: int, group: str, counts: Any) -> Any:
+        x, weight = torch.ones(2, HIDDEN), torch.ones(1, HIDDEN, 16)
+        return outcome(npu.npu_alltoallv_gmm, x, weight, group, 2, counts, counts)
+
+    fine = cluster.run(lambda rank, group: run(rank, group, [1, 1]))
+    assert not any(isinstance(each, AscendMoeError) for each in fine), fine
+    wrong = ([1.9, 1.2], [True, True], [2**32 + 1, 1], torch.tensor([1.9, 1.2]), torch.tensor([True, True]))
+    for bad in wrong:
+        errors = cluster.run(lambda rank, group, bad=bad: run(rank, group, bad))
+        assert all(isinstance(error, AscendMoeError) for error in errors), bad
+
+
+def test_batched_blocks_have_no_row_of_another_expert() -> None:
+    draw = random.Random(3)
+    for _ in range(20):
+        counts = [draw.choice((draw.randrange(5), wide(draw))) for _ in range(EXPERTS)]
+        rows, experts, total = permute.batched_moe_align_block_size(4, 2, torch.tensor(counts))
+        want = [min(max(count, 0), 4) for count in counts]
+        owners = [row // 4 for row in rows.tolist() if row < EXPERTS * 4]
+        assert [owners.count(expert) for expert in range(EXPERTS)] == want
+        assert total.item() == sum(-(-count // 2) * 2 for count in want)
+        blocks = zip(rows.view(-1, 2).tolist(), experts.tolist(), strict=True)
+        assert all(row // 4 == expert for block, expert in blocks for row in block if row < EXPERTS * 4)
+
+
+def test_maps_of_integers_are_true_where_they_are_not_zero_and_floats_are_refused() -> None:
+    x, given = torch.arange(6.0).view(3, 2), torch.tensor([[2**32, 0], [0, 256], [-1, 0]])
+    rows, _, tokens, _, _ = permute.permute(x, given)
+    assert tokens.tolist() == [0, 2, 1] and torch.equal(rows, x[[0, 2, 1]])
+    for dtype in (torch.float32, torch.bfloat16, torch.complex64):
+        assert isinstance(outcome(permute.permute, x, given.to(dtype)), AscendMoeError)
+    from ascend_moe.routing import apply_router_token_dropping
+
+    probs = torch.ones(3, 2)
+    kept = [apply_router_token_dropping(probs, chosen, 1, 0.5, "position")[1] for chosen in (given, given != 0)]
+    assert torch.equal(*kept) and kept[0].any()
+
+
+# ---- sizes
+
+
+def sized_op(**given: int) -> Callable[[int, str], Any]:
+    def run(rank: int, group: str) -> Any:
+        place = {"ep_world_size": 2, "ep_rank_id": rank, "moe_expert_num": EXPERTS}
+        ids = torch.zeros(1, 1, dtype=torch.int32)
+        return outcome(lambda: ops.npu_moe_distribute_dispatch_v2(torch.ones(1, HIDDEN), ids, group, **place | given))
+
+    return run
+
+
+SIZES = (
+    "ep_rank_id",
+    "ep_world_size",
+    "moe_expert_num",
+    "global_bs",
+    "quant_mode",
+    "expert_token_nums_type",
+    "tp_world_size",
+    "tp_rank_id",
+    "expert_shard_type",
+    "shared_expert_num",
+    "shared_expert_rank_num",
+    "zero_expert_num",
+)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_wide_attributes_of_the_ops_are_refused_by_name(name: str, cluster: LocalCluster) -> None:
+    usual = {"ep_world_size": 2, "moe_expert_num": EXPERTS, "global_bs": 2, "expert_token_nums_type": 1}
+    for value in (2**32, 2**33, -(2**32), 2**62):
+        number = value + usual.get(name, 0)
+        errors = cluster.run(sized_op(**{name: number}))
+        assert all(isinstance(e, AscendMoeError) and name in str(e) and str(number) in str(e) for e in errors), errors
+
+
+def test_wide_numbers_of_a_plan_are_refused() -> None:
+    shape = {"ranks": 8, "experts": 64, "topk": 8, "hidden": 7168, "batch": 64}
+    for name in shape:
+        for value in (2**32 + shape[name], 2**64 + shape[name], -(2**64) + shape[name], float(shape[name]), True):
+            request = plan.Request(**shape | {name: value})  # type: ignore[arg-type]
+            for call in (plan.plan, plan.window_need, plan.cann_need):
+                error = outcome(call, request)
+                assert isinstance(error, AscendMoeError) and error.argument == name, (name, value)
+
+
+def test_wide_sizes_of_constructors_are_refused(cluster: LocalCluster) -> None:
+    for world in (2**32 + 2, 2.0, True, -2, "2"):
+        assert isinstance(outcome(LocalCluster, world), AscendMoeError)
+    calls: dict[str, Callable[[str, Any, Any, Any], Any]] = {
+        "window": lambda group, world, rank, experts: dispatchers.WindowDispatcher(
+            group, world, rank, experts
+        ).dispatch(torch.ones(1, HIDDEN), torch.zeros(1, 1, dtype=torch.int32)),
+        "all-to-all": lambda group, world, rank, experts: vllm.make_prepare_finalize(
+            None, None, group, rank, world, experts, "alltoall"
+        ),
+        "epmoe": lambda group, world, rank, experts: sglang.EPMoE(
+            experts, 1, HIDDEN, HIDDEN, tp_size=world, tp_rank=rank
+        ),
+    }
+    for name, call in calls.items():
+        wrong: list[tuple[Any, Any, Any]] = [(2**32 + 2, 0, EXPERTS), (2, 2**32, EXPERTS), (2, 0, 2**32 + EXPERTS)]
+        if name != "epmoe":
+            wrong += [(2.5, 0, EXPERTS), (2, 0, float("nan"))]
+        for world, rank, experts in wrong:
+            if name in ("epmoe", "all-to-all") and experts == 2**32 + EXPERTS:
+                continue  # any number of experts may be, and none are made here
+            errors = cluster.run(lambda _, group, call=call, given=(world, rank, experts): outcome(call, group, *given))
+            assert all(isinstance(error, AscendMoeError) for error in errors), (name, world, rank, experts, errors)
+
+
+def test_arguments_of_a_kernel_of_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ascend_moe.twin.arguments import Arguments
+    from ascend_moe.twin.entries import Parameter
+
+    def word(mangled: str, value: Any) -> Any:
+        return outcome(lambda: Arguments("k", [Parameter("n", "integer", mangled)], [value], None, None, rank=0,
+                                         stage=False).words[0])  # fmt: skip
+
+    assert [word("j", 7), word("j", 2**32 - 1), word("i", -1)] == [7, 2**32 - 1, 2**64 - 1]
+    for mangled, bits in (("j", 32), ("i", 32), ("h", 8), ("s", 16), ("l", 64), ("", 64)):
+        for value in (2**bits, 2**bits + 3, -(2 ** (bits - 1)) - 1):
+            assert isinstance(word(mangled, value), AscendMoeError), (mangled, value)
