@@ -183,6 +183,14 @@ CONTEXT = Setting(
     "CPU: layout of the communication context: this package's own (`table`), or HCCL's on A3 or A2",
     "`table`; `a2` with several servers",
 )
+CHECK_PAIRS = Setting(
+    "ASCEND_MOE_CHECK_PAIRS",
+    _choice("0", "1"),
+    "0",
+    "0 or 1",
+    "`1`: every combine compares its ids with those of the dispatch whose tensors it is given; each dispatch reads it",
+    "0",
+)
 ENGINE = Setting(
     "ASCEND_MOE_ENGINE",
     _choice(*ENGINES),
@@ -270,7 +278,7 @@ VALIDATE_OUTCOME = _path(
 TABLE: dict[str, tuple[Setting[Any], ...]] = {
     "How the ops run": (
         HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, NEAR_STORES, CONTEXT,
-        ENGINE,
+        CHECK_PAIRS, ENGINE,
     ),
     "How the twin runs": (ISA, FORWARD, SEED),
     "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE),

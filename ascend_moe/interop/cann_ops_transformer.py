@@ -11,12 +11,14 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ascend_moe import comm_name, npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2, plan
 from ascend_moe.errors import AscendMoeError, need, with_right_names, with_typed_errors
 from ascend_moe.fused import SymmBuffer, get_symm_buffer_for_mega_moe, mega_moe
 from ascend_moe.fused.arguments import need_int, place_in
+from ascend_moe.ops.pairs import Pairs
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -69,6 +71,7 @@ class MoeDistributeBuffer:
         self.group_name = group if isinstance(group, str) else comm_name(group)
         self.world_size, self.rank_id = place_in(self.group_name)
         self.ccl_buffer_size = ccl_buffer_size
+        self._pairs = Pairs()
 
     @staticmethod
     @with_typed_errors
@@ -156,6 +159,8 @@ class MoeDistributeBuffer:
             copy_expert_num=copy_expert_num, const_expert_num=const_expert_num, y_dtype=y_dtype, x_dtype=x_dtype,
             scales_dtype=x_smooth_scales_dtype,
         )  # fmt: skip
+        if not torch.compiler.is_compiling():
+            self._pairs.sent(made.assist_info_for_combine, topk_idx, x_active_mask)
         return LowLatencyDispatched(*made[:5], made.expand_scales)
 
     @with_right_names
@@ -199,7 +204,13 @@ class MoeDistributeBuffer:
 
         Returns:
             (BS, H), dtype of x.
+
+        Raises:
+            ArgumentError, too: topk_idx and x_active_mask are not those of the dispatch that has returned
+                assist_info_for_combine (NPU: RoutingMismatch). Not compared under torch.compile.
         """
+        if not torch.compiler.is_compiling():
+            topk_idx = self._pairs.checked("topk_idx", assist_info_for_combine, topk_idx, x_active_mask)
         return npu_moe_distribute_combine_v2(
             x, topk_idx, assist_info_for_combine, ep_send_counts, topk_weights, self.group_name, self.world_size,
             self.rank_id, num_experts,

@@ -276,7 +276,8 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
     Raises:
         ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.
         InvalidExpertId, RoutingOverflow, ConfigMismatch: on every rank; the communicator stays usable.
-        RoutingMismatch: combine's ids, mask or counts are not dispatch's.
+        RoutingMismatch: combine's ids, mask or counts give an expert other rows than dispatch's. Ids that give each
+            expert as many are compared with ASCEND_MOE_CHECK_PAIRS=1: ArgumentError.
         PeerLost, CommTimeout, CorruptStatus: the communicator must be closed and opened afresh,
             on an NPU by a new process group.
 

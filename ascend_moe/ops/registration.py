@@ -16,10 +16,12 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.fx.node import has_side_effect
 from torch.utils._pytree import tree_map
 
+from .. import settings
 from .._torch_npu import resolve_dtype
 from ..errors import ArgumentError, AscendMoeError, LibraryError, unknown_argument, unknown_name
 from ..native import binding
 from . import answers, calls
+from .pairs import Pairs
 from .schemas import NAMESPACE, SCHEMAS, schema_of
 
 P = ParamSpec("P")
@@ -112,6 +114,7 @@ _WRONG_KIND = re.compile(r"Expected a value of type '(.+?)' for argument '(.+?)'
 _NO_SUCH_VALUE = {"int": "does not fit in 64 bits", "str": "is no text that UTF-8 can write"}
 
 OPERATORS: dict[str, _Op] = {}  # the four, by name
+_pairs = Pairs()  # with ASCEND_MOE_CHECK_PAIRS=1
 
 
 class _Op(Operator):
@@ -126,11 +129,23 @@ class _Op(Operator):
         self.rows_name = self.names[0]
         self.tensors = [a.name for a in self.arguments if "Tensor" in str(a.type)]
         self.integers = [a.name for a in self.arguments if "int" in str(a.type)]
+        self.index_name = "expand_idx" if self.contract == 1 else "assist_info_for_combine"
 
     def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call`` of torch, with errors of their own classes."""
 
+        dispatches = self.code == calls.OP_DISPATCH
+
         def op(*args: Any, **kwargs: Any) -> Any:
+            if not dispatches:  # looks at the environment no second time
+                return self._second(run, args, kwargs) if _pairs else run(*args, **kwargs)
+            if settings.CHECK_PAIRS.is_set() and settings.CHECK_PAIRS.get() == "1":
+                return self._first(run, args, kwargs)
+            if _pairs:
+                _pairs.clear()
+            return run(*args, **kwargs)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
             try:
                 if wants_gradient((*args, *kwargs.values())):
                     return call(*args, **kwargs)
@@ -149,6 +164,21 @@ class _Op(Operator):
         """``outputs``, a tuple with names where the op has several."""
         # torch.fx's tracer has a proxy of the whole tuple.
         return self._make(outputs) if self._make is not None and isinstance(outputs, tuple) else outputs
+
+    def _first(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``run`` of a dispatch, whose ids are kept."""
+        outputs, given = run(*args, **kwargs), self.bind(args, kwargs)
+        if type(outputs[2]) is torch.Tensor and not outputs[2].is_meta:  # else a compiler looks for shapes
+            _pairs.sent(outputs[2], given["expert_ids"], given["x_active_mask"])
+        return outputs
+
+    def _second(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``run`` of a combine, whose ids are compared with those of its dispatch."""
+        given = dict(zip(self.names, args, strict=False)) | kwargs
+        ids, index, mask = (given.get(name) for name in ("expert_ids", self.index_name, "x_active_mask"))
+        if type(ids) is torch.Tensor and type(index) is torch.Tensor and not ids.is_meta:
+            given["expert_ids"] = _pairs.checked("expert_ids", index, ids, mask)
+        return run(**given)
 
     def fake(self, *args: Any, **kwargs: Any) -> Any:
         """Outputs as torch_npu's C++ allocates them, from shapes, dtypes and attributes alone.

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch_calls import EXPERTS, VARIANTS, Variant, overload, run
 
 import ascend_moe
-from ascend_moe import comm
+from ascend_moe import comm, settings
 from ascend_moe.errors import ArgumentError, AscendMoeError, ConfigMismatch, InvalidExpertId, LibraryError, PeerLost
 from ascend_moe.native import binding
 from ascend_moe.ops import answers
@@ -206,7 +206,8 @@ def test_every_variable_that_a_call_reads_is_watched(group_ep: str, monkeypatch:
     with binding.prepare_always(), monkeypatch.context() as watched:
         watched.setattr(os, "environ", Recording())
         dispatch(group_ep)
-    assert seen == set(answers.VARIABLES) - {"HCCL_EXEC_TIMEOUT"}  # which is read on an NPU alone
+    assert settings.CHECK_PAIRS.name in seen  # which every dispatch reads itself
+    assert seen - {settings.CHECK_PAIRS.name} == set(answers.VARIABLES) - {"HCCL_EXEC_TIMEOUT"}  # read on an NPU alone
 
 
 # ---- what calls mean may change
