@@ -16,8 +16,9 @@ from torch import Tensor
 
 import ascend_moe
 from ascend_moe.bench.cases import Case, Inputs
+from ascend_moe.comm import group_of
 from ascend_moe.dispatchers import rows as row_ops
-from ascend_moe.dispatchers.collective import default_group, gather, reduce_scatter
+from ascend_moe.dispatchers.collective import gather, reduce_scatter
 from ascend_moe.errors import ArgumentError
 from ascend_moe.native import library
 from ascend_moe.reference import cases
@@ -385,11 +386,11 @@ class GlooAllGather(Method):
         tokens, weights = arrived.handle
         part = torch.zeros(self.place.world * self.case.batch, self.case.hidden)
         part.index_add_(0, tokens, rows[: tokens.numel()].float() * weights[:, None])
-        return reduce_scatter(part, default_group(None)).to(rows.dtype)
+        return reduce_scatter(part, group_of("process_group")).to(rows.dtype)
 
 
 def _gathered(given: Tensor) -> Tensor:
-    return gather(given, default_group(None)).flatten(0, 1)
+    return gather(given, group_of("process_group")).flatten(0, 1)
 
 
 # ---- by name, in the order of the table

@@ -70,9 +70,9 @@ def comm_name(process_group: ProcessGroup | None = None) -> str:
     """The ``group_ep`` of a process group, for the dispatch and combine ops.
 
     Args:
-        process_group: None for the default group. HCCL: HCCL's communicator name. Any other backend: the
-            group's name in c10d; the first call on a group opens its windows, which is collective, and so
-            is the first after ``close``.
+        process_group: None for the default group; or as `group_of`. HCCL: HCCL's communicator name. Any other
+            backend: the group's name in c10d; the first call on a group opens its windows, which is collective,
+            and so is the first after ``close``.
 
     Windows hold HCCL_BUFFSIZE MiB (default 200) a rank and are shared memory: all ranks on one machine.
 
@@ -81,7 +81,7 @@ def comm_name(process_group: ProcessGroup | None = None) -> str:
         CommTimeout, PeerLost: a rank did not come within ASCEND_MOE_TIMEOUT_S, or died.
         ConfigMismatch: HCCL_BUFFSIZE or the machine differs between the ranks.
     """
-    group = _member_of(process_group)
+    group = group_of("process_group", process_group)
     if _has_hccl(group):
         hccl: Any = group._get_backend(torch.device("npu"))
         name = str(hccl.get_hccl_comm_name(group.rank()))
@@ -92,8 +92,63 @@ def comm_name(process_group: ProcessGroup | None = None) -> str:
     return name
 
 
-def _find(group_ep: str) -> tuple[LocalCluster | None, ProcessGroup | None]:
+def group_of(argument: str, given: object = None) -> ProcessGroup:
+    """The live process group that a caller means by ``given``. Opens nothing.
+
+    Args:
+        argument: its name in errors.
+        given: a process group with this rank in it; its name; a DeviceMesh of one dimension; an object with such a
+            group as ``device_group`` (vLLM's and SGLang's GroupCoordinator). None: the default group.
+
+    Raises:
+        ArgumentError: it is none of these, the group was destroyed, or this rank is not in it.
+    """
+    if isinstance(given, str):
+        cluster, found = _find(given)
+        if cluster is not None:
+            raise _no_group(argument, f"{given!r} is a LocalCluster's name, which has no process group; ")
+        if found is None:
+            raise _no_group(argument, f"{given!r} names no live process group; ")
+        return found
+    if not _initialized():
+        raise ArgumentError(
+            f"{argument} needs torch.distributed: call torch.distributed.init_process_group first, "
+            "or run the ranks as threads with ascend_moe.LocalCluster",
+            argument=argument,
+        )
+    group: Any = dist.group.WORLD if given is None else getattr(given, "device_group", given)
+    if hasattr(group, "get_group") and hasattr(group, "mesh_dim_names"):  # a DeviceMesh
+        if group.ndim != 1:
+            names = group.mesh_dim_names or range(group.ndim)
+            raise _no_group(argument, f"is a DeviceMesh of dimensions {', '.join(map(str, names))}; ")
+        group = group.get_group()
+    if not isinstance(group, dist.ProcessGroup):
+        raise _no_group(argument, f"is a {type(group).__name__}, not a live process group; ")
+    if group not in _c10d()._world.pg_map:
+        raise _no_group(argument, "is not a live process group with this rank as a member; ")
+    return group
+
+
+def name_of(argument: str, given: object = None) -> str:
+    """The ``group_ep`` of ``given``: a name stays, known or not; of all else that `group_of` takes, `comm_name`.
+
+    Raises:
+        ArgumentError: as `group_of`. Other errors: as `comm_name`, which opens the windows of a group, collectively.
+    """
+    if given == "":
+        raise _no_group(argument, "is an empty name; ")
+    return given if isinstance(given, str) else comm_name(group_of(argument, given))
+
+
+def _no_group(argument: str, why: str) -> ArgumentError:
+    fix = "pass a ProcessGroup, a DeviceMesh of one dimension, a GroupCoordinator, or the name of one"
+    return ArgumentError(f"{argument} {why}{fix}", argument=argument)
+
+
+def _find(group_ep: object) -> tuple[LocalCluster | None, ProcessGroup | None]:
     """The cluster or the live process group of this name; neither for an unknown one."""
+    if not isinstance(group_ep, str):
+        return None, None
     cluster = threads.find(group_ep)
     return cluster, _resolve(group_ep) if cluster is None and group_ep else None
 
@@ -154,6 +209,7 @@ def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
     Raises:
         As ``lookup``, which opens a communicator that is not open yet.
     """
+    _check_name(group_ep)
     end = _known_on_device(group_ep)
     if end is None:
         _, group = _find(group_ep)
@@ -171,10 +227,10 @@ def algorithm_of(group_ep: str) -> str:
     Raises:
         ArgumentError: the name is no group's.
     """
+    _check_name(group_ep)
     on_device = _known_on_device(group_ep)
     if on_device is not None:
         return str(on_device.algorithm)
-    _check_name(group_ep)
     cluster, group = _find(group_ep)
     if cluster is not None:
         return cluster.end(cluster.rank_here() or 0).algorithm
@@ -374,22 +430,6 @@ def _unknown(name: str, hccl: bool = False) -> ArgumentError:
         f"group_ep={name!r} names no live {kind}: {listed}{why}; use ascend_moe.comm_name(process_group)"
         f"{' of an HCCL group' if hccl else ', or the name that LocalCluster.run passes on'}"
     )
-
-
-def _member_of(process_group: ProcessGroup | None) -> ProcessGroup:
-    if not _initialized():
-        raise ArgumentError(
-            "comm_name needs torch.distributed: call torch.distributed.init_process_group first, "
-            "or run the ranks as threads with ascend_moe.LocalCluster",
-            argument="process_group",
-        )
-    group = dist.group.WORLD if process_group is None else process_group
-    if not isinstance(group, dist.ProcessGroup) or group not in _c10d()._world.pg_map:
-        raise ArgumentError(
-            f"process_group={process_group!r} is not a live process group with this rank as a member",
-            argument="process_group",
-        )
-    return group
 
 
 # ---- process groups

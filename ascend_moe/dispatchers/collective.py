@@ -17,10 +17,11 @@ from torch.autograd.function import once_differentiable
 
 from ascend_moe import autograd
 from ascend_moe._narrow import id_text
+from ascend_moe.comm import group_of
 from ascend_moe.dispatchers import rows as row_ops
 from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher, check_combine, check_dispatch, foreign
 from ascend_moe.dispatchers.rows import Routing, active_pairs, first_invalid, route
-from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingOverflow, need
+from ascend_moe.errors import ConfigMismatch, InvalidExpertId, RoutingOverflow, need
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -98,14 +99,6 @@ def _raise_mismatch(headers: list[list[int]], rank: int) -> None:
                 fix += f"batch, here {len(headers) * largest}"
             text = f"{name} is {ours} on rank {rank} but {theirs} on rank {other}; {fix}"
             raise ConfigMismatch(text, field=name, rank=other, ours=ours, theirs=theirs)
-
-
-def default_group(process_group: ProcessGroup | None) -> ProcessGroup:
-    """The given group, or the default one."""
-    group = process_group if process_group is not None else dist.group.WORLD
-    if group is None:
-        raise ArgumentError("no process group; call init_process_group first", argument="process_group")
-    return group
 
 
 class Carrier(ABC):
@@ -196,12 +189,12 @@ class CollectiveDispatcher(Dispatcher):
     """A dispatcher over the collectives of a process group.
 
     Args:
-        process_group: None for the default group; or a `Carrier`.
+        process_group: as `comm.group_of`, None for the default group; or a `Carrier`.
         num_experts: E, a multiple of the group's size.
     """
 
     def __init__(self, process_group: ProcessGroup | Carrier | None, num_experts: int) -> None:
-        self._group = process_group if isinstance(process_group, Carrier) else default_group(process_group)
+        self._group = process_group if isinstance(process_group, Carrier) else group_of("process_group", process_group)
         super().__init__(self._group.rank(), self._group.size(), num_experts)
 
     def dispatch(

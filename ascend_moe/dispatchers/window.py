@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ascend_moe import ops
-from ascend_moe.comm import comm_name, window_empty
+from ascend_moe.comm import comm_name, group_of, name_of, window_empty
 from ascend_moe.dispatchers.base import Dispatched, Dispatcher, foreign
-from ascend_moe.dispatchers.collective import default_group
 from ascend_moe.errors import need, with_typed_errors
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class WindowDispatcher(Dispatcher):
     """Dispatch and combine by kernels through the communication windows of ``group_ep``.
 
     Args:
-        group_ep: name from ``ascend_moe.comm_name`` or a ``LocalCluster``.
+        group_ep: name from ``ascend_moe.comm_name`` or a ``LocalCluster``; or the group itself, as `comm.group_of`.
         world_size: W, ranks of the group.
         rank: this rank.
         num_experts: E, a multiple of W.
@@ -57,7 +56,7 @@ class WindowDispatcher(Dispatcher):
         need(not comm_alg or contract == "v2", "comm_alg", rule, comm_alg)
         rule = "goes with comm_alg 'direct' or 'auto', comm_alg is {!r}"
         need(not zero_copy or comm_alg in ("direct", "auto"), "zero_copy", rule, comm_alg)
-        self.group_ep = group_ep
+        self.group_ep = group_ep = name_of("group_ep", group_ep)
         self.contract = contract
         self.comm_alg = comm_alg
         self.zero_copy = zero_copy
@@ -76,7 +75,7 @@ class WindowDispatcher(Dispatcher):
         zero_copy: bool = False,
     ) -> WindowDispatcher:
         """The dispatcher of a process group (None: the default one). Collective on first use."""
-        group = default_group(process_group)
+        group = group_of("process_group", process_group)
         name, size, rank = comm_name(group), group.size(), group.rank()
         return cls(name, size, rank, num_experts, contract, comm_alg=comm_alg, zero_copy=zero_copy)
 

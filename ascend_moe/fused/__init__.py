@@ -72,7 +72,7 @@ def dispatch_ffn_combine(
             int64 whose low 32 bits are an fp32's. Else None, empty or zeros.
         bias1, bias2: None, empty or zeros; others belong to int4 weights, which are not supported.
         probs: (T, K) fp32, the weight of each expert's row.
-        group: name of the EP group: ``ascend_moe.comm_name``, HCCL's, or a LocalCluster's.
+        group: name of the EP group: ``ascend_moe.comm_name``, HCCL's, or a LocalCluster's; or as `comm.group_of`.
         max_output_size: the most rows that a rank may receive, the same on all ranks; 0: no limit. Where W*T*min(K, L)
             rows, which is the most there can be, are more, the ranks exchange their counts first, and an NPU's host
             waits for that.
@@ -108,8 +108,8 @@ def dispatch_ffn_combine(
     need(swiglu_limit >= 0, "swiglu_limit", "is {}; it must be above 0, or 0 for no limit", swiglu_limit)
     if x.is_meta:
         return out, expert_token_nums
-    world, rank = place_in(group)
-    dispatcher = WindowDispatcher(group, world, rank, experts.count * world)
+    name, world, rank = place_in(group)
+    dispatcher = WindowDispatcher(name, world, rank, experts.count * world)
     tokens = Tokens(x, expert_idx, probs, mask)
     sent = dispatch_any_batches(dispatcher, tokens, experts, Limit("max_output_size", max_output_size))
     y = finish(dispatcher, sent, tokens, experts, swiglu_limit)
@@ -173,7 +173,7 @@ def get_symm_buffer_for_mega_moe(
     """Agrees with the other ranks on the sizes of `mega_moe` calls, and tries that they fit the group's windows.
 
     Args:
-        group: the EP group of W ranks, or its name.
+        group: the EP group of W ranks, as `comm.group_of`, or its name (a LocalCluster's too).
         num_experts: E, on all ranks, a multiple of W.
         num_max_tokens_per_rank: the most tokens that any rank will pass; ranks may pass fewer.
         num_topk: K. hidden: H.
@@ -204,8 +204,7 @@ def get_symm_buffer_for_mega_moe(
         "combine_quant_mode": combine_quant_mode,
         "comm_alg": comm_alg,
     }
-    name = group if isinstance(group, str) else comm.comm_name(group)
-    world, rank = place_in(name)
+    name, world, rank = place_in(group)
     device = comm.device_of(name)
     # Before any rule of one rank: what one rank alone has wrong is told on all of them.
     agree(sizes, name, world, rank, device)

@@ -157,12 +157,12 @@ def check_quantisation(mode: int, out_dtype: torch.dtype | int | None, combine_m
     need(combine_mode == 0, "combine_quant_mode", "is {}; only 0, no quantisation, is supported", combine_mode)
 
 
-def place_in(group: str) -> tuple[int, int]:
-    """World size and rank of this thread in the group of that name."""
-    need(isinstance(group, str), "group", "is a {}; it must be a group's name", type(group).__name__)
-    world, rank = comm.place(group) or (0, None)
-    need(world > 0, "group", "of {!r} names no live group: use ascend_moe.comm_name(process_group)", group)
+def place_in(group: object) -> tuple[str, int, int]:
+    """Name and world size of a group, as `comm.name_of` takes it, and the rank of this thread in it."""
+    name = comm.name_of("group", group)
+    world, rank = comm.place(name) or (0, None)
+    need(world > 0, "group", "of {!r} names no live group: use ascend_moe.comm_name(process_group)", name)
     if rank is None:
-        text = f"group of {group!r} is a LocalCluster's: call it in the thread of a rank"
+        text = f"group of {name!r} is a LocalCluster's: call it in the thread of a rank"
         raise ArgumentError(text, argument="group")
-    return world, rank
+    return name, world, rank

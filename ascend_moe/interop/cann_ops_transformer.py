@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ascend_moe import comm_name, npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2, plan
+from ascend_moe import npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2, plan
 from ascend_moe.errors import AscendMoeError, need, with_right_names, with_typed_errors
 from ascend_moe.fused import SymmBuffer, get_symm_buffer_for_mega_moe, mega_moe
 from ascend_moe.fused.arguments import need_int, place_in
@@ -50,7 +50,7 @@ class MoeDistributeBuffer:
     """Dispatch and combine of one group.
 
     Args:
-        group: the EP group, or its name (a LocalCluster's too, in the thread of a rank).
+        group: the EP group, as `comm.group_of`, or its name (a LocalCluster's too, in the thread of a rank).
         ccl_buffer_size: MiB of window to ask for; 0: as it is. The windows are the group's, made by HCCL_BUFFSIZE.
         comm_alg: of CANN's own context; 0.
 
@@ -68,8 +68,7 @@ class MoeDistributeBuffer:
     def __init__(self, group: ProcessGroup | str, ccl_buffer_size: int = 0, comm_alg: int | str = 0) -> None:
         need(comm_alg in (0, ""), "comm_alg", "is {!r}; it must be 0: the methods take an algorithm's name", comm_alg)
         self.group = group
-        self.group_name = group if isinstance(group, str) else comm_name(group)
-        self.world_size, self.rank_id = place_in(self.group_name)
+        self.group_name, self.world_size, self.rank_id = place_in(group)
         self.ccl_buffer_size = ccl_buffer_size
         self._pairs = Pairs()
 

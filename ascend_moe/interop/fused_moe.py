@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed as dist
 
-from ascend_moe.dispatchers.collective import default_group, gather
+from ascend_moe.comm import group_of
+from ascend_moe.dispatchers.collective import gather
 from ascend_moe.errors import need, need_dims, need_dtype, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.permute import batched_moe_align_block_size, moe_align_block_size
@@ -183,7 +184,7 @@ def naive_multicast(
 
     Source: vLLM's ``naive_multicast``.
     """
-    ranks = default_group(group)
+    ranks = group_of("group", group)
     need(x.dim() >= 1, "x", "is a scalar; it must be (T, ...)")
     counts = _counts(cu_tokens_across_dp, ranks)
     rank, most = ranks.rank(), max(counts)
@@ -212,7 +213,7 @@ def all_reduce_dp(
 
     Source: vLLM's FusedMoE forward with data parallelism.
     """
-    ranks = default_group(group)
+    ranks = group_of("group", group)
     counts = _counts(cu_tokens_across_dp, ranks)
     rule = "is {}; it must have the {} tokens of cu_tokens_across_dp"
     need(partial.dim() == 2 and partial.shape[0] == sum(counts), "partial", rule, partial.shape, sum(counts))
@@ -238,7 +239,7 @@ def all_reduce_tp(partial: torch.Tensor, group: ProcessGroup | None = None) -> t
     """
     need_dtype("partial", partial, *_FLOATS)
     total = partial.float() if partial.dtype != torch.float32 else partial.clone()
-    dist.all_reduce(total, group=default_group(group))
+    dist.all_reduce(total, group=group_of("group", group))
     return total.to(partial.dtype)
 
 

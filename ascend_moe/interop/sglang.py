@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from ascend_moe._narrow import narrow
+from ascend_moe.comm import group_of
 from ascend_moe.dispatchers import WindowDispatcher
-from ascend_moe.dispatchers.collective import default_group, gather
+from ascend_moe.dispatchers.collective import gather
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import npu_grouped_matmul, npu_swiglu
 from ascend_moe.ops.whole import WholeCall, WholeLayer
@@ -435,7 +436,7 @@ class EPMoE(WholeLayer):
         super().__init__()
         need_one_of("reduce", reduce, ("none", "all_reduce", "mc2"))
         alone = group is None and not (dist.is_available() and dist.is_initialized())
-        self.group = None if alone else default_group(group)
+        self.group = None if alone else group_of("group", group)
         need(
             reduce == "none" or self.group is not None, "group", "is missing; reduce {!r} needs a process group", reduce
         )

@@ -266,7 +266,8 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
                 wanted, argument, found = kind.groups()
                 no_such_value = _NO_SUCH_VALUE.get(wanted, "has a value that torch does not take")
                 rule = f"is of type {found}; it must be {wanted}" if found != wanted else no_such_value
-                text = f"{name}: {argument} {rule}"
+                fix = ": use ascend_moe.comm_name(process_group)" if argument in ("group_ep", "group_tp") else ""
+                text = f"{name}: {argument} {rule}{fix}"
                 raise ArgumentError(text, argument=argument) from None
             raise
         result: R = op.named(outputs)

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from ascend_moe import npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2
-from ascend_moe.comm import comm_name
+from ascend_moe.comm import comm_name, group_of, process_group
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher
-from ascend_moe.dispatchers.collective import default_group
-from ascend_moe.errors import need, need_dims, need_one_of, need_shape
+from ascend_moe.errors import ArgumentError, need, need_dims, need_one_of, need_shape
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -36,11 +35,13 @@ class Ranks:
 
     @classmethod
     def of(cls, group: ProcessGroup | str | None, world: int | None, rank: int | None) -> Ranks:
-        """From a process group; the name of a group (a LocalCluster's) comes with its size and the rank."""
+        """From a group as `comm.group_of`, or a name (a LocalCluster's too), which comes with size and rank."""
         if isinstance(group, str):
-            need(world is not None and rank is not None, "group", "is a name: give world_size and rank too")
-            return cls(group, int(world or 0), int(rank or 0))
-        group = default_group(group)
+            if world is None or rank is None:
+                raise ArgumentError("group is a name: give world_size and rank too", argument="group")
+            need(type(world) is int and type(rank) is int, "world_size", "is {!r}, rank {!r}; need ints", world, rank)
+            return cls(group, world, rank)
+        group = group_of("group", group)
         return cls(group, group.size(), group.rank())
 
 
@@ -155,10 +156,11 @@ class Collectives(Carrier):
 
     def __init__(self, ranks: Ranks, experts: int, max_tokens: int, kind: str) -> None:
         super().__init__(ranks, experts, max_tokens)
-        need(not isinstance(ranks.group, str), "group", "is {!r}; kind {!r} needs a process group", ranks.group, kind)
-        assert not isinstance(ranks.group, str)
+        group = process_group(ranks.group) if isinstance(ranks.group, str) else ranks.group
+        rule = "is {!r}; kind {!r} needs a process group: use ascend_moe.comm_name(process_group), or kind 'mc2'"
+        need(group is not None, "group", rule, ranks.group, kind)
         make = AllToAllDispatcher if kind == "alltoall" else AllGatherDispatcher
-        self.dispatcher = make(ranks.group, experts)
+        self.dispatcher = make(group, experts)
 
     def send(self, x: Tensor, routes: Routes) -> Arrived:
         sent = self.dispatcher.dispatch(x, routes.ids, **self.options)

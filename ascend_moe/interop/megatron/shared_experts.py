@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ascend_moe.comm import group_of
 from ascend_moe.dispatchers.collective import gather, reduce_scatter
 from ascend_moe.errors import AscendMoeError, need, with_typed_errors
 from ascend_moe.experts import npu_swiglu
@@ -100,6 +101,7 @@ class SharedExpertMLP(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        tp_group = None if tp_group is None else group_of("tp_group", tp_group)
         size = 1 if tp_group is None else tp_group.size()
         fits = intermediate_size >= 1 and intermediate_size % size == 0
         need(fits, "intermediate_size", "is {}; it must be a multiple of the {} tp ranks", intermediate_size, size)

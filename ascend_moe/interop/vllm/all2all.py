@@ -60,7 +60,7 @@ class All2AllHandle(ABC):
         need(0 <= rank < world, "rank", "is {}; need 0..{} of {} ranks", rank, world - 1, world)
         fits = num_experts >= 1 and num_experts % world == 0
         need(fits, "num_experts", "is {}; need a multiple of the {} ranks", num_experts, world)
-        self.group_name, self.rank, self.world = group_name, rank, world
+        self.group_name, self.rank, self.world = comm.name_of("group_name", group_name), rank, world
         self.num_experts, self.local_experts = num_experts, num_experts // world
         self.max_tokens = max_tokens
 
@@ -92,6 +92,7 @@ class WindowHandle(All2AllHandle):
     def __init__(self, ops: Any, group_name: str, rank: int, world: int, num_experts: int, max_tokens: int) -> None:
         need(1 <= max_tokens <= MAX_TOKENS, "max_num_tokens", "is {}; need 1..{}", max_tokens, MAX_TOKENS)
         super().__init__(group_name, rank, world, num_experts, max_tokens)
+        group_name = self.group_name
         ops = ascend_moe if ops is None else ops
         for name in ("npu_moe_distribute_dispatch_v2", "npu_moe_distribute_combine_v2"):
             need(hasattr(ops, name), "ops", "has no {}; give ascend_moe, ascend_moe.npu or a patched torch_npu", name)
@@ -153,6 +154,7 @@ class CollectiveHandle(All2AllHandle):
 
     def __init__(self, kind: str, group_name: str, rank: int, world: int, num_experts: int) -> None:
         super().__init__(group_name, rank, world, num_experts, None)
+        group_name = self.group_name
         known = comm.place(group_name)
         if known is None:
             text = f"group_name {group_name!r} names no live group: use ascend_moe.comm_name(process_group)"
@@ -189,13 +191,14 @@ class All2AllManager:
     """Makes the handles of one group, one for each configuration; layers of equal numbers share a handle.
 
     Args:
-        group_name: ``ascend_moe.comm_name(process_group)``, a c10d group name, or a LocalCluster's.
+        group_name: ``ascend_moe.comm_name(process_group)``, a c10d group name, or a LocalCluster's; or the group
+            itself, as `comm.group_of`.
         rank, world: this rank, and ranks of the group.
         ops: namespace with the V2 operators; None: ascend_moe.
     """
 
     def __init__(self, group_name: str, rank: int, world: int, ops: Any = None) -> None:
-        self.group_name, self.rank, self.world, self.ops = group_name, rank, world, ops
+        self.group_name, self.rank, self.world, self.ops = comm.name_of("group_name", group_name), rank, world, ops
         self._handles: dict[tuple[Any, ...], All2AllHandle] = {}
 
     @with_typed_errors

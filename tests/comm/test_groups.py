@@ -1,0 +1,196 @@
+"""A group as callers have it: every factory takes each kind, or says in one line what to pass instead."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import ascend_moe
+from ascend_moe import LocalCluster, comm, dispatchers, fused
+from ascend_moe.errors import AscendMoeError
+from ascend_moe.interop import cann_ops_transformer, fused_moe, megatron, sglang, vllm
+from ascend_moe.interop.vllm.all2all import CollectiveHandle, WindowHandle
+
+EXPERTS, HIDDEN = 4, 32
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[None]:
+    """A default group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    ascend_moe.close("0")
+    dist.destroy_process_group()
+
+
+def test_without_torch_distributed_the_fix_is_named() -> None:
+    assert not dist.is_initialized()
+    for given in (None, object(), ("0", 1, 0)):
+        with pytest.raises(AscendMoeError, match=r"call torch\.distributed\.init_process_group first, or run"):
+            comm.group_of("group", given)
+    with pytest.raises(AscendMoeError, match="group '0' names no live process group; pass a ProcessGroup"):
+        comm.group_of("group", "0")
+    for function in (comm.algorithm_of, comm.close, lambda name: comm.ranks_per_server(name, 1, 0)):
+        for given in (object(), 3, None, ["0"]):
+            with pytest.raises(AscendMoeError, match="group_ep must be a str"):
+                function(given)
+
+
+def kernel(group: Any, kind: str) -> Any:
+    way = vllm.make_prepare_finalize(None, None, group, 0, 1, EXPERTS, kind)
+    made = vllm.FusedMoEModularKernel(way, vllm.make_experts(None, None, None, None, EXPERTS, way_kind(kind)))
+    weights = torch.ones(EXPERTS, 2 * HIDDEN, HIDDEN), torch.ones(EXPERTS, HIDDEN, HIDDEN)
+    return made(torch.ones(2, HIDDEN), *weights, torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.int32))
+
+
+def way_kind(kind: str) -> str:
+    return "batched" if kind == "batched" else "standard"
+
+
+def trip(made: dispatchers.Dispatcher) -> Any:
+    sent = made.dispatch(torch.ones(2, HIDDEN), torch.zeros(2, 1, dtype=torch.int32))
+    return made.combine(sent.expand_x, sent, torch.ones(2, 1))
+
+
+def epmoe(group: Any, reduce: str, **given: Any) -> Any:
+    made = sglang.EPMoE(EXPERTS, 1, HIDDEN, HIDDEN, torch.float32, reduce=reduce, group=group, **given)
+    for parameter in made.parameters():
+        parameter.data.fill_(0.5)
+    return made(torch.ones(2, HIDDEN), torch.ones(2, EXPERTS))
+
+
+def shared_experts(group: Any) -> Any:
+    torch.manual_seed(0)
+    made = megatron.SharedExpertMLP(HIDDEN, HIDDEN, tp_group=group, dtype=torch.float32)
+    return made(torch.ones(2, HIDDEN))
+
+
+def megatron_trip(group: Any, kind: str) -> Any:
+    named = {"world_size": 1, "rank": 0} if isinstance(group, str) else {}
+    made = megatron.TokenDispatcher(kind, group, EXPERTS, 1, **named)
+    return made
+
+
+# ---- the factories; those that go by a name alone take LocalCluster's too
+
+WINDOWS: dict[str, Callable[[Any], Any]] = {
+    "WindowDispatcher": lambda group: trip(dispatchers.WindowDispatcher(group, 1, 0, EXPERTS)),
+    "kernel mc2": lambda group: kernel(group, "mc2"),
+    "kernel batched": lambda group: kernel(group, "batched"),
+    "kernel alltoall": lambda group: kernel(group, "alltoall"),
+    "kernel allgather": lambda group: kernel(group, "allgather"),
+    "All2AllManager": lambda group: vllm.All2AllManager(group, 0, 1).get_handle({"num_experts": EXPERTS}),
+    "WindowHandle": lambda group: WindowHandle(None, group, 0, 1, EXPERTS, 8),
+    "CollectiveHandle": lambda group: CollectiveHandle("alltoall", group, 0, 1, EXPERTS),
+    "select": lambda group: vllm.select({"group_name": group, "rank": 0, "world": 1, "num_experts": EXPERTS}),
+    "MoeDistributeBuffer": cann_ops_transformer.MoeDistributeBuffer,
+    "mega_moe's buffer": lambda group: fused.get_symm_buffer_for_mega_moe(group, EXPERTS, 8, 1, HIDDEN, HIDDEN),
+    "dispatch_ffn_combine": lambda group: fused.dispatch_ffn_combine(
+        torch.ones(2, HIDDEN), [torch.ones(EXPERTS, HIDDEN, 2 * HIDDEN)], [torch.ones(EXPERTS, HIDDEN, HIDDEN)],
+        torch.zeros(2, 1, dtype=torch.int32), None, None, None, None, torch.ones(2, 1), group, 0,
+        torch.empty(2, HIDDEN), torch.zeros(EXPERTS, dtype=torch.int32),
+    ),
+    "TokenDispatcher mc2": lambda group: megatron_trip(group, "mc2"),
+    "EPMoE group_ep": lambda group: epmoe(None, "mc2", group_ep=group),
+}  # fmt: skip
+COLLECTIVE: dict[str, Callable[[Any], Any]] = {
+    "comm_name": ascend_moe.comm_name,
+    "from_group": lambda group: trip(dispatchers.WindowDispatcher.from_group(group, EXPERTS)),
+    "AllToAllDispatcher": lambda group: trip(dispatchers.AllToAllDispatcher(group, EXPERTS)),
+    "AllGatherDispatcher": lambda group: trip(dispatchers.AllGatherDispatcher(group, EXPERTS)),
+    "EPMoE mc2": lambda group: epmoe(group, "mc2"),
+    "EPMoE all_reduce": lambda group: epmoe(group, "all_reduce"),
+    "TokenDispatcher alltoall": lambda group: megatron_trip(group, "alltoall"),
+    "TokenDispatcher allgather": lambda group: megatron_trip(group, "allgather"),
+    "SharedExpertMLP": shared_experts,
+    "naive_multicast": lambda group: fused_moe.naive_multicast(torch.ones(2, 4), torch.tensor([2]), group),
+    "all_reduce_dp": lambda group: fused_moe.all_reduce_dp(torch.ones(2, 4), torch.tensor([2]), group),
+    "all_reduce_tp": lambda group: fused_moe.all_reduce_tp(torch.ones(2, 4), group),
+}
+ARGUMENTS = ("group", "group_ep", "group_name", "process_group", "tp_group")
+FIX = ("pass a ProcessGroup", "comm_name(process_group)", "LocalCluster")
+
+
+def groups() -> dict[str, Any]:
+    """Kinds of a group that name the default one."""
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("ep",))
+    wide = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "ep"))
+    world = dist.group.WORLD
+    assert world is not None
+    return {
+        "ProcessGroup": world,
+        "name": ascend_moe.comm_name(),
+        "DeviceMesh": mesh,
+        "a dimension of a DeviceMesh": wide["ep"],
+        "GroupCoordinator": SimpleNamespace(device_group=world, cpu_group=world, unique_name="ep:0", world_size=1),
+        "GroupCoordinator over a DeviceMesh": SimpleNamespace(device_group=mesh),
+    }
+
+
+@pytest.mark.parametrize("factory", [*WINDOWS, *COLLECTIVE])
+def test_every_kind_of_group_works(factory: str, world: None) -> None:
+    call = (WINDOWS | COLLECTIVE)[factory]
+    kinds = groups() | ({"None": None} if factory not in ("EPMoE group_ep",) else {})
+    results = {kind: call(group) for kind, group in kinds.items()}
+    tensors = [result for result in results.values() if isinstance(result, torch.Tensor)]
+    assert all(torch.equal(each, tensors[0]) for each in tensors)
+    assert not tensors or len(tensors) == len(kinds)
+
+
+def strangers(draw: random.Random) -> dict[str, Any]:
+    """What is no group of this rank."""
+    destroyed = dist.new_group([0])
+    dist.destroy_process_group(destroyed)
+    return {
+        "a tuple": ("0", 1, 0),
+        "a list of ranks": [0],
+        "a number": draw.randrange(1000),
+        "a rank's non-member": dist.GroupMember.NON_GROUP_MEMBER,
+        "a destroyed group": destroyed,
+        "an object": object(),
+        "bytes": b"0",
+        "an unknown name": f"ep_{draw.randrange(1000)}",
+        "no name": "",
+        "a DeviceMesh of two dimensions": init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "ep")),
+        "a coordinator without a group": SimpleNamespace(device_group=None, cpu_group=None),
+        "a store": dist.HashStore(),
+        "a device": torch.device("cpu"),
+    }
+
+
+@pytest.mark.parametrize("factory", [*WINDOWS, *COLLECTIVE])
+def test_anything_else_is_refused_by_name_and_with_the_fix(factory: str, world: None) -> None:
+    call = (WINDOWS | COLLECTIVE)[factory]
+    for kind, group in strangers(random.Random(factory)).items():
+        if isinstance(group, str) and factory in ("All2AllManager", "WindowHandle", "select"):
+            continue  # a name is looked up when it is used
+        if isinstance(group, str) and factory == "TokenDispatcher mc2":
+            continue
+        with pytest.raises(AscendMoeError) as caught:
+            call(group)
+        text = str(caught.value)
+        assert caught.value.argument in ARGUMENTS and caught.value.argument in text, (kind, text)
+        assert any(fix in text for fix in FIX) and "\n" not in text, (kind, text)
+        assert len(text) < 350, text
+
+
+def test_names_of_a_local_cluster(world: None) -> None:
+    with LocalCluster(1, window_mib=4) as cluster:
+
+        def run(rank: int, group: str) -> None:
+            for factory, call in WINDOWS.items():
+                if factory != "EPMoE group_ep":  # its ranks are those of a process group
+                    call(group)
+            for factory, call in COLLECTIVE.items():
+                with pytest.raises(AscendMoeError) as caught:
+                    call(group)
+                assert caught.value.argument in ARGUMENTS, (factory, caught.value)
+
+        cluster.run(run)
