@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -464,6 +465,61 @@ def test_s10_fp8_scales_of_a_checkpoint() -> None:
     assert layer.w13_weight_scale.tolist() == [0.5] * 2
     found, expected = layer(x, logits), exact(x, logits)
     assert 0 < (found - expected).norm() < 0.1 * expected.norm()
+
+
+CONFIGS = (
+    {"quant_method": "fp8", "activation_scheme": "static"},
+    {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": None},
+    SimpleNamespace(quant_method="fp8", activation_scheme="static"),
+    SimpleNamespace(activation_scheme="dynamic"),
+    SimpleNamespace(activation_scheme="static", is_checkpoint_fp8_serialized=None, get_name=lambda: "fp8"),
+)
+
+
+@pytest.mark.parametrize("serialized", [False, True])
+@pytest.mark.parametrize("number", range(len(CONFIGS)))
+def test_s10_a_quant_config_of_any_form(number: int, serialized: bool) -> None:
+    """The same bits as with `Fp8Config`, whether the checkpoint has fp8 weights or others."""
+    config = CONFIGS[number]
+    scheme = config["activation_scheme"] if isinstance(config, dict) else config.activation_scheme
+    x, logits = randn(5, H).to(BF16), logits_of(5, "random")
+    made = []
+    for given in (config, Fp8Config(serialized, scheme)):
+        layer = EPMoE(E, K, H, F, BF16, quant_config=given)
+        assert layer.activation_scheme == scheme and layer.use_fp8_w8a8
+        for expert, (shard, shape) in itertools.product(range(E), (("w1", (F, H)), ("w2", (H, F)), ("w3", (F, H)))):
+            weight = randn(*shape, seed=100 * expert + int(shard[1])) / shape[1] ** 0.5
+            part, scale = "w2" if shard == "w2" else "w13", 0.01 * (1 + expert)
+            kinds = {"weight": (weight / scale).clamp(-448, 448).to(FP8) if serialized else weight.to(BF16)}
+            kinds |= {"weight_scale": torch.tensor(scale)} if serialized else {}
+            kinds |= {"input_scale": torch.tensor(0.02)} if scheme == "static" else {}
+            for kind, value in kinds.items():
+                name = f"experts.{expert}.{shard}.{kind}"
+                layer.weight_loader(getattr(layer, f"{part}_{kind}"), value, name, shard, expert)
+        layer.quant_method.process_weights_after_loading(layer)  # as SGLang's loader
+        assert layer.w13_weight.dtype == layer.w2_weight.dtype == FP8
+        made.append(layer(x, logits))
+    assert torch.equal(*made) and made[0].isfinite().all() and made[0].any()
+
+
+def test_s10_quant_configs_that_are_not_computed() -> None:
+    for given, rule in (
+        ({"quant_method": "awq", "activation_scheme": "dynamic"}, "has quant_method 'awq'; need 'fp8'"),
+        ({"quant_method": "fp8"}, "has activation_scheme None"),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, "weight_block_size"),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e5m2"}, "has fmt 'e5m2'; weights are e4m3"),
+        ("fp8", "has activation_scheme None"),
+    ):
+        with pytest.raises(ArgumentError, match=rule) as caught:
+            EPMoE(E, K, H, F, quant_config=given)
+        assert caught.value.argument == "quant_config"
+    layer = EPMoE(1, 1, H, F, BF16, quant_config=CONFIGS[1])
+    layer.weight_loader(layer.w2_weight, randn(H, F).to(FP8), "experts.0.w2.weight", "w2", 0)
+    with pytest.raises(ArgumentError, match="w13_weight_scale has not been loaded"):  # codes are no weights
+        layer.process_weights_after_loading()
+    plain = EPMoE(E, K, H, F, FP32)
+    assert plain.activation_scheme is None and plain.quant_method.quant_config is None
+    plain.quant_method.process_weights_after_loading(plain)
 
 
 def layer_of(layer: EPMoE) -> EPMoE:

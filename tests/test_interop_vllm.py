@@ -560,6 +560,8 @@ def test_selection_and_handles(clusters: Clusters) -> None:
         assert kernel.prepare_finalize.handle is handle
         part = part_of(rank, 2, 4)
         assert torch.equal(kernel(*part.inputs()), three_calls(part, rank, 2, group, 4))
+        own = vllm.init_prepare_finalize({"group_name": group, "rank": rank, "world": 2, "num_experts": E})
+        assert type(own) is type(kernel) and torch.equal(own(*part.inputs()), kernel(*part.inputs()))
         big = vllm.select(SimpleNamespace(group_name=group, rank=rank, world=2, num_experts=E, max_num_tokens=9000))
         assert big.prepare_finalize.max_num_tokens_per_rank() is None
         assert torch.equal(big(*part.inputs()), kernel(*part.inputs()))

@@ -82,6 +82,8 @@ def comm_name(process_group: ProcessGroup | None = None) -> str:
         ConfigMismatch: HCCL_BUFFSIZE or the machine differs between the ranks.
     """
     group = group_of("process_group", process_group)
+    if not _initialized() or group not in _c10d()._world.pg_map:
+        raise _no_group("process_group", "is not a live process group with this rank as a member; ")
     if _has_hccl(group):
         hccl: Any = group._get_backend(torch.device("npu"))
         name = str(hccl.get_hccl_comm_name(group.rank()))
@@ -110,23 +112,33 @@ def group_of(argument: str, given: object = None) -> ProcessGroup:
         if found is None:
             raise _no_group(argument, f"{given!r} names no live process group; ")
         return found
-    if not _initialized():
-        raise ArgumentError(
-            f"{argument} needs torch.distributed: call torch.distributed.init_process_group first, "
-            "or run the ranks as threads with ascend_moe.LocalCluster",
-            argument=argument,
-        )
-    group: Any = dist.group.WORLD if given is None else getattr(given, "device_group", given)
+    group: Any = getattr(given, "device_group", given)
+    if group is None and given is None and _initialized():
+        group = dist.group.WORLD
     if hasattr(group, "get_group") and hasattr(group, "mesh_dim_names"):  # a DeviceMesh
         if group.ndim != 1:
             names = group.mesh_dim_names or range(group.ndim)
             raise _no_group(argument, f"is a DeviceMesh of dimensions {', '.join(map(str, names))}; ")
         group = group.get_group()
-    if not isinstance(group, dist.ProcessGroup):
+    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
+        if not _initialized():
+            raise ArgumentError(
+                f"{argument} needs torch.distributed: call torch.distributed.init_process_group first, "
+                "or run the ranks as threads with ascend_moe.LocalCluster",
+                argument=argument,
+            )
         raise _no_group(argument, f"is a {type(group).__name__}, not a live process group; ")
-    if group not in _c10d()._world.pg_map:
+    if not (_initialized() and group in _c10d()._world.pg_map) and _has_name(group):
         raise _no_group(argument, "is not a live process group with this rank as a member; ")
     return group
+
+
+def _has_name(group: ProcessGroup) -> bool:
+    """Whether c10d has made the group. One made by hand has none, but its collectives work."""
+    try:
+        return bool(group.group_name)
+    except RuntimeError:
+        return False
 
 
 def name_of(argument: str, given: object = None) -> str:

@@ -7,7 +7,7 @@ the sum itself, by an all-reduce or by dispatch and combine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -352,12 +352,49 @@ class Fp8Config:
 
     Attributes:
         is_checkpoint_fp8_serialized: weights and their scales are loaded as fp8; False: they are quantised after
-            loading.
+            loading. None: what is loaded tells, by its weight scales.
         activation_scheme: "dynamic", or "static": the checkpoint has input scales.
     """
 
-    is_checkpoint_fp8_serialized: bool = False
+    is_checkpoint_fp8_serialized: bool | None = False
     activation_scheme: str = "dynamic"
+
+    @classmethod
+    def of(cls, given: Any) -> Fp8Config:
+        """The configuration of an object, or of a mapping: SGLang's class, or a checkpoint's quantization_config.
+
+        Args:
+            given: has activation_scheme. is_checkpoint_fp8_serialized may be absent, quant_method must be "fp8", fmt
+                "e4m3" and weight_block_size None, or absent.
+
+        Raises:
+            ArgumentError: a rule above is broken.
+        """
+
+        def read(name: str) -> Any:
+            return given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
+
+        scheme, method, serialized = (
+            read(name) for name in ("activation_scheme", "quant_method", "is_checkpoint_fp8_serialized")
+        )
+        rule = "has activation_scheme {!r}; need an Fp8Config, 'dynamic' or 'static'"
+        need(scheme in ("dynamic", "static"), "quant_config", rule, scheme)
+        need(method in (None, "fp8"), "quant_config", "has quant_method {!r}; need 'fp8'", method)
+        blocks, fmt = read("weight_block_size"), read("fmt")
+        need(blocks is None, "quant_config", "has weight_block_size {}; a weight has one scale", blocks)
+        need(fmt in (None, "e4m3"), "quant_config", "has fmt {!r}; weights are e4m3", fmt)
+        return cls(None if serialized is None else bool(serialized), scheme)
+
+
+class _QuantMethod:
+    """What SGLang's loader asks a layer for when its weights are loaded."""
+
+    def __init__(self, quant_config: Fp8Config | None) -> None:
+        self.quant_config = quant_config
+
+    def process_weights_after_loading(self, layer: EPMoE) -> None:
+        """As the layer's own."""
+        layer.process_weights_after_loading()
 
 
 def make_expert_params_mapping(
@@ -387,7 +424,8 @@ class EPMoE(WholeLayer):
         num_experts: E, a multiple of the ranks. top_k: K. hidden_size: H. intermediate_size: F.
         params_dtype: bf16, fp16 or fp32; None: torch's default.
         renormalize, use_grouped_topk, num_expert_group, topk_group, correction_bias: of `select_experts`.
-        quant_config: None, or an object as `Fp8Config`. Call ``process_weights_after_loading`` then.
+        quant_config: None, or as `Fp8Config.of` takes it. Call ``process_weights_after_loading`` then, or that of
+            ``quant_method``, as SGLang's loader does.
         tp_size: W; None: the size of group.
         prefix: has no effect.
         reduce: "none": forward returns this rank's part of the sum, which the caller adds up. "all_reduce": it
@@ -458,20 +496,18 @@ class EPMoE(WholeLayer):
             self._dispatcher = WindowDispatcher(group_ep, size, rank, num_experts)
         elif reduce == "mc2":
             self._dispatcher = WindowDispatcher.from_group(self.group, num_experts)
-        self.use_fp8_w8a8 = quant_config is not None
-        self._make_parameters(quant_config)
+        config = None if quant_config is None else Fp8Config.of(quant_config)
+        self.use_fp8_w8a8 = config is not None
+        self.activation_scheme = None if config is None else config.activation_scheme
+        self.quant_method = _QuantMethod(config)
+        self._make_parameters(config)
         self.grouped_gemm_runner = GroupedGemmRunner()
 
-    def _make_parameters(self, config: Any) -> None:
+    def _make_parameters(self, config: Fp8Config | None) -> None:
         local, hidden, inner = self.num_experts_per_partition, self.hidden_size, self.intermediate_size
-        serialized, self._static = False, False
-        if config is not None:
-            scheme = getattr(config, "activation_scheme", None)
-            rule = "has activation_scheme {!r}; need an Fp8Config, 'dynamic' or 'static'"
-            need(scheme in ("dynamic", "static"), "quant_config", rule, scheme)
-            blocks = getattr(config, "weight_block_size", None)
-            need(blocks is None, "quant_config", "has weight_block_size {}; a weight has one scale", blocks)
-            serialized, self._static = bool(config.is_checkpoint_fp8_serialized), scheme == "static"
+        self._serialized = None if config is None else config.is_checkpoint_fp8_serialized
+        self._codes_came = False  # weights that are fp8, whose scales have to come too
+        self._static = config is not None and config.activation_scheme == "static"
 
         def parameter(name: str, *shape: int, dtype: torch.dtype) -> None:
             value = torch.empty(shape, dtype=dtype)
@@ -481,7 +517,7 @@ class EPMoE(WholeLayer):
             made.weight_loader = self.weight_loader  # type: ignore[attr-defined]
             self.register_parameter(name, made)
 
-        dtype = FP8 if serialized else self.params_dtype
+        dtype = FP8 if self._serialized else self.params_dtype
         parameter("w13_weight", local, 2 * inner, hidden, dtype=dtype)
         parameter("w2_weight", local, hidden, inner, dtype=dtype)
         if config is not None:
@@ -533,7 +569,8 @@ class EPMoE(WholeLayer):
             first = 0 if shard_id == "w1" else self.intermediate_size
             place = place[first : first + self.intermediate_size]
         need_shape("loaded_weight", loaded_weight, tuple(place.shape))
-        place.copy_(loaded_weight)
+        self._codes_came |= loaded_weight.dtype == FP8
+        place.copy_(loaded_weight)  # other floats hold fp8's values exactly
 
     @torch.no_grad()
     def process_weights_after_loading(self) -> None:
@@ -546,7 +583,11 @@ class EPMoE(WholeLayer):
             return
         if self._static:
             self._need_loaded("w13_input_scale", "w2_input_scale")
-        if self.w13_weight.dtype != FP8:
+        scales = (self.w13_weight_scale, self.w2_weight_scale)
+        serialized = self._serialized or self._codes_came
+        if self._serialized is None:
+            serialized = serialized or not all(bool(scale.isnan().all()) for scale in scales)
+        if not serialized:
             for name in ("w13_weight", "w2_weight"):
                 weight = getattr(self, name).float()
                 top = weight.abs().amax((1, 2))
@@ -557,6 +598,7 @@ class EPMoE(WholeLayer):
             halves = self.w13_weight_scale
             each = halves.repeat_interleave(self.intermediate_size, dim=1)
             self._replace("w13_weight", self.w13_weight.float() * each[..., None], halves.amax(1))
+            self.w2_weight = nn.Parameter(self.w2_weight.to(FP8), requires_grad=False)
         self._ready = True
 
     def _replace(self, name: str, weight: Tensor, scale: Tensor) -> None:

@@ -5,7 +5,7 @@
     kernel = mk.FusedMoEModularKernel(way, make_experts(mk, war, ascend_moe, quant_config, num_experts // world))
 
 `make_prepare_finalize` brings rows to their experts and home, `make_experts` runs them, `FusedMoEModularKernel` joins
-them, `select` does all three. With mk, war and ops None they need no vLLM.
+them, `select`, in vLLM `init_prepare_finalize`, does all three. With mk, war and ops None they need no vLLM.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ascend_moe.interop.vllm.prepare_finalize import make_prepare_finalize
 from ascend_moe.interop.vllm.selection import (
     MoEKernelConfig,
     compatibility,
+    init_prepare_finalize,
     maybe_make_prepare_finalize,
     select,
     select_gemm_impl,
@@ -57,6 +58,7 @@ __all__ = [
     "TopKWeightAndReduceNaiveBatched",
     "TopKWeightAndReduceNoOP",
     "compatibility",
+    "init_prepare_finalize",
     "int8_w8a8_moe_quant_config",
     "make_experts",
     "make_prepare_finalize",

@@ -119,7 +119,7 @@ def select(config: Any) -> Any:
     Raises:
         ArgumentError: kinds that do not fit, or what either factory refuses.
 
-    Source: vLLM's ``maybe_make_prepare_finalize``, ``select_gemm_impl`` and ``init_prepare_finalize``, in one.
+    Source: vLLM's ``init_prepare_finalize``, which calls ``maybe_make_prepare_finalize`` and ``select_gemm_impl``.
     """
     config = _config(config)
     way = maybe_make_prepare_finalize(config)
@@ -131,3 +131,6 @@ def select(config: Any) -> Any:
     rule = "are given to the newest kernel in its apply: leave them out here"
     need(config.shared_experts is None, "shared_experts", rule)
     return config.mk.FusedMoEKernel(way, chosen)
+
+
+init_prepare_finalize = select  # vLLM's name
