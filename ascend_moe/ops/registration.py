@@ -133,7 +133,6 @@ class _Op(Operator):
 
     def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call`` of torch, with errors of their own classes."""
-
         dispatches = self.code == calls.OP_DISPATCH
 
         def op(*args: Any, **kwargs: Any) -> Any:
@@ -174,11 +173,15 @@ class _Op(Operator):
 
     def _second(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``run`` of a combine, whose ids are compared with those of its dispatch."""
-        given = dict(zip(self.names, args, strict=False)) | kwargs
-        ids, index, mask = (given.get(name) for name in ("expert_ids", self.index_name, "x_active_mask"))
+        given, at = self.bind(args, kwargs), self.names.index("expert_ids")
+        ids, index, mask = (given[name] for name in ("expert_ids", self.index_name, "x_active_mask"))
         if type(ids) is torch.Tensor and type(index) is torch.Tensor and not ids.is_meta:
-            given["expert_ids"] = _pairs.checked("expert_ids", index, ids, mask)
-        return run(**given)
+            ids = _pairs.checked("expert_ids", index, ids, mask)
+            if len(args) > at:
+                args = (*args[:at], ids, *args[at + 1 :])
+            else:
+                kwargs = kwargs | {"expert_ids": ids}
+        return run(*args, **kwargs)
 
     def fake(self, *args: Any, **kwargs: Any) -> Any:
         """Outputs as torch_npu's C++ allocates them, from shapes, dtypes and attributes alone.
