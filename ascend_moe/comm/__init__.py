@@ -21,9 +21,10 @@ import torch
 import torch.distributed as dist
 
 from ascend_moe.comm import lent, threads
+from ascend_moe.comm.board import store_host
 from ascend_moe.comm.communicator import MAX_WORLD, Communicator, timeout_s, window_data_bytes, window_lent_bytes
 from ascend_moe.comm.liveness import out_of_descriptors
-from ascend_moe.comm.processes import Opening, store_host
+from ascend_moe.comm.processes import Opening
 from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.errors import ArgumentError, AscendMoeError, with_typed_errors
 
@@ -213,10 +214,10 @@ def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
 
 
 def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
-    """Ranks that share a server, 0 for all of them: ranks of other servers are reached by RDMA, as on an A2.
+    """Ranks that share a server, 0 or W for one server: ranks of other servers are reached by RDMA, as on an A2.
 
-    When it is above 0 and below ep_world_size, assist_info_for_combine begins with the BS*K words of
-    expand_idx and has no triples.
+    On an A2 the host names of the group's ranks tell it (docs/cluster.md), on other NPUs it is 0. When it is above 0
+    and below ep_world_size, assist_info_for_combine begins with the BS*K words of expand_idx and has no triples.
 
     Raises:
         As ``lookup``, which opens a communicator that is not open yet.

@@ -18,19 +18,18 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import secrets
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ascend_moe import settings
-from ascend_moe.comm.communicator import MIB, Communicator
+from ascend_moe.comm.board import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_PATIENCE_S, Board
+from ascend_moe.comm.communicator import CONTEXTS, MIB, Communicator, context_kind, near_stores, ranks_per_server
 from ascend_moe.comm.liveness import (
     PeerWatch,
     describe_process,
@@ -44,10 +43,8 @@ from ascend_moe.errors import AscendMoeError, CommError, CommTimeout, ConfigMism
 from ascend_moe.native import library
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import ProcessGroup, Store
+    from torch._C._distributed_c10d import Store
 
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.02  # between two looks at the store
-STORE_PATIENCE_S = 1.0  # the least time that the store gets for an answer
 LEAVING_PATIENCE_S = 0.2  # the same for the post of a rank that gives up
 WORD_BYTES = 128
 WINDOW, READY, DONE, LEFT = b"window", b"ready", b"done", b"left"
@@ -63,18 +60,6 @@ def create_window(total: int) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def store_host(store: Store, group: ProcessGroup) -> int | None:
-    """The rank in the group whose process serves the store; None where that is no rank, or not known."""
-    from torch._C._distributed_c10d import TCPStore
-    from torch.distributed import distributed_c10d
-
-    base: Any = getattr(store, "_underlying_non_prefix_store", store)
-    if not isinstance(base, TCPStore) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return None
-    rank: int | None = distributed_c10d._world.pg_group_ranks.get(group, {}).get(0)
-    return rank
 
 
 def _boot_time() -> int:
@@ -99,6 +84,9 @@ class Post:
     born: int = field(default_factory=lambda: getattr(process_stat(os.getpid()), "born", 0))
     pid_space: str = field(default_factory=pid_namespace)
     machine: str = field(default_factory=lambda: machine_id())
+    ranks_per_server: int = field(default_factory=ranks_per_server)
+    near_stores: int = field(default_factory=near_stores)
+    context: str = field(default_factory=lambda: CONTEXTS[context_kind()])
     left: int = 0  # when the rank gave up, as ``started``
     why: str = ""
 
@@ -166,63 +154,16 @@ class Peer:
         self.base = 0
 
 
-class Board:
-    """The posts of all ranks in the group's store."""
-
-    def __init__(self, store: Store, rank: int, mine: Post, host: int | None, prefix: str) -> None:
-        """``host``: as ``store_host``. ``prefix``: what errors begin with."""
-        from torch._C._distributed_c10d import PrefixStore
-
-        self.mine = mine
-        self.posts: dict[int, Post] = {}
-        self.answers = True
-        self._store: Any = PrefixStore("ascend_moe/windows", store)
-        self._rank, self._host, self._prefix = rank, host, prefix
-
-    def exchange(self, ranks: list[int], seconds: float) -> None:
-        """Posts ``mine`` unless that is there, and reads the posts of ``ranks``.
-
-        On a thread, because a store blocks for as long as its host is stopped.
-        """
-        failures: list[Exception] = []
-        mine = self.mine
-
-        def body() -> None:
-            try:
-                # Every time: the thread of an earlier opening, held up by a stopped host, may post late.
-                if self._read(self._rank) != mine:
-                    self._store.set(f"rank/{self._rank}", json.dumps(asdict(mine)))
-                posts = {rank: self._read(rank) for rank in ranks}
-                self.posts |= {rank: post for rank, post in posts.items() if post is not None}
-            except Exception as error:  # the store's errors have no common class
-                failures.append(error)
-
-        thread = threading.Thread(target=body, name="ascend_moe-store", daemon=True)
-        thread.start()
-        thread.join(seconds)
-        self.answers = not thread.is_alive() and not failures
-        if not self.answers:
-            reason = str(failures[0]).partition("\n")[0] if failures else ""
-            seen = f"has failed ({reason})" if failures else f"has not answered for {seconds:.1f} s"
-            host = "its host is not known" if self._host is None else f"rank {self._host} normally hosts it"
-            text = f"{self._prefix}: the store of the process group {seen}; {host}; see the host's log for why"
-            raise (PeerLost if failures else CommTimeout)(text, rank=self._host, phase="open")
-
-    def _read(self, rank: int) -> Post | None:
-        key = f"rank/{rank}"
-        if not self._store.check([key]):  # get() would block until the key is there
-            return None
-        try:
-            return Post(**json.loads(self._store.get(key)))
-        except (TypeError, ValueError):
-            return None  # of another version
-
-
-# What windows of one group have in common: name, attribute of a post, unit, its name, how to mend it.
-_SIZES = (
-    (settings.HCCL_BUFFSIZE.name, "data_bytes", MIB, "MiB", "export one value on every rank"),
-    (settings.LENT_MIB.name, "lent_bytes", MIB, "MiB", "export one value on every rank"),
-    ("window layout", "total", 1, "bytes", "install one version of ascend_moe on every rank"),
+# What windows of one group have in common: name, attribute of a post, its unit (of bytes, or of nothing), how to mend
+# it. What decides about the others comes first.
+_EXPORT = "export one value on every rank"
+_ALIKE = (
+    (settings.RANKS_PER_SERVER.name, "ranks_per_server", "", _EXPORT),
+    (settings.CONTEXT.name, "context", "", _EXPORT),
+    (settings.NEAR_STORES.name, "near_stores", "", _EXPORT),
+    (settings.HCCL_BUFFSIZE.name, "data_bytes", "MiB", _EXPORT),
+    (settings.LENT_MIB.name, "lent_bytes", "MiB", _EXPORT),
+    ("window layout", "total", "bytes", "install one version of ascend_moe on every rank"),
 )
 
 
@@ -248,7 +189,7 @@ class Opening:
         self.prefix = f"rank {rank}: opening the windows of group {name!r}"
         total = library.lib().am_window_total_bytes(data_bytes, lent_bytes)
         self.mine = Post(data_bytes, lent_bytes, total)
-        self.board = Board(store, rank, self.mine, host, self.prefix)
+        self.board = Board(store, rank, self.mine, host, self.prefix, "windows")
         self.peers: dict[int, Peer] = {}
         self.digest = b""  # of the names of all openings, once every window is mapped
         self.askers: list[socket.socket] = []  # our ends of the connections to us
@@ -265,15 +206,15 @@ class Opening:
         Raises:
             CommTimeout: a rank did not arrive by the deadline; ``.rank`` is the first, ``.ranks`` all.
             PeerLost: a rank's process ended meanwhile, or the store did.
-            ConfigMismatch: ranks differ in HCCL_BUFFSIZE, ASCEND_MOE_LENT_MIB, the package's version or
-                the machine.
+            ConfigMismatch: ranks differ in a setting that must be the same on all (`_ALIKE`), the package's
+                version or the machine.
         """
         try:
             self._start()
             late = False
             while not self._look():
                 if late:
-                    self._judge_sizes(self._known_posts())
+                    self._judge_posts(self._known_posts())
                     raise self._timed_out()
                 late = time.monotonic() >= self._deadline
                 self._wait()
@@ -328,7 +269,7 @@ class Opening:
         if not self.digest:
             known = self._known_posts()
             if len(known) == self.world - 1:
-                self._judge_sizes(known)
+                self._judge_posts(known)
                 if all(rank in self.peers for rank in known):
                     self._meet()
         return self._agreed()
@@ -474,15 +415,17 @@ class Opening:
         known |= {rank: peer.post for rank, peer in self.peers.items() if peer.answered}
         return known
 
-    def _judge_sizes(self, known: dict[int, Post]) -> None:
+    def _judge_posts(self, known: dict[int, Post]) -> None:
         """Not before all ranks are known: every rank then sees the difference, and none waits any more."""
-        mine = self.mine
         for rank, post in sorted(known.items()):
-            for what, attribute, unit, unit_name, fix in _SIZES:
-                ours, theirs = getattr(mine, attribute) // unit, getattr(post, attribute) // unit
+            for what, attribute, unit, fix in _ALIKE:
+                ours, theirs = (
+                    getattr(one, attribute) // MIB if unit == "MiB" else getattr(one, attribute)
+                    for one in (self.mine, post)
+                )
                 if ours != theirs:
-                    text = f"{what} differs in group {self.name!r}: {ours} {unit_name} on rank {self.rank}, "
-                    text += f"{theirs} {unit_name} on rank {rank}: {fix}"
+                    text = f"{what} differs in group {self.name!r}: {ours} {unit}".rstrip()
+                    text += f" on rank {self.rank}, " + f"{theirs} {unit}".rstrip() + f" on rank {rank}: {fix}"
                     raise ConfigMismatch(text, field=what, rank=rank, ours=ours, theirs=theirs)
 
     def _timed_out(self) -> CommTimeout:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .. import comm, settings
+from ..comm import servers
 from ..comm.communicator import (
     A2_STATE_MIB,
     ALGORITHMS,
@@ -28,14 +29,12 @@ from ..comm.communicator import (
     near_stores,
     take_number,
     timeout_s,
-    window_data_bytes,
 )
 from ..comm.lent import LentMemory, no_room
 from ..errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ..native import binding, library
 from . import calls, npu_adapter
 
-A2_SERVER_RANKS = 8
 DEFAULT_TIMEOUT_S = 300.0
 # What HCCL_EXEC_TIMEOUT is by default; torch_npu gives an operator as long before it is stopped.
 _HCCL_EXEC_TIMEOUT_S = 1836.0
@@ -44,6 +43,11 @@ OWN_OPTION = 'pg_options.hccl_config["hccl_buffer_size"]'  # of a group, goes be
 _MAGIC, _CODE = 0, 1  # words of the record
 PROBE_CONTEXT, PROBE_PASSED, PROBE_REPORT = 1, 0x600D, (64, 8)  # of op_kernel/probe/tiling.h
 _ANEW = " - this group has failed for good: destroy its process group and make a new one, on all ranks"
+
+
+def soc_of(device: torch.device) -> str:
+    """The name that torch_npu gives it."""
+    return str(torch.npu.get_device_name(device))  # type: ignore[attr-defined]
 
 
 def context_kind(soc: str) -> int:
@@ -79,28 +83,25 @@ class NpuCommunicator(GroupEnd):
 
     Attributes:
         name: HCCL's name of it, the group_ep.
-        rank, world, data_bytes, lent_bytes, context_kind, ranks_per_server: what a call is planned for.
+        rank, world, data_bytes, lent_bytes, context_kind, ranks_per_server: what a call is planned for. The last
+            is 0 on an A3, whose stores reach the ranks of other servers.
         algorithm: what the last op was launched as, "window" or "direct"; "" before any.
         failed: the first fatal error; later ops raise it at once, after ``ascend_moe.close(name)`` too, until
             the process group is made anew.
     """
 
-    def __init__(self, name: str, group: Any, device: torch.device) -> None:
-        if capturing():
-            raise AscendMoeError(
-                f"the first op on group {name!r} is being captured: run every op once before the capture"
-            )
+    def __init__(self, name: str, group: Any, device: torch.device, ranks_per_server: int) -> None:
         self.name, self.device = name, device
         self.group = weakref.ref(group)
         self.rank, self.world = int(group.rank()), int(group.size())
-        self.soc = str(torch.npu.get_device_name(device))  # type: ignore[attr-defined]
+        self.soc = soc_of(device)
         self.context_kind = context_kind(self.soc)
         on_a2 = self.context_kind == CONTEXT_A2
-        self.ranks_per_server = A2_SERVER_RANKS if on_a2 else 0
+        self.ranks_per_server = ranks_per_server
         options = getattr(group._get_backend(torch.device("npu")), "options", None)
         own = (getattr(options, "hccl_config", None) or {}).get("hccl_buffer_size")
         self.own_buffer = bool(own)
-        self.buffer_mib = window_data_bytes(int(own) if own else None) // MIB
+        self.buffer_mib = settings.HCCL_BUFFSIZE.value_of(str(own), OWN_OPTION) if own else settings.HCCL_BUFFSIZE.get()
         if on_a2 and self.buffer_mib <= A2_STATE_MIB:
             setting = OWN_OPTION if self.own_buffer else settings.HCCL_BUFFSIZE.name
             raise ArgumentError(
@@ -178,7 +179,8 @@ class NpuCommunicator(GroupEnd):
         npu_adapter.load()
         report = torch.zeros(PROBE_REPORT, dtype=torch.int32, device=self.device)
         place = (self.name, self.world, self.rank)
-        torch.ops.ascend_moe_npu.probe(*place, PROBE_CONTEXT, 1, 1, 0, self.buffer_mib, 0, report)
+        machine = (self.buffer_mib, 0, self.ranks_per_server)
+        torch.ops.ascend_moe_npu.probe(*place, PROBE_CONTEXT, 1, 1, 0, *machine, report)
         words: list[int] = [word & 0xFFFFFFFF for word in report.view(-1)[:4].tolist()]
         if words[0] != PROBE_PASSED:
             raise AscendMoeError(
@@ -235,12 +237,14 @@ def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: st
     Raises:
         CommError: this group has failed, in an end that was closed since.
         ArgumentError: no such communicator, or one of a backend whose windows are in CPU memory; or
-            ep_world_size or ep_rank_id is not its own.
+            ep_world_size or ep_rank_id is not its own; or its ranks are on servers as no A2 serves them.
+        ConfigMismatch, CommTimeout, PeerLost: as ``comm.servers.ranks_sharing``, of a group's first call on an A2.
     """
     try:
         group = comm.hccl_group(group_ep, world, rank)
     except ArgumentError as error:
         raise type(error)(f"{op_name}: {error}" if op_name else str(error), **error.details) from None
+    share = _ranks_per_server(group_ep, group, device)  # without the lock: it waits for the other ranks
     with _lock:
         end = _ends.get(group_ep)
         if end is None or end.group() is not group or end.device != device:
@@ -251,8 +255,22 @@ def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: st
                         with contextlib.suppress(AscendMoeError):
                             closed.check()
                     closed.raise_if_failed()
-            end = _ends[group_ep] = NpuCommunicator(group_ep, group, device)
+            end = _ends[group_ep] = NpuCommunicator(group_ep, group, device, share)
     return end
+
+
+def _ranks_per_server(group_ep: str, group: Any, device: torch.device) -> int:
+    """What an end of the group is opened with; the group's first call is collective on an A2."""
+    end = _ends.get(group_ep)
+    if end is not None and end.group() is group:
+        return end.ranks_per_server
+    if capturing():
+        raise AscendMoeError(
+            f"the first op on group {group_ep!r} is being captured: run every op once before the capture"
+        )
+    if context_kind(soc_of(device)) != CONTEXT_A2:
+        return 0
+    return servers.ranks_sharing(group_ep, group, deadline_s(first=True))
 
 
 def _forget(group_ep: str) -> None:

@@ -24,7 +24,7 @@ from ascend_moe import comm, settings
 from ascend_moe.errors import AscendMoeError, CommError, CommTimeout
 from ascend_moe.reference.cases import Case, Place
 from ascend_moe.validate import Device
-from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SKIPPED, Finding, Probe, Skipped
+from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SERVERS, SKIPPED, Finding, Probe, Skipped
 from ascend_moe.validate.probes_kernel import Npu, Twin
 from ascend_moe.validate.run import run_case
 
@@ -155,6 +155,8 @@ OP_PROBES = (
 
 # ---- all of them, in order
 
+_UNSAFE = f"the probe {SERVERS.name!r} failed, and this one reaches ranks by loads and stores"
+
 
 def on_threads(ranks: int) -> list[Finding]:
     """All probes on the twin."""
@@ -162,10 +164,10 @@ def on_threads(ranks: int) -> list[Finding]:
 
 
 def kernel_findings(device: Any) -> list[Finding]:
-    """Of the probe kernel; on the twin in both of HCCL's layouts."""
-    findings = [probe.on(device) for probe in KERNEL_PROBES]
+    """Of the servers and of the probe kernel; on the twin in both of HCCL's layouts."""
+    findings = [probe.on(device) for probe in (SERVERS, *KERNEL_PROBES)]
     if isinstance(device, Twin) and device.layout == "a3":
-        findings.insert(1, KERNEL_PROBES[0].on(replace(device, layout="a2")))
+        findings.insert(2, KERNEL_PROBES[0].on(replace(device, layout="a2")))
     return findings
 
 
@@ -185,17 +187,23 @@ def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES) -> list[Fin
 
 
 def in_group(device: Device, place: torch.device) -> list[Finding]:
-    """All probes on the ranks of the default group; each probe has a process group of its own. Collective."""
+    """All probes on the ranks of the default group; each probe has a process group of its own. Collective.
+
+    On NPUs none is run after that of the servers has failed.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
     store: Any = dist.distributed_c10d._get_default_store()
-    findings = []
+    findings, unsafe = [], False
     probes = [*OP_PROBES]
     if device.kind == "cpu":
         # The twin is a device of one process; the others need not know what it shows.
         findings = kernel_findings(Twin(world=min(world, 4))) if rank == 0 else []
     else:
-        probes = [*(_by_rank(probe) for probe in KERNEL_PROBES), *OP_PROBES]
+        probes = [*(_by_rank(probe) for probe in (SERVERS, *KERNEL_PROBES)), *OP_PROBES]
     for number, probe in enumerate(probes):
+        if unsafe:
+            findings.append(probe.skipped(_UNSAFE))
+            continue
         name = comm.comm_name(dist.new_group())
         verdict = _verdict(probe, Place(rank, world, name, place))
         store.set(f"ascend_moe/bringup/{number}/{rank}", json.dumps(verdict))
@@ -203,6 +211,7 @@ def in_group(device: Device, place: torch.device) -> list[Finding]:
         store.wait(keys, timedelta(seconds=_COLLECT_S))
         comm.close(name)  # when all are done with it; a failure that stays must not be the next probe's
         findings.append(_together(probe, [tuple(json.loads(store.get(key))) for key in keys]))
+        unsafe = probe.name == SERVERS.name and findings[-1].verdict == FAIL
     return findings
 
 

@@ -45,6 +45,10 @@ class Probe:
     assumption: str
     run: Callable[[Any], str]
 
+    def skipped(self, why: str) -> Finding:
+        """The finding of a probe that is not run."""
+        return Finding(self.name, self.assumption, SKIPPED, f"not run: {why}")
+
     def on(self, device: Any) -> Finding:
         """Runs it; whatever happens becomes a finding."""
         return Finding(self.name, self.assumption, *self.verdict(device))
@@ -81,6 +85,24 @@ def _launch(device: Any, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[l
     found, seconds = device.launch(mode, rounds, cycles)
     _judge(found)
     return found, seconds
+
+
+def _servers(device: Any) -> str:
+    """No kernel runs: where this fails, a later probe would store to a rank that stores do not reach."""
+    hosts, names = device.hosts, len(set(device.hosts))
+    if device.layout == "a3":
+        return f"{device.world} ranks on {names} host(s): on an A3 stores reach them all, within a supernode"
+    share = device.near or device.world
+    for rank, host in enumerate(hosts):
+        first = rank // share * share
+        assert host == hosts[first], (
+            f"ranks {first} and {rank} are to share a server ({share} ranks do), but their host names are "
+            f"{hosts[first]} and {host}: correct {settings.RANKS_PER_SERVER.name}, or give the containers of a "
+            "server its host name"
+        )
+    machines = -(-device.world // share)
+    detail = f"{share} ranks a server, {machines} server(s), {names} host name(s)"
+    return detail if names == machines else f"{detail}; {settings.RANKS_PER_SERVER.name} goes before the names"
 
 
 def _context(device: Any) -> str:
@@ -166,6 +188,8 @@ def _queue(device: Any) -> str:
     return f"{ROUNDS} fillings of two queues of 6 on {len(found)} cores"
 
 
+# Goes before all others: after its failure none of them is run.
+SERVERS = Probe("servers", "ranks that loads and stores are to reach have one host name", _servers)
 KERNEL_PROBES = (
     Probe("context layout", "HCCL's context has rank, world and windows where the kernels read them", _context),
     Probe("peer store and read", "a store to a peer's window arrives, and can be read back from there", _store),

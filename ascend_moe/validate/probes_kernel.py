@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .. import twin
+from .. import comm, twin
+from ..comm import servers
 from ..comm.communicator import MIB
 from ..errors import AscendMoeError, LibraryError
 from ..native import library
@@ -109,6 +111,11 @@ class Twin:
         """Whose reports a launch returns: all."""
         return range(self.world)
 
+    @property
+    def hosts(self) -> list[str]:
+        """The host name of every rank: this process's."""
+        return [socket.gethostname()] * self.world
+
     def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
         """Runs one probe on fresh windows: what every core reports, and the seconds that the launch took."""
         call = self._prepare(mode, rounds, cycles)
@@ -176,6 +183,13 @@ class Npu:
         return self._end().ranks_per_server
 
     @property
+    def hosts(self) -> list[str]:
+        """The host name of every rank."""
+        place = self.place
+        group = comm.hccl_group(place.group_ep, place.world, place.rank)
+        return [post.host for post in servers.gather(place.group_ep, group, MEET_S)]
+
+    @property
     def layout(self) -> str:
         """Of HCCL's context: "a3" or "a2"."""
         kind = self._end().context_kind
@@ -187,14 +201,12 @@ class Npu:
         end = self._end()
         report = torch.zeros(REPORT, dtype=torch.int32, device=self.place.device)
         numbers = (MODES[mode], self._meet(), rounds, cycles)
-        settings = (end.buffer_mib, int(WAIT_S * 1e6))
+        machine = (end.buffer_mib, int(WAIT_S * 1e6), end.ranks_per_server)
         npu: Any = torch.npu  # type: ignore[attr-defined,unused-ignore]
         npu.synchronize(self.place.device)
         start = time.monotonic()
         try:
-            torch.ops.ascend_moe_npu.probe(
-                self.place.group_ep, self.world, self.place.rank, *numbers, *settings, report
-            )
+            torch.ops.ascend_moe_npu.probe(self.place.group_ep, self.world, self.place.rank, *numbers, *machine, report)
             npu.synchronize(self.place.device)
         except RuntimeError as error:
             text = str(error).partition("\n")[0]

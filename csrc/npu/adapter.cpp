@@ -30,7 +30,8 @@ struct Parts {
           contract(launch.contract),
           window_mib(launch.window_mib),
           timeout_us(launch.timeout_us),
-          part(launch.part) {
+          part(launch.part),
+          ranks_per_server(launch.ranks_per_server) {
         // 0 for those that one contract has and the other has not.
 #define AM_ATTRIBUTE(name)                            \
     name = launch.attributes[moe::kAttribute_##name]; \
@@ -52,7 +53,7 @@ struct Parts {
     std::string group_ep_text, group_tp_text, comm_alg_text;
     // The aclnn entries take char*.
     char *group_ep = group_ep_text.data(), *group_tp = group_tp_text.data(), *comm_alg = comm_alg_text.data();
-    int64_t contract, window_mib, timeout_us, part;
+    int64_t contract, window_mib, timeout_us, part, ranks_per_server;
 };
 
 void Dispatch(const AmNpuLaunch& launch, const at::Tensor& error_record) {
@@ -67,8 +68,8 @@ void Dispatch(const AmNpuLaunch& launch, const at::Tensor& error_record) {
                      in.tp_world_size, in.tp_rank_id, in.expert_shard_type, in.shared_expert_num,
                      in.shared_expert_rank_num, in.quant_mode, in.global_bs, in.expert_token_nums_type, in.comm_alg,
                      in.zero_expert_num, in.copy_expert_num, in.const_expert_num, in.contract, in.window_mib,
-                     in.timeout_us, in.part, expand_x, dynamic_scales, expand_idx, token_nums, ep_counts, tp_counts,
-                     expand_scales, error_record);
+                     in.timeout_us, in.part, in.ranks_per_server, expand_x, dynamic_scales, expand_idx, token_nums,
+                     ep_counts, tp_counts, expand_scales, error_record);
 }
 
 void Combine(const AmNpuLaunch& launch, const at::Tensor& error_record) {
@@ -80,20 +81,21 @@ void Combine(const AmNpuLaunch& launch, const at::Tensor& error_record) {
                      in.group_ep, in.ep_world_size, in.ep_rank_id, in.moe_expert_num, in.group_tp, in.tp_world_size,
                      in.tp_rank_id, in.expert_shard_type, in.shared_expert_num, in.shared_expert_rank_num, in.global_bs,
                      in.out_dtype, in.comm_quant_mode, in.group_list_type, in.comm_alg, in.zero_expert_num,
-                     in.copy_expert_num, in.const_expert_num, in.contract, in.window_mib, in.timeout_us, in.part, x,
-                     error_record);
+                     in.copy_expert_num, in.const_expert_num, in.contract, in.window_mib, in.timeout_us, in.part,
+                     in.ranks_per_server, x, error_record);
 }
 
 // torch.ops.ascend_moe_npu.probe: the bring-up's probe kernel. Its output is an argument, so it is never for
 // a compiler's graph.
 void Probe(c10::string_view group_ep, int64_t ep_world_size, int64_t ep_rank_id, int64_t mode, int64_t nonce,
-           int64_t rounds, int64_t cycles, int64_t window_mib, int64_t timeout_us, const at::Tensor& report) {
+           int64_t rounds, int64_t cycles, int64_t window_mib, int64_t timeout_us, int64_t ranks_per_server,
+           const at::Tensor& report) {
     const c10::OptionalDeviceGuard guard(report.device());
     AM_REQUIRE(aclnnAscendMoeProbe);
     std::string groupEp(group_ep);  // a view need not end in NUL
     char* group_ep_text = groupEp.data();
     EXEC_NPU_CMD_EXT(aclnnAscendMoeProbe, group_ep_text, ep_world_size, ep_rank_id, mode, nonce, rounds, cycles,
-                     window_mib, timeout_us, report);
+                     window_mib, timeout_us, ranks_per_server, report);
 }
 
 // torch.ops.ascend_moe_npu.lent_tensor: a tensor over a block of a lent area (am_lent_take), which `release`
@@ -144,7 +146,7 @@ int am_npu_launch(const AmNpuLaunch* launch, char* text, uint64_t bytes) {
 TORCH_LIBRARY(ascend_moe_npu, library) {
     library.def(
         "probe(str group_ep, int ep_world_size, int ep_rank_id, int mode, int nonce, int rounds, int cycles, "
-        "int window_mib, int timeout_us, Tensor(a!) report) -> ()");
+        "int window_mib, int timeout_us, int ranks_per_server, Tensor(a!) report) -> ()");
     library.def(
         "lent_tensor(int address, int[] sizes, ScalarType dtype, Device device, int area, int generation, "
         "int release) -> Tensor",

@@ -106,7 +106,7 @@ struct AmNpuLaunch {
     void* const* inputs;        // by TensorIndex of op_host
     const int64_t* attributes;  // by AttributeIndex of op_host; kNoValue: absent
     const char *group_ep, *group_tp, *comm_alg;
-    int64_t window_mib, timeout_us, part;
+    int64_t window_mib, timeout_us, part, ranks_per_server;
     void* const* outputs;  // in the order of the op
     void* record;          // the error record on the device
     void* host_record;     // pinned memory, where it is copied to; null: not this time

@@ -155,6 +155,7 @@ void QueueOnNpu(const Op& op, const Prepared& call, uint32_t part, const Argumen
     launch.window_mib = end.facts().buffer_mib;
     launch.timeout_us = end.launched() ? call.timeout_us : call.first_timeout_us;
     launch.part = part;
+    launch.ranks_per_server = end.facts().ranks_per_server;
     launch.outputs = to;
     launch.record = end.record();
     launch.host_record = end.host_record();

@@ -51,6 +51,7 @@ struct CannAttributes {
     const char* group_ep;
     int64_t window_mib;
     int64_t timeout_us;
+    int64_t ranks_per_server;
 };
 
 constexpr struct {
@@ -139,6 +140,8 @@ inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attr
             call.part = Saturated(given);
         } else if (strcmp(attribute.name, "timeout_us") == 0) {
             others.timeout_us = given;
+        } else if (strcmp(attribute.name, "ranks_per_server") == 0) {
+            others.ranks_per_server = given;
         }
     }
     return true;

@@ -37,8 +37,7 @@ namespace moe {
 // ---- what the tiling function must know of the machine: SoC family, vector cores, window, deadline ----
 
 constexpr int64_t kDefaultWindowMiB = 200;  // HCCL's own default of HCCL_BUFFSIZE
-constexpr int64_t kA2RanksPerServer = 8;
-constexpr int64_t kA2StateMiB = 1;  // the last MiB of windowsIn; A3 has an area of its own for it
+constexpr int64_t kA2StateMiB = 1;          // the last MiB of windowsIn; A3 has an area of its own for it
 constexpr int64_t kMicros = 1000 * 1000;
 constexpr int64_t kLongestWaitSeconds = 300, kTimeoutMarginSeconds = 10;
 
@@ -129,7 +128,24 @@ inline bool FillMc2Head(const char* op, const char* group, const Mc2Task& task, 
     return ReportError(op, "CANN refuses the communication tiling of group_ep; its log says why");
 }
 
-// SoC, window and deadline into the call; what cannot be known or is no number is an error.
+// How many ranks of the group share a server. Only A2's transport depends on it, and no default is safe there: a rank
+// of another server is out of reach of loads and stores. Servers of unequal numbers are refused, as where Python
+// counts host names (ascend_moe/comm/servers.py); the kernels could do with a last one of fewer ranks.
+inline bool DescribeServers(const char* op, const SocName& soc, const CannAttributes& given, CallSpec& call) {
+    call.ranks_per_server = 0;
+    const int64_t world = MOE_ATTRIBUTE(call, ep_world_size), ranks = given.ranks_per_server;
+    if (!soc.IsA2() || world < 1 || world > kMaxWorld) return true;  // the rules refuse such a world
+    if (ranks < 1 || ranks > world || world % ranks != 0) {
+        return ReportError(op,
+                           "ranks_per_server is %lld, it must divide the %lld ranks of group_ep: on Ascend910B it says "
+                           "how many of them share each server",
+                           static_cast<long long>(ranks), static_cast<long long>(world));
+    }
+    call.ranks_per_server = static_cast<int32_t>(ranks);
+    return true;
+}
+
+// SoC, window, deadline and servers into the call; what cannot be known or is no number is an error.
 inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttributes& given, CallSpec& call) {
     if (!soc.IsA2() && !soc.IsA3()) {
         return ReportError(op, "the SoC is %s, the kernels are built for Ascend910B and Ascend910_93",
@@ -144,7 +160,7 @@ inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttrib
         return ReportError(op, "ASCEND_MOE_TIMEOUT_S is no number of seconds above 0");
     }
     call.context_kind = static_cast<int32_t>(soc.IsA2() ? kContextA2 : kContextA3);
-    call.ranks_per_server = soc.IsA2() ? static_cast<int32_t>(kA2RanksPerServer) : 0;
+    if (!DescribeServers(op, soc, given, call)) return false;
     const char* near = getenv("ASCEND_MOE_NEAR_STORES");
     call.near_stores = near != nullptr && strcmp(near, "1") == 0 ? 1 : 0;
     call.lent_mib = LentMiBOf();

@@ -63,18 +63,18 @@ aclnnStatus aclnnAscendMoeDistributeDispatchGetWorkspaceSize(
     int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t quantMode,
     int64_t globalBs, int64_t expertTokenNumsType, const char* commAlg, int64_t zeroExpertNum, int64_t copyExpertNum,
     int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, int64_t part,
-    const aclTensor* expandXOut, const aclTensor* dynamicScalesOut, const aclTensor* expandIdxOut,
-    const aclTensor* expertTokenNumsOut, const aclTensor* epRecvCountsOut, const aclTensor* tpRecvCountsOut,
-    const aclTensor* expandScalesOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize,
-    aclOpExecutor** executor) {
+    int64_t ranksPerServer, const aclTensor* expandXOut, const aclTensor* dynamicScalesOut,
+    const aclTensor* expandIdxOut, const aclTensor* expertTokenNumsOut, const aclTensor* epRecvCountsOut,
+    const aclTensor* tpRecvCountsOut, const aclTensor* expandScalesOut, const aclTensor* errorRecordOut,
+    uint64_t* workspaceSize, aclOpExecutor** executor) {
     ASCEND_MOE_REQUIRE(x, expertIds, groupEp, expandXOut, dynamicScalesOut, expandIdxOut, expertTokenNumsOut,
                        epRecvCountsOut, tpRecvCountsOut, expandScalesOut, errorRecordOut, workspaceSize, executor);
     return aclnnInnerAscendMoeDistributeDispatchGetWorkspaceSize(
         x, expertIds, scalesOptional, xActiveMaskOptional, expertScalesOptional, groupEp, epWorldSize, epRankId,
         moeExpertNum, TextOf(groupTp), tpWorldSize, tpRankId, expertShardType, sharedExpertNum, sharedExpertRankNum,
         quantMode, globalBs, expertTokenNumsType, TextOf(commAlg), zeroExpertNum, copyExpertNum, constExpertNum,
-        contract, windowMib, timeoutUs, part, expandXOut, dynamicScalesOut, expandIdxOut, expertTokenNumsOut,
-        epRecvCountsOut, tpRecvCountsOut, expandScalesOut, errorRecordOut, workspaceSize, executor);
+        contract, windowMib, timeoutUs, part, ranksPerServer, expandXOut, dynamicScalesOut, expandIdxOut,
+        expertTokenNumsOut, epRecvCountsOut, tpRecvCountsOut, expandScalesOut, errorRecordOut, workspaceSize, executor);
 }
 
 aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize(
@@ -85,7 +85,8 @@ aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize(
     int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t globalBs,
     int64_t outDtype, int64_t commQuantMode, int64_t groupListType, const char* commAlg, int64_t zeroExpertNum,
     int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, int64_t part,
-    const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize, aclOpExecutor** executor) {
+    int64_t ranksPerServer, const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize,
+    aclOpExecutor** executor) {
     ASCEND_MOE_REQUIRE(expandX, expertIds, expandIdx, epSendCounts, expertScales, groupEp, xOut, errorRecordOut,
                        workspaceSize, executor);
     return aclnnInnerAscendMoeDistributeCombineGetWorkspaceSize(
@@ -93,16 +94,18 @@ aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize(
         expandScalesOptional, sharedExpertXOptional, groupEp, epWorldSize, epRankId, moeExpertNum, TextOf(groupTp),
         tpWorldSize, tpRankId, expertShardType, sharedExpertNum, sharedExpertRankNum, globalBs, outDtype, commQuantMode,
         groupListType, TextOf(commAlg), zeroExpertNum, copyExpertNum, constExpertNum, contract, windowMib, timeoutUs,
-        part, xOut, errorRecordOut, workspaceSize, executor);
+        part, ranksPerServer, xOut, errorRecordOut, workspaceSize, executor);
 }
 
 aclnnStatus aclnnAscendMoeProbeGetWorkspaceSize(const char* groupEp, int64_t epWorldSize, int64_t epRankId,
                                                 int64_t mode, int64_t nonce, int64_t rounds, int64_t cycles,
-                                                int64_t windowMib, int64_t timeoutUs, const aclTensor* reportOut,
-                                                uint64_t* workspaceSize, aclOpExecutor** executor) {
+                                                int64_t windowMib, int64_t timeoutUs, int64_t ranksPerServer,
+                                                const aclTensor* reportOut, uint64_t* workspaceSize,
+                                                aclOpExecutor** executor) {
     ASCEND_MOE_REQUIRE(groupEp, reportOut, workspaceSize, executor);
     return aclnnInnerAscendMoeProbeGetWorkspaceSize(groupEp, epWorldSize, epRankId, mode, nonce, rounds, cycles,
-                                                    windowMib, timeoutUs, reportOut, workspaceSize, executor);
+                                                    windowMib, timeoutUs, ranksPerServer, reportOut, workspaceSize,
+                                                    executor);
 }
 
 #define ASCEND_MOE_LAUNCH(name)                                                                                     \

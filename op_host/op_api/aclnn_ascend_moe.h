@@ -5,7 +5,8 @@
 // Arguments stand in the order of the op definition. Inputs that end in Optional may be null; other tensors
 // may be empty (a rank without tokens), not null. groupTp and commAlg are "" where unused. windowMib 0:
 // HCCL_BUFFSIZE; timeoutUs 0: the default deadline. part 0: the op; 1: the launch that sends; 2: the
-// launch that waits, with the same arguments.
+// launch that waits, with the same arguments. ranksPerServer: how many ranks of groupEp share each server, alike on
+// all ranks and consecutive; on an Ascend910B it has no default, on other SoCs it is not read.
 #pragma once
 
 #include <cstdint>
@@ -38,10 +39,10 @@ ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeDispatchGetWorkspaceSiz
     int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t quantMode,
     int64_t globalBs, int64_t expertTokenNumsType, const char* commAlg, int64_t zeroExpertNum, int64_t copyExpertNum,
     int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, int64_t part,
-    const aclTensor* expandXOut, const aclTensor* dynamicScalesOut, const aclTensor* expandIdxOut,
-    const aclTensor* expertTokenNumsOut, const aclTensor* epRecvCountsOut, const aclTensor* tpRecvCountsOut,
-    const aclTensor* expandScalesOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize,
-    aclOpExecutor** executor);
+    int64_t ranksPerServer, const aclTensor* expandXOut, const aclTensor* dynamicScalesOut,
+    const aclTensor* expandIdxOut, const aclTensor* expertTokenNumsOut, const aclTensor* epRecvCountsOut,
+    const aclTensor* tpRecvCountsOut, const aclTensor* expandScalesOut, const aclTensor* errorRecordOut,
+    uint64_t* workspaceSize, aclOpExecutor** executor);
 ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeDispatch(void* workspace, uint64_t workspaceSize,
                                                                   aclOpExecutor* executor, aclrtStream stream);
 
@@ -53,7 +54,8 @@ ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeCombineGetWorkspaceSize
     int64_t tpRankId, int64_t expertShardType, int64_t sharedExpertNum, int64_t sharedExpertRankNum, int64_t globalBs,
     int64_t outDtype, int64_t commQuantMode, int64_t groupListType, const char* commAlg, int64_t zeroExpertNum,
     int64_t copyExpertNum, int64_t constExpertNum, int64_t contract, int64_t windowMib, int64_t timeoutUs, int64_t part,
-    const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize, aclOpExecutor** executor);
+    int64_t ranksPerServer, const aclTensor* xOut, const aclTensor* errorRecordOut, uint64_t* workspaceSize,
+    aclOpExecutor** executor);
 ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeCombine(void* workspace, uint64_t workspaceSize,
                                                                  aclOpExecutor* executor, aclrtStream stream);
 
@@ -63,7 +65,8 @@ ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeDistributeCombine(void* workspace
 ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeProbeGetWorkspaceSize(const char* groupEp, int64_t epWorldSize,
                                                                      int64_t epRankId, int64_t mode, int64_t nonce,
                                                                      int64_t rounds, int64_t cycles, int64_t windowMib,
-                                                                     int64_t timeoutUs, const aclTensor* reportOut,
+                                                                     int64_t timeoutUs, int64_t ranksPerServer,
+                                                                     const aclTensor* reportOut,
                                                                      uint64_t* workspaceSize, aclOpExecutor** executor);
 ASCEND_MOE_ACLNN_API aclnnStatus aclnnAscendMoeProbe(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
                                                      aclrtStream stream);

@@ -60,7 +60,7 @@ constexpr OpAttribute kDispatchOpAttributes[] = {
     {"zero_expert_num", false, 0, nullptr}, {"copy_expert_num", false, 0, nullptr},
     {"const_expert_num", false, 0, nullptr}, {"contract", false, 1, nullptr},
     {"window_mib", false, 0, nullptr},      {"timeout_us", false, 0, nullptr},
-    {"part", false, 0, nullptr},
+    {"part", false, 0, nullptr},            {"ranks_per_server", false, 0, nullptr},
 };
 
 constexpr OpTensor kCombineOpInputs[] = {
@@ -90,6 +90,7 @@ constexpr OpAttribute kCombineOpAttributes[] = {
     {"copy_expert_num", false, 0, nullptr}, {"const_expert_num", false, 0, nullptr},
     {"contract", false, 1, nullptr},        {"window_mib", false, 0, nullptr},
     {"timeout_us", false, 0, nullptr},      {"part", false, 0, nullptr},
+    {"ranks_per_server", false, 0, nullptr},
 };
 
 constexpr OpTensor kProbeOpOutputs[] = {
@@ -100,7 +101,7 @@ constexpr OpAttribute kProbeOpAttributes[] = {
     {"ep_rank_id", true, 0, nullptr},       {"mode", true, 0, nullptr},
     {"nonce", true, 0, nullptr},            {"rounds", false, 1, nullptr},
     {"cycles", false, 0, nullptr},          {"window_mib", false, 0, nullptr},
-    {"timeout_us", false, 0, nullptr},
+    {"timeout_us", false, 0, nullptr},      {"ranks_per_server", false, 0, nullptr},
 };
 #undef ASCEND_MOE_INPUT
 #undef ASCEND_MOE_OUTPUT

@@ -42,7 +42,7 @@ OP_TYPES = {
 PROBE_TYPE = "AscendMoeProbe"  # of the bring-up; its calls are no CallSpec
 ALL_TYPES = (*OP_TYPES.values(), PROBE_TYPE)
 A2, A3 = "Ascend910B3", "Ascend910_9391"
-CONTEXT_A3, CONTEXT_A2, RANKS_PER_SERVER = 1, 2, 8
+CONTEXT_A3, CONTEXT_A2 = 1, 2
 GROUP = "hccl_ep_group_0"
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -193,7 +193,7 @@ class Call:
         spec = native.describe(self.op, self.contract, self.group, comm_alg, shapes, names)
         a2 = self.soc == A2
         spec.context_kind = CONTEXT_A2 if a2 else CONTEXT_A3
-        spec.ranks_per_server = RANKS_PER_SERVER if a2 else 0
+        spec.ranks_per_server = names["ranks_per_server"] if a2 else 0
         spec.comm_world, spec.comm_rank = names["ep_world_size"], names["ep_rank_id"]
         spec.window_mib = window_mib - 1 if a2 else window_mib
         spec.cores, spec.deadline_micros = self.cores, deadline_micros

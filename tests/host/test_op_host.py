@@ -43,8 +43,11 @@ def made(
     contract: int = 1,
     soc: str = A3,
     cores: int = 48,
+    share: int | None = None,
 ) -> Call:
+    """``share``: ranks a server; None: all."""
     numbers = {"ep_world_size": world, "ep_rank_id": world - 1, "moe_expert_num": world * local}
+    numbers["ranks_per_server"] = world if share is None else share
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {"expert_ids": (INT, (batch, topk))}
     if op == native.OP_DISPATCH:
         tensors["x"] = (dtype, (batch, hidden))
@@ -68,7 +71,8 @@ def of_case(case: Case, op: int, soc: str, cores: int) -> Call:
     batch, topk = one.expert_ids.shape
     make = dispatch if op == native.OP_DISPATCH else combine
     shape = {"batch": batch, "hidden": case.hidden, "topk": topk, "world": case.world, "local": case.local}
-    call = make(**shape, dtype=case.torch_dtype, contract=case.contract, soc=soc, cores=cores)
+    share = max(case.world >> case.seed % 3, 1)
+    call = make(**shape, dtype=case.torch_dtype, contract=case.contract, soc=soc, cores=cores, share=share)
     changes: dict[str, Any] = {"tp_world_size": case.tp, "comm_alg": ALGORITHMS[case.seed % 3]}
     if case.global_bs:
         changes["global_bs"] = case.global_bs
@@ -109,6 +113,8 @@ REFUSED = [
     combine().changed(global_bs=8),
     combine().changed(comm_quant_mode=2),
     combine().changed(shared_expert_x=(torch.bfloat16, (16, 256))),
+    dispatch(soc=A2, share=4).changed(comm_alg="direct"),
+    combine(soc=A2, share=4, contract=2).changed(comm_alg="hierarchy"),
 ]
 
 
@@ -176,6 +182,29 @@ def test_window_and_deadline_of_attributes_and_environment(settings, changes, pl
     assert tile(call.changed(**changes)).data[head:] == plan(call, **planned).data[head:] != b""
 
 
+SERVERS = [(world, share) for world in (*range(1, 17), 24, 33, 48, 64) for share in range(-1, world + 3)]
+
+
+@pytest.mark.parametrize("make", [dispatch, combine])
+def test_servers_of_an_a2(make) -> None:
+    """Every number of ranks a server: a whole number of servers, told, or refused; none reads between them."""
+    head = probe().probe_head_bytes()
+    for world, share in SERVERS:
+        call = make(batch=1, world=world, local=1, topk=1, soc=A2, share=share)
+        tiled = tile(call)
+        if 1 <= share <= world and world % share == 0:
+            assert tiled.error == "" and tiled.data[head:] == plan(call).data[head:], (world, share)
+            direct = call.changed(comm_alg="direct")
+            refused = (
+                f"{call.op_type}: comm_alg is 'direct', which reads other ranks' windows; {world} ranks with {share} "
+            )
+            assert tile(direct).error.startswith(refused) if share < world else tile(direct).error == ""
+            assert tile(replace(direct, soc=A3)).error == ""  # stores reach a supernode
+        else:
+            rule = f"ranks_per_server is {share}, it must divide the {world} ranks of group_ep: on Ascend910B"
+            assert tiled.error.startswith(f"{call.op_type}: {rule}"), (world, share, tiled.error)
+
+
 def test_bad_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("many", "0", "-3", "1.5"):
         monkeypatch.setenv("HCCL_BUFFSIZE", text)
@@ -197,7 +226,7 @@ def test_bad_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("make", [dispatch, combine])
 def test_window_too_small(make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused in the plan's own words; with the MiB that they ask for it is tiled."""
-    call = make(batch=512, hidden=7168, topk=8, world=16, local=16, contract=2, soc=A2)
+    call = make(batch=512, hidden=7168, topk=8, world=16, local=16, contract=2, soc=A2, share=8)
     monkeypatch.setenv("HCCL_BUFFSIZE", "20")
     error = tile(call).error
     assert error == f"{call.op_type}: {plan(call, 20).error}"
@@ -292,6 +321,7 @@ def probe_call(soc: str = A3, cores: int = 48, **attributes: int | str) -> str:
         "ep_rank_id": 1,
         "mode": MODES["store"],
         "nonce": 77,
+        "ranks_per_server": 4,
         **attributes,
     }
     lines = [f"op {PROBE_TYPE}", f"soc {soc}", f"cores {cores}"]
@@ -307,12 +337,14 @@ def test_probe_tiling(soc: str, kind: int, cores: int) -> None:
     head = probe().probe_head_bytes()
     wanted = ProbeTiling(mode=MODES["store"], world=4, rank=1, cores=cores, context_kind=kind, nonce=77, rounds=9)
     wanted.data_bytes = (30 - (kind == 2)) << 20
-    wanted.near_ranks = 8 * (kind == 2)
+    wanted.near_ranks = 4 * (kind == 2)
     wanted.deadline_cycles = 10 * CYCLES_PER_MICRO
     assert (tiled.error, tiled.data[head:]) == ("", bytes(wanted))
     assert (tiled.key, tiled.cores, tiled.schedule_mode, tiled.workspaces) == (TILING_KEY, cores, 1, 1)
     assert tiled.workspace == SYSTEM_WORKSPACE + 3 * 64 * 32
     assert tiled.data[:head] == tile(dispatch(soc=soc)).data[:head]
+    half = ProbeTiling.from_buffer_copy(tile(probe_call(soc, cores, ranks_per_server=2)).data[head:])
+    assert half.near_ranks == 2 * (kind == 2)
     by_settings = ProbeTiling.from_buffer_copy(tile(probe_call(soc, cycles=1234)).data[head:])
     assert (by_settings.deadline_cycles, by_settings.data_bytes) == (1234, (200 - (kind == 2)) << 20)
 
@@ -328,6 +360,9 @@ def test_probe_tiling(soc: str, kind: int, cores: int) -> None:
         ({"rounds": 0}, "rounds is 0, it must be 1 to 4294967295"),
         ({"cycles": -1}, "cycles is -1, it must be 0 to"),
         ({"cores": 1}, "the number of vector cores is 1, it must be 3 to 64"),
+        ({"soc": A2, "ranks_per_server": 0}, "ranks_per_server is 0, it must divide the 4 ranks of group_ep: on A"),
+        ({"soc": A2, "ranks_per_server": 8}, "ranks_per_server is 8, it must divide the 4 ranks of group_ep: on A"),
+        ({"soc": A2, "ranks_per_server": 3}, "ranks_per_server is 3, it must divide the 4 ranks of group_ep: on A"),
         ({"soc": "Ascend310P3"}, "the SoC is Ascend310P3, the kernels are built for"),
     ],
 )

@@ -261,10 +261,9 @@ int PrepareProbe(const standin::Tensor& report, const char* type, const char* gr
     }
     moe::MoeProbeTiling probe;
     memcpy(&probe, tiling.data(), sizeof(probe));
-    const bool a2 = probe.contextKind == moe::kContextA2;
     void* comm = nullptr;
-    if (const int status = CommunicatorOf(group, static_cast<int32_t>(probe.contextKind),
-                                          a2 ? static_cast<int32_t>(moe::kA2RanksPerServer) : 0, comm))
+    if (const int status =
+            CommunicatorOf(group, static_cast<int32_t>(probe.contextKind), static_cast<int32_t>(probe.nearRanks), comm))
         return status;
     made.run = [comm, type, tiling = std::move(tiling), words = static_cast<uint32_t*>(report.data)] {
         Count(counts.launches, type);

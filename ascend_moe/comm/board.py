@@ -1,0 +1,84 @@
+"""What the ranks of a process group tell each other in its store: a post of each, on a board."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ascend_moe.errors import CommTimeout, PeerLost
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from torch._C._distributed_c10d import ProcessGroup, Store
+
+P = TypeVar("P", bound="DataclassInstance")
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.02  # between two looks at the store
+STORE_PATIENCE_S = 1.0  # the least time that the store gets for an answer
+
+
+def store_host(store: Store, group: ProcessGroup) -> int | None:
+    """The rank in the group whose process serves the store; None where that is no rank, or not known."""
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import distributed_c10d
+
+    base: Any = getattr(store, "_underlying_non_prefix_store", store)
+    if not isinstance(base, TCPStore) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    rank: int | None = distributed_c10d._world.pg_group_ranks.get(group, {}).get(0)
+    return rank
+
+
+class Board(Generic[P]):
+    """The posts of all ranks in the group's store, each a dataclass of the type of ``mine``."""
+
+    def __init__(self, store: Store, rank: int, mine: P, host: int | None, prefix: str, key: str) -> None:
+        """``host``: as ``store_host``. ``prefix``: what errors begin with. ``key``: the place in the store."""
+        from torch._C._distributed_c10d import PrefixStore
+
+        self.mine = mine
+        self.posts: dict[int, P] = {}
+        self.answers = True
+        self._store: Any = PrefixStore(f"ascend_moe/{key}", store)
+        self._rank, self._host, self._prefix = rank, host, prefix
+
+    def exchange(self, ranks: list[int], seconds: float) -> None:
+        """Posts ``mine`` unless that is there, and reads the posts of ``ranks``.
+
+        On a thread, because a store blocks for as long as its host is stopped.
+        """
+        failures: list[Exception] = []
+        mine = self.mine
+
+        def body() -> None:
+            try:
+                # Every time: the thread of an earlier opening, held up by a stopped host, may post late.
+                if self._read(self._rank) != mine:
+                    self._store.set(f"rank/{self._rank}", json.dumps(asdict(mine)))
+                posts = {rank: self._read(rank) for rank in ranks}
+                self.posts |= {rank: post for rank, post in posts.items() if post is not None}
+            except Exception as error:  # the store's errors have no common class
+                failures.append(error)
+
+        thread = threading.Thread(target=body, name="ascend_moe-store", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        self.answers = not thread.is_alive() and not failures
+        if not self.answers:
+            reason = str(failures[0]).partition("\n")[0] if failures else ""
+            seen = f"has failed ({reason})" if failures else f"has not answered for {seconds:.1f} s"
+            host = "its host is not known" if self._host is None else f"rank {self._host} normally hosts it"
+            text = f"{self._prefix}: the store of the process group {seen}; {host}; see the host's log for why"
+            raise (PeerLost if failures else CommTimeout)(text, rank=self._host, phase="open")
+
+    def _read(self, rank: int) -> P | None:
+        key = f"rank/{rank}"
+        if not self._store.check([key]):  # get() would block until the key is there
+            return None
+        try:
+            return type(self.mine)(**json.loads(self._store.get(key)))
+        except (TypeError, ValueError):
+            return None  # of another version
