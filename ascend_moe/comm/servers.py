@@ -82,14 +82,14 @@ def gather(name: str, group: ProcessGroup, timeout: float) -> tuple[ServerPost, 
         if group not in _gathered:
             c10d: Any = dist.distributed_c10d  # absent where torch was built without it
             store = c10d._world.pg_map[group][1]
-            _gathered[group] = _meet(name, store, group.rank(), group.size(), timeout, store_host(store, group))
+            prefix = f"rank {group.rank()}: the servers of group {name!r}"
+            board = Board(store, group.rank(), ServerPost(), store_host(store, group), prefix, "servers")
+            _gathered[group] = _meet(board, group.rank(), group.size(), timeout, prefix)
         return _gathered[group]
 
 
-def _meet(name: str, store: Any, rank: int, world: int, timeout: float, host: int | None) -> tuple[ServerPost, ...]:
+def _meet(board: Board[ServerPost], rank: int, world: int, timeout: float, prefix: str) -> tuple[ServerPost, ...]:
     """A store may still hold the posts of a former group of this name: a rank is there once it has seen all others."""
-    prefix = f"rank {rank}: the servers of group {name!r}"
-    board = Board(store, rank, ServerPost(), host, prefix, "servers")
     others = [other for other in range(world) if other != rank]
     deadline, pause = time.monotonic() + timeout, FIRST_PAUSE_S
     while True:

@@ -71,6 +71,30 @@ def test_forked_children_neither_close_nor_hide_a_communicator() -> None:
         os.kill(child, 9)
 
 
+def test_ranks_of_other_hosts_agree_for_every_group() -> None:
+    """Gloo ranks that take themselves to be on other hosts; groups of some of them, and the setting."""
+    with Ranks(4) as ranks:
+        values(ranks.call(cases.hosts_are, ["a", "a", "b", "b"]))
+        for some, shares in (
+            ([0, 1, 2, 3], [2] * 4),
+            ([0, 1], [2, 2, 0, 0]),
+            ([3, 1], [0, 1, 0, 1]),
+            ([2], [0, 0, 1, 0]),
+        ):
+            assert values(ranks.call(cases.ranks_sharing, some)) == shares
+        outcomes = ranks.call(cases.ranks_sharing, [0, 1, 3])
+        assert outcomes.pop(2).value == 0
+        for outcome in outcomes:
+            assert outcome.error == "ArgumentError" and "2 of its 3 ranks are on 'a'" in outcome.text
+        values(ranks.call(cases.set_on, 3, "ASCEND_MOE_RANKS_PER_SERVER", "4"))
+        for outcome in ranks.call(cases.ranks_sharing, [0, 1, 2, 3]):
+            assert outcome.error == "ConfigMismatch" and outcome.details["field"] == "ASCEND_MOE_RANKS_PER_SERVER", (
+                outcome.text
+            )
+        values(ranks.call(cases.set_env, "ASCEND_MOE_RANKS_PER_SERVER", "4"))
+        assert values(ranks.call(cases.ranks_sharing, [0, 1, 2, 3])) == [4] * 4
+
+
 # ---- a rank that does not come
 
 

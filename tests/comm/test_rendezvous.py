@@ -20,8 +20,9 @@ from window_library import WindowLibrary, exchange
 
 from ascend_moe import comm
 from ascend_moe.comm import processes
+from ascend_moe.comm.board import Board
 from ascend_moe.comm.communicator import Communicator
-from ascend_moe.comm.processes import Board, Opening, Peer, Post, create_window
+from ascend_moe.comm.processes import Opening, Peer, Post, create_window
 from ascend_moe.errors import CommTimeout, ConfigMismatch, PeerLost
 
 
@@ -204,6 +205,9 @@ def test_store_that_fails(
 @pytest.mark.parametrize(
     ("field", "changes", "ours", "theirs"),
     [
+        ("ASCEND_MOE_RANKS_PER_SERVER", {"ranks_per_server": 2, "context": "a2", "data_bytes": 1 << 19}, 0, 2),
+        ("ASCEND_MOE_CONTEXT", {"context": "a3"}, "table", "a3"),
+        ("ASCEND_MOE_NEAR_STORES", {"near_stores": 1}, 0, 1),
         ("HCCL_BUFFSIZE", {"data_bytes": 2 << 20}, 1, 2),
         ("ASCEND_MOE_LENT_MIB", {"lent_bytes": 5 << 20}, 1, 5),
         ("window layout", {"total": 1 << 21}, 0, 1 << 21),

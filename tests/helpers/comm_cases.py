@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import socket
 import time
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from window_library import WindowLibrary, exchange
 
 from ascend_moe import comm
-from ascend_moe.comm import processes
+from ascend_moe.comm import processes, servers
 from ascend_moe.native import library as _lib
 
 
@@ -69,6 +70,17 @@ def set_env(name: str, value: str) -> None:
 def set_on(rank: int, name: str, value: str) -> None:
     if dist.get_rank() == rank:
         os.environ[name] = value
+
+
+def hosts_are(names: list[str]) -> None:
+    """This process takes itself to be on the host of its rank."""
+    socket.gethostname = lambda: names[dist.get_rank()]
+
+
+def ranks_sharing(some: list[int]) -> int:
+    """In a new group of these ranks; all ranks call, and the others get 0."""
+    group = dist.new_group(some)
+    return servers.ranks_sharing("g", group, 10) if isinstance(group, dist.ProcessGroup) else 0
 
 
 def signal_self_at(point: str, number: int) -> None:

@@ -1,0 +1,194 @@
+"""Which ranks share a server: what host names, settings and torchrun's variable say, and how ranks agree on it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from ascend_moe.comm import servers
+from ascend_moe.comm.board import Board
+from ascend_moe.comm.servers import ServerPost, agreed
+from ascend_moe.errors import AscendMoeError, CommTimeout, ConfigMismatch
+
+SETTING = "ASCEND_MOE_RANKS_PER_SERVER"
+
+
+def posts(hosts: Sequence[str], **facts: Any) -> list[ServerPost]:
+    """Of ranks on these hosts; a fact is a value, or a list with one for each rank."""
+    each = {name: value if isinstance(value, list) else [value] * len(hosts) for name, value in facts.items()}
+    plain = {"boot": "", "share": 0, "local_world": 0, "near_stores": 0}
+    return [
+        ServerPost(host=host, **plain | {name: values[rank] for name, values in each.items()})
+        for rank, host in enumerate(hosts)
+    ]
+
+
+def told(made: Sequence[ServerPost], rank: int = 0, ranks: Sequence[int] | None = None, job: int = 0) -> int | str:
+    """What one rank concludes: the number, or the error's text. ``ranks`` of the job are by default all there are."""
+    try:
+        return agreed("g", rank, made, ranks or range(len(made)), job or len(made))
+    except AscendMoeError as error:
+        assert "\n" not in str(error) and "group 'g'" in str(error)
+        return (
+            f"{type(error).__name__} {error.details['argument' if 'argument' in error.details else 'field']}: {error}"
+        )
+
+
+def on(*counts: int) -> list[str]:
+    return [f"host{at}" for at, count in enumerate(counts) for _ in range(count)]
+
+
+# ---- host names
+
+
+@pytest.mark.parametrize(
+    ("hosts", "share"),
+    [(on(8), 8), (on(4, 4), 4), (on(2, 2, 2, 2), 2), (on(*[1] * 5), 1), (on(8, 8), 8), (on(3, 3), 3), (on(1), 1)],
+)
+def test_as_many_ranks_on_every_server(hosts: list[str], share: int) -> None:
+    assert [told(posts(hosts), rank) for rank in range(len(hosts))] == [share] * len(hosts)
+    assert told(posts(hosts, local_world=share)) == share  # torchrun says the same
+    assert told(posts(hosts, local_world=share + 1), job=2 * len(hosts)) == share  # the group has a part of the ranks
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        (on(3, 5), "3 of its 8 ranks are on 'host0' (from rank 0 on), 5 on 'host1' (from rank 3 on)"),
+        (on(8, 1), "8 of its 9 ranks are on 'host0' (from rank 0 on), 1 on 'host1' (from rank 8 on)"),
+        (on(2, 2, 1), "2 of its 5 ranks are on 'host0' (from rank 0 on), 1 on 'host2' (from rank 4 on)"),
+        (["a", "b"] * 4, "ranks 0 and 2 are on 'a', but rank 1 between them is on 'b'"),
+        (["a", "a", "b", "b", "a", "a"], "ranks 0 and 4 are on 'a', but rank 3 between them is on 'b'"),
+        (["a", "a", "b", "b", "c", "b"], "ranks 2 and 5 are on 'b', but rank 4 between them is on 'c'"),
+    ],
+)
+def test_other_servers_are_refused_by_name(hosts: list[str], text: str) -> None:
+    """The same on all ranks, whatever torchrun says of its own."""
+    for local in (0, [hosts.count(host) for host in hosts]):
+        made = posts(hosts, local_world=local)
+        said = {told(made, rank) for rank in range(len(hosts))}
+        assert len(said) == 1 and f"ArgumentError group_ep: group 'g': {text}" in said.pop()
+
+
+def test_drawn_servers() -> None:
+    """Accepted exactly where rank r is on the server r // n for some n that divides W; the setting says the same."""
+    dice, accepted = random.Random(5), 0
+    for _ in range(3000):
+        world, servers_ = dice.randrange(1, 17), dice.randrange(1, 5)
+        if dice.random() < 0.5:
+            share = dice.randrange(1, world + 1)
+            hosts = [f"h{rank // share}" for rank in range(world)]
+        else:
+            hosts = [f"h{dice.randrange(servers_)}" for _ in range(world)]
+        wanted = [
+            share
+            for share in range(1, world + 1)
+            if world % share == 0
+            and [hosts.index(host) for host in hosts] == [rank // share * share for rank in range(world)]
+        ]
+        assert len(wanted) <= 1
+        found = told(posts(hosts), dice.randrange(world))
+        assert found == wanted[0] if wanted else "ArgumentError" in str(found), (hosts, found)
+        accepted += bool(wanted)
+        share = dice.randrange(1, 2 * world)
+        by_setting = told(posts(hosts, share=share))  # whatever the host names
+        assert (
+            by_setting == min(share, world) if share >= world or world % share == 0 else "Argument" in str(by_setting)
+        )
+    assert 500 < accepted < 2500
+
+
+# ---- what else is known of servers
+
+
+def test_one_name_for_two_machines_is_found() -> None:
+    """Bare servers are often all called localhost: the boot id, or torchrun's count, tells them apart."""
+    text = str(told(posts(["localhost"] * 8, boot=[*["b0"] * 4, *["b1"] * 4]), 5))
+    assert "ConfigMismatch host name: ranks 0 and 4 of group 'g' both have the host name 'localhost'" in text
+    assert f"export {SETTING} on all ranks" in text
+    text = str(told(posts(["localhost"] * 8, local_world=4), 5))
+    assert "ConfigMismatch LOCAL_WORLD_SIZE: LOCAL_WORLD_SIZE is 4 on rank 0 of group 'g', but 8 of its 8 ranks" in text
+    assert told(posts(["localhost"] * 8, local_world=4, share=4, boot=[*["b0"] * 4, *["b1"] * 4])) == 4
+
+
+def test_fewer_ranks_of_a_name_than_were_started_there() -> None:
+    """Of a group of the whole job only: others need not have all ranks of a server."""
+    made = posts(on(4, 4), local_world=8)
+    text = "LOCAL_WORLD_SIZE is 8 on rank 0 of group 'g', but 4 of its 8 ranks have that one's host name 'host0'"
+    assert text in str(told(made)) and told(made, job=16) == 4
+    assert told(posts(on(4, 4), local_world=8, share=8)) == 8
+
+
+@pytest.mark.parametrize(("name", "field"), [(SETTING, "share"), ("ASCEND_MOE_NEAR_STORES", "near_stores")])
+def test_settings_that_differ_are_named_on_every_rank(name: str, field: str) -> None:
+    made = posts(on(4, 4), **{field: [4 if field == "share" else 1] * 5 + [0] * 3})
+    for rank in range(8):
+        with pytest.raises(ConfigMismatch) as caught:
+            agreed("g", rank, made, range(8), 8)
+        error = caught.value
+        ours, theirs = (getattr(made[one], field) for one in (rank, error.rank))  # type: ignore[attr-defined]
+        assert error.details == {"field": name, "rank": 5 if rank < 5 else 0, "ours": ours, "theirs": theirs}
+        where = f"{ours} on rank {rank}, {theirs} on rank {error.details['rank']}"
+        assert f"{name} differs in group 'g': {where}: export one value" in str(error)
+
+
+def test_the_setting_counts_ranks_of_the_job() -> None:
+    """One value for all groups: of 16 ranks on two servers of 8."""
+    for ranks, share in (
+        ([0, 1, 2, 3, 8, 9, 10, 11], 4),
+        ([4, 5, 6, 7], 4),
+        ([7, 8], 1),
+        (range(16), 8),
+        ([0, 2, 9, 15], 2),
+    ):
+        assert told(posts(["?"] * len(ranks), share=8), ranks=ranks, job=16) == share
+        by_name = posts([f"s{one // 8}" for one in ranks], local_world=8)
+        assert told(by_name, ranks=ranks, job=16) == share  # as host names do
+    mixed = str(told(posts(["?"] * 3, share=8), ranks=[6, 7, 8], job=16))
+    assert (
+        "2 of its 3 ranks are on 'server 0' (from rank 0 on), 1 on 'server 1'" in mixed and f"{SETTING} is 8" in mixed
+    )
+
+
+# ---- how ranks tell each other
+
+
+def meet(store: Any, made: Sequence[ServerPost], there: Sequence[int], timeout: float = 10) -> list[Any]:
+    """What the ranks that are there find, each on a thread: host names, or the error."""
+
+    def body(rank: int) -> Any:
+        time.sleep(0.01 * (rank * 7 % 3))
+        board = Board(store, rank, made[rank], None, f"rank {rank}", "servers")
+        try:
+            return [post.host for post in servers._meet(board, rank, len(made), timeout, f"rank {rank}")]
+        except CommTimeout as error:
+            return error
+
+    with ThreadPoolExecutor(len(there)) as pool:
+        return list(pool.map(body, there))
+
+
+def test_ranks_meet_anew_over_what_an_earlier_group_has_left() -> None:
+    store = dist.HashStore()
+    for number in range(5):
+        hosts = [f"{number}-{rank}" for rank in range(4)]
+        assert meet(store, posts(hosts), range(4)) == [hosts] * 4
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_rank_that_does_not_come_is_named(before: bool) -> None:
+    """Also where its post of an earlier group is there."""
+    store, hosts = dist.HashStore(), on(2, 2)
+    if before:
+        meet(store, posts(hosts), range(4))
+    for error in meet(store, posts(hosts), [0, 1, 3], timeout=0.5):
+        assert isinstance(error, CommTimeout) and error.details["phase"] == "open"
+        assert 2 in error.details["ranks"] and "did not say where they run within 0.5 s" in str(error)
+        if not before:
+            assert (error.rank, error.ranks) == (2, [2])
