@@ -163,9 +163,10 @@ RANKS_PER_SERVER = Setting(
     "ASCEND_MOE_RANKS_PER_SERVER",
     _whole_number(0, MAX_WORLD),
     0,
-    f"a whole number in 0..{MAX_WORLD} (0: one server)",
-    "CPU: simulates servers of this many ranks, with the RDMA transport of an A2 cluster between them",
-    "0: one server",
+    f"a whole number in 0..{MAX_WORLD} (0: not told)",
+    "ranks of a server. A2: goes before host names, counts ranks of the job. CPU: simulates A2's servers of that many; "
+    "the same on all ranks",
+    "0: A2: host names tell; CPU: one server",
 )
 NEAR_STORES = Setting(
     "ASCEND_MOE_NEAR_STORES",

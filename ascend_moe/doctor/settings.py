@@ -30,7 +30,7 @@ def _findings() -> Iterator[Finding]:
     yield _checked(settings.ENGINE, lambda: f"engine {library.engine_name()}")
     lent = "window_empty takes tensors from {} MiB a rank on the twin"
     meanings: dict[Setting[Any], Callable[[], str]] = {
-        settings.RANKS_PER_SERVER: lambda: f"{ranks_per_server()} ranks a server on the twin",
+        settings.RANKS_PER_SERVER: lambda: f"{ranks_per_server()} ranks a server, on the twin and on A2",
         settings.COMM_ALG: _algorithm,
         settings.LENT_MIB: lambda: lent.format(window_lent_bytes(0) // MIB),
         settings.ISA: lambda: f"vector loops are {settings.ISA.get()}",

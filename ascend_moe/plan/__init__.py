@@ -206,6 +206,10 @@ def _check(request: Request) -> None:
         need_one_of(name, getattr(request, name), names)
 
 
+def _ranks_per_server(request: Request) -> int:
+    return request.ranks_per_server or min(soc_of(request.soc).ranks_per_server, request.ranks)
+
+
 # ---- descriptions of the two calls ----
 
 
@@ -224,7 +228,7 @@ def call_spec(op: int, request: Request, shapes: calls.Shapes, cores: int, windo
     }
     call = calls.describe(op, CONTRACTS[request.contract], "group", request.comm_alg, shapes, attributes)
     chip = soc_of(request.soc)
-    servers = request.ranks_per_server or min(chip.ranks_per_server, request.ranks)
+    servers = _ranks_per_server(request)
     call.context_kind = CONTEXT_A2 if chip.window_holds_state else CONTEXT_A3
     call.ranks_per_server = servers if servers < request.ranks else 0
     call.comm_world, call.comm_rank = request.ranks, rank
@@ -293,7 +297,10 @@ def _violations(request: Request, cores: int) -> tuple[list[Violation], Request 
     The operators stop at the first rule; what breaks it is set right and they are asked again.
     """
     found: list[Violation] = []
-    at = request
+    share, at = _ranks_per_server(request), request
+    if soc_of(request.soc).series == "A2" and request.ranks % share:  # as it is refused where a group opens
+        message = f"ranks_per_server is {share}, it must divide the {request.ranks} ranks: on an A2 every server has "
+        found.append(Violation("ranks_per_server", message + "as many ranks of a group"))
     while (error := _refused(at, cores)) is not None:
         if error.argument == "comm_alg" and library.lib().am_comm_algorithm(request.comm_alg.encode()) < 0:
             raise error  # a name that means nothing

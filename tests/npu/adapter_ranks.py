@@ -267,7 +267,7 @@ def check_a_groups_own_window_size_counts_and_an_a2_keeps_its_state_area_in_it()
     end, soc_of = npu_communicator._ends[name], torch.npu.get_device_name
     a2 = "910B" in soc_of()
     assert (end.buffer_mib, end.data_bytes) == (64, (64 - a2) << 20)
-    assert (end.context_kind, end.ranks_per_server) == ((2, 8) if a2 else (1, 0))
+    assert (end.context_kind, end.ranks_per_server) == ((2, WORLD) if a2 else (1, 0))
     own = 'pg_options.hccl_config["hccl_buffer_size"]=1 must be more than 1 MiB on an A2'
     refused = [("Ascend310P3", 64, "tensors are on a Ascend310P3: "), ("Ascend910B3", 1, own)]
     for soc, mib, text in refused:

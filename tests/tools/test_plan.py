@@ -232,6 +232,25 @@ def test_tiling_and_socs() -> None:
     assert all(one.aiv == 2 * one.aic and one.aiv <= calls.MAX_CORES for one in soc.SOCS.values())
 
 
+def test_servers_of_an_a2_have_as_many_ranks() -> None:
+    """As where a group opens on NPUs; an A3's servers may have any."""
+    for ranks, share, right in (
+        (16, 0, True),
+        (16, 4, True),
+        (12, 0, False),
+        (12, 6, True),
+        (8, 3, False),
+        (6, 0, True),
+    ):
+        found = plan.plan(replace(DEEPSEEK, ranks=ranks, experts=16 * ranks, soc="Ascend910B2", ranks_per_server=share))
+        assert found.ok == right == bool(found.ops), found.violations
+        if not right:
+            (one,) = found.violations
+            rule = f"ranks_per_server is {share or 8}, it must divide the {ranks} ranks: "
+            assert one.argument == "ranks_per_server" and one.message.startswith(rule)
+        assert plan.plan(replace(found.request, soc="Ascend910_9391")).ok
+
+
 # ---- the command
 
 

@@ -28,7 +28,7 @@ from ascend_moe.validate import bringup, probes
 from ascend_moe.validate import run as validate_run
 from ascend_moe.validate.bringup import OP_PROBES
 from ascend_moe.validate.cases import matrix
-from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SKIPPED, Finding, Probe, exit_code, summary
+from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SERVERS, SKIPPED, Finding, Probe, exit_code, summary
 from ascend_moe.validate.probes_kernel import MODES, PASSED, Twin
 from ascend_moe.validate.run import BAD
 
@@ -236,7 +236,7 @@ def test_without_typer_and_rich(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         cli.main(["--help"])
 
 
-PROBES = {probe.name: probe for probe in KERNEL_PROBES}  # test_bringup_command: all pass on the twin
+PROBES = {probe.name: probe for probe in (SERVERS, *KERNEL_PROBES)}  # test_bringup_command: all pass on the twin
 OPS = {probe.name: probe for probe in OP_PROBES}
 
 
@@ -341,6 +341,34 @@ def test_context_probe_fails_on_another_context(field: str, value: int, text: st
 
     found = PROBES["context layout"].on(Other(window_mib=4))
     assert found.verdict == FAIL and text in found.detail, found
+
+
+@pytest.mark.parametrize(
+    ("near", "hosts", "verdict", "text"),
+    [
+        (4, "aaaa bbbb", PASS, "4 ranks a server, 2 server(s), 2 host name(s)"),
+        (0, "aaaaa", PASS, "5 ranks a server, 1 server(s), 1 host name(s)"),
+        (8, "aaaa bbbb", FAIL, "ranks 0 and 4 are to share a server (8 ranks do), but their host names are a and b"),
+        (0, "aaaa bbbb", FAIL, "ranks 0 and 4 are to share a server (8 ranks do), but their host names are a and b"),
+        (4, "aaab bbbb", FAIL, "ranks 0 and 3 are to share a server (4 ranks do), but their host names are a and b"),
+        (2, "abab", FAIL, "ranks 0 and 1 are to share a server (2 ranks do), but their host names are a and b"),
+        (2, "aaaa", PASS, "2 ranks a server, 2 server(s), 1 host name(s); ASCEND_MOE_RANKS_PER_SERVER goes before"),
+    ],
+)
+def test_servers_probe_compares_host_names(near: int, hosts: str, verdict: str, text: str) -> None:
+    """Where ranks are to share a server and have two host names, no kernel is launched."""
+    names = [*hosts.replace(" ", "")]
+
+    class Elsewhere(Twin):
+        hosts = names  # type: ignore[assignment]
+
+        def launch(self, *_: Any) -> Any:
+            raise AssertionError("launched")
+
+    found = SERVERS.on(Elsewhere(world=len(names), layout="a2", near=near))
+    assert found.verdict == verdict and text in found.detail, found
+    on_a3 = SERVERS.on(Elsewhere(world=len(names), near=near))  # any rank of a supernode is near
+    assert on_a3.verdict == PASS and f"{len(names)} ranks on {len(set(names))} host(s)" in on_a3.detail
 
 
 def test_store_probe_stays_on_its_server() -> None:

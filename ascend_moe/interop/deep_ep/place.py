@@ -39,6 +39,8 @@ class Place:
     def ranks_per_server(self) -> int:
         """0: one server."""
         here = comm.ranks_per_server(self.group_ep, self.world, self.rank)
+        equal = not here or here > self.world or self.world % here == 0
+        need(equal, "group", "has {} ranks, {} a server; a Buffer needs as many on every server", self.world, here)
         return here if here < self.world else 0
 
     def of_op(self, experts: int, tokens: int) -> dict[str, Any]:

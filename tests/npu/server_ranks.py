@@ -1,0 +1,156 @@
+"""One rank of a group on (virtual) NPUs whose ranks take themselves to be on HOSTS: ``server_ranks.py``."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+from npu_runs import raises, run_checks
+
+import ascend_moe
+from ascend_moe import comm
+from ascend_moe.errors import ArgumentError, ConfigMismatch
+from ascend_moe.reference.cases import Case, Place
+from ascend_moe.validate.probes import KERNEL_PROBES, PASS, SERVERS
+from ascend_moe.validate.probes_kernel import Npu
+from ascend_moe.validate.run import run_case
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+HOSTS = os.environ["HOSTS"]  # a letter a rank
+NPU = torch.device("npu", RANK)
+HALF = WORLD // 2
+SETTING = "ASCEND_MOE_RANKS_PER_SERVER"
+
+socket.gethostname = lambda: HOSTS[RANK]
+torch.npu.set_device(RANK)
+dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
+GLOO = dist.new_group(backend="gloo")
+ON_A2 = "910B" in torch.npu.get_device_name()
+
+
+def group_of(ranks: list[int]) -> Place | None:
+    """This rank's place in a fresh group; all ranks call."""
+    group = dist.new_group(ranks)
+    if not isinstance(group, dist.ProcessGroup):
+        return None
+    return Place(group.rank(), group.size(), ascend_moe.comm_name(group), NPU)
+
+
+def everyone() -> Place:
+    place = group_of(list(range(WORLD)))
+    assert place is not None
+    return place
+
+
+def share_of(place: Place) -> int:
+    return comm.ranks_per_server(place.group_ep, place.world, place.rank)
+
+
+def dispatch(place: Place, **more: Any) -> Any:
+    x = torch.ones(3, 64, dtype=torch.bfloat16, device=NPU)
+    ids = torch.tensor([[0, place.world]] * 3, dtype=torch.int32, device=NPU)
+    arguments = (x, ids, place.group_ep, place.world, place.rank, 2 * place.world)
+    out = ascend_moe.npu_moe_distribute_dispatch_v2(*arguments, **more)
+    ascend_moe.check()
+    return out
+
+
+def sound(place: Place) -> None:
+    """Round trips of both contracts are the reference's."""
+    for contract in (1, 2):
+        case = Case("servers", place.world, contract=contract, batches="unequal", ids="distinct", seed=contract)
+        for result in run_case(place, case):
+            assert result.ok, result.text
+
+
+def check_the_halves_are_servers_of_an_a2() -> None:
+    place = everyone()
+    sound(place)  # the first op opens the group
+    assert share_of(place) == (HALF if ON_A2 else 0)
+    assert comm.algorithm_of(place.group_ep) == ("window" if ON_A2 else "direct")
+    if ON_A2:
+        with raises(f"comm_alg is 'direct', .*; {WORLD} ranks with {HALF} a server", ArgumentError):
+            dispatch(place, comm_alg="direct")
+    else:
+        dispatch(place, comm_alg="direct")
+    sound(place)
+    dist.barrier(GLOO)
+
+
+def check_groups_of_some_ranks_are_counted_by_their_own() -> None:
+    for ranks, share in (([0, HALF], 1), (list(range(HALF)), HALF), (list(range(HALF - 1, HALF + 1)), 1)):
+        place = group_of(ranks)
+        if place is not None:
+            sound(place)
+            assert share_of(place) == (share if ON_A2 else 0)
+        dist.barrier(GLOO)
+
+
+def check_unequal_servers_and_ranks_in_turn_are_refused_on_every_rank() -> None:
+    in_turn = [rank for pair in zip(range(HALF), range(HALF, WORLD), strict=True) for rank in pair]
+    for ranks, text in (
+        (list(range(HALF + 1)), rf"{HALF} of its {HALF + 1} ranks are on 'a' \(from rank 0 on\), 1 on 'b'"),
+        (in_turn, "ranks 0 and 2 are on 'a', but rank 1 between them is on 'b'"),
+    ):
+        # c10d sorts ranks: the order of names gives ranks in turn.
+        where = {rank: HOSTS[rank] for rank in range(WORLD)}
+        if ranks == in_turn:
+            where = dict(enumerate(HOSTS[rank] for rank in in_turn))
+        socket.gethostname = lambda where=where: where[RANK]
+        place = group_of(sorted(ranks))
+        if place is not None and ON_A2:
+            for _ in range(2):  # what ranks have said stays
+                with raises(text, ArgumentError):
+                    dispatch(place)
+        elif place is not None:
+            sound(place)
+        dist.barrier(GLOO)
+    socket.gethostname = lambda: HOSTS[RANK]
+
+
+def check_the_setting_goes_before_host_names_and_is_the_same_on_all() -> None:
+    if not ON_A2:
+        return
+    for share in (1, WORLD):
+        os.environ[SETTING] = str(share)
+        place = everyone()
+        sound(place)
+        assert share_of(place) == share
+        end = Npu(place)._end()
+        assert (end.buffer_mib, end.data_bytes >> 20) == (200, 199)  # the twin's layout is no matter here
+        dist.barrier(GLOO)
+    os.environ[SETTING] = "4" if RANK == 0 else "2"
+    place = everyone()
+    with raises(f"{SETTING} differs in group", ConfigMismatch):
+        dispatch(place)
+    del os.environ[SETTING]
+    os.environ["LOCAL_WORLD_SIZE"] = str(WORLD)
+    place = everyone()
+    with raises(f"LOCAL_WORLD_SIZE is {WORLD} on rank 0 of group .*, but {HALF} of its {WORLD} ranks", ConfigMismatch):
+        dispatch(place)
+    os.environ["LOCAL_WORLD_SIZE"] = str(HALF)
+    sound(everyone())
+    del os.environ["LOCAL_WORLD_SIZE"]
+    dist.barrier(GLOO)
+
+
+def check_probes_stay_on_their_server() -> None:
+    store = next(probe for probe in KERNEL_PROBES if probe.name == "peer store and read")
+    device = Npu(everyone())
+    for probe in (SERVERS, store):
+        found = probe.on(device)
+        assert found.verdict == PASS, found
+    share = HALF if ON_A2 else WORLD
+    assert f"twice a row of 16 KiB to {share} ranks from each" in found.detail
+    assert (f"{HALF} ranks a server, 2 server(s)" in SERVERS.on(device).detail) == ON_A2
+    dist.barrier(GLOO)
+
+
+if __name__ == "__main__":
+    run_checks()
+    dist.barrier(GLOO)
+    dist.destroy_process_group()

@@ -1,0 +1,52 @@
+"""Several servers on the virtual NPU: ranks that take themselves to be on other hosts; the bring-up on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from npu_runs import run
+from test_validate_npu import A2, A3, on_vnpu, read
+
+pytestmark = pytest.mark.npu
+BY_RANK = """
+import os, socket
+if "RANK" in os.environ:
+    socket.gethostname = lambda: os.environ["HOSTS"][int(os.environ["RANK"])]
+"""
+
+
+@pytest.mark.parametrize(
+    ("soc", "hosts"),
+    [
+        (A2, "aabb"),
+        pytest.param(A3, "aabb", marks=pytest.mark.nightly),
+        pytest.param(A2, "aaaabbbb", marks=pytest.mark.nightly),
+    ],
+)
+def test_ranks_on_two_hosts(soc: str, hosts: str) -> None:
+    run("server_ranks.py", world=len(hosts), soc=soc, env={"HOSTS": hosts}, devices=len(hosts)).must_pass()
+
+
+@pytest.mark.parametrize(
+    ("share", "right"), [("4", False), pytest.param("2", True, marks=pytest.mark.nightly)], ids=["one", "two"]
+)
+def test_bringup_asks_for_host_names_first(share: str, right: bool, tmp_path: Path) -> None:
+    """Ranks of two hosts that are said to share a server: nothing is launched."""
+    (tmp_path / "sitecustomize.py").write_text(BY_RANK)
+    report = tmp_path / "report"
+    env = {"HOSTS": "aabb", "ASCEND_MOE_RANKS_PER_SERVER": share, "ASCEND_MOE_VNPU_REPORT": str(report)}
+    code, printed = on_vnpu(A2, "validate", "--bringup", "--json", devices=4, python_path=tmp_path, **env)
+    first, *others = read(printed)["findings"]
+    launched = [json.loads(line)["launches"] for line in report.read_text().splitlines()]
+    assert first["name"] == "servers"
+    if right:
+        assert first["verdict"] == "PASS" and "2 ranks a server, 2 server(s), 2 host name(s)" in first["detail"]
+        assert {one["verdict"] for one in others if one["name"] != "cycle rate"} == {"PASS"}, printed
+        assert sum("AscendMoeProbe" in one for one in launched) == 4
+    else:
+        names = "ranks 0 and 2 are to share a server (4 ranks do), but their host names are a and b"
+        assert code == 1 and first["verdict"] == "FAIL" and names in first["detail"]
+        assert {one["verdict"] for one in others} == {"SKIPPED"} and not any(launched)
+        assert len(others) == 14
