@@ -11,12 +11,16 @@ the reference's, in any schedule; its line runs that one schedule again.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from .draws import draw, draw_for, draw_large
 from .engine import POLICIES, Faults, Options, RunResult, World, checked_library
-from .program import Program, draw, draw_large, is_large, parse, window_mib
+from .program import Program, is_large, parse, window_mib
+from .reached import reached
 
 __all__ = [
     "POLICIES",
@@ -35,10 +39,6 @@ __all__ = [
     "parse",
     "shrink",
 ]
-
-# One case after another has this many schedules: enough to tell schedules apart, few enough to see cases.
-SCHEDULES_A_CASE = 100
-LARGE_EACH = 16
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,10 @@ class Finding:
 
 @dataclass
 class Result:
-    """Counts over all schedules, and the first finding or None."""
+    """Counts over all schedules, and the first finding or None.
+
+    ``reached``: of how many cases rings and chunks are used again, by the names of reached.py.
+    """
 
     schedules: int = 0
     cases: int = 0
@@ -80,6 +83,7 @@ class Result:
     distinct: int = 0
     seconds: float = 0.0
     polls: dict[str, tuple[int, int]] = field(default_factory=dict)
+    reached: Counter[str] = field(default_factory=Counter)
     finding: Finding | None = None
 
     def add(self, run: RunResult) -> None:
@@ -113,24 +117,25 @@ def campaign(
     seed: int = 0,
     options: Options | None = None,
     library: ctypes.CDLL | None = None,
-    a_case: int = SCHEDULES_A_CASE,
+    a_case: int = 0,
     progress: Callable[[Result], None] | None = None,
 ) -> Result:
     """At most ``schedules`` schedules over the cases (default: drawn from ``seed`` on), ``a_case`` each.
 
-    Of drawn cases every ``LARGE_EACH``-th is a large one, under two schedules.
+    0: what a drawn case's kind says, see draws.py; of given cases one each. Large ones have at most two.
     """
     options = options or Options()
     result, start = Result(), time.monotonic()
-    chosen = iter(cases) if cases is not None else map(_drawn, range(seed, seed + schedules))
+    drawn = (draw_for(place, seed) for place in itertools.count())
+    chosen = ((case, 2 if is_large(case) else 1) for case in cases) if cases is not None else drawn
     worlds = _Worlds(library, result)
     try:
-        for case in chosen:
-            count = min(2 if is_large(case) else a_case, schedules - result.schedules)
+        for case, usual in chosen:
+            count = min(usual if is_large(case) else a_case or usual, schedules - result.schedules)
             if count <= 0:
                 break
             world = worlds.of(case)
-            world.load(case)
+            result.reached.update(reached(world.load(case)))
             run = world.run(seed + result.schedules, count, options)
             result.cases += 1
             result.add(run)
@@ -144,10 +149,6 @@ def campaign(
         worlds.close()
     result.seconds = time.monotonic() - start
     return result
-
-
-def _drawn(seed: int) -> Program:
-    return draw_large(seed // LARGE_EACH) if seed % LARGE_EACH == LARGE_EACH - 1 else draw(seed)
 
 
 class _Worlds:

@@ -21,6 +21,7 @@ from ascend_moe.errors import AscendMoeError
 from ascend_moe.native import library
 from ascend_moe.ops import calls
 from ascend_moe.ops.schemas import NAMESPACE
+from ascend_moe.plan import fields_of
 
 from ..reference.cases import Case
 from . import faults
@@ -48,7 +49,8 @@ class Call:
     lent: int = 0  # as Program.lent
     number: int = 0  # of the op in the sequence
     part: int = 0  # 0, SEND or FINISH
-    result: Any = None  # a dispatch's: the reference's whole result
+    result: Any = None  # of the dispatch: the reference's whole result
+    tiling: dict[str, int] = field(default_factory=dict)
 
 
 def attributes_of(name: str, given: dict[str, int]) -> dict[str, int | None]:
@@ -138,7 +140,7 @@ class PlannedProgram:
             names = ("x_active_mask", "shared_expert_x")
             given |= {key: getattr(inputs, key) for key in names if getattr(inputs, key) is not None}
             call = Call(rank, name, given, attributes_of(name, self._common(rank)))
-            call.expected = {0: want[rank]}
+            call.expected, call.result = {0: want[rank]}, sent.result
             call.lent = self.program.lent(self._number, rank)
             self._plan(call, calls.OP_COMBINE)
             self.calls.append(call)
@@ -172,6 +174,7 @@ class PlannedProgram:
         plan: int | None = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
         if not plan:
             raise AscendMoeError(f"explore: {self.program}: {call.name}: {check.message.decode()}")
+        call.tiling = fields_of(self._library.am_need_tiling, plan)
         if not call.outputs:
             call.outputs = [torch.zeros(shape, dtype=dtype) for dtype, shape in calls.outputs_of(spec)]
         return plan
@@ -240,6 +243,8 @@ _SIGNATURES = {
     "am_engine_is_checked": (c_int, ()),
     "am_plan_create": (c_void_p, (c_void_p, c_void_p)),
     "am_plan_destroy": (None, (c_void_p,)),
+    "am_need_tiling": (c_uint64, (c_void_p, c_char_p, c_uint64)),
+    "am_need_ub": (c_uint64, (c_void_p, c_char_p, c_uint64)),
     "am_error_message": (None, (c_void_p, c_char_p, c_uint64)),
     "am_error_name": (c_char_p, (c_int,)),
     "am_explore_create": (c_void_p, (c_int, c_uint64, c_uint64)),

@@ -172,7 +172,7 @@ class Absent(Fault):
         for rank, (calls, seen) in enumerate(zip(self._calls, by_rank, strict=True)):
             failed, wanted = False, []
             for call in calls:
-                failed = failed or call.part != SEND and call.number not in sent
+                failed = failed or (call.part != SEND and call.number not in sent)
                 wanted.append(TIMEOUT if failed else "")
             if (errors := [error for error, _ in seen]) != wanted:
                 return f"rank {rank} has {errors}, not {wanted}: rank {self.victim} makes {self._count} calls"

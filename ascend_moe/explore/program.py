@@ -1,17 +1,12 @@
-"""What is explored: a small collective program of dispatches and combines, drawn or spelled out."""
+"""What is explored: a small collective program of dispatches and combines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass, fields, replace
 
 from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import limits
-from ascend_moe.reference import cases
-from ascend_moe.reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS, Case
+from ascend_moe.reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS, SPARSE, Case
 
 from .faults import FAULTS
 
@@ -20,39 +15,6 @@ _MIB = 1 << 20
 ALGORITHMS = ("window", "direct", "mixed")  # mixed: op by op one or the other
 SEQUENCES = ("DC", "DCDC", "DDCC", "DCDCDC", "DDCCDC", "DDDCCC")
 ROWS = ("own", "lent", "partly", "early")
-# What ``draw`` chooses from: schedules tell more than sizes.
-_SMALL: dict[str, Sequence[Any]] = {
-    "world": (2, 2, 2, 3, 3, 4),
-    "cores": (2, 2, 2, 3, 4),
-    "local": (1, 1, 2, 3),
-    "topk": (1, 2, 2, 3),
-    "batch": (1, 2, 2, 3, 4),
-    "units": (1, 1, 2, 3),
-    "mask": MASKS[:1] + MASKS[2:4],
-    "batches": ("unequal", "unequal", "equal", "zero rank"),
-    "ids": ("any", "distinct", "minus", "hot", "duplicates", "mixed", "none"),
-    **dict.fromkeys(("odd", "tail"), (False,)),
-    "weights": (False, True),
-    "plain": (False, False, True),
-    "nums_type": (1,),
-    "tp": (0,),
-    "shared": (0,),
-}
-# Of these ``draw_large`` chooses: shares of many chunks, of one and of none, on both sides of their borders.
-_LARGE: dict[str, Sequence[Any]] = _SMALL | {
-    "world": (1, 2, 2, 3, 5, 8, 16, 33, 64),
-    "cores": (1, 2, 5, 8, 9, 16, 24, 48),
-    "local": (1, 2, 4, 8, 17, 32),
-    "topk": (1, 2, 8, 16, 32),
-    "batch": (0, 1, 7, 31, 33, 65, 130, 520),
-    "units": (1, 2, 5, 33, 65),
-    "mask": MASKS,
-    "batches": BATCHES,
-    "ids": IDS,
-}
-# At most so many of all ranks: the checked engine looks at every byte, and every core of direct at every message, again
-# and again until the last is there.
-_LARGE_PAIRS, _LARGE_BYTES, _LARGE_LOOKS = 6000, 2 << 20, 100_000
 _KEYS = {
     "world": "w",
     "cores": "c",
@@ -63,22 +25,24 @@ _KEYS = {
     "contract": "v",
     "servers": "r",
     "list_cores": "m",
+    "spare": "p",
     "shared": "h",
     "nums_type": "n",
     "tp": "t",
     "seed": "s",
 }
-_RARE = ("servers", "list_cores", "shared", "nums_type", "tp")  # spelled out where they are not the default
+_RARE = ("servers", "list_cores", "spare", "shared", "nums_type", "tp")  # spelled out where they are not the default
+_FLAGS = ("weights", "plain", "odd", "tail", "near")
 # What a word of a case that is no number sets.
 _WORDS: dict[str, tuple[str, object]] = {
     **{word: ("algorithm", word) for word in ALGORITHMS},
     **{word: ("rows", word) for word in ROWS},
     **{word.replace(" ", "-"): ("batches", word) for word in BATCHES},
-    **{f"ids:{word}": ("ids", word) for word in IDS},
+    **{f"ids:{word}": ("ids", word) for word in (*IDS, SPARSE)},
     **{f"mask:{word}": ("mask", word) for word in MASKS},
     **{word: ("quant", word) for word in QUANTS},
     **{word: ("dtype", word) for word in DTYPES},
-    **{word: (word, True) for word in ("weights", "plain", "near")},
+    **{word: (word, True) for word in _FLAGS},
     **{f"fault:{word}": ("fault", word) for word in FAULTS},
 }
 
@@ -94,7 +58,9 @@ class Program(Case):
     ``algorithm``: comm_alg of all ops, or "mixed". ``rows``: where combine's rows lie: "own" tensors, "lent"
     window tensors, or "partly", the one or the other by op and rank; "early" is lent memory that is written
     again one op too early, which is a bug. ``list_cores`` of direct dispatch make lists, the others publish
-    rows; 0: all do both. ``fault``: one of ``FAULTS`` goes wrong, where and how follows from ``seed``.
+    rows; 0: all do both. ``spare``: UB of the plans: the least that they run with, and ``spare`` - 1 rows more, so
+    that few rows or chunks are on their way at a time; 0: all of a core's. ``fault``: one of ``FAULTS`` goes wrong,
+    where and how follows from ``seed``.
     """
 
     cores: int = 2
@@ -106,6 +72,7 @@ class Program(Case):
     algorithm: str = "window"
     rows: str = "own"
     list_cores: int = 0
+    spare: int = 0
     near: bool = False
     fault: str = ""
 
@@ -136,7 +103,7 @@ class Program(Case):
         words += [str(self.batches).replace(" ", "-"), self.sequence]
         words += [self.algorithm] if self.algorithm != "window" else []
         words += [self.rows] if self.rows != "own" else []
-        words += [word for word in ("weights", "plain", "near") if getattr(self, word)]
+        words += [word for word in _FLAGS if getattr(self, word)]
         words += [f"fault:{self.fault}"] if self.fault else []
         return ",".join(words)
 
@@ -165,15 +132,17 @@ def checked(case: Program) -> Program:
         if not kept:
             raise ArgumentError("explore: " + rule.format(*values), argument="case")
 
-    limits = {"world": 64, "cores": 48, "local": 32, "topk": 32, "batch": 4096, "units": 512}
-    for name, most in limits.items():
+    ranges = {"world": 64, "cores": 48, "local": 1024, "topk": 32, "batch": 4096, "units": 1024}
+    for name, most in ranges.items():
         value = getattr(case, name)
         need(1 <= value <= most or (name, value) == ("batch", 0), "{} is {}, it must be in 1..{}", name, value, most)
-    servers, lists, most = case.servers, case.list_cores, limits["world"]
+    servers, lists, most = case.servers, case.list_cores, ranges["world"]
     need(0 <= servers <= most, "servers is {}, it must be in 0..{}", servers, most)
     need(0 <= lists < case.cores, "list_cores is {}, it must be less than {} cores", lists, case.cores)
     by_copies = not servers or case.algorithm == "window"
     need(by_copies, "{} reads other ranks' windows, servers must be 0", case.algorithm)
+    most = limits()["moe_expert_num"]
+    need(case.experts <= most, "{} experts (w*l) are too many, at most {}", case.experts, most)
     need(case.topk <= case.experts, "topk {} is more than the {} experts (w*l)", case.topk, case.experts)
     need(case.contract in (1, 2), "contract v{} does not exist, it is v1 or v2", case.contract)
     shared, kind, tp = case.shared, case.nums_type, case.tp
@@ -200,40 +169,3 @@ def window_mib(case: Program) -> int:
 def is_large(case: Program) -> bool:
     """Whether a world of its own is made for a case, and few schedules are run."""
     return case.world > 8 or case.world * case.cores > 64 or window_mib(case) > 1
-
-
-def draw_large(seed: int) -> Program:
-    """A program of one round trip or two: W to 64, cores to 48, L to 32, K to 32, BS to 520; one for a seed."""
-    rng = np.random.default_rng([seed, 3])
-    case = cases.draw(seed, **_LARGE)
-    pairs = max(1, case.world * case.batch * case.topk)
-    cut = max(1.0, pairs / _LARGE_PAIRS, pairs * case.units * 32 / _LARGE_BYTES)
-    case = replace(
-        case,
-        batch=int(case.batch / cut),
-        cores=max(1, min(case.cores, _LARGE_LOOKS // case.world**3)),
-        local=max(1, min(case.local, limits()["moe_expert_num"] // case.world)),
-    )
-    several = case.world * case.cores <= 64
-    return Program(
-        **asdict(cases.legal(case)),
-        sequence="DCDC" if several and rng.integers(2) else "DC",
-        algorithm=ALGORITHMS[int(rng.integers(3))],
-        rows=ROWS[int(rng.integers(3))],
-    )
-
-
-def draw(seed: int) -> Program:
-    """A small program: W 2..4, cores 2..4, L 1..3, K 1..3, BS 0..4, every mode; the same one for a seed."""
-    rng = np.random.default_rng([seed, 2])
-
-    def pick(*values: str) -> str:
-        return values[int(rng.integers(len(values)))]
-
-    case = cases.draw(seed, **_SMALL)
-    return Program(
-        **asdict(case),
-        sequence=pick(*(SEQUENCES[:4] if case.world > 2 else SEQUENCES)),
-        algorithm=pick(*ALGORITHMS),
-        rows=pick(*ROWS[:3]),
-    )

@@ -206,7 +206,7 @@ def first_wrong_triple(call: Call, triples: torch.Tensor, limits: Sequence[int])
         while ends[slot] <= row:
             slot, before = slot + 1, None
         source, token, k = values
-        if call.direct and (source != slot % call.case.world or before is not None and before >= (token, k)):
+        if call.direct and (source != slot % call.case.world or (before is not None and before >= (token, k))):
             words = f"{named} is not in dispatch's order at row {row} (token {token}, k {k})"
             return Outcome("ArgumentError", words)
         before = token, k

@@ -166,7 +166,7 @@ def exported_mib(default: int) -> int:
 
 def limits() -> dict[str, int]:
     """Our limits by name: ranks (ep_world_size), slots W*L, experts, K, tokens a rank, H, cores, UB."""
-    return _fields(_library().am_need_limits)
+    return fields_of(_library().am_need_limits)
 
 
 @with_typed_errors
@@ -178,7 +178,7 @@ def window_need(request: Request) -> dict[str, int]:
     """
     _check(request)
     spec = _dispatch(request, request.cores or soc_of(request.soc).aiv, MAX_WINDOW_MIB)
-    return _fields(_library().am_need_window, ctypes.byref(spec))
+    return fields_of(_library().am_need_window, ctypes.byref(spec))
 
 
 @with_typed_errors
@@ -275,7 +275,7 @@ def describe(op: str, request: Request, comm_alg: str = "") -> Any:
 
 def tiling_of(made: calls.Plan) -> dict[str, int]:
     """Words of a plan's tiling, by name."""
-    return _fields(_library().am_need_tiling, made.handle)
+    return fields_of(_library().am_need_tiling, made.handle)
 
 
 def _op_plan(name: str, request: Request, cores: int) -> OpPlan:
@@ -376,6 +376,7 @@ def _text(function: Any, *arguments: Any) -> str:
     return buffer.value.decode()
 
 
-def _fields(function: Any, *arguments: Any) -> dict[str, int]:
+def fields_of(function: Any, *arguments: Any) -> dict[str, int]:
+    """Numbers by name, as a function of the library writes them."""
     pairs = (one.partition("=") for one in _text(function, *arguments).split(";"))
     return {name: int(value) for name, _, value in pairs}

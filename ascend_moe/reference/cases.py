@@ -32,6 +32,8 @@ BATCHES = ("equal", "global_bs", "unequal", "zero rank", "one rank only", "no to
 #: "minus": some ids are -1. "hot": 7 of 10 pairs go to the hot expert. "duplicates": a token's ids are all
 #: the same. "mixed": hot, duplicate and -1 ids. "none": -1 only.
 IDS = ("distinct", "any", "minus", "hot", "duplicates", "mixed", "zipf", "popular", "none")
+#: Nine in ten ids are -1, by chance: many pairs, and few rows. Only where it is asked for.
+SPARSE = "sparse"
 #: What one rank, the guilty one, may do wrong in its ids; every rank has to report it.
 FAULTS = ("overflow", "bad")
 ODD = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-40, -1e-38, 3.0e38, 6.0e4, 1e-7)
@@ -69,7 +71,7 @@ class Case:
 
     E = W * ``local``, K = ``topk``, maxBS = ``batch``; a row has ``units`` times 32 bytes, or ``width``
     elements where that is given. ``batches`` is a name of ``BATCHES`` or the BS of every rank.
-    ``ids`` is a name of ``IDS`` or ``FAULTS``. The ids of a sound case stay within the capacity of every
+    ``ids`` is a name of ``IDS`` or ``FAULTS``, or ``SPARSE``. The ids of a sound case stay within the capacity of every
     owner: what goes beyond becomes -1.
     ``shared``: dimensions of shared_expert_x, 0 for none. ``odd``: NaN, infinities and denormals among the
     values. ``tail``: combine gets NaN rows behind the received ones. ``weights``: dispatch gets the
@@ -233,6 +235,8 @@ class Case:
             ids = np.repeat(ids[:, :1], self.topk, axis=1)
         elif self.ids == "mixed":
             _mix(rng, ids, self._hot())
+        elif self.ids == SPARSE:
+            ids = np.where(rng.random(shape) < 0.9, -1, ids)
         ids = self._within_capacity(ids)
         if self.ids == "bad" and guilty:
             for _ in range(int(rng.integers(1, 4))):

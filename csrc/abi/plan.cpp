@@ -145,19 +145,26 @@ uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
     Field(fields, "workspace_bytes", call.workspaceBytes);
     Field(fields, "algorithm", dispatch ? call.dispatch.info.algorithm : call.combine.info.algorithm);
     Field(fields, "transport", dispatch ? call.dispatch.info.transport : call.combine.info.transport);
+    Field(fields, "histograms", moe::HistogramsAtOnce(dispatch ? call.dispatch.info : call.combine.info));
+    Field(fields, "chunk_pairs", moe::kChunkPairs);
     if (dispatch) {
         Field(fields, "tiling_bytes", sizeof(call.dispatch));
         Field(fields, "send_ring", call.dispatch.sendRing);
         Field(fields, "tail_ring", call.dispatch.tailRing);
+        Field(fields, "quant_piece", moe::QuantPiece(call.dispatch.info.hidden));
         Field(fields, "copy_rows", call.dispatch.copyRows);
         Field(fields, "copy_ring", call.dispatch.copyRing);
         Field(fields, "list_cores", call.dispatch.listCores);
+        Field(fields, "shared_lanes",
+              moe::SharesRows(call.dispatch.info) ? moe::SharedRowLanes(call.dispatch.info) : 0);
     } else {
         Field(fields, "tiling_bytes", sizeof(call.combine));
         Field(fields, "send_rows", call.combine.sendRows);
         Field(fields, "parts_per_token", call.combine.partsPerToken);
         Field(fields, "part_elements", call.combine.partElements);
         Field(fields, "sum_ring", call.combine.sumRing);
+        Field(fields, "sum_group", call.combine.sumGroup);
+        Field(fields, "return_ring", call.combine.returnRing);
     }
     return ops::GiveText(fields, text, bytes);
 }

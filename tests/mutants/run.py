@@ -4,7 +4,7 @@
     python tests/mutants/run.py --rows 'triple|row' --tests kernels/test_borders.py
     python tests/mutants/run.py --file planted.txt --tests kernels   # rows that are not in the table, in its language
 
-Explore mode has ``-n`` schedules; tests run to the first failure, only where explore mode finds nothing (--all: always).
+Explore mode has ``-n`` schedules. Tests run to the first failure, and only where explore mode finds nothing, or --all.
 """
 
 from __future__ import annotations

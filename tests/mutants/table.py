@@ -753,7 +753,7 @@ def read(patches: str) -> list[Mutant]:
     """The mutants of a text as PATCHES is one."""
     mutants: list[Mutant] = []
     header, usual = "", ""
-    for block in patches.split("\n= "):
+    for block in ("\n" + patches).split("\n= "):
         name, *lines = block.splitlines()
         about = usual
         hunks: list[tuple[str, list[str], list[str]]] = [(header, [], [])]

@@ -1,0 +1,213 @@
+"""What a campaign explores: cases by chance, of kinds that reach other parts of the kernels.
+
+A row of 32 bytes costs as much as a long one, and a schedule as much as its rows: so every kind is as small as what
+it reaches lets it be, and shares of many pairs have few rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ascend_moe.plan import limits
+from ascend_moe.reference import cases
+from ascend_moe.reference.cases import BATCHES, IDS, MASKS, QUANTS, SPARSE
+
+from .program import ALGORITHMS, ROWS, SEQUENCES, Program
+
+Choices = dict[str, Sequence[Any]]
+
+# What ``draw`` chooses from: schedules tell more than sizes.
+_SMALL: Choices = {
+    "world": (2, 2, 2, 3, 3, 4),
+    "cores": (2, 2, 2, 3, 4),
+    "local": (1, 1, 2, 3),
+    "topk": (1, 2, 2, 3),
+    "batch": (1, 2, 2, 3, 4),
+    "units": (1, 1, 2, 3),
+    "mask": MASKS[:1] + MASKS[2:4],
+    "batches": ("unequal", "unequal", "equal", "zero rank"),
+    "ids": ("any", "distinct", "minus", "hot", "duplicates", "mixed", "none"),
+    **dict.fromkeys(("odd", "tail"), (False,)),
+    "weights": (False, True),
+    "plain": (False, False, True),
+    "nums_type": (1,),
+    "tp": (0,),
+    "shared": (0,),
+}
+# Of these ``draw_large`` chooses: shares of many chunks, of one and of none, on both sides of their borders.
+_LARGE: Choices = _SMALL | {
+    "world": (1, 2, 2, 3, 5, 8, 16, 33, 64),
+    "cores": (1, 2, 5, 8, 9, 16, 24, 48),
+    "local": (1, 2, 4, 8, 17, 32),
+    "topk": (1, 2, 8, 16, 32),
+    "batch": (0, 1, 7, 31, 33, 65, 130, 520),
+    "units": (1, 2, 5, 33, 65),
+    "mask": MASKS,
+    "batches": BATCHES,
+    "ids": IDS,
+}
+# At most so many of all ranks: the checked engine looks at every byte, and every core of direct at every message, again
+# and again until the last is there.
+_LARGE_PAIRS, _LARGE_BYTES, _LARGE_LOOKS = 6000, 2 << 20, 100_000
+
+
+def draw(seed: int) -> Program:
+    """A small program: W 2..4, cores 2..4, L 1..3, K 1..3, BS 0..4, every mode; the same one for a seed."""
+    rng = np.random.default_rng([seed, 2])
+    case = cases.draw(seed, **_SMALL)
+    return Program(
+        **asdict(case),
+        sequence=_pick(rng, SEQUENCES[:4] if case.world > 2 else SEQUENCES),
+        algorithm=_pick(rng, ALGORITHMS),
+        rows=_pick(rng, ROWS[:3]),
+    )
+
+
+def draw_large(seed: int) -> Program:
+    """A program of one round trip or two: W to 64, cores to 48, L to 32, K to 32, BS to 520; one for a seed."""
+    rng = np.random.default_rng([seed, 3])
+    case = cases.draw(seed, **_LARGE)
+    pairs = max(1, case.world * case.batch * case.topk)
+    cut = max(1.0, pairs / _LARGE_PAIRS, pairs * case.units * 32 / _LARGE_BYTES)
+    case = replace(
+        case,
+        batch=int(case.batch / cut),
+        cores=max(1, min(case.cores, _LARGE_LOOKS // case.world**3)),
+        local=max(1, min(case.local, limits()["moe_expert_num"] // case.world)),
+    )
+    several = case.world * case.cores <= 64
+    return Program(
+        **asdict(cases.legal(case)),
+        sequence="DCDC" if several and rng.integers(2) else "DC",
+        algorithm=_pick(rng, ALGORITHMS),
+        rows=_pick(rng, ROWS[:3]),
+    )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Cases that reach something: ``choices`` of the case, those of the program, schedules of each.
+
+    A choice of ``program`` that is a function gets the case and a random generator.
+    """
+
+    choices: Choices
+    program: dict[str, Any] = field(default_factory=dict)
+    schedules: int = 2
+
+
+# Whatever an op may be given besides.
+_OPTIONS: Choices = {
+    "tail": (False, True),
+    "nums_type": (0, 1),
+    "tp": (0, 1),
+    "shared": (0, 2, 3),
+}
+_TRIP: dict[str, Any] = {"sequence": ("DC",), "algorithm": ("window", "direct")}
+_WIDE: Choices = _SMALL | _OPTIONS | {"batch": (1, 2), "world": (1, 2), "ids": ("any", "distinct", "minus")}
+_CHUNKS: Choices = _SMALL | _OPTIONS | {"world": (1, 1, 2), "cores": (1, 1, 2), "units": (1,)}
+KINDS: dict[str, Kind] = {
+    "small": Kind(_SMALL, schedules=10),
+    "options": Kind(
+        _SMALL | _OPTIONS, {"sequence": ("DC", "dcdc", "DdCc", "DCDC"), "algorithm": ALGORITHMS, "rows": ROWS[:3]}, 4
+    ),
+    "servers": Kind(
+        _SMALL | _OPTIONS | {"local": (1, 2, 3, 4), "batch": (2, 3, 5), "world": (2, 3, 4, 4)},
+        {"servers": (1, 2, 2, 3), "near": (False, True), "sequence": ("DC", "DCDC"), "algorithm": ("window",)},
+        4,
+    ),
+    "roles": Kind(
+        _SMALL | _OPTIONS | {"cores": (3, 4, 5), "batch": (2, 4, 9), "local": (1, 2, 3, 5)},
+        {"list_cores": (1, 2), "sequence": ("DC", "DCDC"), "algorithm": ("direct", "mixed"), "rows": ROWS[:3]},
+        4,
+    ),
+    # More rows a core than are on their way; without roles.
+    "rings": Kind(
+        _SMALL | _OPTIONS | {"cores": (1, 1, 2, 3), "batch": (6, 9, 13), "world": (1, 2, 2), "batches": ("equal",)},
+        {"spare": (0, 1, 2, 3, 5), **_TRIP},
+    ),
+    # The same with many cores: rows leave with their tails, and come one by one.
+    "tails": Kind(
+        _SMALL
+        | _OPTIONS
+        | {"cores": (8, 9), "batch": (16, 23), "topk": (3, 4), "local": (2, 4), "world": (1, 2)}
+        | {"batches": ("equal",), "mask": ("none",), "ids": ("any", "distinct", "hot"), "units": (1,)},
+        {"spare": (0, 0, 1, 3), **_TRIP},
+    ),
+    # More than 512 pairs a core: few of them routed, or all.
+    "chunks": Kind(
+        _CHUNKS
+        | {"topk": (3, 5, 8, 16), "local": (5, 8, 16), "batch": (180, 110, 70), "ids": (SPARSE,)}
+        | {"batches": ("equal", "unequal"), "mask": MASKS[:1] + MASKS[2:4]},
+        _TRIP,
+    ),
+    "dense chunks": Kind(
+        _CHUNKS
+        | {"world": (1,), "cores": (1,), "local": (1, 3), "topk": (1, 3), "batch": (530, 180)}
+        | {"batches": ("equal",), "ids": ("distinct", "any"), "mask": ("none",)},
+        _TRIP,
+        1,
+    ),
+    # A segment of more than 64 rows.
+    "segments": Kind(
+        _CHUNKS
+        | {"world": (1, 2), "cores": (1, 3, 9), "local": (1, 2), "topk": (1, 2), "batch": (70, 140)}
+        | {"batches": ("equal",), "ids": ("hot", "distinct"), "mask": ("none", "token"), "weights": (True,)},
+        {"list_cores": (0, 2), **_TRIP},
+        1,
+    ),
+    # Histograms of the cores in batches, and many local experts.
+    "histograms": Kind(
+        _SMALL | _OPTIONS | {"world": (1, 1, 1, 2), "cores": (4, 5), "local": (1024,), "topk": (2, 7), "batch": (2, 5)},
+        _TRIP,
+        1,
+    ),
+    # W a multiple of 8.
+    "eight ranks": Kind(
+        _SMALL | _OPTIONS | {"world": (8,), "cores": (2,), "local": (1, 3, 5, 9, 27), "topk": (1, 3), "batch": (1, 3)},
+        _TRIP,
+        1,
+    ),
+    # Tokens in parts.
+    "parts": Kind(_WIDE | {"units": (66, 100, 130, 200), "cores": (3, 4, 6), "topk": (1, 2, 3)}, _TRIP),
+    # Rows that are quantised in pieces; summed in parts, too.
+    "pieces": Kind(
+        _WIDE | {"units": (456, 512, 1000), "cores": (1, 2), "quant": QUANTS[1:], "topk": (1, 2), "batch": (1,)},
+        _TRIP,
+    ),
+    "large": Kind(_LARGE),
+}
+LARGE_EACH = 480  # cases, of which one is large
+# The other cases by turns.
+CYCLE = ("small", "options", "rings", "chunks", "servers", "parts", "small", "tails", "roles", "histograms")
+CYCLE += ("options", "segments", "small", "servers", "rings", "eight ranks", "parts", "dense chunks", "options")
+CYCLE += ("chunks", "pieces", "roles", "small")
+
+
+def draw_of(kind: str, seed: int) -> Program:
+    """A program of a kind; the same one for a seed."""
+    if kind in ("small", "large"):
+        return (draw if kind == "small" else draw_large)(seed)
+    rng, choices = np.random.default_rng([seed, 4]), KINDS[kind].choices
+    case = cases.draw(seed, **choices)
+    # E at most what the ops take, and experts of which some get rows.
+    case = replace(case, local=max(1, min(case.local, limits()["moe_expert_num"] // case.world)))
+    values = {name: _pick(rng, values) for name, values in KINDS[kind].program.items()}
+    if values.get("servers", 0) >= case.world:
+        values["servers"] = 1
+    values["list_cores"] = min(values.get("list_cores", 0), case.cores - 1) if values["algorithm"] != "window" else 0
+    return Program(**asdict(cases.legal(case)), **values)
+
+
+def draw_for(place: int, seed: int = 0) -> tuple[Program, int]:
+    """The ``place``-th case of a campaign, and how many schedules it gets."""
+    kind = "large" if place % LARGE_EACH == LARGE_EACH - 1 else CYCLE[place % len(CYCLE)]
+    return draw_of(kind, seed + place), KINDS[kind].schedules
+
+
+def _pick(rng: np.random.Generator, values: Sequence[Any]) -> Any:
+    return values[int(rng.integers(len(values)))]

@@ -1,0 +1,156 @@
+"""What a program makes the kernels do again: rings that are filled anew, chunks and batches after the first.
+
+All of it follows from the plans of the calls, their ids and their counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ascend_moe.ops import calls
+
+if TYPE_CHECKING:
+    from .engine import Call, PlannedProgram
+
+#: Each with what a case of it has, on one core at least.
+NAMES = {
+    "histograms": "histograms of the cores in more than one batch",
+    "pairs": "pairs in more than one chunk",
+    "send ring": "more rows to send than are on their way",
+    "tail ring": "more rows with tails than are on their way",
+    "quantised pieces": "rows that are quantised in pieces",
+    "window copies": "more chunks to copy out of the window than are on their way",
+    "gather chunks": "more chunks to gather than are on their way",
+    "lists": "list entries in more than one load",
+    "weights": "expert_scales gathered in more than one load",
+    "shared rows": "rows that cross once for several experts",
+    "roles": "cores that make the lists",
+    "index": "expand_idx in more than one chunk",
+    "triples": "triples in more than one chunk",
+    "return ring": "more chunks to send back than are on their way",
+    "sum ring": "more rows to sum than are on their way",
+    "sums": "tokens to sum in more than one chunk",
+    "parts": "tokens in several parts",
+    "shorter part": "tokens whose last part is shorter",
+    "shared in parts": "shared_expert_x for tokens in several parts",
+    "aligned ends": "rows over RDMA, for several local experts",
+    "counts by vectors": "W a multiple of 8",
+    "two launches": "ops that send and finish apart",
+}
+
+
+def reached(program: PlannedProgram) -> set[str]:
+    """Those of ``NAMES`` that the program reaches."""
+    found = {name for call in program.calls for name, yes in _Reach(program, call).all() if yes}
+    return found | ({"two launches"} if set(program.program.sequence) & set("dc") else set())
+
+
+@dataclass(frozen=True)
+class _Reach:
+    program: PlannedProgram
+    call: Call
+
+    def all(self) -> Iterator[tuple[str, bool]]:
+        """Every name that is about this call, and whether it is reached."""
+        case, tiling = self.program.program, self.call.tiling
+        dispatch, window = self.call.op == calls.OP_DISPATCH, self.call.algorithm == "window"
+        pairs, roles = max(self._pairs()), bool(tiling.get("list_cores"))
+        yield "pairs", pairs > tiling["chunk_pairs"] and not roles
+        yield "aligned ends", bool(tiling["transport"]) and case.local > 1 and self._rows() > 0
+        yield "counts by vectors", case.world % 8 == 0 and case.cores > 1
+        if window or (dispatch and not roles):
+            yield "histograms", tiling["histograms"] < case.cores
+        yield from self._dispatch(window) if dispatch else self._combine(window)
+
+    def _dispatch(self, window: bool) -> Iterator[tuple[str, bool]]:
+        case, tiling = self.program.program, self.call.tiling
+        routed = max(self._routed())
+        yield "quantised pieces", case.quant != "none" and case.hidden > tiling["quant_piece"]
+        if window:
+            yield "send ring", routed > tiling["send_ring"]
+            yield "tail ring", 0 < tiling["tail_ring"] < routed
+            yield "window copies", max(self._chunks(tiling["copy_rows"])) > tiling["copy_ring"]
+            return
+        yield "roles", bool(tiling["list_cores"])
+        yield "send ring", math.ceil(len(self._ids()) / case.cores) > tiling["send_ring"]
+        yield "weights", case.weights and max(self._chunks(self.WEIGHT_ROWS)) > 1
+        yield "shared rows", bool(tiling["shared_lanes"]) and self._rows() > 0
+        share = math.ceil(self._rows() / case.cores)
+        if tiling["shared_lanes"]:
+            yield "lists", self._rows() > tiling["shared_lanes"]
+            yield "gather chunks", share > tiling["copy_ring"]
+        else:
+            yield "lists", share > tiling["chunk_pairs"]
+            yield "gather chunks", math.ceil(share / tiling["copy_rows"]) > tiling["copy_ring"]
+
+    def _combine(self, window: bool) -> Iterator[tuple[str, bool]]:
+        case, tiling = self.program.program, self.call.tiling
+        triples = case.contract == 2 and not tiling["transport"]
+        share = math.ceil(self._rows() / case.cores)
+        yield "index", not triples and max(self._pairs()) > tiling["chunk_pairs"]
+        yield "triples", triples and share > tiling["chunk_pairs"]
+        if not window:
+            rows = math.ceil(share / tiling["send_rows"])
+            yield "return ring", not self.call.lent and rows > tiling["return_ring"]
+        elif triples:
+            yield "return ring", math.ceil(share / tiling["send_rows"]) > tiling["return_ring"]
+        else:
+            yield "return ring", max(self._chunks(tiling["send_rows"])) > tiling["return_ring"]
+        items = math.ceil(len(self._ids()) * tiling["parts_per_token"] / case.cores)
+        parts = tiling["parts_per_token"] > 1 and items > 0
+        yield "sum ring", items * case.topk > tiling["sum_ring"] and max(self._routed()) > 0
+        yield "sums", items > tiling["chunk_pairs"] // case.topk * tiling["parts_per_token"]
+        yield "parts", parts
+        yield "shorter part", parts and case.hidden % tiling["part_elements"] != 0
+        yield "shared in parts", parts and bool(case.shared)
+
+    WEIGHT_ROWS = 64  # kWeightRows
+
+    # ---- shares of the cores
+
+    def _ids(self) -> torch.Tensor:
+        return self.call.inputs["expert_ids"]
+
+    def _shares(self, whole: int) -> list[tuple[int, int]]:
+        cores = self.program.program.cores
+        return [(whole * core // cores, whole * (core + 1) // cores) for core in range(cores)]
+
+    def _pairs(self) -> list[int]:
+        """Of each core."""
+        batch, topk = self._ids().shape
+        unit = topk if batch >= self.program.program.cores or self.call.algorithm != "window" else 1
+        return [(end - begin) * unit for begin, end in self._shares(batch * topk // unit)]
+
+    def _routed(self) -> list[int]:
+        """Those of them that go somewhere."""
+        ids, mask = self._ids(), self.call.inputs.get("x_active_mask")
+        kept = ids >= 0
+        if mask is not None:
+            kept = kept & (mask if mask.dim() == 2 else mask[:, None])
+        flat, at, counts = kept.reshape(-1), 0, []
+        for pairs in self._pairs():
+            counts.append(int(flat[at : at + pairs].sum()))
+            at += pairs
+        return counts
+
+    def _rows(self) -> int:
+        """Rows of expand_x."""
+        return self._ends()[-1]
+
+    def _ends(self) -> list[int]:
+        """Where those of each (local expert, source) end."""
+        return self.call.result.ep_recv_counts[: self.program.program.experts].tolist()
+
+    def _chunks(self, most: int) -> list[int]:
+        """Of each core: runs of at most so many rows of its share, each of one (local expert, source)."""
+        ends = self._ends()
+        segments = list(zip([0, *ends[:-1]], ends, strict=True))
+        return [
+            sum(math.ceil(max(0, min(stop, end) - max(begin, start)) / most) for start, end in segments)
+            for begin, stop in self._shares(self._rows())
+        ]
