@@ -225,6 +225,12 @@ constexpr bool kRecords = false;
 constexpr bool kRecords = true;
 #endif
 
+int32_t SenderOf(const uint8_t* block) {
+    uint32_t source;
+    std::memcpy(&source, block + moe::kH0Source * sizeof(source), sizeof(source));
+    return static_cast<int32_t>(source);
+}
+
 // Stands around a launch: gives it a timeline while am_trace_start is in effect, and keeps its events
 // afterwards.
 class TracedLaunch {
@@ -232,6 +238,7 @@ public:
     explicit TracedLaunch(twin::LaunchSpec& spec) : spec_(spec), recording_(std::atomic_load(&g_going_on)) {
         if (!recording_) return;
         timeline_.limit = recording_->all.limit;
+        timeline_.sender = SenderOf;
         spec_.timeline = &timeline_;
     }
     ~TracedLaunch() {

@@ -104,7 +104,9 @@ void Recorder::Look(const Core& core, const RecordedCopy& copy) {
         known->second = word;
         if (!notes.waiting) continue;
         notes.released_by = FlowOf(copy.range, gm, block);
-        Add({now, now, copy.bytes, notes.released_by, rank_, core.index, -1, Number(copy.pipe), "arrival", core.phase});
+        const int32_t sender = timeline_.sender != nullptr ? timeline_.sender(block) : -1;
+        Add({now, now, copy.bytes, notes.released_by, rank_, core.index, sender, Number(copy.pipe), "arrival",
+             core.phase});
     }
 }
 
