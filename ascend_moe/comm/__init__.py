@@ -26,7 +26,7 @@ from ascend_moe.comm.communicator import MAX_WORLD, Communicator, timeout_s, win
 from ascend_moe.comm.liveness import out_of_descriptors
 from ascend_moe.comm.processes import Opening
 from ascend_moe.comm.threads import LocalCluster
-from ascend_moe.errors import ArgumentError, AscendMoeError, with_typed_errors
+from ascend_moe.errors import ArgumentError, AscendMoeError, need, with_typed_errors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -122,7 +122,7 @@ def group_of(argument: str, given: object = None) -> ProcessGroup:
             raise _no_group(argument, f"is a DeviceMesh of dimensions {', '.join(map(str, names))}; ")
         group = group.get_group()
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
-        if not _initialized():
+        if given is None and not _initialized():
             raise ArgumentError(
                 f"{argument} needs torch.distributed: call torch.distributed.init_process_group first, "
                 "or run the ranks as threads with ascend_moe.LocalCluster",
@@ -151,6 +151,12 @@ def name_of(argument: str, given: object = None) -> str:
     if given == "":
         raise _no_group(argument, "is an empty name; ")
     return given if isinstance(given, str) else comm_name(group_of(argument, given))
+
+
+def need_name(argument: str, given: object) -> None:
+    """Raise unless ``given`` may be the name of a group: torch's operators take no group itself."""
+    kind = type(given).__name__
+    need(isinstance(given, str), argument, "is a {}; it must be a str: use ascend_moe.comm_name(process_group)", kind)
 
 
 def _no_group(argument: str, why: str) -> ArgumentError:

@@ -63,6 +63,7 @@ def _check(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     need(weight.shape[0] >= 1, "gmm_weight", "has no experts; need (L, H, N), L at least 1")
     size = weight.shape[2 if given["trans_gmm_weight"] else 1]
     need(size == x.shape[1], "gmm_weight", "takes rows of {}, gmm_x has {}", size, x.shape[1])
+    comm.need_name("hcom", given["hcom"])
     place = comm.place(given["hcom"])
     if place is None:
         raise ArgumentError(

@@ -189,6 +189,7 @@ def _npu_distribute_barrier(
     Source: torch_npu ``_npu_distribute_barrier``.
     """
     need_unset(elastic_info=elastic_info)
+    comm.need_name("group", group)
     place = comm.place(group)
     if place is None:
         text = f"group of {group!r} names no live communicator: use ascend_moe.comm_name(process_group)"

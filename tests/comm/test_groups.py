@@ -32,8 +32,10 @@ def world() -> Iterator[None]:
 
 def test_without_torch_distributed_the_fix_is_named() -> None:
     assert not dist.is_initialized()
-    for given in (None, object(), ("0", 1, 0)):
-        with pytest.raises(AscendMoeError, match=r"call torch\.distributed\.init_process_group first, or run"):
+    with pytest.raises(AscendMoeError, match=r"call torch\.distributed\.init_process_group first, or run"):
+        comm.group_of("group", None)
+    for given in (object(), ("0", 1, 0), 3):
+        with pytest.raises(AscendMoeError, match=f"group is a {type(given).__name__}, not a live process group; pass"):
             comm.group_of("group", given)
     with pytest.raises(AscendMoeError, match="group '0' names no live process group; pass a ProcessGroup"):
         comm.group_of("group", "0")
