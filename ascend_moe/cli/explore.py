@@ -15,7 +15,7 @@ from ascend_moe.cli.options import MAX_SEED, Json
 from ascend_moe.errors import AscendMoeError
 
 from .. import explore
-from ..explore import POLICIES, Options, Program, Result, exhaustive, parse, shrink
+from ..explore import POLICIES, REACHED, Options, Program, Result, exhaustive, parse, shrink
 
 _STORES = ("both", "fifo", "unordered")
 
@@ -113,6 +113,7 @@ def _print(result: Result, console: Console, as_json: str) -> None:
     values = {name: getattr(result, name) for name in counts} | {
         "seconds": round(result.seconds, 3),
         "polls": {place: {"waiting": w, "ready": r} for place, (w, r) in result.polls.items()},
+        "reached": {name: result.reached[name] for name in REACHED},
         "finding": None,
     }
     if found is not None:
@@ -129,6 +130,7 @@ def _tell(result: Result, console: Console) -> None:
         ("schedules", f"{result.schedules} of {result.cases} cases, {result.distinct} distinct traces"),
         ("time", f"{result.seconds:.1f} s, {rate:.0f} schedules/s"),
         ("instructions", f"{result.instructions}, {result.steps} scheduling steps"),
+        ("again", ", ".join(f"{name} {result.reached[name]}" for name in REACHED) + " (cases)"),
         *((f"poll {place}", f"{w} times waiting, {r} times ready") for place, (w, r) in result.polls.items()),
     ):
         table.add_row(name, value)

@@ -20,10 +20,11 @@ from dataclasses import dataclass, field, replace
 from .draws import draw, draw_for, draw_large
 from .engine import POLICIES, Faults, Options, RunResult, World, checked_library
 from .program import Program, is_large, parse, window_mib
-from .reached import reached
+from .reached import REACHED, reached
 
 __all__ = [
     "POLICIES",
+    "REACHED",
     "Faults",
     "Finding",
     "Options",

@@ -135,13 +135,14 @@ KINDS: dict[str, Kind] = {
         _SMALL
         | _OPTIONS
         | {"cores": (8, 9), "batch": (16, 23), "topk": (3, 4), "local": (2, 4), "world": (1, 2)}
-        | {"batches": ("equal",), "mask": ("none",), "ids": ("any", "distinct", "hot"), "units": (1,)},
-        {"spare": (0, 0, 1, 3), **_TRIP},
+        | {"batches": ("equal",), "mask": ("none",), "ids": ("any", "distinct", "hot"), "units": (1,)}
+        | {"weights": (False, True, True), "contract": (1, 2, 2)},
+        {"spare": (0, 0, 1, 3), "sequence": ("DC",), "algorithm": ("window", "window", "direct")},
     ),
     # More than 512 pairs a core: few of them routed, or all.
     "chunks": Kind(
         _CHUNKS
-        | {"topk": (3, 5, 8, 16), "local": (5, 8, 16), "batch": (180, 110, 70), "ids": (SPARSE,)}
+        | {"topk": (3, 5, 8), "local": (5, 8, 16), "batch": (180, 360), "ids": (SPARSE,)}
         | {"batches": ("equal", "unequal"), "mask": MASKS[:1] + MASKS[2:4]},
         _TRIP,
     ),
@@ -176,16 +177,18 @@ KINDS: dict[str, Kind] = {
     "parts": Kind(_WIDE | {"units": (66, 100, 130, 200), "cores": (3, 4, 6), "topk": (1, 2, 3)}, _TRIP),
     # Rows that are quantised in pieces; summed in parts, too.
     "pieces": Kind(
-        _WIDE | {"units": (456, 512, 1000), "cores": (1, 2), "quant": QUANTS[1:], "topk": (1, 2), "batch": (1,)},
+        _WIDE | {"units": (505, 1000), "cores": (1, 2), "quant": QUANTS[1:], "topk": (1, 2), "batch": (2, 3)},
         _TRIP,
     ),
     "large": Kind(_LARGE),
 }
 LARGE_EACH = 480  # cases, of which one is large
 # The other cases by turns.
-CYCLE = ("small", "options", "rings", "chunks", "servers", "parts", "small", "tails", "roles", "histograms")
-CYCLE += ("options", "segments", "small", "servers", "rings", "eight ranks", "parts", "dense chunks", "options")
-CYCLE += ("chunks", "pieces", "roles", "small")
+CYCLE = (
+    *("small", "options", "rings", "chunks", "servers", "parts", "small", "tails", "roles", "histograms", "options"),
+    *("segments", "small", "servers", "rings", "eight ranks", "parts", "dense chunks", "options", "chunks", "pieces"),
+    *("roles", "small"),
+)
 
 
 def draw_of(kind: str, seed: int) -> Program:

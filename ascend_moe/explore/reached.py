@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .engine import Call, PlannedProgram
 
 #: Each with what a case of it has, on one core at least.
-NAMES = {
+REACHED = {
     "histograms": "histograms of the cores in more than one batch",
     "pairs": "pairs in more than one chunk",
     "send ring": "more rows to send than are on their way",
@@ -45,7 +45,7 @@ NAMES = {
 
 
 def reached(program: PlannedProgram) -> set[str]:
-    """Those of ``NAMES`` that the program reaches."""
+    """Those of ``REACHED`` that the program reaches."""
     found = {name for call in program.calls for name, yes in _Reach(program, call).all() if yes}
     return found | ({"two launches"} if set(program.program.sequence) & set("dc") else set())
 
@@ -77,7 +77,8 @@ class _Reach:
             yield "window copies", max(self._chunks(tiling["copy_rows"])) > tiling["copy_ring"]
             return
         yield "roles", bool(tiling["list_cores"])
-        yield "send ring", math.ceil(len(self._ids()) / case.cores) > tiling["send_ring"]
+        rows = len(self._ids()) * (case.topk if case.quant == "smooth" else 1)
+        yield "send ring", math.ceil(rows / (case.cores - tiling["list_cores"])) > tiling["send_ring"]
         yield "weights", case.weights and max(self._chunks(self.WEIGHT_ROWS)) > 1
         yield "shared rows", bool(tiling["shared_lanes"]) and self._rows() > 0
         share = math.ceil(self._rows() / case.cores)
@@ -144,7 +145,8 @@ class _Reach:
 
     def _ends(self) -> list[int]:
         """Where those of each (local expert, source) end."""
-        return self.call.result.ep_recv_counts[: self.program.program.experts].tolist()
+        ends: list[int] = self.call.result.ep_recv_counts[: self.program.program.experts].tolist()
+        return ends
 
     def _chunks(self, most: int) -> list[int]:
         """Of each core: runs of at most so many rows of its share, each of one (local expert, source)."""

@@ -18,9 +18,10 @@ from soak_rows import Tally
 
 from ascend_moe import explore
 from ascend_moe.errors import ArgumentError
-from ascend_moe.explore import Faults, Options, Program, World
+from ascend_moe.explore import Faults, Options, Program, World, draws
 from ascend_moe.explore.engine import PlannedProgram  # as tests replace it in the engine
 from ascend_moe.explore.program import SEQUENCES
+from ascend_moe.explore.reached import reached
 from ascend_moe.native.library import lib
 
 LENT = Program(world=2, cores=2, local=2, topk=2, batch=3, algorithm="direct", rows="lent", ids="distinct")
@@ -58,6 +59,14 @@ def test_a_case_is_what_its_text_says() -> None:
     assert explore.parse("partly").rows == "partly" and explore.parse("").rows == "own"
     case = explore.parse("v2,h3,n0,t1")
     assert (case.shared, case.nums_type, case.tp) == (3, 0, 1) and explore.parse(str(case)) == case
+
+
+def test_every_kind_of_case_is_spelled_out_and_fits() -> None:
+    """What is drawn can be written down and read again; a seed draws the same."""
+    for kind in draws.KINDS:
+        for seed in range(30):
+            case = draws.draw_of(kind, seed)
+            assert explore.parse(str(case)) == case == draws.draw_of(kind, seed), (kind, seed)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +119,48 @@ def test_large_cases_have_no_finding(first: int, cases: int) -> None:
     result = explore.campaign(drawn, schedules=2 * cases, seed=1, a_case=2)
     assert_nothing_found(result)
     assert result.cases == cases
+
+
+def test_what_a_change_of_the_kernels_explores() -> None:
+    """The begin of `ascend-moe explore`: its cases use every ring, and come to the second of all chunks and batches."""
+    result = explore.campaign(schedules=440)
+    assert_nothing_found(result)
+    assert result.cases > 100 and result.distinct > 400
+    assert [name for name in explore.REACHED if not result.reached[name]] == []
+
+
+REACHES = {
+    "w1,c1,l3,k3,b171,u1,v1,equal,DC": "pairs send-ring window-copies index return-ring sum-ring sums",
+    "w1,c1,l3,k2,b256,u1,v1,equal,ids:any,D": "send-ring window-copies",
+    "w1,c1,l1,k1,b513,u1,v2,equal,ids:distinct,DC": "pairs send-ring sum-ring sums triples",
+    "w2,c4,l512,k2,b1,u1,v2,equal,ids:distinct,D": "histograms",
+    "w2,c3,l512,k2,b1,u1,v2,equal,ids:distinct,D": "",
+    "w1,c3,l1,k1,b1,u66,v2,equal,ids:distinct,DC,h2": "parts shorter-part shared-in-parts",
+    "w1,c3,l1,k1,b1,u66,v2,equal,ids:distinct,DC": "parts shorter-part",
+    "w1,c3,l1,k1,b1,u64,v2,equal,ids:distinct,DC": "parts",
+    "w1,c8,l1,k1,b40,u1,v2,equal,ids:distinct,D": "send-ring tail-ring",
+    "w1,c8,l1,k1,b32,u1,v2,equal,ids:distinct,D": "",
+    "w1,c1,l1,k1,b1,u449,v1,equal,ids:distinct,int8,D": "quantised-pieces",
+    "w1,c1,l1,k1,b1,u448,v1,equal,ids:distinct,int8,D": "",
+    "w1,c1,l1,k1,b1,u449,v1,equal,ids:distinct,none,D": "",
+    "w2,c1,l2,k2,b2,u1,v2,equal,ids:distinct,r1,D": "aligned-ends window-copies",
+    "w2,c1,l1,k2,b2,u1,v2,equal,ids:distinct,r1,D": "",
+    "w8,c2,l1,k1,b1,u1,v2,equal,ids:distinct,D": "counts-by-vectors",
+    "w8,c1,l1,k1,b1,u1,v2,equal,ids:distinct,D": "",
+    "w1,c3,l2,k1,b2,u1,v2,m2,equal,ids:distinct,D,direct": "roles",
+    "w1,c8,l2,k2,b32,u1,v2,m2,equal,ids:distinct,D,direct": "roles shared-rows gather-chunks send-ring",
+    "w1,c1,l1,k1,b65,u1,v1,equal,ids:distinct,D,direct,weights": "weights send-ring",
+    "w1,c1,l1,k1,b64,u1,v1,equal,ids:distinct,D,direct": "send-ring",
+    "w1,c1,l1,k1,b513,u1,v1,equal,ids:distinct,D,direct": "pairs send-ring lists",
+    "w1,c2,l1,k1,b2,u1,v1,equal,ids:distinct,dc": "two-launches",
+    "w1,c1,l1,k1,b9,u1,v1,equal,ids:none,D": "",
+}
+
+
+@pytest.mark.parametrize("text", REACHES)
+def test_what_a_case_reaches(text: str, worlds: Worlds) -> None:
+    program = worlds(explore.parse(text).world).load(explore.parse(text))
+    assert {name.replace(" ", "-") for name in reached(program)} == {*REACHES[text].split()}
 
 
 def test_large_cases_reach_every_size() -> None:
@@ -506,6 +557,7 @@ def test_the_command_finds_nothing_and_says_what_it_did() -> None:
     assert done.code == 0, done.err
     report = json.loads(done.out)
     assert report["schedules"] == 60 and report["finding"] is None and report["distinct"] > 30
+    assert set(report["reached"]) == {*explore.REACHED} and 0 < report["reached"]["send ring"] < report["cases"]
     done = commands.said("explore", "-n", "2", "--no-shrink", "--case", "w2,c2,l2,k1,b0,u1,v1,equal,direct,D")
     assert done.code == 0 and "no finding" in done.out + done.err
     done = commands.said("explore", "--case", "w2,zebra")

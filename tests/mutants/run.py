@@ -10,42 +10,53 @@ Explore mode has ``-n`` schedules. Tests run to the first failure, and only wher
 from __future__ import annotations
 
 import argparse
-import os
+import multiprocessing
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
+
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
-import switched
-from builds import MutantBuilds
+from builds import Build, MutantBuilds
 from finders import first_failure
 from table import MUTANTS, Mutant, read
 
+from ascend_moe import explore
+
+FORK = multiprocessing.get_context("fork")
+
 MARKS = ("-m", "not npu and not nightly and not mutants")  # the tests of every change
-LIMIT_S = 120  # of explore mode
+LIMIT_S = 240  # of explore mode
 TESTS_LIMIT_S = 1800
 
 
 def explored(builds: MutantBuilds, mutant: Mutant, schedules: int) -> str | None:
-    """What explore mode finds first, or None."""
+    """What explore mode finds first, or None. A process of its own looks, since a mutant may end it."""
     build = builds.library("checked", mutant)
-    settings = {**os.environ, "ASCEND_MOE_CHECKED_LIBRARY": str(build.path), switched.VARIABLE: str(build.number)}
-    command = [sys.executable, "-m", "ascend_moe", "explore", "--no-shrink", "-n", str(schedules)]
+    reader, writer = FORK.Pipe(duplex=False)
+    child = FORK.Process(target=_explore, args=(build, schedules, writer))
+    child.start()
+    writer.close()
     try:
-        done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        return "explore takes too long"
-    if done.returncode < 0:
-        return f"explore: signal {-done.returncode}"
-    if done.returncode == 0:
-        return None
-    lines = [line for line in done.stdout.splitlines() if line and not line.startswith(("schedules", "poll"))]
-    cases = re.search(r"of (\d+) cases", done.stdout)
-    return f"explore, case {cases[1] if cases else '?'}: {' '.join(lines[2:])[:200]}"
+        found: str | None = reader.recv() if reader.poll(LIMIT_S) else "explore takes too long"
+    except EOFError:
+        child.join()
+        found = f"explore: signal {-(child.exitcode or 0)}"
+    child.kill()
+    child.join()
+    return found
+
+
+def _explore(build: Build, schedules: int, said: Connection) -> None:
+    torch.set_num_threads(1)
+    result = explore.campaign(schedules=schedules, library=build.checked())
+    found = result.finding
+    said.send(found and f"explore, case {result.cases}: {found.message[:160]} | {found.case}")
 
 
 def tested(builds: MutantBuilds, mutant: Mutant, tests: Sequence[str]) -> str | None:
