@@ -36,7 +36,8 @@ class Event:
         phase: the step of the op that it belongs to, "" before the first.
         start_ns, end_ns: on one clock for all ranks.
         bytes: moved between GM and UB, 0 for none.
-        peer: the rank whose window they went to or came from, -1 for own memory.
+        peer: the rank whose window they went to or came from, -1 for own memory; of an ``arrival`` the rank that sent
+            the block.
         flow: the store of a status block and what it released share a number; 0 for none.
     """
 
@@ -95,8 +96,8 @@ class Timeline:
         return replace(self, events=inside)
 
 
-def from_native(address: int, count: int) -> list[Event]:
-    """Events from an array of ``twin::TimelineEvent`` at this address."""
+def from_native(address: int, count: int, rank: int | None = None, since_ns: float = 0) -> list[Event]:
+    """Events from an array of ``twin::TimelineEvent`` at this address: of one rank, or of all; from a time on."""
     if library.lib().am_trace_event_bytes() != _LAYOUT.itemsize:
         raise LibraryError(
             f"{library.library_path()} lays out timeline events differently: rebuild it with {library.build_command()}"
@@ -105,6 +106,7 @@ def from_native(address: int, count: int) -> list[Event]:
         return []
     raw = (ctypes.c_char * (count * _LAYOUT.itemsize)).from_address(address)
     rows = np.frombuffer(memoryview(raw), dtype=_LAYOUT)
+    rows = rows[(rows["start_ns"] >= since_ns) & (rank is None or rows["rank"] == rank)]
     pointers = np.unique(np.concatenate([rows["name"], rows["phase"]])).tolist()
     text = {pointer: ctypes.string_at(pointer).decode() if pointer else "" for pointer in pointers}
     columns = [rows[name].tolist() for name in _NAMES]

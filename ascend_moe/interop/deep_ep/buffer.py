@@ -10,13 +10,15 @@ from torch import Tensor
 
 from ascend_moe.errors import need, need_one_of, with_typed_errors
 from ascend_moe.interop.deep_ep import events, layout, low_latency, normal
+from ascend_moe.interop.deep_ep.costs import Costs
 from ascend_moe.interop.deep_ep.events import EventOverlap
 from ascend_moe.interop.deep_ep.layout import Config
-from ascend_moe.interop.deep_ep.place import Place, not_supported
+from ascend_moe.interop.deep_ep.low_latency import Format
+from ascend_moe.interop.deep_ep.place import Place
 from ascend_moe.interop.deep_ep.without_rows import WithoutRows
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from ascend_moe.interop.deep_ep.place import Group
 
 FLAVOURS = ("deepep", "ascend")
 
@@ -25,8 +27,9 @@ class Buffer(WithoutRows):
     """Dispatch and combine with DeepEP's names, arguments, results and handles.
 
     Args:
-        group: a process group (gloo: CPU tensors, hccl: NPU tensors); or group_ep, W and rank as a tuple, as a
-            ``LocalCluster`` gives them. Collective on a group's first use.
+        group: a process group (gloo: CPU tensors, hccl: NPU tensors), a DeviceMesh of one dimension, the name of one, a
+            ``LocalCluster``'s name in the thread of a rank; or group_ep, W and rank as a tuple. Collective on a group's
+            first use.
         num_nvl_bytes, num_rdma_bytes: kept as attributes; windows are as large as HCCL_BUFFSIZE says.
         low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, enable_shrink: no effect.
         explicitly_destroy: ``destroy`` may be called.
@@ -55,7 +58,7 @@ class Buffer(WithoutRows):
     @with_typed_errors
     def __init__(
         self,
-        group: ProcessGroup | tuple[str, int, int],
+        group: Group,
         num_nvl_bytes: int = 0,
         num_rdma_bytes: int = 0,
         low_latency_mode: bool = False,
@@ -232,30 +235,31 @@ class Buffer(WithoutRows):
             num_max_dispatch_tokens_per_rank: max, at least T, equal on all ranks.
             num_experts: E, a multiple of W; L = E / W.
             cumulative_local_expert_recv_stats: ``(L,)`` int32; rows received are added.
-            dispatch_wait_recv_cost_stats: must be None. use_ue8m0: must be False.
-            use_fp8: rows travel as e4m3 with a scale for 128 values; round_scale: powers of two.
+            dispatch_wait_recv_cost_stats: ``(W,)`` int64 on the CPU; the microseconds that this call waited for each
+                source rank are added. ``(W, W)``: to this rank's row.
+            use_fp8: rows travel as e4m3 with a scale for 128 values; round_scale: powers of two; use_ue8m0, with
+                round_scale: their exponents, four to an int32, H a multiple of 512.
             return_recv_hook: only send. The results have no values until the hook is called. Another call of this
                 object receives as well.
 
         Returns:
-            rows ``(L, max * W, H)`` bf16, or fp8 and scales ``(L, max * W, H / 128)`` float32 whose columns are
-            contiguous; by source rank, then in the source's order; rows of each expert ``(L,)`` int32; the handle;
+            rows ``(L, max * W, H)`` bf16, or fp8 and scales ``(L, max * W, H / 128)`` float32, or with use_ue8m0
+            ``(L, max * W, H / 512)`` int32, whose columns are contiguous; by source rank, then in the source's order;
+            rows of each expert ``(L,)`` int32; the handle;
             the event; the hook. At most two results may be alive: not combined, and not dropped.
 
         Collective. Raises:
-            ArgumentError: a rule above is broken, or two results are alive. Others: as the ops.
+            ArgumentError: a rule above is broken, or two results are alive.
+            InvalidExpertId: on every rank; an id is none. Others: as the ops.
         """
-        if dispatch_wait_recv_cost_stats is not None:
-            raise not_supported("dispatch_wait_recv_cost_stats", "pass None; ascend_moe.trace shows who waits for whom")
-        need(not use_ue8m0, "use_ue8m0", "is True; scales are float32: pass False")
         rows, count, handle, hook = self._low_latency.dispatch(
             x,
             topk_idx,
             num_max_dispatch_tokens_per_rank,
             num_experts,
             cumulative_local_expert_recv_stats,
-            use_fp8,
-            round_scale,
+            Costs("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, self._place),
+            Format(use_fp8, round_scale, use_ue8m0),
             return_recv_hook,
         )
         return rows, count, handle, events.finished(async_finish, x, topk_idx), hook
@@ -282,7 +286,8 @@ class Buffer(WithoutRows):
                 ``get_next_low_latency_combine_buffer(handle)``.
             topk_idx: as given to dispatch. topk_weights: ``(T, K)`` float32.
             handle: of a dispatch whose rows have been received.
-            use_logfmt: must be False. combine_wait_recv_cost_stats: must be None.
+            use_logfmt: must be False: combine's kernel adds up rows of bf16, so LogFMT's codes would not travel.
+            combine_wait_recv_cost_stats: as dispatch's.
             return_recv_hook: only send; the result has no values until the hook is called.
             out: ``(T, H)`` bf16, is written and returned.
 
@@ -292,10 +297,12 @@ class Buffer(WithoutRows):
         Collective. Raises:
             ArgumentError: a rule above is broken. Others: as the ops.
         """
-        need(not use_logfmt, "use_logfmt", "is True; rows come home as bf16: pass False")
-        if combine_wait_recv_cost_stats is not None:
-            raise not_supported("combine_wait_recv_cost_stats", "pass None; ascend_moe.trace shows who waits for whom")
-        total, hook = self._low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out)
+        rule = "is True; combine's kernel adds up bf16 rows and decodes no LogFMT, so it would save nothing: pass False"
+        need(not use_logfmt, "use_logfmt", rule)
+        costs = Costs("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, self._place)
+        total, hook = self._low_latency.combine(
+            x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out, costs
+        )
         return total, events.finished(async_finish, x, topk_idx, topk_weights), hook
 
     @with_typed_errors

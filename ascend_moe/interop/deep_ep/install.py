@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from ascend_moe.errors import need_one_of
-from ascend_moe.interop.deep_ep.ascend import AscendBuffer, FuseMode, LowLatencyStrategy, NormalStrategy
-from ascend_moe.interop.deep_ep.buffer import FLAVOURS, Buffer
-from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
-from ascend_moe.interop.deep_ep.layout import Config, get_low_latency_rdma_size_hint
-from ascend_moe.interop.deep_ep.runtime import Runtime
+from ascend_moe.interop.deep_ep.buffer import FLAVOURS
+from ascend_moe.interop.deep_ep.names import CPP, OURS, REFUSED
 
 _MISSING: Any = object()
 _before: dict[str, Any] = {}
@@ -24,32 +20,34 @@ def install(flavour: str = "deepep", *, package: bool = True) -> None:
     """Make ``import deep_ep`` this package, and ``import deep_ep_cpp`` what sgl-kernel-npu compiles.
 
     Args:
-        flavour: of ``deep_ep.Buffer`` where it is not told.
+        flavour: whose ``deep_ep`` it is: DeepEP's, or "ascend", sgl-kernel-npu's. ``names.OURS`` lists its modules.
         package: False: only deep_ep_cpp, for sgl-kernel-npu's own Python package over it.
 
     A second call changes the choice. Modules of these names that were imported before stand aside until ``uninstall``.
+    A public name of theirs that is not here raises ImportError with the reason where it is imported.
 
     Raises:
         ArgumentError: flavour is none.
     """
     need_one_of("flavour", flavour, FLAVOURS)
     uninstall()
-    compiled = {"Buffer": Runtime, "Config": Config, "EventHandle": EventHandle}
-    _add("deep_ep_cpp", {**compiled, "get_low_latency_rdma_size_hint": get_low_latency_rdma_size_hint})
+    _add("deep_ep_cpp", CPP)
     if not package:
         return
-    names: dict[str, Any] = {"Config": Config, "EventHandle": EventHandle, "EventOverlap": EventOverlap}
-    names["Buffer"] = AscendBuffer if flavour == "ascend" else Buffer
-    names |= {"NormalStrategy": NormalStrategy, "LowLatencyStrategy": LowLatencyStrategy}
-    names["topk_idx_t"] = torch.int64
-    _add("deep_ep", {**names, "__path__": []})
-    _add("deep_ep.utils", {"EventOverlap": EventOverlap, "EventHandle": EventHandle})
-    _add("deep_ep.buffer", {**names, "FuseMode": FuseMode})
-    vars(sys.modules["deep_ep"]).update(utils=sys.modules["deep_ep.utils"], buffer=sys.modules["deep_ep.buffer"])
+    for name in [name for name in sys.modules if name.split(".")[0] == "deep_ep"]:
+        _before[name] = sys.modules.pop(name)
+    for name, names in OURS[flavour].items():
+        _add(name, {**names, "__path__": []})
+    for name in OURS[flavour]:
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, sys.modules[name])
+    sys.meta_path.insert(0, _Refusals(REFUSED[flavour]))
 
 
 def uninstall() -> None:
     """Undo ``install``. Objects that were made meanwhile live on. Without it nothing is done."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Refusals)]
     while _before:
         name, module = _before.popitem()
         if module is _MISSING:
@@ -58,9 +56,21 @@ def uninstall() -> None:
             sys.modules[name] = module
 
 
-def _add(name: str, names: dict[str, Any]) -> None:
+class _Refusals:
+    """Where ``import`` and ``from deep_ep import`` look for what no module has: says why it is not here."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        self._reasons = reasons
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> None:
+        """Nothing is found here. Raises ImportError for a name of the list."""
+        if name in self._reasons:
+            raise ImportError(f"{name} is not in ascend_moe.interop.deep_ep: {self._reasons[name]}", name=name)
+
+
+def _add(name: str, names: Mapping[str, Any]) -> None:
     module = ModuleType(name, "ascend_moe.interop.deep_ep under this name.")
     vars(module).update(names)
     module.__spec__ = ModuleSpec(name, None, origin=__name__, is_package="__path__" in names)
-    _before[name] = sys.modules.get(name, _MISSING)
+    _before.setdefault(name, sys.modules.get(name, _MISSING))
     sys.modules[name] = module

@@ -11,12 +11,60 @@ import torch
 from torch import Tensor
 
 import ascend_moe
-from ascend_moe.errors import ArgumentError, RoutingOverflow, need, need_dims, need_shape
+from ascend_moe._narrow import narrow, wide_ids_named
+from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
 from ascend_moe.interop.deep_ep import events
-from ascend_moe.interop.deep_ep.place import Place
-from ascend_moe.interop.deep_ep.rows import FP8, GROUP, cast_fp8, pack, unpack
+from ascend_moe.interop.deep_ep.costs import Costs
+from ascend_moe.interop.deep_ep.place import Place, need_whole
+from ascend_moe.interop.deep_ep.rows import FP8, GROUP, PACKED, cast_fp8, pack, places_of, ue8m0, unpack
+from ascend_moe.ops.pairs import SentIds
 
 MOST_ALIVE = 2  # results, as in DeepEP, whose windows hold two
+
+
+@dataclass(frozen=True)
+class Format:
+    """How rows travel: as they are, or as e4m3 codes with a scale for 128 values.
+
+    round_scale: scales are powers of two; use_ue8m0: and their exponents travel, four in an int32 of the result.
+    """
+
+    fp8: bool
+    round_scale: bool
+    use_ue8m0: bool
+
+    def check(self, hidden: int) -> None:
+        """Raises ArgumentError where one asks for another, or for rows of another width."""
+        need(not self.round_scale or self.fp8, "round_scale", "is True without use_fp8: pass False, or use_fp8=True")
+        rule = "is True without round_scale: its scales are powers of two, pass round_scale=True"
+        need(not self.use_ue8m0 or self.round_scale, "use_ue8m0", rule)
+        rule = "has rows of {}; with use_ue8m0 they must be a multiple of {}, for four scales fill an int32"
+        need(not self.use_ue8m0 or hidden % (PACKED * GROUP) == 0, "x", rule, hidden, PACKED * GROUP)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Rows of the op."""
+        if not self.fp8:
+            return x.contiguous()
+        codes, scales = cast_fp8(x, self.round_scale)
+        return pack(codes, ue8m0(scales) if self.use_ue8m0 else scales)
+
+    def unpack(self, rows: Tensor, hidden: int) -> tuple[Tensor, Tensor]:
+        """Codes as uint8, and scales as the result has them, of rows in fp8."""
+        codes, scales = unpack(rows, [(hidden, torch.uint8), (hidden // GROUP, self._travelling)])
+        return codes, scales.view(self.scales)
+
+    @property
+    def _travelling(self) -> torch.dtype:
+        return torch.uint8 if self.use_ue8m0 else torch.float32
+
+    @property
+    def scales(self) -> torch.dtype:
+        """Of the result: ``(.., H / 128)`` float32 or ``(.., H / 512)`` int32."""
+        return torch.int32 if self.use_ue8m0 else torch.float32
+
+    def columns(self, hidden: int) -> int:
+        """Scales of a row in the result."""
+        return hidden // GROUP // (PACKED if self.use_ue8m0 else 1)
 
 
 @dataclass(eq=False)
@@ -28,12 +76,13 @@ class Received:
     tokens: int  # most tokens of a rank
     hidden: int
     experts: int
-    fp8: bool
+    format: Format
+    ids: SentIds
     stats: Tensor | None
     count: Tensor  # (L,) int32
     source: Tensor  # (L * M + 1,) int32, the token of each row: M = tokens * W; the last is nobody's
     range: Tensor  # (L, W) int64: rows of each source rank, and from bit 32 on where they begin
-    values: list[Tensor]  # until received: (L * M + 1, H), with fp8 scales ((L + 1), H / 128, M)
+    values: list[Tensor]  # until received: (L * M + 1, H), with fp8 scales ((L + 1), columns, M)
     shown: weakref.ref[Tensor] | None = None  # what the caller holds
     finish: Callable[[], Any] | None = None  # None: received
     combined: bool = False
@@ -75,26 +124,17 @@ class Received:
         """Row i of the op stands at ``places[i]`` of the results; a row that is none, at the last one."""
         width = self.tokens * self.place.world
         ends = counts.view(self.local, -1)[:, -1].contiguous()
-        each = torch.arange(rows, dtype=counts.dtype, device=counts.device)
-        expert = torch.searchsorted(ends, each, right=True).clamp(max=self.local - 1)
-        at = each - (ends - self.count)[expert]
-        if counts.device.type == "cpu" and rows and int(at.max()) >= width:
-            number = int(self.count.max())
-            raise RoutingOverflow(
-                f"low_latency_dispatch: a local expert of rank {self.place.rank} has {number} rows, the result has "
-                f"{width}: num_max_dispatch_tokens_per_rank {self.tokens} times {self.place.world} ranks. A token has "
-                "the same expert more than once: make the ids of a token differ"
-            )
-        places = torch.where(each < counts[-1], expert * width + at, self.local * width)
+        rule = f"num_max_dispatch_tokens_per_rank {self.tokens} times {self.place.world} ranks"
+        places = places_of(ends, rows, width, f"a local expert of rank {self.place.rank}", rule)
         self.source.index_copy_(0, places, triples[1 : 3 * rows : 3])
         self.places, self.triples, self.counts = places, triples, counts
 
     def _fill(self, rows: Tensor) -> None:
         assert self.places is not None
-        if not self.fp8:
+        if not self.format.fp8:
             self.values[0].index_copy_(0, self.places, rows)
             return
-        codes, scales = unpack(rows, [(self.hidden, torch.uint8), (self.hidden // GROUP, torch.float32)])
+        codes, scales = self.format.unpack(rows, self.hidden)
         self.values[0].view(torch.uint8).index_copy_(0, self.places, codes)
         width = self.tokens * self.place.world
         self.values[1].transpose(1, 2)[self.places // width, self.places % width] = scales
@@ -137,13 +177,14 @@ class LowLatency:
         tokens: int,
         experts: int,
         stats: Tensor | None,
-        fp8: bool,
-        round_scale: bool,
+        costs: Costs,
+        format: Format,
         return_recv_hook: bool,
     ) -> tuple[Any, Tensor, Handle, Callable[[], None]]:
         """Results, rows of each expert, the handle, and the hook that receives."""
         local = self.place.of_experts(experts)
         _check(x, topk_idx, tokens, stats, local)
+        format.check(x.shape[1])
         self._results = [result for result in self._results if result.alive()]
         if len(self._results) >= MOST_ALIVE:
             waiting = sum(result.finish is not None for result in self._results)
@@ -154,19 +195,23 @@ class LowLatency:
                 "with the handle, or drop the result",
                 argument="handle",
             )
-        rows = pack(*cast_fp8(x, round_scale)) if fp8 else x.contiguous()
+        rows, ids = format.pack(x), narrow("topk_idx", topk_idx)
         self.settle()
-        op = ascend_moe.begin_dispatch if return_recv_hook else ascend_moe.npu_moe_distribute_dispatch_v2
-        opened: Any = op(rows, topk_idx.int(), **self.place.of_op(experts, tokens))
-        result = _results(self.place, local, tokens, x, experts, fp8, stats)
-        result.finish = opened.finish if return_recv_hook else lambda: opened
+        named, place = wide_ids_named(topk_idx, self.place.rank), self.place.of_op(experts, tokens)
+        opened: Any = None
+        if return_recv_hook:
+            opened = named(ascend_moe.begin_dispatch)(rows, ids, **place)
+        else:
+            opened = costs.of(named(ascend_moe.npu_moe_distribute_dispatch_v2))(rows, ids, **place)
+        result = _results(self.place, local, tokens, x, experts, format, SentIds(ids), stats)
+        result.finish = costs.of(named(opened.finish)) if return_recv_hook else lambda: opened
         self._results.append(result)
         width = tokens * self.place.world
         shown: Any = result.values[0][:-1].view(local, width, -1)
         result.shown = weakref.ref(shown)
         handle = Handle((result.source[:-1].view(local, width), result.range, tokens, x.shape[1], experts))
         handle.received = result
-        shown = (shown, result.values[1][:-1].transpose(1, 2)) if fp8 else shown
+        shown = (shown, result.values[1][:-1].transpose(1, 2)) if format.fp8 else shown
         return shown, result.count, handle, self._hook(result.receive, return_recv_hook)
 
     def combine(
@@ -178,6 +223,7 @@ class LowLatency:
         zero_copy: bool,
         return_recv_hook: bool,
         out: Tensor | None,
+        costs: Costs,
     ) -> tuple[Tensor, Callable[[], None]]:
         """Results and the hook that receives."""
         result = received_by(handle)
@@ -197,23 +243,19 @@ class LowLatency:
         assert result.places is not None and result.triples is not None and result.counts is not None
         rows = x.reshape(-1, result.hidden)
         rows = rows.index_select(0, result.places.clamp(max=rows.shape[0] - 1))
+        ids = result.ids.checked("topk_idx", narrow("topk_idx", topk_idx))
         self.settle()
-        op = ascend_moe.begin_combine if return_recv_hook else ascend_moe.npu_moe_distribute_combine_v2
-        opened: Any = op(
-            rows,
-            topk_idx.int(),
-            result.triples,
-            result.counts,
-            topk_weights,
-            **self.place.of_op(result.experts, result.tokens),
-        )
+        given = (rows, ids, result.triples, result.counts, topk_weights)
+        place = self.place.of_op(result.experts, result.tokens)
+        if return_recv_hook:
+            finish = costs.of(ascend_moe.begin_combine(*given, **place).finish)
+        else:
+            total = costs.of(ascend_moe.npu_moe_distribute_combine_v2)(*given, **place)
         result.combined, result.next_rows = True, None
-        if not return_recv_hook and out is None:
-            return opened, events.nothing
-        to = rows.new_zeros(wanted) if out is None else out
-        return to, self._hook(
-            _Once(lambda: to.copy_(opened.finish() if return_recv_hook else opened)), return_recv_hook
-        )
+        if return_recv_hook:
+            to = rows.new_zeros(wanted) if out is None else out
+            return to, self._hook(_Once(lambda: to.copy_(finish())), return_recv_hook)
+        return total if out is None else out.copy_(total), events.nothing
 
     def next_combine_rows(self, handle: object) -> Tensor:
         """``(L, max * W, H)`` bf16 for the rows of the next combine of this handle with zero_copy."""
@@ -253,28 +295,37 @@ def _check(x: Tensor, topk_idx: Tensor, tokens: int, stats: Tensor | None, local
     need_dims("x", x, 2, dtypes=(torch.bfloat16,))
     need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
     need(topk_idx.shape[0] == x.shape[0], "topk_idx", "has {} tokens; x has {}", topk_idx.shape[0], x.shape[0])
+    need_whole("num_max_dispatch_tokens_per_rank", tokens, 1)
     rule = "is {}; x has {} tokens, and it must be equal on all ranks"
-    need(tokens >= max(x.shape[0], 1), "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])
+    need(tokens >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])
     if stats is not None:
         need_shape("cumulative_local_expert_recv_stats", stats, (local,), dtypes=(torch.int32,))
 
 
 def _results(
-    place: Place, local: int, tokens: int, x: Tensor, experts: int, fp8: bool, stats: Tensor | None
+    place: Place,
+    local: int,
+    tokens: int,
+    x: Tensor,
+    experts: int,
+    format: Format,
+    ids: SentIds,
+    stats: Tensor | None,
 ) -> Received:
     """Without values. Zeros on the CPU, where they cost nothing until they are touched."""
     make = torch.zeros if x.device.type == "cpu" else torch.empty
     width, hidden = tokens * place.world, x.shape[1]
-    values = [make(local * width + 1, hidden, dtype=FP8 if fp8 else x.dtype, device=x.device)]
-    if fp8:  # a column of scales is contiguous, as DeepEP has them
-        values.append(make(local + 1, hidden // GROUP, width, dtype=torch.float32, device=x.device))
+    values = [make(local * width + 1, hidden, dtype=FP8 if format.fp8 else x.dtype, device=x.device)]
+    if format.fp8:  # a column of scales is contiguous, as DeepEP has them
+        values.append(make(local + 1, format.columns(hidden), width, dtype=format.scales, device=x.device))
     return Received(
         place,
         local,
         tokens,
         hidden,
         experts,
-        fp8,
+        format,
+        ids,
         stats,
         count=make(local, dtype=torch.int32, device=x.device),
         source=make(local * width + 1, dtype=torch.int32, device=x.device),

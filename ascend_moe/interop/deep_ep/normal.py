@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ascend_moe import ops, plan
+from ascend_moe._narrow import id_text, narrow
 from ascend_moe.errors import ArgumentError, InvalidExpertId, need, need_dims, need_shape
-from ascend_moe.interop.deep_ep.place import Place
+from ascend_moe.interop.deep_ep.place import Place, need_whole
 from ascend_moe.interop.deep_ep.rows import FLOATS, Layout, check_x, pack, unpack
 
 
@@ -62,15 +63,20 @@ def dispatch(
     local = _check(place, columns[0].shape[0], num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
     beside = _topk(columns[0].shape[0], topk_idx, topk_weights)
     world, in_rank, own = place.world, is_token_in_rank.bool(), columns[0].shape[0]
+    need_whole("expert_alignment", expert_alignment, 1)
+    need_whole("num_worst_tokens", num_worst_tokens, 0)
     rule = "is {}; with {} ranks of up to {} tokens it must be at least {}"
     fits = num_worst_tokens == 0 or own <= num_worst_tokens // world
     need(fits, "num_worst_tokens", rule, num_worst_tokens, world, own, world * own)
     ranks = _ranks(in_rank, world if topk_idx is None else topk_idx.shape[1], not num_worst_tokens)
     head = _head(own, topk_idx, world * local, columns[0].device)
-    table = place.gather(torch.cat([head, num_tokens_per_rank.int(), num_tokens_per_expert.int()]))
-    heads, table = table[:, : len(head)], table[:, len(head) :]
     at_once = num_worst_tokens > 0  # nothing may be read on the host
-    tokens = num_worst_tokens // world if at_once else _most_tokens(heads.tolist(), topk_idx, world * local)
+    pairs = 2**31 - 1 if topk_idx is None else topk_idx.numel()
+    per_rank = _counts("num_tokens_per_rank", num_tokens_per_rank, own, not at_once)
+    per_expert = _counts("num_tokens_per_expert", num_tokens_per_expert, pairs, not at_once)
+    table = place.gather(torch.cat([head, per_rank, per_expert]))
+    heads, table = table[:, : len(head)], table[:, len(head) :]
+    tokens = num_worst_tokens // world if at_once else _most_tokens(heads.tolist(), place.rank, topk_idx, world * local)
     out, triples, counts = _send(place, [*columns, *beside], ranks, tokens)
     number = num_worst_tokens or int(counts[-1])
     sent = Sent(place, ranks, triples, counts, tokens, number)
@@ -116,8 +122,8 @@ def combine(
     weights = None
     if topk_weights is not None:
         need_dims("topk_weights", topk_weights, 2, dtypes=(torch.float32,))
-        rule = "has {} rows; dispatch returned {}"
-        need(topk_weights.shape[0] >= sent.rows, "topk_weights", rule, topk_weights.shape[0], sent.rows)
+        rule = f"has {topk_weights.shape[0]} rows; dispatch returned {sent.rows}"
+        need(topk_weights.shape[0] >= sent.rows, "topk_weights", rule)
         columns = topk_weights.shape[1]
         weights = _sum(sent, torch.nn.functional.pad(topk_weights, (0, -columns % 8)), None)[:, :columns].contiguous()
     return total.to(x.dtype), weights
@@ -132,9 +138,18 @@ def _check(place: Place, tokens: int, per_rank: Tensor, in_rank: Tensor, per_exp
     ):
         need(given is not None, name, "is missing; pass what get_dispatch_layout returned, or a handle")
     need_shape("num_tokens_per_rank", per_rank, (place.world,))
-    need_shape("is_token_in_rank", in_rank, (tokens, place.world))
+    need_shape("is_token_in_rank", in_rank, (tokens, place.world), dtypes=(torch.bool, torch.int32, torch.int64))
     need_dims("num_tokens_per_expert", per_expert, 1)
     return place.of_experts(per_expert.numel())
+
+
+def _counts(name: str, given: Tensor, most: int, checked: bool) -> Tensor:
+    """As int32; on the CPU each must be one of 0..most."""
+    counts = narrow(name, given)
+    if checked and counts.device.type == "cpu" and bool(((counts < 0) | (counts > most)).any()):
+        at = int(((counts < 0) | (counts > most)).int().argmax())
+        need(False, name, "at {} is {}; it must be one of 0..{}", at, int(given[at]), most)
+    return counts
 
 
 def _topk(tokens: int, topk_idx: Tensor | None, topk_weights: Tensor | None) -> list[Tensor]:
@@ -145,9 +160,9 @@ def _topk(tokens: int, topk_idx: Tensor | None, topk_weights: Tensor | None) -> 
     need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
     need(topk_idx.shape[0] == tokens, "topk_idx", "has {} tokens; x has {}", topk_idx.shape[0], tokens)
     if topk_weights is None:
-        return [topk_idx.int()]
+        return [narrow("topk_idx", topk_idx)]
     need_shape("topk_weights", topk_weights, tuple(topk_idx.shape), dtypes=(torch.float32,))
-    return [topk_idx.int(), topk_weights]
+    return [narrow("topk_idx", topk_idx), topk_weights]
 
 
 def _head(own: int, topk_idx: Tensor | None, experts: int, device: torch.device) -> Tensor:
@@ -158,15 +173,19 @@ def _head(own: int, topk_idx: Tensor | None, experts: int, device: torch.device)
     ids = torch.nn.functional.pad(topk_idx.reshape(-1), (1, 0), value=-1)
     wrong = (ids < -1) | (ids >= experts)
     place = torch.where(wrong.any(), wrong.int().argmax(), 0).reshape(1)
-    return torch.cat([tokens, place.int(), ids[place].int()])
+    return torch.cat([tokens, narrow("topk_idx", place), narrow("topk_idx", ids[place])])
 
 
-def _most_tokens(heads: list[list[int]], topk_idx: Tensor | None, experts: int) -> int:
-    """The largest number of tokens of a rank. An id that is none raises on every rank."""
+def _most_tokens(heads: list[list[int]], own: int, topk_idx: Tensor | None, experts: int) -> int:
+    """The largest number of tokens of a rank. An id that is none raises on every rank; ``own``: this one."""
     for rank, (_, place, expert_id) in enumerate(heads):
         if place and topk_idx is not None:
             token, k = divmod(place - 1, topk_idx.shape[1])
-            text = f"dispatch: rank {rank}, token {token}, k {k} has expert id {expert_id}; need -1 or 0..{experts - 1}"
+            shown = id_text(expert_id)
+            if rank == own:  # it has the id as it was given
+                expert_id = int(topk_idx[token, k])
+                shown = str(expert_id)
+            text = f"dispatch: rank {rank}, token {token}, k {k} has expert id {shown}; need -1 or 0..{experts - 1}"
             found = {"rank": rank, "token": token, "k": k, "expert_id": expert_id}
             raise InvalidExpertId(text, argument="topk_idx", **found)
     return max(tokens for tokens, _, _ in heads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,17 @@ from torch import Tensor
 
 from ascend_moe import comm
 from ascend_moe.errors import ArgumentError, need
+from ascend_moe.fused.arguments import place_in
 from ascend_moe.ops.gather import gather_rows
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    Group = ProcessGroup | DeviceMesh | str | tuple[str, int, int]
 
 ROW_BYTES = 32  # rows of the ops are a multiple of this
+MOST_EXPERTS = 1 << 16  # tensors have a number for each: far above what the ops take, and small
 
 
 @dataclass(frozen=True)
@@ -27,13 +33,25 @@ class Place:
     world: int
     rank: int
 
+    def __post_init__(self) -> None:
+        given = (self.group_ep, self.world, self.rank)
+        fits = isinstance(self.group_ep, str) and all(type(number) is int for number in given[1:])
+        need(fits, "group", "is {}; as a tuple it must be (name, W, rank): a string and two numbers", given)
+        rule = "is {}: rank {} of {} ranks; as a tuple it must be (name, W, rank) with a rank of 0..W-1"
+        need(0 <= self.rank < self.world, "group", rule, given, self.rank, self.world)
+
     @classmethod
-    def of(cls, group: ProcessGroup | tuple[str, int, int]) -> Place:
-        """Of a process group, or of the three values themselves (those of a ``LocalCluster``)."""
+    def of(cls, group: Group) -> Place:
+        """Of a group as `comm.group_of` takes it, or of the three values themselves (those of a ``LocalCluster``).
+
+        Raises:
+            ArgumentError: it is none of these, or has no such rank. Collective on a group's first use: as `comm_name`.
+        """
         if isinstance(group, tuple):
+            need(len(group) == 3, "group", "is a tuple of {}; it must be (name, W, rank)", len(group))
             return cls(*group)
         need(group is not None, "group", "is None; pass a process group (MPI's communicators are not taken)")
-        return cls(comm.comm_name(group), group.size(), group.rank())
+        return cls(*place_in(group))
 
     @cached_property
     def ranks_per_server(self) -> int:
@@ -51,8 +69,9 @@ class Place:
 
     def of_experts(self, experts: int) -> int:
         """L, local experts."""
+        need_whole("num_experts", experts, self.world, MOST_EXPERTS)
         need(
-            experts >= self.world and experts % self.world == 0,
+            experts % self.world == 0,
             "num_experts",
             "is {}; it must be a multiple of the {} ranks",
             experts,
@@ -67,6 +86,13 @@ class Place:
     def most(self, x: Tensor) -> Tensor:
         """The largest number of rows of x on any rank, an int32 scalar. Collective."""
         return self.gather(torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)).max()
+
+
+def need_whole(argument: str, value: object, least: int, most: int = 2**31 - 1) -> None:
+    """Raise unless ``value`` is a whole number within these."""
+    rule = "is {!r}; it must be a whole number of {}..{}"
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    need(whole and least <= value <= most, argument, rule, value, least, most)  # type: ignore[operator]
 
 
 def not_supported(what: str, instead: str) -> ArgumentError:

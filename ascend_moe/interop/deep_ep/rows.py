@@ -8,12 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ascend_moe.errors import need, need_dims, need_dtype, need_shape
+from ascend_moe.errors import RoutingOverflow, need, need_dims, need_dtype, need_shape
 from ascend_moe.interop.deep_ep.place import ROW_BYTES
 
 FP8 = torch.float8_e4m3fn
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)  # of normal mode; DeepEP has bf16 alone
 GROUP = 128  # values that share a scale
+PACKED = 4  # ue8m0 scales in an int32
 _FP8_MAX = 448.0
 _LEAST = 1e-4  # a group counts at least this much: zeros have a scale
 
@@ -42,6 +43,28 @@ def unpack(rows: Tensor, layout: Layout) -> list[Tensor]:
     return columns
 
 
+def places_of(ends: Tensor, rows: int, width: int, block: str, rule: str) -> Tensor:
+    """Where rows that lie one behind the other stand in blocks of ``width``: ``(rows,)``, int64 or int32.
+
+    Args:
+        ends: ``(n,)`` int32, running sums of the rows of each block; a row behind the last has place ``n * width``.
+        block, rule: what a block and its width are, for the error.
+
+    Raises:
+        RoutingOverflow: on the CPU: a block has more rows than fit.
+    """
+    each = torch.arange(rows, dtype=ends.dtype, device=ends.device)
+    at = torch.searchsorted(ends, each, right=True).clamp(max=len(ends) - 1)
+    numbers = ends.diff(prepend=ends.new_zeros(1))
+    inside = each - (ends - numbers)[at]
+    if ends.device.type == "cpu" and rows and int(numbers.max()) > width:
+        raise RoutingOverflow(
+            f"low_latency_dispatch: {block} has {int(numbers.max())} rows, the result has {width}: {rule}. A token has "
+            "the same expert more than once: make the ids of a token differ"
+        )
+    return torch.where(each < ends[-1], at * width + inside, len(ends) * width)
+
+
 def cast_fp8(x: Tensor, round_scale: bool = False) -> tuple[Tensor, Tensor]:
     """``(n, H)`` rows as e4m3 codes and float32 scales ``(n, H / 128)``: value = code * scale.
 
@@ -58,6 +81,25 @@ def cast_fp8(x: Tensor, round_scale: bool = False) -> tuple[Tensor, Tensor]:
         scale = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).to(exponent.dtype))
         factor = 1.0 / scale
     return (groups * factor.unsqueeze(2)).to(FP8).view(x.shape), scale
+
+
+def ue8m0(scales: Tensor) -> Tensor:
+    """The exponents of float32 powers of two, a byte each: uint8 of the same shape. 2**e is e + 127."""
+    return (scales.contiguous().view(torch.int32) >> 23).to(torch.uint8)
+
+
+def cast_fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``(n, H)`` rows as e4m3 codes and float32 scales ``(n, 1)``: value = code * scale.
+
+    As the ops make int8 rows: ``s = 448 / max |x|`` of the row, ``scale = 1 / s``; a row of zeros has scale 1. NaN
+    stays NaN, and does not count for the maximum.
+
+    Source: sgl-kernel-npu's quant_mode "pertoken_fp8_e4m3".
+    """
+    value = x.float()
+    top = value.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax(1, keepdim=True)
+    factor = torch.where(top == 0, 1.0, torch.full_like(top, _FP8_MAX) / top)
+    return (value * factor).to(FP8), torch.ones_like(factor) / factor
 
 
 def check_x(x: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:

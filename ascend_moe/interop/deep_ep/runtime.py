@@ -14,15 +14,20 @@ import torch
 from torch import Tensor
 
 from ascend_moe import ops
+from ascend_moe._narrow import narrow, wide_ids_named
 from ascend_moe.dispatchers import WindowDispatcher
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.fused import calls, dispatch_ffn_combine
 from ascend_moe.fused.arguments import Tokens, experts_of
 from ascend_moe.interop.deep_ep import events, layout
+from ascend_moe.interop.deep_ep.costs import Costs
 from ascend_moe.interop.deep_ep.events import EventHandle
-from ascend_moe.interop.deep_ep.place import Place, not_supported
+from ascend_moe.interop.deep_ep.place import Place, need_whole, not_supported
+from ascend_moe.interop.deep_ep.rows import cast_fp8_rows, pack, unpack
+from ascend_moe.ops.pairs import Pairs
 
-QUANT_MODES = {"none": 0, "bf16": 0, "int8": 2}  # others are of the 950 series: fp8, fp4, MX
+QUANT_MODES = {"none": 0, "bf16": 0, "int8": 2}  # of the ops
+FP8_ROWS = "pertoken_fp8_e4m3"  # rows are cast before the op; the MX formats are of the 950 series
 
 
 class Rows(NamedTuple):
@@ -37,31 +42,42 @@ class Rows(NamedTuple):
 
 
 def dispatch_rows(
-    place: Place, x: Tensor, ids: Tensor, experts: int, tokens: int, quant: str, weights: Tensor | None = None
+    place: Place,
+    x: Tensor,
+    ids: Tensor,
+    experts: int,
+    tokens: int,
+    quant: str,
+    weights: Tensor | None = None,
+    costs: Costs | None = None,
 ) -> Rows:
     """One dispatch. ``tokens``: most of a rank."""
-    need_one_of("quant_mode", quant, QUANT_MODES)
+    need_one_of("quant_mode", quant, (*QUANT_MODES, FP8_ROWS))
     local = place.of_experts(experts)
-    sent = ops.npu_moe_distribute_dispatch_v2(
-        x.contiguous(),
-        ids.int(),
+    dispatch = wide_ids_named(ids, place.rank)(ops.npu_moe_distribute_dispatch_v2)
+    sent = (costs.of(dispatch) if costs else dispatch)(
+        pack(*cast_fp8_rows(x)) if quant == FP8_ROWS else x.contiguous(),
+        narrow("topk_idx", ids),
         expert_scales=weights,
-        quant_mode=QUANT_MODES[quant],
+        quant_mode=QUANT_MODES.get(quant, 0),
         **place.of_op(experts, tokens),
     )
     counts = sent.ep_recv_counts[: place.world * local]
-    triples = sent.assist_info_for_combine
-    return Rows(sent.expand_x, sent.dynamic_scales, sent.expert_token_nums, triples, counts, sent.expand_scales)
+    rows, scales = sent.expand_x, sent.dynamic_scales
+    if quant == FP8_ROWS:
+        rows, scales = unpack(rows, [(x.shape[1], torch.float8_e4m3fn), (1, torch.float32)])
+        scales = scales.squeeze(1)
+    return Rows(rows, scales, sent.expert_token_nums, sent.assist_info_for_combine, counts, sent.expand_scales)
 
 
 def combine_rows(
     place: Place, x: Tensor, ids: Tensor, triples: Tensor, counts: Tensor, weights: Tensor | None, tokens: int
 ) -> Tensor:
-    """One combine, weighted where weights are given."""
+    """One combine, weighted where weights are given. ``ids``: int32."""
     if weights is None:
         weights = torch.empty(0, dtype=torch.float32, device=x.device)
     return ops.npu_moe_distribute_combine_v2(
-        x.contiguous(), ids.int(), triples, counts, weights.float(), **place.of_op(counts.numel(), tokens)
+        x.contiguous(), ids, triples, counts, weights.float(), **place.of_op(counts.numel(), tokens)
     )
 
 
@@ -95,6 +111,7 @@ class Runtime:
     ) -> None:
         check_environment()
         self.place = Place(group_name, group_size, rank)
+        self._pairs = Pairs()
 
     def get_num_rdma_ranks(self) -> int:
         """Servers."""
@@ -134,7 +151,7 @@ class Runtime:
         use_quant: bool = False,
         quant_type: str = "bf16",
     ) -> tuple[Any, ...]:
-        """Rows of each local expert, as int8 with use_quant.
+        """Rows of each local expert, as int8 or e4m3 with use_quant: quant_type "int8" or "pertoken_fp8_e4m3".
 
         Returns:
             rows ``(n, H)``; their scales ``(n,)`` float32; ids ``(n, K)`` int64, the local expert at its k and -1
@@ -146,16 +163,17 @@ class Runtime:
         need(cached_rank_prefix_matrix is None, "handle", "of an earlier dispatch is not taken; pass topk_idx")
         need(x_scales is None, "x_scales", "is given; rows are quantised here: pass bf16 rows")
         need(num_worst_tokens == 0, "num_worst_tokens", "is {}; it must be 0: counts are read here", num_worst_tokens)
-        if dispatch_wait_recv_cost_stats is not None:
-            raise not_supported("dispatch_wait_recv_cost_stats", "pass None; ascend_moe.trace shows who waits for whom")
+        costs = Costs("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, self.place)
+        need_whole("expert_alignment", expert_alignment, 1)
         need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16))
         need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
         need_dims("num_tokens_per_expert", num_tokens_per_expert, 1)
         place, experts = self.place, num_tokens_per_expert.numel()
-        most = place.most(x)
-        rows = dispatch_rows(place, x, topk_idx, experts, int(most), quant_type if use_quant else "none", topk_weights)
+        most, quant = place.most(x), quant_type if use_quant else "none"
+        rows = dispatch_rows(place, x, topk_idx, experts, int(most), quant, topk_weights, costs)
         number = int(rows.counts[-1])
         triples = rows.triples[: 3 * number].clone()
+        self._pairs.sent(triples, narrow("topk_idx", topk_idx))
         ids, weights = self._topk(rows, triples, topk_idx.shape[1], topk_weights is not None)
         aligned = (rows.nums + expert_alignment - 1) // expert_alignment * expert_alignment
         if os.environ.get("MOE_EXPERT_TOKEN_NUMS_TYPE", "1").strip() == "0":
@@ -201,7 +219,8 @@ class Runtime:
             x.shape[0],
             src_idx.numel() // 3,
         )
-        total = combine_rows(self.place, x, topk_idx, src_idx, counts, topk_weights, most)
+        ids = self._pairs.checked("topk_idx", src_idx, narrow("topk_idx", topk_idx))
+        total = combine_rows(self.place, x, ids, src_idx, counts, topk_weights, most)
         return total, topk_weights, EventHandle()
 
     def internode_dispatch(self, *_: Any) -> Any:
@@ -243,13 +262,18 @@ class Runtime:
         """Packed rows, received when it returns. quant_mode decides, the other flags have no effect.
 
         Returns:
-            rows ``(max * W * min(K, L), H)`` bf16 or int8; their scales; rows of each local expert ``(L,)`` int64;
-            triples; int32 running sums over [local expert][source rank]; the event; a hook that does nothing.
+            rows ``(max * W * min(K, L), H)`` bf16, int8 or e4m3; their scales, float32, one a row; rows of each local
+            expert ``(L,)`` int64; triples; int32 running sums over [local expert][source rank]; the event; a hook
+            that does nothing.
         """
         need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16))
-        name, most = "num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank
-        need(most >= x.shape[0], name, "is {}; x has {} tokens", most, x.shape[0])
-        rows = dispatch_rows(self.place, x, topk_ids, num_experts, num_max_dispatch_tokens_per_rank, quant_mode)
+        need_dims("topk_idx", topk_ids, 2)
+        tokens = num_max_dispatch_tokens_per_rank
+        need_whole("num_max_dispatch_tokens_per_rank", tokens, 0)
+        rule = "is {}; x has {} tokens"
+        need(tokens >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])
+        rows = dispatch_rows(self.place, x, topk_ids, num_experts, tokens, quant_mode)
+        self._pairs.sent(rows.triples, narrow("topk_idx", topk_ids))
         return rows.x, rows.scales, rows.nums, rows.triples, rows.counts, EventHandle(), events.nothing
 
     @with_typed_errors
@@ -272,7 +296,8 @@ class Runtime:
         """``(T, H)``, weighted; the event; a hook that does nothing. zero_copy and out have no effect."""
         need_shape("layout_range", layout_range, (num_experts,))
         tokens = num_max_dispatch_tokens_per_rank
-        total = combine_rows(self.place, x, topk_ids, src_info, layout_range, topk_weights, tokens)
+        ids = self._pairs.checked("topk_idx", src_info, narrow("topk_idx", topk_ids))
+        total = combine_rows(self.place, x, ids, src_info, layout_range, topk_weights, tokens)
         return total, EventHandle(), events.nothing
 
     @with_typed_errors
@@ -304,12 +329,14 @@ class Runtime:
         given = {"gmm1_weight": gmm1_weight, "gmm2_weight": gmm2_weight}
         scales = {"gmm1_weight_scale": gmm1_weight_scale, "gmm2_weight_scale": gmm2_weight_scale}
         experts = experts_of(x, given | scales)
-        rule = "is {}; it must be 1 for int8 weights and 0 for others"
-        need(quant_mode == (experts.quant_mode != 0), "quant_mode", rule, quant_mode)
-        tokens = Tokens(x, topk_ids.int(), topk_weights, None)
+        rule = f"is {quant_mode}; it must be 1 for int8 weights and 0 for others"
+        need(quant_mode == (experts.quant_mode != 0), "quant_mode", rule)
+        tokens = Tokens(x, narrow("topk_idx", topk_ids), topk_weights, None)
+        need_whole("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 0)
         dispatcher = WindowDispatcher(self.place.group_ep, self.place.world, self.place.rank, num_experts)
         bound = self.place.world * num_max_dispatch_tokens_per_rank
-        sent = calls.dispatch(dispatcher, tokens, experts, bound)
+        with wide_ids_named(topk_ids, self.place.rank):
+            sent = calls.dispatch(dispatcher, tokens, experts, bound)
         return calls.finish(dispatcher, sent, tokens, experts, math.inf), sent.ep_recv_counts
 
     @with_typed_errors
@@ -334,11 +361,11 @@ class Runtime:
         need(quant_mode in (0, 1), "quant_mode", "is {}; it must be 0 or 1", quant_mode)
         nums = torch.empty(self.place.of_experts(num_experts), dtype=torch.int32, device=x.device)
         scales = (gmm1_weight_scale, gmm2_weight_scale)
-        return dispatch_ffn_combine(
+        return wide_ids_named(topk_ids, self.place.rank)(dispatch_ffn_combine)(
             x,
             gmm1_weight,
             gmm2_weight,
-            topk_ids.int(),
+            narrow("topk_idx", topk_ids),
             *scales,
             None,
             None,

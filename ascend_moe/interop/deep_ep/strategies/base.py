@@ -1,0 +1,198 @@
+"""What a strategy is, and the names under which a Buffer finds them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from torch import Tensor
+
+from ascend_moe.dispatchers import AllToAllDispatcher
+from ascend_moe.errors import need, need_one_of
+from ascend_moe.interop.deep_ep.events import EventOverlap
+from ascend_moe.interop.deep_ep.place import Place
+
+if TYPE_CHECKING:
+    from ascend_moe.interop.deep_ep.place import Group
+
+S = TypeVar("S", bound="EPCommStrategy")
+
+# Those of sgl-kernel-npu; its MX formats are of the 950 series and refused here.
+VALID_QUANT_MODES = frozenset(
+    ("bf16", "int8", "mx_fp8_e4m3", "mx_fp8_e5m2", "pertoken_fp8_e4m3", "mx_fp4_e2m1"),
+)
+
+
+class NormalStrategy:
+    """Names of ``normal_strategy``: the window ops, or torch.distributed's all-to-all."""
+
+    DEFAULT, ALLTOALL = "default", "alltoall"
+
+    @classmethod
+    def get_all_strategies(cls) -> list[str]:
+        """Both names."""
+        return [cls.DEFAULT, cls.ALLTOALL]
+
+
+class LowLatencyStrategy:
+    """Names of ``low_latency_strategy``: default and ops are the window ops."""
+
+    DEFAULT, OPS, ALLTOALL = "default", "ops", "alltoall"
+
+    @classmethod
+    def get_all_strategies(cls) -> list[str]:
+        """The three names."""
+        return [cls.DEFAULT, cls.OPS, cls.ALLTOALL]
+
+
+class StrategyMap:
+    """What DEEP_USE_MODE stands for: the normal and the low-latency strategy."""
+
+    strategy_map: ClassVar[dict[str, tuple[str, str]]] = {
+        "default": (NormalStrategy.DEFAULT, LowLatencyStrategy.DEFAULT),
+        "ops": (NormalStrategy.DEFAULT, LowLatencyStrategy.OPS),
+        "alltoall": (NormalStrategy.ALLTOALL, LowLatencyStrategy.ALLTOALL),
+    }
+
+    @classmethod
+    def get_strategy(cls, deep_mode: str) -> tuple[str, str]:
+        """The two names. Raises ArgumentError for another mode."""
+        need_one_of("DEEP_USE_MODE", deep_mode.lower(), cls.strategy_map)
+        return cls.strategy_map[deep_mode.lower()]
+
+
+class EPCommStrategy(ABC):
+    """Sends and brings home by one means.
+
+    Args:
+        runtime: ``Runtime`` of the Buffer, or None.
+        group: as ``Buffer``'s. Looked at when it is needed: then the group's windows are opened, collectively.
+
+    A class of your own takes these two by name, and is registered under a name of yours.
+    """
+
+    def __init__(self, runtime: Any = None, group: Group | None = None) -> None:
+        self.runtime, self.group = runtime, group
+
+    @cached_property
+    def place(self) -> Place:
+        """Of this rank: the runtime's, or else by the group."""
+        return self.runtime.place if self.runtime is not None else Place.of(self.group)  # type: ignore[arg-type]
+
+    @property
+    def group_name(self) -> str:
+        """``group_ep`` for the ops."""
+        return self.place.group_ep
+
+    @property
+    def group_size(self) -> int:
+        """W."""
+        return self.place.world
+
+    @property
+    def rank(self) -> int:
+        """Of 0..W-1."""
+        return self.place.rank
+
+    @abstractmethod
+    def get_name(self) -> str:
+        """The name under which it is registered."""
+
+    @abstractmethod
+    def get_supported_modes(self) -> list[str]:
+        """Of "normal" and "low_latency"."""
+
+    def alltoall(self, experts: int) -> AllToAllDispatcher:
+        """The dispatcher of all-to-all. Raises ArgumentError without a process group."""
+        need(
+            self.group is not None and not isinstance(self.group, tuple),
+            "group",
+            "is a name; all-to-all needs a process group",
+        )
+        return AllToAllDispatcher(self.group, experts)  # type: ignore[arg-type]
+
+
+class NormalEPCommStrategy(EPCommStrategy):
+    """Of normal mode."""
+
+    def get_supported_modes(self) -> list[str]:
+        """Normal mode alone."""
+        return ["normal"]
+
+    @abstractmethod
+    def get_dispatch_layout(
+        self,
+        topk_idx: Tensor,
+        num_experts: int,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
+        """As ``AscendBuffer.get_dispatch_layout``."""
+
+    @abstractmethod
+    def dispatch(self, x: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """As ``AscendBuffer.dispatch``."""
+
+    @abstractmethod
+    def combine(self, x: Tensor, handle: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """As ``AscendBuffer.combine``."""
+
+
+class LowLatencyEPCommStrategy(EPCommStrategy):
+    """Of low-latency mode."""
+
+    def get_supported_modes(self) -> list[str]:
+        """Low latency alone."""
+        return ["low_latency"]
+
+    @abstractmethod
+    def low_latency_dispatch(
+        self, x: Tensor, topk_idx: Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int, **kwargs: Any
+    ) -> tuple[Any, Tensor, tuple[Any, ...], EventOverlap, Callable[[], None]]:
+        """As ``AscendBuffer.low_latency_dispatch``, with the quant_mode that the Buffer has decided on."""
+
+    @abstractmethod
+    def low_latency_combine(
+        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: tuple[Any, ...], **kwargs: Any
+    ) -> tuple[Tensor, EventOverlap, Callable[[], None]]:
+        """As ``AscendBuffer.low_latency_combine``."""
+
+
+_normal: dict[str, type[NormalEPCommStrategy]] = {}
+_low_latency: dict[str, type[LowLatencyEPCommStrategy]] = {}
+
+
+def _registering(classes: dict[str, type[Any]], name: str) -> Callable[[type[S]], type[S]]:
+    def register(cls: type[S]) -> type[S]:
+        classes[name] = cls
+        return cls
+
+    return register
+
+
+def _registered(classes: Mapping[str, type[S]], argument: str, name: str) -> type[S]:
+    need_one_of(argument, name, classes)
+    return classes[name]
+
+
+def register_normal_strategy(name: str) -> Callable[[type[S]], type[S]]:
+    """Decorator: ``Buffer(normal_strategy=name)`` makes an object of this class, no longer of an earlier one."""
+    return _registering(_normal, name)
+
+
+def register_low_latency_strategy(name: str) -> Callable[[type[S]], type[S]]:
+    """Decorator: ``Buffer(low_latency_strategy=name)`` makes an object of this class, no longer of an earlier one."""
+    return _registering(_low_latency, name)
+
+
+def get_normal_strategy(name: str) -> type[NormalEPCommStrategy]:
+    """The class of this name. Raises ArgumentError where there is none."""
+    return _registered(_normal, "normal_strategy", name)
+
+
+def get_low_latency_strategy(name: str) -> type[LowLatencyEPCommStrategy]:
+    """The class of this name. Raises ArgumentError where there is none."""
+    return _registered(_low_latency, "low_latency_strategy", name)

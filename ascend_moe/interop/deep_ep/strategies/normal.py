@@ -1,0 +1,218 @@
+"""Normal mode: the window ops by way of ``Runtime``, or torch.distributed's all-to-all."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ascend_moe._narrow import narrow, wide_ids_named
+from ascend_moe.dispatchers import AllToAllDispatcher
+from ascend_moe.errors import ArgumentError, need, need_dims, need_one_of, with_typed_errors
+from ascend_moe.interop.deep_ep import events
+from ascend_moe.interop.deep_ep.events import EventOverlap
+from ascend_moe.interop.deep_ep.runtime import FP8_ROWS, QUANT_MODES
+from ascend_moe.interop.deep_ep.strategies.base import NormalEPCommStrategy, register_normal_strategy
+
+
+class AllToAllHandle(dict):  # type: ignore[type-arg]
+    """The handle of a normal dispatch by all-to-all: its topk_weights; all state of the call is in here."""
+
+    dispatched: Any
+    dispatcher: AllToAllDispatcher
+
+
+class _Windows(NormalEPCommStrategy):
+    """What both share: layouts, and what a dispatch asks for."""
+
+    @with_typed_errors
+    def get_dispatch_layout(
+        self,
+        topk_idx: Tensor,
+        num_experts: int,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
+        """As DeepEP's, with whether a token goes to a rank as int32."""
+        events.begin(previous_event)
+        *found, event = self.runtime.get_dispatch_layout(topk_idx, num_experts)
+        return (*found, EventOverlap(event))
+
+    def _asked(
+        self,
+        x: Any,
+        handle: Any,
+        quant_mode: str | None,
+        topk_idx: Tensor | None,
+        per_expert: Tensor | None,
+        *modes: str,
+    ) -> tuple[Tensor, str]:
+        """Rows and their quantisation."""
+        need(handle is None, "handle", "of an earlier dispatch is not taken by flavour 'ascend'; pass topk_idx")
+        given = quant_mode if quant_mode is not None else _quant_of(x)
+        need_one_of("quant_mode", given, modes)
+        for name, tensor in (("num_tokens_per_expert", per_expert), ("topk_idx", topk_idx)):
+            need(tensor is not None, name, "is missing; get_dispatch_layout returns the counts")
+        return x if isinstance(x, Tensor) else x[0], given
+
+
+@register_normal_strategy("default")
+class DefaultNormalCommStrategy(_Windows):
+    """By the window ops. Source: sgl-kernel-npu ``DefaultNormalCommStrategy``."""
+
+    def get_name(self) -> str:
+        """Its name, "default"."""
+        return "default"
+
+    @with_typed_errors
+    @torch.no_grad()
+    def dispatch(
+        self,
+        x: Any,
+        handle: Any = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: object = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        dispatch_wait_recv_cost_stats: Tensor | None = None,
+        quant_mode: str | None = None,
+    ) -> tuple[Any, Tensor, Tensor | None, list[int], tuple[Any, ...], EventOverlap]:
+        """As ``AscendBuffer.dispatch``."""
+        events.begin(previous_event)
+        modes = ("bf16", "int8", FP8_ROWS)
+        rows, given = self._asked(x, handle, quant_mode, topk_idx, num_tokens_per_expert, *modes)
+        out = self.runtime.intranode_dispatch(
+            rows,
+            None,
+            topk_idx,
+            topk_weights,
+            num_tokens_per_rank,
+            is_token_in_rank,
+            num_tokens_per_expert,
+            dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats,
+            expert_alignment=expert_alignment,
+            num_worst_tokens=num_worst_tokens,
+            use_quant=given != "bf16",
+            quant_type=given,
+        )
+        values, scales, ids, weights, numbers, prefix, channels, received, triples, head, event = out
+        own = (prefix, channels, received, triples, is_token_in_rank, head, topk_idx, topk_weights)
+        return (values, scales) if given != "bf16" else values, ids, weights, numbers, own, EventOverlap(event)
+
+    @with_typed_errors
+    @torch.no_grad()
+    def combine(
+        self,
+        x: Tensor,
+        handle: Any,
+        topk_weights: Tensor | None = None,
+        bias: Any = None,
+        config: object = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        combine_send_cost_stats: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """As ``AscendBuffer.combine``."""
+        events.begin(previous_event)
+        need(bias is None, "bias", "is given; flavour 'ascend' takes none, add it to the result")
+        _, _, _, triples, _, head, ids, weights = entries(handle, 8)
+        total, weights, event = self.runtime.intranode_combine(x, ids, weights, triples, head, combine_send_cost_stats)
+        return total, weights, EventOverlap(event)
+
+
+@register_normal_strategy("alltoall")
+class AlltoAllNormalCommStrategy(_Windows):
+    """By torch.distributed's all-to-all. Source: sgl-kernel-npu ``AlltoAllNormalCommStrategy``."""
+
+    def get_name(self) -> str:
+        """Its name, "alltoall"."""
+        return "alltoall"
+
+    @with_typed_errors
+    @torch.no_grad()
+    def dispatch(
+        self,
+        x: Any,
+        handle: Any = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: object = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        dispatch_wait_recv_cost_stats: Tensor | None = None,
+        quant_mode: str | None = None,
+    ) -> tuple[Any, None, None, list[int], AllToAllHandle, EventOverlap]:
+        """As ``AscendBuffer.dispatch``, without ids and weights of rows; counts are not aligned."""
+        events.begin(previous_event)
+        rows, given = self._asked(x, handle, quant_mode, topk_idx, num_tokens_per_expert, "bf16", "int8")
+        assert topk_idx is not None and num_tokens_per_expert is not None
+        need_dims("topk_idx", topk_idx, 2)
+        dispatcher = self.alltoall(num_tokens_per_expert.numel())
+        bound = self.group_size * max(int(self.place.most(rows)), 1)
+        with wide_ids_named(topk_idx, self.rank):
+            ids = narrow("topk_idx", topk_idx)
+            sent = dispatcher.dispatch(rows, ids, quant_mode=QUANT_MODES[given], global_bs=bound)
+        own = AllToAllHandle(topk_weights=topk_weights, topk_idx=topk_idx)
+        own.dispatched, own.dispatcher = sent, dispatcher
+        values = (sent.expand_x, sent.dynamic_scales) if given == "int8" else sent.expand_x
+        return values, None, None, sent.expert_token_nums.tolist(), own, EventOverlap()
+
+    @with_typed_errors
+    @torch.no_grad()
+    def combine(
+        self,
+        x: Tensor,
+        handle: Any,
+        topk_weights: Tensor | None = None,
+        bias: Any = None,
+        config: object = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        combine_send_cost_stats: Tensor | None = None,
+    ) -> tuple[Tensor, None, EventOverlap]:
+        """As ``AscendBuffer.combine``."""
+        events.begin(previous_event)
+        need(bias is None, "bias", "is given; flavour 'ascend' takes none, add it to the result")
+        rule = "is a {}; pass what dispatch by all-to-all returned"
+        need(isinstance(handle, AllToAllHandle), "handle", rule, type(handle).__name__)
+        weights = handle["topk_weights"]
+        if weights is None:
+            weights = torch.ones(handle["topk_idx"].shape, dtype=torch.float32, device=x.device)
+        return handle.dispatcher.combine(x, handle.dispatched, weights.float()), None, EventOverlap()
+
+
+def _quant_of(x: Any) -> str:
+    """The mode of a call that names none."""
+    if isinstance(x, tuple):
+        rule = "is a tuple; only one with an int8 tensor asks for int8 rows"
+        need(len(x) == 2 and x[1].dtype == torch.int8, "x", rule)
+        return "int8"
+    return "int8" if os.environ.get("DEEP_NORMAL_MODE_USE_INT8_QUANT", "").strip() == "1" else "bf16"
+
+
+def entries(handle: Any, *sizes: int) -> tuple[Any, ...]:
+    """The entries of a handle. Raises ArgumentError where it is no tuple of one of these sizes."""
+    if isinstance(handle, tuple) and len(handle) in sizes:
+        return handle
+    listed = " or ".join(map(str, sizes))
+    raise ArgumentError(f"handle is no tuple of {listed} entries; pass what dispatch returned", argument="handle")

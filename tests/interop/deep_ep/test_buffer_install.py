@@ -1,0 +1,153 @@
+"""import deep_ep after install()."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+import pytest
+import torch
+from deep_ep_buffers import Case, finish, low, low_sum
+
+from ascend_moe import LocalCluster
+from ascend_moe.errors import ArgumentError
+from ascend_moe.interop import deep_ep
+from ascend_moe.interop.deep_ep import AscendBuffer, Buffer, Config, EventHandle, EventOverlap, names, strategies
+
+
+@pytest.fixture
+def uninstalled() -> Any:
+    yield
+    deep_ep.uninstall()
+
+
+def test_install_and_uninstall(uninstalled: None) -> None:
+    assert "deep_ep" not in sys.modules and "deep_ep_cpp" not in sys.modules
+    deep_ep.uninstall()  # nothing to undo
+    deep_ep.install()
+    import deep_ep as installed  # type: ignore[import-not-found]
+    import deep_ep_cpp  # type: ignore[import-not-found]
+    from deep_ep.buffer import Buffer as InPackage  # type: ignore[import-not-found]
+    from deep_ep.utils import EventOverlap as InUtils  # type: ignore[import-not-found]
+
+    assert installed.Buffer is Buffer is InPackage and installed.utils.EventOverlap is EventOverlap is InUtils
+    for name in ("deep_ep", "deep_ep_cpp", "deep_ep.utils"):  # how callers ask whether it is there
+        assert importlib.util.find_spec(name) is not None
+    assert installed.Config is deep_ep_cpp.Config is Config and installed.topk_idx_t is torch.int64
+    assert deep_ep_cpp.EventHandle is installed.EventHandle is EventHandle
+    assert deep_ep_cpp.get_low_latency_rdma_size_hint(8, 512, 4, 16) == Buffer.get_low_latency_rdma_size_hint(
+        8, 512, 4, 16
+    )
+    runtime = deep_ep_cpp.Buffer(0, 1, 0, 0, False, "nobody")
+    assert all(callable(getattr(runtime, name)) for name in ("intranode_dispatch", "low_latency_combine"))
+    deep_ep.install("ascend")
+    import deep_ep as ascend
+
+    assert ascend.Buffer is AscendBuffer and ascend.NormalStrategy.ALLTOALL == "alltoall"
+    deep_ep.install(package=False)
+    assert "deep_ep" not in sys.modules and "deep_ep_cpp" in sys.modules
+    other = sys.modules["deep_ep"] = type(sys)("deep_ep")
+    deep_ep.install()
+    deep_ep.uninstall()
+    assert sys.modules.pop("deep_ep") is other and "deep_ep_cpp" not in sys.modules
+    with pytest.raises(ArgumentError, match="flavour is 'x'"):
+        deep_ep.install("x")
+
+
+# The public names of sgl-kernel-npu's package by its modules, without what these import from elsewhere.
+SGL = {
+    "deep_ep": "Buffer Config EventOverlap LowLatencyStrategy NormalStrategy current_dir lib_path opp_path",
+    "deep_ep.buffer": "Buffer Config EventHandle EventOverlap FuseMode LowLatencyStrategy NormalStrategy StrategyMap "
+    "get_low_latency_strategy get_normal_strategy log_parameters",
+    "deep_ep.ep_strategy": "EPCommStrategy EventOverlap LowLatencyEPCommStrategy LowLatencyStrategy "
+    "NormalEPCommStrategy NormalStrategy StrategyMap VALID_QUANT_MODES get_low_latency_strategy get_normal_strategy "
+    "register_low_latency_strategy register_normal_strategy",
+    "deep_ep.strategies": "AlltoAllNormalCommStrategy DefaultLowLatencyCommStrategy DefaultNormalCommStrategy "
+    "EPCommStrategy LowLatencyEPCommStrategy NormalEPCommStrategy OpsLowLatencyCommStrategy get_low_latency_strategy "
+    "get_normal_strategy register_low_latency_strategy register_normal_strategy",
+    "deep_ep.strategies.normal_strategy": "AlltoAllNormalCommStrategy COMM_STREAM DefaultNormalCommStrategy "
+    "EventHandle EventOverlap NormalEPCommStrategy VALID_QUANT_MODES register_normal_strategy",
+    "deep_ep.strategies.low_latency_strategy": "AllToAllLowLatencyCommStrategy DefaultLowLatencyCommStrategy "
+    "EventHandle EventOverlap LowLatencyEPCommStrategy OpsLowLatencyCommStrategy register_low_latency_strategy",
+    "deep_ep.utils": "Config EventHandle EventOverlap get_simplify_tensor log_parameters logger",
+    "deep_ep_cpp": "Buffer Config EventHandle get_low_latency_rdma_size_hint",
+}
+DEEPEP = {
+    "deep_ep": "Buffer Config ElasticBuffer EPHandle EventHandle EventOverlap check_nccl_so find_cuda_home "
+    "get_logical_domain_size get_physical_domain_size init_jit topk_idx_t",
+    "deep_ep.buffer": "Buffer Config EventHandle EventOverlap",
+    "deep_ep.buffers": "elastic legacy",
+    "deep_ep.buffers.legacy": "Buffer Config EventHandle EventOverlap",
+    "deep_ep.utils": "EventHandle EventOverlap check_nvlink_connections",
+    "deep_ep.utils.event": "EventHandle EventOverlap",
+}
+
+
+@pytest.mark.parametrize(("flavour", "listed"), [("ascend", SGL), ("deepep", DEEPEP)])
+def test_every_public_name_of_theirs_is_ours_or_refused(
+    uninstalled: None, flavour: str, listed: dict[str, str]
+) -> None:
+    deep_ep.install(flavour)
+    for module, line in listed.items():
+        here = importlib.import_module(module)
+        for name in line.split():
+            reason = names.REFUSED[flavour].get(f"{module}.{name}")
+            if reason is None:
+                scope: dict[str, Any] = {}
+                exec(f"from {module} import {name}", scope)
+                ours = names.CPP if module == "deep_ep_cpp" else names.OURS[flavour][module]
+                submodule = names.OURS[flavour].get(f"{module}.{name}")
+                assert submodule is not None or scope[name] is ours[name]
+                assert scope[name] is getattr(here, name)
+                continue
+            assert not hasattr(here, name)  # how callers ask
+            for statement in (f"from {module} import {name}", f"import {module}.{name}"):
+                with pytest.raises(
+                    ImportError, match=f"^{module}.{name} is not in ascend_moe.interop.deep_ep: "
+                ) as told:
+                    exec(statement, {})
+                assert str(told.value).endswith(reason) and "\n" not in str(told.value)
+    assert {name.rpartition(".")[0] for name in names.REFUSED[flavour]} <= set(listed)
+    deep_ep.uninstall()
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("deep_ep")
+
+
+def test_a_strategy_of_a_caller(uninstalled: None) -> None:
+    deep_ep.install("ascend")
+    from deep_ep.ep_strategy import (  # type: ignore[import-not-found]
+        get_low_latency_strategy,
+        register_low_latency_strategy,
+    )
+    from deep_ep.strategies import DefaultLowLatencyCommStrategy  # type: ignore[import-not-found]
+
+    @register_low_latency_strategy("twice")
+    class Twice(DefaultLowLatencyCommStrategy):  # type: ignore[misc]
+        def low_latency_combine(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            return super().low_latency_combine(x * 2, *args, **kwargs)
+
+    def run(rank: int, group_ep: str) -> None:
+        case = Case(world=2)
+        given = {"runtime": None, "group": (group_ep, 2, rank)}
+        assert get_low_latency_strategy("twice") is Twice and Twice(**given).rank == rank
+        assert (Twice(**given).group_name, Twice(**given).group_size) == (group_ep, 2)
+        buffer = deep_ep.AscendBuffer((group_ep, 2, rank), low_latency_strategy="twice")
+        total = finish(case, rank, buffer, low(case, rank, buffer))
+        assert torch.equal(total, low_sum(case, rank, lambda _: 2.0))
+        buffer.low_latency_strategy = get_low_latency_strategy("default")(buffer.runtime, buffer.group)
+        assert torch.equal(finish(case, rank, buffer, low(case, rank, buffer)), low_sum(case, rank))
+
+    with LocalCluster(2) as cluster:
+        cluster.run(run)
+    del strategies.base._low_latency["twice"]
+    for getter in (get_low_latency_strategy, strategies.get_normal_strategy):
+        with pytest.raises(ArgumentError, match="strategy is 'twice'; need one of default"):
+            getter("twice")
+    assert strategies.NormalStrategy.get_all_strategies() == ["default", "alltoall"]
+    assert strategies.LowLatencyStrategy.get_all_strategies() == ["default", "ops", "alltoall"]
+    kinds = [strategies.DefaultNormalCommStrategy, strategies.AlltoAllNormalCommStrategy]
+    assert [kind().get_name() for kind in kinds] == ["default", "alltoall"]
+    assert kinds[0]().get_supported_modes() == ["normal"] and Twice().get_supported_modes() == ["low_latency"]
+    with pytest.raises(ArgumentError, match="comm_alg is 'other'"):
+        strategies.OpsLowLatencyCommStrategy(comm_alg="other")

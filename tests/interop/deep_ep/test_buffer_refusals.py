@@ -1,0 +1,194 @@
+"""What DeepEP's Buffer refuses by name, and the small things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from deep_ep_buffers import BF16, Case, H, finish, low, low_sum, on_all, send
+from op_runs import Clusters
+
+from ascend_moe import LocalCluster
+from ascend_moe.errors import ArgumentError, InvalidExpertId, RoutingOverflow, WindowTooSmall
+from ascend_moe.interop.deep_ep import AscendBuffer, Buffer, Config, EventHandle, EventOverlap
+
+
+def test_what_is_not_there_is_refused_by_name() -> None:
+    case = Case(world=1)
+
+    def run(rank: int, group_ep: str) -> None:
+        buffer = Buffer((group_ep, 1, 0))
+        sent = low(case, rank, buffer)
+        refused: list[tuple[str, Callable[[], Any]]] = [
+            ("use_logfmt is True; combine's kernel adds", lambda: finish(case, 0, buffer, sent, use_logfmt=True)),
+            ("low_latency_update_mask_buffer", lambda: buffer.low_latency_update_mask_buffer(0, True)),
+            ("low_latency_query_mask_buffer", lambda: buffer.low_latency_query_mask_buffer(torch.zeros(1).int())),
+            ("low_latency_clean_mask_buffer", buffer.low_latency_clean_mask_buffer),
+            ("get_local_buffer_tensor", lambda: buffer.get_local_buffer_tensor(BF16)),
+            ("num_tokens_per_rank is missing", lambda: buffer.dispatch(case.x(0))),
+            ("handle is a tuple", lambda: buffer.dispatch(case.x(0), handle=tuple(sent[2]))),
+            ("topk_idx is given with a handle", lambda: send(case, 0, buffer, handle=send(case, 0, buffer)[4])),
+            ("num_max_dispatch_tokens_per_rank is 3", lambda: low_with(case, buffer, 3)),
+            ("num_experts is 7", lambda: Buffer((group_ep, 2, 0)).get_dispatch_layout(case.ids(0), 7)),
+            ("comm is given", lambda: Buffer((group_ep, 1, 0), comm=object())),
+            ("flavour is 'other'", lambda: Buffer((group_ep, 1, 0), flavour="other")),
+            ("explicitly_destroy is False", buffer.destroy),
+            ("event is None", lambda: send(case, 0, buffer)[5].current_stream_wait()),
+        ]
+        for text, call in refused:
+            with pytest.raises(ArgumentError, match=text) as caught:
+                call()
+            assert "\n" not in str(caught.value)
+        Buffer((group_ep, 1, 0), explicitly_destroy=True).destroy()
+
+    with LocalCluster(1) as cluster:
+        cluster.run(run)
+
+
+def low_with(case: Case, buffer: Buffer, most: int) -> Any:
+    return buffer.low_latency_dispatch(case.x(0), case.ids(0), most, case.experts)
+
+
+@pytest.mark.parametrize("wrong", [6, -2])
+def test_an_id_that_is_none_is_told_on_every_rank(clusters: Clusters, wrong: int) -> None:
+    case = Case()
+
+    def body(rank: int, buffer: Buffer) -> None:
+        ids = case.ids(rank)
+        if rank == 1:
+            ids[3, 2] = wrong
+        with pytest.raises(
+            InvalidExpertId, match=f"rank 1, token 3, k 2 has expert id {wrong}; need -1 or 0..5"
+        ) as told:
+            send(case, rank, buffer, topk_idx=ids)
+        assert (told.value.rank, told.value.expert_id) == (1, wrong)  # type: ignore[attr-defined]
+
+    on_all(clusters, case, body)
+
+
+def test_the_same_expert_more_than_once_is_an_overflow(clusters: Clusters) -> None:
+    def body(rank: int, buffer: Buffer) -> None:
+        ids = torch.zeros(4, 3, dtype=torch.int64)
+        x = torch.ones(4, H, dtype=BF16)
+        if rank == 0:
+            with pytest.raises(RoutingOverflow, match="has 24 rows, the result has 8"):
+                buffer.low_latency_dispatch(x, ids, 4, 6, use_fp8=False)
+        else:
+            buffer.low_latency_dispatch(x, ids, 4, 6, use_fp8=False)
+
+    on_all(clusters, Case(), body)
+
+
+def test_across_servers_hierarchy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    case = Case(world=4)
+
+    def run(rank: int, group_ep: str) -> None:
+        for flavour in ("deepep", "ascend"):
+            buffer = Buffer((group_ep, 4, rank), flavour=flavour)
+            per_rank, servers, per_expert, in_rank, _ = buffer.get_dispatch_layout(case.ids(rank), case.experts)
+            hits = [{to // 2 for to in case.hit(rank, token)} for token in range(case.tokens(rank))]
+            assert servers is not None and servers.tolist() == [sum(server in hit for hit in hits) for server in (0, 1)]
+            with pytest.raises(ArgumentError, match="hierarchy"):
+                buffer.dispatch(case.x(rank), None, per_rank, servers, in_rank, per_expert, case.ids(rank))
+            with pytest.raises(ArgumentError, match="hierarchy"):
+                low(case, rank, buffer)
+
+    with LocalCluster(4) as cluster:
+        cluster.run(run)
+
+
+def test_internode_calls_take_deepeps_positions(clusters: Clusters) -> None:
+    case = Case()
+
+    def body(rank: int, buffer: Buffer) -> None:
+        ids, weights = case.ids(rank), case.weights(rank)
+        per_rank, servers, per_expert, in_rank, event = buffer.get_dispatch_layout(ids, case.experts, None, True)
+        config, given = Buffer.get_dispatch_config(2), (None, per_rank, servers, in_rank, per_expert, ids, weights)
+        rows, _, _, numbers, handle, event = buffer.internode_dispatch(case.x(rank), *given, 4, config, event, True)
+        wanted, *_ = send(case, rank, buffer)
+        assert torch.equal(rows, wanted) and all(number % 4 == 0 for number in numbers) and event.event is not None
+        home, summed, _ = buffer.internode_combine(rows, handle, None, case.x(rank), config, event)
+        assert torch.equal(home, buffer.combine(rows, handle, bias=case.x(rank))[0]) and summed is None
+
+    on_all(clusters, case, body)
+
+
+def test_events() -> None:
+    seen: list[int] = []
+    event = Buffer.capture()
+    event.register_hook_after_wait(lambda: seen.append(1))
+    with pytest.raises(ArgumentError, match="second hook"):
+        event.register_hook_after_wait(lambda: None)
+    event.current_stream_wait()
+    with event(release_handle=True) as same:
+        assert same is event and event.event is not None
+    assert seen == [1] and event.event is None
+    with EventOverlap():
+        pass
+    EventHandle().current_stream_wait()
+
+
+@pytest.mark.parametrize("algorithm", ["", "window", "direct"])
+def test_a_window_as_large_as_the_hint_is_enough(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    case = Case(local=2, topk=4, hidden=8192)
+    hint = Buffer.get_low_latency_rdma_size_hint(64, case.hidden, case.world, case.experts)
+    mib = hint >> 20
+
+    def enough(rank: int, group_ep: str) -> None:
+        buffer = Buffer((group_ep, 2, rank))
+        sent = buffer.low_latency_dispatch(case.x(rank), case.ids(rank), 64, case.experts, use_fp8=False)
+        assert torch.equal(finish(case, rank, buffer, sent), low_sum(case, rank))
+
+    def too_small(rank: int, group_ep: str) -> None:
+        with pytest.raises(WindowTooSmall, match=f"HCCL_BUFFSIZE={mib}"):
+            enough(rank, group_ep)
+
+    for size, run in ((mib, enough), (mib - 1, too_small)):
+        monkeypatch.setenv("HCCL_BUFFSIZE", str(size))
+        with LocalCluster(2) as cluster:
+            cluster.run(run)
+
+
+@pytest.mark.parametrize("algorithm", ["", "window", "direct"])
+def test_normal_mode_needs_no_more_than_the_hint(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ids and weights beside the rows, and with two biases, where rows are fp32."""
+    tokens, hidden, experts, topk = 4096, 64, 64, 32
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    mib = Config().get_nvl_buffer_size_hint(2 * hidden, 2) >> 20
+    monkeypatch.setenv("HCCL_BUFFSIZE", str(mib))
+
+    def run(rank: int, group_ep: str) -> None:
+        buffer = Buffer((group_ep, 2, rank))
+        x, ids = torch.ones(tokens, hidden, dtype=BF16), torch.arange(topk).repeat(tokens, 1) * 2
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, experts)
+        given = (None, per_rank, None, in_rank, per_expert, ids, torch.ones(ids.shape))
+        rows, _, _, _, handle, _ = buffer.dispatch(x, *given)
+        assert torch.equal(buffer.combine(rows, handle, bias=(x, x))[0], x * 4)
+
+    with LocalCluster(2) as cluster:
+        cluster.run(run)
+
+
+def test_hints_are_what_the_windows_need() -> None:
+    from ascend_moe import plan
+
+    small, large = (Buffer.get_low_latency_rdma_size_hint(tokens, 7168, 4, 16) for tokens in (8, 128))
+    topk = min(16, plan.limits()["topk"])
+    asked = (plan.Request(4, 16, topk, 7168, 128, equal_batches=False, comm_alg=each) for each in ("window", "direct"))
+    needs = [plan.window_need(each) for each in asked]
+    assert small < large == max(min(need[op] for need in needs) for op in ("dispatch_mib", "combine_mib")) << 20
+    with pytest.raises(ArgumentError):
+        Buffer.get_low_latency_rdma_size_hint(-1, 512, 4, 16)
+    config = Buffer.get_dispatch_config(8)
+    assert config == Buffer.get_combine_config(8) == Config(Buffer.num_sms)
+    assert config.get_nvl_buffer_size_hint(1024, 8) > 0 == config.get_rdma_buffer_size_hint(1024, 8)
+    before = Buffer.num_sms
+    Buffer.set_num_sms(24)
+    assert Buffer.get_dispatch_config(2).num_sms == AscendBuffer.num_sms == 24 and Buffer.is_sm90_compiled()
+    Buffer.set_num_sms(before)
+    with pytest.raises(ArgumentError, match="must be even"):
+        Buffer.set_num_sms(3)
