@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ascend_moe import ops, plan
-from ascend_moe._narrow import id_text, narrow
-from ascend_moe.errors import ArgumentError, InvalidExpertId, need, need_dims, need_shape
+from ascend_moe._narrow import narrow
+from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
+from ascend_moe.interop.deep_ep import agreed
 from ascend_moe.interop.deep_ep.place import Place, need_whole
 from ascend_moe.interop.deep_ep.rows import FLOATS, Layout, check_x, pack, unpack
 
@@ -69,14 +70,14 @@ def dispatch(
     fits = num_worst_tokens == 0 or own <= num_worst_tokens // world
     need(fits, "num_worst_tokens", rule, num_worst_tokens, world, own, world * own)
     ranks = _ranks(in_rank, world if topk_idx is None else topk_idx.shape[1], not num_worst_tokens)
-    head = _head(own, topk_idx, world * local, columns[0].device)
+    head = agreed.head(own, topk_idx, world * local, columns[0].device)
     at_once = num_worst_tokens > 0  # nothing may be read on the host
     pairs = 2**31 - 1 if topk_idx is None else topk_idx.numel()
     per_rank = _counts("num_tokens_per_rank", num_tokens_per_rank, own, not at_once)
     per_expert = _counts("num_tokens_per_expert", num_tokens_per_expert, pairs, not at_once)
     table = place.gather(torch.cat([head, per_rank, per_expert]))
     heads, table = table[:, : len(head)], table[:, len(head) :]
-    tokens = num_worst_tokens // world if at_once else _most_tokens(heads.tolist(), place.rank, topk_idx, world * local)
+    tokens = num_worst_tokens // world if at_once else agreed.most_tokens(heads, topk_idx, world * local)
     out, triples, counts = _send(place, [*columns, *beside], ranks, tokens)
     number = num_worst_tokens or int(counts[-1])
     sent = Sent(place, ranks, triples, counts, tokens, number)
@@ -163,32 +164,6 @@ def _topk(tokens: int, topk_idx: Tensor | None, topk_weights: Tensor | None) -> 
         return [narrow("topk_idx", topk_idx)]
     need_shape("topk_weights", topk_weights, tuple(topk_idx.shape), dtypes=(torch.float32,))
     return [narrow("topk_idx", topk_idx), topk_weights]
-
-
-def _head(own: int, topk_idx: Tensor | None, experts: int, device: torch.device) -> Tensor:
-    """What a rank tells the others: its tokens; 1 + the flat place of an id that is none, or 0; and that id."""
-    tokens = torch.full((1,), own, dtype=torch.int32, device=device)
-    if topk_idx is None:
-        return torch.cat([tokens, tokens.new_zeros(2)])
-    ids = torch.nn.functional.pad(topk_idx.reshape(-1), (1, 0), value=-1)
-    wrong = (ids < -1) | (ids >= experts)
-    place = torch.where(wrong.any(), wrong.int().argmax(), 0).reshape(1)
-    return torch.cat([tokens, narrow("topk_idx", place), narrow("topk_idx", ids[place])])
-
-
-def _most_tokens(heads: list[list[int]], own: int, topk_idx: Tensor | None, experts: int) -> int:
-    """The largest number of tokens of a rank. An id that is none raises on every rank; ``own``: this one."""
-    for rank, (_, place, expert_id) in enumerate(heads):
-        if place and topk_idx is not None:
-            token, k = divmod(place - 1, topk_idx.shape[1])
-            shown = id_text(expert_id)
-            if rank == own:  # it has the id as it was given
-                expert_id = int(topk_idx[token, k])
-                shown = str(expert_id)
-            text = f"dispatch: rank {rank}, token {token}, k {k} has expert id {shown}; need -1 or 0..{experts - 1}"
-            found = {"rank": rank, "token": token, "k": k, "expert_id": expert_id}
-            raise InvalidExpertId(text, argument="topk_idx", **found)
-    return max(tokens for tokens, _, _ in heads)
 
 
 def _ranks(in_rank: Tensor, slots: int, checked: bool) -> Tensor:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from ascend_moe import comm
@@ -82,10 +81,6 @@ class Place:
     def gather(self, words: Tensor) -> Tensor:
         """``(W, n)``: every rank's ``(n,)`` int32 words, in one dispatch. Collective; n is equal on all ranks."""
         return gather_rows(words, self.group_ep, self.world, self.rank)
-
-    def most(self, x: Tensor) -> Tensor:
-        """The largest number of rows of x on any rank, an int32 scalar. Collective."""
-        return self.gather(torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)).max()
 
 
 def need_whole(argument: str, value: object, least: int, most: int = 2**31 - 1) -> None:

@@ -20,6 +20,7 @@ from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typ
 from ascend_moe.fused import calls, dispatch_ffn_combine
 from ascend_moe.fused.arguments import Tokens, experts_of
 from ascend_moe.interop.deep_ep import events, layout
+from ascend_moe.interop.deep_ep.agreed import most_tokens_of
 from ascend_moe.interop.deep_ep.costs import Costs
 from ascend_moe.interop.deep_ep.events import EventHandle
 from ascend_moe.interop.deep_ep.place import Place, need_whole, not_supported
@@ -169,8 +170,10 @@ class Runtime:
         need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
         need_dims("num_tokens_per_expert", num_tokens_per_expert, 1)
         place, experts = self.place, num_tokens_per_expert.numel()
-        most, quant = place.most(x), quant_type if use_quant else "none"
-        rows = dispatch_rows(place, x, topk_idx, experts, int(most), quant, topk_weights, costs)
+        place.of_experts(experts)
+        most = most_tokens_of(place, x.shape[0], topk_idx, experts)
+        quant = quant_type if use_quant else "none"
+        rows = dispatch_rows(place, x, topk_idx, experts, most, quant, topk_weights, costs)
         number = int(rows.counts[-1])
         triples = rows.triples[: 3 * number].clone()
         self._pairs.sent(triples, narrow("topk_idx", topk_idx))
@@ -180,7 +183,7 @@ class Runtime:
             aligned = aligned.cumsum(0)
         numbers = [int(count) for count in aligned.tolist()]
         none = rows.counts.new_empty(0)
-        head = torch.cat([rows.counts, most.reshape(1)])
+        head = torch.cat([rows.counts, rows.counts.new_tensor([most])])
         received = (rows.x[:number], rows.scales[:number])
         return (*received, ids, weights, numbers, none, none, none, triples, head, EventHandle())
 

@@ -32,7 +32,8 @@ def on_a_process_group(rank: int) -> None:
         wide = case.ids(rank)
         wide[1, 1] = 2**32 if rank == 0 else wide[1, 1]
         for call in (send, low_of):
-            with pytest.raises(InvalidExpertId, match="4294967296" if rank == 0 else "2147483647 or more"):
+            told = rank == 0 or call is send
+            with pytest.raises(InvalidExpertId, match="4294967296" if told else "2147483647 or more"):
                 call(case, rank, ascend, topk_idx=wide)
         rows, _, _, numbers, sent, _ = send(case, rank, ascend)
         assert numbers == [len(case.rows_of(rank * case.local + expert)) for expert in range(case.local)]

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe._narrow import narrow, wide_ids_named
+from ascend_moe._narrow import narrow
 from ascend_moe.dispatchers import AllToAllDispatcher
 from ascend_moe.errors import ArgumentError, need, need_dims, need_one_of, with_typed_errors
 from ascend_moe.interop.deep_ep import events
+from ascend_moe.interop.deep_ep.agreed import most_tokens_of
 from ascend_moe.interop.deep_ep.events import EventOverlap
 from ascend_moe.interop.deep_ep.runtime import FP8_ROWS, QUANT_MODES
 from ascend_moe.interop.deep_ep.strategies.base import NormalEPCommStrategy, register_normal_strategy
@@ -166,11 +167,10 @@ class AlltoAllNormalCommStrategy(_Windows):
         rows, given = self._asked(x, handle, quant_mode, topk_idx, num_tokens_per_expert, "bf16", "int8")
         assert topk_idx is not None and num_tokens_per_expert is not None
         need_dims("topk_idx", topk_idx, 2)
-        dispatcher = self.alltoall(num_tokens_per_expert.numel())
-        bound = self.group_size * max(int(self.place.most(rows)), 1)
-        with wide_ids_named(topk_idx, self.rank):
-            ids = narrow("topk_idx", topk_idx)
-            sent = dispatcher.dispatch(rows, ids, quant_mode=QUANT_MODES[given], global_bs=bound)
+        experts, ids = num_tokens_per_expert.numel(), narrow("topk_idx", topk_idx)
+        dispatcher = self.alltoall(experts)
+        bound = self.group_size * max(most_tokens_of(self.place, rows.shape[0], topk_idx, experts), 1)
+        sent = dispatcher.dispatch(rows, ids, quant_mode=QUANT_MODES[given], global_bs=bound)
         own = AllToAllHandle(topk_weights=topk_weights, topk_idx=topk_idx)
         own.dispatched, own.dispatcher = sent, dispatcher
         values = (sent.expand_x, sent.dynamic_scales) if given == "int8" else sent.expand_x
