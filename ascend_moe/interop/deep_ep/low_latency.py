@@ -211,7 +211,7 @@ class LowLatency:
         result.shown = weakref.ref(shown)
         handle = Handle((result.source[:-1].view(local, width), result.range, tokens, x.shape[1], experts))
         handle.received = result
-        shown = (shown, result.values[1][:-1].transpose(1, 2)) if format.fp8 else shown
+        shown = (shown, _columns(result.values[1][:-1])) if format.fp8 else shown
         return shown, result.count, handle, self._hook(result.receive, return_recv_hook)
 
     def combine(
@@ -300,6 +300,12 @@ def _check(x: Tensor, topk_idx: Tensor, tokens: int, stats: Tensor | None, local
     need(tokens >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])
     if stats is not None:
         need_shape("cumulative_local_expert_recv_stats", stats, (local,), dtypes=(torch.int32,))
+
+
+def _columns(scales: Tensor) -> Tensor:
+    """``(L, M, columns)`` of ``(L, columns, M)``. A single column is a row too: its bytes can be seen as other types."""
+    local, columns, width = scales.shape
+    return scales.view(local, width, 1) if columns == 1 else scales.transpose(1, 2)
 
 
 def _results(

@@ -123,8 +123,8 @@ def combine(
     weights = None
     if topk_weights is not None:
         need_dims("topk_weights", topk_weights, 2, dtypes=(torch.float32,))
-        rule = f"has {topk_weights.shape[0]} rows; dispatch returned {sent.rows}"
-        need(topk_weights.shape[0] >= sent.rows, "topk_weights", rule)
+        rule = "has {} rows; dispatch returned {}"
+        need(topk_weights.shape[0] >= sent.rows, "topk_weights", rule, topk_weights.shape[0], sent.rows)
         columns = topk_weights.shape[1]
         weights = _sum(sent, torch.nn.functional.pad(topk_weights, (0, -columns % 8)), None)[:, :columns].contiguous()
     return total.to(x.dtype), weights

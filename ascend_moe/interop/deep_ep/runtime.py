@@ -332,8 +332,8 @@ class Runtime:
         given = {"gmm1_weight": gmm1_weight, "gmm2_weight": gmm2_weight}
         scales = {"gmm1_weight_scale": gmm1_weight_scale, "gmm2_weight_scale": gmm2_weight_scale}
         experts = experts_of(x, given | scales)
-        rule = f"is {quant_mode}; it must be 1 for int8 weights and 0 for others"
-        need(quant_mode == (experts.quant_mode != 0), "quant_mode", rule)
+        rule = "is {}; it must be 1 for int8 weights and 0 for others"
+        need(quant_mode == (experts.quant_mode != 0), "quant_mode", rule, quant_mode)
         tokens = Tokens(x, narrow("topk_idx", topk_ids), topk_weights, None)
         need_whole("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 0)
         dispatcher = WindowDispatcher(self.place.group_ep, self.place.world, self.place.rank, num_experts)

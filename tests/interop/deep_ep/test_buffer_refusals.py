@@ -100,6 +100,20 @@ def test_across_servers_hierarchy_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         cluster.run(run)
 
 
+def test_servers_of_unequal_numbers_of_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+
+    def run(rank: int, group_ep: str) -> None:
+        buffer, ids = Buffer((group_ep, 3, rank)), torch.zeros(1, 2, dtype=torch.int64)
+        with pytest.raises(
+            ArgumentError, match="group has 3 ranks, 2 a server; a Buffer needs as many on every server"
+        ):
+            buffer.get_dispatch_layout(ids, 6)
+
+    with LocalCluster(3) as cluster:
+        cluster.run(run)
+
+
 def test_internode_calls_take_deepeps_positions(clusters: Clusters) -> None:
     case = Case()
 
