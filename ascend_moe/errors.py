@@ -121,9 +121,10 @@ def need(kept: bool, argument: str, rule: str, *values: object) -> None:
 
 def _shown(value: Any) -> object:
     """What an error says of a value: of a tensor its shape and dtype, of a ``torch.Size`` a tuple."""
-    if hasattr(value, "is_floating_point") and hasattr(value, "shape"):
-        return f"{tuple(value.shape)} {_name(value.dtype)}"
-    return tuple(value) if isinstance(value, tuple) else value
+    if isinstance(value, (int, float, str, list, tuple, type(None))):
+        return tuple(value) if isinstance(value, tuple) else value
+    is_tensor = hasattr(value, "is_floating_point") and hasattr(value, "shape")
+    return f"{tuple(value.shape)} {_name(value.dtype)}" if is_tensor else value
 
 
 def _name(dtype: object) -> str:

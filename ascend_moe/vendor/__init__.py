@@ -19,7 +19,7 @@ from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.experts import grouped_matmul
 from ascend_moe.ops import registration
 from ascend_moe.ops.schemas import NAMESPACE, VENDOR_SCHEMAS, list_overload_of, schema_of
-from ascend_moe.vendor import alltoallv, collectives, fused, meta, permute, routing
+from ascend_moe.vendor import alltoallv, collectives, fused, meta, permute, routing, sharding
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ _DIFFERENTIABLE = (
     permute.npu_moe_token_permute,
     permute.npu_moe_token_unpermute,
 )
+_OVER_SHARDS = (permute.npu_moe_token_permute, permute.npu_moe_token_unpermute)
 _WINDOWS = (collectives.npu_moe_distribute_combine_add_rms_norm, collectives._npu_distribute_barrier)
 _ALL_TO_ALL = (alltoallv.npu_alltoallv_gmm, alltoallv.npu_gmm_alltoallv)
 _OTHERS = (
@@ -95,6 +96,9 @@ class _VendorOp(registration.Operator):
         torch.library.register_fake(f"{NAMESPACE}::{qualified}", self.fake, lib=registration.LIBRARY)
         if kind.collective:
             self.keep_calls()
+        if kind.run in _OVER_SHARDS:
+            for callable_ in (self.packet, self.overload):
+                callable_._op = sharding.over_shards(callable_._op, self.bind)
 
     def cpu(self, *args: Any, **kwargs: Any) -> Any:
         for name, tensor in _tensors(self.bind(args, kwargs)):

@@ -10,10 +10,12 @@ import torch
 from ascend_moe._torch_npu import compute_dtype, npu_operator
 from ascend_moe.errors import ArgumentError, need, need_dims, need_only, need_shape, need_unset
 from ascend_moe.permute import rows_at, sum_rows
+from ascend_moe.vendor.sharding import takes_shards
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
+@takes_shards
 @npu_operator
 def npu_moe_token_permute(
     tokens: torch.Tensor,
@@ -32,6 +34,9 @@ def npu_moe_token_permute(
     Returns:
         rows ``(num_out, H)``, differentiable; for each (token, k) pair the place of its row, also where it
         was cut off, ``(T*K,)`` int32.
+
+    DTensors, all of one mesh, give DTensors: tokens that are sharded or partial are made sharded along H first, indices
+    are made whole.
 
     Raises:
         ArgumentError: a rule above is broken.
@@ -53,6 +58,7 @@ def npu_moe_token_permute(
     return tokens[kept // (indices.shape[1] if indices.dim() == 2 else 1)], places
 
 
+@takes_shards
 @npu_operator
 def npu_moe_token_unpermute(
     permuted_tokens: torch.Tensor,
@@ -74,6 +80,8 @@ def npu_moe_token_unpermute(
 
     Returns:
         ``(T, H)`` of permuted_tokens' dtype, differentiable.
+
+    DTensors: as of ``npu_moe_token_permute``.
 
     Raises:
         ArgumentError: a rule above is broken.
