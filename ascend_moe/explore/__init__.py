@@ -19,10 +19,12 @@ from dataclasses import dataclass, field, replace
 
 from .draws import draw, draw_for, draw_large
 from .engine import POLICIES, Faults, Options, RunResult, World, checked_library
+from .faults import FAULTS, applies, with_fault
 from .program import Program, is_large, parse, window_mib
 from .reached import REACHED, reached
 
 __all__ = [
+    "FAULTS",
     "POLICIES",
     "REACHED",
     "Faults",
@@ -31,6 +33,7 @@ __all__ = [
     "Program",
     "Result",
     "World",
+    "applies",
     "campaign",
     "checked_library",
     "draw",
@@ -39,6 +42,7 @@ __all__ = [
     "explore",
     "parse",
     "shrink",
+    "with_fault",
 ]
 
 

@@ -167,7 +167,8 @@ class PlannedProgram:
         spec.comm_world, spec.comm_rank = self.program.world, call.rank
         spec.window_mib, spec.cores = self._window_bytes // MIB, self.program.cores
         spec.lent_mib, spec.list_cores = spec.window_mib, self.program.list_cores
-        spec.deadline_micros = _DEADLINE_MICROS
+        patient = self.fault is None or self.fault.impatient != call.rank
+        spec.deadline_micros = _DEADLINE_MICROS if patient else _DEADLINE_MICROS // 3
         spec.context_kind = CONTEXTS.index("a2" if self.program.servers else "table")
         spec.ranks_per_server, spec.near_stores = self.program.servers, self.program.near
         check = calls.CheckResult()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,11 +52,10 @@ def has_triples(program: Program) -> bool:
     return program.contract == 2 and not 0 < program.servers < program.world
 
 
-def draw_fault(program: Program, seed: int) -> str:
-    """A fault for the program, by chance; the same one for a seed. Few ranks die, more have wrong inputs."""
+def with_fault(program: Program, seed: int) -> Program:
+    """The program with a fault by chance; the same one for a seed."""
     rng = np.random.default_rng([seed, _STREAM])
-    kinds = [fault for fault in FAULTS if applies(program, fault)]
-    return str(rng.choice([*kinds, KILL]))
+    return replace(program, fault=str(rng.choice([fault for fault in FAULTS if applies(program, fault)])))
 
 
 def fault_of(program: Program) -> Fault | None:
@@ -70,6 +70,7 @@ class Fault:
     """Nothing, of which nothing comes."""
 
     dies = False  # whether the victim stops for ever at a step of the schedule
+    impatient = -1  # a rank that waits less long than the others
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -150,11 +151,14 @@ class Killed(Fault):
 
 
 class Absent(Fault):
-    """A rank makes only its first calls. The others wait for the next one in vain, and not again after that."""
+    """A rank makes only its first calls. The others wait for the next one in vain, and not again after that.
+
+    One of them waits less long than the rest, who hear of it by its abort blocks.
+    """
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
-        self.victim = int(self.rng.integers(program.world))
+        self.victim, self.impatient = (int(rank) for rank in self.rng.permutation(program.world)[:2])
         self._count = int(self.rng.integers(sum(2 if op in "dc" else 1 for op in program.sequence)))
         self._calls: list[list[Call]] = []
 
@@ -176,6 +180,9 @@ class Absent(Fault):
                 wanted.append(TIMEOUT if failed else "")
             if (errors := [error for error, _ in seen]) != wanted:
                 return f"rank {rank} has {errors}, not {wanted}: rank {self.victim} makes {self._count} calls"
+            late = [text for error, text in seen if error and f"found by rank {self.impatient} " not in text]
+            if late:
+                return f"rank {rank} has not heard of rank {self.impatient}: {late}"
         return _own_words(by_rank, self.victim)
 
 
