@@ -273,9 +273,6 @@ def checked_library(path: str | Path | None = None) -> ctypes.CDLL:
     return _open(str(chosen))
 
 
-_NEVER = 1 << 60  # no status block has this number
-
-
 @functools.cache
 def error_codes(library: ctypes.CDLL) -> dict[str, int]:
     """By the name of an error the codes that have it, one bit each; the first bit, without a name: none."""
@@ -406,8 +403,9 @@ class World:
 
     def _run_with_fault(self, fault: faults.Fault, seed: int, schedules: int, options: Options) -> RunResult:
         """One by one: what an error says is looked at after each."""
-        options, total = replace(options, hang_is_finding=False), RunResult()
-        steps = self._run(seed, 1, replace(options, faults=Faults(corrupt_block=_NEVER))).steps
+        options, total, steps = replace(options, hang_is_finding=False), RunResult(), 0
+        if fault.dies:
+            steps = self._run(seed, 1, options).steps
         for number in range(seed, seed + schedules):
             injected = Faults(kill_rank=fault.victim, kill_step=fault.step(steps)) if fault.dies else Faults()
             run = self._run(number, 1, replace(options, faults=injected))

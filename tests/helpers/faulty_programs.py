@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ascend_moe import explore
@@ -28,19 +28,23 @@ LONG = (
 )
 
 
-def faulty(first: int, count: int) -> Iterator[Program]:
-    """Small programs, a fault each: ways and faults go by turns."""
-    for seed in range(first, first + count):
+WRONG_INPUTS = [fault for fault in explore.FAULTS if fault not in ("kill", "absent")]
+
+
+def faulty(seeds: range, faults: Sequence[str]) -> Iterator[Program]:
+    """Small programs, one of these faults each: ways and faults go by turns."""
+    for seed in seeds:
         turn, way = divmod(seed, len(WAYS))
-        case = WAYS[way](explore.draw(seed), seed)
-        faults = [fault for fault in explore.FAULTS if explore.applies(case, fault)]
-        yield replace(case, fault=faults[turn % len(faults)])
+        yield _with_one(WAYS[way](explore.draw(seed), seed), faults, turn)
 
 
-def long_faulty(first: int, count: int) -> Iterator[Program]:
-    """The same with long shares, of which inputs are wrong at the borders of chunks, too."""
-    for seed in range(first, first + count):
+def long_faulty(seeds: range, faults: Sequence[str]) -> Iterator[Program]:
+    """The same with long shares: a fault is often beside the border of two chunks."""
+    for seed in seeds:
         turn, text = divmod(seed, len(LONG))
-        case = replace(explore.parse(LONG[text]), seed=seed)
-        kinds = [fault for fault in explore.FAULTS if fault not in ("kill", "absent") and explore.applies(case, fault)]
-        yield replace(case, fault=kinds[turn % len(kinds)])
+        yield _with_one(replace(explore.parse(LONG[text]), seed=seed), faults, turn)
+
+
+def _with_one(case: Program, faults: Sequence[str], turn: int) -> Program:
+    possible = [fault for fault in faults if explore.applies(case, fault)]
+    return replace(case, fault=possible[turn % len(possible)])

@@ -6,13 +6,14 @@ import contextlib
 import functools
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import commands
 import pytest
 import soak_rows
 import torch
+from faulty_programs import LONG, WRONG_INPUTS, faulty, long_faulty
 from large_shares import LARGE_SHARES
 from soak_rows import Tally
 
@@ -347,23 +348,6 @@ def bits(*codes: int) -> int:
     return sum(1 << code for code in codes)
 
 
-def killed(rng: random.Random, case: Program, plain: Seen) -> dict[str, object]:
-    return {"kill_rank": rng.randrange(case.world), "kill_step": rng.randrange(plain.steps + 1)}
-
-
-def survived(case: Program, found: Seen, faults: dict[str, object]) -> str:
-    """All ops of the others have ended: right until they heard of it, PeerLost with the rank afterwards."""
-    first, victim = set(), faults["kill_rank"]
-    for rank in set(range(case.world)) - {victim}:
-        codes = found.codes[rank]
-        failed = codes.index(PEER_LOST) if PEER_LOST in codes else len(codes)
-        assert codes == [OK] * failed + [PEER_LOST] * (len(codes) - failed), f"rank {rank}: {codes}"
-        assert all(f"rank {victim}" in text for text in found.texts[rank][failed:])
-        first.add(failed)
-    assert max(first) - min(first) <= 1, f"survivors fail more than one op apart: {sorted(first)}"
-    return "PeerLost" if min(first) < len(case.sequence) else "killed after it had delivered"
-
-
 def stalled(rng: random.Random, case: Program, plain: Seen) -> dict[str, object]:
     """Until nobody else can move."""
     return {"stall_rank": rng.randrange(case.world), "stall_step": rng.randrange(plain.steps + 1)}
@@ -402,17 +386,23 @@ def noticed(case: Program, found: Seen, faults: dict[str, object]) -> str:
 
 
 FAULTS = {
-    "kill": (killed, survived, bits(OK, PEER_LOST)),
     "stop": (stalled, only_delayed, bits(OK)),
     "slow": (slow, only_delayed, bits(OK)),
     "corrupt status": (spoilt, noticed, ANY_ERROR),
 }
 
 
-def with_a_fault(worlds: Worlds, name: str, seed: int, drawn: Program | None = None) -> str:
+def with_faults(faults: Sequence[str], numbers: range, tally: Tally) -> None:
+    """Each is named by all who must name it, and what comes after it is right, or fails at once."""
+    cases = faulty(numbers, faults)
+    assert_nothing_found(explore.campaign(cases, len(numbers), numbers.start, a_case=1))
+    tally.count(cases=len(numbers))
+
+
+def with_a_fault(worlds: Worlds, name: str, seed: int) -> str:
     """A drawn case without a fault, then the same schedule with one; what became of it."""
     fault, check, accepted = FAULTS[name]
-    rng, case = random.Random(seed), drawn or explore.draw(seed)
+    rng, case = random.Random(seed), explore.draw(seed)
     world = worlds(case.world)
     world.load(case, accepted=accepted)
     # Priorities leave no choice that a slow one could be kept out of.
@@ -423,16 +413,27 @@ def with_a_fault(worlds: Worlds, name: str, seed: int, drawn: Program | None = N
     return check(case, seen(world, seed, policy, **faults), faults)
 
 
-@soak_rows.row("kill, explored", quick=40, full=3000, chunk=750)
-def test_killed_at_any_step(worlds: Worlds, numbers: range, tally: Tally) -> None:
-    tally.each(numbers, lambda seed: with_a_fault(worlds, "kill", seed))
-    assert tally.kinds["PeerLost"]
+@soak_rows.row("kill, explored", quick=60, full=3000, chunk=750)
+def test_killed_at_any_step(numbers: range, tally: Tally) -> None:
+    with_faults(["kill"], numbers, tally)
 
 
-def test_killed_between_servers(worlds: Worlds) -> None:
-    """The survivors look for messages among rows, and send their aborts by the copy agent."""
-    ends = [with_a_fault(worlds, "kill", case.seed, case) for case in drawn("servers", 0, 60)]
-    assert ends.count("PeerLost") > 20
+@soak_rows.row("stop, explored", quick=60, full=1500, chunk=375)
+def test_rank_that_calls_no_more(numbers: range, tally: Tally) -> None:
+    """As one that is stopped beyond the deadline."""
+    with_faults(["absent"], numbers, tally)
+
+
+@soak_rows.row("wrong inputs, explored", quick=140, full=7000, chunk=700)
+def test_inputs_that_one_rank_gets_wrong(numbers: range, tally: Tally) -> None:
+    with_faults(WRONG_INPUTS, numbers, tally)
+
+
+@soak_rows.row("wrong inputs, explored", quick=len(LONG) * 4, full=1000, chunk=100)
+def test_wrong_inputs_beyond_the_first_chunk(numbers: range, tally: Tally) -> None:
+    """Shares of more than 512 pairs or triples, on one core and on several."""
+    assert_nothing_found(explore.campaign(long_faulty(numbers, WRONG_INPUTS), len(numbers), numbers.start, a_case=1))
+    tally.count(cases=len(numbers))
 
 
 @soak_rows.row("stop, explored", quick=20, full=3000, chunk=750)
@@ -459,38 +460,12 @@ def test_killed_at_every_step(worlds: Worlds, algorithm: str, numbers: range, ta
         case, world = Program(sequence="DC", seed=seed, algorithm=algorithm), worlds(2)
         world.load(case, accepted=bits(OK, PEER_LOST))
         for step in range(seen(world, seed, "random").steps + 1):
-            faults: dict[str, object] = {"kill_rank": step % 2, "kill_step": step}
-            tally.count(survived(case, seen(world, seed, "random", **faults), faults))
-
-
-@soak_rows.row("stop, explored", quick=20, full=1500, chunk=375)
-def test_rank_that_calls_no_more(worlds: Worlds, numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank makes only its first calls, as one that is stopped beyond the deadline: all others name it."""
-
-    def play(seed: int) -> str:
-        rng = random.Random(seed)
-        case = explore.draw(seed)
-        victim, world = rng.randrange(case.world), worlds(case.world)
-        made = rng.randrange(len(case.sequence))
-        program = PlannedProgram(case, world.library)
-        every, kept = program.calls, [0] * case.world
-        program.calls = []
-        for call in every:
-            if call.rank != victim or kept[victim] < made:
-                program.calls.append(call)
-                kept[call.rank] += 1
-        monkeypatch.setattr(explore.engine, "PlannedProgram", lambda *args: program)
-        world.load(case, accepted=bits(OK, TIMEOUT))
-        found = seen(world, seed, rng.choice(("random", "lazy", "pct")))
-        program.calls = every
-        for rank in set(range(case.world)) - {victim}:
-            wanted = [OK] * made + [TIMEOUT] * (len(case.sequence) - made)
-            assert found.codes[rank] == wanted, f"rank {rank}: {found.codes[rank]}, {made} calls were made"
-            assert all(f"rank {victim} did not arrive" in text for text in found.texts[rank][made:])
-        assert found.codes[victim] == [OK] * made and found.time_passed
-        return "longer than the deadline"
-
-    tally.each(numbers, play)
+            victim = step % 2
+            found = seen(world, seed, "random", kill_rank=victim, kill_step=step)
+            codes = found.codes[1 - victim]
+            assert codes in ([OK, OK], [OK, PEER_LOST], [PEER_LOST, PEER_LOST]), codes
+            assert all(f"rank {victim} is lost" in text for text in found.texts[1 - victim] if text)
+            tally.count("PeerLost" if PEER_LOST in codes else "killed after it had delivered")
 
 
 @soak_rows.row("configuration mismatch, explored", quick=20, full=1000, chunk=500)

@@ -7,10 +7,12 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import failure_cases as cases
 import pytest
+import torch
 from failure_cases import LOCAL, MAX_BS, TOPK, Caught, caught
 from failure_windows import (
     ABORT_MAGIC,
@@ -129,20 +131,46 @@ def flips() -> Iterator[tuple[str, Spoil, str]]:
 # ---- what becomes of it
 
 
-def trial(world: int, patience: float, spoil: Spoil, combine: int = 0, poison: int = 0xFF) -> list[str]:
-    """By rank, what became of an op whose reader finds something in the slot of a peer.
+def lend(place: Place, sent: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Dispatch's outputs, the rows in a window tensor."""
+    where = {"group_ep": place.group_ep, "ep_world_size": place.world, "ep_rank_id": place.rank}
+    rows = ascend_moe.window_empty(tuple(sent[0].shape), dtype=sent[0].dtype, **where)
+    return rows.copy_(sent[0]), *sent[1:]
 
-    ``patience``: seconds that the peer leaves the reader to find it. ``combine``: the contract of the
-    combine that is spoilt; 0: a dispatch is. ``poison``: what lies in the windows of both before.
+
+@dataclass(frozen=True)
+class Trial:
+    """An op whose ``reader`` finds something in the slot of a peer, the ``source``.
+
+    ``patience``: seconds that the peer leaves the reader to find it. ``combine``: the contract of the combine that is
+    spoilt; 0: a dispatch is. ``lent``: combine's rows lie in window tensors. ``poison``: what lies in the windows of
+    both before.
     """
+
+    world: int
+    patience: float
+    combine: int = 0
+    poison: int = 0xFF
+    reader: int = READER
+    source: int = SOURCE
+    lent: bool = False
+
+
+def trial(world: int, patience: float, spoil: Spoil, combine: int = 0, **more: Any) -> list[str]:
+    """By rank, what became of it."""
+    of = Trial(world, patience, combine, **more)
     barrier, reader_done = threading.Barrier(world), threading.Event()
+
+    def run_combine(place: Place) -> Callable[[], str]:
+        sent = cases.dispatch(place, 3, combine)
+        sent = lend(place, sent) if of.lent else sent
+        return lambda: compared(cases.check_combine, place, cases.combine(place, sent, 3, combine), 3)
 
     def last_op(place: Place) -> Callable[[], str]:
         """The op to come, after two others, or another combine and the dispatches of both."""
         if combine:
-            cases.round_trip(place, 3, combine)
-            sent = cases.dispatch(place, 3, combine)
-            return lambda: compared(cases.check_combine, place, cases.combine(place, sent, 3, combine), 3)
+            assert run_combine(place)() == "right"
+            return run_combine(place)
         for seed in (3, 4):
             cases.check_dispatch(place, cases.dispatch(place, seed), seed)
         return lambda: compared(cases.check_dispatch, place, cases.dispatch(place, 3), 3)
@@ -153,31 +181,31 @@ def trial(world: int, patience: float, spoil: Spoil, combine: int = 0, poison: i
         barrier.wait()
         op = last_op(place)
         barrier.wait()
-        if rank == READER:  # direct combine also tells where rows begin
-            write(cluster, spoil, 2 * LOCAL if combine else LOCAL, poison)
+        if rank == of.reader:
+            write(cluster, spoil, of)
         barrier.wait()
-        if rank == SOURCE:
+        if rank == of.source:
             reader_done.wait(patience)
         one = caught(op)
-        if rank == READER:
+        if rank == of.reader:
             reader_done.set()
-        return outcome(place, one)
+        return outcome(one, of.source if rank == of.reader else None)
 
     with ascend_moe.LocalCluster(world) as cluster:
         return cluster.run(body)
 
 
-def write(cluster: ascend_moe.LocalCluster, spoil: Spoil, counts: int, poison: int) -> None:
+def write(cluster: ascend_moe.LocalCluster, spoil: Spoil, of: Trial) -> None:
     """Two ops ago the same rows were counted: that run, a later epoch in it, is what is about to come.
 
     But the rows are poisoned until they come: whoever takes the forged run for the real one shows it.
     """
-    state = State.of(cluster, READER)
+    state = State.of(cluster, of.reader)
     epoch = next_epoch(state.epoch)
     assert epoch == EPOCH
-    for rank in (READER, SOURCE):
-        State.of(cluster, rank).poison(epoch, poison)
-    slot = state.run(epoch, SOURCE, counts)
+    for rank in (of.reader, of.source):
+        State.of(cluster, rank).poison(epoch, of.poison)
+    slot = state.run(epoch, of.source, 2 * LOCAL if of.combine else LOCAL)  # direct combine tells where rows begin
     assert slot[0] == STATUS_MAGIC ^ (epoch - 2), "not where the run lies"
     for i, word in enumerate(spoil(of_epoch(list(slot), epoch), epoch)):
         slot[i] = word % 2**32
@@ -192,15 +220,15 @@ def compared(check: Callable[..., None], *args: Any) -> str:
     return "right"
 
 
-def outcome(place: Place, one: Caught) -> str:
-    """'right', 'accepted', or the error in a word."""
+def outcome(one: Caught, source: int | None) -> str:
+    """'right', 'accepted', or the error in a word, of ``source`` where that is known."""
     if one.error is None:
         return str(one.value)
     names: dict[type, str] = {CorruptStatus: "corrupt", ConfigMismatch: "mismatch", CommTimeout: "timeout"}
     names |= dict.fromkeys((InvalidExpertId, RoutingOverflow), "an error of its own")
     text = str(one.error)
-    if place.rank == READER:
-        assert one.error.rank == SOURCE and "\n" not in text, text
+    if source is not None:
+        assert one.error.rank == source and "\n" not in text, text
     if type(one.error) is CorruptStatus:
         assert "which no rank of epoch" in text
     return names[type(one.error)]
@@ -247,6 +275,26 @@ def test_wrong_counts_of_direct_combine_are_named(contract: int, cores: int, mon
         for bit in (0, 2, 20, 31):
             found = trial(2, 5, flipped(word, bit), contract)
             assert found[READER] == "corrupt", f"count {count}, bit {bit}: {found}"
+
+
+@pytest.mark.parametrize("contract", [0, 1, 2])
+@pytest.mark.parametrize(("reader", "source"), [(0, 2), (1, 0), (2, 1)])
+@pytest.mark.parametrize("settings", ["direct"], indirect=True)
+def test_the_hash_of_every_message_is_checked(contract: int, reader: int, source: int) -> None:
+    """Of the first, the last, and one between."""
+    found = trial(3, 5, flipped(HEADER_BLOCKS * WORDS + 2, 0), contract, reader=reader, source=source)
+    assert found[reader] == "corrupt", found
+
+
+@pytest.mark.parametrize("contract", [1, 2])
+@pytest.mark.parametrize("settings", ["direct"], indirect=True)
+def test_the_place_of_lent_rows_is_checked(contract: int) -> None:
+    """Where they lie, and which memory that was, must be what their owner has said."""
+    assert trial(2, 5, lambda run, epoch: run, contract, lent=True)[READER] in ("accepted", "right")
+    for word in (WORDS + 5, WORDS + 6):
+        for bit in (0, 13, 31):
+            found = trial(2, 5, flipped(word, bit), contract, lent=True)
+            assert found[READER] == "corrupt", f"word {word}, bit {bit}: {found}"
 
 
 def counted(rows: int) -> Spoil:
