@@ -205,7 +205,7 @@ class WrongInputs(Fault):
         for rank in ranks:  # the first that can
             if self._make(kind, rank):
                 break
-        if self.wrong and self.rng.integers(3) == 0:
+        if self.wrong and len(ranks) > 1 and self.rng.integers(2):
             others = [make for name, (make, early) in wrong_inputs.KINDS.items() if self._can(name, early)]
             self._make(others[int(self.rng.integers(len(others)))], next(r for r in ranks if r not in self.wrong))
         collective = [rank for rank, (_, outcome) in self.wrong.items() if outcome.error in wrong_inputs.COLLECTIVE]

@@ -190,7 +190,6 @@ private:
         verdict.source = source;
         verdict.detail0 = message.GetValue(kBlockWords + kH1Detail0);
         verdict.detail1 = message.GetValue(kBlockWords + kH1Detail1);
-        verdict.reporter = source;
     }
     __aicore__ inline uint32_t AlgorithmOf(const LocalTensor<uint32_t>& message) const {
         return message.GetValue(kBlockWords + kH1Code) >> 8;

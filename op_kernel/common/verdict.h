@@ -12,7 +12,7 @@ struct Verdict {
     uint32_t detail0 = 0;
     uint32_t detail1 = 0;
     uint32_t detail2 = 0;
-    uint32_t reporter = 0;  // the rank that found it
+    uint32_t reporter = 0;  // of a fatal one: the rank that found it
 };
 
 // A verdict of this rank about its own inputs.
@@ -35,15 +35,12 @@ constexpr uint32_t kBatchesDiffer = 33;  // a severity
 // The worst verdict has the least number: fatal errors, then a configuration mismatch, the other collective
 // errors, and the mismatches that only this rank sees. Of equals the lowest rank's counts, of batches the largest,
 // because global_bs has to hold it. So all cores, and if the cause is common all ranks, choose the same verdict.
-// A mismatch of counts goes before a mismatch of expand_idx and before a row that has not come, because ids or
-// masks that differ cause all three.
+// A mismatch of counts goes before a mismatch of expand_idx, because ids or masks that differ cause both. Core 0, which
+// reports, sees no row that has not come before it has found all counts right.
 __aicore__ inline uint32_t Severity(const Verdict& verdict) {
     if (verdict.code >= kFirstFatal) return verdict.code - kFirstFatal;
     if (verdict.code == kConfigMismatch) return verdict.detail0 == kFieldMaxBatch ? kBatchesDiffer : 32;
-    if (verdict.code == kRoutingMismatch) {
-        if ((verdict.detail0 & kMismatchIndex) != 0) return 65;
-        return (verdict.detail0 & kMismatchRow) != 0 ? 66 : 64;
-    }
+    if (verdict.code == kRoutingMismatch) return (verdict.detail0 & kMismatchIndex) != 0 ? 65 : 64;
     if (verdict.code == kRecheck) return 80;
     return verdict.code == kOk ? 96 : 48;
 }

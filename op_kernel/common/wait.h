@@ -147,7 +147,7 @@ public:
         while (next < count_) {
             const uint32_t before = next;
             Load(next);
-            next = matching_ ? Match(next, lastLook, worst) : Advance(next, count_, worst);
+            next = matching_ ? Match(next, worst) : Advance(next, count_, worst);
             if (worst.code >= kFirstFatal || next == count_) break;
             if (matching_ && next != before) continue;  // it has judged a message: the next may be there
             Verdict abort;
@@ -195,7 +195,6 @@ public:
             if (next == count_) break;
             Verdict given;
             given.code = fail.Look();
-            given.reporter = info_->rank;
             if (given.code != kOk) return given;
             MOE_POLL_HINT();
         }
@@ -242,12 +241,10 @@ private:
     }
     // Compares all messages at once. While some are missing, judges one message a look: so a bad message is
     // found soon, and the core is not busy with the others when the last message comes.
-    __aicore__ inline uint32_t Match(uint32_t next, bool lastLook, Verdict& worst) {
+    __aicore__ inline uint32_t Match(uint32_t next, Verdict& worst) {
         const MessageMatch::Arrival seen = match_.Look(Message(0));
-        if (seen != MessageMatch::kExpected) {
-            const bool one = seen == MessageMatch::kMissing && !lastLook;
-            return Advance(next, one ? next + 1 : count_, worst);
-        }
+        if (seen != MessageMatch::kExpected)
+            return Advance(next, seen == MessageMatch::kMissing ? next + 1 : count_, worst);
         nextToHash_ = next;
         return count_;
     }
