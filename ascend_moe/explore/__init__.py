@@ -140,7 +140,9 @@ def campaign(
             if count <= 0:
                 break
             world = worlds.of(case)
-            result.reached.update(reached(world.load(case)))
+            program = world.load(case)
+            if not case.fault:  # what goes wrong may end before
+                result.reached.update(reached(program))
             run = world.run(seed + result.schedules, count, options)
             result.cases += 1
             result.add(run)

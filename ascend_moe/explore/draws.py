@@ -16,6 +16,7 @@ from ascend_moe.plan import limits
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import BATCHES, IDS, MASKS, QUANTS, SPARSE
 
+from .faults import with_fault
 from .program import ALGORITHMS, ROWS, SEQUENCES, Program
 
 Choices = dict[str, Sequence[Any]]
@@ -180,14 +181,17 @@ KINDS: dict[str, Kind] = {
         _WIDE | {"units": (505, 1000), "cores": (1, 2), "quant": QUANTS[1:], "topk": (1, 2), "batch": (2, 3)},
         _TRIP,
     ),
+    # One of the kinds of ``FAULTY`` in which something goes wrong.
+    "faults": Kind(_SMALL),
     "large": Kind(_LARGE),
 }
+FAULTY = ("small", "options", "servers", "roles", "small", "chunks")
 LARGE_EACH = 480  # cases, of which one is large
 # The other cases by turns.
 CYCLE = (
-    *("small", "options", "rings", "chunks", "servers", "parts", "small", "tails", "roles", "histograms", "options"),
-    *("segments", "small", "servers", "rings", "eight ranks", "parts", "dense chunks", "options", "chunks", "pieces"),
-    *("roles", "small"),
+    *("small", "options", "rings", "faults", "chunks", "servers", "parts", "faults", "small", "tails", "roles"),
+    *("faults", "histograms", "options", "segments", "small", "faults", "servers", "rings", "eight ranks", "parts"),
+    *("faults", "dense chunks", "options", "chunks", "faults", "pieces", "roles", "small"),
 )
 
 
@@ -195,6 +199,8 @@ def draw_of(kind: str, seed: int) -> Program:
     """A program of a kind; the same one for a seed."""
     if kind in ("small", "large"):
         return (draw if kind == "small" else draw_large)(seed)
+    if kind == "faults":
+        return with_fault(draw_of(FAULTY[seed % len(FAULTY)], seed), seed)
     rng, choices = np.random.default_rng([seed, 4]), KINDS[kind].choices
     case = cases.draw(seed, **choices)
     # E at most what the ops take, and experts of which some get rows.

@@ -8,7 +8,7 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import limits
 from ascend_moe.reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS, SPARSE, Case
 
-from .faults import FAULTS
+from .faults import FAULTS, applies
 
 _MIB = 1 << 20
 # D: dispatch, C: combine of the oldest dispatch that has none yet; d, c: the same in two launches.
@@ -149,6 +149,7 @@ def checked(case: Program) -> Program:
     need(shared in (0, 2, 3), "shared_expert_x has {} dimensions, it must have 2, 3 or none (h0)", shared)
     need(not shared or case.contract == 2, "contract v1 has no shared_expert_x, it must be v2")
     need(kind in (0, 1) and tp in (0, 1), "expert_token_nums_type {} and tp_world_size {} must be 0 or 1", kind, tp)
+    need(not case.fault or applies(case, case.fault), f"fault:{case.fault} is none that {case} can have")
     waiting = 0
     for op in case.sequence:
         waiting += 1 if op in "Dd" else -1

@@ -231,13 +231,10 @@ public:
 
 private:
     __aicore__ inline bool TakeEpoch() {
-        const bool good = verdict_.code < kFirstFatal;
-        // A failed send takes its epoch all the same: else its finish, which may be queued already, would find the
-        // messages of the op before.
-        if (!good && info_->part != kPartSend) return false;
-        // From here on this epoch is taken, and no block of it has left yet.
+        // From here on this epoch is taken, and no block of it has left yet. A failed op takes its epoch, too: else the
+        // finish of a failed send, which may be queued already, would find the messages of the op before.
         if (core_ == 0) word_.Publish(epoch_);
-        return good;
+        return verdict_.code < kFirstFatal;
     }
     // Whether messages carry an error, and no rows.
     __aicore__ inline bool Failed() const { return verdict_.code != kOk && verdict_.code != kRoutingMismatch; }

@@ -21,6 +21,7 @@ from ascend_moe import explore
 from ascend_moe.errors import ArgumentError
 from ascend_moe.explore import Faults, Options, Program, World, draws
 from ascend_moe.explore.engine import PlannedProgram  # as tests replace it in the engine
+from ascend_moe.explore.faults import WrongInputs, fault_of
 from ascend_moe.explore.program import SEQUENCES
 from ascend_moe.explore.reached import reached
 from ascend_moe.native.library import lib
@@ -54,6 +55,8 @@ def test_a_case_is_what_its_text_says() -> None:
     assert (case.world, case.cores, case.local, case.topk, case.batch, case.units) == (3, 4, 2, 3, 1, 4)
     assert (case.contract, case.seed, case.dtype, case.quant) == (2, 9, "fp32", "smooth")
     assert (case.mask, case.ids, case.batches, case.sequence) == ("pair", "hot", "equal", "DDCC")
+    case = explore.parse("v2,s7,fault:triple")
+    assert (case.fault, explore.with_fault(case, 3).seed) == ("triple", 7) and explore.parse(str(case)) == case
     for changes in MODES.values():
         case = Program(**changes)
         assert explore.parse(str(case)) == case
@@ -71,7 +74,7 @@ def test_every_kind_of_case_is_spelled_out_and_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["w65", "k3", "l0", "v3", "CD", "DCC", "mask:odd", "bf17", "x4", "v2,h1", "v1,h2", "n2", "t2"]
+    "text", ["w65", "k3", "l0", "v3", "CD", "DCC", "mask:odd", "bf17", "x4", "v2,h1", "v1,h2", "n2", "t2", "fault:x", "v1,fault:triple"]
 )
 def test_what_is_no_case_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="explore: ") as caught:
@@ -434,6 +437,44 @@ def test_wrong_inputs_beyond_the_first_chunk(numbers: range, tally: Tally) -> No
     """Shares of more than 512 pairs or triples, on one core and on several."""
     assert_nothing_found(explore.campaign(long_faulty(numbers, WRONG_INPUTS), len(numbers), numbers.start, a_case=1))
     tally.count(cases=len(numbers))
+
+
+@pytest.mark.parametrize("fault", WRONG_INPUTS)
+def test_another_error_than_the_one_to_come_is_a_finding(fault: str, worlds: Worlds) -> None:
+    """The positive control of wrong inputs."""
+    shown = 0
+    for case in (case for case in faulty(range(30), [fault]) if case.world == 2 and case.fault == fault):
+        goes_wrong = worlds(2).load(case).fault
+        assert isinstance(goes_wrong, WrongInputs)
+        for rank, (tensors, outcome) in goes_wrong.wrong.items():
+            goes_wrong.wrong[rank] = tensors, replace(outcome, words="something else")
+        goes_wrong.by_all = goes_wrong.by_all and replace(goes_wrong.by_all, words="something else")
+        if goes_wrong.wrong:
+            assert worlds(2).run(case.seed).kind == b"wrong failure"
+            shown += 1
+    assert shown
+
+
+def test_what_survivors_must_not_say() -> None:
+    """The positive control of ranks that die or call no more: all name them, who found it says so, and stays so."""
+    goes_wrong = fault_of(Program(world=3, sequence="DCD", fault="kill"))
+    assert goes_wrong is not None
+    victim = goes_wrong.victim
+    one, two = (rank for rank in range(3) if rank != victim)
+
+    def said(*finders: int, named: int = victim, more: str = "") -> list[tuple[str, str]]:
+        texts = [f"dispatch: rank {named} is lost, found by rank {finder} at epoch 3{more}" for finder in finders]
+        return [*[("", "")] * (3 - len(texts)), *[("PeerLost", text) for text in texts]]
+
+    def judged(first: list[tuple[str, str]], second: list[tuple[str, str]]) -> str:
+        return goes_wrong.judge([first if rank == one else second if rank == two else [] for rank in range(3)])
+
+    assert not judged(said(one, one), said(one, one)) and not judged(said(), said(two))
+    assert "names another" in judged(said(one), said(one, named=one))
+    assert "which has not" in judged(said(two), said(one))
+    assert "waits again" in judged(said(one, one, more="; missing: rank 0"), said(one, one))
+    assert "does not stay" in judged([*said(one)[2:], *said(one)[1:]], said(one, one, one))
+    assert "apart" in judged(said(), said(two, two))
 
 
 @soak_rows.row("stop, explored", quick=20, full=3000, chunk=750)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 # Who finds a mutant. On the fast engine: a part of the suite, the tests of zero copy, those at the "borders" of what
 # the kernels check, `ascend-moe run`. On the checked engine: explore mode with cases of the algorithm "window" or
 # "direct", of ranks on several "servers", of "lent" rows, of "roles" (direct, some cores make lists), of "long lists",
-# of "shared rows" (direct, owners read a row once for all their experts), of "large" shares, with a "killed" rank, or
-# with "forged" counts in a status message, also where combine keeps its "sums" then, or of ops in "two launches".
+# of "shared rows" (direct, owners read a row once for all their experts), of "large" shares, with "faults" (ranks that
+# die or call no more, wrong inputs), or with "forged" counts in a status message, also where combine keeps its "sums"
+# then, or of ops in "two launches".
 SUITE, ZERO_COPY, BORDERS, RUN = "suite", "zero copy", "borders", "run"
 WINDOW, SERVERS, DIRECT, LENT, ROLES = "window", "servers", "direct", "lent", "roles"
-LONG_LISTS, SHARED_ROWS, KILLED = "long lists", "shared rows", "killed"
+LONG_LISTS, SHARED_ROWS, FAULTS = "long lists", "shared rows", "faults"
 LARGE, FORGED, SUMS, TWO_LAUNCHES = "large", "forged", "sums", "two launches"
 
 
@@ -356,7 +357,7 @@ PATCHES = r"""
 + HalfOffset(context_.data_bytes(), Parity(epoch_) ^ 1u);
 + }
 = fail_block_ignored: cores other than 0 do not look at the fail block
-! killed | hang | seen
+! faults | hang | seen
 @ common/wait
 - if (given.code != kOk) return given;
 = no_first_meeting: the cores do not meet over their histograms
