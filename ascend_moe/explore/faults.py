@@ -225,8 +225,20 @@ class WrongInputs(Fault):
         return wrong is not None
 
     def left_out(self, calls: list[Call]) -> list[Call]:
-        self._calls = [[call for call in calls if call.rank == rank] for rank in range(self.program.world)]
-        return []
+        """Of half of the seeds: nobody finishes what has failed as it was sent."""
+        unfinished = [call for call in calls if call.part == FINISH and self._fails_early(call)]
+        unfinished = unfinished if self.program.seed % 2 else []
+        kept = [call for call in calls if call not in unfinished]
+        self._calls = [[call for call in kept if call.rank == rank] for rank in range(self.program.world)]
+        return unfinished
+
+    def _fails_early(self, call: Call) -> bool:
+        """Whether the rank's first launch knows already what is wrong with its own inputs."""
+        if call.number != self.number or call.rank not in self.wrong:
+            return False
+        tensors, outcome = self.wrong[call.rank]
+        bad_index = set(tensors) == {"expand_idx"} and self.program.algorithm_of(self.number) == "window"
+        return outcome.error in wrong_inputs.COLLECTIVE or bad_index
 
     def spoil(self, call: Call) -> None:
         if call.number != self.number or call.rank not in self.wrong:
@@ -244,8 +256,10 @@ class WrongInputs(Fault):
             wanted = self._after_a_failed_dispatch(call.rank)
         else:
             return [RIGHT]
-        # What goes wrong on this rank its first launch may know already; what others tell, only the second.
-        return [wanted] if call.part != SEND else [RIGHT] if call.rank not in self.wrong else [wanted, RIGHT]
+        if call.part != SEND or self._fails_early(call):
+            return [wanted]
+        # What is wrong with its own routes a rank may see in its first launch; what others tell, only in the second.
+        return [wanted, RIGHT] if call.rank in self.wrong else [RIGHT]
 
     def judge(self, by_rank: Sequence[Seen]) -> str:
         for rank, (calls, seen) in enumerate(zip(self._calls, by_rank, strict=True)):

@@ -85,9 +85,11 @@ class Call:
         return counts
 
     def place(self, count: int) -> int:
-        """One of ``count``: often the first, the last, or beside the border of a chunk."""
-        borders = [0, count - 1, *(at for at in (_CHUNK - 1, _CHUNK, _CHUNK + 1, 2 * _CHUNK) if at < count)]
-        return int(self.rng.choice(borders) if self.rng.integers(2) else self.rng.integers(count))
+        """One of ``count``: often the first, the last, or beside the borders of the cores' shares and their chunks."""
+        shares = {core * count // self.case.cores for core in range(self.case.cores)}
+        chunks = {at for share in shares for at in (share, *range(share + _CHUNK - 1, share + _CHUNK + 2))}
+        borders = sorted({count - 1, *(at for at in chunks if 0 < at < count)} if count > _CHUNK else {0, count - 1})
+        return int(self.rng.choice(borders) if self.rng.integers(4) else self.rng.integers(count))
 
     def pick(self, mask: torch.Tensor) -> int | None:
         """The flat number of one of the pairs in ``mask``."""

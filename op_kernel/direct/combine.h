@@ -99,7 +99,7 @@ private:
         mine = Count();
         if (!triples_) return_.Begin();  // after Count: its loads would delay those of expand_idx
         Worsen(mine, return_.Check());
-        if (mine.code == kOk) exchange_.PrepareMessages(return_);
+        exchange_.PrepareMessages(return_);
         return mine;
     }
     // Finish: the histograms that places and checks are made from.

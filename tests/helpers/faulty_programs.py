@@ -20,11 +20,11 @@ WAYS: tuple[Callable[[Program, int], Program], ...] = (
 # Shares beyond a chunk of pairs or triples, in one core and in several.
 LONG = (
     "w2,c1,l8,k8,b140,u1,v2,equal,ids:distinct,DC",
-    "w2,c2,l8,k8,b140,u1,v2,equal,ids:distinct,DC,direct",
+    "w2,c1,l8,k8,b140,u1,v2,equal,ids:distinct,DC,direct",
+    "w1,c2,l8,k8,b140,u1,v2,equal,ids:distinct,DC,direct",
+    "w2,c2,l2,k4,b280,u1,v2,equal,ids:minus,DC",
     "w2,c1,l8,k8,b140,u1,v1,equal,ids:distinct,DC",
-    "w2,c2,l8,k8,b140,u1,v1,equal,ids:distinct,DC,direct",
     "w2,c1,l2,k4,b280,u1,v1,equal,ids:minus,DC,direct",
-    "w2,c1,l2,k4,b280,u1,v2,equal,ids:minus,DC",
 )
 
 
@@ -38,8 +38,9 @@ def faulty(seeds: range, faults: Sequence[str]) -> Iterator[Program]:
         yield _with_one(WAYS[way](explore.draw(seed), seed), faults, turn)
 
 
-def long_faulty(seeds: range, faults: Sequence[str]) -> Iterator[Program]:
-    """The same with long shares: a fault is often beside the border of two chunks."""
+def long_faulty(seeds: range) -> Iterator[Program]:
+    """The same with long shares, of which the inputs are wrong at the borders of cores and chunks."""
+    faults = [each for one in ("counts", "ids", "overflow", "routing") for each in (one, "triple", "index")]
     for seed in seeds:
         turn, text = divmod(seed, len(LONG))
         yield _with_one(replace(explore.parse(LONG[text]), seed=seed), faults, turn)
