@@ -128,7 +128,6 @@ class RowLoader {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR x, GM_ADDR scales, uint32_t ring) {
         hidden_ = info.hidden;
-        ring_ = ring;
         rowBytes_ = static_cast<uint32_t>(hidden_ * sizeof(XType));
         x_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(x), static_cast<uint64_t>(info.batch) * rowBytes_);
         if constexpr (kQuant) {
@@ -154,12 +153,7 @@ public:
             }
             LocalTensor<int8_t> in = inQueue_.template DeQue<int8_t>();
             LocalTensor<int8_t> out = outQueue_.template AllocTensor<int8_t>();
-            // The scale is written by S: the queue orders only V after the last use of this tensor.
-            if (fresh_ == 0) {
-                SyncFunc<HardEvent::MTE3_S>();
-            } else {
-                --fresh_;
-            }
+            // The queue makes V wait for the last store from this tensor, and S writes the scale after V's maximum.
             quantizer_.Quantize(out, in.template ReinterpretCast<XType>(), expert);
             inQueue_.FreeTensor(in);
             outQueue_.EnQue(out);
@@ -174,11 +168,8 @@ public:
         return row_;
     }
     // Begins to load a row ahead. Rows must be fetched in the order of Start, with fewer under way than the
-    // ring holds. The first `ring` wire rows then need no wait for stores, because nothing has been stored
-    // from them yet.
+    // ring holds.
     __aicore__ inline void Start(uint32_t token) {
-        if (!ahead_) fresh_ = ring_;
-        ahead_ = true;
         Load(RowOf(token));
         ++started_;
     }
@@ -216,10 +207,7 @@ private:
     uint32_t rowBytes_ = 0;
     uint32_t token_ = 0;
     uint32_t expert_ = 0;
-    uint32_t ring_ = 0;
     uint32_t started_ = 0;  // rows on their way that are fetched next
-    uint32_t fresh_ = 0;    // wire rows that have not been stored from yet
-    bool ahead_ = false;
     bool held_ = false;
 };
 
