@@ -113,6 +113,20 @@ void QueueFree(int frees) {
     LocalTensor<float> tensor = queue.AllocTensor<float>();
     for (int i = 0; i < frees; ++i) queue.FreeTensor(tensor);
 }
+// Each tensor of both queues is used, one at a time: an NPU then holds an event id for each of them.
+void QueueEvents(uint8_t tensors, uint8_t others, bool waits) {
+    TPipe pipe;
+    TQue<QuePosition::VECOUT, 1> first, second;
+    pipe.InitBuffer(first, tensors, 64);
+    pipe.InitBuffer(second, others, 64);
+    for (int i = 0; i < 2 * tensors; ++i) first.FreeTensor(first.AllocTensor<float>());
+    for (int i = 0; i < 2 * others; ++i) second.FreeTensor(second.AllocTensor<float>());
+    if (waits) pipe.FetchEventID(HardEvent::MTE3_V);
+}
+void QueueEventsReset() {
+    QueueEvents(8, 0, false);
+    QueueEvents(0, 8, false);
+}
 void QueueForeign() {
     Queue mine(1);
     TQue<QuePosition::VECIN, 1> other;
@@ -206,6 +220,11 @@ const Kernel kRules[] = {
     RULE("queue_freed", QueueFree(1)),
     BROKEN("queue_freed_twice", "queue discipline|freed twice", QueueFree(2)),
     BROKEN("queue_leak", "queue discipline|1 queue tensors were never freed", QueueFree(0)),
+    RULE("queue_events_7", QueueEvents(4, 3, true)),
+    BROKEN("queue_events_8", "event discipline|no event id of MTE3_V is left: queues hold 8", QueueEvents(4, 4, true)),
+    RULE("queue_events_all", QueueEvents(4, 4, false)),
+    BROKEN("queue_events_9", "queue discipline|queues hold 9 event ids of MTE3_V", QueueEvents(5, 4, false)),
+    RULE("queue_events_again", QueueEventsReset()),
     BROKEN("queue_foreign", "queue discipline|not this queue's", QueueForeign()),
     RULE("use_before_free", UseAfterFree(false)),
     BROKEN("use_after_free", "use after free|after FreeTensor", UseAfterFree(true)),

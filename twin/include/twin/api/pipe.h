@@ -1,6 +1,7 @@
 // TPipe and what it allocates: TBuf (raw UB) and TQue/TQueBind (UB with producer-consumer discipline).
 #pragma once
 
+#include <algorithm>
 #include <exception>
 #include <type_traits>
 
@@ -55,13 +56,15 @@ private:
     }
 };
 
-// At most this many tensors of one position may be out at once: one event id each. TWIN_QUEUE_TENSORS: kernels that
-// leave ids to single waits and to the compiler.
-#ifndef TWIN_QUEUE_TENSORS
-#define TWIN_QUEUE_TENSORS 8
+// At most this many tensors of one position may be out at once.
+constexpr uint32_t kMaxQueueTensors = 8;
+// At most this many event ids of a pair of pipes may be held by queues at once. TWIN_QUEUE_EVENTS: kernels that leave
+// ids to single waits and to the compiler.
+#ifndef TWIN_QUEUE_EVENTS
+#define TWIN_QUEUE_EVENTS twin::kEventIds
 #endif
-constexpr uint32_t kMaxQueueTensors = TWIN_QUEUE_TENSORS;
-static_assert(kMaxQueueTensors <= twin::kEventIds, "more tensors than event ids");
+constexpr uint32_t kMaxQueueEvents = TWIN_QUEUE_EVENTS;
+static_assert(kMaxQueueEvents <= twin::kEventIds, "more than there are");
 // What TPipe hands out of UB; TWIN_UB_BYTES: what a platform grants, where that is less than all of it.
 #ifndef TWIN_UB_BYTES
 #define TWIN_UB_BYTES twin::kUbBytes
@@ -69,6 +72,19 @@ static_assert(kMaxQueueTensors <= twin::kEventIds, "more tensors than event ids"
 constexpr uint32_t kGrantedUbBytes = TWIN_UB_BYTES;
 constexpr uint32_t kMaxQueueDepth = 16;
 
+namespace detail {
+
+// Ids of a pair that queues and AllocEventID hold.
+inline uint32_t EventsHeld(const twin::Core& core, HardEvent event) {
+    const int at = static_cast<int>(event);
+    return core.queue_events[at] + static_cast<uint32_t>(__builtin_popcount(core.reserved_events[at]));
+}
+
+}  // namespace detail
+
+// An NPU's queue holds an event id of its pair of pipes from EnQue to DeQue, and one of the pair in the other direction
+// from FreeTensor until the tensor is allocated again. It takes its tensors in rotation, so that it uses all before it
+// allocates one again, whichever the twin takes.
 template <TPosition src, TPosition dst, int32_t depth>
 class TQueBind {
 public:
@@ -85,6 +101,11 @@ public:
                           "more than %u queue tensors are out at one position", kMaxQueueTensors);
             buffer.allocated = true;
             ++core.queue_tensors[kSide];
+            if (used_ < count_) {
+                ++used_;
+            } else {
+                --core.queue_events[static_cast<int>(kFree)];
+            }
             if (buffer.freed) twin::FlagWait(twin::FreeFlag(first_ + i), kProducer, loc);
             buffer.freed = false;
             last_ = i;
@@ -100,6 +121,7 @@ public:
         TWIN_RAISE_IF(queued_ >= (depth == 0 ? 1u : static_cast<uint32_t>(depth)), kQueueMisuse, loc,
                       "EnQue over the queue's depth %d", depth);
         ring_[(head_ + queued_++) % kMaxQueueDepth] = tensor.buffer();
+        Hold(kFull, loc);
         twin::FlagSet(twin::FullFlag(tensor.buffer()), kProducer, loc);
         return true;
     }
@@ -109,7 +131,8 @@ public:
         const uint32_t id = ring_[head_];
         head_ = (head_ + 1) % kMaxQueueDepth;
         --queued_;
-        const twin::Core& core = twin::current_core();
+        twin::Core& core = twin::current_core();
+        --core.queue_events[static_cast<int>(kFull)];
         const twin::UbBuffer& buffer = core.buffers[id];
         twin::FlagWait(twin::FullFlag(id), kConsumer, loc);
         return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, id, buffer.stamp);
@@ -123,6 +146,7 @@ public:
         ++buffer.stamp;
         twin::UbFreed(buffer.begin, buffer.bytes);
         --core.queue_tensors[kSide];
+        Hold(kFree, loc);
         buffer.freed = true;
         buffer.producer = kProducer;
         twin::FlagSet(twin::FreeFlag(tensor.buffer()), kConsumer, loc);
@@ -143,7 +167,7 @@ public:
     void Bind(uint32_t first, uint32_t count) {
         first_ = first;
         count_ = count;
-        queued_ = head_ = 0;
+        queued_ = head_ = used_ = 0;
     }
 
 private:
@@ -152,6 +176,16 @@ private:
     static constexpr twin::Pipe kConsumer = dst == TPosition::VECOUT || src == TPosition::VECOUT || dst == TPosition::GM
                                                 ? twin::Pipe::kMte3
                                                 : twin::Pipe::kV;
+    static constexpr HardEvent kFull = detail::EventOf(kProducer, kConsumer),
+                               kFree = detail::EventOf(kConsumer, kProducer);
+    static void Hold(HardEvent event, const twin::Loc& loc) {
+        twin::Core& core = twin::current_core();
+        const uint32_t held = ++core.queue_events[static_cast<int>(event)];
+        if (event == HardEvent::V_V) return;  // AscendC's queues take id 0
+        TWIN_RAISE_IF(held > kMaxQueueEvents || detail::EventsHeld(core, event) > twin::kEventIds, kQueueMisuse, loc,
+                      "queues hold %u event ids of %s, they may hold %u of its %u", held, detail::NameOf(event),
+                      kMaxQueueEvents, twin::kEventIds);
+    }
     void CheckOwned(uint32_t id, uint32_t stamp, const char* what, const twin::Loc& loc) const {
         const twin::Core& core = twin::current_core();
         TWIN_RAISE_IF(id < first_ || id >= first_ + count_, kQueueMisuse, loc,
@@ -174,6 +208,7 @@ private:
     uint32_t first_ = 0;
     uint32_t count_ = 0;
     uint32_t last_ = 0;  // of the buffers, allocated
+    uint32_t used_ = 0;  // buffers that an NPU would have allocated before
     uint32_t ring_[kMaxQueueDepth] = {};
     uint32_t head_ = 0;
     uint32_t queued_ = 0;
@@ -225,22 +260,24 @@ public:
     }
     void Init() {}
 
-    TEventID FetchEventID(HardEvent event) {
-        const uint8_t reserved = twin::current_core().reserved_events[static_cast<int>(event)];
-        // The first free id; when none is free, a number that SetFlag refuses.
+    // The first id that AllocEventID does not hold.
+    TEventID FetchEventID(HardEvent event, TWIN_CALLER) {
+        const twin::Core& core = twin::current_core();
+        const uint8_t reserved = core.reserved_events[static_cast<int>(event)];
+        TWIN_RAISE_IF(detail::EventsHeld(core, event) >= twin::kEventIds, kEventMisuse, loc,
+                      "no event id of %s is left: queues hold %u, AllocEventID %u", detail::NameOf(event),
+                      core.queue_events[static_cast<int>(event)], static_cast<uint32_t>(__builtin_popcount(reserved)));
         static_assert(twin::kEventIds == 8, "a bit an id in a byte");
         return static_cast<TEventID>(__builtin_ctz(static_cast<uint32_t>(~reserved)));
     }
     template <HardEvent event>
-    TEventID FetchEventID() {
-        return FetchEventID(event);
+    TEventID FetchEventID(TWIN_CALLER) {
+        return FetchEventID(event, loc);
     }
     template <HardEvent event>
-    TEventID AllocEventID() {
-        const TEventID id = FetchEventID(event);
-        if (id < static_cast<TEventID>(twin::kEventIds)) {
-            twin::current_core().reserved_events[static_cast<int>(event)] |= static_cast<uint8_t>(1u << id);
-        }
+    TEventID AllocEventID(TWIN_CALLER) {
+        const TEventID id = FetchEventID(event, loc);
+        twin::current_core().reserved_events[static_cast<int>(event)] |= static_cast<uint8_t>(1u << id);
         return id;
     }
     template <HardEvent event>
@@ -281,6 +318,7 @@ private:
         twin::UbReleased();
         core.buffer_count = 0;
         core.ub_used = 0;
+        std::fill(std::begin(core.queue_events), std::end(core.queue_events), uint8_t(0));
     }
     bool alive_ = true;
 };

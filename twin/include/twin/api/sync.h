@@ -54,6 +54,20 @@ constexpr EventPipes PipesOf(HardEvent event) {
     return kTable[static_cast<int>(event)];
 }
 
+constexpr const char* NameOf(HardEvent event) {
+    constexpr const char* kNames[] = {"MTE2_V", "V_MTE2", "MTE3_V", "V_MTE3", "V_V",    "MTE3_MTE2", "MTE2_MTE3",
+                                      "S_V",    "V_S",    "S_MTE2", "MTE2_S", "S_MTE3", "MTE3_S"};
+    return kNames[static_cast<int>(event)];
+}
+// The event by which `from` lets `to` go on; V_V for the pairs of a pipe with itself.
+constexpr HardEvent EventOf(twin::Pipe from, twin::Pipe to) {
+    for (int event = 0; event < static_cast<int>(HardEvent::MAX); ++event) {
+        const EventPipes pipes = PipesOf(static_cast<HardEvent>(event));
+        if (pipes.from == from && pipes.to == to) return static_cast<HardEvent>(event);
+    }
+    return HardEvent::V_V;
+}
+
 constexpr twin::Pipe PipeOf(pipe_t pipe) {
     return pipe == PIPE_S      ? twin::Pipe::kS
            : pipe == PIPE_V    ? twin::Pipe::kV

@@ -119,6 +119,7 @@ struct Core {
     uint32_t buffer_count = 0;
     bool flags[kHardEvents][kEventIds] = {};    // set and not yet waited for
     uint8_t reserved_events[kHardEvents] = {};  // ids that AllocEventID holds, one bit each
+    uint8_t queue_events[kHardEvents] = {};     // how many ids an NPU's queues would hold, see TQueBind
     uint32_t queue_tensors[2] = {};             // tensors allocated and not freed: VECIN, VECOUT
     uint32_t sync_all_calls = 0;
     bool counter_mode = false;
