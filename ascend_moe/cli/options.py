@@ -98,6 +98,7 @@ def request_of(
     dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of x.")] = "bf16",
     quant: Quant = "none",
     smooth: Annotated[bool, typer.Option("--smooth", help="With smooth scales; implies int8.")] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="Dispatch takes expert_scales too.")] = False,
     contract: Contract = "v2",
     soc: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(SOCS)}.")] = DEFAULT_SOC,
     cores: Cores = None,
@@ -132,6 +133,7 @@ def request_of(
         window_mib=window,
         ranks_per_server=ranks_per_server,
         comm_alg=comm_alg,
+        weights=weights,
     )
 
 

@@ -42,7 +42,7 @@ def text(report: Report) -> str:
         if op.tiling["transport"]:
             lines.append("  ranks of other servers are reached by RDMA")
         sizes = f"{op.ub_peak:,} of {report.ub_bytes:,}".replace(",", " ")
-        lines.append(f"  UB of a core: {sizes} bytes in the fullest step")
+        lines.append(f"  UB of a core: {sizes} bytes in the fullest step, {op.fullest}")
         lines += table(_steps(op), "    ")
     return "\n".join(lines)
 
@@ -52,6 +52,8 @@ def _head(report: Report) -> str:
     local = report.window["local_experts"]
     batch = f"BS {one.batch}" if one.equal_batches else f"BS up to {one.batch}"
     rows = f"{one.dtype} rows" + (", int8 on the way" if one.quant else "")
+    rows += ", smooth scales" if one.smooth else ""
+    rows += ", expert_scales on the way" if one.weights else ""
     return (
         f"{batch}, H {one.hidden}, K {one.topk}, E {one.experts} ({local} a rank), W {one.ranks}, {rows}, "
         f"contract {one.contract}\n{one.soc} ({report.soc.series}), {report.cores} AIV cores"

@@ -167,6 +167,7 @@ class PlannedProgram:
         spec.comm_world, spec.comm_rank = self.program.world, call.rank
         spec.window_mib, spec.cores = self._window_bytes // MIB, self.program.cores
         spec.lent_mib, spec.list_cores = spec.window_mib, self.program.list_cores
+        spec.ub_bytes = self.program.ub_bytes
         patient = self.fault is None or self.fault.impatient != call.rank
         spec.deadline_micros = _DEADLINE_MICROS if patient else _DEADLINE_MICROS // 3
         spec.context_kind = CONTEXTS.index("a2" if self.program.servers else "table")

@@ -25,13 +25,22 @@ _KEYS = {
     "contract": "v",
     "servers": "r",
     "list_cores": "m",
+    "ub_bytes": "g",
     "spare": "p",
     "shared": "h",
     "nums_type": "n",
     "tp": "t",
     "seed": "s",
 }
-_RARE = ("servers", "list_cores", "spare", "shared", "nums_type", "tp")  # spelled out where they are not the default
+_RARE = (
+    "servers",
+    "list_cores",
+    "ub_bytes",
+    "spare",
+    "shared",
+    "nums_type",
+    "tp",
+)  # spelled out where they are not the default
 _FLAGS = ("weights", "plain", "odd", "tail", "near")
 # What a word of a case that is no number sets.
 _WORDS: dict[str, tuple[str, object]] = {
@@ -58,9 +67,9 @@ class Program(Case):
     ``algorithm``: comm_alg of all ops, or "mixed". ``rows``: where combine's rows lie: "own" tensors, "lent"
     window tensors, or "partly", the one or the other by op and rank; "early" is lent memory that is written
     again one op too early, which is a bug. ``list_cores`` of direct dispatch make lists, the others publish
-    rows; 0: all do both. ``spare``: UB of the plans: the least that they run with, and ``spare`` - 1 rows more, so
-    that few rows or chunks are on their way at a time; 0: all of a core's. ``fault``: one of ``FAULTS`` goes wrong,
-    where and how follows from ``seed``.
+    rows; 0: all do both. ``ub_bytes`` of UB a core are granted; 0: as many as CANN grants. ``spare``: UB of the plans:
+    the least that they run with, and ``spare`` - 1 rows more, so that few rows or chunks are on their way at a time;
+    0: ``ub_bytes``. ``fault``: one of ``FAULTS`` goes wrong, where and how follows from ``seed``.
     """
 
     cores: int = 2
@@ -72,6 +81,7 @@ class Program(Case):
     algorithm: str = "window"
     rows: str = "own"
     list_cores: int = 0
+    ub_bytes: int = 0
     spare: int = 0
     near: bool = False
     fault: str = ""
@@ -132,13 +142,20 @@ def checked(case: Program) -> Program:
         if not kept:
             raise ArgumentError("explore: " + rule.format(*values), argument="case")
 
-    ranges = {"world": 64, "cores": 48, "local": 1024, "topk": 32, "batch": 4096, "units": 1024}
+    ranges = {"world": 64, "cores": 48, "local": 1024, "topk": 32, "batch": 4096, "units": 2048}
     for name, most in ranges.items():
         value = getattr(case, name)
         need(1 <= value <= most or (name, value) == ("batch", 0), "{} is {}, it must be in 1..{}", name, value, most)
     servers, lists, most = case.servers, case.list_cores, ranges["world"]
     need(0 <= servers <= most, "servers is {}, it must be in 0..{}", servers, most)
     need(0 <= lists < case.cores, "list_cores is {}, it must be less than {} cores", lists, case.cores)
+    granted = limits()["ub_bytes"]
+    need(
+        0 <= case.ub_bytes <= granted,
+        "ub_bytes is {}, it must be in 1..{}, or 0 for the latter",
+        case.ub_bytes,
+        granted,
+    )
     by_copies = not servers or case.algorithm == "window"
     need(by_copies, "{} reads other ranks' windows, servers must be 0", case.algorithm)
     most = limits()["moe_expert_num"]

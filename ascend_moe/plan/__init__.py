@@ -39,6 +39,7 @@ class Request:
         equal_batches: False: global_bs = W * batch is passed, and ranks may have fewer.
         dtype: of x: bf16, fp16 or fp32.
         quant: int8 rows (quant_mode 2); smooth: with smooth scales.
+        weights: expert_scales are given to dispatch too, so that they travel with the rows.
         contract: v1 (npu_moe_distribute_dispatch) or v2 (..._v2).
         cores: AIV cores of a launch; 0: all of the SoC.
         window_mib: HCCL_BUFFSIZE as it is exported; 0: not told, nothing to compare with.
@@ -60,6 +61,7 @@ class Request:
     window_mib: int = 0
     ranks_per_server: int = 0
     comm_alg: str = ""
+    weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,15 +93,17 @@ class UbItem:
 
 @dataclass(frozen=True)
 class OpPlan:
-    """Tiling of one op, by name, and the UB of its steps. ``ub_peak``: of the step that needs most.
+    """Tiling of one op, by name, and the UB of its steps.
 
-    ``algorithm``: what comm_alg comes to, "window" or "direct".
+    ``fullest``: the step that needs most UB; ``ub_peak``: how much. ``algorithm``: what comm_alg comes to, "window" or
+    "direct".
     """
 
     tiling: dict[str, int]
     ub: list[UbItem]
     ub_peak: int
     algorithm: str
+    fullest: str
 
 
 @dataclass(frozen=True)
@@ -244,6 +248,8 @@ def _dispatch(request: Request, cores: int, window_mib: int) -> Any:
     )
     if request.smooth:
         shapes = (*shapes, ("scales", torch.float32, (request.experts, request.hidden)))
+    if request.weights:
+        shapes = (*shapes, ("expert_scales", torch.float32, ids))
     return call_spec(calls.OP_DISPATCH, request, shapes, cores, window_mib)
 
 
@@ -283,9 +289,11 @@ def _op_plan(name: str, request: Request, cores: int) -> OpPlan:
     tiling = tiling_of(made)
     lines = (line.split("\t") for line in _text(_library().am_need_ub, made.handle).splitlines())
     items = [UbItem(step, what, int(size)) for step, what, size in lines]
-    steps = {item.step for item in items}
-    peak = max(sum(item.bytes for item in items if item.step == step) for step in steps)
-    return OpPlan(tiling, items, peak, ALGORITHMS[tiling["algorithm"]])
+    sums = dict.fromkeys((item.step for item in items), 0)
+    for item in items:
+        sums[item.step] += item.bytes
+    fullest = max(sums, key=sums.__getitem__)
+    return OpPlan(tiling, items, sums[fullest], ALGORITHMS[tiling["algorithm"]], fullest)
 
 
 # ---- limits ----

@@ -120,6 +120,12 @@ class TimedWorld:
         most = soc_named(request.soc).aiv
         need(request.cores <= most, "cores", "is {}; {} has {}", request.cores, request.soc, most)
         planning.require(self.request)
+        if self._kernel and (request.smooth or request.weights):
+            raise ArgumentError(
+                f"algorithm is {algorithm!r}, a model without smooth scales and without expert_scales in dispatch: use "
+                "'window' or 'direct'",
+                argument="algorithm",
+            )
         self.payload, self._library = payload, timed_library()
         self._servers = _rdma_share(request)
         if self._servers and self._kernel:
@@ -199,7 +205,12 @@ class TimedWorld:
         one, ids = self.request, self.routing.ids[rank]
         dtype = DTYPES[one.dtype]
         if op == "dispatch":
-            return {"x": self._rows("x", one.batch, dtype, rank), "expert_ids": ids}
+            given = {"x": self._rows("x", one.batch, dtype, rank), "expert_ids": ids}
+            if one.smooth:
+                given["scales"] = self._scales()
+            if one.weights:
+                given["expert_scales"] = self.routing.weights[rank]
+            return given
         expand_x, _, index, _, counts, *_ = self.outputs["dispatch"][rank]
         contract = planning.CONTRACTS[one.contract]
         if contract == 2 and not self._servers:  # triples travel with the rows, which may have been left out
@@ -211,6 +222,12 @@ class TimedWorld:
             "ep_send_counts": counts,
             "expert_scales": self.routing.weights[rank],
         }
+
+    def _scales(self) -> torch.Tensor:
+        """Smooth scales, the same on all ranks."""
+        if "scales" not in self._shared:
+            self._shared["scales"] = torch.ones(self.request.experts, self.request.hidden)
+        return self._shared["scales"]
 
     def _rows(self, name: str, count: int, dtype: torch.dtype, rank: int) -> torch.Tensor:
         """Rows of a rank; where their values do not matter all ranks share them, long ones untouched."""

@@ -6,7 +6,6 @@
 #include "op_launch.h"
 #include "rules/message.h"
 #include "rules/op.h"
-#include "rules/ub.h"
 #include "vendor_needs.h"
 
 namespace ops {
@@ -151,12 +150,11 @@ uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
         Field(fields, "tiling_bytes", sizeof(call.dispatch));
         Field(fields, "send_ring", call.dispatch.sendRing);
         Field(fields, "tail_ring", call.dispatch.tailRing);
-        Field(fields, "quant_piece", moe::QuantPiece(call.dispatch.info.hidden));
+        Field(fields, "quant_piece", call.dispatch.quantPiece);
         Field(fields, "copy_rows", call.dispatch.copyRows);
         Field(fields, "copy_ring", call.dispatch.copyRing);
         Field(fields, "list_cores", call.dispatch.listCores);
-        Field(fields, "shared_lanes",
-              moe::SharesRows(call.dispatch.info) ? moe::SharedRowLanes(call.dispatch.info) : 0);
+        Field(fields, "shared_lanes", call.dispatch.sharedLanes);
     } else {
         Field(fields, "tiling_bytes", sizeof(call.combine));
         Field(fields, "send_rows", call.combine.sendRows);
@@ -170,10 +168,12 @@ uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
 }
 
 uint64_t am_need_ub(const void* plan, char* text, uint64_t bytes) {
-    const moe::UbBudget budget(static_cast<const ops::Plan*>(plan)->call);
+    const moe::CallPlan& call = static_cast<const ops::Plan*>(plan)->call;
     std::string lines;
-    for (const moe::UbItem& item : budget.items())
-        lines += std::string(item.step) + "\t" + item.name + "\t" + std::to_string(item.bytes) + "\n";
+    for (const moe::Step step : moe::StepsOf(call)) {
+        for (const moe::UbItem& item : moe::UbBudget(call, step))
+            lines += std::string(moe::StepName(step)) + "\t" + item.name + "\t" + std::to_string(item.bytes) + "\n";
+    }
     return ops::GiveText(lines, text, bytes);
 }
 

@@ -3,21 +3,9 @@
 
 #include "../vendor_needs.h"
 #include "check.h"
-#include "protocol/tiling.h"
 #include "rings.h"
 
 namespace moe {
-
-struct CallPlan {
-    uint32_t op;
-    uint32_t tilingKey;
-    uint32_t blockDim;
-    uint32_t xType;
-    uint64_t workspaceBytes;
-    uint64_t windowBytes;  // of a region (dispatch, V1) or a half (combine, V2) that this call may fill
-    MoeDistributeDispatchTiling dispatch;
-    MoeDistributeCombineTiling combine;
-};
 
 // What a round trip fills of each half of a window: one region a source rank, or the half as a whole.
 struct WindowNeed {
@@ -154,7 +142,6 @@ inline uint32_t UbOf(const CallSpec& call) {
 
 inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan) {
     const bool quant = info.quantMode != 0, direct = info.algorithm == kAlgorithmDirect;
-    const uint32_t ub = UbOf(call);
     const uint32_t kind = !quant ? 0 : info.hasScales != 0 ? 2 : 1;
     static const uint32_t kWindowKeys[] = {ASCEND_MOE_TILING_KEY_DISPATCH, ASCEND_MOE_TILING_KEY_DISPATCH_QUANT,
                                            ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH};
@@ -165,30 +152,44 @@ inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, Ca
     plan.dispatch.info = info;
     plan.dispatch.tokenNumsType = static_cast<uint32_t>(MOE_ATTRIBUTE(call, expert_token_nums_type));
     plan.dispatch.tpWorldSize = static_cast<uint32_t>(MOE_ATTRIBUTE(call, tp_world_size));
-    SendRings(info, ub, plan.dispatch);
+    RingChooser rings(plan, UbOf(call));
     if (direct) {
-        plan.dispatch.listCores = ListCores(info, call.list_cores);
-        GatherRing(info, ub, plan.dispatch);
+        rings.DirectDispatch(call.list_cores);
     } else {
-        plan.dispatch.copyRing = 2;
-        plan.dispatch.copyRows = ChunkRows(TailedRowBytes(info));
+        rings.WindowDispatch();
     }
 }
 
 inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan) {
     const bool direct = info.algorithm == kAlgorithmDirect;
-    const uint32_t ub = UbOf(call);
     plan.tilingKey = direct ? ASCEND_MOE_TILING_KEY_COMBINE_DIRECT : ASCEND_MOE_TILING_KEY_COMBINE;
     plan.combine.info = info;
     plan.combine.hasSharedExpertX = MOE_GIVEN(call, shared_expert_x) ? 1 : 0;
+    RingChooser rings(plan, UbOf(call));
     if (direct) {
-        ReturnRings(info, ub, plan.combine);
+        rings.DirectCombine();
     } else {
-        ReturnChunks(info, ub, plan.combine);
-        SplitTokens(info, plan.combine);
-        plan.combine.sumRing = SumRing(info, ub, plan.combine);
-        plan.combine.sumGroup = 1;
+        rings.WindowCombine();
     }
+}
+
+// False: with the smallest rings and pieces a step still needs more UB than a core has.
+inline bool CheckUb(const CallSpec& call, const CallPlan& plan, CheckResult& result) {
+    const MoeDistributeInfo& info = plan.info();
+    const Step step = FullestStep(plan);
+    const uint64_t bytes = UbBudget(plan, step).Bytes();
+    if (bytes <= UbOf(call)) return true;
+    result.kind = kCheckArgument;
+    snprintf(result.argument, sizeof(result.argument), "%s", plan.op == kOpDispatch ? "x" : "expand_x");
+    snprintf(
+        result.message, sizeof(result.message),
+        "%s has H = %u %s, which with E %u, W %u, K %u on %u cores needs %llu bytes of UB a core in the step %s of "
+        "'%s', a core has %u: use %sa smaller H, or fewer experts",
+        result.argument, info.hidden, TypeName(info.xType), info.experts, info.world, info.topK, info.cores,
+        static_cast<unsigned long long>(bytes), StepName(step),
+        info.algorithm == kAlgorithmDirect ? "direct" : "window", UbOf(call),
+        info.xType == kTypeFp32 ? "bfloat16 or float16, " : "");
+    return false;
 }
 
 // Everything a launch needs, or the reason why not.
@@ -207,7 +208,7 @@ inline bool PlanCall(const CallSpec& call, CallPlan& plan, CheckResult& result) 
     } else {
         PlanCombine(call, info, plan);
     }
-    return true;
+    return CheckUb(call, plan, result);
 }
 
 }  // namespace moe

@@ -1,63 +1,24 @@
-// Tiling of UB: how many rows are on their way at a time in the steps of the kernels.
+// Tiling of UB: how many rows are on their way at a time in the steps of the kernels. Every choice is the largest with
+// which the step fits into UB (ub.h) and its queues into the event ids (events.h). Where not even one row fits, the
+// step takes smaller pieces.
 #pragma once
 
-#include <algorithm>
-
-#include "args.h"
-#include "protocol/tiling.h"
+#include "events.h"
+#include "ub.h"
 
 namespace moe {
 
-constexpr uint32_t kUbBytes = 196352;        // what CANN grants of 192 KiB, where nothing else is known
 constexpr uint32_t kChunkBytes = 56 * 1024;  // one of the two chunks of rows on their way
 constexpr uint32_t kMaxChunkRows = 4095;     // blockCount of one DataCopyPad
-constexpr uint32_t kSendPairs = 512;         // pairs whose places and triples are in UB at a time
 constexpr uint32_t kMaxSendRing = 4;
 constexpr uint32_t kMaxReturnRing = 4;
 constexpr uint32_t kMaxTailRing = 4;
-constexpr uint32_t kMostPart = 8192;  // elements that are summed at a time
-static_assert(kMaxSendRing <= kMostRing && kMaxReturnRing <= kMostRing && kMaxSumGroups <= kMostRing,
-              "every ring has event ids");
+constexpr uint32_t kMostPart = 8192;                                 // elements that are summed at a time
+constexpr uint32_t kPartUnit = 32;                                   // of them
+constexpr uint32_t kQuantWhole = 7168;                               // longest row that is quantised in one piece,
+constexpr uint32_t kQuantPieces[] = {kQuantWhole, 2048, 1024, 512};  // and the pieces of others, the largest that fits
 
-inline uint32_t TailedRowBytes(const MoeDistributeInfo& info) {
-    return DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, TailBlocks(info));
-}
-// UB rows in flight while dispatch sends: what is left of UB after the fixed tables and the quantiser's rows. Then, in
-// window, rows with their tails, where cores are many and UB has room for two.
-inline void SendRings(const MoeDistributeInfo& info, uint32_t ub, MoeDistributeDispatchTiling& tiling) {
-    const uint32_t rowBytes = info.hidden * TypeSize(info.xType), floatBytes = QuantPiece(info.hidden) * 4;
-    const uint32_t lanes = PaddedInts(info.experts) * 4;
-    const bool tails = info.algorithm != kAlgorithmDirect && TailBlocks(info) != 0 && info.cores >= kManyCores;
-    uint32_t fixed = 3 * lanes + kSendPairs * (4 + 1 + 4 + 4) + VerdictBytes(info.cores) + info.world * kBlock + 1024;
-    if (info.algorithm != kAlgorithmDirect) fixed += RowPlacesBytes(info) + kSendPairs * kBlock * TailBlocks(info);
-    if (info.hasWeights != 0) fixed += kSendPairs * 4;
-    uint32_t perRow = rowBytes;
-    if (info.quantMode != 0) {
-        fixed += floatBytes * (info.hasScales != 0 ? 3 : 2) + QuantReduceBytes(info.hidden);
-        perRow += PayloadBytes(info.hidden, 1) + kBlock;
-    }
-    perRow += kBlock;
-    const uint32_t room = ub - std::min(fixed, ub), tailed = kMaxTailRing * TailedRowBytes(info);
-    tiling.tailRing = tails && room >= 2 * perRow + tailed ? kMaxTailRing : 0;
-    const uint32_t ring = (room - (tiling.tailRing != 0 ? tailed : 0)) / perRow;
-    tiling.sendRing = std::max(1u, std::min(ring, kMaxSendRing));
-}
-
-inline uint32_t ChunkRows(uint32_t rowBytes) { return std::max(1u, std::min(kChunkBytes / rowBytes, kMaxChunkRows)); }
-
-// Window combine: chunks of rows on their way back, two if they fit beside what else is in UB, and rows of each.
-inline void ReturnChunks(const MoeDistributeInfo& info, uint32_t ub, MoeDistributeCombineTiling& tiling) {
-    const uint32_t lanes = PaddedInts(info.experts) * 4, rowBytes = info.hidden * TypeSize(info.xType);
-    const uint32_t messages = (info.triples != 0 ? info.world : CeilDiv(info.world, info.cores)) + 1;
-    uint32_t fixed = VerdictBytes(info.cores) + 8 * lanes + ReturnCountLanes(info.world, info.experts) * 4 +
-                     RowPlacesBytes(info) + kSendPairs * (4 + 1 + 4) +
-                     messages * StatusMessageBytes(info.localExperts) + 3 * info.world * kBlock + 2048;
-    if (info.triples != 0) fixed += CountsMatchBytes(info.experts) + (kSendPairs + 8) * kTripleWords * 4;
-    if (info.triples != 0 && info.cores > 1) fixed += MatchBytes(info.world, info.localExperts);
-    const uint32_t room = (ub - std::min(fixed, ub)) / (rowBytes + kBlock);  // in rows
-    tiling.returnRing = room > 1 ? 2 : 1;
-    tiling.sendRows = std::max(1u, std::min(ChunkRows(rowBytes), room / 2));
-}
+inline uint32_t ChunkRows(uint32_t rowBytes) { return Max(1, Min(kChunkBytes / rowBytes, kMaxChunkRows)); }
 
 // Cores that may make lists in direct dispatch while the others, one at least, publish rows.
 inline uint32_t MostListCores(const MoeDistributeInfo& info) {
@@ -65,58 +26,36 @@ inline uint32_t MostListCores(const MoeDistributeInfo& info) {
 }
 // Roles pay where cores are many: they meet once, not twice, but a core that makes lists reads all ids.
 inline uint32_t ListCores(const MoeDistributeInfo& info, int32_t asked) {
-    if (asked > 0) return std::min(static_cast<uint32_t>(asked), MostListCores(info));
+    if (asked > 0) return Min(static_cast<uint32_t>(asked), MostListCores(info));
     if (info.cores < kManyCores) return 0;
     const uint32_t share = info.batch > 4 * info.cores ? 8 : 4;
-    return std::min(info.cores / share, MostListCores(info));
+    return Min(info.cores / share, MostListCores(info));
 }
 
-// What direct dispatch has in UB besides the rows that it gathers.
-inline uint32_t GatherFixed(const MoeDistributeInfo& info) {
-    const uint32_t slots = PaddedInts(info.world * info.localExperts) * 4;
-    uint32_t fixed = VerdictBytes(info.cores) + PaddedInts(info.experts) * 4 +
-                     (info.world + MessagesInUb(info)) * StatusMessageBytes(info.localExperts) +
-                     (info.world + 2) * kBlock + 2 * slots + PaddedInts(info.world) * 4 + kSendPairs * 4 +
-                     static_cast<uint32_t>(CeilTo(info.localExperts * 8ull, kBlock)) + kBlock;
-    if (info.triples != 0) fixed += kSendPairs * kTripleWords * 4;
-    if (info.cores > 1) fixed += MatchBytes(info.world, info.localExperts);
-    if (ScansSegments(info.world, info.cores)) fixed += ScanBytes(info.world, info.localExperts);
-    if (SharesRows(info)) fixed += SharedRowBytes(info);
-    if (info.hasWeights != 0) fixed += kWeightRows * (4 + kBlock);
-    return fixed;
+// Reading rows once for all experts of a rank pays where cores are many.
+inline bool SharesRows(const MoeDistributeInfo& info) {
+    constexpr uint32_t kMostPairs = 1u << 19;  // keys are exact
+    return info.hasScales == 0 && info.localExperts > 1 && info.topK > 1 && info.cores >= kManyCores &&
+           info.cores >= SharedRowGroups(info) && info.maxBatch * info.topK <= kMostPairs;
 }
-// Chunks in flight, and rows of each, while direct dispatch gathers.
-inline void GatherRing(const MoeDistributeInfo& info, uint32_t ub, MoeDistributeDispatchTiling& tiling) {
-    const uint32_t stride = DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, 0);
-    const uint32_t fixed = GatherFixed(info), room = (ub - std::min(fixed, ub)) / stride;
-    tiling.copyRing = std::max(1u, std::min(room, kMostGatherRing));
-    // Many cores: each row leaves as it comes, rather than with others.
-    const uint32_t most = info.cores >= kManyCores ? 1 : kMaxChunkRows;
-    tiling.copyRows = std::max(1u, std::min(room / tiling.copyRing, most));
+constexpr uint32_t kSharedLaneUnit = 32, kMostSharedLanes = 1024, kLeastSharedLanes = 256;
+// List entries of a group of sources that are worth sorting at a time.
+inline uint32_t SharedLanes(const MoeDistributeInfo& info) {
+    if (!SharesRows(info)) return 0;
+    const uint32_t entries = SharedRowSources(info) * PaddedInts(info.capacity);
+    return CeilDiv(Max(1, Min(kMostSharedLanes, entries)), kSharedLaneUnit) * kSharedLaneUnit;
 }
 
-constexpr uint32_t kPartUnit = 32;  // elements
 inline void SetParts(const MoeDistributeInfo& info, uint32_t parts, MoeDistributeCombineTiling& tiling) {
     tiling.partElements = static_cast<uint32_t>(CeilTo(CeilDiv(info.hidden, parts), kPartUnit));
     tiling.partsPerToken = CeilDiv(info.hidden, tiling.partElements);
 }
-
 // Cores that share one token's H while combine sums, when there are more cores than tokens.
 inline void SplitTokens(const MoeDistributeInfo& info, MoeDistributeCombineTiling& tiling) {
     constexpr uint32_t kLeastPart = 512;
-    const uint32_t parts = info.batch == 0 ? 1 : std::max(1u, info.cores / std::max(1u, info.batch));
-    SetParts(info, std::max(CeilDiv(info.hidden, kMostPart), std::min(parts, info.hidden / kLeastPart)), tiling);
+    const uint32_t parts = info.batch == 0 ? 1 : Max(1, info.cores / info.batch);
+    SetParts(info, Max(CeilDiv(info.hidden, kMostPart), Min(parts, info.hidden / kLeastPart)), tiling);
 }
-
-// Window combine: parts of rows on their way while it sums, two at least.
-inline uint32_t SumRing(const MoeDistributeInfo& info, uint32_t ub, const MoeDistributeCombineTiling& tiling) {
-    const uint32_t piece = tiling.partElements * TypeSize(info.xType), lanes = PaddedInts(info.experts) * 4;
-    const uint32_t sums = (info.xType == kTypeFp32 ? 1 : 2) * (piece + tiling.partElements * 4);
-    const uint32_t marks = kSendPairs * (info.triples != 0 ? kBlock : 4);
-    const uint32_t fixed = VerdictBytes(info.cores) + 3 * lanes + kSendPairs * (4 + 1 + 4) + marks + sums + 1024;
-    return std::max(2u, std::min((ub - std::min(fixed, ub)) / piece, kMostRing));
-}
-
 // Direct combine: a token's H is shared so that all cores have as much to sum, in few parts.
 inline void ShareTokens(const MoeDistributeInfo& info, MoeDistributeCombineTiling& tiling) {
     constexpr uint32_t kMostParts = 8, kLeastBytes = 2048;
@@ -132,39 +71,121 @@ inline void ShareTokens(const MoeDistributeInfo& info, MoeDistributeCombineTilin
     SetParts(info, best, tiling);
 }
 
-// What direct combine has in UB besides copied chunks, rows to sum and their sums.
-inline uint32_t ReturnFixed(const MoeDistributeInfo& info) {
-    const uint32_t lanes = PaddedInts(info.experts) * 4, slots = info.world * info.localExperts;
-    const uint32_t counts = MessageCounts(info.algorithm, kOpCombine, info.localExperts);
-    const uint32_t runs = (info.world + MessagesInUb(info)) * StatusMessageBytes(counts);
-    uint32_t fixed = VerdictBytes(info.cores) + 3 * lanes + kSendPairs * (4 + 1 + 4 + 4) + SumEntries(info.topK) * 12 +
-                     4 * kSendPairs / info.topK + 3 * PaddedInts(slots) * 4 + ReturnCountLanes(info.world, slots) * 4 +
-                     2 * info.world * kBlock + runs + 10 * kBlock + CountsMatchBytes(info.experts);
-    if (info.cores > 1) fixed += MatchBytes(info.world, counts);
-    fixed += info.triples != 0 ? kSendPairs * kTripleWords * 4 + kBlock : kSendPairs * 4 + lanes;
-    return fixed;
-}
+// Fills in the rings of a plan whose other words are there.
+class RingChooser {
+public:
+    RingChooser(CallPlan& plan, uint32_t ub) : plan_(plan), info_(plan.info()), ub_(ub) {}
 
-// Direct combine: chunks of expand_x, and parts of rows to sum, on their way at a time. Two groups of parts
-// at least, so that one is summed while another comes; then as many chunks as there is room for.
-inline void ReturnRings(const MoeDistributeInfo& info, uint32_t ub, MoeDistributeCombineTiling& tiling) {
-    const uint32_t size = TypeSize(info.xType), fixed = ReturnFixed(info);
-    const bool wide = info.xType == kTypeFp32;
-    tiling.sendRows = std::max(1u, kReturnChunkBytes / (info.hidden * size));
-    ShareTokens(info, tiling);
-    for (uint32_t parts = tiling.partsPerToken;; ++parts) {
-        SetParts(info, parts, tiling);
-        const uint32_t piece = tiling.partElements * size;
-        const uint32_t sums = (wide ? 1 : 2) * (piece + tiling.partElements * 4);
-        for (tiling.returnRing = kMaxReturnRing; tiling.returnRing > 0; --tiling.returnRing) {
-            const uint32_t taken =
-                fixed + sums + tiling.returnRing * ReturnChunkBytes(info.hidden * size, tiling.sendRows);
-            const uint32_t room = taken < ub ? (ub - taken) / SumGroupBytes(info.experts, 1, piece) : 0;
-            if (room < 2) continue;
-            tiling.sumGroup = std::min(info.topK, room / 2);
-            tiling.sumRing = std::min(kMaxSumGroups, room / tiling.sumGroup) * tiling.sumGroup;
+    void WindowDispatch() {
+        SendRows(Step::kSend);
+        const uint32_t most = ChunkRows(TailedRowBytes(info_));
+        plan_.dispatch.copyRing = 2;
+        if (Grow(plan_.dispatch.copyRows, 1, most, Step::kCopy)) return;
+        plan_.dispatch.copyRing = 1;
+        Grow(plan_.dispatch.copyRows, 1, most, Step::kCopy);
+    }
+    // `listCores`: as many as the caller asks for; 0: as many as pay.
+    void DirectDispatch(int32_t listCores) {
+        SendRows(Step::kPublish);
+        plan_.dispatch.listCores = ListCores(info_, listCores);
+        if (!Fits(Step::kLists)) plan_.dispatch.listCores = 0;
+        GatheredRows();
+    }
+    void WindowCombine() {
+        ReturnedChunks();
+        SplitTokens(info_, plan_.combine);
+        plan_.combine.sumGroup = 1;
+        while (!Grow(plan_.combine.sumRing, 2, kMostRing, Step::kSum) && MoreParts()) continue;
+    }
+    void DirectCombine() {
+        plan_.combine.sendRows = Max(1, kReturnChunkBytes / RowBytes());
+        ShareTokens(info_, plan_.combine);
+        while (!ReturnedGroups() && MoreParts()) continue;
+    }
+
+private:
+    bool Fits(Step step) const {
+        return UbBudget(plan_, step).Bytes() <= ub_ && EventBudget(plan_, step).Most() <= kMostRing;
+    }
+    // `size`, a word of the plan's tiling, becomes the largest number of least..most with which the step fits. False:
+    // there is none; it is `least` then.
+    bool Grow(uint32_t& size, uint32_t least, uint32_t most, Step step) {
+        size = most;
+        if (Fits(step)) return true;
+        uint32_t above = most;
+        for (uint32_t fits = least; fits + 1 < above;) {
+            size = (fits + above) / 2;
+            (Fits(step) ? fits : above) = size;
+        }
+        size = Max(least, above - 1);
+        return Fits(step);
+    }
+    uint32_t RowBytes() const { return info_.hidden * TypeSize(info_.xType); }
+
+    // Rows on their way while dispatch sends or publishes, and the piece of a row that is quantised at a time.
+    void SendRows(Step step) {
+        if (info_.quantMode == 0) {
+            SendRings(step);
             return;
         }
+        for (const uint32_t piece : kQuantPieces) {
+            if (piece == kQuantWhole && info_.hidden > piece) continue;
+            plan_.dispatch.quantPiece = Min(info_.hidden, piece);
+            if (SendRings(step)) return;
+        }
     }
-}
+    // In window also rows with their tails, where cores are many and there is room for two rows besides.
+    bool SendRings(Step step) {
+        const bool tails = step == Step::kSend && TailBlocks(info_) != 0 && info_.cores >= kManyCores;
+        plan_.dispatch.tailRing = tails ? kMaxTailRing : 0;
+        plan_.dispatch.sendRing = 2;
+        if (!Fits(step)) plan_.dispatch.tailRing = 0;
+        return Grow(plan_.dispatch.sendRing, 1, kMaxSendRing, step);
+    }
+    // Chunks in flight, and rows of each, while direct dispatch gathers. With many cores each row leaves as it comes,
+    // rather than with others.
+    void GatheredRows() {
+        MoeDistributeDispatchTiling& tiling = plan_.dispatch;
+        tiling.copyRows = 1;
+        tiling.sharedLanes = SharedLanes(info_);
+        while (!Grow(tiling.copyRing, 1, kMostGatherRing, Step::kGather) && tiling.sharedLanes != 0)
+            tiling.sharedLanes = tiling.sharedLanes / 2 < kLeastSharedLanes ? 0 : tiling.sharedLanes / 2;
+        Grow(tiling.copyRows, 1, info_.cores >= kManyCores ? 1 : kMaxChunkRows, Step::kGather);
+    }
+    // Window combine: chunks of rows on their way back, two if they fit, and rows of each.
+    void ReturnedChunks() {
+        plan_.combine.returnRing = 2;
+        if (Grow(plan_.combine.sendRows, 1, ChunkRows(RowBytes()), Step::kSend)) return;
+        plan_.combine.returnRing = 1;
+    }
+    // Direct combine: chunks of expand_x, and parts of rows to sum, on their way at a time. Two groups of parts at
+    // least, so that one is summed while another comes; then as many chunks as there is room for.
+    bool ReturnedGroups() {
+        MoeDistributeCombineTiling& tiling = plan_.combine;
+        for (tiling.returnRing = kMaxReturnRing; tiling.returnRing > 0; --tiling.returnRing) {
+            for (tiling.sumGroup = info_.topK; tiling.sumGroup > 0; --tiling.sumGroup) {
+                tiling.sumRing = 2 * tiling.sumGroup;
+                if (!Fits(Step::kReturn)) continue;
+                for (tiling.sumRing = kMaxSumGroups * tiling.sumGroup; !Fits(Step::kReturn);)
+                    tiling.sumRing -= tiling.sumGroup;
+                return true;
+            }
+        }
+        tiling.returnRing = tiling.sumGroup = 1;
+        tiling.sumRing = 2;
+        return false;
+    }
+    // Smaller parts of H while combine sums. False: they are the smallest.
+    bool MoreParts() {
+        if (plan_.combine.partElements == kPartUnit) return false;
+        for (uint32_t parts = plan_.combine.partsPerToken, before = parts; plan_.combine.partsPerToken == before;)
+            SetParts(info_, ++parts, plan_.combine);
+        return true;
+    }
+
+    CallPlan& plan_;
+    const MoeDistributeInfo& info_;
+    const uint32_t ub_;
+};
+
 }  // namespace moe

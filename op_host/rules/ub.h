@@ -1,67 +1,55 @@
-// UB of one core by item, for every plan of a call: what the kernels' InitBuffer calls add up to on the core
-// that needs most. A kernel gives its UB back between the steps, so that the largest step is the need.
+// UB of one core by item, in every step of a plan: what the kernels' InitBuffer calls add up to on the core that needs
+// most. The rings of a plan are chosen by these sums (rings.h), so a plan that is refused for want of UB needs no other
+// account of it.
 #pragma once
 
-#include <vector>
-
-#include "plan.h"
+#include "call_plan.h"
 
 namespace moe {
 
 struct UbItem {
-    const char* step;
     const char* name;
     uint32_t bytes;
 };
 
+// Of one step.
 class UbBudget {
 public:
-    explicit UbBudget(const CallPlan& plan)
-        : plan_(plan), info_(plan.op == kOpDispatch ? plan.dispatch.info : plan.combine.info) {
-        const bool direct = info_.algorithm == kAlgorithmDirect;
-        if (direct && plan.op == kOpDispatch) {
-            DirectPublish();
-            if (plan.dispatch.listCores == 0) {
-                DirectLists();
-            } else {
-                DirectExpertLists();
-            }
-            DirectGather();
-        } else if (direct) {
-            DirectReturn();
-        } else if (plan.op == kOpDispatch) {
-            DispatchSend();
-            DispatchStatus();
-            DispatchCopy();
-        } else {
-            CombineSend();
-            CombineSum();
+    UbBudget(const CallPlan& plan, Step step) : plan_(plan), info_(plan.info()) {
+        Add("verdicts of the cores", VerdictBytes(info_.cores));
+        switch (step) {
+            case Step::kSend: plan.op == kOpDispatch ? DispatchSend() : CombineSend(); break;
+            case Step::kStatus: DispatchStatus(); break;
+            case Step::kCopy: DispatchCopy(); break;
+            case Step::kSum: CombineSum(); break;
+            case Step::kPublish: DirectPublish(); break;
+            case Step::kLists: plan.dispatch.listCores == 0 ? DirectLists() : DirectExpertLists(); break;
+            case Step::kGather: DirectGather(); break;
+            case Step::kReturn: DirectReturn(); break;
         }
     }
-    const std::vector<UbItem>& items() const { return items_; }
+    const UbItem* begin() const { return items_; }
+    const UbItem* end() const { return items_ + count_; }
+    uint64_t Bytes() const { return bytes_; }
 
 private:
-    void Step(const char* step) {
-        step_ = step;
-        Add("verdicts of the cores", VerdictBytes(info_.cores));
-    }
     // UB is carved in blocks.
     void Add(const char* name, uint64_t bytes) {
-        if (bytes != 0) items_.push_back({step_, name, static_cast<uint32_t>(CeilTo(bytes, kBlock))});
+        if (bytes == 0) return;
+        const uint64_t blocks = CeilTo(bytes, kBlock);
+        items_[count_++] = {name, static_cast<uint32_t>(blocks)};
+        bytes_ += blocks;
     }
     uint32_t Ints(uint32_t n) const { return PaddedInts(n) * 4; }
     uint32_t Counts() const { return MessageCounts(info_.algorithm, plan_.op, info_.localExperts); }
     uint32_t Slots() const { return info_.world * info_.localExperts; }
 
-    // The first step of an op.
-    void Entry(const char* step) {
-        Step(step);
-        Add("epoch", kBlock);
-    }
+    // The first step of a core.
+    void Entry() { Add("epoch", kBlock); }
     void Routing() {
         const uint32_t lanes = Ints(info_.experts);
-        Add("expert ids", kSendPairs * 4);
-        if (info_.maskRank != 0) Add("mask", kSendPairs);
+        Add("expert ids", kChunkPairs * 4);
+        if (info_.maskRank != 0) Add("mask", kChunkPairs);
         Add("counts, totals, places", 3 * lanes);
     }
     void Places() { Add("histograms, places", RowPlacesBytes(info_)); }
@@ -88,33 +76,31 @@ private:
         const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
         Add("rows of x", tiling.sendRing * CeilTo(row, kBlock));
         if (info_.quantMode != 0) {
-            const uint64_t values = CeilTo(static_cast<uint64_t>(QuantPiece(info_.hidden)) * 4, kBlock);
+            const uint64_t values = CeilTo(tiling.quantPiece * 4ull, kBlock);
             Add("int8 rows", static_cast<uint64_t>(tiling.sendRing) * (PayloadBytes(info_.hidden, 1) + kBlock));
             Add("fp32 rows of the quantiser", 2 * values);
-            Add("its reduction", QuantReduceBytes(info_.hidden));
+            Add("its reduction", QuantReduceBytes(info_.hidden, tiling.quantPiece));
             if (info_.hasScales != 0) Add("smooth scales", values);
         }
     }
     void DispatchSend() {
-        Entry("send");
+        Entry();
         Routing();
         Places();
         SendRows();
-        Add("expand_idx, row numbers", 2 * kSendPairs * 4);
-        if (info_.triples != 0) Add("triples", kSendPairs * kBlock);
-        if (info_.hasWeights != 0) Add("weights", kSendPairs * (4 + kBlock));
+        Add("expand_idx, row numbers", 2 * kChunkPairs * 4);
+        if (info_.triples != 0) Add("triples", kChunkPairs * kBlock);
+        if (info_.hasWeights != 0) Add("weights", kChunkPairs * (4 + kBlock));
         Add("rows with tails", plan_.dispatch.tailRing * TailedRowBytes(info_));
         Add("abort blocks", info_.world * kBlock);
     }
     void DispatchStatus() {
-        Step("status");
         Add("counts", Ints(info_.experts));
         Status(0);
     }
     void DispatchCopy() {
         const uint64_t stride =
             DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, TailBlocks(info_));
-        Step("copy");
         Segments();
         Add("messages of all sources", static_cast<uint64_t>(info_.world) * StatusMessageBytes(info_.localExperts));
         if (FindsPlaces(info_)) Add("their sums", ScanBytes(info_.world, info_.localExperts));
@@ -125,16 +111,16 @@ private:
     void CombineSend() {
         const MoeDistributeCombineTiling& tiling = plan_.combine;
         const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
-        Entry("send");
+        Entry();
         Routing();
         Places();
         if (info_.triples != 0) {
             SendCounts();
             Add("counts of the messages", CountsMatchBytes(info_.experts));
-            Add("triples", Ints((kSendPairs + 1) * kTripleWords));
+            Add("triples", Ints((kChunkPairs + 1) * kTripleWords));
         } else {
             Segments();
-            Add("expand_idx", kSendPairs * 4);
+            Add("expand_idx", kChunkPairs * 4);
             Add("ep_send_counts", Ints(Slots()));
         }
         const uint64_t mark = info_.triples != 0 ? kBlock : 0;
@@ -148,19 +134,18 @@ private:
         }
     }
     void CombineSum() {
-        Step("sum");
         Routing();
         if (info_.triples != 0) {
-            Add("marks of rows", kSendPairs * kBlock);
+            Add("marks of rows", kChunkPairs * kBlock);
         } else {
-            Add("expand_idx", kSendPairs * 4);
+            Add("expand_idx", kChunkPairs * 4);
         }
         Sums();
     }
     void Sums() {
         const uint64_t part = plan_.combine.partElements, size = TypeSize(info_.xType);
         const bool wide = info_.xType == kTypeFp32;
-        Add("weights", kSendPairs * 4);
+        Add("weights", kChunkPairs * 4);
         Add("rows to sum", plan_.combine.sumRing * CeilTo(part * size, kBlock));
         Add("results", (wide ? 1 : 2) * CeilTo(part * size, kBlock));
         Add("fp32 term", part * 4);
@@ -179,23 +164,22 @@ private:
         Add("BatchWrite item", kBlock);
     }
     void DirectPublish() {
-        Entry("publish");
+        Entry();
         Routing();
         SendRows();
-        if (info_.hasWeights != 0) Add("weights", kSendPairs * 4);
+        if (info_.hasWeights != 0) Add("weights", kChunkPairs * 4);
         Add("abort blocks", info_.world * kBlock);
     }
     void DirectLists() {
-        Step("lists");
         Routing();
         Places();
-        if (info_.triples == 0) Add("expand_idx", kSendPairs * 4);
-        Add("list entries", kSendPairs * kBlock);
+        if (info_.triples == 0) Add("expand_idx", kChunkPairs * 4);
+        Add("list entries", kChunkPairs * kBlock);
     }
     void DirectExpertLists() {
         const uint32_t pairs = info_.batch * info_.topK, lanes = ListLanes(pairs),
                        experts = CeilDiv(info_.experts, plan_.dispatch.listCores);
-        Entry("lists");
+        Entry();
         Add("expert ids, pair numbers", 2 * lanes * 4);
         Add("comparisons", 2 * CeilTo(CeilTo(lanes, 128) / 8, kBlock));
         if (info_.maskRank != 0) {
@@ -210,17 +194,16 @@ private:
     }
     void DirectGather() {
         const uint64_t stride = DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, 0);
-        Step("gather");
         Add("counts", Ints(info_.experts));
         OwnRun();
         AllRuns();
         Segments();
         if (ScansSegments(info_.world, info_.cores)) Add("their sums", ScanBytes(info_.world, info_.localExperts));
-        if (SharesRows(info_)) {
-            Add("lists, places, triples", SharedRowBytes(info_));
+        if (plan_.dispatch.sharedLanes != 0) {
+            Add("lists, places, triples", SharedRowBytes(info_, plan_.dispatch.sharedLanes));
         } else {
-            Add("lists", kSendPairs * 4);
-            if (info_.triples != 0) Add("triples", kSendPairs * kTripleWords * 4);
+            Add("lists", kChunkPairs * 4);
+            if (info_.triples != 0) Add("triples", kChunkPairs * kTripleWords * 4);
         }
         if (info_.hasWeights != 0) Add("weights", kWeightRows * (4 + kBlock));
         Add("rows of the sources", plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
@@ -235,22 +218,22 @@ private:
         const MoeDistributeCombineTiling& tiling = plan_.combine;
         const uint64_t size = TypeSize(info_.xType), part = tiling.partElements;
         const bool wide = info_.xType == kTypeFp32;
-        Entry("return");
+        Entry();
         Routing();
         if (info_.triples == 0) {
-            Add("expand_idx", kSendPairs * 4);
+            Add("expand_idx", kChunkPairs * 4);
             Add("largest positions", Ints(info_.experts));
         }
         SendCounts();
         Add("counts of the messages", CountsMatchBytes(info_.experts));
-        if (info_.triples != 0) Add("triples", Ints((kSendPairs + 1) * kTripleWords));
+        if (info_.triples != 0) Add("triples", Ints((kChunkPairs + 1) * kTripleWords));
         Add("rows of expand_x",
             tiling.returnRing * ReturnChunkBytes(static_cast<uint32_t>(info_.hidden * size), tiling.sendRows));
-        Add("positions", kSendPairs * 4);
-        Add("weights", kSendPairs * 4);
+        Add("positions", kChunkPairs * 4);
+        Add("weights", kChunkPairs * 4);
         Add("addresses", SumEntries(info_.topK) * 8);
         Add("their weights", SumEntries(info_.topK) * 4);
-        Add("rows of a token", kSendPairs / info_.topK * 4);
+        Add("rows of a token", kChunkPairs / info_.topK * 4);
         Add("rows to sum", tiling.sumRing / tiling.sumGroup *
                                SumGroupBytes(info_.experts, tiling.sumGroup, static_cast<uint32_t>(part * size)));
         Add("results", (wide ? 1 : 2) * CeilTo(part * size, kBlock));
@@ -261,10 +244,19 @@ private:
         AllRuns();
     }
 
+    static constexpr uint32_t kMostItems = 40;
     const CallPlan& plan_;
     const MoeDistributeInfo& info_;
-    const char* step_ = "";
-    std::vector<UbItem> items_;
+    UbItem items_[kMostItems];
+    uint32_t count_ = 0;
+    uint64_t bytes_ = 0;
 };
+
+// The step of a plan that needs most UB.
+inline Step FullestStep(const CallPlan& plan) {
+    const StepList steps = StepsOf(plan);
+    return *std::max_element(steps.begin(), steps.end(),
+                             [&](Step a, Step b) { return UbBudget(plan, a).Bytes() < UbBudget(plan, b).Bytes(); });
+}
 
 }  // namespace moe

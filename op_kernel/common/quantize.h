@@ -8,20 +8,20 @@
 namespace moe {
 
 // Per-token dynamic quantisation in UB: s = 127 / max|v|, q = rint(v * s), scale = 1 / s with v = x [*
-// smooth]. A row longer than kQuantWhole is done in pieces, once for the maximum and once for the codes; the
-// bits are those of a row in one piece.
+// smooth]. A row longer than `piece` elements is done in pieces, once for the maximum and once for the codes; the bits
+// are those of a row in one piece.
 template <typename XType, bool kSmooth>
 class RowQuantizer {
 public:
     // UB: three fp32 pieces at most, and the reduction's scratch.
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR scales) {
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR scales, uint32_t piece) {
         hidden_ = info.hidden;
-        piece_ = QuantPiece(info.hidden);
+        piece_ = piece;
         payload_ = PayloadBytes(info.hidden, sizeof(int8_t));
         const uint32_t bytes = static_cast<uint32_t>(CeilTo(piece_ * sizeof(float), kBlock));
         pipe.InitBuffer(valueBuf_, bytes);
         pipe.InitBuffer(scratchBuf_, bytes);
-        pipe.InitBuffer(reduceBuf_, QuantReduceBytes(info.hidden));
+        pipe.InitBuffer(reduceBuf_, QuantReduceBytes(hidden_, piece_));
         if (kSmooth) {
             pipe.InitBuffer(smoothBuf_, bytes);
             scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(scales),
@@ -57,7 +57,8 @@ private:
         LocalTensor<float> value = valueBuf_.Get<float>(), magnitude = scratchBuf_.Get<float>();
         // The maximum, that of each piece, scratch.
         LocalTensor<float> reduced = reduceBuf_.Get<float>();
-        LocalTensor<float> ofPiece = reduced[kBlockWords], scratch = reduced[2 * kBlockWords];
+        LocalTensor<float> ofPiece = reduced[kBlockWords];
+        LocalTensor<float> scratch = ofPiece[QuantMaximaWords(hidden_, piece_)];
         uint32_t pieces = 0;
         for (uint32_t at = 0; at < hidden_; at += piece_, ++pieces) {
             const uint32_t count = Min(piece_, hidden_ - at);
@@ -126,16 +127,18 @@ constexpr uint32_t kMostStarted = 4;  // rows whose loads may be begun before th
 template <typename XType, bool kQuant, bool kSmooth>
 class RowLoader {
 public:
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR x, GM_ADDR scales, uint32_t ring) {
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeDispatchTiling& tiling, GM_ADDR x, GM_ADDR scales) {
+        const MoeDistributeInfo& info = tiling.info;
+        const uint8_t ring = static_cast<uint8_t>(tiling.sendRing);
         hidden_ = info.hidden;
         rowBytes_ = static_cast<uint32_t>(hidden_ * sizeof(XType));
         x_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(x), static_cast<uint64_t>(info.batch) * rowBytes_);
         if constexpr (kQuant) {
-            pipe.InitBuffer(inQueue_, static_cast<uint8_t>(ring), rowBytes_);
-            pipe.InitBuffer(outQueue_, static_cast<uint8_t>(ring), PayloadBytes(hidden_, sizeof(int8_t)) + kBlock);
-            quantizer_.Init(pipe, info, scales);
+            pipe.InitBuffer(inQueue_, ring, rowBytes_);
+            pipe.InitBuffer(outQueue_, ring, PayloadBytes(hidden_, sizeof(int8_t)) + kBlock);
+            quantizer_.Init(pipe, info, scales, tiling.quantPiece);
         } else {
-            pipe.InitBuffer(copyQueue_, static_cast<uint8_t>(ring), rowBytes_);
+            pipe.InitBuffer(copyQueue_, ring, rowBytes_);
         }
     }
     __aicore__ inline LocalTensor<int8_t> Fetch(uint32_t token, uint32_t expert) {

@@ -177,7 +177,7 @@ private:
         endRow_ = FirstToken(exchange_.core() + 1, cores) * info_->topK;
         if (role_ == Role::kRows && firstRow_ < endRow_)
             routing_.pairs().Keep(firstRow_, Min(ChunkPairs(), endRow_ - firstRow_));
-        rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
+        rows_.Init(exchange_.pipe(), *tiling_, args_.x, args_.scales);
         if (info_->hasWeights != 0) exchange_.pipe().InitBuffer(weightBuf_, kChunkPairs * sizeof(float));
         expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
     }
@@ -322,7 +322,7 @@ private:
         MOE_PHASE("GatherRows");
         FindSegments();
         if constexpr (!kSmooth) {
-            if (SharesRows(*info_)) {
+            if (tiling_->sharedLanes != 0) {
                 SharedRowGather once;
                 once.Init(exchange_, args_, *tiling_, kQuant);
                 return GatherBy(once);

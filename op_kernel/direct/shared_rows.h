@@ -1,6 +1,5 @@
-// Phase 7 of direct dispatch (GatherRows) where SharesRows() of protocol/tiling.h holds: many cores, and
-// owners of several experts. A row that goes to more than one expert of this rank is read once, and stored
-// from UB to all its places in expand_x.
+// Phase 7 of direct dispatch (GatherRows) where the host gives sharedLanes: many cores, and owners of several experts.
+// A row that goes to more than one expert of this rank is read once, and stored from UB to all its places in expand_x.
 #ifndef ASCEND_MOE_DIRECT_SHARED_ROWS_H
 #define ASCEND_MOE_DIRECT_SHARED_ROWS_H
 
@@ -18,10 +17,11 @@ public:
         uint32_t source, pair;
         int32_t number;  // in the source's list
     };
-    __aicore__ inline void Init(Exchange& exchange, const MoeDistributeInfo& info) {
+    // `lanes`: how many entries UB has room for, a multiple of 32.
+    __aicore__ inline void Init(Exchange& exchange, const MoeDistributeInfo& info, uint32_t lanes) {
         exchange_ = &exchange;
         info_ = &info;
-        room_ = SharedRowLanes(info);
+        room_ = lanes;
         width_ = SharedRowSources(info);
         TPipe& pipe = exchange.pipe();
         pipe.InitBuffer(listBuf_, room_ * sizeof(int32_t));
@@ -163,10 +163,11 @@ public:
         wireSize_ = WireSize(*info_);
         rowStride_ = DispatchRowStride(info_->hidden, wireSize_, quantised, 0);
         ring_ = tiling.copyRing;
-        order_.Init(exchange, *info_);
+        share_ = SharedRowShare(*info_, tiling.sharedLanes);
+        order_.Init(exchange, *info_, tiling.sharedLanes);
         TPipe& pipe = exchange.pipe();
-        pipe.InitBuffer(placeBuf_, PaddedInts(SharedRowShare(*info_)) * sizeof(int32_t));
-        if (info_->triples != 0) pipe.InitBuffer(tripleBuf_, SharedRowShare(*info_) * kBlock);
+        pipe.InitBuffer(placeBuf_, PaddedInts(share_) * sizeof(int32_t));
+        if (info_->triples != 0) pipe.InitBuffer(tripleBuf_, share_ * kBlock);
         pipe.InitBuffer(queue_, static_cast<uint8_t>(ring_), rowStride_);
     }
     // Begins to load the lists of this core's sources.
@@ -197,7 +198,7 @@ private:
         begin_ = RowFrom(ShareBegin(exchange_->core()));
         end_ = RowFrom(ShareBegin(exchange_->core() + 1));
         // Core 0 may not have checked the lists yet: the share never exceeds its room.
-        end_ = Min(end_, begin_ + SharedRowShare(*info_));
+        end_ = Min(end_, begin_ + share_);
         ahead_ = begin_;
         for (uint32_t started = 0; started < ring_ && ahead_ < end_; ++started) StartRow();
     }
@@ -309,6 +310,7 @@ private:
     uint32_t ahead_ = 0;                       // of them, the first whose row has not begun to load
     uint32_t wireSize_ = 1, rowStride_ = 0;
     uint32_t ring_ = 1;
+    uint32_t share_ = 0;  // most entries of a core at a time
     bool loaded_ = false, found_ = false;
     bool quantised_ = false;
 };

@@ -194,54 +194,45 @@ MOE_FN uint32_t RowPlacesBytes(const MoeDistributeInfo& info) {
            MatchReduceBytes(info.world);
 }
 
-// Shared rows: with many cores, and without smooth scales, direct dispatch reads a row once for all experts
-// of its owner. A group of cores sorts the list entries of a group of sources by row, and divides them. A
-// group has so many sources that they make kSharedRowEntries entries if routing is even.
-constexpr uint32_t kLeastSharingExperts = 2, kMostSharedRowSources = 8, kSharedRowEntries = 256,
-                   kMostSharedRowLanes = 1024;
-constexpr uint32_t kMostSharedRowPairs = 1u << 19;  // keys are exact
+// Shared rows: direct dispatch reads a row once for all experts of its owner, where the host gives sharedLanes. A group
+// of cores sorts the list entries of a group of sources by row, and divides them. A group has so many sources that they
+// make kSharedRowEntries entries if routing is even.
+constexpr uint32_t kMostSharedRowSources = 8, kSharedRowEntries = 256;
 MOE_FN uint32_t SharedRowSources(const MoeDistributeInfo& info) {
     const uint32_t even = kSharedRowEntries * info.world / Max(1, info.maxBatch * info.topK);
     return Max(1, Min(Min(even, info.world), kMostSharedRowSources));
 }
 MOE_FN uint32_t SharedRowGroups(const MoeDistributeInfo& info) { return CeilDiv(info.world, SharedRowSources(info)); }
-MOE_FN uint32_t SharedRowLanes(const MoeDistributeInfo& info) {
-    return CeilDiv(Max(1, Min(kMostSharedRowLanes, SharedRowSources(info) * PaddedInts(info.capacity))), 32) * 32;
-}
-// Entries of a core at a time. Core 0 has half as many as others; up to K entries of a row that begins in the
-// share are added.
-MOE_FN uint32_t SharedRowShare(const MoeDistributeInfo& info) {
-    const uint32_t lanes = SharedRowLanes(info), cores = Max(1, info.cores / SharedRowGroups(info));
+// Entries of a core at a time, of `lanes` that its group has in UB. Core 0 has half as many as others; up to K entries
+// of a row that begins in the share are added.
+MOE_FN uint32_t SharedRowShare(const MoeDistributeInfo& info, uint32_t lanes) {
+    const uint32_t cores = Max(1, info.cores / SharedRowGroups(info));
     return Min(lanes, CeilDiv(2 * lanes, 2 * cores - 1)) + info.topK;
 }
 // UB of it: entries, keys and numbers, the same sorted, room to sort; places and triples.
-MOE_FN uint32_t SharedRowBytes(const MoeDistributeInfo& info) {
-    return 7 * SharedRowLanes(info) * static_cast<uint32_t>(sizeof(int32_t)) +
-           PaddedInts(SharedRowShare(info)) * static_cast<uint32_t>(sizeof(int32_t)) +
-           (info.triples != 0 ? SharedRowShare(info) * kBlock : 0);
-}
-MOE_FN bool SharesRows(const MoeDistributeInfo& info) {
-    return info.hasScales == 0 && info.localExperts >= kLeastSharingExperts && info.topK > 1 &&
-           info.cores >= kManyCores && info.cores >= SharedRowGroups(info) &&
-           info.maxBatch * info.topK <= kMostSharedRowPairs;
+MOE_FN uint32_t SharedRowBytes(const MoeDistributeInfo& info, uint32_t lanes) {
+    const uint32_t share = SharedRowShare(info, lanes);
+    return (7 * lanes + PaddedInts(share)) * static_cast<uint32_t>(sizeof(int32_t)) +
+           (info.triples != 0 ? share * kBlock : 0);
 }
 
-// Each tensor of a queue that is on its way takes an event id of its pipes. There are eight: one is left to
-// single waits, and one to the compiler.
-constexpr uint32_t kMostRing = 6;
+// A tensor of a queue takes an event id of a pair of pipes while it is on its way, and one of another pair from the
+// time when it is free until it is filled again. A pair has kEventIds: one is left to single waits, and one to the
+// compiler; the rings of a step share the others.
+constexpr uint32_t kEventIds = 8, kMostRing = kEventIds - 2;
 
 // ---- dispatch ----
 constexpr uint32_t kMostGatherRing = kMostRing;  // chunks on their way while direct gathers
 constexpr uint32_t kWeightRows = 64;             // rows whose weights direct gathers at a time
 
-// Quantising: elements of a row that are fp32 in UB at a time, and UB of the reduction: the maximum, those of
-// the pieces, and ReduceMax's scratch, a value and its index of every 256 bytes.
-constexpr uint32_t kQuantWhole = 7168, kQuantPiece = 2048;
-MOE_FN uint32_t QuantPiece(uint32_t hidden) { return hidden <= kQuantWhole ? hidden : kQuantPiece; }
-MOE_FN uint32_t QuantReduceBytes(uint32_t hidden) {
-    return 2 * kBlock + static_cast<uint32_t>(CeilTo(2 * CeilDiv(QuantPiece(hidden), 64) * sizeof(float), kBlock));
+// Quantising pieces of a row that are fp32 in UB at a time: UB of the reduction. The maximum, those of the pieces, and
+// ReduceMax's scratch, a value and its index of every 256 bytes.
+MOE_FN uint32_t QuantMaximaWords(uint32_t hidden, uint32_t piece) { return PaddedInts(CeilDiv(hidden, piece)); }
+MOE_FN uint32_t QuantReduceBytes(uint32_t hidden, uint32_t piece) {
+    const uint32_t maxima = QuantMaximaWords(hidden, piece), lanes = Max(piece, maxima);
+    return kBlock + static_cast<uint32_t>(maxima * sizeof(float) +
+                                          CeilTo(2 * CeilDiv(lanes, kRepeatWords) * sizeof(float), kBlock));
 }
-static_assert(kMaxHidden <= kBlockWords * kQuantPiece, "the maxima of all pieces are in one block");
 
 struct MoeDistributeDispatchTiling {
     MoeDistributeMc2Head mc2;
@@ -250,10 +241,12 @@ struct MoeDistributeDispatchTiling {
     uint32_t tpWorldSize;    // 0 or 1
     uint32_t sendRing;       // UB rows in flight while sending
     uint32_t tailRing;       // window: rows with tails in flight; 0: tails leave by themselves
+    uint32_t quantPiece;     // elements of a row that are quantised at a time: the whole row, or a multiple of 512
+    uint32_t copyRows;       // window rows of one UB chunk while copying out
+    uint32_t copyRing;       // such chunks in flight
+    uint32_t listCores;      // direct: cores that make the lists, the others publish rows; 0: all do both
+    uint32_t sharedLanes;    // direct: list entries that are sorted at a time, see Shared rows; 0: a row a list entry
     uint32_t reserved;
-    uint32_t copyRows;   // window rows of one UB chunk while copying out
-    uint32_t copyRing;   // such chunks in flight
-    uint32_t listCores;  // direct: cores that make the lists, the others publish rows; 0: all do both
 };
 
 // ---- combine ----

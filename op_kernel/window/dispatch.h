@@ -138,7 +138,7 @@ private:
         exchange_.BoardInit();
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
         places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
-        rows_.Init(exchange_.pipe(), *info_, args_.x, args_.scales, tiling_->sendRing);
+        rows_.Init(exchange_.pipe(), *tiling_, args_.x, args_.scales);
         exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
         exchange_.pipe().InitBuffer(rowBuf_, kChunkPairs * sizeof(int32_t));
         if (tailBytes_ != 0) exchange_.pipe().InitBuffer(tailBuf_, kChunkPairs * tailBytes_);

@@ -504,7 +504,7 @@ PATCHES = r"""
 - -key > most ? most : -key
 + -key
 = shared rows, more entries than room
-- end_ = Min(end_, begin_ + SharedRowShare(*info_));
+- end_ = Min(end_, begin_ + share_);
 = shared rows, row beyond expand_x
 - if (place >= info_->expandRows) return;
 = shared rows, triple beyond expand_idx

@@ -17,7 +17,7 @@ import torch
 import ascend_moe
 from ascend_moe import comm, plan, timed
 from ascend_moe.checkpoint import presets
-from ascend_moe.errors import AscendMoeError, WindowTooSmall
+from ascend_moe.errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ascend_moe.native import library
 from ascend_moe.ops import calls
 from ascend_moe.plan import Request, soc
@@ -156,11 +156,12 @@ def assert_ub_is_taken(one: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(one.batch, one.hidden, dtype=plan.DTYPES[one.dtype])
     ids = (torch.arange(one.batch * one.topk, dtype=torch.int32) % one.experts).reshape(one.batch, one.topk)
     scales = torch.ones(one.experts, one.hidden) if one.smooth else None
+    weights = torch.ones(ids.shape) if one.weights else None
 
     def rank_body(rank: int, group_ep: str) -> list[int]:
         place = (group_ep, one.ranks, rank, one.experts)
         end = comm.lookup(*place[:3])
-        sent = dispatch(x, ids, *place, scales=scales, quant_mode=2 * one.quant)
+        sent = dispatch(x, ids, *place, scales=scales, expert_scales=weights, quant_mode=2 * one.quant)
         taken = [_taken(end)]
         # Combine is given as many rows as dispatch allocates, as in the plan.
         combine(sent[0].to(x.dtype), ids, sent[2], sent[4], torch.ones(ids.shape), *place)
@@ -191,6 +192,34 @@ def assert_ub_is_taken(one: Request, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ub_is_what_the_kernels_take(algorithm, kind, rows, hidden, cores, monkeypatch) -> None:
     one = Request(ranks=3, experts=36, hidden=hidden, topk=4, batch=70, cores=cores, comm_alg=algorithm)
     assert_ub_is_taken(replace(one, **kind, **rows), monkeypatch)
+
+
+# With rows in one piece, or more of them at a time, these would not fit.
+TIGHT = Request(8, 256, 4, 7168, 8, dtype="fp32", quant=True, smooth=True, weights=True, cores=40, comm_alg="window")
+FULL: list[tuple[Request, dict[str, int]]] = [
+    (TIGHT, {"quant_piece": 2048, "send_ring": 2}),
+    (replace(TIGHT, ranks=2, experts=1024), {"quant_piece": 7168, "send_ring": 1}),
+    (replace(TIGHT, ranks=2, experts=1024, hidden=16384, batch=2), {"quant_piece": 2048, "send_ring": 1}),
+]
+
+
+@pytest.mark.parametrize(("one", "tiling"), FULL)
+def test_ub_of_a_tight_plan(one, tiling, monkeypatch) -> None:
+    planned = plan.plan(one).ops["dispatch"]
+    assert planned.fullest == "send" and tiling.items() <= planned.tiling.items()
+    assert_ub_is_taken(one, monkeypatch)
+
+
+def test_a_call_that_does_not_fit_is_refused_by_name() -> None:
+    """Where a platform grants less UB than any that is known."""
+    for name, argument in (("dispatch", "x"), ("combine", "expand_x")):
+        spec = plan.describe(name, TIGHT)
+        spec.ub_bytes = 40_000
+        with pytest.raises(ArgumentError) as caught:
+            calls.Plan(name, spec)
+        assert caught.value.argument == argument and "\n" not in str(caught.value)
+        said = "bytes of UB a core in the step send of 'window', a core has 40000: use bfloat16 or float16, a smaller H"
+        assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("contract", ["v1", "v2"])
@@ -261,6 +290,11 @@ def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"^  A3 V2 +608  MiB$", said, re.MULTILINE)
     assert f"export HCCL_BUFFSIZE={plan.plan(PUBLISHED).buffsize_mib}\n" in said
     assert "tiling key 2000" in said and "UB of a core" in said and "workspace bytes" in said
+    options = "-r 8 -e 256 --hidden 7168 --dtype fp32 --smooth --weights --cores 40 --comm-alg window"
+    code, said, _ = commands.said("plan", *options.split())
+    assert code == 0 and "int8 on the way, smooth scales, expert_scales on the way" in said
+    assert re.search(r"UB of a core: 1\d\d \d{3} of 196 352 bytes in the fullest step, send\n", said)
+    assert re.search(r"^  quant piece +2 048$", said, re.MULTILINE) and "smooth scales" in said and "weights" in said
     code, said, _ = commands.said("plan", "-p", "qwen3-30b", "-r", "8", "--global-bs", "512", "--json")
     found = json.loads(said)
     assert code == 0 and found["ok"] is True

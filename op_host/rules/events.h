@@ -1,0 +1,91 @@
+// Event ids that the queues of a step hold at the same time, by pair of pipes. A queue of n tensors holds up to n ids
+// of the pair by which its consumer gives tensors back, because a free tensor keeps its id until it is filled again;
+// and one id of the pair by which its producer hands over for each tensor that is filled and not taken yet.
+#pragma once
+
+#include "call_plan.h"
+
+namespace moe {
+
+// As AscendC's HardEvent names them.
+enum class EventPair : uint32_t { kMte2V, kVMte2, kMte3V, kVMte3, kMte3Mte2, kMte2Mte3, kMte2S, kCount };
+inline const char* PairName(EventPair pair) {
+    static constexpr const char* kNames[] = {"MTE2_V",    "V_MTE2",    "MTE3_V", "V_MTE3",
+                                             "MTE3_MTE2", "MTE2_MTE3", "MTE2_S"};
+    return kNames[static_cast<uint32_t>(pair)];
+}
+
+class EventBudget {
+public:
+    EventBudget(const CallPlan& plan, Step step) : plan_(plan), info_(plan.info()) {
+        switch (step) {
+            case Step::kSend: plan.op == kOpDispatch ? DispatchSend() : CombineSend(); break;
+            case Step::kCopy: Through(plan.dispatch.copyRing, 1); break;
+            case Step::kSum: Sums(plan.combine.sumRing, 1); break;
+            case Step::kPublish: Rows(); break;
+            case Step::kGather: Gather(); break;
+            case Step::kReturn: Return(); break;
+            case Step::kStatus:
+            case Step::kLists: break;  // single waits
+        }
+    }
+    uint32_t Of(EventPair pair) const { return held_[static_cast<uint32_t>(pair)]; }
+    EventPair Fullest() const { return static_cast<EventPair>(std::max_element(held_, held_ + kPairs) - held_); }
+    // Of the pair of which most are held.
+    uint32_t Most() const { return Of(Fullest()); }
+
+private:
+    void Hold(EventPair pair, uint32_t ids) { held_[static_cast<uint32_t>(pair)] += ids; }
+    // Queues of `ring` tensors, of which `filled` at most are filled and not taken: into UB for the vector unit, out of
+    // it, and from GM to GM.
+    void In(uint32_t ring, uint32_t filled) {
+        Hold(EventPair::kMte2V, filled);
+        Hold(EventPair::kVMte2, ring);
+    }
+    void Out(uint32_t ring) {
+        Hold(EventPair::kVMte3, 1);
+        Hold(EventPair::kMte3V, ring);
+    }
+    void Through(uint32_t ring, uint32_t filled) {
+        Hold(EventPair::kMte2Mte3, filled);
+        Hold(EventPair::kMte3Mte2, ring);
+    }
+
+    // RowLoader. Direct loads rows ahead of those that it quantises.
+    void Rows() {
+        const uint32_t ring = plan_.dispatch.sendRing;
+        if (info_.quantMode == 0) return Through(ring, 1);
+        In(ring, info_.algorithm == kAlgorithmDirect ? ring : 1);
+        Out(ring);
+    }
+    void DispatchSend() {
+        Rows();
+        if (plan_.dispatch.tailRing != 0) Out(plan_.dispatch.tailRing);
+    }
+    // Where rows are read once for several experts, all of the ring is on its way before the first is stored.
+    void Gather() { Through(plan_.dispatch.copyRing, plan_.dispatch.sharedLanes != 0 ? plan_.dispatch.copyRing : 1); }
+    void CombineSend() {
+        Triples();
+        Through(plan_.combine.returnRing, 1);
+    }
+    void Triples() {
+        if (info_.triples != 0) Hold(EventPair::kMte2S, 1);  // from Begin to the first chunk
+    }
+    void Sums(uint32_t groups, uint32_t filled) {
+        In(groups, filled);
+        Out(info_.xType == kTypeFp32 ? 1 : 2);
+    }
+    void Return() {
+        const uint32_t groups = plan_.combine.sumRing / plan_.combine.sumGroup;
+        Triples();
+        Through(plan_.combine.returnRing, 1);
+        Sums(groups, groups);
+    }
+
+    static constexpr uint32_t kPairs = static_cast<uint32_t>(EventPair::kCount);
+    const CallPlan& plan_;
+    const MoeDistributeInfo& info_;
+    uint32_t held_[kPairs] = {};
+};
+
+}  // namespace moe
