@@ -358,7 +358,8 @@ def matrix() -> Iterator[program.Program]:
 
 
 # Sizes at which a kernel takes another path: segments by vectors (W a multiple of 8), rows read once for several
-# experts of a rank, lists by one core and rows by the others, lists of several chunks, one core, no pair at all.
+# experts of a rank, rows with tails in a ring of their own (8 cores and more), lists by one core and rows by the
+# others, lists of several chunks, one core, no pair at all.
 LARGER = (
     "w8,c2,l2,k2,b3,u1,v1,s1,bf16,none,equal,DC,direct",
     "w8,c2,l5,k3,b4,u2,v2,s2,fp16,int8,mask:pair,unequal,DC,direct",
@@ -381,6 +382,9 @@ LARGER = (
     "w3,c3,l2,k3,b5,u3,v2,s14,fp16,int8,DCDC,direct,partly",
     "w3,c2,l2,k2,b4,u2,v1,r3,s15,bf16,int8,DCDC,window",
     "w2,c3,l1,k2,b5,u2,v2,r2,s16,fp32,none,mask:pair,DC,window",
+    "w2,c8,l3,k3,b40,u2,v2,s17,bf16,int8,ids:distinct,equal,DC,window,weights",
+    "w2,c9,l4,k4,b37,u65,v1,s18,fp32,smooth,ids:any,equal,DC,window,weights",
+    "w1,c12,l8,k3,b70,u3,v2,s19,fp16,int8,ids:hot,mask:token,equal,DC,window,weights",
 )
 
 
