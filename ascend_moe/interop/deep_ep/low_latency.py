@@ -303,7 +303,7 @@ def _check(x: Tensor, topk_idx: Tensor, tokens: int, stats: Tensor | None, local
 
 
 def _columns(scales: Tensor) -> Tensor:
-    """``(L, M, columns)`` of ``(L, columns, M)``. A single column is a row too: its bytes can be seen as other types."""
+    """``(L, M, columns)`` of ``(L, columns, M)``. A single one has stride 1, so that its bytes can be viewed."""
     local, columns, width = scales.shape
     return scales.view(local, width, 1) if columns == 1 else scales.transpose(1, 2)
 
