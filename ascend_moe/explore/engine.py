@@ -21,7 +21,7 @@ from ascend_moe.errors import AscendMoeError
 from ascend_moe.native import library
 from ascend_moe.ops import calls
 from ascend_moe.ops.schemas import NAMESPACE
-from ascend_moe.plan import fields_of
+from ascend_moe.plan import fields_of, limits
 
 from ..reference.cases import Case
 from . import faults
@@ -30,6 +30,7 @@ from .program import Program
 
 GROUP = "explore"
 WINDOW_MIB = 1  # of small cases; the lent area is as large
+_BLOCK = 32  # bytes, of which UB is made
 _DEADLINE_MICROS = 60_000_000  # of time that passes only when nothing can move
 
 
@@ -172,6 +173,9 @@ class PlannedProgram:
         spec.deadline_micros = _DEADLINE_MICROS if patient else _DEADLINE_MICROS // 3
         spec.context_kind = CONTEXTS.index("a2" if self.program.servers else "table")
         spec.ranks_per_server, spec.near_stores = self.program.servers, self.program.near
+        if self.program.spare:
+            row = int(call.inputs["x" if call.op == calls.OP_DISPATCH else "expand_x"][:1].nbytes) + 2 * _BLOCK
+            spec.ub_bytes = self._least_ub(spec) + (self.program.spare - 1) * row
         check = calls.CheckResult()
         plan: int | None = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
         if not plan:
@@ -180,6 +184,17 @@ class PlannedProgram:
         if not call.outputs:
             call.outputs = [torch.zeros(shape, dtype=dtype) for dtype, shape in calls.outputs_of(spec)]
         return plan
+
+    def _least_ub(self, spec: Any) -> int:
+        """The least UB with which there is a plan of this call."""
+        low, high, check = 0, limits()["ub_bytes"] // _BLOCK, calls.CheckResult()
+        while low + 1 < high:
+            middle = (low + high) // 2
+            spec.ub_bytes = middle * _BLOCK
+            plan = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
+            low, high = (low, middle) if plan else (middle, high)
+            self._library.am_plan_destroy(plan)
+        return high * _BLOCK
 
     def close(self) -> None:
         """Gives the plans back."""
