@@ -129,7 +129,15 @@ KINDS: dict[str, Kind] = {
     # More rows a core than are on their way; without roles.
     "rings": Kind(
         _SMALL | _OPTIONS | {"cores": (1, 1, 2, 3), "batch": (6, 9, 13), "world": (1, 2, 2), "batches": ("equal",)},
-        {"spare": (0, 1, 2, 3, 5), **_TRIP},
+        _TRIP,
+    ),
+    # The same with little UB, and rows that are long for it.
+    "tight": Kind(
+        _SMALL
+        | _OPTIONS
+        | {"cores": (1, 2, 3), "batch": (9, 13), "world": (1, 2), "batches": ("equal",)}
+        | {"units": (20, 40, 66)},
+        {"spare": (1, 2, 3, 5), **_TRIP},
     ),
     # The same with many cores: rows leave with their tails, and come one by one.
     "tails": Kind(
@@ -190,8 +198,8 @@ LARGE_EACH = 480  # cases, of which one is large
 # The other cases by turns.
 CYCLE = (
     *("small", "options", "rings", "faults", "chunks", "servers", "parts", "faults", "small", "tails", "roles"),
-    *("faults", "histograms", "options", "segments", "small", "faults", "servers", "rings", "eight ranks", "parts"),
-    *("faults", "dense chunks", "options", "chunks", "faults", "pieces", "roles", "small"),
+    *("faults", "histograms", "options", "segments", "small", "faults", "servers", "tight", "eight ranks", "parts"),
+    *("faults", "dense chunks", "options", "chunks", "faults", "pieces", "tight", "roles", "small"),
 )
 
 

@@ -29,7 +29,7 @@ from finders import first_failure
 from table import MUTANTS, Mutant, read
 
 from ascend_moe import explore
-from ascend_moe.explore import draws, is_large, window_mib
+from ascend_moe.explore import draws, window_mib
 
 FORK = multiprocessing.get_context("fork")
 MARKS = ("-m", "not npu and not nightly and not mutants")  # the tests of every change
@@ -72,8 +72,9 @@ class Hunt:
                 said = reader.recv()
                 if said is None:
                     return None
-                if said[0]:
-                    self._take(*said)
+                number, text = said
+                if text:
+                    self._take(number, text)
         except EOFError:
             return ""
         return "no end"
@@ -84,8 +85,7 @@ class Hunt:
 
     def _look(self, said: Connection) -> None:
         torch.set_num_threads(1)
-        left, first, behind = dict(self.builds), self._case.value, self._number.value
-        done, worlds = 0, dict[tuple[int, int], explore.World]()
+        left, first, behind, done = dict(self.builds), self._case.value, self._number.value, 0
         for place in itertools.count():
             case, count = draws.draw_for(place)
             count = min(count, self.schedules - done)
@@ -93,20 +93,17 @@ class Hunt:
                 break
             if place >= first:
                 self._case.value = place
-                key = (case.world, place if is_large(case) else -1)
-                if key not in worlds:
-                    worlds[key] = explore.World(case.world, next(iter(left.values())).checked(), window_mib(case))
-                worlds[key].load(case)
-                for number in [one for one in left if place > first or one > behind]:
-                    self._number.value = number
-                    left[number].checked()
-                    run = worlds[key].run(done, count)
-                    if run.failed:
-                        said.send(
-                            (number, f"case {place + 1}: {run.kind.decode()}: {run.message.decode()[:160]} | {case}")
-                        )
-                        del left[number]
-                said.send((0, ""))
+                with explore.World(case.world, next(iter(left.values())).checked(), window_mib(case)) as world:
+                    world.load(case)
+                    for number in [one for one in left if place > first or one > behind]:
+                        self._number.value = number
+                        left[number].checked()
+                        run = world.run(done, count)
+                        if run.failed:
+                            text = f"{run.kind.decode()}: {run.message.decode()[:160]} | {case}"
+                            said.send((number, f"case {place + 1}: {text}"))
+                            del left[number]
+                said.send((-1, ""))  # it goes on
             done += count
         said.send(None)
 
