@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ascend_moe._narrow import id_text
 from ascend_moe.reference.cases import BAD_IDS, Case
 from ascend_moe.reference.records import DispatchResult, RankInput
 
@@ -125,7 +126,7 @@ def _bad_ids(call: Call) -> Wrong | None:
         ids.view(-1)[pair] = int(call.rng.choice([*BAD_IDS, call.case.experts]))
     bad = active & ((ids < -1) | (ids >= call.case.experts))
     token, k = bad.nonzero()[0].tolist()
-    words = f"rank {call.rank}, token {token}, k {k} has expert id {int(ids[token, k])};"
+    words = f"rank {call.rank}, token {token}, k {k} has expert id {id_text(int(ids[token, k]))};"
     return {"expert_ids": ids}, Outcome("InvalidExpertId", words)
 
 
