@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ascend_moe.dispatchers.base import Dispatched, Dispatcher
+from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher
 from ascend_moe.errors import need, with_typed_errors
 from ascend_moe.experts import grouped_mlp, quantize_weight
+from ascend_moe.experts.weights import Codes, fit_state_dict, keep_codes, quantise_for, without_casts
 from ascend_moe.routing import deepseek_v2, deepseek_v3, softmax_topk
 
 ROUTERS = ("softmax", "deepseek_v3")
+_EXPERTS = ("w_gate_up", "w_down")
 
 
 @dataclass(frozen=True)
@@ -160,12 +164,45 @@ class MoELayer(nn.Module):
         need(not self.w_gate_up.requires_grad, "trainable", rule)
         if self.quant_mode:
             return self
-        for name in ("w_gate_up", "w_down"):
+        for name in _EXPERTS:
             codes, scale = quantize_weight(getattr(self, name))
-            if name == "w_down" and codes.device.type == "npu" and self.dtype == torch.bfloat16:
-                scale = scale.to(torch.bfloat16)  # the NPU's grouped matmul wants the output's type here
-            setattr(self, name, nn.Parameter(codes, requires_grad=False))
+            setattr(self, name, Codes(codes))
             setattr(self, f"{name}_scale", scale)
+        self._fit_scales()
+        return self
+
+    def _fit_scales(self) -> None:
+        """Scales are fp32, but the NPU's grouped matmul wants the output's type for the second product."""
+        if self.w_down_scale is not None:
+            half = self.w_down_scale.device.type == "npu" and self.dtype == torch.bfloat16
+            self.w_down_scale = self.w_down_scale.to(torch.bfloat16 if half else torch.float32)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Floats for int8 weights are quantised; codes come with their scales, and into int8 weights only."""
+        for name in _EXPERTS:
+            names, scale = (prefix + name, f"{prefix}{name}_scale"), getattr(self, f"{name}_scale")
+            given = state_dict.get(names[0])
+            if scale is not None:
+                quantise_for(state_dict, *names, self.dtype, getattr(self, name), scale)
+            elif given is not None:
+                rule = "is int8, the layer's weights are {}: call quantize_() before load_state_dict"
+                need(given.dtype != torch.int8, names[0], rule, self.dtype)
+        fit_state_dict(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if self.quant_mode:
+            keep_codes(self, *_EXPERTS)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MoELayer:
+        """Moves and casts. The gate and scales stay fp32, codes int8; ``dtype`` goes with the other weights."""
+        dtype = fn(self.gate_weight.new_empty(0, dtype=self.dtype)).dtype
+        need(dtype in ROW_DTYPES, "dtype", "is {}; a layer's weights are bf16, fp16 or fp32", dtype)
+        kept = [self.gate_weight, self.gate_bias, self.w_gate_up_scale, self.w_down_scale]
+        kept += [self.w_gate_up, self.w_down] if self.quant_mode else []
+        super()._apply(without_casts(fn, kept), recurse)  # type: ignore[no-untyped-call]
+        self.dtype = dtype
+        if self.quant_mode:
+            keep_codes(self, *_EXPERTS)
+            self._fit_scales()
         return self
 
     @property
@@ -234,15 +271,17 @@ class MoELayer(nn.Module):
 
     def run_experts(self, sent: Dispatched) -> Tensor:
         """Runs the expert MLP over dispatched rows; returns (>= n, H) in the layer's dtype."""
+        quantised = self.quant_mode != 0
+        weights = (self.w_gate_up, self.w_down)
+        if quantised:
+            weights = (self.w_gate_up.detach(), self.w_down.detach())  # plain tensors, of `Codes`
         # Rows that autograd follows are not put into memory that is there before them.
-        leaves = (self.w_gate_up, self.w_down, sent.expand_x, sent.dynamic_scales)
+        leaves = (*weights, sent.expand_x, sent.dynamic_scales)
         followed = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
         out = None if followed else self.dispatcher.empty_expert_out(sent, self.dtype)
-        quantised = self.quant_mode != 0
         return grouped_mlp(
             sent.expand_x,
-            self.w_gate_up,
-            self.w_down,
+            *weights,
             sent.expert_token_nums,
             dynamic_scales=sent.dynamic_scales if quantised else None,
             w_gate_up_scale=self.w_gate_up_scale,

@@ -60,6 +60,10 @@ class Dispatcher(ABC):
         self.num_experts = num_experts
         self.local_experts = num_experts // world_size
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
+        """This one: it stands for ranks and keeps nothing of a call, so that copies of a layer share it."""
+        return self
+
     @abstractmethod
     def dispatch(
         self,

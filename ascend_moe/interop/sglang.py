@@ -19,8 +19,9 @@ from ascend_moe._narrow import narrow
 from ascend_moe.comm import group_of
 from ascend_moe.dispatchers import WindowDispatcher
 from ascend_moe.dispatchers.collective import gather
-from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
+from ascend_moe.errors import need, need_dims, need_dtype, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import npu_grouped_matmul, npu_swiglu
+from ascend_moe.experts.weights import FLOATS, Codes, copied_beside, fit_state_dict, keep_codes, without_casts
 from ascend_moe.ops.whole import WholeCall, WholeLayer
 from ascend_moe.permute import sort_by_expert, sum_rows
 from ascend_moe.placement import ExpertPlacement
@@ -48,6 +49,7 @@ _FP8_MAX = 448.0
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _INDEX_DTYPES = (torch.int32, torch.int64)
 _SHARDS = ("w1", "w2", "w3")  # gate, down, up
+_WEIGHTS = ("w13_weight", "w2_weight")
 
 
 @with_typed_errors
@@ -513,9 +515,7 @@ class EPMoE(WholeLayer):
             value = torch.empty(shape, dtype=dtype)
             if name.endswith("scale"):
                 value.fill_(torch.nan)  # until it is loaded
-            made = nn.Parameter(value, requires_grad=False)
-            made.weight_loader = self.weight_loader  # type: ignore[attr-defined]
-            self.register_parameter(name, made)
+            self._put(name, value)
 
         dtype = FP8 if self._serialized else self.params_dtype
         parameter("w13_weight", local, 2 * inner, hidden, dtype=dtype)
@@ -527,6 +527,40 @@ class EPMoE(WholeLayer):
             if self._static:
                 parameter(name, local, dtype=torch.float32)
         self._ready = config is None
+
+    def _put(self, name: str, value: Tensor) -> None:
+        """A parameter of this layer, which has the loader; fp8 are `Codes`."""
+        made = Codes(value) if value.dtype == FP8 else nn.Parameter(value, requires_grad=False)
+        made.weight_loader = self.weight_loader  # type: ignore[union-attr]
+        self.register_parameter(name, made)
+
+    def _keep_codes(self) -> None:
+        keep_codes(self, *(name for name in _WEIGHTS if getattr(self, name).dtype == FP8))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """As the layer is: floats, or behind process_weights_after_loading fp8 codes together with their scales."""
+        for name in _WEIGHTS if self.use_fp8_w8a8 and self._ready else ():
+            given = [prefix + each in state_dict for each in (name, f"{name}_scale")]
+            need(given[0] == given[1], prefix + name, "and its scale go together: give both or none")
+        fit_state_dict(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._keep_codes()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EPMoE:
+        """Moves and casts. fp8 codes and scales keep their dtypes; ``params_dtype`` goes with the other weights."""
+        dtype = fn(self.w2_weight.detach().new_empty(0, dtype=self.params_dtype)).dtype
+        need(dtype in _FLOATS, "params_dtype", "is {}; it must be bf16, fp16 or fp32", dtype)
+        kept = (each for name, each in self.named_parameters() if name.endswith("scale") or each.dtype == FP8)
+        super()._apply(without_casts(fn, kept), recurse)  # type: ignore[no-untyped-call]
+        self.params_dtype = dtype
+        self._keep_codes()
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EPMoE:
+        copied: EPMoE = copied_beside(self, memo, self.group)
+        for parameter in copied.parameters():
+            parameter.weight_loader = copied.weight_loader  # type: ignore[attr-defined]
+        return copied
 
     @with_typed_errors
     def weight_loader(
@@ -542,12 +576,16 @@ class EPMoE(WholeLayer):
             expert_id: 0..E-1.
 
         Raises:
-            ArgumentError: the shard has another name, the shape does not fit, or w1 and w3 of an expert have
-                input scales that differ by more than 1e-5.
+            ArgumentError: the shard has another name, shape or dtype do not fit, w1 and w3 of an expert have input
+                scales that differ by more than 1e-5, or fp8 weights are processed already.
 
         Source: SGLang ``EPMoE.weight_loader``.
         """
         need_one_of("shard_id", shard_id, _SHARDS)
+        rule = "have been processed with their scales: load other weights into a new layer"
+        need(not (self.use_fp8_w8a8 and self._ready), "param", rule)
+        floats = (*FLOATS, FP8) if self.use_fp8_w8a8 else FLOATS
+        need_dtype(weight_name, loaded_weight, *((FP8,) if param.dtype == FP8 else floats))
         if not self.start_expert_id <= expert_id <= self.end_expert_id:
             return
         place = param.data[expert_id - self.start_expert_id]
@@ -588,7 +626,7 @@ class EPMoE(WholeLayer):
         if self._serialized is None:
             serialized = serialized or not all(bool(scale.isnan().all()) for scale in scales)
         if not serialized:
-            for name in ("w13_weight", "w2_weight"):
+            for name in _WEIGHTS:
                 weight = getattr(self, name).float()
                 top = weight.abs().amax((1, 2))
                 scale = torch.where(top == 0, 1.0, top / _FP8_MAX)
@@ -598,13 +636,13 @@ class EPMoE(WholeLayer):
             halves = self.w13_weight_scale
             each = halves.repeat_interleave(self.intermediate_size, dim=1)
             self._replace("w13_weight", self.w13_weight.float() * each[..., None], halves.amax(1))
-            self.w2_weight = nn.Parameter(self.w2_weight.to(FP8), requires_grad=False)
+            self._put("w2_weight", self.w2_weight.to(FP8))
         self._ready = True
 
     def _replace(self, name: str, weight: Tensor, scale: Tensor) -> None:
         codes = torch.stack([_scaled(w, s.expand(len(w)), FP8) for w, s in zip(weight, scale, strict=True)])
-        setattr(self, name, nn.Parameter(codes, requires_grad=False))
-        setattr(self, f"{name}_scale", nn.Parameter(scale, requires_grad=False))
+        self._put(name, codes)
+        self._put(f"{name}_scale", scale)
 
     def _need_loaded(self, *names: str) -> None:
         for name in names:
@@ -673,7 +711,7 @@ class EPMoE(WholeLayer):
         options: dict[str, Any] = {"seg_indptr": segments, "use_fp8_w8a8": fp8}
         scales = {"scale_a": scale, "scale_b": self.w13_weight_scale} if fp8 else {}
         gate_up = rows.new_empty(len(rows), 2 * self.intermediate_size, dtype=self.params_dtype)
-        self.grouped_gemm_runner(rows, self.w13_weight, gate_up, local, **options, **scales)
+        self.grouped_gemm_runner(rows, self.w13_weight.detach(), gate_up, local, **options, **scales)
         hidden = rows.new_empty(len(rows), self.intermediate_size, dtype=self.params_dtype)
         of_rows = (self.start_expert_id, self.end_expert_id)
         if not fp8:
@@ -682,7 +720,7 @@ class EPMoE(WholeLayer):
             hidden, scale = self._quantised_hidden(gate_up, row_experts)
             scales = {"scale_a": scale, "scale_b": self.w2_weight_scale}
         out = rows.new_empty(len(rows), self.hidden_size, dtype=self.params_dtype)
-        self.grouped_gemm_runner(hidden, self.w2_weight, out, local, **options, **scales)
+        self.grouped_gemm_runner(hidden, self.w2_weight.detach(), out, local, **options, **scales)
         return out
 
     def _quantised_hidden(self, gate_up: Tensor, row_experts: Tensor) -> tuple[Tensor, Tensor]:

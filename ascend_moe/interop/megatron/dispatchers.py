@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe.errors import need, need_one_of, need_shape, with_typed_errors
+from ascend_moe.experts.weights import copied_beside
 from ascend_moe.interop.megatron.carriers import (
     Arrived,
     Ranks,
@@ -138,6 +139,11 @@ class TokenDispatcher:
         self.capacity_factor, self.pad_to_capacity = capacity_factor, pad_to_capacity
         self.shared_experts: SharedExpertMLP | None = None
         self._carrier = carrier(kind, ranks, num_experts * etp_size, max_tokens, comm_alg)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TokenDispatcher:
+        """Copies the shared expert, which the copied layer has too; the ranks and their carrier stay the same."""
+        copied: TokenDispatcher = copied_beside(self, memo, self.ranks, self._carrier)
+        return copied
 
     def set_shared_experts(self, shared_experts: SharedExpertMLP) -> None:
         """Run the shared expert between the phases; combine_postprocess adds its output."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from ascend_moe.errors import need, need_shape, with_typed_errors
 from ascend_moe.experts import grouped_mlp
+from ascend_moe.experts.weights import FLOATS, fit_state_dict
 
 
 class GroupedMLP(nn.Module):
@@ -56,6 +59,11 @@ class GroupedMLP(nn.Module):
         sizes = (hidden_size, num_local_experts * 2 * shard), (num_local_experts * shard, hidden_size)
         self.weight1, self.weight2 = (nn.Parameter(torch.empty(size, dtype=dtype, device=device)) for size in sizes)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Floats only, in the weights' dtype."""
+        fit_state_dict(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     @property
     def w1(self) -> Tensor:
         """``(L, H, 2F')``, a view of weight1."""
@@ -75,8 +83,8 @@ class GroupedMLP(nn.Module):
             w1: ``(L, H, 2F)``, gate columns first. w2: ``(L, F, H)``.
         """
         local, hidden, ffn = self.num_local_experts, self.hidden_size, self.ffn_hidden_size
-        need_shape("w1", w1, (local, hidden, 2 * ffn))
-        need_shape("w2", w2, (local, ffn, hidden))
+        need_shape("w1", w1, (local, hidden, 2 * ffn), dtypes=FLOATS)
+        need_shape("w2", w2, (local, ffn, hidden), dtypes=FLOATS)
         part = slice(self.etp_rank * ffn // self.etp_size, (self.etp_rank + 1) * ffn // self.etp_size)
         gate, up = w1.chunk(2, dim=2)
         self.w1.copy_(torch.cat([gate[:, :, part], up[:, :, part]], 2))

@@ -14,6 +14,7 @@ from ascend_moe.comm import group_of
 from ascend_moe.dispatchers.collective import gather, reduce_scatter
 from ascend_moe.errors import AscendMoeError, need, with_typed_errors
 from ascend_moe.experts import npu_swiglu
+from ascend_moe.experts.weights import copied_beside, fit_state_dict
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -112,6 +113,15 @@ class SharedExpertMLP(nn.Module):
         self.tp_group = tp_group if size > 1 else None
         self.sequence_parallel = sequence_parallel
         self._call: SharedExpertCall | None = None
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Floats only, in the weights' dtype."""
+        fit_state_dict(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedExpertMLP:
+        copied: SharedExpertMLP = copied_beside(self, memo, self.tp_group)
+        return copied
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """``(..., H)`` of hidden_states' shape."""

@@ -1,0 +1,136 @@
+"""Weights as modules hold them: codes that no copy of floats changes, and what a state dict may put into a module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ascend_moe.errors import need, need_dtype, need_shape
+from ascend_moe.experts.quant import quantize_weight
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+class Codes(nn.Parameter):
+    """A parameter of int8 or fp8 codes, which mean nothing without their scales.
+
+    A copy of another dtype into it, into its ``data`` or into a part of them raises ArgumentError: floats would become
+    codes and keep the old scales. Operators get a plain tensor from ``detach()``.
+    """
+
+    def __new__(cls, data: Tensor) -> Codes:
+        return torch.Tensor._make_subclass(cls, data.detach(), False)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.copy_:
+            _need_codes(args[0], args[1] if len(args) > 1 else (kwargs or {}).get("other"))
+        elif func is Tensor.__setitem__:
+            _need_codes(args[0], args[2])
+        elif func is torch._foreach_copy_:
+            for own, given in zip(*args[:2], strict=True):
+                _need_codes(own, given)
+        with torch._C.DisableTorchFunctionSubclass():
+            made = func(*args, **(kwargs or {}))
+        # A state dict has plain tensors, which every loader knows, and a compiler follows no class.
+        return made if func is Tensor.detach else _guarded(made, args[0] if args else None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Codes:
+        copied = memo[id(self)] = type(self)(self.detach().clone())
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(self), (self.detach(),)
+
+
+def _need_codes(own: Any, given: Any) -> None:
+    if isinstance(own, Codes) and isinstance(given, Tensor):
+        rule = "are {}, and {} is copied into them, without new scales: use load_state_dict, or make a new layer"
+        need(given.dtype == own.dtype, "codes", rule, own.dtype, given.dtype)
+
+
+def _guarded(made: Any, own: Any) -> Any:
+    """What leads to the memory of codes, as `Codes`; all else as it is."""
+    if isinstance(made, (tuple, list)) and any(isinstance(each, Tensor) for each in made):
+        return type(made)(_guarded(each, own) for each in made)
+    if made is own or type(made) is not Tensor or not isinstance(own, Codes) or made.dtype != own.dtype:
+        return made
+    with torch._C.DisableTorchFunctionSubclass():
+        same = made.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
+        return made.as_subclass(Codes) if same else made
+
+
+def keep_codes(module: nn.Module, *names: str) -> None:
+    """Make parameters `Codes` again where torch has put plain ones in their place."""
+    for name in names:
+        parameter = getattr(module, name)
+        if not isinstance(parameter, Codes):
+            codes = Codes(parameter)
+            codes.__dict__.update(parameter.__dict__)
+            setattr(module, name, codes)
+
+
+def fit_state_dict(module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
+    """Make a state dict's tensors of a module and its children the dtypes that these have, also for assign=True.
+
+    Raises:
+        ArgumentError: codes (int8, fp8) are given for float weights, or another dtype for `Codes` and integers.
+    """
+    for tensors in (module.named_parameters(), module.named_buffers()):
+        for name, own in tensors:
+            given = state_dict.get(prefix + name)
+            if given is not None:
+                exact = isinstance(own, Codes) or own.dtype not in FLOATS
+                need_dtype(prefix + name, given, *((own.dtype,) if exact else FLOATS))
+                state_dict[prefix + name] = given.to(own.dtype)
+
+
+def quantise_for(
+    state_dict: dict[str, Any], name: str, scale_name: str, dtype: torch.dtype, codes: Tensor, scale: Tensor
+) -> None:
+    """Put codes and scales into a state dict in the place of float weights, for a layer that has int8 weights.
+
+    Args:
+        state_dict: is changed.
+        name, scale_name: in the state dict.
+        dtype: of the layer, to which weights are rounded first, as in a layer that is loaded and then quantised.
+        codes, scale: of the layer.
+
+    Raises:
+        ArgumentError: codes without scales or scales without codes, or a wrong shape or dtype.
+    """
+    given, beside = state_dict.get(name), state_dict.get(scale_name)
+    if given is None:
+        need(beside is None, scale_name, "is given without {}; codes and scales go together", name)
+        return
+    need_shape(name, given, tuple(codes.shape), dtypes=(torch.int8, *FLOATS))
+    if given.dtype != torch.int8:
+        need(beside is None, scale_name, "is given beside {} of {}; scales belong to int8 codes", name, given.dtype)
+        state_dict[name], state_dict[scale_name] = quantize_weight(given.to(dtype))
+        return
+    need(beside is not None, name, "is int8 without {}; codes and scales go together", scale_name)
+    assert beside is not None
+    need_shape(scale_name, beside, tuple(scale.shape), dtypes=(torch.float32, torch.bfloat16))
+
+
+def without_casts(fn: Callable[[Tensor], Tensor], kept: Iterable[Tensor | None]) -> Callable[[Tensor], Tensor]:
+    """``fn`` of nn.Module._apply, which moves the tensors of ``kept`` and their gradients, and keeps their dtypes."""
+    same = {id(tensor) for each in kept if each is not None for tensor in (each, each.grad) if tensor is not None}
+
+    def run(tensor: Tensor) -> Tensor:
+        made = fn(tensor)
+        return tensor.to(made.device) if id(tensor) in same and made.dtype != tensor.dtype else made
+
+    return run
+
+
+def copied_beside(module: Any, memo: dict[int, Any], *shared: Any) -> Any:
+    """For __deepcopy__: a copy of ``module`` with the same ``shared`` objects, process groups and the like."""
+    memo.update((id(each), each) for each in shared)
+    copied = memo[id(module)] = type(module).__new__(type(module))
+    copied.__dict__.update(copy.deepcopy(module.__dict__, memo))
+    return copied
