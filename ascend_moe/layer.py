@@ -272,7 +272,7 @@ class MoELayer(nn.Module):
     def run_experts(self, sent: Dispatched) -> Tensor:
         """Runs the expert MLP over dispatched rows; returns (>= n, H) in the layer's dtype."""
         quantised = self.quant_mode != 0
-        weights = (self.w_gate_up, self.w_down)
+        weights: tuple[Tensor, Tensor] = (self.w_gate_up, self.w_down)
         if quantised:
             weights = (self.w_gate_up.detach(), self.w_down.detach())  # plain tensors, of `Codes`
         # Rows that autograd follows are not put into memory that is there before them.

@@ -1,4 +1,5 @@
-"""Megatron-LM's MoE: functions against loops, the layer on 1, 2 and 4 ranks against one process. M1 to M19 by name."""
+"""Megatron-LM's MoE: the layer on 1, 2 and 4 ranks against one process; M1 to M19 by name. Functions of routing alone
+have their tests (M3, M5 to M7) in layers/test_routing.py."""
 
 from __future__ import annotations
 
@@ -31,16 +32,14 @@ from ascend_moe.interop.megatron import (
     compute_routing_scores_for_aux_loss,
     folded_groups,
     get_capacity,
-    get_updated_expert_bias,
-    group_limited_topk,
     permute,
     rank_groups,
     sort_chunks_by_idxs,
     switch_load_balancing_loss_func,
     topk_routing_with_score_function,
     unpermute,
-    z_loss_func,
 )
+from ascend_moe.interop.megatron.carriers import Carrier, Windows
 
 FP32, FP64, BF16 = torch.float32, torch.float64, torch.bfloat16
 E, K, H, F = 8, 3, 32, 16
@@ -242,112 +241,10 @@ def test_m2_parallel_folding() -> None:
 # ---- M3 to M5: choice
 
 
-def choose_by_loop(
-    logits: Tensor, topk: int, pre: bool, groups: tuple[int, int] | None, scale: float, function: str, bias: Any
-) -> tuple[Tensor, Tensor]:
-    """Weights and ids of one token."""
-    wide = logits.float()
-    scores = {
-        "softmax": wide.softmax(0),
-        "sigmoid": wide.sigmoid(),
-        "sqrtsoftplus": (1 + wide.exp()).log().sqrt(),
-    }[function]
-    choice = wide if function == "softmax" and not pre else scores
-    if bias is not None and function != "softmax":
-        choice = choice + bias
-    allowed = list(range(len(logits)))
-    if groups is not None:
-        number, kept = groups
-        size = len(logits) // number
-        heads = [sum(sorted(choice[g * size : (g + 1) * size].tolist())[::-1][: topk // kept]) for g in range(number)]
-        best = sorted(range(number), key=lambda group: -heads[group])[:kept]
-        allowed = [expert for expert in allowed if expert // size in best]
-    ids = torch.tensor(sorted(allowed, key=lambda expert: -float(choice[expert].detach()))[:topk])
-    weights = scores[ids]
-    if function == "softmax" and not pre:
-        weights = wide[ids].softmax(0)
-    elif function != "softmax" and topk > 1:
-        weights = weights / (weights.sum() + 1e-20)
-    return (weights * scale if scale else weights), ids
-
-
-@pytest.mark.parametrize(
-    "function, pre", [("softmax", False), ("softmax", True), ("sigmoid", False), ("sqrtsoftplus", False)]
-)
-@pytest.mark.parametrize("topk, groups", [(1, None), (3, None), (4, (4, 2)), (2, (2, 1))])
-@pytest.mark.parametrize("dtype", [FP32, FP64, BF16])
-def test_m3_scores_and_choice(function: str, pre: bool, topk: int, groups: Any, dtype: Any) -> None:
-    for tokens, bias, scale in itertools.product((0, 9), (None, randn(E, seed=3)), (0.0, 2.5)):
-        logits = randn(tokens, E, seed=4).to(dtype).requires_grad_()
-        number, kept = groups or (None, None)
-        given = {"use_pre_softmax": pre, "num_groups": number, "group_topk": kept, "scaling_factor": scale}
-        options: dict[str, Any] = given | {"score_function": function, "expert_bias": bias}
-        weights, ids = topk_routing_with_score_function(logits, topk, dense_output=True, **options)
-        probs, chosen = topk_routing_with_score_function(logits, topk, **options)
-        assert probs.dtype == weights.dtype == dtype and ids.shape == weights.shape == (tokens, topk)
-        assert torch.equal(probs.gather(1, ids), weights) and torch.equal(chosen, (probs != 0))
-        (weights * torch.arange(1, topk + 1)).sum().backward()
-        own = logits.detach().clone().requires_grad_()
-        for token in range(tokens):
-            expected, numbers = choose_by_loop(own[token], topk, pre, groups, scale, function, bias)
-            assert ids[token].tolist() == numbers.tolist()
-            tolerance = 2**-8 if dtype == BF16 else 1e-5
-            close(weights[token].double(), expected.double(), rtol=tolerance)
-            (expected * torch.arange(1, topk + 1)).sum().backward()
-            assert logits.grad is not None and own.grad is not None
-            close(
-                logits.grad[token].double(),
-                own.grad[token].double(),
-                rtol=tolerance,
-                atol=2e-3 if dtype == BF16 else 1e-6,
-            )
-
-
-def test_m3_ids_that_are_given_and_what_is_refused() -> None:
-    logits = randn(6, E)
-    ids = logits.argsort(1)[:, :2]
-    probs, chosen = topk_routing_with_score_function(logits, 2, precomputed_indices=ids)
-    assert torch.equal(chosen, torch.zeros(6, E).scatter(1, ids, 1).bool())
-    close(probs.gather(1, ids), logits.gather(1, ids).softmax(1))
-
-    class Replay:
-        def get_replay_topk(self, scores: Tensor, topk: int, groups: Any, kept: Any, compute: Any) -> Any:
-            assert torch.equal(compute(scores, topk, groups, kept)[1], scores.argsort(1, descending=True)[:, :topk])
-            return scores.gather(1, ids), ids
-
-    replayed = topk_routing_with_score_function(logits, 2, router_replay=Replay())
-    assert torch.equal(replayed[0], probs) and torch.equal(replayed[1], chosen)
-    with pytest.raises(ValueError, match="score_function is 'tanh'"):
-        topk_routing_with_score_function(logits, 2, score_function="tanh")
-    with pytest.raises(ValueError, match="topk is 9"):
-        topk_routing_with_score_function(logits, 9)
+def test_m3_what_the_router_refuses() -> None:
     for kind in ("sinkhorn", "quantile_balancing"):
         with pytest.raises(ValueError, match=f"is '{kind}', which is not offered"):
             TopKRouter(RouterConfig(E, H, moe_router_load_balancing_type=kind))
-
-
-def test_m3_z_loss_and_expert_bias() -> None:
-    logits = randn(7, E).requires_grad_()
-    mask = torch.tensor([True, False, True, True, False, True, False])
-    expected = sum(float(row.exp().sum().log()) ** 2 for row in logits.detach())
-    close(z_loss_func(logits, 0.1), torch.tensor(0.1 * expected / 7))
-    kept = sum(float(row.exp().sum().log()) ** 2 for row in logits.detach()[mask])
-    close(z_loss_func(logits, 0.1, mask=mask), torch.tensor(0.1 * kept / 4))
-    assert torch.equal(z_loss_func(logits, 0.1, padding_mask=~mask), z_loss_func(logits, 0.1, mask=mask))
-    assert float(z_loss_func(logits[:0].detach(), 0.1)) == 0.0
-    with pytest.raises(ValueError, match="mask and padding_mask are given"):
-        z_loss_func(logits, 0.1, mask, mask=mask)
-    counts = [torch.tensor([3.0, 1, 0, 4]), torch.tensor([1.0, 3, 2, 2])]
-    bias = torch.tensor([0.5, -0.5, 0.0, 1.0])
-
-    def run(rank: int, group: Any) -> Tensor:
-        before = counts[rank].clone()
-        new = get_updated_expert_bias(counts[rank], bias, 0.1, group)
-        assert torch.equal(counts[rank], before)
-        return new
-
-    for found in threads(2).run(run):  # sums 4 4 2 6, mean 4
-        close(found, torch.tensor([0.5, -0.5, 0.1, 0.9]))
 
 
 def test_m3_router_keeps_the_bias_in_float32_and_counts_active_tokens_once() -> None:
@@ -379,57 +276,7 @@ def test_m4_input_jitter(dtype: Any) -> None:
     assert TopKRouter(RouterConfig(E, H)).apply_input_jitter(x) is x
 
 
-@pytest.mark.parametrize("topk, groups, kept", [(4, 4, 2), (2, 2, 1), (4, 2, 2), (6, 4, 3), (4, 8, 4)])
-def test_m5_group_limited_topk(topk: int, groups: int, kept: int) -> None:
-    scores = randn(20, E, seed=6)
-    values, ids = group_limited_topk(scores, topk, 20, E, groups, kept)
-    size = E // groups
-    for token in range(20):
-        row = scores[token]
-        heads = [sum(sorted(row[g * size : (g + 1) * size].tolist())[::-1][: topk // kept]) for g in range(groups)]
-        best = sorted(range(groups), key=lambda group: -heads[group])[:kept]
-        allowed = sorted((e for e in range(E) if e // size in best), key=lambda e: -float(row[e]))[:topk]
-        assert ids[token].tolist() == allowed and torch.equal(values[token], row[allowed])
-    assert group_limited_topk(scores[:0], topk, 0, E, groups, kept)[1].shape == (0, topk)
-    for wrong in ((4, 3, 1), (4, 4, 5), (6, 4, 2), (1, 4, 2)):
-        with pytest.raises(ValueError):
-            group_limited_topk(scores, wrong[0], 20, E, *wrong[1:])
-
-
 # ---- M6: capacity
-
-
-def dropped_by_loop(probs: Tensor, chosen: Tensor, capacity: int, policy: str, pad: bool) -> Tensor:
-    kept = torch.zeros_like(chosen)
-    for expert in range(probs.shape[1]):
-        tokens = [token for token in range(len(probs)) if chosen[token, expert]]
-        if policy == "probs":
-            tokens.sort(key=lambda token: -float(probs[token, expert]))
-        tokens = tokens[:capacity]
-        others = [token for token in range(len(probs)) if not chosen[token, expert]]
-        kept[tokens + (others[: capacity - len(tokens)] if pad else []), expert] = True
-    return kept
-
-
-@pytest.mark.parametrize("policy", ["probs", "position"])
-@pytest.mark.parametrize("factor", [0.5, 1.0, 1.5])
-def test_m6_capacity(policy: str, factor: float) -> None:
-    for tokens in (0, 1, 16):
-        probs, chosen = topk_routing_with_score_function(logits_of(tokens, 7), K)
-        capacity = get_capacity(tokens * K, E, factor)
-        assert capacity == math.ceil(tokens * K / E * factor)
-        for pad in (False, True):
-            found, kept = apply_router_token_dropping(probs, chosen, K, factor, policy, pad)
-            assert torch.equal(kept, dropped_by_loop(probs, chosen, capacity, policy, pad))
-            assert torch.equal(found, torch.where(kept, probs, 0))
-            assert not pad or (kept.sum(0) == capacity).all()
-    assert get_capacity(4, E, 1.0, 3) == 3
-    probs, chosen = topk_routing_with_score_function(logits_of(4, 7), K)
-    for pad in (False, True):  # C = 6 is more than T: nothing is dropped, padding is all T
-        found, kept = apply_router_token_dropping(probs, chosen, K, 4.0, policy, pad)
-        assert torch.equal(found, probs) and torch.equal(kept, torch.ones_like(kept) if pad else chosen)
-    with pytest.raises(ValueError, match="drop_policy is 'first'"):
-        apply_router_token_dropping(probs, chosen, K, 1.0, "first")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -458,25 +305,6 @@ def test_m6_padding_changes_nothing(kind: str, world: int, etp: int, factor: flo
 
 
 # ---- M7 to M9, M19: losses
-
-
-@pytest.fixture
-def loss_scale(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], None]:
-    """Sets the scale of this test's losses; 1 until then."""
-    monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", None)
-    return MoEAuxLossAutoScaler.set_loss_scale
-
-
-def test_m7_aux_loss_enters_by_the_gradient(loss_scale: Callable[[Tensor], None]) -> None:
-    for scale in (None, 8.0, 0.25):
-        if scale is not None:
-            loss_scale(torch.tensor(scale))
-        probs, aux = randn(4, E).requires_grad_(), randn(3).requires_grad_()
-        out = MoEAuxLossAutoScaler.apply(probs, aux.sum())
-        assert torch.equal(out, probs)
-        (out * 2).sum().backward()
-        assert probs.grad is not None and bool((probs.grad == 2).all())
-        assert aux.grad is not None and aux.grad.tolist() == [scale or 1.0] * 3
 
 
 def aux_by_loop(logits: Tensor, topk: int, coeff: float, function: str = "softmax") -> Tensor:
@@ -965,7 +793,6 @@ def test_m15_drop_and_pad_has_static_shapes(clusters: Any) -> None:
             assert counts.tolist() == [2 * each] * 4 and splits is not None
             assert splits.input_splits.tolist() == splits.output_splits.tolist() == [4 * each] * 2
             assert int(splits.num_out_tokens) == E * each
-            assert not rows[row_probs == 0].any()  # padding
             out = carrier.combine_postprocess(
                 carrier.token_combine(carrier.combine_preprocess(rows * row_probs[:, None], handle), handle), handle
             )
@@ -974,10 +801,67 @@ def test_m15_drop_and_pad_has_static_shapes(clusters: Any) -> None:
         on_ranks(kind, 2, clusters, run)
 
 
+@pytest.mark.parametrize("kind, most_rows", [*((kind, None) for kind in KINDS), ("mc2", 16), ("alltoall", 3)])
+@pytest.mark.parametrize(
+    "world, etp, factor, on", [(1, 1, 1.0, "experts"), (2, 1, 1.5, "combine"), (4, 2, 0.5, "experts")]
+)
+def test_m15_padding_is_rows_of_tokens_whose_probability_has_a_gradient(
+    kind: str, most_rows: int | None, world: int, etp: int, factor: float, on: str, clusters: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As Megatron-LM's permute with drop_and_pad has it: what a row would have given, times the gradient of its token.
+
+    Also where one call cannot take all rows; the last rank's tokens 0 and 3 are inactive.
+    """
+    if most_rows is not None:
+        monkeypatch.setattr(Carrier, "most_rows", most_rows)
+        monkeypatch.setattr(Windows, "most_rows", most_rows)
+    case = Case(world, [6] * world)
+    capacity = get_capacity(6 * K, E, factor)
+
+    def run(rank: int, group: Any, kind: str = kind) -> list[Tensor]:
+        options = {"capacity_factor": factor, "pad_to_capacity": True, "probs_on": on}
+        carrier = dispatcher(kind, case, etp, rank, group, **options)
+        experts = experts_of(case, carrier)
+        mask = torch.ones(6, dtype=torch.bool)
+        mask[[0, 3] if rank == world - 1 else []] = False
+        x, chosen = case.x[rank].clone().requires_grad_(), topk_routing_with_score_function(case.logits[rank], K)
+        probs, final = apply_router_token_dropping(*chosen, K, factor, pad_to_capacity=True, mask=mask)
+        probs.requires_grad_()
+        assert bool(((probs == 0) & final).any()) and not final[~mask].any()
+        assert (final.sum(0) == min(capacity, int(mask.sum()))).all()
+        tokens, slots, handle = carrier.dispatch_preprocess(x, final, probs, mask)
+        rows, counts, row_probs = carrier.dispatch_postprocess(*carrier.token_dispatch(tokens, slots, handle), handle)
+        assert counts.tolist() == [capacity * world] * carrier.local_experts
+        out, _ = experts(rows, counts, row_probs if on == "experts" else None)
+        y = carrier.combine_postprocess(carrier.token_combine(carrier.combine_preprocess(out, handle), handle), handle)
+        loss_of(y).backward()
+        own, leaf = case.x[rank].clone().requires_grad_(), probs.detach().clone().requires_grad_()
+        dense = torch.stack([mlp(own, case.w1[e], case.w2[e]) for e in range(E)], 1)  # (T, E, H)
+        expected = (dense * torch.where(final, leaf, 0).unsqueeze(-1)).sum(1)
+        loss_of(expected).backward()
+        assert leaf.grad is not None and probs.grad is not None and x.grad is not None and own.grad is not None
+        close(y, expected, atol=1e-5)
+        close(x.grad, own.grad, atol=1e-4)
+        close(probs.grad, leaf.grad, atol=1e-4)
+        assert bool((probs.grad[final & (probs == 0)] != 0).all())
+        first = carrier.ep_rank * carrier.local_experts
+        sources = permute(own, final, num_out_tokens=E * capacity, drop_and_pad=True)[2].view(E, capacity)[first]
+        mine = rows.view(carrier.local_experts, world, capacity, H)[0, rank]
+        assert torch.equal(mine, torch.where(final[sources, first, None], own[sources], 0))
+        return [y.detach(), x.grad, probs.grad]
+
+    found = on_ranks(kind, world, clusters, run)
+    monkeypatch.undo()
+    for one, other in zip(found, clusters[world].run(lambda rank, group: run(rank, group, "mc2")), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 @pytest.mark.nightly  # tracing takes seconds
-def test_m16_a_compiler_keeps_the_layer_in_one_graph(clusters: Any, loss_scale: Callable[[Tensor], None]) -> None:
+def test_m16_a_compiler_keeps_the_layer_in_one_graph(clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value that Python reads would break the graph: so none is read on an NPU either. With all losses, whose scale
     is set between a compiled forward and its backward."""
+    monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", None)
     case = Case(1)
     losses = {"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"], "moe_aux_loss_coeff": [0.1, 0.2]}
 
@@ -989,7 +873,7 @@ def test_m16_a_compiler_keeps_the_layer_in_one_graph(clusters: Any, loss_scale: 
         for call, scale in itertools.product((layer, whole), (2.0, 3.0)):
             layer.zero_grad()
             y, _ = call(case.x[0])
-            loss_scale(torch.tensor(scale))
+            MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(scale))
             loss_of(y).backward()
             found.append(
                 [y.detach(), *(weight.grad.clone() for weight in layer.parameters() if weight.grad is not None)]

@@ -131,6 +131,6 @@ def without_casts(fn: Callable[[Tensor], Tensor], kept: Iterable[Tensor | None])
 def copied_beside(module: Any, memo: dict[int, Any], *shared: Any) -> Any:
     """For __deepcopy__: a copy of ``module`` with the same ``shared`` objects, process groups and the like."""
     memo.update((id(each), each) for each in shared)
-    copied = memo[id(module)] = type(module).__new__(type(module))
+    copied = memo[id(module)] = object.__new__(type(module))
     copied.__dict__.update(copy.deepcopy(module.__dict__, memo))
     return copied

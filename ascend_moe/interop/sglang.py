@@ -531,7 +531,7 @@ class EPMoE(WholeLayer):
     def _put(self, name: str, value: Tensor) -> None:
         """A parameter of this layer, which has the loader; fp8 are `Codes`."""
         made = Codes(value) if value.dtype == FP8 else nn.Parameter(value, requires_grad=False)
-        made.weight_loader = self.weight_loader  # type: ignore[union-attr]
+        made.weight_loader = self.weight_loader  # type: ignore[attr-defined]
         self.register_parameter(name, made)
 
     def _keep_codes(self) -> None:

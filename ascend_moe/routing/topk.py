@@ -184,8 +184,10 @@ def apply_router_token_dropping(
     capacity_factor: float,
     drop_policy: str = "probs",
     pad_to_capacity: bool = False,
+    *,
+    mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Limit every expert to its capacity C, that of `get_capacity` for T * k rows.
+    """Limit every expert to its capacity C, that of `get_capacity` for T * k rows, inactive tokens included.
 
     Args:
         routing_probs: ``(T, E)`` float. routing_map: ``(T, E)`` bool.
@@ -193,11 +195,12 @@ def apply_router_token_dropping(
         capacity_factor: of `get_capacity`.
         drop_policy: an expert keeps the C tokens with the highest probabilities ("probs"), or the first C of its
             tokens ("position").
-        pad_to_capacity: an expert with fewer rows gets rows of other tokens, with probability 0, up to C.
+        pad_to_capacity: an expert with fewer rows gets rows of other active tokens, with probability 0, up to C.
+        mask: ``(T,)`` bool, True for active tokens. The others take no place: the result has none of them.
 
     Returns:
         probabilities and map of what is kept. If C is more than T nothing is dropped, and with pad_to_capacity
-        every expert has T rows.
+        every expert has T rows; with a mask it has as many as there are active tokens, where they are fewer than C.
 
     Raises:
         ArgumentError: a rule above is broken.
@@ -209,10 +212,18 @@ def apply_router_token_dropping(
     need_one_of("drop_policy", drop_policy, DROP_POLICIES)
     tokens, experts = routing_probs.shape
     capacity = get_capacity(tokens * router_topk, experts, capacity_factor)
-    kept = torch.ones_like(routing_map, dtype=torch.bool)
+    chosen, active = routing_map.bool(), torch.ones_like(routing_map, dtype=torch.bool)
+    if mask is not None:
+        need_shape("mask", mask, (tokens,), dtypes=(torch.bool,))
+        active = mask[:, None].expand_as(active)
+        chosen = chosen & active
+    kept = active
     if capacity <= tokens:
-        rank = routing_probs.detach() if drop_policy == "probs" else routing_map.bool().to(torch.int8)
-        first = torch.sort(-rank, dim=0, stable=True).indices[:capacity]
-        kept = torch.zeros_like(kept).scatter(0, first, True)
-    final = kept if pad_to_capacity else kept & routing_map.bool()
-    return routing_probs * final, final
+        # Rows that the map has come first, then other active tokens.
+        best_first = routing_probs.detach() if drop_policy == "probs" else torch.zeros_like(routing_probs)
+        last = torch.full_like(best_first, torch.inf).masked_fill(active, torch.finfo(best_first.dtype).max)
+        rank = torch.where(chosen, -best_first, last)
+        first = torch.sort(rank, dim=0, stable=True).indices[:capacity]
+        kept = torch.zeros_like(chosen).scatter(0, first, True) & active
+    final = kept if pad_to_capacity else kept & chosen
+    return torch.where(final, routing_probs, 0), final

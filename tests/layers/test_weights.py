@@ -178,11 +178,11 @@ def test_floats_are_not_copied_into_codes(way: str) -> None:
 def test_parameters_of_another_dtype_in_the_place_of_codes_are_named() -> None:
     made = layer(1, quantised=True)
     made.w_down.data = layer(2).w_down.data
-    with pytest.raises(ArgumentError, match="x and weight mix torch.bfloat16, torch.int8"):
+    with pytest.raises(ArgumentError, match=r"x and weight mix torch.bfloat16, torch.int8"):
         made(rows())
     made = layer(1, quantised=True)
     made.w_gate_up = layer(2).w_gate_up
-    with pytest.raises(ArgumentError, match="x and weight mix torch.bfloat16, torch.int8"):
+    with pytest.raises(ArgumentError, match=r"x and weight mix torch.bfloat16, torch.int8"):
         made(rows())
 
 
@@ -209,7 +209,7 @@ def test_a_cast_layer_computes_in_the_new_dtype(dtype: torch.dtype, quantised: b
 def test_a_dtype_that_no_layer_has_is_refused_before_anything_changes() -> None:
     for made in (layer(1), layer(1, quantised=True)):
         before = values(made)
-        with pytest.raises(ArgumentError, match="dtype is torch.float64; a layer's weights are bf16, fp16 or fp32"):
+        with pytest.raises(ArgumentError, match=r"dtype is torch.float64; a layer's weights are bf16, fp16 or fp32"):
             made.double()
         assert same(values(made), before) and made.dtype == BF16
 
@@ -319,9 +319,9 @@ def test_fp8_weights_keep_their_scales(serialised: bool) -> None:
     ):
         with pytest.raises(ArgumentError, match=message):
             made.load_state_dict(given, strict=False)
-    with pytest.raises(ArgumentError, match="codes are torch.float8_e4m3fn, and torch.bfloat16 is copied into them"):
+    with pytest.raises(ArgumentError, match=r"codes are torch.float8_e4m3fn, and torch.bfloat16 is copied into them"):
         made.w13_weight.data[0].copy_(torch.zeros(32, 32, dtype=BF16))
-    with pytest.raises(ArgumentError, match="param have been processed with their scales"):
+    with pytest.raises(ArgumentError, match=r"param have been processed with their scales"):
         made.w13_weight.weight_loader(made.w13_weight, torch.zeros(16, 32, dtype=BF16), "w", "w1", 0)
     assert same(values(made), before) and torch.equal(made(x, logits), expected)
     twin = copy.deepcopy(made)
@@ -333,7 +333,7 @@ def test_fp8_weights_keep_their_scales(serialised: bool) -> None:
     assert same(values(twin), before) and twin.params_dtype == FP16
     difference = (twin(x.half(), logits).float() - expected.float()).norm()
     assert float(difference) < 0.05 * float(expected.float().norm())
-    with pytest.raises(ArgumentError, match="params_dtype is torch.float64"):
+    with pytest.raises(ArgumentError, match=r"params_dtype is torch.float64"):
         twin.double()
 
 
@@ -358,5 +358,5 @@ def test_a_cast_grouped_mlp_and_ep_moe_compute_in_the_new_dtype() -> None:
     mlp = GroupedMLP(2, 32, 16)
     nn.init.normal_(mlp.weight1), nn.init.normal_(mlp.weight2)
     assert mlp.float()(x, torch.tensor([2, 3]))[0].dtype == FP32
-    with pytest.raises(ArgumentError, match="w1 is torch.int8"):
+    with pytest.raises(ArgumentError, match=r"w1 is torch.int8"):
         mlp.load_experts(torch.ones(2, 32, 32, dtype=torch.int8), torch.ones(2, 16, 32))

@@ -110,7 +110,12 @@ class Carrier(ABC):
         ranks: the group.
         experts: of all ranks, a multiple of W.
         max_tokens: the largest T of any rank; 0: all ranks have the same.
+
+    Attributes:
+        most_rows: that one call takes.
     """
+
+    most_rows = 1 << 31
 
     def __init__(self, ranks: Ranks, experts: int, max_tokens: int) -> None:
         need(
@@ -130,6 +135,8 @@ class Carrier(ABC):
 
 class Windows(Carrier):
     """The V2 ops. A is the most rows that can come; nothing is read on the host."""
+
+    most_rows = 4096
 
     def __init__(self, ranks: Ranks, experts: int, max_tokens: int, comm_alg: str = "") -> None:
         super().__init__(ranks, experts, max_tokens)

@@ -20,6 +20,7 @@ from ascend_moe.interop.megatron.carriers import (
     routes_of,
     sharded,
 )
+from ascend_moe.interop.megatron.padded import PaddedRows, padded, table
 from ascend_moe.interop.megatron.shared_experts import SharedExpertCall, SharedExpertMLP
 from ascend_moe.routing import get_capacity
 
@@ -60,7 +61,6 @@ class Handle:
     probs_dtype: torch.dtype
     routes: Routes = field(repr=False)
     sent: Tensor = field(repr=False)  # (E,) int64, rows to each expert
-    capacity: int  # rows of an expert from each rank, where they are padded, else 0
     arrived: Arrived | None = field(default=None, repr=False)
     splits: Splits | None = field(default=None, repr=False)
     shared: SharedExpertCall | None = field(default=None, repr=False)
@@ -92,7 +92,8 @@ class TokenDispatcher:
         max_tokens: the largest T of any rank; 0: T is equal on all ranks.
         capacity_factor, pad_to_capacity: as given to the router. With pad_to_capacity every expert has C rows from
             every rank: shapes depend on T, k, E and the factor only. All ranks then have the same T. C is at most T.
-            Padding is rows of zeros with probability 0; it does not travel.
+            Padding is rows of tokens that the map has for the expert with probability 0, which has a gradient as in
+            Megatron-LM; where the map has fewer than C tokens, rows of zeros, which do not travel.
         probs_on: "experts": the rows' probabilities are for `GroupedMLP`, and rows are only added on their way home.
             "combine": combine multiplies, and dispatch_postprocess returns ones.
         comm_alg: of the V2 ops.
@@ -138,7 +139,8 @@ class TokenDispatcher:
         self.local_experts = num_experts // self.ep_size
         self.capacity_factor, self.pad_to_capacity = capacity_factor, pad_to_capacity
         self.shared_experts: SharedExpertMLP | None = None
-        self._carrier = carrier(kind, ranks, num_experts * etp_size, max_tokens, comm_alg)
+        carried = carrier(kind, ranks, num_experts * etp_size, max_tokens, comm_alg)
+        self._carrier = PaddedRows(carried) if pad_to_capacity else carried
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TokenDispatcher:
         """Copies the shared expert, which the copied layer has too; the ranks and their carrier stay the same."""
@@ -162,7 +164,8 @@ class TokenDispatcher:
             mask: bool, hidden_states' shape without H, True for active tokens; the others give zeros.
 
         Returns:
-            tokens ``(T, H)``, probabilities by slot ``(T, K)`` float32, the handle.
+            tokens ``(T, H)``, probabilities by slot ``(T, K)`` float32, the handle. With pad_to_capacity rows by expert
+            ``(E * etp * C, H)`` and their probabilities, one slot each.
 
         Raises:
             ArgumentError: a rule above is broken.
@@ -172,20 +175,20 @@ class TokenDispatcher:
         if mask is not None:
             need_shape("mask", mask, tuple(hidden_states.shape[:-1]), dtypes=(torch.bool,))
             routing_map = routing_map.bool() & mask.reshape(-1, 1)
-        capacity = 0
+        shard = self.local_experts, self.etp_size
         if self.pad_to_capacity:
-            rows = len(tokens) * self.router_topk
-            capacity = min(get_capacity(rows, self.num_experts, self.capacity_factor or 0.0), len(tokens))
-        routes = routes_of(routing_map, probs, self.router_topk, without_zeros=self.pad_to_capacity)
-        routes = sharded(routes, self.local_experts, self.etp_size)
-        sent = torch.sum(routing_map.bool(), 0)
-        if self.pad_to_capacity:
-            sent = torch.full_like(sent, capacity)
-        handle = Handle(hidden_states.shape, probs.dtype, routes, sent, capacity)
+            pairs = len(tokens) * self.router_topk
+            capacity = min(get_capacity(pairs, self.num_experts, self.capacity_factor or 0.0), len(tokens))
+            rows, routes = padded(tokens, routing_map, probs, capacity, *shard)
+            sent = torch.full((self.num_experts,), capacity, device=tokens.device)
+        else:
+            rows, routes = tokens, sharded(routes_of(routing_map, probs, self.router_topk, False), *shard)
+            sent = torch.sum(routing_map.bool(), 0)
+        handle = Handle(hidden_states.shape, probs.dtype, routes, sent)
         if self.shared_experts is not None:
             handle.shared = self.shared_experts.begin()
             handle.shared.pre_forward_comm(hidden_states)
-        return tokens, routes.weights, handle
+        return rows, routes.weights, handle
 
     @with_typed_errors
     def token_dispatch(self, tokens: Tensor, probs: Tensor, handle: Handle) -> tuple[Tensor, Tensor]:
@@ -216,28 +219,23 @@ class TokenDispatcher:
             int64; probabilities ``(A,)`` float32, float64 where the router's are. With pad_to_capacity A is
             L * W * C.
         """
-        arrived = _came(handle, "dispatch_postprocess")
+        _came(handle, "dispatch_postprocess")
         assert handle.splits is not None
         dtype = torch.float64 if handle.probs_dtype == torch.float64 else torch.float32
         if self.probs_on == "combine":
             probs = torch.ones_like(probs)
-        if self.pad_to_capacity:
-            places = _padded_places(arrived.ends, handle.capacity)
-            rows, probs = _taken(rows, places), _taken(probs, places)
         return rows, handle.splits.tokens_per_expert, probs.to(dtype)
 
     @with_typed_errors
     def combine_preprocess(self, hidden_states: Tensor, handle: Handle) -> Tensor:
-        """Rows of the experts' results as they came: without padding.
+        """Rows of the experts' results as they came: they are in this order.
 
         Args:
             hidden_states: ``(A, H)``, in the order and the dtype of dispatch_postprocess's rows.
             handle: of this call.
         """
-        arrived = _came(handle, "combine_preprocess")
-        if not self.pad_to_capacity:
-            return hidden_states
-        return _taken(hidden_states, _unpadded_places(arrived.ends, handle.capacity, len(arrived.rows)))
+        _came(handle, "combine_preprocess")
+        return hidden_states
 
     @with_typed_errors
     def token_combine(self, hidden_states: Tensor, handle: Handle) -> Tensor:
@@ -258,10 +256,7 @@ class TokenDispatcher:
     def _splits(self, handle: Handle, arrived: Arrived) -> Splits:
         """From this rank's counts and from dispatch's table of what came from each rank."""
         ep, etp, local = self.ep_size, self.etp_size, self.local_experts
-        if self.pad_to_capacity:
-            came = torch.full((local, ep, etp), handle.capacity, dtype=torch.int64, device=arrived.ends.device)
-        else:
-            came = _table(arrived.ends).view(local, ep, etp)
+        came = table(arrived.ends).view(local, ep, etp)
         by_rank = came.sum(0)
         into = handle.sent.view(ep, local).sum(1)
         return Splits(
@@ -272,33 +267,6 @@ class TokenDispatcher:
             came.permute(2, 1, 0).reshape(etp * ep, local),
             into.sum(),
         )
-
-
-def _table(ends: Tensor) -> Tensor:
-    """Rows of each segment (L*W,) int64 from their running sums."""
-    return torch.diff(ends.long(), prepend=ends.new_zeros(1, dtype=torch.int64))
-
-
-def _padded_places(ends: Tensor, capacity: int) -> Tensor:
-    """(L*W*C,): the row that stands in each place of a segment of C rows; -1: padding."""
-    counts = _table(ends)[:, None]
-    place = torch.arange(capacity, device=ends.device)
-    return torch.where(place < counts, ends.long()[:, None] - counts + place, -1).reshape(-1)
-
-
-def _unpadded_places(ends: Tensor, capacity: int, rows: int) -> Tensor:
-    """(A,): the padded place of each row; -1 behind the last one."""
-    row, ends = torch.arange(rows, device=ends.device), ends.long()
-    segment = torch.searchsorted(ends, row, right=True)
-    known = segment.clamp(max=len(ends) - 1)
-    place = known * capacity + row - (ends - _table(ends))[known]
-    return torch.where(segment < len(ends), place, -1)
-
-
-def _taken(rows: Tensor, places: Tensor) -> Tensor:
-    """rows[places], zeros for -1. A result without rows still belongs to the graph."""
-    padded = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
-    return padded[torch.where(places >= 0, places, len(rows))]
 
 
 class MC2Manager:
@@ -367,7 +335,7 @@ class MC2Manager:
         tokens = routing_map.shape[0]
         routing_map, probs = (each.reshape(tokens, self.num_experts) for each in (routing_map, probs))
         routes = routes_of(routing_map, probs, self.router_topk, self.without_zeros)
-        self.handle = Handle(routing_map.shape, probs.dtype, routes, routing_map.bool().sum(0), 0)
+        self.handle = Handle(routing_map.shape, probs.dtype, routes, routing_map.bool().sum(0))
 
     def _open(self, arrived: bool) -> tuple[Handle, Any]:
         need(self.handle is not None, "handle", "is None: call setup_metadata first")

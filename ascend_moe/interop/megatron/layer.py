@@ -55,8 +55,8 @@ class MoELayer(nn.Module):
 
         Args:
             hidden_states: ``(S, B, H)`` or ``(T, H)``.
-            mask: bool, hidden_states' shape without H, True for active tokens. The routed experts give zeros for
-                the others.
+            mask: bool, hidden_states' shape without H, True for active tokens. The others take no place of a capacity
+                and count in no loss; the routed experts give zeros for them.
         """
         rule = "is False in training with tp {}; every tp rank must have its own tokens: set it"
         need(not self.training or self.tp == 1 or self.sequence_parallel, "sequence_parallel", rule, self.tp)

@@ -177,14 +177,15 @@ class TopKRouter(nn.Module):
 
         Args:
             input: ``(S, B, H)``, or ``(T, H)`` as one sequence.
-            mask: bool, input's shape without H, True for active tokens. The others do not count in losses and in
-                the bias's counts; the dispatcher's mask keeps them from being sent.
+            mask: bool, input's shape without H, True for active tokens. The others are in no map: they take no place
+                of a capacity, and do not count in losses and in the bias's counts. Their values are not looked at.
         """
         need_dims("input", input, 2, 3)
         if input.dim() == 2:
             input, mask = input.unsqueeze(1), None if mask is None else mask.unsqueeze(1)
         if mask is not None:
             need_shape("mask", mask, tuple(input.shape[:2]), dtypes=(torch.bool,))
+            input = torch.where(mask.unsqueeze(-1), input, 0)
         return self.routing(self.gating(self.apply_input_jitter(input)), mask)
 
     def routing(self, logits: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -207,17 +208,19 @@ class TopKRouter(nn.Module):
             score_function=config.moe_router_score_function,
             expert_bias=self.expert_bias,
         )
+        if active is not None:
+            routing_map = routing_map & active[:, None]
+            probs = torch.where(routing_map, probs, 0)
         if config.moe_expert_capacity_factor is not None:
-            policy, pad = config.moe_token_drop_policy, config.moe_pad_expert_input_to_capacity
+            how = config.moe_token_drop_policy, config.moe_pad_expert_input_to_capacity
             factor = config.moe_expert_capacity_factor
-            probs, routing_map = apply_router_token_dropping(probs, routing_map, self.topk, factor, policy, pad)
+            probs, routing_map = apply_router_token_dropping(probs, routing_map, self.topk, factor, *how, mask=active)
         if attached and any(self.get_aux_loss_coeff(kind) > 0 for kind in LOSSES):
             name = config.moe_router_score_function
             chosen, scores = compute_routing_scores_for_aux_loss(logits, self.topk, name, mask=active)
             probs = self._with_aux_losses(probs, scores, chosen, sequence, batch, active)
         if self.local_tokens_per_expert is not None and torch.is_grad_enabled():
-            counted = routing_map if active is None else routing_map & active[:, None]
-            self.local_tokens_per_expert += counted.detach().sum(0)
+            self.local_tokens_per_expert += routing_map.detach().sum(0)
         return probs, routing_map
 
     def _attach(self, tensor: Tensor, name: str, loss: Tensor, coeff: float, active: Tensor | None) -> Tensor:

@@ -1,0 +1,138 @@
+"""Rows padded up to a capacity: an expert has C rows from every rank, whatever the routing is, as Megatron-LM has it.
+
+Padding is rows of tokens that the map has for an expert with probability 0. They travel too: a probability of 0 has a
+gradient, the row's result times the gradient of the token's sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ascend_moe.interop.megatron.carriers import Arrived, Carrier, Routes
+from ascend_moe.permute import permute
+
+
+@dataclass
+class PaddedRoutes(Routes):
+    """Routes of rows, one slot each, and ``sources`` (N,) int64: the token of each row; ``tokens``: T."""
+
+    sources: Tensor
+    tokens: int
+
+
+def padded(x: Tensor, routing_map: Tensor, probs: Tensor, capacity: int, local: int, etp: int) -> tuple[Tensor, Routes]:
+    """C rows for each of the E * etp shards, by number: (E * etp * C, H), and their routes.
+
+    They are rows of the first C tokens that the map has for the expert; where it has fewer, rows that go nowhere.
+
+    Args:
+        x: (T, H). routing_map: (T, E) bool. probs: (T, E) float.
+        capacity: C, at most T.
+        local, etp: L, and shards of an expert.
+    """
+    tokens, experts = routing_map.shape
+    sources = permute(x, routing_map, num_out_tokens=experts * capacity, drop_and_pad=True)[2].view(experts, capacity)
+    number = torch.arange(experts * etp, device=x.device)
+    expert = number // (local * etp) * local + number % local
+    pairs = sources[expert] * experts + expert[:, None]
+    taken = routing_map.bool().reshape(-1)[pairs]
+    ids = torch.where(taken, number[:, None], -1).to(torch.int32).reshape(-1, 1)
+    weights = torch.where(taken, probs.reshape(-1)[pairs].float(), 0.0).reshape(-1, 1)
+    flat = sources[expert].reshape(-1)
+    return x.index_select(0, flat), PaddedRoutes(ids, weights, flat, tokens)
+
+
+@dataclass
+class _Part:
+    """One call: places ``first`` to ``first + count - 1`` of every shard."""
+
+    first: int
+    count: int
+    routes: Routes
+    arrived: Arrived
+
+
+class PaddedRows:
+    """A carrier's send and bring for the rows of `padded`. More rows than one call takes go by several calls."""
+
+    def __init__(self, carrier: Carrier) -> None:
+        self._carrier = carrier
+        self._local = carrier.experts // carrier.ranks.world
+
+    def send(self, x: Tensor, routes: Routes) -> Arrived:
+        """A = L * W * C rows by (local expert, source rank, place): zeros and probability 0 where no row came."""
+        shards, capacity = self._carrier.experts, len(x) // self._carrier.experts
+        parts = []
+        for first, count in self._ranges(capacity):
+            piece, ids, weights = (_cut(each, shards, first, count) for each in (x, routes.ids, routes.weights))
+            own = Routes(ids, weights)
+            parts.append(_Part(first, count, own, self._carrier.send(piece, own)))
+        segments = self._local * self._carrier.ranks.world
+        rows = _joined([_spread(part.arrived.rows, part) for part in parts], segments)
+        probs = _joined([_spread(part.arrived.probs, part) for part in parts], segments)
+        ends = (torch.arange(segments, dtype=torch.int32, device=x.device) + 1) * capacity
+        counts = torch.full((self._local,), self._carrier.ranks.world * capacity, device=x.device)
+        return Arrived(rows, probs, counts, ends, parts)
+
+    def bring(self, rows: Tensor, arrived: Arrived, routes: Routes, weighted: bool) -> Tensor:
+        """(T, H): for every token the sum of its rows, weighted or not, fp32 by shard number, rounded once."""
+        assert isinstance(routes, PaddedRoutes)
+        home = []
+        for part in arrived.state:
+            own = _cut(rows, len(arrived.ends), part.first, part.count)
+            places = _unpadded_places(part.arrived.ends, part.count, len(part.arrived.rows))
+            home.append(self._carrier.bring(_taken(own, places), part.arrived, part.routes, False))
+        each = _joined(home, self._carrier.experts).float()
+        each = each * routes.weights if weighted else each
+        total = torch.zeros(routes.tokens, rows.shape[1], device=rows.device)
+        return total.index_add(0, routes.sources, each).to(rows.dtype)
+
+    def _ranges(self, capacity: int) -> Iterator[tuple[int, int]]:
+        """(first, count) of the calls, the same on every rank; one at least."""
+        step = max(self._carrier.most_rows // self._carrier.experts, 1)
+        for first in range(0, max(capacity, 1), step):
+            yield first, min(step, capacity - first)
+
+
+def _cut(values: Tensor, segments: int, first: int, count: int) -> Tensor:
+    """Places first to first + count - 1 of each segment of equal length."""
+    shaped = values.reshape(segments, len(values) // segments, *values.shape[1:])
+    return shaped[:, first : first + count].flatten(0, 1)
+
+
+def _joined(parts: list[Tensor], segments: int) -> Tensor:
+    """Undoes `_cut` of all parts."""
+    shaped = [part.view(segments, len(part) // segments, *part.shape[1:]) for part in parts]
+    return torch.cat(shaped, 1).flatten(0, 1)
+
+
+def table(ends: Tensor) -> Tensor:
+    """Rows of each segment (L*W,) int64 from their running sums."""
+    return torch.diff(ends.long(), prepend=ends.new_zeros(1, dtype=torch.int64))
+
+
+def _spread(values: Tensor, part: _Part) -> Tensor:
+    """Rows as they came, at their places of ``count`` a segment."""
+    ends = part.arrived.ends
+    counts = table(ends)[:, None]
+    place = torch.arange(part.count, device=ends.device)
+    return _taken(values, torch.where(place < counts, ends.long()[:, None] - counts + place, -1).reshape(-1))
+
+
+def _unpadded_places(ends: Tensor, capacity: int, rows: int) -> Tensor:
+    """(A,): the padded place of each row; -1 behind the last one."""
+    row, ends = torch.arange(rows, device=ends.device), ends.long()
+    segment = torch.searchsorted(ends, row, right=True)
+    known = segment.clamp(max=len(ends) - 1)
+    place = known * capacity + row - (ends - table(ends))[known]
+    return torch.where(segment < len(ends), place, -1)
+
+
+def _taken(rows: Tensor, places: Tensor) -> Tensor:
+    """rows[places], zeros for -1. A result without rows still belongs to the graph."""
+    padded_rows = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
+    return padded_rows[torch.where(places >= 0, places, len(rows))]
