@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo_ranks import threads
-from routed_tokens import ROUTED, randn, routed
+from routed_tokens import ROUTED, aligned, randn, routed
 
 from ascend_moe import LocalCluster
 from ascend_moe.dispatchers import WindowDispatcher
@@ -63,25 +63,6 @@ def test_v1_multicast_refuses() -> None:
     ):
         with pytest.raises(ArgumentError, match=rule):
             naive_multicast(torch.zeros(4, 2), ends, group)
-
-
-def aligned(
-    ids: torch.Tensor, block: int, experts: int, expert_map: torch.Tensor | None = None, ignore: bool = False
-) -> tuple[list[list[int]], list[int]]:
-    """The blocks, each a list of flat indices, and their experts, by definition."""
-    flat = ids.flatten().tolist()
-    numbers = range(experts)
-    if expert_map is not None and ignore:
-        flat = [int(expert_map[i]) if i >= 0 else -1 for i in flat]
-    blocks, owners = [], []
-    for expert in numbers:
-        pairs = [pair for pair, i in enumerate(flat) if i == expert]
-        for start in range(0, len(pairs), block):
-            rows = pairs[start : start + block]
-            blocks.append(rows + [len(flat)] * (block - len(rows)))
-            mapped = expert_map is not None and not ignore
-            owners.append(int(expert_map[expert]) if mapped and expert_map is not None else expert)
-    return blocks, owners
 
 
 @pytest.mark.parametrize("pad", [False, True])

@@ -23,3 +23,22 @@ def routed(tokens: int, experts: int, topk: int, kind: str = "random") -> torch.
     if kind == "-1":
         ids[::2, 0] = -1
     return ids
+
+
+def aligned(
+    ids: torch.Tensor, block: int, experts: int, expert_map: torch.Tensor | None = None, ignore: bool = False
+) -> tuple[list[list[int]], list[int]]:
+    """The blocks of `moe_align_block_size`, each a list of flat indices, and their experts, by definition."""
+    flat = ids.flatten().tolist()
+    numbers = range(experts)
+    if expert_map is not None and ignore:
+        flat = [int(expert_map[i]) if 0 <= i < experts else -1 for i in flat]
+    blocks, owners = [], []
+    for expert in numbers:
+        pairs = [pair for pair, i in enumerate(flat) if i == expert]
+        for start in range(0, len(pairs), block):
+            rows = pairs[start : start + block]
+            blocks.append(rows + [len(flat)] * (block - len(rows)))
+            mapped = expert_map is not None and not ignore
+            owners.append(int(expert_map[expert]) if mapped and expert_map is not None else expert)
+    return blocks, owners

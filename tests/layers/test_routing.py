@@ -363,7 +363,7 @@ def dropped_by_loop(
     for expert in range(probs.shape[1]):
         own = [token for token in range(len(probs)) if active[token] and chosen[token, expert]]
         if policy == "probs":
-            own.sort(key=lambda token: -float(probs[token, expert]))
+            own.sort(key=lambda token: -float(probs[token, expert].detach()))
         others = [token for token in range(len(probs)) if active[token] and not chosen[token, expert]]
         kept[(own + (others if pad else []))[:capacity], expert] = True
     return kept
