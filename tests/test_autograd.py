@@ -167,6 +167,71 @@ def test_numeric_gradients_of_cases_by_chance(seed: int, clusters: Any) -> None:
     check_numbers(clusters[case.world], Trip(case, algorithm, inside=seed % 2 == 1))
 
 
+@pytest.mark.parametrize("comm_alg", ["window", "direct"])
+def test_numeric_gradients_of_more_than_8_experts_a_token(comm_alg: str, clusters: Any) -> None:
+    """The weights' gradients come home as columns of a row, 8 of which are the narrowest row."""
+    for topk, contract in ((9, 2), (17, 2), (9, 1)):
+        case = small(world=2, topk=topk, local=9, ids="distinct", contract=contract, batch=2)
+        check_numbers(clusters[2], Trip(case, comm_alg if contract == 2 else "", inside=comm_alg == "direct"))
+
+
+def test_rows_of_many_slots_in_another_order(clusters: Any) -> None:
+    check_numbers(clusters[2], Trip(small(world=2, topk=7, local=5, ids="distinct", batch=6), "window", shuffled=True))
+
+
+def test_the_widest_rows_have_gradients_of_their_weights(clusters: Any) -> None:
+    """No wider row can have the columns behind it."""
+    trip = Trip(Case(world=1, topk=1, local=1, batch=1, width=16384, dtype="fp32", contract=2), inside=True)
+
+    def run(rank: int, group_ep: str) -> None:
+        x, weights = (leaf.requires_grad_() for leaf in trip.leaves(rank))
+        trip.run(rank, group_ep, x, weights).sum().backward()
+        factors = trip.factors(rank, torch.ones(1, dtype=torch.int32), x.shape)
+        assert x.grad is not None and torch.equal(x.grad, factors * weights.detach())
+        assert weights.grad is not None
+        torch.testing.assert_close(weights.grad, (factors * x.detach()).sum(1, keepdim=True), rtol=1e-4, atol=1e-2)
+
+    clusters[1].run(run)
+
+
+def test_weights_that_nothing_used_have_a_gradient_of_zero(clusters: Any) -> None:
+    case = small(world=2, ids="distinct")
+
+    def run(rank: int, group_ep: str) -> None:
+        given = case.inputs[rank]
+        weights = given.expert_scales.clone().requires_grad_()
+        x = given.x.clone().requires_grad_()
+        place = group_ep, 2, rank, case.experts
+        sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, given.expert_ids, *place, expert_scales=weights)
+        sent[0][: int(sent[4][-1])].sum().backward()
+        assert weights.grad is not None and not weights.grad.any()
+        assert x.grad is not None and bool((x.grad == case.topk).all())
+
+    clusters[2].run(run)
+
+
+@pytest.mark.parametrize("comm_alg", ["window", "direct"])
+def test_a_backward_goes_by_the_algorithm_of_its_call(
+    comm_alg: str, clusters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trip, find, seen = Trip(small(world=1), comm_alg, inside=True), autograd._op, []
+
+    def spied(name: str) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            seen.append(options.get("comm_alg"))
+            return find(name)(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(autograd, "_op", spied)
+
+    def run(rank: int, group_ep: str) -> None:
+        trip.run(rank, group_ep, *(leaf.requires_grad_() for leaf in trip.leaves(rank))).sum().backward()
+
+    clusters[1].run(run)
+    assert len(seen) >= 2 and set(seen) == {comm_alg}
+
+
 def test_everything_on_one_expert(clusters: Any) -> None:
     case = small(world=4, topk=1)
     inputs = [replace(one, expert_ids=torch.full_like(one.expert_ids, 5)) for one in case.inputs]
@@ -286,6 +351,60 @@ def test_int8_gradients_as_if_nothing_was_rounded(straight_through: None, cluste
     for found, expected in zip(rounded, exact, strict=True):
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one, other) and bool((one != 0).any())
+
+
+def test_int8_rows_may_be_used_twice_and_have_two_backwards(straight_through: None, clusters: Any) -> None:
+    """Gradients of all uses add up; nothing of the first backward is left for the second."""
+    case = small(world=2, ids="mixed")
+
+    def body(dispatcher: Dispatcher) -> None:
+        given = case.inputs[dispatcher.rank]
+        x = given.x.detach().clone().requires_grad_()
+        sent = dispatcher.dispatch(x, given.expert_ids, quant_mode=2)
+        factors = torch.nan_to_num(Trip(case).factors(dispatcher.rank, sent.ep_recv_counts, sent.expand_x.shape))
+
+        def gradient(*uses: float) -> Tensor:
+            x.grad = None
+            rows = [each * ascend_moe.dequantize_rows(sent.expand_x, sent.dynamic_scales) for each in uses]
+            y = dispatcher.combine(sum(rows[1:], rows[0]) * factors, sent, given.expert_scales)
+            for _ in range(2):
+                x.grad = None
+                y.sum().backward(retain_graph=True)
+            assert x.grad is not None
+            return x.grad.clone()
+
+        once = gradient(1.0)
+        assert bool(once.any())
+        torch.testing.assert_close(gradient(1.0, 3.0), 4 * once)
+        assert torch.equal(gradient(2.0), 2 * once)  # of the same dispatch, afterwards
+
+    carriers(case, clusters[2], body)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_int8_rows_become_floats_in_float32_and_are_rounded_once(dtype: torch.dtype) -> None:
+    codes, scales = torch.arange(-128, 128).to(torch.int8).view(4, 64), torch.tensor([0.1, 0.013, 3.7, 0.0])
+    found = ascend_moe.dequantize_rows(codes, scales, dtype)
+    assert torch.equal(found, (codes.float() * scales[:, None]).to(dtype))
+
+
+def test_int8_gradients_of_half_tokens_are_half(straight_through: None, clusters: Any) -> None:
+    """Gradients of rows come in fp32, and that of x is in its dtype."""
+    case = replace(small(world=2, ids="mixed"), dtype="bf16")
+
+    def body(dispatcher: Dispatcher) -> Tensor:
+        given = case.inputs[dispatcher.rank]
+        x = given.x.detach().clone().requires_grad_()
+        sent = dispatcher.dispatch(x, given.expert_ids, quant_mode=2)
+        rows = ascend_moe.dequantize_rows(sent.expand_x, sent.dynamic_scales)
+        factors = torch.nan_to_num(Trip(case).factors(dispatcher.rank, sent.ep_recv_counts, rows.shape))
+        (rows * factors / 3).sum().backward()
+        assert x.grad is not None and x.grad.dtype == torch.bfloat16
+        return x.grad
+
+    windows, collectives = carriers(case, clusters[2], body)
+    for one, other in zip(windows, collectives, strict=True):
+        assert torch.equal(one, other) and bool(one.any())
 
 
 def test_int8_gradients_that_would_be_wrong_are_refused(clusters: Any) -> None:

@@ -20,7 +20,8 @@ from ascend_moe.errors import (
     WindowTooSmall,
 )
 from ascend_moe.experts import grouped_mlp, npu_dynamic_quant, quantize_weight
-from ascend_moe.fused import SymmBuffer, dispatch_ffn_combine, get_symm_buffer_for_mega_moe, mega_moe
+from ascend_moe.fused import SymmBuffer, calls, dispatch_ffn_combine, get_symm_buffer_for_mega_moe, mega_moe
+from ascend_moe.fused.agreement import Limit, judge
 
 BF16, FP32, I32, NAN = torch.bfloat16, torch.float32, torch.int32, float("nan")
 K, H, F, L = 3, 64, 32, 4
@@ -327,6 +328,80 @@ def test_overflow_on_one_rank_is_raised_on_all(clusters: Any, world: int) -> Non
                     same(call(), mine.three_calls(group))
 
         outcomes(clusters[world], body)
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["tokens", "pairs"])
+def test_masked_pairs_do_not_count(pairs: bool, clusters: Any) -> None:
+    """The limit is that of the rows that are sent; an int8 mask is active where it is not 0."""
+
+    def body(rank: int, group: str) -> None:
+        mine = Rank(rank, 2)
+        mine.ids[:, 0] = 1  # more for rank 0 than for rank 1
+        active = randn(*(mine.ids.shape if pairs else (9,)), seed=9 + rank) > 0
+        mine.mask = active
+        expected = mine.three_calls(group)
+        most = 0
+        for other in range(2):
+            ids = routed(9, 2 * L, K)
+            ids[:, 0] = 1
+            shape = (9, K) if pairs else (9, 1)
+            most += int(((randn(*shape, seed=9 + other) > 0) & (ids < L)).sum())
+        mine.mask = torch.where(active, torch.tensor([2, -1, 1])[torch.arange(active.numel()) % 3].view_as(active), 0)
+        mine.mask = mine.mask.to(torch.int8)
+        same(mine.one_call(group, limit=most), expected)
+        same(mine.mega(mine.buffer(group, max_recv_token_num=most)), expected)
+        with pytest.raises(RoutingOverflow, match=f"max_output_size is {most - 1}, but {most} rows go to rank 0"):
+            mine.one_call(group, limit=most - 1)
+
+    outcomes(clusters[2], body)
+
+
+@pytest.mark.parametrize("topk", [1, 3, 7])
+def test_counts_are_compared_only_where_the_limit_can_be_reached(
+    topk: int, clusters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below W * T * min(K, L) rows, of all ranks' batches: an NPU's host waits for it."""
+    compared: list[int] = []
+    gather_loads = calls.gather_loads
+
+    def counted(*given: Any) -> Any:
+        compared.append(given[-1].rows)
+        return gather_loads(*given)
+
+    monkeypatch.setattr(calls, "gather_loads", counted)
+    most = 2 * 9 * min(topk, L)
+
+    def body(rank: int, group: str) -> None:
+        mine = Rank(rank, 2)
+        mine.ids = routed(9, 2 * L, topk)
+        mine.probs = randn(9, topk, seed=rank)
+        for limit in (most - 1, most, most + 1):
+            same(mine.one_call(group, limit=limit), mine.three_calls(group))
+
+    clusters[2].run(body)
+    assert compared == [most - 1] * 2
+
+
+def test_a_rank_with_few_tokens_compares_counts_with_the_others(clusters: Any) -> None:
+    """In mega_moe by the buffer's most tokens, which all ranks know, not by its own."""
+
+    def body(rank: int, group: str) -> Any:
+        mine = Rank(rank, 2, (1, 16)[rank])
+        same(mine.mega(mine.buffer(group, max_recv_token_num=70)), mine.three_calls(group))
+        return mine.mega(mine.buffer(group, max_recv_token_num=7))
+
+    for error in outcomes(clusters[2], body):
+        assert isinstance(error, RoutingOverflow) and error.capacity == 7 and error.rows > 7
+
+
+def test_equal_batches_need_no_global_bs() -> None:
+    """judge says what dispatch takes: 0, or W times the largest batch."""
+    limit = Limit("max_output_size", 0)
+
+    def table(*tokens: int) -> torch.Tensor:
+        return torch.tensor([[each, 0, K, L, *([1] * len(tokens))] for each in tokens])
+
+    assert judge(table(5, 5, 5), limit, 0) == 0 and judge(table(5, 0, 7), limit, 1) == 21
 
 
 def test_some_ranks_only_could_overflow(clusters: Any) -> None:
