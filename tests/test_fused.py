@@ -327,7 +327,7 @@ def test_overflow_on_one_rank_is_raised_on_all(clusters: Any, world: int) -> Non
                 else:
                     same(call(), mine.three_calls(group))
 
-        outcomes(clusters[world], body)
+        assert outcomes(clusters[world], body) == [None] * world
 
 
 @pytest.mark.parametrize("pairs", [False, True], ids=["tokens", "pairs"])
@@ -353,7 +353,7 @@ def test_masked_pairs_do_not_count(pairs: bool, clusters: Any) -> None:
         with pytest.raises(RoutingOverflow, match=f"max_output_size is {most - 1}, but {most} rows go to rank 0"):
             mine.one_call(group, limit=most - 1)
 
-    outcomes(clusters[2], body)
+    assert outcomes(clusters[2], body) == [None] * 2
 
 
 @pytest.mark.parametrize("topk", [1, 3, 7])

@@ -289,3 +289,57 @@ def test_a_zero_copy_dispatcher_trains_too() -> None:
     with LocalCluster(2) as cluster:
         for one, other in zip(cluster.run(body, True), cluster.run(body, False), strict=True):
             assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("scaling", [0.5, 1.0, 2.5])
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("router, groups", [("softmax", (1, 1)), ("softmax", (4, 2)), ("deepseek_v3", (4, 2))])
+def test_route_is_the_scalar_loop(router: str, groups: tuple[int, int], renormalize: bool, scaling: float) -> None:
+    """Groups count by their best expert, or by the two best; the bias chooses and does not weigh; all in fp32."""
+    number, kept = groups
+    config = MoEConfig(32, 24, 8, 3, router, renormalize, number, kept, scaling)
+    layer = MoELayer(config, AllToAllDispatcher(threads(1).groups[0], 8)).init_weights(2)
+    x = torch.randn(9, 32, generator=torch.Generator().manual_seed(6)).bfloat16()
+    weights, ids = layer.route(x)
+    assert weights.dtype == torch.float32 and ids.dtype == torch.int32
+    logits = x.double() @ layer.gate_weight.double().t()
+    scores = logits.sigmoid() if router == "deepseek_v3" else logits.softmax(-1)
+    choice = scores if layer.gate_bias is None else scores + layer.gate_bias.double()
+    for token in range(9):
+        best = [choice[token, 2 * g : 2 * g + 2].sum() if number > 1 else 0 for g in range(4)]
+        if router == "softmax" and number > 1:
+            best = [choice[token, 2 * g : 2 * g + 2].max() for g in range(4)]
+        alive = sorted(range(4), key=lambda g: -float(best[g]))[: kept if number > 1 else 4]
+        chosen = sorted((e for e in range(8) if e // 2 in alive), key=lambda e: -float(choice[token, e]))[:3]
+        assert ids[token].tolist() == chosen
+        expected = scores[token, chosen]
+        expected = scaling * (expected / expected.sum() if renormalize else expected)
+        torch.testing.assert_close(weights[token].double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_gate_of_the_shared_expert_is_in_float32() -> None:
+    config = MoEConfig(256, 24, 8, 3, shared_intermediate_size=16, shared_expert_gate=True)
+    layer = MoELayer(config, AllToAllDispatcher(threads(1).groups[0], 8)).init_weights(2)
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(6)).bfloat16()
+    found = layer.run_shared(x)
+    assert found is not None and layer.shared_gate is not None
+    gate = torch.sigmoid(x.float() @ layer.shared_gate.float())
+    layer.shared_gate = None
+    plain = layer.run_shared(x)
+    assert plain is not None and torch.equal(found, (plain.float() * gate[:, None]).bfloat16())
+
+
+def test_a_trainable_layer_lends_memory_where_nothing_is_trained() -> None:
+    def body(rank: int, group: str) -> list[int]:
+        dispatcher = WindowDispatcher(group, 2, rank, 8, comm_alg="direct", zero_copy=True)
+        layer, found = MoELayer(SMALL, dispatcher, dtype=FP32, trainable=True).init_weights(), []
+        for enabled in (False, True):
+            with torch.set_grad_enabled(enabled):
+                layer(torch.ones(4, 32))
+            found.append(calls.traffic(lookup(group, 2, rank))["read_window_lent"])
+        layer.requires_grad_(False)
+        layer(torch.ones(4, 32, requires_grad=True)).sum().backward()  # rows that autograd follows
+        return found
+
+    with LocalCluster(2) as cluster:
+        assert cluster.run(body) == [[4 * 3 * 32 * 4, 0]] * 2

@@ -54,7 +54,7 @@ def rows(dtype: torch.dtype = BF16) -> Tensor:
 @pytest.mark.parametrize("given", [BF16, FP32, torch.float64], ids=str)
 def test_floats_for_an_int8_layer_are_quantised(given: torch.dtype, options: dict[str, Any]) -> None:
     """As a new layer is that gets them first and is quantised then, in every bit."""
-    other = {name: value.to(given) for name, value in layer(2).state_dict().items()}
+    other = {name: value.to(given) for name, value in layer(2, FP32).state_dict().items()}
     expected = layer(3)
     expected.load_state_dict(other)
     made = layer(1, quantised=True)
