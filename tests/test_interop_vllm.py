@@ -22,7 +22,7 @@ import ascend_moe
 from ascend_moe import MoEConfig, MoELayer
 from ascend_moe.dispatchers import WindowDispatcher
 from ascend_moe.errors import ArgumentError, ConfigMismatch, RoutingOverflow
-from ascend_moe.experts import grouped_mlp, quantize_weight
+from ascend_moe.experts import grouped_mlp, npu_dynamic_quant, quantize_weight
 from ascend_moe.interop import vllm
 from ascend_moe.interop.fused_moe import fused_experts
 from ascend_moe.interop.vllm import (
@@ -168,6 +168,7 @@ def _process(rank: int) -> bool:
 def test_shared_experts_and_weights_on_the_input(clusters: Clusters) -> None:
     def run(rank: int, group: str) -> None:
         part = part_of(rank, 2, 4, dtype=FP32, topk=1)
+        part = part._replace(weights=part.weights * torch.tensor([[0.5], [1.5], [2.0], [-1.0]]))
         shared = torch.nn.Linear(H, H)
         for kind in KINDS:
             kernel = vllm.FusedMoEModularKernel(*pair(kind, rank, 2, group), shared)
@@ -458,6 +459,28 @@ def test_rows_of_another_prepare_are_sorted(tokens: int, ids: str, local: list[i
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_int8_rows_of_another_prepare_keep_their_scales() -> None:
+    """Tokens in int8, a scale each, with K experts each: every pair has its token's."""
+    part = part_of(0, 1, 7, "-1", FP32, w8a8=True)
+    codes, scales = npu_dynamic_quant(part.x * torch.logspace(-2, 2, 7)[:, None])
+    experts = make_experts(None, None, None, part.config, E)
+    made = torch.full((7 * K, H), float("nan"))
+    experts.apply(
+        made, codes, part.w1, part.w2, part.weights, part.ids, "silu", E, None, scales[:, None], None, None, None, None,
+        False,
+    )  # fmt: skip
+    mlp = (part.w1.transpose(1, 2), part.w2.transpose(1, 2))
+    of_weights = {"w_gate_up_scale": part.config.w1_scale.squeeze(-1), "w_down_scale": part.config.w2_scale}
+    for pair, expert in enumerate(part.ids.flatten().tolist()):
+        if expert < 0:
+            assert not made[pair].any()
+            continue
+        count = torch.zeros(E, dtype=torch.int64)
+        count[expert], token = 1, slice(pair // K, pair // K + 1)
+        own = grouped_mlp(codes[token], *mlp, count, dynamic_scales=scales[token], **of_weights, output_dtype=FP32)
+        assert torch.equal(made[pair], own[0])
+
+
 @pytest.mark.parametrize("kind", ["standard", "batched"])
 def test_workspaces_in_both_forms(kind: str) -> None:
     experts = make_experts(None, None, None, None, 4, kind)
@@ -472,6 +495,7 @@ def test_workspaces_in_both_forms(kind: str) -> None:
     assert experts.workspace_dtype(BF16) == BF16
     if kind == "standard":
         assert experts.workspace_shapes(30, 5 * H, H, 2, E, 4, None, "silu")[0] == (60, 5 * H)
+        assert experts.workspace_shapes(30, 8, H, 2, E, 4, None, "silu") == ((60, H), (60, 4), (60, H))
 
 
 # ---- the caller's bases
@@ -669,6 +693,19 @@ def test_prepare_refuses(clusters: Clusters, changed: dict[str, Any], rule: str)
         assert torch.equal(finished(way, experts, part, prepared(way, part)), three_calls(part, 0, 1, group, 5))
 
     clusters[1].run(run)
+
+
+def test_a_map_that_fits_says_nothing_of_another(clusters: Clusters) -> None:
+    def run(rank: int, group: str) -> None:
+        way, experts = pair("mc2", rank, 2, group)
+        part, own = part_of(rank, 2, 5), expert_map(rank, 2)
+        for _ in range(2):
+            came = way.prepare(part.x, part.weights, part.ids, E, own, False, part.config)
+            assert torch.equal(finished(way, experts, part, came), three_calls(part, rank, 2, group, 5))
+            with pytest.raises(ArgumentError, match=f"expert_map does not give rank {rank} experts"):
+                way.prepare(part.x, part.weights, part.ids, E, own.flip(0), False, part.config)
+
+    clusters[2].run(run)
 
 
 def test_experts_refuse() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -287,3 +288,60 @@ def test_rows_need_no_alignment() -> None:
 
     for result in threads(2).run(body):
         assert torch.equal(result, flat[1:].view(2, 6))
+
+
+def test_one_rank_alone_may_smooth_its_rows() -> None:
+    """Its rows differ by expert, those of the others do not; both collectives bring the same bits."""
+    gen = torch.Generator().manual_seed(3)
+    xs = [torch.randn(4, 32, generator=gen).bfloat16() for _ in range(2)]
+    ids = [torch.randint(-1, 4, (4, 2), dtype=torch.int32, generator=gen) for _ in range(2)]
+    scales = torch.rand(4, 32, generator=gen) + 0.5
+
+    def body(kind: Any, rank: int, group: Any) -> list[torch.Tensor]:
+        dispatcher = kind(group, 4)
+        sent = dispatcher.dispatch(xs[rank], ids[rank], scales=scales if rank else None, quant_mode=2)
+        rows = (sent.expand_x.float() * sent.dynamic_scales[:, None]).bfloat16()
+        return [sent.expand_x, sent.dynamic_scales, dispatcher.combine(rows, sent, torch.ones(4, 2))]
+
+    ways = [threads(2).run(functools.partial(body, kind)) for kind in KINDS]
+    for one, other in zip(*ways, strict=True):
+        assert all(torch.equal(a, b) and bool(a.any()) for a, b in zip(one, other, strict=True))
+    plain, _ = quantise(xs[0])
+    first = [token for token in range(4) for each in ids[0][token].tolist() if each == 0]
+    assert torch.equal(ways[0][0][0][: len(first)], plain[first])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_global_bs_is_a_multiple_of_the_ranks(kind: Any) -> None:
+    def body(rank: int, group: Any) -> None:
+        dispatcher, x, ids = kind(group, 4), torch.ones(3, 8), torch.zeros(3, 2, dtype=torch.int32)
+        for global_bs in (7, 5, 4, -6):
+            with pytest.raises(ArgumentError, match=f"global_bs is {global_bs}; need 0, or 2 ranks"):
+                dispatcher.dispatch(x, ids, global_bs=global_bs)
+        assert len(dispatcher.dispatch(x, ids, global_bs=6).expand_x) == (12 if rank == 0 else 0)
+
+    threads(2).run(body)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_kept_for_the_weights_gradients_only(kind: Any) -> None:
+    """combine without them keeps no rows until its backward."""
+
+    def body(rank: int, group: Any) -> None:
+        dispatcher, kept = kind(group, 2), []
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept.append(tensor.shape)
+            return tensor
+
+        x = torch.randn(3, 16).requires_grad_()
+        sent = dispatcher.dispatch(x, torch.tensor([[0], [1], [1]], dtype=torch.int32))
+        for wanting in (False, True):
+            kept.clear()
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda each: kept.append(each.shape) or each, lambda each: each
+            ):
+                dispatcher.combine(sent.expand_x, sent, torch.ones(3, 1, requires_grad=wanting))
+            assert (torch.Size([3, 16]) in kept) == wanting
+
+    threads(1).run(body)
