@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -266,6 +267,132 @@ def test_m3_router_keeps_the_bias_in_float32_and_counts_active_tokens_once() -> 
     assert not router.local_tokens_per_expert.any()
 
 
+@pytest.mark.parametrize("moe_router_dtype", [None, "fp32", "fp64"])
+def test_m3_logits_are_computed_in_the_routers_dtype(moe_router_dtype: str | None) -> None:
+    """From input and weights of another, with the bias."""
+    config = RouterConfig(E, H, K, "none", moe_router_dtype=moe_router_dtype, add_bias_linear=True, params_dtype=BF16)
+    router = TopKRouter(config)
+    assert router.bias is not None
+    router.weight.data, router.bias.data = randn(E, H).to(BF16), randn(E, seed=1).to(BF16)
+    x = randn(6, 1, H, seed=2).to(BF16)
+    dtype = {None: BF16, "fp32": FP32, "fp64": FP64}[moe_router_dtype]
+    expected = torch.nn.functional.linear(x.to(dtype), router.weight.to(dtype), router.bias.to(dtype))
+    found = router.gating(x)
+    assert found.dtype == dtype and torch.equal(found, expected)
+    assert router(x)[0].dtype == dtype
+    with pytest.raises(ValueError, match="moe_router_dtype is 'fp16'"):
+        TopKRouter(RouterConfig(E, H, K, moe_router_dtype="fp16")).gating(x)
+
+
+class Drawn(NamedTuple):
+    """A router's input and configuration by chance."""
+
+    x: Tensor
+    mask: Tensor
+    weight: Tensor
+    config: dict[str, Any]
+
+
+def drawn(seed: int) -> Drawn:
+    draw = random.Random(seed)
+    sequence, batch = draw.choice([3, 6]), draw.choice([1, 2])
+    config: dict[str, Any] = {
+        "moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss", "global_aux_loss"],
+        "moe_aux_loss_coeff": [0.1, 0.2, 0.3],
+        "moe_z_loss_coeff": 0.5,
+        "moe_router_score_function": draw.choice(["softmax", "sigmoid"]),
+        "calculate_per_token_loss": draw.random() < 0.5,
+    }
+    config["moe_router_enable_expert_bias"] = config["moe_router_score_function"] == "sigmoid"
+    config["moe_token_drop_policy"] = draw.choice(["probs", "position"])
+    # In front, behind and in between: the same number in every sequence, whose losses are then those of the rest.
+    kept = draw.randint(1, sequence - 1)
+    mask = torch.stack([torch.randperm(sequence, generator=torch.Generator().manual_seed(seed + b)) < kept
+                        for b in range(batch)], 1)  # fmt: skip
+    return Drawn(randn(sequence, batch, H, seed=seed), mask, randn(E, H, seed=seed + 100) / 4, config)
+
+
+@pytest.mark.parametrize("factor", [None, 0.75, 1.5])
+@pytest.mark.parametrize("seed", range(8))
+def test_m6_a_router_does_not_see_inactive_tokens(seed: int, factor: float | None, loss_scale_of_1: None) -> None:
+    """Places, losses, counts and gradients are those of the active tokens alone, whatever the others hold."""
+    x, mask, weight, given = drawn(seed)
+    sequence, batch = mask.shape
+    # The active tokens of each sequence, by sequence place and batch.
+    order = torch.stack([mask[:, b].nonzero().squeeze(1) * batch + b for b in range(batch)], 1).reshape(-1)
+    capacity = 0 if factor is None else get_capacity(sequence * batch * K, E, factor)
+    found = []
+    for whole in (True, False):
+        alone = None if factor is None else capacity * E / (len(order) * K)  # the same C, which is that of all tokens
+        config = RouterConfig(E, H, K, **given, moe_expert_capacity_factor=factor if whole else alone)
+        router = TopKRouter(config)
+        router.weight.data = weight.clone()
+        own = x.masked_fill(~mask.unsqueeze(-1), (0.0, 1e4, math.nan, math.inf)[seed % 4])
+        own = own if whole else own.reshape(-1, H)[order].view(-1, batch, H)
+        own.requires_grad_()
+        probs, chosen = router(own, mask if whole else None)
+        (probs * torch.arange(1, E + 1)).sum().backward()
+        assert own.grad is not None and router.weight.grad is not None
+        gradient = own.grad.reshape(-1, H)
+        if whole:
+            rest = ~mask.reshape(-1)
+            assert not probs[rest].any() and not chosen[rest].any() and not gradient[rest].any()
+            probs, chosen, gradient = probs[order], chosen[order], gradient[order]
+        counted = router.local_tokens_per_expert
+        found.append([probs.detach(), chosen.float(), gradient, router.weight.grad, *router.losses.values()])
+        found[-1] += [] if counted is None else [counted]
+    assert len(found[0]) == len(found[1]) >= 8
+    for one, other in zip(*found, strict=True):
+        close(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("world", [1, 2])
+def test_m7_losses_a_token_are_multiplied_by_the_tokens(world: int, masked: bool, loss_scale_of_1: None) -> None:
+    """calculate_per_token_loss: by this rank's active tokens times tp x cp, which the caller divides by later."""
+    mask = (torch.arange(8) % 4 > 0).view(8, 1) if masked else None
+
+    def run(rank: int, group: Any) -> None:
+        found = []
+        for per_token in (False, True):
+            kinds = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.1, "moe_z_loss_coeff": 0.5}
+            config = RouterConfig(E, H, K, **kinds, calculate_per_token_loss=per_token)
+            router = TopKRouter(config, SimpleNamespace(tp_cp=group))
+            leaf = randn(8, 1, E, seed=9 + rank).requires_grad_()
+            probs, _ = router.routing(leaf, mask)
+            (probs * 0).sum().backward()
+            found.append([leaf.grad, *router.losses.values()])
+        close(found[1][0], found[0][0] * (6 if masked else 8) * world)
+        assert all(torch.equal(one, other) for one, other in zip(found[0][1:], found[1][1:], strict=True))
+        # z loss: the mean over the ranks of tp x cp, not their sum.
+        logits = randn(8, E, seed=9 + rank) if mask is None else randn(8, 1, E, seed=9 + rank)[mask]
+        close(found[0][1], logits.view(-1, E).logsumexp(1).square().mean())
+
+    threads(world).run(run)
+
+
+def test_m8_a_mask_of_tokens_without_sequences() -> None:
+    router = TopKRouter(RouterConfig(E, H, K, "none"))
+    router.weight.data = randn(E, H)
+    x, mask = randn(6, H, seed=2), torch.arange(6) % 2 > 0
+    for found, expected in zip(router(x, mask), router(x.view(6, 1, H), mask.view(6, 1)), strict=True):
+        assert torch.equal(found, expected)
+    with pytest.raises(ValueError, match="mask is"):
+        router(x, mask[1:])
+
+
+def test_m9_losses_of_a_layer_that_is_not_trained() -> None:
+    """None in evaluation, none without gradients: a recomputation would count twice."""
+    router = TopKRouter(RouterConfig(E, H, K, "global_aux_loss", 0.5))
+    logits = randn(5, 1, E)
+    for training, enabled in ((False, True), (True, False), (True, True)):
+        router.train(training)
+        with torch.set_grad_enabled(enabled):
+            router.routing(logits)
+        assert router.ga_steps is not None and bool(router.losses) == (training and enabled)
+        assert float(router.ga_steps) == (training and enabled)
+
+
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_m4_input_jitter(dtype: Any) -> None:
     router = TopKRouter(RouterConfig(E, H, moe_input_jitter_eps=0.1))
@@ -305,6 +432,11 @@ def test_m6_padding_changes_nothing(kind: str, world: int, etp: int, factor: flo
 
 
 # ---- M7 to M9, M19: losses
+
+
+@pytest.fixture
+def loss_scale_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", None)
 
 
 def aux_by_loop(logits: Tensor, topk: int, coeff: float, function: str = "softmax") -> Tensor:
@@ -575,6 +707,48 @@ def test_m10_manager_of_the_flex_dispatcher(
     expected = clusters[world].run(lambda rank, group: trained("mc2", case, etp, rank, group))
     for found, wanted in zip(clusters[world].run(run), expected, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_m10_float64_probabilities_and_rows_without_weight(clusters: Any) -> None:
+    """Probabilities come in the router's fp64; with a capacity the manager does not send a slot of probability 0."""
+    case = Case(1)
+
+    def run(rank: int, group: str) -> None:
+        probs, chosen = topk_routing_with_score_function(case.logits[0].double(), K)
+        probs = torch.where(torch.arange(E) == 2, 0, probs)
+        carrier = dispatcher("mc2", case, 1, rank, group)
+        tokens, slots, handle = carrier.dispatch_preprocess(case.x[0], chosen, probs)
+        _, _, found = carrier.dispatch_postprocess(*carrier.token_dispatch(tokens, slots, handle), handle)
+        assert found.dtype == FP64
+        for factor in (None, 1.0):
+            config = SimpleNamespace(moe_expert_capacity_factor=factor)
+            manager = MC2Manager(group, E, K, E, config, world_size=1, rank=0)
+            manager.setup_metadata(chosen, probs)
+            rows = manager.dispatch(case.x[0])
+            sent = chosen & (probs != 0) if factor else chosen
+            assert manager.get_number_of_tokens_per_expert().tolist() == sent.sum(0).tolist()
+            assert manager.get_permuted_hidden_states_by_experts(rows)[1].dtype == FP64
+            manager.combine(rows)
+
+    clusters[1].run(run)
+
+
+def test_m10_the_algorithm_is_that_of_the_caller(clusters: Any) -> None:
+    """Window or direct: the same bits by other ways, and an unknown one is refused by the op."""
+    case = Case(2)
+    results = []
+    for comm_alg in ("window", "direct"):
+        results.append(
+            clusters[2].run(lambda rank, group, a=comm_alg: trained("mc2", case, 1, rank, group, comm_alg=a))
+        )
+    for one, other in zip(*results, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+    def unknown(rank: int, group: str) -> None:
+        with pytest.raises(ValueError, match="comm_alg"):
+            trained("mc2", case, 1, rank, group, comm_alg="fastest")
+
+    clusters[2].run(unknown)
 
 
 def maps_of(case: Case) -> list[Tensor]:
@@ -858,10 +1032,9 @@ def test_m15_padding_is_rows_of_tokens_whose_probability_has_a_gradient(
 
 
 @pytest.mark.nightly  # tracing takes seconds
-def test_m16_a_compiler_keeps_the_layer_in_one_graph(clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_m16_a_compiler_keeps_the_layer_in_one_graph(clusters: Any, loss_scale_of_1: None) -> None:
     """A value that Python reads would break the graph: so none is read on an NPU either. With all losses, whose scale
     is set between a compiled forward and its backward."""
-    monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", None)
     case = Case(1)
     losses = {"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"], "moe_aux_loss_coeff": [0.1, 0.2]}
 

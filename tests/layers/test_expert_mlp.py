@@ -11,6 +11,7 @@ from torch.nn.functional import silu
 import ascend_moe
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import grouped_mlp, npu_dynamic_quant, quantize_weight
+from ascend_moe.experts.grouped_matmul import float_matmul
 
 L, H, INNER, ROWS = 4, 32, 24, 14
 COUNTS = [5, 0, 1, 4]
@@ -173,6 +174,17 @@ def test_topk_scales_weigh_each_row(shape: tuple[int, ...]) -> None:
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_weights_of_rows_are_not_rounded(dtype: torch.dtype) -> None:
+    """Only their product with the activation is."""
+    x, w_gate_up, w_down = (torch.randn(shape).to(dtype) for shape in ((ROWS, 16), (1, 16, 16), (1, 8, 16)))
+    weights = torch.linspace(0.1, 0.9, ROWS)
+    found = grouped_mlp(x, w_gate_up, w_down, torch.tensor([ROWS]), topk_scales=weights)
+    gate, up = float_matmul(x, w_gate_up[0], None).float().chunk(2, -1)
+    hidden = (torch.nn.functional.silu(gate) * up).to(dtype)
+    assert torch.equal(found, float_matmul((hidden * weights[:, None]).to(dtype), w_down[0], None))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
