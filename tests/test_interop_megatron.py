@@ -304,7 +304,9 @@ def drawn(seed: int) -> Drawn:
         "calculate_per_token_loss": draw.random() < 0.5,
     }
     config["moe_router_enable_expert_bias"] = config["moe_router_score_function"] == "sigmoid"
-    config["moe_token_drop_policy"] = draw.choice(["probs", "position"])
+    config["moe_token_drop_policy"] = policy = draw.choice(["probs", "position"])
+    config["moe_pad_expert_input_to_capacity"] = pad = draw.random() < 0.5
+    batch = 1 if pad or policy == "position" else batch  # the active tokens then keep their order
     # In front, behind and in between: the same number in every sequence, whose losses are then those of the rest.
     kept = draw.randint(1, sequence - 1)
     mask = torch.stack([torch.randperm(sequence, generator=torch.Generator().manual_seed(seed + b)) < kept
@@ -365,8 +367,15 @@ def test_m7_losses_a_token_are_multiplied_by_the_tokens(world: int, masked: bool
         close(found[1][0], found[0][0] * (6 if masked else 8) * world)
         assert all(torch.equal(one, other) for one, other in zip(found[0][1:], found[1][1:], strict=True))
         # z loss: the mean over the ranks of tp x cp, not their sum.
-        logits = randn(8, E, seed=9 + rank) if mask is None else randn(8, 1, E, seed=9 + rank)[mask]
-        close(found[0][1], logits.view(-1, E).logsumexp(1).square().mean())
+        logits = randn(8, 1, E, seed=9 + rank).requires_grad_()
+        loss = logits.reshape(-1, E)[slice(None) if mask is None else mask.view(-1)].logsumexp(1).square().mean()
+        close(found[0][1], loss.detach())
+        (loss * 0.5 / world).backward()
+        leaf = logits.detach().clone().requires_grad_()
+        router = TopKRouter(RouterConfig(E, H, K, "none", moe_z_loss_coeff=0.5), SimpleNamespace(tp_cp=group))
+        (router.routing(leaf, mask)[0] * 0).sum().backward()
+        assert leaf.grad is not None and logits.grad is not None
+        close(leaf.grad, logits.grad)
 
     threads(world).run(run)
 

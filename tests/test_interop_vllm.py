@@ -580,6 +580,9 @@ def test_selection_and_handles(clusters: Clusters) -> None:
         handle = manager.get_handle({"num_experts": E})
         assert handle is manager.get_handle({"kind": "batched", "num_experts": E, "max_num_tokens": 512})
         assert handle is not manager.get_handle({"num_experts": E, "max_num_tokens": 16})
+        others = [manager.get_handle({"kind": kind, "num_experts": E}) for kind in ("alltoall", "allgather")]
+        assert len({id(each) for each in (handle, *others)}) == 3
+        assert others[0] is manager.get_handle({"kind": "alltoall", "num_experts": E, "max_num_tokens": 16})
         kernel = vllm.select(vllm.MoEKernelConfig(group, rank, 2, E, manager=manager))
         assert kernel.prepare_finalize.handle is handle
         part = part_of(rank, 2, 4)
@@ -695,6 +698,20 @@ def test_prepare_refuses(clusters: Clusters, changed: dict[str, Any], rule: str)
     clusters[1].run(run)
 
 
+@each_kind
+def test_weights_of_tokens_may_be_half(clusters: Clusters, kind: str) -> None:
+    """As the router of a half-precision model gives them; the sum is in fp32."""
+
+    def run(rank: int, group: str) -> None:
+        way, experts = pair(kind, rank, 2, group)
+        part = part_of(rank, 2, 5)
+        half = part._replace(weights=part.weights.to(BF16))
+        expected = three_calls(part._replace(weights=half.weights.float()), rank, 2, group, 5)
+        assert torch.equal(finished(way, experts, half, prepared(way, half)), expected)
+
+    clusters[2].run(run)
+
+
 def test_a_map_that_fits_says_nothing_of_another(clusters: Clusters) -> None:
     def run(rank: int, group: str) -> None:
         way, experts = pair("mc2", rank, 2, group)
@@ -789,6 +806,11 @@ def test_batched_rows_overflow_and_take_delegate_alone(clusters: Clusters) -> No
         way, experts = pair("batched", 0, 1, group)
         with pytest.raises(RoutingOverflow, match="48 rows came for one expert, batched rows have places for 16"):
             prepared(way, part)
+        one_more = part._replace(ids=part.ids.where(torch.arange(48).view(16, K) < 17, -1))
+        with pytest.raises(RoutingOverflow, match="17 rows came for one expert"):
+            prepared(way, one_more)
+        fits = one_more._replace(ids=part.ids.where(torch.arange(48).view(16, K) < 16, -1))
+        assert torch.equal(finished(way, experts, fits, prepared(way, fits)), three_calls(fits, 0, 1, group, 16))
         part = part_of(0, 1, 4)
         came = prepared(way, part)
         rows = computed(experts, part, came)
