@@ -225,6 +225,10 @@ def test_v5_weight_on_input_and_in_place() -> None:
     w1, w2 = weights(FP32)
     found = fused_experts(x, w1, w2, probs, ids, apply_router_weight_on_input=True)
     assert_one_rounding(found, dispatched(x * probs, ids, torch.ones(9, 1)))
+    half, (h1, h2) = x.to(BF16), weights(BF16)
+    rounded = (half.float() * probs).to(BF16)  # once
+    found = fused_experts(half, h1, h2, probs, ids, apply_router_weight_on_input=True)
+    assert torch.equal(found, fused_experts(rounded, h1, h2, torch.ones(9, 1), ids))
     expected, memory = fused_experts(x, w1, w2, probs, ids), x.clone()
     assert fused_experts(memory, w1, w2, probs, ids, inplace=True) is memory
     assert torch.equal(memory, expected) and not torch.equal(memory, x)

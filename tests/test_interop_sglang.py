@@ -73,6 +73,15 @@ def test_s2_select_experts(tokens: int, biased: bool, grouped: bool, renormalize
         torch.testing.assert_close(weights[token], share, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("given", [{}, {"use_grouped_topk": True, "num_expert_group": 4, "topk_group": 2}], ids=str)
+def test_s2_weights_of_half_logits_are_not_rounded(given: dict[str, Any]) -> None:
+    logits = randn(9, E, seed=3).to(BF16)
+    for renormalize in (False, True):
+        found = select_experts(randn(9, H), logits, K, renormalize=renormalize, **given)
+        expected = select_experts(randn(9, H), logits.float(), K, renormalize=renormalize, **given)
+        assert found[0].dtype == FP32 and all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_s2_select_experts_needs_both_groups_and_takes_a_function() -> None:
     logits = randn(4, E)
     for given in ({"topk_group": 2}, {"num_expert_group": 4}, {}):
@@ -214,6 +223,18 @@ def test_s6_fp8_products() -> None:
     ):
         with pytest.raises(ArgumentError, match=name):
             GroupedGemmRunner()(a, b, c, 3, **{"seg_indptr": bounds, **given, **changed})
+
+
+def test_s6_fp8_products_of_halves_are_scaled_in_float32() -> None:
+    """Rounded once; codes end at +-448 where a static scale is too small."""
+    a, b = (randn(5, H) * 20).to(FP8), (randn(1, F, H, seed=1) * 20).to(FP8)
+    c, scale = torch.empty(5, F, dtype=BF16), torch.tensor([0.3])
+    given = {"use_fp8_w8a8": True, "scale_a": scale, "scale_b": torch.tensor([0.7])}
+    GroupedGemmRunner()(a, b, c, 1, True, torch.tensor([0, 5]), **given)
+    assert torch.equal(c, ((a.float() @ b[0].float().T) * (scale * 0.7)).to(BF16))
+    x, rows = torch.tensor([[1e4, -1e4, 1.0, 0.0]]), torch.empty(1, 4, dtype=FP8)
+    pre_reorder(x, rows, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32), scale, 0, 0, 1, 4)
+    assert rows.float().tolist() == [[448.0, -448.0, 3.25, 0.0]]
 
 
 def test_s7_silu_and_mul_divides_by_the_scale() -> None:
@@ -520,6 +541,58 @@ def test_s10_quant_configs_that_are_not_computed() -> None:
     plain = EPMoE(E, K, H, F, FP32)
     assert plain.activation_scheme is None and plain.quant_method.quant_config is None
     plain.quant_method.process_weights_after_loading(plain)
+
+
+def test_s10_the_larger_scale_of_gate_and_up_is_that_of_both() -> None:
+    """Whichever it is: else the codes of the other half would end at 448. Weights of zero have a scale too."""
+    for scales in ((0.5, 0.125), (0.125, 0.5)):
+        layer = EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config(True))
+        codes = (randn(2, 2 * F, H) * 100).to(FP8)
+        layer.w13_weight.data.copy_(codes)
+        layer.w2_weight.data.copy_(torch.zeros(2, H, F).to(FP8))
+        layer.w13_weight_scale.data[:] = torch.tensor(scales)
+        layer.w2_weight_scale.data.fill_(1.0)
+        layer.process_weights_after_loading()
+        assert layer.w13_weight_scale.tolist() == [0.5, 0.5]
+        found = layer.w13_weight.float() * 0.5
+        expected = codes.float() * torch.tensor(scales).repeat_interleave(F)[:, None]
+        torch.testing.assert_close(found, expected, rtol=2**-4, atol=2**-9)
+    empty = EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config())
+    for parameter in (empty.w13_weight, empty.w2_weight):
+        parameter.data.zero_()
+    empty.process_weights_after_loading()
+    assert empty.w13_weight_scale.tolist() == [1.0, 1.0] and not empty(randn(3, H), randn(3, 2)).any()
+
+
+def test_s10_static_scales_are_used() -> None:
+    """Of tokens and of the second product's input: what they have rounded to codes once stays as it is."""
+
+    def layer(scale: float) -> EPMoE:
+        made = fill_fp8(EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config(False, "static")), scale)
+        made.process_weights_after_loading()
+        return made
+
+    x, logits = randn(5, H), randn(5, 2)
+    rounded = (x * (1 / torch.tensor(0.3))).to(FP8).float() * 0.3
+    fine, coarse = layer(0.3), layer(3.0)
+    torch.testing.assert_close(fine(rounded, logits), fine(x, logits))
+    dynamic = EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config())
+    dynamic.w13_weight.data.copy_(weights_of(0)), dynamic.w2_weight.data.copy_(weights_of(1))
+    dynamic.process_weights_after_loading()
+    assert not torch.equal(dynamic(x, logits), fine(x, logits))
+    assert not torch.equal(coarse(x, logits), fine(x, logits))
+    with pytest.raises(ArgumentError, match="w13_input_scale has not been loaded"):
+        fill_fp8(EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config(False, "static")), NAN).process_weights_after_loading()
+
+
+def weights_of(number: int) -> torch.Tensor:
+    return randn(*((2, 2 * F, H), (2, H, F))[number], seed=number) / 4
+
+
+def fill_fp8(layer: EPMoE, scale: float) -> EPMoE:
+    layer.w13_weight.data.copy_(weights_of(0)), layer.w2_weight.data.copy_(weights_of(1))
+    layer.w13_input_scale.data.fill_(scale), layer.w2_input_scale.data.fill_(scale)
+    return layer
 
 
 def layer_of(layer: EPMoE) -> EPMoE:

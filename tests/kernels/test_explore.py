@@ -74,7 +74,24 @@ def test_every_kind_of_case_is_spelled_out_and_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["w65", "k3", "l0", "v3", "CD", "DCC", "mask:odd", "bf17", "x4", "v2,h1", "v1,h2", "n2", "t2", "fault:x", "v1,fault:triple"]
+    "text",
+    [
+        "w65",
+        "k3",
+        "l0",
+        "v3",
+        "CD",
+        "DCC",
+        "mask:odd",
+        "bf17",
+        "x4",
+        "v2,h1",
+        "v1,h2",
+        "n2",
+        "t2",
+        "fault:x",
+        "v1,fault:triple",
+    ],
 )
 def test_what_is_no_case_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="explore: ") as caught:

@@ -130,6 +130,27 @@ def test_one_x_an_expert(group_type: int | None) -> None:
     assert npu_grouped_matmul(deep, weights, group_type=group_type)[0].shape == (2, 3, 10)
 
 
+def test_one_x_an_expert_and_a_list_of_other_rows() -> None:
+    x, weights = [small_integers(rows, 6, seed=rows) for rows in (4, 3)], [small_integers(6, 5, seed=9)] * 2
+    right = npu_grouped_matmul(x, weights, group_list=[4, 7], split_item=2)[0]
+    assert torch.equal(right, torch.cat(x) @ weights[0])
+    for wrong in ([3, 7], [4, 6], [7, 7]):
+        with pytest.raises(ArgumentError, match=r"group_list does not describe x's row counts \[4, 3\]; leave it out"):
+            npu_grouped_matmul(x, weights, group_list=wrong, split_item=2)
+
+
+@pytest.mark.parametrize("group_list, kind", [([0, 0], 0), (torch.tensor([[1, 0]]), 2)], ids=["list", "pairs"])
+def test_no_rows_at_all_still_have_gradients(group_list: Any, kind: int) -> None:
+    """Also where the gradients are no grouped products: a list on the host, or pairs."""
+    x, weight = torch.randn(3, 6).requires_grad_(), torch.randn(2, 6, 5).requires_grad_()
+    group_type = 0 if isinstance(group_list, torch.Tensor) else None
+    (y,) = npu_grouped_matmul(
+        [x], [weight], group_list=group_list, group_list_type=kind, split_item=2, group_type=group_type
+    )
+    y.sum().backward()
+    assert x.grad is not None and weight.grad is not None and not x.grad.any() and not weight.grad.any()
+
+
 def test_pairs_pick_experts_in_any_order() -> None:
     x = small_integers(6, 8, seed=10)
     weight = small_integers(5, 8, 4, seed=11)
@@ -144,7 +165,9 @@ def test_int8_sums_are_exact(shape: tuple[int, int, int]) -> None:
     a, b = int8s(m, k, seed=1), int8s(k, n, seed=2)
     most_negative = torch.full_like(a, -128), torch.full_like(b, -128)
     large_and_odd = torch.full_like(a, 127), torch.full_like(b, 127)  # what float32 would round
-    for x, w in ((a, b), most_negative, large_and_odd, (a, b.t().contiguous().t())):
+    odd_sums = torch.full_like(a, 127), torch.full_like(b, 127)
+    odd_sums[0][:, ::1024], odd_sums[1][::1024] = 1, 2  # of 1024 products each, which are no sums of larger powers of 2
+    for x, w in ((a, b), most_negative, large_and_odd, odd_sums, (a, b.t().contiguous().t())):
         expected = (x.long() @ w.long()).to(torch.int32)
         assert torch.equal(int8_matmul(x, w), expected)
         assert torch.equal(int8_matmul_by_float32(x, w), expected)
