@@ -288,8 +288,8 @@ class _Sent(torch.autograd.Function):
             grad = autograd.straight_through(ctx, scales, "dispatch")
             need(not handle.smooth, "scales", 'have no gradient: "straight_through" takes a dispatch without them')
         if grad is None:
-            grad = torch.zeros(handle.rows, handle.x.size(1), device=handle.x.device)
-        ones = torch.ones(handle.routing.routed.shape, device=grad.device)
+            grad = torch.zeros(handle.rows, handle.x.size(1), dtype=torch.float32, device=handle.x.device)
+        ones = torch.ones(handle.routing.routed.shape, dtype=torch.float32, device=grad.device)
         return None, None, ctx.dispatcher._add_rows(grad.to(ctx.dtype), handle, ones, None), None, None
 
 

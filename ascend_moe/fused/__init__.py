@@ -346,6 +346,6 @@ def _try(buffer: SymmBuffer, device: torch.device) -> None:
     with torch.no_grad():
         sent = dispatcher.dispatch(x, ids, quant_mode=quant, global_bs=world * most)
         rows = torch.empty_like(sent.expand_x, dtype=x.dtype)
-        dispatcher.combine(rows, sent, torch.empty(ids.shape, device=device))
+        dispatcher.combine(rows, sent, torch.empty(ids.shape, dtype=torch.float32, device=device))
     if device.type != "cpu":
         check(buffer.group_name)

@@ -137,7 +137,7 @@ def dynamic_scale(x: Tensor, local_experts: int) -> Tensor:
 
     Source: SGLang EPMoE, which takes the largest value, not the largest magnitude.
     """
-    top = x.detach().abs().amax().float() if x.numel() else torch.zeros((), device=x.device)
+    top = x.detach().abs().amax().float() if x.numel() else torch.zeros((), dtype=torch.float32, device=x.device)
     return torch.where(top == 0, 1.0, top / _FP8_MAX).expand(local_experts).contiguous()
 
 

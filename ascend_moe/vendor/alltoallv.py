@@ -123,7 +123,7 @@ def _through_windows(raw: torch.Tensor, send: list[int], receive: list[int], hco
         return [sent[0][first:last] for first, last in itertools.pairwise(ends)]
 
     everybody = torch.arange(world, dtype=torch.int32)
-    told = torch.full((world, _ROW // 4), float(max(send)))
+    told = torch.full((world, _ROW // 4), float(max(send)), dtype=torch.float32)
     longest = max(int(each[0, 0]) for each in dispatch(told, everybody, world))
     share = max(1, min(_MAX_BATCH // world, window // (world * world * width)))
     parts: list[list[torch.Tensor]] = [[words[:0]] for _ in range(world)]

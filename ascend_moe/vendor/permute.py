@@ -237,7 +237,7 @@ def npu_moe_re_routing(
     source = torch.arange(total) + shift
     index = torch.zeros(rows, dtype=torch.int32)
     index[:total] = source.to(torch.int32)
-    scales = torch.zeros(rows)
+    scales = torch.zeros(rows, dtype=torch.float32)
     if per_token_scales is not None:
         fits = per_token_scales.dim() >= 1 and per_token_scales.shape[0] == rows
         need(fits, "per_token_scales", "is {} for {} tokens", per_token_scales.shape, rows)

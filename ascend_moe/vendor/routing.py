@@ -266,7 +266,7 @@ def _expand(call: Any, placed: _Placed) -> tuple[torch.Tensor, torch.Tensor]:
     row, expert = placed.row[kept], placed.expert[kept]
     token = placed.pair[kept] // max(call.expert_idx.shape[1], 1)
     values, scale = call.x[token], call.scale
-    scales = torch.zeros(placed.rows)
+    scales = torch.zeros(placed.rows, dtype=torch.float32)
     if call.quant_mode == DYNAMIC:
         values = values.float()
         if scale is not None:
@@ -363,7 +363,7 @@ def _kept(
     need_shape("expert_scales", scales, (batch, topk), dtypes=(torch.float32, torch.float16, torch.bfloat16))
     need_shape("pruning_threshold", threshold, (topk,), (1, topk), dtypes=(torch.float32,))
     weights = scales.float()
-    total = torch.zeros(batch)
+    total = torch.zeros(batch, dtype=torch.float32)
     for k in range(topk):
         total = total + weights[:, k]
     kept = weights >= threshold.reshape(1, topk) * total.unsqueeze(1)

@@ -34,7 +34,7 @@ def most_tokens(heads: Tensor, topk_idx: Tensor | None, experts: int) -> int:
             text = f"dispatch: rank {rank}, token {token}, k {k} has expert id {expert_id}; need -1 or 0..{experts - 1}"
             found = {"rank": rank, "token": token, "k": k, "expert_id": expert_id}
             raise InvalidExpertId(text, argument="topk_idx", **found)
-    return max(int(tokens) for tokens, *_ in table)
+    return max(int(words[0]) for words in table)
 
 
 def most_tokens_of(place: Place, own: int, topk_idx: Tensor, experts: int) -> int:
