@@ -16,7 +16,7 @@ struct TimelineEvent {
     uint64_t flow;    // 0: none; a store of a status block and the wait that it released share a number
     int32_t rank;
     uint32_t core;
-    int32_t peer;       // the rank whose window the bytes came from or went to; -1: own memory; of an arrival: who sent it
+    int32_t peer;       // the rank whose window the bytes came from or went to; -1: own; of an arrival: its sender
     uint32_t pipe;      // twin::Pipe: 0 S, 1 V, 2 MTE2, 3 MTE3
     const char* name;   // of the API call, or "wait", "SyncAll", "launch"
     const char* phase;  // Core::phase: the step of the op, "" before the first
