@@ -141,7 +141,7 @@ def campaign(
                 break
             world = worlds.of(case)
             program = world.load(case)
-            if not case.fault:  # what goes wrong may end before
+            if not case.fault_kind:  # what goes wrong may end before
                 result.reached.update(reached(program))
             run = world.run(seed + result.schedules, count, options)
             result.cases += 1

@@ -420,10 +420,10 @@ class World:
     def _run_with_fault(self, fault: faults.Fault, seed: int, schedules: int, options: Options) -> RunResult:
         """One by one: what an error says is looked at after each."""
         options, total, steps = replace(options, hang_is_finding=False), RunResult(), 0
-        if fault.dies:
-            steps = self._run(seed, 1, options).steps
+        if fault.dies:  # the same for every schedule, so that each can be repeated
+            steps = self._run(0, 1, Options(hang_is_finding=False)).steps
         for number in range(seed, seed + schedules):
-            injected = Faults(kill_rank=fault.victim, kill_step=fault.step(steps)) if fault.dies else Faults()
+            injected = Faults(kill_rank=fault.victim, kill_step=fault.step(steps, number)) if fault.dies else Faults()
             run = self._run(number, 1, replace(options, faults=injected))
             if not run.failed and (message := fault.judge(self._by_rank())):
                 run.failed, run.failed_seed = 4, number

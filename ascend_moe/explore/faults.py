@@ -1,4 +1,4 @@
-"""What goes wrong on purpose in a program (``Program.fault``), and what must come of it on every rank.
+"""What goes wrong on purpose in a program (``Program.fault_kind``), and what must come of it on every rank.
 
 A fault is a function of the program alone: a rank that dies at some step, or makes only its first calls, or whose
 inputs of one op are wrong. All others must hear of it, name it, and in later ops be right again or fail at once.
@@ -55,15 +55,15 @@ def has_triples(program: Program) -> bool:
 def with_fault(program: Program, seed: int) -> Program:
     """The program with a fault by chance; the same one for a seed."""
     rng = np.random.default_rng([seed, _STREAM])
-    return replace(program, fault=str(rng.choice([fault for fault in FAULTS if applies(program, fault)])))
+    return replace(program, fault_kind=str(rng.choice([fault for fault in FAULTS if applies(program, fault)])))
 
 
 def fault_of(program: Program) -> Fault | None:
     """What goes wrong in the program."""
-    if not program.fault:
+    if not program.fault_kind:
         return None
     made = {KILL: Killed, ABSENT: Absent}
-    return made.get(program.fault, WrongInputs)(program)
+    return made.get(program.fault_kind, WrongInputs)(program)
 
 
 class Fault:
@@ -88,8 +88,8 @@ class Fault:
         """What the call may come to."""
         return [RIGHT]
 
-    def step(self, steps: int) -> int:
-        """When the victim dies, in a schedule of so many steps without that."""
+    def step(self, steps: int, seed: int) -> int:
+        """When the victim dies in the schedule of a seed. ``steps``: about as many as it has."""
         return 0
 
     def judge(self, by_rank: Sequence[Seen]) -> str:
@@ -131,8 +131,8 @@ class Killed(Fault):
     def outcomes(self, call: Call) -> list[Outcome]:
         return [RIGHT, Outcome(PEER_LOST)]
 
-    def step(self, steps: int) -> int:
-        return int(self.rng.integers(steps + 1))
+    def step(self, steps: int, seed: int) -> int:
+        return int(np.random.default_rng([self.program.seed, _STREAM, seed]).integers(steps + 1))
 
     def judge(self, by_rank: Sequence[Seen]) -> str:
         first = set()
@@ -194,7 +194,7 @@ class WrongInputs(Fault):
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
-        kind, in_dispatch = wrong_inputs.KINDS[program.fault]
+        kind, in_dispatch = wrong_inputs.KINDS[program.fault_kind]
         ops = [at for at, op in enumerate(program.sequence.upper()) if op == "C" or in_dispatch]
         self.number = int(self.rng.choice(ops))
         self.dispatches = _dispatch_of(program.sequence)

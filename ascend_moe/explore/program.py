@@ -52,7 +52,7 @@ _WORDS: dict[str, tuple[str, object]] = {
     **{word: ("quant", word) for word in QUANTS},
     **{word: ("dtype", word) for word in DTYPES},
     **{word: (word, True) for word in _FLAGS},
-    **{f"fault:{word}": ("fault", word) for word in FAULTS},
+    **{f"fault:{word}": ("fault_kind", word) for word in FAULTS},
 }
 
 
@@ -69,7 +69,7 @@ class Program(Case):
     again one op too early, which is a bug. ``list_cores`` of direct dispatch make lists, the others publish
     rows; 0: all do both. ``ub_bytes`` of UB a core are granted; 0: as many as CANN grants. ``spare``: UB of the plans:
     the least that they run with, and ``spare`` - 1 rows more, so that few rows or chunks are on their way at a time;
-    0: ``ub_bytes``. ``fault``: one of ``FAULTS`` goes wrong, where and how follows from ``seed``.
+    0: ``ub_bytes``. ``fault_kind``: one of ``FAULTS`` goes wrong, where and how follows from ``seed``.
     """
 
     cores: int = 2
@@ -84,7 +84,7 @@ class Program(Case):
     ub_bytes: int = 0
     spare: int = 0
     near: bool = False
-    fault: str = ""
+    fault_kind: str = ""
 
     def case_of(self, dispatch: int) -> Case:
         """The tensors of the ``dispatch``-th op of the sequence: other values and other routes for each."""
@@ -114,7 +114,7 @@ class Program(Case):
         words += [self.algorithm] if self.algorithm != "window" else []
         words += [self.rows] if self.rows != "own" else []
         words += [word for word in _FLAGS if getattr(self, word)]
-        words += [f"fault:{self.fault}"] if self.fault else []
+        words += [f"fault:{self.fault_kind}"] if self.fault_kind else []
         return ",".join(words)
 
 
@@ -166,7 +166,8 @@ def checked(case: Program) -> Program:
     need(shared in (0, 2, 3), "shared_expert_x has {} dimensions, it must have 2, 3 or none (h0)", shared)
     need(not shared or case.contract == 2, "contract v1 has no shared_expert_x, it must be v2")
     need(kind in (0, 1) and tp in (0, 1), "expert_token_nums_type {} and tp_world_size {} must be 0 or 1", kind, tp)
-    need(not case.fault or applies(case, case.fault), f"fault:{case.fault} is none that {case} can have")
+    possible = not case.fault_kind or applies(case, case.fault_kind)
+    need(possible, f"fault:{case.fault_kind} is none that {case} can have")
     waiting = 0
     for op in case.sequence:
         waiting += 1 if op in "Dd" else -1

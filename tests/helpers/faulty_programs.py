@@ -48,4 +48,4 @@ def long_faulty(seeds: range) -> Iterator[Program]:
 
 def _with_one(case: Program, faults: Sequence[str], turn: int) -> Program:
     possible = [fault for fault in faults if explore.applies(case, fault)]
-    return replace(case, fault=possible[turn % len(possible)])
+    return replace(case, fault_kind=possible[turn % len(possible)])

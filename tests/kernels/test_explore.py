@@ -56,7 +56,7 @@ def test_a_case_is_what_its_text_says() -> None:
     assert (case.contract, case.seed, case.dtype, case.quant) == (2, 9, "fp32", "smooth")
     assert (case.mask, case.ids, case.batches, case.sequence) == ("pair", "hot", "equal", "DDCC")
     case = explore.parse("v2,s7,fault:triple")
-    assert (case.fault, explore.with_fault(case, 3).seed) == ("triple", 7) and explore.parse(str(case)) == case
+    assert (case.fault_kind, explore.with_fault(case, 3).seed) == ("triple", 7) and explore.parse(str(case)) == case
     for changes in MODES.values():
         case = Program(**changes)
         assert explore.parse(str(case)) == case
@@ -76,21 +76,8 @@ def test_every_kind_of_case_is_spelled_out_and_fits() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "w65",
-        "k3",
-        "l0",
-        "v3",
-        "CD",
-        "DCC",
-        "mask:odd",
-        "bf17",
-        "x4",
-        "v2,h1",
-        "v1,h2",
-        "n2",
-        "t2",
-        "fault:x",
-        "v1,fault:triple",
+        *("w65", "k3", "l0", "v3", "CD", "DCC", "mask:odd", "bf17", "x4", "v2,h1", "v1,h2", "n2", "t2"),
+        *("fault:x", "v1,fault:triple", "w1,fault:kill"),
     ],
 )
 def test_what_is_no_case_is_refused(text: str) -> None:
@@ -460,7 +447,7 @@ def test_wrong_inputs_beyond_the_first_chunk(numbers: range, tally: Tally) -> No
 def test_another_error_than_the_one_to_come_is_a_finding(fault: str, worlds: Worlds) -> None:
     """The positive control of wrong inputs."""
     shown = 0
-    for case in (case for case in faulty(range(30), [fault]) if case.world == 2 and case.fault == fault):
+    for case in (case for case in faulty(range(30), [fault]) if case.world == 2 and case.fault_kind == fault):
         goes_wrong = worlds(2).load(case).fault
         assert isinstance(goes_wrong, WrongInputs)
         for rank, (tensors, outcome) in goes_wrong.wrong.items():
@@ -474,7 +461,7 @@ def test_another_error_than_the_one_to_come_is_a_finding(fault: str, worlds: Wor
 
 def test_what_survivors_must_not_say() -> None:
     """The positive control of ranks that die or call no more: all name them, who found it says so, and stays so."""
-    goes_wrong = fault_of(Program(world=3, sequence="DCD", fault="kill"))
+    goes_wrong = fault_of(Program(world=3, sequence="DCD", fault_kind="kill"))
     assert goes_wrong is not None
     victim = goes_wrong.victim
     one, two = (rank for rank in range(3) if rank != victim)

@@ -160,6 +160,7 @@ def trial(world: int, patience: float, spoil: Spoil, combine: int = 0, **more: A
     """By rank, what became of it."""
     of = Trial(world, patience, combine, **more)
     barrier, reader_done = threading.Barrier(world), threading.Event()
+    told: list[str] = []  # of what is corrupt
 
     def run_combine(place: Place) -> Callable[[], str]:
         sent = cases.dispatch(place, 3, combine)
@@ -189,10 +190,13 @@ def trial(world: int, patience: float, spoil: Spoil, combine: int = 0, **more: A
         one = caught(op)
         if rank == of.reader:
             reader_done.set()
+        told.extend(str(one.error).split(": ", 1)[1:] if type(one.error) is CorruptStatus else [])
         return outcome(one, of.source if rank == of.reader else None)
 
     with ascend_moe.LocalCluster(world) as cluster:
-        return cluster.run(body)
+        found: list[str] = cluster.run(body)
+    assert len({text.partition(" [rank")[0] for text in told}) <= 1, "all ranks say the same of it"
+    return found
 
 
 def write(cluster: ascend_moe.LocalCluster, spoil: Spoil, of: Trial) -> None:
