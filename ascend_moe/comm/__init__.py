@@ -177,7 +177,7 @@ def process_group(group_ep: str) -> ProcessGroup | None:
     return _find(group_ep)[1]
 
 
-@torch.compiler.assume_constant_result  # torch.compile cannot trace the lookup
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch.compile cannot trace the lookup
 def place(group_ep: str) -> tuple[int, int | None] | None:
     """World size and rank of a known group, without opening anything; None for an unknown name.
 
