@@ -261,7 +261,6 @@ _SIGNATURES = {
     "am_plan_create": (c_void_p, (c_void_p, c_void_p)),
     "am_plan_destroy": (None, (c_void_p,)),
     "am_need_tiling": (c_uint64, (c_void_p, c_char_p, c_uint64)),
-    "am_need_ub": (c_uint64, (c_void_p, c_char_p, c_uint64)),
     "am_error_message": (None, (c_void_p, c_char_p, c_uint64)),
     "am_error_name": (c_char_p, (c_int,)),
     "am_explore_create": (c_void_p, (c_int, c_uint64, c_uint64)),
