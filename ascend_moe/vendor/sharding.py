@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -31,10 +30,12 @@ def over_shards(call: Callable[..., Any], bind: Bind) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def run(*args: Any, **kwargs: Any) -> Any:
-        # Only a program that has imported DTensor can have one; the import takes seconds.
-        dtensors: Any = sys.modules.get("torch.distributed.tensor")
-        if dtensors is None or not any(isinstance(each, dtensors.DTensor) for each in (*args, *kwargs.values())):
+        if not any(
+            isinstance(each, torch.Tensor) and hasattr(each, "device_mesh") for each in (*args, *kwargs.values())
+        ):
             return call(*args, **kwargs)
+        import torch.distributed.tensor as dtensors  # takes seconds, so only where there is a DTensor
+
         return _on_parts(call, bind(args, kwargs), dtensors)
 
     return run
