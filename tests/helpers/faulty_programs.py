@@ -32,10 +32,10 @@ WRONG_INPUTS = [fault for fault in explore.FAULTS if fault not in ("kill", "abse
 
 
 def faulty(seeds: range, faults: Sequence[str]) -> Iterator[Program]:
-    """Small programs, one of these faults each: ways and faults go by turns."""
+    """Small programs, one of these faults each that they can have: ways and faults go by turns."""
     for seed in seeds:
         turn, way = divmod(seed, len(WAYS))
-        yield _with_one(WAYS[way](explore.draw(seed), seed), faults, turn)
+        yield from _with_one(WAYS[way](explore.draw(seed), seed), faults, turn)
 
 
 def long_faulty(seeds: range) -> Iterator[Program]:
@@ -43,9 +43,9 @@ def long_faulty(seeds: range) -> Iterator[Program]:
     faults = [each for one in ("counts", "ids", "overflow", "routing") for each in (one, "triple", "index")]
     for seed in seeds:
         turn, text = divmod(seed, len(LONG))
-        yield _with_one(replace(explore.parse(LONG[text]), seed=seed), faults, turn)
+        yield from _with_one(replace(explore.parse(LONG[text]), seed=seed), faults, turn)
 
 
-def _with_one(case: Program, faults: Sequence[str], turn: int) -> Program:
+def _with_one(case: Program, faults: Sequence[str], turn: int) -> list[Program]:
     possible = [fault for fault in faults if explore.applies(case, fault)]
-    return replace(case, fault_kind=possible[turn % len(possible)])
+    return [replace(case, fault_kind=possible[turn % len(possible)])] if possible else []
