@@ -4,7 +4,7 @@
 an unmodified torch_npu runs where no NPU is: tensors, copies, streams, events, HCCL groups, and the operators
 of this package on the CPU twin. It is for correctness. It is not an NPU; times measured on it mean nothing.
 
-Supported: torch 2.13.0 with torch_npu 2.13.0, torch 2.14.0 with torch_npu 2.14.0; the ranks of one machine.
+Supported: torch 2.13.0 with torch_npu 2.13.0, the ranks of one machine. 2.14.0 of both is started, but is not tested.
 """
 
 from __future__ import annotations
