@@ -6,15 +6,19 @@ import json
 import os
 import threading
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from ascend_moe.errors import CommTimeout, PeerLost
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
     from torch._C._distributed_c10d import ProcessGroup, Store
 
-P = TypeVar("P", bound="DataclassInstance")
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+P = TypeVar("P", bound=_Dataclass)
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.02  # between two looks at the store
 STORE_PATIENCE_S = 1.0  # the least time that the store gets for an answer

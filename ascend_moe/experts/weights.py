@@ -132,5 +132,5 @@ def copied_beside(module: Any, memo: dict[int, Any], *shared: Any) -> Any:
     """For __deepcopy__: a copy of ``module`` with the same ``shared`` objects, process groups and the like."""
     memo.update((id(each), each) for each in shared)
     copied = memo[id(module)] = object.__new__(type(module))
-    copied.__dict__.update(copy.deepcopy(module.__dict__, memo))
+    copied.__setstate__(copy.deepcopy(module.__dict__, memo))
     return copied
