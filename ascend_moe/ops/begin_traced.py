@@ -12,29 +12,29 @@ from typing import Any
 import torch
 
 from .registration import (
-    LIBRARY,
     OPERATORS,
+    TRACED,
     NotDifferentiable,
     Operator,
     keep_order_in_inductor,
     wants_gradient,
 )
-from .schemas import NAMESPACE, SCHEMAS
+from .schemas import SCHEMAS
 
 _open: dict[int, Any] = {}  # the open calls of this process that traced programs began
 _numbers = itertools.count()
 
 
 class Halves:
-    """The operators ``_{name}`` and ``_{name}_finish`` of the op ``whole``; ``begin`` is what the first one runs."""
+    """The operators ``{name}`` and ``{name}_finish`` of the op ``whole``; ``begin`` is what the first one runs."""
 
     def __init__(self, name: str, whole: str, begin: Callable[..., Any]) -> None:
         self._name, self._begin, self._whole = name, begin, OPERATORS[whole]
         arguments, _, results = SCHEMAS[whole].partition(" -> ")
-        self._first = self._define(f"_{name}", f"{arguments} -> Tensor", self._send, self._number)
+        self._first = self._define(name, f"{arguments} -> Tensor", self._send, self._number)
         schema = f"(Tensor call, {arguments[1:]} -> {results}"
-        self._second = self._define(f"_{name}_finish", schema, self._receive, self._outputs)
-        LIBRARY.impl(f"_{name}_finish", self._without_gradient, "Autograd", with_keyset=True)
+        self._second = self._define(f"{name}_finish", schema, self._receive, self._outputs)
+        TRACED.impl(f"{name}_finish", self._without_gradient, "Autograd", with_keyset=True)
 
     def begin(self, *args: Any, **kwargs: Any) -> Callable[[], Any]:
         """In a program that is traced: the first launch; the result is the second."""
@@ -46,10 +46,10 @@ class Halves:
         return finish
 
     def _define(self, name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Operator:
-        made = Operator(name, schema)
+        made = Operator(name, schema, TRACED)
         for key in ("CPU", "PrivateUse1"):
-            LIBRARY.impl(name, run, key)
-        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+            TRACED.impl(name, run, key)
+        torch.library.register_fake(f"{TRACED.ns}::{name}", fake, lib=TRACED)
         made.keep_calls()
         return made
 

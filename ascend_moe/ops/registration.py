@@ -28,6 +28,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
+# What only traced programs call, apart from the operators that torch_npu has.
+TRACED: Any = torch.library.Library(f"{NAMESPACE}_traced", "DEF")  # type: ignore[no-untyped-call]
 # Beyond these no rank count, expert count or K makes sense, and the sizes of outputs would overflow.
 _MAX_SIZE, _MAX_BATCHES = 2**15, 2**31 - 1
 _PREFIX = "npu_moe_distribute_"
@@ -83,13 +85,13 @@ def _lower_in_order(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class Operator:
-    """An operator of ``torch.ops.ascend_moe``: its overload, and its arguments by the schema."""
+    """An operator of a library, ``torch.ops.ascend_moe``: its overload, and its arguments by the schema."""
 
-    def __init__(self, qualified: str, schema: str) -> None:
+    def __init__(self, qualified: str, schema: str, library: Any = LIBRARY) -> None:
         self.qualified, self.schema = qualified, schema
         self.name, _, overload = qualified.partition(".")
-        LIBRARY.define(f"{qualified}{schema}")
-        self.packet: Any = getattr(getattr(torch.ops, NAMESPACE), self.name)
+        library.define(f"{qualified}{schema}")
+        self.packet: Any = getattr(getattr(torch.ops, library.ns), self.name)
         self.overload: Any = getattr(self.packet, overload or "default")
         self.arguments = self.overload._schema.arguments
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .registration import LIBRARY, Operator, keep_order_in_inductor
-from .schemas import NAMESPACE
+from .registration import TRACED, Operator, keep_order_in_inductor
 
 _layers: weakref.WeakValueDictionary[int, WholeLayer] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -39,7 +38,7 @@ class WholeLayer(nn.Module):
 
 
 class WholeCall:
-    """The operator ``ascend_moe::_{name}``: calls ``run(layer, *args)``; the result is as its first tensor.
+    """The operator ``ascend_moe_traced::{name}``: calls ``run(layer, *args)``; the result is as its first tensor.
 
     Args:
         name: of the operator.
@@ -49,10 +48,10 @@ class WholeCall:
 
     def __init__(self, name: str, arguments: str, run: Callable[..., torch.Tensor]) -> None:
         self._run = run
-        self._op = Operator(f"_{name}", f"(int layer, {arguments}) -> Tensor")
+        self._op = Operator(name, f"(int layer, {arguments}) -> Tensor", TRACED)
         for key in ("CPU", "PrivateUse1"):
-            LIBRARY.impl(f"_{name}", self._call, key)
-        torch.library.register_fake(f"{NAMESPACE}::_{name}", self._fake, lib=LIBRARY)
+            TRACED.impl(name, self._call, key)
+        torch.library.register_fake(f"{TRACED.ns}::{name}", self._fake, lib=TRACED)
         self._op.keep_calls()
 
     def __call__(self, layer: WholeLayer, *args: Any) -> torch.Tensor:
