@@ -59,6 +59,10 @@ class _Windows(NormalEPCommStrategy):
             need(tensor is not None, name, "is missing; get_dispatch_layout returns the counts")
         return x if isinstance(x, Tensor) else x[0], given
 
+    def _begin_combine(self, bias: Any, previous_event: EventOverlap | None) -> None:
+        events.begin(previous_event)
+        need(bias is None, "bias", "is given; flavour 'ascend' takes none, add it to the result")
+
 
 @register_normal_strategy("default")
 class DefaultNormalCommStrategy(_Windows):
@@ -126,8 +130,7 @@ class DefaultNormalCommStrategy(_Windows):
         combine_send_cost_stats: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
         """As ``AscendBuffer.combine``."""
-        events.begin(previous_event)
-        need(bias is None, "bias", "is given; flavour 'ascend' takes none, add it to the result")
+        self._begin_combine(bias, previous_event)
         _, _, _, triples, _, head, ids, weights = entries(handle, 8)
         total, weights, event = self.runtime.intranode_combine(x, ids, weights, triples, head, combine_send_cost_stats)
         return total, weights, EventOverlap(event)
@@ -191,8 +194,7 @@ class AlltoAllNormalCommStrategy(_Windows):
         combine_send_cost_stats: Tensor | None = None,
     ) -> tuple[Tensor, None, EventOverlap]:
         """As ``AscendBuffer.combine``."""
-        events.begin(previous_event)
-        need(bias is None, "bias", "is given; flavour 'ascend' takes none, add it to the result")
+        self._begin_combine(bias, previous_event)
         rule = "is a {}; pass what dispatch by all-to-all returned"
         need(isinstance(handle, AllToAllHandle), "handle", rule, type(handle).__name__)
         weights = handle["topk_weights"]
