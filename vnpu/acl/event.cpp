@@ -44,7 +44,7 @@ AclError Create(Handle* out, uint32_t flags) {
     return kSuccess;
 }
 
-// Runs now, or at every replay; the event may be gone by then.
+// Runs in the queue, also at every replay; the event may be gone by then.
 void Mark(void* arg) {
     std::lock_guard<std::mutex> lock(GraphMutex());
     auto* event = static_cast<Event*>(arg);
