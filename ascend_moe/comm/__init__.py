@@ -177,7 +177,6 @@ def process_group(group_ep: str) -> ProcessGroup | None:
     return _find(group_ep)[1]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch.compile cannot trace the lookup
 def place(group_ep: str) -> tuple[int, int | None] | None:
     """World size and rank of a known group, without opening anything; None for an unknown name.
 
@@ -187,6 +186,11 @@ def place(group_ep: str) -> tuple[int, int | None] | None:
     if cluster is not None:
         return cluster.world_size, cluster.rank_here()
     return None if group is None else (group.size(), group.rank())
+
+
+# torch.compile cannot trace the lookup. torch.compiler.assume_constant_result is this line, but imports torch._dynamo:
+# a second for every process.
+place._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def device_of(group_ep: str) -> torch.device:
