@@ -199,8 +199,9 @@ def permute(
         fits = num_out_tokens % experts == 0 and capacity <= count
         rule = "is {}; with drop_and_pad need a multiple of {} experts, at most {}"
         need(fits, "num_out_tokens", rule, num_out_tokens, experts, experts * count)
-        sources = _trues_first(by_expert)[:, :capacity].reshape(-1)
-        owner = torch.arange(experts, device=tokens.device).repeat_interleave(capacity)
+        row = torch.arange(num_out_tokens, device=tokens.device)
+        owner = row // capacity
+        sources = _trues_first(by_expert).reshape(-1)[owner * count + row % capacity]
         pairs = owner * count + sources
     else:
         flat = by_expert.reshape(-1)
@@ -261,7 +262,7 @@ def unpermute(
         count, experts = probs.shape
         need_shape("routing_map", routing_map, (count, experts))
         if drop_and_pad:
-            owner = torch.arange(experts, device=rows.device).repeat_interleave(len(rows) // experts)
+            owner = torch.arange(len(rows), device=rows.device) // (len(rows) // experts)
             pairs = owner * count + sorted_indices
         else:
             pairs = _trues_first(routing_map.bool().t().reshape(-1))[: len(rows)]

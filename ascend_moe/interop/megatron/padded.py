@@ -35,15 +35,21 @@ def padded(x: Tensor, routing_map: Tensor, probs: Tensor, capacity: int, local: 
         local, etp: L, and shards of an expert.
     """
     tokens, experts = routing_map.shape
-    sources = permute(x, routing_map, num_out_tokens=experts * capacity, drop_and_pad=True)[2].view(experts, capacity)
-    number = torch.arange(experts * etp, device=x.device)
+    sources = permute(x, routing_map, num_out_tokens=experts * capacity, drop_and_pad=True)[2]
+    number, place = _segments_and_places(experts * etp, capacity, x.device)
     expert = number // (local * etp) * local + number % local
-    pairs = sources[expert] * experts + expert[:, None]
+    flat = sources[expert * capacity + place]
+    pairs = flat * experts + expert
     taken = routing_map.bool().reshape(-1)[pairs]
-    ids = torch.where(taken, number[:, None], -1).to(torch.int32).reshape(-1, 1)
-    weights = torch.where(taken, probs.reshape(-1)[pairs].float(), 0.0).reshape(-1, 1)
-    flat = sources[expert].reshape(-1)
+    ids = torch.where(taken, number, -1).to(torch.int32).unsqueeze(1)
+    weights = torch.where(taken, probs.reshape(-1)[pairs].float(), 0.0).unsqueeze(1)
     return x.index_select(0, flat), PaddedRoutes(ids, weights, flat, tokens)
+
+
+def _segments_and_places(segments: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The segment, and the place in it, of segments * length rows: flat, because torch makes a graph of a size 1."""
+    row = torch.arange(segments * length, device=device)
+    return row // length, row % length
 
 
 @dataclass
@@ -92,20 +98,28 @@ class PaddedRows:
         return total.index_add(0, routes.sources, each).to(rows.dtype)
 
     def _ranges(self, capacity: int) -> Iterator[tuple[int, int]]:
-        """(first, count) of the calls, the same on every rank; one at least."""
+        """(first, count) of the calls, the same on every rank; one at least. A range() would be a graph a capacity."""
         step = max(self._carrier.most_rows // self._carrier.experts, 1)
-        for first in range(0, max(capacity, 1), step):
-            yield first, min(step, capacity - first)
+        first = 0
+        while capacity - first > step:
+            yield first, step
+            first += step
+        yield first, capacity - first
 
 
 def _cut(values: Tensor, segments: int, first: int, count: int) -> Tensor:
     """Places first to first + count - 1 of each segment of equal length."""
-    shaped = values.reshape(segments, len(values) // segments, *values.shape[1:])
-    return shaped[:, first : first + count].flatten(0, 1)
+    length = len(values) // segments
+    if count == length:
+        return values
+    segment, place = _segments_and_places(segments, count, values.device)
+    return values.index_select(0, segment * length + first + place)
 
 
 def _joined(parts: list[Tensor], segments: int) -> Tensor:
     """Undoes `_cut` of all parts."""
+    if len(parts) == 1:
+        return parts[0]
     shaped = [part.view(segments, len(part) // segments, *part.shape[1:]) for part in parts]
     return torch.cat(shaped, 1).flatten(0, 1)
 
@@ -117,10 +131,9 @@ def table(ends: Tensor) -> Tensor:
 
 def _spread(values: Tensor, part: _Part) -> Tensor:
     """Rows as they came, at their places of ``count`` a segment."""
-    ends = part.arrived.ends
-    counts = table(ends)[:, None]
-    place = torch.arange(part.count, device=ends.device)
-    return _taken(values, torch.where(place < counts, ends.long()[:, None] - counts + place, -1).reshape(-1))
+    ends, counts = part.arrived.ends.long(), table(part.arrived.ends)
+    segment, place = _segments_and_places(len(ends), part.count, ends.device)
+    return _taken(values, torch.where(place < counts[segment], (ends - counts)[segment] + place, -1))
 
 
 def _unpadded_places(ends: Tensor, capacity: int, rows: int) -> Tensor:
