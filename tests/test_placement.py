@@ -79,6 +79,18 @@ def test_balance_is_near_the_best_and_above_the_plain_placement() -> None:
     assert bool((spread < plain).all()) and float(spread.max()) < 1.05
 
 
+def test_every_further_copy_goes_to_the_most_load_a_copy() -> None:
+    """Of equal ones to the expert with fewer copies, then to the lower number."""
+    for seed in range(10):
+        load = skewed(1, 8, seed) // (1, 300)[seed % 2]  # coarse loads have ties
+        counts = [1] * 8
+        for _ in range(8):
+            pairs = zip(load[0].tolist(), counts, strict=True)
+            each = [(-rows / count, count, expert) for expert, (rows, count) in enumerate(pairs)]
+            counts[min(one for one in each if one[1] < 4)[2]] += 1
+        assert balance(load, 16, 4).replica_counts[0].tolist() == counts
+
+
 def test_copies_of_an_expert_are_on_different_ranks() -> None:
     for seed in range(10):
         physical = balance(skewed(4, 16, seed), 24, 8).physical_to_logical.reshape(4, 8, 3)
@@ -113,6 +125,7 @@ def test_remap_equals_update_expert(world: int, dtype: torch.dtype) -> None:
     for rank, tokens in itertools.product(range(world), (0, 13)):
         generator = torch.Generator().manual_seed(rank)
         ids = torch.randint(-1, 8, (tokens, 3), generator=generator, dtype=dtype)
+        assert int(eplb_table(table).min()) == 0
         expected, _ = npu_moe_update_expert(ids, eplb_table(table), balance_mode=1)
         found = remap(ids, table, torch.arange(tokens))
         assert found.dtype == dtype and torch.equal(found, expected)
@@ -210,7 +223,9 @@ def test_what_dispatch_counts_becomes_the_next_placement(kind: int) -> None:
 def test_contiguous_placement_names_both_numbers() -> None:
     placement = ExpertPlacement.contiguous(256, 8)
     assert [placement.range_of(rank) for rank in range(8)] == [(32 * r, 32 * r + 31) for r in range(8)]
-    assert placement.expert_map(7)[220:228].tolist() == [-1] * 4 + [0, 1, 2, 3]
+    for rank, (first, last) in enumerate(map(placement.range_of, range(8))):
+        own = [-1] * first + list(range(last - first + 1)) + [-1] * (255 - last)
+        assert placement.expert_map(rank).tolist() == own
     assert placement.expert_map(0).dtype == torch.int32
     with pytest.raises(ValueError, match="is 10; it must be a multiple of the 4 ranks"):
         ExpertPlacement.contiguous(10, 4)
