@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import struct
 import threading
@@ -29,11 +30,13 @@ from soak_rows import Tally
 
 import ascend_moe
 from ascend_moe.errors import CommTimeout, ConfigMismatch, CorruptStatus, InvalidExpertId, RoutingOverflow
+from ascend_moe.ops import answers
 from ascend_moe.reference.cases import Place
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
 SOURCE, READER = 1, 0
+SOON = 0.02  # seconds to the deadline of a reader for whom nothing more comes
 EPOCH = 100  # of the spoilt op; no bit of its own away from the one two ops before
 Spoil = Callable[[list[int], int], list[int]]  # (the run that is about to come, its epoch) -> what lies there
 
@@ -143,13 +146,15 @@ class Trial:
     """An op whose ``reader`` finds something in the slot of a peer, the ``source``.
 
     ``patience``: seconds that the peer leaves the reader to find it. ``combine``: the contract of the combine that is
-    spoilt; 0: a dispatch is. ``lent``: combine's rows lie in window tensors. ``poison``: what lies in the windows of
-    both before.
+    spoilt; 0: a dispatch is. ``deadline``: seconds of the reader's own in that op, for which no other rank gives up so
+    soon; 0: as all ranks. ``lent``: combine's rows lie in window tensors. ``poison``: what lies in the windows of both
+    before.
     """
 
     world: int
     patience: float
     combine: int = 0
+    deadline: float = 0
     poison: int = 0xFF
     reader: int = READER
     source: int = SOURCE
@@ -187,7 +192,9 @@ def trial(world: int, patience: float, spoil: Spoil, combine: int = 0, **more: A
         barrier.wait()
         if rank == of.source:
             reader_done.wait(patience)
-        one = caught(op)
+        hasty = of.deadline if rank == of.reader else 0
+        with answers.deadline(int(hasty * 1e6)) if hasty else contextlib.nullcontext():
+            one = caught(op)
         if rank == of.reader:
             reader_done.set()
         told.extend(str(one.error).split(": ", 1)[1:] if type(one.error) is CorruptStatus else [])
@@ -240,22 +247,17 @@ def outcome(one: Caught, source: int | None) -> str:
 
 @pytest.mark.row("corrupt status")
 @pytest.mark.parametrize(("world", "every"), [(2, 3), pytest.param(3, 1, marks=pytest.mark.nightly)])
-def test_spoilt_status_is_reported_or_overwritten(
-    world: int, every: int, tally: Tally, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spoilt_status_is_reported_or_overwritten(world: int, every: int, tally: Tally) -> None:
     """The reader looks before the real run comes. What is corrupt is so when the time is over."""
     found, wrong = Counter[tuple[str, str]](), []
     for label, spoil, expected in list(patterns())[::every]:
         comes = expected in ("right", "any")
-        monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5" if comes or expected == "mismatch" else "0.4")
-        by_rank = trial(world, 0.02 if comes else 5, spoil)
+        at_deadline = not comes and expected != "mismatch"
+        by_rank = trial(world, 0.02 if comes else 5, spoil, deadline=SOON if at_deadline else 0)
         found[expected, by_rank[READER]] += 1
         legal = {"any": {by_rank[READER]}, "noticed": {"corrupt", "mismatch"}}.get(expected, {expected})
-        # What is corrupt is so at the deadline, when a third rank gives up waiting for the same peer: who is first?
-        late = {"timeout"} if world > 2 and not comes and expected != "mismatch" else set()
-        legal = legal | late
         # A corrupt word is fatal and all ranks hear of it; a configuration is looked at by each rank itself.
-        others = set(by_rank[1:]) - ({"right"} if by_rank[READER] != "corrupt" else {"corrupt"} | late)
+        others = set(by_rank[1:]) - ({"right"} if by_rank[READER] != "corrupt" else {"corrupt"})
         if by_rank[READER] not in legal or "accepted" in by_rank or others - {by_rank[READER]}:
             wrong.append(f"{label}: {by_rank}, not {expected}")
     assert not wrong, "\n".join(wrong)
@@ -272,12 +274,11 @@ def test_spoilt_status_is_reported_or_overwritten(
 def test_wrong_counts_of_direct_combine_are_named(contract: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Core 0 checks the hashes while the other cores already read rows by what the runs say."""
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
-    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.4")  # a single core looks till then
     for count in range(2 * LOCAL):  # rows of each local expert, then where they begin
         block, at = divmod(count, COUNTS_PER_BLOCK)
         word = (HEADER_BLOCKS + block) * WORDS + 2 + at
         for bit in (0, 2, 20, 31):
-            found = trial(2, 5, flipped(word, bit), contract)
+            found = trial(2, 5, flipped(word, bit), contract, deadline=SOON)  # a single core looks till then
             assert found[READER] == "corrupt", f"count {count}, bit {bit}: {found}"
 
 
@@ -320,9 +321,8 @@ def counted(rows: int) -> Spoil:
 def test_counts_of_a_whole_message_up_to_the_capacity(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else is wrong with it: as many rows as a rank may send are taken for what it sends."""
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
-    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.4")  # a single core looks till then
     assert trial(2, 5, counted(MAX_BS * TOPK))[READER] == "accepted"
-    assert trial(2, 5, counted(MAX_BS * TOPK + 1))[READER] == "corrupt"
+    assert trial(2, 5, counted(MAX_BS * TOPK + 1), deadline=SOON)[READER] == "corrupt"  # a single core looks till then
 
 
 @pytest.mark.parametrize("settings", ["direct"], indirect=True)
