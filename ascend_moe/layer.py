@@ -139,7 +139,7 @@ class MoELayer(nn.Module):
         def fill(tensor: Tensor | None, stream: int, fan_in: int) -> None:
             if tensor is not None:
                 generator = torch.Generator().manual_seed((seed * 1_000_003 + stream) % (1 << 63))
-                values = torch.randn(tensor.shape, generator=generator) / math.sqrt(fan_in)
+                values = torch.randn(tensor.shape, generator=generator, dtype=torch.float32) / math.sqrt(fan_in)
                 tensor.copy_(values)
 
         hidden = self.config.hidden_size

@@ -59,7 +59,7 @@ def switch_load_balancing_loss_func(
     if active is not None:
         probs = torch.where(active[:, None], probs, 0)
     shares = probs.to(compute_dtype(probs.dtype)).sum(0)
-    total = torch.as_tensor(total_num_tokens, device=probs.device).to(shares.dtype).clamp(min=1)
+    total = torch.as_tensor(total_num_tokens, dtype=shares.dtype, device=probs.device).clamp(min=1)
     return (shares * tokens_per_expert).sum() * (num_experts * moe_aux_loss_coeff / topk) / (total * total)
 
 
@@ -160,8 +160,8 @@ def get_tokens_per_expert_and_token_count(
     size = 1 if reduce_group is None else reduce_group.size()
     if topk is None:
         return rows, routing_map.shape[0], routing_map.shape[0] * size
-    here = local.sum() / topk if with_padding_mask else routing_map.shape[0]
-    return rows, here, rows.sum() / topk
+    here = local.sum().float() / topk if with_padding_mask else routing_map.shape[0]
+    return rows, here, rows.sum().float() / topk
 
 
 @with_typed_errors

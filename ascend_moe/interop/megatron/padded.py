@@ -94,7 +94,7 @@ class PaddedRows:
             home.append(self._carrier.bring(_taken(own, places), part.arrived, part.routes, False))
         each = _joined(home, self._carrier.experts).float()
         each = each * routes.weights if weighted else each
-        total = torch.zeros(routes.tokens, rows.shape[1], device=rows.device)
+        total = torch.zeros(routes.tokens, rows.shape[1], dtype=each.dtype, device=rows.device)
         return total.index_add(0, routes.sources, each).to(rows.dtype)
 
     def _ranges(self, capacity: int) -> Iterator[tuple[int, int]]:

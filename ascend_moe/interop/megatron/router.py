@@ -107,13 +107,13 @@ class TopKRouter(nn.Module):
         self.tp_cp_group = getattr(pg_collection, "tp_cp", None)
         self.tp_dp_cp_group = getattr(pg_collection, "tp_dp_cp", None)
         self.losses: dict[str, Tensor] = {}
-        zeros = torch.zeros(experts, device=device)
+        zeros = torch.zeros(experts, dtype=torch.float32, device=device)
         biased, counted = config.moe_router_enable_expert_bias, self.get_aux_loss_coeff("global_aux_loss") > 0
         self.register_buffer("expert_bias", zeros.clone() if biased else None)
         for name, used, value in (
             ("local_tokens_per_expert", biased, zeros),
             ("global_tokens_per_expert", counted, zeros),
-            ("ga_steps", counted, torch.zeros((), device=device)),
+            ("ga_steps", counted, torch.zeros((), dtype=torch.float32, device=device)),
         ):
             self.register_buffer(name, value.clone() if used else None, persistent=False)
 
