@@ -29,6 +29,12 @@ def test_the_matrix_has_every_mode_and_option() -> None:
     assert on_a2 == set(itertools.product(DTYPES, QUANTS, (1, 2)))
 
 
+def test_drawn_cases_and_those_of_a_kind_join_the_matrix() -> None:
+    cases = [(program.checked(case), faulty) for case, faulty in check.every(20)]
+    assert len(cases) == len(list(check.matrix())) + len(check.LARGER) + 20 + len(check.FAULTY)
+    assert any(case.odd for case, _ in cases) and sum(faulty for _, faulty in cases) == len(check.FAULTY)
+
+
 def test_the_table_counts_what_is_equal() -> None:
     case = program.parse("w2,v2,bf16,int8,direct,h2,mask:none,ids:distinct,equal")
     head, *rows, features = check.table([(case, True), (case, False), (replace(case, dtype="fp32", shared=0), True)])

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import torch
 
-from ascend_moe.explore import program
+from ascend_moe.explore import draws, program
 from ascend_moe.explore.engine import Call, Options, World
 from ascend_moe.reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS
 
@@ -391,10 +391,16 @@ LARGER = (
 def drawn(count: int) -> Iterator[program.Program]:
     """Programs that explore draws, every fourth with NaN, infinities and denormals."""
     for seed in range(count):
-        yield replace(program.draw(1000 + seed), odd=seed % 4 == 3)
+        yield replace(draws.draw(1000 + seed), odd=seed % 4 == 3)
 
 
 # What a table counts beside the modes: by its name, the cases that have it.
+def every(count: int) -> Iterator[tuple[program.Program, bool]]:
+    """All cases, ``count`` of them drawn, and whether a fault is planted."""
+    yield from ((case, False) for case in (*matrix(), *map(program.parse, LARGER), *drawn(count)))
+    yield from ((program.parse(text), True) for text in FAULTY)
+
+
 FEATURES: dict[str, Callable[[program.Program], bool]] = {
     "shared_expert_x": lambda case: case.shared > 0,
     "a mask": lambda case: case.mask != "none",
@@ -471,10 +477,7 @@ def main() -> int:
     parser.add_argument("--build", type=Path, help="a folder for what is compiled; default: one that is removed")
     options = parser.parse_args()
     start = time.monotonic()
-    cases = [(program.parse(text), False) for text in options.case or ()]
-    if not cases:
-        chosen = (*matrix(), *map(program.parse, LARGER), *drawn(options.drawn))
-        cases = [*((case, False) for case in chosen), *((program.parse(text), True) for text in FAULTY)]
+    cases = [(program.parse(text), False) for text in options.case or ()] or list(every(options.drawn))
     cases = [(case, faulty) for case, faulty in cases if case.dtype in (options.dtype or DTYPES)]
     try:
         with tempfile.TemporaryDirectory(prefix="real-ascendc-") as scratch:
