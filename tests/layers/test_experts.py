@@ -406,6 +406,11 @@ def test_dequant_swiglu_quant_bias(dtype: torch.dtype) -> None:
     codes, scale = npu_dequant_swiglu_quant(torch.cat([gate, up], dim=1), **given)
     before = 2 if dtype == torch.int32 else 1  # whole numbers are added to the sums, others to the products
     assert_codes((gate * 2 + 32 * before) * (up * 2 + 7 * before), codes, scale)
+    # A whole bias joins the sum before it becomes a float, which has 24 bits.
+    sums = torch.tensor([[2**25 + 1, 1]], dtype=torch.int32)
+    given = DYNAMIC | {"weight_scale": torch.ones(1, 2), "bias": torch.tensor([-(2**25), 0], dtype=dtype)}
+    _, scale = npu_dequant_swiglu_quant(sums, **given)
+    assert bool(scale > 0.7 / 127) == (dtype == torch.int32)  # silu(1), or silu(0)
 
 
 def test_dequant_swiglu_quant_static() -> None:
@@ -418,6 +423,11 @@ def test_dequant_swiglu_quant_static() -> None:
     assert not scale.any() and scale.shape == (5,)
     single = npu_dequant_swiglu_quant(x, quant_scale=torch.tensor([64.0]))[0]
     assert torch.equal(single, torch.round(values / 64).clamp(-128, 127).to(torch.int8))
+    # Halves of 41 * 64, where a product with the reciprocal leaves the tie.
+    halves, scales = torch.tensor([[41.0 * odd for odd in range(1, 200, 2)]]), torch.tensor([2624.0])
+    ties = npu_dequant_swiglu_quant(torch.cat([halves, torch.full_like(halves, 32)], 1), quant_scale=scales)[0]
+    assert torch.equal(ties, torch.round(halves * 32 / scales).clamp(-128, 127).to(torch.int8))
+    assert not torch.equal(halves * 32 / scales, halves * 32 * (1 / scales))
     groups = {"quant_scale": torch.tensor([32.0, 64.0]), "group_index": torch.tensor([1, 3])}
     codes = npu_dequant_swiglu_quant(x, **groups)[0]
     expected = torch.round(values[:4] / torch.tensor([32.0, 64, 64, 64])[:, None]).clamp(-128, 127)
