@@ -210,11 +210,11 @@ def test_micro_batches_in_turns_and_normal_mode_between(clusters: Clusters) -> N
         one = low(first, rank, buffer, return_recv_hook=True)
         two = low(second, rank, buffer, return_recv_hook=True)  # it receives the first one
         one[4]()
-        given = first.ids(rank), first.weights(rank), one[2]
-        y, _, home = buffer.low_latency_combine(one[0], *given, return_recv_hook=True)
+        given, out = (first.ids(rank), first.weights(rank), one[2]), torch.empty(first.tokens(rank), H, dtype=BF16)
+        y, _, home = buffer.low_latency_combine(one[0], *given, return_recv_hook=True, out=out)
         two[4]()
         normal = send(first, rank, buffer)  # the combine receives
-        assert torch.equal(y, low_sum(first, rank))
+        assert y is out and torch.equal(y, low_sum(first, rank))
         home()
         buffer.clean_low_latency_buffer(first.most, H, first.experts)
         assert torch.equal(finish(second, rank, buffer, two), low_sum(second, rank))
@@ -228,6 +228,10 @@ def test_zero_copy(clusters: Clusters) -> None:
 
     def body(rank: int, buffer: Buffer) -> None:
         sent = low(case, rank, buffer)
+        others = case.ids(rank).flip(1)
+        if not torch.equal(others, case.ids(rank)):
+            with pytest.raises(ArgumentError, match=r"topk_idx of token .* pass the dispatch's own ids"):
+                buffer.low_latency_combine(sent[0], others, case.weights(rank), sent[2])
         for _ in range(2):  # rows serve one combine: the second does not send those of the first
             with pytest.raises(ArgumentError, match="zero_copy needs get_next_low_latency_combine_buffer"):
                 finish(case, rank, buffer, sent, zero_copy=True)
