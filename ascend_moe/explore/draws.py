@@ -157,9 +157,24 @@ KINDS: dict[str, Kind] = {
     ),
     "dense chunks": Kind(
         _CHUNKS
-        | {"world": (1,), "cores": (1,), "local": (1, 3), "topk": (1, 3), "batch": (530, 180)}
+        | {"world": (1,), "cores": (1,), "local": (1, 2), "topk": (1, 2), "batch": (530,), "contract": (1, 2, 2)}
         | {"batches": ("equal",), "ids": ("distinct", "any"), "mask": ("none",)},
-        _TRIP,
+        {"spare": (0, 1, 1), **_TRIP},
+        1,
+    ),
+    # A source's list in several loads: of the rows one by one, and of rows that cross once for several experts.
+    "lists": Kind(
+        _CHUNKS
+        | {"world": (2,), "cores": (1,), "local": (1,), "topk": (1,), "batch": (800,)}
+        | {"batches": ("equal",), "ids": ("hot",), "mask": ("none",)},
+        {"sequence": ("D",), "algorithm": ("direct",)},
+        1,
+    ),
+    "shared rows": Kind(
+        _CHUNKS
+        | {"world": (1,), "cores": (8, 9), "local": (8,), "topk": (5, 8), "batch": (230, 270), "quant": QUANTS[:2]}
+        | {"batches": ("equal",), "ids": ("distinct", "any"), "mask": ("none", "token")},
+        {"sequence": ("D",), "algorithm": ("direct",)},
         1,
     ),
     # A segment of more than 64 rows.
@@ -167,13 +182,16 @@ KINDS: dict[str, Kind] = {
         _CHUNKS
         | {"world": (1, 2), "cores": (1, 3, 9), "local": (1, 2), "topk": (1, 2), "batch": (70, 140)}
         | {"batches": ("equal",), "ids": ("hot", "distinct"), "mask": ("none", "token"), "weights": (True,)},
-        {"list_cores": (0, 2), **_TRIP},
+        {"list_cores": (0, 1, 2), **_TRIP},
         1,
     ),
     # Histograms of the cores in batches, and many local experts.
     "histograms": Kind(
-        _SMALL | _OPTIONS | {"world": (1, 1, 1, 2), "cores": (4, 5), "local": (1024,), "topk": (2, 7), "batch": (2, 5)},
-        _TRIP,
+        _SMALL
+        | _OPTIONS
+        | {"world": (1, 1, 1, 2), "cores": (4, 5, 7), "local": (1024,), "topk": (2, 7), "batch": (2, 5, 9)}
+        | {"ids": ("any", "distinct", "hot", "duplicates", "mixed")},
+        {"sequence": ("DC",), "algorithm": ("window", "window", "direct")},
         1,
     ),
     # W a multiple of 8.
@@ -199,7 +217,8 @@ LARGE_EACH = 480  # cases, of which one is large
 CYCLE = (
     *("small", "options", "rings", "faults", "chunks", "servers", "parts", "faults", "small", "tails", "roles"),
     *("faults", "histograms", "options", "segments", "small", "faults", "servers", "tight", "eight ranks", "parts"),
-    *("faults", "dense chunks", "options", "chunks", "faults", "pieces", "tight", "roles", "small"),
+    *("faults", "dense chunks", "options", "chunks", "lists", "faults", "pieces", "tight", "roles", "small"),
+    "shared rows",
 )
 
 

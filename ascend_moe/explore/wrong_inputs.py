@@ -131,12 +131,19 @@ def _bad_ids(call: Call) -> Wrong | None:
 
 
 def _overflow(call: Call) -> Wrong | None:
-    """All pairs of most tokens go to one owner, or to two."""
+    """All pairs of most tokens go to one owner, or to two; or each token picks all of its experts, and one twice."""
     ids, local = call.inputs.expert_ids.clone(), call.case.local
+    once = len(ids) == call.most_tokens and bool(call.active().all()) and bool(call.rng.integers(2))
     for owner in call.rng.integers(call.case.world, size=1 + int(call.rng.integers(2))):
+        experts = int(owner) * local + torch.arange(local)
+        if once:
+            ids[ids // local == int(owner)] = -1
+            ids[:, :local] = experts
+            ids[call.place(ids.numel()) // call.topk, local] = experts[0]
+            continue
         for token in range(len(ids)):
             if call.rng.integers(8):
-                ids[token] = int(owner) * local + (torch.arange(call.topk) + token) % local
+                ids[token] = experts[(torch.arange(call.topk) + token) % local]
     totals = call.totals(ids)
     for owner in range(call.case.world):
         rows = sum(totals[owner * local : (owner + 1) * local])

@@ -30,7 +30,8 @@ public:
     }
 
     // `wire`: payload, then the block that carries the scale. The caller orders MTE2 before this (row) and V,
-    // S before MTE3 (wire). What lies between the last code and the end of its block travels and is never read.
+    // S before MTE3 (wire). What lies behind the last code, and behind the scale, to the end of its block travels
+    // and is never read.
     __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row, uint32_t expert) {
         const float largest = Largest(row, expert);
         float scale = 1.0f;
@@ -46,9 +47,7 @@ public:
                 Encode(wire[at], inverse, count);
             }
         }
-        LocalTensor<float> tail = wire.ReinterpretCast<float>()[static_cast<uint32_t>(payload_ / sizeof(float))];
-        tail.SetValue(0, scale);
-        for (uint32_t i = 1; i < kBlockWords; ++i) tail.SetValue(i, 0.0f);
+        wire.ReinterpretCast<float>().SetValue(static_cast<uint32_t>(payload_ / sizeof(float)), scale);
     }
 
 private:
@@ -73,7 +72,9 @@ private:
             AscendC::ReduceMax(reduced, ofPiece, scratch, static_cast<int32_t>(pieces), false);
         }
         SyncFunc<HardEvent::V_S>();
-        return (pieces > 1 ? reduced : ofPiece).GetValue(0);
+        const float largest = (pieces > 1 ? reduced : ofPiece).GetValue(0);
+        SyncFunc<HardEvent::S_V>();  // the next row's maximum goes to the same place
+        return largest;
     }
     __aicore__ inline void Encode(const LocalTensor<int8_t>& wire, float inverse, uint32_t count) {
         LocalTensor<float> value = valueBuf_.Get<float>();
@@ -176,6 +177,8 @@ public:
         Load(RowOf(token));
         ++started_;
     }
+    // Rows that are started and not yet fetched.
+    __aicore__ inline uint32_t started() const { return started_; }
     __aicore__ inline void Release() {
         if (!held_) return;
         held_ = false;

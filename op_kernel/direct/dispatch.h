@@ -235,16 +235,12 @@ private:
     // While the core quantises a row, the rows of the next tokens load.
     __aicore__ inline void PublishTokens(uint32_t at, uint32_t count) {
         const uint32_t end = (at + count) / info_->topK;
-        uint32_t ahead = at / info_->topK, flying = 0;
+        uint32_t ahead = at / info_->topK;
         for (uint32_t token = ahead; token < end; ++token) {
-            for (; kQuant && ahead < end && flying < Min(tiling_->sendRing, kMostStarted); ++ahead) {
-                if (!Sends(at, ahead)) continue;
-                rows_.Start(ahead);
-                ++flying;
+            for (; kQuant && ahead < end && rows_.started() < Min(tiling_->sendRing, kMostStarted); ++ahead) {
+                if (Sends(at, ahead)) rows_.Start(ahead);
             }
-            if (!Sends(at, token)) continue;
-            StoreRow(token, rows_.Fetch(token, 0));
-            --flying;
+            if (Sends(at, token)) StoreRow(token, rows_.Fetch(token, 0));
         }
     }
     // Whether any pair of the token is routed.

@@ -85,13 +85,11 @@ public:
         LocalTensor<float> spare = spareBuf_.Get<float>();
         const LocalTensor<float> bias = spare, token = spare[room_];
         const int32_t lanes = static_cast<int32_t>(lanes_);
-        const float part = 1.0f / static_cast<float>(info_->topK);
         SyncFunc<HardEvent::MTE2_V>();
         AscendC::Cast(key, listBuf_.Get<int32_t>(), AscendC::RoundMode::CAST_RINT, lanes_);
         AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Muls(key, key, part, lanes);
-        AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Adds(key, key, 0.5f * part, lanes);
+        // The token of every pair that SharesRows admits, though the factor is rounded.
+        AscendC::Muls(key, key, 1.0f / static_cast<float>(info_->topK), lanes);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Cast(token, key, AscendC::RoundMode::CAST_FLOOR, lanes_);
         AscendC::PipeBarrier<PIPE_V>();

@@ -84,7 +84,7 @@ inline uint32_t EventsHeld(const twin::Core& core, HardEvent event) {
 
 // An NPU's queue holds an event id of its pair of pipes from EnQue to DeQue, and one of the pair in the other direction
 // from FreeTensor until the tensor is allocated again. It takes its tensors in rotation, so that it uses all before it
-// allocates one again, whichever the twin takes.
+// allocates one again, whichever the fast engine takes.
 template <TPosition src, TPosition dst, int32_t depth>
 class TQueBind {
 public:
@@ -194,11 +194,11 @@ private:
                       "%s of a tensor that is not allocated (freed twice?)", what);
     }
 
-    // Which buffer to try next. The timed engine takes the buffers in rotation, as an NPU does: otherwise the
-    // next copy in would wait for the last copy out. The other engines take the first free buffer, which is
-    // most likely in the caches.
+    // Which buffer to try next. The timed and the checked engine take the buffers in rotation, as an NPU does:
+    // otherwise the next copy in would wait for the last copy out, and whatever else lacks an order would have one by
+    // that. The fast engine takes the first free buffer, which is most likely in the caches.
     uint32_t Slot(uint32_t tried) const {
-#ifdef TWIN_TIMED
+#if defined(TWIN_TIMED) || defined(TWIN_CHECKED)
         return (last_ + 1 + tried) % count_;
 #else
         return tried;
