@@ -117,7 +117,7 @@ KINDS: dict[str, Kind] = {
         _SMALL | _OPTIONS, {"sequence": ("DC", "dcdc", "DdCc", "DCDC"), "algorithm": ALGORITHMS, "rows": ROWS[:3]}, 4
     ),
     "servers": Kind(
-        _SMALL | _OPTIONS | {"local": (1, 2, 3, 4), "batch": (2, 3, 5), "world": (2, 3, 4, 4)},
+        _SMALL | _OPTIONS | {"local": (1, 2, 3, 4, 18), "batch": (2, 3, 5), "world": (2, 3, 4, 4)},
         {"servers": (1, 2, 2, 3), "near": (False, True), "sequence": ("DC", "DCDC"), "algorithm": ("window",)},
         4,
     ),
@@ -151,7 +151,7 @@ KINDS: dict[str, Kind] = {
     # More than 512 pairs a core: few of them routed, or all.
     "chunks": Kind(
         _CHUNKS
-        | {"topk": (3, 5, 8), "local": (5, 8, 16), "batch": (180, 360), "ids": (SPARSE,)}
+        | {"topk": (3, 5, 8, 12), "local": (2, 5, 16), "batch": (130, 280), "ids": (SPARSE,)}
         | {"batches": ("equal", "unequal"), "mask": MASKS[:1] + MASKS[2:4]},
         _TRIP,
     ),
