@@ -13,11 +13,11 @@ from dataclasses import dataclass
 # "direct", of ranks on several "servers", of "lent" rows, of "roles" (direct, some cores make lists), of "long lists",
 # of "shared rows" (direct, owners read a row once for all their experts), of "large" shares, with "faults" (ranks that
 # die or call no more, wrong inputs), or with "forged" counts in a status message, also where combine keeps its "sums"
-# then, or of ops in "two launches".
+# then, or of ops in "two launches"; or what `ascend-moe explore -n 2000` has "drawn".
 SUITE, ZERO_COPY, BORDERS, RUN = "suite", "zero copy", "borders", "run"
 WINDOW, SERVERS, DIRECT, LENT, ROLES = "window", "servers", "direct", "lent", "roles"
 LONG_LISTS, SHARED_ROWS, FAULTS = "long lists", "shared rows", "faults"
-LARGE, FORGED, SUMS, TWO_LAUNCHES = "large", "forged", "sums", "two launches"
+LARGE, FORGED, SUMS, TWO_LAUNCHES, DRAWN = "large", "forged", "sums", "two launches", "drawn"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ PATCHES = r"""
 - SyncFunc<HardEvent::S_MTE3>();
 = scale_read_before_reduced: no V_S before the maximum is read
 - SyncFunc<HardEvent::V_S>();
-  return (pieces > 1
+  const float largest = (pieces > 1
 = sum_stored_before_added: no EnQue/DeQue between the sum and its store
 @ common/weighted_sum
 - outQueue_.EnQue(out_);
@@ -743,6 +743,160 @@ PATCHES = r"""
 @ common/outputs
 - tokenNumsType == 0 ? end : end - before
 + tokenNumsType == 0 ? end : (end - before) / 2
+
+# What only programs of many kinds reach: chunks, batches, parts and loads after the first, and bugs of transport.
+% drawn
+= second batch of histograms is the first again
+@ common/segments
+- SyncFunc<HardEvent::V_MTE2>();
+- LoadHistograms(core);
++ SyncFunc<HardEvent::V_MTE2>();
++ LoadHistograms(0);
+= no V_MTE2 before the second batch of histograms
+- SyncFunc<HardEvent::V_MTE2>();
+  LoadHistograms(core);
+= counts of cores in the second batch are left out
+- if (before > 0) {
+- AscendC::Add(running, running, rows, lanes);
++ if (before > 0) {
++ if (core == 0) AscendC::Add(running, running, rows, lanes);
+= second batch of cores' rows is the first again
+@ common/routing
+- AscendC::DataCopyPad(rows, rows_[static_cast<uint64_t>(core) * lanes_ + first], params, pad);
++ AscendC::DataCopyPad(rows, rows_[static_cast<uint64_t>(begin) * lanes_ + first], params, pad);
+= rows of the cores lie without gaps
+- static_cast<uint32_t>((lanes_ - count) * sizeof(int32_t)), 0, 0};
++ 0, 0, 0};
+= a chunk of rows crosses a chunk of triples
+@ window/combine
+- Min(end - row, kTripleRows - (row - begin) % kTripleRows)
++ Min(end - row, kTripleRows)
+= rows of a chunk lie without gaps
+- 0, (stride_ - rowBytes_) / kBlock, 0};
++ 0, 0, 0};
+= no V_MTE3 before marked rows leave
+- SyncFunc<HardEvent::V_MTE3>();
+  }
+  __aicore__ inline void SendSlot
+= k of a later chunk that is sent begins at 0
+@ window/dispatch
+  const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
+- uint32_t token = at / info_->topK, k = at % info_->topK;
++ uint32_t token = at / info_->topK, k = 0;
+= expand_idx of later chunks is one too early
+- if (!triples_) CopyOut(expandIdx_[at], index, count);
++ if (!triples_) CopyOut(expandIdx_[at == routing_.begin() ? at : at - 1], index, count);
+= weights of later chunks are those of the first
+- (args_.expertScales) + at, count);
++ (args_.expertScales) + routing_.begin(), count);
+= marks of later chunks are those of the first
+@ window/sum
+- static_cast<uint64_t>(begin) * SlotBytes(rowBytes_) + rowBytes_;
++ static_cast<uint64_t>(begin % kChunkPairs) * SlotBytes(rowBytes_) + rowBytes_;
+= weights of later chunks of sums are those of the first
+- scales_[begin], count);
++ scales_[begin % kChunkPairs], count);
+= index of later chunks is that of the first
+- CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
++ CopyIn(indexBuf_.Get<int32_t>(), index_[begin % kChunkPairs], count);
+= direct, weights of later chunks of sums are those of the first
+@ direct/sum
+- scales_[begin], count);
++ scales_[begin % kChunkPairs], count);
+= tokens of later chunks are published as the first
+@ direct/dispatch
+- const uint32_t first = token * info_->topK - at;
++ const uint32_t first = token * info_->topK - firstRow_;
+= expand_idx of direct's later chunks is stored at the first
+- if (!triples_) CopyOut(expandIdx_[at], indexBuf_.Get<int32_t>(), count);
++ if (!triples_) CopyOut(expandIdx_[routing_.begin()], indexBuf_.Get<int32_t>(), count);
+= duplicates are looked for in one chunk
+@ common/routing
+- if (end_ - begin_ > chunk) pairs_.Load(at, count);
+= shared_expert_x in the first part only
+@ window/sum
+- if (active && tiling_->hasSharedExpertX != 0) {
++ if (active && part == 0 && tiling_->hasSharedExpertX != 0) {
+= shared_expert_x of every part is that of the first
+- static_cast<uint64_t>(token) * rowBytes_ + column, elements, 1.0f, false);
++ static_cast<uint64_t>(token) * rowBytes_, elements, 1.0f, false);
+= direct, shared_expert_x in the first part only
+@ direct/sum
+- if (count != routed) AddRow(routing, 1.0f, false);
++ if (count != routed && part == 0) AddRow(routing, 1.0f, false);
+= the last part is as long as the others
+@ window/sum
+- const uint32_t elements = Min(tiling_->partElements, info_->hidden - begin);
++ const uint32_t elements = tiling_->partElements;
+= bounds of later chunks are of the first index
+@ direct/rows
+- CopyIn(index, source[at], count);
++ CopyIn(index, source[routing.begin()], count);
+= of later chunks the first index is checked
+@ common/inputs
+- CopyIn(index, source[at], count);
++ CopyIn(index, source[begin], count);
+= combine AlignEnd left out
+@ window/combine
+- if (verdict.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
+= dispatch AlignEnd left out in places
+@ common/routing
+- if (info_->transport == kTransportRdma) AlignEnd(expert - info_->localExperts, expert, rows);
+= the item of a far peer lacks a row
+@ common/exchange
+- items_.Put(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
++ items_.Put(peer, static_cast<uint64_t>(rows > 2 ? rows - 1 : rows) * rowBytes, bytes);
+= far ranks are numbered as if one were near
+@ common/send
+- rank < begin_ ? rank : rank - (end_ - begin_)
++ rank < begin_ ? rank : rank - 1
+= an item carries four blocks of a message
+- rowBytes + runBytes, peer);
++ rowBytes + Min(runBytes, 4 * kBlock), peer);
+= positions go on where another list begins
+@ direct/lists
+- static_cast<int32_t>(first) - static_cast<int32_t>(first_),
++ static_cast<int32_t>(kPositionBlocks),
+= numbers of a list that goes on begin at 0
+@ direct/shared_rows
+- first_[v] = from_;
++ first_[v] = 0;
+= a list goes on at its begin
+- from_,
++ 0,
+  count);
+= triples of later lists go to the begin of the share
+@ direct/gather
+- static_cast<uint64_t>(loaded_.begin) * kTripleWords,
++ static_cast<uint64_t>(begin_) * kTripleWords,
+= entries of a later load begin with the segment
+- static_cast<uint32_t>(segments_->Offset(piece.slot)) + piece.begin - segments_->Start(piece.slot);
++ static_cast<uint32_t>(segments_->Offset(piece.slot)) + (piece.begin - segments_->Start(piece.slot)) % kListInts;
+= the second half of a share is loaded with the first
+- GatherRange(firstSlot_, begin_, middle);
++ GatherRange(firstSlot_, begin_, listed_ < middle ? listed_ : middle);
+= no S_V between a row's maximum and the next
+@ common/quantize
+- SyncFunc<HardEvent::S_V>();
+= no PIPE_V between the cast of a sum and the next
+@ common/weighted_sum
+- AscendC::PipeBarrier<PIPE_V>();  // the cast of the sum before has read it
+= rows of a token are in eight slots
+@ window/combine
+- static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + assist_.Word(row, 2);
++ static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + Min(assist_.Word(row, 2), 7);
+= counts of three local experts at most
+@ common/outputs
+- CopyOut(tokens, nums, info_->localExperts);
++ CopyOut(tokens, nums, Min(info_->localExperts, 3));
+= codes of the last piece for all
+@ common/quantize
+- if (piece_ < hidden_) Widen(row, expert, at, count);
+= the last row of a chunk has no mark
+@ window/combine
+- for (uint32_t i = 0; i < count; ++i) {
++ for (uint32_t i = 0; i < (count > 1 ? count - 1 : count); ++i) {
+  AscendC::Duplicate(words
 """
 
 

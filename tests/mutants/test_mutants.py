@@ -16,7 +16,7 @@ import pytest
 import switched
 from builds import MutantBuilds, Sources, apply, compile_errors
 from finders import LIMIT, PARTS, PATIENCE, SEARCHES, SEEDS, first_failure, first_failure_of_suite
-from table import FAULTS, LARGE, LONG_LISTS, MUTANTS, SERVERS, SHARED_ROWS, WINDOW, Edit, Mutant
+from table import DRAWN, FAULTS, LARGE, LONG_LISTS, MUTANTS, SERVERS, SHARED_ROWS, WINDOW, Edit, Mutant
 
 from ascend_moe.native import library
 
@@ -160,7 +160,7 @@ def test_the_clean_kernels_pass_the_same_search(builds: MutantBuilds, finder: st
 @pytest.mark.mutants
 def test_the_clean_kernels_pass_the_rest(builds: MutantBuilds) -> None:
     """The special cases, `ascend-moe run`, and the whole fast suite, which the part of it belongs to."""
-    for finder in (LARGE, LONG_LISTS, SHARED_ROWS, FAULTS):
+    for finder in (DRAWN, LARGE, LONG_LISTS, SHARED_ROWS, FAULTS):
         result = finders.special(builds.library("checked"), finder)
         assert result.finding is None, result
     for programs, finds in finders.FORGERY.values():
