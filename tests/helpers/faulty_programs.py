@@ -17,7 +17,7 @@ WAYS: tuple[Callable[[Program, int], Program], ...] = (
     lambda case, seed: replace(case, algorithm="direct", list_cores=1 + seed % case.cores, cores=case.cores + 1),
     lambda case, seed: replace(case, algorithm="window", rows="own", servers=1 + seed % 2, near=seed // 2 % 2 == 1),
 )
-# Shares beyond a chunk of pairs or triples, in one core and in several.
+# Shares beyond a chunk of pairs or triples, in one core and in several; and all pairs of a rank in a core's lists.
 LONG = (
     "w2,c1,l8,k8,b140,u1,v2,equal,ids:distinct,DC",
     "w2,c1,l8,k8,b140,u1,v2,equal,ids:distinct,DC,direct",
@@ -25,6 +25,7 @@ LONG = (
     "w2,c2,l2,k4,b280,u1,v2,equal,ids:minus,DC",
     "w2,c1,l8,k8,b140,u1,v1,equal,ids:distinct,DC",
     "w2,c1,l2,k4,b280,u1,v1,equal,ids:minus,DC,direct",
+    "w2,c3,l3,k3,b40,u1,v1,m1,equal,ids:minus,D,direct",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import failure_cases as cases
+import numpy as np
 import pytest
 import torch
 from failure_cases import caught
@@ -128,3 +129,11 @@ def test_auto_takes_what_fits_the_window() -> None:
     for mib, want in ((direct - 1, ["direct", "window"]), (direct, ["direct", "direct"])):
         with ascend_moe.LocalCluster(4, window_mib=mib) as cluster:
             assert cluster.run(body) == [want] * 4
+
+
+@pytest.mark.parametrize("topk", range(2, 33))
+def test_the_factor_by_which_shared_rows_find_tokens(topk: int) -> None:
+    """The kernel multiplies the numbers of pairs by 1 / K in fp32: exact to the token for all pairs that it takes."""
+    pairs = np.arange(1 << 19, dtype=np.int32)  # kMostPairs of op_host/rules/rings.h
+    tokens = np.floor(pairs.astype(np.float32) * (np.float32(1) / np.float32(topk)))
+    assert (tokens == pairs // topk).all()
