@@ -94,6 +94,7 @@ class Run:
     ) -> None:
         if not 1 <= block_dim <= MAX_CORES:
             raise ArgumentError(f"block_dim is {block_dim}: 1..{MAX_CORES} AIV cores", argument="block_dim")
+        engine.check_key(name, tiling_key & 0xFFFFFFFFFFFFFFFF)
         self._engine, self._name, self._block_dim, self._tiling_key = engine, name, block_dim, tiling_key
         self._warn = warn
         self._members = members_of(windows, rank)
@@ -273,21 +274,36 @@ def _difference(first: list[list[tuple[str, bytes]]], now: list[list[tuple[str, 
     return None
 
 
-def load(path: PathLike, *, defines: Iterable[str] = (), includes: Iterable[PathLike] = ()) -> Kernels:
+def load(
+    path: PathLike,
+    *,
+    defines: Iterable[str] = (),
+    includes: Iterable[PathLike] = (),
+    tiling_keys: Iterable[int] | None = None,
+) -> Kernels:
     """Opens kernels: a source (.cpp), built when it is first needed, or a library that `build` made.
+
+    ``tiling_keys``: the instances of template kernels to build; None: all.
 
     Raises:
         TwinBuildError: a source does not compile. LibraryError: `build` did not make the library.
         ArgumentError: there is no such file.
     """
-    return Kernels(Path(path), tuple(defines), tuple(map(Path, includes)))
+    return Kernels(Path(path), tuple(defines), tuple(map(Path, includes)), tiling_keys)
 
 
 class Kernels:
     """The kernels of one library. Its launches run one after the other, except those with ``rank=``."""
 
-    def __init__(self, path: Path, defines: tuple[str, ...] = (), includes: tuple[Path, ...] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        defines: tuple[str, ...] = (),
+        includes: tuple[Path, ...] = (),
+        tiling_keys: Iterable[int] | None = None,
+    ) -> None:
         self._path, self._defines, self._includes = path, defines, includes
+        self._tiling_keys = None if tiling_keys is None else tuple(tiling_keys)
         self._engines: dict[str, Engine] = {}
         self._opening, self._running = threading.Lock(), threading.Lock()
         if path.suffix in SOURCES:
@@ -301,6 +317,10 @@ class Kernels:
     def names(self) -> list[str]:
         """The kernel entries."""
         return list(self._any.entries)
+
+    def tiling_keys(self, name: str) -> dict[int, dict[str, str]]:
+        """The tiling keys of a template kernel, each with the template's arguments; none where it is no template."""
+        return {one.key: dict(one.arguments) for one in self._any.entry(name).instances if not one.refused}
 
     def parameters(self, name: str) -> list[str]:
         """Names of an entry's parameters, tiling included."""
@@ -412,7 +432,8 @@ class Kernels:
 
     def _library(self, mode: str) -> Path:
         if self._path.suffix in SOURCES:
-            return build(self._path, defines=self._defines, includes=self._includes, engine=mode)
+            given = {"defines": self._defines, "includes": self._includes, "tiling_keys": self._tiling_keys}
+            return build(self._path, engine=mode, **given)
         path = engine_path(self._path, mode)
         if not path.is_file():
             raise ArgumentError(

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from ..errors import ArgumentError, LibraryError
 from ..native.library import Signatures, open_library
-from .entries import Entry, Parameter
+from .entries import Entry, entry_of
 
 ABI = 2
 MAX_ARGUMENTS = 40
+_SHOWN_KEYS = 32
 TENSOR, WINDOW_DATA, WINDOW_STATE, WORKSPACE = range(4)
 LAYOUTS = {"a3": 0, "a2": 1}
 
@@ -132,7 +133,7 @@ class Engine:
         self.mode = str(self.library.twin_engine().decode())
         self.policies: tuple[str, ...] = tuple(self.library.twin_policies().decode().split(","))
         lines = self.library.twin_entries().decode().splitlines()
-        self.entries = {entry.name: entry for entry in map(_entry, lines)}
+        self.entries = {entry.name: entry for entry in map(entry_of, lines)}
         self._worlds: dict[tuple[int, int], int] = {}
         self._lock = threading.Lock()
 
@@ -144,6 +145,18 @@ class Engine:
             raise ArgumentError(
                 f"{self.path.name} has no kernel {name!r}; it has {', '.join(self.entries)}", argument="name"
             ) from None
+
+    def check_key(self, name: str, key: int) -> None:
+        """Refuses a tiling key that selects no instance of a template kernel."""
+        instances = self.entry(name).instances
+        found = next((one for one in instances if one.key == key), None)
+        if not instances or (found is not None and not found.refused):
+            return
+        if found is not None:
+            raise ArgumentError(f"{name}: tiling_key {found}", argument="tiling_key")
+        shown = "; ".join(map(str, instances[:_SHOWN_KEYS]))
+        more = f"; and {len(instances) - _SHOWN_KEYS} more: tiling_keys({name!r})" * (len(instances) > _SHOWN_KEYS)
+        raise ArgumentError(f"{name}: tiling_key {key} is none of its keys: {shown}{more}", argument="tiling_key")
 
     def address(self, name: str) -> int:
         """The address of the entry's code."""
@@ -171,13 +184,6 @@ class Engine:
         if name not in allowed:
             raise ArgumentError(f"policy is one of {', '.join(allowed)}, not {name!r}", argument="policy")
         return Options(seed, max_steps, self.policies.index(name), int(unordered), int(not auto_sync), 3)
-
-
-def _entry(line: str) -> Entry:
-    """`name symbol kind:parameter,...`"""
-    name, symbol, listed = line.split(" ", 2)
-    fields = [field.partition(":") for field in listed.split(",") if field]
-    return Entry(name, symbol, tuple(Parameter(parameter, kind) for kind, _, parameter in fields))
 
 
 def policy_in_turn(done: int) -> str:

@@ -12,16 +12,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_char_p
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from .._text import irreplaceable
 from ..errors import ArgumentError, LibraryError, TwinBuildError
 from ..native import library as native_library
 from ..native.build import cached, digest_of, fill_folder, sound, tell
-from .entries import MARK, Entry, find_entries
+from .entries import MARK, Entry, find_entries, line_of
+from .template_keys import SCAN, bound, dispatcher, find_declarations
 
 SOURCES = (".cpp", ".cc", ".cxx", ".cce", ".asc")
 CHECKED_SUFFIX = ".checked.so"
@@ -36,6 +39,7 @@ def build(
     defines: Iterable[str] = (),
     includes: Iterable[PathLike] = (),
     engine: str = "fast",
+    tiling_keys: Iterable[int] | None = None,
 ) -> Path:
     """Compiles AscendC kernels for the twin; returns the path that `load` opens.
 
@@ -46,6 +50,7 @@ def build(
         defines: as after ``-D``: ``"DTYPE_X=half"``.
         includes: as after ``-I``.
         engine: "fast", "checked" or "both".
+        tiling_keys: the instances of template kernels to compile; None: all.
 
     Raises:
         TwinBuildError: the compiler refuses; the message has its output.
@@ -57,7 +62,9 @@ def build(
         for name in engines:
             if why := irreplaceable(engine_path(Path(output), name)):
                 raise ArgumentError(f"output {why}", argument="output")
-    made = {name: kernel_library(paths, name, tuple(defines), tuple(map(Path, includes))) for name in engines}
+    wanted = None if tiling_keys is None else frozenset(tiling_keys)
+    given = (tuple(defines), tuple(map(Path, includes)), wanted)
+    made = {name: kernel_library(paths, name, *given) for name in engines}
     if output is None and len(engines) == 1:
         return made[engines[0]]
     target = pair_path(tuple(made.values())) if output is None else Path(output)
@@ -112,7 +119,10 @@ _PARALLEL = 2
 _KERNEL_DEFINES = (
     *("ASCENDC_CPU_DEBUG=1", "__CCE_KT_TEST__=1", "__CCE_AICORE__=220", "__NPU_ARCH__=2201"),
     *("__DAV_C220__=1", "__DAV_C220_VEC__=1", "__vector__=", "__mix__(...)=", "__forceinline__=inline"),
+    "ASCENDC_TPL_KERNEL=1",
 )
+# Structs of the communication context that kernels bring themselves, or find in kernel_operator.h.
+_CONTEXTS = ("HcclOpResParam", "HcclRankRelationResV2", "HcclA2CombineOpParam")
 # The numbers that ORIG_DTYPE_* macros are compared with.
 _DATA_TYPES = (
     *("DT_FLOAT=0", "DT_FLOAT16=1", "DT_INT8=2", "DT_INT32=3", "DT_UINT8=4", "DT_INT16=6", "DT_UINT16=7"),
@@ -151,16 +161,31 @@ def vendor_headers_directory() -> Path:
     table = (include_directory() / "vendor_headers.txt").read_text()
 
     def write(scratch: Path) -> None:
-        for line in table.splitlines():
-            if not line.startswith("#"):
-                name, target = line.split()
-                (scratch / name).parent.mkdir(parents=True, exist_ok=True)
-                (scratch / name).write_text(f'#pragma once\n\n#include "{target}"\n')
+        for name, text in vendor_headers(table).items():
+            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+            (scratch / name).write_text(text)
 
     folder = cached("twin", f"vendor-headers-{digest_of(table)}")
     if not folder.is_dir():
         fill_folder(folder, write)
     return folder
+
+
+def vendor_headers(table: str) -> dict[str, str]:
+    """Each header of the list, by its path: an #include, or an #error that says why it is refused."""
+    headers: dict[str, str] = {}
+    target = ""
+    for line in table.splitlines():
+        if line.startswith("["):
+            target = line.strip("[] ")
+        elif line.strip() and not line.startswith("#"):
+            folders, *names = line.split()
+            for folder, name in product(folders.split("|"), names):
+                path = f"{'' if folder == '.' else folder}{name}.h"
+                why = f"#error {path}: {target.removeprefix('refused: ')}"
+                body = why if target.startswith("refused: ") else f'#include "{target}"'
+                headers[path] = f"#pragma once\n\n{body}\n"
+    return headers
 
 
 def _runtime_directory() -> Path:
@@ -203,8 +228,8 @@ def _run(command: Sequence[str], source: Path) -> str:
 
 def preprocess(source: Path, engine: str, defines: Sequence[str], includes: Sequence[str | Path]) -> str:
     """The source with every header that it includes, `__global__` marked."""
-    flags = _kernel_flags(engine, defines, includes)
-    return _run([compiler(), *flags, f"-D__global__={MARK}", "-E", "-x", "c++", str(source)], source)
+    flags = [*_kernel_flags(engine, defines, includes), f"-D__global__={MARK}", f"-D{SCAN}"]
+    return _run([compiler(), *flags, "-E", "-x", "c++", str(source)], source)
 
 
 def own_text(preprocessed: str) -> str:
@@ -279,24 +304,84 @@ def _compile_runtime(flags: list[str], folder: Path, only_foreign: bool) -> None
 # ---- kernel libraries ----
 
 
+@dataclass(frozen=True)
+class Unit:
+    """A kernel source, its entries, and the -D flags that it needs besides the build's."""
+
+    source: Path
+    entries: tuple[Entry, ...]
+    flags: tuple[str, ...] = ()
+
+    def compiled(self, folder: Path, number: int) -> Path:
+        """The file to compile: the source, or one that includes it and adds what selects template instances."""
+        templates = [dispatcher(entry) for entry in self.entries if entry.instances]
+        if not templates:
+            return self.source
+        path = folder / f"{number}-{self.source.stem}.cpp"
+        path.write_text(f'#include "{self.source.resolve()}"\n{"".join(templates)}')
+        return path
+
+
 def kernel_library(
-    sources: Sequence[Path], engine: str, defines: Sequence[str], includes: Sequence[str | Path]
+    sources: Sequence[Path],
+    engine: str,
+    defines: Sequence[str],
+    includes: Sequence[str | Path],
+    tiling_keys: Collection[int] | None = None,
 ) -> Path:
     """The library of these sources for one engine, compiled unless the cache has it."""
     texts = [preprocess(source, engine, defines, includes) for source in sources]
-    entries = [entry for text in texts for entry in find_entries(own_text(text))]
+    units = [unit_of(source, own_text(text), tiling_keys) for source, text in zip(sources, texts, strict=True)]
+    entries = [entry for unit in units for entry in unit.entries]
+    known = {one.key for entry in entries for one in entry.instances}
+    if unknown := sorted(set(tiling_keys or ()) - known):
+        raise ArgumentError(
+            f"tiling_keys: no template kernel has {unknown[0]}; there are {', '.join(map(str, sorted(known)))}",
+            argument="tiling_keys",
+        )
     if not entries:
         names = ", ".join(source.name for source in sources)
         raise TwinBuildError(
-            f'{names}: no kernel entry: a kernel is `extern "C" __global__ __aicore__ void name(GM_ADDR ...)`'
+            f'{names}: no kernel entry: a kernel is `extern "C" __global__ __aicore__ void name(GM_ADDR ...)`, or a'
+            " __global__ template with ASCENDC_TPL_ARGS_DECL and ASCENDC_TPL_SEL"
         )
     objects = runtime_objects(engine)
     flags = _kernel_flags(engine, defines, includes)
     key = digest_of(_compiler_id(), *flags, *texts, _entry_table(entries), *objects, _runtime_digest())
     folder = cached("twin", f"{sources[0].stem}-{engine}-{key}")
     if not folder.is_dir():
-        fill_folder(folder, lambda scratch: _compile(sources, entries, flags, objects, scratch))
+        fill_folder(folder, lambda scratch: _compile(units, flags, objects, scratch))
     return sound(folder / "kernels.so")
+
+
+def unit_of(source: Path, text: str, tiling_keys: Collection[int] | None = None) -> Unit:
+    """What a preprocessed source asks for."""
+    declarations = find_declarations(text)
+    # A template that no tiling key selects is called by other functions of the source.
+    entries = [
+        bound(entry, declarations, tiling_keys) if entry.template else entry
+        for entry in find_entries(text)
+        if declarations or not entry.template
+    ]
+    if "twin_tpl(STRUCT" in text and re.search(r"\bTWIN_TILING_STRUCT_is_not_registered_\w+\s+\w+\s*;", text):
+        raise TwinBuildError(
+            f"{source.name}: GET_TILING_DATA takes its struct from ASCENDC_TPL_TILING_STRUCT_SEL, and the twin compiles"
+            " all instances together: name it with GET_TILING_DATA_WITH_STRUCT"
+        )
+    return Unit(source, tuple(entries), tuple(_context_flags(text)))
+
+
+def _context_flags(text: str) -> Iterator[str]:
+    """What kernel_operator.h declares of the context structs that the source uses and does not define before."""
+    for name in _CONTEXTS:
+        use = re.search(rf"(?<![\w:]){name}\b", text)
+        own = re.search(rf"\bstruct\s+{name}\s*(?::[^;{{]*)?{{|\busing\s+{name}\s*=|\busing\s[\w:]+::{name}\s*;", text)
+        if use is None or re.search(r"\busing\s+namespace\s+[\w:]*HcclContextDef\b", text):
+            continue
+        if own is None:
+            yield f"-DTWIN_LACKS_{name}"
+        elif use.start() < own.start() and text.count("{", 0, own.start()) == text.count("}", 0, own.start()):
+            yield f"-DTWIN_AWAITS_{name}"
 
 
 def pair_path(libraries: Sequence[Path]) -> Path:
@@ -307,36 +392,35 @@ def pair_path(libraries: Sequence[Path]) -> Path:
     return folder / "kernels.so"
 
 
-def _compile(
-    sources: Sequence[Path], entries: Sequence[Entry], flags: list[str], objects: Sequence[str], folder: Path
-) -> None:
+def _compile(units: Sequence[Unit], flags: list[str], objects: Sequence[str], folder: Path) -> None:
     visible = '-D__global__=__attribute__((visibility("default")))'
+    entries = [entry for unit in units for entry in unit.entries]
     table = folder / "entries.cpp"
     table.write_text(_entry_table(entries))
-    units = [(source, folder / f"{i}.o") for i, source in enumerate([*sources, table])]
+    made = [*units, Unit(table, ())]
+    compiled = [str(folder / f"{i}.o") for i in range(len(made))]
 
-    def compile_unit(unit: tuple[Path, Path]) -> None:
-        _run([compiler(), *flags, visible, "-c", "-x", "c++", str(unit[0]), "-o", str(unit[1])], unit[0])
+    def compile_unit(number: int) -> None:
+        unit = made[number]
+        source = str(unit.compiled(folder, number))
+        command = [compiler(), *flags, *unit.flags, visible, "-c", "-x", "c++", source, "-o", compiled[number]]
+        _run(command, unit.source)
 
     with ThreadPoolExecutor(_PARALLEL) as pool:
-        list(pool.map(compile_unit, units))
+        list(pool.map(compile_unit, range(len(made))))
     exports = folder / "exports.map"
     names = "".join(f" {entry.symbol};" for entry in entries if entry.symbol)
     exports.write_text(f"{{ global: twin_*;{names} local: *; }};\n")
     link = [compiler(), "-shared", "-pthread", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-Wl,-z,noexecstack"]
     link += [f"-Wl,--version-script={exports}"]
-    compiled = [str(unit[1]) for unit in units]
-    _run([*link, "-o", str(folder / "kernels.so"), *compiled, *objects], sources[0])
-    for path in (*(unit[1] for unit in units), table, exports):
-        path.unlink()
+    _run([*link, "-o", str(folder / "kernels.so"), *compiled, *objects], units[0].source)
+    for path in folder.iterdir():
+        if path.name != "kernels.so":
+            path.unlink()
 
 
 def _entry_table(entries: Sequence[Entry]) -> str:
-    """A function that lists the entries: `name symbol kind:parameter,...` a line."""
-    body = "\n".join(
-        f'    "{entry.name} {entry.symbol or "?"} '
-        f'{",".join(f"{parameter.kind}:{parameter.name}" for parameter in entry.parameters)}\\n"'
-        for entry in entries
-    )
+    """A function that lists the entries, a line each, as abi.py reads them."""
+    body = "\n".join(f'    "{line_of(entry)}\\n"' for entry in entries)
     head = 'extern "C" __attribute__((visibility("default"))) const char* twin_entries();\n'
     return f"{head}const char* twin_entries() {{\n    return\n{body};\n}}\n"

@@ -25,16 +25,37 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Instance:
+    """An instance of a template kernel: its tiling key, and each template argument with its name.
+
+    ``refused`` says why the twin does not run it, or is empty.
+    """
+
+    key: int
+    arguments: tuple[tuple[str, str], ...]
+    refused: str = ""
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"{name}={value}" for name, value in self.arguments)
+        return f"{self.key} ({listed}){' ' + self.refused if self.refused else ''}"
+
+
+@dataclass(frozen=True)
 class Entry:
-    """A kernel entry: the symbol to look up and its parameters, tiling included."""
+    """A kernel entry: the symbol to look up and its parameters, tiling included.
+
+    ``template``: the kinds of a template's parameters, "typename" or the type of a value; empty for a function.
+    """
 
     name: str
     symbol: str
     parameters: tuple[Parameter, ...]
+    template: tuple[str, ...] = ()
+    instances: tuple[Instance, ...] = ()
 
 
 def find_entries(preprocessed: str) -> list[Entry]:
-    """The entries defined in a source after `-D__global__=__twin_entry__`, in their order."""
+    """The entries defined in a source after `-D__global__=__twin_entry__`, in their order, templates among them."""
     text = _without_attributes(re.sub(r"^#.*$", "", preprocessed, flags=re.MULTILINE))
     entries: dict[str, Entry] = {}
     for match in re.finditer(rf"\b{MARK}\b", text):
@@ -45,11 +66,12 @@ def find_entries(preprocessed: str) -> list[Entry]:
         if name_match is None:
             raise TwinBuildError(f"__global__ without a function name: {head.strip()[:80]!r}")
         name = name_match.group(1)
-        if name == MARK or _is_template(text, match.start()):
+        if name == MARK:
             continue
         parameters = tuple(_parameters(head.partition("(")[2]))
-        symbol = name if _is_c(text, match.start()) else _mangle(name, parameters)
-        entries[name] = Entry(name, symbol, parameters)
+        template = _template_parameters(text, match.start())
+        symbol = "" if template else name if _is_c(text, match.start()) else _mangle(name, parameters)
+        entries[name] = Entry(name, symbol, parameters, template)
     return list(entries.values())
 
 
@@ -86,10 +108,23 @@ def _signature(text: str, start: int) -> tuple[str, int]:
     raise TwinBuildError(f"__global__ before something that is no function: {text[start : start + 60]!r}")
 
 
-def _is_template(text: str, mark: int) -> bool:
-    before = text[max(0, mark - 400) : mark]
-    tail = re.split(r"[;{}]", before)[-1]
-    return bool(re.search(r"\btemplate\s*<", tail))
+def _template_parameters(text: str, mark: int) -> tuple[str, ...]:
+    """The kinds of the parameters of the template whose function is marked; empty where it is no template."""
+    tail = re.split(r"[;{}]", text[max(0, mark - 4000) : mark])[-1]
+    head = re.search(r"\btemplate\s*<(.*)>", tail, flags=re.DOTALL)
+    if head is None:
+        return ()
+    kinds, depth, begin = [], 0, 0
+    listed = head[1] + ","
+    for at, char in enumerate(listed):
+        depth += (char in "<(") - (char in ">)")
+        if char == "," and depth == 0:
+            words = listed[begin:at].partition("=")[0].split()
+            begin = at + 1
+            if words:
+                value = " ".join(words[:-1]) if len(words) > 1 else words[0]
+                kinds.append("typename" if words[0] in ("typename", "class") else value)
+    return tuple(kinds)
 
 
 def _is_c(text: str, mark: int) -> bool:
@@ -158,3 +193,32 @@ def _mangle(name: str, parameters: tuple[Parameter, ...]) -> str:
             substitutions.append(code)
         out.append(code)
     return f"_Z{len(name)}{name}{''.join(out) or 'v'}"
+
+
+# ---- the list of entries that a library carries ----
+
+
+def line_of(entry: Entry) -> str:
+    """`name symbol kind:parameter,... key:name=value,...:refused;...`, without the last for a function."""
+    listed = ",".join(f"{parameter.kind}:{parameter.name}" for parameter in entry.parameters)
+    line = f"{entry.name} {entry.symbol or '?'} {listed}"
+    keys = (
+        f"{one.key}:{','.join(f'{name}={value}' for name, value in one.arguments)}:{one.refused}"
+        for one in entry.instances
+    )
+    return f"{line} {';'.join(keys)}" if entry.instances else line
+
+
+def entry_of(line: str) -> Entry:
+    """The entry that `line_of` wrote."""
+    name, symbol, listed, *keys = line.split(" ", 3)
+    fields = [field.partition(":") for field in listed.split(",") if field]
+    parameters = tuple(Parameter(parameter, kind) for kind, _, parameter in fields)
+    instances = [_instance(text) for text in keys[0].split(";")] if keys else []
+    return Entry(name, symbol, parameters, instances=tuple(instances))
+
+
+def _instance(text: str) -> Instance:
+    key, listed, refused = text.split(":")
+    pairs = (pair.partition("=")[::2] for pair in listed.split(","))
+    return Instance(int(key), tuple((name, value) for name, value in pairs), refused)

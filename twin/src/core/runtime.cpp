@@ -164,8 +164,8 @@ void CheckCleanExit(const Core& core) {
                           "event %u of HardEvent %u is still set: it would poison the next kernel", id, event);
         }
     }
-    TWIN_RAISE_IF(core.queue_tensors[0] != 0 || core.queue_tensors[1] != 0, kQueueMisuse, here,
-                  "%u queue tensors were never freed", core.queue_tensors[0] + core.queue_tensors[1]);
+    TWIN_WARN_IF(core.queue_tensors[0] != 0 || core.queue_tensors[1] != 0, kQueueMisuse, here,
+                 "%u queue tensors were never freed", core.queue_tensors[0] + core.queue_tensors[1]);
     TWIN_RAISE_IF(core.atomic_op != 0, kBadArgument, here, "SetAtomicNone is missing: the next kernel would add");
 }
 

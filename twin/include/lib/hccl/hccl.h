@@ -6,6 +6,7 @@
 
 #include "kernel_operator.h"
 #include "twin/api/hccl_context.h"
+#include "twin/api/hccl_structs.h"
 #include "twin/engine/copy_agent.h"
 
 namespace AscendC {
@@ -48,50 +49,6 @@ struct HcclServerConfig {
     int64_t blockId;
 };
 static constexpr HcclServerConfig DEFAULT_CFG = {CoreType::DEFAULT, 0};
-
-// The A2 context, as kernels that do not carry their own name it.
-using MemDetails = twin::hccl::A2Memory;
-using IbVerbsData = twin::hccl::A2Remote;
-struct HcclCombineOpParam {
-    uint64_t workSpace;
-    uint64_t workSpaceSize;
-    uint32_t rankId;
-    uint32_t rankNum;
-    uint64_t winSize;
-    uint64_t windowsIn[HCCL_MAX_RANK_NUM];
-    uint64_t windowsOut[HCCL_MAX_RANK_NUM];
-    uint8_t res[8328];
-    uint8_t multiFlag;
-    __gm__ IbVerbsData* data;
-};
-static_assert(offsetof(HcclCombineOpParam, data) == offsetof(twin::hccl::A2Context, data), "A2 layout");
-
-namespace HcclContextDef {
-struct HcclRankRelationResV2 {
-    uint32_t remoteUsrRankId = 0;
-    uint32_t remoteWorldRank = 0;
-    uint64_t windowsIn = 0;
-    uint64_t windowsOut = 0;
-    uint64_t windowsExp = 0;
-};
-struct RemoteResPtr {
-    HcclRankRelationResV2* nextHostPtr;
-    HcclRankRelationResV2* nextDevicePtr;
-};
-struct HcclOpResParam {
-    uint64_t workSpace;
-    uint64_t workSpaceSize;
-    uint32_t rankId;
-    uint32_t rankNum;
-    uint64_t winSize;
-    uint64_t localWindowsIn;
-    uint64_t localWindowsOut;
-    char hcomId[128];
-    uint64_t winExpSize;
-    uint64_t localWindowsExp;
-    uint32_t rWinStart;
-};
-}  // namespace HcclContextDef
 
 namespace detail {
 

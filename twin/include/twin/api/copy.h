@@ -79,22 +79,21 @@ struct Pieces {
 
 inline uint64_t Extent(uint32_t count, uint64_t bytes, uint64_t step) { return (count - 1) * step + bytes; }
 
-// Whether there is something to copy.
-inline bool CheckCount(uint64_t bytes, const char* what, const twin::Loc& loc) {
+// The bytes of a copy by count: whole blocks, as on an NPU.
+inline uint64_t CheckCount(uint64_t bytes, const char* what, const twin::Loc& loc) {
     TWIN_WARN_IF(bytes == 0, kBadArgument, loc, "%s of 0 bytes", what);
-    TWIN_RAISE_IF(bytes % twin::kBlockBytes != 0, kTruncatedCopy, loc,
-                  "%s of %llu bytes: the last %llu would be dropped silently; use DataCopyPad or a multiple of 32",
-                  what, static_cast<unsigned long long>(bytes),
-                  static_cast<unsigned long long>(bytes % twin::kBlockBytes));
-    return bytes != 0;
+    TWIN_WARN_IF(bytes % twin::kBlockBytes != 0, kTruncatedCopy, loc,
+                 "%s of %llu bytes: the last %llu would be dropped silently; use DataCopyPad or a multiple of 32", what,
+                 static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(bytes % twin::kBlockBytes));
+    return bytes / twin::kBlockBytes * twin::kBlockBytes;
 }
 
 inline void CheckPieces(uint32_t count, uint64_t bytes, uint32_t element, const twin::Loc& loc) {
     TWIN_RAISE_IF(count > kMaxCopyBlocks, kBadArgument, loc, "blockCount %u is over %u", count, kMaxCopyBlocks);
     TWIN_RAISE_IF(bytes > kMaxCopyBlockBytes, kBadArgument, loc, "blockLen %llu is over %u bytes",
                   static_cast<unsigned long long>(bytes), kMaxCopyBlockBytes);
-    TWIN_RAISE_IF(bytes % element != 0, kBadArgument, loc, "blockLen %llu is not a multiple of the %u-byte element",
-                  static_cast<unsigned long long>(bytes), element);
+    TWIN_WARN_IF(bytes % element != 0, kBadArgument, loc, "blockLen %llu is not a multiple of the %u-byte element",
+                 static_cast<unsigned long long>(bytes), element);
 }
 
 // What a padded copy does around the bytes of each piece in UB.
@@ -254,15 +253,15 @@ inline Pieces PiecesOf(const DataCopyParams& p, uint64_t gm_gap, uint64_t ub_gap
 
 template <class T>
 inline void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const uint32_t count, TWIN_CALLER) {
-    const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
-    if (!detail::CheckCount(bytes, "DataCopy GM->UB", loc)) return;
+    const uint64_t bytes = detail::CheckCount(static_cast<uint64_t>(count) * sizeof(T), "DataCopy GM->UB", loc);
+    if (bytes == 0) return;
     detail::CopyIn(dst, src, {1, bytes, 0, 0}, {}, bytes, "DataCopy GM->UB", loc, [](uint8_t*) {});
 }
 
 template <class T>
 inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const uint32_t count, TWIN_CALLER) {
-    const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
-    if (!detail::CheckCount(bytes, "DataCopy UB->GM", loc)) return;
+    const uint64_t bytes = detail::CheckCount(static_cast<uint64_t>(count) * sizeof(T), "DataCopy UB->GM", loc);
+    if (bytes == 0) return;
     detail::CopyOut(dst, src, {1, bytes, 0, 0}, bytes, "DataCopy UB->GM", loc);
 }
 
@@ -284,17 +283,14 @@ inline void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, cons
 // UB to UB: a vector instruction.
 template <class T>
 inline void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint32_t count, TWIN_CALLER) {
-    const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
-    if (!detail::CheckCount(bytes, "DataCopy UB->UB", loc)) return;
-    T* to = dst.Span(count, loc, "DataCopy UB->UB");
-    const T* from = src.Span(count, loc, "DataCopy UB->UB");
-    TWIN_RAISE_IF(to != from && to < from + count && from < to + count, kBadArgument, loc,
+    const uint64_t bytes = detail::CheckCount(static_cast<uint64_t>(count) * sizeof(T), "DataCopy UB->UB", loc);
+    if (bytes == 0) return;
+    T* to = dst.Span(bytes / sizeof(T), loc, "DataCopy UB->UB");
+    const T* from = src.Span(bytes / sizeof(T), loc, "DataCopy UB->UB");
+    const uintptr_t target = reinterpret_cast<uintptr_t>(to), source = reinterpret_cast<uintptr_t>(from);
+    TWIN_RAISE_IF(target != source && target < source + bytes && source < target + bytes, kBadArgument, loc,
                   "DataCopy UB->UB: source and destination overlap in part; only all of it or nothing may");
-    twin::IssueExact({"DataCopy UB->UB",
-                      twin::Pipe::kV,
-                      loc,
-                      {reinterpret_cast<uintptr_t>(to), bytes},
-                      {{reinterpret_cast<uintptr_t>(from), bytes}}},
+    twin::IssueExact({"DataCopy UB->UB", twin::Pipe::kV, loc, {target, bytes}, {{source, bytes}}},
                      [=] { memmove(to, from, bytes); });
 }
 

@@ -53,6 +53,14 @@ enum KernelMetaType : uint8_t {
                   "the twin has vector cores only: AIV_ONLY or MIX_AIV_1_0")
 #define KERNEL_TASK_TYPE(key, type) KERNEL_TASK_TYPE_DEFAULT(type)
 
+namespace twin {
+// Calls an instance of a template kernel with the words of a launch.
+template <class... P, class... W>
+inline void CallInstance(void (*entry)(P...), W... words) {
+    entry((P)words...);
+}
+}  // namespace twin
+
 // What tiling structs of communicating kernels begin with. The host fills both blocks; a kernel passes them
 // on.
 struct Mc2InitTiling {

@@ -32,7 +32,7 @@ public:
         const twin::Core& core = twin::current_core();
         const uint64_t end = static_cast<uint64_t>(byteOffset) + static_cast<uint64_t>(count) * sizeof(T);
         if (__builtin_expect(byteOffset % twin::kBlockBytes != 0 || end > bytes_, 0))
-            RaiseOffset(bytes_, count, sizeof(T), byteOffset, loc.file, loc.line);
+            RaiseOffset(*this, count, sizeof(T), byteOffset, loc.file, loc.line);
         return LocalTensor<T>(core.ub + begin_ + byteOffset, count * static_cast<uint32_t>(sizeof(T)), buffer_,
                               core.buffers[buffer_].stamp);
     }
@@ -46,13 +46,17 @@ public:
     void FreeTensor(const LocalTensor<T>&) {}
 
 private:
-    [[noreturn]] TWIN_COLD static void RaiseOffset(uint32_t bytes, uint32_t count, size_t element, uint32_t byteOffset,
-                                                   const char* file, int line) {
+    // Returns where the launch lists tensors that pass their buffer and stay in UB.
+    TWIN_COLD static void RaiseOffset(const TBufBase& buffer, uint32_t count, size_t element, uint32_t byteOffset,
+                                      const char* file, int line) {
         const twin::Loc loc{file, line};
         TWIN_RAISE_IF(byteOffset % twin::kBlockBytes != 0, kMisaligned, loc,
                       "TBuf offset %u is not a multiple of 32 bytes", byteOffset);
-        twin::Raise(twin::Finding::kOutOfBounds, loc, "TBuf holds %u bytes, asked for %u elements of %zu at byte %u",
-                    bytes, count, element, byteOffset);
+        const char* const past = "TBuf holds %u bytes, asked for %u elements of %zu at byte %u";
+        const uint64_t end = uint64_t{buffer.begin_} + byteOffset + uint64_t{count} * element;
+        TWIN_RAISE_IF(end > twin::kUbBytes, kOutOfBounds, loc, past, buffer.bytes_, count, element, byteOffset);
+        TWIN_WARN_IF(true, kOutOfBounds, loc, past, buffer.bytes_, count, element, byteOffset);
+        twin::UbExposed();
     }
 };
 
@@ -288,7 +292,7 @@ public:
 private:
     uint32_t Carve(uint32_t len, TPosition position, const twin::Loc& loc) {
         twin::Core& core = twin::current_core();
-        TWIN_RAISE_IF(len == 0, kBadArgument, loc, "InitBuffer of 0 bytes");
+        TWIN_WARN_IF(len == 0, kBadArgument, loc, "InitBuffer of 0 bytes: a core without a share makes no buffer");
         const uint32_t bytes = (len + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes;
         TWIN_RAISE_IF(core.ub_used + static_cast<uint64_t>(bytes) > kGrantedUbBytes, kUbOverflow, loc,
                       "InitBuffer of %u bytes: %u of the UB's %u are taken", bytes, core.ub_used, kGrantedUbBytes);

@@ -142,9 +142,11 @@ public:
 
     TWIN_HOT LocalTensor operator[](uint32_t offset) const {
         const uint64_t begin = static_cast<uint64_t>(offset) * sizeof(T);
-        if (__builtin_expect(begin > address_.dataLen, 0)) RaisePast(*this, offset);
-        return LocalTensor(address_.bufferAddr.host + begin, address_.dataLen - static_cast<uint32_t>(begin),
-                           address_.logicPos.buffer, address_.logicPos.stamp);
+        const bool past = begin > address_.dataLen;
+        if (__builtin_expect(past, 0)) RaisePast(*this, offset);
+        return LocalTensor(address_.bufferAddr.host + begin,
+                           past ? 0 : address_.dataLen - static_cast<uint32_t>(begin), address_.logicPos.buffer,
+                           address_.logicPos.stamp);
     }
 
     template <class U>
@@ -204,27 +206,36 @@ private:
                         ? "LocalTensor was never allocated"
                         : "LocalTensor is used after FreeTensor, or after its TPipe was reset");
     }
-    [[noreturn]] TWIN_COLD static void RaiseAt(LocalTensor view, uint32_t index, const char* file, int line) {
+    // Bytes from the view's begin to the end of UB.
+    uint64_t Room() const { return twin::kUbBytes - static_cast<uint64_t>(data() - twin::current_core().ub); }
+    // These three return where the launch lists what passes its buffer and stays in UB.
+    TWIN_COLD static void RaiseAt(LocalTensor view, uint32_t index, const char* file, int line) {
         const twin::Loc loc{file, line};
         view.CheckAlive(loc);
-        twin::Raise(twin::Finding::kOutOfBounds, loc, "element %u of a LocalTensor of %u", index, view.GetSize());
+        const char* const past = "element %u of a LocalTensor of %u";
+        TWIN_RAISE_IF((uint64_t{index} + 1) * sizeof(T) > view.Room(), kOutOfBounds, loc, past, index, view.GetSize());
+        TWIN_WARN_IF(true, kOutOfBounds, loc, past, index, view.GetSize());
+        twin::UbExposed();
     }
-    [[noreturn]] TWIN_COLD static void RaisePast(LocalTensor view, uint32_t offset) {
-        twin::Raise(twin::Finding::kOutOfBounds, {"LocalTensor", 0}, "LocalTensor[%u] starts past its %u elements",
-                    offset, view.GetSize());
+    TWIN_COLD static void RaisePast(LocalTensor view, uint32_t offset) {
+        const twin::Loc loc{"LocalTensor", 0};
+        const char* const past = "LocalTensor[%u] starts past its %u elements";
+        const bool nowhere = view.data() == nullptr || uint64_t{offset} * sizeof(T) > view.Room();
+        TWIN_RAISE_IF(nowhere, kOutOfBounds, loc, past, offset, view.GetSize());
+        TWIN_WARN_IF(true, kOutOfBounds, loc, past, offset, view.GetSize());
+        twin::UbExposed();
     }
-    // Returns where the launch lists what passes its buffer and stays in UB.
     TWIN_COLD static void RaiseSpan(LocalTensor view, uint64_t count, const char* file, int line, const char* what,
                                     uint32_t alignment) {
         const twin::Loc loc{file, line};
         view.CheckAlive(loc);
         const uint64_t bytes = count * sizeof(T);
-        const uint64_t room = twin::kUbBytes - static_cast<uint64_t>(view.data() - twin::current_core().ub);
         const char* const past = "%s needs %llu bytes, the UB view holds %u";
-        TWIN_RAISE_IF(bytes > room, kOutOfBounds, loc, past, what, static_cast<unsigned long long>(bytes),
+        TWIN_RAISE_IF(bytes > view.Room(), kOutOfBounds, loc, past, what, static_cast<unsigned long long>(bytes),
                       view.GetLength());
         TWIN_WARN_IF(bytes > view.GetLength(), kOutOfBounds, loc, past, what, static_cast<unsigned long long>(bytes),
                      view.GetLength());
+        if (bytes > view.GetLength()) twin::UbExposed();
         const uint32_t beyond = alignment == 0 ? 0 : reinterpret_cast<uintptr_t>(view.data()) % alignment;
         TWIN_RAISE_IF(beyond != 0, kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary", what, beyond,
                       alignment);
@@ -293,14 +304,15 @@ public:
 private:
     static constexpr uint64_t kNothing = ~0ull;
     static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
-    [[noreturn]] TWIN_COLD static void RaiseSpan(GlobalTensor view, uint64_t bytes, const char* file, int line,
-                                                 const char* what) {
+    // Returns where the launch lists what passes the size that the kernel declared. The range of GM bounds it still.
+    TWIN_COLD static void RaiseSpan(GlobalTensor view, uint64_t bytes, const char* file, int line, const char* what) {
         const twin::Loc loc{file, line};
         const uint64_t count = view.count_;
-        TWIN_RAISE_IF(count == kNothing || (count != 0 && bytes > count * sizeof(T)), kOutOfBounds, loc,
-                      "%s of %llu bytes, the GlobalTensor holds %llu", what, static_cast<unsigned long long>(bytes),
-                      static_cast<unsigned long long>(count == kNothing ? 0 : count * sizeof(T)));
-        twin::Raise(twin::Finding::kMisaligned, loc, "%s: GM address is not aligned to %zu bytes", what, sizeof(T));
+        TWIN_RAISE_IF(reinterpret_cast<uintptr_t>(twin::HostOf(view.address_)) % sizeof(T) != 0, kMisaligned, loc,
+                      "%s: GM address is not aligned to %zu bytes", what, sizeof(T));
+        TWIN_WARN_IF(true, kOutOfBounds, loc, "%s of %llu bytes, the GlobalTensor holds %llu", what,
+                     static_cast<unsigned long long>(bytes),
+                     static_cast<unsigned long long>(count == kNothing ? 0 : count * sizeof(T)));
     }
     __gm__ T* address_ = nullptr;
     uint64_t count_ = 0;  // elements; 0: not declared

@@ -22,12 +22,35 @@ inline twin::Access UbAccess(const T* first, uint64_t count) {
 inline bool Apart(const twin::Access& a, const twin::Access& b) {
     return a.begin + a.bytes <= b.begin || b.begin + b.bytes <= a.begin;
 }
-// An elementwise call over a count needs a destination that begins where a source does, or lies apart from
-// it.
+// A destination begins where a source does, or lies apart from it.
 inline void CheckOverlap(const char* name, uint32_t source, const twin::Access& to, const twin::Access& from,
                          const twin::Loc& loc) {
     TWIN_RAISE_IF(to.begin != from.begin && !Apart(to, from), kBadArgument, loc,
                   "%s: destination and source %u overlap in part; they may be the same, or apart", name, source);
+}
+// The same for calls that the twin can make as the vector unit makes them, see ByRepeats. Whether they overlap in part.
+inline bool ListOverlap(const char* name, uint32_t source, const twin::Access& to, const twin::Access& from,
+                        const twin::Loc& loc) {
+    const bool part = to.begin != from.begin && !Apart(to, from);
+    TWIN_WARN_IF(part, kBadArgument, loc,
+                 "%s: destination and source %u overlap in part; they may be the same, or apart", name, source);
+    return part;
+}
+// body(dst, src[], count) repeat by repeat, each read before it is written. An element of dst has `dst_bits`.
+template <class... S, class Body>
+inline void ByRepeats(const Body& body, uint32_t dst_bits, uintptr_t to, const uintptr_t* from, uint32_t n) {
+    constexpr uint32_t kBytes[] = {sizeof(S)..., 0};
+    const uint32_t width = twin::kRepeatBytes / std::max({dst_bits / 8, static_cast<uint32_t>(sizeof(S))...});
+    alignas(64) uint8_t taken[sizeof...(S) + 1][twin::kRepeatBytes];
+    uintptr_t at[3] = {};
+    for (uint32_t done = 0; done < n; done += width) {
+        const uint32_t part = std::min(width, n - done);
+        for (uint32_t i = 0; i < sizeof...(S); ++i) {
+            memcpy(taken[i], UbPointer<uint8_t>(from[i] + uint64_t{done} * kBytes[i]), part * kBytes[i]);
+            at[i] = reinterpret_cast<uintptr_t>(taken[i]);
+        }
+        body(to + uint64_t{done} * dst_bits / 8, at, part);
+    }
 }
 // Checks a call that cannot work in place.
 inline void CheckApart(const char* name, const char* what, const twin::Access& to, const twin::Access& from,
@@ -42,8 +65,8 @@ inline uint32_t CheckElementCount(const char* name, int64_t count, const twin::L
 }
 
 inline void CheckMask(uint64_t mask, uint32_t lanes, const twin::Loc& loc) {
-    TWIN_RAISE_IF(mask < 1 || mask > lanes, kBadArgument, loc, "mask %lld is outside 1..%u",
-                  static_cast<long long>(mask), lanes);
+    TWIN_WARN_IF(mask == 0, kBadArgument, loc, "mask 0 is outside 1..%u: the call does nothing", lanes);
+    TWIN_RAISE_IF(mask > lanes, kBadArgument, loc, "mask %lld is outside 1..%u", static_cast<long long>(mask), lanes);
 }
 inline void CheckRepeatTime(int32_t repeats, const twin::Loc& loc) {
     TWIN_RAISE_IF(repeats < 0 || repeats > 255, kBadArgument, loc, "repeatTime %d is outside 0..255", repeats);
@@ -87,7 +110,7 @@ inline Work WorkOf(const uint64_t* mask, int32_t repeats, uint32_t width, const 
     CheckRepeatTime(repeats, loc);
     if (isSetMask) {
         const twin::LaneMask bits = {{mask[0], width > 64 ? mask[1] : 0}};
-        TWIN_RAISE_IF(bits.bits[0] == 0 && bits.bits[1] == 0, kBadArgument, loc, "a mask of no lane at all");
+        TWIN_WARN_IF(bits.bits[0] == 0 && bits.bits[1] == 0, kBadArgument, loc, "a mask of no lane at all");
         TWIN_RAISE_IF(width < 64 && !twin::current_core().counter_mode && bits.bits[0] >> width != 0, kBadArgument, loc,
                       "a mask with bits beyond the %u lanes of a repeat", width);
         StoreMask(bits);
@@ -132,8 +155,8 @@ inline void LanesCall(const twin::VectorCall& call, const twin::Operands& all, c
     check(dst, all.dst);
     [[maybe_unused]] uint32_t i = 0;
     (check(src, all.src[i++]), ...);
-    twin::CheckLaneOverlap(call, all, runs, lanes.repeats, options.own_repeat);
-    twin::IssueLanes(call, all, lanes, body, options.extra);
+    const bool overlaps = twin::CheckLaneOverlap(call, all, runs, lanes.repeats, options.own_repeat);
+    twin::IssueLanes(call, all, lanes, body, options.extra, overlaps);
 }
 
 // A mask form: body(dst, src[], count) on each stretch of lanes.
@@ -181,11 +204,12 @@ inline void CountCall(const char* name, const twin::Loc& loc, int64_t count, boo
     } from;
     twin::Access reads[3];
     uint32_t i = 0;
+    bool overlaps = false;
     [[maybe_unused]] const auto read = [&](const auto& source) {
         const twin::Access part = reads[i] = source.Part(n, loc, name);
         from.at[i] = part.begin;
         if (part.bytes == write.bytes) {
-            CheckOverlap(name, i, write, part, loc);
+            overlaps |= ListOverlap(name, i, write, part, loc);
         } else {
             CheckApart(name, "a source of another width", write, part, loc);
         }
@@ -193,6 +217,11 @@ inline void CountCall(const char* name, const twin::Loc& loc, int64_t count, boo
     };
     (read(src), ...);
     if (accumulates) reads[i] = write;
+    if (__builtin_expect(overlaps, 0)) {
+        twin::IssueExact(twin::PartOf({name, loc}, write, reads[0], reads[1], reads[2]),
+                         [=] { ByRepeats<S...>(body, 8 * sizeof(D), to, from.at, n); });
+        return;
+    }
     if constexpr (!twin::kChecked) {
         if ((Forwards<Body>::kBegins || __builtin_expect(twin::current_core().forward.Any(), 0)) &&
             Forwards<Body>::Do(body, to, from.at, n))

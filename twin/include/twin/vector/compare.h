@@ -15,11 +15,13 @@ inline void CheckCompareMode(const char* name, CMPMODE mode, const twin::Loc& lo
     TWIN_RAISE_IF(!twin::CompareModeLegal<T>(mode), kBadArgument, loc,
                   "%s: comparison mode %d of int32: only EQ exists", name, static_cast<int>(mode));
 }
+// The elements that are compared: of whole repeats, as on an NPU.
 template <class T>
-inline void CheckCompareCount(const char* name, uint32_t count, const twin::Loc& loc) {
-    TWIN_RAISE_IF(uint64_t{count} * sizeof(T) % 256 != 0, kBadArgument, loc,
-                  "%s of %u elements: whole 256 bytes only, the last %zu bytes would not be computed", name, count,
-                  static_cast<size_t>(uint64_t{count} * sizeof(T) % 256));
+inline uint32_t CheckCompareCount(const char* name, uint32_t count, const twin::Loc& loc) {
+    TWIN_WARN_IF(uint64_t{count} * sizeof(T) % 256 != 0, kBadArgument, loc,
+                 "%s of %u elements: whole 256 bytes only, the last %zu bytes would not be computed", name, count,
+                 static_cast<size_t>(uint64_t{count} * sizeof(T) % 256));
+    return count / twin::kLanes<T> * twin::kLanes<T>;
 }
 
 // `compare(bits, sources, n)` on all lanes of every repeat; the repeats' bits follow one another. The mask
@@ -43,18 +45,20 @@ inline void CompareRepeats(const twin::VectorCall& call, int32_t repeats, const 
         const twin::Operand& operand = all.src[i];
         const uint64_t extent = twin::Extent(operand, runs, lanes.repeats);
         source.Check(extent, call);
-        CheckOverlap(call.name, i, write, {operand.begin, extent}, call.loc);
+        ListOverlap(call.name, i, write, {operand.begin, extent}, call.loc);
         reads[i++] = twin::AccessOf(operand, lanes);
     };
     (check(src), ...);
     twin::Issue(twin::PartOf(call, write, reads[0], reads[1]), [=] {
+        uint8_t bits[kBytes];  // the vector unit reads a repeat before it writes it
         for (uint32_t r = 0; r < lanes.repeats; ++r) {
             for (uint32_t run = 0; run < runs.count; ++run) {
                 const uint32_t lane = runs.run[run].lane;
                 uintptr_t from[2] = {};
                 for (uint32_t s = 0; s < all.sources; ++s) from[s] = all.src[s].At(r, lane);
-                compare(write.begin + r * kBytes + lane / 8, from, runs.run[run].count);
+                compare(reinterpret_cast<uintptr_t>(bits) + lane / 8, from, runs.run[run].count);
             }
+            memcpy(UbPointer<uint8_t>(write.begin + r * kBytes), bits, kBytes);
         }
     });
 }
@@ -78,24 +82,31 @@ struct CompareScalarBody {
 template <class T, class U, class Body, class... S>
 inline void CompareCounted(const char* name, const twin::Loc& loc, uint32_t count, const Body& body,
                            const LocalTensor<U>& dst, const LocalTensor<S>&... src) {
-    CheckCompareCount<T>(name, count, loc);
+    const uint32_t n = CheckCompareCount<T>(name, count, loc);
     SetMaskNorm();
     ResetMask();
-    if (count == 0) return;
-    const twin::Access write = dst.Part(count / 8, loc, name);
+    if (n == 0) return;
+    const twin::Access write = dst.Part(n / 8, loc, name);
     struct {
         uintptr_t at[2] = {};
     } from;
     twin::Access reads[2];
     uint32_t i = 0;
+    bool overlaps = false;
     const auto read = [&](const auto& source) {
-        reads[i] = source.Part(count, loc, name);
+        reads[i] = source.Part(n, loc, name);
         from.at[i] = reads[i].begin;
-        CheckOverlap(name, i, write, reads[i], loc);
+        overlaps |= ListOverlap(name, i, write, reads[i], loc);
         ++i;
     };
     (read(src), ...);
-    twin::Issue(twin::PartOf({name, loc}, write, reads[0], reads[1]), [=] { body(write.begin, from.at, count); });
+    twin::Issue(twin::PartOf({name, loc}, write, reads[0], reads[1]), [=] {
+        if (overlaps) {
+            ByRepeats<S...>(body, 1, write.begin, from.at, n);
+        } else {
+            body(write.begin, from.at, n);
+        }
+    });
 }
 
 }  // namespace detail

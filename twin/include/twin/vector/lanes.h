@@ -94,8 +94,8 @@ inline Instruction PartOf(const VectorCall& call, const Access& write, const Acc
 
 // Within a repeat the destination is a source or touches it nowhere; no repeat reads what an earlier one
 // wrote. With `own_repeat` the first rule does not hold (reductions, conversions: the vector unit reads a
-// repeat before it writes it).
-inline void CheckLaneOverlap(const VectorCall& call, const Operands& all, const Runs& runs, uint32_t repeats,
+// repeat before it writes it). Whether a listed call breaks the first rule.
+inline bool CheckLaneOverlap(const VectorCall& call, const Operands& all, const Runs& runs, uint32_t repeats,
                              bool own_repeat) {
     const Operand& dst = all.dst;
     const uint64_t extent = Extent(dst, runs, repeats);
@@ -104,7 +104,8 @@ inline void CheckLaneOverlap(const VectorCall& call, const Operands& all, const 
         const Operand& src = all.src[i];
         apart = apart && (dst.begin >= src.begin + Extent(src, runs, repeats) || src.begin >= dst.begin + extent);
     }
-    if (apart) return;
+    if (apart) return false;
+    bool overlaps = false;
     std::vector<uint16_t> writer(extent, 0);  // the repeat that wrote a byte of dst, from 1 on
     // Calls found(writer) for each byte of a source's run that a repeat has written.
     const auto look = [&](const Operand& src, uint32_t repeat, const Run& run, auto&& found) {
@@ -120,9 +121,9 @@ inline void CheckLaneOverlap(const VectorCall& call, const Operands& all, const 
             if (call.chains && i == 1 && stands && src.begin == dst.begin) continue;
             for (uint32_t r = 0; r < runs.count; ++r) {
                 look(src, repeat, runs.run[r], [&](uint32_t by) {
-                    TWIN_RAISE_IF(by != 0, kBadArgument, call.loc,
-                                  "%s: repeat %u reads from source %u what repeat %u has written", call.name, repeat, i,
-                                  by - 1u);
+                    TWIN_WARN_IF(by != 0, kBadArgument, call.loc,
+                                 "%s: repeat %u reads from source %u what repeat %u has written", call.name, repeat, i,
+                                 by - 1u);
                 });
             }
         }
@@ -137,19 +138,42 @@ inline void CheckLaneOverlap(const VectorCall& call, const Operands& all, const 
             const Run& run = runs.run[n % runs.count];
             if (src.At(repeat, run.lane) == dst.At(repeat, run.lane) && src.element == dst.element) continue;
             look(src, repeat, run, [&](uint32_t by) {
-                TWIN_RAISE_IF(by == repeat + 1, kBadArgument, call.loc,
-                              "%s: destination and source %u overlap in part; they may be the same, or apart",
-                              call.name, i);
+                TWIN_WARN_IF(by == repeat + 1, kBadArgument, call.loc,
+                             "%s: destination and source %u overlap in part; they may be the same, or apart", call.name,
+                             i);
+                overlaps |= by == repeat + 1;
             });
         }
     }
+    return overlaps;
 }
 
+// The sources of one repeat, copied.
+class Taken {
+public:
+    void Read(const Operands& all, const Runs& runs, uint32_t repeat) {
+        for (uint32_t i = 0; i < all.sources; ++i) {
+            const Operand& src = all.src[i];
+            for (uint32_t r = 0; r < runs.count; ++r) {
+                const Run& run = runs.run[r];
+                memcpy(reinterpret_cast<void*>(At(src, i, run.lane)),
+                       reinterpret_cast<const void*>(src.At(repeat, run.lane)), run.count * src.element);
+            }
+        }
+    }
+    uintptr_t At(const Operand& src, uint32_t source, uint32_t lane) const {
+        return reinterpret_cast<uintptr_t>(bytes_[source]) + uint64_t{lane} * src.element;
+    }
+
+private:
+    alignas(64) uint8_t bytes_[3][kRepeatBytes];
+};
+
 // Calls body(dst, src[], count[, lane, repeat]) for every stretch of every repeat, in order, as one
-// instruction. `extra`: bytes that the body reads besides.
+// instruction. `extra`: bytes that the body reads besides. `overlaps`: every repeat is read before it is written.
 template <class Body>
 inline void IssueLanes(const VectorCall& call, const Operands& all, const Lanes& lanes, const Body& body,
-                       const Access& extra) {
+                       const Access& extra, bool overlaps = false) {
     Access access[4];  // dst, then the sources
     if constexpr (kChecked) {
         access[0] = AccessOf(all.dst, lanes);
@@ -161,12 +185,15 @@ inline void IssueLanes(const VectorCall& call, const Operands& all, const Lanes&
     instruction.repeats = lanes.repeats;
     Issue(instruction, [=] {
         const Runs runs = FindRuns(lanes, all);
+        Taken taken;
         for (uint32_t repeat = 0; repeat < lanes.repeats; ++repeat) {
+            if (__builtin_expect(overlaps, 0)) taken.Read(all, runs, repeat);
             for (uint32_t r = 0; r < runs.count; ++r) {
                 const Run& run = runs.run[r];
                 const uintptr_t to = all.dst.At(repeat, run.lane);
                 uintptr_t from[3] = {};
-                for (uint32_t i = 0; i < all.sources; ++i) from[i] = all.src[i].At(repeat, run.lane);
+                for (uint32_t i = 0; i < all.sources; ++i)
+                    from[i] = overlaps ? taken.At(all.src[i], i, run.lane) : all.src[i].At(repeat, run.lane);
                 if constexpr (std::is_invocable_v<Body, uintptr_t, const uintptr_t*, uint32_t>) {
                     body(to, from, run.count);
                 } else {

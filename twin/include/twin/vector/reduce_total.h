@@ -46,7 +46,7 @@ inline void Extreme(const char* name, const LocalTensor<T>& dst, const LocalTens
     ResetMask();
     if (n == 0) return;
     const twin::Access write = dst.Part(results, loc, name, results * sizeof(T)), read = src.Part(n, loc, name);
-    CheckOverlap(name, 0, write, read, loc);
+    ListOverlap(name, 0, write, read, loc);  // written when all is read
     const uint64_t repeats = std::max<uint64_t>(n / twin::kLanes<T>, 1);
     const twin::Access garbage =
         CheckWorkTensor("scratch of a reduction", work, repeats, true, calIndex, write, read, loc);
@@ -136,7 +136,7 @@ inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, cons
     if (n == 0) return;
     const twin::Access write = dst.Part(1, loc, "ReduceSum destination", sizeof(T));
     const twin::Access read = src.Part(n, loc, "ReduceSum source");
-    detail::CheckOverlap("ReduceSum", 0, write, read, loc);
+    detail::ListOverlap("ReduceSum", 0, write, read, loc);  // written when all is read
     twin::Issue(twin::PartOf({"ReduceSum", loc}, write, read),
                 [=] { twin::ReduceSumArray(detail::UbPointer<T>(write.begin), detail::UbPointer<T>(read.begin), n); });
 }
