@@ -432,8 +432,8 @@ class Kernels:
 
     def _library(self, mode: str) -> Path:
         if self._path.suffix in SOURCES:
-            given = {"defines": self._defines, "includes": self._includes, "tiling_keys": self._tiling_keys}
-            return build(self._path, engine=mode, **given)
+            source, keys = self._path, self._tiling_keys
+            return build(source, defines=self._defines, includes=self._includes, engine=mode, tiling_keys=keys)
         path = engine_path(self._path, mode)
         if not path.is_file():
             raise ArgumentError(

@@ -24,9 +24,18 @@ _FOLLOWS = 100_000_000  # ASCENDC_TPL_INPUT(0): from here on a value stands for 
 _RANGE, _LIST, _MIX = 0, 1, 2
 _VECTOR_CORES = (0, 4)  # AIV_ONLY, MIX_AIV_1_0
 _OPERATORS: dict[type[ast.AST], Callable[..., int]] = {
-    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv},
-    **{ast.Mod: operator.mod, ast.LShift: operator.lshift, ast.RShift: operator.rshift, ast.BitOr: operator.or_},
-    **{ast.BitAnd: operator.and_, ast.BitXor: operator.xor, ast.UAdd: operator.pos, ast.USub: operator.neg},
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.BitOr: operator.or_,
+    ast.BitAnd: operator.and_,
+    ast.BitXor: operator.xor,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
 }
 
 

@@ -6,9 +6,12 @@ using namespace Mc2Sample;
 extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
     if (GetBlockIdx() != 0) return;
     TPipe pipe;
-    TBuf<> buf, small;
+    TBuf<> buf, small, longer, none;
+    TQue<QuePosition::VECIN, 1> queue;
     pipe.InitBuffer(buf, 192);
     pipe.InitBuffer(small, 64);
+    pipe.InitBuffer(longer, 1024);
+    pipe.InitBuffer(queue, 1, 32);
     LocalTensor<float> row = buf.Get<float>(), words = small.Get<float>();
     DataCopy(row, Gm<float>(x), 48);
     SyncFunc<HardEvent::MTE2_V>();
@@ -24,6 +27,41 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
     if (TILING_KEY_IS(4)) Duplicate(words, 1.0f, 24);
     uint64_t firstOfBlocks[2] = {0x0101010101010101, 0};
     if (TILING_KEY_IS(5)) Duplicate(words, 1.0f, firstOfBlocks, 1, 1, 8);
+    if (TILING_KEY_IS(6)) pipe.InitBuffer(none, 0);
+    if (TILING_KEY_IS(7)) Sum(words, row, SumParams{16, 1, 1});
+    if (TILING_KEY_IS(8)) words = small.Get<float>(24);
+    if (TILING_KEY_IS(9)) words.SetValue(16, 1.0f);
+    if (TILING_KEY_IS(20)) words = words[17];
+    if (TILING_KEY_IS(21)) DataCopy(words, Gm<float>(x), 9);
+    if (TILING_KEY_IS(22)) {
+        GlobalTensor<float> declared;
+        declared.SetGlobalBuffer((__gm__ float*)x, 40);
+        DataCopy(words, declared[32], 16);
+    }
+    if (TILING_KEY_IS(23)) queue.AllocTensor<float>();
+    if (TILING_KEY_IS(24)) Muls(row, row, 2.0f, static_cast<uint64_t>(0), 1, {1, 1, 8, 8});
+    if (TILING_KEY_IS(25)) Adds(row[8], row, 1.0f, 40);
+    if (TILING_KEY_IS(26)) Adds(row[8], row, 1.0f, static_cast<uint64_t>(16), 1, {1, 1, 2, 2});
+    if (TILING_KEY_IS(27)) ReduceSum(row[40], row, words, 48);
+    LocalTensor<float> flags = longer.Get<float>();
+    if (TILING_KEY_IS(28) || TILING_KEY_IS(29)) {
+        Duplicate(flags, 1.0f, 256);
+        PipeBarrier<PIPE_V>();
+        DataCopy(flags, row, 48);
+        PipeBarrier<PIPE_V>();
+        if (TILING_KEY_IS(28)) CompareScalar(flags[40].ReinterpretCast<uint8_t>(), flags, 7.0f, CMPMODE::LT, 256);
+        if (TILING_KEY_IS(29)) CompareScalar(words.ReinterpretCast<uint8_t>(), flags, 7.0f, CMPMODE::LT, 65);
+        SyncFunc<HardEvent::V_MTE3>();
+        DataCopy(Gm<float>(y), TILING_KEY_IS(28) ? flags[40] : words, 8);
+    }
+    if (TILING_KEY_IS(25) || TILING_KEY_IS(26) || TILING_KEY_IS(27)) {
+        SyncFunc<HardEvent::V_MTE3>();
+        DataCopy(Gm<float>(y), row, 48);
+    }
+    if (TILING_KEY_IS(22)) {
+        SyncFunc<HardEvent::MTE2_MTE3>();
+        DataCopy(Gm<float>(y), words, 16);
+    }
     volatile uint32_t* nowhere = (volatile uint32_t*)16;
     if (TILING_KEY_IS(10)) *(__gm__ uint32_t*)y = *nowhere;
     if (TILING_KEY_IS(11)) *nowhere = 1;

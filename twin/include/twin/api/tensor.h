@@ -144,9 +144,8 @@ public:
         const uint64_t begin = static_cast<uint64_t>(offset) * sizeof(T);
         const bool past = begin > address_.dataLen;
         if (__builtin_expect(past, 0)) RaisePast(*this, offset);
-        return LocalTensor(address_.bufferAddr.host + begin,
-                           past ? 0 : address_.dataLen - static_cast<uint32_t>(begin), address_.logicPos.buffer,
-                           address_.logicPos.stamp);
+        return LocalTensor(address_.bufferAddr.host + begin, past ? 0 : address_.dataLen - static_cast<uint32_t>(begin),
+                           address_.logicPos.buffer, address_.logicPos.stamp);
     }
 
     template <class U>

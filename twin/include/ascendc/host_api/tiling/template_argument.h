@@ -4,8 +4,8 @@
 //   ASCENDC_TPL_SEL(...)             the combinations that exist, each an ASCENDC_TPL_ARGS_SEL(...) of subsets
 //   GET_TPL_TILING_KEY(...)          on the host: the key of these arguments
 //
-// A kernel's build defines ASCENDC_TPL_KERNEL, and the macros are empty. ascend_moe/twin/template_keys.py reads what they
-// leave under TWIN_TPL_SCAN. Elsewhere they are the host's.
+// A kernel's build defines ASCENDC_TPL_KERNEL, and the macros are empty. ascend_moe/twin/template_keys.py reads what
+// they leave under TWIN_TPL_SCAN. Elsewhere they are the host's.
 #pragma once
 
 #include <cstdint>
@@ -194,12 +194,18 @@ inline uint64_t TemplateKey(const std::vector<TemplateParameter>& parameters, co
 
 }  // namespace twin
 
-#define ASCENDC_TPL_DTYPE_DECL(name, ...) twin::TemplateParameter{8, false, {__VA_ARGS__}}
+#define ASCENDC_TPL_DTYPE_DECL(name, ...) \
+    twin::TemplateParameter {             \
+        8, false, { __VA_ARGS__ }         \
+    }
 #define ASCENDC_TPL_DATATYPE_DECL(name, ...) ASCENDC_TPL_DTYPE_DECL(name, __VA_ARGS__)
 #define ASCENDC_TPL_FORMAT_DECL(name, ...) ASCENDC_TPL_DTYPE_DECL(name, __VA_ARGS__)
 #define ASCENDC_TPL_KERNEL_TYPE_DECL(name, ...) ASCENDC_TPL_DTYPE_DECL(name, __VA_ARGS__)
 #define ASCENDC_TPL_UINT_DECL(name, bits, ...) twin::UintParameter(bits, {__VA_ARGS__})
-#define ASCENDC_TPL_BOOL_DECL(name, ...) twin::TemplateParameter{1, false, {__VA_ARGS__}}
+#define ASCENDC_TPL_BOOL_DECL(name, ...) \
+    twin::TemplateParameter {            \
+        1, false, { __VA_ARGS__ }        \
+    }
 
 #define ASCENDC_TPL_ARGS_DECL(Op, ...) \
     [[maybe_unused]] static const std::vector<twin::TemplateParameter> twin_template_parameters { __VA_ARGS__ }

@@ -1,0 +1,226 @@
+"""Kernels in the styles of CANN's releases: plain tiling keys, template tiling keys, the toolkit's header paths."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from foreign_runs import KERNELS, kernels, tiling
+from twin_oracle import compiler
+
+from ascend_moe import twin
+from ascend_moe.errors import ArgumentError, TwinBuildError, TwinFault
+from ascend_moe.twin.build import include_directory, own_text, preprocess, unit_of, vendor_headers
+from ascend_moe.twin.entries import Entry
+from ascend_moe.twin.template_keys import bound, find_declarations
+
+# ---- plain keys, windows of both layouts, more cores than rows ----
+
+
+# What is compiled for the checked engine, or once more with other defines, runs nightly.
+modes = pytest.mark.parametrize("mode", ["fast", pytest.param("checked", marks=pytest.mark.nightly)])
+
+
+@modes
+@pytest.mark.parametrize("key,layout,cores", [(1000, "a3", 9), (2000, "a2", 2)])
+def test_rows_through_windows_of_cores_without_a_share(mode: str, key: int, layout: str, cores: int) -> None:
+    world, rows, width = 2, 2, 16
+    x = np.random.default_rng(key).standard_normal((world, world * rows, width)).astype(np.float32)
+    y = np.zeros_like(x)
+    args, data = [[x[r], y[r]] for r in range(world)], bytes(64 + 280) + tiling(rows, width)
+
+    def run(warn: bool) -> twin.Outcome:
+        windows = twin.Windows(world, data_bytes=1 << 16, layout=layout)
+        call = ("plain_key", args, data, cores, key, windows)
+        return kernels("plain_key").launch(*call, workspace_bytes=32, mode=mode, warn=warn, timeout_s=20)
+
+    idle = cores > world * rows
+    if idle:
+        with pytest.raises(TwinFault, match="InitBuffer of 0 bytes: a core without a share makes no buffer"):
+            run(warn=False)
+    done = run(warn=idle)
+    assert [line.partition(", at")[0] for line in done.warnings] == [
+        "illegal argument: InitBuffer of 0 bytes: a core without a share makes no buffer"
+    ] * idle
+    assert np.array_equal(y.reshape(world, world, rows, width), x.reshape(world, world, rows, width).swapaxes(0, 1))
+
+
+@pytest.mark.parametrize(
+    "text,flags",
+    [
+        ("void f(HcclOpResParam*); struct HcclOpResParam { int a; };", ["-DTWIN_AWAITS_HcclOpResParam"]),
+        ("struct HcclOpResParam { int a; }; void f(HcclOpResParam*);", []),
+        ("void f(HcclOpResParam* p) { p->rankSize; }", ["-DTWIN_LACKS_HcclOpResParam"]),
+        ("void f(AscendC::HcclContextDef::HcclOpResParam*);", []),
+        ("using namespace AscendC::HcclContextDef; void f(HcclOpResParam*);", []),
+        ("void f(Own::HcclOpResParam*); namespace Own { struct HcclOpResParam { }; }", []),
+        ("namespace Own { struct HcclOpResParam { }; void f(HcclOpResParam*); }", []),
+        ("void f(HcclRankRelationResV2*);", ["-DTWIN_LACKS_HcclRankRelationResV2"]),
+    ],
+)
+def test_context_structs_are_declared_where_a_source_has_none(text: str, flags: list[str]) -> None:
+    assert list(unit_of(Path("k.cpp"), text).flags) == flags
+
+
+@pytest.mark.nightly
+def test_a_kernel_without_structs_of_its_own_finds_them() -> None:
+    x = np.arange(32, dtype=np.float32).reshape(2, 16)
+    y = np.zeros_like(x)
+    call = ([[x, y]], bytes(64 + 280) + tiling(2, 16), 2, 1000, twin.Windows(1, data_bytes=1 << 16))
+    kernels("plain_key", "NO_STRUCTS").launch("plain_key", *call, workspace_bytes=32)
+    assert np.array_equal(x, y)
+
+
+# ---- template keys ----
+
+# D_T from bit 0 (8 bits), HAS_MASK (1), the place of SCALE among 7, 8, 3, 5 (4), FORMAT (8), KIND (8), CORES (8).
+HALF_KEY = 1 | 0 << 8 | 2 << 9 | 2 << 13 | 20 << 21
+FLOAT_KEYS = {
+    (mask, scale): mask << 8 | place << 9 | 2 << 13 | 30 << 21 for mask in (0, 1) for scale, place in ((5, 3), (8, 1))
+}
+CUBE_KEY = HALF_KEY | 7 << 29
+
+
+@modes
+@pytest.mark.parametrize("length,cores", [(200, 7), (64, 1)])
+def test_the_key_selects_the_instance(mode: str, length: int, cores: int) -> None:
+    source = np.random.default_rng(length).integers(-9, 10, length)
+    mask = np.random.default_rng(1).integers(0, 2, length)
+    for key, dtype, want in [
+        (HALF_KEY, np.float16, source * 3),
+        *((k, np.float32, source * scale * (mask if has else 1)) for (has, scale), k in FLOAT_KEYS.items()),
+    ]:
+        y = np.full(length, 99, dtype)
+        args = [source.astype(dtype), mask.astype(dtype), y]
+        call = ("template_key", args, tiling(length), cores, key)
+        kernels("template_key").launch(*call, workspace_bytes=0, mode=mode)
+        assert np.array_equal(y, want), key
+
+
+def test_keys_are_listed_and_others_are_refused_by_name() -> None:
+    template, x = kernels("template_key"), np.zeros(64, np.float32)
+    keys = template.tiling_keys("template_key")
+    assert set(keys) == {HALF_KEY, *FLOAT_KEYS.values()}
+    names = {"D_T": "half", "HAS_MASK": "0", "SCALE": "3", "FORMAT": "2", "KIND": "20", "CORES": "0"}
+    assert keys[HALF_KEY] == names
+    listed = "; ".join(
+        rf"{key} \({', '.join(f'{name}={value}' for name, value in arguments.items())}\)"
+        for key, arguments in keys.items()
+    ).partition(";")[0]
+    for key, said in [
+        (12345, rf"template_key: tiling_key 12345 is none of its keys: {listed}; "),
+        (CUBE_KEY, rf"template_key: tiling_key {CUBE_KEY} \(.*CORES=7\) needs cube cores"),
+    ]:
+        with pytest.raises(ArgumentError, match=said):
+            template.launch("template_key", [x, x, x, None], tiling(64), 1, key)
+    assert kernels("plain_key").tiling_keys("plain_key") == {}
+
+
+def test_some_instances_alone_are_built(tmp_path: Path) -> None:
+    text = preprocess(KERNELS / "template_key.cpp", "fast", [], [])
+    unit = unit_of(KERNELS / "template_key.cpp", own_text(text), {HALF_KEY})
+    refused = {one.key: one.refused for one in unit.entries[0].instances}
+    assert refused == {
+        HALF_KEY: "",
+        CUBE_KEY: "needs cube cores",
+        **dict.fromkeys(FLOAT_KEYS.values(), "was not built"),
+    }
+    assert unit.compiled(tmp_path, 0).read_text().count("case ") == 1
+    with pytest.raises(ArgumentError, match=f"tiling_keys: no template kernel has 7; there are .*{HALF_KEY}"):
+        twin.load(KERNELS / "template_key.cpp", tiling_keys=[7])
+
+
+def test_the_host_makes_the_same_keys(tmp_path: Path) -> None:
+    source = tmp_path / "host.cpp"
+    calls = ["C_DT_FLOAT16, 0, SCALE_NONE, C_FORMAT_ND, 20, 0", "C_DT_FLOAT, 1, 8, C_FORMAT_ND, 30, 0"]
+    calls += ["C_DT_FLOAT, 1, 6, C_FORMAT_ND, 30, 0", "C_DT_FLOAT, 1, 8"]
+    prints = "".join(f'printf("%llu ", (unsigned long long)GET_TPL_TILING_KEY({call}));' for call in calls)
+    source.write_text(f'#include "template_key.h"\n#include <cstdio>\nint main() {{ {prints} }}\n')
+    command = [compiler(), "-std=c++17", f"-I{include_directory()}", f"-I{KERNELS}", str(source), "-o"]
+    subprocess.run([*command, str(tmp_path / "host")], check=True)
+    printed = subprocess.run([tmp_path / "host"], capture_output=True, text=True, check=True).stdout.split()
+    assert [int(word) for word in printed] == [HALF_KEY, FLOAT_KEYS[1, 8], 2**64 - 1, 2**64 - 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drawn_declarations_have_the_keys_of_their_bits(seed: int) -> None:
+    """Each instance's key is read back bit by bit to the arguments it was made of; all selected are there once."""
+    draw = random.Random(seed)
+    declared, selected, sizes = [], [], []
+    for i in range(draw.randint(1, 6)):
+        kind = draw.choice(["BOOL", "UINT", "DTYPE"])
+        values = [0, 1] if kind == "BOOL" else draw.sample(range(200), draw.randint(1, 8))
+        bits = {"BOOL": 1, "UINT": 4, "DTYPE": 8}[kind]
+        chosen = draw.sample(values, draw.randint(1, len(values)))
+        sizes.append((kind, bits, values, chosen))
+        way = "1, " if kind == "UINT" else ""
+        declared.append(f'twin_tpl({kind}, "P{i}", {bits}, {way}{", ".join(f"({v}u)" for v in values)})')
+        selected.append(f'twin_tpl({kind}, "P{i}", 0, {way}{", ".join(map(str, chosen))})')
+    combination = f"twin_tpl_combination({', '.join(selected)})"
+    text = f'twin_tpl_declared("K", {", ".join(declared)}, ); twin_tpl_selected({combination}, );'
+    entry = bound(Entry("k", "", (), ("int",) * len(sizes)), find_declarations(text))
+    made = set()
+    for one in entry.instances:
+        key = one.key
+        for (kind, bits, values, chosen), (_, value) in zip(sizes, one.arguments, strict=True):
+            code = key & (1 << bits) - 1
+            key >>= bits
+            assert int(value) == (values[code] if kind == "UINT" else code) and int(value) in chosen
+        assert key == 0
+        made.add(one.arguments)
+    assert len(made) == len(entry.instances) == np.prod([len(chosen) for *_, chosen in sizes])
+
+
+TEMPLATE = Entry("add", "", (), ("int", "bool"))
+DECLARED = 'twin_tpl_declared("Add", twin_tpl(UINT, "N", 1, 1, 4, 6), twin_tpl(BOOL, "B", 1, 0, 1));'
+
+
+@pytest.mark.parametrize(
+    "text,said",
+    [
+        ("", "no ASCENDC_TPL_ARGS_DECL for the template add; there is none"),
+        (DECLARED, "the template add has no ASCENDC_TPL_SEL"),
+        ('twin_tpl_declared("Add", twin_tpl(BOOL, "B", 1, 0));', "the template add has 2 parameters, its .* 1: B"),
+        (
+            f'{DECLARED} twin_tpl_selected(twin_tpl_combination(twin_tpl(UINT, "N", 0, 1, 5)));',
+            "N: 5 is selected, declared are 4, 6",
+        ),
+        (
+            DECLARED.replace("4, 6", "4, 5, 6") + "twin_tpl_selected(twin_tpl_combination());",
+            "N: 3 values do not fit its 1 bits",
+        ),
+        (DECLARED.replace("4, 6", "4, kSix"), "N.*'kSix' is no number to the preprocessor"),
+        (DECLARED.replace("1, 4, 6", "9, 4, 6"), "a UINT begins with ASCENDC_TPL_UI_RANGE"),
+        (DECLARED.replace("1, 4, 6", "0, 2, 4, 6"), "2 ranges have 4 ends, not 2"),
+        ("twin_tpl_selected(twin_tpl_combination());", "stands before the ASCENDC_TPL_ARGS_DECL"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(text: str, said: str) -> None:
+    with pytest.raises(TwinBuildError, match=said):
+        bound(TEMPLATE, find_declarations(text))
+
+
+# ---- header paths ----
+
+
+def test_every_path_of_the_toolkit_is_there_or_refused_by_one_line(tmp_path: Path) -> None:
+    compiler()
+    headers = vendor_headers((include_directory() / "vendor_headers.txt").read_text())
+    assert len(headers) > 1000
+    there = [name for name, text in headers.items() if "#error" not in text]
+    for name in ["adv_api/hccl/hccl.h", "kernel_basic_intf.h", "basic_api/kernel_basic_intf.h", "lib/matmul_intf.h"]:
+        assert name in there
+    assert not [name for name in headers if (include_directory() / name).exists()]
+    # All that are there, in one source; some of the refused, drawn, by the compiler's word.
+    source = tmp_path / "all.cpp"
+    source.write_text("".join(f'#include "{name}"\n' for name in there))
+    assert "LocalTensor" in preprocess(source, "fast", [], [])
+    refused = sorted(set(headers) - set(there))
+    for name in ["register/tilingdata_base.h", *random.Random(0).sample(refused, 3)]:
+        source.write_text(f'#include "{name}"\n')
+        with pytest.raises(TwinBuildError, match=f"error: #error {name}: ") as caught:
+            preprocess(source, "fast", [], [])
+        assert str(caught.value).count("error: ") == 2  # the line, and the compiler's output that has it
