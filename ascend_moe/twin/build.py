@@ -182,6 +182,8 @@ def vendor_headers(table: str) -> dict[str, str]:
             folders, *names = line.split()
             for folder, name in product(folders.split("|"), names):
                 path = f"{'' if folder == '.' else folder}{name}.h"
+                if target == "kernel_operator.h" and folder.startswith(("adv_api/", "basic_api/", "utils/")):
+                    headers[f"include/{path}"] = f'#pragma once\n\n#include "{target}"\n'
                 why = f"#error {path}: {target.removeprefix('refused: ')}"
                 body = why if target.startswith("refused: ") else f'#include "{target}"'
                 headers[path] = f"#pragma once\n\n{body}\n"

@@ -77,6 +77,9 @@ TWIN_REFUSED(Fixpipe, "the twin has vector cores only")
 
 }  // namespace AscendC
 
+// Of the toolkit's matmul: kernels open it without using it.
+namespace matmul {}
+
 #undef TWIN_950_ONLY
 #undef TWIN_REFUSED
 

@@ -11,6 +11,7 @@ namespace AscendC {
 
 enum class TPosition : uint8_t { GM, A1, A2, B1, B2, C1, C2, CO1, CO2, VECIN, VECOUT, VECCALC, LCM, SPM, TSCM, MAX };
 using QuePosition = TPosition;
+enum class Hardware : uint8_t { GM, UB, L1, L0A, L0B, L0C, BIAS, FIXBUF, MAX };
 enum class CacheMode : uint8_t { CACHE_MODE_DISABLE, CACHE_MODE_NORMAL, CACHE_MODE_LAST, CACHE_MODE_PERSISTENT };
 
 // A tensor's element as tensor(i) gives it: reads are GetValue, stores are SetValue, with their checks.
@@ -121,6 +122,12 @@ public:
     LocalTensor() = default;
     LocalTensor(uint8_t* data, uint32_t bytes, uint32_t buffer, uint32_t stamp)
         : address_{{data}, bytes, {buffer, stamp}} {}
+    // Elements over UB by address, without a TPipe.
+    LocalTensor(TPosition position, uint32_t address, uint32_t elements) {
+        address_.logicPos = static_cast<uint8_t>(position);
+        address_.bufferAddr = address;
+        SetSize(elements);
+    }
 
     // In the real API the length is 32-bit as well.
     uint32_t GetSize() const { return address_.dataLen / static_cast<uint32_t>(sizeof(T)); }
@@ -239,6 +246,36 @@ private:
         TWIN_RAISE_IF(beyond != 0, kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary", what, beyond,
                       alignment);
     }
+};
+
+// Hands out UB from its beginning, without a TPipe and without giving back.
+template <Hardware hard = Hardware::UB>
+class LocalMemAllocator {
+    static_assert(hard == Hardware::UB, "the twin has vector cores only: Hardware::UB");
+
+public:
+    uint32_t GetCurAddr() const { return head_; }
+    template <TPosition position, class T>
+    LocalTensor<T> Alloc(uint32_t elements) {
+        const LocalTensor<T> tensor(position, head_, elements);
+        head_ += elements * static_cast<uint32_t>(sizeof(T));
+        return tensor;
+    }
+    template <TPosition position, class T, uint32_t elements>
+    LocalTensor<T> Alloc() {
+        return Alloc<position, T>(elements);
+    }
+    template <class T>
+    LocalTensor<T> Alloc(uint32_t elements) {
+        return Alloc<TPosition::VECCALC, T>(elements);
+    }
+    template <class T, uint32_t elements>
+    LocalTensor<T> Alloc() {
+        return Alloc<TPosition::VECCALC, T>(elements);
+    }
+
+private:
+    uint32_t head_ = 0;
 };
 
 template <class T>

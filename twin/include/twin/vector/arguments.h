@@ -29,6 +29,13 @@ inline void SetMaskCount() { twin::current_core().counter_mode = true; }
 inline void SetMaskNorm() { twin::current_core().counter_mode = false; }
 inline void ResetMask() { detail::StoreMask({{~uint64_t{0}, ~uint64_t{0}}}); }
 
+// What a core begins with.
+inline void InitSocState() {
+    twin::current_core().atomic_op = 0;
+    SetMaskNorm();
+    ResetMask();
+}
+
 // NORMAL: the bits of lanes 64.. and 0... COUNTER: maskLow is the number of elements.
 template <class T, MaskMode mode = MaskMode::NORMAL>
 inline void SetVectorMask(const uint64_t maskHigh, const uint64_t maskLow) {
