@@ -44,11 +44,21 @@ def test_tensors_over_addresses_of_ub(mode: str) -> None:
     assert np.array_equal(y, x + 1) and words[:5].tolist() == [11, 9, 96, 128, 512]
 
 
+@modes
+def test_an_allocator_hands_out_ub(mode: str) -> None:
+    x = np.arange(128, dtype=np.float32)
+    y = np.zeros(128, np.float32)
+    kernels("raw_addresses").launch("raw_addresses", [x, y, np.zeros(8, np.int32)], None, 1, 5, mode=mode)
+    assert np.array_equal(y, [*x[:32] + 2, *x[32:] + 1])
+
+
 RAW = [
     (1, "Adds needs 544 bytes, the UB view holds 512"),
     (2, "missing pipe synchronisation"),
     (3, "address 0x30000 is outside the 196608 bytes of UB"),
     (4, "DataCopy GM->UB needs 512 bytes, the UB view holds 32"),
+    (6, "address 0x30000 is outside the 196608 bytes of UB"),
+    (7, "a LocalTensor of 128 bytes with 64 bytes of UB behind its begin"),
 ]
 
 

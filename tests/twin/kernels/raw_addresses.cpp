@@ -40,6 +40,27 @@ extern "C" __global__ __aicore__ void raw_addresses(GM_ADDR x, GM_ADDR y, GM_ADD
     SetFlag<HardEvent::V_MTE3>(EVENT_ID0);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID0);
     DataCopy(out, Over((__ubuf__ float*)(get_imm(0) + kSecond), kCount), kCount);
+    if (TILING_KEY_IS(5)) {
+        InitSocState();
+        LocalMemAllocator<Hardware::UB> allocator;
+        LocalTensor<float> third = allocator.Alloc<float, 32>();
+        LocalTensor<half> fourth = allocator.Alloc<TPosition::VECIN, half>(32);
+        PipeBarrier<PIPE_ALL>();
+        DataCopy(third, in, 32);
+        PipeBarrier<PIPE_ALL>();
+        Adds(third, third, 2.0f, 32);
+        Cast(fourth, third, RoundMode::CAST_NONE, 32);
+        Cast(LocalTensor<float>(TPosition::VECCALC, allocator.GetCurAddr(), 32), fourth, RoundMode::CAST_NONE, 32);
+        PipeBarrier<PIPE_ALL>();
+        DataCopy(out, LocalTensor<float>(TPosition::VECCALC, 192, 32), 32);
+        PipeBarrier<PIPE_ALL>();
+    }
+    if (TILING_KEY_IS(6)) {
+        LocalMemAllocator allocator;
+        allocator.Alloc<float>(192 * 256);
+        allocator.Alloc<float>(8);
+    }
+    if (TILING_KEY_IS(7)) Adds(LocalTensor<float>(TPosition::VECIN, 192 * 1024 - 64, 32), first, 1.0f, 32);
     if (TILING_KEY_IS(3)) At<float>(192 * 1024);
     if (TILING_KEY_IS(4)) DataCopy(At<float>(192 * 1024 - 32), in, kCount);
     __ubuf__ int32_t* word = (__ubuf__ int32_t*)get_imm(32);

@@ -123,10 +123,10 @@ public:
     LocalTensor(uint8_t* data, uint32_t bytes, uint32_t buffer, uint32_t stamp)
         : address_{{data}, bytes, {buffer, stamp}} {}
     // Elements over UB by address, without a TPipe.
-    LocalTensor(TPosition position, uint32_t address, uint32_t elements) {
+    LocalTensor(TPosition position, uint32_t address, uint32_t elements, TWIN_CALLER) {
         address_.logicPos = static_cast<uint8_t>(position);
         address_.bufferAddr = address;
-        SetSize(elements);
+        SetSize(elements, loc);
     }
 
     // In the real API the length is 32-bit as well.
@@ -149,10 +149,13 @@ public:
 
     TWIN_HOT LocalTensor operator[](uint32_t offset) const {
         const uint64_t begin = static_cast<uint64_t>(offset) * sizeof(T);
-        const bool past = begin > address_.dataLen;
-        if (__builtin_expect(past, 0)) RaisePast(*this, offset);
-        return LocalTensor(address_.bufferAddr.host + begin, past ? 0 : address_.dataLen - static_cast<uint32_t>(begin),
-                           address_.logicPos.buffer, address_.logicPos.stamp);
+        uint8_t* const first = address_.bufferAddr.host + begin;
+        if (__builtin_expect(begin > address_.dataLen, 0)) {
+            RaisePast(*this, offset);
+            return LocalTensor(first, 0, address_.logicPos.buffer, address_.logicPos.stamp);
+        }
+        return LocalTensor(first, address_.dataLen - static_cast<uint32_t>(begin), address_.logicPos.buffer,
+                           address_.logicPos.stamp);
     }
 
     template <class U>
@@ -165,7 +168,13 @@ public:
         return reinterpret_cast<uintptr_t>(address_.bufferAddr.host) + offset * sizeof(T);
     }
     void SetAddr(const TBuffAddr& address) { address_ = address; }
-    void SetSize(uint32_t elements) { address_.dataLen = elements * static_cast<uint32_t>(sizeof(T)); }
+    void SetSize(uint32_t elements, TWIN_CALLER) {
+        const uint64_t bytes = uint64_t{elements} * sizeof(T);
+        TWIN_RAISE_IF(data() != nullptr && bytes > Room(), kOutOfBounds, loc,
+                      "a LocalTensor of %llu bytes with %llu bytes of UB behind its begin",
+                      static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(Room()));
+        address_.dataLen = static_cast<uint32_t>(bytes);
+    }
 
     TPosition GetPosition() const { return static_cast<TPosition>(address_.logicPos); }
     TBuffAddr address_;
