@@ -47,7 +47,7 @@ public:
 
 private:
     // Returns where the launch lists tensors that pass their buffer and stay in UB.
-    TWIN_COLD static void RaiseOffset(const TBufBase& buffer, uint32_t count, size_t element, uint32_t byteOffset,
+    TWIN_COLD static void RaiseOffset(TBufBase buffer, uint32_t count, size_t element, uint32_t byteOffset,
                                       const char* file, int line) {
         const twin::Loc loc{file, line};
         TWIN_RAISE_IF(byteOffset % twin::kBlockBytes != 0, kMisaligned, loc,
