@@ -239,6 +239,37 @@ def test_habits_are_findings_or_warnings(mode: str, key: int) -> None:
     assert y[: len(want)].tolist() == want
 
 
+@modes
+@pytest.mark.parametrize("seed", range(24))
+def test_drawn_overlaps_are_made_repeat_by_repeat(mode: str, seed: int) -> None:
+    """A count form, a comparison, a mask form, and a count form whose destination lies before its source."""
+    draw = rng(seed)
+    call, apart = seed % 4, 8 * int(draw.integers(0, 24))
+    count = (
+        int(draw.integers(1, 256 - apart + 1))
+        if call in (0, 3)
+        else 64 * int(draw.integers(0, (256 - apart) // 64 + 1))
+    )
+    x, y = draw.standard_normal(256).astype(np.float32), np.zeros(256, np.float32)
+    want = x.copy()
+    for begin in range(0, count, 64):
+        part = slice(begin, min(begin + 64, count))
+        shifted = slice(part.start + apart, part.stop + apart)
+        if call == 1:
+            bits = np.packbits(want[part] > 0, bitorder="little")
+            want.view(np.uint8)[4 * apart + begin // 8 :][: bits.size] = bits
+        else:
+            to, source = (part, shifted) if call == 3 else (shifted, part)
+            want[to] = want[source].copy() + 1
+    key = 1 << 32 | call << 24 | apart // 8 << 12 | count
+    done = kernels("habits").launch("habits", [x, y], None, 1, key, mode=mode, warn=True)
+    assert np.array_equal(y, want, equal_nan=True)
+    assert (len(done.warnings) > 0) == (0 < apart < count), done.warnings
+    if done.warnings:
+        with pytest.raises(TwinFault, match=r"overlap in part|has written"):
+            kernels("habits").launch("habits", [x, y], None, 1, key, mode=mode)
+
+
 def test_warnings_of_all_ranks_and_schedules_are_listed() -> None:
     args = [[np.zeros(48, np.float32), np.zeros(48, np.float32)] for _ in range(3)]
     call = (args, None, 1, 4, twin.Windows(3, data_bytes=4096))

@@ -44,6 +44,19 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
     if (TILING_KEY_IS(26)) Adds(row[8], row, 1.0f, static_cast<uint64_t>(16), 1, {1, 1, 2, 2});
     if (TILING_KEY_IS(27)) ReduceSum(row[40], row, words, 48);
     LocalTensor<float> flags = longer.Get<float>();
+    if (TILING_KEY_VAR >> 32 ==
+        1) {  // a call over 256 elements: which, by how many blocks its operands are apart, count
+        const uint32_t call = TILING_KEY_VAR >> 24 & 3, apart = 8 * (TILING_KEY_VAR >> 12 & 31);
+        const uint32_t count = TILING_KEY_VAR & 511;
+        DataCopy(flags, Gm<float>(x), 256);
+        SyncFunc<HardEvent::MTE2_V>();
+        if (call == 0) Adds(flags[apart], flags, 1.0f, count);
+        if (call == 1) CompareScalar(flags[apart].ReinterpretCast<uint8_t>(), flags, 0.0f, CMPMODE::GT, count);
+        if (call == 2) Adds(flags[apart], flags, 1.0f, static_cast<uint64_t>(64), count / 64, {1, 1, 8, 8});
+        if (call == 3) Adds(flags, flags[apart], 1.0f, count);
+        SyncFunc<HardEvent::V_MTE3>();
+        DataCopy(Gm<float>(y), flags, 256);
+    }
     if (TILING_KEY_IS(28) || TILING_KEY_IS(29)) {
         Duplicate(flags, 1.0f, 256);
         PipeBarrier<PIPE_V>();
