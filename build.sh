@@ -149,9 +149,22 @@ extra_includes() {
 
 # ---- the project ------------------------------------------------------------------------------------------
 
-copy_sources() { # the project's own files into directory $1
+# The project's own files into directory $1. A package installs kernel sources beside those of the vendor's other
+# packages: the headers' folders lie under a folder of our own name.
+copy_sources() {
+    local folder folders=()
     mkdir -p "$1"
     cp -r "$root/op_host" "$root/op_kernel" "$1/"
+    rm -rf "$1/op_kernel/ascend_moe"
+    mkdir "$1/op_kernel/ascend_moe"
+    for folder in "$root"/op_kernel/*/; do
+        folder=$(basename "$folder")
+        folders+=("$folder")
+        rm -rf "$1/op_kernel/ascend_moe/$folder"
+        mv "$1/op_kernel/$folder" "$1/op_kernel/ascend_moe/"
+    done
+    find "$1/op_host" "$1/op_kernel" -maxdepth 3 -type f \( -name '*.h' -o -name '*.cpp' \) -exec \
+        sed -i -E "s#^(\#include \")($(IFS='|' && echo "${folders[*]}"))/#\1ascend_moe/\2/#" {} +
 }
 
 presets() { # CMakePresets.json of the asc route
