@@ -114,11 +114,13 @@ def _template_parameters(text: str, mark: int) -> tuple[str, ...]:
     head = re.search(r"\btemplate\s*<(.*)>", tail, flags=re.DOTALL)
     if head is None:
         return ()
-    kinds, depth, begin = [], 0, 0
+    kinds, rounds, angles, begin = [], 0, 0, 0
     listed = head[1] + ","
     for at, char in enumerate(listed):
-        depth += (char in "<(") - (char in ">)")
-        if char == "," and depth == 0:
+        rounds += (char == "(") - (char == ")")
+        if rounds == 0:  # within parentheses they are operators
+            angles += (char == "<") - (char == ">")
+        if char == "," and rounds == angles == 0:
             words = listed[begin:at].partition("=")[0].split()
             begin = at + 1
             if words:

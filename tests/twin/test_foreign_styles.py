@@ -14,7 +14,7 @@ from twin_oracle import compiler
 from ascend_moe import twin
 from ascend_moe.errors import ArgumentError, TwinBuildError, TwinFault
 from ascend_moe.twin.build import include_directory, own_text, preprocess, unit_of, vendor_headers
-from ascend_moe.twin.entries import Entry
+from ascend_moe.twin.entries import Entry, find_entries
 from ascend_moe.twin.template_keys import bound, find_declarations
 
 # ---- plain keys, windows of both layouts, more cores than rows ----
@@ -201,6 +201,30 @@ DECLARED = 'twin_tpl_declared("Add", twin_tpl(UINT, "N", 1, 1, 4, 6), twin_tpl(B
 def test_keys_that_do_not_fit_are_refused(text: str, said: str) -> None:
     with pytest.raises(TwinBuildError, match=said):
         bound(TEMPLATE, find_declarations(text))
+
+
+def test_kernel_types_and_determinism_are_no_arguments() -> None:
+    """Cube cores are refused; of two combinations of one key the plain one is taken; structs are passed over."""
+    rows = [
+        'twin_tpl(UINT, "N", 0, 1, 4), twin_tpl(CORES, "", 0, 6, 7), twin_tpl(STRUCT, "S", 0, 0)',
+        'twin_tpl(UINT, "N", 0, 1, 6), twin_tpl(DETERMINISTIC, "", 0, true), twin_tpl(CORES, "", 0, 6)',
+        'twin_tpl(UINT, "N", 0, 1, 6), twin_tpl(DETERMINISTIC, "", 0, false), twin_tpl(CORES, "", 0, 0)',
+    ]
+    listed = ", ".join(f'twin_tpl_combination({row}, twin_tpl(BOOL, "B", 0, 0))' for row in rows)
+    entry = bound(TEMPLATE, find_declarations(f"{DECLARED} twin_tpl_selected({listed});"))
+    assert {one.key: one.refused for one in entry.instances} == {0: "needs cube cores", 1: ""}
+
+
+def test_parameters_of_templates_are_found() -> None:
+    text = """
+    template <class A, typename B = int, uint32_t N = (1 << 3), const bool C = true, AscendC::Mode M, int>
+    __twin_entry__ __attribute__((aligned(8))) void first(uint8_t* x) { }
+    template <typename T> struct Other { T x; };
+    extern "C" __twin_entry__ void second(uint8_t* x) { }
+    """
+    first, second = find_entries(text)
+    assert first.template == ("typename", "typename", "uint32_t", "const bool", "AscendC::Mode", "int")
+    assert second.template == () and second.symbol == "second"
 
 
 # ---- header paths ----
