@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import typer
@@ -10,7 +11,7 @@ from ascend_moe import plan as planning
 from ascend_moe._text import show, table
 from ascend_moe.cli import options
 from ascend_moe.plan import OpPlan, Report
-from ascend_moe.settings import HCCL_BUFFSIZE
+from ascend_moe.settings import DEFAULT_WINDOW_MIB
 
 app = typer.Typer()
 
@@ -19,6 +20,8 @@ app = typer.Typer()
 @options.with_configuration
 def plan(asked: dict[str, Any], as_json: options.Json = "") -> None:
     """What a configuration of dispatch and combine needs. Opens no window.
+
+    The window is --window, else HCCL_BUFFSIZE. Where neither is set, the default is only compared with.
 
     Exit code 0: the operators take this configuration. 1: it breaks limits of ours. 2: wrong options.
     """
@@ -33,7 +36,7 @@ def text(report: Report) -> str:
     lines = [_head(report), ""]
     lines += [f"not possible: {one.message}" for one in report.violations]
     lines += [""] if report.violations else []
-    lines += [*_window(report), "", *_cann(report)]
+    lines += [*_window(report), *_cann(report)]
     for name, op in report.ops.items():
         lines += ["", f"{name}: algorithm {op.algorithm}, tiling key {op.tiling['tiling_key']}"]
         skipped = ("algorithm", "tiling_key", "transport")
@@ -61,7 +64,9 @@ def _head(report: Report) -> str:
 
 
 def _window(report: Report) -> list[str]:
-    need, exported = report.window, report.request.window_mib
+    need = report.window
+    if report.fit is None:
+        return []  # no window would help
     rows: list[list[object]] = [
         ["dispatch", need["dispatch_bytes"], "bytes", need["dispatch_mib"], "MiB"],
         ["combine", need["combine_bytes"], "bytes", need["combine_mib"], "MiB"],
@@ -69,12 +74,12 @@ def _window(report: Report) -> list[str]:
     lines = ["window of a rank, both halves", *table(rows)]
     if need["state_in_window_mib"]:
         lines.append(f"  {need['state_in_window_mib']} MiB of it is the state area (A2)")
-    if any(one.argument != HCCL_BUFFSIZE.name for one in report.violations):
-        return lines  # no window would help
-    lines.append(f"  export HCCL_BUFFSIZE={report.buffsize_mib}")
-    if exported:
-        lines[-1] += f"  (is {exported}: {'enough' if exported >= report.buffsize_mib else 'too small'})"
-    return lines
+    lines += [f"  export HCCL_BUFFSIZE={report.buffsize_mib}", f"  {report.fit.needs()}"]
+    if report.fit.mib:
+        return [*lines, f"  HCCL_BUFFSIZE={report.fit.verdict()}", ""]
+    usual = planning.plan(replace(report.request, window_mib=DEFAULT_WINDOW_MIB)).fit
+    assert usual is not None
+    return [*lines, f"  HCCL_BUFFSIZE is not set: the default of {usual.verdict()}", ""]
 
 
 def _cann(report: Report) -> list[str]:

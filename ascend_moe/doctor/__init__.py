@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import AscendMoeError
-from ..plan import Request, plan
-from ..settings import HCCL_BUFFSIZE
+from ..plan import Request, WindowFit, both, plan
 
 OK, WARN, ERROR = "ok", "warn", "error"
 
@@ -106,7 +105,7 @@ def _reach(address: str, own: bool) -> Finding:
 
 
 def fits(request: Request) -> Iterator[Finding]:
-    """Whether a configuration keeps our limits, with the window as it is exported."""
+    """Whether a configuration keeps our limits, with the window ``window_mib`` where that is told: as `plan` says."""
     topic = "configuration"
     try:
         report = plan(request)
@@ -114,12 +113,23 @@ def fits(request: Request) -> Iterator[Finding]:
         what, why = str(problem).partition("\n")[0], "nothing can be said about it"
         yield error(topic, what, why, "correct the options")
         return
+    fit = report.fit
     for violation in report.violations:
-        window = violation.argument == HCCL_BUFFSIZE.name
-        export = f"export HCCL_BUFFSIZE={report.buffsize_mib} on all ranks: then no op needs the window algorithm"
-        fix = export if window else "stay within the limit that it names"
+        fix = "stay within the limit that it names" if fit is None else _export(fit)
         yield error(topic, violation.message, "the operators refuse it", fix)
-    if report.ok:
-        peak = max(op.ub_peak for op in report.ops.values())
-        what = f"fits: HCCL_BUFFSIZE {report.buffsize_mib} is needed, {peak} of {report.ub_bytes} bytes of UB"
-        yield fine(topic, what)
+    if fit is None or not fit.ok:
+        return
+    if fit.fallen_back:
+        why = "direct is the faster algorithm (docs/performance.md)"
+        yield warn(topic, f"HCCL_BUFFSIZE={fit.verdict()}", why, _export(fit))
+        return
+    peak = max(op.ub_peak for op in report.ops.values())
+    words = [f"HCCL_BUFFSIZE={fit.verdict()}"] * bool(fit.mib) + [fit.needs(), f"{peak} of {report.ub_bytes} bytes of UB"]
+    yield fine(topic, "fits: " + "; ".join(words))
+
+
+def _export(fit: WindowFit) -> str:
+    if not fit.least_mib:
+        return f"use smaller batches: {fit.needs()}"
+    best = f"export HCCL_BUFFSIZE={fit.best_mib} on all ranks"
+    return best if fit.best_mib == fit.least_mib else f"{best}; {fit.least_mib} is the least ({both(fit.least)})"

@@ -107,8 +107,75 @@ class OpPlan:
 
 
 @dataclass(frozen=True)
+class WindowFit:
+    """Which windows take a dispatch and its combine, and which algorithm each of them then runs.
+
+    Attributes:
+        mib: HCCL_BUFFSIZE as it is; 0: not told.
+        algorithms: of each op at ``mib``, or in the largest window where that is not told; empty: an op is refused.
+        least_mib: the smallest HCCL_BUFFSIZE with which both ops run; 0: none is large enough.
+        least: algorithm of each op there.
+        direct_mib: the smallest with which both ops run `direct`; 0: `direct` cannot serve this configuration.
+        preferred: algorithm of each op in the largest window.
+    """
+
+    mib: int
+    algorithms: dict[str, str]
+    least_mib: int
+    least: dict[str, str]
+    direct_mib: int
+    preferred: dict[str, str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether both ops run."""
+        return bool(self.algorithms)
+
+    @property
+    def best_mib(self) -> int:
+        """The smallest with which both ops run what they would in the largest window."""
+        return self.direct_mib if set(self.preferred.values()) == {"direct"} else self.least_mib
+
+    @property
+    def fallen_back(self) -> list[str]:
+        """The ops that would run another algorithm if the window were larger."""
+        return [op for op, algorithm in self.algorithms.items() if algorithm != self.preferred[op]]
+
+    def needs(self) -> str:
+        """What to export, in a sentence."""
+        if not self.least_mib:
+            return f"no HCCL_BUFFSIZE up to {MAX_WINDOW_MIB} is enough"
+        direct = f"{self.direct_mib} for direct" if self.direct_mib else "direct cannot serve it"
+        if self.least_mib == self.direct_mib and set(self.least.values()) == {"direct"}:
+            return f"HCCL_BUFFSIZE={self.least_mib} is the least, {both(self.least)}"
+        return f"HCCL_BUFFSIZE={self.least_mib} is the least ({both(self.least)}), {direct}"
+
+    def verdict(self) -> str:
+        """What ``mib`` comes to, in a sentence; "" where it is not told."""
+        if not self.mib:
+            return ""
+        if not self.ok:
+            return f"{self.mib} is too small"
+        by = f"{self.mib} is enough, {both(self.algorithms)}"
+        ops = " and ".join(self.fallen_back)
+        return f"{by}: below {self.direct_mib} {ops} cannot run direct" if ops else by
+
+
+def both(algorithms: dict[str, str]) -> str:
+    """The algorithms of dispatch and combine, in words."""
+    names = set(algorithms.values())
+    if len(names) == 1:
+        return f"both by {names.pop()}"
+    return ", ".join(f"{op} by {algorithm}" for op, algorithm in algorithms.items())
+
+
+@dataclass(frozen=True)
 class Report:
-    """Everything ``plan`` found. ``ops`` is empty when the operators would refuse the call."""
+    """Everything ``plan`` found. ``ops`` is empty when the operators would refuse the call, ``fit`` None where no
+    window would help.
+
+    ``buffsize_mib``: the HCCL_BUFFSIZE with which no op needs another algorithm than ``comm_alg`` prefers.
+    """
 
     request: Request
     soc: Soc
@@ -117,6 +184,7 @@ class Report:
     buffsize_mib: int
     ub_bytes: int
     cann: list[CannNeed]
+    fit: WindowFit | None = None
     ops: dict[str, OpPlan] = field(default_factory=dict)
     violations: list[Violation] = field(default_factory=list)
 
@@ -143,11 +211,15 @@ def plan(request: Request) -> Report:
     cores = request.cores or chip.aiv
     window = window_need(request)
     cann = cann_need(request)
-    violations, sound = _violations(request, cores)
-    ops = {}
-    if sound is not None:
-        ops = {name: _op_plan(name, sound, cores) for name in ("dispatch", "combine")}
-    return Report(request, chip, cores, window, window["buffsize_mib"], limits()["ub_bytes"], cann, ops, violations)
+    violations, fit = _violations(request, cores), None
+    ops: dict[str, OpPlan] = {}
+    if not violations:
+        fit, trip = _fit(request, cores), _RoundTrip(request, cores)
+        if (error := trip.refused(request.window_mib)) is not None:
+            violations.append(Violation(settings.HCCL_BUFFSIZE.name, _rule(error)))
+        ops = {name: _op_plan(trip.plan(name, request.window_mib if fit.ok else 0)) for name in _CALLS}
+    best = fit.best_mib if fit is not None else window["buffsize_mib"]
+    return Report(request, chip, cores, window, best, limits()["ub_bytes"], cann, fit, ops, violations)
 
 
 @with_typed_errors
@@ -284,8 +356,7 @@ def tiling_of(made: calls.Plan) -> dict[str, int]:
     return fields_of(_library().am_need_tiling, made.handle)
 
 
-def _op_plan(name: str, request: Request, cores: int) -> OpPlan:
-    made = calls.Plan(f"npu_moe_distribute_{name}", describe(name, replace(request, cores=cores)))
+def _op_plan(made: calls.Plan) -> OpPlan:
     tiling = tiling_of(made)
     lines = (line.split("\t") for line in _text(_library().am_need_ub, made.handle).splitlines())
     items = [UbItem(step, what, int(size)) for step, what, size in lines]
@@ -299,8 +370,8 @@ def _op_plan(name: str, request: Request, cores: int) -> OpPlan:
 # ---- limits ----
 
 
-def _violations(request: Request, cores: int) -> tuple[list[Violation], Request | None]:
-    """Every rule that is broken, and the configuration if it breaks none but the window's.
+def _violations(request: Request, cores: int) -> list[Violation]:
+    """Every rule that is broken, but the one about the window as it is exported.
 
     The operators stop at the first rule; what breaks it is set right and they are asked again.
     """
@@ -309,33 +380,74 @@ def _violations(request: Request, cores: int) -> tuple[list[Violation], Request 
     if soc_of(request.soc).series == "A2" and request.ranks % share:  # as it is refused where a group opens
         message = f"ranks_per_server is {share}, it must divide the {request.ranks} ranks: on an A2 every server has "
         found.append(Violation("ranks_per_server", message + "as many ranks of a group"))
-    while (error := _refused(at, cores)) is not None:
+    while (error := _RoundTrip(at, cores).refused(0)) is not None:
         if error.argument == "comm_alg" and library.lib().am_comm_algorithm(request.comm_alg.encode()) < 0:
             raise error  # a name that means nothing
-        found.append(Violation(error.argument, str(error).partition(": ")[2]))
+        found.append(Violation(error.argument, _rule(error)))
         right = at if isinstance(error, WindowTooSmall) else _set_right(at, str(error.argument))
         if right == at:
             break
         at = right
-    exported, needed = request.window_mib, window_need(request)["buffsize_mib"]
-    if found or not exported or needed <= exported:
-        return found, None if found else request
-    error = _refused(request, cores, exported)
-    if error is None and request.comm_alg in ("", "auto"):  # window takes the place of direct
-        return [], request
-    message = str(error).partition(": ")[2] if error else f"the window needs {needed} MiB"
-    return [Violation(settings.HCCL_BUFFSIZE.name, message)], request
+    return found
 
 
-def _refused(request: Request, cores: int, window_mib: int = 0) -> ArgumentError | None:
-    in_window = window_need(request)["state_in_window_mib"] if window_mib else 0
-    data_mib = max(1, window_mib - in_window) if window_mib else MAX_WINDOW_MIB
-    for name, call in _CALLS.items():
+def _rule(error: ArgumentError) -> str:
+    """An op's error without the op's name."""
+    return str(error).partition(": ")[2]
+
+
+class _RoundTrip:
+    """The dispatch and the combine of a configuration, to be tried with windows of any size."""
+
+    def __init__(self, request: Request, cores: int) -> None:
+        self._comm_alg = request.comm_alg
+        self._state_mib = window_need(request)["state_in_window_mib"]
+        self._specs = {name: call(request, cores, MAX_WINDOW_MIB) for name, call in _CALLS.items()}
+
+    def plan(self, name: str, window_mib: int) -> calls.Plan:
+        """One op with this HCCL_BUFFSIZE, 0: the largest. Raises ArgumentError where it is refused."""
+        spec, variable = self._specs[name], settings.HCCL_BUFFSIZE.name
+        spec.window_mib = (window_mib or MAX_WINDOW_MIB) - self._state_mib
+        if spec.window_mib < 1:  # as a group refuses to open
+            text = f"{name}: {variable}={window_mib} must be at least {self._state_mib + 1} with an A2 context"
+            raise ArgumentError(text, argument=variable)
+        return calls.Plan(f"npu_moe_distribute_{name}", spec, self._comm_alg)
+
+    def refused(self, window_mib: int) -> ArgumentError | None:
+        """Why the two do not run with this HCCL_BUFFSIZE."""
         try:
-            calls.Plan(name, call(request, cores, data_mib), request.comm_alg)
+            self.algorithms(window_mib)
         except ArgumentError as error:
             return error
-    return None
+        return None
+
+    def algorithms(self, window_mib: int) -> dict[str, str]:
+        """What each op runs with this HCCL_BUFFSIZE. Raises ArgumentError where one is refused."""
+        return {name: ALGORITHMS[tiling_of(self.plan(name, window_mib))["algorithm"]] for name in self._specs}
+
+    def least_mib(self) -> int:
+        """The smallest HCCL_BUFFSIZE with which both run; 0: none."""
+        low, high = self._state_mib, MAX_WINDOW_MIB
+        if self.refused(high) is not None:
+            return 0
+        while high - low > 1:  # refused at low, or no window at all; taken at high
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.refused(middle) else (low, middle)
+        return high
+
+
+def _fit(request: Request, cores: int) -> WindowFit:
+    """How windows fit a configuration that breaks no other rule."""
+    trip, mib = _RoundTrip(request, cores), request.window_mib
+    least = trip.least_mib()
+    return WindowFit(
+        mib=mib,
+        algorithms={} if trip.refused(mib) else trip.algorithms(mib),
+        least_mib=least,
+        least=trip.algorithms(least),
+        direct_mib=_RoundTrip(replace(request, comm_alg="direct"), cores).least_mib(),
+        preferred=trip.algorithms(0),
+    )
 
 
 def _set_right(request: Request, argument: str) -> Request:

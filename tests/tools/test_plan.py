@@ -6,7 +6,10 @@ import contextlib
 import ctypes
 import itertools
 import json
+import random
 import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,8 +18,9 @@ import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import comm, plan, timed
+from ascend_moe import comm, doctor, plan, timed
 from ascend_moe.checkpoint import presets
+from ascend_moe.cli import plan as plan_command
 from ascend_moe.errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ascend_moe.native import library
 from ascend_moe.ops import calls
@@ -310,9 +314,9 @@ def test_command_fails_when_a_limit_is_violated(monkeypatch: pytest.MonkeyPatch)
     assert commands.said("plan", "-p", "deepseek-v3", "--window", "20").code == 1
     monkeypatch.setenv("HCCL_BUFFSIZE", "20")
     code, said, _ = commands.said("plan", "-p", "deepseek-v3")
-    assert code == 1 and "is 20: too small" in said and "(CANN's own operator: " in said
+    assert code == 1 and "HCCL_BUFFSIZE=20 is too small" in said and "(CANN's own operator: " in said
     code, said, _ = commands.said("plan", "--hidden", "20000")
-    assert code == 1 and "not possible: x has H = 20000" in said and "export HCCL_BUFFSIZE" not in said
+    assert code == 1 and "not possible: x has H = 20000" in said and "HCCL_BUFFSIZE=" not in said
 
 
 HOSTILE = [-1, 0, 1.5, True, None, "x", b"x", [], float("nan"), *(2**power for power in (31, 62, 63, 64)), -(2**63)]
@@ -337,3 +341,94 @@ def test_no_argument_of_predict_is_an_error_of_python(argument: str) -> None:
             timed.predict(base, **{argument: value})
     with pytest.raises(AscendMoeError):
         timed.predict(None)  # type: ignore[arg-type]
+
+
+# ---- windows: plan, doctor and the ops say the same
+
+
+def drawn_requests(seed: int, count: int) -> Iterator[Request]:
+    """Configurations whose windows are now too small, now enough, now enough for one algorithm only."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        ranks = rng.choice([1, 2, 3, 4, 8, 16, 32, 64])
+        local = rng.choice([local for local in (1, 2, 4, 8, 16, 33) if ranks * local <= 1024])
+        yield Request(
+            ranks=ranks,
+            experts=ranks * local,
+            topk=rng.randint(1, min(8, ranks * local)),
+            hidden=rng.choice([64, 1024, 2048, 4096, 7168]),
+            batch=rng.choice([0, 1, 64, 128, 300, 512]),
+            equal_batches=rng.random() < 0.5,
+            dtype=rng.choice(["bf16", "fp16", "fp32"]),
+            quant=rng.random() < 0.4,
+            contract=rng.choice(["v1", "v2"]),
+            soc=rng.choice(["Ascend910_9391", "Ascend910B3"]),
+            window_mib=rng.choice([0, 1, rng.randint(2, 30), rng.randint(20, 400), 200, 1000]),
+            comm_alg=rng.choice(["", "auto", "direct", "window"]),
+            weights=rng.random() < 0.3,
+        )
+
+
+@pytest.mark.parametrize("count", [120, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_doctor_and_plan_say_the_same_of_drawn_windows(count: int) -> None:
+    seen: Counter[str] = Counter()
+    for one in drawn_requests(30, count):
+        report = plan.plan(one)
+        findings = list(doctor.fits(one))
+        shown = plan_command.text(report)
+        assert any(found.level == doctor.ERROR for found in findings) == (not report.ok), one
+        if report.fit is None:
+            assert not report.ok and "HCCL_BUFFSIZE=" not in shown.partition("CANN's")[0], one
+            seen["other rules"] += 1
+            continue
+        (found,), fit = findings, report.fit
+        assert fit.needs() in shown and str(fit.least_mib) in found.what + found.fix, one
+        assert fit.ok == report.ok == (not one.window_mib or one.window_mib >= fit.least_mib), one
+        assert fit.best_mib == report.buffsize_mib, one
+        told = fit.verdict() if fit.ok else report.violations[0].message
+        assert told in found.what and told in shown, one
+        assert (found.level == doctor.WARN) == bool(fit.fallen_back), one
+        if fit.ok:
+            assert {name: op.algorithm for name, op in report.ops.items()} == fit.algorithms, one
+        seen[found.level] += 1
+    assert len(seen) == 4, seen  # each kind was met
+
+
+def test_the_least_window_is_the_least_that_the_ops_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one MiB less the first op refuses, and names the same number."""
+    rng, tried = random.Random(31), 0
+    for one in drawn_requests(32, 400):
+        if tried == 5:
+            break
+        one = replace(one, ranks=rng.choice([2, 4]), soc=soc.DEFAULT_SOC, smooth=False, weights=False, window_mib=0)
+        one = replace(one, experts=16, topk=min(one.topk, 4), equal_batches=False, dtype="bf16", cores=1)
+        found = plan.plan(one)
+        if found.fit is None or not 2 <= found.fit.least_mib <= 60:
+            continue
+        tried += 1
+        for mib in {found.fit.least_mib, found.fit.best_mib}:
+            assert run_at(one, mib, monkeypatch) == plan.plan(replace(one, window_mib=mib)).fit.algorithms, one
+        with pytest.raises(WindowTooSmall) as caught:
+            run_at(one, found.fit.least_mib - 1, monkeypatch)
+        assert caught.value.needed_mib == found.fit.least_mib, one
+    assert tried == 5
+
+
+def run_at(one: Request, window_mib: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A round trip with this HCCL_BUFFSIZE; what each op ran."""
+    monkeypatch.setenv("HCCL_BUFFSIZE", str(window_mib))
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", one.comm_alg or "auto")
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "1")
+    x = torch.ones(1, one.hidden, dtype=torch.bfloat16)
+    ids = torch.arange(one.topk, dtype=torch.int32)[None]
+    dispatch, combine = ops_of(one)
+
+    def rank_body(rank: int, group_ep: str) -> dict[str, str]:
+        place, tokens = (group_ep, one.ranks, rank, one.experts), one.ranks * one.batch
+        sent = dispatch(x, ids, *place, quant_mode=2 * one.quant, global_bs=tokens)
+        first = ascend_moe.algorithm_of(group_ep)
+        combine(sent[0].to(x.dtype), ids, sent[2], sent[4], torch.ones(1, one.topk), *place, global_bs=tokens)
+        return {"dispatch": first, "combine": ascend_moe.algorithm_of(group_ep)}
+
+    with ascend_moe.LocalCluster(one.ranks) as cluster:
+        return cluster.run(rank_body)[0]
