@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ascend_moe import settings
 from ascend_moe.comm import lent, threads
 from ascend_moe.comm.board import store_host
 from ascend_moe.comm.communicator import MAX_WORLD, Communicator, timeout_s, window_data_bytes, window_lent_bytes
@@ -27,6 +28,7 @@ from ascend_moe.comm.liveness import out_of_descriptors
 from ascend_moe.comm.processes import Opening
 from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.errors import ArgumentError, AscendMoeError, need, with_typed_errors
+from ascend_moe.native import library
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -478,6 +480,12 @@ def _open(name: str, group: ProcessGroup) -> Communicator:
     if world > MAX_WORLD:
         text = f"group {name!r} has {world} ranks, windows on CPU serve at most {MAX_WORLD}: "
         raise ArgumentError(text + "use ascend_moe.dispatchers", argument="ep_world_size")
+    if world > 1 and library.lib().am_engine_is_checked():  # its scheduler runs the ranks of one process
+        text = (
+            f"group {name!r} has {world} ranks, each a process of its own, and the checked engine runs ranks that are "
+        )
+        fix = f"threads: use ascend_moe.LocalCluster, or unset {settings.ENGINE.name}"
+        raise ArgumentError(text + fix, argument=settings.ENGINE.name)
     store = _c10d()._world.pg_map[group][1]
     data_bytes = window_data_bytes()
     lent_bytes = window_lent_bytes(data_bytes)

@@ -124,7 +124,10 @@ def fits(request: Request) -> Iterator[Finding]:
         yield warn(topic, f"HCCL_BUFFSIZE={fit.verdict()}", why, _export(fit))
         return
     peak = max(op.ub_peak for op in report.ops.values())
-    words = [f"HCCL_BUFFSIZE={fit.verdict()}"] * bool(fit.mib) + [fit.needs(), f"{peak} of {report.ub_bytes} bytes of UB"]
+    words = [f"HCCL_BUFFSIZE={fit.verdict()}"] * bool(fit.mib) + [
+        fit.needs(),
+        f"{peak} of {report.ub_bytes} bytes of UB",
+    ]
     yield fine(topic, "fits: " + "; ".join(words))
 
 

@@ -27,7 +27,7 @@ def _findings() -> Iterator[Finding]:
     yield _checked(settings.HCCL_BUFFSIZE, _window)
     yield _checked(settings.TIMEOUT_S, lambda: f"ops wait {timeout_s():g} s for a peer")
     yield _checked(settings.AIV_CORES, lambda: f"{core_count()} AIV cores a launch on the twin")
-    yield _checked(settings.ENGINE, lambda: f"engine {library.engine_name()}")
+    yield _engine()
     lent = "window_empty takes tensors from {} MiB a rank on the twin"
     meanings: dict[Setting[Any], Callable[[], str]] = {
         settings.RANKS_PER_SERVER: lambda: f"{ranks_per_server()} ranks a server, on the twin and on A2",
@@ -68,6 +68,19 @@ def _algorithm() -> str:
     if library.lib().am_comm_algorithm(name.encode()) < 0:
         raise AscendMoeError(f"{settings.COMM_ALG.name}={name} is none of the names that comm_alg takes")
     return f"ops without a comm_alg of their own run as {name!r}"
+
+
+def _engine() -> Finding:
+    world, name = os.environ.get("WORLD_SIZE", "").strip(), settings.ENGINE.name
+    if settings.ENGINE.text() == "checked" and world.isdigit() and int(world) > 1:
+        what, why = f"engine checked, in one of {world} processes", "its ranks are threads of one LocalCluster"
+        return error(name, what, why, f"unset {name}, or run the ranks in one process with ascend_moe.LocalCluster")
+
+    def meaning() -> str:
+        threads = "; ranks must be threads of a LocalCluster" if library.engine_name() == "checked" else ""
+        return f"engine {library.engine_name()}{threads}"
+
+    return _checked(settings.ENGINE, meaning)
 
 
 def _forward() -> str:

@@ -31,6 +31,7 @@ Signatures: TypeAlias = Mapping[str, tuple[Any, Sequence[Any]]]
 # Every function that Python calls in the library of the ops.
 SIGNATURES: Signatures = {
     "am_source_hash": (c_char_p, ()),
+    "am_engine_is_checked": (c_int, ()),
     "am_window_total_bytes": (c_uint64, (c_uint64, c_uint64)),
     "am_window_alloc": (c_void_p, (c_uint64,)),
     "am_window_map": (c_void_p, (c_int, c_uint64)),

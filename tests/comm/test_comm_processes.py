@@ -49,6 +49,16 @@ def test_name_ops_generations_and_subgroups() -> None:
             assert values(ranks.call(cases.op)) == exchanged(3)
 
 
+def test_the_checked_engine_refuses_ranks_that_are_processes() -> None:
+    """At the first opening, on every rank, with no wait; alone in its group a process may use it."""
+    with Ranks(3) as ranks:
+        for outcome in ranks.call(cases.open_with_the_checked_engine):
+            assert outcome.error == "ArgumentError" and outcome.details["argument"] == "ASCEND_MOE_ENGINE", outcome
+            assert "ascend_moe.LocalCluster" in outcome.text and outcome.seconds < 2, outcome
+        (name,) = values(ranks.call(cases.new_group, [1], ranks=[1]))
+        assert values(ranks.call(cases.open_with_the_checked_engine, name, ranks=[1])) == [1]
+
+
 def test_group_of_the_same_name_made_anew_gets_new_windows() -> None:
     with Ranks(2) as ranks:
         values(ranks.call(cases.op))
