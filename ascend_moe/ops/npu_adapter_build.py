@@ -32,7 +32,9 @@ def package_folder(name: str) -> Path:
     """Where an installed package lies, found without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.origin:
-        fix = "pip install torch_npu==<torch's version>" if name == "torch_npu" else "pip install torch"
+        fix = "pip install torch"
+        if name == "torch_npu":
+            fix = "install the one of torch's version beside CANN, without which no import of torch would work any more"
         raise BuildError(f"{name} is not installed for {sys.executable}: {fix}")
     return Path(spec.origin).parent
 

@@ -70,8 +70,7 @@ def environment(
         ArgumentError: no such SoC, or too many devices.
         LibraryError: the libraries are not built.
     """
-    need(soc in SOCS, "soc", "is {!r}; need one of {}", soc, ", ".join(SOCS))
-    need(1 <= devices <= MAX_DEVICES, "devices", "is {}; need 1 to {}", devices, MAX_DEVICES)
+    _need_devices(soc, devices)
     folder = str(library_folder())
     result = dict(os.environ if base is None else base)
     for name in _UNSET:
@@ -83,6 +82,11 @@ def environment(
     result[settings.VNPU_SOC.name] = soc
     result[settings.VNPU_DEVICES.name] = str(devices)
     return result
+
+
+def _need_devices(soc: str, devices: int) -> None:
+    need(soc in SOCS, "soc", "is {!r}; need one of {}", soc, ", ".join(SOCS))
+    need(1 <= devices <= MAX_DEVICES, "devices", "is {}; need 1 to {}", devices, MAX_DEVICES)
 
 
 def launch(
@@ -105,10 +109,11 @@ def launch(
         ArgumentError: no such command, SoC or number; torch_npu is missing, modified, another version.
         LibraryError: the libraries are not built.
     """
-    changed = environment(soc, devices)
+    _need_devices(soc, devices)
     wheel = find_wheels(interpreter_of(command[0]))["torch_npu"]
     if check:
         verify(wheel)
+    changed = environment(soc, devices)  # last: it builds what is not there
     if not quiet:
         print(
             f"ascend-moe vnpu: {devices} virtual {soc} on host memory, torch_npu {wheel.version}; "
@@ -172,7 +177,7 @@ def find_wheels(interpreter: str) -> dict[str, Wheel]:
     """torch and torch_npu as that interpreter sees them.
 
     Raises:
-        ArgumentError: one is missing or has another version; the message has the pip command.
+        ArgumentError: one is missing or has another version; the message has the way to it.
     """
     run = subprocess.run([interpreter, "-c", _QUERY], capture_output=True, text=True, check=False)
     if run.returncode:
@@ -186,14 +191,20 @@ def find_wheels(interpreter: str) -> dict[str, Wheel]:
         number = "" if entry is None else str(entry[0]).partition("+")[0]
         if number not in allowed:
             has = "none" if entry is None else entry[0]
-            raise ArgumentError(
-                f"the virtual NPU needs {name} {' or '.join(allowed)}, {interpreter} has {has}: "
-                f"{interpreter} -m pip install torch=={allowed[0]} torch_npu=={allowed[0]}",
-                argument="command",
-            )
+            text = f"the virtual NPU needs {name} {' or '.join(allowed)}, {interpreter} has {has}: "
+            raise ArgumentError(text + _how_to_install(name, interpreter, allowed[0]), argument="command")
         wheels[name] = Wheel(entry[0], Path(entry[1]), Path(entry[2]))
         allowed = (number,)
     return wheels
+
+
+def _how_to_install(name: str, interpreter: str, version: str) -> str:
+    """torch_npu goes into a folder of its own: beside torch, without CANN, no ``import torch`` would work any more."""
+    if name == "torch":
+        return f"use a Python environment with torch=={version}"
+    folder = f"build/npu/torch_npu-{version}"
+    install = f"{interpreter} -m pip install --no-deps --target {folder} torch_npu=={version}"
+    return f"{install} && export PYTHONPATH=$PWD/{folder}"
 
 
 def verify(wheel: Wheel) -> int:
@@ -244,6 +255,7 @@ def _check(wheel: Wheel, name: str, digest: str) -> None:
 def _differs(wheel: Wheel, name: str, why: str) -> ArgumentError:
     return ArgumentError(
         f"{wheel.folder / name} {why}: this is not the wheel that was published; "
-        f"pip install --force-reinstall --no-deps torch_npu=={wheel.version}, or --no-verify to run it as it is",
+        f"pip install --upgrade --no-deps --target {wheel.folder} torch_npu=={wheel.version}, or --no-verify to run it "
+        "as it is",
         argument="verify",
     )
