@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from . import (
-    _autoload,  # noqa: F401  first: it settles how torch is imported
-    _text,
-)
-from . import fused as fused
-from . import vendor as _ops_vendor  # noqa: F401  the other operators of torch.ops.ascend_moe
-from .autograd import dequantize_rows, set_int8_gradient
-from .comm import LocalCluster, algorithm_of, close, comm_name, window_empty
-from .errors import AscendMoeError
-from .layer import MoEConfig, MoELayer
-from .npu import patch_torch_npu
-from .ops import (
-    npu_moe_distribute_combine,
-    npu_moe_distribute_combine_v2,
-    npu_moe_distribute_dispatch,
-    npu_moe_distribute_dispatch_v2,
-)
-from .ops.begin import begin_combine, begin_dispatch
-from .ops.npu_communicator import check
-from .timeline.record import trace
+from typing import TYPE_CHECKING, Any
 
-__version__ = _text.installed_version("ascend_moe") or "0+source"
+from . import _autoload  # first: it settles how torch is imported
+from ._text import installed_version
+
+if TYPE_CHECKING:
+    from . import fused as fused
+    from ._public import (
+        AscendMoeError,
+        LocalCluster,
+        MoEConfig,
+        MoELayer,
+        algorithm_of,
+        begin_combine,
+        begin_dispatch,
+        check,
+        close,
+        comm_name,
+        dequantize_rows,
+        npu_moe_distribute_combine,
+        npu_moe_distribute_combine_v2,
+        npu_moe_distribute_dispatch,
+        npu_moe_distribute_dispatch_v2,
+        patch_torch_npu,
+        set_int8_gradient,
+        trace,
+        window_empty,
+    )
+
+__version__ = installed_version("ascend_moe") or "0+source"
 
 __all__ = [
     "AscendMoeError",
@@ -46,3 +54,27 @@ __all__ = [
     "trace",
     "window_empty",
 ]
+
+
+# `import ascend_moe` registers torch.ops.ascend_moe, as it says: it imports torch and every public name. Only in a
+# process of the command `ascend-moe`, which may print a plan or a help without a tensor, torch is not imported before
+# somebody asks for one of the names (PEP 562); a command that needs tensors imports the modules that it needs.
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _load()
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _load() -> None:
+    from . import _public
+
+    globals().update((name, getattr(_public, name)) for name in (*__all__, "fused"))
+
+
+if not _autoload.in_command():
+    _load()

@@ -8,29 +8,38 @@ user has decided.
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import os
 import sys
 from pathlib import Path
 
 VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _LIBRARY = "libascendcl.so"
+_PROGRAMS = ("ascend-moe", "ascend_moe")  # as a script, as a module
 
 
 def prepare() -> None:
     """Sets TORCH_DEVICE_BACKEND_AUTOLOAD=0 when torch could not be imported otherwise. Imports nothing."""
     if VARIABLE in os.environ or "torch" in sys.modules:
         return
-    if _installed("torch_npu") and (_of_doctor() or not _library_found()):
-        os.environ[VARIABLE] = "0"
+    if _installed("torch_npu") and (command() == "doctor" or not _library_found()):
+        os.environ[VARIABLE] = "0"  # doctor runs just where torch_npu cannot be loaded, and tries that elsewhere
 
 
-def _of_doctor() -> bool:
-    """`ascend-moe doctor` runs just where torch_npu cannot be loaded, and tries that in another process."""
-    words = [os.path.basename(word) for word in sys.orig_argv]
-    return any(
-        name in ("ascend-moe", "ascend_moe") and command == "doctor" for name, command in itertools.pairwise(words)
-    )
+def command() -> str | None:
+    """The word after `ascend-moe` or `python -m ascend_moe`, "" without one; None in another program's process."""
+    words = iter(sys.orig_argv[1:])
+    for word in words:
+        if word == "-m" or not word.startswith("-"):
+            program = next(words, "") if word == "-m" else os.path.basename(word)
+            return next(words, "") if program == _PROGRAMS[word == "-m"] else None
+        if word in ("-X", "-W"):  # they have a value
+            next(words, "")
+    return None
+
+
+def in_command() -> bool:
+    """Whether this process is one of the command `ascend-moe`, before torch is imported."""
+    return command() is not None and "torch" not in sys.modules
 
 
 def _installed(package: str) -> bool:

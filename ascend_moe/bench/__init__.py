@@ -29,10 +29,11 @@ from ascend_moe.bench.cases import Case
 from ascend_moe.bench.methods import METHODS
 from ascend_moe.bench.rank import CaseMarks, Job
 from ascend_moe.bench.results import Run, evaluate
-from ascend_moe.comm.communicator import DEFAULT_WINDOW_MIB, MIB
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.native import library
+from ascend_moe.native.windows import MIB
 from ascend_moe.plan import Request, plan
+from ascend_moe.settings import DEFAULT_WINDOW_MIB
 
 #: For all methods alike: one thread, and malloc uses freed memory again instead of faulting it in afresh.
 SETTINGS = {

@@ -9,14 +9,14 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ascend_moe.checkpoint.presets import PRESETS
+from ascend_moe.choices import QUANTS
 from ascend_moe.errors import ArgumentError, need_one_of
+from ascend_moe.presets import PRESETS
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import DTYPES
 
 #: name of the routing -> ids of the generated case
 SKEWS = {"uniform": "distinct", "zipf": "zipf", "hot": "popular"}
-QUANTS = ("none", "int8")
 SWEEPS = {
     "tokens": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
     "ranks": (1, 2, 4, 8),

@@ -11,7 +11,7 @@ from typing import Any
 
 from ascend_moe.checkpoint.keys import HARMLESS, NEUTRAL
 from ascend_moe.errors import ArgumentError, need
-from ascend_moe.layer import MoEConfig
+from ascend_moe.moe_config import MoEConfig
 
 Json = dict[str, Any]
 

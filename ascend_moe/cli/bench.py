@@ -7,21 +7,21 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from ascend_moe._text import show, unwritable
-from ascend_moe.bench import RankFailed, bounds, report, run
-from ascend_moe.bench import methods as every_method
-from ascend_moe.bench.cases import SKEWS, SWEEPS, Case, matrix
-from ascend_moe.bench.results import Run
-from ascend_moe.checkpoint.presets import PRESETS
+from ascend_moe.choices import DTYPES, SKEWS, SWEEPS
 from ascend_moe.cli import options
 from ascend_moe.cli.options import bad, numbers
 from ascend_moe.errors import ArgumentError
-from ascend_moe.reference.cases import DTYPES
+from ascend_moe.presets import PRESETS
+
+if TYPE_CHECKING:
+    from ascend_moe.bench.cases import Case
+    from ascend_moe.bench.results import Run
 
 ITERATIONS, QUICK_ITERATIONS = 60, 12
 
@@ -63,6 +63,10 @@ def bench(
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise typer.BadParameter("ascend-moe bench starts torchrun or mpiexec itself: leave out torchrun")
+    from ascend_moe.bench import bounds, report
+    from ascend_moe.bench import methods as every_method
+    from ascend_moe.bench.cases import matrix
+
     if check:
         kept = bounds.check(lambda cases: measure(cases, list(every_method.METHODS), bounds.ITERATIONS), print)
         raise typer.Exit(0 if kept else 1)
@@ -96,6 +100,8 @@ def bench(
 
 def measure(cases: Sequence[Case], names: Sequence[str], iterations: int) -> Run:
     """Runs, telling of the progress on stderr; what stops a run ends the command with code 1."""
+    from ascend_moe.bench import RankFailed, run
+
     try:
         return run(cases, names, iterations, tell=sys.stderr.isatty())
     except RankFailed as error:

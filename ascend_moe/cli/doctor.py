@@ -10,14 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ascend_moe import doctor as checks
 from ascend_moe import plan as planning
 from ascend_moe._text import show
 from ascend_moe.cli import options
 from ascend_moe.cli.root import version
-from ascend_moe.comm.communicator import DEFAULT_WINDOW_MIB
-from ascend_moe.doctor import ERROR, Finding, cann, error, machine, settings, text
+from ascend_moe.doctor import ERROR, Finding, error, fits, group_findings, text
 from ascend_moe.errors import AscendMoeError
+from ascend_moe.settings import DEFAULT_WINDOW_MIB
 
 app = typer.Typer()
 
@@ -35,16 +34,18 @@ def doctor(
 
     Exit code 0: no errors. 1: something cannot work. 2: wrong options.
     """
+    from ascend_moe.doctor import cann, machine, settings
+
     parts: list[Callable[[], Iterable[Finding]]] = [
         machine.findings,
         cann.findings,
         settings.findings,
-        lambda: checks.group_findings(rank_0),
+        lambda: group_findings(rank_0),
     ]
     if asked != options.USUAL_CONFIGURATION:
         asked["window"] = asked["window"] or _exported()
         request = options.request_of(**asked)
-        parts.append(lambda: checks.fits(request))
+        parts.append(lambda: fits(request))
     findings = [finding for part in parts for finding in _findings(part)]
     found = {"version": version(), "findings": [asdict(finding) for finding in findings]}
     show(found, as_json, lambda: print(f"ascend-moe doctor, ascend_moe {version()}\n\n{text(findings)}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,11 +11,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ascend_moe._text import show
+from ascend_moe.choices import POLICIES, USUAL_CASE
 from ascend_moe.cli.options import MAX_SEED, Json
 from ascend_moe.errors import AscendMoeError
 
-from .. import explore
-from ..explore import POLICIES, REACHED, Options, Program, Result, exhaustive, parse, shrink
+if TYPE_CHECKING:
+    from ascend_moe.explore import Options, Program, Result
 
 _STORES = ("both", "fifo", "unordered")
 
@@ -25,7 +26,7 @@ app = typer.Typer()
 
 @app.command("explore")
 def explore_command(
-    case: Annotated[str | None, typer.Option("--case", help=f"One case, as {Program()}; default: random ones.")] = None,
+    case: Annotated[str | None, typer.Option("--case", help=f"One, as {USUAL_CASE}; default: random ones.")] = None,
     schedules: Annotated[int, typer.Option("--schedules", "-n", min=1, help="How many in all.")] = 2000,
     seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Of the first case and schedule.")] = 0,
     policy: Annotated[
@@ -53,6 +54,8 @@ def explore_command(
     for option, value, names in (("--policy", policy, POLICIES), ("--stores", stores, _STORES)):
         if value not in names:
             raise typer.BadParameter(f"{value!r} is none of {', '.join(names)}", param_hint=f"'{option}'")
+    from ascend_moe.explore import Options, Program, exhaustive, parse, shrink
+
     console = Console(stderr=as_json == "-")
     try:
         chosen = parse(case) if case is not None else None
@@ -77,6 +80,8 @@ def explore_command(
 
 
 def _run(case: Program | None, schedules: int, seed: int, options: Options, console: Console, quiet: bool) -> Result:
+    from ascend_moe import explore
+
     if case is not None:
         return explore.explore(case, schedules, seed, options)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -108,6 +113,8 @@ def _choices(text: str) -> tuple[int, ...]:
 
 
 def _print(result: Result, console: Console, as_json: str) -> None:
+    from ascend_moe.explore import REACHED
+
     found = result.finding
     counts = ("schedules", "cases", "distinct", "steps", "instructions")
     values = {name: getattr(result, name) for name in counts} | {
@@ -123,6 +130,8 @@ def _print(result: Result, console: Console, as_json: str) -> None:
 
 
 def _tell(result: Result, console: Console) -> None:
+    from ascend_moe.explore import REACHED
+
     found = result.finding
     rate = result.schedules / result.seconds if result.seconds else 0.0
     table = Table(show_header=False, box=None, pad_edge=False)

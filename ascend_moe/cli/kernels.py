@@ -6,21 +6,22 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from ascend_moe._text import show, unwritable, write_whole
-from ascend_moe.checkpoint.presets import preset as preset_of
+from ascend_moe.choices import EXPERTS, PREPARE_FINALIZE
 from ascend_moe.cli import options
 from ascend_moe.cli.options import MAX_SEED
-from ascend_moe.comm.communicator import MAX_WORLD
-from ascend_moe.demo.layers import batches_of
 from ascend_moe.errors import ArgumentError, need
-from ascend_moe.interop.vllm.selection import EXPERTS_KINDS, PF_KINDS, compatibility
-from ascend_moe.interop.vllm.trial import Outcome, Trial, try_pair
+from ascend_moe.presets import preset as preset_of
+from ascend_moe.settings import MAX_WORLD
+
+if TYPE_CHECKING:
+    from ascend_moe.interop.vllm.trial import Outcome, Trial
 
 app = typer.Typer()
 _WIDTH = 100  # columns where the output is no terminal
@@ -28,9 +29,11 @@ _WIDTH = 100  # columns where the output is no terminal
 
 @app.command()
 def kernels(
-    pf_type: Annotated[str, typer.Option("--pf-type", metavar="|".join(PF_KINDS), help="PrepareAndFinalize.")] = "",
+    pf_type: Annotated[
+        str, typer.Option("--pf-type", metavar="|".join(PREPARE_FINALIZE), help="PrepareAndFinalize.")
+    ] = "",
     experts_type: Annotated[
-        str, typer.Option("--experts-type", metavar="|".join(EXPERTS_KINDS), help="Experts to try with it.")
+        str, typer.Option("--experts-type", metavar="|".join(EXPERTS), help="Experts to try with it.")
     ] = "",
     ranks: Annotated[int, typer.Option("-r", "--ranks", metavar="W", help="EP ranks.")] = 4,
     batch: Annotated[
@@ -55,6 +58,10 @@ def kernels(
     Exit code 0: printed, or the pair is right. 1: the pair does not fit or computes something else, or the profile
     could not be written. 2: wrong options.
     """
+    from ascend_moe.demo.layers import batches_of
+    from ascend_moe.interop.vllm.selection import compatibility
+    from ascend_moe.interop.vllm.trial import Trial, try_pair
+
     if not pf_type and not experts_type:
         if profile is not None:
             text = "--profile shows one forward: give --pf-type and --experts-type too"
@@ -93,9 +100,11 @@ def _write(path: Path, trace: str, tell: bool) -> None:
 
 
 def _show_matrix() -> None:
+    from ascend_moe.interop.vllm.selection import compatibility
+
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    made = Table("PrepareAndFinalize", *(f"{kind} experts" for kind in EXPERTS_KINDS))
-    cells: dict[str, list[Any]] = {kind: [] for kind in PF_KINDS}
+    made = Table("PrepareAndFinalize", *(f"{kind} experts" for kind in EXPERTS))
+    cells: dict[str, list[Any]] = {kind: [] for kind in PREPARE_FINALIZE}
     for pair in compatibility():
         cells[pair.prepare_finalize].append(pair.reason or "fits")
     for kind, row in cells.items():

@@ -12,14 +12,13 @@ import typer
 
 from ascend_moe import plan as planning
 from ascend_moe._text import unwritable
-from ascend_moe.checkpoint.presets import PRESETS, preset
+from ascend_moe.choices import DTYPES, QUANTS
 from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
-from ascend_moe.reference.cases import DTYPES
+from ascend_moe.presets import PRESETS, preset
 
 DEFAULT_PRESET = "deepseek-v3"
-QUANTS = ("none", "int8")
 MAX_SEED = 2**62  # numbers of ranks and rounds are added to it, and torch's generators take 64 bits
 
 

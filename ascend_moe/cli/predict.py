@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from ascend_moe._text import show, table
+from ascend_moe.choices import PREDICTED
 from ascend_moe.cli import options
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
-from ascend_moe.timed import ALGORITHMS, calibration, report
 
 app = typer.Typer()
 
@@ -29,7 +29,7 @@ def predict(
     cores: options.Cores = None,
     comm_alg: Annotated[
         str,
-        typer.Option("--comm-alg", metavar="NAME,...", help=f"Of {','.join(ALGORITHMS)}; default: all."),
+        typer.Option("--comm-alg", metavar="NAME,...", help=f"Of {','.join(PREDICTED)}; default: all."),
     ] = "",
     as_json: options.Json = "",
     check: Annotated[
@@ -54,11 +54,15 @@ def predict(
         cores=cores or 0,
     )
     names = comm_alg.split(",") if comm_alg else []
+    from ascend_moe.timed import report
+
     predictions = report.predictions(request, options.numbers("ranks", ranks), names)
     show(report.as_dict(predictions), as_json, lambda: print("\n".join(report.text(predictions))))
 
 
 def _check(as_json: str) -> int:
+    from ascend_moe.timed import calibration, report
+
     chosen = calibration.points(calibration.CALIBRATION, calibration.HELD_OUT, "shown")
     compared = calibration.compare(chosen)
     held_out = [each for each in compared if each.point.role == calibration.HELD_OUT]

@@ -8,17 +8,13 @@ from typing import Annotated
 
 import typer
 
-from ascend_moe.checkpoint.config import moe_config, read_json
-from ascend_moe.checkpoint.presets import PRESETS, preset
+from ascend_moe.choices import BACKENDS, DEFAULT_TEXT, DTYPES
 from ascend_moe.cli import options
 from ascend_moe.cli.options import DEFAULT_PRESET, MAX_SEED, bad
-from ascend_moe.demo import BACKENDS, execute
-from ascend_moe.demo.layers import DEFAULT_TEXT, RunSpec, batches_of, default_text
-from ascend_moe.demo.report import about
 from ascend_moe.errors import ArgumentError
-from ascend_moe.layer import MoEConfig
-from ascend_moe.native import binding, library
-from ascend_moe.reference.cases import DTYPES
+from ascend_moe.moe_config import MoEConfig
+from ascend_moe.native import library
+from ascend_moe.presets import PRESETS, preset
 
 app = typer.Typer()
 
@@ -63,6 +59,13 @@ def run(
     for option, value, names in (("--backend", backend, BACKENDS), ("--dtype", dtype, DTYPES)):
         if value not in names:
             bad(option, f"{value!r} is none of {', '.join(names)}")
+    import torch
+
+    from ascend_moe.demo import execute
+    from ascend_moe.demo.layers import RunSpec, batches_of
+    from ascend_moe.demo.report import about
+    from ascend_moe.native import binding
+
     try:
         config, source, width = _layer(preset_name, checkpoint, layer)
         batches = batches_of(batch, ranks)
@@ -70,7 +73,7 @@ def run(
         spec = RunSpec(
             config=config,
             batches=batches,
-            dtype=DTYPES[dtype],
+            dtype=getattr(torch, DTYPES[dtype]),
             quant=quant == "int8",
             text=wanted,
             seed=seed,
@@ -100,11 +103,15 @@ def _layer(name: str | None, checkpoint: Path | None, number: int | None) -> tup
         bad("--preset", "the numbers come from --checkpoint: leave one of them out")
     if number is None:
         bad("--layer", "say which decoder layer of the checkpoint, from 0")
+    from ascend_moe.checkpoint.config import moe_config, read_json
+
     return moe_config(read_json(checkpoint)), f"{checkpoint}: decoder layer {number}", None
 
 
 def _text(path: Path | None, tokens: int) -> tuple[bytes, str]:
     """``tokens`` bytes of the text, repeated where it is shorter, and the sentence that says so."""
+    from ascend_moe.demo.layers import default_text
+
     text = default_text() if path is None else path.read_bytes()
     if not text:
         bad("--text", f"{path} is empty")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ascend_moe._text import filled, table, unwritable, write_whole
+from ascend_moe.choices import OPS, PICKS, TRACED
 from ascend_moe.cli import options
 from ascend_moe.errors import ArgumentError
-from ascend_moe.timed import roundtrip
-from ascend_moe.timed.roundtrip import ALGORITHMS, OPS, PICKS, TraceRequest
-from ascend_moe.timeline import Timeline, chrome, picture
-from ascend_moe.timeline.stats import OpRun, longest_waits, op_runs, phase_rows
+
+if TYPE_CHECKING:
+    from ascend_moe.timeline import Timeline
+    from ascend_moe.timeline.stats import OpRun
 
 app = typer.Typer()
 HEAD = ["step, µs", "work", "worst", "%", "cores", "SyncAll", "wait", "MB"]
@@ -30,7 +31,7 @@ def trace(
     experts: options.Experts = None,
     quant: options.Quant = "none",
     op: Annotated[str, typer.Option(metavar="|".join(OPS))] = "both",
-    comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="|".join(ALGORITHMS))] = "window",
+    comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="|".join(TRACED))] = "window",
     repeat: Annotated[
         int, typer.Option("--iterations", "-n", metavar="N", max=100_000, help="Rounds that are recorded.")
     ] = 15,
@@ -49,6 +50,10 @@ def trace(
 
     Exit code 0: the files are written. 1: a file could not be. 2: wrong options.
     """
+    from ascend_moe.timed import roundtrip
+    from ascend_moe.timed.roundtrip import TraceRequest
+    from ascend_moe.timeline import chrome, picture
+
     shape = options.shape_of(preset, hidden, topk, experts)
     show: dict[str, Any] = {"op": op, "algorithm": comm_alg, "repeat": repeat, "pick": pick, "seed": seed}
     request = TraceRequest(ranks=ranks, batch=batch, quant=quant == "int8", **shape, **show)
@@ -72,6 +77,9 @@ def trace(
 
 def text(timeline: Timeline) -> list[str]:
     """The summary as lines."""
+    from ascend_moe.timeline import picture
+    from ascend_moe.timeline.stats import longest_waits, op_runs
+
     lines = filled(f"{timeline.title} [{timeline.source}]".split())
     if "rounds" in timeline.details:
         lines += filled(timeline.details["rounds"].split(), "rounds: ")
@@ -88,6 +96,9 @@ def text(timeline: Timeline) -> list[str]:
 
 def _cells(run: OpRun) -> list[list[str]]:
     """A row a step: time at work is when any core of a rank works in it, mean over ranks."""
+    from ascend_moe.timeline import picture
+    from ascend_moe.timeline.stats import phase_rows
+
     rows = []
     for row in phase_rows(run):
         work = [f"{row.working / 1000:.1f}", f"{row.worst / 1000:.1f}", f"{100 * row.working / run.ns:.1f}"]

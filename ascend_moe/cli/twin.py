@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from ..errors import ArgumentError, LibraryError, TwinBuildError
-from ..twin import build, load
 
 app = typer.Typer(no_args_is_help=True, help="AscendC kernels of your own on the CPU.")
 
@@ -31,6 +30,8 @@ def build_command(
 
     Exit code 0: built. 1: a source does not compile; the compiler's messages are shown. 2: wrong options.
     """
+    from ..twin import build, load
+
     target = output or Path(sources[0].stem + ".so")
     try:
         path = build(sources, output=target, defines=defines or (), includes=includes or (), engine=engine)
@@ -50,6 +51,8 @@ def list_command(
     library: Annotated[Path, typer.Argument(help="What build made.", exists=True, dir_okay=False)],
 ) -> None:
     """Show the kernels of a library and their parameters."""
+    from ..twin import load
+
     try:
         kernels = load(library)
     except (ArgumentError, LibraryError, TwinBuildError) as error:

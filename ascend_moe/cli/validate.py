@@ -10,21 +10,22 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
-import torch.distributed as dist
 import typer
 
 from ascend_moe import settings
-from ascend_moe import validate as validation
 from ascend_moe._text import show
+from ascend_moe.choices import DEVICES, DTYPES
 from ascend_moe.cli import options
-from ascend_moe.comm.communicator import MAX_WORLD
 from ascend_moe.errors import ArgumentError, AscendMoeError
-from ascend_moe.reference.cases import DTYPES
-from ascend_moe.validate import bringup, probes
-from ascend_moe.validate.cases import matrix
+from ascend_moe.settings import MAX_WORLD
+
+if TYPE_CHECKING:
+    import torch
+
+    from ascend_moe import validate as validation
+    from ascend_moe.validate import probes
 
 app = typer.Typer()
 DEFAULT_RANKS = 4
@@ -36,9 +37,7 @@ def validate(
     ranks: Annotated[
         int | None, typer.Option("-r", "--ranks", metavar="N", help="EP ranks; default: all NPUs, else 4.")
     ] = None,
-    device: Annotated[
-        str, typer.Option(metavar="|".join(validation.KINDS), help="auto: an NPU if there is one.")
-    ] = "auto",
+    device: Annotated[str, typer.Option(metavar="|".join(DEVICES), help="auto: an NPU if there is one.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, max=options.MAX_SEED, help="Of the tensors.")] = 0,
     extra: Annotated[int, typer.Option(min=0, max=100_000, help="Calls by chance, beside those by name.")] = 24,
     dtype: Annotated[str, typer.Option(metavar="A,B", help="Of the rows.")] = ",".join(DTYPES),
@@ -60,6 +59,10 @@ def validate(
             raise ArgumentError(f"--dtype {name!r} is none of {', '.join(DTYPES)}", argument="dtype")
     if ranks is not None and not 1 <= ranks <= MAX_WORLD:
         raise ArgumentError(f"--ranks {ranks} must be in 1..{MAX_WORLD}", argument="ranks")
+    from ascend_moe import validate as validation
+    from ascend_moe.validate import bringup
+    from ascend_moe.validate.cases import matrix
+
     here = validation.find(device)
     os.environ.setdefault(settings.TIMEOUT_S.name, DEFAULT_TIMEOUT_S)
     own = ["--seed", str(seed), "--extra", str(extra), "--dtype", dtype, *["--bringup"] * bring_up]
@@ -78,6 +81,11 @@ def validate(
 
 def _rank(device: validation.Device, choose: validation.Choose, bring_up: bool, as_json: str) -> int:
     """One rank of torchrun. Rank 0 prints what came of it, or leaves it for the process that started it."""
+    import torch.distributed as dist
+
+    from ascend_moe import validate as validation
+    from ascend_moe.validate import bringup
+
     place, about = open_group(device)
     path, code = settings.VALIDATE_OUTCOME.get(), 0
     found: dict[str, Any] | None = None
@@ -100,6 +108,9 @@ def _rank(device: validation.Device, choose: validation.Choose, bring_up: bool, 
 
 def open_group(device: validation.Device) -> tuple[torch.device, str]:
     """Joins torchrun's default group; this rank's device, and a sentence about it."""
+    import torch
+    import torch.distributed as dist
+
     if device.kind == "npu":
         local = int(os.environ.get("LOCAL_RANK", "0"))
         torch.npu.set_device(local)  # type: ignore[attr-defined,unused-ignore]
@@ -111,6 +122,8 @@ def open_group(device: validation.Device) -> tuple[torch.device, str]:
 
 def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bring_up: bool, as_json: str) -> int:
     """Starts torchrun on the NPUs of this machine and reports what its rank 0 leaves behind."""
+    from ascend_moe.validate import probes
+
     ranks = ranks or (device.count if bring_up else min(device.count, MAX_WORLD))
     if ranks > device.count and not device.virtual and not bring_up:
         raise ArgumentError(f"--ranks {ranks}, but this machine has {device.count} NPUs", argument="ranks")
@@ -150,6 +163,8 @@ def _print(outcome: dict[str, Any], as_json: str) -> int:
 
 def _report(about: str, findings: Sequence[probes.Finding], as_json: str) -> int:
     """Prints the findings of --bringup; returns the exit code."""
+    from ascend_moe.validate import probes
+
     lines = [about, "", *map(str, findings), "", probes.summary(findings)]
     show({"device": about, "findings": [asdict(one) for one in findings]}, as_json, lambda: print("\n".join(lines)))
     return probes.exit_code(findings)

@@ -23,12 +23,14 @@ import torch.distributed as dist
 from ascend_moe import settings
 from ascend_moe.comm import lent, threads
 from ascend_moe.comm.board import store_host
-from ascend_moe.comm.communicator import MAX_WORLD, Communicator, timeout_s, window_data_bytes, window_lent_bytes
+from ascend_moe.comm.communicator import Communicator
 from ascend_moe.comm.liveness import out_of_descriptors
 from ascend_moe.comm.processes import Opening
 from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.errors import ArgumentError, AscendMoeError, need, with_typed_errors
 from ascend_moe.native import library
+from ascend_moe.native.windows import timeout_s, window_data_bytes, window_lent_bytes
+from ascend_moe.settings import MAX_WORLD
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from ascend_moe import settings
 from ascend_moe.comm.board import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_PATIENCE_S, Board
-from ascend_moe.comm.communicator import CONTEXTS, MIB, Communicator, context_kind, near_stores, ranks_per_server
+from ascend_moe.comm.communicator import Communicator
 from ascend_moe.comm.liveness import (
     PeerWatch,
     describe_process,
@@ -41,6 +41,8 @@ from ascend_moe.comm.liveness import (
 )
 from ascend_moe.errors import AscendMoeError, CommError, CommTimeout, ConfigMismatch, PeerLost
 from ascend_moe.native import library
+from ascend_moe.native.windows import MIB, context_kind, near_stores, ranks_per_server
+from ascend_moe.settings import CONTEXTS
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

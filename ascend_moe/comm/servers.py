@@ -24,9 +24,9 @@ import torch.distributed as dist
 
 from ascend_moe import settings
 from ascend_moe.comm.board import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_PATIENCE_S, Board, store_host
-from ascend_moe.comm.communicator import near_stores, ranks_per_server
 from ascend_moe.comm.liveness import machine_id
 from ascend_moe.errors import ArgumentError, CommTimeout, ConfigMismatch
+from ascend_moe.native.windows import near_stores, ranks_per_server
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from ascend_moe.comm.communicator import MAX_WORLD, MIB, Communicator, timeout_s, window_data_bytes, window_lent_bytes
+from ascend_moe.comm.communicator import Communicator
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, CommTimeout, PeerLost, with_right_names
 from ascend_moe.native import binding, library
+from ascend_moe.native.windows import MIB, timeout_s, window_data_bytes, window_lent_bytes
+from ascend_moe.settings import MAX_WORLD
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from ascend_moe import reference
-from ascend_moe.comm.communicator import ranks_per_server
 from ascend_moe.demo.layers import Progress, RankRecord, RunSpec, build
 from ascend_moe.dispatchers.base import Dispatcher
+from ascend_moe.native.windows import ranks_per_server
 from ascend_moe.ops.calls import core_count
 
 # |difference| <= tolerance * (RMS of the dense output + |dense value|)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ascend_moe import comm
 from ascend_moe.checkpoint import build_layer
+from ascend_moe.choices import DEFAULT_TEXT
 from ascend_moe.dispatchers import WindowDispatcher
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError
@@ -21,7 +22,6 @@ from ascend_moe.ops import calls
 from ascend_moe.plan import Request, window_need
 from ascend_moe.reference.cases import DTYPES
 
-DEFAULT_TEXT = "alice.txt"
 MAX_BATCH = 4096
 
 _GRAMS = (1, 2, 3)  # bytes up to and with a token's own that make it up

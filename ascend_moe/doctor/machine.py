@@ -15,10 +15,10 @@ from pathlib import Path
 
 from .. import settings
 from .._text import installed_version
-from ..comm.communicator import MIB, window_data_bytes
 from ..errors import AscendMoeError
 from ..native import binding, library
 from ..native.build import source_hash
+from ..native.windows import MIB, window_data_bytes
 from . import Finding, error, fine, warn
 
 LEAST_PYTHON, LEAST_COMPILER = (3, 10), 11

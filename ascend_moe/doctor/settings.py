@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import settings
-from ..comm.communicator import MIB, context_kind, ranks_per_server, timeout_s, window_data_bytes, window_lent_bytes
 from ..errors import AscendMoeError
 from ..native import library
+from ..native.windows import MIB, context_kind, ranks_per_server, timeout_s, window_data_bytes, window_lent_bytes
 from ..ops.calls import comm_algorithm, core_count
 from ..ops.npu_communicator import deadline_s
 from ..settings import Setting

@@ -16,12 +16,13 @@ from ascend_moe import (
     ops,  # noqa: F401  (ops registers the schemas)
     settings,
 )
-from ascend_moe.comm.communicator import CONTEXTS, MIB
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.native import library
+from ascend_moe.native.windows import MIB
 from ascend_moe.ops import calls
 from ascend_moe.ops.schemas import NAMESPACE
 from ascend_moe.plan import fields_of, limits
+from ascend_moe.settings import CONTEXTS
 
 from ..reference.cases import Case
 from . import faults

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from ascend_moe._text import installed_version
 from ascend_moe.errors import ArgumentError
-from ascend_moe.interop.torch_npu_standin import ABOUT, VERSION
 from ascend_moe.vnpu.launch import interpreter_of
 
+ABOUT = "a stand-in of torch_npu by ascend_moe: CPU tensors and gloo, no Ascend device; times mean nothing"
+VERSION = f"{installed_version('torch').partition('+')[0]}+ascend.moe.standin"
 SITE = Path(__file__).resolve().parent / "standin_site"  # its sitecustomize installs the stand-in
 _QUERY = """
 import importlib.util, json

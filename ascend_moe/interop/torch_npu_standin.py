@@ -32,10 +32,9 @@ from ascend_moe.comm import comm_name
 from ascend_moe.errors import ArgumentError, LibraryError, need, need_dims, need_dtype, need_shape, with_typed_errors
 from ascend_moe.experts.quant import scale_of_bits
 from ascend_moe.interop import cann_ops_transformer, npu_standin, npu_standin_profiler
+from ascend_moe.interop.standin_launch import ABOUT, VERSION
 from ascend_moe.ops.schemas import SCHEMAS, VENDOR_SCHEMAS
 
-ABOUT = "a stand-in of torch_npu by ascend_moe: CPU tensors and gloo, no Ascend device; times mean nothing"
-VERSION = f"{torch.__version__.partition('+')[0]}+ascend.moe.standin"
 _MISSING: Any = object()
 
 # Functions of torch with an argument device.

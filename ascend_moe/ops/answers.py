@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 import torch
 
 from .. import comm, errors, settings
-from ..comm.communicator import MAX_WINDOW_MIB, by_number, timeout_s
+from ..comm.communicator import by_number
 from ..native import binding
+from ..native.windows import timeout_s
+from ..settings import MAX_WINDOW_MIB
 from . import calls, npu_adapter, npu_communicator
 
 # Environment variables that `_settings` reads, so that a change takes effect in the next call.

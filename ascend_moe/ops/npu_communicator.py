@@ -19,20 +19,12 @@ import torch
 
 from .. import comm, settings
 from ..comm import servers
-from ..comm.communicator import (
-    A2_STATE_MIB,
-    ALGORITHMS,
-    CONTEXT_A2,
-    CONTEXT_A3,
-    MIB,
-    GroupEnd,
-    near_stores,
-    take_number,
-    timeout_s,
-)
+from ..comm.communicator import GroupEnd, take_number
 from ..comm.lent import LentMemory, no_room
 from ..errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ..native import binding, library
+from ..native.plans import ALGORITHMS
+from ..native.windows import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, near_stores, timeout_s
 from . import calls, npu_adapter
 
 DEFAULT_TIMEOUT_S = 300.0

@@ -15,18 +15,19 @@ from ctypes import POINTER, c_char_p, c_int64, c_uint64, c_void_p
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
-
 from .. import settings
-from ..comm.communicator import ALGORITHMS, CONTEXT_A2, CONTEXT_A3, MAX_WINDOW_MIB, window_data_bytes
-from ..comm.lent import DTYPES
+from ..choices import DTYPES
 from ..errors import ArgumentError, WindowTooSmall, need, need_one_of, with_typed_errors
 from ..native import library
-from ..ops import calls
+from ..native import plans as calls
+from ..native.plans import ALGORITHMS
+from ..native.windows import CONTEXT_A2, CONTEXT_A3, window_data_bytes
+from ..settings import MAX_WINDOW_MIB
 from .soc import DEFAULT_SOC, Soc
 from .soc import soc as soc_of
 
 CONTRACTS = {"v1": 1, "v2": 2}
+_BLOCK = 32  # bytes that a row is a multiple of
 _MOST = {"ranks": 1 << 12, "experts": 1 << 16, "topk": 1 << 10, "hidden": 1 << 20, "batch": 1 << 20}
 
 
@@ -289,7 +290,7 @@ def _ranks_per_server(request: Request) -> int:
 # ---- descriptions of the two calls ----
 
 
-def call_spec(op: int, request: Request, shapes: calls.Shapes, cores: int, window_mib: int, rank: int = 0) -> Any:
+def call_spec(op: int, request: Request, shapes: calls.NamedShapes, cores: int, window_mib: int, rank: int = 0) -> Any:
     """The native description of one rank's call with tensors of these shapes."""
     attributes: dict[str, int | None] = dict.fromkeys(calls.attribute_names(), 0)
     attributes |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), None)
@@ -314,14 +315,14 @@ def call_spec(op: int, request: Request, shapes: calls.Shapes, cores: int, windo
 
 def _dispatch(request: Request, cores: int, window_mib: int) -> Any:
     ids = (request.batch, request.topk)
-    shapes: calls.Shapes = (
+    shapes: calls.NamedShapes = (
         ("x", DTYPES[request.dtype], (request.batch, request.hidden)),
-        ("expert_ids", torch.int32, ids),
+        ("expert_ids", "int32", ids),
     )
     if request.smooth:
-        shapes = (*shapes, ("scales", torch.float32, (request.experts, request.hidden)))
+        shapes = (*shapes, ("scales", "float32", (request.experts, request.hidden)))
     if request.weights:
-        shapes = (*shapes, ("expert_scales", torch.float32, ids))
+        shapes = (*shapes, ("expert_scales", "float32", ids))
     return call_spec(calls.OP_DISPATCH, request, shapes, cores, window_mib)
 
 
@@ -329,12 +330,12 @@ def _combine(request: Request, cores: int, window_mib: int) -> Any:
     """Of what dispatch returns: its rows are as many as it allocates."""
     sent = calls.outputs_of(_dispatch(request, cores, window_mib))
     index = "expand_idx" if request.contract == "v1" else "assist_info_for_combine"
-    shapes: calls.Shapes = (
+    shapes: calls.NamedShapes = (
         ("expand_x", DTYPES[request.dtype], sent[0][1]),
-        ("expert_ids", torch.int32, (request.batch, request.topk)),
-        (index, torch.int32, sent[2][1]),
-        ("ep_send_counts", torch.int32, sent[4][1]),
-        ("expert_scales", torch.float32, (request.batch, request.topk)),
+        ("expert_ids", "int32", (request.batch, request.topk)),
+        (index, "int32", sent[2][1]),
+        ("ep_send_counts", "int32", sent[4][1]),
+        ("expert_scales", "float32", (request.batch, request.topk)),
     )
     return call_spec(calls.OP_COMBINE, request, shapes, cores, window_mib)
 
@@ -461,7 +462,7 @@ def _set_right(request: Request, argument: str) -> Request:
     if argument == "comm_alg":
         return replace(request, comm_alg="window")
     if argument in ("x", "expand_x"):
-        unit = 32 // DTYPES[request.dtype].itemsize
+        unit = _BLOCK // (4 if request.dtype == "fp32" else 2)
         hidden = min(request.hidden, most["hidden"])
         return replace(request, hidden=max(1, hidden // unit) * unit)
     if argument in ("expert_ids", "global_bs"):

@@ -8,17 +8,17 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from .. import ops, plan
+from ..choices import OPS, TRACED
 from ..comm import LocalCluster, window_empty
-from ..comm.communicator import DEFAULT_WINDOW_MIB, timeout_s
 from ..errors import ArgumentError, need_one_of
+from ..native.windows import timeout_s
 from ..ops.calls import core_count
+from ..settings import DEFAULT_WINDOW_MIB
 from ..timeline import LAUNCH, PREDICTED, Event, Timeline
 from ..timeline.record import trace
 from ..timeline.stats import OpRun, op_runs
 from . import predict
 
-OPS = ("dispatch", "combine", "both")
-ALGORITHMS = ("window", "direct", "zero-copy", "cann-style")  # the last is a model's alone
 PREDICTED_EVENTS = 1_000_000  # an op
 PICKS = {"fastest": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9}
 WARM_UPS = 4  # both halves of the windows, twice
@@ -44,7 +44,7 @@ class TraceRequest:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, names in (("op", OPS), ("algorithm", ALGORITHMS), ("pick", PICKS)):
+        for name, names in (("op", OPS), ("algorithm", TRACED), ("pick", PICKS)):
             need_one_of(name, getattr(self, name), names)
         for name in ("ranks", "batch", "hidden", "topk", "experts", "repeat"):
             if getattr(self, name) < 1:

@@ -14,10 +14,10 @@ import torch
 
 from .. import plan as planning
 from .. import timeline
-from ..comm.communicator import CONTEXT_A2, CONTEXT_TABLE, MIB
 from ..comm.lent import DTYPES
 from ..errors import ArgumentError, AscendMoeError, need
 from ..native import library
+from ..native.windows import CONTEXT_A2, CONTEXT_TABLE, MIB
 from ..ops import calls
 from ..plan import Request
 from ..plan.soc import soc as soc_named
@@ -241,7 +241,7 @@ class TimedWorld:
 
     def _describe(self, op: str, rank: int, inputs: Mapping[str, torch.Tensor]) -> Any:
         code = calls.OP_DISPATCH if op == "dispatch" else calls.OP_COMBINE
-        shapes = tuple((name, t.dtype, tuple(t.shape)) for name, t in inputs.items())
+        shapes = tuple((name, calls.name_of(t.dtype), tuple(t.shape)) for name, t in inputs.items())
         spec = planning.call_spec(code, self.request, shapes, self.request.cores, self._window_mib, rank)
         spec.context_kind = CONTEXT_A2 if self._servers else CONTEXT_TABLE
         spec.ranks_per_server = self._servers

@@ -25,8 +25,9 @@ import torch.distributed as dist
 
 from .. import comm
 from .._text import table
-from ..comm.communicator import ranks_per_server
+from ..choices import DEVICES
 from ..errors import ArgumentError, need_one_of
+from ..native.windows import ranks_per_server
 from ..reference.cases import Case, Place
 from .cases import matrix
 from .run import Result, Stopped, run_all
@@ -193,8 +194,6 @@ def under_torchrun() -> bool:
 
 # ---- which device there is to run on: torch_npu is imported only when asked
 
-KINDS = ("auto", "npu", "cpu")
-
 
 @dataclass(frozen=True)
 class Device:
@@ -208,7 +207,7 @@ class Device:
 
 def find(wanted: str = "auto") -> Device:
     """The device of this name; auto: an NPU when torch_npu finds one, else the CPU."""
-    need_one_of("device", wanted, KINDS)
+    need_one_of("device", wanted, DEVICES)
     if wanted == "cpu":
         return Device("cpu", "cpu, kernels on the twin")
     found, why = _npu()

@@ -23,9 +23,9 @@ import torch.distributed as dist
 
 from .. import comm, twin
 from ..comm import servers
-from ..comm.communicator import MIB
 from ..errors import AscendMoeError, LibraryError
 from ..native import library
+from ..native.windows import MIB
 from ..ops import npu_adapter, npu_communicator
 from ..plan import limits
 from ..reference.cases import Place

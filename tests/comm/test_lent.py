@@ -15,8 +15,8 @@ import torch
 
 import ascend_moe
 from ascend_moe import comm
-from ascend_moe.comm.communicator import MIB, window_lent_bytes
 from ascend_moe.errors import ArgumentError, AscendMoeError, WindowTooSmall
+from ascend_moe.native.windows import MIB, window_lent_bytes
 
 WORLD = 2
 

@@ -12,8 +12,8 @@ import torch
 
 import ascend_moe.reference as ref
 from ascend_moe import comm
-from ascend_moe.comm.communicator import ranks_per_server
 from ascend_moe.errors import AscendMoeError
+from ascend_moe.native.windows import ranks_per_server
 from ascend_moe.ops import calls
 from ascend_moe.reference.cases import Case, Place
 from ascend_moe.validate import run as validate_run

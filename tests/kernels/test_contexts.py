@@ -18,13 +18,14 @@ import pytest
 import torch
 
 from ascend_moe import LocalCluster, comm, plan, twin
-from ascend_moe.comm.communicator import CONTEXTS, MIB, context_kind, ranks_per_server, window_data_bytes
 from ascend_moe.errors import ArgumentError, AscendMoeError, KernelFault, WindowTooSmall
 from ascend_moe.native import library
 from ascend_moe.native.library import lib
+from ascend_moe.native.windows import MIB, context_kind, ranks_per_server, window_data_bytes
 from ascend_moe.ops import calls
 from ascend_moe.plan import Request
 from ascend_moe.reference.cases import Case, draw, legal
+from ascend_moe.settings import CONTEXTS
 
 KINDS = range(len(CONTEXTS))
 CODE_CONTEXT_MISMATCH = 19

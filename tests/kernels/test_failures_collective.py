@@ -14,8 +14,8 @@ from failure_cases import HIDDEN, LOCAL, MAX_BS, TOPK, Caught, caught
 from soak_rows import Tally
 
 import ascend_moe
-from ascend_moe.comm.communicator import ranks_per_server
 from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingMismatch
+from ascend_moe.native.windows import ranks_per_server
 from ascend_moe.reference.cases import Place
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]

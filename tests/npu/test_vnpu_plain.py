@@ -18,10 +18,8 @@ from ascend_moe.vnpu import VERSIONS
 
 def python_with(folder: Path, torch: str | None, torch_npu: str | None) -> str:
     """An interpreter that knows these versions, as far as the launcher asks."""
-    found = {
-        name: version and [version, "/wheel", "/wheel"]
-        for name, version in zip(("torch", "torch_npu"), (torch, torch_npu))
-    }
+    given = {"torch": torch, "torch_npu": torch_npu}
+    found = {name: version and [version, "/wheel", "/wheel"] for name, version in given.items()}
     path = folder / "python"
     path.write_text(f"#!/bin/sh\necho '{json.dumps(found)}'\n")
     path.chmod(0o755)

@@ -25,10 +25,10 @@ from hf_models import LAYER, save
 
 from ascend_moe import cli, demo, validate
 from ascend_moe.checkpoint.config import moe_config
-from ascend_moe.checkpoint.presets import PRESETS
 from ascend_moe.demo import report
 from ascend_moe.demo.check import verify
 from ascend_moe.demo.layers import RankRecord, RunSpec, default_text
+from ascend_moe.presets import PRESETS
 
 CHECKS = 5
 PHASES = {"router", "dispatch", "experts", "combine"}

@@ -18,8 +18,7 @@ import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import comm, doctor, plan, timed
-from ascend_moe.checkpoint import presets
+from ascend_moe import comm, doctor, plan, presets, timed
 from ascend_moe.cli import plan as plan_command
 from ascend_moe.errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ascend_moe.native import library
@@ -157,7 +156,7 @@ def assert_ub_is_taken(one: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(one.cores))
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", one.comm_alg)
     dispatch, combine = ops_of(one)
-    x = torch.ones(one.batch, one.hidden, dtype=plan.DTYPES[one.dtype])
+    x = torch.ones(one.batch, one.hidden, dtype=getattr(torch, plan.DTYPES[one.dtype]))
     ids = (torch.arange(one.batch * one.topk, dtype=torch.int32) % one.experts).reshape(one.batch, one.topk)
     scales = torch.ones(one.experts, one.hidden) if one.smooth else None
     weights = torch.ones(ids.shape) if one.weights else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..errors import ArgumentError
-from ..layer import MoEConfig
+from .errors import ArgumentError
+from .moe_config import MoEConfig
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,25 @@
+"""The public names of ``ascend_moe``, all at once: importing this registers every operator of torch.ops.ascend_moe."""
+
+from __future__ import annotations
+
+from . import fused as fused
+from . import vendor as _ops_vendor  # noqa: F401  the other operators of torch.ops.ascend_moe
+from .autograd import dequantize_rows as dequantize_rows
+from .autograd import set_int8_gradient as set_int8_gradient
+from .comm import LocalCluster as LocalCluster
+from .comm import algorithm_of as algorithm_of
+from .comm import close as close
+from .comm import comm_name as comm_name
+from .comm import window_empty as window_empty
+from .errors import AscendMoeError as AscendMoeError
+from .layer import MoELayer as MoELayer
+from .moe_config import MoEConfig as MoEConfig
+from .npu import patch_torch_npu as patch_torch_npu
+from .ops import npu_moe_distribute_combine as npu_moe_distribute_combine
+from .ops import npu_moe_distribute_combine_v2 as npu_moe_distribute_combine_v2
+from .ops import npu_moe_distribute_dispatch as npu_moe_distribute_dispatch
+from .ops import npu_moe_distribute_dispatch_v2 as npu_moe_distribute_dispatch_v2
+from .ops.begin import begin_combine as begin_combine
+from .ops.begin import begin_dispatch as begin_dispatch
+from .ops.npu_communicator import check as check
+from .timeline.record import trace as trace

@@ -1,0 +1,34 @@
+"""The words that options and arguments choose from: for help and checks without what they stand for, and its torch."""
+
+from __future__ import annotations
+
+# Of rows: name -> torch's own.
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+QUANTS = ("none", "int8")
+
+# ascend-moe run
+BACKENDS = ("threads", "processes")
+DEFAULT_TEXT = "alice.txt"
+
+# ascend-moe bench
+SKEWS = ("uniform", "zipf", "hot")
+SWEEPS = ("tokens", "ranks", "hidden")
+
+# ascend-moe validate
+DEVICES = ("auto", "npu", "cpu")
+
+# ascend-moe predict
+PREDICTED = ("cann-style", "window", "direct", "zero-copy")
+
+# ascend-moe trace
+OPS = ("dispatch", "combine", "both")
+TRACED = ("window", "direct", "zero-copy", "cann-style")  # the last is a model's alone
+PICKS = ("fastest", "p10", "p50", "p90")
+
+# ascend-moe explore
+POLICIES = ("late", "random", "lazy", "pct", "replay", "exhaustive", "mixed")
+USUAL_CASE = "w2,c2,l1,k2,b2,u2,v1,s0,bf16,none,mask:none,ids:any,unequal,DCDC"
+
+# ascend-moe kernels
+PREPARE_FINALIZE = ("mc2", "alltoall", "allgather")
+EXPERTS = ("standard", "batched")

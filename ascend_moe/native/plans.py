@@ -1,0 +1,164 @@
+"""Calls across the C ABI: their descriptions, and plans, which are checked calls with their tiling. Without torch.
+
+dtypes go by torch's names ("bfloat16"); ``ops.calls`` has the same for torch's dtypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from .. import errors
+from ..settings import MAX_WINDOW_MIB
+from . import library as _lib
+
+OP_DISPATCH, OP_COMBINE = 1, 2
+ALGORITHMS = ("", "window", "direct")  # by the code that the kernels have for them
+MAX_CORES = 64
+_NO_VALUE = -(2**63)
+_OTHER_TYPE = "another dtype"
+_DTYPES = ("float32", "float16", "bfloat16", "int8", "int32", "int64", "bool")
+
+
+class TensorDesc(ctypes.Structure):
+    _fields_ = [("dtype", ctypes.c_int32), ("rank", ctypes.c_int32), ("dims", ctypes.c_int64 * 3)]
+
+
+class CheckResult(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("needed_mib", ctypes.c_int64),
+        ("argument", ctypes.c_char * 64),
+        ("message", ctypes.c_char * 448),
+    ]
+
+
+@functools.cache
+def tensor_names() -> tuple[str, ...]:
+    """Tensor arguments of all four ops, in the order of their native index."""
+    return tuple(_lib.lib().am_tensor_names().decode().split())
+
+
+@functools.cache
+def attribute_names() -> tuple[str, ...]:
+    """Integer attributes of all four ops, in the order of their native index."""
+    return tuple(_lib.lib().am_attribute_names().decode().split())
+
+
+@functools.cache
+def _type_codes() -> dict[str, int]:
+    return {dtype: _lib.lib().am_type_code(dtype.encode()) for dtype in _DTYPES}
+
+
+@functools.cache
+def _spec_type() -> Any:
+    class CallSpec(ctypes.Structure):
+        _fields_ = [
+            ("op", ctypes.c_int32),
+            ("contract", ctypes.c_int32),
+            ("group_ep_length", ctypes.c_int32),
+            ("comm_alg", ctypes.c_int32),
+            ("context_kind", ctypes.c_int32),
+            ("ranks_per_server", ctypes.c_int32),
+            ("comm_world", ctypes.c_int64),
+            ("comm_rank", ctypes.c_int64),
+            ("window_mib", ctypes.c_int64),
+            ("lent_mib", ctypes.c_int64),
+            ("cores", ctypes.c_int64),
+            ("deadline_micros", ctypes.c_int64),
+            ("attributes", ctypes.c_int64 * len(attribute_names())),
+            ("tensors", TensorDesc * len(tensor_names())),
+            ("list_cores", ctypes.c_int32),
+            ("ub_bytes", ctypes.c_int32),
+            ("part", ctypes.c_int32),
+            ("near_stores", ctypes.c_int32),
+        ]
+
+    library = _lib.lib()
+    if ctypes.sizeof(CallSpec) != library.am_spec_bytes() or ctypes.sizeof(CheckResult) != library.am_check_bytes():
+        raise errors.LibraryError(
+            f"{_lib.library_path()} describes calls differently: rebuild it with {_lib.build_command()}"
+        )
+    return CallSpec
+
+
+NamedShapes = tuple[tuple[str, str, tuple[int, ...]], ...]  # argument, dtype, shape
+
+
+def describe(
+    op: int, contract: int, group_ep: str, comm_alg: str, shapes: NamedShapes, attributes: Mapping[str, int | None]
+) -> Any:
+    """A call without its communicator: what shape functions and checks read."""
+    library = _lib.lib()
+    spec = _spec_type()()
+    spec.op, spec.contract = op, contract
+    spec.group_ep_length = len(group_ep.encode())
+    # C would stop at a NUL and read another name.
+    spec.comm_alg = -1 if "\0" in comm_alg else library.am_comm_algorithm(comm_alg.encode())
+    for index, name in enumerate(attribute_names()):
+        value = attributes.get(name)
+        if value == _NO_VALUE:
+            raise errors.ArgumentError(f"{name} is {value}, which no rule allows", argument=name)
+        spec.attributes[index] = _NO_VALUE if value is None else value
+    codes, other, names = _type_codes(), library.am_type_code(_OTHER_TYPE.encode()), tensor_names()
+    for name, dtype, shape in shapes:
+        desc = spec.tensors[names.index(name)]
+        desc.dtype = codes.get(dtype, other)
+        desc.rank = len(shape)
+        for i, size in enumerate(shape[:3]):
+            desc.dims[i] = size
+    return spec
+
+
+def outputs_of(spec: Any) -> list[tuple[str | None, tuple[int, ...]]]:
+    """Dtype (None: the input rows', one that no kernel knows) and shape of every output, as allocated."""
+    found: list[tuple[str | None, tuple[int, ...]]] = []
+    out, dtypes = (ctypes.c_int64 * 4)(), {code: dtype for dtype, code in _type_codes().items()}
+    while _lib.lib().am_call_output(ctypes.byref(spec), len(found), out):
+        found.append((dtypes.get(out[0]), tuple(out[2 : 2 + out[1]])))
+    return found
+
+
+def rule_broken(
+    op_name: str, rule: str, argument: str, needed_mib: int, dtype: str = "", comm_alg: str = ""
+) -> errors.ArgumentError:
+    """The error of a call that breaks a rule of op_host.
+
+    Args:
+        dtype: of the argument, where it is a tensor. The rules name neither dtypes that no kernel knows nor
+            unknown names of algorithms: a call's description does not hold them.
+    """
+    message = f"{op_name}: {rule}"
+    if dtype:
+        message = message.replace(_OTHER_TYPE, dtype.removeprefix("torch."))
+    if argument == "comm_alg":
+        message = message.replace("comm_alg must", f"comm_alg is {comm_alg[:64]!r}, it must")
+    if needed_mib > MAX_WINDOW_MIB:
+        message = (
+            f"{op_name}: this call needs windows of {needed_mib} MiB, HCCL_BUFFSIZE may be at "
+            f"most {MAX_WINDOW_MIB}: use smaller batches, or global_bs for the largest that there are"
+        )
+        return errors.WindowTooSmall(message, argument="global_bs", needed_mib=needed_mib)
+    if needed_mib:
+        return errors.WindowTooSmall(message, argument=argument, needed_mib=needed_mib)
+    return errors.ArgumentError(message, argument=argument)
+
+
+class Plan:
+    """A call that keeps all rules, tiled for one communicator's world and window."""
+
+    def __init__(self, op_name: str, spec: Any, comm_alg: str = "") -> None:
+        """Raises ArgumentError or WindowTooSmall when the call breaks a rule; ``comm_alg``: as it was given."""
+        self.handle: int | None = None
+        self._library = _lib.lib()
+        check = CheckResult()
+        self.handle = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
+        if not self.handle:
+            raise rule_broken(op_name, check.message.decode(), check.argument.decode(), check.needed_mib, "", comm_alg)
+
+    def __del__(self) -> None:
+        if self.handle:
+            self._library.am_plan_destroy(self.handle)
