@@ -5,6 +5,7 @@ from __future__ import annotations
 # Of rows: name -> torch's own.
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 QUANTS = ("none", "int8")
+ALGORITHMS = ("auto", "window", "direct")  # comm_alg of an op
 
 # ascend-moe run
 BACKENDS = ("threads", "processes")
@@ -22,7 +23,7 @@ PREDICTED = ("cann-style", "window", "direct", "zero-copy")
 
 # ascend-moe trace
 OPS = ("dispatch", "combine", "both")
-TRACED = ("window", "direct", "zero-copy", "cann-style")  # the last is a model's alone
+TRACED = ("auto", "window", "direct", "zero-copy", "cann-style")  # the last is a model's alone
 PICKS = ("fastest", "p10", "p50", "p90")
 
 # ascend-moe explore

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,25 @@ class RankFailed(AscendMoeError):
     """A rank raised or died. ``.rank`` where it told; ``.trace``, or the launcher's last words."""
 
 
-def run(cases: Sequence[Case], methods: Sequence[str], iterations: int, *, tell: bool = False) -> Run:
-    """Measures all cases. MPI's methods are left out where mpi4py or mpiexec is missing."""
+def run(
+    cases: Sequence[Case],
+    methods: Sequence[str],
+    iterations: int,
+    *,
+    tell: bool = False,
+    note: Callable[[str], object] = lambda text: None,
+) -> Run:
+    """Measures all cases. MPI's methods are left out where mpi4py or mpiexec is missing.
+
+    ``tell``: rank 0 writes its progress to stderr, in one line; ``note`` hears of every number of ranks that is begun.
+    """
     mpi = any(METHODS[name].needs_mpi for name in methods) and has_mpi()
     cores = sorted(os.sched_getaffinity(0))
     result = Run(about(mpi))
     for world in sorted({case.world for case in cases}):
         same_world = [case for case in cases if case.world == world]
         job = Job(same_world, list(methods), iterations, mpi, os.getpid(), cores, tell)
+        note(f"ranks: {world}, cases: {len(same_world)}")
         marks = run_ranks(job)
         load = round(os.getloadavg()[0], 2)
         for case, of_ranks in zip(same_world, marks, strict=True):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ascend_moe.choices import QUANTS
 from ascend_moe.errors import ArgumentError, need_one_of
+from ascend_moe.plan import Request, require
 from ascend_moe.presets import PRESETS
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import DTYPES
@@ -118,8 +119,12 @@ def matrix(
     skew: str = "uniform",
     quant: str = "none",
     dtype: str = "bf16",
+    shape: tuple[int | None, int | None, int | None] = (None, None, None),
 ) -> list[Case]:
-    """The cases of a run, ordered by ranks: every preset x ranks x batch, or along ``sweep``."""
+    """The cases of a run, ordered by ranks: every preset x ranks x batch, or along ``sweep``.
+
+    ``shape``: H, K and E that stand in for the preset's. Raises ArgumentError where the operators refuse a case.
+    """
     for preset in presets:
         need_one_of("preset", preset, PRESETS)
     need_one_of("sweep", sweep, ("", *SWEEPS))
@@ -131,12 +136,14 @@ def matrix(
     made = []
     for world, preset, width, batch in product(worlds, presets, widths, batches):
         layer = PRESETS[preset].published
-        hidden, topk, experts = layer.hidden_size, layer.top_k, layer.num_experts
+        usual = (layer.hidden_size, layer.top_k, layer.num_experts)
+        hidden, topk, experts = (own if given is None else given for given, own in zip(shape, usual, strict=True))
         if not 1 <= world <= 64 or experts % world:
             text = f"ranks is {world}; need 1..64 that divide the {experts} experts of {preset}"
             raise ArgumentError(text, argument="ranks")
         if not 1 <= batch <= 4096:
             raise ArgumentError(f"bs is {batch}; need 1..4096 tokens a rank", argument="bs")
-        shape = (preset, world, batch, width or hidden, topk, experts)
-        made.append(Case(*shape, skew, quant, dtype))
+        case = Case(preset, world, batch, width or hidden, topk, experts, skew, quant, dtype)
+        require(Request(world, experts, topk, case.hidden, batch, dtype=dtype, quant=quant == "int8"))
+        made.append(case)
     return made

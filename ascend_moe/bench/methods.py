@@ -405,12 +405,17 @@ METHODS: dict[str, type[Method]] = {
 GROUPS = {kind: [name for name, method in METHODS.items() if method.kind == kind] for kind in (LIMIT, OURS, PEER)}
 
 
-def chosen(text: str) -> list[str]:
-    """Names from "auto" or a list of names and groups (limit, ours, peer); limits always are among them."""
+def chosen(text: str, comm_alg: str = "") -> list[str]:
+    """Names from "auto" or a list of names and groups (limit, ours, peer); limits always are among them.
+
+    ``comm_alg`` "window" or "direct": of this package's own only those that run it.
+    """
     known = {"auto": list(METHODS), **GROUPS, **{name: [name] for name in METHODS}}
     wanted = set(GROUPS[LIMIT])
     for word in text.split(","):
         if word not in known:
             raise ArgumentError(f"methods has {word!r}; need some of {', '.join(known)}", argument="methods")
         wanted.update(known[word])
+    if comm_alg in ("window", "direct"):
+        wanted -= {name for name in GROUPS[OURS] if getattr(METHODS[name], "comm_alg", comm_alg) != comm_alg}
     return [name for name in METHODS if name in wanted]

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command = next((word for word in words if word in COMMANDS), "")
         sys.exit(
             f"ascend-moe {command}".rstrip() + f" needs {error.name}, which is not installed: "
-            "pip install typer rich safetensors"
+            "pip install 'ascend_moe[cli]'"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
@@ -16,6 +17,7 @@ from ascend_moe._text import show, unwritable
 from ascend_moe.choices import DTYPES, SKEWS, SWEEPS
 from ascend_moe.cli import options
 from ascend_moe.cli.options import bad, numbers
+from ascend_moe.cli.progress import started
 from ascend_moe.errors import ArgumentError
 from ascend_moe.presets import PRESETS
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from ascend_moe.bench.results import Run
 
 ITERATIONS, QUICK_ITERATIONS = 60, 12
+_OPTIONS = ("preset", "ranks", "batch", "bs", "sweep", "skew", "quant", "dtype", "methods")  # of which errors tell
 
 
 app = typer.Typer()
@@ -38,12 +41,16 @@ def bench(
     batch: Annotated[str, typer.Option("-b", "--batch", metavar="N,N", help="Tokens a rank.")] = "8,32",
     ranks: Annotated[str, typer.Option("--ranks", "-r", metavar="N,N", help="EP ranks.")] = "2",
     skew: Annotated[str, typer.Option(metavar="|".join(SKEWS), help="Routing.")] = "uniform",
+    hidden: options.Hidden = None,
+    topk: options.TopK = None,
+    experts: options.Experts = None,
     quant: options.Quant = "none",
     dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of the rows.")] = "bf16",
     methods: Annotated[
         str,
         typer.Option("--methods", help="auto, ours, peer, or names of the table; limits always run."),
     ] = "auto",
+    comm_alg: options.CommAlg = "",
     sweep: Annotated[str, typer.Option(metavar="|".join(SWEEPS), help="BS 1..512, ranks 1..8, or H 1024..8192.")] = "",
     iterations: Annotated[int, typer.Option("-n", "--iterations", min=1, max=100000)] = ITERATIONS,
     quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_ITERATIONS} iterations.")] = False,
@@ -84,9 +91,12 @@ def bench(
             skew=skew,
             quant=quant,
             dtype=dtype,
+            shape=(hidden, topk, experts),
         )
-        names = every_method.chosen(methods)
+        names = every_method.chosen(methods, comm_alg)
     except ArgumentError as error:
+        if error.argument not in _OPTIONS:
+            raise  # a rule of the operators, about an argument of theirs
         bad(f"--{error.argument}", str(error))
     result = measure(cases, names, QUICK_ITERATIONS if quick else iterations)
     # A pipe has no width of its own: a table must not be cut at 80 columns there.
@@ -102,8 +112,10 @@ def measure(cases: Sequence[Case], names: Sequence[str], iterations: int) -> Run
     """Runs, telling of the progress on stderr; what stops a run ends the command with code 1."""
     from ascend_moe.bench import RankFailed, run
 
+    started("bench", f"cases: {len(cases)}, iterations: {iterations}, methods: {', '.join(names)}")
+    note = functools.partial(started, "bench")
     try:
-        return run(cases, names, iterations, tell=sys.stderr.isatty())
+        return run(cases, names, iterations, tell=sys.stderr.isatty(), note=note)
     except RankFailed as error:
         print(error.details.get("trace") or "", file=sys.stderr)
         print(f"ascend-moe bench: {error}", file=sys.stderr)

@@ -12,8 +12,9 @@ from rich.table import Table
 
 from ascend_moe._text import show
 from ascend_moe.choices import POLICIES, USUAL_CASE
-from ascend_moe.cli.options import MAX_SEED, Json
-from ascend_moe.errors import AscendMoeError
+from ascend_moe.cli.options import MAX_SEED, Json, bad
+from ascend_moe.cli.progress import started
+from ascend_moe.errors import ArgumentError
 
 if TYPE_CHECKING:
     from ascend_moe.explore import Options, Program, Result
@@ -72,9 +73,8 @@ def explore_command(
             result = _run(chosen, schedules, seed, options, console, as_json == "-")
         if result.finding is not None and replay is None and shorten:
             result.finding = shrink(result.finding)
-    except AscendMoeError as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(2) from None
+    except ArgumentError as error:
+        bad(f"--{error.argument}", str(error).removeprefix("explore: "))
     _print(result, console, as_json)
     raise typer.Exit(1 if result.finding is not None else 0)
 
@@ -82,6 +82,7 @@ def explore_command(
 def _run(case: Program | None, schedules: int, seed: int, options: Options, console: Console, quiet: bool) -> Result:
     from ascend_moe import explore
 
+    started("explore", f"{schedules} schedules")
     if case is not None:
         return explore.explore(case, schedules, seed, options)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

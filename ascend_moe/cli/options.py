@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from ascend_moe import plan as planning
+from ascend_moe import settings
 from ascend_moe._text import unwritable
-from ascend_moe.choices import DTYPES, QUANTS
+from ascend_moe.choices import ALGORITHMS, DTYPES, QUANTS
 from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
@@ -55,6 +58,28 @@ def bad(option: str, message: str) -> NoReturn:
     raise typer.BadParameter(message, param_hint=f"'{option}'")
 
 
+def _comm_alg(value: str) -> str:
+    if value not in ("", *ALGORITHMS):
+        bad("--comm-alg", f"{value!r} is none of {', '.join(ALGORITHMS)}")
+    return value
+
+
+@contextmanager
+def comm_alg_of_ops(name: str) -> Iterator[None]:
+    """Meanwhile ops that name no algorithm, here and in processes started from here, run this one; "": as before."""
+    variable = settings.COMM_ALG.name
+    before = os.environ.get(variable)
+    if name:
+        os.environ[variable] = name
+    try:
+        yield
+    finally:
+        if name:
+            os.environ.pop(variable)
+        if name and before is not None:
+            os.environ[variable] = before
+
+
 _USUAL = shape_of(None)
 
 Preset = Annotated[
@@ -73,6 +98,12 @@ Quant = Annotated[str, typer.Option("--quant", metavar="none|int8", help="Rows a
 Contract = Annotated[str, typer.Option(metavar="|".join(planning.CONTRACTS))]
 Cores = Annotated[
     int | None, typer.Option(metavar="N", help="AIV cores of a launch; default: all of the SoC.", callback=_cores)
+]
+CommAlg = Annotated[
+    str,
+    typer.Option(
+        "--comm-alg", metavar="|".join(ALGORITHMS), help="What the ops run.", show_default="auto", callback=_comm_alg
+    ),
 ]
 Json = Annotated[
     str, typer.Option("--json", metavar="FILE|-", help="Every number as JSON; -: printed alone.", callback=_json)

@@ -10,7 +10,7 @@ import typer
 from ascend_moe import plan as planning
 from ascend_moe._text import show, table
 from ascend_moe.cli import options
-from ascend_moe.plan import OpPlan, Report
+from ascend_moe.plan import OpPlan, Report, WindowFit
 from ascend_moe.settings import DEFAULT_WINDOW_MIB
 
 app = typer.Typer()
@@ -35,8 +35,10 @@ def text(report: Report) -> str:
     """The report in lines of plain text."""
     lines = [_head(report), ""]
     lines += [f"not possible: {one.message}" for one in report.violations]
+    if report.fit is None:  # no window would help
+        return "\n".join(lines)
     lines += [""] if report.violations else []
-    lines += [*_window(report), *_cann(report)]
+    lines += [*_window(report, report.fit), *_cann(report)]
     for name, op in report.ops.items():
         lines += ["", f"{name}: algorithm {op.algorithm}, tiling key {op.tiling['tiling_key']}"]
         skipped = ("algorithm", "tiling_key", "transport")
@@ -63,10 +65,8 @@ def _head(report: Report) -> str:
     )
 
 
-def _window(report: Report) -> list[str]:
+def _window(report: Report, fit: WindowFit) -> list[str]:
     need = report.window
-    if report.fit is None:
-        return []  # no window would help
     rows: list[list[object]] = [
         ["dispatch", need["dispatch_bytes"], "bytes", need["dispatch_mib"], "MiB"],
         ["combine", need["combine_bytes"], "bytes", need["combine_mib"], "MiB"],
@@ -74,9 +74,9 @@ def _window(report: Report) -> list[str]:
     lines = ["window of a rank, both halves", *table(rows)]
     if need["state_in_window_mib"]:
         lines.append(f"  {need['state_in_window_mib']} MiB of it is the state area (A2)")
-    lines += [f"  export HCCL_BUFFSIZE={report.buffsize_mib}", f"  {report.fit.needs()}"]
-    if report.fit.mib:
-        return [*lines, f"  HCCL_BUFFSIZE={report.fit.verdict()}", ""]
+    lines += [f"  export HCCL_BUFFSIZE={report.buffsize_mib}", f"  {fit.needs()}"]
+    if fit.mib:
+        return [*lines, f"  HCCL_BUFFSIZE={fit.verdict()}", ""]
     usual = planning.plan(replace(report.request, window_mib=DEFAULT_WINDOW_MIB)).fit
     assert usual is not None
     return [*lines, f"  HCCL_BUFFSIZE is not set: the default of {usual.verdict()}", ""]

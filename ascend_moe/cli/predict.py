@@ -9,6 +9,7 @@ import typer
 from ascend_moe._text import show, table
 from ascend_moe.choices import PREDICTED
 from ascend_moe.cli import options
+from ascend_moe.cli.progress import bar, started
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
 
@@ -54,17 +55,33 @@ def predict(
         cores=cores or 0,
     )
     names = comm_alg.split(",") if comm_alg else []
-    from ascend_moe.timed import report
+    worlds = options.numbers("ranks", ranks)
+    with bar("predictions") as advance:
+        from ascend_moe.timed import Prediction, report
+        from ascend_moe.timed import predict as predicted
 
-    predictions = report.predictions(request, options.numbers("ranks", ranks), names)
-    show(report.as_dict(predictions), as_json, lambda: print("\n".join(report.text(predictions))))
+        pairs = report.asked(request, worlds, names)
+        tell = print if as_json != "-" else _untold
+        tell("\n".join(report.head(pairs[0][0])), flush=True)
+        found: list[Prediction] = []
+        for one, name in pairs:
+            advance(f"EP {one.ranks}, {name}", len(found), len(pairs))
+            found.append(predicted(one, algorithm=name))
+            tell(report.row(found[-1]), flush=True)
+    show(report.as_dict(found), as_json, lambda: print("\n".join(line for one in found for line in report.steps(one))))
+
+
+def _untold(*texts: str, flush: bool) -> None:
+    """Stands for print where JSON is all that is printed."""
 
 
 def _check(as_json: str) -> int:
     from ascend_moe.timed import calibration, report
 
     chosen = calibration.points(calibration.CALIBRATION, calibration.HELD_OUT, "shown")
-    compared = calibration.compare(chosen)
+    with bar("published times") as advance:
+        started("predict", f"{len(chosen)} published times, each predicted anew")
+        compared = calibration.compare(chosen, progress=lambda done: advance("published times", done, len(chosen)))
     held_out = [each for each in compared if each.point.role == calibration.HELD_OUT]
     limit, worst = calibration.held_out_limit(), calibration.errors_of(held_out)
     values = []

@@ -48,6 +48,7 @@ class _Commands(TyperGroup):
         name, _, rest = super().resolve_command(ctx, args)
         ctx.obj = list(rest)
         application: typer.Typer = importlib.import_module(f"ascend_moe.cli.{name}").app
+        application._add_completion = False  # its scripts would complete a program of the command's name
         return name, typer.main.get_command(application), rest
 
     def invoke(self, ctx: Any) -> Any:

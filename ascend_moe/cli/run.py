@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,10 @@ def run(
     ] = "64",
     dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of rows and weights.")] = "bf16",
     quant: options.Quant = "none",
+    hidden: options.Hidden = None,
+    topk: options.TopK = None,
+    experts: options.Experts = None,
+    comm_alg: options.CommAlg = "",
     text: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help=f"The tokens, a byte each; default {DEFAULT_TEXT}."),
@@ -67,7 +72,7 @@ def run(
     from ascend_moe.native import binding
 
     try:
-        config, source, width = _layer(preset_name, checkpoint, layer)
+        config, source, width = _layer(preset_name, checkpoint, layer, (hidden, topk, experts))
         batches = batches_of(batch, ranks)
         wanted, note = _text(text, sum(batches))
         spec = RunSpec(
@@ -87,25 +92,43 @@ def run(
     library.lib()  # what is missing is said in one line, before anything starts
     binding.library()
     head = about(spec, source, backend, width, text.name if text else DEFAULT_TEXT, note)
-    raise typer.Exit(execute(spec, head, backend, as_json))
+    with options.comm_alg_of_ops(comm_alg):
+        raise typer.Exit(execute(spec, head, backend, as_json))
 
 
-def _layer(name: str | None, checkpoint: Path | None, number: int | None) -> tuple[MoEConfig, str, int | None]:
+def _layer(
+    name: str | None, checkpoint: Path | None, number: int | None, shape: tuple[int | None, int | None, int | None]
+) -> tuple[MoEConfig, str, int | None]:
     """The numbers, what they are, and the published width of the experts where they are narrower."""
     if checkpoint is None:
         if number is not None:
             bad("--layer", "it counts the layers of a checkpoint: give --checkpoint too")
         found = preset(name or DEFAULT_PRESET)
-        config, width = found.config(), found.published.moe_intermediate_size
+        width = found.published.moe_intermediate_size
+        hidden, topk, experts = options.shape_of(name, *shape).values()
+        config = replace(found.config(), hidden_size=hidden, top_k=topk, num_experts=experts)
         narrowed = width if config.moe_intermediate_size < width else None
-        return config, f"{name or DEFAULT_PRESET}: {found.about}, random weights", narrowed
+        return (
+            config,
+            f"{name or DEFAULT_PRESET}: {found.about}{_other(found.published, config)}, random weights",
+            narrowed,
+        )
     if name is not None:
         bad("--preset", "the numbers come from --checkpoint: leave one of them out")
+    for option, value in zip(("--hidden", "--topk", "--experts"), shape, strict=True):
+        if value is not None:
+            bad(option, "the numbers come from --checkpoint: leave one of them out")
     if number is None:
         bad("--layer", "say which decoder layer of the checkpoint, from 0")
     from ascend_moe.checkpoint.config import moe_config, read_json
 
     return moe_config(read_json(checkpoint)), f"{checkpoint}: decoder layer {number}", None
+
+
+def _other(published: MoEConfig, config: MoEConfig) -> str:
+    names = {"hidden_size": "H", "top_k": "K", "num_experts": "E"}
+    changed = [short for name, short in names.items() if getattr(published, name) != getattr(config, name)]
+    return f" with another {', '.join(changed)}" if changed else ""
 
 
 def _text(path: Path | None, tokens: int) -> tuple[bytes, str]:

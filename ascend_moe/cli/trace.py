@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ascend_moe._text import filled, table, unwritable, write_whole
+from ascend_moe._text import filled, show, table, unwritable, write_whole
 from ascend_moe.choices import OPS, PICKS, TRACED
 from ascend_moe.cli import options
+from ascend_moe.cli.progress import bar
 from ascend_moe.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def trace(
     experts: options.Experts = None,
     quant: options.Quant = "none",
     op: Annotated[str, typer.Option(metavar="|".join(OPS))] = "both",
-    comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="|".join(TRACED))] = "window",
+    comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="|".join(TRACED))] = "auto",
     repeat: Annotated[
         int, typer.Option("--iterations", "-n", metavar="N", max=100_000, help="Rounds that are recorded.")
     ] = 15,
@@ -39,9 +40,10 @@ def trace(
     seed: Annotated[int, typer.Option(min=0, max=options.MAX_SEED, help="Of inputs and routing.")] = 0,
     soc: Annotated[str, typer.Option(metavar="NAME", help="Predict for this SoC instead of measuring here.")] = "",
     out: Annotated[
-        str, typer.Option(metavar="FILE", help="Trace JSON for ui.perfetto.dev; - for none.")
-    ] = "trace.json",
+        Path | None, typer.Option(metavar="FILE", help="Trace JSON for ui.perfetto.dev; none without it.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture of it, SVG.")] = None,
+    as_json: options.Json = "",
 ) -> None:
     """Run dispatch and combine and show where the time goes.
 
@@ -50,29 +52,65 @@ def trace(
 
     Exit code 0: the files are written. 1: a file could not be. 2: wrong options.
     """
+    for asked_for in (out, plot):  # refused before anything runs
+        if asked_for is not None and (why := unwritable(asked_for)):
+            raise ArgumentError(why, argument="out")
     from ascend_moe.timed import roundtrip
     from ascend_moe.timed.roundtrip import TraceRequest
     from ascend_moe.timeline import chrome, picture
 
     shape = options.shape_of(preset, hidden, topk, experts)
-    show: dict[str, Any] = {"op": op, "algorithm": comm_alg, "repeat": repeat, "pick": pick, "seed": seed}
-    request = TraceRequest(ranks=ranks, batch=batch, quant=quant == "int8", **shape, **show)
-    wanted = [(None if out == "-" else Path(out), chrome.text), (plot, picture.svg)]
-    outputs = [(path, content) for path, content in wanted if path is not None]
-    for path, _ in outputs:  # refused before anything runs
-        if why := unwritable(path):
-            raise ArgumentError(why, argument="out")
-    timeline = roundtrip.predicted(request, soc) if soc else roundtrip.measured(request)
-    print("\n".join(text(timeline)))
-    for path, content in outputs:
+    asked: dict[str, Any] = {"op": op, "algorithm": comm_alg, "repeat": repeat, "pick": pick, "seed": seed}
+    request = TraceRequest(ranks=ranks, batch=batch, quant=quant == "int8", **shape, **asked)
+    with bar("rounds"):
+        timeline = roundtrip.predicted(request, soc) if soc else roundtrip.measured(request)
+    show(as_dict(timeline), as_json, lambda: print("\n".join(text(timeline))))
+    lines: list[str] = []
+    for path, content in ((out, chrome.text), (plot, picture.svg)):
+        if path is None:
+            continue
         try:
             write_whole(path, content(timeline))
         except OSError as problem:
             print(f"ascend-moe trace: {path}: {problem.strerror}", file=sys.stderr)
             raise typer.Exit(1) from None
-        print(f"wrote {path}")
+        lines.append(f"wrote {path}")
         if content is chrome.text:
-            print(f"open it at https://ui.perfetto.dev: Open trace file, {path.resolve()}")
+            lines.append(f"open it at https://ui.perfetto.dev: Open trace file, {path.resolve()}")
+    if lines and as_json != "-":
+        print("\n".join(lines))
+
+
+def as_dict(timeline: Timeline) -> dict[str, Any]:
+    """The summary for JSON; ns as in the timeline."""
+    from ascend_moe.timeline import picture
+    from ascend_moe.timeline.stats import longest_waits, op_runs, phase_rows
+
+    def step(row: Any) -> dict[str, Any]:
+        names = ("working", "worst", "cores", "sync_all", "wait", "bytes")
+        return {"step": picture.phase_name(row.phase), **{name: getattr(row, name) for name in names}}
+
+    def waited(one: Any) -> dict[str, Any]:
+        phase = picture.phase_name(one.wait.phase)
+        return {"rank": one.wait.rank, "for_rank": one.store.rank, "step": phase, "ns": one.wait.ns}
+
+    return {
+        "title": timeline.title,
+        "source": timeline.source,
+        "details": timeline.details,
+        "dropped": timeline.dropped,
+        "ops": [
+            {
+                "op": run.name,
+                "ns": run.ns,
+                "ranks": len(run.ranks),
+                "cores": run.cores,
+                "steps": [step(row) for row in phase_rows(run)],
+                "waits": [waited(one) for one in longest_waits(run)[:3]],
+            }
+            for run in op_runs(timeline)
+        ],
+    }
 
 
 def text(timeline: Timeline) -> list[str]:

@@ -18,6 +18,7 @@ from ascend_moe import settings
 from ascend_moe._text import show
 from ascend_moe.choices import DEVICES, DTYPES
 from ascend_moe.cli import options
+from ascend_moe.cli.progress import bar, started
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.settings import MAX_WORLD
 
@@ -44,6 +45,7 @@ def validate(
     bring_up: Annotated[
         bool, typer.Option("--bringup", help="Instead: probe one by one what new silicon must do.")
     ] = False,
+    comm_alg: options.CommAlg = "",
     as_json: options.Json = "",
 ) -> None:
     """Dispatch and combine on all ranks, every result against the reference, bit for bit.
@@ -59,24 +61,43 @@ def validate(
             raise ArgumentError(f"--dtype {name!r} is none of {', '.join(DTYPES)}", argument="dtype")
     if ranks is not None and not 1 <= ranks <= MAX_WORLD:
         raise ArgumentError(f"--ranks {ranks} must be in 1..{MAX_WORLD}", argument="ranks")
+    own = ["--seed", str(seed), "--extra", str(extra), "--dtype", dtype, *["--bringup"] * bring_up]
+    with options.comm_alg_of_ops(comm_alg):
+        raise typer.Exit(_validate(device, ranks, own, (seed, extra, names), bring_up, as_json))
+
+
+def _validate(
+    device: str,
+    ranks: int | None,
+    own: Sequence[str],
+    drawn: tuple[int, int, tuple[str, ...]],
+    bring_up: bool,
+    as_json: str,
+) -> int:
+    """The command's exit code. ``own``: its options, for ranks that it starts; ``drawn``: what calls are made."""
     from ascend_moe import validate as validation
     from ascend_moe.validate import bringup
     from ascend_moe.validate.cases import matrix
 
     here = validation.find(device)
     os.environ.setdefault(settings.TIMEOUT_S.name, DEFAULT_TIMEOUT_S)
-    own = ["--seed", str(seed), "--extra", str(extra), "--dtype", dtype, *["--bringup"] * bring_up]
     if validation.under_torchrun():
-        raise typer.Exit(_rank(here, lambda world: matrix(world, seed, extra, names), bring_up, as_json))
+        return _rank(here, lambda world: matrix(world, *drawn), bring_up, as_json)
     if here.kind == "npu":
-        raise typer.Exit(_start(here, ranks, own, bring_up, as_json))
+        started("validate", here.about)
+        return _start(here, ranks, own, bring_up, as_json)
     if bring_up:
         ranks = ranks or 2
-        about, findings = f"{here.about}, {ranks} ranks", bringup.on_threads(ranks)
-        raise typer.Exit(_report(about, findings, as_json))
+        started("validate", f"{here.about}: every probe on {ranks} ranks")
+        return _report(f"{here.about}, {ranks} ranks", bringup.on_threads(ranks), as_json)
     ranks = ranks or DEFAULT_RANKS
-    outcome = validation.threads(ranks, matrix(ranks, seed, extra, names))
-    raise typer.Exit(_print({"text": validation.text(outcome), **outcome.as_dict()}, as_json))
+    cases = matrix(ranks, *drawn)
+    started("validate", f"{len(cases)} calls of dispatch and combine on {ranks} ranks, {here.about}")
+    with bar("results of rank 0") as advance:
+        most = 2 * len(cases)  # and some errors, so about that many
+        progress = lambda done: advance("results of rank 0", done, max(done, most))  # noqa: E731
+        outcome = validation.threads(ranks, cases, progress)
+    return _print({"text": validation.text(outcome), **outcome.as_dict()}, as_json)
 
 
 def _rank(device: validation.Device, choose: validation.Choose, bring_up: bool, as_json: str) -> int:

@@ -34,11 +34,15 @@ _PLAIN_WIDTH = 100  # columns where the output is no terminal
 
 
 def execute(spec: RunSpec, head: Sequence[str], backend: str = "threads", as_json: str = "") -> int:
-    """Runs it and tells the report as ``_text.show`` does. ``head``: sentences about it, printed first.
+    """Runs it and tells the report as ``_text.show`` does. ``head``: sentences about it, printed at once.
 
     Returns 0 for PASS, 1 for FAIL or an error of the run.
     """
     start = time.perf_counter()
+    if as_json != "-":
+        for sentence in head:
+            _console().print(sentence, markup=False, highlight=False)
+        sys.stdout.flush()
     try:
         with _bar() as progress:
             records = (run_threads if backend == "threads" else run_processes)(spec, progress)
@@ -124,7 +128,6 @@ def _tell(error: AscendMoeError, head: Sequence[str], as_json: str) -> None:
     text = f"{type(error).__name__}: {error}"
 
     def tell() -> None:
-        print("\n".join(head))
         for rank, other in sorted(error.others.items()):
             if str(other) != str(error):
                 print(f"rank {rank} raised {type(other).__name__}: {other}", file=sys.stderr)

@@ -77,6 +77,7 @@ class Report:
                 "used_mib": self.window_bytes() / _MIB,
                 "needed_mib": first.needed_mib,
             },
+            "algorithms": [one.algorithms for one in self.records],
             "iterations": spec.iterations,
             "phase_ms": self.phase_ms(),
             "checks": [asdict(check) for check in self.verdict.checks],
@@ -88,9 +89,7 @@ class Report:
         }
 
     def show(self, console: Console) -> None:
-        """Prints the report."""
-        for sentence in self.head:
-            console.print(sentence, markup=False, highlight=False)
+        """Prints the report below its head."""
         self._title(console, "Tokens per expert and rank")
         for line in render(self.counts, console.width):
             console.print(line, no_wrap=True, crop=False)

@@ -19,9 +19,9 @@ from ..errors import need, need_one_of, with_typed_errors
 from ..plan import Request
 from ..plan.soc import cost_table
 from ..plan.soc import soc as soc_named
-from .world import ALGORITHMS, OpPrediction, TimedWorld, runnable
+from .world import ALGORITHMS, OpPrediction, TimedWorld, check, runnable
 
-__all__ = ["ALGORITHMS", "OpPrediction", "Prediction", "predict", "runnable"]
+__all__ = ["ALGORITHMS", "OpPrediction", "Prediction", "check", "predict", "runnable"]
 
 
 @dataclass(frozen=True)

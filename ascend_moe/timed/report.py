@@ -5,23 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascend_moe._text import filled, table
+from ascend_moe._text import filled
 from ascend_moe.errors import need_one_of
 from ascend_moe.plan import Request
-from ascend_moe.timed import ALGORITHMS, OpPrediction, Prediction, calibration, predict, runnable
+from ascend_moe.plan.soc import soc
+from ascend_moe.timed import ALGORITHMS, OpPrediction, Prediction, calibration, check, predict, runnable
 
 ERROR_HEAD = ["published time", "us", "model us", "error", "role", "trust"]
 
 
-def predictions(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = ()) -> list[Prediction]:
-    """A prediction an algorithm and number of ranks; no algorithm named: all that can run there."""
+def asked(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = ()) -> list[tuple[Request, str]]:
+    """Configuration and algorithm of every prediction: no algorithm named: all that can run there.
+
+    Raises:
+        ArgumentError: one of them cannot be predicted.
+    """
     for name in algorithms:
         need_one_of("algorithm", name, ALGORITHMS)
-    return [
-        predict(request, world=world, algorithm=name)
-        for world in worlds
-        for name in algorithms or runnable(replace(request, ranks=world))
-    ]
+    requests = [replace(request, ranks=world, cores=request.cores or soc(request.soc).aiv) for world in worlds]
+    pairs = [(one, name) for one in requests for name in algorithms or runnable(one)]
+    for one, name in pairs:
+        check(one, name)
+    return pairs
+
+
+def predictions(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = ()) -> list[Prediction]:
+    """The predictions that are ``asked``, all at once."""
+    return [predict(one, algorithm=name) for one, name in asked(request, worlds, algorithms)]
 
 
 def banner() -> str:
@@ -33,34 +43,46 @@ def banner() -> str:
     )
 
 
-def text(predicted: Sequence[Prediction]) -> list[str]:
-    """The predictions in lines: times, then where each went."""
-    request = predicted[0].request
+_COLUMNS = {
+    "EP": 3, "algorithm": 10, "dispatch": 9, "combine": 9, "SyncAlls": 8, "link": 4,
+    "MTE": 4, "V": 4, "S": 4, "SyncAll": 7, "wait": 4,
+}  # fmt: skip
+"""Head and width of every column: rows are printed as they come, so no later one may widen a column."""
+
+
+def head(request: Request) -> list[str]:
+    """What is predicted, and the first line of the table."""
     rows = "int8 rows in dispatch" if request.quant else "bf16 rows"
     about = (
         f"{request.soc}, {request.cores} cores, BS {request.batch}, H {request.hidden}, K {request.topk}, "
         f"E {request.experts}, {rows}, contract {request.contract}"
     )
     lines = [*filled(about.split()), *filled(banner().split()), "", "us of dispatch and combine"]
-    shares = ["MTE", "V", "S", "SyncAll", "wait"]
-    head = ["EP", "algorithm", "dispatch", "combine", "SyncAlls", "link", *shares]
-    body = [
-        [
-            one.request.ranks,
-            one.algorithm,
-            f"{one.dispatch_us:.1f}",
-            f"{one.combine_us:.1f}",
-            *_sync_alls(one),
-            *_use(one),
-        ]
-        for one in predicted
-    ]
-    lines += table([head, *body], "")
-    for each in predicted:
-        lines += ["", f"EP {each.request.ranks}, {each.algorithm}: steps on the critical path, us"]
-        for name, op in _ops(each):
-            lines += filled([f"{step} {us:.1f}" for step, us in op.phases.items()], f"  {name:<8}  ", "  ")
+    return [*lines, _line([*_COLUMNS])]
+
+
+def row(one: Prediction) -> str:
+    """A line of the table."""
+    times = [f"{one.dispatch_us:.1f}", f"{one.combine_us:.1f}"]
+    return _line([str(one.request.ranks), one.algorithm, *times, *_sync_alls(one), *_use(one)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return " ".join(cell.ljust(width) for cell, width in zip(cells, _COLUMNS.values(), strict=True)).rstrip()
+
+
+def steps(each: Prediction) -> list[str]:
+    """Where its time goes, in lines."""
+    lines = ["", f"EP {each.request.ranks}, {each.algorithm}: steps on the critical path, us"]
+    for name, op in _ops(each):
+        lines += filled([f"{step} {us:.1f}" for step, us in op.phases.items()], f"  {name:<8}  ", "  ")
     return lines
+
+
+def text(predicted: Sequence[Prediction]) -> list[str]:
+    """The predictions in lines: times, then where each went."""
+    lines = [*head(predicted[0].request), *map(row, predicted)]
+    return [*lines, *(line for each in predicted for line in steps(each))]
 
 
 def _ops(predicted: Prediction) -> list[tuple[str, OpPrediction]]:

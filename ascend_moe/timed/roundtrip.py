@@ -38,7 +38,7 @@ class TraceRequest:
     experts: int = 256
     quant: bool = False
     op: str = "both"
-    algorithm: str = "window"
+    algorithm: str = "auto"
     repeat: int = 15
     pick: str = "p10"
     seed: int = 0
@@ -84,7 +84,11 @@ def measured(request: TraceRequest) -> Timeline:
 
 def predicted(request: TraceRequest, soc: str) -> Timeline:
     """The timeline of one dispatch and the combine after it, of the timed engine's model of ``soc``."""
-    found = predict(_plan_request(request), soc, algorithm=request.algorithm, events=PREDICTED_EVENTS)
+    call, algorithm = _plan_request(request), request.algorithm
+    if algorithm == "auto":  # as the ops choose
+        ops_plans = plan.plan(replace(call, soc=soc)).ops
+        algorithm = ops_plans["dispatch"].algorithm if ops_plans else "window"
+    found = predict(call, soc, algorithm=algorithm, events=PREDICTED_EVENTS)
     events: list[Event] = []
     start = 0.0
     dropped = 0
@@ -130,7 +134,7 @@ def _inputs(request: TraceRequest, rank: int) -> tuple[torch.Tensor, torch.Tenso
 def _round_trip(
     request: TraceRequest, rank: int, group_ep: str, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
 ) -> None:
-    comm_alg = "window" if request.algorithm == "window" else "direct"
+    comm_alg = "direct" if request.algorithm == "zero-copy" else request.algorithm
     place = (group_ep, request.ranks, rank)
     sent = ops.npu_moe_distribute_dispatch_v2(
         x, ids, *place, request.experts, quant_mode=2 if request.quant else 0, comm_alg=comm_alg

@@ -111,29 +111,39 @@ class OpPrediction:
         return sums
 
 
+def check(request: Request, algorithm: str) -> None:
+    """Nothing where the algorithm takes the configuration; it runs nothing.
+
+    Raises:
+        ArgumentError: it does not.
+    """
+    comm_alg, kernel, _ = ALGORITHMS[algorithm]
+    most = soc_named(request.soc).aiv
+    need(request.cores <= most, "cores", "is {}; {} has {}", request.cores, request.soc, most)
+    planning.require(replace(request, comm_alg=comm_alg, equal_batches=True))
+    if kernel and (request.smooth or request.weights):
+        raise ArgumentError(
+            f"algorithm is {algorithm!r}, a model without smooth scales and without expert_scales in dispatch: use "
+            "'window' or 'direct'",
+            argument="algorithm",
+        )
+    if kernel and (servers := _rdma_share(request)):
+        raise ArgumentError(
+            f"algorithm is {algorithm!r}, a model of stores to every window; {request.ranks} ranks with "
+            f"{servers} a server need RDMA: use 'window'",
+            argument="algorithm",
+        )
+
+
 class TimedWorld:
     """All ranks of a configuration with windows of their own. ``outputs`` are by op and rank."""
 
     def __init__(self, request: Request, algorithm: str, seed: int, payload: bool) -> None:
         comm_alg, self._kernel, self._lent = ALGORITHMS[algorithm]
+        check(request, algorithm)
         self.request = replace(request, comm_alg=comm_alg, equal_batches=True)
-        most = soc_named(request.soc).aiv
-        need(request.cores <= most, "cores", "is {}; {} has {}", request.cores, request.soc, most)
-        planning.require(self.request)
-        if self._kernel and (request.smooth or request.weights):
-            raise ArgumentError(
-                f"algorithm is {algorithm!r}, a model without smooth scales and without expert_scales in dispatch: use "
-                "'window' or 'direct'",
-                argument="algorithm",
-            )
         self.payload, self._library = payload, timed_library()
         self._servers = _rdma_share(request)
-        if self._servers and self._kernel:
-            raise ArgumentError(
-                f"algorithm is {algorithm!r}, a model of stores to every window; {request.ranks} ranks with "
-                f"{self._servers} a server need RDMA: use 'window'",
-                argument="algorithm",
-            )
         self.routing = Routing(request, seed)
         self._window_mib = 2 * planning.window_need(request)["buffsize_mib"] + 64
         if self._kernel:  # the model's slots are sized for the worst case

@@ -23,7 +23,7 @@ import transformers
 import typer
 from hf_models import LAYER, save
 
-from ascend_moe import cli, demo, validate
+from ascend_moe import cli, demo, timed, validate
 from ascend_moe.checkpoint.config import moe_config
 from ascend_moe.demo import report
 from ascend_moe.demo.check import verify
@@ -341,6 +341,16 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("kernels", [*KERNELS, "-k", "33"], "topk is 33; need 1..32"),
         ("kernels", [*KERNELS, "-e", "1024", "--hidden", "16384"], "weights of"),
         ("explore", ["--seed", str(2**63)], "'--seed'"),
+        ("explore", ["--case", "zzz"], "'--case' 'zzz' is no part of a case"),
+        ("explore", ["--case", "w65"], "'--case' world is 65, it must be in 1..64"),
+        ("run", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct"),
+        ("bench", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct"),
+        ("validate", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct"),
+        ("run", ["--checkpoint", ".", "--layer", "1", "--topk", "2"], "'--topk' the numbers come from --checkpoint"),
+        ("run", ["-p", "tiny", "-k", "17"], "17"),
+        ("bench", ["-p", "tiny", "--hidden", "7"], "H = 7"),
+        ("bench", ["-p", "tiny", "-k", "33", "-e", "64"], "K = 33"),
+        ("bench", ["-p", "tiny", "-e", "0"], "experts"),
         ("trace", ["-p", "tiny", "--out", "/nowhere/t.json"], "/nowhere"),
         ("trace", ["-p", "tiny", "--out", "/dev/full"], "/dev/full is a link or no regular file"),
         ("trace", ["-p", "tiny", "--plot", "link"], "link is a link or no regular file"),
@@ -401,7 +411,76 @@ def test_ctrl_c_ends_a_command_in_one_line(words: list[str]) -> None:
             _, said = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert (process.returncode, said) == (130, f"ascend-moe {words[0]}: interrupted\n")
+    *before, last = said.splitlines()  # before: what it began, where stderr is no terminal
+    assert (process.returncode, last) == (130, f"ascend-moe {words[0]}: interrupted")
+    assert len(before) <= 1 and all(line.startswith(f"ascend-moe {words[0]}: ") for line in before)
+
+
+# ---- what commands have in common
+
+
+@pytest.mark.parametrize("option", ["--install-completion", "--show-completion"])
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_no_command_offers_completion(command: str, option: str) -> None:
+    """Its scripts would complete a program of the command's name, which there is not."""
+    words = [command] if command else []
+    code, out, err = commands.said(*words, option)
+    assert code == 2 and out == "" and f"No such option: {option}" in err
+
+
+def test_plan_ends_where_no_window_would_help() -> None:
+    code, out, _ = commands.said("plan", "--ranks", "100")
+    assert code == 1 and out.splitlines()[-1].startswith("not possible: ep_world_size is 100")
+
+
+def test_trace_writes_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = ("trace", "-p", "tiny", "-b", "4", "-n", "1")
+    code, out, _ = commands.said(*base, "--json")
+    found = json.loads(out)
+    assert (
+        code == 0
+        and found["title"].startswith("auto: ")
+        and [one["op"] for one in found["ops"]]
+        == [
+            "dispatch",
+            "combine",
+        ]
+    )
+    assert all(one["ns"] > 0 and one["steps"] for one in found["ops"]) and not list(tmp_path.iterdir())
+    assert commands.said(*base, "--out", "t.json").code == 0 and [each.name for each in tmp_path.iterdir()] == [
+        "t.json"
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_comm_alg_is_what_the_ops_run(algorithm: str) -> None:
+    found = run_json(
+        "--iterations", "1", "--batch", "3", "-k", "2", "-e", "8", "--hidden", "64", "--comm-alg", algorithm
+    )
+    assert {name for of_rank in found["algorithms"] for name in of_rank.values()} == {algorithm} and os.environ.get(
+        "ASCEND_MOE_COMM_ALG"
+    ) is None
+    assert [found["config"][name] for name in ("top_k", "num_experts", "hidden_size")] == [2, 8, 64]
+    assert commands.said("validate", "-r", "1", "--extra", "0", "--dtype", "bf16", "--comm-alg", algorithm).code == 0
+
+
+def test_predictions_are_printed_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    predict, printed = timed.predict, list[str]()
+
+    def late(*args: Any, **named: Any) -> timed.Prediction:
+        printed.append(sys.stdout.getvalue())  # type: ignore[attr-defined]
+        return predict(*args, **named)
+
+    monkeypatch.setattr(timed, "predict", late)
+    names = "window,direct"
+    assert commands.said("predict", *PREDICT, "--comm-alg", names).code == 0
+    rows = [[line.split()[:2] for line in text.splitlines() if line[:1] in ("2", "4")] for text in printed]
+    wanted = [[ranks, name] for ranks in "24" for name in names.split(",")]
+    assert rows == [wanted[:done] for done in range(4)]
+    printed.clear()
+    code, out, err = commands.said("predict", *PREDICT[2:], "--ranks", "2,3", "--comm-alg", names)
+    assert (code, out, printed) == (2, "", []) and "moe_expert_num" in err  # before the first is predicted
 
 
 # ---- hostile values

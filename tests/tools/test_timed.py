@@ -320,7 +320,7 @@ def test_the_fitted_pair_is_the_plausible_one_with_the_least_calibration_error()
 def off_by(error: float) -> Callable[..., list[Compared]]:
     """In place of ``calibration.compare``: all of the model's times are off by this much."""
 
-    def compare(chosen: list[Point], costs: object = None) -> list[Compared]:
+    def compare(chosen: list[Point], costs: object = None, progress: object = None) -> list[Compared]:
         return [Compared(point, point.us * (1 + error)) for point in chosen]
 
     return compare

@@ -257,7 +257,20 @@ def test_the_picture_stands_alone(measured: Timeline, which: str) -> None:
 
 def test_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     names = {kind: tmp_path / f"t.{kind}" for kind in ("json", "svg")}
-    argv = ["-p", "tiny", "--ranks", "4", "--batch", "4", "--iterations", "3", "--out", str(names["json"])]
+    argv = [
+        "-p",
+        "tiny",
+        "--ranks",
+        "4",
+        "--batch",
+        "4",
+        "-n",
+        "3",
+        "--comm-alg",
+        "window",
+        "--out",
+        str(names["json"]),
+    ]
     code = commands.run("trace", [*argv, "--plot", str(names["svg"])])
     printed = capfd.readouterr().out
     assert code == 0 and f"[{MEASURED}]" in " ".join(printed.split()) and "LocalWindowCopy" in printed

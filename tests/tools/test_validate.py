@@ -228,7 +228,7 @@ def test_without_typer_and_rich(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name}', name={name!r})\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = start([sys.executable, "-m", "ascend_moe", "plan"], tmp_path, PYTHONPATH=path)
-    text = "ascend-moe plan needs typer, which is not installed: pip install typer rich safetensors\n"
+    text = "ascend-moe plan needs typer, which is not installed: pip install 'ascend_moe[cli]'\n"
     assert (done.communicate(timeout=200)[0], done.returncode) == (text, 1)
     monkeypatch.setitem(sys.modules, "typer", None)
     monkeypatch.delitem(sys.modules, "ascend_moe.cli.root", raising=False)

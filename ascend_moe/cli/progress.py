@@ -1,0 +1,36 @@
+"""What a command shows while it works: a bar on a terminal; a first line where stderr is a pipe or a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+#: advance(text, done, total)
+Advance = Callable[[str, int, int], None]
+
+
+@contextmanager
+def bar(text: str) -> Iterator[Advance]:
+    """A bar on stderr where that is a terminal, gone afterwards; it runs from now on, before anything is done."""
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    shown = console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+        task = progress.add_task(text, total=None)
+        yield lambda now, done, total: progress.update(task, description=now, completed=done, total=total)
+
+
+def started(command: str, text: str) -> None:
+    """One line on stderr that says what now takes its time, where no bar does."""
+    if not sys.stderr.isatty():
+        print(f"ascend-moe {command}: {text}", file=sys.stderr, flush=True)
