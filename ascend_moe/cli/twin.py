@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import ArgumentError, LibraryError, TwinBuildError
+
+if TYPE_CHECKING:
+    from ..twin import Kernels
 
 app = typer.Typer(no_args_is_help=True, help="AscendC kernels of your own on the CPU.")
 
@@ -42,15 +45,14 @@ def build_command(
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
     typer.echo(str(path))
-    for name in kernels.names:
-        typer.echo(f"  {name}({', '.join(kernels.parameters(name))})")
+    _show(kernels, "  ")
 
 
 @app.command("list")
 def list_command(
     library: Annotated[Path, typer.Argument(help="What build made.", exists=True, dir_okay=False)],
 ) -> None:
-    """Show the kernels of a library and their parameters."""
+    """Show the kernels of a library, their parameters, and the tiling keys of templates."""
     from ..twin import load
 
     try:
@@ -58,5 +60,12 @@ def list_command(
     except (ArgumentError, LibraryError, TwinBuildError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
+    _show(kernels)
+
+
+def _show(kernels: Kernels, indent: str = "") -> None:
+    """Prints each kernel with its parameters; below a template its tiling keys."""
     for name in kernels.names:
-        typer.echo(f"{name}({', '.join(kernels.parameters(name))})")
+        typer.echo(f"{indent}{name}({', '.join(kernels.parameters(name))})")
+        for key, arguments in kernels.tiling_keys(name).items():
+            typer.echo(f"{indent}  {key}: {', '.join(f'{one}={value}' for one, value in arguments.items())}")

@@ -222,6 +222,9 @@ HABITS: dict[int, tuple[str, str, list[float]]] = {
     26: (f"Adds: {OVERLAPPED}", "illegal argument", [*X[:8], *X[:16] + 1, *X[24:]]),
     27: (f"ReduceSum: {OVERLAPPED}", "illegal argument", [*X[:40], X.sum(), *X[41:]]),
     28: (f"CompareScalar: {OVERLAPPED}", "illegal argument", [np.frombuffer(b"\x7f\0\0\0", "f4")[0]]),
+    30: ("blockLen 6 is not a multiple of the 4-byte element", "illegal argument", []),
+    31: ("Cast: destination and source overlap, and repeat 0 overwrites what later ones read", "illegal argument", []),
+    32: (f"ReduceMax: {OVERLAPPED}", "illegal argument", [*X[:40], 47, *X[41:]]),
     29: ("CompareScalar of 65 elements: whole 256 bytes only", "illegal argument", []),
 }
 

@@ -117,6 +117,13 @@ def test_keys_are_listed_and_others_are_refused_by_name() -> None:
         with pytest.raises(ArgumentError, match=said):
             template.launch("template_key", [x, x, x, None], tiling(64), 1, key)
     assert kernels("plain_key").tiling_keys("plain_key") == {}
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from ascend_moe.cli.twin import app
+
+    shown = CliRunner().invoke(app, ["list", str(twin.build(KERNELS / "template_key.cpp"))]).output
+    assert f"  {HALF_KEY}: D_T=half, HAS_MASK=0, SCALE=3, FORMAT=2, KIND=20, CORES=0\n" in shown
 
 
 def test_some_instances_alone_are_built(tmp_path: Path) -> None:

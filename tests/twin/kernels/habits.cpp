@@ -44,6 +44,13 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
     if (TILING_KEY_IS(26)) Adds(row[8], row, 1.0f, static_cast<uint64_t>(16), 1, {1, 1, 2, 2});
     if (TILING_KEY_IS(27)) ReduceSum(row[40], row, words, 48);
     LocalTensor<float> flags = longer.Get<float>();
+    if (TILING_KEY_IS(30)) DataCopyPad(words, Gm<float>(x), DataCopyExtParams{1, 6, 0, 0, 0}, {false, 0, 0, 0.0f});
+    if (TILING_KEY_IS(31)) {
+        Duplicate(flags, 0.0f, 256);
+        PipeBarrier<PIPE_V>();
+        Cast(flags, flags.ReinterpretCast<half>()[16], RoundMode::CAST_NONE, 128);
+    }
+    if (TILING_KEY_IS(32)) ReduceMax(row[40], row, words, 48);
     if (TILING_KEY_VAR >> 32 ==
         1) {  // a call over 256 elements: which, by how many blocks its operands are apart, count
         const uint32_t call = TILING_KEY_VAR >> 24 & 3, apart = 8 * (TILING_KEY_VAR >> 12 & 31);
@@ -67,7 +74,7 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
         SyncFunc<HardEvent::V_MTE3>();
         DataCopy(Gm<float>(y), TILING_KEY_IS(28) ? flags[40] : words, 8);
     }
-    if (TILING_KEY_IS(25) || TILING_KEY_IS(26) || TILING_KEY_IS(27)) {
+    if (TILING_KEY_IS(25) || TILING_KEY_IS(26) || TILING_KEY_IS(27) || TILING_KEY_IS(32)) {
         SyncFunc<HardEvent::V_MTE3>();
         DataCopy(Gm<float>(y), row, 48);
     }
