@@ -158,14 +158,14 @@ def vendor_headers_directory() -> Path:
 
     Written once into the cache, from the list in twin/include/vendor_headers.txt.
     """
-    table = (include_directory() / "vendor_headers.txt").read_text()
+    headers = vendor_headers((include_directory() / "vendor_headers.txt").read_text())
 
     def write(scratch: Path) -> None:
-        for name, text in vendor_headers(table).items():
+        for name, text in headers.items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             (scratch / name).write_text(text)
 
-    folder = cached("twin", f"vendor-headers-{digest_of(table)}")
+    folder = cached("twin", f"vendor-headers-{digest_of(str(headers))}")
     if not folder.is_dir():
         fill_folder(folder, write)
     return folder
@@ -184,7 +184,7 @@ def vendor_headers(table: str) -> dict[str, str]:
                 path = f"{'' if folder == '.' else folder}{name}.h"
                 if target == "kernel_operator.h" and folder.startswith(("adv_api/", "basic_api/", "utils/")):
                     headers[f"include/{path}"] = f'#pragma once\n\n#include "{target}"\n'
-                why = f"#error {path}: {target.removeprefix('refused: ')}"
+                why = f'#error "{path}: {target.removeprefix("refused: ")}"'
                 body = why if target.startswith("refused: ") else f'#include "{target}"'
                 headers[path] = f"#pragma once\n\n{body}\n"
     return headers
