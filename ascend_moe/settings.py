@@ -28,6 +28,7 @@ DEFAULT_WINDOW_MIB = 200  # as in CANN
 DEFAULT_TIMEOUT_S = 60.0
 CONTEXTS = ("table", "a3", "a2")  # by number, as in op_kernel/protocol/tiling.h
 ENGINES = ("fast", "checked")
+LOG_LEVELS = ("debug", "info", "warning")
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,16 @@ ENGINE = Setting(
     error=LibraryError,
 )
 
+LOG = Setting(
+    "ASCEND_MOE_LOG",
+    _choice(*LOG_LEVELS),
+    "warning",
+    f"one of {', '.join(LOG_LEVELS)}",
+    "records of the logger `ascend_moe` that go to stderr; `info`: windows, algorithms, builds; `debug`: every op; "
+    "read when windows open",
+    "not set: Python's `logging` decides",
+)
+
 # ---- the C++ of the twin reads these
 
 ISA = Setting(
@@ -279,7 +290,7 @@ VALIDATE_OUTCOME = _path(
 TABLE: dict[str, tuple[Setting[Any], ...]] = {
     "How the ops run": (
         HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, NEAR_STORES, CONTEXT,
-        CHECK_PAIRS, ENGINE,
+        CHECK_PAIRS, ENGINE, LOG,
     ),
     "How the twin runs": (ISA, FORWARD, SEED),
     "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE),

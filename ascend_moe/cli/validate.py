@@ -76,6 +76,7 @@ def _validate(
 ) -> int:
     """The command's exit code. ``own``: its options, for ranks that it starts; ``drawn``: what calls are made."""
     from ascend_moe import validate as validation
+    from ascend_moe.native import binding, library
     from ascend_moe.validate import bringup
     from ascend_moe.validate.cases import matrix
 
@@ -90,6 +91,8 @@ def _validate(
         ranks = ranks or 2
         started("validate", f"{here.about}: every probe on {ranks} ranks")
         return _report(f"{here.about}, {ranks} ranks", bringup.on_threads(ranks), as_json)
+    library.lib()  # what is missing is said before anything starts
+    binding.library()
     ranks = ranks or DEFAULT_RANKS
     cases = matrix(ranks, *drawn)
     started("validate", f"{len(cases)} calls of dispatch and combine on {ranks} ranks, {here.about}")

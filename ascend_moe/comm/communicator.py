@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ascend_moe import log
 from ascend_moe.comm.lent import LentMemory, no_room
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.native import binding, library
@@ -128,6 +129,7 @@ class Communicator(GroupEnd):
             near_stores=near,
             of_process_group=alive is not None,
         )
+        log.opened(name, rank, self.world, data_bytes // MIB, lent_bytes // MIB)
 
     @property
     def handle(self) -> int:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import logging
 import os
 import runpy
 import shutil
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import settings
+from .. import log, settings
 from ..errors import LibraryError
 
 BUILD_SECONDS = 1800.0  # after that a build, or the wait for another process's build, is given up
@@ -241,7 +242,8 @@ def _lock(path: Path, part: Part) -> Iterator[None]:
 
 def tell(text: str) -> None:
     """One line to the user, who waits for a build."""
-    print(f"ascend_moe: {text}", file=sys.stderr, flush=True)
+    log.configure()
+    log.say(logging.WARNING, "%s", text)  # seen without any setting: it is why nothing happens for so long
 
 
 def _tool(name: str) -> str | None:

@@ -47,6 +47,14 @@ def kept(error: RuntimeError) -> BaseException:
     return found if found is not None and str(error).startswith(_here.text.value.decode()) else error
 
 
+def take_fresh() -> bool:
+    """Whether the library has asked for settings in this thread since the last look: no equal call came before."""
+    fresh = getattr(_here, "fresh", False)
+    if fresh:
+        _here.fresh = False
+    return fresh
+
+
 def raise_kept(error: RuntimeError) -> None:
     """Raises that, if anything was kept; else returns."""
     found = kept(error)
@@ -92,6 +100,7 @@ def _text(address: int, size: int) -> str:
 
 def _settings(pointer: Any, answer: Any) -> None:
     call, told = pointer.contents, answer.contents
+    _here.fresh = True
     binding.use_engine()
     algorithm = calls.comm_algorithm(_text(call.comm_alg, call.comm_alg_bytes))
     cores, deadline = calls.core_count(), getattr(_here, "deadline", None) or timeout_s()

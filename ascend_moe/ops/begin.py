@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 
 from ..native import binding
-from . import answers, npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2
+from . import answers, npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2, recorder
 from .begin_traced import Halves
 from .registration import NotDifferentiable, wants_gradient
 
@@ -30,6 +30,7 @@ class OpenCall(Generic[R]):
         self._name, self._outputs, self._opened = name, outputs, opened
         self._needing_grad = needing_grad
         self._failure: BaseException | None = None
+        self._call = recorder.last()
 
     def finish(self) -> R:
         """Waits for the other ranks, ASCEND_MOE_TIMEOUT_S from now on at most; returns the op's outputs.
@@ -43,6 +44,8 @@ class OpenCall(Generic[R]):
                 self._opened.finish()
             except RuntimeError as error:
                 self._failure = failure = answers.kept(error)
+                if self._call is not None:
+                    recorder.fail(self._call, failure)
                 raise failure from failure.__cause__
             self._opened = None
             if self._needing_grad:

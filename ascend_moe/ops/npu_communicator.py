@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .. import comm, settings
+from .. import comm, log, settings
 from ..comm import servers
 from ..comm.communicator import GroupEnd, take_number
 from ..comm.lent import LentMemory, no_room
@@ -125,6 +125,7 @@ class NpuCommunicator(GroupEnd):
             on_npu=True,
             of_process_group=True,
         )
+        log.opened(name, self.rank, self.world, self.data_bytes // MIB, lent_mib)
         words = calls.error_record_words()
         self.record = torch.zeros(words, dtype=torch.int32, device=device)
         self._host = torch.zeros(words, dtype=torch.int32).pin_memory()

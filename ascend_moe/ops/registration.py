@@ -21,6 +21,7 @@ from .._torch_npu import resolve_dtype
 from ..errors import ArgumentError, AscendMoeError, LibraryError, unknown_argument, unknown_name
 from ..native import binding
 from . import answers, calls
+from . import recorder as record
 from .pairs import Pairs
 from .schemas import NAMESPACE, SCHEMAS, schema_of
 
@@ -135,9 +136,21 @@ class _Op(Operator):
 
     def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call`` of torch, with errors of their own classes."""
-        dispatches = self.code == calls.OP_DISPATCH
+        dispatches, recorder = self.code == calls.OP_DISPATCH, record.Recorder(self.name, self.names)
 
         def op(*args: Any, **kwargs: Any) -> Any:
+            made = recorder.begin(args, kwargs)
+            if made is None:
+                return checked(*args, **kwargs)
+            try:
+                outputs = checked(*args, **kwargs)
+            except BaseException as error:
+                record.fail(made, error)
+                raise
+            record.end(made, answers.take_fresh())
+            return outputs
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
             if not dispatches:  # looks at the environment no second time
                 return self._second(run, args, kwargs) if _pairs else run(*args, **kwargs)
             if settings.CHECK_PAIRS.is_set() and settings.CHECK_PAIRS.get() == "1":

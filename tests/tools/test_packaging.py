@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import logging
 import multiprocessing
 import os
 import re
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 
 import ascend_moe
+from ascend_moe import log
 from ascend_moe.errors import LibraryError
 from ascend_moe.native import binding, build, library
 
@@ -231,18 +233,19 @@ def calls(fast: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", build.PARTS)
-def test_a_part_is_built_once_and_told(name: str, fast: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_is_built_once_and_told(name: str, fast: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = build.built_part(name, SOURCES, fast)
     assert made.name == build.PARTS[name].outputs[-1] and made.exists()
     assert (made.parent / fast.name).resolve() == fast
-    lines = capsys.readouterr().err.splitlines()
+    lines, told = list(caplog.messages), len(caplog.messages)
+    assert {record.levelname for record in caplog.records} == {"WARNING"}  # seen without any setting
     assert lines[0].startswith(f"ascend_moe: builds {build.PARTS[name].title} into ") and "about" in lines[0]
     assert build.built_part(name, SOURCES, fast) == made
     assert build.build_folder(SOURCES, fast.with_name("other.so")) != made.parent
     configure, compiling = calls(fast)
     assert f"-D{build.PARTS[name].option}=ON" in configure and "-DASCEND_MOE_TORCH=OFF" in configure
     assert f"--target {build.PARTS[name].target}" in compiling
-    assert capsys.readouterr().err == ""
+    assert len(caplog.messages) == told
 
 
 def test_a_cache_that_others_can_write_is_refused(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +291,10 @@ def test_what_is_loaded_is_what_was_built(fast: Path, tmp_path: Path) -> None:
         build.sound(folder / "a.so")
 
 
-def test_two_processes_build_once(fast: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_processes_build_once(
+    fast: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log.logger, "handlers", [logging.StreamHandler(sys.__stderr__)])
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(2, mp_context=context) as pool:
         made = [pool.submit(build.built_part, "checked", SOURCES, fast) for _ in range(2)]

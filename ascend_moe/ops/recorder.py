@@ -1,0 +1,142 @@
+"""The flight recorder: the last calls of every rank, without their tensors, for the day when a rank does not come.
+
+A call adds a few names and shapes to a ring. They are written to a file when an op raises CommTimeout or PeerLost, and
+each call is a record of the log where that is at debug.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from .. import comm, log, settings
+from ..errors import AscendMoeError, CommTimeout, PeerLost
+
+KEPT = 200  # calls of a rank
+_MOST_RINGS = 256
+_rings: dict[tuple[str, int], deque[Call]] = {}  # by group and rank
+_numbers: dict[tuple[str, int], itertools.count[int]] = {}
+_algorithms: dict[tuple[str, int], dict[str, str]] = {}  # of each op, as it was last logged
+_here = threading.local()  # .last: this thread's last call
+
+
+class Call:
+    """One call of one rank, while it runs and afterwards. ``tensors``: place among the op's arguments, dtype, shape."""
+
+    __slots__ = ("began", "comm_alg", "group", "micros", "number", "op", "outcome", "rank", "tensors", "wall")
+
+    def __init__(self, op: Recorder, group: str, rank: int, comm_alg: str, tensors: list[tuple[int, Any, Any]]) -> None:
+        self.op, self.group, self.rank, self.comm_alg, self.tensors = op, group, rank, comm_alg, tensors
+        self.number = next(_numbers[group, rank])
+        self.micros, self.outcome = -1.0, "did not return"
+        self.wall, self.began = time.time(), time.perf_counter()
+
+    def __str__(self) -> str:
+        shapes = ", ".join(f"{self.op.names[at]} {str(dtype)[6:]} {tuple(shape)}" for at, dtype, shape in self.tensors)
+        alg = f", comm_alg {self.comm_alg}" if self.comm_alg else ""
+        took = f"{self.micros:.0f} µs" if self.micros >= 0 else "?"
+        return f"call {self.number}, {self.op.name} on {self.group}{alg}: {shapes}; {took}, {self.outcome}"
+
+
+class Recorder:
+    """Makes the calls of one op; ``names`` are its arguments in their order."""
+
+    def __init__(self, name: str, names: Sequence[str]) -> None:
+        self.name, self.names = name, tuple(names)
+        self._at = {each: at for at, each in enumerate(self.names)}
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        """The call, from now on; None where a compiler looks for shapes, or nothing is to be kept."""
+        given = dict(zip(self.names, args, strict=False))
+        if kwargs:
+            given |= kwargs
+        group, rank = given.get("group_ep"), given.get("ep_rank_id")
+        if type(group) is not str or type(rank) is not int:
+            return None
+        tensors = []
+        for name, value in given.items():
+            if isinstance(value, torch.Tensor) and name in self._at:
+                if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
+                    return None
+                tensors.append((self._at[name], value.dtype, value.shape))
+        ring = _rings.get((group, rank))
+        if ring is None:
+            if len(_rings) >= _MOST_RINGS:  # the oldest group's
+                _rings.pop(next(iter(_rings)), None)
+            _numbers[group, rank] = itertools.count(1)
+            ring = _rings[group, rank] = deque(maxlen=KEPT)
+        call = Call(self, group, rank, given.get("comm_alg") or "", tensors)
+        ring.append(call)
+        _here.last = call
+        return call
+
+
+def last() -> Call | None:
+    """This thread's last call."""
+    return getattr(_here, "last", None)
+
+
+def end(call: Call, fresh: bool) -> None:
+    """The call has returned. ``fresh``: no equal call came before, so its algorithm may be another one."""
+    call.micros, call.outcome = 1e6 * (time.perf_counter() - call.began), "returned"
+    if fresh:
+        _tell_algorithm(call)
+    if log.logger.isEnabledFor(logging.DEBUG):
+        log.say(logging.DEBUG, "%s", call, rank=call.rank)
+
+
+def fail(call: Call, error: BaseException) -> None:
+    """The call has raised. A rank that is missed is worth a file, whose name goes into the error's text."""
+    call.micros, call.outcome = 1e6 * (time.perf_counter() - call.began), f"{type(error).__name__}: {error}"
+    if log.logger.isEnabledFor(logging.DEBUG):
+        log.say(logging.DEBUG, "%s", call, rank=call.rank)
+    if isinstance(error, (CommTimeout, PeerLost)) and "calls" not in error.details:
+        path = _write(call)
+        if path:
+            error.details["calls"] = path
+            error.args = (f"{error}; the last calls of rank {call.rank}: {path}",)
+
+
+def _tell_algorithm(call: Call) -> None:
+    try:
+        algorithm = comm.algorithm_of(call.group)
+    except AscendMoeError:  # closed meanwhile
+        return
+    op = "dispatch" if "dispatch" in call.op.name.removeprefix("npu_moe_distribute_") else "combine"
+    known = _algorithms.setdefault((call.group, call.rank), {})
+    if known.get(op) == algorithm:
+        return
+    known[op] = algorithm
+    log.say(logging.INFO, "%s on group %s runs %s", op, call.group, algorithm, rank=call.rank)
+    asked = call.comm_alg or settings.COMM_ALG.get() or "auto"
+    if asked != "window" and (op, algorithm, known.get("dispatch")) == ("combine", "window", "direct"):
+        text = "combine on group %s falls back to window, dispatch runs direct: see ascend-moe plan, %s is too small"
+        log.say(logging.WARNING, text, call.group, settings.HCCL_BUFFSIZE.name, rank=call.rank)
+
+
+def _write(call: Call) -> str:
+    """The rank's ring in a new file; its name, "" where none can be written."""
+    lines = [f"the last calls of rank {call.rank} on group {call.group}, oldest first; process {os.getpid()}"]
+    lines += _lines(_rings[call.group, call.rank])
+    try:
+        file, path = tempfile.mkstemp(prefix=f"ascend_moe_rank{call.rank}_", suffix="_calls.txt")
+        with os.fdopen(file, "w", encoding="utf-8") as text:
+            text.write("\n".join(lines) + "\n")
+    except OSError:
+        return ""
+    return path
+
+
+def _lines(calls: Iterable[Call]) -> list[str]:
+    return [
+        f"{time.strftime('%H:%M:%S', time.localtime(one.wall))}.{one.wall % 1 * 1e6:06.0f} {one}" for one in list(calls)
+    ]
