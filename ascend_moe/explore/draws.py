@@ -157,7 +157,7 @@ KINDS: dict[str, Kind] = {
     ),
     "dense chunks": Kind(
         _CHUNKS
-        | {"world": (1,), "cores": (1,), "local": (1, 2), "topk": (1, 2), "batch": (530,), "contract": (1, 2, 2)}
+        | {"world": (1,), "cores": (1,), "local": (1, 2), "topk": (1, 1, 2), "batch": (530,), "contract": (1, 2, 2)}
         | {"batches": ("equal",), "ids": ("distinct", "any"), "mask": ("none",)},
         {"spare": (0, 1, 1), **_TRIP},
         1,
@@ -165,7 +165,7 @@ KINDS: dict[str, Kind] = {
     # A source's list in several loads: of the rows one by one, and of rows that cross once for several experts.
     "lists": Kind(
         _CHUNKS
-        | {"world": (2,), "cores": (1,), "local": (1,), "topk": (1,), "batch": (800,)}
+        | {"world": (2,), "cores": (1,), "local": (1,), "topk": (1,), "batch": (740,), "quant": QUANTS[:1]}
         | {"batches": ("equal",), "ids": ("hot",), "mask": ("none",)},
         {"sequence": ("D",), "algorithm": ("direct",)},
         1,
@@ -204,7 +204,9 @@ KINDS: dict[str, Kind] = {
     "parts": Kind(_WIDE | {"units": (66, 100, 130, 200), "cores": (3, 4, 6), "topk": (1, 2, 3)}, _TRIP),
     # Rows that are quantised in pieces; summed in parts, too.
     "pieces": Kind(
-        _WIDE | {"units": (505, 1000), "cores": (1, 2), "quant": QUANTS[1:], "topk": (1, 2), "batch": (2, 3)},
+        _WIDE
+        | {"units": (900, 1000), "dtype": ("bf16", "fp16", "fp32", "fp32"), "quant": QUANTS[1:]}
+        | {"cores": (1, 2), "topk": (1, 2), "batch": (2, 3)},
         _TRIP,
     ),
     # One of the kinds of ``FAULTY`` in which something goes wrong.
@@ -213,12 +215,11 @@ KINDS: dict[str, Kind] = {
 }
 FAULTY = ("small", "options", "servers", "roles", "small", "chunks")
 LARGE_EACH = 480  # cases, of which one is large
-# The other cases by turns.
+# The other cases by turns, a prime number of them: batches and ids go by turns, too, and every kind meets all.
 CYCLE = (
     *("small", "options", "rings", "faults", "chunks", "servers", "parts", "faults", "small", "tails", "roles"),
     *("faults", "histograms", "options", "segments", "small", "faults", "servers", "tight", "eight ranks", "parts"),
-    *("faults", "dense chunks", "options", "chunks", "lists", "faults", "pieces", "tight", "roles", "small"),
-    "shared rows",
+    *("faults", "dense chunks", "options", "chunks", "lists", "faults", "pieces", "tight", "roles", "shared rows"),
 )
 
 

@@ -897,6 +897,16 @@ PATCHES = r"""
 - for (uint32_t i = 0; i < count; ++i) {
 + for (uint32_t i = 0; i < (count > 1 ? count - 1 : count); ++i) {
   AscendC::Duplicate(words
+= duplicates are not counted exactly
+! faults | success
+@ direct/combine
+- exchange_.Fail(routing_.Place());
+= duplicates are not counted exactly in window
+! faults | RoutingMismatch
+@ window/combine
+- exchange_.Fail(places_.Find());
+  }
+  exchange_.SetStatus(*this, rowBytes_);
 """
 
 
