@@ -375,15 +375,21 @@ def unit_of(source: Path, text: str, tiling_keys: Collection[int] | None = None)
 
 def _context_flags(text: str) -> Iterator[str]:
     """What kernel_operator.h declares of the context structs that the source uses and does not define before."""
+    text = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text)  # braces are counted
     for name in _CONTEXTS:
         use = re.search(rf"(?<![\w:]){name}\b", text)
-        own = re.search(rf"\bstruct\s+{name}\s*(?::[^;{{]*)?{{|\busing\s+{name}\s*=|\busing\s[\w:]+::{name}\s*;", text)
+        struct = rf"\bstruct\s[^;{{}}]*\b{name}\s*(?::[^;{{]*)?{{"
+        own = re.search(rf"{struct}|\busing\s+{name}\s*=|\busing\s[\w:]+::{name}\s*;|}}\s*{name}\s*;", text)
         if use is None or re.search(r"\busing\s+namespace\s+[\w:]*HcclContextDef\b", text):
             continue
         if own is None:
             yield f"-DTWIN_LACKS_{name}"
-        elif use.start() < own.start() and text.count("{", 0, own.start()) == text.count("}", 0, own.start()):
+        elif own[0].startswith("struct") and use.start() < own.start() and _outermost(text, own.start()):
             yield f"-DTWIN_AWAITS_{name}"
+
+
+def _outermost(text: str, place: int) -> bool:
+    return text.count("{", 0, place) == text.count("}", 0, place)
 
 
 def pair_path(libraries: Sequence[Path]) -> Path:

@@ -53,6 +53,12 @@ def test_rows_through_windows_of_cores_without_a_share(mode: str, key: int, layo
     [
         ("void f(HcclOpResParam*); struct HcclOpResParam { int a; };", ["-DTWIN_AWAITS_HcclOpResParam"]),
         ("struct HcclOpResParam { int a; }; void f(HcclOpResParam*);", []),
+        ("typedef struct { int a; } HcclOpResParam; void f(HcclOpResParam*);", []),
+        ("struct __attribute__((packed)) HcclOpResParam { int a; }; void f(HcclOpResParam*);", []),
+        (
+            r'auto x = "{\"{"; void f(HcclOpResParam*); struct HcclOpResParam { int a; };',
+            ["-DTWIN_AWAITS_HcclOpResParam"],
+        ),
         ("void f(HcclOpResParam* p) { p->rankSize; }", ["-DTWIN_LACKS_HcclOpResParam"]),
         ("void f(AscendC::HcclContextDef::HcclOpResParam*);", []),
         ("using namespace AscendC::HcclContextDef; void f(HcclOpResParam*);", []),
