@@ -23,6 +23,7 @@ from ..errors import AscendMoeError, CommTimeout, PeerLost
 
 KEPT = 200  # calls of a rank
 _MOST_RINGS = 256
+_PLAIN = frozenset((str, int, float, bool, type(None)))  # what is no tensor is told fastest by its type
 _rings: dict[tuple[str, int], deque[Call]] = {}  # by group and rank
 _numbers: dict[tuple[str, int], itertools.count[int]] = {}
 _algorithms: dict[tuple[str, int], dict[str, str]] = {}  # of each op, as it was last logged
@@ -53,28 +54,35 @@ class Recorder:
     def __init__(self, name: str, names: Sequence[str]) -> None:
         self.name, self.names = name, tuple(names)
         self._at = {each: at for at, each in enumerate(self.names)}
+        places = [self._at.get(each, len(self.names)) for each in ("group_ep", "ep_rank_id", "comm_alg")]
+        self._group, self._rank, self._alg = places
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The call, from now on; None where a compiler looks for shapes, or nothing is to be kept."""
-        given = dict(zip(self.names, args, strict=False))
-        if kwargs:
-            given |= kwargs
-        group, rank = given.get("group_ep"), given.get("ep_rank_id")
+        count = len(args)
+        group = args[self._group] if self._group < count else kwargs.get("group_ep")
+        rank = args[self._rank] if self._rank < count else kwargs.get("ep_rank_id")
+        comm_alg = args[self._alg] if self._alg < count else kwargs.get("comm_alg")
         if type(group) is not str or type(rank) is not int:
             return None
         tensors = []
-        for name, value in given.items():
-            if isinstance(value, torch.Tensor) and name in self._at:
-                if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
-                    return None
-                tensors.append((self._at[name], value.dtype, value.shape))
+        given: Iterable[tuple[int, Any]] = enumerate(args)
+        if kwargs:
+            given = (*given, *((self._at.get(name, -1), value) for name, value in kwargs.items()))
+        for at, value in given:
+            kind = type(value)
+            if kind is torch.Tensor or kind is torch.nn.Parameter:
+                if at >= 0:
+                    tensors.append((at, value.dtype, value.shape))
+            elif kind not in _PLAIN and isinstance(value, torch.Tensor):
+                return None
         ring = _rings.get((group, rank))
         if ring is None:
             if len(_rings) >= _MOST_RINGS:  # the oldest group's
                 _rings.pop(next(iter(_rings)), None)
             _numbers[group, rank] = itertools.count(1)
             ring = _rings[group, rank] = deque(maxlen=KEPT)
-        call = Call(self, group, rank, given.get("comm_alg") or "", tensors)
+        call = Call(self, group, rank, comm_alg or "", tensors)
         ring.append(call)
         _here.last = call
         return call
