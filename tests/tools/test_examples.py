@@ -98,3 +98,13 @@ def test_find_a_race_says_what_its_readme_shows() -> None:
     done = subprocess.run([sys.executable, str(folder / "find_a_race.py")], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == shown
+
+
+def test_the_kernel_of_foreign_kernels_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's first block, as it stands, beside the kernel that it names."""
+    page = (EXAMPLES.parent / "docs" / "foreign_kernels.md").read_text()
+    block = page.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(EXAMPLES / "add_custom")
+    values: dict[str, Any] = {}
+    exec(block, values)
+    assert (values["z"] == 2).all() and values["result"].ok and '"add_custom.cpp"' in block
