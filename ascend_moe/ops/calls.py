@@ -125,6 +125,8 @@ def error_of(code: int, record: Any, fault: str, communicator: Any) -> errors.As
     if issubclass(kind, errors.CommError) and fields["rank"] != communicator.rank:
         seen = communicator.describe_peer(fields["rank"])
         message += f" [rank {fields['rank']}: {seen}]" if seen else ""
+    if kind is errors.RoutingMismatch and message.endswith("as dispatch"):  # what counts of zeros look like from here
+        message += ", and the ep_send_counts that it returned"
     error: errors.AscendMoeError = kind(message, **fields)
     return error
 

@@ -154,3 +154,20 @@ def test_errors_survive_the_way_to_another_process(kind: type[AscendMoeError]) -
         assert [str(other) for other in again.others.values()] == ["also"]
     with pytest.raises(AttributeError, match=f"{kind.__name__} has no attribute 'culprit'"):
         _ = error.culprit
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_counts_of_zeros_are_named(algorithm: str) -> None:
+    def body(rank: int, group_ep: str) -> None:
+        x, ids = torch.ones(3, 64).bfloat16(), torch.tensor([[0], [1], [2]], dtype=torch.int32)
+        place = (group_ep, 2, rank, 4)
+        sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *place, comm_alg=algorithm)
+        counts = torch.zeros_like(sent[4])
+        weights = torch.ones(3, 1)
+        ascend_moe.npu_moe_distribute_combine_v2(sent[0], ids, sent[2], counts, weights, *place, comm_alg=algorithm)
+
+    with (
+        ascend_moe.LocalCluster(2, window_mib=4) as cluster,
+        pytest.raises(errors.RoutingMismatch, match="ep_send_counts"),
+    ):
+        cluster.run(body)
