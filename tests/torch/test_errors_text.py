@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import failure_cases as cases
 import pytest
+import torch
 from failure_cases import caught
 from failure_windows import ABORT_MAGIC, State
 
