@@ -265,6 +265,13 @@ CACHE = _path(
     "`$XDG_CACHE_HOME/ascend_moe`, else `~/.cache/ascend_moe`",
 )
 
+CALLS = _path(
+    "ASCEND_MOE_CALLS",
+    "folder",
+    "folder for a rank's last calls, which are written beside PeerLost and CommTimeout",
+    "the temporary folder",
+)
+
 # ---- set by this package for the processes that it starts
 
 VNPU = _text("ASCEND_MOE_VNPU", "a folder", "set by `ascend-moe vnpu`: the virtual NPU's libraries")
@@ -293,7 +300,7 @@ TABLE: dict[str, tuple[Setting[Any], ...]] = {
         CHECK_PAIRS, ENGINE, LOG,
     ),
     "How the twin runs": (ISA, FORWARD, SEED),
-    "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE),
+    "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE, CALLS),
     "Set by this package itself": (
         VNPU, VNPU_SOC, VNPU_DEVICES, VNPU_REPORT, VALIDATE_OUTCOME,
     ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONP
 
 from soak_rows import pytest_runtest_logreport, pytest_terminal_summary, tally  # noqa: E402, F401
 
+_CALLS = pytest.StashKey[str]()  # the folder of what failing ranks write
 MARKERS = {
     "asan": "also run under AddressSanitizer and UBSan by `make asan`",
     "tsan": "also run under ThreadSanitizer, ranks as threads, by `make tsan`",
@@ -30,10 +33,17 @@ MARKERS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "ASCEND_MOE_CALLS" not in os.environ:  # the first process of the session: its workers and ranks inherit it
+        config.stash[_CALLS] = os.environ["ASCEND_MOE_CALLS"] = tempfile.mkdtemp(prefix="ascend_moe_calls_")
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     if not config.option.markexpr:
         config.option.markexpr = "not nightly and not mutants"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _CALLS in config.stash:
+        shutil.rmtree(config.stash[_CALLS], ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:

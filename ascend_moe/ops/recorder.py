@@ -136,7 +136,8 @@ def _write(call: Call) -> str:
     lines = [f"the last calls of rank {call.rank} on group {call.group}, oldest first; process {os.getpid()}"]
     lines += _lines(_rings[call.group, call.rank])
     try:
-        file, path = tempfile.mkstemp(prefix=f"ascend_moe_rank{call.rank}_", suffix="_calls.txt")
+        head, folder = f"ascend_moe_rank{call.rank}_", settings.CALLS.get()
+        file, path = tempfile.mkstemp(prefix=head, suffix="_calls.txt", dir=folder)
         with os.fdopen(file, "w", encoding="utf-8") as text:
             text.write("\n".join(lines) + "\n")
     except OSError:
