@@ -201,17 +201,25 @@ RECORDS = [
 ]
 
 
-def plan_of(op: str, kind: int, world: int, rank: int, mib: int) -> calls.Plan:
+class Planned(calls.Plan):
+    """A plan, with the dtype and shape of each output."""
+
+    def __init__(self, op: str, spec: Any) -> None:
+        super().__init__(op, spec)
+        self.outputs = calls.outputs_of(spec)
+
+
+def plan_of(op: str, kind: int, world: int, rank: int, mib: int) -> Planned:
     """For whoever the call says that it is."""
     request = Request(ranks=world, experts=12, topk=2, hidden=32, batch=2, cores=3)
     spec = plan.describe(op, request, "window")
     spec.attributes[calls.attribute_names().index("ep_rank_id")] = rank
     spec.comm_rank, spec.window_mib = rank, mib
     spec.context_kind, spec.deadline_micros = kind, 1000
-    return calls.Plan(op, spec)
+    return Planned(op, spec)
 
 
-def launch(end: Bare, planned: calls.Plan, before: int = 0, byte: int = 0) -> tuple[int, KernelFault]:
+def launch(end: Bare, planned: Planned, before: int = 0, byte: int = 0) -> tuple[int, KernelFault]:
     """``before``: the error code that the record holds already; ``byte``: of which all inputs are made."""
     names = calls.tensor_names()
     room = torch.full((1 << 16,), byte, dtype=torch.uint8)
