@@ -31,5 +31,5 @@ POLICIES = ("late", "random", "lazy", "pct", "replay", "exhaustive", "mixed")
 USUAL_CASE = "w2,c2,l1,k2,b2,u2,v1,s0,bf16,none,mask:none,ids:any,unequal,DCDC"
 
 # ascend-moe kernels
-PREPARE_FINALIZE = ("mc2", "alltoall", "allgather")
+PREPARE_FINALIZE = ("mc2", "alltoall", "allgather", "batched")
 EXPERTS = ("standard", "batched")

@@ -256,12 +256,17 @@ def algorithm_of(group_ep: str) -> str:
         ArgumentError: the name is no group's.
     """
     _check_name(group_ep)
+    return algorithm_on(group_ep, None)
+
+
+def algorithm_on(group_ep: str, rank: int | None) -> str:
+    """`algorithm_of` for a rank; None: the calling thread's. It waits while that rank is in an op."""
     on_device = _known_on_device(group_ep)
     if on_device is not None:
         return str(on_device.algorithm)
     cluster, group = _find(group_ep)
     if cluster is not None:
-        return cluster.end(cluster.rank_here() or 0).algorithm
+        return cluster.end((cluster.rank_here() or 0) if rank is None else rank).algorithm
     if group is None:
         raise _unknown(group_ep)
     entry = _entries.get((group_ep, group.rank()))

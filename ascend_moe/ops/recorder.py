@@ -116,7 +116,7 @@ def fail(call: Call, error: BaseException) -> None:
 
 def _tell_algorithm(call: Call) -> None:
     try:
-        algorithm = comm.algorithm_of(call.group)
+        algorithm = comm.algorithm_on(call.group, call.rank)  # a thread may be a rank of several clusters
     except AscendMoeError:  # closed meanwhile
         return
     op = "dispatch" if "dispatch" in call.op.name.removeprefix("npu_moe_distribute_") else "combine"

@@ -82,3 +82,12 @@ def test_an_import_in_a_program_registers_the_operators() -> None:
 def test_the_command_of_a_process(words: list[str], command: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", words)
     assert _autoload.command() == command
+
+
+def test_words_for_options_are_those_of_the_modules() -> None:
+    from ascend_moe import choices
+    from ascend_moe.interop.vllm import experts, prepare_finalize
+    from ascend_moe.native import plans
+
+    assert (choices.PREPARE_FINALIZE, choices.EXPERTS) == (prepare_finalize.KINDS, experts.KINDS)
+    assert choices.ALGORITHMS[1:] == plans.ALGORITHMS[1:]
