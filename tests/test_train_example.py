@@ -50,7 +50,8 @@ def test_every_layout_has_the_losses_of_one_process(steps: int) -> None:
         assert len(values) == steps and values == pytest.approx(expected, abs=1e-5), layout
 
 
-@pytest.mark.parametrize(("steps", "learns"), [(3, False), pytest.param(200, True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize(("steps", "learns"), [(3, False), (200, True)])
 def test_the_command_draws_the_loss_and_says_whether_it_learnt(steps: int, learns: bool, tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLE), "--steps", str(steps)]
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=280)
