@@ -169,7 +169,10 @@ def test_library_that_cannot_be_used(
         library.lib()
 
 
-@pytest.mark.parametrize("words", ["run", "run --backend processes", "validate", "plan", "doctor"])
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param("run", marks=pytest.mark.nightly), "run --backend processes", "validate", "plan", "doctor"],
+)
 def test_a_checkout_without_libraries_says_how_to_build_them(words: str, tmp_path: Path) -> None:
     """One line on stderr, no rank that waits; `doctor` has it among its findings."""
     without = shutil.ignore_patterns("lib", "_src", "__pycache__")

@@ -283,7 +283,7 @@ def test_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     ops = [e["name"] for e in document["traceEvents"] if e.get("cat") == "phase" and e["tid"] == 0]
     assert Counter(ops) == {"dispatch": 4, "combine": 4}, "one round of those recorded"
     assert names["svg"].read_text().startswith("<svg")
-    argv = ["-p", "tiny", "--batch", "4", "--iterations", "1", "--op", "combine", "--out", "-"]
+    argv = ["-p", "tiny", "--batch", "4", "--iterations", "1", "--op", "combine"]
     assert commands.run("trace", argv) == 0
     printed = capfd.readouterr().out
     assert "combine:" in printed and "dispatch:" not in printed
