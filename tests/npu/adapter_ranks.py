@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 import time
@@ -81,8 +82,8 @@ def outcome(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Exceptio
 
 def said(error: Exception | None) -> Any:
     """What two backends must agree on."""
-    details = {name: str(value) for name, value in getattr(error, "details", {}).items()}
-    return type(error), str(error), details
+    details = {name: str(value) for name, value in getattr(error, "details", {}).items() if name != "calls"}
+    return type(error), re.sub(r"; the last calls of rank \d: \S+$", "", str(error)), details
 
 
 def meet() -> None:
