@@ -97,8 +97,10 @@ def _validate(
     cases = matrix(ranks, *drawn)
     started("validate", f"{len(cases)} calls of dispatch and combine on {ranks} ranks, {here.about}")
     with bar("results of rank 0") as advance:
-        most = 2 * len(cases)  # and some errors, so about that many
-        progress = lambda done: advance("results of rank 0", done, max(done, most))  # noqa: E731
+
+        def progress(done: int) -> None:
+            advance("results of rank 0", done, max(done, 2 * len(cases)))  # and some errors, so about that many
+
         outcome = validation.threads(ranks, cases, progress)
     return _print({"text": validation.text(outcome), **outcome.as_dict()}, as_json)
 

@@ -24,20 +24,30 @@ from ..errors import AscendMoeError, CommTimeout, PeerLost
 KEPT = 200  # calls of a rank
 _MOST_RINGS = 256
 _PLAIN = frozenset((str, int, float, bool, type(None)))  # what is no tensor is told fastest by its type
-_rings: dict[tuple[str, int], deque[Call]] = {}  # by group and rank
-_numbers: dict[tuple[str, int], itertools.count[int]] = {}
-_algorithms: dict[tuple[str, int], dict[str, str]] = {}  # of each op, as it was last logged
 _here = threading.local()  # .last: this thread's last call
+
+
+class Ring:
+    """What is kept of one rank of one group."""
+
+    def __init__(self, group: str, rank: int) -> None:
+        self.group, self.rank = group, rank
+        self.calls: deque[Call] = deque(maxlen=KEPT)
+        self.numbers = itertools.count(1)
+        self.algorithms: dict[str, str] = {}  # of each op, as it was last logged
+
+
+_rings: dict[tuple[str, int], Ring] = {}  # by group and rank
 
 
 class Call:
     """One call of one rank, while it runs and afterwards. ``tensors``: place among the op's arguments, dtype, shape."""
 
-    __slots__ = ("began", "comm_alg", "group", "micros", "number", "op", "outcome", "rank", "tensors", "wall")
+    __slots__ = ("began", "comm_alg", "micros", "number", "op", "outcome", "ring", "tensors", "wall")
 
-    def __init__(self, op: Recorder, group: str, rank: int, comm_alg: str, tensors: list[tuple[int, Any, Any]]) -> None:
-        self.op, self.group, self.rank, self.comm_alg, self.tensors = op, group, rank, comm_alg, tensors
-        self.number = next(_numbers[group, rank])
+    def __init__(self, op: Recorder, ring: Ring, comm_alg: str, tensors: list[tuple[int, Any, Any]]) -> None:
+        self.op, self.ring, self.comm_alg, self.tensors = op, ring, comm_alg, tensors
+        self.number = next(ring.numbers)
         self.micros, self.outcome = -1.0, "did not return"
         self.wall, self.began = time.time(), time.perf_counter()
 
@@ -45,7 +55,7 @@ class Call:
         shapes = ", ".join(f"{self.op.names[at]} {str(dtype)[6:]} {tuple(shape)}" for at, dtype, shape in self.tensors)
         alg = f", comm_alg {self.comm_alg}" if self.comm_alg else ""
         took = f"{self.micros:.0f} µs" if self.micros >= 0 else "?"
-        return f"call {self.number}, {self.op.name} on {self.group}{alg}: {shapes}; {took}, {self.outcome}"
+        return f"call {self.number}, {self.op.name} on {self.ring.group}{alg}: {shapes}; {took}, {self.outcome}"
 
 
 class Recorder:
@@ -80,10 +90,9 @@ class Recorder:
         if ring is None:
             if len(_rings) >= _MOST_RINGS:  # the oldest group's
                 _rings.pop(next(iter(_rings)), None)
-            _numbers[group, rank] = itertools.count(1)
-            ring = _rings[group, rank] = deque(maxlen=KEPT)
-        call = Call(self, group, rank, comm_alg or "", tensors)
-        ring.append(call)
+            ring = _rings[group, rank] = Ring(group, rank)
+        call = Call(self, ring, comm_alg or "", tensors)
+        ring.calls.append(call)
         _here.last = call
         return call
 
@@ -98,45 +107,48 @@ def end(call: Call, fresh: bool) -> None:
     call.micros, call.outcome = 1e6 * (time.perf_counter() - call.began), "returned"
     if fresh:
         _tell_algorithm(call)
-    if log.logger.isEnabledFor(logging.DEBUG):
-        log.say(logging.DEBUG, "%s", call, rank=call.rank)
+    _log(call)
 
 
 def fail(call: Call, error: BaseException) -> None:
     """The call has raised. A rank that is missed is worth a file, whose name goes into the error's text."""
     call.micros, call.outcome = 1e6 * (time.perf_counter() - call.began), f"{type(error).__name__}: {error}"
-    if log.logger.isEnabledFor(logging.DEBUG):
-        log.say(logging.DEBUG, "%s", call, rank=call.rank)
+    _log(call)
     if isinstance(error, (CommTimeout, PeerLost)) and "calls" not in error.details:
-        path = _write(call)
+        path = _write(call.ring)
         if path:
             error.details["calls"] = path
-            error.args = (f"{error}; the last calls of rank {call.rank}: {path}",)
+            error.args = (f"{error}; the last calls of rank {call.ring.rank}: {path}",)
+
+
+def _log(call: Call) -> None:
+    if log.logger.isEnabledFor(logging.DEBUG):
+        log.say(logging.DEBUG, "%s", call, rank=call.ring.rank)
 
 
 def _tell_algorithm(call: Call) -> None:
+    ring = call.ring
     try:
-        algorithm = comm.algorithm_on(call.group, call.rank)  # a thread may be a rank of several clusters
+        algorithm = comm.algorithm_on(ring.group, ring.rank)  # a thread may be a rank of several clusters
     except AscendMoeError:  # closed meanwhile
         return
     op = "dispatch" if "dispatch" in call.op.name.removeprefix("npu_moe_distribute_") else "combine"
-    known = _algorithms.setdefault((call.group, call.rank), {})
-    if known.get(op) == algorithm:
+    if ring.algorithms.get(op) == algorithm:
         return
-    known[op] = algorithm
-    log.say(logging.INFO, "%s on group %s runs %s", op, call.group, algorithm, rank=call.rank)
+    ring.algorithms[op] = algorithm
+    log.say(logging.INFO, "%s on group %s runs %s", op, ring.group, algorithm, rank=ring.rank)
     asked = call.comm_alg or settings.COMM_ALG.get() or "auto"
-    if asked != "window" and (op, algorithm, known.get("dispatch")) == ("combine", "window", "direct"):
+    if asked != "window" and (op, algorithm, ring.algorithms.get("dispatch")) == ("combine", "window", "direct"):
         text = "combine on group %s falls back to window, dispatch runs direct: see ascend-moe plan, %s is too small"
-        log.say(logging.WARNING, text, call.group, settings.HCCL_BUFFSIZE.name, rank=call.rank)
+        log.say(logging.WARNING, text, ring.group, settings.HCCL_BUFFSIZE.name, rank=ring.rank)
 
 
-def _write(call: Call) -> str:
-    """The rank's ring in a new file; its name, "" where none can be written."""
-    lines = [f"the last calls of rank {call.rank} on group {call.group}, oldest first; process {os.getpid()}"]
-    lines += _lines(_rings[call.group, call.rank])
+def _write(ring: Ring) -> str:
+    """The rank's calls in a new file; its name, "" where none can be written."""
+    lines = [f"the last calls of rank {ring.rank} on group {ring.group}, oldest first; process {os.getpid()}"]
+    lines += map(_line, list(ring.calls))
     try:
-        head, folder = f"ascend_moe_rank{call.rank}_", settings.CALLS.get()
+        head, folder = f"ascend_moe_rank{ring.rank}_", settings.CALLS.get()
         file, path = tempfile.mkstemp(prefix=head, suffix="_calls.txt", dir=folder)
         with os.fdopen(file, "w", encoding="utf-8") as text:
             text.write("\n".join(lines) + "\n")
@@ -145,7 +157,5 @@ def _write(call: Call) -> str:
     return path
 
 
-def _lines(calls: Iterable[Call]) -> list[str]:
-    return [
-        f"{time.strftime('%H:%M:%S', time.localtime(one.wall))}.{one.wall % 1 * 1e6:06.0f} {one}" for one in list(calls)
-    ]
+def _line(call: Call) -> str:
+    return f"{time.strftime('%H:%M:%S', time.localtime(call.wall))}.{call.wall % 1 * 1e6:06.0f} {call}"

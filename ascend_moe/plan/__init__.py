@@ -215,9 +215,10 @@ def plan(request: Request) -> Report:
     violations, fit = _violations(request, cores), None
     ops: dict[str, OpPlan] = {}
     if not violations:
-        fit, trip = _fit(request, cores), _RoundTrip(request, cores)
-        if (error := trip.refused(request.window_mib)) is not None:
-            violations.append(Violation(settings.HCCL_BUFFSIZE.name, _rule(error)))
+        trip = _RoundTrip(request, cores)
+        fit, refused = _fit(trip, request, cores)
+        if refused is not None:
+            violations.append(Violation(settings.HCCL_BUFFSIZE.name, _rule(refused)))
         ops = {name: _op_plan(trip.plan(name, request.window_mib if fit.ok else 0)) for name in _CALLS}
     best = fit.best_mib if fit is not None else window["buffsize_mib"]
     return Report(request, chip, cores, window, best, limits()["ub_bytes"], cann, fit, ops, violations)
@@ -437,18 +438,19 @@ class _RoundTrip:
         return high
 
 
-def _fit(request: Request, cores: int) -> WindowFit:
-    """How windows fit a configuration that breaks no other rule."""
-    trip, mib = _RoundTrip(request, cores), request.window_mib
+def _fit(trip: _RoundTrip, request: Request, cores: int) -> tuple[WindowFit, ArgumentError | None]:
+    """How windows fit a configuration that breaks no other rule, and why that of the request does not."""
+    refused = trip.refused(request.window_mib)
     least = trip.least_mib()
-    return WindowFit(
-        mib=mib,
-        algorithms={} if trip.refused(mib) else trip.algorithms(mib),
+    fit = WindowFit(
+        mib=request.window_mib,
+        algorithms={} if refused else trip.algorithms(request.window_mib),
         least_mib=least,
         least=trip.algorithms(least),
         direct_mib=_RoundTrip(replace(request, comm_alg="direct"), cores).least_mib(),
         preferred=trip.algorithms(0),
     )
+    return fit, refused
 
 
 def _set_right(request: Request, argument: str) -> Request:

@@ -98,7 +98,7 @@ def test_calls_keep_no_tensors(caplog: pytest.LogCaptureFixture) -> None:
     with ascend_moe.LocalCluster(1, window_mib=1) as cluster:
         x, ids = torch.ones(2, HIDDEN, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.int32)
         cluster.run(lambda rank, group: ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, group, 1, 0, 1) and None)
-    kept: list[Any] = list(recorder._rings[cluster.name, 0])
+    kept: list[Any] = list(recorder._rings[cluster.name, 0].calls)
     assert len(kept) == 1 and not any(
         isinstance(value, torch.Tensor) for one in kept for t in one.tensors for value in t
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe._torch_npu import on_npu
+from ascend_moe.choices import EXPERTS
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.interop.vllm import bases, weight_and_reduce
@@ -17,7 +18,7 @@ from ascend_moe.interop.vllm.prepare_finalize import base_of
 from ascend_moe.interop.vllm.quantisation import check_experts, is_w8a8
 from ascend_moe.permute import sort_by_expert
 
-KINDS = ("standard", "batched")
+KINDS = EXPERTS
 ACTIVATIONS = ("silu",)
 _OPERATORS = ("npu_grouped_matmul", "npu_swiglu", "npu_dequant_swiglu_quant")
 
