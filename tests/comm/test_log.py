@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ascend_moe
-from ascend_moe.errors import AscendMoeError, PeerLost
+from ascend_moe.errors import AscendMoeError, CommTimeout, PeerLost
 from ascend_moe.ops import recorder
 
 WORLD, EXPERTS, HIDDEN = 2, 4, 64
@@ -92,6 +92,20 @@ def test_a_lost_peer_leaves_the_last_calls(tmp_path: Path, monkeypatch: pytest.M
     lines = path.read_text().splitlines()
     assert cluster.name in lines[0] and len(lines) == 1 + recorder.KEPT
     assert "x bfloat16 (5, 64)" in lines[-1] and "PeerLost: " in lines[-1] and lines[-2].endswith(", returned")
+
+
+def test_a_rank_that_is_no_longer_kept_still_leaves_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record went when those of other groups came, while its call was running."""
+    monkeypatch.setenv("ASCEND_MOE_CALLS", str(tmp_path))
+    monkeypatch.setattr(recorder, "_MOST_RINGS", 1)
+    monkeypatch.setattr(recorder, "_rings", {})
+    made = recorder.Recorder("npu_moe_distribute_dispatch_v2", ["x", "group_ep", "ep_rank_id"])
+    waiting = made.begin((torch.ones(2), "first", 3), {})
+    assert made.begin((torch.ones(2), "second", 0), {}) is not None and [*recorder._rings] == [("second", 0)]
+    assert waiting is not None
+    recorder.fail(waiting, CommTimeout("rank 1 did not arrive"))
+    (path,) = tmp_path.iterdir()
+    assert "rank 3 on group first" in path.read_text()
 
 
 def test_calls_keep_no_tensors(caplog: pytest.LogCaptureFixture) -> None:
