@@ -6,6 +6,7 @@ import contextlib
 import random
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -361,3 +362,26 @@ def test_abort_block_that_nobody_can_have_written(word: int, value: int) -> None
         cluster.run(body)
         cluster.close()
         cluster.run(lambda rank, name: cases.round_trip(Place(rank, 2, name), 5))
+
+
+@pytest.mark.parametrize("missing", [0, 7])
+def test_half_an_abort_block_is_no_abort(missing: int) -> None:
+    """Until both marks are there, its other half may still come: the op waits, and is right where its rows come."""
+
+    def body(rank: int, group_ep: str) -> str:
+        place = Place(rank, 2, group_ep)
+        assert cases.round_trip(place, 3) == "right"
+        barrier.wait()
+        if rank == READER:
+            state = State.of(cluster, READER)
+            block = [ABORT_MAGIC, state.epoch, 17, SOURCE, SOURCE, 0, 0, ABORT_MAGIC]
+            block[missing] = 0
+            state.abort(SOURCE)[:] = block
+        barrier.wait()
+        if rank == SOURCE:
+            time.sleep(SOON)  # the reader looks more than once
+        return cases.round_trip(place, 5)
+
+    barrier = threading.Barrier(2)
+    with ascend_moe.LocalCluster(2) as cluster:
+        assert cluster.run(body) == ["right"] * 2

@@ -1,0 +1,90 @@
+"""What ranks are told of a failure that one of them has found: at once, by whom, and what each keeps of it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import failure_cases as cases
+import pytest
+from failure_cases import LOCAL, Caught, caught
+from failure_windows import ABORT_MAGIC, State, next_epoch
+
+import ascend_moe
+from ascend_moe.errors import CommTimeout
+from ascend_moe.native.windows import ranks_per_server
+from ascend_moe.ops import answers
+from ascend_moe.reference.cases import Place
+
+pytestmark = [pytest.mark.asan, pytest.mark.tsan]
+
+WORLD, IMPATIENT, ABSENT = 4, 1, 2
+SOON, AT_ONCE_S, RECORD_MAGIC = 0.1, 2.0, 0x4D4F4552
+RECORD_AT, RECORD_WORDS = 512, 16
+
+
+@pytest.fixture(params=[("window", 0), ("direct", 0), ("window", 1), ("window", 2)], ids=str)
+def cluster(request: pytest.FixtureRequest) -> Iterator[ascend_moe.LocalCluster]:
+    algorithm, share = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+        patch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
+        patch.setenv("ASCEND_MOE_TIMEOUT_S", "30")
+        patch.setenv("HCCL_BUFFSIZE", "2")
+        patch.setenv("ASCEND_MOE_AIV_CORES", "2")
+        with ascend_moe.LocalCluster(WORLD) as opened:
+            yield opened
+
+
+def test_a_rank_that_gives_up_tells_all_others(cluster: ascend_moe.LocalCluster) -> None:
+    """Those that wait, and the one that comes later: each at once, long before its own deadline."""
+    waited = threading.Barrier(WORLD)
+
+    def body(rank: int, group_ep: str) -> tuple[Caught, Caught]:
+        place = Place(rank, WORLD, group_ep)
+        assert cases.round_trip(place, 3) == "right"
+        with answers.deadline(int(SOON * 1e6)) if rank == IMPATIENT else contextlib.nullcontext():
+            first = Caught(None, None, 0, 0) if rank == ABSENT else caught(cases.dispatch, place, 1)
+            waited.wait()
+            second = caught(cases.dispatch, place, 1)
+        states[rank] = State.of(cluster, rank)
+        waited.wait()
+        if not ranks_per_server():  # else the words lie elsewhere
+            aborts = [source for source in range(WORLD) if states[rank].abort(source)[0] == ABORT_MAGIC]
+            assert aborts == [IMPATIENT], f"rank {rank} has abort blocks of {aborts}"
+            record = states[rank].words(RECORD_AT, RECORD_WORDS)
+            assert (record[0], record[4], record[5]) == (RECORD_MAGIC, rank, ABSENT), list(record)
+        return first, second
+
+    states: dict[int, State] = {}
+    began = time.monotonic()
+    for rank, both in enumerate(cluster.run(body)):
+        for one in both[rank == ABSENT :]:
+            assert type(one.error) is CommTimeout, f"rank {rank}: {one.error!r}"
+            assert (one.error.rank, one.error.reporter) == (ABSENT, IMPATIENT), f"rank {rank}: {one.error}"
+            assert one.ended - began < AT_ONCE_S
+
+
+@pytest.mark.parametrize("cluster", [("window", 0)], indirect=True, ids=str)
+def test_of_two_failures_at_once_the_rank_that_is_missing_counts(cluster: ascend_moe.LocalCluster) -> None:
+    """A core finds words that nobody has sent, another finds none, at the same deadline: the worse of both is said."""
+    waited = threading.Barrier(WORLD)
+
+    def body(rank: int, group_ep: str) -> Caught | None:
+        place = Place(rank, WORLD, group_ep)
+        assert cases.round_trip(place, 3) == "right"
+        waited.wait()
+        if rank == IMPATIENT:
+            state = State.of(cluster, rank)
+            state.run(next_epoch(state.epoch), 0, LOCAL)[0] = 1
+        waited.wait()
+        late = rank in (0, ABSENT)
+        with answers.deadline(int(SOON * 1e6)) if rank == IMPATIENT else contextlib.nullcontext():
+            first = None if late else caught(cases.dispatch, place, 1)
+        waited.wait()
+        return first or caught(cases.dispatch, place, 1)
+
+    for one in cluster.run(body):
+        assert type(one.error) is CommTimeout and one.error.rank == ABSENT, repr(one)
