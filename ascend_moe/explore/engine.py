@@ -32,6 +32,7 @@ from .program import Program
 GROUP = "explore"
 WINDOW_MIB = 1  # of small cases; the lent area is as large
 _BLOCK = 32  # bytes, of which UB is made
+_NO_BLOCK = 1 << 60  # a status block that no schedule lands
 _DEADLINE_MICROS = 60_000_000  # of time that passes only when nothing can move
 
 
@@ -419,11 +420,12 @@ class World:
 
     def _run_with_fault(self, fault: faults.Fault, seed: int, schedules: int, options: Options) -> RunResult:
         """One by one: what an error says is looked at after each."""
-        options, total, steps = replace(options, hang_is_finding=False), RunResult(), 0
-        if fault.dies:  # the same for every schedule, so that each can be repeated
-            steps = self._run(0, 1, Options(hang_is_finding=False)).steps
+        options, total, plain = replace(options, hang_is_finding=False), RunResult(), RunResult()
+        if fault.in_flight:  # the same for every schedule, so that each can be repeated
+            whole = Faults(corrupt_block=_NO_BLOCK)  # no block of it lands by half
+            plain = self._run(0, 1, Options(hang_is_finding=False, faults=whole))
         for number in range(seed, seed + schedules):
-            injected = Faults(kill_rank=fault.victim, kill_step=fault.step(steps, number)) if fault.dies else Faults()
+            injected = Faults(**fault.injected(plain.steps, plain.status_blocks, number))
             run = self._run(number, 1, replace(options, faults=injected))
             if not run.failed and (message := fault.judge(self._by_rank())):
                 run.failed, run.failed_seed = 4, number

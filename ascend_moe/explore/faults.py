@@ -1,7 +1,8 @@
 """What goes wrong on purpose in a program (``Program.fault_kind``), and what must come of it on every rank.
 
 A fault is a function of the program alone: a rank that dies at some step, or makes only its first calls, or whose
-inputs of one op are wrong. All others must hear of it, name it, and in later ops be right again or fail at once.
+inputs of one op are wrong, or a status block that is spoilt on its way.
+All others must hear of it, name it, and in later ops be right again or fail at once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     from .engine import Call
     from .program import Program
 
-KILL, ABSENT = "kill", "absent"
-FAULTS = (KILL, ABSENT, *wrong_inputs.KINDS)
+KILL, ABSENT, SPOILT = "kill", "absent", "spoilt"
+FAULTS = (KILL, ABSENT, SPOILT, *wrong_inputs.KINDS)
 SEND, FINISH = 1, 2  # kPartSend, kPartFinish
 PEER_LOST, TIMEOUT = "PeerLost", "CommTimeout"
+_FATAL = (TIMEOUT, "CorruptStatus")  # of a spoilt word; the others are told, and pass
+_ERRORS = (*_FATAL, "ConfigMismatch", "RoutingMismatch", *wrong_inputs.COLLECTIVE)
 _STREAM = 5
 Seen = Sequence[tuple[str, str]]  # of a rank's calls: the name of an error and its text; "unfinished" has no text
 UNFINISHED = "unfinished"
@@ -32,7 +35,7 @@ UNFINISHED = "unfinished"
 
 def applies(program: Program, fault: str) -> bool:
     """Whether the fault can be had in the program at all."""
-    if fault in (KILL, ABSENT):
+    if fault in (KILL, ABSENT, SPOILT):
         return program.world > 1
     if fault == "overflow":
         return program.topk > program.local
@@ -62,14 +65,14 @@ def fault_of(program: Program) -> Fault | None:
     """What goes wrong in the program."""
     if not program.fault_kind:
         return None
-    made = {KILL: Killed, ABSENT: Absent}
+    made = {KILL: Killed, ABSENT: Absent, SPOILT: Spoilt}
     return made.get(program.fault_kind, WrongInputs)(program)
 
 
 class Fault:
     """Nothing, of which nothing comes."""
 
-    dies = False  # whether the victim stops for ever at a step of the schedule
+    in_flight = False  # whether it is something that happens in a schedule: see ``injected``
     impatient = -1  # a rank that waits less long than the others
 
     def __init__(self, program: Program) -> None:
@@ -88,9 +91,12 @@ class Fault:
         """What the call may come to."""
         return [RIGHT]
 
-    def step(self, steps: int, seed: int) -> int:
-        """When the victim dies in the schedule of a seed. ``steps``: about as many as it has."""
-        return 0
+    def injected(self, steps: int, blocks: int, seed: int) -> dict[str, Any]:
+        """What happens in the schedule of a seed, which has about so many steps and lands so many status blocks."""
+        return {}
+
+    def _of(self, seed: int) -> np.random.Generator:
+        return np.random.default_rng([self.program.seed, _STREAM, seed])
 
     def judge(self, by_rank: Sequence[Seen]) -> str:
         """What is wrong with the errors of all calls; empty: nothing."""
@@ -122,7 +128,7 @@ def _own_words(by_rank: Sequence[Seen], victim: int) -> str:
 class Killed(Fault):
     """A rank stops for ever at a step. The others are right until they hear of it, then they raise PeerLost."""
 
-    dies = True
+    in_flight = True
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -131,8 +137,8 @@ class Killed(Fault):
     def outcomes(self, call: Call) -> list[Outcome]:
         return [RIGHT, Outcome(PEER_LOST)]
 
-    def step(self, steps: int, seed: int) -> int:
-        return int(np.random.default_rng([self.program.seed, _STREAM, seed]).integers(steps + 1))
+    def injected(self, steps: int, blocks: int, seed: int) -> dict[str, Any]:
+        return {"kill_rank": self.victim, "kill_step": int(self._of(seed).integers(steps + 1))}
 
     def judge(self, by_rank: Sequence[Seen]) -> str:
         first = set()
@@ -184,6 +190,55 @@ class Absent(Fault):
             if late:
                 return f"rank {rank} has not heard of rank {self.impatient}: {late}"
         return _own_words(by_rank, self.victim)
+
+
+# ---- a status block that comes as nobody has sent it
+
+
+class Spoilt(Fault):
+    """A block of a status message lands with another word, by half, or not at all: an error, and never data."""
+
+    in_flight = True
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self._how, self._word = "", 0  # of the last schedule
+
+    def injected(self, steps: int, blocks: int, seed: int) -> dict[str, Any]:
+        rng = self._of(seed)
+        self._how, self._word = str(rng.choice(["xor", "xor", "xor", "stale", "torn"])), int(rng.integers(8))
+        turned = 1 << int(rng.integers(32)) if rng.integers(2) else int(rng.integers(1, 2**32))
+        block = 1 + int(rng.integers(blocks))
+        return {
+            "corrupt_block": block,
+            "corrupt_how": self._how,
+            "corrupt_word": self._word,
+            "corrupt_xor": turned,
+        }
+
+    def outcomes(self, call: Call) -> list[Outcome]:
+        return [RIGHT, *map(Outcome, _ERRORS)]
+
+    def judge(self, by_rank: Sequence[Seen]) -> str:
+        said = [[error for error, _ in seen] for seen in by_rank]
+        for rank, errors in enumerate(said):
+            if UNFINISHED in errors:
+                return f"rank {rank} stands still: {errors}"
+            fatal = next((at for at, error in enumerate(errors) if error in _FATAL), len(errors))
+            if not {*errors[fatal:]} <= {*_FATAL}:
+                return f"rank {rank} goes on after it has failed: {errors}"
+        if self._how == "xor" and self._word not in self._spare() and not any(map(any, said)):
+            return f"word {self._word} of a block is another, and nobody has noticed"
+        return ""
+
+    def _spare(self) -> range | tuple[int, ...]:
+        """Words of which some say nothing: what an error is about, if there is none.
+
+        A rank that knows the counts need not look at them: V2's window combine, and between servers.
+        """
+        if self.program.contract == 1 and not self.program.servers:
+            return 5, 6
+        return range(min(2 + self.program.local, 5) if self.program.local <= 4 and not self.program.servers else 2, 7)
 
 
 # ---- a rank whose inputs are wrong

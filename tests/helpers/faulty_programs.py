@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ascend_moe import explore
-from ascend_moe.explore import Program
+from ascend_moe.explore import Program, wrong_inputs
 
 #: What a drawn case becomes.
 WAYS: tuple[Callable[[Program, int], Program], ...] = (
@@ -29,7 +29,7 @@ LONG = (
 )
 
 
-WRONG_INPUTS = [fault for fault in explore.FAULTS if fault not in ("kill", "absent")]
+WRONG_INPUTS = [*wrong_inputs.KINDS]
 
 
 def faulty(seeds: range, faults: Sequence[str]) -> Iterator[Program]:

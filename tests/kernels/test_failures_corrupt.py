@@ -303,19 +303,30 @@ def test_the_place_of_lent_rows_is_checked(contract: int) -> None:
             assert found[READER] == "corrupt", f"word {word}, bit {bit}: {found}"
 
 
-def counted(rows: int) -> Spoil:
-    """So many rows of the first expert, and the hash that belongs to them."""
+def counted(rows: int | None = None, source: int = SOURCE) -> Spoil:
+    """So many rows of the first expert, or those that come, of this source, and the hash that belongs to them."""
     at, prime = HEADER_BLOCKS * WORDS, 16777619
+    backwards = pow(prime, -1, 2**32)
 
     def spoil(run: list[int], epoch: int) -> list[int]:
-        hashed, counts = run[at + 6], [rows, 0, 0, 0]
-        for count in reversed(run[at + 2 : at + 6]):
-            hashed = hashed * pow(prime, -1, 2**32) % 2**32 ^ count
-        for count in counts:
-            hashed = (hashed ^ count) * prime % 2**32
+        hashed, counts = run[at + 6], run[at + 2 : at + 6] if rows is None else [rows, 0, 0, 0]
+        for word in reversed([SOURCE, *run[at + 2 : at + 6]]):
+            hashed = hashed * backwards % 2**32 ^ word
+        for word in (source, *counts):
+            hashed = (hashed ^ word) * prime % 2**32
         return [*run[: at + 2], *counts, hashed, *run[at + 7 :]]
 
     return spoil
+
+
+@pytest.mark.parametrize("contract", [0, 1, 2])
+def test_counts_of_another_source_are_not_taken(contract: int) -> None:
+    """A block that another rank has sent with the same configuration."""
+    if contract == 0:
+        assert trial(3, SOON, counted())[READER] == "right"
+    found = trial(3, 5, counted(source=2), contract, deadline=SOON)
+    known = contract == 2 and ascend_moe.settings.COMM_ALG.get() == "window"  # its reader knows the counts
+    assert found[READER] == ("right" if known else "corrupt"), found
 
 
 @pytest.mark.parametrize("cores", [1, 3])
