@@ -20,6 +20,7 @@ from table import (
     BORDERS,
     DIRECT,
     DRAWN,
+    FAILURES,
     FAULTS,
     FORGED,
     LARGE,
@@ -95,7 +96,7 @@ SUITE_TESTS = [
     "kernels/test_sequences.py::test_every_sequence_across_the_wrap[window-2-2-1]",
     "kernels/test_sequences.py::test_every_sequence_across_the_wrap[window-2-2-2]",
 ]
-# The tests of ZERO_COPY, and those on both sides of what the kernels check.
+# The tests of ZERO_COPY, those on both sides of what the kernels check, and those of what comes of a failure.
 PARTS = {
     ZERO_COPY: ["kernels/direct/test_zero_copy.py"],
     BORDERS: [
@@ -105,6 +106,12 @@ PARTS = {
         "kernels/test_failures_corrupt.py::test_wrong_counts_of_direct_combine_are_named",
         "kernels/test_failures_corrupt.py::test_a_list_of_anything_names_no_place_outside",
         "kernels/test_contexts.py::test_a_record_keeps_the_first_failure_until_a_fatal_one",
+    ],
+    FAILURES: [
+        "kernels/test_failures_told.py",
+        "kernels/test_failures_corrupt.py",
+        "kernels/test_failures_collective.py",
+        "kernels/test_failures_threads.py",
     ],
 }
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Who finds a mutant. On the fast engine: a part of the suite, the tests of zero copy, those at the "borders" of what
-# the kernels check, `ascend-moe run`. On the checked engine: explore mode with cases of the algorithm "window" or
-# "direct", of ranks on several "servers", of "lent" rows, of "roles" (direct, some cores make lists), of "long lists",
-# of "shared rows" (direct, owners read a row once for all their experts), of "large" shares, with "faults" (ranks that
-# die or call no more, wrong inputs), or with "forged" counts in a status message, also where combine keeps its "sums"
-# then, or of ops in "two launches"; or what `ascend-moe explore -n 2000` has "drawn".
-SUITE, ZERO_COPY, BORDERS, RUN = "suite", "zero copy", "borders", "run"
+# the kernels check, those of what comes of "failures", `ascend-moe run`. On the checked engine: explore mode with cases
+# of the algorithm "window" or "direct", of ranks on several "servers", of "lent" rows, of "roles" (direct, some cores
+# make lists), of "long lists", of "shared rows" (direct, owners read a row once for all their experts), of "large"
+# shares, with "faults" (ranks that die or call no more, wrong inputs, spoilt blocks), or with "forged" counts in a
+# status message, also where combine keeps its "sums" then, or of ops in "two launches"; or what `ascend-moe explore
+# -n 2000` has "drawn".
+SUITE, ZERO_COPY, BORDERS, FAILURES, RUN = "suite", "zero copy", "borders", "failures", "run"
 WINDOW, SERVERS, DIRECT, LENT, ROLES = "window", "servers", "direct", "lent", "roles"
 LONG_LISTS, SHARED_ROWS, FAULTS = "long lists", "shared rows", "faults"
 LARGE, FORGED, SUMS, TWO_LAUNCHES, DRAWN = "large", "forged", "sums", "two launches", "drawn"
@@ -907,6 +908,159 @@ PATCHES = r"""
 - exchange_.Fail(places_.Find());
   }
   exchange_.SetStatus(*this, rowBytes_);
+
+# Where an op fails: what ranks are told, what they tell, and what is left behind.
+% drawn
+= half an abort block is an abort
+! failures
+@ common/wait
+- if (words.GetValue(at + kAbMagic) != kAbortMagic || words.GetValue(at + kAbMark) != kAbortMagic) continue;
++ if (words.GetValue(at + kAbMagic) != kAbortMagic) continue;
+= an abort is passed on as one's own
+- verdict.reporter = words.GetValue(at + kAbReporter);
++ verdict.reporter = rank_;
+= aborts are looked at when time is over
+! failures
+- (expired || looks++ % kLooksAnAbort == 0) && aborts_.Look(abort);
++ (expired) && aborts_.Look(abort);
+= the fail block is not looked at
+- if (given.code != kOk) return given;
+-  MOE_POLL_HINT();
++ MOE_POLL_HINT();
+= a fail block of an earlier op counts
+- return words.GetValue(kFbMagic) == FailWord(epoch_) ? words.GetValue(kFbCode) : kOk;
++ return words.GetValue(kFbMagic) != 0 ? words.GetValue(kFbCode) : kOk;
+= hashes are left out where counts are unknown
+! failures
+@ common/exchange
+- Worsen(verdict_, waiter.JudgeHashes(rowsKnown));
++ Worsen(verdict_, waiter.JudgeHashes(true));
+= words of an earlier op are corrupt at any look
+! failures
+@ common/status
+- if (!odd || far || found.code == kOk) return kPending;
++ if (far || found.code == kOk) return kPending;
+= hash without the generation of lent rows
+! failures
+- hash_ = HashMix(HashMix(hash_, blocks), generation);
++ hash_ = HashMix(hash_, blocks);
+@
+- return HashMix(HashMix(hash, message.GetValue(kBlockWords + kH1Detail0)),
+-      message.GetValue(kBlockWords + kH1Detail1));
++ return HashMix(hash, message.GetValue(kBlockWords + kH1Detail0));
+= hash without the place of lent rows
+! failures
+- hash_ = HashMix(HashMix(hash_, blocks), generation);
++ hash_ = HashMix(hash_, generation);
+@
+- return HashMix(HashMix(hash, message.GetValue(kBlockWords + kH1Detail0)),
+-      message.GetValue(kBlockWords + kH1Detail1));
++ return HashMix(hash, message.GetValue(kBlockWords + kH1Detail1));
+= hash without the source
+! failures
+- hash_ = HashMix(config.hash, info.rank);
++ hash_ = config.hash;
+@
+- const uint32_t hash = HashMix(config_.hash, source);
++ const uint32_t hash = config_.hash;
+= counts above the capacity that a hash covers
+! failures
+- if (message.GetValue(at + kCbHash) == countsHash && rows <= info_->capacity) continue;
++ if (message.GetValue(at + kCbHash) == countsHash) continue;
+= op of a count block is not looked at
+! failures
+- if (message.GetValue(at + kCbOpPhase) != OpPhase(config_.op, phase, b * kCountsPerBlock)) {
++ if (false) {
+= hash of the first block alone
+! failures
+- for (uint32_t b = first; b < blocks; ++b) {
++ for (uint32_t b = first; b < first + 1; ++b) {
+= hash of where rows begin is left out
+! failures
+- const uint32_t first = !rowsKnown ? 0 : rowsOnly ? blocks : info_->localExperts / kCountsPerBlock;
++ const uint32_t first = !rowsKnown ? 0 : blocks;
+= a mismatch tells its own value twice
+! failures
+- found.detail2 = theirs;
++ found.detail2 = ours;
+= a mismatch of expand_idx goes before one of counts
+@ common/verdict
+- (verdict.detail0 & kMismatchIndex) != 0 ? 65 : 64;
++ (verdict.detail0 & kMismatchIndex) != 0 ? 63 : 64;
+= a bad id goes before a configuration
+! failures
+- return verdict.code == kOk ? 96 : 48;
++ return verdict.code == kOk ? 96 : 30;
+= a mismatch goes before a bad id
+- return verdict.code == kOk ? 96 : 48;
++ return verdict.code == kOk ? 96 : 72;
+= fatal errors are told by rank alone
+! failures
+- if (verdict.code >= kFirstFatal) return verdict.code - kFirstFatal;
++ if (verdict.code >= kFirstFatal) return 0;
+= an abort is not kept by its own rank
+@ common/report
+- sender.PutAbort(info_->rank, block);
+-  for
++ for
+= no abort to ranks that wait
+- if (rank != info_->rank && Arrived(headers, rank) && !sender.servers().Far(rank))
++ if (false)
+= no abort to ranks that come later
+! failures
+- if (rank != info_->rank && !Arrived(headers, rank) && !sender.servers().Far(rank))
++ if (false)
+= who hears of a failure posts it again
+- if (verdict.reporter == info_->rank) {
++ if (true) {
+= no MTE2_S behind a far header
+- SyncFunc<HardEvent::MTE2_S>();
+-  const uint32_t at = HeaderAt(parity, rank), epoch
++ const uint32_t at = HeaderAt(parity, rank), epoch
+= far headers are loaded over the near ones
+- AscendC::PipeBarrier<PIPE_ALL>();
+-  LoadFarHeaders
++ LoadFarHeaders
+= no S_MTE3 before the list of far aborts
+- SyncFunc<HardEvent::S_MTE3>();
+-  GlobalTensor<uint64_t> target;
++ GlobalTensor<uint64_t> target;
+= the list of far aborts is posted before it is stored
+- sender.Flush();
+-  link.Post(items, count);
++ link.Post(items, count);
+= no abort to far ranks that come later
+- || Arrived(headers, rank) != (here == 0)) continue;
++ || !Arrived(headers, rank) || here != 0) continue;
+= ranks that are awaited are not listed
+! failures
+- if (Arrived(headers, info_->rank)) ListAwaited(headers, words);
++ (void)0;
+= of a missing rank the header of the same parity
+! failures
+- return NextEpoch(seen) == epoch_ ? other : HeaderAt(Parity(epoch_), rank);
++ return HeaderAt(Parity(epoch_), rank);
+= a failure is not kept in the window
+! failures
+- if (verdict.code != kContextMismatch) {
+-  GlobalTensor<int32_t> own;
++ if (false) {
++ GlobalTensor<int32_t> own;
+= a failed send does not take its epoch
+@ common/exchange
+- if (core_ == 0) word_.Publish(epoch_);
++ if (core_ == 0 && verdict_.code < kFirstFatal) word_.Publish(epoch_);
+= a core tells only its own verdict
+- board_.Tell(2, core_ == 0 ? verdict_ : mine);
++ board_.Tell(2, mine);
+= rows are taken after a wrong hash
+! failures
+- return verdict_.code == kOk || verdict_.code == kRoutingMismatch;
++ return verdict_.code < kFirstFatal || true;
+= what core 0 has given up the others wait for
+! failures
+- Worsen(verdict_, waiter.Follow(fail));
++ waiter.Follow(fail);
 """
 
 
