@@ -159,6 +159,36 @@ def test_a_position_beyond_the_rows_of_its_expert(clusters: Clusters, algorithm:
     assert (error.rank, error.expert, error.ours, error.theirs) == (1, 1, 4, index), error
 
 
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+@pytest.mark.parametrize("contract", [1, 2])
+@pytest.mark.parametrize("cores", [1, 3])
+def test_a_pair_of_any_expert_that_combine_leaves_out(
+    clusters: Clusters, algorithm: str, contract: int, cores: int
+) -> None:
+    """Counts are compared 32 and 64 at a time: of the experts on both sides, the first and the last."""
+    borders = [0, 31, 32, 63, 64, 95]
+    case = Case(world=2, local=48, topk=6, batch=3, contract=contract, ids="distinct", seed=5)
+    given = replace(case)
+    for one in (case, given):
+        one.inputs[1].expert_ids[:] = torch.tensor(borders, dtype=torch.int32)
+
+    def body(rank: int, group_ep: str) -> AscendMoeError | None:
+        sent = op_runs.dispatch(case, rank, group_ep)
+        try:
+            op_runs.combine(given, rank, group_ep, sent[0], sent)
+        except AscendMoeError as error:
+            return error
+        return None
+
+    assert clusters[2].run(body) == [None, None]
+    for k, expert in enumerate(borders):
+        given.inputs[1].expert_ids[1] = torch.tensor(borders, dtype=torch.int32)
+        given.inputs[1].expert_ids[1, k] = -1
+        other, error = clusters[2].run(body)
+        assert other is None and isinstance(error, RoutingMismatch), error
+        assert (error.rank, error.expert, error.ours, error.theirs) == (1, expert, 2, 3), error
+
+
 @ways
 def test_a_token_with_more_pairs_than_its_owner_has_experts(
     clusters: Clusters, algorithm: str, contract: int, cores: int, world: int
