@@ -12,7 +12,16 @@ from ascend_moe.bench.methods import LIMIT, OURS
 from ascend_moe.bench.results import NOISY, CaseResult, Run, Spread
 
 _STYLE = {LIMIT: "dim", OURS: "bold"}
-_TIMES = ("dispatch", "combine", "round trip p10 / p50 / p90", "GB/s a rank", "÷ limit", "p10 ÷ p10")
+_TIMES = (
+    "dispatch",
+    "combine",
+    "round trip p10 / p50 / p90",
+    "GB/s a rank",
+    "÷ limit",
+    "p10 ÷ p10",
+    "warm",
+    "warm ÷ limit",
+)
 COLUMNS = ("method", *_TIMES, "checked")
 
 
@@ -34,6 +43,8 @@ def show(run: Run, console: Console, force: bool) -> None:
                 f"{row.gb_per_s:.2f}",
                 times_text(row.to_limit) if force or not case.too_noisy else "too noisy",
                 f"{row.p10_to_limit:.2f}",
+                f"{row.warm.p50:.0f}",
+                f"{row.warm_to_limit.p50:.2f} x" if force or not case.too_noisy else "too noisy",
                 "bit for bit" if row.exact else "within rounding",
             )
             table.add_row(*map(escape, cells), style=_STYLE.get(row.kind, ""))
@@ -69,7 +80,10 @@ def case_title(case: CaseResult) -> str:
 
 def notes(case: CaseResult) -> list[str]:
     """What a reader of the table must know."""
-    lines = [f"* the limit: the fastest of the three copies here, {case.limit}"]
+    lines = [
+        f"* the limit: the fastest of the three copies here, {case.limit}",
+        "warm: right after two of the same calls; the other columns are of calls right after another method's",
+    ]
     lines += [f"{name} left out: {why}" for name, why in case.missing.items()]
     noisy = [row.name for row in case.rows if row.round_trip.noisy]
     if noisy:
@@ -91,7 +105,7 @@ def headline(case: CaseResult, force: bool = False) -> str:
     words = []
     for row in case.rows:
         if row.kind == OURS:
-            words.append(f"{row.name} {times_text(row.to_limit)} the limit")
+            words.append(f"{row.name} {times_text(row.to_limit)} the limit (warm {row.warm_to_limit.p50:.2f} x)")
             for peer, ratio in row.faster.items():
                 if peer.endswith("tuned") or (best and peer == best.name):
                     p50 = ratio.p50

@@ -55,6 +55,7 @@ class Row:
     """One method of a case. µs; ratios of round trips, iteration by iteration.
 
     ``to_limit``: round trip / the limit's, ``p10_to_limit``: the ratio of their p10, which load hardly moves.
+    ``warm`` and ``warm_to_limit``: of round trips right after the same call; the others come after another method's.
     ``faster``, of ours: peer -> the peer's round trip / this method's. ``exact``: sums equal to the reference
     in every bit. ``first_us``: the first round trip, memory not touched before; in no other number.
     """
@@ -67,6 +68,8 @@ class Row:
     gb_per_s: float
     to_limit: Spread
     p10_to_limit: float
+    warm: Spread
+    warm_to_limit: Spread
     faster: dict[str, Spread]
     exact: bool
     first_us: float
@@ -107,7 +110,10 @@ def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) ->
     measured = {name: times([rank.marks[name] for rank in marks]) for name in marks[0].marks}
     trips = {name: dispatch + combine for name, (dispatch, combine) in measured.items()}
     spreads = {name: spread(trip) for name, trip in trips.items()}
-    limit = min((name for name in GROUPS[LIMIT] if name in trips), key=lambda name: spreads[name].p50)
+    limit = _fastest_limit(spreads)
+    warm = {name: np.sum(times([rank.warm[name] for rank in marks]), axis=0) for name in marks[0].marks}
+    warm_spreads = {name: spread(trip) for name, trip in warm.items()}
+    warm_limit = _fastest_limit(warm_spreads)
     rows = []
     for name, (dispatch, combine) in measured.items():
         kind, trip = METHODS[name].kind, spreads[name]
@@ -122,6 +128,8 @@ def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) ->
                 gb_per_s=(case.dispatch_bytes + case.combine_bytes) / trip.p50 / 1e3,
                 to_limit=spread(trips[name] / trips[limit]),
                 p10_to_limit=trip.p10 / spreads[limit].p10,
+                warm=warm_spreads[name],
+                warm_to_limit=spread(warm[name] / warm[warm_limit]),
                 faster={peer: spread(trips[peer] / trips[name]) for peer in peers},
                 exact=all(name in rank.exact for rank in marks),
                 first_us=float(np.sum(times([[rank.first[name]] for rank in marks]))),
@@ -129,6 +137,10 @@ def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) ->
             )
         )
     return CaseResult(case, rows, limit, marks[0].missing, load, cores)
+
+
+def _fastest_limit(spreads: dict[str, Spread]) -> str:
+    return min((name for name in GROUPS[LIMIT] if name in spreads), key=lambda name: spreads[name].p50)
 
 
 @dataclass

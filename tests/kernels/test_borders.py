@@ -230,6 +230,26 @@ def test_a_triple_of_the_first_rank_token_or_k_that_there_is_not(
         assert (error.argument, error.rank) == ("assist_info_for_combine", 1), error
 
 
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+@pytest.mark.parametrize("cores", [1, 8])
+def test_a_wrong_triple_of_a_rank_whose_rows_are_counted_exactly(
+    clusters: Clusters, algorithm: str, cores: int
+) -> None:
+    """A token with more pairs than its owner has experts makes all cores count; the owner still has room."""
+    case = replace(full(2, 2))
+    case.inputs[1].expert_ids[:] = torch.tensor([0, 1, 2], dtype=torch.int32)
+    case.inputs[1].expert_ids[2] = torch.tensor([3, 2, 3], dtype=torch.int32)
+
+    def other(rank: int, sent: list[torch.Tensor]) -> None:
+        if rank == 1:
+            sent[2][2] = 3  # k of its first row
+
+    assert_right(case, combine_of(clusters[2], case, unchanged))
+    for error in combine_of(clusters[2], case, other):
+        assert isinstance(error, ArgumentError), error
+        assert (error.argument, error.rank) == ("assist_info_for_combine", 1), error
+
+
 # ---- the window of direct
 
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from ascend_moe import bench
 from ascend_moe.bench import RankFailed, bounds, cases, plots, rank, report
 from ascend_moe.bench.cases import Case, matrix
-from ascend_moe.bench.methods import METHODS, Arrived
+from ascend_moe.bench.methods import LIMIT, METHODS, Arrived
 from ascend_moe.bench.rank import Barrier, CaseMarks, Job
 from ascend_moe.bench.results import SCHEMA, CaseResult, Run, evaluate
 from ascend_moe.errors import CommTimeout
@@ -58,11 +58,14 @@ def marks(case: Case, times_us: dict[str, int], jitter: float = 0.0) -> list[Cas
     for number in range(case.world):
         noted = CaseMarks(missing={"gloo-ag-rs": "not there"}, exact=list(times_us))
         for name, us in times_us.items():
-            noted.marks[name] = []
+            noted.marks[name], noted.warm[name] = [], []
             for at in range(0, 80_000_000, 10_000_000):
                 ns = int(us * (1 + jitter * (at // 10_000_000 % 2)) * 1000)
                 half, late = at + 5_000_000, number * 1000
                 noted.marks[name].append((at + late, at + ns, half + late, half + ns))
+                # The limit gains twice of what the others do.
+                warm = ns // (4 if METHODS[name].kind == LIMIT else 2)
+                noted.warm[name].append((at + late, at + warm, half + late, half + warm))
             noted.first[name] = (0, 3 * us * 1000, 5_000_000, 5_000_000 + 3 * us * 1000)
         ranks.append(noted)
     return ranks
@@ -121,6 +124,7 @@ def test_evaluation_of_known_marks() -> None:
     row, best = one.row("window"), one.best_peer()
     assert one.limit == "limit-memcpy" and row is not None
     assert (row.round_trip.p50, row.to_limit.p50, row.p10_to_limit, row.first_us) == (100.0, 5.0, 5.0, 300.0)
+    assert (row.warm.p50, row.warm_to_limit.p50, row.warm.n) == (50.0, 10.0, 8)
     assert row.faster["mpi-a2a-tuned"].p50 == 2.0
     assert row.gb_per_s == pytest.approx(2 * 32 * 6 * 2048 * 2 / 100e-6 / 1e9)
     assert best is not None and best.name == "mpi-a2a-tuned"
@@ -134,7 +138,7 @@ def test_evaluation_of_known_marks() -> None:
     assert "direct 2.00 x (2.00..2.00) the limit" in report.headline(result(case))
     assert "5.0 x faster than mpi-a2a-tuned" in report.headline(result(case))
     slow = report.headline(result(case, TIMES_US | {"window": 200}))
-    assert "window 20.0 x (20.0..20.0) the limit, 2.0 x slower than mpi-a2a-tuned" in slow
+    assert "window 20.0 x (20.0..20.0) the limit (warm 40.00 x), 2.0 x slower than mpi-a2a-tuned" in slow
     assert wild.too_noisy and "no ratios claimed" in report.headline(wild)
     assert "2.00 x" in report.headline(wild, force=True) and "(noisy)" in report.headline(wild, force=True)
 
@@ -147,7 +151,7 @@ def test_report_and_json_have_every_row(capsys: pytest.CaptureFixture[str]) -> N
     assert direct["faster"]["mpi-a2a-tuned"]["p50"] == 5.0 and len(direct["samples"]["dispatch"]) == 8
     report.show(bench_run(), Console(width=200), force=False)
     shown = capsys.readouterr().out
-    for word in (*TIMES_US, "a CPU", "gloo-ag-rs left out: not there"):
+    for word in (*TIMES_US, "a CPU", "gloo-ag-rs left out: not there", "warm ÷ limit", "warm: right after"):
         assert word in shown
     assert not any("busy" in line for line in report.about_lines(ABOUT))
     assert any("busy" in line for line in report.about_lines({**ABOUT, "load_before": 1.5}))
