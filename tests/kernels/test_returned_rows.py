@@ -85,6 +85,35 @@ def test_a_triple_that_stands_twice(cores: int, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("cores", [1, 3, 13])
+def test_of_several_missing_rows_the_first_is_named(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows of rank 1 name the last pair of their source: what it misses it says in order of token and k."""
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
+
+    def body(rank: int, group_ep: str) -> tuple[Caught, dict[int, list[tuple[int, int]]]]:
+        place, missing = Place(rank, WORLD, group_ep), dict[int, list[tuple[int, int]]]()
+        sent = [one.clone() for one in cases.dispatch(place, SEED, 2)]
+        triples = rows_of(tuple(sent))
+        for source in range(WORLD):
+            own = triples[:, 0] == source
+            pairs = sorted((token, k) for _, token, k in triples[own].tolist())
+            if rank == 1 and pairs:
+                triples[own] = torch.tensor([source, *pairs[-1]], dtype=triples.dtype)
+                missing[source] = pairs[:-1]
+        return caught(cases.combine, place, tuple(sent), SEED, 2), missing
+
+    with ascend_moe.LocalCluster(WORLD) as cluster:
+        results = cluster.run(body)
+    missing = results[1][1]
+    assert max(map(len, missing.values())) > 1
+    for rank, (found, _) in enumerate(results):
+        if not missing.get(rank):
+            assert found.error is None
+            continue
+        assert isinstance(found.error, RoutingMismatch)
+        assert (found.error.token, found.error.k) == missing[rank][0], found.error
+
+
+@pytest.mark.parametrize("cores", [1, 3, 13])
 def test_other_pairs_with_the_same_counts(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Combine is given the ids of two tokens exchanged, one of which dispatch did not route."""
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
