@@ -227,6 +227,19 @@ def test_that_token_beyond_the_first_chunk_of_pairs(
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
+@pytest.mark.parametrize("contract", [1, 2])
+@pytest.mark.parametrize("cores", [1, 8])
+def test_of_two_owners_without_room_the_first_is_named(
+    clusters: Clusters, algorithm: str, contract: int, cores: int
+) -> None:
+    case = Case(world=4, local=1, topk=4, batch=4, contract=contract, cores=cores, ids="none", batches="equal")
+    case.inputs[3].expert_ids[:] = torch.tensor([2, 1, 2, 1], dtype=torch.int32)
+    for error in op_runs.run(clusters[4], case):
+        assert isinstance(error, RoutingOverflow), error
+        assert (error.rank, error.owner, error.rows, error.capacity) == (3, 1, 8, 4), error
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
 @pytest.mark.parametrize("cores", [1, 8])
 @pytest.mark.parametrize(("word", "value"), [(0, 2), (1, 4), (2, 3), (0, -1)])
 def test_a_triple_of_the_first_rank_token_or_k_that_there_is_not(

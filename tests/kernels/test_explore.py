@@ -403,6 +403,24 @@ def test_killed_at_any_step(numbers: range, tally: Tally) -> None:
     with_faults(["kill"], numbers, tally)
 
 
+@soak_rows.row("kill, explored", quick=40, full=2000, chunk=500)
+def test_survivors_of_direct_leave_their_rows_alone(numbers: range, tally: Tally) -> None:
+    """Two ops after the failure a rank would store again where another that has heard of nothing yet may read."""
+    case = explore.parse("w3,c2,l1,k2,b2,u1,v1,equal,ids:any,DCDC,direct,fault:kill")
+    cases = [replace(case, seed=seed, cores=2 + seed % 2, list_cores=seed % 2) for seed in numbers]
+    assert_nothing_found(explore.campaign(cases, len(cases), numbers.start, a_case=1))
+    tally.count(cases=len(cases))
+
+
+@soak_rows.row("wrong inputs, explored", quick=16, full=1000, chunk=250)
+def test_wrong_index_of_two_launches(numbers: range, tally: Tally) -> None:
+    """The second launch looks at expand_idx itself."""
+    case = explore.parse("w2,c2,l2,k2,b4,u1,v1,equal,ids:distinct,dc,window,fault:index")
+    cases = [replace(case, seed=seed, cores=1 + seed % 3) for seed in numbers]
+    assert_nothing_found(explore.campaign(cases, len(cases), numbers.start, a_case=1))
+    tally.count(cases=len(cases))
+
+
 @soak_rows.row("stop, explored", quick=60, full=1500, chunk=375)
 def test_rank_that_calls_no_more(numbers: range, tally: Tally) -> None:
     """As one that is stopped beyond the deadline."""
