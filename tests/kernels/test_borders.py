@@ -228,15 +228,16 @@ def test_that_token_beyond_the_first_chunk_of_pairs(
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
 @pytest.mark.parametrize("contract", [1, 2])
-@pytest.mark.parametrize("cores", [1, 8])
+@pytest.mark.parametrize("cores", [1, 8])  # of 8, some make the lists of direct, each of some experts
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 2)])
 def test_of_two_owners_without_room_the_first_is_named(
-    clusters: Clusters, algorithm: str, contract: int, cores: int
+    clusters: Clusters, algorithm: str, contract: int, cores: int, first: int, second: int
 ) -> None:
     case = Case(world=4, local=1, topk=4, batch=4, contract=contract, cores=cores, ids="none", batches="equal")
-    case.inputs[3].expert_ids[:] = torch.tensor([2, 1, 2, 1], dtype=torch.int32)
+    case.inputs[3].expert_ids[:] = torch.tensor([second, first] * 2, dtype=torch.int32)
     for error in op_runs.run(clusters[4], case):
         assert isinstance(error, RoutingOverflow), error
-        assert (error.rank, error.owner, error.rows, error.capacity) == (3, 1, 8, 4), error
+        assert (error.rank, error.owner, error.rows, error.capacity) == (3, first, 8, 4), error
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ascend_moe.interop.deep_ep import strategies
+from ascend_moe.interop.deep_ep import strategies, utils
 from ascend_moe.interop.deep_ep.ascend import AscendBuffer, FuseMode
 from ascend_moe.interop.deep_ep.buffer import Buffer
 from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
@@ -42,6 +42,11 @@ _LOW_LATENCY = _strategies("DefaultLowLatencyCommStrategy", "OpsLowLatencyCommSt
 _LAST = _strategies("AllToAllLowLatencyCommStrategy")
 _MAP, _MODES = _strategies("StrategyMap"), _strategies("VALID_QUANT_MODES")
 
+
+def _utils(*names: str) -> Names:
+    return {name: getattr(utils, name) for name in names}
+
+
 OURS: Mapping[str, Mapping[str, Names]] = {
     "deepep": {
         "deep_ep": {"Buffer": Buffer, "Config": Config, "topk_idx_t": torch.int64} | _EVENTS | _KINDS,
@@ -50,6 +55,11 @@ OURS: Mapping[str, Mapping[str, Names]] = {
         "deep_ep.buffers.legacy": {"Buffer": Buffer, "Config": Config} | _EVENTS,
         "deep_ep.utils": _EVENTS,
         "deep_ep.utils.event": _EVENTS,
+        "deep_ep.utils.envs": _utils("init_dist", "init_seed", "get_local_seed", "get_global_seed", "dist_print"),
+        "deep_ep.utils.math": _utils("calc_diff", "safe_div", "ceil_div", "align", "inplace_unique")
+        | _utils("per_token_cast_to_fp8", "per_token_cast_back", "create_grouped_scores")
+        | _utils("hash_tensor", "hash_tensors", "count_bytes"),
+        "deep_ep.utils.testing": _utils("bench", "bench_kineto", "flush_l2_cache"),
     },
     "ascend": {
         "deep_ep": {"Buffer": AscendBuffer, "Config": Config, "topk_idx_t": torch.int64} | _EVENTS | _KINDS,
@@ -81,6 +91,12 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
         "deep_ep.check_nccl_so": _CUDA,
         "deep_ep.init_jit": _CUDA,
         "deep_ep.utils.check_nvlink_connections": _CUDA,
+        **{f"deep_ep.utils.envs.{name}": _CUDA for name in ("get_physical_domain_size", "get_logical_domain_size")},
+        **{f"deep_ep.utils.envs.{name}": _CUDA for name in ("check_nvlink_connections", "get_nvlink_gbs")},
+        **{f"deep_ep.utils.envs.{name}": _CUDA for name in ("check_fast_rdma_atomic_support", "get_rdma_gbs")},
+        "deep_ep.utils.envs.check_torch_deterministic": _CUDA,
+        "deep_ep.utils.testing.empty_suppress": "nothing is printed that had to be hidden",
+        "deep_ep.utils.testing.suppress_stdout_stderr": "nothing is printed that had to be hidden",
     },
     "ascend": {
         "deep_ep.current_dir": _PATHS,

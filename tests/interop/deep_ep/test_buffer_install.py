@@ -81,6 +81,12 @@ DEEPEP = {
     "deep_ep.buffers.legacy": "Buffer Config EventHandle EventOverlap",
     "deep_ep.utils": "EventHandle EventOverlap check_nvlink_connections",
     "deep_ep.utils.event": "EventHandle EventOverlap",
+    "deep_ep.utils.envs": "check_fast_rdma_atomic_support check_nvlink_connections check_torch_deterministic "
+    "dist_print get_global_seed get_local_seed get_logical_domain_size get_nvlink_gbs get_physical_domain_size "
+    "get_rdma_gbs init_dist init_seed",
+    "deep_ep.utils.math": "align calc_diff ceil_div count_bytes create_grouped_scores hash_tensor hash_tensors "
+    "inplace_unique per_token_cast_back per_token_cast_to_fp8 safe_div",
+    "deep_ep.utils.testing": "bench bench_kineto empty_suppress flush_l2_cache suppress_stdout_stderr",
 }
 
 

@@ -1,0 +1,265 @@
+"""What programs written for DeepEP import beside its Buffer: ``deep_ep.utils.envs``, ``.math`` and ``.testing``.
+
+They run on CPU tensors as they do on NPU tensors. Seconds are those of the clock of the host.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ascend_moe.errors import need, need_dims
+from ascend_moe.interop.deep_ep.rows import FP8, GROUP, cast_fp8
+
+_FLUSH_BYTES = 256_000_000
+_seeds = {"local": 0, "global": 0}
+_local_rank = 0
+
+# ---- envs
+
+
+def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int, int, dist.ProcessGroup]:
+    """Start torch.distributed, and make bf16 and the device of this rank torch's defaults.
+
+    MASTER_ADDR and MASTER_PORT say where ranks meet; WORLD_SIZE and RANK count nodes. The backend is "hccl" where
+    torch.npu is there, else "gloo".
+
+    Returns:
+        rank, number of ranks, group of all.
+    """
+    global _local_rank
+    _local_rank = local_rank
+    nodes, node = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    address = f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '8361')}"
+    npu = _npu()
+    dist.init_process_group(
+        "hccl" if npu else "gloo",
+        init_method=f"tcp://{address}",
+        world_size=nodes * num_local_ranks,
+        rank=node * num_local_ranks + local_rank,
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device(f"npu:{local_rank}" if npu else "cpu")
+    if npu:
+        npu.set_device(local_rank)
+    init_seed(seed)
+    return dist.get_rank(), dist.get_world_size(), dist.new_group(list(range(dist.get_world_size())))
+
+
+def init_seed(global_seed: int) -> None:
+    """Seed torch and random by ``global_seed`` and the rank."""
+    _seeds.update({"global": global_seed, "local": global_seed + dist.get_rank()})
+    torch.manual_seed(_seeds["local"])
+    random.seed(_seeds["local"])
+
+
+def get_local_seed() -> int:
+    """Return the seed of this rank."""
+    return _seeds["local"]
+
+
+def get_global_seed() -> int:
+    """Return the seed that all ranks were given."""
+    return _seeds["global"]
+
+
+def dist_print(s: str = "", once_in_node: bool = False) -> None:
+    """Print on every rank, or on the first of each node; then wait for all ranks."""
+    if not once_in_node or _local_rank == 0:
+        print(s, flush=True)
+    dist.barrier()
+
+
+# ---- math
+
+
+def calc_diff(x: Tensor, y: Tensor) -> float:
+    """Return how far two tensors differ: ``1 - 2 sum(xy) / sum(x^2 + y^2)`` of float64 values plus one; 0 if equal."""
+    one, other = x.double() + 1, y.double() + 1
+    return float(1 - 2 * (one * other).sum() / (one * one + other * other).sum())
+
+
+def safe_div(a: float, b: float) -> float:
+    """Return ``a / b``, and 0 for 0 / 0. Raises ZeroDivisionError for another a."""
+    return 0 if a == 0 and b == 0 else a / b
+
+
+def ceil_div(x: int, y: int) -> int:
+    """Return ``x / y``, rounded up."""
+    return -(-x // y)
+
+
+def align(x: int, y: int) -> int:
+    """Return the next multiple of y from x up."""
+    return ceil_div(x, y) * y
+
+
+def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``(m, n)`` rows as e4m3 codes and float32 scales ``(m, ceil(n / 128))``: value = code * scale."""
+    need_dims("x", x, 2)
+    columns = x.shape[1]
+    codes, scales = cast_fp8(torch.nn.functional.pad(x, (0, -columns % GROUP)))
+    return codes[:, :columns].contiguous(), scales
+
+
+def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
+    """Return ``(m, n)`` bf16 rows of codes and their scales, float32 or int32 of four exponents each."""
+    need_dims("x_fp8", x_fp8, 2, dtypes=(FP8,))
+    rows, columns = x_fp8.shape
+    if x_scales.dtype == torch.int32:
+        exponents = x_scales.contiguous().view(torch.uint8).to(torch.int32)
+        x_scales = (exponents << 23).view(torch.float32)
+    groups = ceil_div(columns, GROUP)
+    values = torch.nn.functional.pad(x_fp8.float(), (0, -columns % GROUP)).view(rows, groups, GROUP)
+    back = values * x_scales.reshape(rows, groups, 1)
+    return back.view(rows, groups * GROUP)[:, :columns].to(torch.bfloat16)
+
+
+def inplace_unique(x: Tensor, num_slots: int) -> None:
+    """Leave of each row's values below ``num_slots`` one each, the largest first, and -1 behind them."""
+    need_dims("x", x, 2)
+    there = x.new_zeros((x.shape[0], num_slots + 1), dtype=torch.bool)
+    there.scatter_(1, x.masked_fill(x < 0, num_slots).long(), True)
+    numbers = torch.arange(num_slots, dtype=x.dtype, device=x.device).expand(x.shape[0], num_slots)
+    found = numbers.masked_fill(~there[:, :num_slots], -1).sort(1, descending=True).values
+    x.fill_(-1)
+    kept = min(num_slots, x.shape[1])
+    x[:, :kept] = found[:, :kept]
+
+
+def create_grouped_scores(scores: Tensor, group_idx: Tensor, num_groups: int) -> Tensor:
+    """Return ``(tokens, experts)`` scores with zeros in all groups of experts that ``group_idx`` does not name."""
+    chosen = scores.new_zeros((scores.shape[0], num_groups), dtype=torch.bool).scatter_(1, group_idx, True)
+    return scores * chosen.repeat_interleave(scores.shape[1] // num_groups, 1)
+
+
+def hash_tensor(t: Tensor) -> int:
+    """Return the sum of a tensor's bytes, four at a time as int32."""
+    return int(t.view(torch.int32).sum())
+
+
+def hash_tensors(*tensors: Any) -> int:
+    """Return the xor of the hashes of all tensors, also in tuples and lists."""
+    value = 0
+    for one in tensors:
+        if isinstance(one, (tuple, list)):
+            value ^= hash_tensors(*one)
+        elif isinstance(one, Tensor):
+            value ^= hash_tensor(one)
+    return value
+
+
+def count_bytes(*tensors: Any) -> int:
+    """Return the bytes of all tensors, also in tuples and lists."""
+    return sum(
+        count_bytes(*one) if isinstance(one, (tuple, list)) else 0 if one is None else one.numel() * one.element_size()
+        for one in tensors
+    )
+
+
+# ---- testing
+
+
+def flush_l2_cache(enabled: bool = True) -> None:
+    """Write as many zeros as no cache holds."""
+    if enabled:
+        torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32).zero_()
+
+
+def bench(
+    fn: Callable[[], object],
+    num_warmups: int = 50,
+    num_tests: int = 50,
+    post_fn: Callable[[], object] | None = None,
+    flush_l2: bool = True,
+) -> tuple[float, float, float]:
+    """Return the mean, the least and the largest seconds of a call, the first timed one left out."""
+    for _ in range(num_warmups):
+        fn()
+    times = []
+    for _ in range(num_tests):
+        flush_l2_cache(flush_l2)
+        _synchronize()
+        began = time.perf_counter()
+        fn()
+        _synchronize()
+        times.append(time.perf_counter() - began)
+        if post_fn is not None:
+            post_fn()
+    counted = times[1:] or times
+    return sum(counted) / len(counted), min(counted), max(counted)
+
+
+def bench_kineto(
+    fn: Callable[[], object],
+    kernel_names: str | tuple[str, ...],
+    num_tests: int = 30,
+    suppress_kineto_output: bool = False,
+    trace_path: str | None = None,
+    flush_l2: bool = True,
+    barrier_comm_profiling: bool = False,
+    num_kernels_per_period: int = 1,
+    barrier: Callable[[], object] | None = None,
+) -> Any:
+    """Return the mean seconds of the torch ops whose names hold a word, by torch's profiler; 0 where none has run.
+
+    Args:
+        fn: what is called ``num_tests`` times, after once for nothing.
+        kernel_names: a word, or several: the result has a number for each then.
+        trace_path: where the trace goes.
+        barrier_comm_profiling: the ranks meet before each call: in ``barrier``, or an all-reduce.
+        num_kernels_per_period: ops of a name in a call; with several the result of each name is a list of that length.
+        suppress_kineto_output, flush_l2: have no effect; the profiler prints nothing.
+
+    Raises:
+        ArgumentError: a name has run in another number of ops than whole periods.
+    """
+    words = (kernel_names,) if isinstance(kernel_names, str) else kernel_names
+    meet = barrier or (lambda: dist.all_reduce(torch.ones(1, dtype=torch.float32)))
+    fn()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(num_tests):
+            if barrier_comm_profiling:
+                meet()
+            fn()
+    if trace_path is not None:
+        profiler.export_chrome_trace(trace_path)
+    found = [_mean_seconds(profiler.events(), word, num_kernels_per_period) for word in words]
+    return found[0] if isinstance(kernel_names, str) else tuple(found)
+
+
+def _mean_seconds(events: Any, word: str, period: int) -> float | list[float]:
+    """Of the outermost ops with this word, in the order of their begins."""
+    ops = [event for event in events if word in event.name and not _within(event.cpu_parent, word)]
+    seconds = [event.time_range.elapsed_us() / 1e6 for event in sorted(ops, key=lambda event: event.time_range.start)]
+    rule = "is {}, but {} ops with {!r} in their names have run: give a divisor of that"
+    need(len(seconds) % period == 0, "num_kernels_per_period", rule, period, len(seconds), word)
+    calls = max(1, len(seconds) // period)
+    means = [sum(seconds[at::period]) / calls for at in range(period)]
+    return means if period > 1 else means[0]
+
+
+def _within(event: Any, word: str) -> bool:
+    while event is not None:
+        if word in event.name:
+            return True
+        event = event.cpu_parent
+    return False
+
+
+def _npu() -> Any:
+    """torch.npu where it can be used, else None."""
+    npu = getattr(torch, "npu", None)
+    return npu if npu is not None and npu.is_available() else None
+
+
+def _synchronize() -> None:
+    if npu := _npu():
+        npu.synchronize()
