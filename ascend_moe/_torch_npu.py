@@ -6,12 +6,13 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
+from ascend_moe._releases import MARK, NEWER, OLDER, Operators
 from ascend_moe.errors import ArgumentError, LibraryError, need, with_typed_errors
 
 P = ParamSpec("P")
@@ -50,18 +51,52 @@ def import_torch_npu(subject: str) -> Any:
         raise LibraryError(f"{subject} cannot be imported ({why}); {fix}") from error
 
 
+@functools.cache
+def operators() -> Operators:
+    """The generation of MoE operators in the torch_npu that is installed."""
+    name, argument = MARK
+    operator = getattr(torch.ops.npu, name, None)
+    if operator is None or any(one.name == argument for one in operator.default._schema.arguments):
+        return NEWER
+    return OLDER
+
+
+def refused(name: str, kwargs: Mapping[str, Any]) -> bool:
+    """Whether the torch_npu that is installed refuses this call, which a newer one takes."""
+    values = operators().refuses.get(name, {})
+    return any(kwargs.get(argument) in some for argument, some in values.items())
+
+
+def fitted(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments without those that the installed torch_npu lacks.
+
+    Raises:
+        ArgumentError: it lacks one whose value is not the default.
+    """
+    given = dict(kwargs)
+    for argument, default in operators().lacks.get(name, {}).items():
+        value = given.pop(argument, default)
+        rule = "is given: {} of this torch_npu has no such argument, that of 2.13.0 has; leave it out"
+        need(value is None or (default is not None and value == default), argument, rule, name)
+    return given
+
+
 def call_torch_npu(name: str, *args: Any, **kwargs: Any) -> Any:
     """Call ``torch_npu.<name>``; keyword arguments that are None are left out.
 
     So one call fits every version of torch_npu: an older version does not know the newest keywords, and
     None is the default of each.
+
+    Raises:
+        LibraryError: torch_npu is missing, or has no such operator.
+        ArgumentError: the torch_npu that is installed has no such argument.
     """
     torch_npu = import_torch_npu(f"{name}: a tensor on an NPU needs torch_npu, which")
     operator = getattr(torch_npu, name, None)
     if operator is None:
         version = getattr(torch_npu, "__version__", "of unknown version")
         raise LibraryError(f"torch_npu {version} has no {name}; install a newer torch_npu")
-    return operator(*args, **{key: value for key, value in kwargs.items() if value is not None})
+    return operator(*args, **fitted(name, {key: value for key, value in kwargs.items() if value is not None}))
 
 
 _INTEGERS = (int, np.integer, torch.SymInt)
@@ -86,7 +121,8 @@ def _kind(argument: str, annotation: str) -> tuple[tuple[type, ...], str] | None
 def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
     """Makes ``function`` torch_npu's operator of the same name where its first argument is on an NPU.
 
-    The call goes there unchecked and as it was written: what the caller left out, torch_npu decides.
+    The call goes there unchecked and as it was written: what the caller left out, torch_npu decides. ``function``
+    itself computes what an older torch_npu refuses (`_releases`), of torch's operators on the NPU.
     In a program that torch.compile traces the call is that of ``torch.ops.ascend_moe``, whole and unread.
     """
     here = with_typed_errors(function)
@@ -101,7 +137,7 @@ def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
         first: Any = args[0] if args else kwargs.get(names[0])
         if isinstance(first, (list, tuple)) and first:
             first = first[0]
-        if isinstance(first, torch.Tensor) and on_npu(first):
+        if isinstance(first, torch.Tensor) and on_npu(first) and not refused(function.__name__, kwargs):
             result: R = call_torch_npu(function.__name__, *args, **kwargs)
             return result
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):

@@ -6,19 +6,23 @@ from typing import Annotated
 
 import typer
 
-from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
+from ascend_moe.plan.soc import DEFAULT_SOC, SOC_OF_SERIES, SOCS
 from ascend_moe.vnpu.launch import DEFAULT_DEVICES, MAX_DEVICES, launch
 
 app = typer.Typer()
+_SOC = f"{', '.join(SOCS)}. Default: {DEFAULT_SOC}, or {SOC_OF_SERIES['A2']} beside a vllm-ascend for A2."
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def vnpu(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND [ARGUMENT ...]", help="Put -- before it.")],
-    soc: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(SOCS)}.")] = DEFAULT_SOC,
+    soc: Annotated[str | None, typer.Option(metavar="NAME", help=_SOC)] = None,
     devices: Annotated[int, typer.Option(metavar="N", help=f"1 to {MAX_DEVICES}.")] = DEFAULT_DEVICES,
     no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Do not compare torch_npu's files with its wheel's RECORD.")
+        bool,
+        typer.Option(
+            "--no-verify", help="Compare neither torch_npu's files with its RECORD nor NAME with vllm-ascend's."
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No line on stderr about what this is.")] = False,
 ) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import settings
+from .._releases import PAIRS, pair_of
 from .._text import installed_version
 from ..native import library
-from ..vnpu.launch import VERSIONS
 from . import Finding, error, fine, warn
 from .machine import version_numbers
 
@@ -205,6 +205,6 @@ def _virtual(torch_npu: str) -> Finding:
     folder = settings.VNPU_LIBRARIES.get() or library.vnpu_folder_if_built()
     if folder is None:
         return fine(topic, "not built: its first use builds it, in about a minute")
-    if not torch_npu.startswith(VERSIONS):
-        return fine(topic, f"in {folder}; it needs torch and torch_npu {' or '.join(VERSIONS)}")
+    if pair_of(installed_version("torch"), torch_npu) is None:
+        return fine(topic, f"in {folder}; it needs {' or '.join(map(str, PAIRS))}")
     return fine(topic, f"in {folder}: ascend-moe vnpu -- COMMAND")

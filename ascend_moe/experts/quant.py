@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import silu
 
-from ascend_moe._torch_npu import compute_dtype, npu_operator, resolve_dtype
+from ascend_moe._torch_npu import compute_dtype, npu_operator, on_npu, resolve_dtype
 from ascend_moe.errors import ArgumentError, need, need_shape, with_typed_errors
 from ascend_moe.experts.groups import COUNTS, CUMSUM, read_groups
 
@@ -238,7 +238,7 @@ def npu_dequant_swiglu_quant(
         quant_scale: float ``(G, I)``, without groups ``(I,)``. Dynamic: multiplied in first. Static: needed,
             divided by; ``(G,)``, one value for each group, is allowed.
         quant_offset: added after that division; static without group_index only.
-        group_index: ``(G,)`` row counts: group g has row g of the scales. Read on the host.
+        group_index: ``(G,)`` row counts: group g has row g of the scales. Read on the host, but for NPUs.
         activate_left: True: ``silu(left) * right``; False: ``left * silu(right)``.
         quant_mode: 0 static, 1 dynamic (one scale for each row, formulas in `ascend_moe.experts.quant`).
         dst_type, round_mode, activate_dim: int8, 0 (half to even), the last dimension; or None.
@@ -259,7 +259,11 @@ def npu_dequant_swiglu_quant(
     _check(call)
     width, rows = x.shape[-1], x.shape[:-1].numel()
     total, groups = rows, _Groups(1, None)
-    if group_index is not None:
+    if group_index is not None and on_npu(x):  # the host reads no counts; rows behind the last group hold anything
+        ends = group_index.to(torch.int64).cumsum(0)
+        owner = torch.searchsorted(ends, torch.arange(rows, device=x.device), right=True)
+        groups = _Groups(ends.numel(), owner.clamp(max=ends.numel() - 1))
+    elif group_index is not None:
         counts = group_index.to(torch.int64)
         listed = read_groups(counts, COUNTS, counts.numel(), rows, "group_index")
         total = listed[-1].stop if listed else 0

@@ -16,14 +16,6 @@ NAMESPACE = "ascend_moe"
 SCHEMAS: dict[str, str] = {}
 VENDOR_SCHEMAS: dict[str, str] = {}
 
-# Only in op-plugin's sources and in the wheel for torch 2.8: no other wheel of torch_npu has them.
-ABSENT = (
-    "npu_moe_distribute_dispatch_setup",
-    "npu_moe_distribute_dispatch_teardown",
-    "npu_moe_distribute_combine_setup",
-    "npu_moe_distribute_combine_teardown",
-)
-
 _TYPES = {
     "torch.Tensor": "Tensor",
     "Tensors": "Tensor[]",

@@ -53,6 +53,7 @@ SOCS: dict[str, Soc] = {
     )
 }
 DEFAULT_SOC = "Ascend910_9391"
+SOC_OF_SERIES = {"A2": "Ascend910B3", "A3": DEFAULT_SOC}  # which stands for its series
 
 
 def soc(name: str) -> Soc:

@@ -15,6 +15,7 @@ import torch
 
 from ascend_moe import experts
 from ascend_moe import routing as routers
+from ascend_moe._torch_npu import fitted, operators, refused
 from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.experts import grouped_matmul
 from ascend_moe.ops import registration
@@ -111,11 +112,13 @@ class _VendorOp(registration.Operator):
 
     def npu(self, *args: Any, **kwargs: Any) -> Any:
         """torch_npu's own operator. torch_npu is imported by then: the tensors are on its device."""
-        if self.kind.windows:
+        if self.kind.windows or refused(self.name, kwargs):
             return self.kind.run(*args, **kwargs)
         theirs = getattr(getattr(torch.ops.npu, self.name, None), self.overload._overloadname, None)
         if theirs is None:
             raise LibraryError(f"this torch_npu has no {self.qualified}; install a newer torch_npu")
+        if self.name in operators().lacks:
+            return theirs(**fitted(self.name, self.bind(args, kwargs)))
         return theirs(*args, **kwargs)
 
     def fake(self, *args: Any, **kwargs: Any) -> Any:

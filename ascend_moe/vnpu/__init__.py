@@ -4,7 +4,7 @@
 an unmodified torch_npu runs where no NPU is: tensors, copies, streams, events, HCCL groups, and the operators
 of this package on the CPU twin. It is for correctness. It is not an NPU; times measured on it mean nothing.
 
-Supported: torch 2.13.0 with torch_npu 2.13.0, the ranks of one machine. 2.14.0 of both is started, but is not tested.
+Which torch it takes with which torch_npu is `PAIRS`. All ranks are of one machine.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import ctypes
 from typing import Any
 
 from .. import settings
+from .._releases import PAIRS
 from .._text import installed_version
 from ..errors import LibraryError
 from ..native.library import open_library
-from .launch import LIBRARY, VERSIONS, environment, library_folder
+from .launch import LIBRARY, environment, library_folder
 
 _SIGNATURES = {
     "vnpu_soc": (ctypes.c_char_p, ()),
@@ -24,7 +25,7 @@ _SIGNATURES = {
 }
 ABOUT = "a virtual NPU of ascend_moe: host memory and CPU cores, no Ascend device; times mean nothing"
 
-__all__ = ["ABOUT", "VERSIONS", "environment", "info", "is_active", "library_folder"]
+__all__ = ["ABOUT", "PAIRS", "environment", "info", "is_active", "library_folder"]
 
 
 def is_active() -> bool:

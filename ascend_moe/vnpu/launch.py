@@ -14,12 +14,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .. import settings
+from .._releases import PAIRS, pair_of
 from ..errors import ArgumentError, LibraryError, need
 from ..native import library
-from ..plan.soc import DEFAULT_SOC, SOCS
+from ..plan.soc import DEFAULT_SOC, SOC_OF_SERIES, SOCS
+from . import query
 
 LIBRARY = "libascendcl.so"
 # Every library that torch_npu loads by name; without one of them it fails in ways that do not name it.
@@ -58,18 +60,20 @@ def library_folder() -> Path:
 
 
 def environment(
-    soc: str = DEFAULT_SOC, devices: int = DEFAULT_DEVICES, base: Mapping[str, str] | None = None
+    soc: str | None = None, devices: int = DEFAULT_DEVICES, base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """``base`` (default: this process's environment) changed so that a child runs on the virtual NPU.
 
     Args:
-        soc: what the devices say they are, e.g. Ascend910_9391 (A3) or Ascend910B3 (A2).
+        soc: what the devices say they are, e.g. Ascend910_9391 (A3) or Ascend910B3 (A2). Default: of the series that
+            this environment's vllm-ascend was built for; without one Ascend910_9391.
         devices: how many, 1 to 64.
 
     Raises:
         ArgumentError: no such SoC, or too many devices.
         LibraryError: the libraries are not built.
     """
+    soc = soc or SOC_OF_SERIES.get(query.vllm_ascend_device(), DEFAULT_SOC)
     _need_devices(soc, devices)
     folder = str(library_folder())
     result = dict(os.environ if base is None else base)
@@ -91,7 +95,7 @@ def _need_devices(soc: str, devices: int) -> None:
 
 def launch(
     command: Sequence[str],
-    soc: str = DEFAULT_SOC,
+    soc: str | None = None,
     devices: int = DEFAULT_DEVICES,
     check: bool = True,
     quiet: bool = False,
@@ -100,17 +104,20 @@ def launch(
 
     Args:
         command: a Python, a Python script, or a console script such as torchrun or pytest, and its arguments.
-        soc: what the devices say they are.
+        soc: what the devices say they are; default as in `environment`, of the command's Python.
         devices: how many there are.
-        check: compare torch_npu's files with the RECORD of its wheel first.
+        check: compare torch_npu's files with the RECORD of its wheel first, and ``soc`` with vllm-ascend's.
         quiet: no line about it on stderr.
 
     Raises:
         ArgumentError: no such command, SoC or number; torch_npu is missing, modified, another version.
         LibraryError: the libraries are not built.
     """
-    _need_devices(soc, devices)
-    wheel = find_wheels(interpreter_of(command[0]))["torch_npu"]
+    _need_devices(soc or DEFAULT_SOC, devices)
+    interpreter = interpreter_of(command[0])
+    installed = ask(interpreter)
+    wheel = torch_npu_of(installed, interpreter)
+    soc = _soc_for(soc, installed, check)
     if check:
         verify(wheel)
     changed = environment(soc, devices)  # last: it builds what is not there
@@ -125,21 +132,6 @@ def launch(
 
 
 # ---- whether the command's Python has torch and torch_npu as published, in the right versions
-
-# Each torch_npu is for the torch of the same number. The first is what a message offers.
-VERSIONS = ("2.13.0", "2.14.0")
-
-# Run by the command's own interpreter; metadata only, nothing is imported.
-_QUERY = """
-import importlib.metadata as m, json, sys
-def find(name):
-    try:
-        d = m.distribution(name)
-    except m.PackageNotFoundError:
-        return None
-    return [d.version, str(d.locate_file("")), str(getattr(d, "_path", ""))]
-print(json.dumps({name: find(name) for name in ("torch", "torch_npu")}))
-"""
 
 
 @dataclass(frozen=True)
@@ -173,38 +165,59 @@ def interpreter_of(command: str) -> str:
     return shutil.which("python3") or "python3"
 
 
-def find_wheels(interpreter: str) -> dict[str, Wheel]:
-    """torch and torch_npu as that interpreter sees them.
+def ask(interpreter: str) -> dict[str, Any]:
+    """What that interpreter has, see `query.installed`.
 
     Raises:
-        ArgumentError: one is missing or has another version; the message has the way to it.
+        ArgumentError: it does not run.
     """
-    run = subprocess.run([interpreter, "-c", _QUERY], capture_output=True, text=True, check=False)
+    text = Path(query.__file__).read_text(encoding="utf-8")
+    run = subprocess.run([interpreter, "-c", text], capture_output=True, text=True, check=False)
     if run.returncode:
         last = (run.stderr.strip().splitlines() or ["no output"])[-1]
         raise ArgumentError(f"{interpreter} does not run: {last}", argument="command")
-    versions = json.loads(run.stdout.strip().splitlines()[-1])
-    wheels: dict[str, Wheel] = {}
-    allowed: tuple[str, ...] = VERSIONS
-    for name in ("torch", "torch_npu"):
-        entry = versions[name]
-        number = "" if entry is None else str(entry[0]).partition("+")[0]
-        if number not in allowed:
-            has = "none" if entry is None else entry[0]
-            text = f"the virtual NPU needs {name} {' or '.join(allowed)}, {interpreter} has {has}: "
-            raise ArgumentError(text + _how_to_install(name, interpreter, allowed[0]), argument="command")
-        wheels[name] = Wheel(entry[0], Path(entry[1]), Path(entry[2]))
-        allowed = (number,)
-    return wheels
+    installed: dict[str, Any] = json.loads(run.stdout.strip().splitlines()[-1])
+    return installed
 
 
-def _how_to_install(name: str, interpreter: str, version: str) -> str:
+def torch_npu_of(installed: Mapping[str, Any], interpreter: str) -> Wheel:
+    """The torch_npu of an environment in which it and torch are one of the pairs.
+
+    Raises:
+        ArgumentError: they are not; the message has the way to a pair.
+    """
+    versions = [(installed[name] or [""])[0] for name in ("torch", "torch_npu")]
+    if pair_of(*versions) is None:
+        has = [f"{name} {number or 'none'}" for name, number in zip(("torch", "torch_npu"), versions, strict=True)]
+        fix = _how_to_install(interpreter, *versions)
+        text = f"the virtual NPU needs {' or '.join(map(str, PAIRS))}, {interpreter} has {', '.join(has)}: {fix}"
+        raise ArgumentError(text, argument="command")
+    version, folder, metadata = installed["torch_npu"]
+    return Wheel(version, Path(folder), Path(metadata))
+
+
+def _how_to_install(interpreter: str, torch: str, torch_npu: str) -> str:
     """torch_npu goes into a folder of its own: beside torch, without CANN, no ``import torch`` would work any more."""
-    if name == "torch":
-        return f"use a Python environment with torch=={version}"
-    folder = f"build/npu/torch_npu-{version}"
-    install = f"{interpreter} -m pip install --no-deps --target {folder} torch_npu=={version}"
+    wanted = next((pair.torch_npu for pair in PAIRS if pair_of(torch, pair.torch_npu)), "")
+    if not wanted:
+        fits = next((pair for pair in PAIRS if pair_of(pair.torch, torch_npu)), PAIRS[0])
+        return f"use a Python environment with torch=={fits.torch}"
+    folder = f"build/npu/torch_npu-{wanted}"
+    install = f"{interpreter} -m pip install --no-deps --target {folder} torch_npu=={wanted}"
     return f"{install} && export PYTHONPATH=$PWD/{folder}"
+
+
+def _soc_for(soc: str | None, installed: Mapping[str, Any], check: bool) -> str:
+    """The SoC to show: the one asked for, else of the series that vllm-ascend was built for."""
+    series = installed.get("vllm_ascend_device", "")
+    fits = SOC_OF_SERIES.get(series)
+    if check and series and (fits is None if soc is None else SOCS[soc].series != series):
+        version = (installed.get("vllm_ascend") or ["of unknown version"])[0]
+        named = f"{soc} is {SOCS[soc].series}" if soc else "no virtual device is one"
+        text = f"vllm-ascend {version} of this environment was built for {series} and starts on no other, {named}: "
+        fix = f"--soc {fits}, or " if fits else f"--soc {DEFAULT_SOC} and "
+        raise ArgumentError(f"{text}{fix}--no-verify for a program that does without it", argument="soc")
+    return soc or fits or DEFAULT_SOC
 
 
 def verify(wheel: Wheel) -> int:

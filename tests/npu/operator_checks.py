@@ -19,7 +19,10 @@ from torch.utils import _pytree as pytree
 from vendor_calls import CALLS, Call
 
 from ascend_moe import experts, npu, routing
-from ascend_moe.errors import AscendMoeError
+from ascend_moe._releases import OLDER
+from ascend_moe._torch_npu import operators as generation
+from ascend_moe._torch_npu import refused
+from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.vnpu import library_folder, operators
 
 NPU = "npu:0"
@@ -27,6 +30,8 @@ NPU = "npu:0"
 MOE = ("aclnnGroupedMatmul", "aclnnSwiGlu", "aclnnDequantSwiglu", "aclnnMoe")
 MLP = ["aclnnGroupedMatmulV5", "aclnnSwiGlu", "aclnnGroupedMatmulV5"]
 W8A8 = ["aclnnGroupedMatmulV5", "aclnnDequantSwigluQuantV2", "aclnnGroupedMatmulV5"]
+# With a limit an older torch_npu does not fuse what is between the products.
+LIMITED = W8A8[::2] if refused("npu_dequant_swiglu_quant", {"swiglu_mode": 2}) else W8A8
 SOFTMAX, GATE = ["aclnnMoeGatingTopKSoftmax"], ["aclnnMoeGatingTopK"]
 
 
@@ -104,6 +109,7 @@ def check_mlps_and_routers_are_torch_npus_operators_and_wait_for_nothing() -> No
         (MLP, experts.grouped_mlp, (x, *weights, ends), {"group_list_type": 0}),
         (W8A8, experts.grouped_mlp, (*quantised, ends), {"group_list_type": 0, **scales}),
         (W8A8, experts.grouped_mlp, (*quantised, ends - 1), {"group_list_type": 1, **scales}),
+        (LIMITED, experts.grouped_mlp, (*quantised, ends - 1), {"group_list_type": 1, "swiglu_limit": 1.0, **scales}),
         (SOFTMAX, routing.softmax_topk, (logits, 3, True), {}),
         (GATE, routing.deepseek_v2, (logits, 3, 4, 2), {}),
         (GATE, routing.deepseek_v3, (logits, None, 3, 4, 2, False, 2.0), {}),
@@ -125,6 +131,21 @@ def check_mlps_and_routers_are_torch_npus_operators_and_wait_for_nothing() -> No
     with nullcontext() if no_waiting == "default" else raises(""):
         found[0].sum().item()
     torch.npu.set_sync_debug_mode("default")
+
+
+def check_arguments_that_this_torch_npu_lacks_are_named() -> None:
+    cases = {(call.op, call.label): call for call in CALLS}
+    finalize, gate = cases["npu_moe_finalize_routing", "columns"], cases["npu_moe_gating_top_k", "sigmoid"]
+    given = {"k": (finalize, 2), "input_ids": (gate, torch.zeros(6, dtype=torch.int64))}
+    given["tid2eid"] = (gate, torch.zeros(4, 2, dtype=torch.int32))
+    assert set(given) == {argument for arguments in OLDER.lacks.values() for argument in arguments}
+    for argument, (call, value) in given.items():
+        args, kwargs = to_npu((call.args, {**call.kwargs, argument: value}))
+        for function in (call.overload(), getattr(npu, call.op)):
+            if argument in generation().lacks.get(call.op, {}):
+                with raises(f"{argument} is given: {call.op} of this torch_npu has no such", ArgumentError):
+                    function(*args, **kwargs)
+            assert tensors(function(*args, **{**kwargs, argument: 1 if argument == "k" else None}))
 
 
 def check_the_gradients_of_a_grouped_matmul_are_grouped_products() -> None:
@@ -338,7 +359,7 @@ def check_operators_are_exported_registered_and_called_by_torch_npu() -> None:
     if not {"TASK_QUEUE_ENABLE", "ASCEND_LAUNCH_BLOCKING"} & set(os.environ):  # other modes call fewer
         # It looks for V4 to learn whether there is a grouped matmul, and then calls V5.
         missing = never_called(of_models=False)
-        assert missing == {"aclnnGroupedMatmulV4"}, missing
+        assert missing == {"aclnnGroupedMatmulV4", *generation().uncalled}, missing
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def check_info() -> None:
     assert ascend_moe.vnpu.is_active()
     info = ascend_moe.vnpu.info()
     assert info["virtual"] is True and info["soc"] == "Ascend910B3" and info["devices"] == 4
-    assert info["torch_npu"] in ascend_moe.vnpu.VERSIONS and "virtual" in info["about"]
+    assert info["torch_npu"] in {pair.torch_npu for pair in ascend_moe.vnpu.PAIRS} and "virtual" in info["about"]
     with open("/proc/self/maps") as maps:
         files = {line.split()[-1] for line in maps if "libascendcl" in line}
     assert files == {os.path.realpath(os.path.join(info["libraries"], "libascendcl.so"))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 import ascend_moe
 from ascend_moe import _torch_npu, npu
+from ascend_moe._releases import NEWER, OLDER
 from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.native import library as _lib
 from ascend_moe.ops import answers, npu_adapter, npu_adapter_build, npu_communicator
@@ -207,3 +209,41 @@ def test_build_script_stands_alone() -> None:
     )
     assert done.returncode == 1 and not done.stdout
     assert done.stderr.startswith("ascend_moe: torch is not installed for") and done.stderr.count("\n") == 1
+
+
+# ---- an older torch_npu
+
+
+def test_calls_are_fitted_to_the_torch_npu_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn calls: an argument that it lacks goes where it has its default, and is named where it has another."""
+    rng = random.Random(7)
+    newer = {"npu_moe_finalize_routing": [1, 2, 7, 0, -1], "npu_moe_gating_top_k": [torch.ones(2), 3, 0]}
+    for operators in (NEWER, OLDER):
+        monkeypatch.setattr(_torch_npu, "operators", lambda operators=operators: operators)
+        for name, values in newer.items():
+            for _ in range(40):
+                lacked = {argument: rng.choice([None, *values]) for argument in OLDER.lacks[name]}
+                given = dict(rng.sample([*lacked.items(), ("bias", 5), ("scales", None)], rng.randint(1, 3)))
+                wrong = [
+                    argument
+                    for argument, default in operators.lacks.get(name, {}).items()
+                    if given.get(argument) is not None and given[argument] is not default
+                ]
+                if wrong:
+                    with pytest.raises(ArgumentError, match=f"({'|'.join(wrong)}) is given: {name} of this torch_npu"):
+                        _torch_npu.fitted(name, given)
+                else:
+                    kept = {k: v for k, v in given.items() if k not in operators.lacks.get(name, {})}
+                    assert _torch_npu.fitted(name, given) == kept
+
+
+def test_what_an_older_torch_npu_refuses_runs_on_torchs_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the call itself no other: the limited SwiGLU of npu_dequant_swiglu_quant alone."""
+    for operators in (NEWER, OLDER):
+        monkeypatch.setattr(_torch_npu, "operators", lambda operators=operators: operators)
+        for mode in range(4):
+            assert _torch_npu.refused("npu_dequant_swiglu_quant", {"swiglu_mode": mode}) == (
+                operators is OLDER and mode == 2
+            )
+            assert not _torch_npu.refused("npu_swiglu", {"swiglu_mode": mode})
+        assert not _torch_npu.refused("npu_dequant_swiglu_quant", {})

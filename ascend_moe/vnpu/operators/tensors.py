@@ -184,7 +184,7 @@ def _one_hot(x: Tensor, classes: int, on: Tensor, off: Tensor, axis: int) -> Ten
 
 
 def _histc(x: Tensor, bins: int, low: Number, high: Number) -> Tensor:
-    return torch.histc(x if x.dtype in (torch.float32, torch.float64) else x.double(), bins, low, high)
+    return torch.histc(x if x.is_floating_point() else x.double(), bins, low, high)
 
 
 _SELECTIONS: Table = {
