@@ -21,6 +21,7 @@
 #   make lib           the libraries into the source tree, for PYTHONPATH=. without installing
 #   make wheel         dist/*.whl with everything, for every Python and torch from 2.10 on
 #   make wheel-check   that wheel with two torch versions and two Pythons in clean environments
+#   make opp-check     the operator package, built with CANN 9.1's own CMake functions   ASC_DEVKIT=dir [HOST_HEADERS=dir]
 #   make real-ascendc  the kernels over CANN's own AscendC                 ASC_DEVKIT=dir ASC_TOOLS=dir
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu with any of them: torch for CPUs, a tenth of PyPI's with CUDA
 #   make clean  headers-check CANN_HEADERS=dir  address-space-check
@@ -75,7 +76,7 @@ every_change := not npu and not nightly and not mutants
 .DEFAULT_GOAL := install
 .PHONY: install all demo tiny t test test-npu vnpu nightly nightly-tests test-npu-nightly lint format asan tsan mutants \
 	soak explore model bench bench-check size lib wheel wheel-check clean headers-check address-space-check \
-	real-ascendc asc-folders kernel-coverage
+	real-ascendc asc-folders opp-check kernel-coverage
 
 # The venv with the build backend, and cmake and ninja where the system has none.
 $(bin)/scikit-build-core:
@@ -120,7 +121,7 @@ test-npu test-npu-nightly: $(bin)/scikit-build-core $(torch_npu)
 # Every lane that .ci/run leaves out, each to its end whatever the others find. The list of failures comes last.
 nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan kernel-coverage
 nightly_lanes += bench-check wheel-check
-nightly_lanes += $(if $(and $(ASC_DEVKIT),$(ASC_TOOLS)),real-ascendc)
+nightly_lanes += $(if $(and $(ASC_DEVKIT),$(ASC_TOOLS)),real-ascendc) $(if $(ASC_DEVKIT),opp-check)
 nightly:
 	@failed=""; for lane in $(nightly_lanes); do \
 		echo "nightly: $$lane"; \
@@ -230,6 +231,12 @@ asc-folders:
 real-ascendc: asc-folders $(bin)/scikit-build-core
 	$(pip_install) .[test]
 	$(bin)/python tools/real_ascendc/check.py "$(ASC_DEVKIT)" "$(ASC_TOOLS)" $(REAL_ASCENDC_ARGS)
+
+# Builds the operator package with CANN's own functions and compares it with one of the standard template.
+opp-check:
+	@test -d "$(ASC_DEVKIT)" || { echo "usage: make opp-check ASC_DEVKIT=dir [HOST_HEADERS=dir], a checkout of CANN's \
+	asc-devkit, and a toolkit whose host headers are taken in the place of our own"; exit 2; }
+	$(PYTHON) tools/opp_check/opp_check.py "$(ASC_DEVKIT)" $(if $(HOST_HEADERS),--host-headers "$(HOST_HEADERS)")
 
 # clang finds address-space mistakes (__gm__ and __ubuf__ pointers mixed) that g++ cannot see.
 address-space-check:
