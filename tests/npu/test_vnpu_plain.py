@@ -14,6 +14,7 @@ import commands
 import pytest
 
 from ascend_moe import vnpu
+from ascend_moe._releases import OLDER
 from ascend_moe.native import library
 from ascend_moe.plan.soc import SOCS
 from ascend_moe.vnpu import PAIRS, launch
@@ -77,6 +78,8 @@ def test_the_page_lists_the_pairs() -> None:
     page = (ROOT / "docs" / "vnpu.md").read_text()
     listed = re.findall(r"^\| (\d[\w.]*) \| (\d[\w.]*) \| (yes|no)", page, re.MULTILINE)
     assert listed == [(pair.torch, pair.torch_npu, "yes" if pair.tested else "no") for pair in PAIRS]
+    named = re.findall(r"^\| (npu_\w+) \|", page.partition("has otherwise")[2], re.MULTILINE)
+    assert set(named) == {*OLDER.lacks, *OLDER.defaults, *OLDER.refuses, *OLDER.shapes}
 
 
 # ---- which SoC
