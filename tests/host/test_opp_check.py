@@ -69,6 +69,7 @@ def test_without_canns_sources_it_says_what_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif("ASC_DEVKIT" not in os.environ, reason="needs ASC_DEVKIT, a checkout of CANN's asc-devkit")
 @pytest.mark.parametrize("socs", [opp_check.SOCS, *((soc,) for soc in opp_check.SOCS)], ids="-".join)
 def test_the_package_is_one_of_the_standard_template(socs: tuple[str, ...], tmp_path: Path) -> None:
