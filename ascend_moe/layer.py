@@ -20,6 +20,10 @@ from ascend_moe.routing import deepseek_v2, deepseek_v3, softmax_topk
 _EXPERTS = ("w_gate_up", "w_down")
 
 
+def _need_floats(name: str, dtype: torch.dtype) -> None:
+    need(dtype in ROW_DTYPES, name, "is {}; need torch.bfloat16, torch.float16 or torch.float32", dtype)
+
+
 class MoELayer(nn.Module):
     """Routes tokens, runs this rank's experts, and sums their weighted rows.
 
@@ -28,7 +32,7 @@ class MoELayer(nn.Module):
     gate_bias, which only chooses.
 
     Parameters (L experts of this rank, from rank * L on):
-        gate_weight (E, H) fp32, gate_bias (E,) fp32 (router "deepseek_v3" only),
+        gate_weight (E, H) in ``router_dtype``, gate_bias (E,) fp32 (router "deepseek_v3" only),
         w_gate_up (L, H, 2I), w_down (L, I, H) in ``dtype``,
         shared_gate_up (H, 2S), shared_down (S, H), shared_gate (H,) in ``dtype``, if configured.
 
@@ -36,9 +40,14 @@ class MoELayer(nn.Module):
         config: the layer's numbers.
         dispatcher: carries the rows. It must have the config's num_experts.
         dtype: bf16, fp16 or fp32, of the weights and of x.
+        router_dtype: bf16, fp16 or fp32, of gate_weight and of the product of x with it. The scores are fp32 in any
+            case. Take the model's dtype for the experts that a model chooses whose router computes in it.
         device: where the weights are.
         global_bs: default of ``forward``.
         trainable: the weights require grad. Every rank's backward then calls the same ops, also without tokens.
+
+    Raises:
+        ArgumentError: the dispatcher has another number of experts, or a dtype is none of the three.
     """
 
     w_gate_up_scale: Tensor | None
@@ -51,6 +60,7 @@ class MoELayer(nn.Module):
         dispatcher: Dispatcher,
         *,
         dtype: torch.dtype = torch.bfloat16,
+        router_dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         global_bs: int = 0,
         trainable: bool = False,
@@ -60,6 +70,8 @@ class MoELayer(nn.Module):
         rule += "build it with the config's num_experts"
         fits = dispatcher.num_experts == config.num_experts
         need(fits, "dispatcher", rule, dispatcher.num_experts, config.num_experts)
+        _need_floats("dtype", dtype)
+        _need_floats("router_dtype", router_dtype)
         self.config = config
         self.dispatcher = dispatcher
         self.dtype = dtype
@@ -70,7 +82,7 @@ class MoELayer(nn.Module):
         def parameter(*shape: int, kind: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=kind, device=device), requires_grad=trainable)
 
-        self.gate_weight = parameter(config.num_experts, hidden, kind=torch.float32)
+        self.gate_weight = parameter(config.num_experts, hidden, kind=router_dtype)
         biased = config.router == "deepseek_v3"
         self.gate_bias = parameter(config.num_experts, kind=torch.float32) if biased else None
         if self.gate_bias is not None:
@@ -144,9 +156,9 @@ class MoELayer(nn.Module):
             keep_codes(self, *_EXPERTS)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MoELayer:
-        """Moves and casts. The gate and scales stay fp32, codes int8; ``dtype`` goes with the other weights."""
+        """Moves and casts. The gate keeps its dtype, scales and codes too; ``dtype`` goes with the other weights."""
         dtype = fn(self.gate_weight.new_empty(0, dtype=self.dtype)).dtype
-        need(dtype in ROW_DTYPES, "dtype", "is {}; a layer's weights are bf16, fp16 or fp32", dtype)
+        _need_floats("dtype", dtype)
         kept = [self.gate_weight, self.gate_bias, self.w_gate_up_scale, self.w_down_scale]
         kept += [self.w_gate_up, self.w_down] if self.quant_mode else []
         super()._apply(without_casts(fn, kept), recurse)  # type: ignore[no-untyped-call]
@@ -204,19 +216,27 @@ class MoELayer(nn.Module):
         return out.view_as(x)
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights (BS, K) fp32 and expert ids (BS, K) int32 of tokens (BS, H). All arithmetic is in fp32."""
+        """Weights (BS, K) fp32 and expert ids (BS, K) int32 of tokens (BS, H).
+
+        Only the product with gate_weight is in ``router_dtype``; all arithmetic after it is in fp32. Of equal scores
+        the lower id is chosen; by a softmax router in bf16 or fp16, which has many, the one that torch.topk takes, as
+        in transformers.
+        """
         config = self.config
-        logits = functional.linear(tokens.float(), self.gate_weight)
+        logits = functional.linear(tokens.to(self.gate_weight.dtype), self.gate_weight).float()
         if config.router == "deepseek_v3":
             assert self.gate_bias is not None
             groups, scaling = (config.n_group, config.topk_group), config.routed_scaling_factor
             return deepseek_v3(logits, self.gate_bias, config.top_k, *groups, config.renormalize, scaling)
-        if config.n_group == 1:
-            weights, ids = softmax_topk(logits, config.top_k, config.renormalize)
-        else:
+        if config.n_group > 1:
             weights, ids = deepseek_v2(logits, config.top_k, config.n_group, config.topk_group)
-            if config.renormalize:
-                weights = weights / weights.sum(-1, keepdim=True)
+        elif self.gate_weight.dtype == torch.float32:
+            weights, ids = softmax_topk(logits, config.top_k, renormalize=False)
+        else:
+            weights, chosen = torch.topk(torch.softmax(logits, -1), config.top_k)
+            ids = chosen.int()
+        if config.renormalize:
+            weights = weights / weights.sum(-1, keepdim=True)
         scaled = config.routed_scaling_factor != 1.0
         return weights * config.routed_scaling_factor if scaled else weights, ids
 

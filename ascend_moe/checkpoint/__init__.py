@@ -57,16 +57,22 @@ def build_layer(
     dispatcher: Dispatcher,
     *,
     dtype: torch.dtype | None = None,
+    router_dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     global_bs: int = 0,
     config: MoEConfig | None = None,
 ) -> MoELayer:
-    """A MoELayer with the weights of ``load_layer`` for the dispatcher's rank."""
+    """Builds a MoELayer with the weights of ``load_layer`` for the dispatcher's rank.
+
+    ``router_dtype``, ``device`` and ``global_bs`` are MoELayer's, the other arguments and errors load_layer's.
+    """
     weights = load_layer(
         directory, layer, rank=dispatcher.rank, world=dispatcher.world_size, dtype=dtype, config=config
     )
     kind = weights.tensors["w_down"].dtype
-    module = MoELayer(weights.config, dispatcher, dtype=kind, device="meta", global_bs=global_bs)
+    module = MoELayer(
+        weights.config, dispatcher, dtype=kind, router_dtype=router_dtype, device="meta", global_bs=global_bs
+    )
     module.load_state_dict({name: value.to(device) for name, value in weights.tensors.items()}, assign=True)
     return module
 
@@ -87,7 +93,7 @@ def load_layer(
         directory: with config.json and the safetensors files.
         layer: decoder layer, counted from 0.
         rank, world: whose experts.
-        dtype: of the experts' weights; None: config.json's, else bf16. The router stays fp32.
+        dtype: of the experts' weights; None: config.json's, else bf16. The router's are fp32.
         config: replaces the numbers of config.json.
 
     Raises:

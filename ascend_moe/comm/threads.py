@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Concatenate, ParamSpec, TypeVar
 
+import torch
+
+from ascend_moe import log
 from ascend_moe.comm.communicator import Communicator
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, CommTimeout, PeerLost, with_right_names
 from ascend_moe.native import binding, library
@@ -25,6 +29,21 @@ INTERRUPT_GRACE_S = 0.8  # for ranks to leave their ops after Ctrl-C
 _numbers = itertools.count()
 _here = threading.local()  # .place = (cluster, rank) in a rank's thread
 _entered: dict[str, LocalCluster] = {}
+
+
+@contextlib.contextmanager
+def _default_dtype_kept() -> Iterator[None]:
+    """Gives torch's default dtype back as it was. All threads share it: contexts that set it, such as transformers'
+    from_pretrained, leave another one behind when the ranks enter and leave them in turn.
+    """
+    before = torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        if (left := torch.get_default_dtype()) != before:
+            torch.set_default_dtype(before)
+            text = "the ranks left %s as torch's default dtype, which all threads share; it is %s again: load models"
+            log.say(logging.WARNING, text + " before LocalCluster.run", left, before)
 
 
 def _first_cause(error: BaseException) -> BaseException:
@@ -190,8 +209,18 @@ class LocalCluster:
             self._closed = set()
             self._errors = {}
         results: dict[int, T] = {}
+        with _default_dtype_kept():
+            self._run_ranks(lambda rank: functools.partial(fn, rank, self.name, *args, **kwargs), results)
+        if self._errors:
+            self._close_windows()
+            errors, self._errors = self._errors, {}
+            raise self._root_cause(errors)
+        return [results[rank] for rank in range(self.world_size)]
+
+    def _run_ranks(self, function_of: Callable[[int], Callable[[], T]], results: dict[int, T]) -> None:
+        """Starts a thread for each rank and waits for all."""
         for rank in range(self.world_size):
-            body = functools.partial(self._body, rank, functools.partial(fn, rank, self.name, *args, **kwargs), results)
+            body = functools.partial(self._body, rank, function_of(rank), results)
             thread = threading.Thread(target=body, name=f"{self.name}-rank{rank}", daemon=True)
             try:
                 thread.start()
@@ -203,11 +232,6 @@ class LocalCluster:
         except BaseException:
             self._interrupt()
             raise
-        if self._errors:
-            self._close_windows()
-            errors, self._errors = self._errors, {}
-            raise self._root_cause(errors)
-        return [results[rank] for rank in range(self.world_size)]
 
     def _body(self, rank: int, fn: Callable[[], T], results: dict[int, T]) -> None:
         _here.place = (self, rank)

@@ -36,6 +36,35 @@ def op(rank: int, group_ep: str, world: int = 3) -> list[int]:
     return exchange(comm.lookup(group_ep, world, rank), rank + 10)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_default_dtype_is_as_before(fails: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Two ranks enter and leave a context that sets it, in turn, as from_pretrained's: it would stay bfloat16."""
+    turns = [threading.Event() for _ in range(4)]
+    turns[0].set()
+
+    def work(rank: int, group_ep: str) -> None:
+        turns[rank].wait(20)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        turns[rank + 1].set()
+        turns[rank + 2].wait(20)
+        torch.set_default_dtype(before)
+        turns[3].set()
+        assert not fails
+
+    with LocalCluster(2) as cluster:
+        cluster.run(lambda rank, group_ep: None)
+        assert not caplog.records
+        if fails:
+            with pytest.raises(AssertionError):
+                cluster.run(work)
+        else:
+            cluster.run(work)
+    assert torch.get_default_dtype() == torch.float32
+    (record,) = caplog.records
+    assert "left torch.bfloat16 as torch's default dtype" in record.getMessage()
+
+
 @pytest.mark.parametrize("world", [1, 2, 64])
 def test_results_by_rank_run_after_run(world: int, library: WindowLibrary) -> None:
     with LocalCluster(world) as cluster:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +76,36 @@ def equals_transformers(model: str, carrier: str, world: int, fused: bool, dtype
     result = torch.cat(run(carrier, world, checkpoint.experts, body))
     assert result.dtype == dtype
     torch.testing.assert_close(result, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("model", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_a_router_in_bf16_chooses_as_the_models_own(model: str) -> None:
+    """With router_dtype=bf16 a token goes where transformers' bf16 model sends it; in fp32 some go elsewhere."""
+    checkpoint = saved(model, dtype=BF16)
+    gate = copy.deepcopy(checkpoint.block.gate).bfloat16()
+    gate._forward_pre_hooks.clear()  # of `fp32_routing`
+    tokens = torch.randn(4000, checkpoint.hidden, generator=torch.Generator().manual_seed(4)).bfloat16()
+    with torch.no_grad():
+        scores, chosen = gate(tokens)[1:]
+    carrier = AllToAllDispatcher(threads(1).groups[0], checkpoint.experts)
+    elsewhere = {}
+    for kind in (BF16, FP32):
+        layer = build_layer(checkpoint.directory, LAYER, carrier, router_dtype=kind)
+        assert layer.gate_weight.dtype == layer.half().bfloat16().gate_weight.dtype == kind
+        weights, ids = layer.route(tokens)
+        assert weights.dtype == FP32
+        elsewhere[kind] = int((ids.long().sort().values != chosen.sort().values).any(1).sum())
+        if kind == BF16:
+            torch.testing.assert_close(weights, scores.float(), rtol=2**-8, atol=0)  # theirs may be rounded to bf16
+    assert elsewhere[BF16] == 0 and 0 < elsewhere[FP32] < 100
+
+
+@pytest.mark.parametrize("name", ["dtype", "router_dtype"])
+def test_dtypes_that_no_layer_has(name: str) -> None:
+    carrier = AllToAllDispatcher(threads(1).groups[0], SMALL.num_experts)
+    for wrong in (torch.float64, torch.int8, None, "bf16"):
+        with pytest.raises(ArgumentError, match=rf"^{name} is {wrong}; need torch\.bfloat16"):
+            MoELayer(SMALL, carrier, **{name: wrong})
 
 
 @pytest.mark.parametrize("mask_kind", ["none", "1d", "2d"])
