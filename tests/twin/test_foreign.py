@@ -215,7 +215,7 @@ HABITS: dict[int, tuple[str, str, list[float]]] = {
     9: ("element 16 of a LocalTensor of 16", "out of bounds", []),
     20: (r"LocalTensor\[17\] starts past its 16 elements", "out of bounds", []),
     21: ("DataCopy GM->UB of 36 bytes: the last 4 would be dropped silently", "copy length rounded down", []),
-    22: ("DataCopy GM->UB of 64 bytes, the GlobalTensor holds 32", "out of bounds", list(X[32:])),
+    22: (r"DataCopy GM->UB of 64 bytes, the GlobalTensor of .arg 0 \(x\). holds 32", "out of bounds", list(X[32:])),
     23: ("1 queue tensors were never freed", "queue discipline", []),
     24: ("mask 0 is outside 1..64: the call does nothing", "illegal argument", []),
     25: (f"Adds: {OVERLAPPED}", "illegal argument", [*X[:8], *X[:40] + 1]),

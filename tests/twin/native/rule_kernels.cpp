@@ -191,7 +191,7 @@ const Kernel kRules[] = {
            CopyOut(kGmBytes - 252, 0, 64)),
     BROKEN("copy_gm_unaligned", "misaligned address|not aligned to 4 bytes", CopyOut(2, 0, 8)),
     RULE("copy_declared", CopyOut(0, 16, 16)),
-    BROKEN("copy_past_declared", "out of bounds|64 bytes, the GlobalTensor holds 60", CopyOut(0, 15, 16)),
+    BROKEN("copy_past_declared", "out of bounds|64 bytes, the GlobalTensor of \"gm\" holds 60", CopyOut(0, 15, 16)),
     BROKEN("copy_stranger", "out of bounds|in no tensor or window",
            Ub ub(64); DataCopy(ub.Get(), At<float>(g_stranger, 0), 8)),
     RULE("pad_ok", CopyPad(4095, 4, 0)),

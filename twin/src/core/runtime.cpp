@@ -128,6 +128,7 @@ std::string StandOf(const Core& core, CoreStatus status) {
 const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
     return core.launch->ranges.Find(core, address, bytes, loc);
 }
+const char* GmNameAt(const Core& core, uintptr_t address) { return core.launch->ranges.NameAt(address); }
 uint32_t BlockNum() { return g_current_core->launch->spec->block_dim; }
 uint64_t TilingKey() { return g_current_core->launch->spec->tiling_key; }
 uintptr_t HcclContext(int index) { return g_current_core->launch->spec->hccl_context[index]; }
@@ -137,11 +138,25 @@ void GmMap::Assign(const std::vector<GmRange>& ranges) {
     std::sort(ranges_.begin(), ranges_.end(), [](const GmRange& a, const GmRange& b) { return a.begin < b.begin; });
 }
 
+std::vector<GmRange>::const_iterator GmMap::After(uintptr_t address) const {
+    return std::upper_bound(ranges_.begin(), ranges_.end(), address,
+                            [](uintptr_t a, const GmRange& range) { return a < range.begin; });
+}
+
+const char* GmMap::NameAt(uintptr_t address) const {
+    if (ranges_.empty()) {
+        return "nothing";
+    }
+    const auto next = After(address);
+    return (next == ranges_.begin() ? next : next - 1)->name;
+}
+
 const GmRange& GmMap::Find(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) const {
-    auto next = std::upper_bound(ranges_.begin(), ranges_.end(), address,
-                                 [](uintptr_t a, const GmRange& range) { return a < range.begin; });
-    TWIN_RAISE_IF(next == ranges_.begin(), kOutOfBounds, loc, "GM address %#llx is in no tensor or window",
-                  static_cast<unsigned long long>(address));
+    const auto next = After(address);
+    TWIN_RAISE_IF(ranges_.empty(), kOutOfBounds, loc, "GM address is in no tensor or window: the launch has none");
+    TWIN_RAISE_IF(next == ranges_.begin(), kOutOfBounds, loc,
+                  "GM address is in no tensor or window; the nearest above is \"%s\", which begins %llu bytes after",
+                  next->name, static_cast<unsigned long long>(next->begin - address));
     const GmRange& range = *(next - 1);
     if (address < range.end && bytes <= range.end - address) {
         core.last_slot ^= 1;

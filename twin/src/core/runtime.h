@@ -17,9 +17,12 @@ public:
     void Assign(const std::vector<GmRange>& ranges);
     // The range that holds [address, address + bytes), or a kOutOfBounds fault.
     const GmRange& Find(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) const;
+    // The name of the range that holds the address, else of the nearest one.
+    const char* NameAt(uintptr_t address) const;
 
 private:
-    std::vector<GmRange> ranges_;  // sorted by address
+    std::vector<GmRange>::const_iterator After(uintptr_t address) const;  // the first range that begins behind it
+    std::vector<GmRange> ranges_;                                         // sorted by address
 };
 
 // CrossCoreSetFlag and CrossCoreWaitFlag of one launch: a counter a core and flag id.

@@ -355,8 +355,9 @@ private:
         const uint64_t count = view.count_;
         TWIN_RAISE_IF(reinterpret_cast<uintptr_t>(twin::HostOf(view.address_)) % sizeof(T) != 0, kMisaligned, loc,
                       "%s: GM address is not aligned to %zu bytes", what, sizeof(T));
-        TWIN_WARN_IF(true, kOutOfBounds, loc, "%s of %llu bytes, the GlobalTensor holds %llu", what,
+        TWIN_WARN_IF(true, kOutOfBounds, loc, "%s of %llu bytes, the GlobalTensor of \"%s\" holds %llu", what,
                      static_cast<unsigned long long>(bytes),
+                     twin::GmNameAt(twin::current_core(), Address(twin::HostOf(view.address_))),
                      static_cast<unsigned long long>(count == kNothing ? 0 : count * sizeof(T)));
     }
     __gm__ T* address_ = nullptr;

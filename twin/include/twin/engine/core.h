@@ -158,6 +158,7 @@ inline void MarkPhase(const char* name) {
 }
 
 // Finds the GM range that holds [address, address + bytes) or raises kOutOfBounds.
+const char* GmNameAt(const Core& core, uintptr_t address);  // of the range there, else of the nearest
 const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc);
 inline const GmRange& FindGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
     for (const GmRange& range : core.last_range) {
