@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import AscendMoeError
 from ..plan import Request, WindowFit, both, plan
@@ -115,7 +115,7 @@ def fits(request: Request) -> Iterator[Finding]:
         return
     fit = report.fit
     for violation in report.violations:
-        fix = "stay within the limit that it names" if fit is None else _export(fit)
+        fix = "stay within the limit that it names" if fit is None else _export(fit) + _less_by_auto(request, fit)
         yield error(topic, violation.message, "the operators refuse it", fix)
     if fit is None or not fit.ok:
         return
@@ -136,3 +136,11 @@ def _export(fit: WindowFit) -> str:
         return f"use smaller batches: {fit.needs()}"
     best = f"export HCCL_BUFFSIZE={fit.best_mib} on all ranks"
     return best if fit.best_mib == fit.least_mib else f"{best}; {fit.least_mib} is the least ({both(fit.least)})"
+
+
+def _less_by_auto(request: Request, fit: WindowFit) -> str:
+    """What a smaller window would do, where the configuration asks for one algorithm and `auto` chooses another."""
+    by_auto = plan(replace(request, comm_alg="auto")).fit
+    if by_auto is None or not by_auto.least_mib or 0 < fit.least_mib <= by_auto.least_mib:
+        return ""
+    return f"; comm_alg auto runs with {by_auto.least_mib} ({both(by_auto.least)})"
