@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from ascend_moe import settings
 from ascend_moe._text import installed_version
 from ascend_moe.bench.cases import Case
 from ascend_moe.bench.methods import METHODS
-from ascend_moe.bench.rank import CaseMarks, Job
+from ascend_moe.bench.rank import PROGRESS, CaseMarks, Job
 from ascend_moe.bench.results import Run, evaluate
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.native import library
@@ -43,6 +44,9 @@ SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
+#: advance(text, done, total)
+Advance = Callable[[str, int, int], object]
+_LOOK_S = 0.1
 _LAST_WORDS = 2000
 _GRACE_S = 40.0  # torchrun gives ranks 30 s to end
 
@@ -56,21 +60,22 @@ def run(
     methods: Sequence[str],
     iterations: int,
     *,
-    tell: bool = False,
+    advance: Advance | None = None,
     note: Callable[[str], object] = lambda text: None,
 ) -> Run:
     """Measures all cases. MPI's methods are left out where mpi4py or mpiexec is missing.
 
-    ``tell``: rank 0 writes its progress to stderr, in one line; ``note`` hears of every number of ranks that is begun.
+    ``advance`` hears how many iterations rank 0 has done, 10 times a second; ``note`` of every number of ranks that is
+    begun.
     """
     mpi = any(METHODS[name].needs_mpi for name in methods) and has_mpi()
     cores = sorted(os.sched_getaffinity(0))
     result = Run(about(mpi))
     for world in sorted({case.world for case in cases}):
         same_world = [case for case in cases if case.world == world]
-        job = Job(same_world, list(methods), iterations, mpi, os.getpid(), cores, tell)
+        job = Job(same_world, list(methods), iterations, mpi, os.getpid(), cores, advance is not None)
         note(f"ranks: {world}, cases: {len(same_world)}")
-        marks = run_ranks(job)
+        marks = run_ranks(job, advance)
         load = round(os.getloadavg()[0], 2)
         for case, of_ranks in zip(same_world, marks, strict=True):
             result.cases.append(evaluate(case, of_ranks, load, len(cores)))
@@ -87,7 +92,7 @@ def mpiexec() -> str | None:
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
 
-def run_ranks(job: Job) -> list[list[CaseMarks]]:
+def run_ranks(job: Job, advance: Advance | None = None) -> list[list[CaseMarks]]:
     """Marks by case and rank."""
     with tempfile.TemporaryDirectory(prefix="ascend-moe-bench-") as name, tempfile.TemporaryFile() as output:
         folder = Path(name)
@@ -104,19 +109,27 @@ def run_ranks(job: Job) -> list[list[CaseMarks]]:
             },
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=None if job.tell else output,
+            stderr=output,
         )
         try:
+            while advance is not None and launcher.poll() is None:
+                time.sleep(_LOOK_S)
+                _tell(folder / PROGRESS, len(job.cases) * job.iterations, advance)
             code = launcher.wait()
         finally:
             _end(launcher)
-            if job.tell:
-                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         if code:
             output.seek(0)
             raise _failure(folder, code, output.read().decode(errors="replace"))
         marks: list[list[CaseMarks]] = pickle.loads((folder / "marks").read_bytes())
         return marks
+
+
+def _tell(path: Path, total: int, advance: Advance) -> None:
+    """Passes on what rank 0 has last written; it may be about to write."""
+    done, _, name = path.read_text().partition(" ") if path.is_file() else ("", "", "")
+    if done.isdigit() and name:
+        advance(name, int(done), total)
 
 
 def _command(job: Job, folder: Path) -> list[str]:

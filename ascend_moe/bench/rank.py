@@ -14,7 +14,6 @@ import os
 import pickle
 import random
 import shutil
-import sys
 import threading
 import time
 import traceback
@@ -34,6 +33,7 @@ from ascend_moe.comm.liveness import process_gone
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
 
 PATIENCE_S = 120.0  # of gloo
+PROGRESS = "progress"  # a file of the scratch folder: iterations that are done, and the name of the case
 BARRIER_S = 60.0
 WARM_UPS = 4  # both parities of the windows, twice; the first call is reported by itself
 REPEATS = 2  # of the same call, of which the last is warm: both parities of the windows are in the caches
@@ -49,7 +49,7 @@ class Job:
     """What the ranks are told, in the file ``job`` of the scratch folder.
 
     ``mpi``: mpiexec starts the ranks, not torchrun. ``pid``: the ranks end when this process ends. ``tell``:
-    rank 0 writes its progress on stderr.
+    rank 0 keeps its progress in the file ``progress``.
     """
 
     cases: list[Case]
@@ -97,9 +97,11 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
     )
     place = Place(rank, job.world, ascend_moe.comm_name(), mpi=mpi)
     results = []
-    for case in job.cases:
+    for number, case in enumerate(job.cases):
         of_ranks: list[Any] = [None] * job.world
-        dist.gather_object(run_case(job, case, place, barrier), of_ranks if rank == 0 else None)
+        told = folder / PROGRESS if job.tell and rank == 0 else None
+        case_marks = run_case(job, case, place, barrier, told, number * job.iterations)
+        dist.gather_object(case_marks, of_ranks if rank == 0 else None)
         results.append(of_ranks)
     if rank == 0:
         (folder / "marks").write_bytes(pickle.dumps(results))
@@ -190,8 +192,13 @@ class CaseMarks:
 
 
 @torch.no_grad()
-def run_case(job: Job, case: Case, place: Place, barrier: Barrier) -> CaseMarks:
-    """Checks every method, then times the job's iterations of each. Collective."""
+def run_case(
+    job: Job, case: Case, place: Place, barrier: Barrier, told: Path | None = None, before: int = 0
+) -> CaseMarks:
+    """Checks every method, then times the job's iterations of each. Collective.
+
+    ``told``: the file that gets the progress, in which ``before`` iterations of other cases count.
+    """
     result = CaseMarks()
     rows_out = torch.empty(case.most_rows, case.hidden, dtype=case.torch_dtype)
     methods: list[Method] = []
@@ -229,9 +236,8 @@ def run_case(job: Job, case: Case, place: Place, barrier: Barrier) -> CaseMarks:
                 for _ in range(REPEATS):
                     marks, *_ = _round_trip(method, own[iteration % INPUT_SETS], barrier)
                 result.warm[method.name].append(marks)
-            if job.tell and place.rank == 0:
-                done = f"{case.name}: {iteration + 1}/{job.iterations}"
-                print(f"\r\x1b[K{done}", end="", file=sys.stderr, flush=True)
+            if told is not None:
+                told.write_text(f"{before + iteration + 1} {case.name}")
     finally:
         gc.enable()
     return result

@@ -17,7 +17,7 @@ from ascend_moe._text import show, unwritable
 from ascend_moe.choices import DTYPES, SKEWS, SWEEPS
 from ascend_moe.cli import options
 from ascend_moe.cli.options import bad, numbers
-from ascend_moe.cli.progress import started
+from ascend_moe.cli.progress import bar, started
 from ascend_moe.errors import ArgumentError
 from ascend_moe.presets import PRESETS
 
@@ -112,10 +112,11 @@ def measure(cases: Sequence[Case], names: Sequence[str], iterations: int) -> Run
     """Runs, telling of the progress on stderr; what stops a run ends the command with code 1."""
     from ascend_moe.bench import RankFailed, run
 
-    started("bench", f"cases: {len(cases)}, iterations: {iterations}, methods: {', '.join(names)}")
     note = functools.partial(started, "bench")
     try:
-        return run(cases, names, iterations, tell=sys.stderr.isatty(), note=note)
+        with bar("iterations") as advance:
+            note(f"cases: {len(cases)}, iterations: {iterations}, methods: {', '.join(names)}")
+            return run(cases, names, iterations, advance=advance if sys.stderr.isatty() else None, note=note)
     except RankFailed as error:
         print(error.details.get("trace") or "", file=sys.stderr)
         print(f"ascend-moe bench: {error}", file=sys.stderr)

@@ -11,7 +11,7 @@ import typer
 from ascend_moe._text import filled, show, table, unwritable, write_whole
 from ascend_moe.choices import OPS, PICKS, TRACED
 from ascend_moe.cli import options
-from ascend_moe.cli.progress import bar
+from ascend_moe.cli.progress import bar, started
 from ascend_moe.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ def trace(
     asked: dict[str, Any] = {"op": op, "algorithm": comm_alg, "repeat": repeat, "pick": pick, "seed": seed}
     request = TraceRequest(ranks=ranks, batch=batch, quant=quant == "int8", **shape, **asked)
     with bar("rounds"):
+        how = f"predicts them for {soc}" if soc else f"rounds that are recorded: {repeat}"
+        started("trace", f"{request.title}; {how}")
         timeline = roundtrip.predicted(request, soc) if soc else roundtrip.measured(request)
     show(as_dict(timeline), as_json, lambda: print("\n".join(text(timeline))))
     lines: list[str] = []

@@ -264,13 +264,28 @@ def algorithm_on(group_ep: str, rank: int | None) -> str:
     on_device = _known_on_device(group_ep)
     if on_device is not None:
         return str(on_device.algorithm)
+    end = _end_here(group_ep, rank)
+    return "" if end is None else end.algorithm
+
+
+def epoch_on(group_ep: str, rank: int) -> int:
+    """The number on the wire of a rank's last op on the group; 0: unknown, as on an NPU, which counts by itself."""
+    if _known_on_device(group_ep) is not None:
+        return 0
+    end = _end_here(group_ep, rank, opens=False)
+    return 0 if end is None else end.epoch
+
+
+def _end_here(group_ep: str, rank: int | None, opens: bool = True) -> Communicator | None:
+    """The end of a rank of this process, None where it is not open; ``opens``: a LocalCluster's is opened then."""
     cluster, group = _find(group_ep)
     if cluster is not None:
-        return cluster.end((cluster.rank_here() or 0) if rank is None else rank).algorithm
+        rank = (cluster.rank_here() or 0) if rank is None else rank
+        return cluster.end(rank) if opens else cluster.open_end(rank)
     if group is None:
         raise _unknown(group_ep)
     entry = _entries.get((group_ep, group.rank()))
-    return "" if entry is None or entry.communicator.closed else entry.communicator.algorithm
+    return None if entry is None or entry.communicator.closed else entry.communicator
 
 
 @with_typed_errors

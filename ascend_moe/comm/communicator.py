@@ -148,6 +148,12 @@ class Communicator(GroupEnd):
         with self.use() as handle:
             return ALGORITHMS[library.lib().am_comm_algorithm_run(handle)]
 
+    @property
+    def epoch(self) -> int:
+        """The number on the wire of this rank's last op, failed or not; 0 when none has run, or when closed."""
+        with self.end:
+            return 0 if self._handle is None else int(library.lib().am_comm_epoch(self._handle))
+
     @contextmanager
     def use(self) -> Iterator[int]:
         """The handle for one op: no other op and no close of this end meanwhile. Raises ``failed`` again."""

@@ -320,6 +320,11 @@ class LocalCluster:
                         phase="open",
                     )
 
+    def open_end(self, rank: int) -> Communicator | None:
+        """The communicator of one rank, None where it has none; opens nothing."""
+        windows = self._windows
+        return windows.ends[rank] if windows is not None and rank < len(windows.ends) else None
+
     def _open(self) -> _Windows:
         windows = _Windows(self, window_data_bytes(self._window_mib))
         for rank in self._errors if self._active else ():

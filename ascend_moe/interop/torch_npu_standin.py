@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
@@ -26,7 +27,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.utils import _device
 
-from ascend_moe import npu
+from ascend_moe import log, npu
 from ascend_moe._torch_npu import resolve_dtype
 from ascend_moe.comm import comm_name
 from ascend_moe.errors import ArgumentError, LibraryError, need, need_dims, need_dtype, need_shape, with_typed_errors
@@ -112,7 +113,7 @@ def install(quiet: bool = False) -> None:
     """Make ``import torch_npu`` this stand-in, and "npu" and "hccl" known to torch. A second call changes nothing.
 
     Args:
-        quiet: no line on stderr about it.
+        quiet: no warning in the log about it.
 
     Raises:
         LibraryError: torch_npu is installed (the real one is better), or a module of that name was imported before.
@@ -142,7 +143,7 @@ def install(quiet: bool = False) -> None:
         raise
     _changes = changes
     if not quiet:
-        print(f"torch_npu {VERSION}: {ABOUT}", file=sys.stderr, flush=True)
+        log.say(logging.WARNING, "torch_npu %s: %s", VERSION, ABOUT)
 
 
 def _forget_functions() -> None:

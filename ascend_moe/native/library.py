@@ -44,6 +44,7 @@ SIGNATURES: Signatures = {
     "am_comm_algorithm_run": (c_uint32, (c_void_p,)),
     "am_comm_traffic": (None, (c_void_p, POINTER(c_uint64))),
     "am_comm_in_op": (c_int, (c_void_p, c_int)),
+    "am_comm_epoch": (c_uint32, (c_void_p,)),
     "am_comm_set_epoch": (None, (c_void_p, c_uint32)),
     "am_comm_lent": (c_void_p, (c_void_p,)),
     "am_lent_take": (c_int, (c_void_p, c_uint64, POINTER(c_uint64))),

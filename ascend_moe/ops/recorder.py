@@ -6,6 +6,7 @@ each call is a record of the log where that is at debug.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -41,21 +42,27 @@ _rings: dict[tuple[str, int], Ring] = {}  # by group and rank
 
 
 class Call:
-    """One call of one rank, while it runs and afterwards. ``tensors``: place among the op's arguments, dtype, shape."""
+    """One call of one rank, while it runs and afterwards.
 
-    __slots__ = ("began", "comm_alg", "micros", "number", "op", "outcome", "ring", "tensors", "wall")
+    ``tensors``: place among the op's arguments, dtype, shape. ``epoch``: its number on the wire, which errors name; 0
+    where it was not looked at, because nobody reads records, or cannot be, as on an NPU.
+    """
+
+    __slots__ = ("began", "comm_alg", "epoch", "micros", "number", "op", "outcome", "ring", "tensors", "wall")
 
     def __init__(self, op: Recorder, ring: Ring, comm_alg: str, tensors: list[tuple[int, Any, Any]]) -> None:
         self.op, self.ring, self.comm_alg, self.tensors = op, ring, comm_alg, tensors
         self.number = next(ring.numbers)
-        self.micros, self.outcome = -1.0, "did not return"
+        self.micros, self.outcome, self.epoch = -1.0, "did not return", 0
         self.wall, self.began = time.time(), time.perf_counter()
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{self.op.names[at]} {str(dtype)[6:]} {tuple(shape)}" for at, dtype, shape in self.tensors)
         alg = f", comm_alg {self.comm_alg}" if self.comm_alg else ""
         took = f"{self.micros:.0f} µs" if self.micros >= 0 else "?"
-        return f"call {self.number}, {self.op.name} on {self.ring.group}{alg}: {shapes}; {took}, {self.outcome}"
+        epoch = f", epoch {self.epoch}" if self.epoch else ""
+        head = f"call {self.number}, {self.op.name} on {self.ring.group}{alg}{epoch}"
+        return f"{head}: {shapes}; {took}, {self.outcome}"
 
 
 class Recorder:
@@ -107,18 +114,29 @@ def end(call: Call, fresh: bool) -> None:
     call.micros, call.outcome = 1e6 * (time.perf_counter() - call.began), "returned"
     if fresh:
         _tell_algorithm(call)
+    if log.logger.isEnabledFor(logging.DEBUG):  # else nobody reads it, and it takes a lock
+        _take_epoch(call)
     _log(call)
 
 
 def fail(call: Call, error: BaseException) -> None:
     """The call has raised. A rank that is missed is worth a file, whose name goes into the error's text."""
     call.micros, call.outcome = 1e6 * (time.perf_counter() - call.began), f"{type(error).__name__}: {error}"
+    if not isinstance(error, (CommTimeout, PeerLost)):
+        _log(call)
+        return
+    _take_epoch(call)
     _log(call)
-    if isinstance(error, (CommTimeout, PeerLost)) and "calls" not in error.details:
+    if "calls" not in error.details:
         path = _write(call.ring)
         if path:
             error.details["calls"] = path
             error.args = (f"{error}; the last calls of rank {call.ring.rank}: {path}",)
+
+
+def _take_epoch(call: Call) -> None:
+    with contextlib.suppress(AscendMoeError):  # closed meanwhile
+        call.epoch = comm.epoch_on(call.ring.group, call.ring.rank)
 
 
 def _log(call: Call) -> None:

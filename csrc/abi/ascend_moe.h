@@ -43,6 +43,8 @@ AM_API int am_lent_use(void* area, const void* plan, uint32_t part, const void* 
                        int32_t* record, char* fault, uint64_t fault_bytes);
 // Whether a rank, of this process or another, is in an op of this communicator now: 1 or 0.
 AM_API int am_comm_in_op(void* comm, int rank);
+// The epoch of the last op of this rank that has come to its end; 0: none has.
+AM_API uint32_t am_comm_epoch(const void* comm);
 // Tests: makes the next op run as the epoch after this one.
 AM_API void am_comm_set_epoch(void* comm, uint32_t epoch);
 // Where a rank's areas lie in a window, for tests that poison or inspect them: data offset, state offset,

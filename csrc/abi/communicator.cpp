@@ -428,6 +428,7 @@ int am_comm_use_servers(void* comm, int ranks_per_server, int near_stores) {
 }
 void am_comm_destroy(void* comm) { delete static_cast<ops::Communicator*>(comm); }
 void am_comm_mark_lost(void* comm, int peer) { static_cast<ops::Communicator*>(comm)->MarkLost(peer); }
+uint32_t am_comm_epoch(const void* comm) { return static_cast<const ops::Communicator*>(comm)->Epoch(); }
 void am_comm_set_epoch(void* comm, uint32_t epoch) { static_cast<ops::Communicator*>(comm)->SetEpoch(epoch); }
 
 void am_comm_traffic(void* comm, uint64_t* bytes) {

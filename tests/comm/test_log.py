@@ -61,10 +61,12 @@ def test_debug_has_every_call(caplog: pytest.LogCaptureFixture) -> None:
     for rank in range(WORLD):
         own = [text for text in texts(caplog, logging.DEBUG) if f"rank {rank}:" in text]
         found = [
-            re.search(r"call (\d+), npu_moe_distribute_(\w+)_v2 on (\w+).*; (\d+) µs, returned$", text) for text in own
+            re.search(r"call (\d+), npu_moe_distribute_(\w+)_v2 on (\w+).*, epoch (\d+): .*; \d+ µs, returned$", text)
+            for text in own
         ]
-        assert [match and (int(match[1]), match[2], match[3]) for match in found] == [
-            (number + 1, ("dispatch", "combine")[number % 2], cluster.name) for number in range(2 * len(sizes))
+        assert [match and (int(match[1]), match[2], match[3], int(match[4])) for match in found] == [
+            (number + 1, ("dispatch", "combine")[number % 2], cluster.name, number + 1)
+            for number in range(2 * len(sizes))
         ]
         assert all(f"x bfloat16 ({tokens}, {HIDDEN})" in own[2 * at] for at, tokens in enumerate(sizes))
 
@@ -92,6 +94,8 @@ def test_a_lost_peer_leaves_the_last_calls(tmp_path: Path, monkeypatch: pytest.M
     lines = path.read_text().splitlines()
     assert cluster.name in lines[0] and len(lines) == 1 + recorder.KEPT
     assert "x bfloat16 (5, 64)" in lines[-1] and "PeerLost: " in lines[-1] and lines[-2].endswith(", returned")
+    epoch = re.search(r", epoch (\d+): ", lines[-1])
+    assert epoch and int(epoch[1]) == 2 * (recorder.KEPT // 2 + 3) + 1 and f"at epoch {epoch[1]}" in lines[-1]
 
 
 def test_a_rank_that_is_no_longer_kept_still_leaves_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,7 +209,9 @@ def test_a_cast_layer_computes_in_the_new_dtype(dtype: torch.dtype, quantised: b
 def test_a_dtype_that_no_layer_has_is_refused_before_anything_changes() -> None:
     for made in (layer(1), layer(1, quantised=True)):
         before = values(made)
-        with pytest.raises(ArgumentError, match=r"dtype is torch.float64; need torch.bfloat16, torch.float16 or torch.float32"):
+        with pytest.raises(
+            ArgumentError, match=r"dtype is torch.float64; need torch.bfloat16, torch.float16 or torch.float32"
+        ):
             made.double()
         assert same(values(made), before) and made.dtype == BF16
 

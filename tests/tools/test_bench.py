@@ -306,6 +306,28 @@ def test_a_rank_that_is_killed_ends_the_run(scratch: Path, mpi: bool) -> None:
     assert re.search(rf"rank \d|{killer.result()}|KILLED BY SIGNAL: 9", told), told
 
 
+def test_progress_is_passed_on(tmp_path: Path) -> None:
+    """As rank 0 leaves it in its file, which may not be there yet, or be empty while it writes."""
+    heard: list[tuple[str, int, int]] = []
+    file = tmp_path / "progress"
+    for text in (None, "", "3", "3 ", "3 tiny, 2 ranks", "12 tiny, 2 ranks"):
+        if text is not None:
+            file.write_text(text)
+        bench._tell(file, 12, lambda *said: heard.append(said))
+    assert heard == [("tiny, 2 ranks", 3, 12), ("tiny, 2 ranks", 12, 12)]
+
+
+@pytest.mark.nightly
+def test_a_run_tells_how_far_it_is(scratch: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    heard: list[tuple[str, int, int]] = []
+    work = replace(job([TINY, TINY], iterations=3000), tell=True)
+    bench.run_ranks(work, lambda *said: heard.append(said))
+    numbers = [done for _, done, _ in heard]
+    assert {(name, total) for name, _, total in heard} == {(TINY.name, 6000)}
+    assert numbers == sorted(numbers) and len(set(numbers)) > 3
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.nightly
 def test_what_a_rank_raises_is_told(scratch: Path) -> None:
     too_wide = Case("tiny", 2, 4, 64, 2, 7)  # 7 experts on 2 ranks: the ops refuse that
