@@ -320,7 +320,7 @@ def test_progress_is_passed_on(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_run_tells_how_far_it_is(scratch: Path, capfd: pytest.CaptureFixture[str]) -> None:
     heard: list[tuple[str, int, int]] = []
-    work = replace(job([TINY, TINY], iterations=3000), tell=True)
+    work = replace(job([TINY, TINY], iterations=3000), methods=["direct"], tell=True)
     bench.run_ranks(work, lambda *said: heard.append(said))
     numbers = [done for _, done, _ in heard]
     assert {(name, total) for name, _, total in heard} == {(TINY.name, 6000)}
