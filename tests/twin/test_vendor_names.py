@@ -26,7 +26,7 @@ def test_values(mode: str, define: str, dtype: type) -> None:
 
 
 @modes
-@pytest.mark.parametrize("key,said", [(2, "element 64 of a LocalTensor of 64"), (3, "GlobalTensor holds 0")])
+@pytest.mark.parametrize("key,said", [(2, "element 64 of a LocalTensor of 64"), (3, "GlobalTensor of .* holds 0")])
 def test_elements_past_the_end_are_found(mode: str, key: int, said: str) -> None:
     args = [np.zeros(8, np.float16), np.zeros(8, np.float16), np.zeros(32, np.int32), np.zeros(16, np.uint16)]
     with pytest.raises(TwinFault, match=said) as caught:
