@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 import failure_cases as cases
 import pytest
+import torch
 from failure_cases import LOCAL, Caught, caught
 from failure_windows import ABORT_MAGIC, State, next_epoch
 
 import ascend_moe
-from ascend_moe.errors import CommTimeout
+from ascend_moe.errors import CommTimeout, InvalidExpertId, RoutingOverflow
 from ascend_moe.native.windows import ranks_per_server
 from ascend_moe.ops import answers
 from ascend_moe.reference.cases import Place
@@ -88,3 +89,39 @@ def test_of_two_failures_at_once_the_rank_that_is_missing_counts(cluster: ascend
 
     for one in cluster.run(body):
         assert type(one.error) is CommTimeout and one.error.rank == ABSENT, repr(one)
+
+
+@pytest.mark.parametrize("wrong", ["dispatch", "combine"])
+@pytest.mark.parametrize("cluster", [("window", 0)], indirect=True, ids=str)
+def test_no_row_leaves_a_rank_with_an_error(cluster: ascend_moe.LocalCluster, wrong: str) -> None:
+    """Rows beyond the capacity would lie where others' are, and those of an op that fails are for nobody."""
+    here, sender, experts = 0, 3, 2 * WORLD
+    together = threading.Barrier(WORLD)
+
+    def body(rank: int, group_ep: str) -> bool:
+        place = Place(rank, WORLD, group_ep)
+        cases.round_trip(place, 3)
+        ids = torch.full((4, 3), -1, dtype=torch.int32)
+        if rank == sender and wrong == "dispatch":
+            ids[:] = torch.tensor([0, 1, 0])  # 12 rows for one owner, who has room for 8
+        if rank == here and wrong == "combine":
+            ids[:, 0] = experts - 1  # an expert of the sender
+        x = torch.ones(4, 48, dtype=torch.bfloat16)
+        common = {"group_ep": group_ep, "ep_world_size": WORLD, "ep_rank_id": rank, "moe_expert_num": experts}
+        sent = None
+        if wrong == "combine":
+            sent = ascend_moe.npu_moe_distribute_dispatch(x, ids, **common)
+            ids[0, 0] = experts if rank == sender else ids[0, 0]
+        together.wait()
+        state = State.of(cluster, rank)
+        epoch = next_epoch(state.epoch)
+        state.poison(epoch)
+        together.wait()
+        with pytest.raises(RoutingOverflow if sent is None else InvalidExpertId):
+            if sent is None:
+                ascend_moe.npu_moe_distribute_dispatch(x, ids, **common)
+            else:
+                ascend_moe.npu_moe_distribute_combine(sent[0], ids, sent[2], sent[4], torch.ones(4, 3), **common)
+        return state.poisoned(epoch)
+
+    assert cluster.run(body)[here], f"rank {sender} has sent rows to rank {here}"
