@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,10 +63,10 @@ def trace(
     shape = options.shape_of(preset, hidden, topk, experts)
     asked: dict[str, Any] = {"op": op, "algorithm": comm_alg, "repeat": repeat, "pick": pick, "seed": seed}
     request = TraceRequest(ranks=ranks, batch=batch, quant=quant == "int8", **shape, **asked)
+    how = f"predicts them for {soc}" if soc else f"rounds that are recorded: {repeat}"
+    begin = functools.partial(started, "trace", f"{request.title}; {how}")
     with bar("rounds"):
-        how = f"predicts them for {soc}" if soc else f"rounds that are recorded: {repeat}"
-        started("trace", f"{request.title}; {how}")
-        timeline = roundtrip.predicted(request, soc) if soc else roundtrip.measured(request)
+        timeline = roundtrip.predicted(request, soc, begin) if soc else roundtrip.measured(request, begin)
     show(as_dict(timeline), as_json, lambda: print("\n".join(text(timeline))))
     lines: list[str] = []
     for path, content in ((out, chrome.text), (plot, picture.svg)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -59,12 +60,16 @@ class TraceRequest:
         )
 
 
-def measured(request: TraceRequest) -> Timeline:
-    """The timeline of one round of ``request.repeat`` that were recorded after warm-ups."""
+def measured(request: TraceRequest, begin: Callable[[], object] = lambda: None) -> Timeline:
+    """The timeline of one round of ``request.repeat`` that were recorded after warm-ups.
+
+    ``begin`` is called when nothing is left to be refused, before the work.
+    """
     if request.algorithm == "cann-style":
         raise ArgumentError("algorithm cann-style is predicted alone: give a SoC", argument="algorithm")
     window_mib = max(DEFAULT_WINDOW_MIB, plan.plan(_plan_request(request)).buffsize_mib)
     with LocalCluster(request.ranks, window_mib=window_mib) as cluster:
+        begin()
         barrier = threading.Barrier(request.ranks)
         inputs = [_inputs(request, rank) for rank in range(request.ranks)]
 
@@ -82,12 +87,14 @@ def measured(request: TraceRequest) -> Timeline:
     return _chosen_round(recording.timeline, request)
 
 
-def predicted(request: TraceRequest, soc: str) -> Timeline:
-    """The timeline of one dispatch and the combine after it, of the timed engine's model of ``soc``."""
+def predicted(request: TraceRequest, soc: str, begin: Callable[[], object] = lambda: None) -> Timeline:
+    """The timeline of one dispatch and the combine after it, of the timed engine's model of ``soc``; see ``measured``."""
     call, algorithm = _plan_request(request), request.algorithm
+    ops_plans = plan.plan(replace(call, soc=soc)).ops  # none: the ops refuse the call
     if algorithm == "auto":  # as the ops choose
-        ops_plans = plan.plan(replace(call, soc=soc)).ops
         algorithm = ops_plans["dispatch"].algorithm if ops_plans else "window"
+    if ops_plans:
+        begin()
     found = predict(call, soc, algorithm=algorithm, events=PREDICTED_EVENTS)
     events: list[Event] = []
     start = 0.0
