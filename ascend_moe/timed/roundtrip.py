@@ -88,7 +88,10 @@ def measured(request: TraceRequest, begin: Callable[[], object] = lambda: None) 
 
 
 def predicted(request: TraceRequest, soc: str, begin: Callable[[], object] = lambda: None) -> Timeline:
-    """The timeline of one dispatch and the combine after it, of the timed engine's model of ``soc``; see ``measured``."""
+    """The timeline of one dispatch and the combine after it, of the timed engine's model of ``soc``.
+
+    ``begin``: as of ``measured``.
+    """
     call, algorithm = _plan_request(request), request.algorithm
     ops_plans = plan.plan(replace(call, soc=soc)).ops  # none: the ops refuse the call
     if algorithm == "auto":  # as the ops choose
