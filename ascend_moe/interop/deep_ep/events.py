@@ -10,7 +10,7 @@ import torch
 from ascend_moe.errors import need
 
 
-def _npu() -> Any:
+def npu_here() -> Any:
     """torch.npu, where there is one that works."""
     npu = getattr(torch, "npu", None)
     return npu if npu is not None and npu.is_available() else None
@@ -23,12 +23,12 @@ class EventHandle:
     """
 
     def __init__(self) -> None:
-        npu = _npu()
+        npu = npu_here()
         self._event = None if npu is None else npu.current_stream().record_event()
 
     def current_stream_wait(self) -> None:
         """The current stream goes on when that is done."""
-        npu = _npu()
+        npu = npu_here()
         if npu is not None and self._event is not None:
             npu.current_stream().wait_event(self._event)
 

@@ -78,6 +78,7 @@ OURS: Mapping[str, Mapping[str, Names]] = {
 _LOGGING = "it logs sgl-kernel-npu's own calls; ascend_moe.trace records what the ops do"
 _PATHS = "it is where sgl-kernel-npu's own kernels lie"
 _ELASTIC = "DeepEP's second interface is not built; use Buffer"
+_QUIET = "nothing is printed that had to be hidden"
 _CUDA = "it belongs to CUDA, NCCL or NVLink, which are not used here"
 
 REFUSED: Mapping[str, Mapping[str, str]] = {
@@ -91,12 +92,15 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
         "deep_ep.check_nccl_so": _CUDA,
         "deep_ep.init_jit": _CUDA,
         "deep_ep.utils.check_nvlink_connections": _CUDA,
-        **{f"deep_ep.utils.envs.{name}": _CUDA for name in ("get_physical_domain_size", "get_logical_domain_size")},
-        **{f"deep_ep.utils.envs.{name}": _CUDA for name in ("check_nvlink_connections", "get_nvlink_gbs")},
-        **{f"deep_ep.utils.envs.{name}": _CUDA for name in ("check_fast_rdma_atomic_support", "get_rdma_gbs")},
+        "deep_ep.utils.envs.get_physical_domain_size": _CUDA,
+        "deep_ep.utils.envs.get_logical_domain_size": _CUDA,
+        "deep_ep.utils.envs.check_nvlink_connections": _CUDA,
         "deep_ep.utils.envs.check_torch_deterministic": _CUDA,
-        "deep_ep.utils.testing.empty_suppress": "nothing is printed that had to be hidden",
-        "deep_ep.utils.testing.suppress_stdout_stderr": "nothing is printed that had to be hidden",
+        "deep_ep.utils.envs.check_fast_rdma_atomic_support": _CUDA,
+        "deep_ep.utils.envs.get_nvlink_gbs": _CUDA,
+        "deep_ep.utils.envs.get_rdma_gbs": _CUDA,
+        "deep_ep.utils.testing.empty_suppress": _QUIET,
+        "deep_ep.utils.testing.suppress_stdout_stderr": _QUIET,
     },
     "ascend": {
         "deep_ep.current_dir": _PATHS,

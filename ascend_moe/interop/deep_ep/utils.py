@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ascend_moe.errors import need, need_dims
+from ascend_moe.interop.deep_ep.events import npu_here
 from ascend_moe.interop.deep_ep.rows import FP8, GROUP, cast_fp8
 
 _FLUSH_BYTES = 256_000_000
@@ -38,7 +39,7 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int
     _local_rank = local_rank
     nodes, node = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     address = f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '8361')}"
-    npu = _npu()
+    npu = npu_here()
     dist.init_process_group(
         "hccl" if npu else "gloo",
         init_method=f"tcp://{address}",
@@ -254,12 +255,6 @@ def _within(event: Any, word: str) -> bool:
     return False
 
 
-def _npu() -> Any:
-    """torch.npu where it can be used, else None."""
-    npu = getattr(torch, "npu", None)
-    return npu if npu is not None and npu.is_available() else None
-
-
 def _synchronize() -> None:
-    if npu := _npu():
+    if npu := npu_here():
         npu.synchronize()
