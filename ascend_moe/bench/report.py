@@ -33,6 +33,7 @@ def show(run: Run, console: Console, force: bool) -> None:
         table = Table(title=escape(case_title(case)), title_justify="left", title_style="bold")
         for number, name in enumerate(COLUMNS):
             table.add_column(escape(name), justify="right" if number else "left")
+        claims = force or not case.too_noisy
         for row in case.rows:
             trip = row.round_trip
             cells = (
@@ -41,10 +42,10 @@ def show(run: Run, console: Console, force: bool) -> None:
                 f"{row.combine.p50:.0f}",
                 f"{trip.p10:.0f} / {trip.p50:.0f} / {trip.p90:.0f}",
                 f"{row.gb_per_s:.2f}",
-                times_text(row.to_limit) if force or not case.too_noisy else "too noisy",
+                times_text(row.to_limit) if claims else "too noisy",
                 f"{row.p10_to_limit:.2f}",
                 f"{row.warm.p50:.0f}",
-                f"{row.warm_to_limit.p50:.2f} x" if force or not case.too_noisy else "too noisy",
+                f"{row.warm_to_limit.p50:.2f} x" if claims else "too noisy",
                 "bit for bit" if row.exact else "within rounding",
             )
             table.add_row(*map(escape, cells), style=_STYLE.get(row.kind, ""))

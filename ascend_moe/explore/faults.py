@@ -236,9 +236,9 @@ class Spoilt(Fault):
 
         A rank that knows the counts need not look at them: V2's window combine, and between servers.
         """
-        if self.program.contract == 1 and not self.program.servers:
-            return 5, 6
-        return range(min(2 + self.program.local, 5) if self.program.local <= 4 and not self.program.servers else 2, 7)
+        if self.program.servers or (self.program.contract == 2 and self.program.local > 4):
+            return range(2, 7)
+        return (5, 6) if self.program.contract == 1 else range(min(2 + self.program.local, 5), 7)
 
 
 # ---- a rank whose inputs are wrong
