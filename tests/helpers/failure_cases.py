@@ -5,17 +5,19 @@ Each case has unequal batches with an empty rank, a mask and ids of -1; the expe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import op_runs
+import pytest
 import torch
 
 import ascend_moe
@@ -43,6 +45,18 @@ def expected(world: int, seed: int) -> tuple[list[ref.DispatchResult], list[torc
     case = case_of(world, seed)
     sent = case.dispatched()
     return sent, case.combined([one.expand_x for one in sent], sent)
+
+
+@contextlib.contextmanager
+def opened(world: int, algorithm: str, share: int, *, timeout_s: int, cores: int) -> Iterator[ascend_moe.LocalCluster]:
+    """A cluster with these settings as long as it is open; ``share``: ranks a server, 0: all."""
+    settings = {"ASCEND_MOE_COMM_ALG": algorithm, "ASCEND_MOE_RANKS_PER_SERVER": str(share), "HCCL_BUFFSIZE": "2"}
+    settings |= {"ASCEND_MOE_TIMEOUT_S": str(timeout_s), "ASCEND_MOE_AIV_CORES": str(cores)}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        with ascend_moe.LocalCluster(world) as cluster:
+            yield cluster
 
 
 def arguments(place: Place) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from ascend_moe.native import library
 
 BLOCK = 32  # bytes
 WORDS = 8  # of a block
-STATUS_MAGIC, ABORT_MAGIC = 0x4D4F4530, 0x41424F52
+STATUS_MAGIC, ABORT_MAGIC, RECORD_MAGIC = 0x4D4F4530, 0x41424F52, 0x4D4F4552
 MAX_SLOTS = 2048  # (source, local expert) pairs of a rank
-ABORTS_AT = 1024  # behind the control block and the error record
+RECORD_AT, ABORTS_AT = 512, 1024  # the error record stands behind the control block
 HEADER_BLOCKS, COUNTS_PER_BLOCK = 2, 4
 
 
@@ -67,6 +67,17 @@ class State:
         """Whether nothing has been written there since."""
         address, size = self.half(epoch)
         return ctypes.string_at(address, size) == b"\xff" * size
+
+    def forge_abort(self, source: int, word: int, value: int) -> None:
+        """The source has seen a timeout of itself in the last op, but for one word of the block."""
+        block = [ABORT_MAGIC, self.epoch, 17, source, source, 0, 0, ABORT_MAGIC]
+        block[word] = value
+        self.abort(source)[:] = block
+
+    @property
+    def record(self) -> list[int]:
+        """The first words of the error record: magic, code, op, epoch, rank, culprit."""
+        return list(self.words(RECORD_AT, 6))
 
     def abort(self, source: int) -> ctypes.Array[ctypes.c_uint32]:
         return self.words(ABORTS_AT + BLOCK * source, WORDS)

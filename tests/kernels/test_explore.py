@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import commands
@@ -377,11 +377,14 @@ FAULTS = {
 }
 
 
-def with_faults(faults: Sequence[str], numbers: range, tally: Tally) -> None:
-    """Each is named by all who must name it, and what comes after it is right, or fails at once."""
-    cases = faulty(numbers, faults)
+def played(cases: Iterable[Program], numbers: range, tally: Tally) -> None:
+    """A schedule each: what goes wrong is named by all who must name it, and later ops are right, or fail at once."""
     assert_nothing_found(explore.campaign(cases, len(numbers), numbers.start, a_case=1))
     tally.count(cases=len(numbers))
+
+
+def with_faults(faults: Sequence[str], numbers: range, tally: Tally) -> None:
+    played(faulty(numbers, faults), numbers, tally)
 
 
 def with_a_fault(worlds: Worlds, name: str, seed: int) -> str:
@@ -408,8 +411,7 @@ def test_survivors_of_direct_leave_their_rows_alone(numbers: range, tally: Tally
     """Two ops after the failure a rank would store again where another that has heard of nothing yet may read."""
     case = explore.parse("w3,c2,l1,k2,b2,u1,v1,equal,ids:any,DCDC,direct,fault:kill")
     cases = [replace(case, seed=seed, cores=2 + seed % 2, list_cores=seed % 2) for seed in numbers]
-    assert_nothing_found(explore.campaign(cases, len(cases), numbers.start, a_case=1))
-    tally.count(cases=len(cases))
+    played(cases, numbers, tally)
 
 
 @soak_rows.row("wrong inputs, explored", quick=16, full=1000, chunk=250)
@@ -417,8 +419,7 @@ def test_wrong_index_of_two_launches(numbers: range, tally: Tally) -> None:
     """The second launch looks at expand_idx itself."""
     case = explore.parse("w2,c2,l2,k2,b4,u1,v1,equal,ids:distinct,dc,window,fault:index")
     cases = [replace(case, seed=seed, cores=1 + seed % 3) for seed in numbers]
-    assert_nothing_found(explore.campaign(cases, len(cases), numbers.start, a_case=1))
-    tally.count(cases=len(cases))
+    played(cases, numbers, tally)
 
 
 @soak_rows.row("stop, explored", quick=60, full=1500, chunk=375)
@@ -435,8 +436,7 @@ def test_inputs_that_one_rank_gets_wrong(numbers: range, tally: Tally) -> None:
 @soak_rows.row("wrong inputs, explored", quick=len(LONG) * 4, full=1000, chunk=100)
 def test_wrong_inputs_beyond_the_first_chunk(numbers: range, tally: Tally) -> None:
     """Shares of more than 512 pairs or triples, on one core and on several."""
-    assert_nothing_found(explore.campaign(long_faulty(numbers), len(numbers), numbers.start, a_case=1))
-    tally.count(cases=len(numbers))
+    played(long_faulty(numbers), numbers, tally)
 
 
 @pytest.mark.parametrize("fault", WRONG_INPUTS)

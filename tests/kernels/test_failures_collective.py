@@ -10,7 +10,7 @@ from typing import Any
 import failure_cases as cases
 import pytest
 import torch
-from failure_cases import HIDDEN, LOCAL, MAX_BS, TOPK, Caught, caught
+from failure_cases import HIDDEN, LOCAL, MAX_BS, TOPK, Caught, caught, opened
 from soak_rows import Tally
 
 import ascend_moe
@@ -29,14 +29,8 @@ GROUPS = [("window", 2, 0), ("direct", 2, 0), ("window", 3, 0), ("direct", 3, 0)
 def cluster(request: pytest.FixtureRequest) -> Iterator[ascend_moe.LocalCluster]:
     """One communicator for all tests of a group: none of these errors may spoil it."""
     algorithm, world, share = request.param
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-        patch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
-        patch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
-        patch.setenv("HCCL_BUFFSIZE", "2")
-        patch.setenv("ASCEND_MOE_AIV_CORES", "3")
-        with ascend_moe.LocalCluster(world) as opened:
-            yield opened
+    with opened(world, algorithm, share, timeout_s=5, cores=3) as cluster:
+        yield cluster
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ import pytest
 import torch
 from failure_cases import LOCAL, MAX_BS, TOPK, Caught, caught
 from failure_windows import (
-    ABORT_MAGIC,
     COUNTS_PER_BLOCK,
     HEADER_BLOCKS,
     STATUS_MAGIC,
@@ -355,10 +354,7 @@ def test_abort_block_that_nobody_can_have_written(word: int, value: int) -> None
         assert cases.round_trip(place, 3) == "right"
         barrier.wait()
         if rank == READER:
-            state = State.of(cluster, READER)
-            block = [ABORT_MAGIC, state.epoch, 17, SOURCE, SOURCE, 0, 0, ABORT_MAGIC]
-            block[word] = value
-            state.abort(SOURCE)[:] = block
+            State.of(cluster, READER).forge_abort(SOURCE, word, value)
         barrier.wait()
         if rank == SOURCE:
             done.wait(5)
@@ -385,10 +381,7 @@ def test_half_an_abort_block_is_no_abort(missing: int) -> None:
         assert cases.round_trip(place, 3) == "right"
         barrier.wait()
         if rank == READER:
-            state = State.of(cluster, READER)
-            block = [ABORT_MAGIC, state.epoch, 17, SOURCE, SOURCE, 0, 0, ABORT_MAGIC]
-            block[missing] = 0
-            state.abort(SOURCE)[:] = block
+            State.of(cluster, READER).forge_abort(SOURCE, missing, 0)
         barrier.wait()
         if rank == SOURCE:
             time.sleep(SOON)  # the reader looks more than once

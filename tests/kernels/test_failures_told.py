@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import failure_cases as cases
 import pytest
 import torch
-from failure_cases import LOCAL, Caught, caught
-from failure_windows import ABORT_MAGIC, State, next_epoch
+from failure_cases import LOCAL, Caught, caught, opened
+from failure_windows import ABORT_MAGIC, RECORD_MAGIC, State, next_epoch
 
 import ascend_moe
 from ascend_moe.errors import CommTimeout, InvalidExpertId, RoutingOverflow
@@ -22,21 +22,14 @@ from ascend_moe.reference.cases import Place
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
 WORLD, IMPATIENT, ABSENT = 4, 1, 2
-SOON, AT_ONCE_S, RECORD_MAGIC = 0.1, 2.0, 0x4D4F4552
-RECORD_AT, RECORD_WORDS = 512, 16
+SOON, AT_ONCE_S = 0.1, 2.0
 
 
 @pytest.fixture(params=[("window", 0), ("direct", 0), ("window", 1), ("window", 2)], ids=str)
 def cluster(request: pytest.FixtureRequest) -> Iterator[ascend_moe.LocalCluster]:
     algorithm, share = request.param
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-        patch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
-        patch.setenv("ASCEND_MOE_TIMEOUT_S", "30")
-        patch.setenv("HCCL_BUFFSIZE", "2")
-        patch.setenv("ASCEND_MOE_AIV_CORES", "2")
-        with ascend_moe.LocalCluster(WORLD) as opened:
-            yield opened
+    with opened(WORLD, algorithm, share, timeout_s=30, cores=2) as cluster:
+        yield cluster
 
 
 def test_a_rank_that_gives_up_tells_all_others(cluster: ascend_moe.LocalCluster) -> None:
@@ -55,8 +48,8 @@ def test_a_rank_that_gives_up_tells_all_others(cluster: ascend_moe.LocalCluster)
         if not ranks_per_server():  # else the words lie elsewhere
             aborts = [source for source in range(WORLD) if states[rank].abort(source)[0] == ABORT_MAGIC]
             assert aborts == [IMPATIENT], f"rank {rank} has abort blocks of {aborts}"
-            record = states[rank].words(RECORD_AT, RECORD_WORDS)
-            assert (record[0], record[4], record[5]) == (RECORD_MAGIC, rank, ABSENT), list(record)
+            record = states[rank].record
+            assert (record[0], *record[4:]) == (RECORD_MAGIC, rank, ABSENT), record
         return first, second
 
     states: dict[int, State] = {}
