@@ -9,10 +9,10 @@ import contextlib
 import ctypes
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,7 @@ from ..errors import LibraryError
 from . import library as native_library
 
 LIBRARY_NAME = "libascend_moe_torch.so"
-INTERFACE = 6  # as in csrc/torch/api.cpp
+INTERFACE = 7  # as in csrc/torch/api.cpp
 OLDEST_TORCH = (2, 10)
 _TEXT_BYTES = 1024
 _SLICE_MS = 50  # of a wait for a lock: between them Python sees its signals
@@ -103,6 +103,9 @@ _SIGNATURES: native_library.Signatures = {
     "am_torch_end_shut": (None, (c_void_p,)),
     "am_torch_end_algorithm": (c_uint32, (c_void_p,)),
     "am_torch_end_lend": (None, (c_void_p, c_void_p)),
+    "am_torch_last_call": (c_uint64, (POINTER(c_int64), c_void_p, c_uint64)),
+    "am_torch_end_failed": (None, (c_void_p, c_uint64, c_int64, c_uint64, c_char_p)),
+    "am_torch_end_calls": (c_uint64, (c_void_p, c_void_p, c_uint64)),
     "am_torch_forget": (None, ()),
     "am_torch_set_place": (None, (c_uint64,)),
     "am_torch_prepare_always": (None, (c_int,)),
@@ -187,7 +190,33 @@ def _must(function: Any, what: str, *words: Any) -> None:
         )
 
 
+def _text_of(function: Callable[[Any, int], int]) -> str:
+    """The text that ``function(to, bytes)`` gives, which may grow between two calls."""
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    while (size := int(function(text, len(text)))) > len(text):
+        text = ctypes.create_string_buffer(size)
+    return text.raw[:size].decode(errors="replace")
+
+
 # ---- ends
+
+
+class RecordedCall(NamedTuple):
+    """A call as it is remembered, without its tensors.
+
+    ``serial``: among the calls of its thread. ``number``: among those of its ``end`` (of which it is the number), 0 if
+    it was refused. ``took``: nanoseconds, -1 if it did not return. ``tensors``: names, dtypes and shapes.
+    """
+
+    serial: int
+    end: int
+    number: int
+    rank: int
+    took: int
+    op: str
+    group: str
+    comm_alg: str
+    tensors: str
 
 
 class End:
@@ -213,6 +242,20 @@ class End:
     def lend(self, area: int) -> None:
         """NPU, within the lock: the handle of the lent area that combines publish from; 0: none any more."""
         self._library.am_torch_end_lend(self.handle, area)
+
+    def call_failed(self, call: RecordedCall, epoch: int, outcome: str) -> None:
+        """Of a call of this end: what it has raised, and when in the order of the wire."""
+        self._library.am_torch_end_failed(self.handle, call.number, call.took, epoch, outcome.encode())
+
+    def last_calls(self) -> list[tuple[float, RecordedCall, str, int]]:
+        """The calls that are kept, the oldest first: when they began, what they were, what came of them, their epochs."""
+        calls = []
+        for line in _text_of(functools.partial(self._library.am_torch_end_calls, self.handle)).split("\x1e")[:-1]:
+            number, began, took, epoch, outcome, *told = line.split("\x1f")
+            call = RecordedCall(0, 0, int(number), 0, int(took), *told)
+            outcome = outcome or ("returned" if call.took >= 0 else "did not return")
+            calls.append((int(began) / 1e9, call, outcome, int(epoch)))
+        return calls
 
     def acquire(self, timeout: float = -1) -> bool:
         """Whether it was free within ``timeout`` seconds; negative: waits on, and Ctrl-C ends it."""
@@ -270,7 +313,7 @@ class Open:
         self._library, self._handle = library(), handle
 
     def finish(self) -> None:
-        """The second launch. Raises torch's RuntimeError for an error that ``answers.raise_kept`` knows."""
+        """The second launch. Raises torch's RuntimeError for an error that ``answers.kept`` knows."""
         torch.ops.ascend_moe_binding.finish(self._handle)
 
     def __del__(self) -> None:
@@ -289,6 +332,13 @@ def forget() -> None:
 def set_place(place: int) -> None:
     """Which rank of which LocalCluster the calling thread is, above 0."""
     library().am_torch_set_place(place)
+
+
+def last_call() -> RecordedCall | None:
+    """This thread's last call that came to the library; None: there was none."""
+    words = (c_int64 * 5)()
+    text = _text_of(functools.partial(library().am_torch_last_call, words))
+    return RecordedCall(*words, *text.split("\x1f")) if text else None
 
 
 def counts() -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """What the library of the torch ops asks Python, in calls that no equal call came before, and errors.
 
 The library knows rules, plans and launches. Python knows settings and groups, and has the classes of errors:
-an error is kept here for the thread, the library makes torch raise a RuntimeError of the same text, and
-``raise_kept`` raises the error itself in its stead.
+an error is kept here for the thread, the library makes torch raise a RuntimeError of the same text, and ``kept`` gives
+the error itself to raise in its stead.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _NAME_BYTES = binding.Settings.comm_alg.size - 1
 
 T = TypeVar("T")
 _here = threading.local()  # .error: of this thread's call; .text: its message, which the library reads
+fresh: set[int] = set()  # threads whose call asked for settings: no equal call came before
 
 
 # ---- errors
 
 
 def _keep(error: BaseException) -> int:
-    """Keeps an error for ``raise_kept``; returns the address of its message."""
+    """Keeps an error for ``kept``; returns the address of its message."""
     # The frames of a typed error hold it, and with them the tensors of the call; they tell nothing that it does not.
     _here.error = error.with_traceback(None) if isinstance(error, errors.AscendMoeError) else error
     _here.text = ctypes.create_string_buffer((str(error) or type(error).__name__).encode())
@@ -45,24 +46,6 @@ def kept(error: RuntimeError) -> BaseException:
     """What this thread's call has kept, when ``error`` is torch's word for that; else ``error``."""
     found, _here.error = getattr(_here, "error", None), None
     return found if found is not None and str(error).startswith(_here.text.value.decode()) else error
-
-
-def take_fresh() -> bool:
-    """Whether the library has asked for settings in this thread since the last look: no equal call came before."""
-    fresh = getattr(_here, "fresh", False)
-    if fresh:
-        _here.fresh = False
-    return fresh
-
-
-def raise_kept(error: RuntimeError) -> None:
-    """Raises that, if anything was kept; else returns."""
-    found = kept(error)
-    try:
-        if found is not error:
-            raise found from found.__cause__
-    finally:
-        del found, error  # else they and this frame hold each other, as above
 
 
 def _answer(name: str) -> Callable[..., int | None]:
@@ -100,7 +83,7 @@ def _text(address: int, size: int) -> str:
 
 def _settings(pointer: Any, answer: Any) -> None:
     call, told = pointer.contents, answer.contents
-    _here.fresh = True
+    fresh.add(threading.get_ident())
     binding.use_engine()
     algorithm = calls.comm_algorithm(_text(call.comm_alg, call.comm_alg_bytes))
     cores, deadline = calls.core_count(), getattr(_here, "deadline", None) or timeout_s()

@@ -30,7 +30,7 @@ class OpenCall(Generic[R]):
         self._name, self._outputs, self._opened = name, outputs, opened
         self._needing_grad = needing_grad
         self._failure: BaseException | None = None
-        self._call = recorder.last()
+        self._call = binding.last_call() if opened is not None else None
 
     def finish(self) -> R:
         """Waits for the other ranks, ASCEND_MOE_TIMEOUT_S from now on at most; returns the op's outputs.
@@ -44,8 +44,7 @@ class OpenCall(Generic[R]):
                 self._opened.finish()
             except RuntimeError as error:
                 self._failure = failure = answers.kept(error)
-                if self._call is not None:
-                    recorder.fail(self._call, failure)
+                recorder.failed(failure, self._call)
                 raise failure from failure.__cause__
             self._opened = None
             if self._needing_grad:

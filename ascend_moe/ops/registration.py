@@ -7,7 +7,10 @@ have in common.
 from __future__ import annotations
 
 import functools
+import logging
+import os
 import re
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,12 +19,11 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.fx.node import has_side_effect
 from torch.utils._pytree import tree_map
 
-from .. import settings
+from .. import log, settings
 from .._torch_npu import resolve_dtype
 from ..errors import ArgumentError, AscendMoeError, LibraryError, unknown_argument, unknown_name
 from ..native import binding
-from . import answers, calls
-from . import recorder as record
+from . import answers, calls, recorder
 from .pairs import Pairs
 from .schemas import NAMESPACE, SCHEMAS, schema_of
 
@@ -135,44 +137,51 @@ class _Op(Operator):
         self.index_name = "expand_idx" if self.contract == 1 else "assist_info_for_combine"
 
     def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """``call`` of torch, with errors of their own classes."""
-        dispatches, recorder = self.code == calls.OP_DISPATCH, record.Recorder(self.name, self.names)
+        """``call`` of torch, with errors of their own classes. All that every call pays for in Python is here."""
+        below_autograd, grad_enabled = torch._C._AutoDispatchBelowAutograd, torch.is_grad_enabled
+        fresh, told, debug = answers.fresh, log.logger.isEnabledFor, logging.DEBUG
 
-        def op(*args: Any, **kwargs: Any) -> Any:
-            made = recorder.begin(args, kwargs)
-            if made is None:
-                return checked(*args, **kwargs)
+        def run(*args: Any, **kwargs: Any) -> Any:
             try:
-                outputs = checked(*args, **kwargs)
+                if grad_enabled() and wants_gradient((*args, *kwargs.values())):
+                    outputs = call(*args, **kwargs)
+                else:
+                    # The kernel of the Autograd key is Python's, and takes longer than the rest of a small call.
+                    with below_autograd():
+                        outputs = call(*args, **kwargs)
             except BaseException as error:
-                record.fail(made, error)
-                raise
-            record.end(made, answers.take_fresh())
+                raised = self._error_of(error, kwargs)
+                try:
+                    if raised is error:
+                        raise
+                    raise raised from raised.__cause__
+                finally:
+                    del raised  # else it and this frame hold each other, and with them the tensors of the call
+            if fresh or told(debug):
+                recorder.returned(threading.get_ident() in fresh)
+                fresh.discard(threading.get_ident())
             return outputs
 
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            if not dispatches:  # looks at the environment no second time
-                return self._second(run, args, kwargs) if _pairs else run(*args, **kwargs)
-            if settings.CHECK_PAIRS.is_set() and settings.CHECK_PAIRS.get() == "1":
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            if settings.CHECK_PAIRS.name in os.environ and settings.CHECK_PAIRS.get() == "1":
                 return self._first(run, args, kwargs)
             if _pairs:
                 _pairs.clear()
             return run(*args, **kwargs)
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            try:
-                if wants_gradient((*args, *kwargs.values())):
-                    return call(*args, **kwargs)
-                # The kernel of the Autograd key is Python's, and takes longer than the rest of a small call.
-                with torch._C._AutoDispatchBelowAutograd():
-                    return call(*args, **kwargs)
-            except RuntimeError as error:
-                answers.raise_kept(error)
-                if (unknown := unknown_name(self.name, self.names, kwargs)) is not None:
-                    raise unknown from None
-                raise
+        def combine(*args: Any, **kwargs: Any) -> Any:  # looks at the environment no second time
+            return self._second(run, args, kwargs) if _pairs else run(*args, **kwargs)
 
-        return op
+        return dispatch if self.code == calls.OP_DISPATCH else combine
+
+    def _error_of(self, error: BaseException, kwargs: dict[str, Any]) -> BaseException:
+        """What a call raises for an error of torch's; the record of the call has it."""
+        answers.fresh.discard(threading.get_ident())
+        raised = answers.kept(error) if isinstance(error, RuntimeError) else error
+        if raised is error and isinstance(error, RuntimeError):
+            raised = unknown_name(self.name, self.names, kwargs) or error
+        recorder.failed(raised)
+        return raised
 
     def named(self, outputs: Any) -> Any:
         """``outputs``, a tuple with names where the op has several."""

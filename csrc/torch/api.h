@@ -80,6 +80,16 @@ AM_TORCH_API uint32_t am_torch_end_algorithm(void* end);
 // NPU, while the lock is held: the lent area of this end, of am_lent_open; null: it has none any more.
 AM_TORCH_API void am_torch_end_lend(void* end, void* area);
 
+// This thread's last call: a number that each of its calls changes, the number of its end and its own there (0: refused
+// before), its rank, nanoseconds that it took. `text`: op, group, comm_alg, tensors, with 0x1f between them. Returns the
+// bytes of the text; 0: there was none.
+AM_TORCH_API uint64_t am_torch_last_call(int64_t* out, char* text, uint64_t bytes);
+// Of an end's last calls that number has failed. All of them, the oldest first, each with 0x1e at its end: number,
+// nanoseconds since 1970 when it began and that it took (-1: it did not return), epoch, what it failed with, and the
+// text as above, with 0x1f between them; returns the bytes of the text.
+AM_TORCH_API void am_torch_end_failed(void* end, uint64_t number, int64_t took, uint64_t epoch, const char* outcome);
+AM_TORCH_API uint64_t am_torch_end_calls(void* end, char* text, uint64_t bytes);
+
 // Forgets all prepared calls, also those that other threads are preparing now.
 AM_TORCH_API void am_torch_forget(void);
 // Which rank of which LocalCluster the calling thread is; 0: none.

@@ -131,6 +131,7 @@ struct Output {
 struct Prepared {
     std::string key;  // its bytes
     std::shared_ptr<End> end;
+    CallText text;
     std::shared_ptr<void> plan;    // of the engine's library
     std::shared_ptr<void> finish;  // of a call that is to begin: the plan of its second launch
     std::vector<Output> outputs;
@@ -151,6 +152,8 @@ void Forget();
 // Throws Raised: the call breaks a rule, or its group cannot be opened.
 std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, const Device& device, bool on_npu,
                                   uint32_t part);
+
+CallText TextOf(const Op& op, const Arguments& arguments);
 
 // The call as Python is told of it; the texts are those of `arguments`, and `op`'s name.
 AmTorchCall Describe(const Op& op, const Arguments& arguments, const Device& device, bool on_npu);

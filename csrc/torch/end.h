@@ -11,6 +11,7 @@
 
 #include "api.h"
 #include "op.h"
+#include "record.h"
 
 namespace ascend_moe_torch {
 
@@ -77,6 +78,7 @@ public:
     uint32_t launches() const { return launches_; }
     // The device writes the copy whenever it gets there.
     bool ErrorSeen() const { return seen_ != nullptr && __atomic_load_n(seen_, __ATOMIC_ACQUIRE) != 0; }
+    LastCalls& last_calls() { return last_calls_; }
     bool launched() const { return algorithm_.load() != 0; }
     uint32_t algorithm() const { return algorithm_.load(); }
     void Launched(uint32_t algorithm) {
@@ -87,6 +89,7 @@ public:
 private:
     static constexpr uint32_t kLaunchesACopy = 16;
     AmTorchEnd facts_;
+    LastCalls last_calls_;
     sem_t free_;
     std::atomic<bool> open_{true};
     std::atomic<uint32_t> algorithm_{0};

@@ -107,6 +107,23 @@ uint32_t AlgorithmOf(const void* plan) {
 void UsePython(const AmTorchPython& python) { the_python = python; }
 const AmTorchPython& python() { return the_python; }
 
+CallText TextOf(const Op& op, const Arguments& arguments) {
+    std::string text = op.name + kFieldEnd + std::string(arguments.group_ep()) + kFieldEnd +
+                       std::string(arguments.comm_alg()) + kFieldEnd;
+    const char* between = "";
+    for (const Parameter& parameter : op.parameters) {
+        const AtenTensorHandle tensor =
+            parameter.kind == Parameter::kTensor ? arguments.tensor(parameter.index) : nullptr;
+        if (tensor == nullptr) continue;
+        text += between + parameter.name + " " + DtypeText(DtypeOf(tensor)) + " (";
+        const int64_t rank = RankOf(tensor), *sizes = SizesOf(tensor);
+        for (int64_t i = 0; i < rank; ++i) text += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
+        text += rank == 1 ? ",)" : ")";  // as Python writes a tuple
+        between = ", ";
+    }
+    return std::make_shared<const std::string>(std::move(text));
+}
+
 AmTorchCall Describe(const Op& op, const Arguments& arguments, const Device& device, bool on_npu) {
     AmTorchCall call = {};
     call.op = op.name.c_str();
@@ -175,6 +192,7 @@ std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, cons
     Raise(python().open(&call, &end));
     auto made = std::make_shared<Prepared>();
     made->end = *static_cast<std::shared_ptr<End>*>(end);
+    made->text = TextOf(op, arguments);
     description.PlaceAt(made->end->facts());
     made->plan = description.Plan(part);
     if (part == moe::kPartSend) made->finish = description.Plan(moe::kPartFinish);

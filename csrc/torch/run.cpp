@@ -1,6 +1,5 @@
 #include <dlfcn.h>
-#include <time.h>
-
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -45,7 +44,6 @@ struct OpenCall {
 namespace {
 
 constexpr uint64_t kTextBytes = 1024;
-constexpr int64_t kNanosPerSecond = 1000000000;
 
 using SharedOpen = std::shared_ptr<OpenCall>;
 
@@ -57,6 +55,13 @@ std::atomic<uint64_t> known{0}, prepared{0};
 thread_local struct {
     int64_t entered, launched, returned, left;
 } marks = {};
+
+// This thread's last call, for its record. `number`: among the calls of `end`; 0: it was refused before it was one.
+thread_local struct {
+    uint64_t serial, end, number;
+    int64_t rank, took;
+    CallText text;
+} last_call = {};
 
 thread_local bool send_only = false;  // this thread's next op
 thread_local SharedOpen last_open;    // which that left open
@@ -88,11 +93,7 @@ private:
     void* thread_ = nullptr;
 };
 
-int64_t Now() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * kNanosPerSecond + now.tv_nsec;
-}
+int64_t Now() { return NanosOf(CLOCK_MONOTONIC); }
 
 void Allocate(const Prepared& call, const Device& device, Outputs& outputs) {
     for (size_t i = 0; i < call.outputs.size(); ++i) {
@@ -198,12 +199,17 @@ bool Launch(const Op& op, const std::shared_ptr<const Prepared>& call, const Arg
     Allocate(*call, device, outputs);
     std::optional<Inputs> own;
     const Inputs& inputs = (opening ? opening->inputs : own).emplace(op, arguments);
+    last_call.end = end.facts().number;
+    last_call.number = end.last_calls().Begin(call->text);
     if (on_npu) {
         const uint32_t part = opening ? moe::kPartSend : moe::kPartWhole;
         QueueOnNpu(op, *call, part, arguments, inputs, device, outputs);
     } else {
         RunOnCpu(*call, call->plan.get(), inputs, outputs);
     }
+    last_call.took = Now() - marks.entered;
+    last_call.text = call->text;
+    end.last_calls().Returned(last_call.number, last_call.took);
     if (opening) {
         opening->call = call;
         opening->device = device;
@@ -258,6 +264,21 @@ void Call(const Op& op, const Arguments& arguments, bool on_npu, Outputs& output
     throw std::runtime_error(op.name + ": the communicator was closed by another thread");
 }
 
+// A call, with what its record is made from.
+void CallRecorded(const Op& op, const Arguments& arguments, bool on_npu, Outputs& outputs, const SharedOpen& opening) {
+    ++last_call.serial;
+    last_call.end = last_call.number = 0;
+    last_call.took = -1;
+    last_call.rank = arguments.attribute(moe::kAttribute_ep_rank_id);
+    try {
+        Call(op, arguments, on_npu, outputs, opening);
+    } catch (...) {
+        last_call.took = Now() - marks.entered;
+        last_call.text = TextOf(op, arguments);
+        throw;
+    }
+}
+
 template <uint64_t kNumber, bool kOnNpu>
 void Kernel(StableIValue* stack, uint64_t, uint64_t) {
     const WithoutGil without_gil;
@@ -266,10 +287,10 @@ void Kernel(StableIValue* stack, uint64_t, uint64_t) {
     Outputs outputs;
     if (std::exchange(send_only, false)) {
         const auto opening = std::make_shared<OpenCall>(op, stack);
-        Call(op, opening->arguments, kOnNpu, outputs, opening);
+        CallRecorded(op, opening->arguments, kOnNpu, outputs, opening);
     } else {
         const Arguments arguments(op, stack);
-        Call(op, arguments, kOnNpu, outputs, nullptr);
+        CallRecorded(op, arguments, kOnNpu, outputs, nullptr);
     }
     for (uint64_t i = 0; i < op.outputs(); ++i) stack[i] = reinterpret_cast<StableIValue>(outputs[i].release());
     marks.left = Now();
@@ -342,9 +363,15 @@ using SharedEnd = std::shared_ptr<End>;
 
 namespace {
 
-constexpr int kInterface = 6;
+constexpr int kInterface = 7;
 
 End& EndOf(void* end) { return **static_cast<SharedEnd*>(end); }
+
+// Copies as much of a text as fits. Returns the bytes of all of it.
+uint64_t GiveText(const std::string& from, char* to, uint64_t bytes) {
+    memcpy(to, from.data(), std::min<uint64_t>(from.size(), bytes));
+    return from.size();
+}
 
 // 0, or 1 when `function` throws: `text` says what. One thread at a time.
 template <class Function>
@@ -390,6 +417,20 @@ void am_torch_end_release(void* end) { EndOf(end).unlock(); }
 void am_torch_end_shut(void* end) { EndOf(end).Shut(); }
 uint32_t am_torch_end_algorithm(void* end) { return EndOf(end).algorithm(); }
 void am_torch_end_lend(void* end, void* area) { EndOf(end).TakeLentArea(area); }
+
+uint64_t am_torch_last_call(int64_t* out, char* text, uint64_t bytes) {
+    if (last_call.serial == 0) return 0;
+    const int64_t words[] = {static_cast<int64_t>(last_call.serial), static_cast<int64_t>(last_call.end),
+                             static_cast<int64_t>(last_call.number), last_call.rank, last_call.took};
+    std::copy(std::begin(words), std::end(words), out);
+    return last_call.text ? GiveText(*last_call.text, text, bytes) : 0;
+}
+void am_torch_end_failed(void* end, uint64_t number, int64_t took, uint64_t epoch, const char* outcome) {
+    EndOf(end).last_calls().Failed(number, took, epoch, outcome);
+}
+uint64_t am_torch_end_calls(void* end, char* text, uint64_t bytes) {
+    return GiveText(EndOf(end).last_calls().Text(), text, bytes);
+}
 
 void am_torch_forget() { Forget(); }
 void am_torch_set_place(uint64_t place) { SetPlace(place); }
