@@ -137,11 +137,14 @@ class _Op(Operator):
         self.index_name = "expand_idx" if self.contract == 1 else "assist_info_for_combine"
 
     def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """``call`` of torch, with errors of their own classes. All that every call pays for in Python is here."""
+        """``call`` of torch, with errors of their own classes. What every call pays for in Python is here, in one frame."""
         below_autograd, grad_enabled = torch._C._AutoDispatchBelowAutograd, torch.is_grad_enabled
         fresh, told, debug = answers.fresh, log.logger.isEnabledFor, logging.DEBUG
+        dispatches, checks = self.code == calls.OP_DISPATCH, settings.CHECK_PAIRS.name
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def op(*args: Any, **kwargs: Any) -> Any:
+            if _pairs and not dispatches:
+                args, kwargs = self._compare_ids(args, kwargs)
             try:
                 if grad_enabled() and wants_gradient((*args, *kwargs.values())):
                     outputs = call(*args, **kwargs)
@@ -160,19 +163,11 @@ class _Op(Operator):
             if fresh or told(debug):
                 recorder.returned(threading.get_ident() in fresh)
                 fresh.discard(threading.get_ident())
+            if dispatches and (_pairs or checks in os.environ):
+                self._keep_ids(args, kwargs, outputs)
             return outputs
 
-        def dispatch(*args: Any, **kwargs: Any) -> Any:
-            if settings.CHECK_PAIRS.name in os.environ and settings.CHECK_PAIRS.get() == "1":
-                return self._first(run, args, kwargs)
-            if _pairs:
-                _pairs.clear()
-            return run(*args, **kwargs)
-
-        def combine(*args: Any, **kwargs: Any) -> Any:  # looks at the environment no second time
-            return self._second(run, args, kwargs) if _pairs else run(*args, **kwargs)
-
-        return dispatch if self.code == calls.OP_DISPATCH else combine
+        return op
 
     def _error_of(self, error: BaseException, kwargs: dict[str, Any]) -> BaseException:
         """What a call raises for an error of torch's; the record of the call has it."""
@@ -188,24 +183,24 @@ class _Op(Operator):
         # torch.fx's tracer has a proxy of the whole tuple.
         return self._make(outputs) if self._make is not None and isinstance(outputs, tuple) else outputs
 
-    def _first(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``run`` of a dispatch, whose ids are kept."""
-        outputs, given = run(*args, **kwargs), self.bind(args, kwargs)
+    def _keep_ids(self, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        """Of a dispatch, for its combine, where ids are compared; else none are kept."""
+        if settings.CHECK_PAIRS.get() != "1":
+            return _pairs.clear()
         if type(outputs[2]) is torch.Tensor and not outputs[2].is_meta:  # else a compiler looks for shapes
+            given = self.bind(args, kwargs)
             _pairs.sent(outputs[2], given["expert_ids"], given["x_active_mask"])
-        return outputs
 
-    def _second(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``run`` of a combine, whose ids are compared with those of its dispatch."""
+    def _compare_ids(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a combine, whose ids are compared with those of its dispatch."""
         given, at = self.bind(args, kwargs), self.names.index("expert_ids")
         ids, index, mask = (given[name] for name in ("expert_ids", self.index_name, "x_active_mask"))
-        if type(ids) is torch.Tensor and type(index) is torch.Tensor and not ids.is_meta:
-            ids = _pairs.checked("expert_ids", index, ids, mask)
-            if len(args) > at:
-                args = (*args[:at], ids, *args[at + 1 :])
-            else:
-                kwargs = kwargs | {"expert_ids": ids}
-        return run(*args, **kwargs)
+        if type(ids) is not torch.Tensor or type(index) is not torch.Tensor or ids.is_meta:
+            return args, kwargs
+        ids = _pairs.checked("expert_ids", index, ids, mask)
+        if len(args) > at:
+            return (*args[:at], ids, *args[at + 1 :]), kwargs
+        return args, kwargs | {"expert_ids": ids}
 
     def fake(self, *args: Any, **kwargs: Any) -> Any:
         """Outputs as torch_npu's C++ allocates them, from shapes, dtypes and attributes alone.

@@ -19,7 +19,7 @@ namespace {
 
 // Outputs are undefined past the received rows. Small tails are zeroed all the same, so that tools that
 // compare whole tensors twice (opcheck) see equal bytes; large ones would cost as much as the op.
-constexpr uint64_t kZeroTailBytes = 256 * 1024;
+constexpr uint64_t kZeroTailBytes = 32 * 1024;
 
 template <class Desc>
 uint64_t BytesOf(const Desc& tensor) {

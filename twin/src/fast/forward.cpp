@@ -12,6 +12,8 @@
 //   - Cast of such a row to float32 (ForwardCast), and Muls of the result (ForwardScale): one term.
 //   - Add of a term to a sum in place (ForwardAdd): up to 8 terms of one element type in the order of the
 //     Adds. A Duplicate of 0.0f (ForwardFill) may begin the sum.
+//   - Cast of such a sum to half or bfloat16_t, rounded to nearest (ForwardRound), is made at once, from the terms.
+//     The sum goes on waiting, and is dropped when the kernel begins the next one.
 //   Only the count forms of these calls, in which the elements follow one another, take part.
 //
 // What forces deferred work to be done
@@ -96,16 +98,28 @@ void Widen(Forward& forward, uintptr_t ub, uint64_t bytes, uintptr_t gm, uint64_
     if (gm < forward.gm_begin) forward.gm_begin = gm;
     if (gm + source > forward.gm_end) forward.gm_end = gm + source;
 }
-void Widen(Forward& forward, const ForwardedRow& row) { Widen(forward, row.ub, row.bytes, row.gm, row.bytes); }
+void Widen(Forward& forward, const ForwardedRow& row) {
+    if (row.ub < forward.rows_begin) forward.rows_begin = row.ub;
+    if (EndOf(row) > forward.rows_end) forward.rows_end = EndOf(row);
+    Widen(forward, row.ub, row.bytes, row.gm, row.bytes);
+}
 void Widen(Forward& forward, const ForwardedTerm& term) {
     Widen(forward, term.ub, TermBytes(term), term.gm, SourceBytes(term));
 }
 // Resets the hulls once nothing is deferred. Until then they may be too wide: a search in vain costs less
 // than to narrow them.
 void Shrink(Forward& forward) {
-    if (forward.count != 0 || forward.term.type != TermType::kNone || forward.sum.waits()) return;
+    if (forward.count != 0) return;
+    forward.rows_begin = ~uintptr_t{0};
+    forward.rows_end = 0;
+    if (forward.term.type != TermType::kNone || forward.sum.waits()) return;
     forward.ub_begin = forward.gm_begin = ~uintptr_t{0};
     forward.ub_end = forward.gm_end = 0;
+}
+
+// How many rows have to be looked at for these UB bytes: all or none.
+uint32_t RowsNear(const Forward& forward, uintptr_t begin, uintptr_t end) {
+    return forward.NearRows(begin, end) ? forward.count : 0;
 }
 
 // Callers shrink the hulls when they are done.
@@ -148,15 +162,33 @@ void AddAll(const ForwardedSum& sum) {
     float* sums = reinterpret_cast<float*>(sum.ub);
     for (uint32_t k = 0; k < sum.terms;) k += AddTerms<T>(sums, sum.count, sum.term + k, sum.terms - k);
 }
-void MakeSum(Forward& forward) {
-    ForwardedSum& sum = forward.sum;
+// The sum's floats at its place in UB; it goes on waiting.
+void Compute(const ForwardedSum& sum) {
     if (sum.zeroed) memset(reinterpret_cast<void*>(sum.ub), 0, SumBytes(sum));
     switch (sum.terms == 0 ? TermType::kNone : sum.term[0].type) {
-        case TermType::kFloat: AddAll<float>(sum); break;
-        case TermType::kHalf: AddAll<half>(sum); break;
-        case TermType::kBf16: AddAll<bfloat16_t>(sum); break;
-        case TermType::kNone: break;
+        case TermType::kFloat: return AddAll<float>(sum);
+        case TermType::kHalf: return AddAll<half>(sum);
+        case TermType::kBf16: return AddAll<bfloat16_t>(sum);
+        case TermType::kNone: return;
     }
+}
+// A sum that begins with zeros, rounded to nearest: part by part, so that its floats stay in the first cache.
+template <class D>
+void Round(ForwardedSum sum, D* to) {
+    constexpr uint32_t kPart = 2048;
+    float part[kPart];
+    const uint64_t element = SourceBytes(sum.term[0]) / sum.term[0].count;
+    sum.ub = reinterpret_cast<uintptr_t>(part);
+    for (uint32_t left = sum.count; left > 0; left -= sum.count, to += sum.count) {
+        sum.count = left < kPart ? left : kPart;
+        Compute(sum);
+        RunBest([to, &part, n = sum.count] { CastArray(to, part, RoundMode::CAST_RINT, n); });
+        for (uint32_t k = 0; k < sum.terms; ++k) sum.term[k].gm += sum.count * element;
+    }
+}
+void MakeSum(Forward& forward) {
+    ForwardedSum& sum = forward.sum;
+    Compute(sum);
     sum.terms = 0;
     sum.zeroed = false;
 }
@@ -192,7 +224,7 @@ bool IsTerm(const Forward& forward, uintptr_t ub, uint32_t count) {
 
 void ForwardRead(Forward& forward, uintptr_t begin, uintptr_t end) {
     bool made = MakeFloats(forward, begin, end);
-    for (uint32_t i = forward.count; i-- > 0;) {
+    for (uint32_t i = RowsNear(forward, begin, end); i-- > 0;) {
         ForwardedRow& row = forward.rows[i];
         if (!Overlap(row.ub, EndOf(row), begin, end)) continue;
         const uintptr_t from = begin > row.ub ? begin : row.ub, to = end < EndOf(row) ? end : EndOf(row);
@@ -209,7 +241,7 @@ void ForwardRead(Forward& forward, uintptr_t begin, uintptr_t end) {
 
 void ForwardWrite(Forward& forward, uintptr_t begin, uintptr_t end) {
     bool made = MakeFloats(forward, begin, end);
-    for (uint32_t i = forward.count; i-- > 0;) {
+    for (uint32_t i = RowsNear(forward, begin, end); i-- > 0;) {
         if (!Overlap(forward.rows[i].ub, EndOf(forward.rows[i]), begin, end)) continue;
         Make(forward.rows[i]);
         Forget(forward, i);
@@ -218,7 +250,9 @@ void ForwardWrite(Forward& forward, uintptr_t begin, uintptr_t end) {
     if (made) Shrink(forward);
 }
 
-void ForwardDrop(Forward& forward, uintptr_t begin, uintptr_t end) {
+namespace {
+// Drops the term and the sum that lie within these UB bytes. True when there was such a term or sum.
+bool DropFloats(Forward& forward, uintptr_t begin, uintptr_t end) {
     bool dropped = false;
     const ForwardedTerm& term = forward.term;
     if (term.type != TermType::kNone && term.ub >= begin && term.ub + TermBytes(term) <= end) {
@@ -231,7 +265,13 @@ void ForwardDrop(Forward& forward, uintptr_t begin, uintptr_t end) {
         forward.sum.zeroed = false;
         dropped = true;
     }
-    for (uint32_t i = forward.count; i-- > 0;) {
+    return dropped;
+}
+}  // namespace
+
+void ForwardDrop(Forward& forward, uintptr_t begin, uintptr_t end) {
+    bool dropped = DropFloats(forward, begin, end);
+    for (uint32_t i = RowsNear(forward, begin, end); i-- > 0;) {
         if (forward.rows[i].ub < begin || EndOf(forward.rows[i]) > end) continue;
         Forget(forward, i);
         dropped = true;
@@ -239,9 +279,18 @@ void ForwardDrop(Forward& forward, uintptr_t begin, uintptr_t end) {
     if (dropped) Shrink(forward);
 }
 
+// A row in part of these bytes is made, so that what is left of it stays; a whole one is dropped.
 void ForwardOverwrite(Forward& forward, uintptr_t begin, uintptr_t end) {
-    ForwardDrop(forward, begin, end);
-    ForwardWrite(forward, begin, end);
+    bool gone = DropFloats(forward, begin, end);
+    gone = MakeFloats(forward, begin, end) || gone;
+    for (uint32_t i = RowsNear(forward, begin, end); i-- > 0;) {
+        const ForwardedRow& row = forward.rows[i];
+        if (!Overlap(row.ub, EndOf(row), begin, end)) continue;
+        if (row.ub < begin || EndOf(row) > end) Make(row);
+        Forget(forward, i);
+        gone = true;
+    }
+    if (gone) Shrink(forward);
 }
 
 void ForwardStore(Forward& forward, uintptr_t begin, uintptr_t end) {
@@ -310,6 +359,20 @@ bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count,
     MakeTerm(forward);
     forward.term = {to, count, type, false, 1.0f, reinterpret_cast<uintptr_t>(source)};
     Widen(forward, forward.term);
+    return true;
+}
+
+bool ForwardRound(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type) {
+    const ForwardedSum& sum = forward.sum;
+    if (!sum.zeroed || sum.terms == 0 || sum.ub != from || sum.count != count) return false;
+    const uintptr_t end = to + uint64_t{count} * sizeof(half);
+    if (type == TermType::kFloat || Overlap(to, end, from, from + SumBytes(sum))) return false;
+    if (forward.Near(to, end)) ForwardOverwrite(forward, to, end);
+    if (type == TermType::kHalf) {
+        Round(sum, reinterpret_cast<half*>(to));
+    } else {
+        Round(sum, reinterpret_cast<bfloat16_t*>(to));
+    }
     return true;
 }
 

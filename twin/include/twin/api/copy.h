@@ -68,6 +68,7 @@ constexpr uint32_t kMaxCopyBlocks = 4095;
 constexpr uint32_t kMaxCopyBlockBytes = 2097151;
 constexpr uint8_t kPoison = 0xA5;
 constexpr uint64_t kLeastStreamed = 1024;
+constexpr uint64_t kStreamedWindow = 4;  // rows in windows are streamed beyond this part of the cache
 
 // A checked, strided copy: `count` pieces of `bytes`, steps in bytes on both sides.
 struct Pieces {
@@ -187,11 +188,16 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
                     p.gm_step, p.ub_step});
 }
 
-// True for rows of an output larger than the cache: when the op's caller reads them they have left it anyway.
+// True for rows of an output larger than the cache: when the op's caller reads them they have left it anyway. And for
+// rows in windows, whose lines lie in the cache of the rank that has read the last ones, once there are so many that
+// fetching those first is what takes longest.
 inline bool Streamed(const twin::Core& core, const twin::GmRange& range, const Pieces& p) {
     if constexpr (twin::kChecked) return false;
-    return range.kind == twin::GmKind::kTensor && p.bytes >= kLeastStreamed &&
-           core.traffic.written[static_cast<int>(twin::GmKind::kTensor)] > twin::g_cache_bytes;
+    if (p.bytes < kLeastStreamed) return false;
+    const uint64_t written = core.traffic.written[static_cast<int>(range.kind)];
+    return range.kind == twin::GmKind::kTensor       ? written > twin::g_cache_bytes
+           : range.kind == twin::GmKind::kWindowData ? written > twin::g_cache_bytes / kStreamedWindow
+                                                     : false;
 }
 
 // UB to GM, honouring SetAtomic*.
@@ -213,6 +219,11 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
             CopyOutForwarded(core.forward, range, p, reinterpret_cast<uintptr_t>(gm));
     }
     const bool streamed = Streamed(core, range, p);
+    if constexpr (!twin::kChecked) {
+        // What says that rows are there must come after rows that went past the caches.
+        if (range.kind == twin::GmKind::kWindowState || range.atomic_blocks || range.doorbell != nullptr)
+            twin::StreamFence();
+    }
     const double began = twin::CopyBegins(core);
     twin::IssueSourced({name,
                         twin::Pipe::kMte3,

@@ -83,6 +83,7 @@ inline T ScalarLoad(const T* from, const GmRange& range, const Loc&) {
 template <class T>
 inline void ScalarStore(T* to, T value, const GmRange&, const Loc&) {
     SettlePipe(Pipe::kAll);
+    StreamFence();
     __atomic_store(to, &value, __ATOMIC_RELEASE);
 }
 inline void CleanLines(uintptr_t, bool, const Loc&) {}

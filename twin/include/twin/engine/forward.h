@@ -60,14 +60,17 @@ struct Forward {
     uint32_t count = 0;
     uint32_t next = 0;  // index at which the search for a source begins: rows leave in the order they came
     uintptr_t ub_begin = ~uintptr_t{0},
-              ub_end = 0;                            // hull of all deferred UB ranges; empty when nothing is deferred
-    uintptr_t gm_begin = ~uintptr_t{0}, gm_end = 0;  // hull of their sources
+              ub_end = 0;  // hull of all deferred UB ranges; empty when nothing is deferred
+    uintptr_t rows_begin = ~uintptr_t{0},
+              rows_end = 0;  // hull of the rows among them: terms and sums mostly lie elsewhere
+    uintptr_t gm_begin = ~uintptr_t{0}, gm_end = 0;  // hull of all sources
     ForwardedTerm term;
     ForwardedSum sum;
     ForwardedRow rows[kRows];
 
     bool Any() const { return ub_end != 0; }
     bool Near(uintptr_t begin, uintptr_t end) const { return begin < ub_end && ub_begin < end; }
+    bool NearRows(uintptr_t begin, uintptr_t end) const { return begin < rows_end && rows_begin < end; }
 };
 
 // To call before UB bytes are read, before some of them are written, before all of them are written.
@@ -89,6 +92,8 @@ const uint8_t* ForwardSource(Forward& forward, uintptr_t begin, uint64_t bytes);
 bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type);
 bool ForwardScale(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, float weight);
 bool ForwardAdd(Forward& forward, uintptr_t to, uintptr_t a, uintptr_t b, uint32_t count);
+// Cast of float32 to half or bfloat16_t with CAST_RINT. True when it was made.
+bool ForwardRound(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type);
 // Duplicate of float32. True when nothing is left to do.
 bool ForwardFill(Forward& forward, uintptr_t to, uint32_t count, float value);
 

@@ -94,6 +94,11 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
         twin::Forward& forward = twin::current_core().forward;
         if (forward.Any() && twin::ForwardCast(forward, t, f, n, twin::TermTypeOf<U>())) return;
     }
+    if constexpr (!twin::kChecked && twin::kOneOf<T, half, bfloat16_t> && twin::kOneOf<U, float>) {
+        const bool nearest = body.mode == twin::RoundMode::CAST_RINT || body.mode == twin::RoundMode::CAST_NONE;
+        twin::Forward& forward = twin::current_core().forward;
+        if (nearest && forward.Any() && twin::ForwardRound(forward, t, f, n, twin::TermTypeOf<T>())) return;
+    }
     twin::IssueExact(twin::PartOf({"Cast", loc}, {t, n * sizeof(T)}, {f, n * sizeof(U)}), [=] {
         if (apart || in_place) {
             twin::RunBest([=] { twin::CastArray(to, from, body.mode, n, body.scale); });
