@@ -20,8 +20,8 @@ template <TPosition position = TPosition::LCM>
 class TBuf : public TBufBase {
 public:
     template <class T>
-    TWIN_HOT LocalTensor<T> Get(TWIN_CALLER) {
-        return GetWithOffset<T>(bytes_ / sizeof(T), 0, loc);
+    TWIN_HOT LocalTensor<T> Get() {
+        return Tensor<T>(bytes_ / static_cast<uint32_t>(sizeof(T)), 0);
     }
     template <class T>
     TWIN_HOT LocalTensor<T> Get(uint32_t count, TWIN_CALLER) {
@@ -29,23 +29,27 @@ public:
     }
     template <class T>
     TWIN_HOT LocalTensor<T> GetWithOffset(uint32_t count, uint32_t byteOffset, TWIN_CALLER) {
-        const twin::Core& core = twin::current_core();
         const uint64_t end = static_cast<uint64_t>(byteOffset) + static_cast<uint64_t>(count) * sizeof(T);
         if (__builtin_expect(byteOffset % twin::kBlockBytes != 0 || end > bytes_, 0))
             RaiseOffset(*this, count, sizeof(T), byteOffset, loc.file, loc.line);
-        return LocalTensor<T>(core.ub + begin_ + byteOffset, count * static_cast<uint32_t>(sizeof(T)), buffer_,
-                              core.buffers[buffer_].stamp);
+        return Tensor<T>(count, byteOffset);
     }
 
     // As for a queue's tensors, but no event belongs to them.
     template <class T>
-    LocalTensor<T> AllocTensor(TWIN_CALLER) {
-        return Get<T>(loc);
+    LocalTensor<T> AllocTensor() {
+        return Get<T>();
     }
     template <class T>
     void FreeTensor(const LocalTensor<T>&) {}
 
 private:
+    template <class T>
+    TWIN_HOT LocalTensor<T> Tensor(uint32_t count, uint32_t byteOffset) const {
+        const twin::Core& core = twin::current_core();
+        return LocalTensor<T>(core.ub + begin_ + byteOffset, count * static_cast<uint32_t>(sizeof(T)), buffer_,
+                              core.buffers[buffer_].stamp);
+    }
     // Returns where the launch lists tensors that pass their buffer and stay in UB.
     TWIN_COLD static void RaiseOffset(TBufBase buffer, uint32_t count, size_t element, uint32_t byteOffset,
                                       const char* file, int line) {

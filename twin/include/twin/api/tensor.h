@@ -134,17 +134,24 @@ public:
     uint32_t GetLength() const { return address_.dataLen; }
 
     TWIN_HOT T GetValue(uint32_t index, TWIN_CALLER) const {
-        T* element = At(index, loc);
-        T value{};
-        twin::IssueExact({"GetValue", twin::Pipe::kS, loc, {}, {{Address(element), sizeof(T)}}},
-                         [&] { value = *element; });
-        return value;
+#ifdef TWIN_FORWARDS  // one test and one call aside: loops over elements are most of what a small op executes
+        if (__builtin_expect(Plain(index), 1)) return *Element(index);
+        return GetChecked(*this, index, loc.file, loc.line);
     }
     TWIN_HOT void SetValue(uint32_t index, T value, TWIN_CALLER) const {
-        T* element = At(index, loc);
-        twin::IssueExact({"SetValue", twin::Pipe::kS, loc, {Address(element), sizeof(T)}, {}},
-                         [=] { *element = value; });
+        if (__builtin_expect(Plain(index), 1)) {
+            *Element(index) = value;
+        } else {
+            SetChecked(*this, index, value, loc.file, loc.line);
+        }
     }
+#else
+        return GetChecked(*this, index, loc.file, loc.line);
+    }
+    TWIN_HOT void SetValue(uint32_t index, T value, TWIN_CALLER) const {
+        SetChecked(*this, index, value, loc.file, loc.line);
+    }
+#endif
     TWIN_HOT ElementOf<LocalTensor> operator()(uint32_t index, TWIN_CALLER) const { return {*this, index, loc}; }
 
     TWIN_HOT LocalTensor operator[](uint32_t offset) const {
@@ -209,9 +216,38 @@ private:
         return address_.bufferAddr.host != nullptr &&
                twin::current_core().buffers[address_.logicPos.buffer].stamp == address_.logicPos.stamp;
     }
+    T* Element(uint32_t index) const { return reinterpret_cast<T*>(address_.bufferAddr.host) + index; }
+#ifdef TWIN_FORWARDS
+    // Whether nothing is wrong with an element, and no deferred copy lies there.
+    TWIN_HOT bool Plain(uint32_t index) const {
+        const twin::Core& core = twin::current_core();
+        const uintptr_t at = Address(Element(index));
+        return address_.bufferAddr.host != nullptr &&
+               core.buffers[address_.logicPos.buffer].stamp == address_.logicPos.stamp && index < GetSize() &&
+               !core.forward.Near(at, at + sizeof(T));
+    }
+#define TWIN_ASIDE TWIN_COLD
+#else
+#define TWIN_ASIDE TWIN_HOT
+#endif
+    TWIN_ASIDE static T GetChecked(LocalTensor view, uint32_t index, const char* file, int line) {
+        const twin::Loc loc{file, line};
+        T* element = view.At(index, loc);
+        T value{};
+        twin::IssueExact({"GetValue", twin::Pipe::kS, loc, {}, {{Address(element), sizeof(T)}}},
+                         [&] { value = *element; });
+        return value;
+    }
+    TWIN_ASIDE static void SetChecked(LocalTensor view, uint32_t index, T value, const char* file, int line) {
+        const twin::Loc loc{file, line};
+        T* element = view.At(index, loc);
+        twin::IssueExact({"SetValue", twin::Pipe::kS, loc, {Address(element), sizeof(T)}, {}},
+                         [=] { *element = value; });
+    }
+#undef TWIN_ASIDE
     TWIN_HOT T* At(uint32_t index, const twin::Loc& loc) const {
         if (__builtin_expect(!Alive() || index >= GetSize(), 0)) RaiseAt(*this, index, loc.file, loc.line);
-        return reinterpret_cast<T*>(address_.bufferAddr.host) + index;
+        return Element(index);
     }
     // Everything by value: as long as no address of the view is taken, it stays in registers.
     [[noreturn]] TWIN_COLD static void RaiseDead(LocalTensor view, const char* file, int line) {
