@@ -34,8 +34,10 @@ LentArea::State StateOfRows(const Plan& plan, const LentArea* own, const void* r
     return own->StateOf(rows, BytesOf(moe::Tensor(plan.spec, moe::kTensor_expand_x)));
 }
 
-// Tensors of rows, by name: a timed run need not move them.
-bool IsRows(const char* name) { return strcmp(name, "x") == 0 || strcmp(name, "expand_x") == 0; }
+// Tensors of rows, by name.
+bool IsRows(const char* name) {
+    return strcmp(name, "x") == 0 || strcmp(name, "expand_x") == 0 || strcmp(name, "shared_expert_x") == 0;
+}
 
 Kernels KernelsOf(uint32_t type) {
     if (type == moe::kTypeBf16) return {&ascend_moe_distribute_dispatch_bf16, &ascend_moe_distribute_combine_bf16, 0};

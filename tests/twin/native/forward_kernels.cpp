@@ -234,14 +234,15 @@ extern "C" const char* run_program(uint32_t seed, uint32_t steps, uint32_t cores
     twin::LaunchSpec spec;
     spec.block_dim = cores;
     uint32_t doorbells[2] = {};
-    const auto add = [&](uint8_t* begin, size_t bytes, twin::GmKind kind) {
+    const auto add = [&](uint8_t* begin, size_t bytes, twin::GmKind kind, bool bulk = false) {
         const uintptr_t at = reinterpret_cast<uintptr_t>(begin);
         spec.ranges.push_back({at, at + bytes, kind, kind == twin::GmKind::kWindowState,
-                               kind == twin::GmKind::kWindowState ? doorbells + 1 : nullptr, "gm"});
+                               kind == twin::GmKind::kWindowState ? doorbells + 1 : nullptr, "gm", -1,
+                               bulk});
     };
     add(g_memory.x[0], sizeof(g_memory.x), twin::GmKind::kWindowData);
-    add(g_memory.y[0], sizeof(g_memory.y), twin::GmKind::kTensor);
-    add(g_memory.f[0], sizeof(g_memory.f), twin::GmKind::kTensor);
+    add(g_memory.y[0], sizeof(g_memory.y), twin::GmKind::kTensor, true);
+    add(g_memory.f[0], sizeof(g_memory.f), twin::GmKind::kTensor, true);
     add(g_memory.mail[0], sizeof(g_memory.mail), twin::GmKind::kTensor);
     add(g_memory.state[0], sizeof(g_memory.state), twin::GmKind::kWindowState);
     try {

@@ -7,8 +7,9 @@
 // random programs with and without it, byte by byte. The checked and the timed engine never defer anything.
 //
 // Which accesses may be deferred
-//   - A copy from GM to UB (ForwardCopy) of one piece of at least 512 bytes without padding, from a tensor,
-//     a data window or a lent window whose blocks are not published one by one. The table has 64 such rows.
+//   - A copy from GM to UB (ForwardCopy) of one piece of at least 512 bytes without padding, from a tensor of rows
+//     (GmRange::bulk), a data window or a lent window whose blocks are not published one by one: not lists and
+//     tables, which the scalar unit reads word by word. The table has 64 such rows.
 //   - Cast of such a row to float32 (ForwardCast), and Muls of the result (ForwardScale): one term.
 //   - Add of a term to a sum in place (ForwardAdd): up to 8 terms of one element type in the order of the
 //     Adds. A Duplicate of 0.0f (ForwardFill) may begin the sum.

@@ -110,8 +110,7 @@ inline bool CopyInForwarded(twin::Forward& forward, const twin::GmRange& range, 
                             uintptr_t ub, uintptr_t gm) {
     if (__builtin_expect(forward.enabled, 1) && p.count == 1 && p.bytes >= twin::Forward::kLeastBytes &&
         around.left + around.behind == 0 && !range.atomic_blocks &&
-        (range.kind == twin::GmKind::kTensor || range.kind == twin::GmKind::kWindowData ||
-         range.kind == twin::GmKind::kWindowLent)) {
+        (range.bulk || range.kind == twin::GmKind::kWindowData || range.kind == twin::GmKind::kWindowLent)) {
         twin::ForwardCopy(forward, ub, gm, p.bytes);
         return true;
     }

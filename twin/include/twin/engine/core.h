@@ -40,7 +40,7 @@ struct GmRange {
     uint32_t* doorbell;  // rung after a store, or null
     const char* name;
     int owner = -1;     // windows: the rank whose window it is
-    bool bulk = false;  // rows of payload: runs that are only timed may leave them where they are
+    bool bulk = false;  // rows of payload: copies of them may wait; runs that are only timed may leave them out
     uint64_t at = 0;    // bytes into its area, of which it is a part
 
     bool window() const {
