@@ -40,6 +40,7 @@ REPEATS = 2  # of the same call, of which the last is warm: both parities of the
 _LINE = 16  # int64 words a rank: two cache lines, so that no neighbour's line is fetched along
 _SPINS_BEFORE_YIELD = 4000
 _LOOK_AT_CLOCK = 1024
+_WORK, _WORK_TIMES = 50_000, 7  # what the ranks do by turns and together: about a millisecond each time
 
 Marks = tuple[int, int, int, int]  # ns: dispatch begins, ends, combine begins, ends
 
@@ -96,11 +97,12 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
         timeout=datetime.timedelta(seconds=PATIENCE_S),
     )
     place = Place(rank, job.world, ascend_moe.comm_name(), mpi=mpi)
-    results = []
+    results, hindrance = [], measure_hindrance(rank, job.world)
     for number, case in enumerate(job.cases):
         of_ranks: list[Any] = [None] * job.world
         told = folder / PROGRESS if job.tell and rank == 0 else None
         case_marks = run_case(job, case, place, barrier, told, number * job.iterations)
+        case_marks.hindrance = hindrance
         dist.gather_object(case_marks, of_ranks if rank == 0 else None)
         results.append(of_ranks)
     if rank == 0:
@@ -137,6 +139,28 @@ def _end_with(pid: int, folder: Path) -> None:
 
 
 # ---- the timed loop
+
+
+def measure_hindrance(rank: int, world: int) -> float:
+    """How much longer this rank's work takes while all ranks work: 1 where each has a core to itself. Collective.
+
+    Hardware threads of one core share its units: what a call executes then takes longer, what waits for memory hardly.
+    """
+
+    def work() -> float:
+        began = time.perf_counter()
+        sum(range(_WORK))
+        return time.perf_counter() - began
+
+    alone, together = [], []
+    for _ in range(_WORK_TIMES):
+        for turn in range(world):
+            dist.barrier()  # gloo's: who waits there sleeps
+            if turn == rank:
+                alone.append(work())
+        dist.barrier()
+        together.append(work())
+    return min(together) / min(alone)
 
 
 class Barrier:
@@ -181,7 +205,7 @@ class CaseMarks:
     """What one rank measured of a case, by method: one Marks an iteration, and of the first call.
 
     ``marks``: right after another method, ``warm``: right after the same call. ``exact``: methods whose sums always
-    were the reference's, bit for bit. ``missing``: method -> why it did not run.
+    were the reference's, bit for bit. ``missing``: method -> why it did not run. ``hindrance``: of measure_hindrance.
     """
 
     marks: dict[str, list[Marks]] = field(default_factory=dict)
@@ -189,6 +213,7 @@ class CaseMarks:
     first: dict[str, Marks] = field(default_factory=dict)
     exact: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
+    hindrance: float = 1.0
 
 
 @torch.no_grad()

@@ -78,7 +78,10 @@ class Row:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case. ``limit``: the limit's copy method with the lowest median round trip here."""
+    """One case. ``limit``: the limit's copy method with the lowest median round trip here.
+
+    ``hindrance``: how much longer a rank's work takes while all ranks work, of the rank that it hinders most.
+    """
 
     case: Case
     rows: list[Row]
@@ -86,6 +89,7 @@ class CaseResult:
     missing: dict[str, str]
     load: float
     cores: int
+    hindrance: float = 1.0
 
     @property
     def oversubscribed(self) -> bool:
@@ -136,7 +140,7 @@ def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) ->
                 samples={"dispatch": dispatch.tolist(), "combine": combine.tolist()},
             )
         )
-    return CaseResult(case, rows, limit, marks[0].missing, load, cores)
+    return CaseResult(case, rows, limit, marks[0].missing, load, cores, max(rank.hindrance for rank in marks))
 
 
 def _fastest_limit(spreads: dict[str, Spread]) -> str:

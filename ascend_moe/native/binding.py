@@ -248,7 +248,7 @@ class End:
         self._library.am_torch_end_failed(self.handle, call.number, call.took, epoch, outcome.encode())
 
     def last_calls(self) -> list[tuple[float, RecordedCall, str, int]]:
-        """The calls that are kept, the oldest first: when they began, what they were, what came of them, their epochs."""
+        """The calls that are kept, the oldest first: when each began, what it was, what came of it, its epoch."""
         calls = []
         for line in _text_of(functools.partial(self._library.am_torch_end_calls, self.handle)).split("\x1e")[:-1]:
             number, began, took, epoch, outcome, *told = line.split("\x1f")

@@ -99,7 +99,8 @@ def _tell_algorithm(call: RecordedCall) -> None:
     _algorithms[call.end, op] = algorithm
     log.say(logging.INFO, "%s on group %s runs %s", op, call.group, algorithm, rank=call.rank)
     asked = call.comm_alg or settings.COMM_ALG.get() or "auto"
-    if asked != "window" and (op, algorithm, _algorithms.get((call.end, "dispatch"))) == ("combine", "window", "direct"):
+    dispatched = _algorithms.get((call.end, "dispatch"))
+    if asked != "window" and (op, algorithm, dispatched) == ("combine", "window", "direct"):
         text = "combine on group %s falls back to window, dispatch runs direct: see ascend-moe plan, %s is too small"
         log.say(logging.WARNING, text, call.group, settings.HCCL_BUFFSIZE.name, rank=call.rank)
 

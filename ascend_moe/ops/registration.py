@@ -137,7 +137,7 @@ class _Op(Operator):
         self.index_name = "expand_idx" if self.contract == 1 else "assist_info_for_combine"
 
     def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """``call`` of torch, with errors of their own classes. What every call pays for in Python is here, in one frame."""
+        """``call`` of torch, with errors of their own classes. What every call pays for in Python is in one frame."""
         below_autograd, grad_enabled = torch._C._AutoDispatchBelowAutograd, torch.is_grad_enabled
         fresh, told, debug = answers.fresh, log.logger.isEnabledFor, logging.DEBUG
         dispatches, checks = self.code == calls.OP_DISPATCH, settings.CHECK_PAIRS.name

@@ -81,8 +81,8 @@ AM_TORCH_API uint32_t am_torch_end_algorithm(void* end);
 AM_TORCH_API void am_torch_end_lend(void* end, void* area);
 
 // This thread's last call: a number that each of its calls changes, the number of its end and its own there (0: refused
-// before), its rank, nanoseconds that it took. `text`: op, group, comm_alg, tensors, with 0x1f between them. Returns the
-// bytes of the text; 0: there was none.
+// before), its rank, nanoseconds that it took. `text`: op, group, comm_alg, tensors, with 0x1f between them. Returns
+// the bytes of the text; 0: there was none.
 AM_TORCH_API uint64_t am_torch_last_call(int64_t* out, char* text, uint64_t bytes);
 // Of an end's last calls that number has failed. All of them, the oldest first, each with 0x1e at its end: number,
 // nanoseconds since 1970 when it began and that it took (-1: it did not return), epoch, what it failed with, and the

@@ -61,8 +61,8 @@ public:
         for (uint64_t i = 1; i <= kKept; ++i) {
             const RecordedCall& call = calls_[(number_ + i) % kKept];
             if (call.number == 0) continue;
-            for (int64_t word : {static_cast<int64_t>(call.number), call.began, call.took,
-                                 static_cast<int64_t>(call.epoch)})
+            for (int64_t word :
+                 {static_cast<int64_t>(call.number), call.began, call.took, static_cast<int64_t>(call.epoch)})
                 text += std::to_string(word) + kFieldEnd;
             text += call.outcome + kFieldEnd + *call.text + kCallEnd;
         }

@@ -237,8 +237,7 @@ extern "C" const char* run_program(uint32_t seed, uint32_t steps, uint32_t cores
     const auto add = [&](uint8_t* begin, size_t bytes, twin::GmKind kind, bool bulk = false) {
         const uintptr_t at = reinterpret_cast<uintptr_t>(begin);
         spec.ranges.push_back({at, at + bytes, kind, kind == twin::GmKind::kWindowState,
-                               kind == twin::GmKind::kWindowState ? doorbells + 1 : nullptr, "gm", -1,
-                               bulk});
+                               kind == twin::GmKind::kWindowState ? doorbells + 1 : nullptr, "gm", -1, bulk});
     };
     add(g_memory.x[0], sizeof(g_memory.x), twin::GmKind::kWindowData);
     add(g_memory.y[0], sizeof(g_memory.y), twin::GmKind::kTensor, true);

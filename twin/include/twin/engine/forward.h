@@ -62,7 +62,7 @@ struct Forward {
     uintptr_t ub_begin = ~uintptr_t{0},
               ub_end = 0;  // hull of all deferred UB ranges; empty when nothing is deferred
     uintptr_t rows_begin = ~uintptr_t{0},
-              rows_end = 0;  // hull of the rows among them: terms and sums mostly lie elsewhere
+              rows_end = 0;                          // hull of the rows among them: terms and sums mostly lie elsewhere
     uintptr_t gm_begin = ~uintptr_t{0}, gm_end = 0;  // hull of all sources
     ForwardedTerm term;
     ForwardedSum sum;

@@ -48,7 +48,7 @@ constexpr uint16_t FloatToBf16Bits(float x) {
     const uint32_t u = FloatBits(x);
     const uint32_t rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
     const uint32_t quiet = (u >> 16) | 0x40u;
-    return static_cast<uint16_t>(Select((u & 0x7FFFFFFFu) > 0x7F800000u, quiet, rounded));
+    return static_cast<uint16_t>((u & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded);  // a blend where there are vectors
 }
 constexpr float Bf16BitsToFloat(uint16_t bits) { return FloatOf(static_cast<uint32_t>(bits) << 16); }
 
