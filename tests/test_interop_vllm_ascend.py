@@ -63,6 +63,36 @@ def test_schemas_are_the_wheels() -> None:
     assert set(both) == set(vllm_ascend.OPS)
 
 
+def test_the_oldest_release_in_a_process_of_its_own() -> None:
+    script = f"""
+import torch
+from ascend_moe.interop import vllm_ascend
+made = vllm_ascend.register("0.18.1")
+for name, text in {FACTS["0.18.0"]!r}.items():
+    schema = str(getattr(torch.ops._C_ascend, name).default._schema).removeprefix("_C_ascend::")
+    assert schema == str(torch._C.parse_schema(text)) and name in made, name
+assert not hasattr(torch.ops._C_ascend, "npu_swiglu_group_quant")
+x, weight, group = torch.ones(2, 32, dtype=torch.int8), torch.ones(1, 32, 4, dtype=torch.int8), torch.tensor([2])
+call = x, weight, torch.ones(1, 4) / 32, torch.ones(2), group
+assert (torch.ops._C_ascend.grouped_matmul_swiglu_quant(*call)[0] == 127).all()
+try:
+    torch.ops._C_ascend.grouped_matmul_swiglu_quant(*call, swiglu_limit=1.0)
+except RuntimeError as error:
+    assert "swiglu_limit" in str(error), error
+else:
+    raise AssertionError
+from ascend_moe import LocalCluster
+def rank(rank, group):
+    eye, x, ids = torch.eye(32)[None], torch.ones(2, 32), torch.zeros(2, 1, dtype=torch.int32)
+    first, probs, out, rows = torch.cat([eye, eye], -1), torch.ones(2, 1), torch.empty(2, 32), torch.empty(1).int()
+    torch.ops._C_ascend.dispatch_ffn_combine(x, [first], [eye], ids, [], [], probs, group, 64, out, rows)
+    assert rows.tolist() == [2] and torch.allclose(out, torch.ones(1).sigmoid())
+with LocalCluster(1) as cluster:
+    cluster.run(rank)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
 @pytest.mark.parametrize(
     ("version", "taken"),
     [
@@ -427,6 +457,24 @@ def test_dispatch_ffn_combine_of_all_releases(int8: bool) -> None:
         assert cluster.run(rank) == [True, True]
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_dispatch_ffn_combine_is_compiled(backend: str) -> None:
+    """Into one graph, by backends that rewrite writes in place too."""
+    w1, w2 = randn(E, H, 2 * F).to(BF16) / 6, randn(E, F, H, seed=1).to(BF16) / 4
+    x, probs, ids = randn(5, H).to(BF16), randn(5, K, seed=9).abs(), torch.arange(5 * K).view(5, K).int() % E
+
+    def rank(rank: int, group: str) -> bool:
+        def layer(x: torch.Tensor) -> torch.Tensor:
+            out, counts = torch.empty_like(x), torch.empty(E, dtype=INT32)
+            C.dispatch_ffn_combine(x, [w1], [w2], ids, [], [], [], [], probs, group, 64, out, counts)
+            return out + counts.sum()
+
+        return torch.equal(torch.compile(layer, backend=backend, fullgraph=True)(x), layer(x))
+
+    with LocalCluster(1) as cluster:
+        assert cluster.run(rank) == [True]
+
+
 def test_shapes_on_meta() -> None:
     x, ids = randn(6, E).to(BF16), torch.zeros(6, K, dtype=INT32)
     rows, weight, scale, row_scale = codes(9, H), codes(3, H, 2 * F), randn(3, 2 * F).abs(), randn(9).abs()
@@ -456,6 +504,12 @@ def test_shapes_on_meta() -> None:
     lists = [torch.empty(2, H, 2 * F, device="meta")], [torch.empty(2, F, H, device="meta")]
     made = C.dispatch_ffn_combine(out, *lists, ids.to("meta"), [], [], [], [], out, "group", 1, out, counts)
     assert [tensor.shape for tensor in made] == [out.shape, counts.shape]
+    first, second = torch.empty(2, H, 2 * F, dtype=INT8), torch.empty(2, F, H, dtype=INT8)
+    scales = [torch.empty(2, 2 * F)], [torch.empty(2, H)]
+    decode = ([first], scales[0], [second], scales[1], torch.empty(6, K))
+    args = move(torch.Tensor, lambda tensor: tensor.to("meta"), (randn(6, H).to(BF16), ids, *decode))
+    y, rows = C.dispatch_gmm_combine_decode(*args)
+    assert (y.shape, y.dtype, rows.shape, rows.dtype) == ((6, H), BF16, (2,), torch.int64)
 
 
 # ---- the stand-in
