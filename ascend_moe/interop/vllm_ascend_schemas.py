@@ -148,6 +148,9 @@ OVERLOADS = {
 }
 
 
+_FIRST = (0, 7)  # its first release; a checkout without git's tags calls itself 0.1.dev
+
+
 def _number(release: str) -> tuple[int, ...]:
     """The three numbers; a release candidate counts as its release."""
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", release)
@@ -167,8 +170,13 @@ def installed() -> str | None:
 
 
 def choose(release: str | None = None) -> str:
-    """The known release whose schemas ``release`` has; None: the installed one, or else the newest."""
+    """The known release whose schemas ``release`` has; None: the installed one, or else the newest.
+
+    The newest too for a checkout that does not know its release.
+    """
     wanted = release or installed() or RELEASES[-1]
+    if _number(wanted) < _FIRST:
+        wanted = RELEASES[-1]
     known = [each for each in RELEASES if _number(each) <= _number(wanted)]
     if not known:
         text = "vllm-ascend %s is older than the releases whose operators are known: those of %s are taken"
