@@ -3,23 +3,30 @@
     from ascend_moe.interop import vllm_ascend
     vllm_ascend.register()
 
-Schemas and defaults are vllm-ascend's; the work is that of the operators of `ascend_moe.npu`. On NPUs with a built
-vllm-ascend nothing is left to define: there `ascend_moe.patch_torch_npu` is the one line.
+Schemas and defaults are those of the installed release of vllm-ascend (`vllm_ascend_schemas`); the work is that of the
+operators of `ascend_moe.npu`. On NPUs with a built vllm-ascend nothing is left to define: there
+`ascend_moe.patch_torch_npu` is the one line.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import silu
 
+from ascend_moe import log
 from ascend_moe._torch_npu import on_npu, resolve_dtype
-from ascend_moe.errors import need
-from ascend_moe.experts import npu_dequant_swiglu_quant
+from ascend_moe.errors import need, need_dims, need_dtype, need_shape
+from ascend_moe.experts import npu_dequant_swiglu_quant, npu_grouped_matmul
+from ascend_moe.experts.groups import PAIRS
+from ascend_moe.experts.quant import quantize_rows
 from ascend_moe.fused import dispatch_ffn_combine
-from ascend_moe.ops.schemas import VENDOR_SCHEMAS
+from ascend_moe.fused.decode import dispatch_gmm_combine_decode
+from ascend_moe.interop import vllm_ascend_schemas
 from ascend_moe.routing import npu_moe_gating_top_k
 from ascend_moe.routing.gating import SOFTMAX, Groups, gating_top_k
 from ascend_moe.vendor import meta
@@ -176,10 +183,10 @@ def swiglu_quant_v2(
     smooth_scale: torch.Tensor | None = None,
     weight_assist_matrix: Sequence[torch.Tensor] | None = None,
     bias: torch.Tensor | None = None,
-    dequant_mode: int = 0,
-    dequant_dtype: int = 0,
-    quant_mode: int = 0,
-    quant_dtype: int = 0,
+    dequant_mode: int | None = 0,
+    dequant_dtype: int | None = 0,
+    quant_mode: int | None = 0,
+    quant_dtype: int | None = 0,
     transpose_weight: bool = False,
     group_list_type: int = 0,
     tuning_config: Sequence[int] = (),
@@ -188,12 +195,13 @@ def swiglu_quant_v2(
     """``grouped_matmul_swiglu_quant_v2``: int8 weights, one or one an expert; group_list sums (0) or counts (1).
 
     transpose_weight: weights are ``(…, N, K)``. dequant_dtype, quant_dtype: 0, or the numbers of float32 and int8.
+    None means 0.
     """
     for matrix in weight:
         need_int8_weight("weight", matrix)
     _need_no_int4(weight_assist_matrix=weight_assist_matrix, bias=bias)
     for name, mode in (("dequant_mode", dequant_mode), ("quant_mode", quant_mode)):
-        need(mode == 0, name, "is {}; it must be 0: a scale a row of x, a column of weight, a row of the result", mode)
+        need(not mode, name, "is {}; it must be 0: a scale a row of x, a column of weight, a row of the result", mode)
     need(group_list_type in (0, 1), "group_list_type", "is {}; it must be 0 (sums) or 1 (counts)", group_list_type)
     for name, value, only in (
         ("dequant_dtype", dequant_dtype, torch.float32),
@@ -208,53 +216,209 @@ def swiglu_quant_v2(
     )  # fmt: skip
 
 
-def dispatch_ffn_combine_0_18(
-    x: torch.Tensor,
-    weight1: Sequence[torch.Tensor],
-    weight2: Sequence[torch.Tensor],
-    expert_idx: torch.Tensor,
-    scale1: Sequence[torch.Tensor],
-    scale2: Sequence[torch.Tensor],
-    probs: torch.Tensor,
-    group: str,
-    max_output_size: int,
+def ffn_of_any_release(
+    *,
     out: torch.Tensor,
-    expert_token_nums: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`ascend_moe.fused.dispatch_ffn_combine` as release 0.18 calls it: without biases, mask and limit."""
-    return dispatch_ffn_combine(
-        x, weight1, weight2, expert_idx, scale1, scale2, None, None, probs, group, max_output_size, out,
-        expert_token_nums, swiglu_limit=0.0,
+    weight1: Sequence[torch.Tensor],
+    expert_idx: torch.Tensor,
+    expert_token_nums: torch.Tensor | None = None,
+    bias1: Any = None,
+    bias2: Any = None,
+    swiglu_limit: float = 0.0,
+    **call: Any,
+) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+    """`ascend_moe.fused.dispatch_ffn_combine`; 0.18 has no biases, mask and limit, 0.13 no expert_token_nums too."""
+    counts = expert_token_nums
+    if counts is None:
+        local = weight1[0].shape[0] if weight1[0].dim() == 3 else len(weight1)
+        counts = expert_idx.new_empty(local, dtype=torch.int32)
+    made = dispatch_ffn_combine(
+        out=out, weight1=weight1, expert_idx=expert_idx, expert_token_nums=counts, bias1=bias1, bias2=bias2,
+        swiglu_limit=swiglu_limit, **call,
+    )  # fmt: skip
+    return made[0] if expert_token_nums is None else made
+
+
+def moe_grouped_matmul(
+    x: torch.Tensor, weight: torch.Tensor, group_list: torch.Tensor, split_item: int, group_type: int,
+    group_list_type: int,
+) -> list[torch.Tensor]:  # fmt: skip
+    """`ascend_moe.npu.npu_grouped_matmul` of one x ``(M, K)`` and one weight ``(E, K, N)``, bf16 or fp16.
+
+    group_list is ``(n, 2)``: pairs of an expert and its rows. vllm-ascend has no caller, and documents no other call
+    than split_item 2, group_type 0, group_list_type 2; split_item 3 means the same in torch_npu. Others are refused.
+    """
+    need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16))
+    need_dims("weight", weight, 3, dtypes=(x.dtype,))
+    for name, value, known in (
+        ("split_item", split_item, (2, 3)),
+        ("group_type", group_type, (0,)),
+        ("group_list_type", group_list_type, (PAIRS,)),
+    ):
+        need(value in known, name, "is {}; it must be {}", value, " or ".join(map(str, known)))
+    return npu_grouped_matmul(
+        [x], [weight], group_list=group_list, split_item=split_item, group_type=group_type,
+        group_list_type=group_list_type,
     )  # fmt: skip
 
 
-def dispatch_ffn_combine_0_13(
+# ---- activations that end in MX codes, and SiTU
+
+_BLOCK = 32  # values that share an exponent
+_E4M3_EXPONENT, _E4M3_MAX = 8, 448.0  # of the largest e4m3
+_BIAS = 127  # of e8m0
+_E4M3_CODE = 36  # situ_mx_quant's number of e4m3
+_SWIGLU_MX = 2  # quant_mode
+_SCALES_OF_A_PAIR = 2
+
+
+def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    need(x.dim() >= 1 and x.shape[-1] % 2 == 0, "x", "is {}; its last dimension must be even", x.shape)
+    gate, up = x.float().chunk(2, -1)
+    return gate, up
+
+
+def _mx_shapes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Empty codes and scales of the activation of x."""
+    width = x.shape[-1] // 2
+    pairs = -(-width // (_BLOCK * _SCALES_OF_A_PAIR))
+    codes = x.new_empty((*x.shape[:-1], width), dtype=torch.float8_e4m3fn)
+    return codes, x.new_empty((*x.shape[:-1], pairs, _SCALES_OF_A_PAIR), dtype=torch.float8_e8m0fnu)
+
+
+def _mx_quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """MX's e4m3 codes and e8m0 scales of float32 values, as npu_dynamic_mx_quant with scale_alg 0.
+
+    The exponent of 32 values is that of the largest less 8; codes past 448 become 448. The second exponent of the last
+    pair, where there is no block for it, is that of zeros.
+    """
+    width = values.shape[-1]
+    room = -width % (_BLOCK * _SCALES_OF_A_PAIR)
+    blocks = torch.nn.functional.pad(values, (0, room)).reshape(*values.shape[:-1], -1, _BLOCK)
+    largest = blocks.abs().amax(-1)
+    exponents = (torch.frexp(largest).exponent - 1 - _E4M3_EXPONENT).clamp(-_BIAS, _BIAS)
+    exponents = torch.where(largest > 0, exponents, -_BIAS)
+    codes = torch.ldexp(blocks, -exponents[..., None]).clamp(-_E4M3_MAX, _E4M3_MAX).flatten(-2)[..., :width]
+    scales = (exponents + _BIAS).to(torch.uint8).view(torch.float8_e8m0fnu)
+    return codes.to(torch.float8_e4m3fn), scales.reshape(*values.shape[:-1], -1, _SCALES_OF_A_PAIR)
+
+
+def swiglu_group_quant(
     x: torch.Tensor,
-    weight1: Sequence[torch.Tensor],
-    weight2: Sequence[torch.Tensor],
-    expert_idx: torch.Tensor,
-    scale1: Sequence[torch.Tensor],
-    scale2: Sequence[torch.Tensor],
-    probs: torch.Tensor,
-    group: str,
-    max_output_size: int,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    """As release 0.13 calls it: without expert_token_nums too."""
-    local = weight1[0].shape[0] if weight1[0].dim() == 3 else len(weight1)
-    counts = expert_idx.new_empty(local, dtype=torch.int32)
-    return dispatch_ffn_combine_0_18(
-        x, weight1, weight2, expert_idx, scale1, scale2, probs, group, max_output_size, out, counts
-    )[0]
+    topk_weight: torch.Tensor | None,
+    group_index: torch.Tensor | None,
+    dst_type: torch.dtype | int,
+    quant_mode: int = 1,
+    group_size: int = 128,
+    round_scale: bool = False,
+    ue8m0_scale: bool = False,
+    output_origin: bool = False,
+    group_list_type: int = 0,
+    clamp_value: float = 0.0,
+) -> Triple:
+    """``npu_swiglu_group_quant`` with quant_mode 2: ``silu(left) * right`` in MX's e4m3, a scale for 32 values.
+
+    vllm-ascend calls only this mode, with dst_type float8_e4m3fn and defaults. clamp_value above 0: the gate (left) is
+    cut at it, up at both sides. The activation is float32 up to its code: assumed. The third result is empty:
+    vllm-ascend drops it. Other modes and arguments have no documented meaning, and are refused.
+    """
+    need_dtype("x", x, torch.bfloat16, torch.float16)
+    for name, tensor in (("topk_weight", topk_weight), ("group_index", group_index)):
+        need(tensor is None, name, "is given; vllm-ascend passes None, and nothing else is supported")
+    kinds = (torch.float8_e4m3fn, 24)  # and torch's number of it
+    need(dst_type in kinds, "dst_type", "is {}; it must be torch.float8_e4m3fn", dst_type)
+    rule = "is {}; it must be 2 (MX: a scale for 32 values)"
+    need(quant_mode == _SWIGLU_MX, "quant_mode", rule, quant_mode)
+    for name, value, default in (
+        ("group_size", group_size, 128),
+        ("round_scale", round_scale, False),
+        ("ue8m0_scale", ue8m0_scale, False),
+        ("output_origin", output_origin, False),
+        ("group_list_type", group_list_type, 0),
+    ):
+        need(value == default, name, "is {}; only the default, {}, is supported", value, default)
+    need(clamp_value >= 0, "clamp_value", "is {}; it must be at least 0 (0: no limit)", clamp_value)
+    gate, up = _halves(x)
+    if clamp_value > 0:
+        gate, up = gate.clamp(max=clamp_value), up.clamp(-clamp_value, clamp_value)
+    return *_mx_quantise(silu(gate) * up), x.new_empty(0)
+
+
+def _situ(gate: torch.Tensor, up: torch.Tensor, beta: float, linear_beta: float) -> torch.Tensor:
+    """Kimi's SiTU in float32; linear_beta 0: up as it is."""
+    need(beta > 0, "beta", "is {}; it must be above 0", beta)
+    need(linear_beta >= 0, "linear_beta", "is {}; it must be at least 0 (0: no limit of up)", linear_beta)
+    gate = beta * torch.tanh(gate / beta) * torch.sigmoid(gate)
+    return gate * (linear_beta * torch.tanh(up / linear_beta) if linear_beta else up)
+
+
+def _need_gate_left(activate_left: bool) -> None:
+    need(
+        activate_left, "activate_left", "is False; vllm-ascend passes True, and only the gate in the left half is known"
+    )
+
+
+def situ_mx_quant(
+    x: torch.Tensor, beta: float = 1.0, linear_beta: float = 0.0, activate_left: bool = False,
+    dst_type: int = _E4M3_CODE,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """SiTU of x ``(..., 2F)``, gate left, in MX's e4m3 as `swiglu_group_quant`."""
+    need_dtype("x", x, torch.bfloat16, torch.float16)
+    _need_gate_left(activate_left)
+    need(dst_type == _E4M3_CODE, "dst_type", "is {}; it must be {}, e4m3", dst_type, _E4M3_CODE)
+    return _mx_quantise(_situ(*_halves(x), beta, linear_beta))
+
+
+def dequant_situ_quant(
+    x: torch.Tensor,
+    *,
+    weight_scale: torch.Tensor | None = None,
+    activation_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    quant_scale: torch.Tensor | None = None,
+    quant_offset: torch.Tensor | None = None,
+    group_index: torch.Tensor | None = None,
+    beta: float = 4.0,
+    linear_beta: float = 25.0,
+    activate_left: bool = True,
+    quant_mode: str = "dynamic",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """SiTU of x ``(rows, 2F)``, gate left, in int8 with a scale a row.
+
+    x is bf16 or fp16, or int32: times weight_scale ``(2F,)`` and activation_scale ``(rows,)``. The other tensors are
+    None in vllm-ascend, and else refused.
+    """
+    need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16, torch.int32))
+    refused = {"bias": bias, "quant_scale": quant_scale, "quant_offset": quant_offset, "group_index": group_index}
+    if x.dtype != torch.int32:
+        refused |= {"weight_scale": weight_scale, "activation_scale": activation_scale}
+    for name, tensor in refused.items():
+        need(
+            tensor is None,
+            name,
+            "is given with x of {}; vllm-ascend passes None, and nothing else is supported",
+            x.dtype,
+        )
+    _need_gate_left(activate_left)
+    need(quant_mode == "dynamic", "quant_mode", "is {!r}; it must be 'dynamic'", quant_mode)
+    values = x.float()
+    if x.dtype == torch.int32:
+        need(weight_scale is not None, "weight_scale", "is None; an int32 x needs it")
+        assert weight_scale is not None
+        need_shape("weight_scale", weight_scale, (x.shape[1],), (1, x.shape[1]))
+        values = values * weight_scale.float()
+        if activation_scale is not None:
+            need_shape("activation_scale", activation_scale, (x.shape[0],), (x.shape[0], 1))
+            values = values * activation_scale.float().reshape(-1, 1)
+    return quantize_rows(_situ(*_halves(values), beta, linear_beta))
 
 
 # ---- registration
 
 
 class _Op(NamedTuple):
-    """An operator: its schema, its function for CPU and NPU tensors, and its shapes on Meta."""
+    """An operator: its function for CPU and NPU tensors, and its shapes on Meta. Both take schema's names."""
 
-    schema: str
     run: Callable[..., Any]
     shapes: Callable[[Any], Any]
 
@@ -265,98 +429,90 @@ def _shapes_of_rows(call: Any) -> Any:
     return meta.npu_grouped_matmul_swiglu_quant(SimpleNamespace(x=call.x, weight_scale=single))
 
 
-_GATING = (
-    "(Tensor x, int k, int k_group, int group_count, int group_select_mode, int renorm, int norm_type, bool out_flag, "
-    "float routed_scaling_factor, float eps, Tensor? bias_opt=None) -> (Tensor, Tensor, Tensor)"
-)
-_HASH = (
-    "(Tensor x, int k, Tensor? bias=None, Tensor? input_ids=None, Tensor? tid2eid=None, int k_group=1, "
-    "int group_count=1, float routed_scaling_factor=1., float eps=1e-20, int group_select_mode=0, int renorm=0, "
-    "int norm_type=0, bool out_flag=False) -> (Tensor, Tensor, Tensor)"
-)
-_DEQUANT = (
-    "(Tensor x, *, Tensor? weight_scale=None, Tensor? activation_scale=None, Tensor? bias=None, "
-    "Tensor? quant_scale=None, Tensor? quant_offset=None, Tensor? group_index=None, bool activate_left=True, "
-    "int quant_mode=0, int swiglu_mode=0, float clamp_limit=0., float glu_alpha=1., float glu_bias=0.) "
-    "-> (Tensor, Tensor)"
-)
-_ONE = (
-    "(Tensor x, Tensor weight, Tensor weight_scale, Tensor x_scale, Tensor group_list, *, Tensor? bias=None, "
-    "Tensor? offset=None, float swiglu_limit=0.) -> (Tensor, Tensor, Tensor)"
-)
-_LISTS = _ONE.replace("Tensor weight, Tensor weight_scale", "Tensor[] weight, Tensor[] weight_scale")
-_V2 = (
-    "(Tensor x, Tensor[] weight, Tensor[] weight_scale, Tensor x_scale, Tensor group_list, Tensor? smooth_scale=None, "
-    "Tensor[]? weight_assist_matrix=None, Tensor? bias=None, int dequant_mode=0, int dequant_dtype=0, "
-    "int quant_mode=0, int quant_dtype=0, bool transpose_weight=False, int group_list_type=0, int[] tuning_config=[], "
-    "float swiglu_limit=0.) -> (Tensor, Tensor)"
-)
-_FUSED_0_13 = (
-    "(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx, Tensor[] scale1, Tensor[] scale2, "
-    "Tensor probs, str group, int max_output_size, Tensor(a!) out) -> Tensor(a!)"
-)
-_FUSED_0_18 = _FUSED_0_13.replace(
-    "out) -> Tensor(a!)", "out, Tensor(b!) expert_token_nums) -> (Tensor(a!), Tensor(b!))"
-)
-_FUSED = _FUSED_0_18.replace("Tensor probs", "Tensor[] bias1, Tensor[] bias2, Tensor probs").replace(
-    "expert_token_nums)", "expert_token_nums, Tensor? x_active_mask=None, float swiglu_limit=1000000.)"
-)
-# By name; behind a dot stands the overload of an older release's call, or of vllm-ascend's tests: a tensor for a list.
+def _shapes_of_ffn(call: Any) -> Any:
+    return (call.out, call.expert_token_nums) if hasattr(call, "expert_token_nums") else call.out
+
+
+def _shapes_of_decode(call: Any) -> Any:
+    weights = call.gmm1_permuted_weight
+    local = weights[0].shape[0] if weights[0].dim() == 3 else len(weights)
+    return torch.empty_like(call.x), call.x.new_empty(local, dtype=torch.int64)
+
+
+def _shapes_of_rows_of_halves(call: Any) -> Any:
+    return meta.npu_dequant_swiglu_quant(SimpleNamespace(x=call.x, dst_type=None))
+
+
 OPS: dict[str, _Op] = {
-    "dispatch_ffn_combine": _Op(_FUSED, dispatch_ffn_combine, lambda call: (call.out, call.expert_token_nums)),
-    "dispatch_ffn_combine.bias_tensor": _Op(
-        _FUSED.replace("Tensor[] bias1, Tensor[] bias2", "Tensor bias1, Tensor bias2"),
-        dispatch_ffn_combine,
-        lambda call: (call.out, call.expert_token_nums),
+    "dispatch_ffn_combine": _Op(ffn_of_any_release, _shapes_of_ffn),
+    "dispatch_gmm_combine_decode": _Op(dispatch_gmm_combine_decode, _shapes_of_decode),
+    "moe_gating_top_k": _Op(moe_gating_top_k, meta.npu_moe_gating_top_k),
+    "moe_gating_top_k_hash": _Op(moe_gating_top_k_hash, meta.npu_moe_gating_top_k),
+    "npu_dequant_swiglu_quant": _Op(dequant_swiglu_quant, _shapes_of_rows_of_halves),
+    "dequant_situ_quant": _Op(dequant_situ_quant, _shapes_of_rows_of_halves),
+    "situ_mx_quant": _Op(situ_mx_quant, lambda call: _mx_shapes(call.x)),
+    "npu_swiglu_group_quant": _Op(swiglu_group_quant, lambda call: (*_mx_shapes(call.x), call.x.new_empty(0))),
+    "grouped_matmul_swiglu_quant": _Op(swiglu_quant_of_one, _shapes_of_rows),
+    "grouped_matmul_swiglu_quant_weight_nz": _Op(swiglu_quant_of_one, _shapes_of_rows),
+    "grouped_matmul_swiglu_quant_weight_nz_tensor_list": _Op(swiglu_quant_of_lists, _shapes_of_rows),
+    "grouped_matmul_swiglu_quant_v2": _Op(swiglu_quant_v2, lambda call: _shapes_of_rows(call)[:2]),
+    "moe_grouped_matmul": _Op(
+        moe_grouped_matmul, lambda call: [call.x.new_empty((call.x.shape[0], call.weight.shape[2]))]
     ),
-    "dispatch_ffn_combine.release_0_18": _Op(
-        _FUSED_0_18, dispatch_ffn_combine_0_18, lambda call: (call.out, call.expert_token_nums)
-    ),
-    "dispatch_ffn_combine.release_0_13": _Op(_FUSED_0_13, dispatch_ffn_combine_0_13, lambda call: call.out),
-    "moe_gating_top_k": _Op(_GATING, moe_gating_top_k, meta.npu_moe_gating_top_k),
-    "moe_gating_top_k_hash": _Op(_HASH, moe_gating_top_k_hash, meta.npu_moe_gating_top_k),
-    "npu_dequant_swiglu_quant": _Op(
-        _DEQUANT,
-        dequant_swiglu_quant,
-        lambda call: meta.npu_dequant_swiglu_quant(SimpleNamespace(x=call.x, dst_type=None)),
-    ),
-    "grouped_matmul_swiglu_quant": _Op(_ONE, swiglu_quant_of_one, _shapes_of_rows),
-    "grouped_matmul_swiglu_quant_weight_nz": _Op(_ONE, swiglu_quant_of_one, _shapes_of_rows),
-    "grouped_matmul_swiglu_quant_weight_nz_tensor_list": _Op(_LISTS, swiglu_quant_of_lists, _shapes_of_rows),
-    "grouped_matmul_swiglu_quant_v2": _Op(_V2, swiglu_quant_v2, lambda call: _shapes_of_rows(call)[:2]),
-    "npu_moe_init_routing_custom": _Op(
-        VENDOR_SCHEMAS["npu_moe_init_routing_v2"], npu_moe_init_routing_v2, meta.npu_moe_init_routing_v2
-    ),
+    "npu_moe_init_routing_custom": _Op(npu_moe_init_routing_v2, meta.npu_moe_init_routing_v2),
 }
 _libraries: dict[str, Any] = {}  # a definition lives as long as its library
 
 
-def register() -> tuple[str, ...]:
+def register(release: str | None = None) -> tuple[str, ...]:
     """Define in ``torch.ops._C_ascend`` the operators of `OPS` that are not there yet, for CPU, NPU and Meta tensors.
 
     Operators of a built vllm-ascend stay as they are: import its ``vllm_ascend_C`` first where it exists. A second call
-    changes nothing.
+    changes nothing, and with another release adds the operators that only that one has.
+
+    Args:
+        release: of vllm-ascend, whose schemas these will be, such as "0.23.0"; None: the installed one, and where there
+            is none the newest known. One between two known ones has the schemas of the older, one older than all has
+            those of the oldest, with a warning.
 
     Returns:
         The names that this call has defined.
+
+    Raises:
+        ArgumentError: release is no number of a release.
     """
+    chosen = vllm_ascend_schemas.choose(release)
     space = getattr(torch.ops, NAMESPACE)
-    missing = tuple(name for name in OPS if not hasattr(space, name.partition(".")[0]))
-    for name in missing:
-        _define(name, OPS[name])
-    return missing
+    missing = {
+        name: schema
+        for name, schema in vllm_ascend_schemas.of_release(chosen).items()
+        if not hasattr(space, name.partition(".")[0])
+    }
+    for name, schema in missing.items():
+        _define(name, schema)
+    text = "defined %d operators of torch.ops.%s as vllm-ascend %s has them"
+    log.say(logging.INFO, text, len(missing), NAMESPACE, chosen)
+    return tuple(missing)
 
 
-def _define(name: str, op: _Op) -> None:
+def _define(name: str, schema: str) -> None:
     library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
     _libraries[name] = library
-    library.define(f"{name}{op.schema}")
+    library.define(f"{name}{schema}")
     packet, _, overload = name.partition(".")
+    op = OPS[packet]
     arguments = getattr(getattr(getattr(torch.ops, NAMESPACE), packet), overload or "default")._schema.arguments
     defaults = {argument.name: argument.default_value for argument in arguments}
 
-    def shapes(*args: Any, **kwargs: Any) -> Any:
-        return op.shapes(SimpleNamespace(**defaults | dict(zip(defaults, args, strict=False)) | kwargs))
+    def whole(args: Any, kwargs: Any) -> dict[str, Any]:
+        # torch leaves out what equals the schema's default, and the functions may have others.
+        return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
 
-    for key, function in (("CPU", op.run), ("PrivateUse1", op.run), ("Meta", shapes)):
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return op.run(**whole(args, kwargs))
+
+    def shapes(*args: Any, **kwargs: Any) -> Any:
+        return op.shapes(SimpleNamespace(**whole(args, kwargs)))
+
+    for key, function in (("CPU", run), ("PrivateUse1", run), ("Meta", shapes)):
         library.impl(name, function, key)

@@ -15,7 +15,7 @@ import ascend_moe
 from ascend_moe.errors import LibraryError
 from ascend_moe.interop import torch_npu_standin, vllm_ascend
 
-vllm_ascend.register()
+vllm_ascend.register("0.23.0")
 C: Any = torch.ops._C_ascend
 T, E, K, H, F = 6, 8, 2, 64, 32
 

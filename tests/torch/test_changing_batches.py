@@ -136,7 +136,7 @@ def one_call(group: str) -> Layer:
 
 
 def of_vllm_ascend(group: str) -> Layer:
-    vllm_ascend.register()
+    vllm_ascend.register("0.23.0")
     ops = torch.ops._C_ascend
     routing = {"active_num": -1, "expert_num": E, "expert_tokens_num_type": 1, "expert_tokens_num_flag": True}
     routing |= {"active_expert_range": [0, E], "quant_mode": -1}
