@@ -73,7 +73,7 @@ def test_every_op_has_a_kernel_for_npu_tensors(name: str, monkeypatch: pytest.Mo
         with pytest.raises(RuntimeError, match=text) as caught:
             private_use(name, **given)
         with pytest.raises(kind, match=text):  # in the class that the public function raises
-            answers.raise_kept(caught.value)
+            raise answers.kept(caught.value)
 
 
 def test_adapter_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

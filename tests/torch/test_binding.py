@@ -198,6 +198,10 @@ def test_every_variable_that_a_call_reads_is_watched(group_ep: str, monkeypatch:
             seen.add(key)
             return known.get(key, default)
 
+        def __contains__(self, key: object) -> bool:
+            seen.add(str(key))
+            return key in known
+
         def __getitem__(self, key: str) -> str:
             seen.add(key)
             return known[key]

@@ -133,25 +133,18 @@ public:
     uint32_t GetSize() const { return address_.dataLen / static_cast<uint32_t>(sizeof(T)); }
     uint32_t GetLength() const { return address_.dataLen; }
 
+    // In the fast engine one test and one call aside: loops over elements are most of what a small op executes.
     TWIN_HOT T GetValue(uint32_t index, TWIN_CALLER) const {
-#ifdef TWIN_FORWARDS  // one test and one call aside: loops over elements are most of what a small op executes
-        if (__builtin_expect(Plain(index), 1)) return *Element(index);
+        if (Plain(index)) return *Element(index);
         return GetChecked(*this, index, loc.file, loc.line);
     }
     TWIN_HOT void SetValue(uint32_t index, T value, TWIN_CALLER) const {
-        if (__builtin_expect(Plain(index), 1)) {
+        if (Plain(index)) {
             *Element(index) = value;
         } else {
             SetChecked(*this, index, value, loc.file, loc.line);
         }
     }
-#else
-        return GetChecked(*this, index, loc.file, loc.line);
-    }
-    TWIN_HOT void SetValue(uint32_t index, T value, TWIN_CALLER) const {
-        SetChecked(*this, index, value, loc.file, loc.line);
-    }
-#endif
     TWIN_HOT ElementOf<LocalTensor> operator()(uint32_t index, TWIN_CALLER) const { return {*this, index, loc}; }
 
     TWIN_HOT LocalTensor operator[](uint32_t offset) const {
@@ -218,18 +211,22 @@ private:
     }
     T* Element(uint32_t index) const { return reinterpret_cast<T*>(address_.bufferAddr.host) + index; }
 #ifdef TWIN_FORWARDS
-    // Whether nothing is wrong with an element, and no deferred copy lies there.
-    TWIN_HOT bool Plain(uint32_t index) const {
-        const twin::Core& core = twin::current_core();
-        const uintptr_t at = Address(Element(index));
-        return address_.bufferAddr.host != nullptr &&
-               core.buffers[address_.logicPos.buffer].stamp == address_.logicPos.stamp && index < GetSize() &&
-               !core.forward.Near(at, at + sizeof(T));
-    }
 #define TWIN_ASIDE TWIN_COLD
 #else
 #define TWIN_ASIDE TWIN_HOT
 #endif
+    // Whether an access is nothing but a load or a store: nothing is wrong with the element, no deferred copy lies
+    // there, and the engine does not want to know.
+    TWIN_HOT bool Plain([[maybe_unused]] uint32_t index) const {
+#ifdef TWIN_FORWARDS
+        if constexpr (!twin::kChecked) {
+            const uintptr_t at = Address(Element(index));
+            const bool near = twin::current_core().forward.Near(at, at + sizeof(T));
+            return __builtin_expect(Alive() && index < GetSize() && !near, 1);
+        }
+#endif
+        return false;
+    }
     TWIN_ASIDE static T GetChecked(LocalTensor view, uint32_t index, const char* file, int line) {
         const twin::Loc loc{file, line};
         T* element = view.At(index, loc);
