@@ -13,8 +13,8 @@ namespace {
 using namespace AscendC;
 
 constexpr uint32_t kMost = 8;         // cores
-constexpr uint32_t kGmBytes = 16384;  // of each area of a core
-constexpr uint32_t kUbBytes = 4096;   // of each buffer
+constexpr uint32_t kGmBytes = 65536;  // of each area of a core
+constexpr uint32_t kUbBytes = 16384;  // of each buffer: sums of more elements than are rounded at a time
 constexpr uint32_t kElements = kUbBytes / sizeof(float);
 constexpr uint32_t kMailBytes = 2048;
 
