@@ -31,6 +31,7 @@ def check_operators() -> None:
     sums, counts = torch.tensor([4, 4, 9]), torch.tensor([4, 0, 5])
     ids = table[:1].expand(T, K).contiguous()
     routed = {"expert_num": E, "active_num": T * K, "expert_tokens_num_type": 1, "expert_tokens_num_flag": True}
+    routed |= {"quant_mode": -1}  # the default of this release is static quantisation
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
         ("moe_gating_top_k", (logits, K, 1, 1, 1, 0, 1, False, 2.5, 1e-20), {}),
         ("moe_gating_top_k", (logits, K, 1, 1, 1, 1, 0, False, 1.0, 1e-20), {}),
