@@ -21,7 +21,7 @@ from torch.nn.functional import silu
 from ascend_moe import log
 from ascend_moe._torch_npu import on_npu, resolve_dtype
 from ascend_moe.errors import need, need_dims, need_dtype, need_shape
-from ascend_moe.experts import npu_dequant_swiglu_quant, npu_grouped_matmul
+from ascend_moe.experts import npu_dequant_swiglu_quant, npu_grouped_matmul, whole_shape
 from ascend_moe.experts.groups import PAIRS
 from ascend_moe.experts.quant import quantize_rows
 from ascend_moe.fused import dispatch_ffn_combine
@@ -230,8 +230,7 @@ def ffn_of_any_release(
     """`ascend_moe.fused.dispatch_ffn_combine`; 0.18 has no biases, mask and limit, 0.13 no expert_token_nums too."""
     counts = expert_token_nums
     if counts is None:
-        local = weight1[0].shape[0] if weight1[0].dim() == 3 else len(weight1)
-        counts = expert_idx.new_empty(local, dtype=torch.int32)
+        counts = expert_idx.new_empty(whole_shape(weight1, "weight1")[0], dtype=torch.int32)
     made = dispatch_ffn_combine(
         out=out, weight1=weight1, expert_idx=expert_idx, expert_token_nums=counts, bias1=bias1, bias2=bias2,
         swiglu_limit=swiglu_limit, **call,
@@ -434,8 +433,7 @@ def _shapes_of_ffn(call: Any) -> Any:
 
 
 def _shapes_of_decode(call: Any) -> Any:
-    weights = call.gmm1_permuted_weight
-    local = weights[0].shape[0] if weights[0].dim() == 3 else len(weights)
+    local = whole_shape(call.gmm1_permuted_weight, "gmm1_permuted_weight")[0]
     return torch.empty_like(call.x), call.x.new_empty(local, dtype=torch.int64)
 
 
