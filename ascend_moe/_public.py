@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import fused as fused
-from . import vendor as _ops_vendor  # noqa: F401  the other operators of torch.ops.ascend_moe
+from . import torch_npu_ops as _torch_npu_ops  # noqa: F401  the other operators of torch.ops.ascend_moe
 from .autograd import dequantize_rows as dequantize_rows
 from .autograd import set_int8_gradient as set_int8_gradient
 from .comm import LocalCluster as LocalCluster

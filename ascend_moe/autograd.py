@@ -85,7 +85,7 @@ class _Dequantize(torch.autograd.Function):
 
 
 def straight_through(node: Any, scales_gradient: Tensor | None, name: str) -> Tensor | None:
-    """The gradient of quantised rows that came to the node of a dispatch; None where none came.
+    """The gradient of quantized rows that came to the node of a dispatch; None where none came.
 
     Raises:
         AscendMoeError: the mode is "refuse", or a gradient came by dynamic_scales alone.
@@ -177,11 +177,11 @@ class _Dispatch(torch.autograd.Function):
         wanted = dict(zip(op.names, ctx.needs_input_grad[2:], strict=True))
         ctx.want_x, ctx.want_weights = wanted["x"], wanted["expert_scales"]
         ctx.name, ctx.route = op.name, _Route(op, given)
-        ctx.quantised, ctx.row_gradients = bool(given["quant_mode"]), []
+        ctx.quantized, ctx.row_gradients = bool(given["quant_mode"]), []
         ctx.smooth, ctx.dtype = given["scales"] is not None, given["x"].dtype
         ctx.set_materialize_grads(False)
         constant = [] if ctx.want_x else [outputs[0]]
-        constant += [] if ctx.want_x and ctx.quantised else [outputs[1]]
+        constant += [] if ctx.want_x and ctx.quantized else [outputs[1]]
         constant += [] if ctx.want_weights else [outputs[6]]
         ctx.mark_non_differentiable(*constant, *outputs[2:6])
         ctx.save_for_backward(given["expert_ids"], given["x_active_mask"], outputs[2], outputs[4])
@@ -193,7 +193,7 @@ class _Dispatch(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         ids, mask, index, counts = ctx.saved_tensors
         route, rows, like = ctx.route, grads[0], {"device": ids.device}
-        if ctx.quantised and ctx.want_x:
+        if ctx.quantized and ctx.want_x:
             rows = straight_through(ctx, grads[1], ctx.name)
             need(not ctx.smooth, "scales", 'have no gradient: "straight_through" takes a dispatch without them')
         if rows is None:

@@ -30,6 +30,6 @@ PICKS = ("fastest", "p10", "p50", "p90")
 POLICIES = ("late", "random", "lazy", "pct", "replay", "exhaustive", "mixed")
 USUAL_CASE = "w2,c2,l1,k2,b2,u2,v1,s0,bf16,none,mask:none,ids:any,unequal,DCDC"
 
-# ascend-moe kernels
+# ascend-moe vllm-pairs
 PREPARE_FINALIZE = ("mc2", "alltoall", "allgather", "batched")
 EXPERTS = ("standard", "batched")

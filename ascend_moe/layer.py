@@ -13,7 +13,7 @@ from torch.nn import functional
 from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher
 from ascend_moe.errors import need, with_typed_errors
 from ascend_moe.experts import grouped_mlp, quantize_weight
-from ascend_moe.experts.weights import Codes, fit_state_dict, keep_codes, quantise_for, without_casts
+from ascend_moe.experts.weights import Codes, fit_state_dict, keep_codes, quantize_for, without_casts
 from ascend_moe.moe_config import MoEConfig as MoEConfig
 from ascend_moe.routing import deepseek_v2, deepseek_v3, softmax_topk
 
@@ -141,12 +141,12 @@ class MoELayer(nn.Module):
             self.w_down_scale = self.w_down_scale.to(torch.bfloat16 if half else torch.float32)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Floats for int8 weights are quantised; codes come with their scales, and into int8 weights only."""
+        """Floats for int8 weights are quantized; codes come with their scales, and into int8 weights only."""
         for name in _EXPERTS:
             names, scale = (prefix + name, f"{prefix}{name}_scale"), getattr(self, f"{name}_scale")
             given = state_dict.get(names[0])
             if scale is not None:
-                quantise_for(state_dict, *names, self.dtype, getattr(self, name), scale)
+                quantize_for(state_dict, *names, self.dtype, getattr(self, name), scale)
             elif given is not None:
                 rule = "is int8, the layer's weights are {}: call quantize_() before load_state_dict"
                 need(given.dtype != torch.int8, names[0], rule, self.dtype)
@@ -242,9 +242,9 @@ class MoELayer(nn.Module):
 
     def run_experts(self, sent: Dispatched) -> Tensor:
         """Runs the expert MLP over dispatched rows; returns (>= n, H) in the layer's dtype."""
-        quantised = self.quant_mode != 0
+        quantized = self.quant_mode != 0
         weights: tuple[Tensor, Tensor] = (self.w_gate_up, self.w_down)
-        if quantised:
+        if quantized:
             weights = (self.w_gate_up.detach(), self.w_down.detach())  # plain tensors, of `Codes`
         # Rows that autograd follows are not put into memory that is there before them.
         leaves = (*weights, sent.expand_x, sent.dynamic_scales)
@@ -254,7 +254,7 @@ class MoELayer(nn.Module):
             sent.expand_x,
             *weights,
             sent.expert_token_nums,
-            dynamic_scales=sent.dynamic_scales if quantised else None,
+            dynamic_scales=sent.dynamic_scales if quantized else None,
             w_gate_up_scale=self.w_gate_up_scale,
             w_down_scale=self.w_down_scale,
             output_dtype=self.dtype,

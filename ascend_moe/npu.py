@@ -28,20 +28,20 @@ from .ops import (
     npu_moe_distribute_dispatch_v2,
 )
 from .routing import npu_moe_gating_top_k, npu_moe_gating_top_k_softmax, npu_moe_gating_top_k_softmax_v2
-from .vendor.alltoallv import npu_alltoallv_gmm, npu_gmm_alltoallv
-from .vendor.collectives import _npu_distribute_barrier, npu_moe_distribute_combine_add_rms_norm
-from .vendor.fused import (
+from .torch_npu_ops.alltoallv import npu_alltoallv_gmm, npu_gmm_alltoallv
+from .torch_npu_ops.collectives import _npu_distribute_barrier, npu_moe_distribute_combine_add_rms_norm
+from .torch_npu_ops.fused import (
     npu_grouped_matmul_finalize_routing,
     npu_grouped_matmul_swiglu_quant,
     npu_grouped_matmul_swiglu_quant_v2,
 )
-from .vendor.permute import (
+from .torch_npu_ops.permute import (
     npu_moe_finalize_routing,
     npu_moe_re_routing,
     npu_moe_token_permute,
     npu_moe_token_unpermute,
 )
-from .vendor.routing import (
+from .torch_npu_ops.routing import (
     npu_moe_compute_expert_tokens,
     npu_moe_init_routing,
     npu_moe_init_routing_v2,

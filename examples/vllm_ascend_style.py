@@ -83,7 +83,7 @@ class MC2Dispatcher:
             "ep_send_counts": ep_recv_counts,
             "expand_scales": expand_scales,
             "comm_quant_mode": 0,
-            # After a quantised dispatch this is memory that nobody has written: the op must not look at it.
+            # After a quantized dispatch this is memory that nobody has written: the op must not look at it.
             "tp_send_counts": torch.empty(1, dtype=torch.int32, device=y.device) if how.quant else tp_recv_counts,
             **self._common(how),
         }

@@ -38,7 +38,7 @@ MOE_FN int64_t CannA3V1Documented(const CannCall& c) {
 MOE_FN int64_t CannA3V1(const CannCall& c) { return std::max(CannA3V1Checked(c), CannA3V1Documented(c)); }
 
 // A3, V2 operators. Two halves, each with a slot of maxBS rows for every (source, local expert) of dispatch,
-// and one row for every (token, k) and shared expert of combine. Rows count 2 bytes an element, quantised
+// and one row for every (token, k) and shared expert of combine. Rows count 2 bytes an element, quantized
 // too; 44 bytes are the scale's block and the triple.
 MOE_FN int64_t CannA3Halves(const CannCall& c, int64_t dispatchRow) {
     return 2 * (c.maxBatch * c.world * CannLocalExperts(c) * dispatchRow +

@@ -324,7 +324,7 @@ def straight_through() -> Iterator[None]:
     ascend_moe.set_int8_gradient("refuse")
 
 
-def quantised(dispatcher: Dispatcher, case: Case, mode: int, **options: Any) -> Tensor | None:
+def quantized(dispatcher: Dispatcher, case: Case, mode: int, **options: Any) -> Tensor | None:
     given = case.inputs[dispatcher.rank]
     x = given.x.detach().clone().requires_grad_()
     sent = dispatcher.dispatch(x, given.expert_ids, quant_mode=mode, **options)
@@ -346,7 +346,7 @@ def carriers(case: Case, cluster: LocalCluster, body: Callable[[Dispatcher], Any
 def test_int8_gradients_as_if_nothing_was_rounded(straight_through: None, clusters: Any) -> None:
     case = small(world=2, ids="mixed")
     rounded, exact = (
-        carriers(case, clusters[2], functools.partial(quantised, case=case, mode=mode)) for mode in (2, 0)
+        carriers(case, clusters[2], functools.partial(quantized, case=case, mode=mode)) for mode in (2, 0)
     )
     for found, expected in zip(rounded, exact, strict=True):
         for one, other in zip(found, expected, strict=True):
@@ -414,7 +414,7 @@ def test_int8_gradients_that_would_be_wrong_are_refused(clusters: Any) -> None:
         with pytest.raises(
             AscendMoeError, match=r"quant_mode 2 are not differentiable: use quant_mode 0, or ascend_moe\.set"
         ):
-            quantised(dispatcher, case, 2)
+            quantized(dispatcher, case, 2)
 
     carriers(case, clusters[2], refused)
     with pytest.raises(ArgumentError, match="mode is 'on'; need one of refuse, straight_through"):
@@ -433,7 +433,7 @@ def test_int8_straight_through_needs_the_rows_and_no_scales(straight_through: No
             sent = dispatcher.dispatch(x, ids, quant_mode=2)
             ascend_moe.dequantize_rows(sent.expand_x, sent.dynamic_scales * 1).sum().backward()
         with pytest.raises(ArgumentError, match="scales have no gradient"):
-            quantised(dispatcher, case, 2, scales=torch.ones(case.experts, case.hidden))
+            quantized(dispatcher, case, 2, scales=torch.ones(case.experts, case.hidden))
         with pytest.raises(ArgumentError, match="expand_x is"):
             ascend_moe.dequantize_rows(sent.expand_x.float(), sent.dynamic_scales)
         with pytest.raises(ArgumentError, match="dynamic_scales is"):

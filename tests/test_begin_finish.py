@@ -74,14 +74,14 @@ def check_trip(cluster: LocalCluster, case: Case, algorithm: str) -> None:
     expected = case.dispatched()
     sums = case.combined([rows for _, rows, _ in runs], expected)
     for rank, (sent, _, result) in enumerate(runs):
-        op_runs.check_dispatch(2, rank, sent, expected[rank], quantised=case.quant_mode != 0, exact_shapes=True)
+        op_runs.check_dispatch(2, rank, sent, expected[rank], quantized=case.quant_mode != 0, exact_shapes=True)
         op_runs.check_combine(rank, result, sums[rank])
 
 
 @each_algorithm
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_drawn_cases_equal_the_reference(clusters: Clusters, world: int, algorithm: str) -> None:
-    """Quantised or not, every mask, unequal batches, ranks without tokens, weights, cores from 1 to 48."""
+    """Quantized or not, every mask, unequal batches, ranks without tokens, weights, cores from 1 to 48."""
     for seed in range(30):
         check_trip(clusters[world], draw(1000 * world + seed, world=(world,), contract=(2,)), algorithm)
 

@@ -162,7 +162,7 @@ def test_both_calls_are_the_layer(clusters: Any, world: int, int8: bool) -> None
 
 
 def limited(mine: Rank, limit: float) -> torch.Tensor:
-    """The layer's definition for one rank, unquantised, in float32 from bf16 gate and up."""
+    """The layer's definition for one rank, unquantized, in float32 from bf16 gate and up."""
     out = torch.zeros(len(mine.x), H)
     for token in range(len(mine.x)):
         for k in range(K):
@@ -177,17 +177,17 @@ def test_swiglu_limit(clusters: Any) -> None:
     """Gate cut above, up at both sides, before silu; what the default and 0 leave alone."""
 
     def body(rank: int, group: str) -> None:
-        mine, quantised = Rank(0, 1), Rank(0, 1, int8=True)
+        mine, quantized = Rank(0, 1), Rank(0, 1, int8=True)
         for limit in (0.25, 0.5, 1.0):
             found = mine.one_call(group, swiglu_limit=limit)
             torch.testing.assert_close(found[0].float(), limited(mine, limit), rtol=2**-6, atol=2**-6)
             same(found, mine.three_calls(group, limit))
             same(mine.mega(mine.buffer(group), activation_clamp=limit), mine.three_calls(group, limit))
-            error = quantised.one_call(group, swiglu_limit=limit)[0].float() - limited(mine, limit)
+            error = quantized.one_call(group, swiglu_limit=limit)[0].float() - limited(mine, limit)
             assert error.norm() < 0.03 * limited(mine, limit).norm()
-            same(quantised.one_call(group, swiglu_limit=limit), quantised.three_calls(group, limit))
+            same(quantized.one_call(group, swiglu_limit=limit), quantized.three_calls(group, limit))
             assert not torch.equal(found[0], mine.one_call(group)[0])
-        for each in (mine, quantised):
+        for each in (mine, quantized):
             for none in (0.0, 1e6, float("inf")):
                 same(each.one_call(group, swiglu_limit=none), each.three_calls(group))
 
@@ -540,7 +540,7 @@ def test_wrong_scales_of_int8_weights(clusters: Any) -> None:
 
 
 MEGA_WRONG = {
-    "l1_weights": {"has quantisation 0 by its dtype": {"buffer": {"dispatch_quant_mode": 2}}},
+    "l1_weights": {"has quantization 0 by its dtype": {"buffer": {"dispatch_quant_mode": 2}}},
     "l1_bias": {"a bias belongs to int4": {"l1_bias": [torch.ones(L, 2 * F)]}},
     "activation": {"is 'gelu'; need one of swiglu": {"activation": "gelu"}},
     "activation_clamp": {
@@ -638,16 +638,16 @@ def test_a_window_too_small_is_told_when_the_buffer_is_made() -> None:
         assert all(isinstance(made, SymmBuffer) for made in cluster.run(body))
 
 
-def test_vllm_ascend_sets_the_quantisation_of_its_buffer(clusters: Any) -> None:
+def test_vllm_ascend_sets_the_quantization_of_its_buffer(clusters: Any) -> None:
     """One buffer for all layers: bf16 layers and W8A8 layers by turns; numbers of torch_npu."""
 
     def body(rank: int, group: str) -> None:
-        plain, quantised = Rank(rank, 2), Rank(rank, 2, int8=True)
+        plain, quantized = Rank(rank, 2), Rank(rank, 2, int8=True)
         buffer = plain.buffer(group, max_recv_token_num=2 * MOST * K)
         same(plain.mega(buffer), plain.three_calls(group))
         buffer.dispatch_quant_mode, buffer.dispatch_quant_out_dtype = 2, 258
         options = {"weight1_type": 258, "weight2_type": 258, "l1_bias": None}
-        same(quantised.mega(buffer, "int64", **options), quantised.three_calls(group))
+        same(quantized.mega(buffer, "int64", **options), quantized.three_calls(group))
         with pytest.raises(ArgumentError, match="dispatch_quant_mode is 2"):
             plain.mega(buffer)
 

@@ -61,7 +61,7 @@ NAMES = {
         "EPMoE ExpertPlacement GroupedGemmRunner make_expert_params_mapping post_reorder pre_reorder"
         " run_moe_ep_preproess select_experts silu_and_mul"
     ),
-    "ascend_moe.interop.torch_npu_standin": "install uninstall",
+    "ascend_moe.standin.torch_npu": "install uninstall",
     "ascend_moe.interop.vllm": "All2AllManager FusedMoEModularKernel make_experts make_prepare_finalize select",
     "ascend_moe.interop.vllm_ascend": "register",
     "ascend_moe.permute": "moe_align_block_size permute sort_chunks_by_idxs unpermute",

@@ -1,4 +1,4 @@
-"""vLLM's modular kernel: every pair against the three calls and MoELayer, its contracts, and `ascend-moe kernels`."""
+"""vLLM's modular kernel: every pair against the three calls and MoELayer, its contracts; `ascend-moe vllm-pairs`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Part(NamedTuple):
     weights: torch.Tensor
     w1: torch.Tensor  # (L, 2F, H)
     w2: torch.Tensor
-    config: Any  # quantisation
+    config: Any  # quantization
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
         return self.x, self.w1, self.w2, self.weights, self.ids
@@ -726,7 +726,7 @@ def test_a_map_that_fits_says_nothing_of_another(clusters: Clusters) -> None:
 
 
 def test_experts_refuse() -> None:
-    part, quantised = part_of(0, 1, 5), part_of(0, 1, 5, w8a8=True)
+    part, quantized = part_of(0, 1, 5), part_of(0, 1, 5, w8a8=True)
     experts = make_experts(None, None, None, None, E)
 
     def apply(made: Any = experts, **changed: Any) -> None:
@@ -751,7 +751,7 @@ def test_experts_refuse() -> None:
         apply(batched, hidden_states=part.x.new_zeros(E, 2, H), output=part.x.new_zeros(E, 2, H))
     for config, rule in (
         (bases.FusedMoEQuantConfig(torch.int8, True), "needs w1_scale and w2_scale"),
-        (bases.FusedMoEQuantConfig(w1_scale=torch.ones(1)), "has scales of weights but unquantised rows"),
+        (bases.FusedMoEQuantConfig(w1_scale=torch.ones(1)), "has scales of weights but unquantized rows"),
         (bases.FusedMoEQuantConfig(w1_bias=torch.ones(1)), "has w1_bias"),
         (SimpleNamespace(quant_dtype="mxfp4"), "has quant_dtype mxfp4"),
         (SimpleNamespace(gemm1_clamp_limit=7.0), "quant_config has gemm1_clamp_limit 7.0; the experts' activation is"),
@@ -768,11 +768,11 @@ def test_experts_refuse() -> None:
         make_experts(None, None, None, None, E, moe_config=SimpleNamespace(swiglu_limit=10.0, swiglu_alpha=None))
     neutral = SimpleNamespace(gemm1_clamp_limit=None, gemm1_alpha=1.0, gemm1_beta=0.0)
     make_experts(None, None, None, neutral, E, moe_config=SimpleNamespace(swiglu_limit=None))
-    scales = bases.int8_w8a8_moe_quant_config(quantised.config.w1_scale[:, :3], quantised.config.w2_scale)
+    scales = bases.int8_w8a8_moe_quant_config(quantized.config.w1_scale[:, :3], quantized.config.w2_scale)
     with pytest.raises(ArgumentError, match=r"w1_scale is \(8, 3, 1\); it must be \(8, 64\) or \(8, 64, 1\) or"):
         apply(
             make_experts(None, None, None, scales, E), hidden_states=part.x.to(torch.int8), a1q_scale=torch.ones(5, 1),
-            w1=quantised.w1, w2=quantised.w2,
+            w1=quantized.w1, w2=quantized.w2,
         )  # fmt: skip
 
 
@@ -837,9 +837,9 @@ def test_the_matrix() -> None:
     fits = {(way, "batched" if way == "batched" else "standard") for way in KINDS}
     made = vllm.compatibility()
     assert {(each.prepare_finalize, each.experts) for each in made if not each.reason} == fits and len(made) == 8
-    said = commands.said("kernels")
+    said = commands.said("vllm-pairs")
     assert said.code == 0 and said.out.count("fits") == 4 and all(kind in said.out for kind in KINDS)
-    found = json.loads(commands.said("kernels", "--json").out)
+    found = json.loads(commands.said("vllm-pairs", "--json").out)
     assert {(each["prepare_finalize"], each["experts"]) for each in found if each["fits"]} == fits
     assert "mc2 gives standard rows" in next(each["reason"] for each in found if each["reason"])
 
@@ -847,7 +847,7 @@ def test_the_matrix() -> None:
 @each_kind
 def test_the_command_tries_a_pair(kind: str, tmp_path: Path) -> None:
     experts = "batched" if kind == "batched" else "standard"
-    words = ["kernels", "--pf-type", kind, "--experts-type", experts, "--batch", "6,0", "--ranks", "2"]
+    words = ["vllm-pairs", "--pf-type", kind, "--experts-type", experts, "--batch", "6,0", "--ranks", "2"]
     trace = tmp_path / "trace.json"
     said = commands.said(*words, "--profile", str(trace))
     assert said.code == 0 and said.out.count("ok ") == 2 and "PASS" in said.out, said
@@ -855,11 +855,11 @@ def test_the_command_tries_a_pair(kind: str, tmp_path: Path) -> None:
     assert "aten::mm" in names or "aten::addmm" in names or "aten::matmul" in names
     assert list(tmp_path.iterdir()) == [trace]
     found = json.loads(commands.said(*words, "--quant", "int8", "--json").out)
-    assert found["ok"] and found["equal"] and found["quantised"] and 0 < found["difference"] < found["tolerance"]
+    assert found["ok"] and found["equal"] and found["quantized"] and 0 < found["difference"] < found["tolerance"]
 
 
 def test_the_command_says_why_a_pair_does_not_fit() -> None:
-    words = ("kernels", "--pf-type", "mc2", "--experts-type", "batched")
+    words = ("vllm-pairs", "--pf-type", "mc2", "--experts-type", "batched")
     said = commands.said(*words)
     assert said.code == 1 and "do not fit: mc2 gives standard rows, batched experts take batched rows" in said.out
     said = commands.said(*words, "--json")
@@ -871,5 +871,5 @@ def test_the_command_sees_a_wrong_pair(monkeypatch: pytest.MonkeyPatch, wrong: s
     name = "_three_calls" if wrong == "bits" else "_dense"
     right = getattr(trial, name)
     monkeypatch.setattr(trial, name, lambda *args: right(*args) * 1.0625)
-    said = commands.said("kernels", "--pf-type", "mc2", "--experts-type", "standard", "--batch", "4")
+    said = commands.said("vllm-pairs", "--pf-type", "mc2", "--experts-type", "standard", "--batch", "4")
     assert said.code == 1 and said.out.count("FAIL") == 2 and said.out.count("ok ") == 1, said

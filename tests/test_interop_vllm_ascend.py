@@ -21,8 +21,9 @@ from torch.distributed import distributed_c10d
 from ascend_moe import LocalCluster, fused, npu
 from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.experts import quantize_weight
-from ascend_moe.interop import cann_ops_transformer, torch_npu_standin, vllm_ascend, vllm_ascend_schemas
-from ascend_moe.interop.standin_launch import launch
+from ascend_moe.interop import cann_ops_transformer, vllm_ascend, vllm_ascend_schemas
+from ascend_moe.standin import torch_npu as standin
+from ascend_moe.standin.launch import launch
 
 vllm_ascend.register("0.26.0rc1")
 vllm_ascend.register("0.23.0")  # adds what later releases have no more
@@ -270,7 +271,7 @@ def test_init_routing_custom_is_v2(quant_mode: int) -> None:
     assert all(torch.equal(*pair) for pair in zip(made, expected, strict=True))
 
 
-def test_init_routing_custom_quantises_by_default() -> None:
+def test_init_routing_custom_quantizes_by_default() -> None:
     """Its quant_mode is 0, static, where torch_npu's is -1."""
     x, ids = randn(5, H), torch.arange(5 * K).view(5, K).int() % E
     made = C.npu_moe_init_routing_custom(x, ids, scale=torch.ones(1), active_num=5 * K, expert_num=E)
@@ -526,22 +527,22 @@ def namespaces() -> dict[Any, dict[str, Any]]:
 
 @pytest.fixture
 def stand_in() -> Iterator[Any]:
-    torch_npu_standin.install(quiet=True)
+    standin.install(quiet=True)
     try:
         yield __import__("torch_npu")
     finally:
-        torch_npu_standin.uninstall()
+        standin.uninstall()
 
 
 def test_uninstall_undoes_everything(caplog: pytest.LogCaptureFixture) -> None:
     torch.utils._device._device_constructors()
     before = namespaces()
-    assert not torch_npu_standin.is_installed()
-    torch_npu_standin.install()
-    torch_npu_standin.install()
-    assert torch_npu_standin.is_installed() and namespaces() != before
-    torch_npu_standin.uninstall()
-    torch_npu_standin.uninstall()
+    assert not standin.is_installed()
+    standin.install()
+    standin.install()
+    assert standin.is_installed() and namespaces() != before
+    standin.uninstall()
+    standin.uninstall()
     after = namespaces()
     for owner, table in before.items():
         assert {name for name in {*table, *after[owner]} if table.get(name) is not after[owner].get(name)} == set()
@@ -555,12 +556,12 @@ def test_refused_beside_torch_npu(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     (tmp_path / "torch_npu.py").write_text("raise ImportError\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(LibraryError, match=r"torch_npu is installed.*patch_torch_npu.*ascend-moe vnpu"):
-        torch_npu_standin.install()
+        standin.install()
     assert not hasattr(torch, "npu")
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))  # somebody's stub, which has no spec
     with pytest.raises(LibraryError, match=r"torch_npu is installed"):
-        torch_npu_standin.install()
+        standin.install()
 
 
 def test_npu_means_cpu(stand_in: Any) -> None:
@@ -597,9 +598,9 @@ def test_operators_of_torch_ops(stand_in: Any) -> None:
     rows, places = torch.ops.npu.npu_moe_token_permute(x, ids)
     back = stand_in.npu_moe_token_unpermute(rows, places, probs=torch.full((3, 2), 0.5), restore_shape=x.shape)
     torch.testing.assert_close(back, x)
-    torch_npu_standin.uninstall()
+    standin.uninstall()
     assert not hasattr(torch.ops.npu, "npu_swiglu") and not hasattr(torch.ops.npu, "npu_grouped_matmul")
-    torch_npu_standin.install(quiet=True)
+    standin.install(quiet=True)
     assert torch.equal(torch.ops.npu.npu_swiglu(x), npu.npu_swiglu(x))
 
 
@@ -636,13 +637,13 @@ def test_compile_with_it_and_after_it() -> None:
     """torch.compile's tables of functions are built at its first use, here while the stand-in is there."""
     script = """
 import torch
-from ascend_moe.interop import torch_npu_standin
+from ascend_moe.standin import torch_npu as standin
 def double(x, device):
     return 2 * x + torch.zeros(2, device=device)
-torch_npu_standin.install(quiet=True)
+standin.install(quiet=True)
 compiled = torch.compile(double, backend="aot_eager", fullgraph=True)
 assert compiled(torch.ones(2), "npu").tolist() == [2, 2]
-torch_npu_standin.uninstall()
+standin.uninstall()
 torch._dynamo.reset()
 assert compiled(torch.ones(2), "cpu").tolist() == [2, 2]
 """
@@ -721,14 +722,11 @@ def test_quant_matmul(stand_in: Any, lead: tuple[int, ...]) -> None:
             stand_in.npu_quant_matmul(**given)
 
 
-def test_cann_ops_transformer_comes_with_it(stand_in: Any) -> None:
-    from cann_ops_transformer.ops import mega_moe
-
-    assert mega_moe is cann_ops_transformer.mega_moe
-    torch_npu_standin.uninstall()
-    cann_ops_transformer.install()  # by somebody else: it stays
-    torch_npu_standin.install(quiet=True)
-    torch_npu_standin.uninstall()
+def test_uninstall_leaves_cann_ops_transformer(stand_in: Any) -> None:
+    standin.uninstall()
+    cann_ops_transformer.install()
+    standin.install(quiet=True)
+    standin.uninstall()
     assert "cann_ops_transformer" in sys.modules
     cann_ops_transformer.uninstall()
 
@@ -778,7 +776,9 @@ def test_hccl_groups_and_exit_code(tmp_path: Path) -> None:
     script = f"""
 import torch_npu
 import os, sys, torch, torch.distributed as dist, ascend_moe
+from cann_ops_transformer.ops import mega_moe
 assert os.path.basename(sys.argv[1]) == "argument" and "stand-in" in repr(torch.npu)
+assert mega_moe is ascend_moe.fused.mega_moe
 dist.init_process_group(backend="cpu:gloo,npu:hccl", init_method="file://{tmp_path}/store", rank=0, world_size=1)
 options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
 options.hccl_config = {{"hccl_buffer_size": 1}}

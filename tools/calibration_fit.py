@@ -21,8 +21,8 @@ import numpy as np
 
 from ascend_moe.errors import ArgumentError
 from ascend_moe.plan.soc import cost_table, fitted_names, read_data
-from ascend_moe.timed import calibration
-from ascend_moe.timed.calibration import CALIBRATION, HELD_OUT
+from ascend_moe.predict import calibration
+from ascend_moe.predict.calibration import CALIBRATION, HELD_OUT
 
 _ROUNDS, _STEP, _DIGITS = 6, 0.1, 3
 _LEAST = 0.05  # a figure that the fit may not go below, as a share of where it began

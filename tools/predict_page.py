@@ -18,9 +18,9 @@ import calibration_fit
 from ascend_moe.native.library import lib
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import KINDS, SOCS, cost_table, fitted_names, read_data
-from ascend_moe.timed import ALGORITHMS, OpPrediction, Prediction, calibration, predict
-from ascend_moe.timed.calibration import CALIBRATION, HELD_OUT
-from ascend_moe.timed.report import ERROR_HEAD, banner, error_rows, predictions
+from ascend_moe.predict import ALGORITHMS, OpPrediction, Prediction, calibration, predict
+from ascend_moe.predict.calibration import CALIBRATION, HELD_OUT
+from ascend_moe.predict.report import ERROR_HEAD, banner, error_rows, predictions
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLDS, BATCHES = [8, 16, 32, 64], [8, 32, 128, 512]

@@ -112,7 +112,7 @@ def weighted_sum(out: Tensor, addresses: Tensor, weights: Tensor) -> Callable[[]
 class _Limit(Method):
     """Every row copied once and summed once, by each rank alone, nothing sent.
 
-    No method that moves each row once and reduces it once is faster. Quantisation is not counted; what can
+    No method that moves each row once and reduces it once is faster. Quantization is not counted; what can
     be made beforehand is made beforehand.
     """
 
@@ -128,7 +128,7 @@ class _Limit(Method):
         self._ready: dict[int, tuple[Callable[[], None], Callable[[], None], Arrived, Tensor]] = {}
 
     def ready(self, inputs: Inputs) -> None:
-        source, scales = row_ops.quantise(inputs.x) if self.case.quant_mode else (inputs.x, None)
+        source, scales = row_ops.quantize_dispatch_rows(inputs.x) if self.case.quant_mode else (inputs.x, None)
         pairs = torch.arange(self.case.batch * self.case.topk)
         token_of = pairs // self.case.topk  # token by token: the source row stays in L1
         row_bytes = self._to.size(1) * self._to.element_size()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe.checkpoint.config import Fp8Format, moe_config, need_directory, read_json
-from ascend_moe.checkpoint.files import CheckpointFiles, Read, dequantise_fp8
+from ascend_moe.checkpoint.files import CheckpointFiles, Read, dequantize_fp8
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError, need, with_typed_errors
 from ascend_moe.layer import MoEConfig, MoELayer
@@ -143,7 +143,7 @@ class _Block:
             raise ArgumentError(text, argument="directory")
         value = self.files.read(full)
         if value.dtype == torch.float8_e4m3fn:
-            return dequantise_fp8(full, value, self.files.read(f"{full}_scale_inv"), self.fp8)
+            return dequantize_fp8(full, value, self.files.read(f"{full}_scale_inv"), self.fp8)
         return _floating(value, full)
 
     def bias_name(self) -> str:

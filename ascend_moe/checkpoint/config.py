@@ -53,14 +53,14 @@ class Fp8Format:
     @staticmethod
     def of(values: Json) -> Fp8Format:
         """Reads it from the values of a config.json."""
-        quantised = values.get("quantization_config") or {}
-        known = isinstance(quantised, dict)
-        sides = quantised.get("weight_block_size") if known else quantised
+        quantized = values.get("quantization_config") or {}
+        known = isinstance(quantized, dict)
+        sides = quantized.get("weight_block_size") if known else quantized
         if sides is None:
             sides = (Fp8Format.rows, Fp8Format.columns)
         if not isinstance(sides, (list, tuple)) or len(sides) != 2 or not all(type(n) is int and n > 0 for n in sides):
             raise _unfit(f"has weight_block_size {sides!r:.60}; need two numbers of at least 1")
-        return Fp8Format(sides[0], sides[1], known and quantised.get("scale_fmt") == "ue8m0")
+        return Fp8Format(sides[0], sides[1], known and quantized.get("scale_fmt") == "ue8m0")
 
 
 def moe_config(values: Json) -> MoEConfig:

@@ -121,7 +121,7 @@ class CheckpointFiles:
         return {name: file for file in files for name in self._handle(file).keys()}  # noqa: SIM118
 
 
-def dequantise_fp8(name: str, codes: Tensor, scale_inv: Tensor, fp8: Fp8Format) -> Tensor:
+def dequantize_fp8(name: str, codes: Tensor, scale_inv: Tensor, fp8: Fp8Format) -> Tensor:
     """fp32 matrix from fp8 codes (R, C) and one multiplier a block: (ceil(R / rows), ceil(C / columns)).
 
     Multipliers are fp32, bf16, fp16 or e8m0. Bytes are e8m0 where the format says that they are exponents. Other

@@ -57,8 +57,8 @@ def predict(
     names = comm_alg.split(",") if comm_alg else []
     worlds = options.numbers("ranks", ranks)
     with bar("predictions") as advance:
-        from ascend_moe.timed import Prediction, report
-        from ascend_moe.timed import predict as predicted
+        from ascend_moe.predict import Prediction, report
+        from ascend_moe.predict import predict as predicted
 
         pairs = report.asked(request, worlds, names)
         tell = print if as_json != "-" else _untold
@@ -76,7 +76,7 @@ def _untold(*texts: str, flush: bool) -> None:
 
 
 def _check(as_json: str) -> int:
-    from ascend_moe.timed import calibration, report
+    from ascend_moe.predict import calibration, report
 
     chosen = calibration.points(calibration.CALIBRATION, calibration.HELD_OUT, "shown")
     with bar("published times") as advance:

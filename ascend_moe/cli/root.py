@@ -47,7 +47,8 @@ class _Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
         ctx.obj = list(rest)
-        application: typer.Typer = importlib.import_module(f"ascend_moe.cli.{name}").app
+        module = str(name).replace("-", "_")
+        application: typer.Typer = importlib.import_module(f"ascend_moe.cli.{module}").app
         application._add_completion = False  # its scripts would complete a program of the command's name
         return name, typer.main.get_command(application), rest
 

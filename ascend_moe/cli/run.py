@@ -1,4 +1,4 @@
-"""`ascend-moe run`: a MoE layer over EP ranks of this machine; ascend_moe.demo does the work."""
+"""`ascend-moe run`: a MoE layer over EP ranks of this machine; ascend_moe.run does the work."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def run(
             bad(option, f"{value!r} is none of {', '.join(names)}")
     import torch
 
-    from ascend_moe.demo import execute
-    from ascend_moe.demo.layers import RunSpec, batches_of
-    from ascend_moe.demo.report import about
     from ascend_moe.native import binding
+    from ascend_moe.run import execute
+    from ascend_moe.run.layers import RunSpec, batches_of
+    from ascend_moe.run.report import about
 
     try:
         config, source, width = _layer(preset_name, checkpoint, layer, (hidden, topk, experts))
@@ -133,7 +133,7 @@ def _other(published: MoEConfig, config: MoEConfig) -> str:
 
 def _text(path: Path | None, tokens: int) -> tuple[bytes, str]:
     """``tokens`` bytes of the text, repeated where it is shorter, and the sentence that says so."""
-    from ascend_moe.demo.layers import default_text
+    from ascend_moe.run.layers import default_text
 
     text = default_text() if path is None else path.read_bytes()
     if not text:

@@ -56,8 +56,8 @@ def trace(
     for asked_for in (out, plot):  # refused before anything runs
         if asked_for is not None and (why := unwritable(asked_for)):
             raise ArgumentError(why, argument="out")
-    from ascend_moe.timed import roundtrip
-    from ascend_moe.timed.roundtrip import TraceRequest
+    from ascend_moe.predict import roundtrip
+    from ascend_moe.predict.roundtrip import TraceRequest
     from ascend_moe.timeline import chrome, picture
 
     shape = options.shape_of(preset, hidden, topk, experts)

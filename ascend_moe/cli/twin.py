@@ -10,7 +10,7 @@ import typer
 from ..errors import ArgumentError, LibraryError, TwinBuildError
 
 if TYPE_CHECKING:
-    from ..twin import Kernels
+    from ..foreign import Kernels
 
 app = typer.Typer(no_args_is_help=True, help="AscendC kernels of your own on the CPU.")
 
@@ -29,11 +29,11 @@ def build_command(
     ] = None,
     engine: Annotated[str, typer.Option(metavar="fast|checked|both")] = "both",
 ) -> None:
-    """Compile kernels; ascend_moe.twin.load opens what comes out.
+    """Compile kernels; ascend_moe.foreign.load opens what comes out.
 
     Exit code 0: built. 1: a source does not compile; the compiler's messages are shown. 2: wrong options.
     """
-    from ..twin import build, load
+    from ..foreign import build, load
 
     target = output or Path(sources[0].stem + ".so")
     try:
@@ -53,7 +53,7 @@ def list_command(
     library: Annotated[Path, typer.Argument(help="What build made.", exists=True, dir_okay=False)],
 ) -> None:
     """Show the kernels of a library, their parameters, and the tiling keys of templates."""
-    from ..twin import load
+    from ..foreign import load
 
     try:
         kernels = load(library)

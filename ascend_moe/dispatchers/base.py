@@ -21,8 +21,8 @@ class Dispatched:
     n = ep_recv_counts[-1] rows are defined; window ops allocate more (capacity) rows than that.
 
     Attributes:
-        expand_x: (>= n, H), rows by (local expert, source rank, flat (token, k) order); int8 if quantised.
-        dynamic_scales: (>= n,) fp32, multiply a quantised row by its scale; undefined unless quantised.
+        expand_x: (>= n, H), rows by (local expert, source rank, flat (token, k) order); int8 if quantized.
+        dynamic_scales: (>= n,) fp32, multiply a quantized row by its scale; undefined unless quantized.
         expert_token_nums: (L,) int64, rows per local expert (type 1) or their running sum (type 0).
         ep_recv_counts: int32, element l*W + s is the number of rows up to and including segment
             (local expert l, source rank s).

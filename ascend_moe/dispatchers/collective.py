@@ -274,17 +274,17 @@ class _Sent(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dispatcher: CollectiveDispatcher, handle: _Handle, x: Tensor, rows: Tensor, scales: Tensor):  # type: ignore[no-untyped-def]
         ctx.dispatcher, ctx.handle, ctx.row_gradients = dispatcher, handle, []
-        ctx.quantised, ctx.dtype = rows.dtype == torch.int8, x.dtype
+        ctx.quantized, ctx.dtype = rows.dtype == torch.int8, x.dtype
         ctx.set_materialize_grads(False)
         rows, scales = rows.view_as(rows), scales.view_as(scales)
-        ctx.mark_non_differentiable(rows if ctx.quantised else scales)
+        ctx.mark_non_differentiable(rows if ctx.quantized else scales)
         return rows, scales
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, scales: Tensor | None) -> Any:
         handle = ctx.handle
-        if ctx.quantised:
+        if ctx.quantized:
             grad = autograd.straight_through(ctx, scales, "dispatch")
             need(not handle.smooth, "scales", 'have no gradient: "straight_through" takes a dispatch without them')
         if grad is None:
@@ -399,7 +399,7 @@ class AllGatherDispatcher(CollectiveDispatcher):
     """Gathers tokens and ids from all ranks, selects this rank's rows, and gathers results back.
 
     Three collectives: headers, tokens, and expert rows on the way back. A rank receives W * maxBS token rows
-    to dispatch (with smoothing scales, W * maxBS * K quantised rows, as a row then depends on its expert) and
+    to dispatch (with smoothing scales, W * maxBS * K quantized rows, as a row then depends on its expert) and
     W * (largest number of rows on any rank) expert rows to combine. The way back carries expert rows as they
     are, not partial sums: sums of partial sums would round differently from the other dispatchers. Cheap only
     for few ranks or few tokens; no uneven splits are needed.

@@ -1,4 +1,4 @@
-"""What happens to rows on one rank: routing order, quantisation, packing and the weighted sum.
+"""What happens to rows on one rank: routing order, quantization, packing and the weighted sum.
 
 No communication here. The arithmetic is that of the window kernels, operation by operation, so that
 results agree in every bit.
@@ -61,11 +61,12 @@ def route(expert_ids: Tensor, active: Tensor, experts: int) -> Routing:
     return Routing(order, counts, position, expand_idx, routed, active.any(1))
 
 
-def quantise(rows: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Per-row int8 codes (n, H) and fp32 scales (n,), of fp32(rows) [* scales (n, H)].
+def quantize_dispatch_rows(rows: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Quantize rows as dispatch kernels do: int8 codes (n, H) and fp32 scales (n,), of fp32(rows) [* scales (n, H)].
 
     s = 127 / max|v|, codes = round-half-even(v * s), scale = 1 / s; an all-zero row has codes 0 and
-    scale 1. NaN is left out of the maximum unless nothing else is there; its code is 0.
+    scale 1. NaN is left out of the maximum unless nothing else is there; its code is 0. npu_dynamic_quant has another
+    contract: `ascend_moe.experts.quant.dynamic_quant_rows`.
     """
     value = rows.float()
     if scales is not None:
@@ -84,24 +85,24 @@ def quantise(rows: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor
 def payload(x: Tensor, expert_ids: Tensor, pairs: Tensor | None, scales: Tensor | None, quant_mode: int) -> Tensor:
     """(n, words) int32: the row of every flat index in ``pairs`` (None: of every token), packed.
 
-    Quantised rows (quant_mode 2) have their fp32 scale behind the codes. Ids -1 count as expert 0.
+    Quantized rows (quant_mode 2) have their fp32 scale behind the codes. Ids -1 count as expert 0.
     """
     topk = expert_ids.size(1)
     tokens = None if pairs is None else pairs // topk
     if quant_mode == 0:
         return pack(x if tokens is None else x.index_select(0, tokens))
-    if scales is None:  # a token's K rows are equal: quantise it once
-        codes, factors = quantise(x)
+    if scales is None:  # a token's K rows are equal: quantize it once
+        codes, factors = quantize_dispatch_rows(x)
         words = pack(codes, factors[:, None])
         return words if tokens is None else words.index_select(0, tokens)
     assert pairs is not None and tokens is not None
     experts = expert_ids.reshape(-1)[pairs].clamp(min=0).long()
-    codes, factors = quantise(x.index_select(0, tokens), scales.index_select(0, experts))
+    codes, factors = quantize_dispatch_rows(x.index_select(0, tokens), scales.index_select(0, experts))
     return pack(codes, factors[:, None])
 
 
 def open_rows(words: Tensor, hidden: int, dtype: torch.dtype, quant_mode: int) -> tuple[Tensor, Tensor]:
-    """Undoes ``payload``: rows and their fp32 scales (ones, when not quantised)."""
+    """Undoes ``payload``: rows and their fp32 scales (ones, when not quantized)."""
     if quant_mode == 0:
         (rows,) = unpack(words, (hidden, dtype))
         return rows, torch.ones(rows.size(0), dtype=torch.float32, device=words.device)

@@ -59,8 +59,8 @@ def grouped_mlp(
 ) -> torch.Tensor:
     """``(silu(x @ gate) * (x @ up)) @ down`` for every row, with the weights of that row's local expert.
 
-    Unquantised: grouped matmul, SwiGLU, grouped matmul in expand_x's type. W8A8, when dynamic_scales is
-    given: int8 product to int32, dequantise + SwiGLU + quantise per row, int8 product to output_dtype.
+    Unquantized: grouped matmul, SwiGLU, grouped matmul in expand_x's type. W8A8, when dynamic_scales is
+    given: int8 product to int32, dequantize + SwiGLU + quantize per row, int8 product to output_dtype.
 
     Args:
         expand_x: ``(A, H)`` rows by local expert, from dispatch: bf16, fp16, fp32; W8A8 int8.
@@ -73,7 +73,7 @@ def grouped_mlp(
         w_gate_up_scale, w_down_scale: W8A8: ``(L, 2I)`` and ``(L, H)`` from `quantize_weight`. The NPU
             wants a bf16 w_down_scale for bf16 output, fp32 for fp16.
         output_dtype: W8A8: None takes w_down_scale's type if that is bf16 or fp16, else bf16.
-            Unquantised: None or expand_x's type.
+            Unquantized: None or expand_x's type.
         topk_scales: ``(A,)`` or ``(A, 1)``, a weight for each row of the result (for routing weights that
             combine does not apply).
         out: ``(A, H)`` of the result's type: the last product is put into it; rows behind the last
@@ -84,7 +84,7 @@ def grouped_mlp(
 
     Returns:
         ``(A, H)``, rows as in expand_x; ``out`` if given. Rows behind the last expert's are zero here and
-        unspecified on the NPU. Differentiable when unquantised and without out.
+        unspecified on the NPU. Differentiable when unquantized and without out.
 
     Raises:
         ArgumentError: shapes, types or the group list do not fit, or only part of the W8A8 tensors is given.
@@ -210,7 +210,7 @@ def _check_scales(
     w_gate_up_scale: torch.Tensor | None,
     w_down_scale: torch.Tensor | None,
 ) -> _Scales | None:
-    """The scales of a W8A8 call, None for an unquantised one."""
+    """The scales of a W8A8 call, None for an unquantized one."""
     if dynamic_scales is not None and w_gate_up_scale is not None and w_down_scale is not None:
         need(expand_x.dtype == torch.int8, "expand_x", "is {}; with scales it must be int8", expand_x.dtype)
         return _Scales(dynamic_scales, w_gate_up_scale, w_down_scale)
@@ -220,7 +220,7 @@ def _check_scales(
         ("w_down_scale", w_down_scale),
     ):
         rule = "is {} for {} rows; W8A8 (int8) takes "
-        rule += "dynamic_scales, w_gate_up_scale and w_down_scale, unquantised rows take none of them"
+        rule += "dynamic_scales, w_gate_up_scale and w_down_scale, unquantized rows take none of them"
         fits = (value is None) != (expand_x.dtype == torch.int8)
         need(fits, name, rule, "missing" if value is None else "given", expand_x.dtype)
     return None

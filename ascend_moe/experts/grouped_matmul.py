@@ -33,7 +33,7 @@ NPU_ONLY = (
 )
 _COLUMNS = 2  # group_type
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-_DEQUANTISED = (torch.bfloat16, torch.float16, torch.float32)
+_DEQUANTIZED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class _Segment(NamedTuple):
@@ -302,7 +302,7 @@ def _check_dtypes(
     dtypes = sorted({str(t.dtype) for t in (*x, *weights.weight)})
     if len(dtypes) > 1:
         raise ArgumentError(
-            f"x and weight mix {', '.join(dtypes)}; they must have one type (antiquantisation is NPU-only)",
+            f"x and weight mix {', '.join(dtypes)}; they must have one type (antiquantization is NPU-only)",
             argument="weight",
         )
     name = "per_token_scale" if scale is None else "scale"
@@ -318,7 +318,7 @@ def _check_dtypes(
         need(fits, "bias", "is {}; it must be {}", weights.bias[0].dtype, kind)
     if output_dtype is None and not integer:
         return dtype
-    allowed = (dtype,) if not integer else (torch.int32,) if scale is None else _DEQUANTISED
+    allowed = (dtype,) if not integer else (torch.int32,) if scale is None else _DEQUANTIZED
     if output_dtype not in allowed:
         gives = f"{dtype} x {'without' if scale is None else 'with'} scale gives {', '.join(map(str, allowed))}"
         need(False, "output_dtype", "is {}; {}", output_dtype, gives)

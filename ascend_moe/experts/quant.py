@@ -1,6 +1,6 @@
-"""Symmetric int8 quantisation, SwiGLU, and the operator that does both to the sums of the first product.
+"""Symmetric int8 quantization, SwiGLU, and the operator that does both to the sums of the first product.
 
-Activations are quantised per row or per tensor, weights per output channel. ``scale = amax / 127`` and
+Activations are quantized per row or per tensor, weights per output channel. ``scale = amax / 127`` and
 ``code = rint(value / scale)`` in float32, rounding half to even; ``code * scale`` gives the value back. An
 all-zero row has codes 0 and scale 0, as the formula gives it. A NaN makes its row's scale NaN and its own
 code 0.
@@ -22,8 +22,12 @@ from ascend_moe.experts.groups import COUNTS, CUMSUM, read_groups
 _INT8_MAX = 127.0
 
 
-def quantize_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise each row: ``(..., H) float32 -> (..., H) int8, (...) float32``."""
+def dynamic_quant_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize each row as npu_dynamic_quant does: ``(..., H) float32 -> (..., H) int8, (...) float32``.
+
+    A row of zeros has scale 0. Rows that dispatch sends are quantized by another contract, in which it has scale 1:
+    `ascend_moe.dispatchers.rows.quantize_dispatch_rows`.
+    """
     if values.numel() == 0:
         return values.to(torch.int8), values.new_zeros(values.shape[:-1])
     scale = values.abs().amax(dim=-1, keepdim=True) / _INT8_MAX
@@ -52,13 +56,13 @@ def npu_dynamic_quant(
     quant_mode: str = "pertoken",
     dst_type_max: float = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise activations to int8 with scales computed from the values themselves.
+    """Quantize activations to int8 with scales computed from the values themselves.
 
     Args:
         input: ``(..., H)``, at least 2-D; bf16, fp16 or fp32.
         smooth_scales: multiplied in first: ``(H,)``, or ``(E, H)`` with group_index.
         group_index: ``(E,)`` running sums of rows: group e uses smooth_scales[e]. Rows behind the last
-            group are quantised unsmoothed. Read on the host.
+            group are quantized unsmoothed. Read on the host.
         dst_type: None or int8.
         quant_mode: "pertoken" (one scale for each row) or "pertensor" (one scale).
         dst_type_max: 0.
@@ -80,8 +84,8 @@ def npu_dynamic_quant(
     need(dst_type_max == 0, "dst_type_max", "is {}; int8 takes 0", dst_type_max)
     values = _smooth(input.float(), smooth_scales, group_index)
     if quant_mode == "pertoken":
-        return quantize_rows(values)
-    codes, scale = quantize_rows(values.reshape(1, -1))
+        return dynamic_quant_rows(values)
+    codes, scale = dynamic_quant_rows(values.reshape(1, -1))
     return codes.reshape(input.shape), scale
 
 
@@ -110,7 +114,7 @@ def _smooth(values: torch.Tensor, smooth_scales: torch.Tensor | None, group_inde
 
 @with_typed_errors
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise expert weights per output channel for W8A8 (`ascend_moe.experts.grouped_mlp`).
+    """Quantize expert weights per output channel for W8A8 (`ascend_moe.experts.grouped_mlp`).
 
     Args:
         weight: ``(..., K, N)`` float, N the output channels, e.g. ``(L, H, 2I)``.
@@ -123,7 +127,7 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     rule = "is {} {}; it must be float and (..., K, N)"
     need(weight.dim() >= 2 and weight.is_floating_point(), "weight", rule, weight.shape, weight.dtype)
-    codes, scale = quantize_rows(weight.float().transpose(-1, -2))
+    codes, scale = dynamic_quant_rows(weight.float().transpose(-1, -2))
     return codes.transpose(-1, -2).contiguous(), scale
 
 
@@ -227,7 +231,7 @@ def npu_dequant_swiglu_quant(
     glu_alpha: float = 1.702,
     glu_bias: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dequantise int32 sums (a float x is taken as it is), apply SwiGLU, quantise to int8; float32 inside.
+    """Dequantize int32 sums (a float x is taken as it is), apply SwiGLU, quantize to int8; float32 inside.
 
     Args:
         x: ``(..., 2I)``, at least 2-D: bf16, fp16, fp32, or int32, which becomes
@@ -268,8 +272,8 @@ def npu_dequant_swiglu_quant(
         listed = read_groups(counts, COUNTS, counts.numel(), rows, "group_index")
         total = listed[-1].stop if listed else 0
         groups = _Groups(len(listed), torch.arange(len(listed)).repeat_interleave(counts))
-    values = _dequantise(call, x.reshape(rows, width)[:total], groups)
-    codes, scale = _quantise(call, _activate(call, values), groups)
+    values = _dequantize(call, x.reshape(rows, width)[:total], groups)
+    codes, scale = _quantize(call, _activate(call, values), groups)
     codes = torch.cat([codes, codes.new_zeros(rows - total, width // 2)])
     scale = torch.cat([scale, scale.new_zeros(rows - total)])
     return codes.reshape(*x.shape[:-1], width // 2), scale.reshape(x.shape[:-1])
@@ -289,8 +293,8 @@ def _check(call: Any) -> None:
         ("bias", not integer and call.bias is not None, "float x takes none"),
         ("bias", grouped and call.bias is not None, "group_index excludes it"),
         ("quant_mode", call.quant_mode not in (STATIC, DYNAMIC), "it must be 0 (static) or 1 (dynamic)"),
-        ("quant_scale", static and call.quant_scale is None, "static quantisation (quant_mode 0) needs it"),
-        ("quant_offset", not static and call.quant_offset is not None, "only static quantisation takes it"),
+        ("quant_scale", static and call.quant_scale is None, "static quantization (quant_mode 0) needs it"),
+        ("quant_offset", not static and call.quant_offset is not None, "only static quantization takes it"),
         ("quant_offset", grouped and call.quant_offset is not None, "group_index excludes it"),
         ("round_mode", call.round_mode not in (None, 0), "off the NPU it is 0: half to even"),
         ("activate_dim", call.activate_dim not in (None, -1, x.dim() - 1), "it must be the last dimension"),
@@ -329,7 +333,7 @@ class _Groups(NamedTuple):
         return parameter if self.owner is None else parameter[self.owner]
 
 
-def _dequantise(call: Any, x: torch.Tensor, groups: _Groups) -> torch.Tensor:
+def _dequantize(call: Any, x: torch.Tensor, groups: _Groups) -> torch.Tensor:
     if call.weight_scale is None:
         return x.float()
     width = x.shape[1]
@@ -357,13 +361,13 @@ def _activate(call: Any, values: torch.Tensor) -> torch.Tensor:
     return _clipped(gate, up, call.glu_alpha, call.clamp_limit, call.glu_bias)
 
 
-def _quantise(call: Any, values: torch.Tensor, groups: _Groups) -> tuple[torch.Tensor, torch.Tensor]:
+def _quantize(call: Any, values: torch.Tensor, groups: _Groups) -> tuple[torch.Tensor, torch.Tensor]:
     width, static = values.shape[1], call.quant_mode == STATIC
     scale = None
     if call.quant_scale is not None:
         scale = groups.spread(call.quant_scale, width, "quant_scale", single=static)
     if not static:
-        return quantize_rows(values if scale is None else values * scale)
+        return dynamic_quant_rows(values if scale is None else values * scale)
     assert scale is not None  # _check
     values = values / scale
     if call.quant_offset is not None:

@@ -89,7 +89,7 @@ def fit_state_dict(module: nn.Module, state_dict: dict[str, Any], prefix: str) -
                 state_dict[prefix + name] = given.to(own.dtype)
 
 
-def quantise_for(
+def quantize_for(
     state_dict: dict[str, Any], name: str, scale_name: str, dtype: torch.dtype, codes: Tensor, scale: Tensor
 ) -> None:
     """Put codes and scales into a state dict in the place of float weights, for a layer that has int8 weights.
@@ -97,7 +97,7 @@ def quantise_for(
     Args:
         state_dict: is changed.
         name, scale_name: in the state dict.
-        dtype: of the layer, to which weights are rounded first, as in a layer that is loaded and then quantised.
+        dtype: of the layer, to which weights are rounded first, as in a layer that is loaded and then quantized.
         codes, scale: of the layer.
 
     Raises:

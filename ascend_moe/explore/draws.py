@@ -202,7 +202,7 @@ KINDS: dict[str, Kind] = {
     ),
     # Tokens in parts.
     "parts": Kind(_WIDE | {"units": (66, 100, 130, 200), "cores": (3, 4, 6), "topk": (1, 2, 3)}, _TRIP),
-    # Rows that are quantised in pieces; summed in parts, too.
+    # Rows that are quantized in pieces; summed in parts, too.
     "pieces": Kind(
         _WIDE
         | {"units": (900, 1000), "dtype": ("bf16", "fp16", "fp32", "fp32"), "quant": QUANTS[1:]}

@@ -23,7 +23,7 @@ REACHED = {
     "pairs": "pairs in more than one chunk",
     "send ring": "more rows to send than are on their way",
     "tail ring": "more rows with tails than are on their way",
-    "quantised pieces": "rows that are quantised in pieces",
+    "quantized pieces": "rows that are quantized in pieces",
     "window copies": "more chunks to copy out of the window than are on their way",
     "gather chunks": "more chunks to gather than are on their way",
     "lists": "list entries in more than one load",
@@ -70,7 +70,7 @@ class _Reach:
     def _dispatch(self, window: bool) -> Iterator[tuple[str, bool]]:
         case, tiling = self.program.program, self.call.tiling
         routed = max(self._routed())
-        yield "quantised pieces", case.quant != "none" and case.hidden > tiling["quant_piece"]
+        yield "quantized pieces", case.quant != "none" and case.hidden > tiling["quant_piece"]
         if window:
             yield "send ring", routed > tiling["send_ring"]
             yield "tail ring", 0 < tiling["tail_ring"] < routed

@@ -21,7 +21,7 @@ from ascend_moe.fused.arguments import (
     Experts,
     TensorList,
     Tokens,
-    check_quantisation,
+    check_quantization,
     check_tokens,
     check_weight_type,
     experts_of,
@@ -215,7 +215,7 @@ def get_symm_buffer_for_mega_moe(
         value = sizes[field]
         need(value >= 1, field, "is {}; it must be at least 1", value)
     need(max_recv_token_num >= 0, "max_recv_token_num", "is {}; it must be at least 0", max_recv_token_num)
-    check_quantisation(dispatch_quant_mode, dispatch_quant_out_dtype, combine_quant_mode)
+    check_quantization(dispatch_quant_mode, dispatch_quant_out_dtype, combine_quant_mode)
     buffer = SymmBuffer(group, **sizes, group_name=name, ep_world_size=world, ep_rank_id=rank)
     _try(buffer, device)
     return buffer
@@ -321,8 +321,8 @@ def mega_moe(
 
 
 def _check_fits_buffer(buffer: SymmBuffer, x: Tensor, ids: Tensor, experts: Experts) -> None:
-    """vllm-ascend sets the buffer's quantisation before each call, so it is looked at again."""
-    check_quantisation(buffer.dispatch_quant_mode, buffer.dispatch_quant_out_dtype, buffer.combine_quant_mode)
+    """vllm-ascend sets the buffer's quantization before each call, so it is looked at again."""
+    check_quantization(buffer.dispatch_quant_mode, buffer.dispatch_quant_out_dtype, buffer.combine_quant_mode)
     most, topk, quant = buffer.num_max_tokens_per_rank, buffer.num_topk, buffer.dispatch_quant_mode
     need(len(x) <= most, "x", "has {} tokens; the buffer is for {} at most (num_max_tokens_per_rank)", len(x), most)
     need(experts.hidden == buffer.hidden, "x", "has H {}; the buffer is for hidden {}", experts.hidden, buffer.hidden)
@@ -332,7 +332,7 @@ def _check_fits_buffer(buffer: SymmBuffer, x: Tensor, ids: Tensor, experts: Expe
     inner = buffer.intermediate_hidden
     rule = "has width {}; the buffer's intermediate_hidden is {}, which must be this or half of it"
     need(experts.double in (inner, 2 * inner), "l1_weights", rule, experts.double, inner)
-    rule = "has quantisation {} by its dtype; the buffer's dispatch_quant_mode is {}"
+    rule = "has quantization {} by its dtype; the buffer's dispatch_quant_mode is {}"
     need(experts.quant_mode == quant, "l1_weights", rule, experts.quant_mode, quant)
 
 

@@ -150,11 +150,11 @@ def check_tokens(
     return mask.to(torch.bool)
 
 
-def check_quantisation(mode: int, out_dtype: torch.dtype | int | None, combine_mode: int) -> None:
+def check_quantization(mode: int, out_dtype: torch.dtype | int | None, combine_mode: int) -> None:
     need(mode in (0, INT8), "dispatch_quant_mode", "is {}; it must be 0 (none) or 2 (int8 by token)", mode)
     kind = resolve_dtype(out_dtype, "dispatch_quant_out_dtype")
     need(kind in (None, torch.int8), "dispatch_quant_out_dtype", "is {}; it must be int8, or None", kind)
-    need(combine_mode == 0, "combine_quant_mode", "is {}; only 0, no quantisation, is supported", combine_mode)
+    need(combine_mode == 0, "combine_quant_mode", "is {}; only 0, no quantization, is supported", combine_mode)
 
 
 def place_in(group: object) -> tuple[str, int, int]:

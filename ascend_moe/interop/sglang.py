@@ -353,7 +353,7 @@ class Fp8Config:
     """fp8 (e4m3) weights and activations, as SGLang's class of this name; that is taken as well.
 
     Attributes:
-        is_checkpoint_fp8_serialized: weights and their scales are loaded as fp8; False: they are quantised after
+        is_checkpoint_fp8_serialized: weights and their scales are loaded as fp8; False: they are quantized after
             loading. None: what is loaded tells, by its weight scales.
         activation_scheme: "dynamic", or "static": the checkpoint has input scales.
     """
@@ -612,7 +612,7 @@ class EPMoE(WholeLayer):
 
     @torch.no_grad()
     def process_weights_after_loading(self) -> None:
-        """With fp8: gives both halves of w13 one scale, or quantises the loaded weights. Else nothing to do.
+        """With fp8: gives both halves of w13 one scale, or quantizes the loaded weights. Else nothing to do.
 
         Raises:
             ArgumentError: a scale has not been loaded.
@@ -685,7 +685,7 @@ class EPMoE(WholeLayer):
         )
         scale = None
         if self.use_fp8_w8a8:
-            # Of all tokens, so that every way of reducing quantises by the same scale.
+            # Of all tokens, so that every way of reducing quantizes by the same scale.
             local = self.num_experts_per_partition
             scale = self.w13_input_scale if self._static else dynamic_scale(hidden_states, local)
         if self._dispatcher is not None:
@@ -717,13 +717,13 @@ class EPMoE(WholeLayer):
         if not fp8:
             silu_and_mul(gate_up, hidden, 2 * self.intermediate_size, row_experts, None, *of_rows)
         else:
-            hidden, scale = self._quantised_hidden(gate_up, row_experts)
+            hidden, scale = self._quantized_hidden(gate_up, row_experts)
             scales = {"scale_a": scale, "scale_b": self.w2_weight_scale}
         out = rows.new_empty(len(rows), self.hidden_size, dtype=self.params_dtype)
         self.grouped_gemm_runner(hidden, self.w2_weight.detach(), out, local, **options, **scales)
         return out
 
-    def _quantised_hidden(self, gate_up: Tensor, row_experts: Tensor) -> tuple[Tensor, Tensor]:
+    def _quantized_hidden(self, gate_up: Tensor, row_experts: Tensor) -> tuple[Tensor, Tensor]:
         """Input of the down product: fp8 rows, and their scales by local expert."""
         of_rows = (self.start_expert_id, self.end_expert_id)
         if self._static:

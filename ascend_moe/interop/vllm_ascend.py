@@ -23,19 +23,19 @@ from ascend_moe._torch_npu import on_npu, resolve_dtype
 from ascend_moe.errors import need, need_dims, need_dtype, need_shape
 from ascend_moe.experts import npu_dequant_swiglu_quant, npu_grouped_matmul, whole_shape
 from ascend_moe.experts.groups import PAIRS
-from ascend_moe.experts.quant import quantize_rows
+from ascend_moe.experts.quant import dynamic_quant_rows
 from ascend_moe.fused import dispatch_ffn_combine
 from ascend_moe.fused.decode import dispatch_gmm_combine_decode
 from ascend_moe.interop import vllm_ascend_schemas
 from ascend_moe.routing import npu_moe_gating_top_k
 from ascend_moe.routing.gating import SOFTMAX, Groups, gating_top_k
-from ascend_moe.vendor import meta
-from ascend_moe.vendor.fused import (
+from ascend_moe.torch_npu_ops import meta
+from ascend_moe.torch_npu_ops.fused import (
     grouped_matmul_swiglu_quant,
     need_int8_weight,
     npu_grouped_matmul_swiglu_quant,
 )
-from ascend_moe.vendor.routing import npu_moe_init_routing_v2
+from ascend_moe.torch_npu_ops.routing import npu_moe_init_routing_v2
 
 NAMESPACE = "_C_ascend"
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -285,7 +285,7 @@ def _mx_shapes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes, x.new_empty((*x.shape[:-1], pairs, _SCALES_OF_A_PAIR), dtype=torch.float8_e8m0fnu)
 
 
-def _mx_quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _mx_quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """MX's e4m3 codes and e8m0 scales of float32 values, as npu_dynamic_mx_quant with scale_alg 0.
 
     The exponent of 32 values is that of the largest less 8; codes past 448 become 448. The second exponent of the last
@@ -340,7 +340,7 @@ def swiglu_group_quant(
     gate, up = _halves(x)
     if clamp_value > 0:
         gate, up = gate.clamp(max=clamp_value), up.clamp(-clamp_value, clamp_value)
-    return *_mx_quantise(silu(gate) * up), x.new_empty(0)
+    return *_mx_quantize(silu(gate) * up), x.new_empty(0)
 
 
 def _situ(gate: torch.Tensor, up: torch.Tensor, beta: float, linear_beta: float) -> torch.Tensor:
@@ -365,7 +365,7 @@ def situ_mx_quant(
     need_dtype("x", x, torch.bfloat16, torch.float16)
     _need_gate_left(activate_left)
     need(dst_type == _E4M3_CODE, "dst_type", "is {}; it must be {}, e4m3", dst_type, _E4M3_CODE)
-    return _mx_quantise(_situ(*_halves(x), beta, linear_beta))
+    return _mx_quantize(_situ(*_halves(x), beta, linear_beta))
 
 
 def dequant_situ_quant(
@@ -409,7 +409,7 @@ def dequant_situ_quant(
         if activation_scale is not None:
             need_shape("activation_scale", activation_scale, (x.shape[0],), (x.shape[0], 1))
             values = values * activation_scale.float().reshape(-1, 1)
-    return quantize_rows(_situ(*_halves(values), beta, linear_beta))
+    return dynamic_quant_rows(_situ(*_halves(values), beta, linear_beta))
 
 
 # ---- registration

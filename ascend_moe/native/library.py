@@ -22,7 +22,7 @@ from .build import PARTS, built_part, part_if_built, source_hash
 
 LIBRARY_NAME = "libascend_moe.so"
 # One library for each engine, from the same sources. "fast" runs in program order, "checked" looks for races;
-# "timed" predicts times and runs no ops (ascend_moe/timed/__init__.py).
+# "timed" predicts times and runs no ops (ascend_moe/predict/__init__.py).
 LIBRARY_FILES = {"fast": LIBRARY_NAME, "checked": "libascend_moe_checked.so", "timed": "libascend_moe_timed.so"}
 
 # Function name -> (result type, argument types).

@@ -14,7 +14,7 @@ NAMESPACE = "ascend_moe"
 # Filled at registration: dispatch and combine; torch_npu's other MoE operators. By the operator's name, with
 # ``.overload`` behind it where it has more than one.
 SCHEMAS: dict[str, str] = {}
-VENDOR_SCHEMAS: dict[str, str] = {}
+TORCH_NPU_SCHEMAS: dict[str, str] = {}
 
 _TYPES = {
     "torch.Tensor": "Tensor",

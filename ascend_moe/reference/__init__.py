@@ -13,7 +13,7 @@ float32 sums in the order the operators define. ``cases`` makes the calls that i
 from __future__ import annotations
 
 from .cases import Case, Place
-from .exchange import FaultyRouting, check, combine, dense, dispatch, predict_traffic, quantise_row
+from .exchange import FaultyRouting, check, combine, dense, dispatch, predict_traffic, quantize_row
 from .records import DispatchResult, Fault, RankInput, Report, Traffic
 from .report import same_bits, validate
 
@@ -31,7 +31,7 @@ __all__ = [
     "dense",
     "dispatch",
     "predict_traffic",
-    "quantise_row",
+    "quantize_row",
     "same_bits",
     "validate",
 ]

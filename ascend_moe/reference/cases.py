@@ -146,7 +146,7 @@ class Case:
 
     @property
     def mode(self) -> str:
-        """The name of contract, dtype and quantisation, by which results are counted."""
+        """The name of contract, dtype and quantization, by which results are counted."""
         quant = {"none": "", "int8": " int8", "smooth": " int8 smooth"}[self.quant]
         return f"V{self.contract} {self.dtype}{quant}"
 

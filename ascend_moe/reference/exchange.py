@@ -98,7 +98,7 @@ def _payload(
         row = inputs[source].x[token].detach().float().numpy()
         table = inputs[source].scales
         smooth = None if table is None else table[rank * group.local_experts + local].detach().numpy()
-        codes[i], scales[i] = quantise_row(row, smooth)
+        codes[i], scales[i] = quantize_row(row, smooth)
     return torch.from_numpy(codes), torch.from_numpy(scales)
 
 
@@ -144,7 +144,7 @@ def _allocated(
 # ---- quant_mode 2: one int8 row and one scale for each (token, k)
 
 
-def quantise_row(
+def quantize_row(
     row: npt.NDArray[np.float32], smooth: npt.NDArray[np.float32] | None = None
 ) -> tuple[npt.NDArray[np.int8], np.float32]:
     """Codes (H,) int8 and the dynamic scale of one row (H,) fp32, optionally times smooth (H,) fp32.
@@ -305,7 +305,7 @@ def predict_traffic(
 ) -> list[Traffic]:
     """Bytes a rank for one dispatch and one combine of x (BS, H) in ``dtype``; contract "v1" or "v2".
 
-    A row of dispatch takes its elements rounded up to 32 bytes, and 32 bytes more for its scale when quantised.
+    A row of dispatch takes its elements rounded up to 32 bytes, and 32 bytes more for its scale when quantized.
     Window: 32 more for its triple in V2, and again for its weight (``weights``: dispatch gets expert_scales); rows
     that stay on their rank go through its window like all others; in V2 they come back with a mark of 32. Direct: a
     token's row is written once (with smooth scales once a pair) and read once by its owner, from 8 ``cores`` on once

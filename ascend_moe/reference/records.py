@@ -32,8 +32,8 @@ class RankInput:
 class DispatchResult:
     """The defined parts of dispatch's outputs on one EP rank. R rows arrive; L local experts, W ranks.
 
-    expand_x: (R, H) in x's dtype, or int8 when quantised.
-    dynamic_scales: (R,) fp32, or None when unquantised.
+    expand_x: (R, H) in x's dtype, or int8 when quantized.
+    dynamic_scales: (R,) fp32, or None when unquantized.
     expand_scales: (R,) fp32, the weight of every row, or None when dispatch gets no expert_scales.
     expand_idx: (BS*K,) int32: earlier routed pairs of this rank with the same id; 0 where not routed.
     assist_info: (R, 3) int32, row i's (source rank, token, k).

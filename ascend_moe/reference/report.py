@@ -25,7 +25,7 @@ def validate(
     expected: DispatchResult | torch.Tensor,
     *,
     rank: int = 0,
-    quantised: bool = False,
+    quantized: bool = False,
     contract: str = "v1",
     exact_shapes: bool = False,
     ranks_per_server: int = 0,
@@ -37,7 +37,7 @@ def validate(
     ranks_per_server: of the communicator (``ascend_moe.comm.ranks_per_server``), 0 for one server; with fewer
     than W, which is RDMA between A2 servers, the first words of V2's third tensor are expand_idx and are
     compared as that, and the report says so.
-    NaN equals NaN whatever its payload. quantised: insist that expected has dynamic_scales.
+    NaN equals NaN whatever its payload. quantized: insist that expected has dynamic_scales.
     exact_shapes: the whole tensors must have the operator's allocated shapes; otherwise more rows are fine.
     The sentences come in the order in which a fault spreads: counts, indices, rows, scales; the first of them
     is the one to look at. Raises ValueError or TypeError on a misuse of this function only.
@@ -59,8 +59,8 @@ def validate(
         return _finish(op, rank, [sentence] if sentence else [], f"{expected.shape[0]} tokens")
     if not isinstance(expected, DispatchResult):
         raise TypeError("for dispatch, expected is a DispatchResult of reference.dispatch")
-    if quantised and expected.dynamic_scales is None:
-        raise ValueError("quantised outputs cannot be compared with an unquantised reference")
+    if quantized and expected.dynamic_scales is None:
+        raise ValueError("quantized outputs cannot be compared with an unquantized reference")
     between = 0 < ranks_per_server < len(expected.rows_sent)
     differences = _dispatch_differences(plain, expected, rank, contract, exact_shapes, between)
     size = f"{expected.expand_x.shape[0]} rows"

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .. import comm, twin
+from .. import comm, foreign
 from ..comm import servers
 from ..errors import AscendMoeError, LibraryError
 from ..native import library
@@ -79,7 +79,7 @@ class Seen:
 
 @dataclass
 class _Call:
-    windows: twin.Windows
+    windows: foreign.Windows
     args: list[list[Any]]
     tilings: list[bytes]
 
@@ -104,7 +104,7 @@ class Twin:
     layout: str = "a3"
     folder: Path | None = None
     window_mib: int = 4
-    spoil: Callable[[twin.Windows], None] = lambda windows: None
+    spoil: Callable[[foreign.Windows], None] = lambda windows: None
 
     @property
     def ranks(self) -> range:
@@ -124,7 +124,7 @@ class Twin:
         seconds = time.monotonic() - start
         return call.seen(), seconds
 
-    def explore(self, mode: str, rounds: int, schedules: int) -> tuple[twin.Exploration, list[Seen]]:
+    def explore(self, mode: str, rounds: int, schedules: int) -> tuple[foreign.Exploration, list[Seen]]:
         """The probe under schedules of the checked engine: does it keep the rules itself?"""
         call = self._prepare(mode, rounds, 0)
         launch = ("ascend_moe_probe", call.args, call.tilings, self.cores, TILING_KEY, call.windows)
@@ -132,7 +132,7 @@ class Twin:
         return found, call.seen()
 
     def _prepare(self, mode: str, rounds: int, cycles: int) -> _Call:
-        windows = twin.Windows(self.world, data_bytes=self.window_mib * MIB, layout=self.layout)
+        windows = foreign.Windows(self.world, data_bytes=self.window_mib * MIB, layout=self.layout)
         self.spoil(windows)
         reports = [np.zeros((self.cores, 8), np.uint32) for _ in range(self.world)]
         spaces = [np.zeros(3 * 64 * 32, np.uint8) for _ in range(self.world)]
@@ -152,9 +152,9 @@ class Twin:
         return tiling
 
     @cached_property
-    def _kernels(self) -> twin.Kernels:
+    def _kernels(self) -> foreign.Kernels:
         folder = self.folder or library.native_source_root() / "op_kernel"
-        return twin.load(folder / "ascend_moe_probe.cpp", includes=[folder])
+        return foreign.load(folder / "ascend_moe_probe.cpp", includes=[folder])
 
 
 @dataclass

@@ -194,9 +194,9 @@ void OpLaunch::Finish() {
     const int32_t* counts = static_cast<const int32_t*>(outputs_[4]);
     const uint32_t slots = info.world * info.localExperts;
     const uint64_t rows = static_cast<uint64_t>(counts[slots - 1]);
-    const bool quantised = info.quantMode != 0, triples = info.triples != 0;
+    const bool quantized = info.quantMode != 0, triples = info.triples != 0;
     ZeroTail(0, shapes[0], rows * info.hidden * moe::TypeSize(info.wireType));
-    ZeroTail(1, shapes[1], quantised ? rows * sizeof(float) : 0);
+    ZeroTail(1, shapes[1], quantized ? rows * sizeof(float) : 0);
     ZeroTail(2, shapes[2],
              (triples ? rows * moe::kTripleWords : static_cast<uint64_t>(info.batch) * info.topK) * sizeof(int32_t));
     ZeroTail(4, shapes[4], slots * sizeof(int32_t));

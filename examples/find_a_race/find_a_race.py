@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ascend_moe import twin
+from ascend_moe import foreign
 
 SOURCE = Path(__file__).resolve().parent / "races.cpp"
 INT = {"dtype": torch.int32}
@@ -21,11 +21,11 @@ def main() -> None:
     for name, arguments in ARGUMENTS.items():
         ranks = name == "rank_race"
         found = [
-            twin.load(SOURCE, defines=defines).explore(
+            foreign.load(SOURCE, defines=defines).explore(
                 name,
                 arguments,
                 block_dim=1 if ranks else 4,
-                windows=twin.Windows(2) if ranks else None,
+                windows=foreign.Windows(2) if ranks else None,
                 schedules=50,
             )
             for defines in ([], ["FIXED"])

@@ -67,7 +67,7 @@ ge::graphStatus InferDataTypes(gert::InferDataTypeContext* context) {
 // ---- the definition ----
 
 // Columns of the dtype lists: a binary of the kernel is built for each. Rows are bf16, fp16 or fp32; dispatch
-// sends them as they are, or as int8 when it quantises.
+// sends them as they are, or as int8 when it quantizes.
 struct RowTypes {
     ge::DataType rows;
     ge::DataType wire;
@@ -76,7 +76,7 @@ constexpr RowTypes kRowTypes[] = {
     {ge::DT_BF16, ge::DT_BF16}, {ge::DT_FLOAT16, ge::DT_FLOAT16}, {ge::DT_FLOAT, ge::DT_FLOAT},
     {ge::DT_BF16, ge::DT_INT8}, {ge::DT_FLOAT16, ge::DT_INT8},    {ge::DT_FLOAT, ge::DT_INT8},
 };
-constexpr size_t kPlainColumns = 3;  // of them, the first: those of an op that does not quantise
+constexpr size_t kPlainColumns = 3;  // of them, the first: those of an op that does not quantize
 
 inline ge::DataType ColumnType(OpType type, const RowTypes& column) {
     switch (type) {

@@ -51,7 +51,7 @@ private:
         Hold(EventPair::kMte3Mte2, ring);
     }
 
-    // RowLoader. Direct loads rows ahead of those that it quantises.
+    // RowLoader. Direct loads rows ahead of those that it quantizes.
     void Rows() {
         const uint32_t ring = plan_.dispatch.sendRing;
         if (info_.quantMode == 0) return Through(ring, 1);

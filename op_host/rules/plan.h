@@ -14,17 +14,17 @@ struct WindowNeed {
     uint64_t dispatchHalf;   // direct
     uint64_t combineHalf;    // V2, direct
 };
-inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantised) {
-    const uint32_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, 0);
+inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantized) {
+    const uint32_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantized, 0);
     const uint64_t weights = static_cast<uint64_t>(info.hasWeights) * info.maxBatch * info.topK * sizeof(float);
     const uint64_t returned = static_cast<uint64_t>(info.world) * info.capacity;
     return {0, 0, PublishedWeightsOffset(info, stride) + weights, returned * info.hidden * TypeSize(info.xType)};
 }
-inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantised) {
-    if (info.algorithm == kAlgorithmDirect) return DirectNeedOf(info, dispatchWireType, quantised);
+inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantized) {
+    if (info.algorithm == kAlgorithmDirect) return DirectNeedOf(info, dispatchWireType, quantized);
     const uint64_t back = static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
     const bool triples = info.triples != 0;
-    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantised, TailBlocks(info));
+    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantized, TailBlocks(info));
     // A status run follows the rows that come over RDMA.
     const uint64_t run = info.transport == kTransportRdma ? StatusStride(info.world) : 0;
     return {info.capacity * stride + run, triples ? 0 : info.capacity * back + run, 0,

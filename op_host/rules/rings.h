@@ -15,7 +15,7 @@ constexpr uint32_t kMaxReturnRing = 4;
 constexpr uint32_t kMaxTailRing = 4;
 constexpr uint32_t kMostPart = 8192;                                 // elements that are summed at a time
 constexpr uint32_t kPartUnit = 32;                                   // of them
-constexpr uint32_t kQuantWhole = 7168;                               // longest row that is quantised in one piece,
+constexpr uint32_t kQuantWhole = 7168;                               // longest row that is quantized in one piece,
 constexpr uint32_t kQuantPieces[] = {kQuantWhole, 2048, 1024, 512};  // and the pieces of others, the largest that fits
 
 inline uint32_t ChunkRows(uint32_t rowBytes) { return Max(1, Min(kChunkBytes / rowBytes, kMaxChunkRows)); }
@@ -122,7 +122,7 @@ private:
     }
     uint32_t RowBytes() const { return info_.hidden * TypeSize(info_.xType); }
 
-    // Rows on their way while dispatch sends or publishes, and the piece of a row that is quantised at a time.
+    // Rows on their way while dispatch sends or publishes, and the piece of a row that is quantized at a time.
     void SendRows(Step step) {
         if (info_.quantMode == 0) {
             SendRings(step);

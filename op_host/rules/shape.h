@@ -84,13 +84,13 @@ inline void DispatchShapes(const CallSpec& call, OutputDesc* out) {
     const CallSizes sizes = SizesOf(call);
     const int64_t tp = MOE_ATTRIBUTE(call, tp_world_size);
     const int64_t rows = sizes.rows * std::max<int64_t>(tp, 1);
-    const bool quantised =
+    const bool quantized =
         MOE_ATTRIBUTE(call, quant_mode) != 0 || (call.contract == kContractV1 && MOE_GIVEN(call, scales));
     int64_t counts = sizes.world * sizes.localExperts * (tp == 2 ? 2 : 1);
     if (MOE_GIVEN(call, expert_scales)) counts += 2 * sizes.globalBatch * sizes.topK * (sizes.world / kRanksPerServer);
     const int64_t pairs = sizes.batch * sizes.topK;
     const int64_t index = call.contract == kContractV1 ? pairs : std::max(pairs, sizes.rows * kAssistWordsPerRow);
-    out[0] = {quantised ? kTypeInt8 : static_cast<uint32_t>(MOE_TENSOR(call, x).dtype), 2, {rows, sizes.hidden}};
+    out[0] = {quantized ? kTypeInt8 : static_cast<uint32_t>(MOE_TENSOR(call, x).dtype), 2, {rows, sizes.hidden}};
     out[1] = {kTypeFp32, 1, {rows, 0}};
     out[2] = {kTypeInt32, 1, {index, 0}};
     out[3] = {kTypeInt64, 1, {sizes.localExperts, 0}};

@@ -70,7 +70,7 @@ private:
         Add("awaited runs", static_cast<uint64_t>(ofFirst ? first : most) * run);
     }
 
-    // Rows of x on their way out, and what quantises them.
+    // Rows of x on their way out, and what quantizes them.
     void SendRows() {
         const MoeDistributeDispatchTiling& tiling = plan_.dispatch;
         const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
@@ -78,7 +78,7 @@ private:
         if (info_.quantMode != 0) {
             const uint64_t values = CeilTo(tiling.quantPiece * 4ull, kBlock);
             Add("int8 rows", static_cast<uint64_t>(tiling.sendRing) * (PayloadBytes(info_.hidden, 1) + kBlock));
-            Add("fp32 rows of the quantiser", 2 * values);
+            Add("fp32 rows of the quantizer", 2 * values);
             Add("its reduction", QuantReduceBytes(info_.hidden, tiling.quantPiece));
             if (info_.hasScales != 0) Add("smooth scales", values);
         }

@@ -28,9 +28,9 @@ struct DispatchArguments {
 
 // Which rows a binary of the entry sends: CANN builds one for each type of expand_x.
 #ifdef DTYPE_EXPAND_X
-constexpr bool kQuantised = AscendC::IsSameType<DTYPE_EXPAND_X, int8_t>::value, kPlain = !kQuantised;
+constexpr bool kQuantized = AscendC::IsSameType<DTYPE_EXPAND_X, int8_t>::value, kPlain = !kQuantized;
 #else
-constexpr bool kQuantised = true, kPlain = true;
+constexpr bool kQuantized = true, kPlain = true;
 #endif
 // What the entry does for a tiling key, if the binary reaches it.
 template <typename Op, bool kReached>

@@ -1,5 +1,5 @@
 // Makes rows as they travel ("wire rows"): plain, or int8 with an fp32 scale a token (quant_mode 2). A new
-// quantisation of rows belongs here.
+// quantization of rows belongs here.
 #ifndef ASCEND_MOE_COMMON_QUANTIZE_H
 #define ASCEND_MOE_COMMON_QUANTIZE_H
 
@@ -7,7 +7,7 @@
 
 namespace moe {
 
-// Per-token dynamic quantisation in UB: s = 127 / max|v|, q = rint(v * s), scale = 1 / s with v = x [*
+// Per-token dynamic quantization in UB: s = 127 / max|v|, q = rint(v * s), scale = 1 / s with v = x [*
 // smooth]. A row longer than `piece` elements is done in pieces, once for the maximum and once for the codes; the bits
 // are those of a row in one piece.
 template <typename XType, bool kSmooth>
@@ -123,7 +123,7 @@ private:
 
 constexpr uint32_t kMostStarted = 4;  // rows whose loads may be begun before the first is fetched
 
-// Hands out wire rows of tokens. Reads and quantises a token once for consecutive pairs whose wire rows are
+// Hands out wire rows of tokens. Reads and quantizes a token once for consecutive pairs whose wire rows are
 // equal.
 template <typename XType, bool kQuant, bool kSmooth>
 class RowLoader {
@@ -188,7 +188,7 @@ public:
             copyQueue_.FreeTensor(row_);
         }
     }
-    // Payload, and the scale block when quantised.
+    // Payload, and the scale block when quantized.
     __aicore__ inline uint32_t WireBytes() const {
         return kQuant ? PayloadBytes(hidden_, sizeof(int8_t)) + kBlock : rowBytes_;
     }

@@ -170,7 +170,7 @@ private:
             return;
         }
         RoutingInit();
-        // A token belongs to one core, which reads and quantises its row once. The first cores take the
+        // A token belongs to one core, which reads and quantizes its row once. The first cores take the
         // tokens that are left over.
         const uint32_t cores = info_->cores - tiling_->listCores;
         firstRow_ = FirstToken(exchange_.core(), cores) * info_->topK;
@@ -232,7 +232,7 @@ private:
             if (routing_.pairs().Routed(id)) StoreRow(at + i, rows_.Fetch(token, static_cast<uint32_t>(id)));
         }
     }
-    // While the core quantises a row, the rows of the next tokens load.
+    // While the core quantizes a row, the rows of the next tokens load.
     __aicore__ inline void PublishTokens(uint32_t at, uint32_t count) {
         const uint32_t end = (at + count) / info_->topK;
         uint32_t ahead = at / info_->topK;

@@ -14,14 +14,14 @@ constexpr uint32_t kListInts = 512;  // list entries in UB at a time; a piece of
 class DirectGather {
 public:
     __aicore__ inline void Init(Exchange& exchange, const DispatchArguments& arguments,
-                                const MoeDistributeDispatchTiling& tiling, bool quantised, bool rowAPair) {
+                                const MoeDistributeDispatchTiling& tiling, bool quantized, bool rowAPair) {
         exchange_ = &exchange;
         args_ = &arguments;
         tiling_ = &tiling;
         info_ = &tiling.info;
-        quantised_ = quantised;
+        quantized_ = quantized;
         pairsOfRow_ = rowAPair ? 1 : info_->topK;
-        rowStride_ = DispatchRowStride(info_->hidden, WireSize(*info_), quantised, 0);
+        rowStride_ = DispatchRowStride(info_->hidden, WireSize(*info_), quantized, 0);
         publishedRows_ = info_->maxBatch * info_->topK / pairsOfRow_;
         rowsOffset_ = PublishedRowsOffset(info_->world, info_->capacity);
         exchange.pipe().InitBuffer(listBuf_, kListInts * sizeof(int32_t));
@@ -187,7 +187,7 @@ private:
         queue_.EnQue(chunk_);
         chunk_ = queue_.template DeQue<int8_t>();
         StoreField(args_->expandX, chunkRow_, chunk_, info_->hidden * WireSize(*info_), rowStride_, filled_);
-        if (quantised_) {
+        if (quantized_) {
             StoreField(args_->dynamicScales, chunkRow_, chunk_[PayloadBytes(info_->hidden, WireSize(*info_))],
                        sizeof(float), rowStride_, filled_);
         }
@@ -215,7 +215,7 @@ private:
     uint32_t publishedRows_ = 0;
     uint32_t chunkRow_ = 0;
     uint32_t filled_ = 0;
-    bool quantised_ = false;
+    bool quantized_ = false;
     bool owesTriples_ = false;
     bool tripled_ = false;
 };

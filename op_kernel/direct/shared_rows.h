@@ -153,13 +153,13 @@ private:
 class SharedRowGather {
 public:
     __aicore__ inline void Init(Exchange& exchange, const DispatchArguments& arguments,
-                                const MoeDistributeDispatchTiling& tiling, bool quantised) {
+                                const MoeDistributeDispatchTiling& tiling, bool quantized) {
         exchange_ = &exchange;
         args_ = &arguments;
         info_ = &tiling.info;
-        quantised_ = quantised;
+        quantized_ = quantized;
         wireSize_ = WireSize(*info_);
-        rowStride_ = DispatchRowStride(info_->hidden, wireSize_, quantised, 0);
+        rowStride_ = DispatchRowStride(info_->hidden, wireSize_, quantized, 0);
         ring_ = tiling.copyRing;
         share_ = SharedRowShare(*info_, tiling.sharedLanes);
         order_.Init(exchange, *info_, tiling.sharedLanes);
@@ -277,7 +277,7 @@ private:
     __aicore__ inline void StoreRow(uint32_t place, const LocalTensor<int8_t>& row) {
         if (place >= info_->expandRows) return;
         StoreField(args_->expandX, place, row, info_->hidden * wireSize_, rowStride_, 1);
-        if (quantised_) {
+        if (quantized_) {
             StoreField(args_->dynamicScales, place, row[PayloadBytes(info_->hidden, wireSize_)], sizeof(float),
                        rowStride_, 1);
         }
@@ -310,7 +310,7 @@ private:
     uint32_t ring_ = 1;
     uint32_t share_ = 0;  // most entries of a core at a time
     bool loaded_ = false, found_ = false;
-    bool quantised_ = false;
+    bool quantized_ = false;
 };
 
 }  // namespace moe

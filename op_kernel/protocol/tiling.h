@@ -176,7 +176,7 @@ MOE_FN uint32_t ScanBytes(uint32_t world, uint32_t localExperts) {
 MOE_FN uint32_t HistogramsAtOnce(const MoeDistributeInfo& info) {
     constexpr uint32_t kKiB = 1024, kLongRow = 32 * kKiB;
     const uint32_t lanes = PaddedInts(info.experts) * static_cast<uint32_t>(sizeof(int32_t));
-    const bool wide = info.xType == kTypeFp32 || info.quantMode != 0;  // in fp32, at least while it is quantised
+    const bool wide = info.xType == kTypeFp32 || info.quantMode != 0;  // in fp32, at least while it is quantized
     const bool longRow = info.hidden * (wide ? 4 : 2) >= kLongRow;
     const uint32_t window = longRow ? 8 * kKiB : 28 * kKiB - Min(4 * lanes, 28 * kKiB);
     return Max(1, Min(info.cores, (info.algorithm == kAlgorithmDirect ? 96 * kKiB : window) / lanes));
@@ -225,7 +225,7 @@ constexpr uint32_t kEventIds = 8, kMostRing = kEventIds - 2;
 constexpr uint32_t kMostGatherRing = kMostRing;  // chunks on their way while direct gathers
 constexpr uint32_t kWeightRows = 64;             // rows whose weights direct gathers at a time
 
-// Quantising pieces of a row that are fp32 in UB at a time: UB of the reduction. The maximum, those of the pieces, and
+// Quantizing pieces of a row that are fp32 in UB at a time: UB of the reduction. The maximum, those of the pieces, and
 // ReduceMax's scratch, a value and its index of every 256 bytes.
 MOE_FN uint32_t QuantMaximaWords(uint32_t hidden, uint32_t piece) { return PaddedInts(CeilDiv(hidden, piece)); }
 MOE_FN uint32_t QuantReduceBytes(uint32_t hidden, uint32_t piece) {
@@ -241,7 +241,7 @@ struct MoeDistributeDispatchTiling {
     uint32_t tpWorldSize;    // 0 or 1
     uint32_t sendRing;       // UB rows in flight while sending
     uint32_t tailRing;       // window: rows with tails in flight; 0: tails leave by themselves
-    uint32_t quantPiece;     // elements of a row that are quantised at a time: the whole row, or a multiple of 512
+    uint32_t quantPiece;     // elements of a row that are quantized at a time: the whole row, or a multiple of 512
     uint32_t copyRows;       // window rows of one UB chunk while copying out
     uint32_t copyRing;       // such chunks in flight
     uint32_t listCores;      // direct: cores that make the lists, the others publish rows; 0: all do both

@@ -103,14 +103,14 @@ MOE_FN uint64_t RowOffsetBytes(int32_t row, uint32_t stride) {
     return static_cast<uint64_t>(static_cast<int64_t>(row) * stride);
 }
 
-// A row on the wire: payload, then 32 B with the fp32 scale when quantised. In the algorithm "window" its tail
+// A row on the wire: payload, then 32 B with the fp32 scale when quantized. In the algorithm "window" its tail
 // follows: 32 B with the triple (source rank, token, k) when the contract is V2, and 32 B with the row's weight
 // when dispatch is given expert_scales.
 MOE_FN uint32_t PayloadBytes(uint32_t hidden, uint32_t size) {
     return static_cast<uint32_t>(CeilTo(hidden * size, kBlock));
 }
-MOE_FN uint32_t DispatchRowStride(uint32_t hidden, uint32_t size, bool quantised, uint32_t tailBlocks) {
-    return PayloadBytes(hidden, size) + ((quantised ? 1 : 0) + tailBlocks) * kBlock;
+MOE_FN uint32_t DispatchRowStride(uint32_t hidden, uint32_t size, bool quantized, uint32_t tailBlocks) {
+    return PayloadBytes(hidden, size) + ((quantized ? 1 : 0) + tailBlocks) * kBlock;
 }
 constexpr uint32_t kTripleWords = 3;
 

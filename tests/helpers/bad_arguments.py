@@ -208,7 +208,7 @@ def _dispatch_sizes(op: str) -> Iterator[Bad]:
         given = {"quant_mode": 2, "scales": torch.ones(shape)}
         yield local(op, "scales", str(shape), given, str(shape), f"must be ({E}, {H})")
     scales = {"scales": torch.ones(E, H)}
-    yield local(op, "scales", "without quantising", scales, "quant_mode 0", "quant_mode 2")
+    yield local(op, "scales", "without quantizing", scales, "quant_mode 0", "quant_mode 2")
 
 
 def _combine_sizes(op: str, world: int) -> Iterator[Bad]:

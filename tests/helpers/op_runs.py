@@ -110,7 +110,7 @@ def check(case: Case, runs: Sequence[RankRun | AscendMoeError], traffic: Callabl
         good.append(one)
     expected = case.dispatched()
     for rank, one in enumerate(good):
-        options = {"quantised": case.quant_mode != 0, "exact_shapes": True}
+        options = {"quantized": case.quant_mode != 0, "exact_shapes": True}
         check_dispatch(case.contract, rank, one.dispatched, expected[rank], **options)
     check_sums(case, good, expected)
     if not 0 < ranks_per_server() < case.world:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ascend_moe.foreign.build import runtime_objects
 from ascend_moe.native.build import cache_directory, digest_of, forget_old
-from ascend_moe.twin.build import runtime_objects
 
 TREE = Path(__file__).resolve().parents[2]
 TWIN = TREE / "twin"

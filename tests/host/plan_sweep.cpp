@@ -130,9 +130,9 @@ void DrawCall(uint64_t seed, Scope scope, moe::CallSpec& call, moe::CallSpec& se
             Give(call, moe::kTensor_x_active_mask, moe::kTypeBool, {sizes.batch, sizes.topK});
         }
     }
-    const bool quantised = !dice.Odds(3), smooth = quantised && !dice.Odds(3), weights = !dice.Odds(3);
+    const bool quantized = !dice.Odds(3), smooth = quantized && !dice.Odds(3), weights = !dice.Odds(3);
     if (dice.Odds(2)) {
-        if (quantised) call.attributes[moe::kAttribute_quant_mode] = 2;
+        if (quantized) call.attributes[moe::kAttribute_quant_mode] = 2;
         if (smooth) Give(call, moe::kTensor_scales, moe::kTypeFp32, {sizes.experts, sizes.hidden});
         if (weights) Give(call, moe::kTensor_expert_scales, moe::kTypeFp32, {sizes.batch, sizes.topK});
         return;

@@ -18,7 +18,7 @@ import op_runs
 import pytest
 import torch
 
-from ascend_moe import LocalCluster, comm, plan, twin
+from ascend_moe import LocalCluster, comm, foreign, plan
 from ascend_moe.errors import ArgumentError, AscendMoeError, KernelFault, WindowTooSmall
 from ascend_moe.native import library
 from ascend_moe.native.library import lib
@@ -284,10 +284,10 @@ PEER_TABLE, WINDOW, NONE = 4, 5, 7  # enum ContextField
 
 def peers(rank: int, table: int, window_kib: int, start: int = 0) -> tuple[list[int], list[int]]:
     """What a kernel reads of the context of a rank of 3, and what it ought to read."""
-    windows = twin.Windows(3, data_bytes=1 << 20, peer_table=table)
+    windows = foreign.Windows(3, data_bytes=1 << 20, peer_table=table)
     outs = [np.zeros(8, np.uint64) for _ in range(3)]
     sources = library.native_source_root()
-    kernels = twin.load(Path(__file__).parent / "show_peers.cpp", includes=[sources / "op_kernel"])
+    kernels = foreign.load(Path(__file__).parent / "show_peers.cpp", includes=[sources / "op_kernel"])
     tilings = [np.array([r, 3, window_kib, start], np.uint32) for r in range(3)]
     kernels.launch("show_peers", [[out] for out in outs], tilings, windows=windows)
     want = [int(area(r).ctypes.data) for r in range(3) for area in (windows.data, windows.state)]

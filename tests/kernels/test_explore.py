@@ -148,7 +148,7 @@ REACHES = {
     "w1,c3,l1,k1,b1,u64,v2,equal,ids:distinct,DC": "parts",
     "w1,c8,l1,k1,b40,u1,v2,equal,ids:distinct,D": "send-ring tail-ring",
     "w1,c8,l1,k1,b32,u1,v2,equal,ids:distinct,D": "",
-    "w1,c1,l1,k1,b1,u449,v1,equal,ids:distinct,int8,D": "quantised-pieces",
+    "w1,c1,l1,k1,b1,u449,v1,equal,ids:distinct,int8,D": "quantized-pieces",
     "w1,c1,l1,k1,b1,u448,v1,equal,ids:distinct,int8,D": "",
     "w1,c1,l1,k1,b1,u449,v1,equal,ids:distinct,none,D": "",
     "w2,c1,l2,k2,b2,u1,v2,equal,ids:distinct,r1,D": "aligned-ends window-copies",

@@ -84,7 +84,7 @@ BOTH: list[Row] = [
     ({**SHARED, "global_bs": 80}, BF16, 40, 1, 8, 0),
 ]
 V1: list[Row] = [
-    ({"scales": True}, INT8, 96, 2, 16, 0),  # alone they quantise
+    ({"scales": True}, INT8, 96, 2, 16, 0),  # alone they quantize
     (REST, BF16, 40 // 3, 1, 8, 0),
     ({**SHARED, "rank": 6, "expert_shard_type": 1}, BF16, 24, 1, 8, 0),
     ({**SHARED, "rank": 5, "expert_shard_type": 1}, BF16, 96, 2, 16, 0),

@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 EXAMPLES = soak_rows.pick(12, 700)  # of each stratum
 LEAST_EACH = soak_rows.pick(5, 20)
-# dtype, quantisation and contract of a stratum: all pairs are met.
+# dtype, quantization and contract of a stratum: all pairs are met.
 STRATA = [
     {"dtype": dtype, "quant": quant, "contract": contract}
     for dtype in DTYPES
@@ -197,7 +197,7 @@ def test_special_values(clusters: Clusters, dtype: torch.dtype, quant: str) -> N
         assert result[:9].isnan().any(), "0 * NaN must stay NaN"
 
 
-def test_zero_rows_quantised(clusters: Clusters) -> None:
+def test_zero_rows_quantized(clusters: Clusters) -> None:
     """Scale 1 and codes 0; the rows around them keep their own scales."""
     x = torch.randn(6, 48, generator=torch.Generator().manual_seed(3)).bfloat16()
     x[::2] = 0

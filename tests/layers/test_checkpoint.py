@@ -115,7 +115,7 @@ def test_fp8_blocks(tmp_path: Path) -> None:
     checkpoint = saved("deepseek_v3")
     exact: dict[str, torch.Tensor] = {}
 
-    def quantise(tensors: dict[str, torch.Tensor], name: str) -> None:
+    def quantize(tensors: dict[str, torch.Tensor], name: str) -> None:
         codes = tensors[name].to(torch.float8_e4m3fn)
         rows, columns = codes.shape
         scale = torch.rand(-(-rows // 16), -(-columns // 10)) + 0.5
@@ -123,7 +123,7 @@ def test_fp8_blocks(tmp_path: Path) -> None:
         exact[name] = codes.float() * blocks[:rows, :columns]
         tensors[name], tensors[f"{name}_scale_inv"] = codes, scale
 
-    change = changing(rf"layers\.{LAYER}\.mlp\..*experts.*_proj\.weight", quantise)
+    change = changing(rf"layers\.{LAYER}\.mlp\..*experts.*_proj\.weight", quantize)
     blocks = {"weight_block_size": [16, 10]}
     directory = rewritten(checkpoint.directory, tmp_path, change, quantization_config=blocks)
     loaded = load_layer(directory, LAYER, rank=3, world=16, dtype=torch.float32).tensors
@@ -153,7 +153,7 @@ def test_scales_of_fp8_blocks_are_read_as_what_they_are(kind: str, tmp_path: Pat
     exact: dict[str, torch.Tensor] = {}
     generator = torch.Generator().manual_seed(1)
 
-    def quantise(tensors: dict[str, torch.Tensor], name: str) -> None:
+    def quantize(tensors: dict[str, torch.Tensor], name: str) -> None:
         codes = tensors[name].to(torch.float8_e4m3fn)
         exponent = torch.randint(-4, 4, (1, 1), generator=generator)
         exact[name] = codes.float() * torch.exp2(exponent.float())
@@ -163,7 +163,7 @@ def test_scales_of_fp8_blocks_are_read_as_what_they_are(kind: str, tmp_path: Pat
             scale = (exponent + 127).to(dtype) if dtype == torch.uint8 else torch.exp2(exponent.float()).to(dtype)
         tensors[name], tensors[f"{name}_scale_inv"] = codes, scale
 
-    change = changing(rf"layers\.{LAYER}\.mlp\.experts.*up_proj\.weight", quantise)
+    change = changing(rf"layers\.{LAYER}\.mlp\.experts.*up_proj\.weight", quantize)
     directory = rewritten(saved("qwen3_moe").directory, tmp_path, change, quantization_config=form)
     if refused:
         with pytest.raises(ArgumentError, match=refused):

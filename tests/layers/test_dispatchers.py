@@ -15,7 +15,7 @@ from op_runs import RankRun, check_sums
 import ascend_moe.reference as ref
 from ascend_moe.comm import LocalCluster
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatched, WindowDispatcher
-from ascend_moe.dispatchers.rows import quantise
+from ascend_moe.dispatchers.rows import quantize_dispatch_rows
 from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingOverflow
 from ascend_moe.reference.cases import Case, draw
 
@@ -262,15 +262,15 @@ def test_constructor_errors() -> None:
         assert dispatcher.empty_expert_out(sent, torch.float32) is None
 
 
-def test_quantise_corners() -> None:
+def test_quantize_corners() -> None:
     """Every rounding and special value, row by row against the reference."""
     tiny, huge, inf, nan = 1e-45, 3e38, float("inf"), float("nan")
     rows = [[0.0, -0.0], [tiny, -tiny], [huge, -huge], [inf, 1], [-inf, inf], [nan, 2], [nan, nan], [nan, 0]]
     rows += [[127, 0.5], [127, 1.5], [127, -2.5], [1 / 3, 1 / 7], [1e-40, 1]]
     table = torch.cat([torch.tensor(rows), torch.randn(200, 2, generator=torch.Generator().manual_seed(0))])
-    codes, scales = quantise(table)
+    codes, scales = quantize_dispatch_rows(table)
     for row, code, scale in zip(table, codes, scales, strict=True):
-        want_code, want_scale = ref.quantise_row(row.numpy())
+        want_code, want_scale = ref.quantize_row(row.numpy())
         assert code.tolist() == want_code.tolist(), row
         torch.testing.assert_close(scale, torch.tensor(want_scale), rtol=0, atol=0, equal_nan=True)
 
@@ -306,7 +306,7 @@ def test_one_rank_alone_may_smooth_its_rows() -> None:
     ways = [threads(2).run(functools.partial(body, kind)) for kind in KINDS]
     for one, other in zip(*ways, strict=True):
         assert all(torch.equal(a, b) and bool(a.any()) for a, b in zip(one, other, strict=True))
-    plain, _ = quantise(xs[0])
+    plain, _ = quantize_dispatch_rows(xs[0])
     first = [token for token in range(4) for each in ids[0][token].tolist() if each == 0]
     assert torch.equal(ways[0][0][0][: len(first)], plain[first])
 

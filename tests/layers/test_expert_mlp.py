@@ -99,15 +99,15 @@ def test_a_list_of_weights_is_one_tensor_of_them_all(limit: float) -> None:
         assert torch.equal(grouped_mlp(**lists, swiglu_limit=limit), whole)
 
 
-@pytest.mark.parametrize("quantised", [False, True])
-def test_the_limit_cuts_gate_above_and_up_at_both_sides(quantised: bool) -> None:
+@pytest.mark.parametrize("quantized", [False, True])
+def test_the_limit_cuts_gate_above_and_up_at_both_sides(quantized: bool) -> None:
     gate_up, down = expert_weights(torch.float32)
     x, limit, expected = rows_of(torch.float32), 0.3, torch.zeros(ROWS, H)
     for row, expert in enumerate(OWNERS):
         gate, up = (x[row] @ gate_up[expert]).chunk(2)
         assert gate.max() > limit and gate.min() < -limit and up.abs().max() > limit
         expected[row] = (silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)) @ down[expert]
-    if quantised:
+    if quantized:
         y = grouped_mlp(**w8a8_inputs(), output_dtype=torch.float32, swiglu_limit=limit)  # type: ignore[arg-type]
         assert (y - expected).norm() < 0.03 * expected.norm()
     else:

@@ -1,4 +1,4 @@
-"""Grouped matmul, SwiGLU, the quantising operators and those that join them: against loops in numpy."""
+"""Grouped matmul, SwiGLU, the quantizing operators and those that join them: against loops in numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vendor_calls import values as drawn
+from torch_npu_calls import values as drawn
 
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import (
@@ -200,10 +200,10 @@ def test_int8_scaling_follows_the_written_order() -> None:
             assert torch.equal(grouped(x, weight, counts, **lists, output_dtype=number), expected)
 
 
-# ---- SwiGLU and quantising
+# ---- SwiGLU and quantizing
 
 
-def numpy_quantise(row: np.ndarray) -> tuple[np.ndarray, np.float32]:
+def numpy_quantize(row: np.ndarray) -> tuple[np.ndarray, np.float32]:
     """One float32 row to int8, element by element in float32."""
     scale = np.float32(np.float32(np.abs(row).max()) / np.float32(127))
     if scale == 0:
@@ -213,9 +213,9 @@ def numpy_quantise(row: np.ndarray) -> tuple[np.ndarray, np.float32]:
 
 
 def assert_codes(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> None:
-    """Of float32 rows: what quantising makes of each."""
+    """Of float32 rows: what quantizing makes of each."""
     for row, found, of_row in zip(values.float(), codes, scale, strict=True):
-        expected, expected_scale = numpy_quantise(row.numpy())
+        expected, expected_scale = numpy_quantize(row.numpy())
         assert np.array_equal(found.numpy(), expected) and of_row.item() == expected_scale
 
 
@@ -322,7 +322,7 @@ def test_dynamic_quant_is_amax_over_127(dtype: torch.dtype, smooth: str) -> None
 def test_dynamic_quant_per_tensor_and_odd_values() -> None:
     x = drawn(4, 6, seed=6)
     codes, scale = npu_dynamic_quant(x, quant_mode="pertensor", dst_type=torch.int8)
-    expected, expected_scale = numpy_quantise(x.numpy())
+    expected, expected_scale = numpy_quantize(x.numpy())
     assert scale.shape == (1,) and scale.item() == expected_scale
     assert np.array_equal(codes.numpy(), expected)
     for number in (1, 258):

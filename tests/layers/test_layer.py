@@ -148,10 +148,10 @@ def test_w8a8() -> None:
     """int8 experts stay close to the float layer, and agree in every bit for all EP sizes and carriers."""
     x = torch.randn(16, 32, generator=torch.Generator().manual_seed(2))
 
-    def outputs(carrier: str, world: int, quantised: bool) -> torch.Tensor:
+    def outputs(carrier: str, world: int, quantized: bool) -> torch.Tensor:
         def body(dispatcher: Dispatcher, rank: int) -> torch.Tensor:
             layer = MoELayer(SMALL, dispatcher, dtype=torch.bfloat16).init_weights(0)
-            if quantised:
+            if quantized:
                 layer.quantize_().quantize_()
                 assert layer.quant_mode == 2 and layer.w_down.dtype == torch.int8
             return layer(share(x.bfloat16(), world, rank))
@@ -234,13 +234,13 @@ def test_config_errors(values: dict[str, Any], argument: str) -> None:
 # ---- rows in window tensors
 
 
-def steps(cluster: LocalCluster, quantised: bool, **options: Any) -> list[list[tuple[torch.Tensor, int]]]:
+def steps(cluster: LocalCluster, quantized: bool, **options: Any) -> list[list[tuple[torch.Tensor, int]]]:
     """By rank and step: the layer's output, bytes that its combine read from lent memory."""
     config = MoEConfig(64, 32, 8, 3, shared_intermediate_size=16)
 
     def body(rank: int, group: str) -> list[tuple[torch.Tensor, int]]:
         layer = MoELayer(config, WindowDispatcher(group, 2, rank, 8, **options)).init_weights(1)
-        if quantised:
+        if quantized:
             layer.quantize_()
         found = []
         for step in range(3):
@@ -253,13 +253,13 @@ def steps(cluster: LocalCluster, quantised: bool, **options: Any) -> list[list[t
     return cluster.run(body)
 
 
-@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("comm_alg", ["direct", "auto"])
-def test_zero_copy_gives_the_bits_of_the_copying_layer(comm_alg: str, quantised: bool) -> None:
+def test_zero_copy_gives_the_bits_of_the_copying_layer(comm_alg: str, quantized: bool) -> None:
     with LocalCluster(2, window_mib=1) as cluster:
-        lent = steps(cluster, quantised, comm_alg=comm_alg, zero_copy=True)
+        lent = steps(cluster, quantized, comm_alg=comm_alg, zero_copy=True)
         for other in ({}, {"comm_alg": "window"}, {"comm_alg": comm_alg}):
-            for ours, theirs in zip(lent, steps(cluster, quantised, **other), strict=True):
+            for ours, theirs in zip(lent, steps(cluster, quantized, **other), strict=True):
                 for (one, _), (two, read) in zip(ours, theirs, strict=True):
                     assert torch.equal(one, two) and one.any() and read == 0
     for rank, ours in enumerate(lent):

@@ -27,10 +27,10 @@ CONFIG = MoEConfig(32, 16, 4, 2, router="deepseek_v3", shared_intermediate_size=
 EXPERTS = ("w_gate_up", "w_down")
 
 
-def layer(seed: int = 1, dtype: torch.dtype = BF16, quantised: bool = False) -> MoELayer:
+def layer(seed: int = 1, dtype: torch.dtype = BF16, quantized: bool = False) -> MoELayer:
     made = MoELayer(CONFIG, AllToAllDispatcher(threads(1).groups[0], CONFIG.num_experts), dtype=dtype)
     made.init_weights(seed)
-    return made.quantize_() if quantised else made
+    return made.quantize_() if quantized else made
 
 
 def values(module: nn.Module) -> dict[str, Tensor]:
@@ -52,12 +52,12 @@ def rows(dtype: torch.dtype = BF16) -> Tensor:
 
 @pytest.mark.parametrize("options", [{}, {"strict": False}, {"assign": True}], ids=str)
 @pytest.mark.parametrize("given", [BF16, FP32, torch.float64], ids=str)
-def test_floats_for_an_int8_layer_are_quantised(given: torch.dtype, options: dict[str, Any]) -> None:
-    """As a new layer is that gets them first and is quantised then, in every bit."""
+def test_floats_for_an_int8_layer_are_quantized(given: torch.dtype, options: dict[str, Any]) -> None:
+    """As a new layer is that gets them first and is quantized then, in every bit."""
     other = {name: value.to(given) for name, value in layer(2, FP32).state_dict().items()}
     expected = layer(3)
     expected.load_state_dict(other)
-    made = layer(1, quantised=True)
+    made = layer(1, quantized=True)
     for _ in range(2):  # a training loop gives new weights again and again
         made.load_state_dict(other, **options)
         assert same(values(made), values(expected.quantize_()))
@@ -67,20 +67,20 @@ def test_floats_for_an_int8_layer_are_quantised(given: torch.dtype, options: dic
 
 @pytest.mark.parametrize("assign", [False, True])
 def test_a_state_dict_of_codes_comes_back(assign: bool) -> None:
-    source, made = layer(2, quantised=True), layer(1, quantised=True)
+    source, made = layer(2, quantized=True), layer(1, quantized=True)
     file = io.BytesIO()
     torch.save(source.state_dict(), file)
     file.seek(0)
     made.load_state_dict(torch.load(file, weights_only=True), assign=assign)
     assert same(values(made), values(source)) and torch.equal(made(rows()), source(rows()))
-    inside = nn.Sequential(layer(3, quantised=True))  # a prefix before every name
+    inside = nn.Sequential(layer(3, quantized=True))  # a prefix before every name
     inside.load_state_dict({f"0.{name}": value for name, value in source.state_dict().items()}, assign=assign)
     assert same(values(inside[0]), values(source)) and isinstance(inside[0].w_down, Codes)
 
 
-def test_a_part_of_the_weights_is_quantised_alone() -> None:
-    before, other = layer(1, quantised=True), layer(2)
-    made = layer(1, quantised=True)
+def test_a_part_of_the_weights_is_quantized_alone() -> None:
+    before, other = layer(1, quantized=True), layer(2)
+    made = layer(1, quantized=True)
     made.load_state_dict({"w_down": other.w_down, "gate_bias": other.gate_bias}, strict=False)
     codes, scale = quantize_weight(other.w_down)
     assert torch.equal(made.w_down, codes) and torch.equal(made.w_down_scale, scale)
@@ -112,8 +112,8 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
 @pytest.mark.parametrize("case", WRONG)
 @pytest.mark.parametrize("strict", [False, True])
 def test_state_dicts_that_do_not_fit_an_int8_layer_change_nothing(case: str, strict: bool) -> None:
-    made, (change, message) = layer(1, quantised=True), WRONG[case]
-    given, before = values(layer(2, quantised=True)), values(made)
+    made, (change, message) = layer(1, quantized=True), WRONG[case]
+    given, before = values(layer(2, quantized=True)), values(made)
     change(given)
     with pytest.raises(ArgumentError, match=message):
         made.load_state_dict(given, strict=strict)
@@ -122,7 +122,7 @@ def test_state_dicts_that_do_not_fit_an_int8_layer_change_nothing(case: str, str
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_codes_for_a_float_layer_are_refused(strict: bool) -> None:
-    given = values(layer(2, quantised=True))
+    given = values(layer(2, quantized=True))
     with pytest.raises(ArgumentError, match=r"w_gate_up is int8, the layer's weights are torch.bfloat16: call quantiz"):
         layer(1).load_state_dict(given, strict=strict)
     made = layer(1).quantize_()
@@ -164,23 +164,23 @@ COPIES: dict[str, Callable[[MoELayer, Tensor], Any]] = {
 @pytest.mark.parametrize("way", COPIES)
 @torch.no_grad()
 def test_floats_are_not_copied_into_codes(way: str) -> None:
-    made, new = layer(1, quantised=True), layer(2).w_down.data
+    made, new = layer(1, quantized=True), layer(2).w_down.data
     before = values(made)["w_down"]
     with pytest.raises(ArgumentError, match=r"codes are torch.int8, and torch.(bfloat16|float32) is copied into them"):
         COPIES[way](made, new)
     assert torch.equal(made.w_down, before)
-    codes = layer(2, quantised=True).w_down.data
+    codes = layer(2, quantized=True).w_down.data
     if way != "init_weights":
         COPIES[way](made, codes)  # codes may be
         assert not torch.equal(made.w_down, before)
 
 
 def test_parameters_of_another_dtype_in_the_place_of_codes_are_named() -> None:
-    made = layer(1, quantised=True)
+    made = layer(1, quantized=True)
     made.w_down.data = layer(2).w_down.data
     with pytest.raises(ArgumentError, match=r"x and weight mix torch.bfloat16, torch.int8"):
         made(rows())
-    made = layer(1, quantised=True)
+    made = layer(1, quantized=True)
     made.w_gate_up = layer(2).w_gate_up
     with pytest.raises(ArgumentError, match=r"x and weight mix torch.bfloat16, torch.int8"):
         made(rows())
@@ -189,15 +189,15 @@ def test_parameters_of_another_dtype_in_the_place_of_codes_are_named() -> None:
 # ---- casts and copies of a layer
 
 
-@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("dtype", [FP16, FP32, BF16], ids=str)
-def test_a_cast_layer_computes_in_the_new_dtype(dtype: torch.dtype, quantised: bool) -> None:
-    made = layer(1, quantised=quantised)
+def test_a_cast_layer_computes_in_the_new_dtype(dtype: torch.dtype, quantized: bool) -> None:
+    made = layer(1, quantized=quantized)
     before, expected = values(made), made(rows()).float()
     for cast in (lambda: made.to(dtype), lambda: made.to("cpu", dtype), lambda: made.type(dtype)):
         assert cast() is made and made.dtype == dtype
         kept = [name for name, value in before.items() if value.dtype in (FP32, torch.int8)]
-        assert "gate_weight" in kept and (not quantised or "w_down" in kept)
+        assert "gate_weight" in kept and (not quantized or "w_down" in kept)
         for name, value in values(made).items():
             assert value.dtype == (before[name].dtype if name in kept else dtype), name
             assert name not in kept or torch.equal(value, before[name]), name
@@ -207,7 +207,7 @@ def test_a_cast_layer_computes_in_the_new_dtype(dtype: torch.dtype, quantised: b
 
 
 def test_a_dtype_that_no_layer_has_is_refused_before_anything_changes() -> None:
-    for made in (layer(1), layer(1, quantised=True)):
+    for made in (layer(1), layer(1, quantized=True)):
         before = values(made)
         with pytest.raises(
             ArgumentError, match=r"dtype is torch.float64; need torch.bfloat16, torch.float16 or torch.float32"
@@ -216,12 +216,12 @@ def test_a_dtype_that_no_layer_has_is_refused_before_anything_changes() -> None:
         assert same(values(made), before) and made.dtype == BF16
 
 
-@pytest.mark.parametrize("quantised", [False, True])
-def test_copies_of_a_layer_have_weights_of_their_own(quantised: bool) -> None:
-    source = layer(1, quantised=quantised)
+@pytest.mark.parametrize("quantized", [False, True])
+def test_copies_of_a_layer_have_weights_of_their_own(quantized: bool) -> None:
+    source = layer(1, quantized=quantized)
     expected = source(rows())
     made = copy.deepcopy(source)
-    assert same(values(made), values(source)) and isinstance(made.w_down, Codes) == quantised
+    assert same(values(made), values(source)) and isinstance(made.w_down, Codes) == quantized
     made.load_state_dict(layer(2).state_dict())
     assert torch.equal(source(rows()), expected) and not torch.equal(made(rows()), expected)
     codes = pickle.loads(pickle.dumps(source.w_down))
@@ -232,34 +232,34 @@ def test_copies_of_a_layer_have_weights_of_their_own(quantised: bool) -> None:
 def test_any_order_of_loads_casts_and_copies(seed: int) -> None:
     """Whatever has been refused in between, the layer is the one that a new layer with the same weights is."""
     draw = random.Random(seed)
-    made, number, quantised, dtype = layer(1), 1, False, BF16
+    made, number, quantized, dtype = layer(1), 1, False, BF16
     for _ in range(8):
-        step = draw.choice(["load", "load", "quantise", "cast", "copy", "codes", "wrong copy", "round trip"])
+        step = draw.choice(["load", "load", "quantize", "cast", "copy", "codes", "wrong copy", "round trip"])
         assign = draw.random() < 0.5
         if step == "load":
             number = draw.randrange(2, 9)
             made.load_state_dict(layer(number, dtype).state_dict(), assign=assign)
-        elif step == "codes" and quantised:
+        elif step == "codes" and quantized:
             number = draw.randrange(2, 9)
             made.load_state_dict(layer(number, dtype, True).state_dict(), assign=assign)
         elif step == "codes":
             with pytest.raises(ArgumentError):
                 made.load_state_dict(layer(9, dtype, True).state_dict(), assign=assign, strict=draw.random() < 0.5)
-        elif step == "quantise":
-            quantised = True
+        elif step == "quantize":
+            quantized = True
             made.quantize_()
-        elif step == "cast" and not quantised:  # of codes the new dtype is that of the results alone
+        elif step == "cast" and not quantized:  # of codes the new dtype is that of the results alone
             dtype = draw.choice([FP16, FP32, BF16])
             made.to(dtype)
             made.load_state_dict(layer(number, dtype).state_dict())
         elif step == "copy":
             made = copy.deepcopy(made)
-        elif step == "wrong copy" and quantised:
+        elif step == "wrong copy" and quantized:
             with pytest.raises(ArgumentError), torch.no_grad():
                 made.w_gate_up.data[0].copy_(layer(9).w_gate_up[0])
         elif step == "round trip":
             made.load_state_dict(values(made), assign=assign)
-        expected = layer(number, dtype, quantised)
+        expected = layer(number, dtype, quantized)
         assert same(values(made), values(expected)), step
         assert torch.equal(made(rows(dtype)), expected(rows(dtype))), step
 

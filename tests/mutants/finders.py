@@ -83,7 +83,7 @@ SUITE_TESTS = [
     *(
         f"kernels/test_twin_reference.py::test_{name}"
         for name in (
-            *("fixed", "special_values", "zero_rows_quantised", "masked_ids_are_not_looked_at"),
+            *("fixed", "special_values", "zero_rows_quantized", "masked_ids_are_not_looked_at"),
             *("overflow_beyond_the_capacity_by_one", "counts_that_would_store_elsewhere"),
         )
     ),

@@ -688,8 +688,8 @@ PATCHES = r"""
 - (epoch == 3 && seen == 0xFFFFFFFFu)
 + (epoch == 3 && seen == 0xFFFFFFFDu)
 = a block too much a row
-- ((quantised ? 1 : 0) + tailBlocks)
-+ ((quantised ? 2 : 0) + tailBlocks)
+- ((quantized ? 1 : 0) + tailBlocks)
++ ((quantized ? 2 : 0) + tailBlocks)
 = k descending
 @ window/sum
 - for (uint32_t k = 0; k < info_->topK; ++k) {

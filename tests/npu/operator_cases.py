@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from vendor_calls import CALLS, Call
+from torch_npu_calls import CALLS, Call
 
 sys.modules.setdefault("expecttest", SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]
 # torch's own samples; it imports expecttest for its own tests alone.

@@ -16,7 +16,7 @@ import torch_npu
 from npu_runs import ORDER, never_called, raises, record_operators, run_checks
 from operator_cases import Case, calls, cases, difference, placed
 from torch.utils import _pytree as pytree
-from vendor_calls import CALLS, Call
+from torch_npu_calls import CALLS, Call
 
 from ascend_moe import experts, npu, routing
 from ascend_moe._releases import OLDER
@@ -104,12 +104,12 @@ def check_mlps_and_routers_are_torch_npus_operators_and_wait_for_nothing() -> No
     (up, up_scale), (down, down_scale) = (experts.quantize_weight(weight) for weight in weights)
     codes, dynamic_scales = experts.npu_dynamic_quant(x)
     scales = {"dynamic_scales": dynamic_scales, "w_gate_up_scale": up_scale, "w_down_scale": down_scale}
-    quantised = codes, up, down
+    quantized = codes, up, down
     calls: list[tuple[list[str], Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = [
         (MLP, experts.grouped_mlp, (x, *weights, ends), {"group_list_type": 0}),
-        (W8A8, experts.grouped_mlp, (*quantised, ends), {"group_list_type": 0, **scales}),
-        (W8A8, experts.grouped_mlp, (*quantised, ends - 1), {"group_list_type": 1, **scales}),
-        (LIMITED, experts.grouped_mlp, (*quantised, ends - 1), {"group_list_type": 1, "swiglu_limit": 1.0, **scales}),
+        (W8A8, experts.grouped_mlp, (*quantized, ends), {"group_list_type": 0, **scales}),
+        (W8A8, experts.grouped_mlp, (*quantized, ends - 1), {"group_list_type": 1, **scales}),
+        (LIMITED, experts.grouped_mlp, (*quantized, ends - 1), {"group_list_type": 1, "swiglu_limit": 1.0, **scales}),
         (SOFTMAX, routing.softmax_topk, (logits, 3, True), {}),
         (GATE, routing.deepseek_v2, (logits, 3, 4, 2), {}),
         (GATE, routing.deepseek_v3, (logits, None, 3, 4, 2, False, 2.0), {}),
@@ -314,7 +314,7 @@ def check_a_default_device_does_not_reach_the_arithmetic() -> None:
         torch.set_default_device("cpu")
 
 
-def check_norms_and_quantisation_follow_their_formulas() -> None:
+def check_norms_and_quantization_follow_their_formulas() -> None:
     x, gamma = torch.randn(4, 8), torch.rand(8)
     want = torch.nn.functional.rms_norm(x, (8,), gamma, eps=1e-3)
     y, rstd = torch_npu.npu_rms_norm(x.npu(), gamma.npu(), epsilon=1e-3)

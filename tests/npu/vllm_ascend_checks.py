@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 import ascend_moe
 from ascend_moe.errors import LibraryError
-from ascend_moe.interop import torch_npu_standin, vllm_ascend
+from ascend_moe.interop import vllm_ascend
+from ascend_moe.standin import torch_npu as standin
 
 vllm_ascend.register("0.23.0")
 C: Any = torch.ops._C_ascend
@@ -31,7 +32,7 @@ def check_operators() -> None:
     sums, counts = torch.tensor([4, 4, 9]), torch.tensor([4, 0, 5])
     ids = table[:1].expand(T, K).contiguous()
     routed = {"expert_num": E, "active_num": T * K, "expert_tokens_num_type": 1, "expert_tokens_num_flag": True}
-    routed |= {"quant_mode": -1}  # the default of this release is static quantisation
+    routed |= {"quant_mode": -1}  # the default of this release is static quantization
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
         ("moe_gating_top_k", (logits, K, 1, 1, 1, 0, 1, False, 2.5, 1e-20), {}),
         ("moe_gating_top_k", (logits, K, 1, 1, 1, 1, 0, False, 1.0, 1e-20), {}),
@@ -77,7 +78,7 @@ def check_dispatch_ffn_combine() -> None:
 
 def check_the_stand_in_is_refused() -> None:
     with raises(r"torch_npu is installed.*patch_torch_npu", LibraryError):
-        torch_npu_standin.install()
+        standin.install()
 
 
 run_checks()

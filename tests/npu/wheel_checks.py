@@ -26,9 +26,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ascend_moe._releases import OLDER, pair_of
 from ascend_moe._torch_npu import operators, refused
-from ascend_moe.ops.schemas import SCHEMAS, VENDOR_SCHEMAS
+from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
 
-NAMES = [*SCHEMAS, *VENDOR_SCHEMAS]
+NAMES = [*SCHEMAS, *TORCH_NPU_SCHEMAS]
 BF16, FP16, FP32, INT8, INT32, INT64, BOOL = (
     "bfloat16", "float16", "float32", "int8", "int32", "int64", "bool"
 )  # fmt: skip

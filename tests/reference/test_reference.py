@@ -184,7 +184,7 @@ def test_combine_refuses_a_mask_given_to_one_op_only() -> None:
         ref.combine([masked], [torch.ones(2, 8)], results, moe_expert_num=1)
 
 
-# --- quantisation
+# --- quantization
 
 INF, NAN = float("inf"), float("nan")
 ROWS = {
@@ -201,7 +201,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_quantised_rows(name: str) -> None:
+def test_quantized_rows(name: str) -> None:
     values, codes, scale = ROWS[name]
     one = ref.RankInput(torch.tensor([values]), torch.zeros(1, 1, dtype=torch.int32))
     (result,) = ref.dispatch([one], moe_expert_num=1, quant_mode=2)
@@ -360,7 +360,7 @@ def outputs_of(expected: ref.DispatchResult, contract: str = "v1") -> list[torch
 @pytest.mark.parametrize("quant_mode", [0, 2])
 def test_equal_outputs_pass(contract: str, quant_mode: int) -> None:
     expected = sample(quant_mode)
-    options = {"rank": 1, "contract": contract, "quantised": bool(quant_mode), "exact_shapes": True}
+    options = {"rank": 1, "contract": contract, "quantized": bool(quant_mode), "exact_shapes": True}
     report = ref.validate("dispatch", outputs_of(expected, contract), expected, **options)
     assert report and report.ok and not report.differences
     assert report.text == "dispatch on rank 1: equal to the reference, bit for bit (5 rows)"
@@ -441,8 +441,8 @@ def test_wrong_forms_are_named() -> None:
     exact = ref.validate("dispatch", outputs, expected, exact_shapes=True).text
     assert "expand_scales has shape (0,), the operator allocates (8,)" in exact
     assert "the operator gives 7 tensors" in ref.validate("dispatch", outputs[:6], expected).text
-    with pytest.raises(ValueError, match="unquantised"):
-        ref.validate("dispatch", outputs, expected, quantised=True)
+    with pytest.raises(ValueError, match="unquantized"):
+        ref.validate("dispatch", outputs, expected, quantized=True)
 
 
 def test_combine_reports() -> None:

@@ -23,12 +23,12 @@ import transformers
 import typer
 from hf_models import LAYER, save
 
-from ascend_moe import cli, demo, timed, validate
+from ascend_moe import cli, predict, run, validate
 from ascend_moe.checkpoint.config import moe_config
-from ascend_moe.demo import report
-from ascend_moe.demo.check import verify
-from ascend_moe.demo.layers import RankRecord, RunSpec, default_text
 from ascend_moe.presets import PRESETS
+from ascend_moe.run import report
+from ascend_moe.run.check import verify
+from ascend_moe.run.layers import RankRecord, RunSpec, default_text
 
 CHECKS = 5
 PHASES = {"router", "dispatch", "experts", "combine"}
@@ -102,7 +102,7 @@ def test_variants_pass(args: list[str]) -> None:
 @nightly
 def test_processes_give_what_threads_give() -> None:
     args = ("--batch", "5,0,9,1", "--seed", "3", "--iterations", "2")
-    threads, processes = (run_json(*args, "--backend", backend) for backend in demo.BACKENDS)
+    threads, processes = (run_json(*args, "--backend", backend) for backend in run.BACKENDS)
     assert processes["backend"] == "processes"
     same = ("tokens_per_expert", "rows", "window", "config", "dense_difference", "dense_rms", "checks")
     assert [processes[key] for key in same] == [threads[key] for key in same]
@@ -187,7 +187,7 @@ def finished() -> tuple[RunSpec, list[RankRecord]]:
     """A run of two ranks that is right."""
     batches = (7, 4)
     spec = RunSpec(PRESETS["tiny"].config(), batches, torch.bfloat16, False, default_text(), iterations=1)
-    return spec, demo.run_threads(spec, quiet)
+    return spec, run.run_threads(spec, quiet)
 
 
 def flip(tensor: torch.Tensor, row: int, column: int) -> None:
@@ -231,7 +231,7 @@ def test_an_option_has_one_name_everywhere() -> None:
     """By what it is called, its short name and the names of its values."""
     forms: dict[str, set[tuple[str, ...]]] = {}
     for command in cli.COMMANDS:
-        made = importlib.import_module(f"ascend_moe.cli.{command}").app
+        made = importlib.import_module(f"ascend_moe.cli.{command.replace('-', '_')}").app
         for option in typer.main.get_command(made).params:
             if option.name not in ("command", "help") and not option.name.endswith("_completion"):
                 forms.setdefault(max(option.opts, key=len), set()).add(tuple(sorted(option.opts)))
@@ -259,7 +259,7 @@ def test_a_heat_map_fits_into_80_columns(world: int) -> None:
 
 # ---- what every command refuses
 
-KERNELS = ["--pf-type", "mc2", "--experts-type", "standard", "--ranks", "1", "--batch", "2"]
+PAIR = ["--pf-type", "mc2", "--experts-type", "standard", "--ranks", "1", "--batch", "2"]
 PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e", "8", "--cores", "4"]
 
 
@@ -328,18 +328,18 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("trace", ["-p", "tiny", "--ranks", "128", "--soc", "Ascend910_9391"], "ep_world_size is 128"),
         ("trace", ["-p", "tiny", "--ranks", "128"], "must be an int in 1..64"),
         ("trace", ["-p", "tiny", "--seed", str(2**63)], "'--seed'"),
-        ("kernels", ["--pf-type", "pplx", "--experts-type", "standard"], "need one of mc2, alltoall"),
-        ("kernels", ["--pf-type", "mc2"], "--experts-type is missing"),
-        ("kernels", ["--experts-type", "batched"], "--pf-type is missing"),
-        ("kernels", ["--profile", "t.json"], "--profile shows one forward"),
-        ("kernels", [*KERNELS, "--profile", "/nowhere/t.json"], "no folder"),
-        ("kernels", [*KERNELS, "--profile", "link"], "link is a link or no regular file"),
-        ("kernels", [*KERNELS, "--ranks", "3"], "3 ranks cannot share 16 experts"),
-        ("kernels", [*KERNELS, "--ranks", "65"], "ranks is 65; need 1..64"),
-        ("kernels", [*KERNELS, "--batch", "4097"], "need 0..4096"),
-        ("kernels", [*KERNELS, "--hidden", "100"], "hidden is 100; need a multiple of 16"),
-        ("kernels", [*KERNELS, "-k", "33"], "topk is 33; need 1..32"),
-        ("kernels", [*KERNELS, "-e", "1024", "--hidden", "16384"], "weights of"),
+        ("vllm-pairs", ["--pf-type", "pplx", "--experts-type", "standard"], "need one of mc2, alltoall"),
+        ("vllm-pairs", ["--pf-type", "mc2"], "--experts-type is missing"),
+        ("vllm-pairs", ["--experts-type", "batched"], "--pf-type is missing"),
+        ("vllm-pairs", ["--profile", "t.json"], "--profile shows one forward"),
+        ("vllm-pairs", [*PAIR, "--profile", "/nowhere/t.json"], "no folder"),
+        ("vllm-pairs", [*PAIR, "--profile", "link"], "link is a link or no regular file"),
+        ("vllm-pairs", [*PAIR, "--ranks", "3"], "3 ranks cannot share 16 experts"),
+        ("vllm-pairs", [*PAIR, "--ranks", "65"], "ranks is 65; need 1..64"),
+        ("vllm-pairs", [*PAIR, "--batch", "4097"], "need 0..4096"),
+        ("vllm-pairs", [*PAIR, "--hidden", "100"], "hidden is 100; need a multiple of 16"),
+        ("vllm-pairs", [*PAIR, "-k", "33"], "topk is 33; need 1..32"),
+        ("vllm-pairs", [*PAIR, "-e", "1024", "--hidden", "16384"], "weights of"),
         ("explore", ["--seed", str(2**63)], "'--seed'"),
         ("explore", ["--case", "zzz"], "'--case' 'zzz' is no part of a case"),
         ("explore", ["--case", "w65"], "'--case' world is 65, it must be in 1..64"),
@@ -466,13 +466,13 @@ def test_comm_alg_is_what_the_ops_run(algorithm: str) -> None:
 
 
 def test_predictions_are_printed_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    predict, printed = timed.predict, list[str]()
+    real, printed = predict.predict, list[str]()
 
-    def late(*args: Any, **named: Any) -> timed.Prediction:
+    def late(*args: Any, **named: Any) -> predict.Prediction:
         printed.append(sys.stdout.getvalue())  # type: ignore[attr-defined]
-        return predict(*args, **named)
+        return real(*args, **named)
 
-    monkeypatch.setattr(timed, "predict", late)
+    monkeypatch.setattr(predict, "predict", late)
     names = "window,direct"
     assert commands.said("predict", *PREDICT, "--comm-alg", names).code == 0
     rows = [[line.split()[:2] for line in text.splitlines() if line[:1] in ("2", "4")] for text in printed]
@@ -490,7 +490,7 @@ FUZZED = {
     "doctor": ([], ["--ranks", "--batch", "--experts", "--window", "--cores", "--group"]),
     "plan": ([], ["--ranks", "--batch", "--global-bs", "--hidden", "-k", "-e", "--window", "--cores"]),
     "validate": (["--device", "cpu", "-r", "1", "--extra", "0", "--dtype", "bf16"], ["--ranks", "--seed", "--extra"]),
-    "kernels": (KERNELS, ["--ranks", "--batch", "--seed", "-e", "-k", "--hidden", "--pf-type", "--experts-type"]),
+    "vllm-pairs": (PAIR, ["--ranks", "--batch", "--seed", "-e", "-k", "--hidden", "--pf-type", "--experts-type"]),
     "bench": (["--methods", "nothing"], ["--ranks", "--batch", "-n"]),
     "trace": (["-p", "tiny", "--iterations", "1"], ["--ranks", "--batch", "--seed", "-e", "-k", "--hidden"]),
     "predict": (PREDICT, ["--ranks", "--batch", "--hidden", "-k", "-e", "--cores"]),

@@ -13,7 +13,7 @@ import pytest
 
 import ascend_moe
 from ascend_moe import experts, npu, ops, routing
-from ascend_moe.ops.schemas import SCHEMAS, VENDOR_SCHEMAS
+from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -79,9 +79,9 @@ def test_one_line_differs_from_npu_code() -> None:
 def test_npu_has_the_names_of_torch_npu() -> None:
     homes: dict[str, Any] = dict.fromkeys(SCHEMAS, ops)
     homes |= dict.fromkeys(("npu_moe_gating_top_k", "npu_moe_gating_top_k_softmax"), routing)
-    quantising = ("npu_dequant_swiglu_quant", "npu_dynamic_quant")
-    homes |= dict.fromkeys(("npu_grouped_matmul", "npu_swiglu", *quantising), experts)
-    others = {name for name in VENDOR_SCHEMAS if "." not in name}
+    quantizing = ("npu_dequant_swiglu_quant", "npu_dynamic_quant")
+    homes |= dict.fromkeys(("npu_grouped_matmul", "npu_swiglu", *quantizing), experts)
+    others = {name for name in TORCH_NPU_SCHEMAS if "." not in name}
     assert sorted(npu.__all__) == sorted({*homes, *others, "patch_torch_npu"})
     for name, home in homes.items():
         assert getattr(npu, name) is getattr(home, name)

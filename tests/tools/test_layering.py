@@ -182,28 +182,32 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "experts": ("_torch_npu",),
     "permute": ("_torch_npu",),
     "placement": ("experts",),
-    "vendor": ("ops", "experts", "routing", "permute"),
+    "torch_npu_ops": ("ops", "experts", "routing", "permute"),
     "autograd": ("ops",),
     "dispatchers": ("autograd",),
-    "layer": ("dispatchers", "experts", "vendor", "moe_config"),
+    "layer": ("dispatchers", "experts", "torch_npu_ops", "moe_config"),
     "fused": ("dispatchers", "experts"),
-    "npu": ("dispatchers", "experts", "vendor"),
+    "npu": ("dispatchers", "experts", "torch_npu_ops"),
     "timeline": ("comm", "_text"),
     "_public": ("fused", "layer", "npu", "timeline"),  # the public names
     "": ("_autoload", "_text", "_public"),
-    "interop": ("", "permute", "placement", "vnpu"),
+    "interop": ("", "permute", "placement", "plan"),
     "checkpoint": ("layer",),
     "reference": (),
     "plan": ("native", "choices"),
-    "timed": ("plan", "ops", "timeline", "_text"),
-    "twin": ("native", "_text"),
-    "vnpu": ("vendor", "plan", "_text", "_releases"),
+    "predict": ("plan", "ops", "timeline", "_text"),
+    "foreign": ("native", "_text"),
+    "vnpu": ("torch_npu_ops", "plan", "_text", "_releases"),
+    "standin": ("npu", "vnpu"),
     "explore": ("ops", "plan", "reference"),
-    "validate": ("", "reference", "twin", "plan", "vnpu"),
+    "validate": ("", "reference", "foreign", "plan", "vnpu"),
     "doctor": ("plan", "ops", "vnpu", "_text"),
-    "demo": ("", "checkpoint", "plan", "reference", "vnpu"),
-    "bench": ("", "presets", "plan", "reference", "timed"),
-    "cli": ("checkpoint", "presets", "validate", "doctor", "demo", "bench", "explore", "timed", "interop", "_text"),
+    "run": ("", "checkpoint", "plan", "reference", "vnpu"),
+    "bench": ("", "presets", "plan", "reference", "predict"),
+    "cli": (
+        *("checkpoint", "presets", "validate", "doctor", "run", "bench", "explore", "predict", "standin", "interop"),
+        "_text",
+    ),
     "__main__": ("cli",),
 }
 
@@ -261,8 +265,9 @@ def python_offences(name: str, tree: ast.Module) -> list[str]:
 def test_python_layers() -> None:
     assert {unit(name) for name in modules()} == set(LAYERS), "the table and the package differ"
     found = [offence for name, tree in modules().items() for offence in python_offences(name, tree)]
-    # _autoload asks whether torch came before it; interop puts modules there that stand in for other systems'.
-    modules_table = r"ascend_moe\.(_autoload|interop\.[\w.]+):.*sys\.modules"
+    # _autoload asks whether torch came before it; interop and standin put modules there that stand in for
+    # other systems'.
+    modules_table = r"ascend_moe\.(_autoload|(interop|standin)\.[\w.]+):.*sys\.modules"
     assert not [offence for offence in found if not re.match(modules_table, offence)]
     known = set(modules())
     assert_no_circle({name: known.intersection(imports(name, run(tree))) for name, tree in modules().items()})
@@ -286,8 +291,8 @@ def test_python_layers() -> None:
         ("dispatchers.rows", "import ascend_moe.reference.rows"),
         ("errors", "import ascend_moe"),
         ("layer", "from . import cli"),
-        ("permute", "from .vendor import permute"),
-        ("vendor.permute", "from ..interop import sglang"),
+        ("permute", "from .torch_npu_ops import permute"),
+        ("torch_npu_ops.permute", "from ..interop import sglang"),
         ("checkpoint.files", "from ascend_moe.validate import cases"),
         ("comm", "import sys\nx = sys.modules.get('ascend_moe.ops')"),
     ],

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not (TREE / "docs").is_dir(), reason="not in a s
 
 # Tests of their own run these: test_interop_frameworks, test_readme, test_autograd, test_begin_finish, test_zero_copy.
 ELSEWHERE = ["frameworks.md", "README.md", "training.md", "operators.md", "zero_copy.md"]
-STANDIN = "from ascend_moe.interop import torch_npu_standin; torch_npu_standin.install()\n"
+STANDIN = "from ascend_moe.standin import torch_npu as standin; standin.install()\n"
 #: page -> what its blocks need around them: an NPU's names.
 BEFORE = {"cluster.md": STANDIN}
 RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

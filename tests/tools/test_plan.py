@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import comm, doctor, plan, presets, timed
+from ascend_moe import comm, doctor, plan, predict, presets
 from ascend_moe.cli import plan as plan_command
 from ascend_moe.errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ascend_moe.native import library
@@ -327,7 +327,7 @@ def test_no_value_of_a_request_is_an_error_of_python(field: str) -> None:
     base = Request(ranks=4, experts=8, topk=2, hidden=256, batch=4)
     for value in HOSTILE:
         request = replace(base, **{field: value})
-        for function in (plan.plan, plan.window_need, plan.cann_need, timed.predict):
+        for function in (plan.plan, plan.window_need, plan.cann_need, predict.predict):
             with contextlib.suppress(AscendMoeError):
                 function(request)
 
@@ -337,9 +337,9 @@ def test_no_argument_of_predict_is_an_error_of_python(argument: str) -> None:
     base = Request(ranks=2, experts=8, topk=2, hidden=256, batch=4)
     for value in HOSTILE:
         with contextlib.suppress(AscendMoeError):
-            timed.predict(base, **{argument: value})
+            predict.predict(base, **{argument: value})
     with pytest.raises(AscendMoeError):
-        timed.predict(None)  # type: ignore[arg-type]
+        predict.predict(None)  # type: ignore[arg-type]
 
 
 # ---- windows: plan, doctor and the ops say the same

@@ -86,17 +86,17 @@ def test_the_command_of_a_process(words: list[str], command: str | None, monkeyp
 
 
 def test_words_for_options_are_those_of_the_modules() -> None:
-    from ascend_moe import choices, explore, timed
+    from ascend_moe import choices, explore, predict
     from ascend_moe.bench import cases
     from ascend_moe.comm import lent
     from ascend_moe.interop.vllm import prepare_finalize
     from ascend_moe.native import plans
+    from ascend_moe.predict import roundtrip
     from ascend_moe.reference.cases import DTYPES
-    from ascend_moe.timed import roundtrip
 
     assert choices.PREPARE_FINALIZE == prepare_finalize.KINDS
     assert lent.DTYPES == DTYPES == {name: getattr(torch, full) for name, full in choices.DTYPES.items()}
     assert choices.ALGORITHMS[1:] == plans.ALGORITHMS[1:]
     assert (tuple(cases.SKEWS), tuple(cases.SWEEPS)) == (choices.SKEWS, choices.SWEEPS)
-    assert tuple(timed.ALGORITHMS) == choices.PREDICTED and tuple(roundtrip.PICKS) == choices.PICKS
+    assert tuple(predict.ALGORITHMS) == choices.PREDICTED and tuple(roundtrip.PICKS) == choices.PICKS
     assert tuple(explore.POLICIES) == choices.POLICIES and str(explore.Program()) == choices.USUAL_CASE

@@ -17,10 +17,10 @@ import ascend_moe.reference as ref
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import KINDS, SOCS, cost_table, fitted_names, read_data
-from ascend_moe.timed import ALGORITHMS, Prediction, calibration, predict, report
-from ascend_moe.timed import world as timed_world
-from ascend_moe.timed.calibration import CALIBRATION, Compared, Point
-from ascend_moe.timed.world import TimedWorld, timed_library
+from ascend_moe.predict import ALGORITHMS, Prediction, calibration, predict, report
+from ascend_moe.predict import world as timed_world
+from ascend_moe.predict.calibration import CALIBRATION, Compared, Point
+from ascend_moe.predict.world import TimedWorld, timed_library
 from ascend_moe.timeline import Event
 
 SMALL = Request(ranks=4, experts=16, topk=4, hidden=2048, batch=9, quant=True, cores=6)

@@ -23,7 +23,7 @@ from ascend_moe import timeline
 from ascend_moe._text import write_whole
 from ascend_moe.cli import trace as trace_command
 from ascend_moe.errors import ArgumentError, AscendMoeError
-from ascend_moe.timed import roundtrip
+from ascend_moe.predict import roundtrip
 from ascend_moe.timeline import MEASURED, PREDICTED, Event, Timeline, chrome, stats
 from ascend_moe.timeline import picture as trace_picture
 

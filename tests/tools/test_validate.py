@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import cli, errors, twin, validate
+from ascend_moe import cli, errors, foreign, validate
 from ascend_moe.cli import validate as validate_cli
 from ascend_moe.native import library
 from ascend_moe.reference.cases import Case, Place
@@ -373,7 +373,7 @@ def test_servers_probe_compares_host_names(near: int, hosts: str, verdict: str, 
 
 def test_store_probe_stays_on_its_server() -> None:
     """Of 5 ranks on servers of 2: nothing is stored to, or read from, a rank of another server."""
-    made: list[twin.Windows] = []
+    made: list[foreign.Windows] = []
     found = PROBES["peer store and read"].on(Twin(world=5, layout="a2", near=2, spoil=made.append))
     assert found.verdict == PASS and "ASCEND_MOE_NEAR_STORES=1" in found.detail, found
     share = 16 * 1024 + 3 * 512  # of a source, as the probe lays them out
@@ -384,7 +384,7 @@ def test_store_probe_stays_on_its_server() -> None:
 
 
 def test_zero_state_probe_fails_on_used_memory() -> None:
-    def spoil(windows: twin.Windows) -> None:
+    def spoil(windows: foreign.Windows) -> None:
         windows.state(1)[4100] = 3
 
     found = PROBES["zero-initialised state"].on(Twin(spoil=spoil))

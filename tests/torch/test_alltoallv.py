@@ -13,7 +13,7 @@ from torch import Tensor
 import ascend_moe
 from ascend_moe.errors import ArgumentError
 from ascend_moe.npu import npu_alltoallv_gmm, npu_gmm_alltoallv
-from ascend_moe.vendor import alltoallv
+from ascend_moe.torch_npu_ops import alltoallv
 
 HIDDEN, WIDTH, LOCAL = 6, 10, 3
 OPS = torch.ops.ascend_moe

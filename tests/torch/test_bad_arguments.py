@@ -220,7 +220,7 @@ def test_window_that_no_buffsize_gives() -> None:
     assert "524288 MiB" in str(caught.value) and "at most 65535" in str(caught.value)
 
 
-def test_round_trip_fits_the_window_that_quantised_dispatch_asks_for() -> None:
+def test_round_trip_fits_the_window_that_quantized_dispatch_asks_for() -> None:
     """int8 rows are smaller than the bfloat16 rows that come back: the way back counts too."""
 
     def body(rank: int, group_ep: str) -> None:

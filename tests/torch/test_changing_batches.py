@@ -44,22 +44,22 @@ def logits_of(x: torch.Tensor) -> torch.Tensor:
 # ---- what is compiled: functions of tokens, ids and weights
 
 
-def experts(sent: Any, quantised: bool, kind: int) -> torch.Tensor:
-    if not quantised:
+def experts(sent: Any, quantized: bool, kind: int) -> torch.Tensor:
+    if not quantized:
         return grouped_mlp(sent[0], W_GATE_UP, W_DOWN, sent[3], group_list_type=kind)
     scales = {"dynamic_scales": sent[1], "w_gate_up_scale": GATE_UP_SCALE, "w_down_scale": DOWN_SCALE}
     return grouped_mlp(sent[0], CODES_GATE_UP, CODES_DOWN, sent[3], group_list_type=kind, **scales)
 
 
-def three_calls(version: str, quantised: bool = False, masked: bool = False, kind: int = 1) -> Callable[[str], Layer]:
+def three_calls(version: str, quantized: bool = False, masked: bool = False, kind: int = 1) -> Callable[[str], Layer]:
     def make(group: str) -> Layer:
         place = (group, 1, 0, E)
 
         def layer(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             mask = {"x_active_mask": ids[:, 0] != 3} if masked else {}
-            mode = {"quant_mode": 2 if quantised else 0, "expert_token_nums_type": kind}
+            mode = {"quant_mode": 2 if quantized else 0, "expert_token_nums_type": kind}
             sent = getattr(ascend_moe, f"npu_moe_distribute_dispatch{version}")(x, ids, *place, **mode, **mask)
-            rows = experts(sent, quantised, kind).to(x.dtype)
+            rows = experts(sent, quantized, kind).to(x.dtype)
             combine = getattr(ascend_moe, f"npu_moe_distribute_combine{version}")
             result: torch.Tensor = combine(rows, ids, sent[2], sent[4], weights, *place, **mask)
             return result
@@ -86,12 +86,12 @@ def two_launches(group: str) -> Layer:
 
 
 def moe_layer(
-    *, quantised: bool = False, masked: bool = False, contract: str = "v2", options: Any = None, **changes: Any
+    *, quantized: bool = False, masked: bool = False, contract: str = "v2", options: Any = None, **changes: Any
 ) -> Callable[[str], Layer]:
     def make(group: str) -> Layer:
         carrier = WindowDispatcher(group, 1, 0, E, contract, **(options or {}))
         made = MoELayer(MoEConfig(H, F, E, K, **changes), carrier, dtype=torch.bfloat16).init_weights(1)
-        made = made.quantize_() if quantised else made
+        made = made.quantize_() if quantized else made
         return lambda x, ids, weights: made(x, ids[:, 0] != 3) if masked else made(x)
 
     return make
@@ -116,11 +116,11 @@ def ep_moe(group: str) -> Layer:
     return lambda x, ids, weights: made(x, logits_of(x))
 
 
-def modular_kernel(kind: str, quantised: bool = False) -> Callable[[str], Layer]:
+def modular_kernel(kind: str, quantized: bool = False) -> Callable[[str], Layer]:
     def make(group: str) -> Layer:
-        config = int8_w8a8_moe_quant_config(GATE_UP_SCALE, DOWN_SCALE) if quantised else None
+        config = int8_w8a8_moe_quant_config(GATE_UP_SCALE, DOWN_SCALE) if quantized else None
         kernel = vllm.select(vllm.MoEKernelConfig(group, 0, 1, E, MOST, kind, quant_config=config))
-        w1, w2 = (CODES_GATE_UP.transpose(1, 2), CODES_DOWN.transpose(1, 2)) if quantised else (W13, W2)
+        w1, w2 = (CODES_GATE_UP.transpose(1, 2), CODES_DOWN.transpose(1, 2)) if quantized else (W13, W2)
         return lambda x, ids, weights: kernel(x, w1, w2, weights, ids, global_num_experts=E)
 
     return make
@@ -154,11 +154,11 @@ def of_vllm_ascend(group: str) -> Layer:
 EVERY: dict[str, Callable[[str], Layer]] = {
     "three calls, V2": three_calls("_v2"),
     "three calls, V1": three_calls(""),
-    "three calls, V2, int8, mask": three_calls("_v2", quantised=True, masked=True),
-    "three calls, V1, int8, sums": three_calls("", quantised=True, kind=0),
+    "three calls, V2, int8, mask": three_calls("_v2", quantized=True, masked=True),
+    "three calls, V1, int8, sums": three_calls("", quantized=True, kind=0),
     "two launches": two_launches,
     "MoELayer": moe_layer(),
-    "MoELayer, int8, mask": moe_layer(quantised=True, masked=True),
+    "MoELayer, int8, mask": moe_layer(quantized=True, masked=True),
     "MoELayer, V1": moe_layer(contract="v1"),
     "MoELayer, DeepSeek": moe_layer(router="deepseek_v3", n_group=2, topk_group=1, shared_intermediate_size=F),
     "MoELayer, zero copy": moe_layer(options={"comm_alg": "direct", "zero_copy": True}),
@@ -168,7 +168,7 @@ EVERY: dict[str, Callable[[str], Layer]] = {
     ),
     "SGLang": ep_moe,
     "vLLM": modular_kernel("mc2"),
-    "vLLM, int8, batched": modular_kernel("batched", quantised=True),
+    "vLLM, int8, batched": modular_kernel("batched", quantized=True),
     "aligned blocks": lambda group: lambda x, ids, weights: fused_moe.fused_experts(x, W13, W2, weights, ids),
     "dispatch_ffn_combine": one_call,
     "vllm-ascend": of_vllm_ascend,

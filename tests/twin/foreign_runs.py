@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from twin_oracle import compiler
 
-from ascend_moe import twin
+from ascend_moe import foreign
 
 KERNELS = Path(__file__).resolve().parent / "kernels"
 MODES = ["fast", "checked"]
@@ -19,10 +19,10 @@ HALF = "DTYPE_X=half"
 
 
 @functools.cache
-def kernels(name: str, *defines: str) -> twin.Kernels:
+def kernels(name: str, *defines: str) -> foreign.Kernels:
     """kernels/`name`.cpp, opened; skips where there is no compiler."""
     compiler()
-    return twin.load(KERNELS / f"{name}.cpp", defines=defines)
+    return foreign.load(KERNELS / f"{name}.cpp", defines=defines)
 
 
 def tiling(*numbers: int | float) -> bytes:

@@ -16,12 +16,12 @@ import torch
 from foreign_runs import HALF, Swap, kernels, tiling
 from twin_oracle import compiler
 
-from ascend_moe import twin
+from ascend_moe import foreign
 from ascend_moe.errors import ArgumentError, LibraryError, TwinBuildError, TwinFault
-from ascend_moe.twin.entries import find_entries
+from ascend_moe.foreign.entries import find_entries
 
-# `ascend_moe.twin.build` is the function; this is its module.
-build_module = importlib.import_module("ascend_moe.twin.build")
+# `ascend_moe.foreign.build` is the function; this is its module.
+build_module = importlib.import_module("ascend_moe.foreign.build")
 
 COUNT = """
 #include "kernel_operator.h"
@@ -83,12 +83,12 @@ def test_a_second_build_compiles_nothing_and_a_changed_header_builds_anew(
     for first in (1, 7):
         header.write_text(f"constexpr int64_t kFirst = {first};\n")
         out = np.zeros(2, np.int64)
-        twin.load(path, includes=[tmp_path]).launch("count", [out, 1], tiling(0, 0), 2)
+        foreign.load(path, includes=[tmp_path]).launch("count", [out, 1], tiling(0, 0), 2)
         assert out.tolist() == [first, first + 1]
     monkeypatch.setattr(build_module, "_compile", lambda *_: pytest.fail("compiled again"))
-    assert twin.build(path, includes=[tmp_path]).is_relative_to(cache)
+    assert foreign.build(path, includes=[tmp_path]).is_relative_to(cache)
     with pytest.raises(pytest.fail.Exception):
-        twin.build(path, includes=[tmp_path], defines=["SOMETHING=1"])
+        foreign.build(path, includes=[tmp_path], defines=["SOMETHING=1"])
 
 
 def test_several_sources_make_one_library(cache: Path, tmp_path: Path) -> None:
@@ -96,10 +96,10 @@ def test_several_sources_make_one_library(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "k.checked.so").symlink_to("elsewhere")
     for name in ("link.so", "k.so"):
         with pytest.raises(ArgumentError, match=r"output .* is a link or no regular file, and is not replaced"):
-            twin.build(source(tmp_path, "one"), output=tmp_path / name, engine="both")
-    library = twin.build([source(tmp_path, "one"), source(tmp_path, "two")], output=tmp_path / "out" / "k.so")
+            foreign.build(source(tmp_path, "one"), output=tmp_path / name, engine="both")
+    library = foreign.build([source(tmp_path, "one"), source(tmp_path, "two")], output=tmp_path / "out" / "k.so")
     assert library == tmp_path / "out" / "k.so"
-    opened = twin.load(library)
+    opened = foreign.load(library)
     assert opened.names == ["one", "two"]
     assert opened.parameters("two") == ["out", "step", "tiling"]
     exported = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True).stdout
@@ -122,7 +122,7 @@ def test_what_the_twin_does_not_know_is_named(cache: Path, tmp_path: Path, call:
     path = source(tmp_path)
     path.write_text(path.read_text().replace("    GET_TILING", f"    {call}\n    GET_TILING"))
     with pytest.raises(TwinBuildError, match=said) as caught:
-        twin.build(path)
+        foreign.build(path)
     first = str(caught.value).splitlines()[0]
     assert first.startswith("count.cpp does not compile:") and "error:" in first
     assert caught.value.source == str(path)
@@ -134,12 +134,12 @@ def test_what_is_no_source_or_no_library_is_refused(cache: Path, tmp_path: Path)
     other.write_bytes(b"no library")
     torch_library = Path(torch.__file__).parent / "lib" / "libshm.so"
     for error, said, call in [
-        (TwinBuildError, "no kernel entry", lambda: twin.build(path)),
-        (ArgumentError, r"there is no source .*absent\.cpp", lambda: twin.build(tmp_path / "absent.cpp")),
-        (ArgumentError, "engine is fast, checked or both", lambda: twin.build(path, engine="slow")),
-        (LibraryError, "cannot be loaded", lambda: twin.load(other)),
-        (ArgumentError, "there is no library", lambda: twin.load(tmp_path / "absent.so")),
-        (LibraryError, "has no function twin_abi: build it with", lambda: twin.load(torch_library)),
+        (TwinBuildError, "no kernel entry", lambda: foreign.build(path)),
+        (ArgumentError, r"there is no source .*absent\.cpp", lambda: foreign.build(tmp_path / "absent.cpp")),
+        (ArgumentError, "engine is fast, checked or both", lambda: foreign.build(path, engine="slow")),
+        (LibraryError, "cannot be loaded", lambda: foreign.load(other)),
+        (ArgumentError, "there is no library", lambda: foreign.load(tmp_path / "absent.so")),
+        (LibraryError, "has no function twin_abi: build it with", lambda: foreign.load(torch_library)),
     ]:
         with pytest.raises(error, match=said):
             call()
@@ -160,7 +160,7 @@ def test_command_line(tmp_path: Path) -> None:
     assert made.stdout.splitlines() == ["c.so", "  count(out, step, tiling)"]
     out = np.zeros(2, np.int64)
     for mode in ("fast", "checked"):
-        twin.load(tmp_path / "c.so").launch("count", [out, 5], tiling(1, 0), 2, mode=mode)
+        foreign.load(tmp_path / "c.so").launch("count", [out, 5], tiling(1, 0), 2, mode=mode)
         assert out.tolist() == [1, 6]
         out[:] = 0
     path.write_text(path.read_text().replace("GetBlockIdx", "GetBlockIndex"))
@@ -183,7 +183,7 @@ def test_tiling_of_every_kind_is_the_same_bytes() -> None:
 
 def test_calls_that_do_not_fit_the_entry() -> None:
     add, x = kernels("add_custom", HALF), np.ones(64, np.float16)
-    good, data, two = [x, x, x, None], tiling(64, 32), twin.Windows(2)
+    good, data, two = [x, x, x, None], tiling(64, 32), foreign.Windows(2)
     strided, transposed = np.ones((8, 16), np.float16)[:, ::2], torch.ones(8, 16).half().t()
     for said, args, *call in (
         (r"add_custom\(x, y, z, workspace, tiling\) takes 5 arguments, 3 args", good[:3], data, 2),
@@ -219,7 +219,7 @@ def test_faults_name_kernel_rank_finding_and_argument() -> None:
 
 def test_a_rank_that_fails_ends_the_others() -> None:
     """Rank 1 has fewer rows than its tiling says; rank 0 waits for its flags."""
-    swap, windows = Swap(2, 2, 480, np.uint8), twin.Windows(2, data_bytes=4096, flags_in_data=True)
+    swap, windows = Swap(2, 2, 480, np.uint8), foreign.Windows(2, data_bytes=4096, flags_in_data=True)
     swap.args[1][0] = swap.args[1][0][:1]
     call = (swap.args, swap.chunk_tilings(), 2, 0, windows)
     with pytest.raises(TwinFault, match=r"out of bounds: .* \"arg 0 \(x\)\", .*\(rank 1") as caught:

@@ -341,7 +341,7 @@ def _run(command: Sequence[str], seconds: float) -> tuple[str, int]:
 
 
 def matrix() -> Iterator[program.Program]:
-    """Every dtype, algorithm, quantisation and contract, on two worlds each; the other options go by turns."""
+    """Every dtype, algorithm, quantization and contract, on two worlds each; the other options go by turns."""
     modes = itertools.product(DTYPES, ("window", "direct"), QUANTS, (1, 2), (False, True))
     for number, (dtype, algorithm, quant, contract, larger) in enumerate(modes):
         turn = number + 3 * (number // 4)  # no option depends on contract and world, which are the last two bits
@@ -414,7 +414,7 @@ FEATURES: dict[str, Callable[[program.Program], bool]] = {
 
 def table(results: Sequence[tuple[program.Program, bool]]) -> Iterator[str]:
     """By mode and dtype: how many cases are equal, of how many; then how many have an option."""
-    yield f"{'algorithm, quantisation, contract':36}" + "".join(f"{dtype:>12}" for dtype in DTYPES)
+    yield f"{'algorithm, quantization, contract':36}" + "".join(f"{dtype:>12}" for dtype in DTYPES)
     groups = defaultdict[tuple[str, str, int], defaultdict[str, list[bool]]](lambda: defaultdict(list))
     for case, good in results:
         groups[case.algorithm, case.quant, case.contract][case.dtype].append(good)

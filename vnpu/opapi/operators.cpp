@@ -264,7 +264,7 @@ VNPU_OP(aclnnLogSoftmaxBackward, T, T, I, T)
 VNPU_OP(aclnnNLLLoss, T, T, T, I, I, T, T)
 VNPU_OP(aclnnNLLLossBackward, T, T, T, T, I, I, T, T)
 
-// ---- matrix products, norms, quantisation, and the operators of MoE layers that torch_npu adds ----
+// ---- matrix products, norms, quantization, and the operators of MoE layers that torch_npu adds ----
 
 // Matrix products. The last int8 chooses a precision mode that means nothing here.
 VNPU_OP(aclnnMatmul, T, T, T, I8)

@@ -45,7 +45,7 @@ class AscendBuffer(Buffer, flavour="ascend"):
       seven entries, with strategy "ops" of ten; with "alltoall" blocks of ``max`` rows, see there. Hooks do nothing,
       everything has been received; out, zero_copy and the recv stats have no effect.
     - Ids -1 need no MOE_ENABLE_TOPK_NEG_ONE.
-    - quant_mode None, "bf16", "int8", or with the default strategies "pertoken_fp8_e4m3": quantised rows have a float32
+    - quant_mode None, "bf16", "int8", or with the default strategies "pertoken_fp8_e4m3": quantized rows have a float32
       scale each. MX formats are of the 950 series.
 
     Args:
@@ -122,7 +122,7 @@ class AscendBuffer(Buffer, flavour="ascend"):
             others: as ``Buffer``'s; handle must be None, num_worst_tokens 0.
 
         Returns:
-            rows ``(n, H)``, quantised a tuple of them and their scales; ids and weights ``(n, K)``, -1 and 0 but at
+            rows ``(n, H)``, quantized a tuple of them and their scales; ids and weights ``(n, K)``, -1 and 0 but at
             the row's own k; rows of each local expert as a list; the handle; the event.
 
         Collective. Raises:
@@ -200,7 +200,7 @@ class AscendBuffer(Buffer, flavour="ascend"):
             topk_weights: for strategy "ops" in its handle. Others: as ``Buffer``'s.
 
         Returns:
-            packed rows, quantised a tuple of them and their scales; rows of each local expert ``(L,)`` int64; the
+            packed rows, quantized a tuple of them and their scales; rows of each local expert ``(L,)`` int64; the
             handle; the event; a hook that does nothing.
 
         Collective. Raises:

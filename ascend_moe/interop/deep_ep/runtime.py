@@ -162,7 +162,7 @@ class Runtime:
         """
         _wait(previous_event)
         need(cached_rank_prefix_matrix is None, "handle", "of an earlier dispatch is not taken; pass topk_idx")
-        need(x_scales is None, "x_scales", "is given; rows are quantised here: pass bf16 rows")
+        need(x_scales is None, "x_scales", "is given; rows are quantized here: pass bf16 rows")
         need(num_worst_tokens == 0, "num_worst_tokens", "is {}; it must be 0: counts are read here", num_worst_tokens)
         costs = Costs("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, self.place)
         need_whole("expert_alignment", expert_alignment, 1)

@@ -18,7 +18,7 @@ from ascend_moe import comm
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher
 from ascend_moe.dispatchers.collective import Carrier, gather
 from ascend_moe.errors import ArgumentError, need, need_one_of, with_typed_errors
-from ascend_moe.vendor.alltoallv import exchange
+from ascend_moe.torch_npu_ops.alltoallv import exchange
 
 #: Tokens a rank that the window operators of CANN take at most; ours take 4096.
 DEFAULT_MAX_TOKENS = 512
@@ -65,12 +65,12 @@ class All2AllHandle(ABC):
         self.max_tokens = max_tokens
 
     @abstractmethod
-    def begin_dispatch(self, x: Tensor, expert_ids: Tensor, quantise: bool) -> Callable[[], Sent]:
+    def begin_dispatch(self, x: Tensor, expert_ids: Tensor, quantize: bool) -> Callable[[], Sent]:
         """Sends every row to its experts' ranks; the result, called, gives what came here.
 
         Args:
             x: ``(T, H)``; T may differ between ranks. expert_ids: ``(T, K)`` int32, -1 is not routed.
-            quantise: int8 rows, one scale each.
+            quantize: int8 rows, one scale each.
         """
 
     @abstractmethod
@@ -105,8 +105,8 @@ class WindowHandle(All2AllHandle):
         self._group = {"group_ep": group_name, "ep_world_size": world, "ep_rank_id": rank}
         self._group |= {"moe_expert_num": num_experts, "global_bs": world * max_tokens}
 
-    def begin_dispatch(self, x: Tensor, expert_ids: Tensor, quantise: bool) -> Callable[[], Sent]:
-        given: dict[str, Any] = {"x": x, "expert_ids": expert_ids, "quant_mode": 2 if quantise else 0}
+    def begin_dispatch(self, x: Tensor, expert_ids: Tensor, quantize: bool) -> Callable[[], Sent]:
+        given: dict[str, Any] = {"x": x, "expert_ids": expert_ids, "quant_mode": 2 if quantize else 0}
         given |= {"expert_token_nums_type": 1, **self._group}
         finish = self._start(self._dispatch, self._begin_dispatch, given)
 
@@ -114,7 +114,7 @@ class WindowHandle(All2AllHandle):
             rows, scales, triples, counts, recv_counts, tp_counts, expand_scales = finish()
             way = {"assist_info_for_combine": triples, "ep_send_counts": recv_counts}
             way |= {"tp_send_counts": tp_counts, "expand_scales": expand_scales}
-            return Sent(rows, scales if quantise else None, counts, expert_ids, way)
+            return Sent(rows, scales if quantize else None, counts, expert_ids, way)
 
         return receive
 
@@ -167,14 +167,14 @@ class CollectiveHandle(All2AllHandle):
         self._dispatcher = made(self._group, num_experts)
         self._pads = kind == "allgather"
 
-    def begin_dispatch(self, x: Tensor, expert_ids: Tensor, quantise: bool) -> Callable[[], Sent]:
+    def begin_dispatch(self, x: Tensor, expert_ids: Tensor, quantize: bool) -> Callable[[], Sent]:
         def run() -> Sent:
             most = _ANY_NUMBER
             if self._pads:  # every rank's batch is gathered with the length of the longest
                 most = int(gather(torch.tensor([x.shape[0]], dtype=torch.int32, device=x.device), self._group).max())
-            mode = 2 if quantise else 0
+            mode = 2 if quantize else 0
             came = self._dispatcher.dispatch(x, expert_ids, quant_mode=mode, global_bs=self.world * most)
-            scales = came.dynamic_scales if quantise else None
+            scales = came.dynamic_scales if quantize else None
             return Sent(came.expand_x, scales, came.expert_token_nums, expert_ids, came)
 
         return run

@@ -47,7 +47,7 @@ class ExpertTokensMetadata:
 
 @dataclass
 class FusedMoEQuantConfig:
-    """The attributes of vLLM's class of this name that the two parts read; the defaults mean: nothing is quantised.
+    """The attributes of vLLM's class of this name that the two parts read; the defaults mean: nothing is quantized.
 
     Attributes:
         quant_dtype: of rows: None, or int8.
@@ -76,7 +76,7 @@ class FusedMoEQuantConfig:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether rows are quantised."""
+        """Whether rows are quantized."""
         return self.quant_dtype is not None
 
 

@@ -15,7 +15,7 @@ from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typ
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.interop.vllm import bases, weight_and_reduce
 from ascend_moe.interop.vllm.prepare_finalize import base_of
-from ascend_moe.interop.vllm.quantisation import check_experts, is_w8a8
+from ascend_moe.interop.vllm.quantization import check_experts, is_w8a8
 from ascend_moe.permute import sort_by_expert
 
 KINDS = EXPERTS
@@ -31,7 +31,7 @@ class _Experts:
         self.quant_config = quant_config
         self.num_local_experts = num_local_experts
         self.operators = ops if all(hasattr(ops, name) for name in _OPERATORS) else None
-        self.quantised = is_w8a8(quant_config)
+        self.quantized = is_w8a8(quant_config)
         # The newest kernel reads these of its experts.
         self.moe_config = SimpleNamespace(moe_parallel_config=None) if moe_config is None else moe_config
         self.max_num_tokens = self.num_dispatchers = None
@@ -64,7 +64,7 @@ class _Experts:
 
     # The bases read these from the config's class; a config may also be any object with some of them.
     quant_dtype = property(lambda self: getattr(self.quant_config, "quant_dtype", None))
-    per_act_token_quant = property(lambda self: self.quantised)
+    per_act_token_quant = property(lambda self: self.quantized)
     a1_scale = property(lambda self: getattr(self.quant_config, "a1_scale", None))
     a2_scale = property(lambda self: getattr(self.quant_config, "a2_scale", None))
     w1_scale = property(lambda self: getattr(self.quant_config, "w1_scale", None))
@@ -183,7 +183,7 @@ class _Experts:
     ) -> Tensor:  # fmt: skip
         """The experts of rows by expert. The work follows counts."""
         given: dict[str, Any] = {}
-        if self.quantised:
+        if self.quantized:
             assert scales is not None
             local, double, hidden = w1.shape
             given = {
@@ -238,16 +238,16 @@ class _Experts:
         dims = 3 if self.batched else 2
         fits = x.dim() == dims and (not self.batched or x.shape[0] == local)
         need(fits, "hidden_states", "is {}; it must be " + ("({}, M, H)" if self.batched else "(M, H)"), x.shape, local)
-        kinds = "int8" if self.quantised else "bf16, fp16 or fp32"
-        fits = (x.dtype == torch.int8) == self.quantised
+        kinds = "int8" if self.quantized else "bf16, fp16 or fp32"
+        fits = (x.dtype == torch.int8) == self.quantized
         need(fits, "hidden_states", "is {}; with this quant_config it must be {}", x.dtype, kinds)
         fits = w1.dim() == 3 and w1.shape[1] % 2 == 0
         need(fits, "w1", "is {}; it must be ({}, 2F, {})", w1.shape, local, hidden)
         need_shape("w1", w1, (local, w1.shape[1], hidden), dtypes=(x.dtype,))
         need_shape("w2", w2, (local, hidden, w1.shape[1] // 2), dtypes=(x.dtype,))
-        need((a1q_scale is not None) == self.quantised, "a1q_scale", "comes with int8 rows, and only with them")
+        need((a1q_scale is not None) == self.quantized, "a1q_scale", "comes with int8 rows, and only with them")
         need(a2_scale is None, "a2_scale", "is given; rows have scales of their own")
-        if self.quantised:
+        if self.quantized:
             for name, rows in (("w1_scale", w1.shape[1]), ("w2_scale", hidden)):
                 need_shape(name, getattr(self, name), (local, rows), (local, rows, 1), (local, 1, rows))
 
@@ -291,7 +291,7 @@ def make_experts(
         ops: namespace with npu_grouped_matmul, npu_swiglu and npu_dequant_swiglu_quant; without them, or None, this
             package's, which are torch_npu's for NPU tensors.
         quant_config: vLLM's FusedMoEQuantConfig, ours, or None. quant_dtype int8 with per_act_token_quant is W8A8,
-            with w1_scale ``(L, 2F)`` and w2_scale ``(L, H)`` float32, a dimension of 1 may follow; None: unquantised.
+            with w1_scale ``(L, 2F)`` and w2_scale ``(L, H)`` float32, a dimension of 1 may follow; None: unquantized.
         num_local_experts: L.
         kind: "standard" or "batched", as the PrepareAndFinalize.
         moe_config: of the newest releases, for those who ask the experts for it. It, and quant_config, may not ask for

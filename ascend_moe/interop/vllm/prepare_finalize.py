@@ -24,7 +24,7 @@ from ascend_moe.errors import (
 )
 from ascend_moe.interop.vllm import bases
 from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, WAYS, All2AllHandle, All2AllManager, Sent
-from ascend_moe.interop.vllm.quantisation import is_w8a8
+from ascend_moe.interop.vllm.quantization import is_w8a8
 from ascend_moe.interop.vllm.weight_and_reduce import is_delegate
 
 KINDS = tuple(WAYS)
@@ -132,7 +132,7 @@ class _PrepareAndFinalize:
         """
         self._check(a1, topk_weights, topk_ids, num_experts)
         self._check_map(expert_map)
-        quantise = is_w8a8(quant_config) and not defer_input_quant
+        quantize = is_w8a8(quant_config) and not defer_input_quant
         weights = topk_weights.float()
         if apply_router_weight_on_input:
             topk = topk_ids.shape[1]
@@ -141,7 +141,7 @@ class _PrepareAndFinalize:
         self._arrive()
         named = wide_ids_named(topk_ids, self.handle.rank)
         with torch.no_grad():
-            receive = named(self.handle.begin_dispatch)(a1, narrow("topk_ids", topk_ids).contiguous(), quantise)
+            receive = named(self.handle.begin_dispatch)(a1, narrow("topk_ids", topk_ids).contiguous(), quantize)
         came = self._travelling(named(receive))
 
         @functools.cache

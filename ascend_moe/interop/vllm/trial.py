@@ -22,7 +22,7 @@ MAX_WEIGHTS = 1 << 27  # elements of all experts
 _ACTIVITIES = [torch.profiler.ProfilerActivity.CPU]
 _ROW = 16  # bf16 elements that a row is a multiple of: 32 bytes
 #: Root mean square of the difference to plain torch in float32, over that of the result: rounding of bf16, of int8.
-ROUNDING, QUANTISED = 0.02, 0.06
+ROUNDING, QUANTIZED = 0.02, 0.06
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Trial:
         prepare_finalize, experts: kinds.
         batches: tokens of each rank.
         hidden, width, num_experts, topk: H, F, E, K.
-        quantised: W8A8.
+        quantized: W8A8.
         seed: of weights, tokens and routing.
     """
 
@@ -44,7 +44,7 @@ class Trial:
     width: int
     num_experts: int
     topk: int
-    quantised: bool = False
+    quantized: bool = False
     seed: int = 0
 
     def check(self) -> None:
@@ -134,7 +134,7 @@ def try_pair(trial: Trial, profile: bool = False) -> Outcome:
     made, three, dense = (torch.cat(parts).float() for parts in list(zip(*results, strict=True))[:3])
     scale = float(dense.square().mean().sqrt()) if dense.numel() else 1.0
     difference = float((made - dense).square().mean().sqrt()) / scale if dense.numel() else 0.0
-    tolerance = QUANTISED if trial.quantised else ROUNDING
+    tolerance = QUANTIZED if trial.quantized else ROUNDING
     return Outcome(True, "", torch.equal(made, three), difference, tolerance, results[0][3])
 
 
@@ -153,7 +153,7 @@ def _rank(trial: Trial, rank: int, w1: Tensor, w2: Tensor) -> _Rank:
     x = torch.randn(tokens, trial.hidden, generator=generator).bfloat16()
     scores, ids = torch.randn(tokens, trial.num_experts, generator=generator).topk(trial.topk)
     scales = None
-    if trial.quantised:
+    if trial.quantized:
         (code1, scale1), (code2, scale2) = (quantize_weight(weight.transpose(1, 2)) for weight in (w1, w2))
         w1, w2, scales = code1.transpose(1, 2), code2.transpose(1, 2), (scale1, scale2)
     return _Rank(x, ids.int(), scores.softmax(1), w1, w2, scales)
@@ -163,7 +163,7 @@ def _three_calls(part: _Rank, group_ep: str, rank: int, trial: Trial) -> Tensor:
     """The same layer by dispatch, grouped_mlp and combine."""
     world = len(trial.batches)
     dispatcher = WindowDispatcher(group_ep, world, rank, trial.num_experts)
-    mode = 2 if trial.quantised else 0
+    mode = 2 if trial.quantized else 0
     sent = dispatcher.dispatch(part.x, part.ids, quant_mode=mode, global_bs=world * max(1, *trial.batches))
     given: dict[str, Any] = {}
     if part.scales is not None:

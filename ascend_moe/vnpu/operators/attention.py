@@ -156,10 +156,10 @@ _PLAIN_FUSED = ("pse_shift", "atten_mask", "lengths", "lengths_kv")
 def _fused(names: list[str], *values: Any) -> None:
     given = dict(zip(names, values, strict=True))
     for name, value in given.items():
-        quantised = isinstance(value, Tensor) and name not in ("query", "out", "softmax_lse", *_PLAIN_FUSED)
-        if quantised or given["layout"] not in _LAYOUTS:
+        quantized = isinstance(value, Tensor) and name not in ("query", "out", "softmax_lse", *_PLAIN_FUSED)
+        if quantized or given["layout"] not in _LAYOUTS:
             raise NotImplementedError(
-                f"the virtual NPU's fused attention has no {name if quantised else 'such layout'}"
+                f"the virtual NPU's fused attention has no {name if quantized else 'such layout'}"
             )
     heads, kv_heads = given["heads"], given["kv_heads"] or given["heads"]
     layout = "BNSD" if given["layout"] == "BNSD_BSND" else given["layout"]

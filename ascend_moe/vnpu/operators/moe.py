@@ -22,8 +22,8 @@ from ascend_moe.experts import (
 )
 from ascend_moe.experts.groups import as_counts, read_groups
 from ascend_moe.experts.quant import scale_of_bits, to_int8
-from ascend_moe.vendor import fused, permute
-from ascend_moe.vendor.routing import (
+from ascend_moe.torch_npu_ops import fused, permute
+from ascend_moe.torch_npu_ops.routing import (
     npu_moe_compute_expert_tokens,
     npu_moe_init_routing,
     npu_moe_init_routing_v2,
@@ -151,7 +151,7 @@ def _token_unpermute_grad(
     _write_all(outputs, *gradients)
 
 
-# ---- experts: grouped matmul, SwiGLU and quantisation, alone and fused
+# ---- experts: grouped matmul, SwiGLU and quantization, alone and fused
 
 
 @effect("aclnnGroupedMatmulV4")
@@ -235,7 +235,7 @@ def _dynamic_quant_v3(*values: Any) -> None:
     names = "input smooth_scales group_index dst_type symmetrical quant_mode"
     given, (y, scale, offset) = _named(names, values)
     if not given.pop("symmetrical") or offset is not None:
-        raise ArgumentError("asymmetric quantisation is not on the virtual NPU", argument="offset")
+        raise ArgumentError("asymmetric quantization is not on the virtual NPU", argument="offset")
     given["dst_type"] = _dtype(given["dst_type"], "dst_type")
     _write_all((y, scale), *npu_dynamic_quant(**given))
 
@@ -270,7 +270,7 @@ def _quantize(x: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int,
 def _ascend_quant(*values: Any) -> None:
     given, (out,) = _named("x scales offset sqrt_mode round_mode dst_type axis", values)
     if out.dtype != torch.int8 or given["sqrt_mode"]:
-        raise ArgumentError(f"the output is {out.dtype}; the virtual NPU quantises to int8", argument="dtype")
+        raise ArgumentError(f"the output is {out.dtype}; the virtual NPU quantizes to int8", argument="dtype")
     products = given["x"].float() * given["scales"].float()
     offset = given["offset"]
     write(out, to_int8(products if offset is None else products + offset.float()))

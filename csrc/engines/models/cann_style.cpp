@@ -120,11 +120,11 @@ __aicore__ inline GlobalTensor<T> View(GM_ADDR at, uint64_t count) {
 }
 
 // Dispatch in the style of CANN's A3 operator, from its public description: every (token, k) pair reads and
-// quantises its row again, all cores meet before 32-byte status stores, one an expert, all cores poll their
+// quantizes its row again, all cores meet before 32-byte status stores, one an expert, all cores poll their
 // share of them and meet again, then copy rows out of the window with three stores a row and meet once more
 // before the token numbers.
 //
-// The modelled kernels quantise by their own code: the shipped kernels may change, the published times do
+// The modelled kernels quantize by their own code: the shipped kernels may change, the published times do
 // not. Per token: s = 127 / max|v|, q = rint(v * s), scale = 1 / s, behind the codes.
 class Quantizer {
 public:

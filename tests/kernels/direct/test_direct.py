@@ -16,8 +16,8 @@ from ascend_moe import plan
 from ascend_moe.ops import calls
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import cost_table
+from ascend_moe.predict import predict
 from ascend_moe.reference.cases import BATCHES, MASKS, Case, draw, legal
-from ascend_moe.timed import predict
 
 MANY_CORES = 8  # from here on a row is read once for all experts of its owner
 MANY_EXPERTS = 8  # of an owner

@@ -51,7 +51,7 @@ class _Windows(NormalEPCommStrategy):
         per_expert: Tensor | None,
         *modes: str,
     ) -> tuple[Tensor, str]:
-        """Rows and their quantisation."""
+        """Rows and their quantization."""
         need(handle is None, "handle", "of an earlier dispatch is not taken by flavour 'ascend'; pass topk_idx")
         given = quant_mode if quant_mode is not None else _quant_of(x)
         need_one_of("quant_mode", given, modes)

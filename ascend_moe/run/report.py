@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from ascend_moe.demo.check import Verdict, tolerance_of
-from ascend_moe.demo.layers import PHASES, RankRecord, RunSpec
+from ascend_moe.run.check import Verdict, tolerance_of
+from ascend_moe.run.layers import PHASES, RankRecord, RunSpec
 
 _MATRIX_UP_TO = 8  # ranks whose rows are shown pair by pair
 _MIB = 1 << 20

@@ -115,7 +115,7 @@ _SIGNATURES: Signatures = {
 
 def open_kernels(path: str) -> ctypes.CDLL:
     """A library that `build` made. The loader would look elsewhere for a name without a folder."""
-    library = open_library(os.path.abspath(path), _SIGNATURES, "build it with ascend_moe.twin.build")
+    library = open_library(os.path.abspath(path), _SIGNATURES, "build it with ascend_moe.foreign.build")
     if library.twin_abi() != ABI:
         raise LibraryError(
             f"{path} was built by another version of ascend_moe (ABI {library.twin_abi()}, this is {ABI}):"

@@ -1,7 +1,7 @@
 """A stand-in of torch_npu for MoE code on machines that have none: "npu" means CPU, "hccl" means gloo.
 
-    from ascend_moe.interop import torch_npu_standin
-    torch_npu_standin.install()
+    from ascend_moe.standin import torch_npu as standin
+    standin.install()
     import torch_npu            # the operators of ascend_moe.npu
 
 `install` changes torch for the whole process, `uninstall` undoes all of it. ``ascend-moe standin -- python script.py``
@@ -32,9 +32,10 @@ from ascend_moe._torch_npu import resolve_dtype
 from ascend_moe.comm import comm_name
 from ascend_moe.errors import ArgumentError, LibraryError, need, need_dims, need_dtype, need_shape, with_typed_errors
 from ascend_moe.experts.quant import scale_of_bits
-from ascend_moe.interop import cann_ops_transformer, npu_standin, npu_standin_profiler
-from ascend_moe.interop.standin_launch import ABOUT, VERSION
-from ascend_moe.ops.schemas import SCHEMAS, VENDOR_SCHEMAS
+from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
+from ascend_moe.standin import npu as standin_npu
+from ascend_moe.standin import profiler as standin_profiler
+from ascend_moe.standin.launch import ABOUT, VERSION
 
 _MISSING: Any = object()
 
@@ -135,9 +136,6 @@ def install(quiet: bool = False) -> None:
         _change_devices(changes)
         _change_groups(changes)
         _add_operators(changes)
-        if "cann_ops_transformer" not in sys.modules:
-            cann_ops_transformer.install()
-            changes.call_at_undo(cann_ops_transformer.uninstall)
     except BaseException:
         changes.undo()
         raise
@@ -188,8 +186,8 @@ class _Loaded:
 
 
 def _add_modules(changes: _Changes) -> None:
-    runtime = _Module("torch.npu", npu_standin.__doc__)
-    vars(runtime).update({name: getattr(npu_standin, name) for name in npu_standin.__all__})
+    runtime = _Module("torch.npu", standin_npu.__doc__)
+    vars(runtime).update({name: getattr(standin_npu, name) for name in standin_npu.__all__})
     stand_in = _Module("torch_npu", __doc__)
     operators = {name: getattr(npu, name) for name in npu.__all__ if name != "patch_torch_npu"}
     groups = SimpleNamespace(ProcessGroupHCCL=ProcessGroupHCCL)
@@ -199,17 +197,17 @@ def _add_modules(changes: _Changes) -> None:
         "npu_format_cast_": npu_format_cast,
         "get_npu_format": get_npu_format,
         "npu_quant_matmul": npu_quant_matmul,
-        "_C": SimpleNamespace(_distributed_c10d=groups, _npu_get_soc_version=npu_standin.get_soc_version),
+        "_C": SimpleNamespace(_distributed_c10d=groups, _npu_get_soc_version=standin_npu.get_soc_version),
         "__version__": VERSION,
         "__path__": [],
     }
     vars(stand_in).update(operators | own | _DTYPES)
     streams = _Module("torch_npu.npu.streams")
-    vars(streams).update({name: getattr(npu_standin, name) for name in ("Event", "ExternalEvent", "Stream")})
+    vars(streams).update({name: getattr(standin_npu, name) for name in ("Event", "ExternalEvent", "Stream")})
     vars(runtime).update({"streams": streams, "__path__": []})
-    profiler = _Module("torch_npu.profiler", npu_standin_profiler.__doc__)
-    names = (*npu_standin_profiler.__all__, "_ExperimentalConfig")
-    vars(profiler).update({name: getattr(npu_standin_profiler, name) for name in names})
+    profiler = _Module("torch_npu.profiler", standin_profiler.__doc__)
+    names = (*standin_profiler.__all__, "_ExperimentalConfig")
+    vars(profiler).update({name: getattr(standin_profiler, name) for name in names})
     vars(stand_in)["profiler"] = profiler
     for module in (stand_in, runtime, streams, profiler):
         loader: Any = _Loaded(module)
@@ -229,7 +227,7 @@ def _add_operators(changes: _Changes) -> None:
     """``torch.ops.npu``: each of its operators calls that of ``torch.ops.ascend_moe`` with the same name and schema."""
     library: Any = torch.library.Library("npu", "FRAGMENT")  # type: ignore[no-untyped-call]
     changes.call_at_undo(library._destroy)
-    for name, schema in {**SCHEMAS, **VENDOR_SCHEMAS}.items():
+    for name, schema in {**SCHEMAS, **TORCH_NPU_SCHEMAS}.items():
         packet, _, overload = name.partition(".")
         ours = getattr(getattr(torch.ops.ascend_moe, packet), overload or "default")
         library.define(f"{name}{schema}")

@@ -121,7 +121,7 @@ def embed(spec: RunSpec, rank: int) -> Tensor:
 
 
 def build(spec: RunSpec, dispatcher: Dispatcher) -> MoELayer:
-    """The layer with the dispatcher's share of the experts, not quantised."""
+    """The layer with the dispatcher's share of the experts, not quantized."""
     if spec.checkpoint is not None:
         return build_layer(spec.checkpoint, spec.layer, dispatcher, dtype=spec.dtype, global_bs=spec.global_bs)
     layer = MoELayer(spec.config, dispatcher, dtype=spec.dtype, global_bs=spec.global_bs)
@@ -148,7 +148,7 @@ def needed_mib(spec: RunSpec) -> int:
 
 PHASES = ("router", "dispatch", "experts", "combine")
 
-# Quantising takes several times the weights' bytes for a moment: threads take turns.
+# Quantizing takes several times the weights' bytes for a moment: threads take turns.
 _ONE_AT_A_TIME = threading.Lock()
 
 #: progress(stage, done, total), total 0 when unknown.

@@ -1,7 +1,8 @@
 """Python runs this at its start where `ascend-moe standin` has put the folder on PYTHONPATH.
 
 It waits for the import of torch, ascend_moe or torch_npu, whichever comes first, and then installs the stand-in of
-torch_npu. Programs that import none of them lose no time. Another sitecustomize of the environment runs too.
+torch_npu and that of CANN's ``cann_ops_transformer``. Programs that import none of them lose no time. Another
+sitecustomize of the environment runs too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from types import ModuleType
 from typing import Any
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-STAND_IN = "ascend_moe.interop.torch_npu_standin"
+STAND_IN = "ascend_moe.standin.torch_npu"
+CANN_FRONT_END = "cann_ops_transformer"  # which programs for torch_npu import beside it
 
 
 def _finished(name: str) -> bool:
@@ -31,6 +33,8 @@ def _install() -> None:
     if _finished("torch") and (_finished("ascend_moe") or "ascend_moe" not in sys.modules):
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not FINDER]
         importlib.import_module(STAND_IN).install(quiet=True)
+        if CANN_FRONT_END not in sys.modules:
+            importlib.import_module(f"ascend_moe.interop.{CANN_FRONT_END}").install()
 
 
 class Finder:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vendor_calls import ids, values
+from torch_npu_calls import ids, values
 
 from ascend_moe.errors import ArgumentError
 from ascend_moe.npu import (
@@ -54,7 +54,7 @@ def half(value: np.ndarray) -> np.ndarray:
     return value.astype(np.float16)
 
 
-def quantised(x: np.ndarray, mode: int, scale: Any, offset: Any, expert: int) -> tuple[np.ndarray, float]:
+def quantized(x: np.ndarray, mode: int, scale: Any, offset: Any, expert: int) -> tuple[np.ndarray, float]:
     """A row's codes and scale."""
     if mode == -1:
         return x, 0.0
@@ -94,7 +94,7 @@ def expanded(x: np.ndarray, chosen: np.ndarray, call: dict[str, Any]) -> tuple[A
             index[pair] = place
             if place < rows:
                 scale, value = call["scale"], x[pair // topk]
-                out[place], scales[place] = quantised(value, mode, scale, call["offset"], expert - first)
+                out[place], scales[place] = quantized(value, mode, scale, call["offset"], expert - first)
                 if mode == -1 and scale is not None:
                     scales[place] = scale[pair // topk]
     if call["row_idx_type"] == 1:

@@ -19,8 +19,8 @@ from ascend_moe._torch_npu import fitted, operators, refused
 from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.experts import grouped_matmul
 from ascend_moe.ops import registration
-from ascend_moe.ops.schemas import NAMESPACE, VENDOR_SCHEMAS, list_overload_of, schema_of
-from ascend_moe.vendor import alltoallv, collectives, fused, meta, permute, routing, sharding
+from ascend_moe.ops.schemas import NAMESPACE, TORCH_NPU_SCHEMAS, list_overload_of, schema_of
+from ascend_moe.torch_npu_ops import alltoallv, collectives, fused, meta, permute, routing, sharding
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class _VendorOp(registration.Operator):
     """One overload of one operator, and its implementation for each dispatch key."""
 
     def __init__(self, qualified: str, kind: _Kind) -> None:
-        super().__init__(qualified, VENDOR_SCHEMAS[qualified])
+        super().__init__(qualified, TORCH_NPU_SCHEMAS[qualified])
         self.kind = kind
         registration.LIBRARY.impl(qualified, self.cpu, "CPU")
         registration.LIBRARY.impl(qualified, self.npu, "PrivateUse1")
@@ -171,7 +171,7 @@ OPS: dict[str, _VendorOp] = {}
 
 
 def _register(name: str, kind: _Kind, schema: str) -> None:
-    VENDOR_SCHEMAS[name] = schema
+    TORCH_NPU_SCHEMAS[name] = schema
     OPS[name] = _VendorOp(name, kind)
 
 

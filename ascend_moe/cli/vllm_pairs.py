@@ -1,4 +1,4 @@
-"""`ascend-moe kernels`: the parts of vLLM's modular kernel, which of them fit, and one pair tried for real."""
+"""`ascend-moe vllm-pairs`: the parts of vLLM's modular kernel, which of them fit, and one pair tried for real."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WIDTH = 100  # columns where the output is no terminal
 
 
 @app.command()
-def kernels(
+def vllm_pairs(
     pf_type: Annotated[
         str, typer.Option("--pf-type", metavar="|".join(PREPARE_FINALIZE), help="PrepareAndFinalize.")
     ] = "",
@@ -58,9 +58,9 @@ def kernels(
     Exit code 0: printed, or the pair is right. 1: the pair does not fit or computes something else, or the profile
     could not be written. 2: wrong options.
     """
-    from ascend_moe.demo.layers import batches_of
     from ascend_moe.interop.vllm.selection import compatibility
     from ascend_moe.interop.vllm.trial import Trial, try_pair
+    from ascend_moe.run.layers import batches_of
 
     if not pf_type and not experts_type:
         if profile is not None:
@@ -93,7 +93,7 @@ def _write(path: Path, trace: str, tell: bool) -> None:
     try:
         write_whole(path, trace)
     except OSError as problem:
-        print(f"ascend-moe kernels: {path}: {problem.strerror}", file=sys.stderr)
+        print(f"ascend-moe vllm-pairs: {path}: {problem.strerror}", file=sys.stderr)
         raise typer.Exit(1) from None
     if tell:
         print(f"wrote {path}: open it at https://ui.perfetto.dev")
@@ -110,7 +110,7 @@ def _show_matrix() -> None:
     for kind, row in cells.items():
         made.add_row(kind, *row)
     console.print(made)
-    print("Try one: ascend-moe kernels --pf-type mc2 --experts-type standard")
+    print("Try one: ascend-moe vllm-pairs --pf-type mc2 --experts-type standard")
 
 
 def _text(trial: Trial, outcome: Outcome) -> list[str]:
@@ -118,7 +118,7 @@ def _text(trial: Trial, outcome: Outcome) -> list[str]:
     if not outcome.fits:
         return [f"{pair} do not fit: {outcome.reason}"]
     assert outcome.difference is not None and outcome.tolerance is not None
-    kind = "W8A8" if trial.quantised else "bf16"
+    kind = "W8A8" if trial.quantized else "bf16"
     near = "ok  " if outcome.difference <= outcome.tolerance else "FAIL"
     return [
         f"{pair}, {kind}: {len(trial.batches)} ranks, tokens {', '.join(map(str, trial.batches))}, H {trial.hidden}, "

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import int8, int32, int64, ones, tensor, zeros
-from vendor_calls import CALLS, Call, call, ids, values
+from torch_npu_calls import CALLS, Call, call, ids, values
 
 from ascend_moe import MoELayer, npu
 from ascend_moe.dispatchers import WindowDispatcher

@@ -266,7 +266,7 @@ def npu_dequant_swiglu_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def npu_grouped_matmul_swiglu_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """int8 ``(M, N/2)``, float32 ``(M,)``, and a float32 scalar; N as in weight_scale."""
-    codes, scale = _quantised_rows(call.x, call.weight_scale)
+    codes, scale = _quantized_rows(call.x, call.weight_scale)
     return codes, scale, scale.new_empty(())
 
 
@@ -275,10 +275,10 @@ def npu_grouped_matmul_swiglu_quant_v2(call: Any) -> tuple[torch.Tensor, torch.T
     count = len(call.weight_scale)
     need(count == 1, "weight_scale", "has {} tensors; it must have one for all experts", count)
     _need_dtype(call, "quant_dtype", I8)
-    return _quantised_rows(call.x, call.weight_scale[0])
+    return _quantized_rows(call.x, call.weight_scale[0])
 
 
-def _quantised_rows(x: torch.Tensor, weight_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _quantized_rows(x: torch.Tensor, weight_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     size = (x.shape[0], weight_scale.shape[-1] // 2)
     return x.new_empty(size, dtype=I8), x.new_empty(size[:1], dtype=F32)
 

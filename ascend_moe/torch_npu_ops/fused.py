@@ -1,4 +1,4 @@
-"""Grouped matmul fused with the next step: SwiGLU and quantisation, or summing rows into their tokens.
+"""Grouped matmul fused with the next step: SwiGLU and quantization, or summing rows into their tokens.
 
 Each gives the same bits as the chain of `ascend_moe.experts` operators that it stands for.
 """
@@ -30,7 +30,7 @@ def npu_grouped_matmul_swiglu_quant(
     bias: torch.Tensor | None = None,
     offset: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """W8A8 gate/up product, dequantisation, ``silu(left) * right`` and int8 quantisation of each row.
+    """W8A8 gate/up product, dequantization, ``silu(left) * right`` and int8 quantization of each row.
 
     Args:
         x: ``(M, K)`` int8.
@@ -80,7 +80,7 @@ def npu_grouped_matmul_swiglu_quant_v2(
     Args:
         x, x_scale, group_list: as there.
         weight, weight_scale: ``[(E, K, N)]`` int8 and ``[(E, N)]`` float.
-        smooth_scale: ``(E, N/2)`` or ``(E,)`` fp32, multiplied in before the quantisation.
+        smooth_scale: ``(E, N/2)`` or ``(E,)`` fp32, multiplied in before the quantization.
         group_list_type: 0 running sums, 1 counts.
         dequant_mode, quant_mode: 0: a scale a row of x, a column of weight, and a row of the result.
         dequant_dtype, quant_dtype: float32 (6) and int8 (1).

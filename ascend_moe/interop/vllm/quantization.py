@@ -27,7 +27,7 @@ def is_w8a8(quant_config: Any) -> bool:
         quant_config: vLLM's FusedMoEQuantConfig of any release, anything with its attributes, or None.
 
     Raises:
-        ArgumentError: it asks for another quantisation.
+        ArgumentError: it asks for another quantization.
     """
     dtype = getattr(quant_config, "quant_dtype", None)
     if dtype is None:
@@ -57,6 +57,6 @@ def check_experts(quant_config: Any, moe_config: Any) -> Any:
     if is_w8a8(config):
         need(all(each is not None for each in scales), "quant_config", "needs w1_scale and w2_scale beside int8 rows")
     else:
-        rule = "has scales of weights but unquantised rows; give quant_dtype int8 and per_act_token_quant too"
+        rule = "has scales of weights but unquantized rows; give quant_dtype int8 and per_act_token_quant too"
         need(all(each is None for each in scales), "quant_config", rule)
     return config

@@ -1,4 +1,4 @@
-"""Schemas of all ops; opcheck, Meta, autograd and the way to torch_npu of the vendor operators."""
+"""Schemas of all ops; opcheck, Meta, autograd and the way to torch_npu of the operators of torch_npu_ops."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
-from vendor_calls import CALLS, Call, values
+from torch_npu_calls import CALLS, Call, values
 
-from ascend_moe import experts, npu
-from ascend_moe import vendor as ops_vendor
+from ascend_moe import experts, npu, torch_npu_ops
 from ascend_moe._releases import OLDER
 from ascend_moe.errors import ArgumentError, AscendMoeError, LibraryError
 from ascend_moe.experts.grouped_matmul import NPU_ONLY
-from ascend_moe.ops.schemas import NAMESPACE, SCHEMAS, VENDOR_SCHEMAS
+from ascend_moe.ops.schemas import NAMESPACE, SCHEMAS, TORCH_NPU_SCHEMAS
 
-ALL_SCHEMAS = {**SCHEMAS, **VENDOR_SCHEMAS}
-NAMES = sorted({name.partition(".")[0] for name in VENDOR_SCHEMAS})
+ALL_SCHEMAS = {**SCHEMAS, **TORCH_NPU_SCHEMAS}
+NAMES = sorted({name.partition(".")[0] for name in TORCH_NPU_SCHEMAS})
 COLLECTIVE = {
     "npu_moe_distribute_combine_add_rms_norm", "_npu_distribute_barrier", "npu_alltoallv_gmm", "npu_gmm_alltoallv",
 }  # fmt: skip
@@ -46,7 +45,7 @@ def flat(outputs: Any) -> list[torch.Tensor]:
 
 
 def test_every_operator_is_called_and_the_absent_ones_are_absent() -> None:
-    assert {call.op for call in CALLS} == set(VENDOR_SCHEMAS) - COLLECTIVE
+    assert {call.op for call in CALLS} == set(TORCH_NPU_SCHEMAS) - COLLECTIVE
     assert not [name for name in OLDER.more if hasattr(torch.ops.ascend_moe, name)]
 
 
@@ -209,10 +208,10 @@ def test_a_missing_or_old_torch_npu_is_said_so(monkeypatch: pytest.MonkeyPatch) 
         experts.npu_swiglu(x)
     monkeypatch.setattr(torch.ops, "npu", SimpleNamespace(), raising=False)
     with pytest.raises(LibraryError, match="this torch_npu has no npu_swiglu"):
-        ops_vendor.OPS["npu_swiglu"].npu(torch.ones(2, 4))
+        torch_npu_ops.OPS["npu_swiglu"].npu(torch.ones(2, 4))
 
 
 def test_tensors_on_two_devices_are_refused() -> None:
     with pytest.raises(ArgumentError, match="indices is on meta") as caught:
-        ops_vendor.OPS["npu_moe_token_permute"].cpu(values(3, 4), torch.empty(3, 2, device="meta"))
+        torch_npu_ops.OPS["npu_moe_token_permute"].cpu(values(3, 4), torch.empty(3, 2, device="meta"))
     assert caught.value.argument == "indices"

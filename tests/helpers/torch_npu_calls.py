@@ -1,4 +1,4 @@
-"""Calls of the vendor operators on real CPU tensors: at least one an operator and mode."""
+"""Calls of the operators of torch_npu_ops on real CPU tensors: at least one an operator and mode."""
 
 from __future__ import annotations
 

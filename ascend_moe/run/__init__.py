@@ -24,11 +24,11 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 import ascend_moe
 from ascend_moe._text import show
 from ascend_moe.comm.threads import LocalCluster
-from ascend_moe.demo.check import verify
-from ascend_moe.demo.layers import Progress, RankRecord, RunSpec, run_rank
-from ascend_moe.demo.report import Report
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.native.windows import timeout_s
+from ascend_moe.run.check import verify
+from ascend_moe.run.layers import Progress, RankRecord, RunSpec, run_rank
+from ascend_moe.run.report import Report
 
 _PLAIN_WIDTH = 100  # columns where the output is no terminal
 

@@ -1,14 +1,14 @@
 """Runs unmodified AscendC kernels on the CPU.
 
-    from ascend_moe import twin
+    from ascend_moe import foreign
 
-    kernels = twin.load("add_custom.cpp", defines=["DTYPE_X=half"])
+    kernels = foreign.load("add_custom.cpp", defines=["DTYPE_X=half"])
     kernels.launch("add_custom", [x, y, z], tiling, block_dim=8)
 
     result = kernels.explore("add_custom", [x, y, z], tiling, block_dim=2, schedules=200)
     assert result.ok, result.text
 
-Kernels that talk to their peers' windows: ``twin.Windows(world)``, one list of arguments a rank.
+Kernels that talk to their peers' windows: ``foreign.Windows(world)``, one list of arguments a rank.
 """
 
 from __future__ import annotations

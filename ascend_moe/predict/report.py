@@ -9,7 +9,7 @@ from ascend_moe._text import filled
 from ascend_moe.errors import need_one_of
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import soc
-from ascend_moe.timed import ALGORITHMS, OpPrediction, Prediction, calibration, check, predict, runnable
+from ascend_moe.predict import ALGORITHMS, OpPrediction, Prediction, calibration, check, predict, runnable
 
 ERROR_HEAD = ["published time", "us", "model us", "error", "role", "trust"]
 

@@ -1,7 +1,7 @@
 """Predicted times of dispatch and combine on NPUs: the kernels on the timed engine, all ranks in one process.
 
     from ascend_moe.plan import Request
-    from ascend_moe.timed import predict
+    from ascend_moe.predict import predict
     call = Request(ranks=16, experts=256, topk=8, hidden=7168, batch=128, quant=True)
     found = predict(call, soc="Ascend910_9391", algorithm="window")
     print(found.dispatch_us, found.combine_us, found.dispatch.phases)

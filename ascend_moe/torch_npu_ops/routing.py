@@ -14,9 +14,9 @@ import torch
 
 from ascend_moe._torch_npu import npu_operator, resolve_dtype
 from ascend_moe.errors import need, need_dims, need_dtype, need_only, need_shape
-from ascend_moe.experts.quant import quantize_rows, to_int8
+from ascend_moe.experts.quant import dynamic_quant_rows, to_int8
 
-UNQUANTISED, STATIC, DYNAMIC = -1, 0, 1
+UNQUANTIZED, STATIC, DYNAMIC = -1, 0, 1
 CUMSUM, COUNTS, PAIRS = 0, 1, 2
 GATHER, SCATTER = 0, 1
 BY_RANK, BY_TOKEN = 0, 1
@@ -113,17 +113,17 @@ def npu_moe_init_routing_v2(
     drop_pad_mode: int = 0,
     expert_tokens_num_type: int = CUMSUM,
     expert_tokens_num_flag: bool = False,
-    quant_mode: int = UNQUANTISED,
+    quant_mode: int = UNQUANTIZED,
     active_expert_range: Sequence[int] = (),
     row_idx_type: int = GATHER,
     x_dtype: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Copy every token's row once for each of its active experts, in expert order; quantise on the way.
+    """Copy every token's row once for each of its active experts, in expert order; quantize on the way.
 
     Args:
-        x: ``(T, H)`` bf16, fp16, fp32, or int8 without quantisation.
+        x: ``(T, H)`` bf16, fp16, fp32, or int8 without quantization.
         expert_idx: ``(T, K)`` int32; ids outside of the active range get no row.
-        scale: unquantised ``(T,)`` fp32, taken along with the rows; static ``(1,)``; dynamic: None,
+        scale: unquantized ``(T,)`` fp32, taken along with the rows; static ``(1,)``; dynamic: None,
             ``(1, H)`` or one smoothing row for each active expert, ``(stop - start, H)`` fp32.
         offset: static: None or ``(1,)``.
         active_num: rows of expanded_x at most; 0 or below: T*K.
@@ -155,7 +155,7 @@ def npu_moe_init_routing_v2(
     given = dict(locals())
     read_as = resolve_dtype(x_dtype, "x_dtype")
     need(read_as in (None, x.dtype), "x_dtype", "is {}; off the NPU it must be x's own, {}, or None", read_as, x.dtype)
-    need_only("quant_mode", quant_mode, UNQUANTISED, STATIC, DYNAMIC)
+    need_only("quant_mode", quant_mode, UNQUANTIZED, STATIC, DYNAMIC)
     need_only("drop_pad_mode", drop_pad_mode, 0, 1)
     need_only("expert_tokens_num_type", expert_tokens_num_type, CUMSUM, COUNTS, PAIRS)
     need_only("row_idx_type", row_idx_type, GATHER, SCATTER)
@@ -200,7 +200,7 @@ def _check(call: Any) -> None:
     need(ids.shape[0] == x.shape[0], "expert_idx", "is {} for {} rows of x", ids.shape, x.shape[0])
     need_dtype("expert_idx", ids, torch.int32)
     dtypes = [torch.bfloat16, torch.float16, torch.float32]
-    if call.quant_mode == UNQUANTISED:
+    if call.quant_mode == UNQUANTIZED:
         dtypes.append(torch.int8)
     need_dtype("x", x, *dtypes)
     if call.drop:
@@ -219,12 +219,12 @@ def _check(call: Any) -> None:
 
 def _check_scale(call: Any) -> None:
     x, scale, offset = call.x, call.scale, call.offset
-    need(scale is not None or call.quant_mode != STATIC, "scale", "is missing: static quantisation needs it")
+    need(scale is not None or call.quant_mode != STATIC, "scale", "is missing: static quantization needs it")
     need(offset is None or call.quant_mode == STATIC, "offset", "goes with quant_mode 0 (static)")
     if scale is not None:
         active = call.stop - call.first
         shapes: dict[int, list[tuple[int, ...]]] = {
-            UNQUANTISED: [(x.shape[0],)],
+            UNQUANTIZED: [(x.shape[0],)],
             STATIC: [(1,)],
             DYNAMIC: [(active, x.shape[1]), (1, x.shape[1])],
         }
@@ -271,7 +271,7 @@ def _expand(call: Any, placed: _Placed) -> tuple[torch.Tensor, torch.Tensor]:
         values = values.float()
         if scale is not None:
             values = values * (scale if scale.shape[0] == 1 else scale[expert - call.first])
-        values, row_scales = quantize_rows(values)
+        values, row_scales = dynamic_quant_rows(values)
         scales[row] = row_scales
     elif call.quant_mode == STATIC:
         assert scale is not None  # _check_scale

@@ -10,7 +10,7 @@ import torch
 from ascend_moe._torch_npu import compute_dtype, npu_operator
 from ascend_moe.errors import ArgumentError, need, need_dims, need_only, need_shape, need_unset
 from ascend_moe.permute import rows_at, sum_rows
-from ascend_moe.vendor.sharding import takes_shards
+from ascend_moe.torch_npu_ops.sharding import takes_shards
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from ascend_moe import reference
-from ascend_moe.demo.layers import Progress, RankRecord, RunSpec, build
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.native.windows import ranks_per_server
 from ascend_moe.ops.calls import core_count
+from ascend_moe.run.layers import Progress, RankRecord, RunSpec, build
 
 # |difference| <= tolerance * (RMS of the dense output + |dense value|)
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -152,7 +152,7 @@ def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress
     """The layer without dispatch and combine, fp32, all tokens (sum of BS, H) in one process.
 
     Every token visits its K experts with the weights that its rank's router gave; the experts' weights are
-    made or read again, a slice of experts at a time, never quantised.
+    made or read again, a slice of experts at a time, never quantized.
     """
     config = spec.config
     x = torch.cat([one.x for one in records]).float()

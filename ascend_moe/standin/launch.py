@@ -16,7 +16,7 @@ from ascend_moe.vnpu.launch import interpreter_of
 
 ABOUT = "a stand-in of torch_npu by ascend_moe: CPU tensors and gloo, no Ascend device; times mean nothing"
 VERSION = f"{installed_version('torch').partition('+')[0]}+ascend.moe.standin"
-SITE = Path(__file__).resolve().parent / "standin_site"  # its sitecustomize installs the stand-in
+SITE = Path(__file__).resolve().parent / "site"  # its sitecustomize installs the stand-in
 _QUERY = """
 import importlib.util, json
 print(json.dumps([name for name in ("torch", "ascend_moe", "torch_npu") if importlib.util.find_spec(name)]))
