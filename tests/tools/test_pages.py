@@ -97,7 +97,7 @@ def test_every_public_name_stands_in_a_page(name: str) -> None:
 
 
 MODULES = ["checkpoint", "dispatchers", "errors", "experts", "fused", "npu", "permute", "placement", "reference"]
-MODULES += ["routing", "twin"]
+MODULES += ["foreign", "routing", "standin.torch_npu"]
 MODULES += [f"interop.{name}" for name in ("deep_ep", "fused_moe", "megatron", "sglang", "vllm", "vllm_ascend")]
 
 

@@ -104,7 +104,7 @@ def test_the_race_is_that_of_the_example() -> None:
 def test_commands_exist() -> None:
     """Each command's help ends well, without its work: the longest takes minutes."""
     section = README.read_text().partition("## Commands")[2].partition("## ")[0]
-    named = set(re.findall(r"`(?:ascend-moe )?(\w+)`", section))
+    named = set(re.findall(r"`(?:ascend-moe )?([\w-]+)`", section))
     assert named == set(commands.cli.COMMANDS)
     for name in named:
         assert commands.said(name, "--help").code == 0
