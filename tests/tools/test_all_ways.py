@@ -17,7 +17,7 @@ import torch.distributed as dist
 from rank_processes import Ranks
 from torch import Tensor
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "all_ways.py"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "all_ways.py"
 pytestmark = pytest.mark.skipif(not EXAMPLE.is_file(), reason="not in a source tree")
 
 WINDOWS = {"window", "direct", "hierarchy", "zero copy"}

@@ -23,7 +23,7 @@ RUNS = [
     ("vllm_ascend_style.py", []),
 ]
 ON_NPU = ["npu_moe_layer.py"]  # test_npu_adapter.py runs these
-ELSEWHERE = ["all_ways.py", "train_moe_lm.py"]  # test_interop_all_ways.py and test_train_example.py do
+ELSEWHERE = ["all_ways.py", "train_moe_lm.py"]  # test_all_ways.py and test_train_example.py do
 
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="not in a source tree")
 

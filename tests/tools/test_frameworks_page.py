@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "frameworks.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "frameworks.md"
 # Never installed here; an import of one of them shows as an entry of sys.modules or as an ImportError.
 SYSTEMS = ("cann_ops_transformer", "deep_ep", "megatron", "mindspeed", "sglang", "torch_npu", "vllm", "vllm_ascend")
 

@@ -370,7 +370,7 @@ def test_a_failed_group_raises_at_begin(pairs: LocalCluster) -> None:
 
 
 def test_the_documents_example(clusters: Clusters) -> None:
-    page = (Path(__file__).resolve().parents[1] / "docs" / "operators.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "operators.md").read_text()
     names: dict[str, Any] = {}
     exec(page.partition("```python\n")[2].partition("```")[0], names)
     case = replace(SMALL, shared=2)

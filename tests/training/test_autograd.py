@@ -595,7 +595,7 @@ def test_a_rank_that_runs_no_backward_is_named(clusters: Any, monkeypatch: pytes
 
 
 def test_the_page_about_training_runs() -> None:
-    page = Path(__file__).resolve().parents[1] / "docs" / "training.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "training.md"
     code = page.read_text().partition("```python\n")[2].partition("```")[0]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

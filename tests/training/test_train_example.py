@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rank_processes import Ranks
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "train_moe_lm.py"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_moe_lm.py"
 pytestmark = pytest.mark.skipif(not EXAMPLE.is_file(), reason="not in a source tree")
 
 

@@ -28,13 +28,13 @@ from ascend_moe.standin.launch import launch
 vllm_ascend.register("0.26.0rc1")
 vllm_ascend.register("0.23.0")  # adds what later releases have no more
 C: Any = torch.ops._C_ascend
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 BF16, INT8, INT32 = torch.bfloat16, torch.int8, torch.int32
 E, K, H, F = 8, 4, 32, 16
 
 # By release, the schemas as the compiled part of its wheel has them in its strings; white space is squeezed.
 FACTS: dict[str, dict[str, str]] = {}
-for line in (Path(__file__).parent / "interop" / "vllm_ascend_schemas.txt").read_text().splitlines():
+for line in (Path(__file__).parent / "schemas.txt").read_text().splitlines():
     of, schema = line.split("\t")
     FACTS.setdefault(of, {})[schema.partition("(")[0]] = schema
 
