@@ -1,0 +1,353 @@
+"""Megatron-LM's token dispatchers on 1, 2, 4 and 8 ranks against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from gloo_ranks import run_processes
+from megatron_layers import (
+    BF16,
+    FP64,
+    KINDS,
+    LAYOUTS,
+    ROUTINGS,
+    Case,
+    E,
+    H,
+    K,
+    close,
+    dispatcher,
+    experts_of,
+    grads_of,
+    logits_of,
+    loss_of,
+    on_ranks,
+    six_phases,
+    trained,
+)
+from torch import Tensor
+
+from ascend_moe.interop.megatron import (
+    Handle,
+    MC2Manager,
+    TokenDispatcher,
+    sort_chunks_by_idxs,
+    topk_routing_with_score_function,
+)
+
+
+@pytest.mark.parametrize("world, etp", LAYOUTS)
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_dispatchers_give_the_result_of_one_process(world: int, etp: int, routing: str, clusters: Any) -> None:
+    """M10: All kinds, uneven T with a rank without tokens: results and gradients; the kinds have the same bits."""
+    case = Case(world, [5, 0, 3, 7][:world], routing)
+    y, gx, glogits, _, _ = case.expected()
+    every = {
+        k: on_ranks(k, world, clusters, lambda rank, group, k=k: trained(k, case, etp, rank, group)) for k in KINDS
+    }
+    for rank in range(world):
+        for found, expected in zip(every["mc2"][rank], (y[rank], gx[rank], glogits[rank]), strict=False):
+            close(found.double(), expected, atol=1e-5)
+        for kind in KINDS[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(every["mc2"][rank], every[kind][rank], strict=True)), kind
+
+
+@pytest.mark.parametrize("world, etp", [(1, 1), (4, 2)])
+def test_bf16_results_are_within_one_rounding(world: int, etp: int, clusters: Any) -> None:
+    """Covers M10."""
+    case = Case(world, dtype=BF16)
+    y, gx = case.expected()[:2]
+    for rank, found in enumerate(clusters[world].run(lambda rank, group: trained("mc2", case, etp, rank, group))):
+        assert found[0].dtype == BF16
+        for one, other in zip(found, (y[rank], gx[rank]), strict=False):
+            close(one.double(), other, rtol=2**-5, atol=2**-5 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_micro_batches_may_be_open_at_once_and_inactive_tokens_get_zeros(kind: str, clusters: Any) -> None:
+    """M10: Dispatch, dispatch, combine, combine through one dispatcher; inactive tokens give and get zeros."""
+    case = Case(2)
+
+    def run(rank: int, group: Any) -> None:
+        carrier = dispatcher(kind, case, 1, rank, group)
+        experts = experts_of(case, carrier)
+        mask = torch.arange(5) != 2
+
+        def steps(number: int, active: Tensor | None) -> Iterator[Any]:
+            x = (case.x[rank] * (number + 1)).requires_grad_()
+            probs, chosen = topk_routing_with_score_function(logits_of(5, 70 + rank + number), K)
+            forward = six_phases(carrier, experts, x, chosen, probs, active)
+            yield next(forward)
+            y = next(forward)
+            y.square().sum().backward()
+            yield y.detach(), x.grad
+
+        expected = [list(steps(0, None))[1], list(steps(1, mask))[1]]
+        first, second = steps(0, None), steps(1, mask)
+        handles = next(first), next(second)
+        assert all(isinstance(handle, Handle) for handle in handles)
+        for found, wanted in zip((next(first), next(second)), expected, strict=True):
+            assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+        assert not any(each[2].any() for each in expected[1]) and all(each[~mask].numel() for each in expected[1])
+        assert bool(expected[0][0][2].any())
+
+    on_ranks(kind, 2, clusters, run)
+
+
+@pytest.mark.parametrize("etp", [1, 2, 8])
+def test_eight_ranks_give_the_result_of_one_process(etp: int, clusters: Any) -> None:
+    """M10: Dispatch's ep_recv_counts are longer there."""
+    case = Case(8, [5, 0, 3, 7, 1, 2, 4, 6])
+    y, gx, glogits, _, _ = case.expected()
+    for rank, found in enumerate(clusters[8].run(lambda rank, group: trained("mc2", case, etp, rank, group))):
+        for one, other in zip(found, (y[rank], gx[rank], glogits[rank]), strict=False):
+            close(one.double(), other, atol=1e-5)
+
+
+def in_a_process(rank: int) -> list[Tensor]:
+    found = trained("mc2", Case(2), 2, rank, torch.distributed.group.WORLD)
+    assert all(map(torch.equal, found, trained("alltoall", Case(2), 2, rank, None)))
+    return found
+
+
+def test_process_groups_give_the_bits_of_threads(tmp_path: Path, clusters: Any) -> None:
+    """M10: From a process group, in processes: the bits of the threads of a LocalCluster."""
+    expected = clusters[2].run(lambda rank, group: trained("mc2", Case(2), 2, rank, group))
+    for found, wanted in zip(run_processes(2, in_a_process, tmp_path), expected, strict=True):
+        assert all(map(torch.equal, found, wanted))
+
+
+def test_wrong_calls_of_dispatchers_are_refused(clusters: Any) -> None:
+    """Covers M10."""
+    case = Case(1)
+
+    def run(rank: int, group: str) -> None:
+        carrier = dispatcher("mc2", case, 1, rank, group)
+        probs, chosen = topk_routing_with_score_function(case.logits[0], K)
+        _, _, handle = carrier.dispatch_preprocess(case.x[0], chosen, probs)
+        with pytest.raises(ValueError, match="handle has no rows yet: call token_dispatch before token_combine"):
+            carrier.token_combine(case.x[0], handle)
+        with pytest.raises(ValueError, match="more than 3 experts"):
+            carrier.dispatch_preprocess(case.x[0], torch.ones_like(chosen), probs)
+        with pytest.raises(ValueError, match=r"routing_map is \(5, 4\)"):
+            carrier.dispatch_preprocess(case.x[0], chosen[:, :4], probs)
+        for wrong, message in (
+            ({"etp_size": 2}, "etp_size is 2; it must divide the 1 ranks"),
+            ({"probs_on": "router"}, "probs_on is 'router'"),
+            ({"pad_to_capacity": True}, "needs a capacity_factor"),
+            ({"pad_to_capacity": True, "capacity_factor": 1.0, "max_tokens": 4}, "must have the same T then"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                TokenDispatcher("mc2", group, E, K, world_size=1, rank=0, **wrong)
+        with pytest.raises(ValueError, match="kind is 'flex'"):
+            TokenDispatcher("flex", group, E, K, world_size=1, rank=0)
+        with pytest.raises(ValueError, match="kind 'alltoall' needs a process group"):
+            TokenDispatcher("alltoall", group, E, K, world_size=1, rank=0)
+        with pytest.raises(ValueError, match="is a name: give world_size and rank too"):
+            TokenDispatcher("mc2", group, E, K)
+        with pytest.raises(ValueError, match="call setup_metadata first"):
+            MC2Manager(group, E, K, E, world_size=1, rank=0).dispatch(case.x[0])
+        with pytest.raises(ValueError, match="moe_router_padding_for_quantization is set"):
+            config = SimpleNamespace(moe_router_padding_for_quantization=True)
+            MC2Manager(group, E, K, E, config, world_size=1, rank=0)
+
+    clusters[1].run(run)
+
+
+@pytest.mark.parametrize("world, etp", LAYOUTS)
+@pytest.mark.parametrize("static, overlapped", [(False, False), (True, False), (False, True)])
+def test_manager_of_the_flex_dispatcher_gives_the_bits_of_the_six_phases(
+    world: int, etp: int, static: bool, overlapped: bool, clusters: Any
+) -> None:
+    """M10: The calls of Megatron-LM's MoEFlexTokenDispatcher: the bits of the six phases."""
+    case = Case(world, [5, 0, 3, 7][:world])
+
+    def run(rank: int, group: str) -> list[Tensor]:
+        place, local = {"world_size": world, "rank": rank}, E // (world // etp)
+        manager = MC2Manager(group, local, K * etp, E * etp, **place, max_tokens=7, static=static)
+        experts = experts_of(case, dispatcher("mc2", case, etp, rank, group))
+        x, logits = (every[rank].clone().requires_grad_() for every in (case.x, case.logits))
+        probs, chosen = topk_routing_with_score_function(logits, K)
+        tokens = len(x)
+        spread = [
+            each.reshape(tokens, world // etp, 1, local).expand(-1, -1, etp, -1).reshape(tokens, world, local)
+            for each in (chosen, probs)
+        ]
+        manager.setup_metadata(*spread)
+        assert manager.token_probs.shape == (tokens, K * etp)
+        assert torch.equal(manager.token_indices >= 0, manager.token_probs > 0)
+        before: list[tuple[Tensor, Tensor]] = []  # what was cut off, and the leaf in its place
+
+        def cut(tensor: Tensor) -> Tensor:
+            """The overlapped schedule runs the backward of each phase by itself."""
+            before.append((tensor, tensor.detach().requires_grad_() if overlapped else tensor))
+            return before[-1][1]
+
+        manager.token_probs = cut(manager.token_probs)
+        rows = cut(manager.dispatch(x, True, True))
+        manager.dispatched_probs = cut(manager.dispatched_probs)
+        rows, row_probs = manager.get_permuted_hidden_states_by_experts(rows)
+        counts = manager.get_number_of_tokens_per_expert()
+        assert len(rows) == len(row_probs) and (static or len(rows) == int(counts.sum()))
+        out, _ = experts(rows, counts, row_probs)
+        y = manager.combine(manager.get_restored_hidden_states_by_experts(out), True, True)
+        assert manager.handle is None
+        loss_of(y).backward()
+        for cuts in (before[1:], before[:1]) if overlapped else ():
+            torch.autograd.backward([whole for whole, _ in cuts], [leaf.grad for _, leaf in cuts])
+        return [y.detach(), x.grad, logits.grad, *grads_of(experts)]  # type: ignore[list-item]
+
+    expected = clusters[world].run(lambda rank, group: trained("mc2", case, etp, rank, group))
+    for found, wanted in zip(clusters[world].run(run), expected, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_float64_probabilities_arrive_and_slots_without_weight_are_not_sent(clusters: Any) -> None:
+    """M10: Probabilities come in the router's fp64; with a capacity the manager sends no slot of probability 0."""
+    case = Case(1)
+
+    def run(rank: int, group: str) -> None:
+        probs, chosen = topk_routing_with_score_function(case.logits[0].double(), K)
+        probs = torch.where(torch.arange(E) == 2, 0, probs)
+        carrier = dispatcher("mc2", case, 1, rank, group)
+        tokens, slots, handle = carrier.dispatch_preprocess(case.x[0], chosen, probs)
+        _, _, found = carrier.dispatch_postprocess(*carrier.token_dispatch(tokens, slots, handle), handle)
+        assert found.dtype == FP64
+        for factor in (None, 1.0):
+            config = SimpleNamespace(moe_expert_capacity_factor=factor)
+            manager = MC2Manager(group, E, K, E, config, world_size=1, rank=0)
+            manager.setup_metadata(chosen, probs)
+            rows = manager.dispatch(case.x[0])
+            sent = chosen & (probs != 0) if factor else chosen
+            assert manager.get_number_of_tokens_per_expert().tolist() == sent.sum(0).tolist()
+            assert manager.get_permuted_hidden_states_by_experts(rows)[1].dtype == FP64
+            manager.combine(rows)
+
+    clusters[1].run(run)
+
+
+def test_the_algorithm_is_that_of_the_caller(clusters: Any) -> None:
+    """M10: Window or direct: the same bits by other ways, and an unknown one is refused by the op."""
+    case = Case(2)
+    results = []
+    for comm_alg in ("window", "direct"):
+        results.append(
+            clusters[2].run(lambda rank, group, a=comm_alg: trained("mc2", case, 1, rank, group, comm_alg=a))
+        )
+    for one, other in zip(*results, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+    def unknown(rank: int, group: str) -> None:
+        with pytest.raises(ValueError, match="comm_alg"):
+            trained("mc2", case, 1, rank, group, comm_alg="fastest")
+
+    clusters[2].run(unknown)
+
+
+def maps_of(case: Case) -> list[Tensor]:
+    return [topk_routing_with_score_function(logits, case.topk)[1] for logits in case.logits]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world, etp", LAYOUTS)
+def test_splits_count_the_rows_of_all_ranks(kind: str, world: int, etp: int, clusters: Any) -> None:
+    """Covers M11."""
+    case = Case(world, [5, 0, 3, 7][:world])
+    maps, ep = maps_of(case), world // etp
+    local = E // ep
+
+    def run(rank: int, group: Any) -> None:
+        carrier = dispatcher(kind, case, etp, rank, group)
+        tokens, slots, handle = carrier.dispatch_preprocess(case.x[rank], maps[rank], maps[rank] / K)
+        rows, _ = carrier.token_dispatch(tokens, slots, handle)
+        splits = handle.splits
+        assert splits is not None
+        ep_rank, etp_rank = divmod(rank, etp)
+        first = ep_rank * local
+
+        def rows_from(e: int, t: int, expert: int) -> int:
+            return int(maps[e * etp + t][:, expert].sum())
+
+        mine = range(first, first + local)
+        sent = [sum(int(maps[rank][:, e * local + each].sum()) for each in range(local)) for e in range(ep)]
+        assert splits.input_splits.tolist() == sent and int(splits.num_out_tokens) == sum(sent)
+        came = [sum(rows_from(e, etp_rank, expert) for expert in mine) for e in range(ep)]
+        assert splits.output_splits.tolist() == came
+        by_place = [sum(rows_from(e, t, expert) for e in range(ep) for expert in mine) for t in range(etp)]
+        assert splits.output_splits_tp.tolist() == by_place
+        table = [[rows_from(e, t, expert) for expert in mine] for t in range(etp) for e in range(ep)]
+        assert splits.num_global_tokens_per_local_expert.tolist() == table
+        assert splits.tokens_per_expert.tolist() == [sum(column) for column in zip(*table, strict=True)]
+        carrier.combine_postprocess(carrier.token_combine(rows, handle), handle)
+
+    on_ranks(kind, world, clusters, run)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world, etp", LAYOUTS)
+def test_rows_are_those_of_gather_over_etp_and_chunk_sort(kind: str, world: int, etp: int, clusters: Any) -> None:
+    """M12, M13: Megatron-LM's all-to-all over ep, all-gather-v over etp and chunk sort, played in one process."""
+    case = Case(world, [5, 0, 3, 7][:world])
+    maps, ep = maps_of(case), world // etp
+    local = E // ep
+
+    def run(rank: int, group: Any) -> None:
+        carrier = dispatcher(kind, case, etp, rank, group)
+        tokens, slots, handle = carrier.dispatch_preprocess(case.x[rank], maps[rank], maps[rank] / K)
+        rows, probs = carrier.token_dispatch(tokens, slots, handle)
+        rows, counts, probs = carrier.dispatch_postprocess(rows, probs, handle)
+        first = (rank // etp) * local
+        # Place t of ETP has what the ranks (e, t) sent to it, by (e, expert); the gather puts place behind place.
+        chunks = [
+            case.x[e * etp + t][maps[e * etp + t][:, first + expert]]
+            for t in range(etp) for e in range(ep) for expert in range(local)
+        ]  # fmt: skip
+        sizes = torch.tensor([len(chunk) for chunk in chunks])
+        order = [(t * ep + e) * local + expert for expert in range(local) for e in range(ep) for t in range(etp)]
+        expected, _ = sort_chunks_by_idxs(torch.cat(chunks), sizes, torch.tensor(order))
+        used = int(counts.sum())
+        assert used == len(expected) and torch.equal(rows[:used], expected)
+        close(probs[:used], torch.full((used,), 1 / K))
+        # M13: back, and over etp the parts add up.
+        home = carrier.token_combine(carrier.combine_preprocess(rows, handle), handle)
+        close(carrier.combine_postprocess(home, handle), case.x[rank] * K * etp)
+
+    on_ranks(kind, world, clusters, run)
+
+
+@pytest.mark.parametrize("world, etp", [(2, 2), (4, 2)])
+def test_parts_of_shards_are_summed_on_the_way_home(world: int, etp: int, clusters: Any) -> None:
+    """M13: Place t of ETP returns its share of a row's columns: home comes the whole row, k times."""
+    case = Case(world)
+    maps = maps_of(case)
+
+    def run(rank: int, group: str) -> None:
+        carrier = dispatcher("mc2", case, etp, rank, group)
+        tokens, slots, handle = carrier.dispatch_preprocess(case.x[rank].view(5, 1, H), maps[rank], maps[rank] / K)
+        rows, _ = carrier.token_dispatch(tokens, slots, handle)
+        part = torch.arange(H) % etp == carrier.etp_rank
+        home = carrier.token_combine(torch.where(part, rows, 0), handle)
+        out = carrier.combine_postprocess(home, handle)
+        assert out.shape == (5, 1, H)
+        close(out.view(5, H), case.x[rank] * K)
+
+    clusters[world].run(run)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world, etp", [(1, 1), (2, 1), (4, 2)])
+def test_probabilities_weigh_in_the_experts_as_in_combine(kind: str, world: int, etp: int, clusters: Any) -> None:
+    """Covers M14."""
+    case = Case(world, [5, 0, 3, 7][:world])
+    inside, outside = (
+        on_ranks(kind, world, clusters, lambda rank, group, on=on: trained(kind, case, etp, rank, group, probs_on=on))
+        for on in ("experts", "combine")
+    )
+    for one, other in zip(inside, outside, strict=True):
+        for found, expected in zip(one, other, strict=True):
+            close(found, expected, atol=1e-5)

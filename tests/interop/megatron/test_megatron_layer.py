@@ -1,0 +1,220 @@
+"""Megatron-LM's MoELayer, as a whole: shapes, graphs, host reads, groups of ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from megatron_layers import (
+    FP32,
+    KINDS,
+    LAYOUTS,
+    Case,
+    E,
+    F,
+    H,
+    close,
+    dispatcher,
+    experts_of,
+    loss_of,
+    on_ranks,
+    shared_expert,
+)
+from routed_tokens import randn
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ascend_moe.interop.megatron import (
+    MoEAuxLossAutoScaler,
+    MoELayer,
+    RouterConfig,
+    SharedExpertMLP,
+    TopKRouter,
+    folded_groups,
+    rank_groups,
+)
+
+
+def layer_of(
+    case: Case, kind: str, rank: int, group: Any, etp: int = 1, shared: Any = None, **options: Any
+) -> MoELayer:
+    config = RouterConfig(E, H, case.topk, **options.pop("router", {}))
+    router = TopKRouter(config)
+    router.weight.data = randn(E, H, seed=5) / math.sqrt(H)
+    given = {name: options.pop(name) for name in ("tensor_model_parallel_size", "sequence_parallel") if name in options}
+    carrier = dispatcher(kind, case, etp, rank, group, **options)
+    return MoELayer(router, carrier, experts_of(case, carrier), shared, **given)
+
+
+def test_shapes_stay_in_five_dimensional_parallelism(clusters: Any) -> None:
+    """M1: Attention gives (S / cp / tp, B, H); training with tp needs sequence parallelism."""
+    case = Case(1)
+
+    def run(rank: int, group: str) -> None:
+        x = randn(6, 2, H)
+        layer = layer_of(case, "mc2", rank, group, tensor_model_parallel_size=2)
+        with pytest.raises(ValueError, match="sequence_parallel is False in training with tp 2"):
+            layer(x)
+        assert layer.eval()(x)[0].shape == x.shape
+        found, bias = layer_of(case, "mc2", rank, group, tensor_model_parallel_size=2, sequence_parallel=True)(x)
+        assert found.shape == x.shape and found.dtype == x.dtype and bias is None
+
+    clusters[1].run(run)
+
+
+def groups_by_loop(order: str, sizes: dict[str, int], token: str) -> list[list[int]]:
+    """Ranks that differ in the axes of the token only."""
+    axes = order.split("-")
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(math.prod(sizes.values())):
+        rest, place = rank, {}
+        for axis in axes:
+            rest, place[axis] = divmod(rest, sizes.get(axis, 1))
+        found.setdefault(tuple(place[axis] for axis in axes if axis not in token.split("-")), []).append(rank)
+    return list(found.values())
+
+
+@pytest.mark.parametrize(
+    "order, sizes",
+    [
+        ("tp-cp-ep-dp-pp", {"tp": 2, "cp": 2, "dp": 2}),
+        ("tp-cp-ep-dp-pp", {"tp": 1, "ep": 8}),
+        ("tp-cp-ep-dp-pp", {"tp": 2, "ep": 2, "dp": 2}),
+        ("tp-cp-ep-dp-pp", {"tp": 2, "ep": 2, "dp": 2, "pp": 2}),
+        ("tp-cp-ep-dp-pp", {"tp": 2, "cp": 2, "dp": 3, "pp": 2}),
+        ("tp-cp-ep-pp-dp", {"tp": 2, "ep": 2, "pp": 2, "dp": 2}),
+        ("dp-tp-ep-cp-pp", {"tp": 3, "dp": 2, "cp": 2}),
+        ("pp-dp-cp-ep-tp", {"pp": 2, "dp": 2, "ep": 2, "tp": 2}),
+    ],
+)
+def test_rank_groups_differ_in_the_axes_of_their_token_only(order: str, sizes: dict[str, int]) -> None:
+    """Covers M2."""
+    found = rank_groups(order, sizes)
+    assert len(found) == 2 ** len(order.split("-")) - 1
+    for token, groups in found.items():
+        assert sorted(groups) == sorted(groups_by_loop(order, sizes, token)), token
+        assert groups == sorted(groups) or order != "tp-cp-ep-dp-pp"
+
+
+def test_folded_groups_give_experts_axes_of_their_own() -> None:
+    """Covers M2."""
+    order = "tp-cp-ep-dp-pp"
+    dense, experts = folded_groups(order, 8, tp=2, cp=2, ep=8)
+    assert experts["ep"] == [list(range(8))] and dense["tp-cp"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    dense, experts = folded_groups(order, 8, tp=4, etp=2, ep=2)
+    assert experts["tp"] == [[0, 1], [2, 3], [4, 5], [6, 7]] and dense["tp"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert experts["ep"] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert experts["tp-ep"] == [[0, 1, 2, 3], [4, 5, 6, 7]] and experts["dp"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    dense, experts = folded_groups(order, 16, tp=2, cp=2, ep=4, pp=2)
+    assert dense["pp"] == experts["pp"] == [[rank, rank + 8] for rank in range(8)]
+    with pytest.raises(ValueError, match="different pipeline groups; end it with pp"):
+        folded_groups("tp-cp-ep-pp-dp", 16, tp=2, ep=4, pp=2)
+    with pytest.raises(ValueError, match=r"world is 8; it must be a multiple of etp \* ep \* pp = 3"):
+        folded_groups(order, 8, ep=3)
+    with pytest.raises(ValueError, match="is no axis"):
+        rank_groups(order, {"etp": 2})
+
+
+class NoHostReads(TorchDispatchMode):
+    """Raises where a value leaves a tensor: item, int(), bool()."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default, "a value is read on the host"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def no_host_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a host copy")
+
+    for name in ("cpu", "item", "tolist"):
+        monkeypatch.setattr(Tensor, name, refused)
+
+
+@pytest.mark.parametrize("world, etp", LAYOUTS)
+@pytest.mark.parametrize("pad", [False, True])
+def test_a_forward_makes_no_host_copy(world: int, etp: int, pad: bool, clusters: Any, no_host_copies: None) -> None:
+    """M15, M16: Router with losses, dispatch, experts, shared expert, combine. Shapes do not depend on the routing."""
+    capacity = {"capacity_factor": 1.0, "pad_to_capacity": True} if pad else {}
+    losses = {"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"], "moe_aux_loss_coeff": [0.1, 0.1]}
+    router: dict[str, Any] = losses | {"moe_z_loss_coeff": 0.1}
+    router |= {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True} if pad else {}
+    case = Case(world, [8] * world)
+
+    def run(rank: int, group: str) -> tuple[Any, Tensor]:
+        shared = SharedExpertMLP(H, F, dtype=FP32)
+        layer = layer_of(case, "mc2", rank, group, etp, shared, router=dict(router), **capacity)
+        shapes, kept = [], []
+        original = layer.experts.forward
+        layer.experts.forward = lambda *given: (shapes.append(given[0].shape), kept.append(given[1]), original(*given))[
+            2
+        ]  # type: ignore[method-assign,func-returns-value]
+        for seed in (1, 2):
+            with NoHostReads():
+                layer(randn(8, 1, H, seed=seed + rank))
+        assert shapes[0] == shapes[1]
+        return shapes[0], kept[0]
+
+    for shape, counts in clusters[world].run(run):
+        if pad:  # C = 8 * 3 / 8 rows of every expert from every rank
+            assert shape == (E // (world // etp) * world * 3, H) and bool((counts == 3 * world).all())
+
+
+@pytest.mark.nightly  # tracing takes seconds
+def test_a_compiler_keeps_the_layer_in_one_graph(clusters: Any, loss_scale_of_1: None) -> None:
+    """M16: A value that Python reads would break the graph: so none is read on an NPU either.
+
+    With all losses, whose scale is set between a compiled forward and its backward.
+    """
+    case = Case(1)
+    losses = {"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"], "moe_aux_loss_coeff": [0.1, 0.2]}
+
+    def run(rank: int, group: str) -> None:
+        shared = shared_expert(None, 0, 1, True, False)
+        layer = layer_of(case, "mc2", rank, group, 1, shared, router=losses | {"moe_z_loss_coeff": 0.1})
+        whole = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=False)
+        found = []
+        for call, scale in itertools.product((layer, whole), (2.0, 3.0)):
+            layer.zero_grad()
+            y, _ = call(case.x[0])
+            MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(scale))
+            loss_of(y).backward()
+            found.append(
+                [y.detach(), *(weight.grad.clone() for weight in layer.parameters() if weight.grad is not None)]
+            )
+        for one, other in zip(found[:2], found[2:], strict=True):
+            assert len(one) > 4
+            for expected, compiled in zip(one, other, strict=True):
+                close(compiled, expected, rtol=1e-4, atol=1e-5)
+        assert any(not torch.equal(first, second) for first, second in zip(*found[:2], strict=True))
+
+    clusters[1].run(run)
+
+
+def test_a_host_copy_would_be_seen(no_host_copies: None) -> None:
+    """Covers M16."""
+    for read in (lambda t: t.item(), lambda t: t.cpu(), lambda t: t.tolist()):
+        with pytest.raises(AssertionError, match="a host copy"):
+            read(torch.ones(1))
+    for read in (int, bool, float):
+        with pytest.raises(AssertionError, match="read on the host"), NoHostReads():
+            read(torch.ones(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_shared_expert_between_the_phases_is_added(kind: str, clusters: Any) -> None:
+    """Covers M18."""
+    case = Case(2)
+
+    def run(rank: int, group: Any) -> None:
+        shared = shared_expert(None, 0, 1, True, False)
+        x = case.x[rank].view(5, 1, H)
+        without, _ = layer_of(case, kind, rank, group)(x)
+        with_shared, _ = layer_of(case, kind, rank, group, shared=shared)(x)
+        close(with_shared, without + shared(x))
+
+    on_ranks(kind, 2, clusters, run)
