@@ -11,12 +11,7 @@ from gloo_ranks import threads
 from routed_tokens import randn
 from torch import Tensor
 
-from ascend_moe.interop.megatron import (
-    GroupedMLP,
-    SharedExpertMLP,
-    TokenDispatcher,
-    topk_routing_with_score_function,
-)
+from ascend_moe.interop.megatron import GroupedMLP, SharedExpertMLP, TokenDispatcher, topk_routing_with_score_function
 
 FP32, FP64, BF16 = torch.float32, torch.float64, torch.bfloat16
 E, K, H, F = 8, 3, 32, 16

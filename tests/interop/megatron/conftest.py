@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ascend_moe.interop.megatron import (
-    MoEAuxLossAutoScaler,
-)
+from ascend_moe.interop.megatron import MoEAuxLossAutoScaler
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ import torch
 from megatron_layers import FP32, ROUTINGS, Case, E, F, H, close, trained
 from routed_tokens import randn
 
-from ascend_moe.interop.megatron import (
-    GroupedMLP,
-)
+from ascend_moe.interop.megatron import GroupedMLP
 
 
 @pytest.mark.parametrize("etp", [1, 2, 4])

@@ -1,0 +1,170 @@
+"""vLLM's experts: rows of any prepare, workspaces, work by the rows that arrived, and the arguments they refuse."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from op_runs import Clusters
+from vllm_parts import BF16, FP32, E, F, H, K, computed, finished, pair, part_of, prepared, three_calls, windows
+
+import ascend_moe
+from ascend_moe.errors import ArgumentError
+from ascend_moe.experts import grouped_mlp, npu_dynamic_quant
+from ascend_moe.interop import vllm
+from ascend_moe.interop.fused_moe import fused_experts
+from ascend_moe.interop.vllm import bases, make_experts
+
+
+@windows
+@pytest.mark.parametrize("w8a8", [False, True])
+def test_work_follows_the_rows_that_arrived(clusters: Clusters, kind: str, w8a8: bool) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def multiply(x: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append((rank_of.rank, len(x[0])))
+        return ascend_moe.npu.npu_grouped_matmul(x, *args, **kwargs)
+
+    names = ("npu_swiglu", "npu_dequant_swiglu_quant")
+    ops = SimpleNamespace(npu_grouped_matmul=multiply, **{name: getattr(ascend_moe.npu, name) for name in names})
+    rank_of = threading.local()
+
+    def run(rank: int, group: str) -> int:
+        rank_of.rank = rank
+        part = part_of(rank, 2, 3, w8a8=w8a8)
+        way, _ = pair(kind, rank, 2, group)
+        experts = make_experts(None, None, ops, part.config, E // 2, "batched" if kind == "batched" else "standard")
+        came = prepared(way, part)
+        assert len(came[0].reshape(-1, H)) > 90
+        assert torch.equal(finished(way, experts, part, came), three_calls(part, rank, 2, group, 3))
+        return int(came[2].expert_num_tokens.sum())
+
+    arrived = clusters[2].run(run)
+    assert sum(arrived) == 2 * 3 * K
+    assert sorted(seen) == sorted([(rank, count) for rank, count in enumerate(arrived) for _ in range(2)])
+
+
+def test_places_behind_the_rows_are_not_touched(clusters: Clusters) -> None:
+    def run(rank: int, group: str) -> None:
+        part = part_of(0, 1, 3)
+        for kind in ("mc2", "batched"):
+            way, experts = pair(kind, 0, 1, group)
+            came = prepared(way, part)
+            made = computed(experts, part, came).reshape(-1, H)
+            assert int((~made.isnan()).all(1).sum()) == 3 * K and int(made.isnan().all(1).sum()) == len(made) - 3 * K
+            assert made.data_ptr() != came[0].data_ptr()
+
+    clusters[1].run(run)
+
+
+@pytest.mark.parametrize("local", [[0, 1, 2, 3, 4, 5, 6, 7], [5, 1, 7]])
+@pytest.mark.parametrize("ids", ["random", "-1", "one expert"])
+@pytest.mark.parametrize("tokens", [0, 7])
+def test_rows_of_another_prepare_are_sorted(tokens: int, ids: str, local: list[int]) -> None:
+    """Tokens as they are, K ids each, with a map of any order: as the aligned blocks do it."""
+    part = part_of(0, 1, tokens, ids, FP32)
+    chosen, numbers = torch.full((E,), -1), torch.tensor(local)
+    chosen[numbers] = torch.arange(len(local))
+    w1, w2 = part.w1[numbers], part.w2[numbers]
+    experts = make_experts(None, None, None, None, len(local))
+    shapes = experts.workspace_shapes(tokens, 2 * F, H, K, E, len(local), None, "silu")
+    made = torch.full(shapes[2], float("nan"))
+    experts.apply(made, part.x, w1, w2, part.weights, part.ids, "silu", E, chosen, None, None, None, None, None, False)
+    found = vllm.TopKWeightAndReduceContiguous().apply(None, made, part.weights, part.ids, False)
+    expected = fused_experts(
+        part.x, w1, w2, part.weights, part.ids, expert_map=chosen.int(), global_num_experts=E, block_size=4
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_int8_rows_of_another_prepare_keep_their_scales() -> None:
+    """Tokens in int8, a scale each, with K experts each: every pair has its token's."""
+    part = part_of(0, 1, 7, "-1", FP32, w8a8=True)
+    codes, scales = npu_dynamic_quant(part.x * torch.logspace(-2, 2, 7)[:, None])
+    experts = make_experts(None, None, None, part.config, E)
+    made = torch.full((7 * K, H), float("nan"))
+    experts.apply(
+        made, codes, part.w1, part.w2, part.weights, part.ids, "silu", E, None, scales[:, None], None, None, None, None,
+        False,
+    )  # fmt: skip
+    mlp = (part.w1.transpose(1, 2), part.w2.transpose(1, 2))
+    of_weights = {"w_gate_up_scale": part.config.w1_scale.squeeze(-1), "w_down_scale": part.config.w2_scale}
+    for slot, expert in enumerate(part.ids.flatten().tolist()):
+        if expert < 0:
+            assert not made[slot].any()
+            continue
+        count = torch.zeros(E, dtype=torch.int64)
+        count[expert], token = 1, slice(slot // K, slot // K + 1)
+        own = grouped_mlp(codes[token], *mlp, count, dynamic_scales=scales[token], **of_weights, output_dtype=FP32)
+        assert torch.equal(made[slot], own[0])
+
+
+@pytest.mark.parametrize("kind", ["standard", "batched"])
+def test_workspaces_in_both_forms(kind: str) -> None:
+    experts = make_experts(None, None, None, None, 4, kind)
+    rows = (4, 30) if kind == "batched" else (30,)
+    expected = ((*rows, H), (*rows, F), (*rows, H))
+    x, arrived = torch.zeros(5, H, dtype=BF16), torch.zeros(*rows, H, dtype=torch.int8)
+    sizes = {"M": 30, "N": 2 * F, "K": H, "topk": 1, "global_num_experts": E, "local_num_experts": 4}
+    assert experts.workspace_shapes(x, arrived, *sizes.values(), None) == (*expected, BF16)
+    assert experts.workspace_shapes(a=x, aq=arrived, **sizes, expert_tokens_meta=None) == (*expected, BF16)
+    assert experts.workspace_shapes(*sizes.values(), None, "silu") == expected
+    assert experts.workspace_shapes(**sizes, expert_tokens_meta=None, activation="silu") == expected
+    assert experts.workspace_dtype(BF16) == BF16
+    if kind == "standard":
+        assert experts.workspace_shapes(30, 5 * H, H, 2, E, 4, None, "silu")[0] == (60, 5 * H)
+        assert experts.workspace_shapes(30, 8, H, 2, E, 4, None, "silu") == ((60, H), (60, 4), (60, H))
+
+
+def test_experts_refuse() -> None:
+    part, quantized = part_of(0, 1, 5), part_of(0, 1, 5, w8a8=True)
+    experts = make_experts(None, None, None, None, E)
+
+    def apply(made: Any = experts, **changed: Any) -> None:
+        given = {"output": part.x.new_empty(5 * K, H), "hidden_states": part.x, "w1": part.w1, "w2": part.w2}
+        given |= {"topk_weights": part.weights, "topk_ids": part.ids, "activation": "silu", "global_num_experts": E}
+        given |= dict.fromkeys(("expert_map", "a1q_scale", "a2_scale", "workspace13", "workspace2"))
+        made.apply(**given | {"expert_tokens_meta": None, "apply_router_weight_on_input": False} | changed)
+
+    for changed, rule in (
+        ({"activation": "gelu"}, "activation is 'gelu'; need one of silu"),
+        ({"w1": part.w1[:4]}, r"w1 is \(4, 64, 64\); it must be \(8, 64, 64\)"),
+        ({"w2": part.w2.float()}, "w2 is torch.float32"),
+        ({"output": torch.empty(5, H)}, r"output is \(5, 64\)"),
+        ({"hidden_states": part.x.to(torch.int8)}, "with this quant_config it must be bf16"),
+        ({"a1q_scale": torch.ones(5)}, "a1q_scale comes with int8 rows"),
+        ({"hidden_states": part.x.view(1, 5, H)}, r"hidden_states is \(1, 5, 64\); it must be \(M, H\)"),
+    ):
+        with pytest.raises(ArgumentError, match=rule):
+            apply(**changed)
+    batched = make_experts(None, None, None, None, E, "batched")
+    with pytest.raises(ArgumentError, match="batched rows need the rows of each expert"):
+        apply(batched, hidden_states=part.x.new_zeros(E, 2, H), output=part.x.new_zeros(E, 2, H))
+    for config, rule in (
+        (bases.FusedMoEQuantConfig(torch.int8, True), "needs w1_scale and w2_scale"),
+        (bases.FusedMoEQuantConfig(w1_scale=torch.ones(1)), "has scales of weights but unquantized rows"),
+        (bases.FusedMoEQuantConfig(w1_bias=torch.ones(1)), "has w1_bias"),
+        (SimpleNamespace(quant_dtype="mxfp4"), "has quant_dtype mxfp4"),
+        (SimpleNamespace(gemm1_clamp_limit=7.0), "quant_config has gemm1_clamp_limit 7.0; the experts' activation is"),
+        (SimpleNamespace(gemm1_alpha=1.702), "has gemm1_alpha 1.702"),
+        (bases.FusedMoEQuantConfig.make(block_shape=[128, 128]), "has block_shape"),
+        (
+            bases.int8_w8a8_moe_quant_config(*[torch.ones(1)] * 2, None, None, per_act_token_quant=False),
+            "without per_act",
+        ),
+    ):
+        with pytest.raises(ArgumentError, match=rule):
+            make_experts(None, None, None, config, E)
+    with pytest.raises(ArgumentError, match="moe_config has swiglu_limit 10"):
+        make_experts(None, None, None, None, E, moe_config=SimpleNamespace(swiglu_limit=10.0, swiglu_alpha=None))
+    neutral = SimpleNamespace(gemm1_clamp_limit=None, gemm1_alpha=1.0, gemm1_beta=0.0)
+    make_experts(None, None, None, neutral, E, moe_config=SimpleNamespace(swiglu_limit=None))
+    scales = bases.int8_w8a8_moe_quant_config(quantized.config.w1_scale[:, :3], quantized.config.w2_scale)
+    with pytest.raises(ArgumentError, match=r"w1_scale is \(8, 3, 1\); it must be \(8, 64\) or \(8, 64, 1\) or"):
+        apply(
+            make_experts(None, None, None, scales, E), hidden_states=part.x.to(torch.int8), a1q_scale=torch.ones(5, 1),
+            w1=quantized.w1, w2=quantized.w2,
+        )  # fmt: skip

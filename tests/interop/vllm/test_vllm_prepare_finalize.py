@@ -1,0 +1,261 @@
+"""vLLM's PrepareAndFinalize: the state of open calls, the rows it gives, and the arguments it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from op_runs import Clusters
+from routed_tokens import randn
+from vllm_parts import (
+    BF16,
+    FP32,
+    E,
+    H,
+    K,
+    computed,
+    each_kind,
+    expert_map,
+    finished,
+    impl_of,
+    pair,
+    part_of,
+    prepared,
+    three_calls,
+    windows,
+)
+
+import ascend_moe
+from ascend_moe.errors import ArgumentError, RoutingOverflow
+from ascend_moe.interop import vllm
+from ascend_moe.interop.vllm import bases, make_experts, make_prepare_finalize
+
+
+@each_kind
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_micro_batches_are_open_at_once(clusters: Clusters, kind: str, order: tuple[int, int]) -> None:
+    def run(rank: int, group: str) -> None:
+        first = part_of(rank, 2, 5, w8a8=True)
+        way, experts = pair(kind, rank, 2, group, first.config)
+        parts = [first, first._replace(x=-2 * first.x, weights=first.weights.flip(1))]  # with the same ids
+        expected = [three_calls(part, rank, 2, group, 5) for part in parts]
+        came = [prepared(way, part) for part in parts]
+        kept = [each[0].clone() for each in came]
+        for index in order:
+            assert torch.equal(finished(way, experts, parts[index], came[index]), expected[index])
+        assert all(torch.equal(each[0], before) for each, before in zip(came, kept, strict=True))
+        receivers = [prepared(way, part, "prepare_no_receive") for part in parts]
+        came = [receivers[0](), receivers[1]()]
+        ends = [finished(way, experts, parts[index], came[index], "finalize_async") for index in order]
+        for (receiver, output), index in zip(reversed(ends), reversed(order), strict=True):
+            assert receiver() is None and torch.equal(output, expected[index])
+
+    clusters[2].run(run)
+
+
+@windows
+def test_a_matmul_between_sending_and_receiving(clusters: Clusters, kind: str) -> None:
+    """Rank 0 sends, computes and receives; rank 1 does all at once."""
+
+    def run(rank: int, group: str) -> None:
+        way, experts = pair(kind, rank, 2, group)
+        assert way.supports_async() and way.has_prepare_no_receive()
+        part, square = part_of(rank, 2, 4 + rank), randn(32, 32)
+        expected = three_calls(part, rank, 2, group, 5)
+        receiver = prepared(way, part, "prepare" if rank else "prepare_async")
+        if rank == 0:
+            assert torch.equal(square @ square, square.mm(square))
+        came = receiver if rank else receiver()
+        made = finished(way, experts, part, came, "finalize" if rank else "finalize_async")
+        if rank == 0:
+            assert torch.equal(square @ square, square.mm(square)) and bool(made[1].isnan().all())
+            made[0]()
+        assert torch.equal(made if rank else made[1], expected)
+
+    clusters[2].run(run)
+
+
+def test_an_operator_that_is_not_ours_is_called_whole(clusters: Clusters) -> None:
+    """A namespace without begin: nothing is async, and its operators run, once each."""
+    called: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        def op(*args: Any, **kwargs: Any) -> Any:
+            called.append(name)
+            return getattr(ascend_moe, name)(*args, **kwargs)
+
+        return op
+
+    names = ("npu_moe_distribute_dispatch_v2", "npu_moe_distribute_combine_v2")
+    ops = SimpleNamespace(**{name: counted(name) for name in names})
+
+    def run(rank: int, group: str) -> None:
+        part = part_of(0, 1, 3)
+        way = make_prepare_finalize(None, ops, group, 0, 1, E)
+        experts = make_experts(None, None, ops, None, E)
+        assert not way.supports_async() and not way.has_prepare_no_receive()
+        expected = three_calls(part, 0, 1, group, 3)
+        assert torch.equal(vllm.FusedMoEModularKernel(way, experts)(*part.inputs()), expected)
+        came = prepared(way, part, "prepare_async")()
+        receiver, output = finished(way, experts, part, came, "finalize_async")
+        receiver()
+        assert torch.equal(output, expected)
+
+    clusters[1].run(run)
+    assert called == [*names, *names]
+    with pytest.raises(ArgumentError, match=r"ops has no npu_moe_distribute_combine_v2"):
+        make_prepare_finalize(None, SimpleNamespace(npu_moe_distribute_dispatch_v2=None), "g", 0, 1, E)
+
+
+def test_ids_stand_for_calls(clusters: Clusters) -> None:
+    def run(rank: int, group: str) -> None:
+        way, experts = pair("mc2", 0, 1, group)
+        part = part_of(0, 1, 3)
+        came = prepared(way, part)
+        rows, made = computed(experts, part, came), torch.empty_like(part.x)
+        impl = vllm.TopKWeightAndReduceDelegate()
+        with pytest.raises(ArgumentError, match="topk_ids of finalize belong to 0 open calls"):
+            way.finalize(made, rows, part.weights, part.ids.clone(), False, impl)
+        way.finalize(made, rows, part.weights, part.ids, False, impl)  # the caller's own, while one call has them
+        assert torch.equal(made, three_calls(part, 0, 1, group, 3))
+        with pytest.raises(ArgumentError, match="0 open calls"):
+            way.finalize(made, rows, came[4], came[3], False, impl)
+        both = [prepared(way, part), prepared(way, part)]
+        with pytest.raises(ArgumentError, match="2 open calls"):
+            way.finalize(made, rows, part.weights, part.ids, False, impl)
+        assert len(way._calls) == 2
+        del both, came
+        assert len(way._calls) == 0  # a call that nobody finishes goes with its ids
+
+    clusters[1].run(run)
+
+
+@pytest.mark.parametrize("w8a8", [False, True])
+def test_rows_of_the_standard_format(clusters: Clusters, w8a8: bool) -> None:
+    def run(rank: int, group: str) -> None:
+        part = part_of(rank, 2, 5 - rank, w8a8=w8a8)
+        way, _ = pair("mc2", rank, 2, group)
+        sent = ascend_moe.npu_moe_distribute_dispatch_v2(
+            part.x, part.ids, group, 2, rank, E, quant_mode=2 * w8a8, global_bs=32
+        )
+        for first, given in ((0, None), (4 * rank, expert_map(rank, 2))):
+            came = way.prepare(part.x, part.weights, part.ids, E, given, False, part.config)
+            rows, scales, meta, ids, weights = came
+            counts, arrived = sent.expert_token_nums, int(sent.ep_recv_counts[-1])
+            assert rows.shape == sent.expand_x.shape == (32 * 3, H)
+            assert torch.equal(rows[:arrived], sent.expand_x[:arrived])
+            assert (scales is None) != w8a8 and (scales is None or scales.shape == (96, 1))
+            assert meta.expert_num_tokens.tolist() == counts.tolist() and meta.expert_num_tokens_cpu is None
+            expected = (torch.arange(4) + first).repeat_interleave(counts).tolist() + [-1] * (96 - arrived)
+            assert ids.dtype == way.topk_indices_dtype() == torch.int32 and ids.shape == (96, 1)
+            assert ids.flatten().tolist() == expected
+            assert weights.dtype == FP32 and torch.equal(weights, torch.ones(96, 1))
+            way.finalize(part.x.clone(), torch.zeros(96, H, dtype=BF16), weights, ids, False, None)
+        deferred = way.prepare(part.x, part.weights, part.ids, E, None, False, part.config, defer_input_quant=True)
+        assert deferred[0].dtype == BF16 and deferred[1] is None
+
+    clusters[2].run(run)
+
+
+@pytest.mark.parametrize("w8a8", [False, True])
+def test_rows_of_the_batched_format(clusters: Clusters, w8a8: bool) -> None:
+    def run(rank: int, group: str) -> None:
+        part = part_of(rank, 2, 5 - rank, w8a8=w8a8)
+        way, _ = pair("batched", rank, 2, group)
+        sent = ascend_moe.npu_moe_distribute_dispatch_v2(
+            part.x, part.ids, group, 2, rank, E, quant_mode=2 * w8a8, global_bs=32
+        )
+        rows, scales, meta, ids, weights = prepared(way, part)
+        assert rows.shape == (4, 32, H) and torch.equal(ids, part.ids) and torch.equal(weights, part.weights)
+        start = 0
+        for expert, count in enumerate(sent.expert_token_nums.tolist()):
+            assert torch.equal(rows[expert, :count], sent.expand_x[start : start + count])
+            assert not rows[expert, count:].any()
+            if scales is not None:
+                assert torch.equal(scales[expert, :count, 0], sent.dynamic_scales[start : start + count])
+            start += count
+        assert (scales is None) != w8a8 and meta.expert_num_tokens.dtype == torch.int32
+        way.finalize(part.x.clone(), torch.zeros(4, 32, H, dtype=BF16), weights, ids, False, impl_of("Delegate"))
+
+    clusters[2].run(run)
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        ({"topk_ids": torch.zeros(3, K, dtype=torch.int32)}, r"topk_ids is \(3, 3\) for 5 tokens"),
+        ({"topk_weights": torch.zeros(5, 1)}, r"topk_weights is \(5, 1\)"),
+        ({"a1": torch.zeros(5, 4, H)}, r"a1 is \(5, 4, 64\); it must be 2-D"),
+        ({"num_experts": 7}, r"num_experts is 7; it must be 8"),
+        ({"expert_map": torch.arange(E).flip(0)}, r"expert_map does not give rank 0 experts 0 to 7"),
+        ({"expert_map": torch.arange(4)}, r"expert_map is \(4,\)"),
+        ({"apply_router_weight_on_input": True}, r"needs K = 1; topk_ids has K = 3"),
+        ({"quant_config": bases.FusedMoEQuantConfig(torch.int8)}, r"without per_act_token_quant"),
+        ({"quant_config": bases.FusedMoEQuantConfig(torch.float8_e4m3fn, True)}, r"has quant_dtype torch.float8"),
+        ({"a1": torch.zeros(17, H), "topk_ids": torch.zeros(17, 1, dtype=torch.int32),
+          "topk_weights": torch.zeros(17, 1)}, r"a1 has 17 tokens, max_num_tokens is 16"),
+    ],
+)  # fmt: skip
+def test_prepare_refuses(clusters: Clusters, changed: dict[str, Any], rule: str) -> None:
+    part = part_of(0, 1, 5)
+    given = {"a1": part.x, "topk_weights": part.weights, "topk_ids": part.ids, "num_experts": E, "expert_map": None}
+    given |= {"apply_router_weight_on_input": False, "quant_config": None, **changed}
+
+    def run(rank: int, group: str) -> None:
+        way, experts = pair("mc2", 0, 1, group)
+        with pytest.raises(ArgumentError, match=rule):
+            way.prepare(**given)
+        assert torch.equal(finished(way, experts, part, prepared(way, part)), three_calls(part, 0, 1, group, 5))
+
+    clusters[1].run(run)
+
+
+@each_kind
+def test_weights_of_tokens_may_be_half(clusters: Clusters, kind: str) -> None:
+    """As the router of a half-precision model gives them; the sum is in fp32."""
+
+    def run(rank: int, group: str) -> None:
+        way, experts = pair(kind, rank, 2, group)
+        part = part_of(rank, 2, 5)
+        half = part._replace(weights=part.weights.to(BF16))
+        expected = three_calls(part._replace(weights=half.weights.float()), rank, 2, group, 5)
+        assert torch.equal(finished(way, experts, half, prepared(way, half)), expected)
+
+    clusters[2].run(run)
+
+
+def test_a_map_that_fits_says_nothing_of_another(clusters: Clusters) -> None:
+    def run(rank: int, group: str) -> None:
+        way, experts = pair("mc2", rank, 2, group)
+        part, own = part_of(rank, 2, 5), expert_map(rank, 2)
+        for _ in range(2):
+            came = way.prepare(part.x, part.weights, part.ids, E, own, False, part.config)
+            assert torch.equal(finished(way, experts, part, came), three_calls(part, rank, 2, group, 5))
+            with pytest.raises(ArgumentError, match=f"expert_map does not give rank {rank} experts"):
+                way.prepare(part.x, part.weights, part.ids, E, own.flip(0), False, part.config)
+
+    clusters[2].run(run)
+
+
+def test_batched_rows_overflow_and_take_delegate_alone(clusters: Clusters) -> None:
+    def run(rank: int, group: str) -> None:
+        part = part_of(0, 1, 16, "one expert")
+        way, experts = pair("batched", 0, 1, group)
+        with pytest.raises(RoutingOverflow, match="48 rows came for one expert, batched rows have places for 16"):
+            prepared(way, part)
+        one_more = part._replace(ids=part.ids.where(torch.arange(48).view(16, K) < 17, -1))
+        with pytest.raises(RoutingOverflow, match="17 rows came for one expert"):
+            prepared(way, one_more)
+        fits = one_more._replace(ids=part.ids.where(torch.arange(48).view(16, K) < 16, -1))
+        assert torch.equal(finished(way, experts, fits, prepared(way, fits)), three_calls(fits, 0, 1, group, 16))
+        part = part_of(0, 1, 4)
+        came = prepared(way, part)
+        rows = computed(experts, part, came)
+        with pytest.raises(ArgumentError, match="batched rows take TopKWeightAndReduceDelegate"):
+            way.finalize(part.x.clone(), rows, came[4], came[3], False, impl_of("NaiveBatched", 0))
+        assert torch.equal(finished(way, experts, part, came), three_calls(part, 0, 1, group, 4))  # still open
+
+    clusters[1].run(run)
