@@ -13,6 +13,11 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def codes(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Int8 codes, -127 to 127."""
+    return torch.randint(-127, 128, shape, generator=torch.Generator().manual_seed(seed)).to(torch.int8)
+
+
 def routed(tokens: int, experts: int, topk: int, kind: str = "random") -> torch.Tensor:
     """Ids (T, K) int32: distinct; or all of expert 1; or none of expert 0; or with -1."""
     ids = randn(tokens, experts, seed=5).argsort(1)[:, :topk].int()
