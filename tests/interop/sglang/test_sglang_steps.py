@@ -1,0 +1,257 @@
+"""The steps of SGLang's EPMoE against loops."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from routed_tokens import ROUTED, randn, routed
+from sglang_layers import BF16, FP32, NAN, E, F, H, K
+
+from ascend_moe import LocalCluster
+from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.errors import ArgumentError
+from ascend_moe.experts import grouped_mlp
+from ascend_moe.interop import sglang
+from ascend_moe.interop.sglang import (
+    FP8,
+    GroupedGemmRunner,
+    dynamic_scale,
+    post_reorder,
+    pre_reorder,
+    run_moe_ep_preproess,
+    select_experts,
+    silu_and_mul,
+)
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("tokens", [0, 17])
+def test_selected_experts_are_those_of_a_loop(tokens: int, biased: bool, grouped: bool, renormalize: bool) -> None:
+    """Covers S2."""
+    logits, bias = randn(tokens, E), randn(E, seed=2) if biased else None
+    given = {"topk_group": 2, "num_expert_group": 4} if grouped else {}
+    weights, ids = select_experts(randn(tokens, 4), logits, K, grouped, renormalize, **given, correction_bias=bias)
+    assert weights.dtype == FP32 and ids.dtype == torch.int32 and weights.shape == ids.shape == (tokens, K)
+    for token in range(tokens):
+        scores = logits[token].sigmoid() if biased else logits[token].softmax(0)
+        choice = scores + bias if bias is not None else scores
+        if grouped:
+            best = [sum(sorted(group, reverse=True)[: 2 if biased else 1]) for group in choice.view(4, 2).tolist()]
+            kept = sorted(range(4), key=lambda group: -best[group])[:2]
+            choice = torch.tensor([v if i // 2 in kept else -1e9 for i, v in enumerate(choice.tolist())])
+        expected = choice.argsort(descending=True)[:K]
+        assert ids[token].tolist() == expected.tolist()
+        share = scores[expected] / scores[expected].sum() if renormalize else scores[expected]
+        torch.testing.assert_close(weights[token], share, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("given", [{}, {"use_grouped_topk": True, "num_expert_group": 4, "topk_group": 2}], ids=str)
+def test_weights_of_half_logits_are_not_rounded(given: dict[str, Any]) -> None:
+    """Covers S2."""
+    logits = randn(9, E, seed=3).to(BF16)
+    for renormalize in (False, True):
+        found = select_experts(randn(9, H), logits, K, renormalize=renormalize, **given)
+        expected = select_experts(randn(9, H), logits.float(), K, renormalize=renormalize, **given)
+        assert found[0].dtype == FP32 and all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_select_experts_needs_both_groups_and_takes_a_function() -> None:
+    """Covers S2."""
+    logits = randn(4, E)
+    for given in ({"topk_group": 2}, {"num_expert_group": 4}, {}):
+        with pytest.raises(ArgumentError, match=r"use_grouped_topk needs both"):
+            select_experts(logits, logits, K, use_grouped_topk=True, **given)
+
+    def first(
+        hidden_states: Any, gating_output: Any, topk: int, renormalize: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert topk == K and renormalize
+        return gating_output[:, :topk], torch.arange(topk).expand(len(hidden_states), topk)
+
+    weights, ids = select_experts(logits, logits, K, custom_routing_function=first)
+    assert torch.equal(weights, logits[:, :K]) and ids.dtype == torch.int32 and ids[3].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("tokens", "kind"), ROUTED)
+def test_preprocess_sorts_rows_by_expert(tokens: int, kind: str, dtype: torch.dtype) -> None:
+    """Covers S3."""
+    ids = routed(tokens, E, K, kind).to(dtype)
+    ordered, src2dst, bounds = run_moe_ep_preproess(ids, E)
+    assert (ordered.dtype, src2dst.dtype, bounds.dtype) == (dtype, torch.int32, torch.int64)
+    flat = ids.flatten().tolist()
+    order = sorted(range(len(flat)), key=lambda pair: flat[pair])  # stable
+    assert ordered.tolist() == [flat[pair] for pair in order]
+    assert [src2dst[pair] for pair in order] == list(range(len(flat)))
+    assert bounds.tolist() == [sum(i < e for i in flat) for e in range(E + 1)]
+    assert bounds[0] == flat.count(-1) and bounds[E] == len(flat)
+
+
+def test_preprocess_gives_the_worked_example() -> None:
+    """Covers S3."""
+    ids = torch.tensor([1, 3, 2, 1, 0, 2, 3, 1, 2, 0]).view(10, 1)
+    ordered, src2dst, bounds = run_moe_ep_preproess(ids, 4)
+    assert ordered.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3] and bounds.tolist() == [0, 2, 5, 8, 10]
+    assert src2dst.tolist() == [2, 8, 5, 3, 0, 6, 9, 4, 7, 1]
+    weights = torch.tensor([0.6, 0.8, 0.7, 0.5, 0.9, 0.6, 0.7, 0.4, 0.8, 0.5]).view(10, 1)
+    rows, out = randn(10, 4), torch.empty(10, 4)
+    post_reorder(rows, out, src2dst, ids, weights, 0, 3, 1, 4)
+    assert torch.equal(out[0], rows[2] * weights[0])
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize(("tokens", "kind"), ROUTED)
+def test_pre_reorder_writes_local_rows_only(tokens: int, kind: str, world: int, scaled: bool) -> None:
+    """S4: Local rows equal those that dispatch brings to the rank, if its source has all tokens."""
+    x, ids, local = randn(tokens, H).to(BF16), routed(tokens, E, K, kind), E // world
+    ordered, src2dst, bounds = run_moe_ep_preproess(ids, E)
+    for rank in range(world):
+        start, end = rank * local, rank * local + local - 1
+        scales = torch.arange(1, local + 1) / 3 if scaled else None
+        rows = torch.full((tokens * K, H), NAN, dtype=BF16)
+        pre_reorder(x, rows, src2dst, ids, scales, start, end, K, H)
+        for token in range(tokens):
+            for k in range(K):
+                expert, row = int(ids[token, k]), rows[src2dst[token * K + k]]
+                if start <= expert <= end:
+                    factor = 1.0 if scales is None else 1 / scales[expert - start]
+                    assert torch.equal(row, (x[token].float() * factor).to(BF16))
+                else:
+                    assert bool(row.isnan().all())
+        if not scaled:
+            with LocalCluster(1) as cluster:
+                own = torch.where((ids >= start) & (ids <= end), ids, -1)
+                sent = cluster.run(lambda _, group, own=own: WindowDispatcher(group, 1, 0, E).dispatch(x, own))[0]
+            first, last = bounds[start], bounds[end + 1]
+            assert torch.equal(sent.expand_x[: last - first], rows[first:last])
+            assert torch.equal(sent.expert_token_nums[start : end + 1], bounds[start : end + 2].diff())
+    assert ordered.numel() == tokens * K
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_dynamic_scale_is_of_the_magnitude(dtype: torch.dtype) -> None:
+    """Covers S5."""
+    x = -randn(5, 7).abs().to(dtype) - 1
+    scale = dynamic_scale(x, 3)
+    assert scale.tolist() == [float(x.abs().max().float() / 448)] * 3 and scale.dtype == FP32
+    rows = torch.empty(5, 7, dtype=FP8)
+    pre_reorder(x, rows, torch.arange(5), torch.zeros(5, 1).int(), scale, 0, 2, 1, 7)
+    assert bool(rows.float().isfinite().all()) and rows.float().min() == -448
+    torch.testing.assert_close(rows.float() * scale[0], x.float(), rtol=2**-4, atol=0)
+    assert dynamic_scale(x[:0], 2).tolist() == dynamic_scale(torch.zeros(2, 2), 2).tolist() == [1.0, 1.0]
+    assert dynamic_scale(torch.tensor([1.0, -896.0]), 1).tolist() == [2.0]
+
+
+SPLITS = [[3, 0, 4, 1], [0, 0, 8, 0], [0, 0, 0, 0], [2, 2, 2, 2]]
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("split", SPLITS)
+def test_grouped_gemm_equals_a_loop_over_segments(split: list[int], dtype: torch.dtype, kind: int) -> None:
+    """S6, S7: ``grouped_mlp`` equals a loop over segments; so does the runner, at absolute offsets."""
+    w13, w2 = randn(4, 2 * F, H).to(dtype) / 6, randn(4, H, F, seed=1).to(dtype) / 4
+    counts, first, after = torch.tensor(split), 3, 2
+    rows = randn(sum(split), H, seed=2).to(dtype)
+    expected = torch.zeros(sum(split), H, dtype=dtype)
+    ends = [0, *counts.cumsum(0).tolist()]
+    for expert, (start, stop) in enumerate(itertools.pairwise(ends)):
+        gate, up = (rows[start:stop] @ w13[expert].T).float().chunk(2, 1)
+        expected[start:stop] = (torch.nn.functional.silu(gate) * up).to(dtype) @ w2[expert].T
+    groups = counts if kind else counts.cumsum(0)
+    found = grouped_mlp(rows, w13.transpose(1, 2), w2.transpose(1, 2), groups, group_list_type=kind)
+    torch.testing.assert_close(
+        found, expected, rtol=1e-5 if dtype == FP32 else 2**-7, atol=1e-5 if dtype == FP32 else 2**-8
+    )
+
+    padded = torch.full((first + sum(split) + after, H), NAN, dtype=dtype)
+    padded[first : first + sum(split)] = rows
+    bounds = torch.tensor(ends) + first
+    ids = torch.cat([torch.full((first,), 1), torch.arange(4).repeat_interleave(counts) + 2, torch.full((after,), 6)])
+    run, gate_up = GroupedGemmRunner(), torch.full((len(padded), 2 * F), NAN, dtype=dtype)
+    assert run(padded, w13, gate_up, 4, True, bounds, torch.arange(4)) is gate_up
+    hidden, out = torch.full((len(padded), F), NAN, dtype=dtype), torch.full((len(padded), H), NAN, dtype=dtype)
+    silu_and_mul(gate_up, hidden, 2 * F, ids, None, 2, 5)
+    run(hidden, w2, out, 4, seg_indptr=bounds)
+    assert torch.equal(out[first : first + sum(split)], found)
+    for buffer in (gate_up, hidden, out):
+        assert bool(buffer[:first].isnan().all()) and bool(buffer[first + sum(split) :].isnan().all())
+    swapped = torch.tensor([3, 1, 0, 2])
+    again = run(padded, w13[swapped.argsort()], torch.empty_like(gate_up), 4, True, bounds, swapped)
+    assert torch.equal(again[first : first + sum(split)], gate_up[first : first + sum(split)])
+
+
+def test_fp8_products_are_scaled() -> None:
+    """Covers S6."""
+    a, b = (randn(5, H) * 20).to(FP8), (randn(3, F, H, seed=1) * 20).to(FP8)
+    scale_a, scale_b = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1.0, 0.5, 0.25])
+    c, bounds = torch.empty(5, F), torch.tensor([0, 2, 2, 5])
+    given = {"use_fp8_w8a8": True, "scale_a": scale_a, "scale_b": scale_b}
+    GroupedGemmRunner()(a, b, c, 3, True, bounds, **given)
+    for rows, expert in ((slice(0, 2), 0), (slice(2, 5), 2)):
+        expected = a[rows].double() @ b[expert].double().T * float(scale_a[expert] * scale_b[expert])
+        torch.testing.assert_close(c[rows].double(), expected, rtol=1e-5, atol=1e-3)
+    for changed, name in (
+        ({"scale_a": None}, "scale_a"),
+        ({"use_fp8_w8a8": False}, "scale_a"),
+        ({"scale_b": scale_b[:2]}, "scale_b"),
+        ({"block_shape": [128, 128]}, "block_shape"),
+        ({"weight_column_major": False}, "weight_column_major"),
+    ):
+        with pytest.raises(ArgumentError, match=name):
+            GroupedGemmRunner()(a, b, c, 3, **{"seg_indptr": bounds, **given, **changed})
+
+
+def test_fp8_products_of_halves_are_scaled_in_float32() -> None:
+    """S6: Rounded once; codes end at +-448 where a static scale is too small."""
+    a, b = (randn(5, H) * 20).to(FP8), (randn(1, F, H, seed=1) * 20).to(FP8)
+    c, scale = torch.empty(5, F, dtype=BF16), torch.tensor([0.3])
+    given = {"use_fp8_w8a8": True, "scale_a": scale, "scale_b": torch.tensor([0.7])}
+    GroupedGemmRunner()(a, b, c, 1, True, torch.tensor([0, 5]), **given)
+    assert torch.equal(c, ((a.float() @ b[0].float().T) * (scale * 0.7)).to(BF16))
+    x, rows = torch.tensor([[1e4, -1e4, 1.0, 0.0]]), torch.empty(1, 4, dtype=FP8)
+    pre_reorder(x, rows, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32), scale, 0, 0, 1, 4)
+    assert rows.float().tolist() == [[448.0, -448.0, 3.25, 0.0]]
+
+
+def test_silu_and_mul_divides_by_the_scale() -> None:
+    """Covers S7."""
+    x, ids = randn(6, 2 * F).to(BF16), torch.tensor([0, 1, 1, 2, 3, 3])
+    out, scales = torch.full((6, F), NAN), torch.tensor([0.5, 3.0])
+    silu_and_mul(x, out, 2 * F, ids, scales, 1, 2)
+    gate, up = x.float().chunk(2, 1)
+    expected = torch.nn.functional.silu(gate) * up
+    assert torch.equal(out[1:3], expected[1:3] * (1 / scales[0])) and torch.equal(out[3], expected[3] * (1 / scales[1]))
+    assert bool(out[[0, 4, 5]].isnan().all())
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(("tokens", "kind"), ROUTED)
+def test_post_reorder_adds_local_rows_up(tokens: int, kind: str, dtype: torch.dtype, world: int) -> None:
+    """Covers S8."""
+    ids, weights, local = routed(tokens, E, K, kind), randn(tokens, K).softmax(1), E // world
+    _, src2dst, bounds = run_moe_ep_preproess(ids, E)
+    filled = randn(tokens * K, H, seed=3).to(dtype)
+    for rank in range(world):
+        start, end = rank * local, rank * local + local - 1
+        rows = torch.full_like(filled, NAN)
+        rows[bounds[start] : bounds[end + 1]] = filled[bounds[start] : bounds[end + 1]]
+        out = torch.full((tokens, H), NAN, dtype=dtype)
+        post_reorder(rows, out, src2dst, ids, weights, start, end, K, H)
+        for token in range(tokens):
+            total = torch.zeros(H)
+            for k in range(K):
+                if start <= ids[token, k] <= end:
+                    total = total + rows[src2dst[token * K + k]].float() * weights[token, k]
+            assert torch.equal(out[token], total.to(dtype))
+
+
+def test_public_names_are_all_here() -> None:
+    assert all(hasattr(sglang, name) for name in sglang.__all__)
