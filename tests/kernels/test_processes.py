@@ -21,7 +21,7 @@ from ascend_moe.errors import AscendMoeError
 from ascend_moe.reference.cases import Case, legal
 
 sys.path.append(str(Path(__file__).resolve().parent / "direct"))
-import test_zero_copy as zero_copy
+import zero_copy_runs as zero_copy
 
 Run = RankRun | AscendMoeError
 ALGORITHMS = ("direct", "window", "zero-copy")

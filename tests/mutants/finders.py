@@ -98,7 +98,7 @@ SUITE_TESTS = [
 ]
 # The tests of ZERO_COPY, those on both sides of what the kernels check, and those of what comes of a failure.
 PARTS = {
-    ZERO_COPY: ["kernels/direct/test_zero_copy.py"],
+    ZERO_COPY: ["kernels/direct/test_combine.py"],
     BORDERS: [
         "kernels/test_borders.py",
         "kernels/test_returned_rows.py",

@@ -46,9 +46,8 @@ FAST_SUITE = [
     "tools/test_cli.py",
     "tools/test_examples.py",
     "torch/test_bad_arguments.py",
-    "kernels/direct/test_direct.py",
-    "kernels/direct/test_direct_inputs.py",
-    "kernels/direct/test_zero_copy.py",
+    "kernels/direct",
+    "kernels/test_algorithms.py",
 ]
 FAST_SECONDS = 1800  # a mutant that hangs fails as well
 

@@ -1,14 +1,10 @@
-"""What direct refuses, what "auto" comes to, and how a caller learns of it."""
+"""Which algorithm runs: what "auto" comes to, what is refused between servers, and how a caller learns of it."""
 
 from __future__ import annotations
 
-import itertools
-
 import failure_cases as cases
-import numpy as np
 import pytest
 import torch
-from failure_cases import caught
 
 import ascend_moe
 from ascend_moe import errors, plan
@@ -22,52 +18,6 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "1")
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "3")
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
-
-
-def swapped(triples: torch.Tensor, first: int, second: int) -> None:
-    rows = triples[: 3 * (max(first, second) + 1)].view(-1, 3)
-    rows[[first, second]] = rows[[second, first]].clone()
-
-
-def in_a_segment(counts: torch.Tensor) -> int:
-    """The first of two such rows."""
-    ends = [0, *counts.tolist()]
-    return int(next(start for start, end in itertools.pairwise(ends) if end - start > 1))
-
-
-@pytest.mark.parametrize("cores", [1, 3, 13])
-@pytest.mark.parametrize("change", ["swapped", "twice", "another source"])
-def test_rows_that_were_moved_are_refused(change: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On every rank, by the number of the row; the group stays usable, and window takes them."""
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
-    world, seed = 3, 3  # inputs that give rank 1 two rows of one expert from one source
-
-    def body(rank: int, group_ep: str) -> tuple[list[cases.Caught], int]:
-        place = Place(rank, world, group_ep)
-        sent = list(cases.dispatch(place, seed, 2))
-        wrong = sent[2].clone()
-        row = in_a_segment(sent[4][: world * cases.LOCAL]) if rank == 1 else 0
-        if rank == 1 and change == "swapped":
-            swapped(wrong, row, row + 1)
-        elif rank == 1 and change == "twice":
-            wrong[3 * (row + 1) : 3 * (row + 2)] = wrong[3 * row : 3 * (row + 1)]
-        elif rank == 1:
-            wrong[3 * row + 3] = (int(wrong[3 * row + 3]) + 1) % world
-        moved = (*sent[:2], wrong, *sent[3:])
-        found = [caught(cases.combine, place, moved, seed, 2)]
-        cases.check_combine(place, cases.combine(place, tuple(sent), seed, 2), seed)
-        return found, row + 1
-
-    with ascend_moe.LocalCluster(world) as cluster:
-        results = cluster.run(body)
-        named = results[1][1]
-        for found, _ in results:
-            error = found[0].error
-            assert isinstance(error, errors.ArgumentError), error
-            assert error.argument == "assist_info_for_combine"
-            text = str(error)
-            assert "rank 1 is not in dispatch's order" in text and '"window"' in text and "\n" not in text
-            assert f"at row {named} " in text, (named, text)
 
 
 def test_between_servers_direct_and_hierarchy_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,11 +79,3 @@ def test_auto_takes_what_fits_the_window() -> None:
     for mib, want in ((direct - 1, ["direct", "window"]), (direct, ["direct", "direct"])):
         with ascend_moe.LocalCluster(4, window_mib=mib) as cluster:
             assert cluster.run(body) == [want] * 4
-
-
-@pytest.mark.parametrize("topk", range(2, 33))
-def test_the_factor_by_which_shared_rows_find_tokens(topk: int) -> None:
-    """The kernel multiplies the numbers of pairs by 1 / K in fp32: exact to the token for all pairs that it takes."""
-    pairs = np.arange(1 << 19, dtype=np.int32)  # kMostPairs of op_host/rules/rings.h
-    tokens = np.floor(pairs.astype(np.float32) * (np.float32(1) / np.float32(topk)))
-    assert (tokens == pairs // topk).all()

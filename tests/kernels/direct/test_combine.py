@@ -1,0 +1,87 @@
+"""Combine that publishes in place, from window tensors: every bit that of the reference, on any mix of ranks."""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import op_runs
+import pytest
+import torch
+from direct_cases import drawn
+from op_runs import Clusters
+from zero_copy_runs import check_results, check_traffic, lending, run_sequence, sequence_cases
+
+import ascend_moe
+from ascend_moe.comm import lookup
+from ascend_moe.ops import calls
+
+DOC = Path(__file__).resolve().parents[3] / "docs" / "zero_copy.md"
+SEQUENCES = ["DC" * 6, "DDCC" * 3, "DDDCCC" * 2, "DDCDCC" * 2, "DCDDCC" * 2]
+
+
+@pytest.mark.parametrize(
+    ("first", "share"),
+    [
+        (0, 1.0),
+        (5000, 0.5),
+        *(pytest.param(first, 1.0, marks=pytest.mark.nightly) for first in range(50, 300, 50)),
+        *(pytest.param(first, 0.5, marks=pytest.mark.nightly) for first in range(5050, 5200, 50)),
+    ],
+)
+def test_rows_in_place_equal_the_reference(clusters: Clusters, first: int, share: float) -> None:
+    sound = 0
+    for seed in range(first, first + 50):
+        case, rng = drawn(seed), random.Random(seed)
+        lends = [rng.random() < share for _ in range(case.world)]
+        runs = op_runs.run(clusters[case.world], case, lending(lends))
+        sound += op_runs.check(case, runs, functools.partial(check_traffic, lends))
+    assert sound > 25
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES)
+@pytest.mark.parametrize(
+    "seeds", [range(3), pytest.param(range(3, 12), marks=pytest.mark.nightly)], ids=["3 seeds", "9 seeds"]
+)
+def test_sequences_of_lent_rows_equal_the_reference(clusters: Clusters, sequence: str, seeds: range) -> None:
+    for seed in seeds:
+        cases = sequence_cases(seed, sequence)
+        with op_runs.cores(cases[0].cores):
+            by_rank = clusters[cases[0].world].run(
+                lambda rank, group, c=cases, s=seed: run_sequence(c, sequence, s, rank, group)
+            )
+        check_results(cases, by_rank)
+
+
+def test_the_example_of_the_page_gives_what_the_copying_combine_gives() -> None:
+    world, experts, hidden, inner = 2, 4, 64, 32
+    (code,) = re.findall(r"```python\n(.*?)```", DOC.read_text(), flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, str(DOC), "exec"), names)
+
+    def work(rank: int, group: str) -> tuple[torch.Tensor, int, int]:
+        generator = torch.Generator().manual_seed(rank)
+        x = torch.randn(8, hidden, generator=generator).bfloat16()
+        ids = torch.randint(0, experts, (8, 2), generator=generator, dtype=torch.int32)
+        weights = torch.rand(8, 2, generator=generator)
+        gate_up = torch.randn(2, hidden, 2 * inner, generator=generator).bfloat16()
+        down = torch.randn(2, inner, hidden, generator=generator).bfloat16()
+        place = {"group_ep": group, "ep_world_size": world, "ep_rank_id": rank}
+        result = names["moe"](x, ids, weights, gate_up, down, **place)
+        moved = calls.traffic(lookup(group, world, rank))
+        return result, moved["written_window_data"], moved["read_window_lent"]
+
+    with ascend_moe.LocalCluster(world, window_mib=1) as cluster:
+        lent = cluster.run(work)
+        # The package with tensors of torch in the place of window tensors.
+        plain = {"window_empty": lambda shape, dtype, **_: torch.empty(shape, dtype=dtype)}
+        names["ascend_moe"] = SimpleNamespace(**{**vars(ascend_moe), **plain})
+        copied = cluster.run(work)
+    for one, two in zip(lent, copied, strict=True):
+        assert torch.equal(one[0], two[0]) and one[0].any()
+        assert one[1] < 256 and one[2] == 8 * 2 * hidden * 2  # a table; a row a pair
+        assert two[1] > 4 * hidden * 2 and two[2] == 0

@@ -1,0 +1,38 @@
+"""Rows that go to several experts of one owner cross the links once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import op_runs
+import pytest
+from direct_cases import MANY_EXPERTS
+from op_runs import Clusters, RankRun
+
+from ascend_moe.reference.cases import Case, legal
+
+
+def test_a_row_is_read_once_by_its_owner(clusters: Clusters) -> None:
+    spec = Case(world=2, local=MANY_EXPERTS, topk=8, units=64, batch=30, quant="int8", contract=2)
+    for cores, once in ((8, True), (48, True), (7, False)):
+        case = legal(replace(spec, cores=cores, ids="distinct"))
+        wire = case.hidden + 32
+        for rank, run in enumerate(op_runs.run(clusters[2], case)):
+            assert isinstance(run, RankRun), run
+            owners = [one.expert_ids // MANY_EXPERTS == rank for one in case.inputs]
+            pairs = sum(int(own.sum()) for own in owners)
+            rows = sum(int(own.any(1).sum()) for own in owners)
+            # The cores that share the rows of a source each read its list.
+            readers = cores if once else 1
+            read = run.traffic[0]["read_window_data"]
+            assert read == (rows if once else pairs) * wire + readers * 4 * pairs, (cores, rank)
+            assert rows < pairs
+
+
+@pytest.mark.parametrize("topk", range(2, 33))
+def test_the_factor_by_which_shared_rows_find_tokens(topk: int) -> None:
+    """The kernel multiplies the numbers of pairs by 1 / K in fp32: exact to the token for all pairs that it takes."""
+    pairs = np.arange(1 << 19, dtype=np.int32)  # kMostPairs of op_host/rules/rings.h
+    tokens = np.floor(pairs.astype(np.float32) * (np.float32(1) / np.float32(topk)))
+    assert (tokens == pairs // topk).all()
