@@ -1,4 +1,4 @@
-"""Drawn calls of the algorithm direct."""
+"""Draws calls of the algorithm direct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One layer of Megatron-LM's on any ranks, and the same layer as a loop in one process."""
+"""Builds one layer of Megatron-LM's on any ranks, and computes the same layer as a loop in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes and router logits of the tests of SGLang's layer."""
+"""Names the sizes and draws the router logits of the tests of SGLang's layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vllm-ascend's operators, registered as two of its releases have them, and sizes of their inputs."""
+"""Registers vllm-ascend's operators as two of its releases have them, and names the sizes of their inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens and experts of one rank, the three calls over them, and both parts of vLLM's modular kernel."""
+"""Builds both parts of vLLM's modular kernel and the inputs of one rank, and computes the layer by three calls."""
 
 from __future__ import annotations
 

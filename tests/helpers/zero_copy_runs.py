@@ -1,4 +1,4 @@
-"""Combine from window tensors on some ranks: single calls and sequences, and the bytes they may move."""
+"""Runs combine from window tensors on some ranks, and checks the bytes it may move."""
 
 from __future__ import annotations
 

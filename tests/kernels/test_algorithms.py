@@ -1,4 +1,4 @@
-"""Which algorithm runs: what "auto" comes to, what is refused between servers, and how a caller learns of it."""
+"""The algorithm that runs: what "auto" comes to, what is refused between servers, how a caller learns of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in of torch_npu for one test."""
+"""Installs the stand-in of torch_npu for one test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in of torch_npu: install and uninstall, devices, operators, streams."""
+"""The stand-in of torch_npu is installed and undone whole; devices, operators and streams behave as torch_npu's."""
 
 from __future__ import annotations
 

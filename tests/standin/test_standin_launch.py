@@ -1,4 +1,4 @@
-"""`ascend-moe standin`: a program and its child processes with the stand-in."""
+"""`ascend-moe standin` runs a program and its child processes with the stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in's torch_npu.profiler: files and events."""
+"""The stand-in's torch_npu.profiler writes torch_npu's files, with events of the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's FusedMoE over aligned blocks: blocks against loops, the layer against dispatch and combine."""
+"""vLLM's FusedMoE over aligned blocks: blocks equal loops, the layer equals dispatch and combine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of Megatron-LM's layer."""
+"""Provides the fixtures of the tests of Megatron-LM's layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's token dispatchers on 1, 2, 4 and 8 ranks against one process."""
+"""Megatron-LM's token dispatchers give on 1 to 8 ranks what one process gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's GroupedMLP: shards of experts and gradients of their weights."""
+"""Megatron-LM's GroupedMLP has shards of experts, and right gradients of their weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's MoELayer, as a whole: shapes, graphs, host reads, groups of ranks."""
+"""Megatron-LM's MoELayer keeps its shapes, its graph and its groups, and reads nothing on the host."""
 
 from __future__ import annotations
 

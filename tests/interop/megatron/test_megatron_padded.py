@@ -1,4 +1,4 @@
-"""Megatron-LM's capacity with padding: static shapes, results and gradients."""
+"""Megatron-LM's padding to capacity has static shapes and changes no result and no gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's permute, unpermute and sort of chunks against loops."""
+"""Megatron-LM's permute, unpermute and sort of chunks equal loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's TopKRouter with its losses. Functions of routing alone have their tests in layers/test_routing.py."""
+"""Megatron-LM's TopKRouter and its losses are checked. Functions of routing alone have tests in layers/."""
 
 from __future__ import annotations
 

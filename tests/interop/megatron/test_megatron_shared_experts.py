@@ -1,4 +1,4 @@
-"""Megatron-LM's SharedExpertMLP: one call, or its steps between those of the dispatcher."""
+"""Megatron-LM's SharedExpertMLP runs as one call, or by steps between those of the dispatcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGLang's EPMoE, the layer: against dispatch and combine, and against a dense sum."""
+"""SGLang's EPMoE gives what dispatch and combine give, and what a dense sum gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of SGLang's EPMoE against loops."""
+"""The steps of SGLang's EPMoE equal loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights of SGLang's EPMoE: checkpoints, fp8 scales, quantization configs."""
+"""SGLang's EPMoE loads weights of checkpoints, fp8 scales and quantization configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's parts over the classes of the caller's release, and the selection of a pair."""
+"""vLLM's parts are of the classes of the caller's release; a pair is selected, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's experts: rows of any prepare, workspaces, work by the rows that arrived, and the arguments they refuse."""
+"""vLLM's experts take rows of any prepare, work on those that arrived, and refuse wrong arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's modular kernel: every pair of parts against the three calls and MoELayer."""
+"""vLLM's modular kernel gives with every pair of parts what the three calls and MoELayer give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ascend-moe vllm-pairs`: the matrix, a pair tried for real, and a pair that is wrong."""
+"""`ascend-moe vllm-pairs` prints the matrix, tries a pair for real, and sees one that is wrong."""
 
 from __future__ import annotations
 

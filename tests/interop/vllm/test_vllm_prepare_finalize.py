@@ -1,4 +1,4 @@
-"""vLLM's PrepareAndFinalize: the state of open calls, the rows it gives, and the arguments it refuses."""
+"""vLLM's PrepareAndFinalize keeps open calls apart, gives rows in both formats, and refuses wrong arguments."""
 
 from __future__ import annotations
 

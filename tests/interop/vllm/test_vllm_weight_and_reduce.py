@@ -1,4 +1,4 @@
-"""vLLM's TopKWeightAndReduce: weights, sums and choices."""
+"""vLLM's TopKWeightAndReduce weighs and sums rows, or leaves that to another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vllm-ascend's one call for a layer in all its releases."""
+"""vllm-ascend's one call for a layer gives in all its releases what three calls give."""
 
 from __future__ import annotations
 

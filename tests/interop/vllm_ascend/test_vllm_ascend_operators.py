@@ -1,4 +1,4 @@
-"""vllm-ascend's operators against their definitions."""
+"""vllm-ascend's operators follow their definitions."""
 
 from __future__ import annotations
 

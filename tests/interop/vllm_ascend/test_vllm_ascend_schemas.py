@@ -1,4 +1,4 @@
-"""Schemas of vllm-ascend's operators by release, and their registration."""
+"""vllm-ascend's operators have the schemas of the release, and are registered once."""
 
 from __future__ import annotations
 

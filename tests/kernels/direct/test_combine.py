@@ -1,4 +1,4 @@
-"""Combine that publishes in place, from window tensors: every bit that of the reference, on any mix of ranks."""
+"""Combine publishes rows of window tensors in place: every bit is the reference's, on any mix of ranks."""
 
 from __future__ import annotations
 

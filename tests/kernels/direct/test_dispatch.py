@@ -1,4 +1,4 @@
-"""comm_alg="direct": every output bit for bit the reference, and each row of x read once."""
+"""comm_alg="direct" gives every output bit for bit as the reference, and reads each row of x once."""
 
 from __future__ import annotations
 

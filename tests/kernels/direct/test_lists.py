@@ -1,4 +1,4 @@
-"""Lists of pairs: some cores make them while others publish rows, or all cores make all."""
+"""Lists of pairs are made by some cores while others publish rows, or by all cores."""
 
 from __future__ import annotations
 

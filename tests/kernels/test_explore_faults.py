@@ -1,0 +1,308 @@
+"""Ranks that are killed, stalled, slow or absent, and spoilt status blocks end as they should under any schedule."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import commands
+import pytest
+import soak_rows
+from explored_worlds import Worlds, assert_nothing_found
+from faulty_programs import LONG, WRONG_INPUTS, faulty, long_faulty
+from soak_rows import Tally
+
+from ascend_moe import explore
+from ascend_moe.explore import Faults, Options, Program, World
+from ascend_moe.explore.engine import PlannedProgram  # as tests replace it in the engine
+from ascend_moe.explore.faults import WrongInputs, fault_of
+from ascend_moe.native.library import lib
+
+
+def code_of(name: str) -> int:
+    """The first error code with this name."""
+    return next(code for code in range(1, 64) if lib().am_error_name(code).decode() == name)
+
+
+OK = 0
+PEER_LOST = code_of("PeerLost")
+CONFIG_MISMATCH = code_of("ConfigMismatch")
+ROUTING_MISMATCH = code_of("RoutingMismatch")
+
+
+@dataclass
+class Seen:
+    """One schedule: by rank, the error codes of its ops and their messages; -1 for one that did not end."""
+
+    codes: list[list[int]]
+    texts: list[list[str]]
+    steps: int
+    blocks: int
+    time_passed: bool
+
+    def all_right(self) -> bool:
+        return not any(code for codes in self.codes for code in codes)
+
+
+def seen(world: World, seed: int, policy: str, **faults: object) -> Seen:
+    """Runs one schedule. No races, no hang, no wrong result, no error that is not accepted.
+
+    Time passes when nothing can move, and waits end at their deadline.
+    """
+    options = Options(policy=policy, hang_is_finding=False, faults=Faults(**faults))  # type: ignore[arg-type]
+    run = world.run(seed, 1, options)
+    assert not run.failed, f"{run.kind.decode()}: {run.message.decode()}\n{options}"
+    program = world.program
+    assert program is not None
+    codes: list[list[int]] = [[] for _ in range(world.size)]
+    texts: list[list[str]] = [[] for _ in range(world.size)]
+    for call, (code, text) in zip(program.calls, world.errors(), strict=True):
+        codes[call.rank].append(code)
+        texts[call.rank].append(text)
+        assert "\n" not in text
+    return Seen(codes, texts, run.steps, run.status_blocks, bool(run.time_passed))
+
+
+def bits(*codes: int) -> int:
+    return sum(1 << code for code in codes)
+
+
+def stalled(rng: random.Random, case: Program, plain: Seen) -> dict[str, object]:
+    """Until nobody else can move."""
+    return {"stall_rank": rng.randrange(case.world), "stall_step": rng.randrange(plain.steps + 1)}
+
+
+def slow(rng: random.Random, case: Program, plain: Seen) -> dict[str, object]:
+    """A hundred times less often chosen."""
+    kind = rng.choice(["rank", "core", "link"])
+    return {f"slow_{kind}": rng.randrange(case.cores if kind == "core" else case.world)}
+
+
+def only_delayed(case: Program, found: Seen, faults: dict[str, object]) -> str:
+    assert found.all_right() and not found.time_passed, found.texts
+    return next(iter(faults)).replace("_", " ")
+
+
+FAULTS = {
+    "stop": (stalled, only_delayed, bits(OK)),
+    "slow": (slow, only_delayed, bits(OK)),
+}
+
+
+def played(cases: Iterable[Program], numbers: range, tally: Tally) -> None:
+    """A schedule each: what goes wrong is named by all who must name it, and later ops are right, or fail at once."""
+    assert_nothing_found(explore.campaign(cases, len(numbers), numbers.start, a_case=1))
+    tally.count(cases=len(numbers))
+
+
+def with_faults(faults: Sequence[str], numbers: range, tally: Tally) -> None:
+    played(faulty(numbers, faults), numbers, tally)
+
+
+def with_a_fault(worlds: Worlds, name: str, seed: int) -> str:
+    """A drawn case without a fault, then the same schedule with one; what became of it."""
+    fault, check, accepted = FAULTS[name]
+    rng, case = random.Random(seed), explore.draw(seed)
+    world = worlds(case.world)
+    world.load(case, accepted=accepted)
+    # Priorities leave no choice that a slow one could be kept out of.
+    policy = rng.choice(("random", "lazy") if fault is slow else ("random", "lazy", "pct"))
+    plain = seen(world, seed, policy)
+    assert plain.all_right(), plain.texts
+    faults = fault(rng, case, plain)
+    return check(case, seen(world, seed, policy, **faults), faults)
+
+
+@soak_rows.row("kill, explored", quick=60, full=3000, chunk=750)
+def test_killed_at_any_step(numbers: range, tally: Tally) -> None:
+    with_faults(["kill"], numbers, tally)
+
+
+@soak_rows.row("kill, explored", quick=40, full=2000, chunk=500)
+def test_survivors_of_direct_leave_their_rows_alone(numbers: range, tally: Tally) -> None:
+    """Two ops after the failure a rank would store again where another that has heard of nothing yet may read."""
+    case = explore.parse("w3,c2,l1,k2,b2,u1,v1,equal,ids:any,DCDC,direct,fault:kill")
+    cases = [replace(case, seed=seed, cores=2 + seed % 2, list_cores=seed % 2) for seed in numbers]
+    played(cases, numbers, tally)
+
+
+@soak_rows.row("wrong inputs, explored", quick=16, full=1000, chunk=250)
+def test_wrong_index_of_two_launches(numbers: range, tally: Tally) -> None:
+    """The second launch looks at expand_idx itself."""
+    case = explore.parse("w2,c2,l2,k2,b4,u1,v1,equal,ids:distinct,dc,window,fault:index")
+    cases = [replace(case, seed=seed, cores=1 + seed % 3) for seed in numbers]
+    played(cases, numbers, tally)
+
+
+@soak_rows.row("stop, explored", quick=60, full=1500, chunk=375)
+def test_rank_that_calls_no_more(numbers: range, tally: Tally) -> None:
+    """As one that is stopped beyond the deadline."""
+    with_faults(["absent"], numbers, tally)
+
+
+@soak_rows.row("wrong inputs, explored", quick=140, full=7000, chunk=700)
+def test_inputs_that_one_rank_gets_wrong(numbers: range, tally: Tally) -> None:
+    with_faults(WRONG_INPUTS, numbers, tally)
+
+
+@soak_rows.row("wrong inputs, explored", quick=len(LONG) * 4, full=1000, chunk=100)
+def test_wrong_inputs_beyond_the_first_chunk(numbers: range, tally: Tally) -> None:
+    """Shares of more than 512 pairs or triples, on one core and on several."""
+    played(long_faulty(numbers), numbers, tally)
+
+
+@pytest.mark.parametrize("fault", WRONG_INPUTS)
+def test_another_error_than_the_one_to_come_is_a_finding(fault: str, worlds: Worlds) -> None:
+    """The positive control of wrong inputs."""
+    shown = 0
+    for case in (case for case in faulty(range(30), [fault]) if case.world == 2 and case.fault_kind == fault):
+        goes_wrong = worlds(2).load(case).fault
+        assert isinstance(goes_wrong, WrongInputs)
+        for rank, (tensors, outcome) in goes_wrong.wrong.items():
+            goes_wrong.wrong[rank] = tensors, replace(outcome, words="something else")
+        goes_wrong.by_all = goes_wrong.by_all and replace(goes_wrong.by_all, words="something else")
+        if goes_wrong.wrong:
+            assert worlds(2).run(case.seed).kind == b"wrong failure"
+            shown += 1
+    assert shown
+
+
+def test_what_survivors_must_not_say() -> None:
+    """The positive control of ranks that die or call no more: all name them, who found it says so, and stays so."""
+    goes_wrong = fault_of(Program(world=3, sequence="DCD", fault_kind="kill"))
+    assert goes_wrong is not None
+    victim = goes_wrong.victim
+    one, two = (rank for rank in range(3) if rank != victim)
+
+    def said(*finders: int, named: int = victim, more: str = "") -> list[tuple[str, str]]:
+        texts = [f"dispatch: rank {named} is lost, found by rank {finder} at epoch 3{more}" for finder in finders]
+        return [*[("", "")] * (3 - len(texts)), *[("PeerLost", text) for text in texts]]
+
+    def judged(first: list[tuple[str, str]], second: list[tuple[str, str]]) -> str:
+        return goes_wrong.judge([first if rank == one else second if rank == two else [] for rank in range(3)])
+
+    assert not judged(said(one, one), said(one, one)) and not judged(said(), said(two))
+    assert "names another" in judged(said(one), said(one, named=one))
+    assert "which has not" in judged(said(two), said(one))
+    assert "waits again" in judged(said(one, one, more="; missing: rank 0"), said(one, one))
+    assert "does not stay" in judged([*said(one)[2:], *said(one)[1:]], said(one, one, one))
+    assert "apart" in judged(said(), said(two, two))
+
+
+@soak_rows.row("stop, explored", quick=20, full=3000, chunk=750)
+def test_stalled_at_any_step(worlds: Worlds, numbers: range, tally: Tally) -> None:
+    tally.each(numbers, lambda seed: with_a_fault(worlds, "stop", seed))
+
+
+@soak_rows.row("slow, explored", quick=20, full=1500, chunk=375)
+def test_slow_rank_core_or_link(worlds: Worlds, numbers: range, tally: Tally) -> None:
+    tally.each(numbers, lambda seed: with_a_fault(worlds, "slow", seed))
+
+
+@soak_rows.row("corrupt status, explored", quick=90, full=10_000, chunk=2500)
+def test_spoilt_block_in_flight(numbers: range, tally: Tally) -> None:
+    with_faults(["spoilt"], numbers, tally)
+
+
+def test_what_must_not_become_of_a_spoilt_block() -> None:
+    """The positive control: a word that counts is noticed, nobody stands still, and a fatal error stays."""
+    goes_wrong = fault_of(Program(world=2, local=3, sequence="DC", fault_kind="spoilt"))
+    right, corrupt, timeout = ("", ""), ("CorruptStatus", "text"), ("CommTimeout", "text")
+    assert goes_wrong is not None
+    drawn = [(seed, goes_wrong.injected(10, 10, seed)) for seed in range(40)]
+    seed = next(n for n, one in drawn if (one["corrupt_how"], one["corrupt_word"]) == ("xor", 2))
+    goes_wrong.injected(10, 10, seed)
+    assert not goes_wrong.judge([[right, corrupt], [corrupt, corrupt]])
+    assert "nobody has noticed" in goes_wrong.judge([[right, right], [right, right]])
+    assert "stands still" in goes_wrong.judge([[right, ("unfinished", "")], [corrupt, corrupt]])
+    assert not goes_wrong.judge([[corrupt, timeout], [corrupt, corrupt]])
+    assert "goes on" in goes_wrong.judge([[corrupt, right], [corrupt, corrupt]])
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+@soak_rows.row("kill, explored", quick=1, full=10)
+def test_killed_at_every_step(worlds: Worlds, algorithm: str, numbers: range, tally: Tally) -> None:
+    """Also between two blocks of a status message, of which the first is there by then."""
+    for seed in numbers:
+        case, world = Program(sequence="DC", seed=seed, algorithm=algorithm), worlds(2)
+        world.load(case, accepted=bits(OK, PEER_LOST))
+        for step in range(seen(world, seed, "random").steps + 1):
+            victim = step % 2
+            found = seen(world, seed, "random", kill_rank=victim, kill_step=step)
+            codes = found.codes[1 - victim]
+            assert codes in ([OK, OK], [OK, PEER_LOST], [PEER_LOST, PEER_LOST]), codes
+            assert all(f"rank {victim} is lost" in text for text in found.texts[1 - victim] if text)
+            tally.count("PeerLost" if PEER_LOST in codes else "killed after it had delivered")
+
+
+@soak_rows.row("configuration mismatch, explored", quick=20, full=1000, chunk=500)
+def test_ranks_that_differ(worlds: Worlds, numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank's first dispatch differs in a field: all ranks name it, in any schedule."""
+
+    def play(seed: int) -> str:
+        rng = random.Random(seed)
+        case = replace(explore.draw(seed), sequence="D", ids="distinct")
+        choices: dict[str, dict[str, object]] = {
+            "H": {"units": case.units + 1},
+            "E": {"local": case.local + 1},
+            "quant_mode": {"quant": "none" if case.quant != "none" else "int8"},
+            "contract": {"contract": 3 - case.contract},
+        }
+        field = rng.choice(list(choices))
+        odd = replace(case, **choices[field])  # type: ignore[arg-type]
+        guilty, world = rng.randrange(case.world), worlds(case.world)
+        mixed, rest = (PlannedProgram(one, world.library) for one in (case, odd))
+        for at, call in enumerate(mixed.calls):
+            if call.rank == guilty:
+                mixed.calls[at], rest.calls[at] = rest.calls[at], call
+        monkeypatch.setattr(explore.engine, "PlannedProgram", lambda *args: mixed)
+        world.load(case, accepted=bits(CONFIG_MISMATCH))
+        found = seen(world, seed, rng.choice(("random", "lazy", "pct")))
+        rest.close()
+        for rank, (codes, (text,)) in enumerate(zip(found.codes, found.texts, strict=True)):
+            assert codes == [CONFIG_MISMATCH], f"rank {rank}: {codes} {text}"
+            assert field in text and (rank == guilty or f"rank {guilty}" in text), text
+        assert not found.time_passed
+        return field
+
+    tally.each(numbers, play)
+
+
+@pytest.mark.parametrize(("algorithm", "wrong"), [("window", "a count"), ("window", "a row"), ("direct", "a count")])
+def test_a_failure_that_one_core_finds_leaves_zeros(
+    worlds: Worlds, algorithm: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Core 0 finds another count, and V2's window combine a row that has not come, when other cores may have summed.
+
+    That x is zeros after a failure every schedule here asks.
+    """
+    shape = {"world": 2, "cores": 4, "local": 2, "topk": 2, "batch": 6, "units": 2}
+    case = Program(**shape, contract=2, ids="minus", batches="equal", algorithm=algorithm, sequence="DC", seed=1)
+    program, world = PlannedProgram(case, worlds(2).library), worlds(2)
+    combine = next(call for call in program.calls if call.op != program.calls[0].op)
+    ids = combine.inputs["expert_ids"].clone()
+    flat = ids.view(-1)
+    routed, none = int((flat >= 0).nonzero()[-1]), int((flat < 0).nonzero()[0])
+    flat[none] = flat[routed]
+    if wrong == "a row":
+        flat[routed] = -1
+    combine.inputs["expert_ids"] = ids
+    monkeypatch.setattr(explore.engine, "PlannedProgram", lambda *args: program)
+    world.load(case, accepted=bits(OK, ROUTING_MISMATCH))
+    for seed in range(60):
+        found = seen(world, seed, ("random", "lazy", "pct")[seed % 3])
+        assert found.codes == [[OK, ROUTING_MISMATCH], [OK, OK]], found.texts
+
+
+def test_the_command_finds_nothing_and_says_what_it_did() -> None:
+    done = commands.said("explore", "-n", "60", "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["schedules"] == 60 and report["finding"] is None and report["distinct"] > 30
+    assert set(report["reached"]) == {*explore.REACHED} and 0 < report["reached"]["send ring"] < report["cases"]
+    done = commands.said("explore", "-n", "2", "--no-shrink", "--case", "w2,c2,l2,k1,b0,u1,v1,equal,direct,D")
+    assert done.code == 0 and "no finding" in done.out + done.err
+    done = commands.said("explore", "--case", "w2,zebra")
+    assert done.code == 2 and "zebra" in done.err + done.out

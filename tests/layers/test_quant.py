@@ -1,0 +1,210 @@
+"""SwiGLU, the quantizing operators and those that join them equal numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from expert_values import DYNAMIC, EACH_FLOAT, FLOATS
+from torch_npu_calls import values as drawn
+
+from ascend_moe.experts import (
+    npu_clipped_swiglu,
+    npu_dequant_swiglu_quant,
+    npu_dynamic_quant,
+    npu_swiglu,
+    quantize_weight,
+)
+
+
+def numpy_quantize(row: np.ndarray) -> tuple[np.ndarray, np.float32]:
+    """One float32 row to int8, element by element in float32."""
+    scale = np.float32(np.float32(np.abs(row).max()) / np.float32(127))
+    if scale == 0:
+        return np.zeros(row.shape, np.int8), scale
+    codes = np.rint((row / scale).astype(np.float32))
+    return np.clip(codes, -128, 127).astype(np.int8), scale
+
+
+def assert_codes(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> None:
+    """Of float32 rows: what quantizing makes of each."""
+    for row, found, of_row in zip(values.float(), codes, scale, strict=True):
+        expected, expected_scale = numpy_quantize(row.numpy())
+        assert np.array_equal(found.numpy(), expected) and of_row.item() == expected_scale
+
+
+@EACH_FLOAT
+@pytest.mark.parametrize("dim", [-1, 0, 1])
+def test_swiglu_rounds_once(dtype: torch.dtype, dim: int) -> None:
+    x = drawn(6, 8, 10, seed=1, dtype=dtype) * 4
+    gate, up = np.split(x.double().numpy(), 2, axis=dim)
+    expected = torch.from_numpy(gate / (1 + np.exp(-gate)) * up)
+    y = npu_swiglu(x, dim)
+    assert y.dtype == dtype and y.shape == expected.shape
+    half_ulp = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+    assert torch.allclose(y.double(), expected, rtol=half_ulp * 1.01, atol=1e-7)
+
+
+@EACH_FLOAT
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_clipped_swiglu_rounds_once(dtype: torch.dtype, interleaved: bool, dim: int) -> None:
+    x = drawn(6, 8, 10, seed=1, dtype=dtype) * 9
+    wide = np.moveaxis(x.double().numpy(), dim, -1)
+    gate, up = (wide[..., ::2], wide[..., 1::2]) if interleaved else np.split(wide, 2, axis=-1)
+    assert (gate > 7).any() and (abs(up) > 7).any()
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    expected = torch.from_numpy(np.moveaxis(gate / (1 + np.exp(-1.702 * gate)) * (up + 1), -1, dim).copy())
+    y = npu_clipped_swiglu(x, dim=dim, interleaved=interleaved)
+    assert y.dtype == dtype and y.shape == expected.shape
+    half_ulp = {torch.float32: 3e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+    assert torch.allclose(y.double(), expected, rtol=half_ulp * 1.01, atol=1e-6)
+    rows = 48 if dim == -1 else 1
+    part = npu_clipped_swiglu(x, dim=dim, interleaved=interleaved, group_index=torch.tensor([1, 0]))
+    kept = part.reshape(rows, -1)
+    assert torch.equal(kept[0], y.reshape(rows, -1)[0]) and not kept[1:].any()
+
+
+def test_swiglu_gradient() -> None:
+    assert torch.autograd.gradcheck(npu_swiglu, (drawn(3, 8, seed=2).double().requires_grad_(),))
+
+
+@EACH_FLOAT
+@pytest.mark.parametrize("smooth", ["none", "one", "groups"])
+def test_dynamic_quant_is_amax_over_127(dtype: torch.dtype, smooth: str) -> None:
+    x = drawn(2, 5, 48, seed=3, dtype=dtype)
+    x[0, 1] = 0
+    ends, owners = [3, 3, 9], [0] * 3 + [2] * 6  # the tenth row lies behind the last group
+    shape = {"none": (), "one": (48,), "groups": (3, 48)}[smooth]
+    smooth_scales = drawn(*shape, seed=4, dtype=dtype) if shape else None
+    group_index = torch.tensor(ends, dtype=torch.int32) if smooth == "groups" else None
+    codes, scale = npu_dynamic_quant(x, smooth_scales=smooth_scales, group_index=group_index)
+    assert codes.dtype == torch.int8 and codes.shape == x.shape
+    assert scale.dtype == torch.float32 and scale.shape == (2, 5)
+    rows = x.float().reshape(10, 48)
+    if smooth_scales is not None:
+        rows[:9] *= (smooth_scales if smooth == "one" else smooth_scales[owners]).float()
+        rows[9] *= smooth_scales.float() if smooth == "one" else 1
+    assert_codes(rows, codes.reshape(10, 48), scale.flatten())
+    assert scale[0, 1] == 0 and not codes[0, 1].any()
+    assert codes.flatten(0, 1).abs().amax(-1).tolist() == [127, 0, *[127] * 8]
+
+
+def test_dynamic_quant_per_tensor_and_odd_values() -> None:
+    x = drawn(4, 6, seed=6)
+    codes, scale = npu_dynamic_quant(x, quant_mode="pertensor", dst_type=torch.int8)
+    expected, expected_scale = numpy_quantize(x.numpy())
+    assert scale.shape == (1,) and scale.item() == expected_scale
+    assert np.array_equal(codes.numpy(), expected)
+    for number in (1, 258):
+        assert torch.equal(npu_dynamic_quant(x, dst_type=number)[0], npu_dynamic_quant(x)[0])
+    codes, scale = npu_dynamic_quant(torch.tensor([[1.0, torch.nan], [1.0, -torch.inf], [2.0, -4.0]]))
+    assert torch.isnan(scale[0]) and torch.isinf(scale[1]) and scale[2] == np.float32(4) / np.float32(127)
+    assert codes.tolist() == [[0, 0], [0, 0], [64, -127]]  # 63.5 rounds to even
+    codes, scale = npu_dynamic_quant(torch.ones(0, 8))
+    assert codes.shape == (0, 8) and scale.shape == (0,)
+
+
+@EACH_FLOAT
+def test_quantize_weight_per_output_channel(dtype: torch.dtype) -> None:
+    weight = drawn(2, 9, 5, seed=7, dtype=dtype)
+    weight[1, :, 3] = 0
+    codes, scale = quantize_weight(weight)
+    assert codes.shape == (2, 9, 5) and codes.is_contiguous() and scale.shape == (2, 5)
+    for expert in range(2):
+        assert_codes(weight[expert].t(), codes[expert].t(), scale[expert])
+
+
+# Gates of 0, 32 and 64 make silu exact (0, 32, 64), so the whole chain has one right answer in float32.
+GATES = torch.tensor([0, 32, 64], dtype=torch.int32)
+
+
+def exact_halves(rows: int, inner: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    gate = GATES[torch.randint(0, 3, (rows, inner), generator=generator)]
+    up = torch.randint(-50, 51, (rows, inner), generator=generator, dtype=torch.int32)
+    return gate, up
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("column", [True, False])
+def test_dequant_swiglu_quant_groups_exactly(left: bool, column: bool) -> None:
+    counts, rows, inner = [3, 0, 2], 7, 16
+    gate, up = exact_halves(rows, inner, seed=8)
+    gate[1] = 0  # silu(0) * anything: an all-zero row
+    x = torch.cat([gate, up] if left else [up, gate], dim=1)
+    weight_scale = 2.0 ** torch.arange(3)[:, None].expand(3, 2 * inner)
+    # Powers of two, at least 1 where gates are not 0: silu stays exact.
+    activation_scale = torch.tensor([1.0, 0.5, 1, 2, 1, torch.nan, torch.nan])
+    smooth = 2.0 ** torch.randint(-2, 3, (3, inner), generator=torch.Generator().manual_seed(9))
+    given = {"weight_scale": weight_scale, "quant_scale": smooth, "group_index": torch.tensor(counts)}
+    given["activation_scale"] = activation_scale[:, None] if column else activation_scale
+    codes, scale = npu_dequant_swiglu_quant(x, **given, activate_left=left, quant_mode=1)
+    assert codes.dtype == torch.int8 and codes.shape == (rows, inner) and scale.shape == (rows,)
+    owners = [0, 0, 0, 2, 2]
+    factor = weight_scale[owners, :1] * activation_scale[:5, None]
+    assert_codes((gate[:5] * factor) * (up[:5] * factor) * smooth[owners], codes[:5], scale[:5])
+    assert scale[1] == 0 and scale[0] > 0
+    assert not codes[5:].any() and not scale[5:].any()
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_dequant_swiglu_quant_forms_of_glu(dtype: torch.dtype, mode: int) -> None:
+    inner = 32
+    integer = dtype == torch.int32
+    x = (drawn(2, 3, 2 * inner, seed=10) * (500 if integer else 6)).to(dtype)
+    weight_scale = drawn(2 * inner, seed=11).abs() / 50 if integer else None
+    given = DYNAMIC | {"weight_scale": weight_scale, "swiglu_mode": mode, "clamp_limit": 3.0}
+    codes, scale = npu_dequant_swiglu_quant(x, **given)
+    values = x.double().numpy() * (weight_scale.double().numpy() if integer else 1)
+    gate, up = (values[..., ::2], values[..., 1::2]) if mode == 1 else np.split(values, 2, axis=-1)
+    if mode == 0:
+        expected = gate / (1 + np.exp(-gate)) * up
+    else:
+        gate, up = np.minimum(gate, 3.0), np.clip(up, -3.0, 3.0)
+        expected = gate / (1 + np.exp(-1.702 * gate)) * (up + 1.0)
+    assert codes.shape == (2, 3, inner) and scale.shape == (2, 3)
+    assert np.allclose(scale.numpy(), np.abs(expected).max(-1) / 127, rtol=1e-5)
+    exact = expected / scale.double().numpy()[..., None]
+    assert np.abs(codes.numpy() - exact).max() <= 0.5 + 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
+def test_dequant_swiglu_quant_bias(dtype: torch.dtype) -> None:
+    gate, up = exact_halves(4, 8, seed=12)
+    bias = torch.tensor([32] * 8 + [7] * 8, dtype=dtype)
+    given = DYNAMIC | {"weight_scale": torch.full((1, 16), 2.0), "bias": bias}
+    codes, scale = npu_dequant_swiglu_quant(torch.cat([gate, up], dim=1), **given)
+    before = 2 if dtype == torch.int32 else 1  # whole numbers are added to the sums, others to the products
+    assert_codes((gate * 2 + 32 * before) * (up * 2 + 7 * before), codes, scale)
+    # A whole bias joins the sum before it becomes a float, which has 24 bits.
+    sums = torch.tensor([[2**25 + 1, 1]], dtype=torch.int32)
+    given = DYNAMIC | {"weight_scale": torch.ones(1, 2), "bias": torch.tensor([-(2**25), 0], dtype=dtype)}
+    _, scale = npu_dequant_swiglu_quant(sums, **given)
+    assert bool(scale > 0.7 / 127) == (dtype == torch.int32)  # silu(1), or silu(0)
+
+
+def test_dequant_swiglu_quant_static() -> None:
+    gate, up = exact_halves(5, 8, seed=13)
+    x, values = torch.cat([up, gate], dim=1).to(torch.float32), (gate * up).float()
+    channel, offset = 16.0 * (1 + torch.arange(8)), torch.arange(8) - 3.5
+    codes, scale = npu_dequant_swiglu_quant(x, quant_scale=channel, quant_offset=offset)
+    assert torch.equal(codes, torch.round(values / channel + offset).clamp(-128, 127).to(torch.int8))
+    assert codes.min() == -128 or codes.max() == 127  # the clip is exercised
+    assert not scale.any() and scale.shape == (5,)
+    single = npu_dequant_swiglu_quant(x, quant_scale=torch.tensor([64.0]))[0]
+    assert torch.equal(single, torch.round(values / 64).clamp(-128, 127).to(torch.int8))
+    # Halves of 41 * 64, where a product with the reciprocal leaves the tie.
+    halves, scales = torch.tensor([[41.0 * odd for odd in range(1, 200, 2)]]), torch.tensor([2624.0])
+    ties = npu_dequant_swiglu_quant(torch.cat([halves, torch.full_like(halves, 32)], 1), quant_scale=scales)[0]
+    assert torch.equal(ties, torch.round(halves * 32 / scales).clamp(-128, 127).to(torch.int8))
+    assert not torch.equal(halves * 32 / scales, halves * 32 * (1 / scales))
+    groups = {"quant_scale": torch.tensor([32.0, 64.0]), "group_index": torch.tensor([1, 3])}
+    codes = npu_dequant_swiglu_quant(x, **groups)[0]
+    expected = torch.round(values[:4] / torch.tensor([32.0, 64, 64, 64])[:, None]).clamp(-128, 127)
+    assert torch.equal(codes[:4], expected.to(torch.int8)) and not codes[4].any()
+    nothing = {"weight_scale": torch.ones(2, 8), "group_index": torch.tensor([0, 0]), "quant_mode": 1}
+    for rows in (0, 3):
+        codes, scale = npu_dequant_swiglu_quant(torch.ones(rows, 8, dtype=torch.int32), **nothing)
+        assert codes.shape == (rows, 4) and not codes.any() and not scale.any()

@@ -1,0 +1,187 @@
+"""Gradients are right with micro-batches in flight and recomputation; lost ranks are named; no schedule hangs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gradient_cases import Trip, check_numbers, small
+from rank_processes import Ranks, assert_named
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import ascend_moe
+from ascend_moe import explore
+from ascend_moe.comm import LocalCluster
+from ascend_moe.errors import CommTimeout
+
+# gradcheck warns of every input that is not fp64.
+pytestmark = pytest.mark.filterwarnings("ignore:Input #.*double precision")
+
+
+# ---- orders of calls
+
+
+def micro_batches(order: str) -> Callable[[int, str], list[Tensor]]:
+    """Two micro-batches; ``order`` says which of them does its next step: dispatch, combine, backward."""
+    trips = [Trip(small(world=2, ids="mixed", batches="unequal", seed=seed)) for seed in (1, 2)]
+
+    def run(rank: int, group_ep: str) -> list[Tensor]:
+        leaves = [[leaf.requires_grad_() for leaf in trip.leaves(rank)] for trip in trips]
+
+        def steps(number: int) -> Iterator[Any]:
+            forward = trips[number].steps(rank, group_ep, *leaves[number])
+            yield next(forward)
+            y = next(forward)
+            yield y
+            yield y.square().sum().backward()
+
+        running = [steps(number) for number in range(2)]
+        for number in order:
+            next(running[int(number)])
+        return [leaf.grad for mine in leaves for leaf in mine if leaf.grad is not None]
+
+    return run
+
+
+@pytest.mark.parametrize("order", ["010101", "011010", "001011", "010011"])
+def test_two_micro_batches_may_be_open_at_once(order: str, clusters: Any) -> None:
+    expected = clusters[2].run(micro_batches("000111"))
+    for one, other in zip(clusters[2].run(micro_batches(order)), expected, strict=True):
+        assert len(one) == 4 and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputed_activations_have_the_same_gradients(reentrant: bool, clusters: Any) -> None:
+    trip = Trip(small(world=2, ids="mixed", batches="zero rank", shared=2))
+
+    def run(rank: int, group_ep: str, recompute: bool) -> list[Tensor]:
+        leaves = [leaf.requires_grad_() for leaf in trip.leaves(rank)]
+        body = functools.partial(trip.run, rank, group_ep)
+        y = checkpoint(body, *leaves, use_reentrant=reentrant) if recompute else body(*leaves)
+        y.square().sum().backward()
+        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+    expected, found = (clusters[2].run(run, recompute) for recompute in (False, True))
+    for one, other in zip(found, expected, strict=True):
+        assert len(one) == 3 and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_forward_keeps_the_routing_only(clusters: Any) -> None:
+    """Rows are kept where the weights want a gradient, and there only."""
+    trip = Trip(small(world=1))
+
+    def run(rank: int, group_ep: str, wanting: bool) -> list[tuple[int, ...]]:
+        kept: list[Tensor] = []
+        x, weights = trip.leaves(rank)
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            place = group_ep, 1, rank, trip.case.experts
+            ids = trip.case.inputs[rank].expert_ids
+            sent = ascend_moe.npu_moe_distribute_dispatch_v2(x.requires_grad_(), ids, *place)
+            weights.requires_grad_(wanting)
+            ascend_moe.npu_moe_distribute_combine_v2(sent[0], ids, sent[2], sent[4], weights, *place)
+        return [tuple(tensor.shape) for tensor in kept if tensor.dim() == 2 and tensor.shape[1] == trip.case.hidden]
+
+    (without,), (rows,) = (clusters[1].run(run, wanting) for wanting in (False, True))
+    assert without == [] and len(rows) == 1
+
+
+# ---- failures
+
+
+def test_second_derivatives_are_refused(clusters: Any) -> None:
+    trip = Trip(small(world=1, ids="distinct"))
+
+    def run(rank: int, group_ep: str) -> None:
+        leaves = [leaf.requires_grad_() for leaf in trip.leaves(rank)]
+        (gx, gw) = torch.autograd.grad(trip.run(rank, group_ep, *leaves).square().sum(), leaves, create_graph=True)
+        for grad in (gx, gw):
+            with pytest.raises(RuntimeError, match="once_differentiable"):
+                grad.sum().backward(retain_graph=True)
+
+    clusters[1].run(run)
+
+
+def test_between_servers_slots_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An A2's dispatch has no triples for rows of other servers."""
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    for inside in (False, True):
+        with LocalCluster(4) as cluster:
+            check_numbers(cluster, Trip(small(world=4, ids="mixed", mask="pair"), inside=inside))
+
+
+def backward_alone(rank: int, world: int, dies: int) -> None:
+    trip = Trip(small(world=world, ids="distinct"))
+    leaves = [leaf.requires_grad_() for leaf in trip.leaves(rank)]
+    y = trip.run(rank, ascend_moe.comm_name(), *leaves)
+    if rank == dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    y.sum().backward()
+
+
+def test_a_rank_that_is_killed_before_its_backward_is_named() -> None:
+    with Ranks(3, timeout_s=20) as ranks:
+        for rank in range(3):
+            ranks.start(rank, backward_alone, rank, 3, 1)
+        for rank in (0, 2):
+            outcome = ranks.wait(rank)
+            assert_named(outcome, "PeerLost", 1)
+            assert "dispatch" in outcome.text  # the backward of combine
+
+
+def test_a_rank_that_runs_no_backward_is_named(clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "1")
+    trip = Trip(small(world=2, ids="distinct"))
+
+    def run(rank: int, group_ep: str) -> str:
+        y = trip.run(rank, group_ep, *(leaf.requires_grad_() for leaf in trip.leaves(rank)))
+        if rank == 1:
+            time.sleep(3)
+            return ""
+        with pytest.raises(CommTimeout) as caught:
+            y.sum().backward()
+        return str(caught.value)
+
+    with LocalCluster(2) as cluster:
+        assert "rank 1" in cluster.run(run)[0]
+
+
+def test_the_page_about_training_runs() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "training.md"
+    code = page.read_text().partition("```python\n")[2].partition("```")[0]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    norms = [float(norm) for norm in done.stdout.strip("[]\n").split(", ")]
+    assert len(norms) == 4 and max(norms) > 0
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_no_schedule_of_a_training_step_hangs(algorithm: str) -> None:
+    """Two micro-batches forward, and their backwards: dispatches with weights, combines without."""
+    case = explore.Program(
+        world=3,
+        contract=2,
+        dtype="fp32",
+        ids="mixed",
+        batches="zero rank",
+        sequence="DDCCDCDC",
+        weights=True,
+        plain=True,
+        algorithm=algorithm,
+    )
+    result = explore.explore(case, schedules=200)
+    assert result.schedules == 200 and not result.finding, result.finding and result.finding.line()
