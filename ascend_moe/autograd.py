@@ -148,7 +148,7 @@ class _Route:
     def has_triples(self, contract: int) -> bool:
         """Whether a dispatch of this contract tells the source of each row: not V1, nor between A2's servers."""
         group, world, rank = (self.arguments[name] for name in ("group_ep", "ep_world_size", "ep_rank_id"))
-        if contract == 1 or comm.place(group) is None:  # nothing runs in a group that only a tracer has seen
+        if contract == 1 or comm.size_and_rank(group) is None:  # nothing runs in a group that only a tracer has seen
             return contract == 2
         return not 0 < comm.ranks_per_server(group, world, rank) < world
 

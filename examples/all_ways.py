@@ -21,7 +21,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 import ascend_moe
-from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
+from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, MC2Dispatcher
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.fused import dispatch_ffn_combine, get_symm_buffer_for_mega_moe, mega_moe
 from ascend_moe.interop import deep_ep, fused_moe, megatron, vllm
@@ -117,7 +117,7 @@ def through(dispatcher: Dispatcher, layer: Layer) -> Tensor:
 
 
 def windows(comm_alg: str) -> Callable[[Layer], Tensor]:
-    return lambda layer: through(WindowDispatcher.from_group(layer.group, E, comm_alg=comm_alg), layer)
+    return lambda layer: through(MC2Dispatcher.from_group(layer.group, E, comm_alg=comm_alg), layer)
 
 
 for algorithm in ("window", "direct", "hierarchy"):
@@ -143,7 +143,7 @@ def cann_mega_moe(layer: Layer) -> Tensor:
 @way("zero copy")
 def zero_copy(layer: Layer) -> Tensor:
     """The experts write into the window, and combine sends from there."""
-    dispatcher = WindowDispatcher.from_group(layer.group, E, comm_alg="direct", zero_copy=True)
+    dispatcher = MC2Dispatcher.from_group(layer.group, E, comm_alg="direct", zero_copy=True)
     sent = dispatcher.dispatch(layer.x, layer.ids)
     out = dispatcher.empty_expert_out(sent, layer.x.dtype)
     rows = grouped_mlp(sent.expand_x, layer.w_gate_up, layer.w_down, sent.expert_token_nums, out=out)

@@ -6,7 +6,7 @@ torchrun --nproc-per-node 4 examples/moe_layer_torchrun.py
 import torch
 import torch.distributed as dist
 
-from ascend_moe.dispatchers import AllToAllDispatcher, WindowDispatcher
+from ascend_moe.dispatchers import AllToAllDispatcher, MC2Dispatcher
 from ascend_moe.layer import MoEConfig, MoELayer
 
 CONFIG = MoEConfig(
@@ -24,7 +24,7 @@ def main() -> None:
 
     # Every rank holds its own E / W experts. Ranks may have different numbers of tokens: global_bs says
     # how many the largest has, times W.
-    windows = WindowDispatcher.from_group(None, CONFIG.num_experts)
+    windows = MC2Dispatcher.from_group(None, CONFIG.num_experts)
     layer = MoELayer(CONFIG, windows, global_bs=world * 8).init_weights(seed=0)
     x = torch.randn(max(0, 8 - rank), 256, generator=torch.Generator().manual_seed(rank)).bfloat16()
     y = layer(x)

@@ -3,7 +3,7 @@
 import torch
 
 from ascend_moe import LocalCluster
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 
 W, E, K, H = 4, 16, 2, 64  # ranks, experts on all of them, experts of a token, elements of a token
 
@@ -12,7 +12,7 @@ def rank_main(rank: int, group_ep: str) -> str:
     g = torch.Generator().manual_seed(rank)
     x = torch.randn(5, H, generator=g).bfloat16()
     expert_ids = torch.rand(5, E, generator=g).topk(K).indices.int()
-    dispatcher = WindowDispatcher(group_ep, W, rank, num_experts=E)
+    dispatcher = MC2Dispatcher(group_ep, W, rank, num_experts=E)
     sent = dispatcher.dispatch(x, expert_ids)  # each row goes to the rank of its expert
     expert_out = sent.expand_x * 2  # here the experts would compute
     y = dispatcher.combine(expert_out, sent, torch.full((5, K), 1 / K))  # rows come back and are summed

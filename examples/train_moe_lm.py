@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import ascend_moe
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.layer import MoEConfig, MoELayer
 
 RANKS = 4
@@ -32,7 +32,7 @@ TEXT = (Path(ascend_moe.__file__).parent / "data" / "alice.txt").read_bytes()
 class Block(nn.Module):
     """Causal attention, then a mixture of experts whose experts lie on the ranks of a group."""
 
-    def __init__(self, experts: WindowDispatcher, seed: int) -> None:
+    def __init__(self, experts: MC2Dispatcher, seed: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
         self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
@@ -49,7 +49,7 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Bytes in, logits of the next byte out."""
 
-    def __init__(self, experts: WindowDispatcher, recompute: bool) -> None:
+    def __init__(self, experts: MC2Dispatcher, recompute: bool) -> None:
         super().__init__()
         torch.manual_seed(0)  # all replicas begin alike
         self.recompute = recompute
@@ -84,7 +84,7 @@ def train(ep: int, steps: int, recompute: bool = False) -> list[float]:
     rank, world = dist.get_rank(), dist.get_world_size()
     expert_groups = [dist.new_group(list(range(first, first + ep))) for first in range(0, world, ep)]
     replica_groups = [dist.new_group(list(range(place, world, ep))) for place in range(ep)]
-    dispatcher = WindowDispatcher.from_group(expert_groups[rank // ep], MOE.num_experts)
+    dispatcher = MC2Dispatcher.from_group(expert_groups[rank // ep], MOE.num_experts)
     model = Model(dispatcher, recompute)
     # The tokens of all ranks of an expert group come to its experts: their gradients are summed over replicas only.
     experts = [weight for block in model.blocks for weight in (block.moe.w_gate_up, block.moe.w_down)]

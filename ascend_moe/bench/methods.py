@@ -14,38 +14,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import ascend_moe
 from ascend_moe.bench.cases import Case, Inputs
 from ascend_moe.comm import group_of
+from ascend_moe.comm.place import Place
+from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers import rows as row_ops
-from ascend_moe.dispatchers.collective import gather, reduce_scatter
 from ascend_moe.errors import ArgumentError
 from ascend_moe.native import library
-from ascend_moe.reference import cases
+from ascend_moe.ops.collectives import gather, reduce_scatter
 
 LIMIT, OURS, PEER = "limit", "ours", "peer"
 
 
 @dataclass(frozen=True)
-class Place(cases.Place):
-    """Where a rank runs. ``mpi``: mpi4py's communicator of the same ranks."""
+class RankPlace(Place):
+    """A place, and mpi4py's communicator of the same ranks."""
 
     mpi: Any = None
 
 
-@dataclass
-class Arrived:
-    """What dispatch leaves to this rank's experts: ``count`` rows, by (local expert, source, token, k).
-
-    ``rows`` (>= count, H), ``scales`` (>= count,) of int8 codes, ``counts`` (L,) rows a local expert;
-    ``experts``: (count,) global expert of each row where ``counts`` does not tell.
-    """
-
-    rows: Tensor
-    scales: Tensor | None
-    counts: Tensor
-    handle: Any = None
-    experts: Tensor | None = None
+def arrived(rows: Tensor, scales: Tensor | None, counts: Tensor, handle: Any) -> Dispatched:
+    """What a dispatch of plain torch leaves: ``rows`` (>= count, H), ``scales`` of int8 codes, ``counts`` (L,)."""
+    none = torch.empty(0)
+    return Dispatched(rows, none if scales is None else scales, counts, none, none, none, handle)
 
 
 class Method(ABC):
@@ -55,7 +46,7 @@ class Method(ABC):
     kind: str = PEER
     needs_mpi: bool = False
 
-    def __init__(self, case: Case, place: Place, rows_out: Tensor) -> None:
+    def __init__(self, case: Case, place: RankPlace, rows_out: Tensor) -> None:
         """``rows_out`` (case.most_rows, H): where the experts write, by default."""
         self.case, self.place, self.rows_out = case, place, rows_out
 
@@ -63,22 +54,20 @@ class Method(ABC):
         """Not timed, before the first call with these inputs: what is no part of the method's work."""
 
     @abstractmethod
-    def dispatch(self, inputs: Inputs) -> Arrived:
+    def dispatch(self, inputs: Inputs) -> Dispatched:
         """Timed. Collective."""
 
-    def expert_output(self) -> Tensor:
+    def expert_output(self, sent: Dispatched) -> Tensor:
         """Timed with dispatch: where the experts write their (>= count, H) rows."""
         return self.rows_out
 
     @abstractmethod
-    def combine(self, rows: Tensor, inputs: Inputs, arrived: Arrived) -> Tensor:
+    def combine(self, rows: Tensor, inputs: Inputs, sent: Dispatched) -> Tensor:
         """Timed. Collective. (BS, H): the weighted sums of the experts' rows."""
 
-    def experts_of(self, arrived: Arrived) -> Tensor:
+    def experts_of(self, sent: Dispatched) -> Tensor:
         """(count,) global expert of each row."""
-        if arrived.experts is not None:
-            return arrived.experts
-        local = torch.arange(self.case.local_experts).repeat_interleave(arrived.counts)
+        local = torch.arange(self.case.local_experts).repeat_interleave(sent.expert_token_nums)
         return local + self.place.rank * self.case.local_experts
 
 
@@ -93,7 +82,7 @@ def pointers(rows: Tensor, index: Tensor) -> Tensor:
 def native_call(name: str, *arguments: Tensor | int) -> Callable[[], None]:
     """A call of the library, made beforehand: tensors stand for their addresses, and are kept alive."""
     function = getattr(library.lib(), name)
-    values = [one.data_ptr() if isinstance(one, Tensor) else one for one in arguments]
+    values = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
 
     def call(_alive: tuple[Tensor | int, ...] = arguments) -> None:
         if function(*values):
@@ -125,7 +114,7 @@ class _Limit(Method):
         self._to = torch.empty(pairs, case.hidden, dtype=torch.int8 if case.quant_mode else case.torch_dtype)
         self._out = torch.empty(case.batch, case.hidden, dtype=case.torch_dtype)
         #: by inputs: the copy, the sum, what dispatch returns, and the rows, whose memory the copy reads
-        self._ready: dict[int, tuple[Callable[[], None], Callable[[], None], Arrived, Tensor]] = {}
+        self._ready: dict[int, tuple[Callable[[], None], Callable[[], None], Dispatched, Tensor]] = {}
 
     def ready(self, inputs: Inputs) -> None:
         source, scales = row_ops.quantize_dispatch_rows(inputs.x) if self.case.quant_mode else (inputs.x, None)
@@ -136,23 +125,27 @@ class _Limit(Method):
         self._ready[id(inputs)] = (
             native_call("am_bench_copy_rows", self._to, places, len(pairs), row_bytes, self.way),
             weighted_sum(self._out, pointers(self.rows_out, pairs), inputs.expert_scales),
-            Arrived(
+            arrived(
                 self._to,
                 None if scales is None else scales.index_select(0, token_of),
                 torch.empty(0),
-                experts=inputs.expert_ids.reshape(-1),
+                inputs.expert_ids.reshape(-1),
             ),
             source,
         )
 
-    def dispatch(self, inputs: Inputs) -> Arrived:
-        copy, _, arrived, _ = self._ready[id(inputs)]
+    def dispatch(self, inputs: Inputs) -> Dispatched:
+        copy, _, sent, _ = self._ready[id(inputs)]
         copy()
-        return arrived
+        return sent
 
-    def combine(self, rows: Tensor, inputs: Inputs, arrived: Arrived) -> Tensor:
+    def combine(self, rows: Tensor, inputs: Inputs, sent: Dispatched) -> Tensor:
         self._ready[id(inputs)][1]()
         return self._out
+
+    def experts_of(self, sent: Dispatched) -> Tensor:
+        experts: Tensor = sent.handle  # rows are copied in the order of the pairs
+        return experts
 
 
 class LimitMemcpy(_Limit):
@@ -171,30 +164,18 @@ class LimitThroughUb(_Limit):
 
 
 class Window(Method):
-    name, kind, comm_alg = "window", OURS, "window"
+    name, kind, comm_alg, zero_copy = "window", OURS, "window", False
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._common = {**self.place.arguments(self.case.experts), "comm_alg": self.comm_alg}
+        options: dict[str, Any] = {"comm_alg": self.comm_alg, "zero_copy": self.zero_copy}
+        self._dispatcher = MC2Dispatcher.from_group(self.place, self.case.experts, **options)
 
-    def dispatch(self, inputs: Inputs) -> Arrived:
-        rows, scales, assist, nums, counts, tp_counts, _ = ascend_moe.npu_moe_distribute_dispatch_v2(
-            inputs.x, inputs.expert_ids, quant_mode=self.case.quant_mode, **self._common
-        )
-        return Arrived(rows, scales if self.case.quant_mode else None, nums, (assist, counts, tp_counts))
+    def dispatch(self, inputs: Inputs) -> Dispatched:
+        return self._dispatcher.dispatch(inputs.x, inputs.expert_ids, quant_mode=self.case.quant_mode)
 
-    def combine(self, rows: Tensor, inputs: Inputs, arrived: Arrived) -> Tensor:
-        assist, counts, tp_counts = arrived.handle
-        out: Tensor = ascend_moe.npu_moe_distribute_combine_v2(
-            rows,
-            inputs.expert_ids,
-            assist,
-            counts,
-            inputs.expert_scales,
-            tp_send_counts=tp_counts,
-            **self._common,
-        )
-        return out
+    def combine(self, rows: Tensor, inputs: Inputs, sent: Dispatched) -> Tensor:
+        return self._dispatcher.combine(rows, sent, inputs.expert_scales)
 
 
 class Direct(Window):
@@ -204,17 +185,12 @@ class Direct(Window):
 class DirectZeroCopy(Direct):
     """The experts write where combine reads: a tensor of this rank's window, taken afresh every time."""
 
-    name = "direct-zero-copy"
+    name, zero_copy = "direct-zero-copy", True
 
-    def expert_output(self) -> Tensor:
-        place, shape = self.place, (self.case.most_rows, self.case.hidden)
-        return ascend_moe.window_empty(
-            shape,
-            dtype=self.case.torch_dtype,
-            group_ep=place.group_ep,
-            ep_world_size=place.world,
-            ep_rank_id=place.rank,
-        )
+    def expert_output(self, sent: Dispatched) -> Tensor:
+        rows = self._dispatcher.empty_expert_out(sent, self.case.torch_dtype)
+        assert rows is not None
+        return rows
 
 
 # ---- the peers
@@ -239,7 +215,7 @@ class GlooAllToAll(Method):
         each = [self.case.local_experts] * self.place.world
         self._exchange(out, given, each, each)
 
-    def dispatch(self, inputs: Inputs) -> Arrived:
+    def dispatch(self, inputs: Inputs) -> Dispatched:
         case, world = self.case, self.place.world
         ids = inputs.expert_ids.reshape(-1)
         order = torch.argsort(ids, stable=True)
@@ -258,16 +234,16 @@ class GlooAllToAll(Method):
         )
         rows, scales = row_ops.open_rows(words, case.hidden, case.torch_dtype, case.quant_mode)
         handle = (order, table, sent, received)
-        return Arrived(rows, scales if case.quant_mode else None, table.sum(0), handle)
+        return arrived(rows, scales if case.quant_mode else None, table.sum(0), handle)
 
-    def combine(self, rows: Tensor, inputs: Inputs, arrived: Arrived) -> Tensor:
-        order, table, sent, received = arrived.handle
+    def combine(self, rows: Tensor, inputs: Inputs, sent: Dispatched) -> Tensor:
+        order, table, counts, received = sent.handle
         world = self.place.world
         chunks = torch.split(rows[: sum(received)], table.t().reshape(-1).tolist())
         by_source = torch.cat([chunk for source in range(world) for chunk in chunks[source::world]])
         words = row_ops.pack(by_source)
-        back = words.new_empty(sum(sent), words.size(1))
-        self._exchange(back, words, sent, received)
+        back = words.new_empty(sum(counts), words.size(1))
+        self._exchange(back, words, counts, received)
         (mine,) = row_ops.unpack(back, (self.case.hidden, rows.dtype))
         weighted = mine.float() * inputs.expert_scales.reshape(-1)[order][:, None]
         total = torch.zeros(self.case.batch, self.case.hidden)
@@ -315,7 +291,7 @@ class GlooAllToAllTuned(GlooAllToAll):
         self._places = torch.arange(max(pairs, most_rows))
         self._place_of = torch.empty(pairs, dtype=torch.int64)
 
-    def dispatch(self, inputs: Inputs) -> Arrived:
+    def dispatch(self, inputs: Inputs) -> Dispatched:
         case, world = self.case, self.place.world
         ids = inputs.expert_ids.view(-1)
         order = torch.sort(ids, stable=True).indices
@@ -338,15 +314,15 @@ class GlooAllToAllTuned(GlooAllToAll):
             words, picked = self._receive[:, self._row_words :], self._scales[:count]
             scales = torch.index_select(words, 0, source, out=picked).view(torch.float32).view(-1)
         expand_x = rows.view(torch.int8 if case.quant_mode else case.torch_dtype)
-        return Arrived(expand_x, scales, table.sum(0), (order, source, sent, received))
+        return arrived(expand_x, scales, table.sum(0), (order, source, sent, received))
 
-    def combine(self, rows: Tensor, inputs: Inputs, arrived: Arrived) -> Tensor:
-        order, source, sent, received = arrived.handle
+    def combine(self, rows: Tensor, inputs: Inputs, sent: Dispatched) -> Tensor:
+        order, source, counts, received = sent.handle
         count = sum(received)
         arrival = torch.empty_like(source)
         arrival[source] = self._places[:count]
         torch.index_select(rows.view(torch.int32), 0, arrival, out=self._give_back[:count])
-        self._exchange(self._got_back, self._give_back[:count], sent, received)
+        self._exchange(self._got_back, self._give_back[:count], counts, received)
         self._place_of[order] = self._places[: order.numel()]
         weighted_sum(self._out, pointers(self._got_back, self._place_of), inputs.expert_scales)()
         return self._out
@@ -367,7 +343,7 @@ class GlooAllGather(Method):
 
     name = "gloo-ag-rs"
 
-    def dispatch(self, inputs: Inputs) -> Arrived:
+    def dispatch(self, inputs: Inputs) -> Dispatched:
         case = self.case
         words = _gathered(row_ops.payload(inputs.x, inputs.expert_ids, None, None, case.quant_mode))
         ids = _gathered(inputs.expert_ids).reshape(-1)
@@ -380,10 +356,10 @@ class GlooAllGather(Method):
         tokens = pairs // case.topk
         picked = words.index_select(0, tokens)
         rows, scales = row_ops.open_rows(picked, case.hidden, case.torch_dtype, case.quant_mode)
-        return Arrived(rows, scales if case.quant_mode else None, counts, (tokens, weights[pairs]))
+        return arrived(rows, scales if case.quant_mode else None, counts, (tokens, weights[pairs]))
 
-    def combine(self, rows: Tensor, inputs: Inputs, arrived: Arrived) -> Tensor:
-        tokens, weights = arrived.handle
+    def combine(self, rows: Tensor, inputs: Inputs, sent: Dispatched) -> Tensor:
+        tokens, weights = sent.handle
         part = torch.zeros(self.place.world * self.case.batch, self.case.hidden)
         part.index_add_(0, tokens, rows[: tokens.numel()].float() * weights[:, None])
         return reduce_scatter(part, group_of("process_group")).to(rows.dtype)

@@ -28,8 +28,9 @@ from torch import Tensor
 import ascend_moe
 from ascend_moe import reference
 from ascend_moe.bench.cases import INPUT_SETS, Case, Inputs, inputs
-from ascend_moe.bench.methods import LIMIT, METHODS, OURS, Arrived, Method, Place
+from ascend_moe.bench.methods import LIMIT, METHODS, OURS, Method, RankPlace
 from ascend_moe.comm.liveness import process_gone
+from ascend_moe.dispatchers import Dispatched
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
 
 PATIENCE_S = 120.0  # of gloo
@@ -96,7 +97,7 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
         world_size=job.world,
         timeout=datetime.timedelta(seconds=PATIENCE_S),
     )
-    place = Place(rank, job.world, ascend_moe.comm_name(), mpi=mpi)
+    place = RankPlace.of(mpi=mpi)
     results, hindrance = [], measure_hindrance(rank, job.world)
     for number, case in enumerate(job.cases):
         of_ranks: list[Any] = [None] * job.world
@@ -218,7 +219,7 @@ class CaseMarks:
 
 @torch.no_grad()
 def run_case(
-    job: Job, case: Case, place: Place, barrier: Barrier, told: Path | None = None, before: int = 0
+    job: Job, case: Case, place: RankPlace, barrier: Barrier, told: Path | None = None, before: int = 0
 ) -> CaseMarks:
     """Checks every method, then times the job's iterations of each. Collective.
 
@@ -241,9 +242,9 @@ def run_case(
     for number in range(WARM_UPS):
         want = expected(case, place.rank, number)
         for method in methods:
-            marks, arrived, out = _round_trip(method, own[number], barrier)
+            marks, sent, out = _round_trip(method, own[number], barrier)
             result.first.setdefault(method.name, marks)
-            if not _is_exact(method, arrived, out, want) and method.name in result.exact:
+            if not _is_exact(method, sent, out, want) and method.name in result.exact:
                 result.exact.remove(method.name)
     # Of the last iteration, so that a result that was timed is checked as well.
     last = job.iterations - 1
@@ -254,10 +255,10 @@ def run_case(
     try:
         for iteration in range(job.iterations):
             for method in turns.sample(methods, len(methods)):
-                marks, arrived, out = _round_trip(method, own[iteration % INPUT_SETS], barrier)
+                marks, sent, out = _round_trip(method, own[iteration % INPUT_SETS], barrier)
                 result.marks[method.name].append(marks)
                 if iteration == last:
-                    _is_exact(method, arrived, out, want)
+                    _is_exact(method, sent, out, want)
                 for _ in range(REPEATS):
                     marks, *_ = _round_trip(method, own[iteration % INPUT_SETS], barrier)
                 result.warm[method.name].append(marks)
@@ -268,24 +269,25 @@ def run_case(
     return result
 
 
-def _round_trip(method: Method, inputs: Inputs, barrier: Barrier) -> tuple[Marks, Arrived, Tensor]:
+def _round_trip(method: Method, inputs: Inputs, barrier: Barrier) -> tuple[Marks, Dispatched, Tensor]:
     """One dispatch, the experts untimed, one combine; each half begins on all ranks at once."""
     now, clock = time.clock_gettime_ns, time.CLOCK_MONOTONIC  # one clock for all processes of a machine
     barrier.wait()
     began = now(clock)
-    arrived = method.dispatch(inputs)
-    rows = method.expert_output()
+    sent = method.dispatch(inputs)
+    rows = method.expert_output(sent)
     dispatched = now(clock)
-    run_experts(arrived.rows, arrived.scales, method.experts_of(arrived), rows)
+    scales = sent.dynamic_scales if sent.expand_x.dtype == torch.int8 else None
+    run_experts(sent.expand_x, scales, method.experts_of(sent), rows)
     barrier.wait()
     resumed = now(clock)
-    out = method.combine(rows, inputs, arrived)
-    return (began, dispatched, resumed, now(clock)), arrived, out
+    out = method.combine(rows, inputs, sent)
+    return (began, dispatched, resumed, now(clock)), sent, out
 
 
-def _is_exact(method: Method, arrived: Arrived, out: Tensor, want: Expected) -> bool:
+def _is_exact(method: Method, sent: Dispatched, out: Tensor, want: Expected) -> bool:
     """Whether the sums are exact; raises where the result is wrong. The limits send nothing."""
-    fault = "" if method.kind == LIMIT else dispatch_fault(arrived, want)
+    fault = "" if method.kind == LIMIT else dispatch_fault(sent, want)
     exact = False
     if not fault:
         fault, exact = combine_fault(out, want)
@@ -341,17 +343,17 @@ def expected(case: Case, rank: int, number: int) -> Expected:
     return Expected(dispatched[rank], call.combined(rows, dispatched)[rank], slack)
 
 
-def dispatch_fault(arrived: Arrived, want: Expected) -> str:
+def dispatch_fault(sent: Dispatched, want: Expected) -> str:
     """What is wrong with the rows, or ''."""
     result, count = want.dispatched, want.dispatched.expand_x.size(0)
-    if not torch.equal(arrived.counts.long(), result.expert_token_nums):
+    if not torch.equal(sent.expert_token_nums.long(), result.expert_token_nums):
         return "rows per expert differ from the reference"
-    if not torch.equal(arrived.rows[:count], result.expand_x):
-        wrong = (arrived.rows[:count] != result.expand_x).any(1).nonzero()
+    if not torch.equal(sent.expand_x[:count], result.expand_x):
+        wrong = (sent.expand_x[:count] != result.expand_x).any(1).nonzero()
         where = f"first at row {int(wrong[0])} of {count}" if len(wrong) else "NaN"
         return f"expand_x differs from the reference, {where}"
-    scales, wanted = arrived.scales, result.dynamic_scales
-    if wanted is not None and (scales is None or not torch.equal(scales[:count], wanted)):
+    wanted = result.dynamic_scales
+    if wanted is not None and not torch.equal(sent.dynamic_scales[:count], wanted):
         return "dynamic_scales differ from the reference"
     return ""
 

@@ -181,7 +181,7 @@ def process_group(group_ep: str) -> ProcessGroup | None:
     return _find(group_ep)[1]
 
 
-def place(group_ep: str) -> tuple[int, int | None] | None:
+def size_and_rank(group_ep: str) -> tuple[int, int | None] | None:
     """World size and rank of a known group, without opening anything; None for an unknown name.
 
     The rank is None where the calling thread could be any rank.
@@ -194,7 +194,7 @@ def place(group_ep: str) -> tuple[int, int | None] | None:
 
 # torch.compile cannot trace the lookup. torch.compiler.assume_constant_result is this line, but imports torch._dynamo:
 # a second for every process.
-place._dynamo_marked_constant = True  # type: ignore[attr-defined]
+size_and_rank._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def device_of(group_ep: str) -> torch.device:

@@ -1,12 +1,49 @@
 """Three ways to carry MoE rows between EP ranks, with one interface and the same results bit for bit.
 
-* ``WindowDispatcher``: our dispatch and combine ops, over communication windows.
+* ``MC2Dispatcher``: our dispatch and combine ops, over communication windows.
 * ``AllToAllDispatcher``: ``torch.distributed`` all-to-all; reaches any ranks a backend reaches.
 * ``AllGatherDispatcher``: ``torch.distributed`` all-gather; W times the traffic, no uneven splits.
 """
 
-from ascend_moe.dispatchers.base import Dispatched, Dispatcher
-from ascend_moe.dispatchers.collective import AllGatherDispatcher, AllToAllDispatcher
-from ascend_moe.dispatchers.window import WindowDispatcher
+from __future__ import annotations
 
-__all__ = ["AllGatherDispatcher", "AllToAllDispatcher", "Dispatched", "Dispatcher", "WindowDispatcher"]
+from typing import Any
+
+from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher
+from ascend_moe.dispatchers.collective import AllGatherDispatcher, AllToAllDispatcher
+from ascend_moe.dispatchers.mc2 import MC2Dispatcher
+from ascend_moe.errors import need, need_one_of
+
+__all__ = [
+    "KINDS",
+    "AllGatherDispatcher",
+    "AllToAllDispatcher",
+    "Begun",
+    "Dispatched",
+    "Dispatcher",
+    "MC2Dispatcher",
+    "make_dispatcher",
+]
+
+#: The names by which `make_dispatcher` knows the three, as in Megatron-LM and vllm-ascend.
+KINDS = ("mc2", "alltoall", "allgather")
+
+
+def make_dispatcher(kind: str, group: object, num_experts: int, comm_alg: str = "", **options: Any) -> Dispatcher:
+    """Makes the dispatcher of a kind.
+
+    Args:
+        kind: of `KINDS`.
+        group: a group as `comm.group_of`, None for the default one, or a `comm.place.Place`.
+        num_experts: E, a multiple of the group's size.
+        comm_alg, options: of "mc2" alone, as of `MC2Dispatcher`.
+
+    Raises:
+        ArgumentError: no such kind, or one that does not take an option; what the class raises.
+    """
+    need_one_of("kind", kind, KINDS)
+    if kind == "mc2":
+        return MC2Dispatcher.from_group(group, num_experts, comm_alg=comm_alg, **options)
+    for name, value in {"comm_alg": comm_alg, **options}.items():
+        need(not value, name, "is {!r}, which kind {!r} does not take; leave it out", value, kind)
+    return (AllToAllDispatcher if kind == "alltoall" else AllGatherDispatcher)(group, num_experts)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from ascend_moe.errors import ArgumentError, need
+from ascend_moe.comm.place import Place
+from ascend_moe.errors import need
 
+R = TypeVar("R")
 ROW_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -28,6 +31,8 @@ class Dispatched:
             (local expert l, source rank s).
         expand_idx: V1: (BS*K,) int32, earlier pairs of this rank with the same expert;
             V2: triples (source rank, token, k), three int32 a row; between A2 servers V1's.
+        expand_scales: (>= n,) fp32, the weight of each row; undefined unless dispatch had expert_scales.
+        handle: the dispatcher's own.
     """
 
     expand_x: Tensor
@@ -35,7 +40,19 @@ class Dispatched:
     expert_token_nums: Tensor
     ep_recv_counts: Tensor
     expand_idx: Tensor
+    expand_scales: Tensor
     handle: Any = field(default=None, repr=False)
+
+
+class Begun(Generic[R]):
+    """A call that may only have sent. Until ``finish`` its tensors must stay as they are."""
+
+    def __init__(self, finish: Callable[[], R]) -> None:
+        self._finish = finish
+
+    def finish(self) -> R:
+        """Returns the call's result, after waiting for what has not arrived. May be called again."""
+        return self._finish()
 
 
 class Dispatcher(ABC):
@@ -48,14 +65,18 @@ class Dispatcher(ABC):
 
     #: combine adds shared_expert_x in fp32 before its one rounding; otherwise it rejects the argument.
     fuses_shared_expert = True
+    #: begin_dispatch and begin_combine only send; otherwise they do all at once.
+    sends_first = False
+    #: the most tokens of a rank that one call takes; None: any number.
+    max_batch: int | None = None
 
-    def __init__(self, rank: int, world_size: int, num_experts: int) -> None:
-        rule = "is {} of world size {}; need 0 <= rank < world size"
-        need(0 <= rank < world_size, "rank", rule, rank, world_size)
+    def __init__(self, place: Place, num_experts: int) -> None:
+        world_size = place.world
         fits = num_experts >= 1 and num_experts % world_size == 0
         rule = "is {}, not a positive multiple of the {} ranks; choose a world size that divides it"
         need(fits, "num_experts", rule, num_experts, world_size)
-        self.rank = rank
+        self.place = place
+        self.rank = place.rank
         self.world_size = world_size
         self.num_experts = num_experts
         self.local_experts = num_experts // world_size
@@ -64,16 +85,17 @@ class Dispatcher(ABC):
         """This one: it stands for ranks and keeps nothing of a call, so that copies of a layer share it."""
         return self
 
-    @abstractmethod
     def dispatch(
         self,
         x: Tensor,
         expert_ids: Tensor,
         *,
+        expert_scales: Tensor | None = None,
         scales: Tensor | None = None,
         x_active_mask: Tensor | None = None,
         quant_mode: int = 0,
         global_bs: int = 0,
+        max_tokens: int = 0,
         expert_token_nums_type: int = 1,
     ) -> Dispatched:
         """Routes row t of ``x`` once for every k to the owner of ``expert_ids[t, k]``.
@@ -81,27 +103,37 @@ class Dispatcher(ABC):
         Args:
             x: (BS, H) bf16, fp16 or fp32; BS may be 0.
             expert_ids: (BS, K) int32; -1 is not routed, equal ids of a token are routed each.
+            expert_scales: (BS, K) fp32, which come beside the rows as ``expand_scales``. On all ranks or on none.
             scales: (E, H) fp32 smoothing factors, only with quant_mode 2.
             x_active_mask: bool, (BS,) or (BS, K); pairs that are False are not routed.
             quant_mode: 0, or 2: int8 rows with one fp32 scale each.
-            global_bs: 0 when all ranks have the same BS, else W * (largest BS), the same on all ranks.
+            max_tokens: the largest BS of any rank, or more, the same on all ranks; 0 where all have the same BS.
+            global_bs: the same times W, as the ops take it; not together with max_tokens.
             expert_token_nums_type: 0 running sums, 1 counts.
 
         Raises:
             ArgumentError: on this rank alone, before anything is sent.
             InvalidExpertId, RoutingOverflow, ConfigMismatch: on every rank; the next call works.
         """
+        given = self._given(
+            expert_scales=expert_scales, scales=scales, x_active_mask=x_active_mask, quant_mode=quant_mode,
+            global_bs=global_bs, max_tokens=max_tokens, expert_token_nums_type=expert_token_nums_type,
+        )  # fmt: skip
+        return self._dispatch(x, expert_ids, given)
 
-    def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
-        """Memory like ``expand_x``, in ``dtype``, that combine sends from without a copy; None: any."""
-        return None
+    def begin_dispatch(self, x: Tensor, expert_ids: Tensor, **options: Any) -> Begun[Dispatched]:
+        """Sends the rows; ``finish`` of the result returns what ``dispatch`` returns, with the same ``options``.
 
-    @abstractmethod
+        A dispatcher that cannot send first does all at once. One that can has no gradient, and until ``finish`` this
+        rank calls no other op of the group.
+        """
+        return self._begin_dispatch(x, expert_ids, self._given(**options))
+
     def combine(
         self,
         expert_out: Tensor,
         dispatched: Dispatched,
-        expert_scales: Tensor,
+        expert_scales: Tensor | None = None,
         *,
         shared_expert_x: Tensor | None = None,
     ) -> Tensor:
@@ -113,30 +145,90 @@ class Dispatcher(ABC):
         Args:
             expert_out: (>= n, H) rows in expand_x order, in x's dtype.
             dispatched: what ``dispatch`` of this dispatcher returned.
-            expert_scales: (BS, K) fp32.
+            expert_scales: (BS, K) fp32; None: the rows are only added.
             shared_expert_x: (BS, H) in x's dtype, added with weight 1.
         """
+        self._check_own(dispatched)
+        return self._combine(expert_out, dispatched, expert_scales, shared_expert_x)
+
+    def begin_combine(
+        self,
+        expert_out: Tensor,
+        dispatched: Dispatched,
+        expert_scales: Tensor | None = None,
+        *,
+        shared_expert_x: Tensor | None = None,
+    ) -> Begun[Tensor]:
+        """Sends the rows home; ``finish`` of the result returns what ``combine`` returns. As ``begin_dispatch``."""
+        self._check_own(dispatched)
+        return self._begin_combine(expert_out, dispatched, expert_scales, shared_expert_x)
+
+    def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
+        """Memory like ``expand_x``, in ``dtype``, that combine sends from without a copy; None: any."""
+        return None
+
+    def _given(
+        self,
+        *,
+        expert_scales: Tensor | None = None,
+        scales: Tensor | None = None,
+        x_active_mask: Tensor | None = None,
+        quant_mode: int = 0,
+        global_bs: int = 0,
+        max_tokens: int = 0,
+        expert_token_nums_type: int = 1,
+    ) -> dict[str, Any]:
+        """The options of a dispatch as the ops take them."""
+        rule = "is {}; need the largest T of any rank, or 0 where all are equal"
+        need(max_tokens >= 0, "max_tokens", rule, max_tokens)
+        need(not (global_bs and max_tokens), "max_tokens", "is {} beside global_bs {}; pass one", max_tokens, global_bs)
+        return {
+            "expert_scales": expert_scales,
+            "scales": scales,
+            "x_active_mask": x_active_mask,
+            "quant_mode": quant_mode,
+            "global_bs": global_bs or self.world_size * max_tokens,
+            "expert_token_nums_type": expert_token_nums_type,
+        }
+
+    def _check_own(self, dispatched: Dispatched) -> None:
+        rule = "does not come from this {}; pass what its dispatch returned"
+        need(getattr(dispatched.handle, "owner", None) is self, "dispatched", rule, type(self).__name__)
+
+    @abstractmethod
+    def _dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Dispatched:
+        """``dispatch``, with its options as the ops take them. The result's handle has this object as ``owner``."""
+
+    @abstractmethod
+    def _combine(
+        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
+    ) -> Tensor:
+        """``combine`` of what this object has dispatched."""
+
+    def _begin_dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Begun[Dispatched]:
+        sent = self._dispatch(x, expert_ids, given)
+        return Begun(lambda: sent)
+
+    def _begin_combine(
+        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
+    ) -> Begun[Tensor]:
+        result = self._combine(expert_out, dispatched, expert_scales, shared)
+        return Begun(lambda: result)
 
 
-def check_dispatch(
-    x: Tensor,
-    expert_ids: Tensor,
-    scales: Tensor | None,
-    mask: Tensor | None,
-    quant_mode: int,
-    global_bs: int,
-    expert_token_nums_type: int,
-    *,
-    world: int,
-    experts: int,
-) -> int:
+def check_dispatch(x: Tensor, expert_ids: Tensor, given: dict[str, Any], *, world: int, experts: int) -> int:
     """Checks what one rank can see of dispatch's arguments; returns maxBS (rows)."""
+    weights, scales, mask = given["expert_scales"], given["scales"], given["x_active_mask"]
+    quant_mode, global_bs = given["quant_mode"], given["global_bs"]
     need(x.dim() == 2 and x.dtype in ROW_DTYPES, "x", "is {}; need (BS, H) bf16, fp16 or fp32", x)
     bs = x.size(0)
     fits = expert_ids.dim() == 2 and expert_ids.dtype == torch.int32 and expert_ids.size(0) == bs
     need(fits, "expert_ids", "is {}; need ({}, K) int32", expert_ids, bs)
     need(expert_ids.size(1) >= 1, "expert_ids", "has K = 0; need K >= 1")
     need(quant_mode in (0, 2), "quant_mode", "is {}; need 0 (none) or 2 (int8 by token)", quant_mode)
+    if weights is not None:
+        fits = weights.shape == expert_ids.shape and weights.dtype == torch.float32
+        need(fits, "expert_scales", "is {}; need {} fp32", weights, expert_ids.shape)
     if scales is not None:
         need(quant_mode != 0, "scales", "are given with quant_mode 0; pass None or quant_mode=2")
         fits = tuple(scales.shape) == (experts, x.size(1)) and scales.dtype == torch.float32
@@ -144,7 +236,7 @@ def check_dispatch(
     if mask is not None:
         fits = mask.dtype == torch.bool and mask.shape in (expert_ids.shape, (bs,))
         need(fits, "x_active_mask", "is {}; need ({},) or {} bool", mask, bs, expert_ids.shape)
-    kind = expert_token_nums_type
+    kind = given["expert_token_nums_type"]
     need(kind in (0, 1), "expert_token_nums_type", "is {}; need 0 or 1", kind)
     fits = global_bs == 0 or (global_bs > 0 and global_bs % world == 0 and global_bs >= bs * world)
     rule = "is {}; need 0, or {} ranks * largest BS (here at least {})"
@@ -156,7 +248,7 @@ def check_combine(
     expert_out: Tensor,
     rows: int,
     like: Tensor,
-    expert_scales: Tensor,
+    expert_scales: Tensor | None,
     topk: int,
     shared: Tensor | None,
 ) -> None:
@@ -167,17 +259,10 @@ def check_combine(
     # Ranks that disagree on the row size would deadlock the exchange: hold all to dispatch's dtype.
     rule = "is {}, x was {}; cast it to x's dtype"
     need(expert_out.dtype == like.dtype, "expert_out", rule, expert_out.dtype, like.dtype)
-    fits = tuple(expert_scales.shape) == (bs, topk) and expert_scales.dtype == torch.float32
-    need(fits, "expert_scales", "is {}; need ({}, {}) fp32", expert_scales, bs, topk)
+    if expert_scales is not None:
+        fits = tuple(expert_scales.shape) == (bs, topk) and expert_scales.dtype == torch.float32
+        need(fits, "expert_scales", "is {}; need ({}, {}) fp32", expert_scales, bs, topk)
     if shared is not None:
         fits = shared.dim() >= 2 and shared.size(-1) == hidden and shared.numel() == bs * hidden
         rule = "is {}; need ({}, {}) {}"
         need(fits and shared.dtype == like.dtype, "shared_expert_x", rule, shared, bs, hidden, like.dtype)
-
-
-def foreign(dispatcher: Dispatcher) -> ArgumentError:
-    """The error for a ``Dispatched`` that another dispatcher made."""
-    return ArgumentError(
-        f"dispatched does not come from this {type(dispatcher).__name__}; pass what its dispatch returned",
-        argument="dispatched",
-    )

@@ -6,30 +6,31 @@ that all of them raise or none does.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
 from ascend_moe import autograd
 from ascend_moe._narrow import id_text
-from ascend_moe.comm import group_of
+from ascend_moe.comm import group_of, process_group, size_and_rank
+from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import rows as row_ops
-from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher, check_combine, check_dispatch, foreign
+from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher, check_combine, check_dispatch
 from ascend_moe.dispatchers.rows import Routing, active_pairs, first_invalid, route
 from ascend_moe.errors import ConfigMismatch, InvalidExpertId, RoutingOverflow, need
+from ascend_moe.ops.collectives import exchange, gather
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from ascend_moe.ops.collectives import Group
 
-#: int32 words of a header: six fields of the configuration, scales given, error code and three details.
+#: int32 words of a header: seven fields of the configuration, scales given, error code and three details.
 HEADER_WORDS = 16
-_FIELDS = ("H", "K", "E", "maxBS", "dtype", "quant_mode")
-_SMOOTH, _CODE = 6, 7
+_FIELDS = ("H", "K", "E", "maxBS", "dtype", "quant_mode", "expert_scales")
+_SMOOTH, _CODE = 7, 8
 _BAD_ID, _OVERFLOW = 1, 2  # 0: nothing is wrong
 
 
@@ -42,6 +43,7 @@ class Config(NamedTuple):
     max_bs: int
     dtype: int  # index into ROW_DTYPES
     quant_mode: int
+    weighted: bool  # expert_scales were given
     smooth: bool
 
 
@@ -92,6 +94,8 @@ def _raise_mismatch(headers: list[list[int]], rank: int) -> None:
                 continue
             if name == "dtype":
                 ours, theirs = (str(ROW_DTYPES[v]).removeprefix("torch.") for v in (ours, theirs))
+            if name == "expert_scales":
+                ours, theirs = ("given" if value else "None" for value in (ours, theirs))
             fix = "call with the same value on all ranks"
             if name == "maxBS":
                 largest = max(header[index] for header in headers)
@@ -99,57 +103,6 @@ def _raise_mismatch(headers: list[list[int]], rank: int) -> None:
                 fix += f"batch, here {len(headers) * largest}"
             text = f"{name} is {ours} on rank {rank} but {theirs} on rank {other}; {fix}"
             raise ConfigMismatch(text, field=name, rank=other, ours=ours, theirs=theirs)
-
-
-class Carrier(ABC):
-    """Carries rows between ranks that no process group connects; stands in a dispatcher's place of one."""
-
-    @abstractmethod
-    def rank(self) -> int:
-        """This rank."""
-
-    @abstractmethod
-    def size(self) -> int:
-        """W, ranks."""
-
-    @abstractmethod
-    def exchange(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """All-to-all of 2-D rows: ``send[d]`` rows go to rank d, ``receive[s]`` come from rank s, in rank order."""
-
-
-def gather(rows: Tensor, group: ProcessGroup | Carrier) -> Tensor:
-    """(W, *rows.shape): every rank's ``rows``, which have the same shape everywhere."""
-    out = rows.new_empty(group.size(), *rows.shape)
-    if rows.numel() == 0:
-        return out
-    if isinstance(group, Carrier):
-        each = [1] * group.size()
-        mine = rows.reshape(1, -1).expand(group.size(), -1)
-        return group.exchange(mine, each, each).view(out.shape)
-    if group.name() == "mpi":  # has the list form only
-        dist.all_gather(list(out.unbind(0)), rows.contiguous(), group=group)
-    else:
-        single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        single(out.view(-1), rows.contiguous().view(-1), group=group)
-    return out
-
-
-def reduce_scatter(rows: Tensor, group: ProcessGroup) -> Tensor:
-    """(N / W, ...): this rank's share of the sum of all ranks' ``rows`` (N, ...), of the same shape everywhere."""
-    out = rows.new_empty(rows.shape[0] // group.size(), *rows.shape[1:])
-    if rows.numel() > 0:
-        single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        single(out.view(-1), rows.contiguous().view(-1), group=group)
-    return out
-
-
-def exchange(words: Tensor, send: list[int], receive: list[int], group: ProcessGroup | Carrier) -> Tensor:
-    """All-to-all of rows: ``send[d]`` rows go to rank d, ``receive[s]`` come from rank s, in rank order."""
-    if isinstance(group, Carrier):
-        return group.exchange(words, send, receive)
-    out = words.new_empty(sum(receive), words.size(1))
-    dist.all_to_all_single(out, words.contiguous(), receive, send, group=group)
-    return out
 
 
 # ---- what both have in common
@@ -161,9 +114,14 @@ class _Call:
 
     x: Tensor
     expert_ids: Tensor
+    weights: Tensor | None
     scales: Tensor | None
     config: Config
     routing: Routing
+
+    def payload(self, pairs: Tensor | None) -> Tensor:
+        """The packed rows of these pairs, None: of every token."""
+        return row_ops.payload(self.x, self.expert_ids, pairs, self.scales, self.config.quant_mode)
 
 
 @dataclass
@@ -180,73 +138,72 @@ class _Handle:
 @dataclass
 class _Arrived:
     words: Tensor  # (n, words) int32: this rank's rows, packed, in expand_x order
+    weights: Tensor | None  # (n,) fp32, of each row, where they were given
     counts: Tensor  # (L, W) int64: rows for each local expert from each rank
     position: Tensor  # as in _Handle
     way: Any
+
+
+def _live(place: Place) -> Group:
+    """The process group of the place, or the place itself in a LocalCluster."""
+    known = size_and_rank(place.group_ep)
+    rule = "{!r} names no live group: use ascend_moe.comm_name(process_group)"
+    need(known is not None, "group_ep", rule, place.group_ep)
+    world, rank = known or (0, 0)
+    rule = "{!r} has {} ranks, and this is rank {}; the place is rank {} of {}"
+    fits = world == place.world and rank in (None, place.rank)
+    need(fits, "group_ep", rule, place.group_ep, world, rank, place.rank, place.world)
+    return process_group(place.group_ep) or place
 
 
 class CollectiveDispatcher(Dispatcher):
     """A dispatcher over the collectives of a process group.
 
     Args:
-        process_group: as `comm.group_of`, None for the default group; or a `Carrier`.
+        group: as `comm.group_of`, None for the default group; or a `Place`, a LocalCluster's name. Between the threads
+            of a LocalCluster, which has no process group, its windows carry the rows.
         num_experts: E, a multiple of the group's size.
     """
 
-    def __init__(self, process_group: ProcessGroup | Carrier | None, num_experts: int) -> None:
-        self._group = process_group if isinstance(process_group, Carrier) else group_of("process_group", process_group)
-        super().__init__(self._group.rank(), self._group.size(), num_experts)
+    def __init__(self, group: object, num_experts: int) -> None:
+        self.group: Group
+        if isinstance(group, (Place, str, tuple)):
+            place = Place.of(group, "process_group")
+            self.group = _live(place)
+        else:
+            self.group = found = group_of("process_group", group)
+            place = Place(str(getattr(found, "group_name", "")), found.size(), found.rank())
+        super().__init__(place, num_experts)
 
-    def dispatch(
-        self,
-        x: Tensor,
-        expert_ids: Tensor,
-        *,
-        scales: Tensor | None = None,
-        x_active_mask: Tensor | None = None,
-        quant_mode: int = 0,
-        global_bs: int = 0,
-        expert_token_nums_type: int = 1,
-    ) -> Dispatched:
-        max_bs = check_dispatch(
-            x, expert_ids, scales, x_active_mask, quant_mode, global_bs, expert_token_nums_type,
-            world=self.world_size, experts=self.num_experts,
-        )  # fmt: skip
-        kind = ROW_DTYPES.index(x.dtype)
-        config = Config(x.size(1), expert_ids.size(1), self.num_experts, max_bs, kind, quant_mode, scales is not None)
-        routing, problem = plan(expert_ids, x_active_mask, config, self.world_size)
+    def _dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Dispatched:
+        max_bs = check_dispatch(x, expert_ids, given, world=self.world_size, experts=self.num_experts)
+        weights, scales, quant_mode = given["expert_scales"], given["scales"], given["quant_mode"]
+        size = (x.size(1), expert_ids.size(1), self.num_experts, max_bs, ROW_DTYPES.index(x.dtype), quant_mode)
+        config = Config(*size, weights is not None, scales is not None)
+        routing, problem = plan(expert_ids, given["x_active_mask"], config, self.world_size)
         words = [*config, *problem]
         header = torch.tensor(words + [0] * (HEADER_WORDS - len(words)), dtype=torch.int32, device=x.device)
-        arrived = self._send(_Call(x, expert_ids, scales, config, routing), header)
+        arrived = self._send(_Call(x, expert_ids, weights, scales, config, routing), header)
         expand_x, dynamic_scales = row_ops.open_rows(arrived.words, x.size(1), x.dtype, quant_mode)
         handle = _Handle(self, x.detach(), routing, expand_x.size(0), arrived.position, arrived.way, scales is not None)
-        if torch.is_grad_enabled() and x.requires_grad:
-            expand_x, dynamic_scales = _Sent.apply(self, handle, x, expand_x, dynamic_scales)  # type: ignore[no-untyped-call]
-        nums, ends = arrived.counts.sum(1), arrived.counts.reshape(-1).cumsum(0)
-        return Dispatched(
-            expand_x,
-            dynamic_scales,
-            nums if expert_token_nums_type == 1 else nums.cumsum(0),
-            ends.to(torch.int32),
-            routing.expand_idx,
-            handle,
-        )
+        expand_scales = dynamic_scales.new_empty(0) if arrived.weights is None else arrived.weights
+        if torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in (x, weights)):
+            expand_x, dynamic_scales, expand_scales = _Sent.apply(  # type: ignore[no-untyped-call]
+                self, handle, x, weights, expand_x, dynamic_scales, expand_scales
+            )
+        nums, ends = arrived.counts.sum(1), arrived.counts.reshape(-1).cumsum(0).to(torch.int32)
+        nums = nums if given["expert_token_nums_type"] == 1 else nums.cumsum(0)
+        return Dispatched(expand_x, dynamic_scales, nums, ends, routing.expand_idx, expand_scales, handle)
 
-    def combine(
-        self,
-        expert_out: Tensor,
-        dispatched: Dispatched,
-        expert_scales: Tensor,
-        *,
-        shared_expert_x: Tensor | None = None,
+    def _combine(
+        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
     ) -> Tensor:
-        handle = dispatched.handle
-        if not isinstance(handle, _Handle) or handle.owner is not self:
-            raise foreign(self)
-        topk = handle.routing.routed.size(1)
-        check_combine(expert_out, handle.rows, handle.x, expert_scales, topk, shared_expert_x)
+        handle: _Handle = dispatched.handle
+        check_combine(expert_out, handle.rows, handle.x, expert_scales, handle.routing.routed.size(1), shared)
         rows = expert_out[: handle.rows]
-        result: Tensor = _Summed.apply(self, handle, rows, expert_scales, shared_expert_x)  # type: ignore[no-untyped-call]
+        if expert_scales is None:
+            expert_scales = torch.ones(handle.routing.routed.shape, dtype=torch.float32, device=rows.device)
+        result: Tensor = _Summed.apply(self, handle, rows, expert_scales, shared)  # type: ignore[no-untyped-call]
         return result
 
     @abstractmethod
@@ -267,22 +224,47 @@ class CollectiveDispatcher(Dispatcher):
         (home,) = row_ops.unpack(words, (rows.size(1), rows.dtype))
         return row_ops.weighted_sum(home, handle.position, handle.routing, weights, shared)
 
+    def _values_of_pairs(self, values: Tensor, handle: _Handle) -> Tensor:
+        """(BS, K) fp32: the value (n,) of every pair's row, 0 for pairs that were not routed."""
+        routed = handle.routing.routed
+        (home,) = row_ops.unpack(self._send_back(values[:, None], handle.way), (1, torch.float32))
+        home = torch.cat([home, home.new_zeros(1, 1)])[:, 0]  # a rank without rows still has a place 0
+        return torch.where(routed, home[handle.position].view(routed.shape), 0.0)
+
 
 class _Sent(torch.autograd.Function):
-    """Dispatch's rows as a function of x; their gradients come home as rows do. Scales stand for int8 rows."""
+    """Dispatch's rows and weights as functions of x and expert_scales, whose gradients come home as rows do.
+
+    Scales stand for int8 rows.
+    """
 
     @staticmethod
-    def forward(ctx: Any, dispatcher: CollectiveDispatcher, handle: _Handle, x: Tensor, rows: Tensor, scales: Tensor):  # type: ignore[no-untyped-def]
+    def forward(  # type: ignore[no-untyped-def]
+        ctx: Any, dispatcher: CollectiveDispatcher, handle: _Handle, x: Tensor, _: Tensor | None, *outputs: Tensor
+    ):
         ctx.dispatcher, ctx.handle, ctx.row_gradients = dispatcher, handle, []
+        rows, scales, weights = (output.view_as(output) for output in outputs)
         ctx.quantized, ctx.dtype = rows.dtype == torch.int8, x.dtype
         ctx.set_materialize_grads(False)
-        rows, scales = rows.view_as(rows), scales.view_as(scales)
-        ctx.mark_non_differentiable(rows if ctx.quantized else scales)
-        return rows, scales
+        fixed = [rows if ctx.quantized else scales]
+        fixed += [] if ctx.needs_input_grad[2] else [rows, scales]
+        ctx.mark_non_differentiable(*fixed, *([] if ctx.needs_input_grad[3] else [weights]))
+        return rows, scales, weights
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, scales: Tensor | None) -> Any:
+    def backward(ctx: Any, grad: Tensor | None, scales: Tensor | None, weights: Tensor | None) -> Any:
+        dispatcher, handle = ctx.dispatcher, ctx.handle
+        gx = gw = None
+        if ctx.needs_input_grad[2]:
+            gx = _Sent._of_rows(ctx, grad, scales)
+        if ctx.needs_input_grad[3]:
+            weights = torch.zeros(handle.rows, device=handle.x.device) if weights is None else weights
+            gw = dispatcher._values_of_pairs(weights, handle)
+        return None, None, gx, gw, None, None, None
+
+    @staticmethod
+    def _of_rows(ctx: Any, grad: Tensor | None, scales: Tensor | None) -> Tensor:
         handle = ctx.handle
         if ctx.quantized:
             grad = autograd.straight_through(ctx, scales, "dispatch")
@@ -290,7 +272,8 @@ class _Sent(torch.autograd.Function):
         if grad is None:
             grad = torch.zeros(handle.rows, handle.x.size(1), dtype=torch.float32, device=handle.x.device)
         ones = torch.ones(handle.routing.routed.shape, dtype=torch.float32, device=grad.device)
-        return None, None, ctx.dispatcher._add_rows(grad.to(ctx.dtype), handle, ones, None), None, None
+        added: Tensor = ctx.dispatcher._add_rows(grad.to(ctx.dtype), handle, ones, None)
+        return added
 
 
 class _Summed(torch.autograd.Function):
@@ -320,10 +303,7 @@ class _Summed(torch.autograd.Function):
             sent, factors = row_ops.unpack(words, (gy.size(1), gy.dtype), (1, torch.float32))
             gz = (sent * factors).to(gy.dtype)
         if rows is not None:
-            values = (sent.float() * rows.float()).sum(1, keepdim=True)
-            (home,) = row_ops.unpack(dispatcher._send_back(values, handle.way), (1, torch.float32))
-            home = torch.cat([home, home.new_zeros(1, 1)])[:, 0]  # a rank without rows still has a place 0
-            gw = torch.where(routing.routed, home[handle.position].view(routing.routed.shape), 0.0)
+            gw = dispatcher._values_of_pairs((sent.float() * rows.float()).sum(1), handle)
         return None, None, gz, gw, shared
 
 
@@ -340,12 +320,12 @@ class AllToAllDispatcher(CollectiveDispatcher):
     its own BS*K rows. Needs uneven splits of the backend (gloo, HCCL, NCCL, MPI have them).
 
     Args:
-        process_group: None for the default group.
+        group: as of `CollectiveDispatcher`.
         num_experts: E, a multiple of the group's size, at most 2048.
     """
 
-    def __init__(self, process_group: ProcessGroup | Carrier | None, num_experts: int) -> None:
-        super().__init__(process_group, num_experts)
+    def __init__(self, group: object, num_experts: int) -> None:
+        super().__init__(group, num_experts)
         need(num_experts <= MAX_EXPERTS, "num_experts", "is {}; need at most {}", num_experts, MAX_EXPERTS)
         # A place of fixed size, so that ranks that disagree on E still exchange whole headers.
         self._count_words = -(-MAX_EXPERTS // self.world_size)
@@ -354,24 +334,28 @@ class AllToAllDispatcher(CollectiveDispatcher):
         routing = call.routing
         per_rank = routing.counts.view(self.world_size, self.local_experts)
         table = self._exchange_counts(header, per_rank)
-        payload = row_ops.payload(call.x, call.expert_ids, routing.order, call.scales, call.config.quant_mode)
+        payload = call.payload(routing.order)
+        if call.weights is not None:
+            payload = row_ops.beside(payload, call.weights.reshape(-1, 1)[routing.order])
         sent, received = per_rank.sum(1).tolist(), table.sum(1).tolist()
-        words = exchange(payload, sent, received, self._group)
+        words = exchange(payload, sent, received, self.group)
         order = self._expert_major(table)
         if order is not None:
             words = words.index_select(0, order)
-        return _Arrived(words, table.t(), routing.position, (order, sent, received))
+        words, weights = row_ops.apart(words, 1) if call.weights is not None else (words, None)
+        own = None if weights is None else weights[:, 0]
+        return _Arrived(words, own, table.t(), routing.position, (order, sent, received))
 
     def _send_again(self, pairs: Tensor, handle: _Handle) -> Tensor:
         order, sent, received = handle.way
-        words = exchange(pairs[handle.routing.order], sent, received, self._group)
+        words = exchange(pairs[handle.routing.order], sent, received, self.group)
         return words if order is None else words.index_select(0, order)
 
     def _send_back(self, rows: Tensor, way: Any) -> Tensor:
         order, sent, received = way
         if order is not None:
             rows = torch.empty_like(rows).index_copy_(0, order, rows)
-        return exchange(row_ops.pack(rows), received, sent, self._group)
+        return exchange(row_ops.pack(rows), received, sent, self.group)
 
     def _exchange_counts(self, header: Tensor, counts: Tensor) -> Tensor:
         """(W, L) int64: rows that rank s sends to local expert l. Collective."""
@@ -379,7 +363,7 @@ class AllToAllDispatcher(CollectiveDispatcher):
         block = header.new_zeros(world, HEADER_WORDS + self._count_words)
         block[:, :HEADER_WORDS] = header
         block[:, HEADER_WORDS:last] = counts
-        blocks = exchange(block, [1] * world, [1] * world, self._group)
+        blocks = exchange(block, [1] * world, [1] * world, self.group)
         raise_if_any(blocks[:, :HEADER_WORDS].tolist(), self.rank)
         return blocks[:, HEADER_WORDS:last].to(torch.int64)
 
@@ -407,14 +391,14 @@ class AllGatherDispatcher(CollectiveDispatcher):
 
     def _send(self, call: _Call, header: Tensor) -> _Arrived:
         routing, topk = call.routing, call.config.topk
-        headers = gather(header, self._group).tolist()
+        headers = gather(header, self.group).tolist()
         raise_if_any(headers, self.rank)
         # One rank's smoothing scales make rows differ by expert; all ranks must gather the same shape.
         by_pair = any(words[_SMOOTH] for words in headers)
         ids = torch.where(routing.routed, call.expert_ids, -1)
-        tokens = self._gather_tokens(call, ids, by_pair)
-        pairs, table = self._select(tokens[:, -topk:].reshape(-1), call.config.max_bs * topk)
-        payload = tokens[:, :-topk]
+        payload, all_ids, all_weights = self._gather_tokens(call, ids, by_pair)
+        pairs, table = self._select(all_ids, call.config.max_bs * topk)
+        own = None if all_weights is None else all_weights.reshape(-1)[pairs]
         if by_pair:
             words = payload.view(len(payload), topk, payload.size(1) // topk)[pairs // topk, pairs % topk]
         else:
@@ -426,30 +410,32 @@ class AllGatherDispatcher(CollectiveDispatcher):
         row = (expert // self.local_experts) * most + start[expert] + routing.expand_idx
         position = torch.where(routing.routed.reshape(-1), row, 0)
         local = table[self.rank * self.local_experts :][: self.local_experts]
-        return _Arrived(words, local, position, (most, pairs, call.config.max_bs * topk))
+        return _Arrived(words, own, local, position, (most, pairs, call.config.max_bs * topk))
 
     def _send_again(self, pairs: Tensor, handle: _Handle) -> Tensor:
         _, chosen, most = handle.way
         mine = pairs.new_zeros(most, pairs.size(1))
         mine[: len(pairs)] = pairs
-        return gather(mine, self._group).flatten(0, 1).index_select(0, chosen)
+        return gather(mine, self.group).flatten(0, 1).index_select(0, chosen)
 
     def _send_back(self, rows: Tensor, way: Any) -> Tensor:
         words = row_ops.pack(rows)
         padded = words.new_zeros(way[0], words.size(1))
         padded[: len(words)] = words
-        return gather(padded, self._group).flatten(0, 1)
+        return gather(padded, self.group).flatten(0, 1)
 
-    def _gather_tokens(self, call: _Call, ids: Tensor, by_pair: bool) -> Tensor:
-        """(W * maxBS, words) int32: every token's payload, then its K ids; absent tokens have ids -1."""
+    def _gather_tokens(self, call: _Call, ids: Tensor, by_pair: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Of all tokens, W * maxBS: packed rows, ids (pairs,), -1 where a token is absent, and weights (tokens, K)."""
         bs, topk = ids.shape
-        pairs = torch.arange(bs * topk, device=ids.device) if by_pair else None
-        payload = row_ops.payload(call.x, ids, pairs, call.scales, call.config.quant_mode)
+        payload = call.payload(torch.arange(bs * topk, device=ids.device) if by_pair else None)
+        beside = ids if call.weights is None else torch.cat([call.weights.view(torch.int32), ids], 1)
         width = payload.size(1) * (topk if by_pair else 1)
-        mine = payload.new_full((call.config.max_bs, width + topk), -1)
+        mine = payload.new_full((call.config.max_bs, width + beside.size(1)), -1)
         mine[:bs, :width] = payload.reshape(bs, width)
-        mine[:bs, width:] = ids
-        return gather(mine, self._group).flatten(0, 1)
+        mine[:bs, width:] = beside
+        tokens = gather(mine, self.group).flatten(0, 1)
+        weights = None if call.weights is None else tokens[:, width:-topk].contiguous().view(torch.float32)
+        return tokens[:, :width], tokens[:, -topk:].reshape(-1), weights
 
     def _select(self, all_ids: Tensor, per_rank: int) -> tuple[Tensor, Tensor]:
         """Flat indices of this rank's pairs in expand_x order, and the (E, W) table of all counts."""

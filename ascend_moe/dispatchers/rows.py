@@ -142,6 +142,17 @@ def unpack(words: Tensor, *layout: tuple[int, torch.dtype]) -> list[Tensor]:
     return out
 
 
+def beside(words: Tensor, column: Tensor) -> Tensor:
+    """Packed rows with fp32 columns (n, c) behind their own words."""
+    return torch.cat([words, column.contiguous().view(torch.int32)], 1)
+
+
+def apart(words: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """Undoes ``beside``: the rows' own words, and the fp32 columns."""
+    own = words.size(1) - columns
+    return words[:, :own].contiguous(), words[:, own:].contiguous().view(torch.float32)
+
+
 def segments(counts: Tensor, starts: Tensor) -> Tensor:
     """Indices of consecutive segments: ``counts[i]`` of them from ``starts[i]``, for every i in order."""
     ends = counts.cumsum(0)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ascend_moe import comm
-from ascend_moe.dispatchers.window import WindowDispatcher
+from ascend_moe.comm.place import Place
+from ascend_moe.dispatchers.mc2 import MC2Dispatcher
 from ascend_moe.errors import need, need_dtype, need_one_of, need_shape, with_typed_errors
 from ascend_moe.fused.agreement import Limit, agree, gather_loads, judge
 from ascend_moe.fused.arguments import (
@@ -28,7 +29,6 @@ from ascend_moe.fused.arguments import (
     need_beside,
     need_int,
     need_number,
-    place_in,
 )
 from ascend_moe.fused.calls import dispatch, dispatch_any_batches, finish, run_shared
 from ascend_moe.ops.npu_communicator import check
@@ -108,8 +108,8 @@ def dispatch_ffn_combine(
     need(swiglu_limit >= 0, "swiglu_limit", "is {}; it must be above 0, or 0 for no limit", swiglu_limit)
     if x.is_meta:
         return out, expert_token_nums
-    name, world, rank = place_in(group)
-    dispatcher = WindowDispatcher(name, world, rank, experts.count * world)
+    place = Place.of(group)
+    dispatcher = MC2Dispatcher.from_group(place, experts.count * place.world)
     tokens = Tokens(x, expert_idx, probs, mask)
     sent = dispatch_any_batches(dispatcher, tokens, experts, Limit("max_output_size", max_output_size))
     y = finish(dispatcher, sent, tokens, experts, swiglu_limit)
@@ -149,10 +149,10 @@ class SymmBuffer:
         """L, experts of this rank."""
         return self.num_experts // self.ep_world_size
 
-    def dispatcher(self) -> WindowDispatcher:
+    def dispatcher(self) -> MC2Dispatcher:
         """Carries the rows."""
         place = (self.group_name, self.ep_world_size, self.ep_rank_id)
-        return WindowDispatcher(*place, self.num_experts, comm_alg=self.comm_alg)
+        return MC2Dispatcher(*place, self.num_experts, comm_alg=self.comm_alg)
 
 
 @with_typed_errors
@@ -204,10 +204,10 @@ def get_symm_buffer_for_mega_moe(
         "combine_quant_mode": combine_quant_mode,
         "comm_alg": comm_alg,
     }
-    name, world, rank = place_in(group)
-    device = comm.device_of(name)
+    place = Place.of(group)
+    device = comm.device_of(place.group_ep)
     # Before any rule of one rank: what one rank alone has wrong is told on all of them.
-    agree(sizes, name, world, rank, device)
+    agree(sizes, place, device)
     for field, value in sizes.items():
         if field not in ("dispatch_quant_out_dtype", "comm_alg"):
             need_int(field, value)
@@ -216,7 +216,8 @@ def get_symm_buffer_for_mega_moe(
         need(value >= 1, field, "is {}; it must be at least 1", value)
     need(max_recv_token_num >= 0, "max_recv_token_num", "is {}; it must be at least 0", max_recv_token_num)
     check_quantization(dispatch_quant_mode, dispatch_quant_out_dtype, combine_quant_mode)
-    buffer = SymmBuffer(group, **sizes, group_name=name, ep_world_size=world, ep_rank_id=rank)
+    sizes |= {"group_name": place.group_ep, "ep_world_size": place.world, "ep_rank_id": place.rank}
+    buffer = SymmBuffer(group, **sizes)
     _try(buffer, device)
     return buffer
 

@@ -11,22 +11,23 @@ from torch import Tensor
 
 from ascend_moe._narrow import narrow
 from ascend_moe._torch_npu import on_npu
+from ascend_moe.comm.place import Place
+from ascend_moe.dispatchers.mc2 import MC2Dispatcher
 from ascend_moe.dispatchers.rows import active_pairs
-from ascend_moe.dispatchers.window import WindowDispatcher
 from ascend_moe.errors import ConfigMismatch, RoutingOverflow, need
 from ascend_moe.fused.arguments import Experts, Tokens
-from ascend_moe.ops.gather import gather_words
+from ascend_moe.ops.collectives import gather_words
 from ascend_moe.ops.npu_communicator import capturing
 
 _TEXT_BYTES = 1024
 
 
-def agree(values: dict[str, Any], name: str, world: int, rank: int, device: torch.device) -> None:
+def agree(values: dict[str, Any], place: Place, device: torch.device) -> None:
     """Raises ConfigMismatch on every rank where a value differs between ranks."""
     text = json.dumps({field: repr(value)[:64] for field, value in values.items()})
     words = torch.frombuffer(bytearray(text.encode().ljust(_TEXT_BYTES)), dtype=torch.int32)
-    everyone = gather_words(words, name, world, rank, device).contiguous()
-    _compare([json.loads(bytes(row.view(torch.uint8).tolist())) for row in everyone], rank)
+    everyone = gather_words(words, place, device).contiguous()
+    _compare([json.loads(bytes(row.view(torch.uint8).tolist())) for row in everyone], place.rank)
 
 
 def _compare(everyone: list[dict[str, Any]], rank: int) -> None:
@@ -55,7 +56,7 @@ class Limit:
 _HEAD = ("tokens", "limit", "K", "experts a rank")
 
 
-def gather_loads(dispatcher: WindowDispatcher, tokens: Tokens, experts: Experts, limit: Limit) -> Tensor:
+def gather_loads(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Experts, limit: Limit) -> Tensor:
     """(W, 4 + W) of every rank: `_HEAD`, and how many rows it sends to each rank."""
     rule = "of {} can be exceeded, so the host has to compare counts, which a graph cannot record: raise it"
     need(not (on_npu(tokens.x) and capturing()), limit.name, rule, limit.rows)
@@ -65,8 +66,7 @@ def gather_loads(dispatcher: WindowDispatcher, tokens: Tokens, experts: Experts,
     loads = torch.bincount(ids[routed] // experts.count, minlength=dispatcher.world_size)
     head = torch.tensor([len(ids), limit.rows, ids.shape[1], experts.count])
     words = narrow(limit.name, torch.cat([head, loads]))
-    place = (dispatcher.group_ep, dispatcher.world_size, dispatcher.rank)
-    return gather_words(words, *place, tokens.x.device)
+    return gather_words(words, dispatcher.place, tokens.x.device)
 
 
 def judge(table: Tensor, limit: Limit, rank: int) -> int:

@@ -9,10 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ascend_moe import comm
 from ascend_moe._torch_npu import on_npu, resolve_dtype
 from ascend_moe.dispatchers.base import ROW_DTYPES
-from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_shape
+from ascend_moe.errors import need, need_dims, need_dtype, need_shape
 from ascend_moe.experts import whole_shape
 from ascend_moe.experts.quant import scale_of_bits
 
@@ -155,14 +154,3 @@ def check_quantization(mode: int, out_dtype: torch.dtype | int | None, combine_m
     kind = resolve_dtype(out_dtype, "dispatch_quant_out_dtype")
     need(kind in (None, torch.int8), "dispatch_quant_out_dtype", "is {}; it must be int8, or None", kind)
     need(combine_mode == 0, "combine_quant_mode", "is {}; only 0, no quantization, is supported", combine_mode)
-
-
-def place_in(group: object) -> tuple[str, int, int]:
-    """Name and world size of a group, as `comm.name_of` takes it, and the rank of this thread in it."""
-    name = comm.name_of("group", group)
-    world, rank = comm.place(name) or (0, None)
-    need(world > 0, "group", "of {!r} names no live group: use ascend_moe.comm_name(process_group)", name)
-    if rank is None:
-        text = f"group of {name!r} is a LocalCluster's: call it in the thread of a rank"
-        raise ArgumentError(text, argument="group")
-    return name, world, rank

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe.dispatchers.base import Dispatched
-from ascend_moe.dispatchers.window import WindowDispatcher
+from ascend_moe.dispatchers.mc2 import MC2Dispatcher
 from ascend_moe.errors import ConfigMismatch
 from ascend_moe.experts import grouped_mlp, npu_dynamic_quant
 from ascend_moe.fused.agreement import Limit, gather_loads, judge
@@ -17,13 +17,13 @@ from ascend_moe.fused.arguments import Experts, Tokens, tensors_of
 from ascend_moe.ops.registration import wants_gradient
 
 
-def dispatch(dispatcher: WindowDispatcher, tokens: Tokens, experts: Experts, global_bs: int) -> Dispatched:
+def dispatch(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Experts, global_bs: int) -> Dispatched:
     return dispatcher.dispatch(
         tokens.x, tokens.ids, x_active_mask=tokens.mask, quant_mode=experts.quant_mode, global_bs=global_bs
     )
 
 
-def dispatch_any_batches(dispatcher: WindowDispatcher, tokens: Tokens, experts: Experts, limit: Limit) -> Dispatched:
+def dispatch_any_batches(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Experts, limit: Limit) -> Dispatched:
     """Dispatch where nobody knows the other ranks' batches: as if all were equal, which the ranks find out together.
 
     Ranks with different batches all get ConfigMismatch from the first op, whichever they have chosen. On the CPU
@@ -53,7 +53,7 @@ def _twice(exchange: Callable[[], Tensor]) -> Tensor:
 
 
 def finish(
-    dispatcher: WindowDispatcher,
+    dispatcher: MC2Dispatcher,
     sent: Dispatched,
     tokens: Tokens,
     experts: Experts,

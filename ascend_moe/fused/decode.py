@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from ascend_moe.dispatchers.window import WindowDispatcher
+from ascend_moe.comm.place import Place
+from ascend_moe.dispatchers.mc2 import MC2Dispatcher
 from ascend_moe.errors import need, with_typed_errors
-from ascend_moe.fused.arguments import TensorList, Tokens, check_tokens, experts_of, need_int, place_in
+from ascend_moe.fused.arguments import TensorList, Tokens, check_tokens, experts_of, need_int
 from ascend_moe.fused.calls import dispatch, finish
 
 
@@ -77,12 +78,12 @@ def dispatch_gmm_combine_decode(
     need_int("global_bs", global_bs)
     if x.is_meta:
         return torch.empty_like(x), x.new_empty(experts.count, dtype=torch.int64)
-    name, world, rank = place_in(group_ep)
-    need(ep_rank_size == world, "ep_rank_size", "is {}; the group has {} ranks", ep_rank_size, world)
-    need(ep_rank_id == rank, "ep_rank_id", "is {}; this is rank {} of the group", ep_rank_id, rank)
-    total = experts.count * world
+    place = Place.of(group_ep, "group_ep")
+    need(ep_rank_size == place.world, "ep_rank_size", "is {}; the group has {} ranks", ep_rank_size, place.world)
+    need(ep_rank_id == place.rank, "ep_rank_id", "is {}; this is rank {} of the group", ep_rank_id, place.rank)
+    total = experts.count * place.world
     rule = "is {}; it must be {}: {} experts on each of {} ranks"
-    need(moe_expert_num == total, "moe_expert_num", rule, moe_expert_num, total, experts.count, world)
-    dispatcher, tokens = WindowDispatcher(name, world, rank, total), Tokens(x, expert_ids, expert_scales, mask)
+    need(moe_expert_num == total, "moe_expert_num", rule, moe_expert_num, total, experts.count, place.world)
+    dispatcher, tokens = MC2Dispatcher.from_group(place, total), Tokens(x, expert_ids, expert_scales, mask)
     sent = dispatch(dispatcher, tokens, experts, global_bs)
     return finish(dispatcher, sent, tokens, experts, math.inf), sent.expert_token_nums

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ascend_moe import npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2, plan
+from ascend_moe.comm.place import Place
 from ascend_moe.errors import AscendMoeError, need, with_right_names, with_typed_errors
 from ascend_moe.fused import SymmBuffer, get_symm_buffer_for_mega_moe, mega_moe
-from ascend_moe.fused.arguments import need_int, place_in
+from ascend_moe.fused.arguments import need_int
 from ascend_moe.ops.pairs import Pairs
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class MoeDistributeBuffer:
     def __init__(self, group: ProcessGroup | str, ccl_buffer_size: int = 0, comm_alg: int | str = 0) -> None:
         need(comm_alg in (0, ""), "comm_alg", "is {!r}; it must be 0: the methods take an algorithm's name", comm_alg)
         self.group = group
-        self.group_name, self.world_size, self.rank_id = place_in(group)
+        place = Place.of(group)
+        self.group_name, self.world_size, self.rank_id = place.group_ep, place.world, place.rank
         self.ccl_buffer_size = ccl_buffer_size
         self._pairs = Pairs()
 

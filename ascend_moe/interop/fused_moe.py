@@ -14,9 +14,9 @@ import torch
 from torch import distributed as dist
 
 from ascend_moe.comm import group_of
-from ascend_moe.dispatchers.collective import gather
 from ascend_moe.errors import need, need_dims, need_dtype, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import grouped_mlp
+from ascend_moe.ops.collectives import gather
 from ascend_moe.permute import batched_moe_align_block_size, moe_align_block_size
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from torch import distributed as dist
 
 from ascend_moe._narrow import narrow
 from ascend_moe.comm import group_of
-from ascend_moe.dispatchers import WindowDispatcher
-from ascend_moe.dispatchers.collective import gather
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import need, need_dims, need_dtype, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import npu_grouped_matmul, npu_swiglu
 from ascend_moe.experts.weights import FLOATS, Codes, copied_beside, fit_state_dict, keep_codes, without_casts
+from ascend_moe.ops.collectives import gather
 from ascend_moe.ops.whole import WholeCall, WholeLayer
 from ascend_moe.permute import sort_by_expert, sum_rows
 from ascend_moe.placement import ExpertPlacement
@@ -493,11 +493,11 @@ class EPMoE(WholeLayer):
         self.num_expert_group, self.topk_group = num_expert_group, topk_group
         self.correction_bias, self.reduce = correction_bias, reduce
         self.params_dtype = params_dtype or torch.get_default_dtype()
-        self._dispatcher: WindowDispatcher | None = None
+        self._dispatcher: MC2Dispatcher | None = None
         if reduce == "mc2" and group_ep is not None:
-            self._dispatcher = WindowDispatcher(group_ep, size, rank, num_experts)
+            self._dispatcher = MC2Dispatcher(group_ep, size, rank, num_experts)
         elif reduce == "mc2":
-            self._dispatcher = WindowDispatcher.from_group(self.group, num_experts)
+            self._dispatcher = MC2Dispatcher.from_group(self.group, num_experts)
         config = None if quant_config is None else Fp8Config.of(quant_config)
         self.use_fp8_w8a8 = config is not None
         self.activation_scheme = None if config is None else config.activation_scheme
@@ -736,7 +736,7 @@ class EPMoE(WholeLayer):
         return hidden, scale
 
     def _dispatched(
-        self, dispatcher: WindowDispatcher, x: Tensor, weights: Tensor, ids: Tensor, scale: Tensor | None
+        self, dispatcher: MC2Dispatcher, x: Tensor, weights: Tensor, ids: Tensor, scale: Tensor | None
     ) -> Tensor:
         share = -(-len(x) // self.tp_size)
         mine = slice(self.tp_rank * share, (self.tp_rank + 1) * share)

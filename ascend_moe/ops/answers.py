@@ -94,7 +94,7 @@ def _settings(pointer: Any, answer: Any) -> None:
             npu_communicator.deadline_s(first=False),
             npu_communicator.deadline_s(first=True),
         )
-    world, rank = comm.place(_text(call.group_ep, call.group_ep_bytes)) or (-1, None)
+    world, rank = comm.size_and_rank(_text(call.group_ep, call.group_ep_bytes)) or (-1, None)
     told.world, told.rank = world, -1 if rank is None else rank
     told.most_window_mib, told.cores = MAX_WINDOW_MIB, cores
     told.deadline_micros, told.first_deadline_micros = int(deadline * 1e6), int(first_deadline * 1e6)

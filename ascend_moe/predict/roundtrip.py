@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
-from .. import ops, plan
+from .. import plan
 from ..choices import OPS, TRACED
-from ..comm import LocalCluster, window_empty
+from ..comm import LocalCluster
+from ..dispatchers import MC2Dispatcher
 from ..errors import ArgumentError, need_one_of
 from ..native.windows import timeout_s
 from ..ops.calls import core_count
@@ -144,17 +146,13 @@ def _inputs(request: TraceRequest, rank: int) -> tuple[torch.Tensor, torch.Tenso
 def _round_trip(
     request: TraceRequest, rank: int, group_ep: str, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
 ) -> None:
-    comm_alg = "direct" if request.algorithm == "zero-copy" else request.algorithm
-    place = (group_ep, request.ranks, rank)
-    sent = ops.npu_moe_distribute_dispatch_v2(
-        x, ids, *place, request.experts, quant_mode=2 if request.quant else 0, comm_alg=comm_alg
-    )
-    rows = sent[0].to(x.dtype)  # stands for the experts' output
-    if request.algorithm == "zero-copy":
-        rows = window_empty(
-            rows.shape, dtype=rows.dtype, group_ep=group_ep, ep_world_size=request.ranks, ep_rank_id=rank
-        ).copy_(rows)
-    ops.npu_moe_distribute_combine_v2(rows, ids, sent[2], sent[4], weights, *place, request.experts, comm_alg=comm_alg)
+    zero_copy = request.algorithm == "zero-copy"
+    options: dict[str, Any] = {"comm_alg": "direct" if zero_copy else request.algorithm, "zero_copy": zero_copy}
+    dispatcher = MC2Dispatcher(group_ep, request.ranks, rank, request.experts, **options)
+    sent = dispatcher.dispatch(x, ids, quant_mode=2 if request.quant else 0)
+    rows = sent.expand_x.to(x.dtype)  # stands for the experts' output
+    room = dispatcher.empty_expert_out(sent, x.dtype)
+    dispatcher.combine(rows if room is None else room.copy_(rows), sent, weights)
 
 
 def _chosen_round(timeline: Timeline, request: TraceRequest) -> Timeline:

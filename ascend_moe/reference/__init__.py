@@ -12,7 +12,7 @@ float32 sums in the order the operators define. ``cases`` makes the calls that i
 
 from __future__ import annotations
 
-from .cases import Case, Place
+from .cases import Case
 from .exchange import FaultyRouting, check, combine, dense, dispatch, predict_traffic, quantize_row
 from .records import DispatchResult, Fault, RankInput, Report, Traffic
 from .report import same_bits, validate
@@ -22,7 +22,6 @@ __all__ = [
     "DispatchResult",
     "Fault",
     "FaultyRouting",
-    "Place",
     "RankInput",
     "Report",
     "Traffic",

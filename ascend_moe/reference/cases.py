@@ -47,25 +47,6 @@ AnyCase = TypeVar("AnyCase", bound="Case")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank runs: its number, the number of ranks, the communicator's name and the rank's device."""
-
-    rank: int
-    world: int
-    group_ep: str
-    device: torch.device = CPU
-
-    def move(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        """The tensor on the rank's device."""
-        return None if tensor is None else tensor.to(self.device)
-
-    def arguments(self, experts: int) -> dict[str, Any]:
-        """The arguments of an op that say who calls."""
-        place = {"group_ep": self.group_ep, "ep_world_size": self.world, "ep_rank_id": self.rank}
-        return {**place, "moe_expert_num": experts}
-
-
-@dataclass(frozen=True)
 class Case:
     """One dispatch and one combine of W = ``world`` ranks.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from ascend_moe import reference
+from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.native.windows import ranks_per_server
 from ascend_moe.ops.calls import core_count
@@ -141,10 +142,10 @@ def _furthest(got: Tensor, want: Tensor) -> float:
 class _Holder(Dispatcher):
     """Says which experts to hold, and carries nothing."""
 
-    def dispatch(self, *args: Any, **kwargs: Any) -> Any:
+    def _dispatch(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
-    combine = dispatch
+    _combine = _dispatch
 
 
 @torch.no_grad()
@@ -166,7 +167,7 @@ def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress
     slices = config.num_experts // held
     for number in range(slices):
         progress("dense layer", number, slices)
-        layer = build(spec, _Holder(number, slices, config.num_experts))
+        layer = build(spec, _Holder(Place("nobody", slices, number), config.num_experts))
         if number == 0 and layer.shared_gate_up is not None:
             shared = layer.run_shared(x.to(spec.dtype))
             assert shared is not None

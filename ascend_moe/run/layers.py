@@ -14,7 +14,7 @@ from torch import Tensor
 from ascend_moe import comm
 from ascend_moe.checkpoint import build_layer
 from ascend_moe.choices import DEFAULT_TEXT
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig, MoELayer
@@ -184,7 +184,7 @@ class RankRecord:
 @torch.no_grad()
 def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> RankRecord:
     """Runs one rank; collective over ``group_ep``."""
-    dispatcher = WindowDispatcher(group_ep, spec.ranks, rank, spec.config.num_experts)
+    dispatcher = MC2Dispatcher(group_ep, spec.ranks, rank, spec.config.num_experts)
     progress("weights of the experts", 0, 0)
     layer = build(spec, dispatcher)
     if spec.quant:
@@ -207,7 +207,7 @@ def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> Ran
     return record
 
 
-def _pass(layer: MoELayer, dispatcher: WindowDispatcher, x: Tensor) -> tuple[RankRecord, tuple[float, ...]]:
+def _pass(layer: MoELayer, dispatcher: MC2Dispatcher, x: Tensor) -> tuple[RankRecord, tuple[float, ...]]:
     """MoELayer.forward step by step, and the seconds of each phase."""
     now = time.perf_counter
     start = now()
@@ -238,7 +238,7 @@ def _pass(layer: MoELayer, dispatcher: WindowDispatcher, x: Tensor) -> tuple[Ran
     return record, (routed - start, dispatched - routed, computed - resumed, combined - computed)
 
 
-def _moved(dispatcher: WindowDispatcher, op: str) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
+def _moved(dispatcher: MC2Dispatcher, op: str) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
     """The bytes and the algorithm of the op that has just run, by its name."""
     end = comm.lookup(dispatcher.group_ep, dispatcher.world_size, dispatcher.rank)
     return {op: calls.traffic(end)}, {op: end.algorithm}

@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from ascend_moe import comm
 from ascend_moe._torch_npu import npu_operator
+from ascend_moe.comm.place import Place
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, need_unset
 from ascend_moe.experts import npu_grouped_matmul
 from ascend_moe.experts.grouped_matmul import float_matmul
+from ascend_moe.ops.collectives import exchange
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-_MAX_BATCH = 4096  # of a dispatch
 _LEAVES = ("gmm_x", "gmm_weight", "mm_x", "mm_weight")
-_ROW = 32  # bytes that a dispatch's row is a multiple of
 
 
 # ---- arguments
@@ -64,7 +62,7 @@ def _check(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     size = weight.shape[2 if given["trans_gmm_weight"] else 1]
     need(size == x.shape[1], "gmm_weight", "takes rows of {}, gmm_x has {}", size, x.shape[1])
     comm.need_name("hcom", given["hcom"])
-    place = comm.place(given["hcom"])
+    place = comm.size_and_rank(given["hcom"])
     if place is None:
         raise ArgumentError(
             f"hcom of {given['hcom']!r} names no live group: use ascend_moe.comm_name(process_group)", argument="hcom"
@@ -90,59 +88,12 @@ def _multiply_shared(given: dict[str, Any]) -> torch.Tensor | None:
     return float_matmul(x, weight, None)
 
 
-# ---- the ways of the rows
+# ---- the rows
 
 
-def exchange(rows: torch.Tensor, send: list[int], receive: list[int], hcom: str) -> torch.Tensor:
-    """All-to-all of rows: ``send[d]`` go to rank d, ``receive[s]`` come from rank s, in rank order."""
-    group = comm.process_group(hcom)
-    width = rows.shape[1] * rows.element_size()
-    raw = rows.contiguous().view(torch.uint8) if len(rows) else rows.new_empty(0, width, dtype=torch.uint8)
-    if group is None:
-        arrived = _through_windows(raw, send, receive, hcom)
-    else:
-        arrived = raw.new_empty(sum(receive), width)
-        dist.all_to_all_single(arrived, raw, receive, send, group=group)
-    return arrived.view(rows.dtype) if len(arrived) else rows.new_empty(0, rows.shape[1])
-
-
-def _through_windows(raw: torch.Tensor, send: list[int], receive: list[int], hcom: str) -> torch.Tensor:
-    """`exchange` of rows of bytes between the threads of a LocalCluster: dispatches to one expert a rank."""
-    world, rank = comm.place(hcom) or (1, 0)
-    window = comm.lookup(hcom, world, rank or 0).data_bytes // 4  # with room for what is beside the rows
-    width = -(-raw.shape[1] // _ROW) * _ROW
-    wide = raw.new_zeros(len(raw), width)
-    wide[:, : raw.shape[1]] = raw
-    words = wide.view(torch.float32)
-
-    def dispatch(rows: torch.Tensor, targets: torch.Tensor, most: int) -> list[torch.Tensor]:
-        """What comes from each rank; ``most`` rows a rank."""
-        at: tuple[Any, ...] = (hcom, world, rank, world)
-        sent = torch.ops.ascend_moe.npu_moe_distribute_dispatch_v2(rows, targets[:, None], *at, global_bs=world * most)
-        ends = [0, *sent[4][:world].tolist()]
-        return [sent[0][first:last] for first, last in itertools.pairwise(ends)]
-
-    everybody = torch.arange(world, dtype=torch.int32)
-    told = torch.full((world, _ROW // 4), float(max(send)), dtype=torch.float32)
-    longest = max(int(each[0, 0]) for each in dispatch(told, everybody, world))
-    share = max(1, min(_MAX_BATCH // world, window // (world * world * width)))
-    parts: list[list[torch.Tensor]] = [[words[:0]] for _ in range(world)]
-    starts = [sum(send[:target]) for target in range(world)]
-    for first in range(0, longest, share):
-        sizes = [max(0, min(share, count - first)) for count in send]
-        rows = [words[start + first :][:size] for start, size in zip(starts, sizes, strict=True)]
-        targets = everybody.repeat_interleave(torch.tensor(sizes))
-        for source, came in enumerate(dispatch(torch.cat(rows), targets, world * share)):
-            parts[source].append(came.clone())
-    arrived = torch.cat([torch.cat(part) for part in parts])
-    need(
-        len(arrived) == sum(receive),
-        "recv_counts",
-        "are {} rows, but {} came; all ranks' counts must fit",
-        sum(receive),
-        len(arrived),
-    )
-    return arrived.view(torch.uint8)[:, : raw.shape[1]].contiguous()
+def _exchange(rows: torch.Tensor, send: list[int], receive: list[int], hcom: str) -> torch.Tensor:
+    """All-to-all of rows over the process group of this name, or a LocalCluster's windows."""
+    return exchange(rows, send, receive, comm.process_group(hcom) or Place.of(hcom, "hcom"))
 
 
 def _by_expert(table: torch.Tensor) -> torch.Tensor:
@@ -297,7 +248,7 @@ def npu_alltoallv_gmm(
     given = dict(locals())
     sent, came = _check(given)
     shared: Any = _multiply_shared(given)  # before the others wait: its rules are this rank's
-    rows = exchange(gmm_x, sent.sum(1).tolist(), came.sum(1).tolist(), hcom)[_by_expert(came)]
+    rows = _exchange(gmm_x, sent.sum(1).tolist(), came.sum(1).tolist(), hcom)[_by_expert(came)]
     return _multiply(rows, given, came), shared, rows if permute_out_flag else None  # type: ignore[return-value]
 
 
@@ -343,7 +294,7 @@ def npu_gmm_alltoallv(
     shared: Any = _multiply_shared(given)  # before the others wait: its rules are this rank's
     product = _multiply(gmm_x, given, sent)
     rows = torch.empty_like(product).index_copy_(0, _by_expert(sent), product)
-    return exchange(rows, sent.sum(1).tolist(), came.sum(1).tolist(), hcom), shared
+    return _exchange(rows, sent.sum(1).tolist(), came.sum(1).tolist(), hcom), shared
 
 
 _THERE, _BACK = npu_alltoallv_gmm.__name__, npu_gmm_alltoallv.__name__

@@ -190,7 +190,7 @@ def _npu_distribute_barrier(
     """
     need_unset(elastic_info=elastic_info)
     comm.need_name("group", group)
-    place = comm.place(group)
+    place = comm.size_and_rank(group)
     if place is None:
         text = f"group of {group!r} names no live communicator: use ascend_moe.comm_name(process_group)"
         raise ArgumentError(text, argument="group")

@@ -28,9 +28,9 @@ from .._text import table
 from ..choices import DEVICES
 from ..errors import ArgumentError, need_one_of
 from ..native.windows import ranks_per_server
-from ..reference.cases import Case, Place
+from ..reference.cases import Case
 from .cases import matrix
-from .run import Result, Stopped, run_all
+from .run import DevicePlace, Result, Stopped, run_all
 
 Progress = Callable[[int], None]  # results of rank 0 so far
 Choose = Callable[[int], Sequence[Case]]  # the cases for a number of ranks
@@ -92,7 +92,7 @@ def threads(world: int, cases: Sequence[Case] | None = None, progress: Progress 
                 progress(len(found[0]))
 
         try:
-            run_all(Place(rank, world, group_ep, cpu), chosen, note)
+            run_all(DevicePlace(group_ep, world, rank, cpu), chosen, note)
         except (Stopped, RuntimeError) as error:  # AscendMoeError is one
             stopped[rank] = _why(rank, error, found[rank])
             raise
@@ -114,7 +114,7 @@ def processes(device: torch.device, about: str, choose: Choose) -> Outcome | Non
     cases, found, start = choose(world), list[Result](), time.monotonic()
     why, servers = "", 0
     try:
-        place = Place(rank, world, comm.comm_name(), device)
+        place = DevicePlace(comm.comm_name(), world, rank, device)
         servers = comm.ranks_per_server(place.group_ep, world, rank)
         run_all(place, cases, found.append)
     except (Stopped, RuntimeError) as error:  # AscendMoeError is one

@@ -1,7 +1,7 @@
 """All bring-up probes in order: with ranks as threads on the twin, or as the ranks of torchrun.
 
 The probes through dispatch and combine alone are here too, the same on the twin, the virtual NPU and an NPU:
-each runs on all ranks, on a communicator of its own; ``run(rank's Place)`` returns what that rank saw.
+each runs on all ranks, on a communicator of its own; ``run(rank's DevicePlace)`` returns what that rank saw.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ import torch.distributed as dist
 import ascend_moe
 from ascend_moe import comm, settings
 from ascend_moe.errors import AscendMoeError, CommError, CommTimeout
-from ascend_moe.reference.cases import Case, Place
+from ascend_moe.reference.cases import Case
 from ascend_moe.validate import Device
 from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SERVERS, SKIPPED, Finding, Probe, Skipped
 from ascend_moe.validate.probes_kernel import Npu, Twin
 from ascend_moe.validate.run import run_case
+
+from .run import DevicePlace
 
 _COLLECT_S = 60.0
 DEADLINE_S = 2.0
@@ -34,17 +36,17 @@ SOON_S = 1.0  # in which a failed communicator refuses
 LATE_S = 1.5  # after the deadline, by which a wait must have ended
 
 
-def _compare(place: Place, case: Case) -> None:
+def _compare(place: DevicePlace, case: Case) -> None:
     for one in run_case(place, case):
         assert one.ok, one.text.partition("\n")[2] or one.text
 
 
-def _fresh(place: Place) -> str:
+def _fresh(place: DevicePlace) -> str:
     _compare(place, Case("first op", place.world, ids="distinct", seed=1))
     return "the first op of a new communicator is right"
 
 
-def _no_tokens(place: Place) -> str:
+def _no_tokens(place: DevicePlace) -> str:
     for contract in (1, 2):
         _compare(place, Case("no tokens", place.world, contract=contract, batches="no tokens", seed=2))
         _compare(place, Case("one rank", place.world, contract=contract, batches="one rank only", seed=3))
@@ -76,19 +78,19 @@ def _deadline() -> Iterator[None]:
                 os.environ.update({} if _before is None else {name: _before})
 
 
-def _dispatch(place: Place) -> Any:
+def _dispatch(place: DevicePlace) -> Any:
     out = ascend_moe.npu_moe_distribute_dispatch(*_arguments(place))
     ascend_moe.check()
     return out
 
 
-def _arguments(place: Place) -> tuple[Any, ...]:
+def _arguments(place: DevicePlace) -> tuple[Any, ...]:
     x = torch.ones(4, 256, dtype=torch.bfloat16, device=place.device)
     ids = torch.tensor([[0, place.world]] * 4, dtype=torch.int32, device=place.device)
     return x, ids, place.group_ep, place.world, place.rank, 2 * place.world
 
 
-def _abort(place: Place) -> str:
+def _abort(place: DevicePlace) -> str:
     """The last rank does not come; the others must say so at the deadline, and go on saying so at once."""
     if place.world < 2:
         raise Skipped("it takes two ranks")
@@ -112,7 +114,7 @@ def _abort(place: Place) -> str:
     return f"CommTimeout about rank {missing} after {waited:.1f} s, the next op failed at once"
 
 
-def _failure(place: Place) -> AscendMoeError | None:
+def _failure(place: DevicePlace) -> AscendMoeError | None:
     with _deadline():
         try:
             _dispatch(place)
@@ -121,7 +123,7 @@ def _failure(place: Place) -> AscendMoeError | None:
     return None
 
 
-def _capture(place: Place) -> str:
+def _capture(place: DevicePlace) -> str:
     """A captured dispatch, replayed with other rows in the same places."""
     if place.device.type != "npu":
         raise Skipped("graphs are captured on NPUs, this device is cpu")
@@ -178,7 +180,7 @@ def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES) -> list[Fin
         verdicts: dict[int, tuple[str, str]] = {}
 
         def body(rank: int, group_ep: str, probe: Probe = probe, verdicts: Any = verdicts) -> None:
-            verdicts[rank] = _verdict(probe, Place(rank, ranks, group_ep, torch.device("cpu")))
+            verdicts[rank] = _verdict(probe, DevicePlace(group_ep, ranks, rank, torch.device("cpu")))
 
         with comm.LocalCluster(ranks, window_mib=16) as cluster:
             cluster.run(body)
@@ -205,7 +207,7 @@ def in_group(device: Device, place: torch.device) -> list[Finding]:
             findings.append(probe.skipped(_UNSAFE))
             continue
         name = comm.comm_name(dist.new_group())
-        verdict = _verdict(probe, Place(rank, world, name, place))
+        verdict = _verdict(probe, DevicePlace(name, world, rank, place))
         store.set(f"ascend_moe/bringup/{number}/{rank}", json.dumps(verdict))
         keys = [f"ascend_moe/bringup/{number}/{other}" for other in range(world)]
         store.wait(keys, timedelta(seconds=_COLLECT_S))
@@ -220,7 +222,7 @@ def _by_rank(probe: Probe) -> Probe:
     return replace(probe, run=lambda place: probe.run(Npu(place)))
 
 
-def _verdict(probe: Probe, place: Place) -> tuple[str, str]:
+def _verdict(probe: Probe, place: DevicePlace) -> tuple[str, str]:
     """Verdict and detail of one rank."""
     verdict, text = probe.verdict(place)
     named = verdict != FAIL or text.startswith(f"rank {place.rank}, core")

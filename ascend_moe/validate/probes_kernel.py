@@ -28,7 +28,7 @@ from ..native import library
 from ..native.windows import MIB
 from ..ops import npu_adapter, npu_communicator
 from ..plan import limits
-from ..reference.cases import Place
+from .run import DevicePlace
 
 CONTEXTS = {"a3": 1, "a2": 2}  # moe::kContextA3, kContextA2
 STATE_MIB = 1  # of A2's window
@@ -164,7 +164,7 @@ class Npu:
     ``cores``: vector cores of the last launch.
     """
 
-    place: Place
+    place: DevicePlace
     cores: int = 0
     _launches: int = field(default=0, repr=False)
 

@@ -14,11 +14,26 @@ import torch
 import ascend_moe
 
 from .. import comm, reference
+from ..comm.place import Place
 from ..errors import ArgumentError, AscendMoeError, CommError, ConfigMismatch, RoutingMismatch, WindowTooSmall
-from ..reference.cases import Case, Place
+from ..reference.cases import Case
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class DevicePlace(Place):
+    """A place, and the device of its rank's tensors."""
+
+    device: torch.device = CPU
+
+    def move(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """The tensor on the rank's device."""
+        return None if tensor is None else tensor.to(self.device)
+
 
 #: Makes a call: op, place, case, the op's arguments by name.
-Call = Callable[[str, Place, Case, dict[str, Any]], Any]
+Call = Callable[[str, DevicePlace, Case, dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -37,7 +52,7 @@ class Stopped(Exception):
     """This rank is out of step with the others: no further call makes sense."""
 
 
-def run_all(place: Place, cases: Sequence[Case], note: Callable[[Result], None]) -> None:
+def run_all(place: DevicePlace, cases: Sequence[Case], note: Callable[[Result], None]) -> None:
     """Every case, then every bad call. ``note`` sees each result as it comes."""
     for case in cases:
         for result in run_case(place, case):
@@ -52,7 +67,7 @@ def run_all(place: Place, cases: Sequence[Case], note: Callable[[Result], None])
     note(Result("errors", mode, case.name, place.rank, not wrong, "".join(wrong[:1])))
 
 
-def run_case(place: Place, case: Case) -> Iterable[Result]:
+def run_case(place: DevicePlace, case: Case) -> Iterable[Result]:
     """Dispatch and combine of one case, each against the reference."""
     fault = case.fault()
 
@@ -98,7 +113,7 @@ def run_case(place: Place, case: Case) -> Iterable[Result]:
     yield result("combine", report.ok, "" if report.ok else report.text)
 
 
-def run_bad(place: Place, bad: Bad) -> Result:
+def run_bad(place: DevicePlace, bad: Bad) -> Result:
     """A call that must raise: its class, and which argument it names."""
 
     def result(ok: bool, text: str = "") -> Result:
@@ -134,18 +149,18 @@ def _padded(rows: torch.Tensor, case: Case, expand_x: torch.Tensor) -> torch.Ten
 # ---- the calls of one rank
 
 
-def _call(op: str, place: Place, case: Case, values: dict[str, Any]) -> Any:
+def _call(op: str, place: DevicePlace, case: Case, values: dict[str, Any]) -> Any:
     function = getattr(ascend_moe, f"npu_moe_distribute_{op}" + ("_v2" if case.contract == 2 else ""))
     return function(**values)
 
 
-def dispatch(place: Place, case: Case, *, call: Call = _call, **changes: Any) -> tuple[torch.Tensor, ...]:
+def dispatch(place: DevicePlace, case: Case, *, call: Call = _call, **changes: Any) -> tuple[torch.Tensor, ...]:
     """One rank's dispatch of the case, with these arguments changed; ``call`` makes it."""
     inputs = case.inputs[place.rank]
     values: dict[str, Any] = {
         "x": inputs.x,
         "expert_ids": inputs.expert_ids,
-        **place.arguments(case.experts),
+        **place.arguments(moe_expert_num=case.experts),
         "scales": inputs.scales,
         "x_active_mask": inputs.x_active_mask,
         "expert_scales": inputs.expert_scales if case.weights else None,
@@ -159,7 +174,13 @@ def dispatch(place: Place, case: Case, *, call: Call = _call, **changes: Any) ->
 
 
 def combine(
-    place: Place, case: Case, rows: torch.Tensor, sent: Sequence[torch.Tensor], *, call: Call = _call, **changes: Any
+    place: DevicePlace,
+    case: Case,
+    rows: torch.Tensor,
+    sent: Sequence[torch.Tensor],
+    *,
+    call: Call = _call,
+    **changes: Any,
 ) -> torch.Tensor:
     """One rank's combine after a dispatch that gave ``sent``, with these arguments changed; ``call`` makes it."""
     inputs = case.inputs[place.rank]
@@ -169,7 +190,7 @@ def combine(
         "expand_idx" if case.contract == 1 else "assist_info_for_combine": sent[2],
         "ep_send_counts": sent[4],
         "expert_scales": case.weights_of(inputs),
-        **place.arguments(case.experts),
+        **place.arguments(moe_expert_num=case.experts),
         "tp_send_counts": sent[5],
         "x_active_mask": inputs.x_active_mask,
         "expand_scales": sent[6],
@@ -181,7 +202,7 @@ def combine(
     return result
 
 
-def _moved(place: Place, values: dict[str, Any]) -> dict[str, Any]:
+def _moved(place: DevicePlace, values: dict[str, Any]) -> dict[str, Any]:
     moved = {name: place.move(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
     return values | moved
 
@@ -198,46 +219,46 @@ class Bad:
     name: str
     error: type[AscendMoeError]
     argument: str
-    call: Callable[[Place], Any]
+    call: Callable[[DevicePlace], Any]
     least_world: int = 1
 
 
 def _refused(name: str, argument: str, contract: int = 1, op: str = "dispatch", **changes: Any) -> Bad:
-    """A call that ArgumentError refuses; a changed argument is a value, or a function of the rank's Place."""
+    """A call that ArgumentError refuses; a changed argument is a value, or a function of the rank's DevicePlace."""
 
-    def call(place: Place) -> Any:
+    def call(place: DevicePlace) -> Any:
         values = {key: value(place) if callable(value) else value for key, value in changes.items()}
         return (_dispatch if op == "dispatch" else _combine)(place, contract, **values)
 
     return Bad(name, ArgumentError, argument, call)
 
 
-def _small(place: Place, contract: int) -> Case:
+def _small(place: DevicePlace, contract: int) -> Case:
     return Case(world=place.world, local=_LOCAL, topk=_K, batch=_BS, units=4, contract=contract, ids="distinct")
 
 
-def _dispatch(place: Place, contract: int = 1, **changes: Any) -> Any:
+def _dispatch(place: DevicePlace, contract: int = 1, **changes: Any) -> Any:
     return dispatch(place, _small(place, contract), **changes)
 
 
-def _combine(place: Place, contract: int = 1, **changes: Any) -> Any:
+def _combine(place: DevicePlace, contract: int = 1, **changes: Any) -> Any:
     """Combine of a good dispatch with these arguments changed."""
     sent = _dispatch(place, contract)
     ascend_moe.check()
     return combine(place, _small(place, contract), sent[0], sent, **changes)
 
 
-def _other_ids(place: Place) -> Any:
+def _other_ids(place: DevicePlace) -> Any:
     """Combine with ids of -1."""
     return _combine(place, expert_ids=torch.full((_BS, _K), -1, dtype=torch.int32))
 
 
-def _other_hidden(place: Place) -> Any:
+def _other_hidden(place: DevicePlace) -> Any:
     """Rank 0 has rows of another length."""
     return _dispatch(place, x=torch.ones(_BS, _H * (2 if place.rank == 0 else 1), dtype=torch.bfloat16))
 
 
-def _large(place: Place) -> Any:
+def _large(place: DevicePlace) -> Any:
     """The largest batches and rows that the rules allow: no usual window holds them."""
     x, ids = torch.ones(1, 16384, dtype=torch.bfloat16), torch.zeros(1, 32, dtype=torch.int32)
     experts, global_bs = place.world * 32, place.world * 4096

@@ -124,7 +124,7 @@ def test_names_of_hccl_groups_are_hccls(group: Any, monkeypatch: pytest.MonkeyPa
     assert asked == [False]  # asking may not create a communicator: that is collective
     with pytest.raises(ArgumentError, match="c10d's name of an HCCL group"):
         comm.hccl_group(str(group.group_name), 1, 0)
-    assert comm.comm_name(group) == name and comm.place(name) == (1, 0)
+    assert comm.comm_name(group) == name and comm.size_and_rank(name) == (1, 0)
     # Windows of that name are HCCL's: an op on CPU tensors must not open others.
     with pytest.raises(ArgumentError, match=r"is an HCCL communicator, .* the tensors are on cpu"):
         comm.lookup(name, 1, 0)

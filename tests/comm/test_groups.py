@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import ascend_moe
 from ascend_moe import LocalCluster, comm, dispatchers, fused
+from ascend_moe.comm.place import Place
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.interop import cann_ops_transformer, fused_moe, megatron, sglang, vllm
-from ascend_moe.interop.vllm.all2all import CollectiveHandle, WindowHandle
 
 EXPERTS, HIDDEN = 4, 32
 
@@ -83,14 +83,16 @@ def megatron_trip(group: Any, kind: str) -> Any:
 # ---- the factories; those that go by a name alone take LocalCluster's too
 
 WINDOWS: dict[str, Callable[[Any], Any]] = {
-    "WindowDispatcher": lambda group: trip(dispatchers.WindowDispatcher(group, 1, 0, EXPERTS)),
+    "MC2Dispatcher": lambda group: trip(dispatchers.MC2Dispatcher(group, 1, 0, EXPERTS)),
+    "from_group": lambda group: trip(dispatchers.MC2Dispatcher.from_group(group, EXPERTS)),
+    "AllToAllDispatcher": lambda group: trip(dispatchers.AllToAllDispatcher(group, EXPERTS)),
+    "AllGatherDispatcher": lambda group: trip(dispatchers.AllGatherDispatcher(group, EXPERTS)),
     "kernel mc2": lambda group: kernel(group, "mc2"),
     "kernel batched": lambda group: kernel(group, "batched"),
     "kernel alltoall": lambda group: kernel(group, "alltoall"),
     "kernel allgather": lambda group: kernel(group, "allgather"),
     "All2AllManager": lambda group: vllm.All2AllManager(group, 0, 1).get_handle({"num_experts": EXPERTS}),
-    "WindowHandle": lambda group: WindowHandle(None, group, 0, 1, EXPERTS, 8),
-    "CollectiveHandle": lambda group: CollectiveHandle("alltoall", group, 0, 1, EXPERTS),
+    "Place": Place.of,
     "select": lambda group: vllm.select({"group_name": group, "rank": 0, "world": 1, "num_experts": EXPERTS}),
     "MoeDistributeBuffer": cann_ops_transformer.MoeDistributeBuffer,
     "mega_moe's buffer": lambda group: fused.get_symm_buffer_for_mega_moe(group, EXPERTS, 8, 1, HIDDEN, HIDDEN),
@@ -100,17 +102,14 @@ WINDOWS: dict[str, Callable[[Any], Any]] = {
         torch.empty(2, HIDDEN), torch.zeros(EXPERTS, dtype=torch.int32),
     ),
     "TokenDispatcher mc2": lambda group: megatron_trip(group, "mc2"),
+    "TokenDispatcher alltoall": lambda group: megatron_trip(group, "alltoall"),
+    "TokenDispatcher allgather": lambda group: megatron_trip(group, "allgather"),
     "EPMoE group_ep": lambda group: epmoe(None, "mc2", group_ep=group),
 }  # fmt: skip
 COLLECTIVE: dict[str, Callable[[Any], Any]] = {
     "comm_name": ascend_moe.comm_name,
-    "from_group": lambda group: trip(dispatchers.WindowDispatcher.from_group(group, EXPERTS)),
-    "AllToAllDispatcher": lambda group: trip(dispatchers.AllToAllDispatcher(group, EXPERTS)),
-    "AllGatherDispatcher": lambda group: trip(dispatchers.AllGatherDispatcher(group, EXPERTS)),
     "EPMoE mc2": lambda group: epmoe(group, "mc2"),
     "EPMoE all_reduce": lambda group: epmoe(group, "all_reduce"),
-    "TokenDispatcher alltoall": lambda group: megatron_trip(group, "alltoall"),
-    "TokenDispatcher allgather": lambda group: megatron_trip(group, "allgather"),
     "SharedExpertMLP": shared_experts,
     "naive_multicast": lambda group: fused_moe.naive_multicast(torch.ones(2, 4), torch.tensor([2]), group),
     "all_reduce_dp": lambda group: fused_moe.all_reduce_dp(torch.ones(2, 4), torch.tensor([2]), group),
@@ -151,7 +150,7 @@ def strangers(draw: random.Random) -> dict[str, Any]:
     destroyed = dist.new_group([0])
     dist.destroy_process_group(destroyed)
     return {
-        "a tuple": ("0", 1, 0),
+        "a tuple": ("0", 1),
         "a list of ranks": [0],
         "a number": draw.randrange(1000),
         "a rank's non-member": dist.GroupMember.NON_GROUP_MEMBER,
@@ -171,9 +170,9 @@ def strangers(draw: random.Random) -> dict[str, Any]:
 def test_anything_else_is_refused_by_name_and_with_the_fix(factory: str, world: None) -> None:
     call = (WINDOWS | COLLECTIVE)[factory]
     for kind, group in strangers(random.Random(factory)).items():
-        if isinstance(group, str) and factory in ("All2AllManager", "WindowHandle", "select"):
+        if isinstance(group, str) and factory in ("All2AllManager", "MC2Dispatcher", "select"):
             continue  # a name is looked up when it is used
-        if isinstance(group, str) and factory == "TokenDispatcher mc2":
+        if isinstance(group, str) and factory.startswith("TokenDispatcher"):
             continue
         with pytest.raises(AscendMoeError) as caught:
             call(group)

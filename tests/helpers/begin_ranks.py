@@ -10,15 +10,16 @@ import torch
 import torch.distributed as dist
 
 import ascend_moe
-from ascend_moe.reference.cases import Case, Place
+from ascend_moe.reference.cases import Case
 from ascend_moe.validate import run as validate_run
+from ascend_moe.validate.run import DevicePlace
 
 BEGIN = {"dispatch": ascend_moe.begin_dispatch, "combine": ascend_moe.begin_combine}
 _open: list[Any] = []  # of this process
 _groups: list[Any] = []
 
 
-def two_launches(op: str, place: Place, case: Case, arguments: dict[str, Any]) -> Any:
+def two_launches(op: str, place: DevicePlace, case: Case, arguments: dict[str, Any]) -> Any:
     """Stands for the call of ``validate_run``: the open call instead of the op's outputs."""
     return BEGIN[op](**arguments)
 
@@ -26,7 +27,7 @@ def two_launches(op: str, place: Place, case: Case, arguments: dict[str, Any]) -
 class TwoLaunches:
     """The ops of a case: ``dispatch`` and ``combine`` return open calls."""
 
-    def __init__(self, place: Place, case: Case) -> None:
+    def __init__(self, place: DevicePlace, case: Case) -> None:
         self.place, self.case = place, case
 
     def dispatch(self, **changes: Any) -> Any:
@@ -36,8 +37,8 @@ class TwoLaunches:
         return validate_run.combine(self.place, self.case, rows, sent, call=two_launches, **changes)
 
 
-def here(name: str = "0") -> Place:
-    return Place(dist.get_rank(), dist.get_world_size(), name)
+def here(name: str = "0") -> DevicePlace:
+    return DevicePlace(name, dist.get_world_size(), dist.get_rank())
 
 
 def other_group() -> str:

@@ -23,8 +23,9 @@ import torch
 import ascend_moe
 import ascend_moe.reference as ref
 from ascend_moe.errors import AscendMoeError
-from ascend_moe.reference.cases import Case, Place
+from ascend_moe.reference.cases import Case
 from ascend_moe.validate import run as validate_run
+from ascend_moe.validate.run import DevicePlace
 
 TOPK, HIDDEN, MAX_BS, LOCAL = 2, 48, 4, 3
 DISPATCH = {1: ascend_moe.npu_moe_distribute_dispatch, 2: ascend_moe.npu_moe_distribute_dispatch_v2}
@@ -59,33 +60,33 @@ def opened(world: int, algorithm: str, share: int, *, timeout_s: int, cores: int
             yield cluster
 
 
-def arguments(place: Place) -> dict[str, Any]:
+def arguments(place: DevicePlace) -> dict[str, Any]:
     """The arguments of an op that say who calls."""
-    return place.arguments(place.world * LOCAL)
+    return place.arguments(moe_expert_num=place.world * LOCAL)
 
 
-def dispatch(place: Place, seed: int = 0, contract: int = 1, **changes: Any) -> tuple[torch.Tensor, ...]:
+def dispatch(place: DevicePlace, seed: int = 0, contract: int = 1, **changes: Any) -> tuple[torch.Tensor, ...]:
     """Calls dispatch with the case of this seed."""
     return validate_run.dispatch(place, case_of(place.world, seed, contract), **changes)
 
 
 def combine(
-    place: Place, sent: tuple[torch.Tensor, ...], seed: int = 0, contract: int = 1, **changes: Any
+    place: DevicePlace, sent: tuple[torch.Tensor, ...], seed: int = 0, contract: int = 1, **changes: Any
 ) -> torch.Tensor:
     """Calls combine on dispatch's outputs."""
     return validate_run.combine(place, case_of(place.world, seed, contract), sent[0], sent, **changes)
 
 
-def check_dispatch(place: Place, sent: tuple[torch.Tensor, ...], seed: int = 0, contract: int = 1) -> None:
+def check_dispatch(place: DevicePlace, sent: tuple[torch.Tensor, ...], seed: int = 0, contract: int = 1) -> None:
     want = expected(place.world, seed)[0][place.rank]
     op_runs.check_dispatch(contract, place.rank, sent, want)
 
 
-def check_combine(place: Place, result: torch.Tensor, seed: int = 0) -> None:
+def check_combine(place: DevicePlace, result: torch.Tensor, seed: int = 0) -> None:
     op_runs.check_combine(place.rank, result, expected(place.world, seed)[1][place.rank])
 
 
-def round_trip(place: Place, seed: int = 0, contract: int = 1) -> str:
+def round_trip(place: DevicePlace, seed: int = 0, contract: int = 1) -> str:
     """Dispatch and combine, both compared with what they must give."""
     sent = dispatch(place, seed, contract)
     check_dispatch(place, sent, seed, contract)
@@ -93,7 +94,7 @@ def round_trip(place: Place, seed: int = 0, contract: int = 1) -> str:
     return "right"
 
 
-def repeat(place: Place, rounds: int) -> None:
+def repeat(place: DevicePlace, rounds: int) -> None:
     """Round trips with the bits of the first of their kind, which are those of the reference."""
     kinds = [(seed, contract) for seed in range(5) for contract in (1, 2)]
     for kind in kinds:
@@ -142,11 +143,11 @@ def caught(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Caught:
 # ---- in rank processes: functions that a test names, on the default group
 
 
-def here(group_ep: str = "") -> Place:
+def here(group_ep: str = "") -> DevicePlace:
     dist = torch.distributed
     name = group_ep or ascend_moe.comm_name()
     group = dist.distributed_c10d._resolve_process_group(name)
-    return Place(group.rank(), group.size(), name)
+    return DevicePlace(name, group.size(), group.rank())
 
 
 def run_round_trip(seed: int = 0, group_ep: str = "", contract: int = 1) -> str:

@@ -15,8 +15,9 @@ from ascend_moe import comm
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.native.windows import ranks_per_server
 from ascend_moe.ops import calls
-from ascend_moe.reference.cases import Case, Place
+from ascend_moe.reference.cases import Case
 from ascend_moe.validate import run as validate_run
+from ascend_moe.validate.run import DevicePlace
 
 Lend = Callable[[Case, int, str, torch.Tensor, int], torch.Tensor]
 
@@ -55,13 +56,13 @@ def cores(count: int) -> Any:
 
 
 def dispatch(case: Case, rank: int, group_ep: str) -> tuple[torch.Tensor, ...]:
-    return validate_run.dispatch(Place(rank, case.world, group_ep), case)
+    return validate_run.dispatch(DevicePlace(group_ep, case.world, rank), case)
 
 
 def combine(case: Case, rank: int, group_ep: str, rows: torch.Tensor, sent: Sequence[torch.Tensor]) -> torch.Tensor:
     """``sent``: dispatch's outputs. What only CANN reads is passed as its callers do, uninitialised."""
     other = {"tp_send_counts": torch.empty(1, dtype=torch.int32)} if case.tp else {}
-    return validate_run.combine(Place(rank, case.world, group_ep), case, rows, sent, **other)
+    return validate_run.combine(DevicePlace(group_ep, case.world, rank), case, rows, sent, **other)
 
 
 def expert_rows(case: Case, rank: int, sent: Sequence[torch.Tensor]) -> torch.Tensor:

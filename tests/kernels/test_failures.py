@@ -16,7 +16,7 @@ from rank_processes import Ranks, assert_named, fork_server, nothing_left, value
 from soak_rows import Tally
 
 from ascend_moe import LocalCluster, comm
-from ascend_moe.reference.cases import Place
+from ascend_moe.validate.run import DevicePlace
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
 DEADLINE_S = 0.5
@@ -319,7 +319,7 @@ def test_round_trips_of_threads(numbers: range, tally: Tally, monkeypatch: pytes
     after = []
     with LocalCluster(4) as cluster:
         for rounds in (300, len(numbers)):
-            cluster.run(lambda rank, name, n=rounds: cases.repeat(Place(rank, 4, name), n))
+            cluster.run(lambda rank, name, n=rounds: cases.repeat(DevicePlace(name, 4, rank), n))
             after.append(cases.resources())
     assert_nothing_grows(*after)
     tally.count(cases=len(numbers))

@@ -16,7 +16,7 @@ from soak_rows import Tally
 import ascend_moe
 from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingMismatch
 from ascend_moe.native.windows import ranks_per_server
-from ascend_moe.reference.cases import Place
+from ascend_moe.validate.run import DevicePlace
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
@@ -59,7 +59,7 @@ def plain(op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, exper
     }
 
 
-def call(place: Place, op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, **changes: Any) -> Any:
+def call(place: DevicePlace, op: str, batch: int = 2, topk: int = TOPK, hidden: int = HIDDEN, **changes: Any) -> Any:
     op, dtype = changes.pop("called", op), changes.pop("dtype", None)
     experts = changes.get("moe_expert_num", place.world * LOCAL)
     arguments = {**plain(op, batch, topk, hidden, experts), **cases.arguments(place), **changes}
@@ -105,10 +105,10 @@ def odd_calls(world: int) -> list[Odd]:
     return found
 
 
-def outcomes(cluster: ascend_moe.LocalCluster, fn: Callable[[Place], Any]) -> list[Caught]:
+def outcomes(cluster: ascend_moe.LocalCluster, fn: Callable[[DevicePlace], Any]) -> list[Caught]:
     """By rank, what fn(place) did."""
     world = cluster.world_size
-    return cluster.run(lambda rank, name: caught(fn, Place(rank, world, name)))
+    return cluster.run(lambda rank, name: caught(fn, DevicePlace(name, world, rank)))
 
 
 def assert_usable(cluster: ascend_moe.LocalCluster) -> None:
@@ -142,7 +142,7 @@ def test_ranks_that_differ_are_named_with_field_and_values(cluster: ascend_moe.L
     for number, odd in enumerate(odd_calls(cluster.world_size)):
         guilty = number % cluster.world_size
 
-        def body(place: Place, odd: Odd = odd, guilty: int = guilty) -> Caught:
+        def body(place: DevicePlace, odd: Odd = odd, guilty: int = guilty) -> Caught:
             changes = odd.changes if place.rank == guilty else {}
             time.sleep(0.1 * (odd.field == "op" and place.rank == guilty))
             return caught(call, place, odd.op, **{**odd.setting, **changes})
@@ -158,7 +158,7 @@ def test_every_rank_is_told_the_global_bs_of_the_largest_batch(cluster: ascend_m
     for batches in ((4, 2, 3), (2, 3, 4), (2, 4, 3), (3, 3, 0)):
         largest = max(batches[: cluster.world_size])
 
-        def body(place: Place, batches: tuple[int, ...] = batches) -> Any:
+        def body(place: DevicePlace, batches: tuple[int, ...] = batches) -> Any:
             return call(place, op, batch=batches[place.rank])
 
         for rank, one in enumerate(outcomes(cluster, body)):
@@ -175,7 +175,7 @@ def test_names_of_one_algorithm_may_differ(cluster: ascend_moe.LocalCluster) -> 
     names = ["window", "fullmesh", "fullmesh_v1", "fullmesh_v2", *([] if ranks_per_server() else ["hierarchy"])]
     for start in range(len(names)):
 
-        def body(place: Place, start: int = start) -> str:
+        def body(place: DevicePlace, start: int = start) -> str:
             name = names[(start + place.rank) % len(names)]
             sent = cases.dispatch(place, contract=2, comm_alg=name)
             cases.check_dispatch(place, sent, contract=2)
@@ -188,7 +188,7 @@ def test_names_of_one_algorithm_may_differ(cluster: ascend_moe.LocalCluster) -> 
 def test_what_may_differ_between_ranks(cluster: ascend_moe.LocalCluster) -> None:
     """Cores, masks, the kind of expert_token_nums: each rank's own affair."""
 
-    def body(place: Place) -> int:
+    def body(place: DevicePlace) -> int:
         odd = place.rank == 0
         mask = torch.ones(2, TOPK, dtype=torch.bool) if odd else None
         extra = {"x_active_mask": mask, "expert_token_nums_type": int(odd), "tp_world_size": int(odd)}
@@ -208,7 +208,7 @@ def test_bad_id_on_one_rank_is_raised_by_all(cluster: ascend_moe.LocalCluster, o
     guilty %= cluster.world_size
     for expert_id in (-2, -(2**31), experts, 2**31 - 1):
 
-        def body(place: Place, expert_id: int = expert_id) -> Any:
+        def body(place: DevicePlace, expert_id: int = expert_id) -> Any:
             ids = plain(op, experts=experts)["expert_ids"]
             if place.rank == last:
                 ids[1, 1] = -3
@@ -225,7 +225,7 @@ def test_bad_id_on_one_rank_is_raised_by_all(cluster: ascend_moe.LocalCluster, o
 
 
 def test_a_configuration_counts_before_bad_ids(cluster: ascend_moe.LocalCluster) -> None:
-    def body(place: Place) -> Any:
+    def body(place: DevicePlace) -> Any:
         ids = torch.full((2, TOPK), -2 if place.rank == 0 else -1, dtype=torch.int32)
         return call(place, "dispatch", expert_ids=ids, hidden=96 if place.rank == 1 else 48)
 
@@ -245,7 +245,7 @@ def test_combine_that_routes_otherwise_than_dispatch(
     kept, other = torch.tensor([True, False, True, True]), ids.clone()
     other[0, 0] += where == "other ids"
 
-    def body(place: Place) -> Any:
+    def body(place: DevicePlace) -> Any:
         x = torch.full((MAX_BS, HIDDEN), 1.0 + place.rank, dtype=torch.bfloat16)
         mask = kept if place.rank == guilty else None
         given = {"expert_ids": ids, "x": x, **cases.arguments(place)}
@@ -290,7 +290,7 @@ def test_combine_that_routes_otherwise_than_dispatch(
 def test_combine_without_a_dispatch(cluster: ascend_moe.LocalCluster, op: str) -> None:
     """Without routed pairs it gives zeros; with some it says that their rows have not come."""
 
-    def body(place: Place) -> Any:
+    def body(place: DevicePlace) -> Any:
         assert not call(place, op).any()
         ids = plain(op, experts=place.world * LOCAL)["expert_ids"]
         ids[0, 0] = 1
@@ -306,7 +306,7 @@ def test_combine_without_a_dispatch(cluster: ascend_moe.LocalCluster, op: str) -
 
 @pytest.mark.parametrize("guilty", [0, 1])
 def test_argument_error_of_one_rank_then_a_correct_retry(cluster: ascend_moe.LocalCluster, guilty: int) -> None:
-    def body(place: Place) -> str:
+    def body(place: DevicePlace) -> str:
         for seed, contract in [(0, 1), (3, 2)]:
             if place.rank == guilty:
                 for changes in ({"quant_mode": 1}, {"x": torch.ones(1, 7)}, {"global_bs": -1}):

@@ -31,7 +31,7 @@ from soak_rows import Tally
 import ascend_moe
 from ascend_moe.errors import CommTimeout, ConfigMismatch, CorruptStatus, InvalidExpertId, RoutingOverflow
 from ascend_moe.ops import answers
-from ascend_moe.reference.cases import Place
+from ascend_moe.validate.run import DevicePlace
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
@@ -134,7 +134,7 @@ def flips() -> Iterator[tuple[str, Spoil, str]]:
 # ---- what becomes of it
 
 
-def lend(place: Place, sent: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def lend(place: DevicePlace, sent: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Dispatch's outputs, the rows in a window tensor."""
     where = {"group_ep": place.group_ep, "ep_world_size": place.world, "ep_rank_id": place.rank}
     rows = ascend_moe.window_empty(tuple(sent[0].shape), dtype=sent[0].dtype, **where)
@@ -168,12 +168,12 @@ def trial(world: int, patience: float, spoil: Spoil, combine: int = 0, **more: A
     barrier, reader_done = threading.Barrier(world), threading.Event()
     told: list[str] = []  # of what is corrupt
 
-    def run_combine(place: Place) -> Callable[[], str]:
+    def run_combine(place: DevicePlace) -> Callable[[], str]:
         sent = cases.dispatch(place, 3, combine)
         sent = lend(place, sent) if of.lent else sent
         return lambda: compared(cases.check_combine, place, cases.combine(place, sent, 3, combine), 3)
 
-    def last_op(place: Place) -> Callable[[], str]:
+    def last_op(place: DevicePlace) -> Callable[[], str]:
         """The op to come, after two others, or another combine and the dispatches of both."""
         if combine:
             assert run_combine(place)() == "right"
@@ -183,7 +183,7 @@ def trial(world: int, patience: float, spoil: Spoil, combine: int = 0, **more: A
         return lambda: compared(cases.check_dispatch, place, cases.dispatch(place, 3), 3)
 
     def body(rank: int, name: str) -> str:
-        place = Place(rank, world, name)
+        place = DevicePlace(name, world, rank)
         set_epoch(cluster, rank, EPOCH - (4 if combine else 3))
         barrier.wait()
         op = last_op(place)
@@ -350,7 +350,7 @@ def test_abort_block_that_nobody_can_have_written(word: int, value: int) -> None
     """An abort says that no more comes: the op must not go on with what is there, whatever else it says."""
 
     def body(rank: int, group_ep: str) -> None:
-        place = Place(rank, 2, group_ep)
+        place = DevicePlace(group_ep, 2, rank)
         assert cases.round_trip(place, 3) == "right"
         barrier.wait()
         if rank == READER:
@@ -369,7 +369,7 @@ def test_abort_block_that_nobody_can_have_written(word: int, value: int) -> None
     with ascend_moe.LocalCluster(2) as cluster:
         cluster.run(body)
         cluster.close()
-        cluster.run(lambda rank, name: cases.round_trip(Place(rank, 2, name), 5))
+        cluster.run(lambda rank, name: cases.round_trip(DevicePlace(name, 2, rank), 5))
 
 
 @pytest.mark.parametrize("missing", [0, 7])
@@ -377,7 +377,7 @@ def test_half_an_abort_block_is_no_abort(missing: int) -> None:
     """Until both marks are there, its other half may still come: the op waits, and is right where its rows come."""
 
     def body(rank: int, group_ep: str) -> str:
-        place = Place(rank, 2, group_ep)
+        place = DevicePlace(group_ep, 2, rank)
         assert cases.round_trip(place, 3) == "right"
         barrier.wait()
         if rank == READER:

@@ -16,7 +16,7 @@ from failure_windows import set_epoch
 
 import ascend_moe
 from ascend_moe.errors import AscendMoeError, CommTimeout, PeerLost
-from ascend_moe.reference.cases import Place
+from ascend_moe.validate.run import DevicePlace
 
 pytestmark = pytest.mark.tsan
 
@@ -32,12 +32,12 @@ def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "2")
 
 
-def run(cluster: ascend_moe.LocalCluster, body: Callable[[Place], Any]) -> list[Any]:
+def run(cluster: ascend_moe.LocalCluster, body: Callable[[DevicePlace], Any]) -> list[Any]:
     world = cluster.world_size
-    return cluster.run(lambda rank, name: body(Place(rank, world, name)))
+    return cluster.run(lambda rank, name: body(DevicePlace(name, world, rank)))
 
 
-def others_of(cluster: ascend_moe.LocalCluster, body: Callable[[Place], Any]) -> dict[int, AscendMoeError]:
+def others_of(cluster: ascend_moe.LocalCluster, body: Callable[[DevicePlace], Any]) -> dict[int, AscendMoeError]:
     """The errors of the other ranks, by rank, where one rank raises a KeyError of its own."""
     with pytest.raises(KeyError, match="my own mistake") as raised:
         run(cluster, body)
@@ -59,7 +59,7 @@ def assert_works(cluster: ascend_moe.LocalCluster) -> None:
 def test_rank_that_raises_is_lost_to_the_others(world: int, before: str) -> None:
     """They raise at once, and run() raises what was at the root of it."""
 
-    def body(place: Place) -> None:
+    def body(place: DevicePlace) -> None:
         cases.round_trip(place, 1)
         if before == "dispatch" and place.rank == 1:
             raise KeyError("my own mistake")
@@ -90,7 +90,7 @@ def test_first_cause_is_named_by_everybody() -> None:
         for trial in range(40):
             victim, pause = rng.randrange(4), rng.random() / 200
 
-            def body(place: Place, victim: int = victim, pause: float = pause) -> None:
+            def body(place: DevicePlace, victim: int = victim, pause: float = pause) -> None:
                 sent = cases.dispatch(place, 2)
                 if place.rank == victim:
                     time.sleep(pause)
@@ -105,7 +105,7 @@ def test_first_cause_is_named_by_everybody() -> None:
 def test_rank_that_returns_without_calling_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", str(DEADLINE_S))
 
-    def body(place: Place) -> list[Caught]:
+    def body(place: DevicePlace) -> list[Caught]:
         sent = cases.dispatch(place, 1)
         return [caught(cases.combine, place, sent, 1) for _ in range(3 if place.rank < 2 else 0)]
 
@@ -133,7 +133,7 @@ def test_words_from_before_the_wrap_are_not_corrupt(
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", str(DEADLINE_S))
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
 
-    def body(place: Place) -> Caught | None:
+    def body(place: DevicePlace) -> Caught | None:
         for _ in range(missed):  # the last two before the wrap, and those before the missed one
             cases.dispatch(place, 1)
         return caught(cases.dispatch, place, 1) if place.rank == 0 else None
@@ -147,7 +147,7 @@ def test_words_from_before_the_wrap_are_not_corrupt(
 
 
 def test_ranks_that_come_late_to_a_failed_communicator_name_the_cause() -> None:
-    def body(place: Place) -> None:
+    def body(place: DevicePlace) -> None:
         cases.dispatch(place, 1)
         if place.rank == 0:
             raise KeyError("my own mistake")
@@ -163,7 +163,7 @@ def test_ranks_that_come_late_to_a_failed_communicator_name_the_cause() -> None:
 def test_ranks_that_close_after_their_last_op_harm_nobody() -> None:
     """Fast ranks are through and gone while slow ones are still in that op."""
 
-    def body(place: Place, seed: int) -> str:
+    def body(place: DevicePlace, seed: int) -> str:
         done = cases.round_trip(place, seed)
         ascend_moe.close(place.group_ep)
         return done

@@ -17,7 +17,7 @@ import ascend_moe
 from ascend_moe.errors import CommTimeout, InvalidExpertId, RoutingOverflow
 from ascend_moe.native.windows import ranks_per_server
 from ascend_moe.ops import answers
-from ascend_moe.reference.cases import Place
+from ascend_moe.validate.run import DevicePlace
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
@@ -37,7 +37,7 @@ def test_a_rank_that_gives_up_tells_all_others(cluster: ascend_moe.LocalCluster)
     waited = threading.Barrier(WORLD)
 
     def body(rank: int, group_ep: str) -> tuple[Caught, Caught]:
-        place = Place(rank, WORLD, group_ep)
+        place = DevicePlace(group_ep, WORLD, rank)
         assert cases.round_trip(place, 3) == "right"
         with answers.deadline(int(SOON * 1e6)) if rank == IMPATIENT else contextlib.nullcontext():
             first = Caught(None, None, 0, 0) if rank == ABSENT else caught(cases.dispatch, place, 1)
@@ -67,7 +67,7 @@ def test_of_two_failures_at_once_the_rank_that_is_missing_counts(cluster: ascend
     waited = threading.Barrier(WORLD)
 
     def body(rank: int, group_ep: str) -> Caught | None:
-        place = Place(rank, WORLD, group_ep)
+        place = DevicePlace(group_ep, WORLD, rank)
         assert cases.round_trip(place, 3) == "right"
         waited.wait()
         if rank == IMPATIENT:
@@ -92,7 +92,7 @@ def test_no_row_leaves_a_rank_with_an_error(cluster: ascend_moe.LocalCluster, wr
     together = threading.Barrier(WORLD)
 
     def body(rank: int, group_ep: str) -> bool:
-        place = Place(rank, WORLD, group_ep)
+        place = DevicePlace(group_ep, WORLD, rank)
         cases.round_trip(place, 3)
         ids = torch.full((4, 3), -1, dtype=torch.int32)
         if rank == sender and wrong == "dispatch":

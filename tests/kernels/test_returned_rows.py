@@ -9,7 +9,7 @@ from failure_cases import Caught, caught
 
 import ascend_moe
 from ascend_moe.errors import RoutingMismatch
-from ascend_moe.reference.cases import Place
+from ascend_moe.validate.run import DevicePlace
 
 WORLD, SEED = 3, 3  # inputs that give every rank some rows
 
@@ -27,7 +27,7 @@ def rows_of(sent: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return sent[2][: 3 * rows].view(rows, 3)
 
 
-def in_every_half(place: Place) -> None:
+def in_every_half(place: DevicePlace) -> None:
     """Good rows of earlier ops lie in both halves."""
     for _ in range(2):
         cases.round_trip(place, SEED, 2)
@@ -40,7 +40,7 @@ def test_rows_in_any_order(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
 
     def body(rank: int, group_ep: str) -> None:
-        place = Place(rank, WORLD, group_ep)
+        place = DevicePlace(group_ep, WORLD, rank)
         sent = [one.clone() for one in cases.dispatch(place, SEED, 2)]
         triples = rows_of(tuple(sent))
         order = torch.arange(len(triples)).flip(0)
@@ -59,7 +59,7 @@ def test_a_triple_that_stands_twice(cores: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
 
     def body(rank: int, group_ep: str) -> tuple[Caught, list[int]]:
-        place = Place(rank, WORLD, group_ep)
+        place = DevicePlace(group_ep, WORLD, rank)
         in_every_half(place)
         sent = cases.dispatch(place, SEED, 2)
         wrong = (*sent[:2], sent[2].clone(), *sent[3:])
@@ -90,7 +90,7 @@ def test_of_several_missing_rows_the_first_is_named(cores: int, monkeypatch: pyt
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
 
     def body(rank: int, group_ep: str) -> tuple[Caught, dict[int, list[tuple[int, int]]]]:
-        place, missing = Place(rank, WORLD, group_ep), dict[int, list[tuple[int, int]]]()
+        place, missing = DevicePlace(group_ep, WORLD, rank), dict[int, list[tuple[int, int]]]()
         sent = [one.clone() for one in cases.dispatch(place, SEED, 2)]
         triples = rows_of(tuple(sent))
         for source in range(WORLD):

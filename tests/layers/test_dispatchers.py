@@ -14,7 +14,7 @@ from op_runs import RankRun, check_sums
 
 import ascend_moe.reference as ref
 from ascend_moe.comm import LocalCluster
-from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatched, WindowDispatcher
+from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers.rows import quantize_dispatch_rows
 from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingOverflow
 from ascend_moe.reference.cases import Case, draw
@@ -109,7 +109,7 @@ def test_window_equal_to_reference(contract: str) -> None:
 
     def one_call(rank: int, group_ep: str, case: Case) -> Any:
         try:
-            return call(WindowDispatcher(group_ep, 2, rank, case.experts, contract), case, rank)
+            return call(MC2Dispatcher(group_ep, 2, rank, case.experts, contract), case, rank)
         except (InvalidExpertId, RoutingOverflow) as error:
             return error
 
@@ -126,13 +126,13 @@ def refused(argument: str, call: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 def test_window_misuse() -> None:
-    refused("contract", WindowDispatcher, "g", 2, 0, 4, "v3")
-    refused("zero_copy", WindowDispatcher, "g", 2, 0, 4, zero_copy=True)
-    refused("zero_copy", WindowDispatcher, "g", 2, 0, 4, zero_copy=True, comm_alg="window")
-    refused("comm_alg", WindowDispatcher, "g", 2, 0, 4, contract="v1", comm_alg="direct")
+    refused("contract", MC2Dispatcher, "g", 2, 0, 4, "v3")
+    refused("zero_copy", MC2Dispatcher, "g", 2, 0, 4, zero_copy=True, contract="v1")
+    refused("zero_copy", MC2Dispatcher, "g", 2, 0, 4, zero_copy=True, comm_alg="window")
+    refused("comm_alg", MC2Dispatcher, "g", 2, 0, 4, contract="v1", comm_alg="direct")
 
     def body(rank: int, group_ep: str) -> torch.Tensor:
-        one, other = (WindowDispatcher(group_ep, 2, rank, 4, contract) for contract in ("v1", "v2"))
+        one, other = (MC2Dispatcher(group_ep, 2, rank, 4, contract) for contract in ("v1", "v2"))
         sent = one.dispatch(**arguments())
         combined = (sent.expand_x, sent, torch.ones(2, 2))
         refused("dispatched", other.combine, *combined)
@@ -224,7 +224,7 @@ def test_combine_argument_errors(kind: Any) -> None:
             ("expert_out", sent.expand_x[:-1]),
             ("expert_out", sent.expand_x[:, :8]),
             ("expert_out", sent.expand_x.half()),
-            ("dispatched", Dispatched(*[torch.empty(0)] * 5)),
+            ("dispatched", Dispatched(*[torch.empty(0)] * 6)),
             ("dispatched", type(sent)(**{**vars(sent), "handle": None})),
             ("expert_scales", torch.ones(2, 3)),
             ("expert_scales", torch.ones(2, 2, dtype=torch.bfloat16)),
@@ -257,8 +257,8 @@ def test_constructor_errors() -> None:
         with pytest.raises(ArgumentError, match=text):
             kind(given, experts)
     # Only windows lend memory for rows, and only where they were asked to.
-    sent = Dispatched(*[torch.empty(0)] * 5)
-    for dispatcher in (AllGatherDispatcher(group, 2), WindowDispatcher("g", 2, 0, 4)):
+    sent = Dispatched(*[torch.empty(0)] * 6)
+    for dispatcher in (AllGatherDispatcher(group, 2), MC2Dispatcher("g", 2, 0, 4)):
         assert dispatcher.empty_expert_out(sent, torch.float32) is None
 
 

@@ -14,7 +14,7 @@ from hf_models import LAYER, MODELS, MORE_MODELS, run_block, saved
 
 from ascend_moe.checkpoint import build_layer
 from ascend_moe.comm import LocalCluster, lookup
-from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
+from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.ops import calls
@@ -29,7 +29,7 @@ def run(carrier: str, world: int, experts: int, body: Callable[[Dispatcher, int]
     kind, _, contract = carrier.partition(" ")
     if kind == "window":
         with LocalCluster(world) as cluster:
-            return cluster.run(lambda rank, group: body(WindowDispatcher(group, world, rank, experts, contract), rank))
+            return cluster.run(lambda rank, group: body(MC2Dispatcher(group, world, rank, experts, contract), rank))
     peer = AllToAllDispatcher if kind == "all-to-all" else AllGatherDispatcher
     return threads(world).run(lambda rank, group: body(peer(group, experts), rank))
 
@@ -239,7 +239,7 @@ def steps(cluster: LocalCluster, quantized: bool, **options: Any) -> list[list[t
     config = MoEConfig(64, 32, 8, 3, shared_intermediate_size=16)
 
     def body(rank: int, group: str) -> list[tuple[torch.Tensor, int]]:
-        layer = MoELayer(config, WindowDispatcher(group, 2, rank, 8, **options)).init_weights(1)
+        layer = MoELayer(config, MC2Dispatcher(group, 2, rank, 8, **options)).init_weights(1)
         if quantized:
             layer.quantize_()
         found = []
@@ -309,7 +309,7 @@ def test_what_a_trainable_layer_has_no_gradient_for() -> None:
 
 def test_a_zero_copy_dispatcher_trains_too() -> None:
     def body(rank: int, group: str, zero_copy: bool) -> torch.Tensor:
-        dispatcher = WindowDispatcher(group, 2, rank, 8, comm_alg="direct", zero_copy=zero_copy)
+        dispatcher = MC2Dispatcher(group, 2, rank, 8, comm_alg="direct", zero_copy=zero_copy)
         layer = MoELayer(SMALL, dispatcher, dtype=FP32, trainable=True).init_weights()
         x = torch.ones(4, 32) * (rank + 1)
         layer(x).sum().backward()
@@ -362,7 +362,7 @@ def test_the_gate_of_the_shared_expert_is_in_float32() -> None:
 
 def test_a_trainable_layer_lends_memory_where_nothing_is_trained() -> None:
     def body(rank: int, group: str) -> list[int]:
-        dispatcher = WindowDispatcher(group, 2, rank, 8, comm_alg="direct", zero_copy=True)
+        dispatcher = MC2Dispatcher(group, 2, rank, 8, comm_alg="direct", zero_copy=True)
         layer, found = MoELayer(SMALL, dispatcher, dtype=FP32, trainable=True).init_weights(), []
         for enabled in (False, True):
             with torch.set_grad_enabled(enabled):

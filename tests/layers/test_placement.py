@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ascend_moe import LocalCluster
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.npu import npu_moe_update_expert
 from ascend_moe.placement import Balance, ExpertPlacement, LoadCounter, balance, eplb_table, logical_load, remap
@@ -204,7 +204,7 @@ def test_what_dispatch_counts_becomes_the_next_placement(kind: int) -> None:
     chosen[1, 0] = 0
 
     def body(rank: int, group_ep: str) -> torch.Tensor:
-        dispatcher, counter = WindowDispatcher(group_ep, world, rank, replicas), LoadCounter(layers, replicas // world)
+        dispatcher, counter = MC2Dispatcher(group_ep, world, rank, replicas), LoadCounter(layers, replicas // world)
         for layer in range(layers):
             ids = remap(chosen[rank, layer], found.logical_to_physical[layer], torch.arange(7))
             sent = dispatcher.dispatch(torch.ones(7, 32), ids, expert_token_nums_type=kind)

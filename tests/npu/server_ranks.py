@@ -14,10 +14,10 @@ from npu_runs import raises, run_checks
 import ascend_moe
 from ascend_moe import comm
 from ascend_moe.errors import ArgumentError, ConfigMismatch
-from ascend_moe.reference.cases import Case, Place
+from ascend_moe.reference.cases import Case
 from ascend_moe.validate.probes import KERNEL_PROBES, PASS, SERVERS
 from ascend_moe.validate.probes_kernel import Npu
-from ascend_moe.validate.run import run_case
+from ascend_moe.validate.run import DevicePlace, run_case
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 HOSTS = os.environ["HOSTS"]  # a letter a rank
@@ -32,25 +32,25 @@ GLOO = dist.new_group(backend="gloo")
 ON_A2 = "910B" in torch.npu.get_device_name()
 
 
-def group_of(ranks: list[int]) -> Place | None:
+def group_of(ranks: list[int]) -> DevicePlace | None:
     """This rank's place in a fresh group; all ranks call."""
     group = dist.new_group(ranks)
     if not isinstance(group, dist.ProcessGroup):
         return None
-    return Place(group.rank(), group.size(), ascend_moe.comm_name(group), NPU)
+    return DevicePlace(ascend_moe.comm_name(group), group.size(), group.rank(), NPU)
 
 
-def everyone() -> Place:
+def everyone() -> DevicePlace:
     place = group_of(list(range(WORLD)))
     assert place is not None
     return place
 
 
-def share_of(place: Place) -> int:
+def share_of(place: DevicePlace) -> int:
     return comm.ranks_per_server(place.group_ep, place.world, place.rank)
 
 
-def dispatch(place: Place, **more: Any) -> Any:
+def dispatch(place: DevicePlace, **more: Any) -> Any:
     x = torch.ones(3, 64, dtype=torch.bfloat16, device=NPU)
     ids = torch.tensor([[0, place.world]] * 3, dtype=torch.int32, device=NPU)
     arguments = (x, ids, place.group_ep, place.world, place.rank, 2 * place.world)
@@ -59,7 +59,7 @@ def dispatch(place: Place, **more: Any) -> Any:
     return out
 
 
-def sound(place: Place) -> None:
+def sound(place: DevicePlace) -> None:
     """Round trips of both contracts are the reference's."""
     for contract in (1, 2):
         case = Case("servers", place.world, contract=contract, batches="unequal", ids="distinct", seed=contract)

@@ -25,11 +25,14 @@ KERNEL = {f"modular kernel, {name}" for name in ("standard", "batched", "all-to-
 MEGATRON = {f"Megatron-LM, six phases, {kind}" for kind in ("mc2", "alltoall", "allgather")}
 # A function of an adapter -> the rows of the ways that go through it.
 ADAPTERS = {
-    "dispatchers.window:WindowDispatcher.combine": {*WINDOWS, "dispatch_ffn_combine", "mega_moe", "EPMoE, mc2"},
-    "dispatchers.collective:AllToAllDispatcher.combine": {
+    "dispatchers.mc2:MC2Dispatcher._combine": {
+        *WINDOWS, "dispatch_ffn_combine", "mega_moe", "EPMoE, mc2", "Megatron-LM, six phases, mc2", "DeepEP, normal",
+        "DeepEP of sgl-kernel-npu, normal", "DeepEP, low latency",
+    },
+    "dispatchers.collective:AllToAllDispatcher._combine": {
         "all-to-all", "modular kernel, all-to-all", "Megatron-LM, six phases, alltoall"
     },
-    "dispatchers.collective:AllGatherDispatcher.combine": {
+    "dispatchers.collective:AllGatherDispatcher._combine": {
         "all-gather", "modular kernel, all-gather", "Megatron-LM, six phases, allgather"
     },
     "fused:finish": {"dispatch_ffn_combine", "mega_moe"},
@@ -37,7 +40,7 @@ ADAPTERS = {
     "interop.fused_moe:moe_sum": {"aligned blocks", "DeepEP, normal"},
     "interop.vllm.kernel:FusedMoEModularKernel.forward": KERNEL,
     "interop.megatron.dispatchers:TokenDispatcher.token_combine": MEGATRON,
-    "interop.megatron.carriers:Windows.bring": {"Megatron-LM, six phases, mc2"},
+    "interop.megatron.routes:Routes.bring": MEGATRON,
     "interop.deep_ep.buffer:Buffer.combine": {"DeepEP, normal"},
     "interop.deep_ep.ascend:AscendBuffer.combine": {"DeepEP of sgl-kernel-npu, normal"},
     "interop.deep_ep.buffer:Buffer.low_latency_combine": {"DeepEP, low latency"},

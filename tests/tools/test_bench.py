@@ -24,7 +24,7 @@ from rich.console import Console
 from ascend_moe import bench
 from ascend_moe.bench import RankFailed, bounds, cases, plots, rank, report
 from ascend_moe.bench.cases import Case, matrix
-from ascend_moe.bench.methods import LIMIT, METHODS, Arrived
+from ascend_moe.bench.methods import LIMIT, METHODS, arrived
 from ascend_moe.bench.rank import Barrier, CaseMarks, Job
 from ascend_moe.bench.results import SCHEMA, CaseResult, Run, evaluate
 from ascend_moe.errors import CommTimeout
@@ -99,12 +99,12 @@ def test_routing_is_legal_fresh_and_skewed(skew: str, low: float, high: float) -
 def test_wrong_rows_and_sums_are_found() -> None:
     want = rank.expected(TINY, 0, 0)
     sent = want.dispatched
-    arrived = Arrived(sent.expand_x.clone(), None, sent.expert_token_nums.clone())
-    assert rank.dispatch_fault(arrived, want) == ""
-    arrived.rows[[0, 1]] = arrived.rows[[1, 0]]
-    assert "row 0" in rank.dispatch_fault(arrived, want)
-    arrived.counts[0] += 1
-    assert "rows per expert" in rank.dispatch_fault(arrived, want)
+    came = arrived(sent.expand_x.clone(), None, sent.expert_token_nums.clone(), None)
+    assert rank.dispatch_fault(came, want) == ""
+    came.expand_x[[0, 1]] = came.expand_x[[1, 0]]
+    assert "row 0" in rank.dispatch_fault(came, want)
+    came.expert_token_nums[0] += 1
+    assert "rows per expert" in rank.dispatch_fault(came, want)
     assert rank.combine_fault(want.sums, want) == ("", True)
     neighbour = (want.sums.view(torch.int16) + 1).view(torch.bfloat16)
     assert rank.combine_fault(neighbour, want) == ("", False), "rounding and no more"

@@ -195,7 +195,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "checkpoint": ("layer",),
     "reference": (),
     "plan": ("native", "choices"),
-    "predict": ("plan", "ops", "timeline", "_text"),
+    "predict": ("plan", "dispatchers", "timeline", "_text"),
     "foreign": ("native", "_text"),
     "vnpu": ("torch_npu_ops", "plan", "_text", "_releases"),
     "standin": ("npu", "vnpu"),

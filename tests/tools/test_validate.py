@@ -23,14 +23,14 @@ import ascend_moe
 from ascend_moe import cli, errors, foreign, validate
 from ascend_moe.cli import validate as validate_cli
 from ascend_moe.native import library
-from ascend_moe.reference.cases import Case, Place
+from ascend_moe.reference.cases import Case
 from ascend_moe.validate import bringup, probes
 from ascend_moe.validate import run as validate_run
 from ascend_moe.validate.bringup import OP_PROBES
 from ascend_moe.validate.cases import matrix
 from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SERVERS, SKIPPED, Finding, Probe, exit_code, summary
 from ascend_moe.validate.probes_kernel import MODES, PASSED, Twin
-from ascend_moe.validate.run import BAD
+from ascend_moe.validate.run import BAD, DevicePlace
 
 FEW = [
     Case("plain", 2, ids="distinct", batch=5),
@@ -142,7 +142,7 @@ def test_a_rank_that_stops_fails_and_nothing_hangs(monkeypatch: pytest.MonkeyPat
     error = RuntimeError("call aclnnAscendMoeDistributeDispatch failed, error code is 561002")
     real = validate_run.dispatch
 
-    def dispatch(place: Place, case: Case, **changes: Any) -> Any:
+    def dispatch(place: DevicePlace, case: Case, **changes: Any) -> Any:
         if place.rank == 1 and case.name == "int8":
             raise error
         return real(place, case, **changes)

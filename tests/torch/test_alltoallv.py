@@ -11,9 +11,10 @@ from rank_processes import Ranks, values
 from torch import Tensor
 
 import ascend_moe
+from ascend_moe.comm.place import Place
 from ascend_moe.errors import ArgumentError
 from ascend_moe.npu import npu_alltoallv_gmm, npu_gmm_alltoallv
-from ascend_moe.torch_npu_ops import alltoallv
+from ascend_moe.ops.collectives import exchange
 
 HIDDEN, WIDTH, LOCAL = 6, 10, 3
 OPS = torch.ops.ascend_moe
@@ -108,7 +109,7 @@ def test_rows_travel_a_few_at_a_time_where_windows_are_small() -> None:
     wide = torch.randn(40, 4096).bfloat16()
 
     def run(rank: int, group: str) -> list[Tensor]:
-        return [alltoallv.exchange(wide * (rank + 1), [25, 15], [25 - 10 * rank] * 2, group)]
+        return [exchange(wide * (rank + 1), [25, 15], [25 - 10 * rank] * 2, Place(group, 2, rank))]
 
     with ascend_moe.LocalCluster(2, window_mib=1) as cluster:
         (zero,), (one,) = cluster.run(run)

@@ -32,7 +32,8 @@ from ascend_moe.errors import (
     WindowTensorError,
 )
 from ascend_moe.experts import grouped_mlp
-from ascend_moe.reference.cases import Case, Place, draw
+from ascend_moe.reference.cases import Case, draw
+from ascend_moe.validate.run import DevicePlace
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
 SMALL = Case(world=2, contract=2, ids="distinct", cores=2)
@@ -45,7 +46,7 @@ def wait_at_most(seconds: float) -> Any:
 
 
 def ops_of(case: Case, rank: int, group_ep: str, algorithm: str = "window") -> tuple[TwoLaunches, dict[str, str]]:
-    return TwoLaunches(Place(rank, case.world, group_ep), case), {"comm_alg": algorithm}
+    return TwoLaunches(DevicePlace(group_ep, case.world, rank), case), {"comm_alg": algorithm}
 
 
 def in_turns(events: Sequence[str]) -> dict[str, threading.Event]:
@@ -380,7 +381,7 @@ def test_the_documents_example(clusters: Clusters) -> None:
     )
 
     def run(rank: int, group_ep: str) -> None:
-        mine, place = case.inputs[rank], Place(rank, 2, group_ep)
+        mine, place = case.inputs[rank], DevicePlace(group_ep, 2, rank)
         got = names["moe"](
             mine.x,
             mine.expert_ids,
@@ -388,7 +389,7 @@ def test_the_documents_example(clusters: Clusters) -> None:
             gate_up,
             down,
             lambda x: mine.shared_expert_x,
-            **place.arguments(case.experts),
+            **place.arguments(moe_expert_num=case.experts),
         )
         sent = op_runs.dispatch(case, rank, group_ep)
         rows = grouped_mlp(sent[0], gate_up, down, sent[3])

@@ -15,7 +15,7 @@ import torch
 
 import ascend_moe
 from ascend_moe import MoEConfig, MoELayer
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.fused import dispatch_ffn_combine
@@ -89,7 +89,7 @@ def moe_layer(
     *, quantized: bool = False, masked: bool = False, contract: str = "v2", options: Any = None, **changes: Any
 ) -> Callable[[str], Layer]:
     def make(group: str) -> Layer:
-        carrier = WindowDispatcher(group, 1, 0, E, contract, **(options or {}))
+        carrier = MC2Dispatcher(group, 1, 0, E, contract, **(options or {}))
         made = MoELayer(MoEConfig(H, F, E, K, **changes), carrier, dtype=torch.bfloat16).init_weights(1)
         made = made.quantize_() if quantized else made
         return lambda x, ids, weights: made(x, ids[:, 0] != 3) if masked else made(x)

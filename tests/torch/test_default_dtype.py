@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ascend_moe import LocalCluster, MoEConfig, MoELayer, npu, routing
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.interop import megatron, sglang
 
 
@@ -37,7 +37,7 @@ def routed(quant_mode: int) -> Any:
 def layer_weights() -> Any:
     config = MoEConfig(32, 16, 4, 2, router="deepseek_v3", shared_intermediate_size=16)
     with LocalCluster(1) as cluster:
-        layer = MoELayer(config, WindowDispatcher(cluster.name, 1, 0, 4), dtype=torch.float32)
+        layer = MoELayer(config, MC2Dispatcher(cluster.name, 1, 0, 4), dtype=torch.float32)
         return list(layer.init_weights(3).state_dict().values())
 
 

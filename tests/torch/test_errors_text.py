@@ -20,7 +20,7 @@ from ascend_moe import errors
 from ascend_moe.errors import AscendMoeError, CommError
 from ascend_moe.native import library
 from ascend_moe.ops import calls
-from ascend_moe.reference.cases import Place
+from ascend_moe.validate.run import DevicePlace
 
 pytestmark = pytest.mark.asan
 
@@ -113,7 +113,7 @@ def test_failure_found_by_another_rank(code: int, kind: str, words: list[str], m
     barrier = threading.Barrier(3)
 
     def body(rank: int, group_ep: str) -> AscendMoeError | None:
-        place = Place(rank, 3, group_ep)
+        place = DevicePlace(group_ep, 3, rank)
         cases.dispatch(place)
         barrier.wait()
         state = State.of(cluster, rank)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe import LocalCluster, begin_combine, begin_dispatch, ops
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError, RoutingMismatch
 from ascend_moe.interop.cann_ops_transformer import MoeDistributeBuffer
 from ascend_moe.ops import pairs, registration
@@ -137,7 +137,7 @@ def test_only_pairs_that_are_routed_count(trip: Trip, cluster: LocalCluster, mon
 def test_ids_changed_in_place_under_a_dispatcher(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(rank: int, group: str) -> str:
         ids, other = drawn(rank)
-        dispatcher = WindowDispatcher(group, WORLD, rank, EXPERTS)
+        dispatcher = MC2Dispatcher(group, WORLD, rank, EXPERTS)
         sent = dispatcher.dispatch(rows_of(rank), ids)
         kept = ids.clone()
         ids.copy_(other)
@@ -154,7 +154,7 @@ def test_ids_changed_in_place_under_a_dispatcher(cluster: LocalCluster, monkeypa
 def test_gradients_pass(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(rank: int, group: str) -> Tensor:
         ids, _ = drawn(rank)
-        dispatcher = WindowDispatcher(group, WORLD, rank, EXPERTS)
+        dispatcher = MC2Dispatcher(group, WORLD, rank, EXPERTS)
         x = rows_of(rank).requires_grad_()
         first = dispatcher.dispatch(x, ids)
         second = dispatcher.dispatch(x * 2, ids.flip(0).contiguous())  # two pairs are open

@@ -15,7 +15,7 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch_calls import EXPERTS, VARIANTS, Variant, overload
 
 from ascend_moe import MoEConfig, MoELayer
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.native import binding
 from ascend_moe.ops import answers
 from ascend_moe.ops import calls as native
@@ -219,7 +219,7 @@ def test_compiling_with_gradients_of_int8_says_so(group_ep: str) -> None:
 
 def test_a_trainable_layer_is_one_graph(group_ep: str) -> None:
     config = MoEConfig(hidden_size=64, moe_intermediate_size=32, num_experts=8, top_k=2)
-    dispatcher = WindowDispatcher(group_ep, 1, 0, num_experts=8)
+    dispatcher = MC2Dispatcher(group_ep, 1, 0, num_experts=8)
     layer = MoELayer(config, dispatcher, dtype=torch.float32, trainable=True).init_weights()
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -239,7 +239,7 @@ def test_a_trainable_layer_is_one_graph(group_ep: str) -> None:
 @pytest.mark.parametrize("quantized", [False, True])
 def test_a_layer_is_one_graph(changes: dict[str, Any], quantized: bool, group_ep: str) -> None:
     config = MoEConfig(hidden_size=64, moe_intermediate_size=32, num_experts=8, top_k=2, **changes)
-    layer = MoELayer(config, WindowDispatcher(group_ep, 1, 0, num_experts=8), dtype=torch.bfloat16).init_weights()
+    layer = MoELayer(config, MC2Dispatcher(group_ep, 1, 0, num_experts=8), dtype=torch.bfloat16).init_weights()
     layer = layer.quantize_() if quantized else layer
     torch._dynamo.reset()
     graphs = Graphs()

@@ -10,7 +10,7 @@ from torch import int8, int32, int64, ones, tensor, zeros
 from torch_npu_calls import CALLS, Call, call, ids, values
 
 from ascend_moe import MoELayer, npu
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.experts.grouped_matmul import NPU_ONLY
@@ -285,7 +285,7 @@ def test_functions_of_ours_alone_check_too() -> None:
         (deepseek_v3, (None, None, 2)),
         (npu.npu_moe_distribute_combine_add_rms_norm, (*[None] * 7, "g", 1, 0, 2)),
         (MoELayer, (None, None)),
-        (WindowDispatcher, ("g", 2, 0, None)),
+        (MC2Dispatcher, ("g", 2, 0, None)),
     ]
     for function, given in wrong:
         with pytest.raises(ArgumentError, match=r"^[^\n]*$"):

@@ -27,7 +27,7 @@ from torch_calls import EXPERTS, VARIANTS, Call, Variant, overload, run
 import ascend_moe
 from ascend_moe import npu
 from ascend_moe.checkpoint import build_layer, load_layer
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError, AscendMoeError
 
 PLAIN, PLAIN_V2 = VARIANTS[0], VARIANTS[1]
@@ -139,7 +139,7 @@ def test_a_misspelt_argument_is_one_line_with_the_right_name(name: str) -> None:
         (ascend_moe.LocalCluster, "window_mb", "window_mib"),
         (ascend_moe.MoELayer, "dtyp", "dtype"),
         (ascend_moe.window_empty, "group", "group_ep"),
-        (WindowDispatcher, "num_expert", "num_experts"),
+        (MC2Dispatcher, "num_expert", "num_experts"),
         (build_layer, "global_batch", "global_bs"),
         (load_layer, "word", "world"),
     ],

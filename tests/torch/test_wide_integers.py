@@ -221,7 +221,7 @@ def op_v2(rank: int, group: str, ids: Tensor) -> Any:
 
 
 def window(rank: int, group: str, ids: Tensor) -> Any:
-    return dispatchers.WindowDispatcher(group, 2, rank, EXPERTS).dispatch(torch.ones(len(ids), HIDDEN), ids)
+    return dispatchers.MC2Dispatcher(group, 2, rank, EXPERTS).dispatch(torch.ones(len(ids), HIDDEN), ids)
 
 
 def fused(rank: int, group: str, ids: Tensor) -> Any:
@@ -410,9 +410,9 @@ def test_wide_sizes_of_constructors_are_refused(cluster: LocalCluster) -> None:
     for world in (2**32 + 2, 2.0, True, -2, "2"):
         assert isinstance(outcome(LocalCluster, world), AscendMoeError)
     calls: dict[str, Callable[[str, Any, Any, Any], Any]] = {
-        "window": lambda group, world, rank, experts: dispatchers.WindowDispatcher(
-            group, world, rank, experts
-        ).dispatch(torch.ones(1, HIDDEN), torch.zeros(1, 1, dtype=torch.int32)),
+        "window": lambda group, world, rank, experts: dispatchers.MC2Dispatcher(group, world, rank, experts).dispatch(
+            torch.ones(1, HIDDEN), torch.zeros(1, 1, dtype=torch.int32)
+        ),
         "all-to-all": lambda group, world, rank, experts: vllm.make_prepare_finalize(
             None, None, group, rank, world, experts, "alltoall"
         ),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ascend_moe.comm.place import Place
 from ascend_moe.errors import InvalidExpertId
-from ascend_moe.interop.deep_ep.place import Place
+from ascend_moe.ops.collectives import gather_rows
 
 
 def head(own: int, topk_idx: Tensor | None, experts: int, device: torch.device) -> Tensor:
@@ -39,4 +40,4 @@ def most_tokens(heads: Tensor, topk_idx: Tensor | None, experts: int) -> int:
 
 def most_tokens_of(place: Place, own: int, topk_idx: Tensor, experts: int) -> int:
     """The same of what the ranks have told each other. Collective."""
-    return most_tokens(place.gather(head(own, topk_idx, experts, topk_idx.device)), topk_idx, experts)
+    return most_tokens(gather_rows(head(own, topk_idx, experts, topk_idx.device), place), topk_idx, experts)

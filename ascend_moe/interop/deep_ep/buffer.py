@@ -14,7 +14,7 @@ from ascend_moe.interop.deep_ep.costs import Costs
 from ascend_moe.interop.deep_ep.events import EventOverlap
 from ascend_moe.interop.deep_ep.layout import Config
 from ascend_moe.interop.deep_ep.low_latency import Format
-from ascend_moe.interop.deep_ep.place import Place
+from ascend_moe.interop.deep_ep.place import BufferPlace
 from ascend_moe.interop.deep_ep.without_rows import WithoutRows
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Buffer(WithoutRows):
         flavour: str = "deepep",
     ) -> None:
         need(comm is None, "comm", "is given; pass a process group as group")
-        self._place = Place.of(group)
+        self._place = BufferPlace.of_group(group)
         self.group, self.group_size, self.rank = group, self._place.world, self._place.rank
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy

@@ -9,8 +9,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from ascend_moe.comm.place import Place
 from ascend_moe.errors import need, need_dtype, need_shape
-from ascend_moe.interop.deep_ep.place import Place
 from ascend_moe.timeline.record import events_of
 from ascend_moe.timeline.stats import waited_for
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ascend_moe import plan, settings
 from ascend_moe.errors import need_dims, with_typed_errors
-from ascend_moe.interop.deep_ep.place import Place
+from ascend_moe.interop.deep_ep.place import BufferPlace
 
 
 def tokens_of_ranks(topk_idx: Tensor, experts: int, world: int) -> Tensor:
@@ -26,10 +26,10 @@ def tokens_of_experts(topk_idx: Tensor, experts: int) -> Tensor:
     return counts.scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))[:experts].contiguous()
 
 
-def dispatch_layout(place: Place, topk_idx: Tensor, experts: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+def dispatch_layout(place: BufferPlace, topk_idx: Tensor, experts: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The first four results of ``get_dispatch_layout``; the second is None on one server."""
     need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
-    place.of_experts(experts)
+    place.local_experts(experts)
     in_rank = tokens_of_ranks(topk_idx, experts, place.world)
     servers = None
     if place.ranks_per_server:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import ascend_moe
 from ascend_moe._narrow import narrow, wide_ids_named
+from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
 from ascend_moe.interop.deep_ep import events
 from ascend_moe.interop.deep_ep.costs import Costs
-from ascend_moe.interop.deep_ep.place import Place, need_whole
+from ascend_moe.interop.deep_ep.place import BufferPlace, need_whole
 from ascend_moe.interop.deep_ep.rows import FP8, GROUP, PACKED, cast_fp8, pack, places_of, ue8m0, unpack
 from ascend_moe.ops.pairs import SentIds
 
@@ -71,11 +71,9 @@ class Format:
 class Received:
     """The results of one dispatch; their values come with ``receive``."""
 
-    place: Place
-    local: int  # L
+    way: MC2Dispatcher
     tokens: int  # most tokens of a rank
     hidden: int
-    experts: int
     format: Format
     ids: SentIds
     stats: Tensor | None
@@ -84,13 +82,17 @@ class Received:
     range: Tensor  # (L, W) int64: rows of each source rank, and from bit 32 on where they begin
     values: list[Tensor]  # until received: (L * M + 1, H), with fp8 scales ((L + 1), columns, M)
     shown: weakref.ref[Tensor] | None = None  # what the caller holds
-    finish: Callable[[], Any] | None = None  # None: received
+    finish: Callable[[], Dispatched] | None = None  # None: received
     combined: bool = False
     failed: bool = False
     places: Tensor | None = None  # of the op's rows among the L * M ones
-    triples: Tensor | None = None
-    counts: Tensor | None = None
+    sent: Dispatched | None = None
     next_rows: Tensor | None = None  # of zero_copy
+
+    @property
+    def width(self) -> int:
+        """M, rows that a local expert has room for."""
+        return self.tokens * self.way.world_size
 
     def alive(self) -> bool:
         """Still to be received; or neither combined nor dropped."""
@@ -110,24 +112,23 @@ class Received:
         self.finish = None
         counts = sent.ep_recv_counts
         rows = int(counts[-1]) if counts.device.type == "cpu" else sent.expand_x.shape[0]
-        table = counts.diff(prepend=counts.new_zeros(1)).view(self.local, -1).long()
+        table = counts.diff(prepend=counts.new_zeros(1)).view(self.way.local_experts, -1).long()
         begins = table.cumsum(1) - table
         self.range.copy_(table | begins << 32)
         self.count.copy_(table.sum(1))
         if self.stats is not None:
             self.stats += self.count
-        self._place(sent.assist_info_for_combine, counts, rows)
+        self.sent = sent
+        self._place(sent.expand_idx, counts, rows)
         self._fill(sent.expand_x[:rows])
         self.values = []
 
     def _place(self, triples: Tensor, counts: Tensor, rows: int) -> None:
         """Row i of the op stands at ``places[i]`` of the results; a row that is none, at the last one."""
-        width = self.tokens * self.place.world
-        ends = counts.view(self.local, -1)[:, -1].contiguous()
-        rule = f"num_max_dispatch_tokens_per_rank {self.tokens} times {self.place.world} ranks"
-        places = places_of(ends, rows, width, f"a local expert of rank {self.place.rank}", rule)
-        self.source.index_copy_(0, places, triples[1 : 3 * rows : 3])
-        self.places, self.triples, self.counts = places, triples, counts
+        ends = counts.view(self.way.local_experts, -1)[:, -1].contiguous()
+        rule = f"num_max_dispatch_tokens_per_rank {self.tokens} times {self.way.world_size} ranks"
+        self.places = places_of(ends, rows, self.width, f"a local expert of rank {self.way.rank}", rule)
+        self.source.index_copy_(0, self.places, triples[1 : 3 * rows : 3])
 
     def _fill(self, rows: Tensor) -> None:
         assert self.places is not None
@@ -136,8 +137,7 @@ class Received:
             return
         codes, scales = self.format.unpack(rows, self.hidden)
         self.values[0].view(torch.uint8).index_copy_(0, self.places, codes)
-        width = self.tokens * self.place.world
-        self.values[1].transpose(1, 2)[self.places // width, self.places % width] = scales
+        self.values[1].transpose(1, 2)[self.places // self.width, self.places % self.width] = scales
 
 
 class Handle(tuple):  # type: ignore[type-arg]
@@ -160,7 +160,7 @@ def received_by(handle: object) -> Received:
 class LowLatency:
     """The calls of one Buffer: which of them is open, and which results are alive."""
 
-    place: Place
+    place: BufferPlace
     _open: Callable[[], None] | None = None
     _results: list[Received] = field(default_factory=list)
 
@@ -182,7 +182,7 @@ class LowLatency:
         return_recv_hook: bool,
     ) -> tuple[Any, Tensor, Handle, Callable[[], None]]:
         """Results, rows of each expert, the handle, and the hook that receives."""
-        local = self.place.of_experts(experts)
+        local = self.place.local_experts(experts)
         _check(x, topk_idx, tokens, stats, local)
         format.check(x.shape[1])
         self._results = [result for result in self._results if result.alive()]
@@ -197,16 +197,16 @@ class LowLatency:
             )
         rows, ids = format.pack(x), narrow("topk_idx", topk_idx)
         self.settle()
-        named, place = wide_ids_named(topk_idx, self.place.rank), self.place.of_op(experts, tokens)
-        opened: Any = None
+        named, way = wide_ids_named(topk_idx, self.place.rank), self.place.dispatcher(experts)
         if return_recv_hook:
-            opened = named(ascend_moe.begin_dispatch)(rows, ids, **place)
+            finish = costs.of(named(named(way.begin_dispatch)(rows, ids, max_tokens=tokens).finish))
         else:
-            opened = costs.of(named(ascend_moe.npu_moe_distribute_dispatch_v2))(rows, ids, **place)
-        result = _results(self.place, local, tokens, x, experts, format, SentIds(ids), stats)
-        result.finish = costs.of(named(opened.finish)) if return_recv_hook else lambda: opened
+            arrived = costs.of(named(way.dispatch))(rows, ids, max_tokens=tokens)
+            finish = lambda: arrived  # noqa: E731
+        result = _results(way, tokens, x, format, SentIds(ids), stats)
+        result.finish = finish
         self._results.append(result)
-        width = tokens * self.place.world
+        width = result.width
         shown: Any = result.values[0][:-1].view(local, width, -1)
         result.shown = weakref.ref(shown)
         handle = Handle((result.source[:-1].view(local, width), result.range, tokens, x.shape[1], experts))
@@ -227,10 +227,9 @@ class LowLatency:
     ) -> tuple[Tensor, Callable[[], None]]:
         """Results and the hook that receives."""
         result = received_by(handle)
-        shape = (result.local, result.tokens * self.place.world, result.hidden)
-        need(
-            result.finish is None, "handle", "is of a dispatch whose hook was not called, or has raised: call it first"
-        )
+        shape = (result.way.local_experts, result.width, result.hidden)
+        rule = "is of a dispatch whose hook was not called, or has raised: call it first"
+        need(result.finish is None, "handle", rule)
         if zero_copy:
             need(result.next_rows is not None, "zero_copy", "needs get_next_low_latency_combine_buffer(handle) before")
             x = result.next_rows  # type: ignore[assignment]
@@ -240,17 +239,17 @@ class LowLatency:
         wanted = (topk_idx.shape[0], result.hidden)
         if out is not None:
             need_shape("out", out, wanted, dtypes=(torch.bfloat16,))
-        assert result.places is not None and result.triples is not None and result.counts is not None
+        assert result.places is not None and result.sent is not None
         rows = x.reshape(-1, result.hidden)
         rows = rows.index_select(0, result.places.clamp(max=rows.shape[0] - 1))
         ids = result.ids.checked("topk_idx", narrow("topk_idx", topk_idx))
+        sent = result.way.resume(ids, result.sent.expand_idx, result.sent.ep_recv_counts, max_tokens=result.tokens)
         self.settle()
-        given = (rows, ids, result.triples, result.counts, topk_weights)
-        place = self.place.of_op(result.experts, result.tokens)
+        given = (rows, sent, topk_weights)
         if return_recv_hook:
-            finish = costs.of(ascend_moe.begin_combine(*given, **place).finish)
+            finish = costs.of(result.way.begin_combine(*given).finish)
         else:
-            total = costs.of(ascend_moe.npu_moe_distribute_combine_v2)(*given, **place)
+            total = costs.of(result.way.combine)(*given)
         result.combined, result.next_rows = True, None
         if return_recv_hook:
             to = rows.new_zeros(wanted) if out is None else out
@@ -261,7 +260,7 @@ class LowLatency:
         """``(L, max * W, H)`` bf16 for the rows of the next combine of this handle with zero_copy."""
         result = received_by(handle)
         if result.next_rows is None:
-            shape = (result.local, result.tokens * self.place.world, result.hidden)
+            shape = (result.way.local_experts, result.width, result.hidden)
             result.next_rows = torch.zeros(shape, dtype=torch.bfloat16, device=result.count.device)
         return result.next_rows
 
@@ -309,32 +308,23 @@ def _columns(scales: Tensor) -> Tensor:
 
 
 def _results(
-    place: Place,
-    local: int,
-    tokens: int,
-    x: Tensor,
-    experts: int,
-    format: Format,
-    ids: SentIds,
-    stats: Tensor | None,
+    way: MC2Dispatcher, tokens: int, x: Tensor, format: Format, ids: SentIds, stats: Tensor | None
 ) -> Received:
     """Without values. Zeros on the CPU, where they cost nothing until they are touched."""
     make = torch.zeros if x.device.type == "cpu" else torch.empty
-    width, hidden = tokens * place.world, x.shape[1]
+    local, width, hidden = way.local_experts, tokens * way.world_size, x.shape[1]
     values = [make(local * width + 1, hidden, dtype=FP8 if format.fp8 else x.dtype, device=x.device)]
     if format.fp8:  # a column of scales is contiguous, as DeepEP has them
         values.append(make(local + 1, format.columns(hidden), width, dtype=format.scales, device=x.device))
     return Received(
-        place,
-        local,
+        way,
         tokens,
         hidden,
-        experts,
         format,
         ids,
         stats,
         count=make(local, dtype=torch.int32, device=x.device),
         source=make(local * width + 1, dtype=torch.int32, device=x.device),
-        range=make(local, place.world, dtype=torch.int64, device=x.device),
+        range=make(local, way.world_size, dtype=torch.int64, device=x.device),
         values=values,
     )

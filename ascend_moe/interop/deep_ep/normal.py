@@ -11,23 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe import ops, plan
+from ascend_moe import plan
 from ascend_moe._narrow import narrow
+from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
 from ascend_moe.interop.deep_ep import agreed
-from ascend_moe.interop.deep_ep.place import Place, need_whole
+from ascend_moe.interop.deep_ep.place import BufferPlace, need_whole
 from ascend_moe.interop.deep_ep.rows import FLOATS, Layout, check_x, pack, unpack
+from ascend_moe.ops.collectives import gather_rows
 
 
 @dataclass(frozen=True)
 class Sent:
     """What a dispatch has done: enough to do it again, and to bring its rows home."""
 
-    place: Place
+    way: MC2Dispatcher
     ranks: Tensor  # (T, K') int32, ranks of each token, -1 behind the last
-    triples: Tensor
-    counts: Tensor  # (W,) int32, running sums of rows received
-    tokens: int  # most tokens of a rank
+    arrived: Dispatched
+    tokens: int  # most tokens of a rank, at least 1
     rows: int  # rows that the results have
 
 
@@ -49,7 +50,7 @@ def sent_by(handle: object) -> Sent:
 
 
 def dispatch(
-    place: Place,
+    place: BufferPlace,
     x: Tensor | tuple[Tensor, Tensor],
     num_tokens_per_rank: Tensor,
     is_token_in_rank: Tensor,
@@ -75,14 +76,16 @@ def dispatch(
     pairs = 2**31 - 1 if topk_idx is None else topk_idx.numel()
     per_rank = _counts("num_tokens_per_rank", num_tokens_per_rank, own, not at_once)
     per_expert = _counts("num_tokens_per_expert", num_tokens_per_expert, pairs, not at_once)
-    table = place.gather(torch.cat([head, per_rank, per_expert]))
+    table = gather_rows(torch.cat([head, per_rank, per_expert]), place)
     heads, table = table[:, : len(head)], table[:, len(head) :]
     tokens = num_worst_tokens // world if at_once else agreed.most_tokens(heads, topk_idx, world * local)
-    out, triples, counts = _send(place, [*columns, *beside], ranks, tokens)
+    way, tokens = place.dispatcher(world), max(tokens, 1)
+    out = way.dispatch(pack(*columns, *beside), ranks, max_tokens=tokens)
+    counts = out.ep_recv_counts
     number = num_worst_tokens or int(counts[-1])
-    sent = Sent(place, ranks, triples, counts, tokens, number)
-    received = unpack(_first(out, number), _layout([*columns, *beside]))
-    arrived = torch.arange(number, device=out.device) < counts[-1]
+    sent = Sent(way, ranks, out, tokens, number)
+    received = unpack(_first(out.expand_x, number), _layout([*columns, *beside]))
+    arrived = torch.arange(number, device=counts.device) < counts[-1]
     ids, weights = _local_topk(received[len(columns) :], arrived, place.rank * local, local)
     by_expert = table[:, world:].sum(0)[place.rank * local : (place.rank + 1) * local]
     aligned = (by_expert + expert_alignment - 1) // expert_alignment * expert_alignment
@@ -96,7 +99,7 @@ def dispatch_again(x: Tensor | tuple[Tensor, Tensor], handle: object) -> Any:
     sent = sent_by(handle)
     columns = check_x(x)
     need_shape("x", columns[0], (sent.ranks.shape[0], columns[0].shape[1]))
-    out, _, _ = _send(sent.place, columns, sent.ranks, sent.tokens)
+    out = sent.way.dispatch(pack(*columns), sent.ranks, max_tokens=sent.tokens).expand_x
     return _x(unpack(_first(out, sent.rows), _layout(columns)))
 
 
@@ -113,8 +116,8 @@ def combine(
     need(x.shape[0] >= sent.rows, "x", "has {} rows; dispatch returned {}", x.shape[0], sent.rows)
     biases = [] if bias is None else [bias] if isinstance(bias, Tensor) else list(bias)
     need(len(biases) <= 2, "bias", "has {} tensors; need one or two", len(biases))
-    for one in biases:
-        need_shape("bias", one, (sent.ranks.shape[0], x.shape[1]), dtypes=(x.dtype,))
+    for each in biases:
+        need_shape("bias", each, (sent.ranks.shape[0], x.shape[1]), dtypes=(x.dtype,))
     if len(biases) == 2:
         parts = zip(*(each.float().chunk(4 // x.element_size(), 1) for each in (x, *biases)), strict=True)
         total = torch.cat([_sum(sent, rows, first.contiguous()) + second for rows, first, second in parts], 1)
@@ -130,7 +133,7 @@ def combine(
     return total.to(x.dtype), weights
 
 
-def _check(place: Place, tokens: int, per_rank: Tensor, in_rank: Tensor, per_expert: Tensor) -> int:
+def _check(place: BufferPlace, tokens: int, per_rank: Tensor, in_rank: Tensor, per_expert: Tensor) -> int:
     """Local experts."""
     for name, given in (
         ("num_tokens_per_rank", per_rank),
@@ -141,7 +144,7 @@ def _check(place: Place, tokens: int, per_rank: Tensor, in_rank: Tensor, per_exp
     need_shape("num_tokens_per_rank", per_rank, (place.world,))
     need_shape("is_token_in_rank", in_rank, (tokens, place.world), dtypes=(torch.bool, torch.int32, torch.int64))
     need_dims("num_tokens_per_expert", per_expert, 1)
-    return place.of_experts(per_expert.numel())
+    return place.local_experts(per_expert.numel())
 
 
 def _counts(name: str, given: Tensor, most: int, checked: bool) -> Tensor:
@@ -178,17 +181,8 @@ def _ranks(in_rank: Tensor, slots: int, checked: bool) -> Tensor:
     return torch.where(ranks < world, ranks, -1).contiguous()
 
 
-def _send(place: Place, columns: list[Tensor], ranks: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    sent = ops.npu_moe_distribute_dispatch_v2(pack(*columns), ranks, **place.of_op(place.world, tokens))
-    return sent.expand_x, sent.assist_info_for_combine, sent.ep_recv_counts
-
-
 def _sum(sent: Sent, rows: Tensor, bias: Tensor | None) -> Tensor:
-    none = torch.empty(0, dtype=torch.float32, device=rows.device)
-    place = sent.place.of_op(sent.place.world, sent.tokens)
-    return ops.npu_moe_distribute_combine_v2(
-        rows.contiguous(), sent.ranks, sent.triples, sent.counts, none, shared_expert_x=bias, **place
-    )
+    return sent.way.combine(rows.contiguous(), sent.arrived, shared_expert_x=bias)
 
 
 def _layout(columns: list[Tensor]) -> Layout:
@@ -218,8 +212,8 @@ def _local_topk(columns: list[Tensor], arrived: Tensor, first: int, local: int) 
 
 def _handle(sent: Sent, per_rank: Tensor, in_rank: Tensor, arrived: Tensor) -> Handle:
     """``per_rank``: (source, destination)."""
-    place, rows = sent.place, sent.rows
-    source = sent.triples[1 : 3 * rows : 3]
+    place, rows = sent.way.place, sent.rows
+    source = sent.arrived.expand_idx[1 : 3 * rows : 3]
     source = _first(source.unsqueeze(1), rows).squeeze(1)
     head = torch.where(in_rank, in_rank.int().cumsum(0, dtype=torch.int32) - 1, -1)
     handle = Handle(

@@ -5,17 +5,17 @@ Its own Python package, unbuilt, runs over this. The state of a call is in the t
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ascend_moe import ops
 from ascend_moe._narrow import narrow, wide_ids_named
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import Dispatched
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.fused import calls, dispatch_ffn_combine
 from ascend_moe.fused.arguments import Tokens, experts_of
@@ -23,7 +23,7 @@ from ascend_moe.interop.deep_ep import events, layout
 from ascend_moe.interop.deep_ep.agreed import most_tokens_of
 from ascend_moe.interop.deep_ep.costs import Costs
 from ascend_moe.interop.deep_ep.events import EventHandle
-from ascend_moe.interop.deep_ep.place import Place, need_whole, not_supported
+from ascend_moe.interop.deep_ep.place import BufferPlace, need_whole, not_supported
 from ascend_moe.interop.deep_ep.rows import cast_fp8_rows, pack, unpack
 from ascend_moe.ops.pairs import Pairs
 
@@ -31,19 +31,8 @@ QUANT_MODES = {"none": 0, "bf16": 0, "int8": 2}  # of the ops
 FP8_ROWS = "pertoken_fp8_e4m3"  # rows are cast before the op; the MX formats are of the 950 series
 
 
-class Rows(NamedTuple):
-    """What a dispatch of the V2 op leaves for its combine."""
-
-    x: Tensor
-    scales: Tensor
-    nums: Tensor  # (L,) int64
-    triples: Tensor
-    counts: Tensor  # (W * L,) int32, running sums
-    weights: Tensor  # of each row, where they were given
-
-
 def dispatch_rows(
-    place: Place,
+    place: BufferPlace,
     x: Tensor,
     ids: Tensor,
     experts: int,
@@ -51,35 +40,30 @@ def dispatch_rows(
     quant: str,
     weights: Tensor | None = None,
     costs: Costs | None = None,
-) -> Rows:
+) -> Dispatched:
     """One dispatch. ``tokens``: most of a rank."""
     need_one_of("quant_mode", quant, (*QUANT_MODES, FP8_ROWS))
-    local = place.of_experts(experts)
-    dispatch = wide_ids_named(ids, place.rank)(ops.npu_moe_distribute_dispatch_v2)
+    dispatch = wide_ids_named(ids, place.rank)(place.dispatcher(experts).dispatch)
     sent = (costs.of(dispatch) if costs else dispatch)(
         pack(*cast_fp8_rows(x)) if quant == FP8_ROWS else x.contiguous(),
         narrow("topk_idx", ids),
         expert_scales=weights,
         quant_mode=QUANT_MODES.get(quant, 0),
-        **place.of_op(experts, tokens),
+        max_tokens=max(tokens, 1),
     )
-    counts = sent.ep_recv_counts[: place.world * local]
-    rows, scales = sent.expand_x, sent.dynamic_scales
-    if quant == FP8_ROWS:
-        rows, scales = unpack(rows, [(x.shape[1], torch.float8_e4m3fn), (1, torch.float32)])
-        scales = scales.squeeze(1)
-    return Rows(rows, scales, sent.expert_token_nums, sent.assist_info_for_combine, counts, sent.expand_scales)
+    if quant != FP8_ROWS:
+        return sent
+    rows, scales = unpack(sent.expand_x, [(x.shape[1], torch.float8_e4m3fn), (1, torch.float32)])
+    return dataclasses.replace(sent, expand_x=rows, dynamic_scales=scales.squeeze(1))
 
 
 def combine_rows(
-    place: Place, x: Tensor, ids: Tensor, triples: Tensor, counts: Tensor, weights: Tensor | None, tokens: int
+    place: BufferPlace, x: Tensor, ids: Tensor, triples: Tensor, counts: Tensor, weights: Tensor | None, tokens: int
 ) -> Tensor:
     """One combine, weighted where weights are given. ``ids``: int32."""
-    if weights is None:
-        weights = torch.empty(0, dtype=torch.float32, device=x.device)
-    return ops.npu_moe_distribute_combine_v2(
-        x.contiguous(), ids, triples, counts, weights.float(), **place.of_op(counts.numel(), tokens)
-    )
+    way = place.dispatcher(counts.numel())
+    sent = way.resume(ids, triples, counts, max_tokens=max(tokens, 1))
+    return way.combine(x.contiguous(), sent, None if weights is None else weights.float())
 
 
 def check_environment() -> None:
@@ -111,7 +95,7 @@ class Runtime:
         group_name: str = "",
     ) -> None:
         check_environment()
-        self.place = Place(group_name, group_size, rank)
+        self.place = BufferPlace(group_name, group_size, rank)
         self._pairs = Pairs()
 
     def get_num_rdma_ranks(self) -> int:
@@ -170,34 +154,34 @@ class Runtime:
         need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
         need_dims("num_tokens_per_expert", num_tokens_per_expert, 1)
         place, experts = self.place, num_tokens_per_expert.numel()
-        place.of_experts(experts)
+        place.local_experts(experts)
         most = most_tokens_of(place, x.shape[0], topk_idx, experts)
         quant = quant_type if use_quant else "none"
         rows = dispatch_rows(place, x, topk_idx, experts, most, quant, topk_weights, costs)
-        number = int(rows.counts[-1])
-        triples = rows.triples[: 3 * number].clone()
+        number = int(rows.ep_recv_counts[-1])
+        triples = rows.expand_idx[: 3 * number].clone()
         self._pairs.sent(triples, narrow("topk_idx", topk_idx))
         ids, weights = self._topk(rows, triples, topk_idx.shape[1], topk_weights is not None)
-        aligned = (rows.nums + expert_alignment - 1) // expert_alignment * expert_alignment
+        aligned = (rows.expert_token_nums + expert_alignment - 1) // expert_alignment * expert_alignment
         if os.environ.get("MOE_EXPERT_TOKEN_NUMS_TYPE", "1").strip() == "0":
             aligned = aligned.cumsum(0)
         numbers = [int(count) for count in aligned.tolist()]
-        none = rows.counts.new_empty(0)
-        head = torch.cat([rows.counts, rows.counts.new_tensor([most])])
-        received = (rows.x[:number], rows.scales[:number])
+        counts = rows.ep_recv_counts
+        none, head = counts.new_empty(0), torch.cat([counts, counts.new_tensor([most])])
+        received = (rows.expand_x[:number], rows.dynamic_scales[:number])
         return (*received, ids, weights, numbers, none, none, none, triples, head, EventHandle())
 
-    def _topk(self, rows: Rows, triples: Tensor, topk: int, weighted: bool) -> tuple[Tensor, Tensor | None]:
+    def _topk(self, rows: Dispatched, triples: Tensor, topk: int, weighted: bool) -> tuple[Tensor, Tensor | None]:
         number = triples.numel() // 3
         row = torch.arange(number, device=triples.device)
         slot = triples[2::3].long()
-        ends = rows.nums.cumsum(0)
+        ends = rows.expert_token_nums.cumsum(0)
         ids = torch.full((number, topk), -1, dtype=torch.int64, device=triples.device)
         ids[row, slot] = torch.searchsorted(ends, row, right=True)
         if not weighted:
             return ids, None
         weights = torch.zeros(number, topk, dtype=torch.float32, device=triples.device)
-        weights[row, slot] = rows.weights[:number]
+        weights[row, slot] = rows.expand_scales[:number]
         return ids, weights
 
     @with_typed_errors
@@ -276,8 +260,10 @@ class Runtime:
         rule = "is {}; x has {} tokens"
         need(tokens >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])
         rows = dispatch_rows(self.place, x, topk_ids, num_experts, tokens, quant_mode)
-        self._pairs.sent(rows.triples, narrow("topk_idx", topk_ids))
-        return rows.x, rows.scales, rows.nums, rows.triples, rows.counts, EventHandle(), events.nothing
+        triples = rows.expand_idx
+        self._pairs.sent(triples, narrow("topk_idx", topk_ids))
+        received = (rows.expand_x, rows.dynamic_scales, rows.expert_token_nums, triples, rows.ep_recv_counts)
+        return (*received, EventHandle(), events.nothing)
 
     @with_typed_errors
     @torch.no_grad()
@@ -336,7 +322,7 @@ class Runtime:
         need(quant_mode == (experts.quant_mode != 0), "quant_mode", rule, quant_mode)
         tokens = Tokens(x, narrow("topk_idx", topk_ids), topk_weights, None)
         need_whole("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 0)
-        dispatcher = WindowDispatcher(self.place.group_ep, self.place.world, self.place.rank, num_experts)
+        dispatcher = self.place.dispatcher(num_experts)
         bound = self.place.world * num_max_dispatch_tokens_per_rank
         with wide_ids_named(topk_ids, self.place.rank):
             sent = calls.dispatch(dispatcher, tokens, experts, bound)
@@ -362,7 +348,7 @@ class Runtime:
         max_output_size: the most rows that a rank may receive; more raise RoutingOverflow on every rank. 0: no limit.
         """
         need(quant_mode in (0, 1), "quant_mode", "is {}; it must be 0 or 1", quant_mode)
-        nums = torch.empty(self.place.of_experts(num_experts), dtype=torch.int32, device=x.device)
+        nums = torch.empty(self.place.local_experts(num_experts), dtype=torch.int32, device=x.device)
         scales = (gmm1_weight_scale, gmm2_weight_scale)
         return wide_ids_named(topk_ids, self.place.rank)(dispatch_ffn_combine)(
             x,

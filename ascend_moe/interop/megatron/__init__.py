@@ -4,9 +4,10 @@
 `ascend_moe.routing` and `ascend_moe.permute`, process groups in `ascend_moe.placement`; all of them are here too.
 """
 
-from ascend_moe.interop.megatron.dispatchers import Handle, MC2Manager, Splits, TokenDispatcher
+from ascend_moe.interop.megatron.dispatchers import Handle, Splits, TokenDispatcher
 from ascend_moe.interop.megatron.experts import GroupedMLP
 from ascend_moe.interop.megatron.layer import MoELayer
+from ascend_moe.interop.megatron.manager import MC2Manager
 from ascend_moe.interop.megatron.router import RouterConfig, TopKRouter
 from ascend_moe.interop.megatron.shared_experts import SharedExpertCall, SharedExpertMLP
 from ascend_moe.permute import permute, sort_chunks_by_idxs, unpermute

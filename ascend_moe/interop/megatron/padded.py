@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ascend_moe.interop.megatron.carriers import Arrived, Carrier, Routes
+from ascend_moe.dispatchers import Dispatched, Dispatcher
+from ascend_moe.interop.megatron.routes import Routes
 from ascend_moe.permute import permute
 
 
@@ -22,6 +24,13 @@ class PaddedRoutes(Routes):
 
     sources: Tensor
     tokens: int
+
+    def bring(self, rows: Tensor, dispatcher: Dispatcher, sent: Dispatched, weighted: bool) -> Tensor:
+        """(T, H): for every token the sum of its rows, weighted or not, fp32 by shard number, rounded once."""
+        each = dispatcher.combine(rows, sent).float()
+        each = each * self.weights if weighted else each
+        total = torch.zeros(self.tokens, rows.shape[1], dtype=each.dtype, device=rows.device)
+        return total.index_add(0, self.sources, each).to(rows.dtype)
 
 
 def padded(x: Tensor, routing_map: Tensor, probs: Tensor, capacity: int, local: int, etp: int) -> tuple[Tensor, Routes]:
@@ -58,48 +67,55 @@ class _Part:
 
     first: int
     count: int
-    routes: Routes
-    arrived: Arrived
+    sent: Dispatched
 
 
-class PaddedRows:
-    """A carrier's send and bring for the rows of `padded`. More rows than one call takes go by several calls."""
+@dataclass
+class _Handle:
+    owner: PaddedDispatcher
+    parts: list[_Part]
 
-    def __init__(self, carrier: Carrier) -> None:
-        self._carrier = carrier
-        self._local = carrier.experts // carrier.ranks.world
 
-    def send(self, x: Tensor, routes: Routes) -> Arrived:
-        """A = L * W * C rows by (local expert, source rank, place): zeros and probability 0 where no row came."""
-        shards, capacity = self._carrier.experts, len(x) // self._carrier.experts
+class PaddedDispatcher(Dispatcher):
+    """Carries the rows of `padded`, one slot each, by another dispatcher.
+
+    What arrives is L * W * C rows by (local expert, source rank, place): zeros and weight 0 where no row came. More
+    rows than one call takes go by several calls. Only options that Megatron-LM's padding needs have an effect.
+    """
+
+    def __init__(self, way: Dispatcher) -> None:
+        super().__init__(way.place, way.num_experts)
+        self._way = way
+
+    def _dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Dispatched:
+        shards, capacity = self.num_experts, len(x) // self.num_experts
         parts = []
         for first, count in self._ranges(capacity):
-            piece, ids, weights = (_cut(each, shards, first, count) for each in (x, routes.ids, routes.weights))
-            own = Routes(ids, weights)
-            parts.append(_Part(first, count, own, self._carrier.send(piece, own)))
-        segments = self._local * self._carrier.ranks.world
-        rows = _joined([_spread(part.arrived.rows, part) for part in parts], segments)
-        probs = _joined([_spread(part.arrived.probs, part) for part in parts], segments)
+            rows, ids, weights = (_cut(each, shards, first, count) for each in (x, expert_ids, given["expert_scales"]))
+            parts.append(_Part(first, count, self._way.dispatch(rows, ids, expert_scales=weights.contiguous())))
+        segments = self.local_experts * self.world_size
+        rows = _joined([_spread(part.sent.expand_x, part) for part in parts], segments)
+        weights = _joined([_spread(part.sent.expand_scales, part) for part in parts], segments)
         ends = (torch.arange(segments, dtype=torch.int32, device=x.device) + 1) * capacity
-        counts = torch.full((self._local,), self._carrier.ranks.world * capacity, device=x.device)
-        return Arrived(rows, probs, counts, ends, parts)
+        counts = torch.full((self.local_experts,), self.world_size * capacity, device=x.device)
+        first_part = parts[0].sent
+        return Dispatched(
+            rows, first_part.dynamic_scales, counts, ends, first_part.expand_idx, weights, _Handle(self, parts)
+        )
 
-    def bring(self, rows: Tensor, arrived: Arrived, routes: Routes, weighted: bool) -> Tensor:
-        """(T, H): for every token the sum of its rows, weighted or not, fp32 by shard number, rounded once."""
-        assert isinstance(routes, PaddedRoutes)
+    def _combine(
+        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
+    ) -> Tensor:
         home = []
-        for part in arrived.state:
-            own = _cut(rows, len(arrived.ends), part.first, part.count)
-            places = _unpadded_places(part.arrived.ends, part.count, len(part.arrived.rows))
-            home.append(self._carrier.bring(_taken(own, places), part.arrived, part.routes, False))
-        each = _joined(home, self._carrier.experts).float()
-        each = each * routes.weights if weighted else each
-        total = torch.zeros(routes.tokens, rows.shape[1], dtype=each.dtype, device=rows.device)
-        return total.index_add(0, routes.sources, each).to(rows.dtype)
+        for part in dispatched.handle.parts:
+            own = _cut(expert_out, len(dispatched.ep_recv_counts), part.first, part.count)
+            places = _unpadded_places(part.sent.ep_recv_counts, part.count, len(part.sent.expand_x))
+            home.append(self._way.combine(_taken(own, places), part.sent))
+        return _joined(home, self.num_experts)
 
     def _ranges(self, capacity: int) -> Iterator[tuple[int, int]]:
         """(first, count) of the calls, the same on every rank; one at least. A range() would be a graph a capacity."""
-        step = max(self._carrier.most_rows // self._carrier.experts, 1)
+        step = max((self._way.max_batch or 1 << 31) // self.num_experts, 1)
         first = 0
         while capacity - first > step:
             yield first, step
@@ -131,7 +147,7 @@ def table(ends: Tensor) -> Tensor:
 
 def _spread(values: Tensor, part: _Part) -> Tensor:
     """Rows as they came, at their places of ``count`` a segment."""
-    ends, counts = part.arrived.ends.long(), table(part.arrived.ends)
+    ends, counts = part.sent.ep_recv_counts.long(), table(part.sent.ep_recv_counts)
     segment, place = _segments_and_places(len(ends), part.count, ends.device)
     return _taken(values, torch.where(place < counts[segment], (ends - counts)[segment] + place, -1))
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ascend_moe.comm import group_of
-from ascend_moe.dispatchers.collective import gather, reduce_scatter
 from ascend_moe.errors import AscendMoeError, need, with_typed_errors
 from ascend_moe.experts import npu_swiglu
 from ascend_moe.experts.weights import copied_beside, fit_state_dict
+from ascend_moe.ops.collectives import gather, reduce_scatter
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

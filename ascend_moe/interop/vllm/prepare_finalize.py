@@ -13,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ascend_moe._narrow import narrow, wide_ids_named
 from ascend_moe._torch_npu import on_npu
+from ascend_moe.dispatchers import Dispatched
 from ascend_moe.errors import (
     ArgumentError,
     RoutingOverflow,
@@ -23,7 +24,7 @@ from ascend_moe.errors import (
     with_typed_errors,
 )
 from ascend_moe.interop.vllm import bases
-from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, WAYS, All2AllHandle, All2AllManager, Sent
+from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, WAYS, All2AllHandle, All2AllManager
 from ascend_moe.interop.vllm.quantization import is_w8a8
 from ascend_moe.interop.vllm.weight_and_reduce import is_delegate
 
@@ -35,11 +36,11 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 class _Call:
     """One prepare: what finalize needs of it."""
 
-    sent: Sent
+    sent: Dispatched
     given_ids: Tensor  # the caller's own
     weights: Tensor  # (T, K) float32, of combine
     dtype: torch.dtype
-    places: Tensor | None  # batched: where each row of sent.rows lies among L * most places
+    places: Tensor | None  # batched: where each row of sent.expand_x lies among L * most places
 
 
 class _PrepareAndFinalize:
@@ -47,6 +48,7 @@ class _PrepareAndFinalize:
 
     def __init__(self, mk: Any, handle: All2AllHandle, batched: bool) -> None:
         self.mk, self.handle, self.batched = mk, handle, batched
+        self.dispatcher = handle.dispatcher
         self._calls: Any = WeakIdKeyDictionary()  # ids that prepare has returned -> call
         self._maps: Any = WeakIdKeyDictionary()  # expert maps that fit
         self._on_the_way: Callable[[], Any] | None = None
@@ -65,17 +67,17 @@ class _PrepareAndFinalize:
         return self.handle.max_tokens
 
     def num_dispatchers(self) -> int:
-        return self.handle.world
+        return self.dispatcher.world_size
 
     def output_is_reduced(self) -> bool:
         """True: combine has added up all experts of a token; no all-reduce may follow."""
         return True
 
     def supports_async(self) -> bool:
-        return self.handle.sends_first
+        return self.dispatcher.sends_first
 
     def has_prepare_no_receive(self) -> bool:
-        return self.handle.sends_first
+        return self.dispatcher.sends_first
 
     # ---- there
 
@@ -139,10 +141,14 @@ class _PrepareAndFinalize:
             need(topk == 1, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}", topk)
             a1, weights = (a1.float() * weights).to(a1.dtype), torch.ones_like(weights)
         self._arrive()
-        named = wide_ids_named(topk_ids, self.handle.rank)
-        with torch.no_grad():
-            receive = named(self.handle.begin_dispatch)(a1, narrow("topk_ids", topk_ids).contiguous(), quantize)
-        came = self._travelling(named(receive))
+        named = wide_ids_named(topk_ids, self.dispatcher.rank)
+        ids = narrow("topk_ids", topk_ids).contiguous()
+
+        def start() -> Callable[[], Dispatched]:
+            options = {"quant_mode": 2 if quantize else 0, "max_tokens": self.handle.most_tokens(a1)}
+            return self.dispatcher.begin_dispatch(a1, ids, **options).finish
+
+        came = self._travelling(named(self._started(named(start))))
 
         @functools.cache
         def receiver() -> Any:
@@ -154,24 +160,25 @@ class _PrepareAndFinalize:
     prepare_no_receive = prepare_async
 
     def _received(
-        self, sent: Sent, topk_weights: Tensor, topk_ids: Tensor, weights: Tensor, expert_map: Tensor | None,
+        self, sent: Dispatched, topk_weights: Tensor, topk_ids: Tensor, weights: Tensor, expert_map: Tensor | None,
         dtype: torch.dtype,
     ) -> Any:  # fmt: skip
-        ends = sent.counts.cumsum(0)
-        index = torch.arange(sent.rows.shape[0], device=ends.device)
+        counts, rows = sent.expert_token_nums, sent.expand_x
+        ends = counts.cumsum(0)
+        index = torch.arange(rows.shape[0], device=ends.device)
         expert = torch.searchsorted(ends, index, right=True)
-        meta = self.mk.ExpertTokensMetadata(expert_num_tokens=sent.counts.to(torch.int32), expert_num_tokens_cpu=None)
-        scales = None if sent.scales is None else sent.scales.unsqueeze(1)
-        rows, places = sent.rows, None
+        meta = self.mk.ExpertTokensMetadata(expert_num_tokens=counts.to(torch.int32), expert_num_tokens_cpu=None)
+        scales = sent.dynamic_scales.unsqueeze(1) if rows.dtype == torch.int8 else None
+        places = None
         if self.batched:
-            places = self._places(sent, ends, index, expert)
+            places = self._places(counts, ends, index, expert)
             rows = self._spread(rows, places)
             scales = None if scales is None else self._spread(scales, places)
             # New tensors over the caller's memory: two calls with the same ids are told apart.
             ids, ones = topk_ids.detach(), topk_weights
         else:
             meta.rows_by_expert = True
-            first = 0 if expert_map is None else self.handle.rank * self.handle.local_experts
+            first = 0 if expert_map is None else self.dispatcher.rank * self.dispatcher.local_experts
             ids = torch.where(expert < len(ends), expert + first, -1).to(torch.int32).unsqueeze(1)
             ones = torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
         self._calls[ids] = _Call(sent, topk_ids, weights, dtype, places)
@@ -216,12 +223,12 @@ class _PrepareAndFinalize:
         """`finalize` that only sends, and returns the receiver, which waits and writes output."""
         key, call = self._open_call(topk_ids)
         rows = self._rows_of(call, fused_expert_output, topk_weights, topk_ids, weight_and_reduce_impl)
-        shape = (call.sent.expert_ids.shape[0], rows.shape[1])
+        shape = (len(call.weights), rows.shape[1])
         need_shape("output", output, shape, dtypes=(call.dtype,))
         self._arrive()
         del self._calls[key]
-        with torch.no_grad():
-            result = self._travelling(self.handle.begin_combine(rows, call.sent, call.weights))
+        start = functools.partial(self.dispatcher.begin_combine, rows, call.sent, call.weights)
+        result = self._travelling(self._started(lambda: start().finish))
 
         @functools.cache
         def receiver() -> None:
@@ -234,7 +241,7 @@ class _PrepareAndFinalize:
         self, call: _Call, fused: Tensor, topk_weights: Tensor, topk_ids: Tensor, weight_and_reduce_impl: Any
     ) -> Tensor:
         """The experts' rows in the order of those that were sent."""
-        length, hidden = call.sent.rows.shape
+        length, hidden = call.sent.expand_x.shape
         if call.places is None:
             if not is_delegate(weight_and_reduce_impl) and topk_ids.shape == (length, 1):
                 # Each row is a token of one expert with weight 1 here, whatever the class does.
@@ -244,12 +251,12 @@ class _PrepareAndFinalize:
         name = type(weight_and_reduce_impl).__name__
         rule = "is {}; batched rows take TopKWeightAndReduceDelegate: combine weights and sums"
         need(is_delegate(weight_and_reduce_impl), "weight_and_reduce_impl", rule, name)
-        local, most = self.handle.local_experts, self._width()
+        local, most = self.dispatcher.local_experts, self._width()
         need_shape("fused_expert_output", fused, (local, most, hidden), dtypes=(call.dtype,))
         rows = fused.reshape(local * most, hidden)
         if not on_npu(fused):  # work follows the rows that arrived
             packed = fused.new_empty(length, hidden)
-            used = call.places[: int(call.sent.counts.sum())]
+            used = call.places[: int(call.sent.expert_token_nums.sum())]
             packed[: len(used)] = rows[used]
             return packed
         return rows[call.places.clamp(max=len(rows) - 1)]
@@ -268,6 +275,11 @@ class _PrepareAndFinalize:
         if self._on_the_way is not None:
             self._on_the_way()
 
+    def _started(self, start: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
+        """What receives a call: where nothing can be sent first, it starts the call too."""
+        with torch.no_grad():
+            return start() if self.dispatcher.sends_first else lambda: start()()
+
     def _travelling(self, finish: Callable[[], Any]) -> Callable[[], Any]:
         """``finish``, called once at most, at the latest by the next operation of this object."""
         results: list[Any] = []
@@ -279,7 +291,7 @@ class _PrepareAndFinalize:
                 results.append(finish())
             return results[0]
 
-        if self.handle.sends_first:
+        if self.dispatcher.sends_first:
             self._on_the_way = arrive
         return arrive
 
@@ -287,21 +299,21 @@ class _PrepareAndFinalize:
 
     def _width(self) -> int:
         assert self.handle.max_tokens is not None
-        return self.handle.max_tokens * self.handle.world
+        return self.handle.max_tokens * self.dispatcher.world_size
 
-    def _places(self, sent: Sent, ends: Tensor, index: Tensor, expert: Tensor) -> Tensor:
+    def _places(self, counts: Tensor, ends: Tensor, index: Tensor, expert: Tensor) -> Tensor:
         """``(A,)``: the place of each row among L * most; one behind them for rows behind the last."""
         most = self._width()
-        longest = int(sent.counts.max())
+        longest = int(counts.max())
         if longest > most:
             text = f"{longest} rows came for one expert, batched rows have places for {most} = max_num_tokens * "
-            raise RoutingOverflow(text + "ranks: name an expert once a token", rank=self.handle.rank, rows=longest)
-        starts = torch.cat([ends - sent.counts, ends[-1:]])
+            raise RoutingOverflow(text + "ranks: name an expert once a token", rank=self.dispatcher.rank, rows=longest)
+        starts = torch.cat([ends - counts, ends[-1:]])
         return torch.where(expert < len(ends), expert * most + index - starts[expert], len(ends) * most)
 
     def _spread(self, values: Tensor, places: Tensor) -> Tensor:
         """``(A, n)`` values as ``(L, most, n)``; zeros where no row is."""
-        local, most = self.handle.local_experts, self._width()
+        local, most = self.dispatcher.local_experts, self._width()
         spread = values.new_zeros(local * most + 1, values.shape[1])
         if not on_npu(values):
             places = places[places < local * most]
@@ -317,7 +329,7 @@ class _PrepareAndFinalize:
         fits = ids.shape[0] == a1.shape[0] and ids.shape[1] >= 1
         need(fits, "topk_ids", "is {} for {} tokens; it must be (T, K), K at least 1", ids.shape, a1.shape[0])
         need_shape("topk_weights", weights, tuple(ids.shape))
-        known, local, most = self.handle.num_experts, self.handle.local_experts, self.handle.max_tokens
+        known, local, most = self.dispatcher.num_experts, self.dispatcher.local_experts, self.handle.max_tokens
         rule = "is {}; it must be {}, experts of all ranks, or {}, those of this one"
         need(num_experts in (known, local), "num_experts", rule, num_experts, known, local)
         rule = "has {} tokens, max_num_tokens is {}; make it with more, at most 4096, on all ranks, "
@@ -326,7 +338,7 @@ class _PrepareAndFinalize:
     def _check_map(self, expert_map: Tensor | None) -> None:
         if expert_map is None or expert_map in self._maps:
             return
-        rank, local, experts = self.handle.rank, self.handle.local_experts, self.handle.num_experts
+        rank, local, experts = self.dispatcher.rank, self.dispatcher.local_experts, self.dispatcher.num_experts
         need_shape("expert_map", expert_map, (experts,), dtypes=(torch.int32, torch.int64))
         expected = torch.full((experts,), -1)
         expected[rank * local : (rank + 1) * local] = torch.arange(local)

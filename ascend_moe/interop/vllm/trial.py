@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from ascend_moe import LocalCluster
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import need
 from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.interop.vllm.bases import int8_w8a8_moe_quant_config
@@ -162,7 +162,7 @@ def _rank(trial: Trial, rank: int, w1: Tensor, w2: Tensor) -> _Rank:
 def _three_calls(part: _Rank, group_ep: str, rank: int, trial: Trial) -> Tensor:
     """The same layer by dispatch, grouped_mlp and combine."""
     world = len(trial.batches)
-    dispatcher = WindowDispatcher(group_ep, world, rank, trial.num_experts)
+    dispatcher = MC2Dispatcher(group_ep, world, rank, trial.num_experts)
     mode = 2 if trial.quantized else 0
     sent = dispatcher.dispatch(part.x, part.ids, quant_mode=mode, global_bs=world * max(1, *trial.batches))
     given: dict[str, Any] = {}

@@ -13,16 +13,15 @@ from routed_tokens import randn
 
 import ascend_moe
 from ascend_moe import LocalCluster
+from ascend_moe.comm.place import Place
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.interop.deep_ep import AscendBuffer
-from ascend_moe.interop.deep_ep.place import Place
 
 
 def v2(case: Case, rank: int, place: Place, **changes: Any) -> Any:
-    return ascend_moe.npu_moe_distribute_dispatch_v2(
-        case.x(rank), case.ids(rank).int(), **place.of_op(case.experts, case.most), **changes
-    )
+    given = place.arguments(moe_expert_num=case.experts, global_bs=place.world * max(case.most, 1))
+    return ascend_moe.npu_moe_distribute_dispatch_v2(case.x(rank), case.ids(rank).int(), **given, **changes)
 
 
 @each_case
@@ -69,7 +68,7 @@ def test_ascend_low_latency(clusters: Clusters, case: Case, strategy: str, entri
                 case.x(rank),
                 case.ids(rank).int(),
                 quant_mode=2 if quant else 0,
-                **place.of_op(case.experts, case.most + 1),
+                **place.arguments(moe_expert_num=case.experts, global_bs=place.world * max(case.most + 1, 1)),
             )
             n = int(expected.ep_recv_counts[-1])
             rows = got[0] if quant else got
@@ -114,7 +113,7 @@ def test_ascend_fused_deep_moe(clusters: Clusters, quant_mode: int) -> None:
             quant_mode,
             fuse_mode=2,
         )
-        place = buffer._place.of_op(case.experts, case.most)
+        place = buffer._place.arguments(moe_expert_num=case.experts, global_bs=buffer._place.world * max(case.most, 1))
         sent = v2(case, rank, buffer._place, quant_mode=2 * quant_mode)
         more = {"dynamic_scales": sent.dynamic_scales, "w_gate_up_scale": scales[0], "w_down_scale": scales[1]}
         more = {**more, "output_dtype": BF16} if quant_mode else {}
@@ -153,10 +152,6 @@ def test_ascend_refuses_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
             ("internode_dispatch", lambda: buffer.runtime.internode_dispatch(case.x(0))),
             ("internode_combine", lambda: buffer.runtime.internode_combine(case.x(0))),
             ("begin_profile", lambda: buffer.begin_profile(1, 1, "")),
-            (
-                "needs a process group",
-                lambda: send(case, 0, AscendBuffer((group_ep, 1, 0), normal_strategy="alltoall")),
-            ),
             ("low_latency_strategy is 'x'", lambda: AscendBuffer((group_ep, 1, 0), low_latency_strategy="x")),
         ]
         for text, call in refused:

@@ -8,8 +8,9 @@ from deep_ep_buffers import Case, on_all
 from op_runs import Clusters
 
 from ascend_moe import LocalCluster
+from ascend_moe.comm.place import Place
 from ascend_moe.interop.deep_ep import Buffer
-from ascend_moe.interop.deep_ep.place import Place
+from ascend_moe.ops.collectives import gather_rows
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
@@ -33,7 +34,7 @@ def test_layouts_are_their_definitions(clusters: Clusters, world: int, kind: str
 @pytest.mark.parametrize("world", [1, 3, 17])
 def test_gather(world: int) -> None:
     def run(rank: int, group_ep: str) -> None:
-        table = Place(group_ep, world, rank).gather(torch.arange(5, dtype=torch.int32) - rank)
+        table = gather_rows(torch.arange(5, dtype=torch.int32) - rank, Place(group_ep, world, rank))
         assert table.tolist() == [[number - each for number in range(5)] for each in range(world)]
 
     with LocalCluster(world) as cluster:

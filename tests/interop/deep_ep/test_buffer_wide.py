@@ -153,7 +153,9 @@ def test_ids_of_masked_tokens_are_not_looked_at(clusters: Clusters) -> None:
     case = Case()
 
     def body(rank: int, buffer: Any) -> None:
-        place = buffer._place.of_op(case.experts, case.most + 3)
+        place = buffer._place.arguments(
+            moe_expert_num=case.experts, global_bs=buffer._place.world * max(case.most + 3, 1)
+        )
         expected = ascend_moe.npu_moe_distribute_dispatch_v2(case.x(rank), case.ids(rank).int(), **place)
         tokens = case.tokens(rank)
         mask = torch.arange(tokens + 3) < tokens

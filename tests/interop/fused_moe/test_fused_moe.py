@@ -14,7 +14,7 @@ from gloo_ranks import threads
 from routed_tokens import ROUTED, aligned, randn, routed
 
 from ascend_moe import LocalCluster
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.interop import fused_moe
@@ -159,7 +159,7 @@ def dispatched(x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor) -> torch
     w1, w2 = weights(x.dtype)
 
     def body(rank: int, group_ep: str) -> torch.Tensor:
-        dispatcher = WindowDispatcher(group_ep, 1, 0, E)
+        dispatcher = MC2Dispatcher(group_ep, 1, 0, E)
         sent = dispatcher.dispatch(x, ids)
         rows = grouped_mlp(sent.expand_x, w1.transpose(1, 2), w2.transpose(1, 2), sent.expert_token_nums)
         return dispatcher.combine(rows, sent, probs)

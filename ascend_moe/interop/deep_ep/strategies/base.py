@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from torch import Tensor
 
 from ascend_moe.dispatchers import AllToAllDispatcher
-from ascend_moe.errors import need, need_one_of
+from ascend_moe.errors import need_one_of
 from ascend_moe.interop.deep_ep.events import EventOverlap
-from ascend_moe.interop.deep_ep.place import Place
+from ascend_moe.interop.deep_ep.place import BufferPlace
 
 if TYPE_CHECKING:
     from ascend_moe.interop.deep_ep.place import Group
@@ -77,9 +77,9 @@ class EPCommStrategy(ABC):
         self.runtime, self.group = runtime, group
 
     @cached_property
-    def place(self) -> Place:
+    def place(self) -> BufferPlace:
         """Of this rank: the runtime's, or else by the group."""
-        return self.runtime.place if self.runtime is not None else Place.of(self.group)  # type: ignore[arg-type]
+        return self.runtime.place if self.runtime is not None else BufferPlace.of_group(self.group)  # type: ignore[arg-type]
 
     @property
     def group_name(self) -> str:
@@ -105,13 +105,8 @@ class EPCommStrategy(ABC):
         """Of "normal" and "low_latency"."""
 
     def alltoall(self, experts: int) -> AllToAllDispatcher:
-        """The dispatcher of all-to-all. Raises ArgumentError without a process group."""
-        need(
-            self.group is not None and not isinstance(self.group, tuple),
-            "group",
-            "is a name; all-to-all needs a process group",
-        )
-        return AllToAllDispatcher(self.group, experts)  # type: ignore[arg-type]
+        """The dispatcher of all-to-all."""
+        return AllToAllDispatcher(self.place if self.group is None else self.group, experts)
 
 
 class NormalEPCommStrategy(EPCommStrategy):

@@ -1,0 +1,66 @@
+"""Says which rank of which group calls: the one description of it that everything above the ops passes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ascend_moe import comm
+from ascend_moe.errors import ArgumentError, need
+
+AnyPlace = TypeVar("AnyPlace", bound="Place")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's place in a group: ``group_ep`` as the ops take it, W = ``world``, and ``rank`` of 0..W-1.
+
+    Raises:
+        ArgumentError: the three are no str and two ints, or there is no such rank. Whether the group exists is not
+            looked at.
+    """
+
+    group_ep: str
+    world: int
+    rank: int
+
+    def __post_init__(self) -> None:
+        name, world, rank = self.group_ep, self.world, self.rank
+        need(isinstance(name, str), "group_ep", "is a {}; it must be a group's name", type(name).__name__)
+        need(type(world) is int and world >= 1, "world", "is {!r}; it must be a number of ranks, at least 1", world)
+        fits = type(rank) is int and 0 <= rank < world
+        need(fits, "rank", "is {!r}; it must be 0..{}, one of the {} ranks of group {!r}", rank, world - 1, world, name)
+
+    @classmethod
+    def of(cls: type[AnyPlace], group: object = None, argument: str = "group", **more: Any) -> AnyPlace:
+        """Makes the place of this rank in a group. Collective on a process group's first use, as `comm.comm_name` is.
+
+        Args:
+            group: a Place; the tuple (name, W, rank); the name of a live group, a LocalCluster's in the thread of a
+                rank; or a group as `comm.group_of`, None for the default one.
+            argument: its name in errors.
+            more: fields that a subclass adds.
+
+        Raises:
+            ArgumentError: it is none of these. Other errors: of opening the group's windows.
+        """
+        if isinstance(group, Place):
+            return cls(group.group_ep, group.world, group.rank, **more)
+        if isinstance(group, tuple):
+            kinds = tuple(map(type, group))
+            rule = "is the tuple {}; pass a ProcessGroup, or (name, W, rank): a string and two numbers"
+            need(kinds == (str, int, int), argument, rule, group)
+            rule = "is {}: rank {} of {} ranks; as a tuple it must be (name, W, rank) with a rank of 0..W-1"
+            need(0 <= group[2] < group[1], argument, rule, group, group[2], group[1])
+            return cls(*group, **more)
+        name = comm.name_of(argument, group)
+        world, rank = comm.size_and_rank(name) or (0, None)
+        need(world > 0, argument, "of {!r} names no live group: use ascend_moe.comm_name(process_group)", name)
+        if rank is None:
+            text = f"{argument} of {name!r} is a LocalCluster's: call it in the thread of a rank"
+            raise ArgumentError(text, argument=argument)
+        return cls(name, world, rank, **more)
+
+    def arguments(self, **more: Any) -> dict[str, Any]:
+        """Returns the three keywords by which an op knows who calls, and ``more``."""
+        return {"group_ep": self.group_ep, "ep_world_size": self.world, "ep_rank_id": self.rank, **more}

@@ -1,0 +1,175 @@
+"""Dispatcher over the ops of this package, or over others with their signatures: npu_moe_distribute_*."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ascend_moe import ops
+from ascend_moe.comm import name_of, window_empty
+from ascend_moe.comm.place import Place
+from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher
+from ascend_moe.errors import need, with_typed_errors
+from ascend_moe.ops.begin import begin_combine, begin_dispatch
+
+
+@dataclass
+class _Handle:
+    owner: MC2Dispatcher
+    arguments: dict[str, Any]  # of combine, as dispatch had or made them
+
+
+class MC2Dispatcher(Dispatcher):
+    """Dispatch and combine by kernels through the communication windows of ``group_ep``.
+
+    Args:
+        group_ep: name from ``ascend_moe.comm_name`` or a ``LocalCluster``; or the group itself, as `comm.group_of`.
+        world_size: W, ranks of the group.
+        rank: this rank.
+        num_experts: E, a multiple of W.
+        contract: "v2" (triples) or "v1" (expand_idx; its combine takes no shared_expert_x).
+        comm_alg: as the V2 ops take it.
+        zero_copy: ``empty_expert_out`` gives window tensors, from which a direct combine sends without a
+            copy (``ascend_moe.window_empty``); with comm_alg "", "auto" or "direct".
+        ops: a namespace with the operators of this contract (torch_npu where it is patched, `ascend_moe.npu`); None:
+            this package's.
+    """
+
+    max_batch = 4096
+
+    @with_typed_errors
+    def __init__(
+        self,
+        group_ep: str,
+        world_size: int,
+        rank: int,
+        num_experts: int,
+        contract: str = "v2",
+        *,
+        comm_alg: str = "",
+        zero_copy: bool = False,
+        ops: Any = None,
+    ) -> None:
+        super().__init__(Place(name_of("group_ep", group_ep), world_size, rank), num_experts)
+        need(contract in ("v1", "v2"), "contract", "is {!r}; need 'v1' or 'v2'", contract)
+        rule = "is {!r}, which the V1 ops do not take: use contract 'v2'"
+        need(not comm_alg or contract == "v2", "comm_alg", rule, comm_alg)
+        rule = "goes with contract 'v2' and comm_alg '', 'auto' or 'direct'; these are {!r} and {!r}"
+        may_be_direct = contract == "v2" and comm_alg in ("", "auto", "direct")
+        need(not zero_copy or may_be_direct, "zero_copy", rule, contract, comm_alg)
+        self.contract = contract
+        self.comm_alg = comm_alg
+        self.zero_copy = zero_copy
+        self.fuses_shared_expert = contract == "v2"
+        self._options = self.place.arguments(moe_expert_num=num_experts) | ({"comm_alg": comm_alg} if comm_alg else {})
+        self._index = "assist_info_for_combine" if contract == "v2" else "expand_idx"
+        self._dispatch_op, self._begin_dispatch_op = self._operator("dispatch", ops, begin_dispatch)
+        self._combine_op, self._begin_combine_op = self._operator("combine", ops, begin_combine)
+        self.sends_first = self._begin_dispatch_op is not None and self._begin_combine_op is not None
+
+    @classmethod
+    @with_typed_errors
+    def from_group(cls, process_group: object, num_experts: int, contract: str = "v2", **options: Any) -> MC2Dispatcher:
+        """Makes the dispatcher of a group, as `comm.place.Place.of` takes it; None: the default group.
+
+        Args:
+            num_experts, contract, options: as of the class.
+
+        Collective on a process group's first use.
+        """
+        place = Place.of(process_group, "process_group")
+        return cls(place.group_ep, place.world, place.rank, num_experts, contract, **options)
+
+    @property
+    def group_ep(self) -> str:
+        """The group's name."""
+        return self.place.group_ep
+
+    def _operator(self, kind: str, given: Any, begin: Any) -> tuple[Any, Any]:
+        """An operator, and what only sends for it, or None."""
+        name = f"npu_moe_distribute_{kind}" + ("_v2" if self.contract == "v2" else "")
+        ours = getattr(ops, name)
+        rule = "has no {}; give ascend_moe, ascend_moe.npu or a patched torch_npu"
+        need(given is None or hasattr(given, name), "ops", rule, name)
+        op = ours if given is None else getattr(given, name)
+        if self.contract == "v1":
+            return op, None
+        return op, begin if op is ours else getattr(given, f"begin_{kind}", None)
+
+    def _dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Dispatched:
+        return self._dispatched(self._dispatch_op(x, expert_ids, **self._options, **given), expert_ids, given)
+
+    def _begin_dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Begun[Dispatched]:
+        if not self.sends_first:
+            return super()._begin_dispatch(x, expert_ids, given)
+        finish = self._begin_dispatch_op(x, expert_ids, **self._options, **given).finish
+        return Begun(lambda: self._dispatched(finish(), expert_ids, given))
+
+    def _dispatched(self, outputs: Sequence[Any], expert_ids: Tensor, given: dict[str, Any]) -> Dispatched:
+        expand_x, dynamic_scales, index, nums, counts, tp_counts, expand_scales = outputs
+        arguments = {
+            self._index: index,
+            "expert_ids": expert_ids,
+            "ep_send_counts": counts,
+            "x_active_mask": given["x_active_mask"],
+            "global_bs": given["global_bs"],
+            "tp_send_counts": tp_counts,
+            # The weights' gradient goes by Dispatched; a second way would tie combine's graph to dispatch's.
+            "expand_scales": None if expand_scales is None else expand_scales.detach(),
+        }
+        # With expert_scales the op has more words behind the counts, for combine.
+        own = counts if given["expert_scales"] is None else counts[: self.num_experts]
+        return Dispatched(expand_x, dynamic_scales, nums, own, index, expand_scales, _Handle(self, arguments))
+
+    def resume(
+        self,
+        expert_ids: Tensor,
+        expand_idx: Tensor,
+        ep_recv_counts: Tensor,
+        *,
+        x_active_mask: Tensor | None = None,
+        max_tokens: int = 0,
+    ) -> Dispatched:
+        """Makes of the tensors that a caller kept of a dispatch what ``combine`` takes; it has no rows.
+
+        Args:
+            expert_ids, x_active_mask, max_tokens: as given to dispatch.
+            expand_idx, ep_recv_counts: as dispatch returned them.
+        """
+        given = self._given(x_active_mask=x_active_mask, max_tokens=max_tokens)
+        none = expand_idx.new_empty(0)
+        return self._dispatched((none, none, expand_idx, none, ep_recv_counts, None, None), expert_ids, given)
+
+    def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
+        """With zero_copy, a window tensor: one combine may send from it. Raises as ``window_empty`` does.
+
+        In a traced program None: combine copies the rows there.
+        """
+        if not self.zero_copy or torch.compiler.is_compiling():  # a graph has no lent memory: combine copies
+            return None
+        return window_empty(dispatched.expand_x.shape, dtype=dtype, **self.place.arguments())
+
+    def _combine(
+        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
+    ) -> Tensor:
+        result: Tensor = self._combine_op(**self._arguments(expert_out, dispatched, expert_scales, shared))
+        return result
+
+    def _begin_combine(
+        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
+    ) -> Begun[Tensor]:
+        if not self.sends_first:
+            return super()._begin_combine(expert_out, dispatched, expert_scales, shared)
+        return Begun(self._begin_combine_op(**self._arguments(expert_out, dispatched, expert_scales, shared)).finish)
+
+    def _arguments(
+        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
+    ) -> dict[str, Any]:
+        if expert_scales is None:
+            expert_scales = torch.empty(0, dtype=torch.float32, device=expert_out.device)
+        given = {"expand_x": expert_out, "expert_scales": expert_scales, "shared_expert_x": shared}
+        return {**given, **self._options, **dispatched.handle.arguments}

@@ -1,0 +1,146 @@
+"""All-gather, all-to-all and reduce-scatter of rows: over a process group, or by dispatches over a group's windows.
+
+A dispatch moves bytes: which numbers they are as fp32 does not matter.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from .. import comm
+from ..comm.place import Place
+from ..errors import need
+from . import npu_moe_distribute_dispatch_v2
+from .npu_communicator import check
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    #: How ranks are connected. A Place: by the windows of its group, which a LocalCluster has alone.
+    Group = ProcessGroup | Place
+
+_WORDS = 8  # fp32 columns of the narrowest row: rows are a multiple of 32 bytes
+_MAX_BATCH = 4096  # of a dispatch
+
+
+def size_of(group: Group) -> int:
+    """Returns W."""
+    return group.world if isinstance(group, Place) else group.size()
+
+
+def gather(rows: Tensor, group: Group) -> Tensor:
+    """Returns (W, *rows.shape): every rank's ``rows``, which have the same shape everywhere."""
+    world = size_of(group)
+    out = rows.new_empty(world, *rows.shape)
+    if rows.numel() == 0:
+        return out
+    if isinstance(group, Place):
+        each = [1] * world
+        return exchange(rows.reshape(1, -1).expand(world, -1), each, each, group).view(out.shape)
+    if group.name() == "mpi":  # has the list form only
+        dist.all_gather(list(out.unbind(0)), rows.contiguous(), group=group)
+    else:
+        single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        single(out.view(-1), rows.contiguous().view(-1), group=group)
+    return out
+
+
+def reduce_scatter(rows: Tensor, group: ProcessGroup) -> Tensor:
+    """Returns (N / W, ...): this rank's share of the sum of all ranks' ``rows`` (N, ...), equal shapes everywhere."""
+    out = rows.new_empty(rows.shape[0] // group.size(), *rows.shape[1:])
+    if rows.numel() > 0:
+        single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        single(out.view(-1), rows.contiguous().view(-1), group=group)
+    return out
+
+
+def exchange(rows: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
+    """All-to-all of 2-D rows: ``send[d]`` go to rank d, ``receive[s]`` come from rank s, in rank order."""
+    width = rows.shape[1] * rows.element_size()
+    raw = rows.contiguous().view(torch.uint8) if len(rows) else rows.new_empty(0, width, dtype=torch.uint8)
+    if isinstance(group, Place):
+        arrived = _through_windows(raw, send, receive, group)
+    else:
+        arrived = raw.new_empty(sum(receive), width)
+        dist.all_to_all_single(arrived, raw, receive, send, group=group)
+    return arrived.view(rows.dtype) if len(arrived) else rows.new_empty(0, rows.shape[1])
+
+
+def _through_windows(raw: Tensor, send: list[int], receive: list[int], place: Place) -> Tensor:
+    """`exchange` of rows of bytes on the CPU by dispatches to one expert a rank, in parts that fit the windows."""
+    world = place.world
+    window = comm.lookup(place.group_ep, world, place.rank).data_bytes // 4  # with room for what is beside the rows
+    wide = torch.nn.functional.pad(raw, (0, -raw.shape[1] % (4 * _WORDS)))
+    words = wide.view(torch.float32)
+
+    def dispatch(rows: Tensor, targets: Tensor, most: int) -> list[Tensor]:
+        """What comes from each rank; ``most`` rows a rank."""
+        given = place.arguments(moe_expert_num=world, global_bs=world * most)
+        # The operator itself: it stays one in a traced program's graph.
+        sent = torch.ops.ascend_moe.npu_moe_distribute_dispatch_v2(rows, targets[:, None], **given)
+        ends = [0, *sent[4][:world].tolist()]
+        return [sent[0][first:last] for first, last in itertools.pairwise(ends)]
+
+    everybody = torch.arange(world, dtype=torch.int32)
+    told = torch.full((world, _WORDS), float(max(send)), dtype=torch.float32)
+    longest = max(int(each[0, 0]) for each in dispatch(told, everybody, world))
+    share = max(1, min(_MAX_BATCH // world, window // (world * world * wide.shape[1])))
+    parts: list[list[Tensor]] = [[words[:0]] for _ in range(world)]
+    starts = [sum(send[:target]) for target in range(world)]
+    for first in range(0, longest, share):
+        sizes = [max(0, min(share, count - first)) for count in send]
+        rows = [words[start + first :][:size] for start, size in zip(starts, sizes, strict=True)]
+        targets = everybody.repeat_interleave(torch.tensor(sizes))
+        for source, came in enumerate(dispatch(torch.cat(rows), targets, world * share)):
+            parts[source].append(came.clone())
+    arrived = torch.cat([torch.cat(part) for part in parts])
+    rule = "are {} rows, but {} came; all ranks' counts must fit"
+    need(len(arrived) == sum(receive), "recv_counts", rule, sum(receive), len(arrived))
+    return arrived.view(torch.uint8)[:, : raw.shape[1]].contiguous()
+
+
+# ---- of a few numbers, on any device
+
+
+@torch.no_grad()
+def gather_rows(words: Tensor, place: Place) -> Tensor:
+    """Gathers what every rank has passed by one dispatch, which needs the group's windows and nothing else.
+
+    Args:
+        words: ``(n,)`` int32 on the device of the group's windows, the same n on all ranks.
+
+    Returns:
+        ``(W, n)`` int32 there, by rank. Nothing is read on the host.
+
+    Collective, as a dispatch is. Raises as `npu_moe_distribute_dispatch_v2`.
+    """
+    row = torch.nn.functional.pad(words, (0, -words.numel() % _WORDS))
+    rows = row.view(torch.float32).expand(place.world, -1).contiguous()
+    # A row for each rank's only expert.
+    ids = torch.arange(place.world, dtype=torch.int32, device=words.device).unsqueeze(1)
+    sent = npu_moe_distribute_dispatch_v2(rows, ids, **place.arguments(moe_expert_num=place.world))
+    return sent.expand_x[: place.world].view(torch.int32)[:, : words.numel()]
+
+
+@torch.no_grad()
+def gather_words(words: Tensor, place: Place, device: torch.device) -> Tensor:
+    """Gathers numbers on the CPU, as `gather_rows` does.
+
+    Args:
+        words: ``(n,)`` int32 on the CPU, the same n on all ranks.
+        device: where the group's windows are.
+
+    Returns:
+        ``(W, n)`` int32 on the CPU: on an NPU the host waits for it.
+
+    Collective, as a dispatch is. Raises as `npu_moe_distribute_dispatch_v2`, on an NPU too before it returns.
+    """
+    arrived = gather_rows(words.to(device), place)
+    if arrived.device.type != "cpu":
+        check(place.group_ep)
+    return arrived.cpu()
