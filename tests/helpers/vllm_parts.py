@@ -8,7 +8,7 @@ import pytest
 import torch
 from routed_tokens import randn, routed
 
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.interop import vllm
 from ascend_moe.interop.vllm import make_experts, make_prepare_finalize, weight_and_reduce
@@ -56,7 +56,7 @@ def part_of(
 
 def three_calls(part: Part, rank: int, world: int, group: str, most: int) -> torch.Tensor:
     """The layer by dispatch, grouped_mlp and combine."""
-    dispatcher = WindowDispatcher(group, world, rank, E)
+    dispatcher = MC2Dispatcher(group, world, rank, E)
     scales = {} if part.config is None else {"quant_mode": 2}
     sent = dispatcher.dispatch(part.x, part.ids, global_bs=world * max(1, most), **scales)
     given: dict[str, Any] = {}

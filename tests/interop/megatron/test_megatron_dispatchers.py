@@ -146,8 +146,8 @@ def test_wrong_calls_of_dispatchers_are_refused(clusters: Any) -> None:
                 TokenDispatcher("mc2", group, E, K, world_size=1, rank=0, **wrong)
         with pytest.raises(ValueError, match="kind is 'flex'"):
             TokenDispatcher("flex", group, E, K, world_size=1, rank=0)
-        with pytest.raises(ValueError, match="kind 'alltoall' needs a process group"):
-            TokenDispatcher("alltoall", group, E, K, world_size=1, rank=0)
+        with pytest.raises(ValueError, match="comm_alg is 'direct', which kind 'alltoall' does not take"):
+            TokenDispatcher("alltoall", group, E, K, world_size=1, rank=0, comm_alg="direct")
         with pytest.raises(ValueError, match="is a name: give world_size and rank too"):
             TokenDispatcher("mc2", group, E, K)
         with pytest.raises(ValueError, match="call setup_metadata first"):

@@ -25,13 +25,13 @@ from megatron_layers import (
 )
 from torch import Tensor
 
+from ascend_moe.dispatchers import Dispatcher, MC2Dispatcher
 from ascend_moe.interop.megatron import (
     apply_router_token_dropping,
     get_capacity,
     permute,
     topk_routing_with_score_function,
 )
-from ascend_moe.interop.megatron.carriers import Carrier, Windows
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,8 +100,8 @@ def test_padding_is_rows_of_tokens_whose_probability_has_a_gradient(
     Also where one call cannot take all rows; the last rank's tokens 0 and 3 are inactive.
     """
     if most_rows is not None:
-        monkeypatch.setattr(Carrier, "most_rows", most_rows)
-        monkeypatch.setattr(Windows, "most_rows", most_rows)
+        for way in (Dispatcher, MC2Dispatcher):
+            monkeypatch.setattr(way, "max_batch", most_rows)
     case = Case(world, [6] * world)
     capacity = get_capacity(6 * K, E, factor)
 

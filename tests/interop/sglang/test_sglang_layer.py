@@ -14,7 +14,7 @@ from routed_tokens import randn
 from sglang_layers import BF16, FP32, E, F, H, K, logits_of
 
 from ascend_moe import LocalCluster, MoEConfig, MoELayer
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.interop.sglang import EPMoE, ExpertPlacement, Fp8Config, select_experts
 
@@ -101,7 +101,7 @@ def test_all_reduce_and_dispatch_agree(tokens: int, kind: str, dtype: torch.dtyp
 
         def plain(rank: int, name: str) -> torch.Tensor:
             layer, same = (
-                MoELayer(config, WindowDispatcher(name, 1, 0, E), dtype=dtype),
+                MoELayer(config, MC2Dispatcher(name, 1, 0, E), dtype=dtype),
                 fill(EPMoE(E, top_k, H, F, dtype)),
             )
             # The same strides: a product's last bits depend on them.

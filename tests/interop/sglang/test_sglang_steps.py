@@ -11,7 +11,7 @@ from routed_tokens import ROUTED, randn, routed
 from sglang_layers import BF16, FP32, NAN, E, F, H, K
 
 from ascend_moe import LocalCluster
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.interop import sglang
@@ -127,7 +127,7 @@ def test_pre_reorder_writes_local_rows_only(tokens: int, kind: str, world: int, 
         if not scaled:
             with LocalCluster(1) as cluster:
                 own = torch.where((ids >= start) & (ids <= end), ids, -1)
-                sent = cluster.run(lambda _, group, own=own: WindowDispatcher(group, 1, 0, E).dispatch(x, own))[0]
+                sent = cluster.run(lambda _, group, own=own: MC2Dispatcher(group, 1, 0, E).dispatch(x, own))[0]
             first, last = bounds[start], bounds[end + 1]
             assert torch.equal(sent.expand_x[: last - first], rows[first:last])
             assert torch.equal(sent.expert_token_nums[start : end + 1], bounds[start : end + 2].diff())

@@ -31,7 +31,7 @@ from vllm_parts import (
 
 import ascend_moe
 from ascend_moe import MoEConfig, MoELayer
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ConfigMismatch
 from ascend_moe.interop import vllm
 from ascend_moe.interop.vllm import experts as experts_module
@@ -74,7 +74,7 @@ def test_a_pair_equals_the_layer(clusters: Clusters, kind: str) -> None:
     config = MoEConfig(hidden_size=H, moe_intermediate_size=F, num_experts=E, top_k=K)
 
     def run(rank: int, group: str) -> None:
-        layer = MoELayer(config, WindowDispatcher(group, 2, rank, E)).init_weights()
+        layer = MoELayer(config, MC2Dispatcher(group, 2, rank, E)).init_weights()
         x = randn(6, H, seed=rank).bfloat16()
         way, experts = pair(kind, rank, 2, group)
         weights, ids = layer.route(x)
