@@ -33,8 +33,6 @@ def make_case(seed: int, world: int) -> Case:
         batch=(1, 3, 6),
         tp=(0,),
         tail=(False,),
-        weights=(False,),
-        plain=(False,),
         batches=("equal", "unequal", "zero rank"),
         ids=("distinct", "any", "minus", "hot", "mixed", "bad", "overflow"),
     )
@@ -52,12 +50,36 @@ def call(dispatcher: Any, case: Case, rank: int) -> tuple[Dispatched, torch.Tens
         scales=one.scales,
         x_active_mask=one.x_active_mask,
         quant_mode=case.quant_mode,
-        global_bs=case.global_bs,
         expert_token_nums_type=case.nums_type,
+        expert_scales=one.expert_scales if case.weights else None,
+        **({"max_tokens": case.global_bs // case.world} if rank % 2 else {"global_bs": case.global_bs}),
     )
     rows = case.expert_rows(rank, sent.expand_x, sent.dynamic_scales, sent.ep_recv_counts)
     rows = torch.cat([rows, torch.full((3, case.hidden), float("nan"), dtype=rows.dtype)])
-    return sent, rows, dispatcher.combine(rows, sent, one.expert_scales, shared_expert_x=one.shared_expert_x)
+    weights = None if case.plain else one.expert_scales
+    return sent, rows, dispatcher.combine(rows, sent, weights, shared_expert_x=one.shared_expert_x)
+
+
+class InTwoSteps:
+    """A dispatcher's begin and finish as its calls."""
+
+    def __init__(self, dispatcher: Any) -> None:
+        self._dispatcher = dispatcher
+
+    def dispatch(self, *args: Any, **kwargs: Any) -> Any:
+        return self._dispatcher.begin_dispatch(*args, **kwargs).finish()
+
+    def combine(self, *args: Any, **kwargs: Any) -> Any:
+        begun = self._dispatcher.begin_combine(*args, **kwargs)
+        assert begun.finish() is begun.finish()
+        return begun.finish()
+
+
+def outcome(dispatcher: Any, case: Case, rank: int) -> Any:
+    try:
+        return call(dispatcher, case, rank)
+    except (InvalidExpertId, RoutingOverflow) as error:
+        return error
 
 
 def check_outcomes(case: Case, outcomes: list[Any], contract: str = "v1") -> None:
@@ -74,7 +96,7 @@ def check_outcomes(case: Case, outcomes: list[Any], contract: str = "v1") -> Non
     expected, none, runs = case.dispatched(), torch.empty(0, dtype=torch.int32), []
     for rank, (sent, rows, result) in enumerate(outcomes):
         seven = (sent.expand_x, sent.dynamic_scales, sent.expand_idx, sent.expert_token_nums)
-        seven += (sent.ep_recv_counts, none, torch.empty(0))
+        seven += (sent.ep_recv_counts, none, sent.expand_scales)
         report = ref.validate("dispatch", seven, expected[rank], rank=rank, contract=contract)
         assert report.ok, f"{case}: {report.text}"
         runs.append(RankRun(seven, rows, result, []))
@@ -98,9 +120,20 @@ def test_equal_to_reference(kind: Any, world: int) -> None:
     assert wanted <= kinds or world == 1, f"the cases leave out {wanted - kinds}"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_collectives_over_a_local_cluster_are_equal_to_reference(kind: Any) -> None:
+    """Its threads have no process group: the windows carry the rows."""
+    cases = [make_case(seed * 10 + 2, 2) for seed in range(20)]
+    with LocalCluster(2) as cluster:
+        by_rank = cluster.run(lambda rank, name: [outcome(kind(name, case.experts), case, rank) for case in cases])
+    for case, *outcomes in zip(cases, *by_rank, strict=True):
+        check_outcomes(case, outcomes)
+
+
+@pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("contract", ["v1", "v2"])
-def test_window_equal_to_reference(contract: str) -> None:
-    """The same cases through the window ops: one interface, the same bits."""
+def test_window_equal_to_reference(contract: str, begun: bool) -> None:
+    """The same cases through the window ops: one interface, the same bits, also where they begin and finish."""
     cases = [make_case(seed * 10 + 2, 2) for seed in SEEDS]
     # Windows take rows of whole 32 bytes, and K up to E.
     cases = [case for case in cases if case.hidden % 16 == 0 and case.topk <= case.experts]
@@ -108,10 +141,9 @@ def test_window_equal_to_reference(contract: str) -> None:
         cases = [replace(case, shared=0) for case in cases]
 
     def one_call(rank: int, group_ep: str, case: Case) -> Any:
-        try:
-            return call(MC2Dispatcher(group_ep, 2, rank, case.experts, contract), case, rank)
-        except (InvalidExpertId, RoutingOverflow) as error:
-            return error
+        dispatcher = MC2Dispatcher(group_ep, 2, rank, case.experts, contract)
+        assert dispatcher.sends_first == (contract == "v2")
+        return outcome(InTwoSteps(dispatcher) if begun else dispatcher, case, rank)
 
     with LocalCluster(2) as cluster:
         by_rank = cluster.run(lambda rank, group_ep: [one_call(rank, group_ep, case) for case in cases])
@@ -160,6 +192,7 @@ def arguments(bs: int = 2, topk: int = 2, hidden: int = 16, experts: int = 4) ->
         ("maxBS", {"global_bs": 10}, 2, 5),
         ("dtype", {"x": torch.ones(2, 16, dtype=torch.float16)}, "float32", "float16"),
         ("quant_mode", {"quant_mode": 2}, 0, 2),
+        ("expert_scales", {"expert_scales": torch.ones(2, 2)}, "None", "given"),
     ],
 )
 def test_config_mismatch(kind: Any, field: str, change: dict[str, Any], ours: Any, theirs: Any) -> None:
@@ -195,6 +228,10 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("global_bs", {"global_bs": 3}),
     ("global_bs", {"global_bs": 2}),
     ("global_bs", {"global_bs": -4}),
+    ("max_tokens", {"max_tokens": -1}),
+    ("max_tokens", {"max_tokens": 2, "global_bs": 4}),
+    ("expert_scales", {"expert_scales": torch.ones(2, 3)}),
+    ("expert_scales", {"expert_scales": torch.ones(2, 2).half()}),
     ("expert_token_nums_type", {"expert_token_nums_type": 2}),
 ]
 
