@@ -246,14 +246,14 @@ for kind in ("mc2", "alltoall", "allgather"):
     way(f"Megatron-LM, six phases, {kind}", equal=False)(functools.partial(six_phases, kind=kind))
 
 
-def deep_ep_normal(layer: Layer, flavour: str) -> Tensor:
+def deep_ep_normal(layer: Layer, buffer: deep_ep.Buffer | deep_ep.AscendBuffer) -> Tensor:
     """DeepEP sends a row to each rank, whose experts weight it; sgl-kernel-npu to each expert, its combine weights."""
-    buffer, ids = deep_ep.Buffer(layer.group, flavour=flavour), layer.ids.long()
+    ids = layer.ids.long()
     per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, E)
     x, local_ids, weights, counts, handle, _ = buffer.dispatch(
         layer.x, None, per_rank, None, in_rank, per_expert, ids, layer.weights
     )
-    if flavour == "ascend":
+    if isinstance(buffer, deep_ep.AscendBuffer):
         rows = grouped_mlp(x, layer.w_gate_up, layer.w_down, torch.tensor(counts))
         return buffer.combine(rows, handle)[0]
     assert local_ids is not None and weights is not None
@@ -265,12 +265,12 @@ def deep_ep_normal(layer: Layer, flavour: str) -> Tensor:
 
 @way("DeepEP, normal", equal=False)
 def deep_ep_one_row_a_rank(layer: Layer) -> Tensor:
-    return deep_ep_normal(layer, "deepep")
+    return deep_ep_normal(layer, deep_ep.Buffer(layer.group))
 
 
 @way("DeepEP of sgl-kernel-npu, normal")
 def deep_ep_one_row_an_expert(layer: Layer) -> Tensor:
-    return deep_ep_normal(layer, "ascend")
+    return deep_ep_normal(layer, deep_ep.AscendBuffer(layer.group))
 
 
 @way("DeepEP, low latency")

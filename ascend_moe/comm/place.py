@@ -27,8 +27,8 @@ class Place:
     def __post_init__(self) -> None:
         name, world, rank = self.group_ep, self.world, self.rank
         need(isinstance(name, str), "group_ep", "is a {}; it must be a group's name", type(name).__name__)
-        need(type(world) is int and world >= 1, "world", "is {!r}; it must be a number of ranks, at least 1", world)
-        fits = type(rank) is int and 0 <= rank < world
+        need(isinstance(world, int) and world >= 1, "world", "is {!r}; it must be a number of ranks, at least 1", world)
+        fits = isinstance(rank, int) and 0 <= rank < world
         need(fits, "rank", "is {!r}; it must be 0..{}, one of the {} ranks of group {!r}", rank, world - 1, world, name)
 
     @classmethod

@@ -11,11 +11,13 @@ import torch
 from op_runs import Clusters
 from routed_tokens import randn, routed
 
-from ascend_moe.interop.deep_ep import Buffer
+from ascend_moe.interop.deep_ep import AscendBuffer, Buffer
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 H = 256
 KINDS = ["random", "one expert", "an expert without tokens", "-1", "empty rank"]
+
+BUFFERS: dict[str, Any] = {"deepep": Buffer, "ascend": AscendBuffer}
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind
 
 def on_all(clusters: Clusters, case: Case, body: Callable[[int, Buffer], Any], flavour: str = "deepep") -> list[Any]:
     def run(rank: int, group_ep: str) -> Any:
-        return body(rank, Buffer((group_ep, case.world, rank), flavour=flavour))
+        return body(rank, BUFFERS[flavour]((group_ep, case.world, rank)))
 
     return clusters[case.world].run(run)
 

@@ -138,7 +138,7 @@ def check_wide_ids_are_none() -> None:
     x, ids, weights = inputs(0)
     ids[1, 1] = 2**32 + 1
     for flavour in ("deepep", "ascend"):
-        buffer: Any = deep_ep.Buffer(dist.group.WORLD, flavour=flavour)
+        buffer: Any = {"deepep": deep_ep.Buffer, "ascend": deep_ep.AscendBuffer}[flavour](dist.group.WORLD)
         for normal in (True, False):
             try:
                 if normal:
@@ -156,7 +156,7 @@ def check_wide_ids_are_none() -> None:
 def check_the_flavour_of_sgl_kernel_npu() -> None:
     x, ids, weights = inputs(RANK)
     on = on_npu(x, ids, weights)
-    buffer: Any = deep_ep.Buffer(dist.group.WORLD, flavour="ascend")
+    buffer: Any = deep_ep.AscendBuffer(dist.group.WORLD)
     rows, _, _, _, handle, _ = send(buffer, *on)
     same(buffer.combine(rows, handle)[0], weighted(x, ids, weights))
     rows, _, handle, _, _ = buffer.low_latency_dispatch(*on[:2], 8, E, use_fp8=False)

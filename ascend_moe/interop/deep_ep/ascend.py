@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ascend_moe.errors import need, with_typed_errors
-from ascend_moe.interop.deep_ep.buffer import Buffer
+from ascend_moe.interop.deep_ep.base import BufferBase
 from ascend_moe.interop.deep_ep.events import EventOverlap
 from ascend_moe.interop.deep_ep.layout import Config
 from ascend_moe.interop.deep_ep.place import not_supported
@@ -34,7 +34,7 @@ class FuseMode(IntEnum):
     DISPATCH_FFN_COMBINE = 2
 
 
-class AscendBuffer(Buffer, flavour="ascend"):
+class AscendBuffer(BufferBase):
     """As ``Buffer``, with what sgl-kernel-npu has instead of DeepEP's.
 
     - Normal mode: a row for each (token, expert), by local expert; combine is weighted, with dispatch's topk_weights.
@@ -51,12 +51,16 @@ class AscendBuffer(Buffer, flavour="ascend"):
     Args:
         normal_strategy: "default" or "alltoall". low_latency_strategy: "default", "ops" or "alltoall". Or a name that
             was registered. The variable DEEP_USE_MODE, default, ops or alltoall, decides where it is set.
+        others: as of `BufferBase`, which has the limits too.
 
     The attributes of these names are strategies, and may be set to others.
 
     Source: sgl-kernel-npu ``deep_ep.Buffer``.
     """
 
+    flavour = "ascend"
+
+    @with_typed_errors
     def __init__(
         self,
         group: Group,
@@ -68,10 +72,8 @@ class AscendBuffer(Buffer, flavour="ascend"):
         allow_mnnvl: bool = False,
         normal_strategy: str = NormalStrategy.DEFAULT,
         low_latency_strategy: str = LowLatencyStrategy.DEFAULT,
-        *,
-        flavour: str = "ascend",
     ) -> None:
-        super().__init__(group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_qps_per_rank, flavour="ascend")
+        super().__init__(group, num_nvl_bytes, num_rdma_bytes, low_latency_mode)
         mode = os.environ.get("DEEP_USE_MODE", "").strip()
         if mode:
             normal_strategy, low_latency_strategy = StrategyMap.get_strategy(mode)
@@ -93,7 +95,7 @@ class AscendBuffer(Buffer, flavour="ascend"):
         """As ``Buffer``'s, with whether a token goes to a rank as int32."""
         return self.normal_strategy.get_dispatch_layout(topk_idx, num_experts, previous_event)
 
-    def dispatch(  # type: ignore[override]
+    def dispatch(
         self,
         x: Tensor,
         handle: tuple[Any, ...] | None = None,
@@ -177,7 +179,7 @@ class AscendBuffer(Buffer, flavour="ascend"):
         )
 
     @with_typed_errors
-    def low_latency_dispatch(  # type: ignore[override]
+    def low_latency_dispatch(
         self,
         x: Tensor,
         topk_idx: Tensor,
@@ -224,7 +226,7 @@ class AscendBuffer(Buffer, flavour="ascend"):
             quant_mode=quant_mode or ("int8" if use_fp8 else None),
         )
 
-    def low_latency_combine(  # type: ignore[override]
+    def low_latency_combine(
         self,
         x: Tensor,
         topk_idx: Tensor,

@@ -3,57 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ascend_moe.errors import need, need_one_of, with_typed_errors
+from ascend_moe.errors import need, with_typed_errors
 from ascend_moe.interop.deep_ep import events, layout, low_latency, normal
+from ascend_moe.interop.deep_ep.base import BufferBase
 from ascend_moe.interop.deep_ep.costs import Costs
 from ascend_moe.interop.deep_ep.events import EventOverlap
 from ascend_moe.interop.deep_ep.layout import Config
 from ascend_moe.interop.deep_ep.low_latency import Format
-from ascend_moe.interop.deep_ep.place import BufferPlace
-from ascend_moe.interop.deep_ep.without_rows import WithoutRows
 
 if TYPE_CHECKING:
     from ascend_moe.interop.deep_ep.place import Group
 
-FLAVOURS = ("deepep", "ascend")
 
-
-class Buffer(WithoutRows):
+class Buffer(BufferBase):
     """Dispatch and combine with DeepEP's names, arguments, results and handles.
 
     Args:
-        group: a process group (gloo: CPU tensors, hccl: NPU tensors), a DeviceMesh of one dimension, the name of one, a
-            ``LocalCluster``'s name in the thread of a rank; or group_ep, W and rank as a tuple. Collective on a group's
-            first use.
-        num_nvl_bytes, num_rdma_bytes: kept as attributes; windows are as large as HCCL_BUFFSIZE says.
-        low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, enable_shrink: no effect.
+        group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode,
+            allow_mnnvl: as of `BufferBase`, which has the limits too.
         explicitly_destroy: ``destroy`` may be called.
-        comm: must be None.
-        flavour: "deepep", or "ascend": sgl-kernel-npu's rows, counts and handles; see ``AscendBuffer``, which takes
-            more arguments.
-
-    W is at most 64; a rank has at most 4096 tokens a call; K is at most 32. No gradients: the calls are each other's
-    backward, as in DeepEP. ``config``, ``allocate_on_comm_stream`` have no effect; calls run on the current stream.
-    Ranks of several servers need comm_alg "hierarchy" across servers: the ops refuse it by name.
+        enable_shrink: no effect. comm: must be None.
+        flavour: "deepep". sgl-kernel-npu's rows, counts and handles are ``AscendBuffer``'s.
 
     Source: DeepEP ``Buffer``.
     """
 
-    _by_flavour: ClassVar[dict[str, type[Buffer]]] = {}
-
-    def __init_subclass__(cls, flavour: str = "", **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if flavour:
-            Buffer._by_flavour[flavour] = cls
-
-    def __new__(cls, *args: Any, flavour: str = "deepep", **kwargs: Any) -> Buffer:
-        need_one_of("flavour", flavour, FLAVOURS)
-        return super().__new__(cls._by_flavour.get(flavour, cls) if cls is Buffer else cls)
+    flavour = "deepep"
 
     @with_typed_errors
     def __init__(
@@ -72,16 +52,16 @@ class Buffer(WithoutRows):
         flavour: str = "deepep",
     ) -> None:
         need(comm is None, "comm", "is given; pass a process group as group")
-        self._place = BufferPlace.of_group(group)
-        self.group, self.group_size, self.rank = group, self._place.world, self._place.rank
-        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
-        self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
-        self.enable_shrink, self.flavour = enable_shrink, flavour
+        need(
+            flavour == self.flavour, "flavour", "is {!r}; for sgl-kernel-npu's, 'ascend', make an AscendBuffer", flavour
+        )
+        super().__init__(group, num_nvl_bytes, num_rdma_bytes, low_latency_mode)
+        self.explicitly_destroy, self.enable_shrink = explicitly_destroy, enable_shrink
         self._low_latency = low_latency.LowLatency(self._place)
 
     def destroy(self) -> None:
         """Ends the use of this object; a call that has only sent receives. The windows belong to the group."""
-        need(self.explicitly_destroy, "explicitly_destroy", "is False; without it there is nothing to destroy")
+        super().destroy()
         self._low_latency.settle()
 
     @with_typed_errors
@@ -202,14 +182,6 @@ class Buffer(WithoutRows):
         self._low_latency.settle()
         total, weights = normal.combine(x, handle, topk_weights, bias)
         return total, weights, events.finished(async_finish, x)
-
-    def internode_dispatch(self, *args: Any, **kwargs: Any) -> Any:
-        """``dispatch``, which callers should call. DeepEP's has no num_worst_tokens, its tenth argument is config."""
-        return self.dispatch(*args[:9], *((0, *args[9:]) if len(args) > 9 else ()), **kwargs)
-
-    def internode_combine(self, *args: Any, **kwargs: Any) -> Any:
-        """``combine``, which callers should call."""
-        return self.combine(*args, **kwargs)
 
     @with_typed_errors
     @torch.no_grad()

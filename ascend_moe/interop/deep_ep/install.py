@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 from ascend_moe.errors import need_one_of
-from ascend_moe.interop.deep_ep.buffer import FLAVOURS
 from ascend_moe.interop.deep_ep.names import CPP, OURS, REFUSED
 
 _MISSING: Any = object()
@@ -29,7 +28,7 @@ def install(flavour: str = "deepep", *, package: bool = True) -> None:
     Raises:
         ArgumentError: flavour is none.
     """
-    need_one_of("flavour", flavour, FLAVOURS)
+    need_one_of("flavour", flavour, OURS)
     uninstall()
     _add("deep_ep_cpp", CPP)
     if not package:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from deep_ep_buffers import Case, finish, low, low_sum, send
+from deep_ep_buffers import BUFFERS, Case, finish, low, low_sum, send
 from gloo_ranks import run_processes
 from op_runs import Clusters
 
 from ascend_moe.errors import ArgumentError, InvalidExpertId
-from ascend_moe.interop.deep_ep import Buffer
+from ascend_moe.interop.deep_ep import AscendBuffer, Buffer
 
 
 def on_a_process_group(rank: int) -> None:
@@ -28,7 +28,7 @@ def on_a_process_group(rank: int) -> None:
     assert torch.equal(buffer.combine(x, handle, weights)[0], (case.x(rank).float() * hits[:, None]).bfloat16())
     assert torch.equal(finish(case, rank, buffer, low(case, rank, buffer)), low_sum(case, rank))
     for strategy in ("default", "alltoall"):
-        ascend: Any = Buffer(group, flavour="ascend", normal_strategy=strategy, low_latency_strategy=strategy)
+        ascend: Any = AscendBuffer(group, normal_strategy=strategy, low_latency_strategy=strategy)
         wide = case.ids(rank)
         wide[1, 1] = 2**32 if rank == 0 else wide[1, 1]
         for call in (send, low_of):
@@ -94,11 +94,11 @@ def test_a_group_is_given_as_group_name_mesh_or_tuple(alone: Any, flavour: str) 
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("ep",))
     case = Case(world=1)
     for group in (alone, alone.group_name, mesh, mesh["ep"], SimpleNamespace(device_group=alone)):
-        buffer: Any = Buffer(group, flavour=flavour)
+        buffer: Any = BUFFERS[flavour](group)
         assert (buffer.group_size, buffer.rank) == (1, 0)
         assert torch.equal(finish(case, 0, buffer, low(case, 0, buffer)), low_sum(case, 0))
         if flavour == "ascend":
-            buffer = Buffer(group, flavour=flavour, normal_strategy="alltoall", low_latency_strategy="alltoall")
+            buffer = BUFFERS[flavour](group, normal_strategy="alltoall", low_latency_strategy="alltoall")
             assert torch.equal(finish(case, 0, buffer, low(case, 0, buffer)), low_sum(case, 0))
             assert torch.equal(buffer.combine(*send(case, 0, buffer)[0:5:4])[0], low_sum(case, 0))
     wrong: list[tuple[Any, str]] = [
@@ -110,7 +110,7 @@ def test_a_group_is_given_as_group_name_mesh_or_tuple(alone: Any, flavour: str) 
     ]
     for group, text in wrong:
         with pytest.raises(ArgumentError, match=f"^group {text}") as told:
-            Buffer(group, flavour=flavour)
+            BUFFERS[flavour](group)
         assert "\n" not in str(told.value) and told.value.argument == "group"
 
 
@@ -119,10 +119,10 @@ def test_a_cluster_is_given_by_its_name_in_the_thread_of_a_rank(clusters: Cluste
 
     def run(rank: int, group_ep: str) -> None:
         for flavour in ("deepep", "ascend"):
-            buffer = Buffer(group_ep, flavour=flavour)
+            buffer = BUFFERS[flavour](group_ep)
             assert (buffer.group_size, buffer.rank) == (2, rank)
             assert torch.equal(finish(case, rank, buffer, low(case, rank, buffer)), low_sum(case, rank))
-        by_all_to_all: Any = Buffer(group_ep, flavour="ascend", normal_strategy="alltoall")
+        by_all_to_all: Any = AscendBuffer(group_ep, normal_strategy="alltoall")
         rows, _, _, _, sent, _ = send(case, rank, by_all_to_all)
         assert torch.equal(by_all_to_all.combine(rows, sent)[0], low_sum(case, rank))
 
@@ -145,5 +145,5 @@ def test_a_cluster_is_given_by_its_name_in_the_thread_of_a_rank(clusters: Cluste
 def test_a_tuple_that_is_no_place_is_refused_at_once(group: Any, text: str) -> None:
     for flavour in ("deepep", "ascend"):
         with pytest.raises(ArgumentError, match=f"^group .*{text}") as told:
-            Buffer(group, flavour=flavour)
+            BUFFERS[flavour](group)
         assert "\n" not in str(told.value)

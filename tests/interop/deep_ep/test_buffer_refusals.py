@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from deep_ep_buffers import BF16, Case, H, finish, low, low_sum, on_all, send
+from deep_ep_buffers import BF16, BUFFERS, Case, H, finish, low, low_sum, on_all, send
 from op_runs import Clusters
 
 from ascend_moe import LocalCluster
@@ -87,7 +87,7 @@ def test_across_servers_hierarchy_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
     def run(rank: int, group_ep: str) -> None:
         for flavour in ("deepep", "ascend"):
-            buffer = Buffer((group_ep, 4, rank), flavour=flavour)
+            buffer = BUFFERS[flavour]((group_ep, 4, rank))
             per_rank, servers, per_expert, in_rank, _ = buffer.get_dispatch_layout(case.ids(rank), case.experts)
             hits = [{to // 2 for to in case.hit(rank, token)} for token in range(case.tokens(rank))]
             assert servers is not None and servers.tolist() == [sum(server in hit for hit in hits) for server in (0, 1)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from deep_ep_buffers import Case, H, finish, low, on_all, send
+from deep_ep_buffers import BUFFERS, Case, H, finish, low, on_all, send
 from op_runs import Clusters
 
 from ascend_moe import LocalCluster
@@ -102,7 +102,7 @@ def test_numbers_that_are_none_are_refused_before_anything_is_sent() -> None:
 
     def run(rank: int, group_ep: str) -> None:
         for flavour in ("deepep", "ascend"):
-            buffer: Any = Buffer((group_ep, 1, 0), flavour=flavour)
+            buffer: Any = BUFFERS[flavour]((group_ep, 1, 0))
             tables = layout_of(case, buffer)
             for number in (*wide, -1, 0.5, True, None):
                 with pytest.raises(ArgumentError, match="num_max_dispatch_tokens_per_rank is"):

@@ -1,8 +1,8 @@
-"""What of DeepEP's Buffer sends no rows: hints, events, and the calls that we have not."""
+"""The base of both Buffers: their group, hints and events, and the calls that are refused."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,15 +11,39 @@ from ascend_moe.errors import need
 from ascend_moe.interop.deep_ep import layout
 from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
 from ascend_moe.interop.deep_ep.layout import Config
-from ascend_moe.interop.deep_ep.place import not_supported
+from ascend_moe.interop.deep_ep.place import BufferPlace, not_supported
+
+if TYPE_CHECKING:
+    from ascend_moe.interop.deep_ep.place import Group
 
 _LEAVING_OUT = "a rank cannot be left out of a group yet: make a new group of those that live"
 
 
-class WithoutRows:
-    """Base of ``Buffer``."""
+class BufferBase:
+    """Keeps what a Buffer was made with, and has what sends no rows.
+
+    Args:
+        group: a process group (gloo: CPU tensors, hccl: NPU tensors), a DeviceMesh of one dimension, the name of one, a
+            ``LocalCluster``'s name in the thread of a rank; or group_ep, W and rank as a tuple. Collective on a group's
+            first use.
+        num_nvl_bytes, num_rdma_bytes: kept as attributes; windows are as large as HCCL_BUFFSIZE says.
+        low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: no effect.
+
+    W is at most 64; a rank has at most 4096 tokens a call; K is at most 32. No gradients: the calls are each other's
+    backward, as in DeepEP. ``config``, ``allocate_on_comm_stream`` have no effect; calls run on the current stream.
+    Ranks of several servers need comm_alg "hierarchy" across servers: the ops refuse it by name.
+    """
 
     num_sms: int = 20
+    explicitly_destroy = False
+
+    def __init__(
+        self, group: Group, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False
+    ) -> None:
+        self._place = BufferPlace.of_group(group)
+        self.group, self.group_size, self.rank = group, self._place.world, self._place.rank
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode = low_latency_mode
 
     @staticmethod
     def is_sm90_compiled() -> bool:
@@ -30,7 +54,7 @@ class WithoutRows:
     def set_num_sms(new_num_sms: int) -> None:
         """Kept as ``Buffer.num_sms``; it has no effect. Must be even."""
         need(new_num_sms % 2 == 0, "new_num_sms", "is {}; it must be even", new_num_sms)
-        WithoutRows.num_sms = new_num_sms
+        BufferBase.num_sms = new_num_sms
 
     @staticmethod
     def capture() -> EventOverlap:
@@ -47,12 +71,16 @@ class WithoutRows:
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
         """For any number of ranks the same: it has no effect."""
-        return Config(WithoutRows.num_sms)
+        return Config(BufferBase.num_sms)
 
     @staticmethod
     def get_combine_config(num_ranks: int) -> Config:
         """For any number of ranks the same: it has no effect."""
-        return Config(WithoutRows.num_sms)
+        return Config(BufferBase.num_sms)
+
+    def destroy(self) -> None:
+        """Ends the use of this object. The windows belong to the group."""
+        need(self.explicitly_destroy, "explicitly_destroy", "is False; without it there is nothing to destroy")
 
     def get_comm_stream(self) -> Any:
         """The current stream: calls run there."""
@@ -62,6 +90,20 @@ class WithoutRows:
     def get_local_buffer_tensor(self, *args: Any, **kwargs: Any) -> Tensor:
         """Raises: the bytes of windows are nobody's to read."""
         raise not_supported("get_local_buffer_tensor", "ascend_moe.window_empty gives tensors in a window")
+
+    def dispatch(self, *args: Any, **kwargs: Any) -> Any:
+        """Sends rows: each Buffer has its own."""
+        raise NotImplementedError
+
+    combine = dispatch
+
+    def internode_dispatch(self, *args: Any, **kwargs: Any) -> Any:
+        """``dispatch``, which callers should call. DeepEP's has no num_worst_tokens, its tenth argument is config."""
+        return self.dispatch(*args[:9], *((0, *args[9:]) if len(args) > 9 else ()), **kwargs)
+
+    def internode_combine(self, *args: Any, **kwargs: Any) -> Any:
+        """``combine``, which callers should call."""
+        return self.combine(*args, **kwargs)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Nothing: the ops may follow each other in any order."""
