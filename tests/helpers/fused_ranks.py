@@ -9,7 +9,7 @@ import torch
 from routed_tokens import randn, routed
 
 from ascend_moe import LocalCluster
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.fused import SymmBuffer, dispatch_ffn_combine, get_symm_buffer_for_mega_moe, mega_moe
@@ -68,7 +68,7 @@ class Rank:
     def three_calls(
         self, group: str, limit: float = 0.0, shared: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        dispatcher = WindowDispatcher(group, self.world, self.rank, self.experts)
+        dispatcher = MC2Dispatcher(group, self.world, self.rank, self.experts)
         options = {"quant_mode": 2 if self.int8 else 0, "global_bs": self.world * MOST}
         sent = dispatcher.dispatch(self.x, self.ids, x_active_mask=self.mask, **options)
         rows = grouped_mlp(

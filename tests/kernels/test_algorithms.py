@@ -9,7 +9,7 @@ import torch
 import ascend_moe
 from ascend_moe import errors, plan
 from ascend_moe.plan import Request
-from ascend_moe.reference.cases import Place
+from ascend_moe.validate.run import DevicePlace
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def test_between_servers_direct_and_hierarchy_are_refused(monkeypatch: pytest.Mo
     monkeypatch.setenv("HCCL_BUFFSIZE", "2")
 
     def body(rank: int, group_ep: str) -> str:
-        place = Place(rank, 2, group_ep)
+        place = DevicePlace(group_ep, 2, rank)
         for comm_alg in ("window", "auto"):
             sent = cases.dispatch(place, 1, 2, comm_alg=comm_alg)
             assert ascend_moe.algorithm_of(group_ep) == "window"
@@ -44,7 +44,7 @@ def test_between_servers_direct_and_hierarchy_are_refused(monkeypatch: pytest.Mo
 
 def test_algorithm_of_tells_what_ran() -> None:
     def body(rank: int, group_ep: str) -> list[str]:
-        place = Place(rank, 2, group_ep)
+        place = DevicePlace(group_ep, 2, rank)
         found = [ascend_moe.algorithm_of(group_ep)]
         for comm_alg in ("window", "direct", "auto", "fullmesh_v2", "hierarchy", ""):
             cases.dispatch(place, 1, 2, comm_alg=comm_alg)

@@ -10,7 +10,7 @@ from fused_ranks import BF16, FP32, I32, MOST, F, H, K, L, Rank, same
 from routed_tokens import KINDS, randn
 
 from ascend_moe import MoEConfig, MoELayer
-from ascend_moe.dispatchers import WindowDispatcher
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.experts import grouped_mlp, npu_dynamic_quant
 from ascend_moe.fused import dispatch_ffn_combine
 
@@ -46,7 +46,7 @@ def test_both_calls_are_the_three_calls(clusters: Any, world: int, int8: bool) -
 def test_both_calls_are_the_layer(clusters: Any, world: int, int8: bool) -> None:
     def body(rank: int, group: str) -> None:
         config = MoEConfig(H, F, L * world, K, shared_intermediate_size=F)
-        layer = MoELayer(config, WindowDispatcher(group, world, rank, L * world)).init_weights(3)
+        layer = MoELayer(config, MC2Dispatcher(group, world, rank, L * world)).init_weights(3)
         assert layer.shared_gate_up is not None and layer.shared_down is not None
         shared = ([layer.shared_gate_up], [layer.shared_down])
         if int8:
@@ -145,7 +145,7 @@ def test_other_dtypes_of_rows(clusters: Any, dtype: torch.dtype) -> None:
             mine = Rank(rank, 2, int8=int8)
             x, nums = mine.x.to(dtype), torch.empty(L, dtype=I32)
             w1, w2 = (weight if int8 else weight.to(dtype) for weight in (mine.w1, mine.w2))
-            dispatcher = WindowDispatcher(group, 2, rank, mine.experts)
+            dispatcher = MC2Dispatcher(group, 2, rank, mine.experts)
             sent = dispatcher.dispatch(x, mine.ids, quant_mode=2 if int8 else 0)
             rows = grouped_mlp(
                 sent.expand_x, w1, w2, sent.expert_token_nums, dynamic_scales=sent.dynamic_scales if int8 else None,

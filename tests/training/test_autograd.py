@@ -14,7 +14,7 @@ from torch import Tensor
 
 import ascend_moe
 from ascend_moe import autograd
-from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, WindowDispatcher
+from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, MC2Dispatcher
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import Case
 
@@ -163,16 +163,22 @@ def test_rows_that_did_not_arrive_have_a_gradient_of_zero(
     clusters[2].run(run)
 
 
-def carried(dispatcher: Dispatcher, case: Case) -> list[Tensor]:
-    """A rank's result and its gradients, the experts being linear."""
+def carried(dispatcher: Dispatcher, case: Case, by_experts: bool) -> list[Tensor]:
+    """A rank's result and its gradients, the experts being linear; the weights multiply there, or in combine."""
     given = case.inputs[dispatcher.rank]
     shared = given.shared_expert_x
     leaves = [each.detach().clone().requires_grad_() for each in (given.x, given.expert_scales, shared)]
     options: dict[str, Any] = {"x_active_mask": given.x_active_mask, "global_bs": case.global_bs}
+    options |= {"expert_scales": leaves[1]} if by_experts else {}
     sent = dispatcher.dispatch(leaves[0], given.expert_ids, **options)
     factors = Trip(case).factors(dispatcher.rank, sent.ep_recv_counts, sent.expand_x.shape)
-    rows = (sent.expand_x * factors).to(case.torch_dtype)
-    y = dispatcher.combine(rows, sent, leaves[1], shared_expert_x=leaves[2])
+    rows = sent.expand_x * factors
+    if by_experts:
+        count = int(sent.ep_recv_counts[-1])
+        assert torch.equal(sent.expand_scales[:count] != 0, torch.ones(count, dtype=torch.bool))
+        rows = rows * torch.nn.functional.pad(sent.expand_scales[:count], (0, len(rows) - count))[:, None]
+    weights = None if by_experts else leaves[1]
+    y = dispatcher.combine(rows.to(case.torch_dtype), sent, weights, shared_expert_x=leaves[2])
     (y.float() * (1 + torch.arange(y.numel()).view(y.shape) % 7)).sum().backward()
     return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
@@ -187,16 +193,18 @@ def carried(dispatcher: Dispatcher, case: Case) -> list[Tensor]:
     ],
     ids=lambda case: case.name,
 )
-def test_all_dispatchers_have_the_same_gradients(case: Case, dtype: str, clusters: Any) -> None:
+@pytest.mark.parametrize("by_experts", [False, True])
+def test_all_dispatchers_have_the_same_gradients(case: Case, dtype: str, by_experts: bool, clusters: Any) -> None:
     case = replace(case, dtype=dtype, width=16)
-    world, experts = case.world, case.experts
-    expected = clusters[world].run(lambda rank, group: carried(WindowDispatcher(group, world, rank, experts), case))
+    world = case.world
+    expected = clusters[world].run(functools.partial(gradients_by, MC2Dispatcher.from_group, case, by_experts))
     assert all(len(found) == 4 for found in expected)
     for kind in (AllToAllDispatcher, AllGatherDispatcher):
-        body = functools.partial(gradients_by, kind, case)
-        for one, other in zip(threads(world).run(body), expected, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        body = functools.partial(gradients_by, kind, case, by_experts)
+        for ranks in (threads(world), clusters[world]):  # over a process group, and over a LocalCluster's windows
+            for found, wanted in zip(ranks.run(body), expected, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-def gradients_by(kind: Any, case: Case, rank: int, group: Any) -> list[Tensor]:
-    return carried(kind(group, case.experts), case)
+def gradients_by(kind: Any, case: Case, by_experts: bool, rank: int, group: Any) -> list[Tensor]:
+    return carried(kind(group, case.experts), case, by_experts)

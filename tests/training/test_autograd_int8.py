@@ -15,7 +15,7 @@ from torch import Tensor
 
 import ascend_moe
 from ascend_moe.comm import LocalCluster
-from ascend_moe.dispatchers import AllToAllDispatcher, Dispatcher, WindowDispatcher
+from ascend_moe.dispatchers import AllToAllDispatcher, Dispatcher, MC2Dispatcher
 from ascend_moe.errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ascend_moe.reference.cases import Case
 
@@ -45,7 +45,7 @@ def quantized(dispatcher: Dispatcher, case: Case, mode: int, **options: Any) -> 
 def carriers(case: Case, cluster: LocalCluster, body: Callable[[Dispatcher], Any]) -> list[list[Any]]:
     """The body's results by rank, over windows and over all-to-all."""
     world, experts = case.world, case.experts
-    windows = cluster.run(lambda rank, group: body(WindowDispatcher(group, world, rank, experts)))
+    windows = cluster.run(lambda rank, group: body(MC2Dispatcher(group, world, rank, experts)))
     return [windows, threads(world).run(lambda _, group: body(AllToAllDispatcher(group, experts)))]
 
 

@@ -11,7 +11,7 @@ from failure_cases import caught
 
 import ascend_moe
 from ascend_moe import errors
-from ascend_moe.reference.cases import Place
+from ascend_moe.validate.run import DevicePlace
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_rows_that_were_moved_are_refused(change: str, cores: int, monkeypatch: 
     world, seed = 3, 3  # inputs that give rank 1 two rows of one expert from one source
 
     def body(rank: int, group_ep: str) -> tuple[list[cases.Caught], int]:
-        place = Place(rank, world, group_ep)
+        place = DevicePlace(group_ep, world, rank)
         sent = list(cases.dispatch(place, seed, 2))
         wrong = sent[2].clone()
         row = in_a_segment(sent[4][: world * cases.LOCAL]) if rank == 1 else 0
