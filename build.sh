@@ -149,12 +149,13 @@ extra_includes() {
 
 # ---- the project ------------------------------------------------------------------------------------------
 
-# The project's own files into directory $1. A package installs kernel sources beside those of the vendor's other
+# The project's own files, and those made from them, into directory $1. A package installs kernel sources beside those of the vendor's other
 # packages: the headers' folders lie under a folder of our own name.
 copy_sources() {
     local folder folders=()
     mkdir -p "$1"
     cp -r "$root/op_host" "$root/op_kernel" "$1/"
+    python3 "$root/tools/op_description.py" aclnn "$1/op_host/op_api"
     rm -rf "$1/op_kernel/ascend_moe"
     mkdir "$1/op_kernel/ascend_moe"
     for folder in "$root"/op_kernel/*/; do
@@ -247,7 +248,7 @@ EOF
 build_msopgen() {
     local project="$build/project" tool sources="$build/sources" units
     mkdir -p "$build"
-    python3 "$root/tools/opp_json.py" > "$build/ops.json"
+    python3 "$root/tools/op_description.py" json > "$build/ops.json"
     say "ops: $build/ops.json"
     tool=$(find_msopgen) || tool=msopgen
     units="ai_core-${soc//,/,ai_core-}"

@@ -59,15 +59,23 @@ if(vnpu_opapi)
   target_link_libraries(vnpu_opapi PRIVATE vnpu_ascendcl)
 endif()
 
-# Our own operators: op_api's sources over the twin. torch_npu looks for them in an opp package's folders only
+# Our own operators: the aclnn entry points over the twin. torch_npu looks for them in an opp package's folders only
 # ($ASCEND_CUSTOM_OPP_PATH).
 set(vnpu_subfolder /opp/op_api/lib)
 file(GLOB vnpu_cust_opapi CONFIGURE_DEPENDS ${vnpu_src}/cust_opapi/*.cpp)
 if(vnpu_cust_opapi)
   # The twin itself is opened at run time: the same library file that Python opens.
   include(${CMAKE_CURRENT_LIST_DIR}/opp_standin.cmake)
-  file(GLOB vnpu_op_api CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/op_host/op_api/*.cpp)
-  vnpu_library(cust_opapi ${vnpu_cust_opapi} ${vnpu_op_api})
+  set(am_op_api ${CMAKE_CURRENT_BINARY_DIR}/op_api)
+  set(am_description ${CMAKE_CURRENT_SOURCE_DIR}/tools/op_description.py)
+  add_custom_command(
+    OUTPUT ${am_op_api}/aclnn_ascend_moe.cpp ${am_op_api}/aclnn_ascend_moe.h
+    COMMAND ${Python3_EXECUTABLE} ${am_description} aclnn ${am_op_api}
+    DEPENDS ${am_description} op_host/rules/op.h op_host/op_api/aclnn_ascend_moe.h.in
+    COMMENT "Making the aclnn entry points"
+    VERBATIM)
+  vnpu_library(cust_opapi ${vnpu_cust_opapi} ${am_op_api}/aclnn_ascend_moe.cpp)
+  target_include_directories(vnpu_cust_opapi PRIVATE ${am_op_api} ${CMAKE_CURRENT_SOURCE_DIR}/op_host/op_api)
   target_link_libraries(vnpu_cust_opapi PRIVATE vnpu_ascendcl opp_standin)
   foreach(name hccl opapi)
     if(TARGET vnpu_${name})

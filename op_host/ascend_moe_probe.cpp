@@ -50,7 +50,7 @@ bool Fill(const moe::OpInterface& op, const gert::RuntimeAttrs& attributes, moe:
 }
 
 bool PlanProbe(gert::TilingContext& context) {
-    const moe::OpInterface op = moe::InterfaceOf(moe::kOpProbe);
+    const moe::OpInterface& op = moe::InterfaceOf(moe::kOpProbe);
     moe::CallSpec call = {};
     moe::CannAttributes given = {};
     const gert::RuntimeAttrs* attributes = context.GetAttrs();
@@ -105,7 +105,7 @@ namespace ops {
 class AscendMoeProbe : public OpDef {
 public:
     explicit AscendMoeProbe(const char* name) : OpDef(name) {
-        moe::DescribeOp(moe::kOpProbe, {1, InferShapeProbe, InferDataTypeProbe, TileProbe}, *this);
+        moe::DescribeOp(moe::kOpProbe, {InferShapeProbe, InferDataTypeProbe, TileProbe}, *this);
     }
 };
 

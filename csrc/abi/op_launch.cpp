@@ -1,30 +1,58 @@
 #include "op_launch.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "ascend_moe.h"
 #include "twin/engine/timeline.h"
 
-extern "C" ops::DispatchEntry ascend_moe_distribute_dispatch_bf16, ascend_moe_distribute_dispatch_fp16,
+namespace ops {
+
+// A kernel entry, of an argument for each place: its type, and its call with an array of them.
+template <class Places>
+struct Entry;
+template <size_t... kPlace>
+struct Entry<std::index_sequence<kPlace...>> {
+    template <size_t>
+    using Argument = GM_ADDR;
+    using Type = void(Argument<kPlace>...);
+    template <Type* kEntry>
+    static void Call(GM_ADDR const* arguments) {
+        kEntry(arguments[kPlace]...);
+    }
+};
+using DispatchEntry = Entry<std::make_index_sequence<moe::DispatchArgument::kCount>>;
+using CombineEntry = Entry<std::make_index_sequence<moe::CombineArgument::kCount>>;
+
+}  // namespace ops
+
+// One a dtype: the same source compiled three times under three names.
+extern "C" ops::DispatchEntry::Type ascend_moe_distribute_dispatch_bf16, ascend_moe_distribute_dispatch_fp16,
     ascend_moe_distribute_dispatch_fp32;
-extern "C" ops::CombineEntry ascend_moe_distribute_combine_bf16, ascend_moe_distribute_combine_fp16,
+extern "C" ops::CombineEntry::Type ascend_moe_distribute_combine_bf16, ascend_moe_distribute_combine_fp16,
     ascend_moe_distribute_combine_fp32;
 
 namespace ops {
 
 namespace {
 
+template <DispatchEntry::Type* kDispatch, CombineEntry::Type* kCombine>
+constexpr Kernels kKernels = {&DispatchEntry::Call<kDispatch>, &CombineEntry::Call<kCombine>, 0};
+
 // Outputs are undefined past the received rows. Small tails are zeroed all the same, so that tools that
 // compare whole tensors twice (opcheck) see equal bytes; large ones would cost as much as the op.
 constexpr uint64_t kZeroTailBytes = 32 * 1024;
 
+// Of a tensor of more dimensions than are known, which no kernel reads, a part.
 template <class Desc>
 uint64_t BytesOf(const Desc& tensor) {
+    constexpr int kKnown = sizeof(tensor.dims) / sizeof(tensor.dims[0]);
     uint64_t bytes = moe::TypeSize(static_cast<uint32_t>(tensor.dtype));
-    for (int i = 0; i < static_cast<int>(tensor.rank); ++i) bytes *= static_cast<uint64_t>(tensor.dims[i]);
+    for (int i = 0; i < std::min<int>(tensor.rank, kKnown); ++i) bytes *= static_cast<uint64_t>(tensor.dims[i]);
     return bytes;
 }
 
@@ -34,15 +62,14 @@ LentArea::State StateOfRows(const Plan& plan, const LentArea* own, const void* r
     return own->StateOf(rows, BytesOf(moe::Tensor(plan.spec, moe::kTensor_expand_x)));
 }
 
-// Tensors of rows, by name.
-bool IsRows(const char* name) {
-    return strcmp(name, "x") == 0 || strcmp(name, "expand_x") == 0 || strcmp(name, "shared_expert_x") == 0;
-}
+bool IsRows(const moe::OpTensor& tensor) { return tensor.type == moe::kRows || tensor.type == moe::kWireRows; }
 
-Kernels KernelsOf(uint32_t type) {
-    if (type == moe::kTypeBf16) return {&ascend_moe_distribute_dispatch_bf16, &ascend_moe_distribute_combine_bf16, 0};
-    if (type == moe::kTypeFp16) return {&ascend_moe_distribute_dispatch_fp16, &ascend_moe_distribute_combine_fp16, 0};
-    return {&ascend_moe_distribute_dispatch_fp32, &ascend_moe_distribute_combine_fp32, 0};
+const Kernels& KernelsOf(uint32_t type) {
+    if (type == moe::kTypeBf16)
+        return kKernels<&ascend_moe_distribute_dispatch_bf16, &ascend_moe_distribute_combine_bf16>;
+    if (type == moe::kTypeFp16)
+        return kKernels<&ascend_moe_distribute_dispatch_fp16, &ascend_moe_distribute_combine_fp16>;
+    return kKernels<&ascend_moe_distribute_dispatch_fp32, &ascend_moe_distribute_combine_fp32>;
 }
 
 }  // namespace
@@ -63,25 +90,21 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
             return WindowRule(begin, bytes, write);
         };
     }
-    const Kernels kernels = instead != nullptr ? *instead : KernelsOf(plan.call.xType);
+    const Kernels& kernels = instead != nullptr ? *instead : KernelsOf(plan.call.xType);
     scratch_bytes_ = std::max(plan.call.workspaceBytes, kernels.workspace_bytes);
     scratch_ = comm.Workspace(scratch_bytes_);
     workspace_ = Add(scratch_, scratch_bytes_, twin::GmKind::kWorkspace, "workspace");
     record_ = Add(record, moe::kErrorRecordWords * sizeof(int32_t), twin::GmKind::kWorkspace, "error_record");
     spec_.ranges.back().atomic_blocks = true;  // any core may write it
-    if (plan.call.op == moe::kOpDispatch) {
-        PrepareDispatch(kernels.dispatch);
-    } else {
-        PrepareCombine(kernels.combine);
-    }
+    Prepare(kernels);
 }
 
-GM_ADDR OpLaunch::Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name) {
+GM_ADDR OpLaunch::Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name, bool rows) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(begin);
     if (begin != nullptr && bytes > 0) {
         if (Lent(address)) kind = twin::GmKind::kWindowLent;
         const int owner = kind == twin::GmKind::kWindowLent ? comm_.rank() : -1;
-        spec_.ranges.push_back({address, address + bytes, kind, false, nullptr, name, owner, IsRows(name)});
+        spec_.ranges.push_back({address, address + bytes, kind, false, nullptr, name, owner, rows});
     }
     return twin::GmOf(static_cast<uint8_t*>(const_cast<void*>(begin)));
 }
@@ -92,51 +115,29 @@ bool OpLaunch::Lent(uintptr_t begin) const {
     return begin >= lent && begin < lent + comm_.lent_bytes();
 }
 
-GM_ADDR OpLaunch::Input(moe::TensorIndex index, const char* name) {
-    if (!moe::Given(plan_.spec, index)) return nullptr;
-    return Add(inputs_[index], BytesOf(moe::Tensor(plan_.spec, index)), twin::GmKind::kTensor, name);
-}
-
-#define AM_INPUT(name) Input(moe::kTensor_##name, #name)
-
-void OpLaunch::PrepareDispatch(DispatchEntry* kernel) {
+void OpLaunch::Prepare(const Kernels& kernels) {
+    const moe::OpInterface& op = moe::InterfaceOf(plan_.call.op);
     moe::OutputDesc shapes[moe::kMostOutputs];
-    moe::OutputsOf(plan_.spec, shapes);
-    GM_ADDR x = AM_INPUT(x);
-    GM_ADDR ids = AM_INPUT(expert_ids);
-    GM_ADDR scales = AM_INPUT(scales);
-    GM_ADDR mask = AM_INPUT(x_active_mask);
-    GM_ADDR expertScales = AM_INPUT(expert_scales);
-    static const char* const kNames[] = {"expand_x",       "dynamic_scales", "expand_idx",   "expert_token_nums",
-                                         "ep_recv_counts", "tp_recv_counts", "expand_scales"};
-    GM_ADDR out[moe::kMostOutputs];
-    for (uint32_t i = 0; i < moe::kMostOutputs; ++i)
-        out[i] = Add(outputs_[i], BytesOf(shapes[i]), twin::GmKind::kTensor, kNames[i]);
-    GM_ADDR tiling = Add(plan_.tiling(), plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
-    kernel_ = [=, record = record_, workspace = workspace_, expandX = out[0], dynamicScales = out[1],
-               expandIdx = out[2], tokenNums = out[3], recvCounts = out[4], tpCounts = out[5], expandScales = out[6]] {
-        kernel(x, ids, scales, mask, expertScales, expandX, dynamicScales, expandIdx, tokenNums, recvCounts, tpCounts,
-               expandScales, record, workspace, tiling);
-    };
+    const uint32_t outputs = moe::OutputsOf(plan_.spec, shapes);
+    std::array<GM_ADDR, std::max<size_t>(moe::DispatchArgument::kCount, moe::CombineArgument::kCount)> arguments = {};
+    GM_ADDR* next = arguments.data();
+    for (const moe::OpTensor& input : op.inputs) {
+        const moe::TensorIndex index = moe::IndexOf(input, plan_.spec.contract);
+        if (moe::Given(plan_.spec, index))
+            *next = Add(inputs_[index], BytesOf(moe::Tensor(plan_.spec, index)), twin::GmKind::kTensor,
+                        moe::kTensorNames[index], IsRows(input));
+        ++next;
+    }
+    for (uint32_t i = 0; i < outputs; ++i) {
+        const moe::OpTensor& output = op.outputs[i];
+        *next++ = Add(outputs_[i], BytesOf(shapes[i]), twin::GmKind::kTensor, output.name, IsRows(output));
+    }
+    *next++ = record_;
+    *next++ = workspace_;
+    const void* tiling = plan_.dispatch() ? plan_.tiling() : CombineTiling();
+    *next++ = Add(tiling, plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
+    kernel_ = [kernel = plan_.dispatch() ? kernels.dispatch : kernels.combine, arguments] { kernel(arguments.data()); };
 }
-
-void OpLaunch::PrepareCombine(CombineEntry* kernel) {
-    GM_ADDR expandX = AM_INPUT(expand_x);
-    GM_ADDR ids = AM_INPUT(expert_ids);
-    GM_ADDR sendCounts = AM_INPUT(ep_send_counts);
-    GM_ADDR expertScales = AM_INPUT(expert_scales);
-    GM_ADDR mask = AM_INPUT(x_active_mask);
-    GM_ADDR shared = AM_INPUT(shared_expert_x);
-    GM_ADDR index = plan_.spec.contract == static_cast<int32_t>(moe::kContractV2) ? AM_INPUT(assist_info_for_combine)
-                                                                                  : AM_INPUT(expand_idx);
-    GM_ADDR x = Add(outputs_[0], BytesOf(moe::CombineShape(plan_.spec)), twin::GmKind::kTensor, "x");
-    GM_ADDR tiling = Add(CombineTiling(), plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
-    kernel_ = [=, record = record_, workspace = workspace_] {
-        kernel(expandX, ids, index, sendCounts, expertScales, nullptr, mask, nullptr, shared, x, record, workspace,
-               tiling);
-    };
-}
-#undef AM_INPUT
 
 // The plan's, unless expand_x lies in the lent area and this op publishes it there.
 const void* OpLaunch::CombineTiling() {
@@ -191,20 +192,21 @@ void OpLaunch::Finish() {
     moe::OutputDesc shapes[moe::kMostOutputs];
     moe::OutputsOf(plan_.spec, shapes);
     const moe::MoeDistributeInfo& info = plan_.call.dispatch.info;
-    const int32_t* counts = static_cast<const int32_t*>(outputs_[4]);
+    using Out = moe::DispatchOutput;
+    const int32_t* counts = static_cast<const int32_t*>(outputs_[Out::ep_recv_counts]);
     const uint32_t slots = info.world * info.localExperts;
     const uint64_t rows = static_cast<uint64_t>(counts[slots - 1]);
     const bool quantized = info.quantMode != 0, triples = info.triples != 0;
-    ZeroTail(0, shapes[0], rows * info.hidden * moe::TypeSize(info.wireType));
-    ZeroTail(1, shapes[1], quantized ? rows * sizeof(float) : 0);
-    ZeroTail(2, shapes[2],
+    ZeroTail(Out::expand_x, shapes, rows * info.hidden * moe::TypeSize(info.wireType));
+    ZeroTail(Out::dynamic_scales, shapes, quantized ? rows * sizeof(float) : 0);
+    ZeroTail(Out::expand_idx, shapes,
              (triples ? rows * moe::kTripleWords : static_cast<uint64_t>(info.batch) * info.topK) * sizeof(int32_t));
-    ZeroTail(4, shapes[4], slots * sizeof(int32_t));
-    ZeroTail(6, shapes[6], info.hasWeights != 0 ? rows * sizeof(float) : 0);
+    ZeroTail(Out::ep_recv_counts, shapes, slots * sizeof(int32_t));
+    ZeroTail(Out::expand_scales, shapes, info.hasWeights != 0 ? rows * sizeof(float) : 0);
 }
 
-void OpLaunch::ZeroTail(uint32_t index, const moe::OutputDesc& shape, uint64_t defined) {
-    const uint64_t bytes = BytesOf(shape);
+void OpLaunch::ZeroTail(uint32_t index, const moe::OutputDesc* shapes, uint64_t defined) {
+    const uint64_t bytes = BytesOf(shapes[index]);
     if (bytes > defined && bytes - defined <= kZeroTailBytes)
         memset(static_cast<uint8_t*>(outputs_[index]) + defined, 0, bytes - defined);
 }

@@ -4,41 +4,20 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <string>
 
 #include "communicator.h"
-#include "protocol/tiling.h"
-#include "rules/plan.h"
+#include "plan.h"
 #include "twin/api/qualifiers.h"
 #include "twin/engine/engine.h"
 #include "twin/engine/launch.h"
 
 namespace ops {
 
-// A checked call with its tiling.
-struct Plan {
-    moe::CallSpec spec;
-    moe::CallPlan call;
-
-    bool dispatch() const { return call.op == moe::kOpDispatch; }
-    const moe::MoeDistributeInfo& info() const { return dispatch() ? call.dispatch.info : call.combine.info; }
-    const void* tiling() const { return dispatch() ? static_cast<const void*>(&call.dispatch) : &call.combine; }
-    uint64_t tiling_bytes() const { return dispatch() ? sizeof(call.dispatch) : sizeof(call.combine); }
-};
-
-// Copies a text, as much as fits. Returns the bytes that all of it takes.
-uint64_t GiveText(const std::string& from, char* to, uint64_t bytes);
-
-// The kernel entries, one a dtype: the same source compiled three times under three names.
-using DispatchEntry = void(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
-                           GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
-using CombineEntry = void(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
-                          GM_ADDR, GM_ADDR, GM_ADDR);
-
-// Kernels that a launch runs instead of the shipped ones.
+// Kernels that a launch may run instead of the shipped ones: arguments by moe::DispatchArgument, CombineArgument.
+using Kernel = void(GM_ADDR const* arguments);
 struct Kernels {
-    DispatchEntry* dispatch;
-    CombineEntry* combine;
+    Kernel* dispatch;
+    Kernel* combine;
     uint64_t workspace_bytes;  // at least
 };
 
@@ -66,14 +45,12 @@ public:
     void End(bool failed) { comm_.EndLaunch(failed); }
 
 private:
-    GM_ADDR Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name);
-    GM_ADDR Input(moe::TensorIndex index, const char* name);
+    GM_ADDR Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name, bool rows = false);
     bool Lent(uintptr_t begin) const;
     const void* CombineTiling();
-    void PrepareDispatch(DispatchEntry* kernel);
-    void PrepareCombine(CombineEntry* kernel);
+    void Prepare(const Kernels& kernels);
     const char* WindowRule(uintptr_t begin, uint64_t bytes, bool write) const;
-    void ZeroTail(uint32_t index, const moe::OutputDesc& shape, uint64_t defined);
+    void ZeroTail(uint32_t index, const moe::OutputDesc* shapes, uint64_t defined);
 
     Communicator& comm_;
     const Plan& plan_;

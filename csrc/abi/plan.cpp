@@ -3,7 +3,8 @@
 #include <string>
 
 #include "ascend_moe.h"
-#include "op_launch.h"
+#include "communicator.h"
+#include "plan.h"
 #include "rules/message.h"
 #include "rules/op.h"
 #include "vendor_needs.h"

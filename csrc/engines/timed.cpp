@@ -38,17 +38,31 @@ struct am_timed_result {
 }  // extern "C"
 
 // engines/models
-extern "C" ops::DispatchEntry model_cann_style_dispatch;
-extern "C" ops::CombineEntry model_cann_style_combine;
+extern "C" void model_cann_style_dispatch(GM_ADDR x, GM_ADDR expertIds, GM_ADDR expandX, GM_ADDR dynamicScales,
+                                          GM_ADDR triples, GM_ADDR tokenNums, GM_ADDR recvCounts, GM_ADDR workspace,
+                                          GM_ADDR tilingGM);
+extern "C" void model_cann_style_combine(GM_ADDR expandX, GM_ADDR triples, GM_ADDR sendCounts, GM_ADDR scales,
+                                         GM_ADDR x, GM_ADDR tilingGM);
 extern "C" uint64_t model_cann_style_status_bytes();
 
 namespace ops {
 
 namespace {
 
+void CannStyleDispatch(GM_ADDR const* given) {
+    using Place = moe::DispatchArgument;
+    model_cann_style_dispatch(given[Place::x], given[Place::expert_ids], given[Place::expand_x],
+                              given[Place::dynamic_scales], given[Place::expand_idx], given[Place::expert_token_nums],
+                              given[Place::ep_recv_counts], given[Place::workspace], given[Place::tiling]);
+}
+void CannStyleCombine(GM_ADDR const* given) {
+    using Place = moe::CombineArgument;
+    model_cann_style_combine(given[Place::expand_x], given[Place::expand_idx], given[Place::ep_send_counts],
+                             given[Place::expert_scales], given[Place::x], given[Place::tiling]);
+}
+
 // Workspace in which the cores exchange their sums: a block for each pair of cores.
-constexpr Kernels kCannStyle = {&model_cann_style_dispatch, &model_cann_style_combine,
-                                moe::kMaxCores * moe::kMaxCores * moe::kBlock};
+constexpr Kernels kCannStyle = {&CannStyleDispatch, &CannStyleCombine, moe::kMaxCores * moe::kMaxCores * moe::kBlock};
 
 // The head of every data window is these kernels' status.
 void ListStatus(std::vector<twin::GmRange>& ranges) {

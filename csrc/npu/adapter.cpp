@@ -10,7 +10,7 @@
 
 #include <cstring>
 
-#include "rules/args.h"
+#include "rules/op.h"
 #include "torch/api.h"
 
 namespace ascend_moe_npu {
@@ -19,6 +19,13 @@ namespace {
 
 const at::Tensor& TensorOf(void* handle) {
     return *torch::aot_inductor::tensor_handle_to_tensor_pointer(static_cast<AtenTensorHandle>(handle));
+}
+
+// Of the outputs in their order, the record last.
+const at::Tensor& Output(const AmNpuLaunch& launch, uint32_t place) {
+    const bool dispatch = launch.op == static_cast<int32_t>(moe::kOpDispatch);
+    const uint32_t record = dispatch ? moe::DispatchOutput::error_record : moe::CombineOutput::error_record;
+    return TensorOf(place == record ? launch.record : launch.outputs[place]);
 }
 
 // A launch as the macros of torch_npu want its parts: variables of the types of the aclnn entries.
@@ -56,33 +63,27 @@ struct Parts {
     int64_t contract, window_mib, timeout_us, part, ranks_per_server;
 };
 
-void Dispatch(const AmNpuLaunch& launch, const at::Tensor& error_record) {
+// The arguments of an aclnn entry in the order of the description, each with a comma before it.
+#define AM_IN(name, ...) , in.name
+#define AM_OUT(name, ...) , Output(launch, Out::name)
+#define AM_NOTHING(...)
+#define AM_ARGUMENTS(op)                                                                                      \
+    ASCEND_MOE_##op##_INPUTS(AM_IN, AM_IN, AM_NOTHING) ASCEND_MOE_##op##_ATTRIBUTES(AM_IN, AM_IN, AM_NOTHING) \
+        ASCEND_MOE_##op##_OUTPUTS(AM_OUT, AM_OUT)
+#define AM_EXECUTE(...) EXEC_NPU_CMD_EXT(__VA_ARGS__)
+
+void Dispatch(const AmNpuLaunch& launch) {
+    using Out = moe::DispatchOutput;
     Parts in(launch);
-    const at::Tensor &expand_x = TensorOf(launch.outputs[0]), &dynamic_scales = TensorOf(launch.outputs[1]),
-                     &expand_idx = TensorOf(launch.outputs[2]), &token_nums = TensorOf(launch.outputs[3]),
-                     &ep_counts = TensorOf(launch.outputs[4]), &tp_counts = TensorOf(launch.outputs[5]),
-                     &expand_scales = TensorOf(launch.outputs[6]);
     AM_REQUIRE(aclnnAscendMoeDistributeDispatch);
-    EXEC_NPU_CMD_EXT(aclnnAscendMoeDistributeDispatch, in.x, in.expert_ids, in.scales, in.x_active_mask,
-                     in.expert_scales, in.group_ep, in.ep_world_size, in.ep_rank_id, in.moe_expert_num, in.group_tp,
-                     in.tp_world_size, in.tp_rank_id, in.expert_shard_type, in.shared_expert_num,
-                     in.shared_expert_rank_num, in.quant_mode, in.global_bs, in.expert_token_nums_type, in.comm_alg,
-                     in.zero_expert_num, in.copy_expert_num, in.const_expert_num, in.contract, in.window_mib,
-                     in.timeout_us, in.part, in.ranks_per_server, expand_x, dynamic_scales, expand_idx, token_nums,
-                     ep_counts, tp_counts, expand_scales, error_record);
+    AM_EXECUTE(aclnnAscendMoeDistributeDispatch AM_ARGUMENTS(DISPATCH));
 }
 
-void Combine(const AmNpuLaunch& launch, const at::Tensor& error_record) {
+void Combine(const AmNpuLaunch& launch) {
+    using Out = moe::CombineOutput;
     Parts in(launch);
-    const at::Tensor& x = TensorOf(launch.outputs[0]);
     AM_REQUIRE(aclnnAscendMoeDistributeCombine);
-    EXEC_NPU_CMD_EXT(aclnnAscendMoeDistributeCombine, in.expand_x, in.expert_ids, in.expand_idx, in.ep_send_counts,
-                     in.expert_scales, in.tp_send_counts, in.x_active_mask, in.expand_scales, in.shared_expert_x,
-                     in.group_ep, in.ep_world_size, in.ep_rank_id, in.moe_expert_num, in.group_tp, in.tp_world_size,
-                     in.tp_rank_id, in.expert_shard_type, in.shared_expert_num, in.shared_expert_rank_num, in.global_bs,
-                     in.out_dtype, in.comm_quant_mode, in.group_list_type, in.comm_alg, in.zero_expert_num,
-                     in.copy_expert_num, in.const_expert_num, in.contract, in.window_mib, in.timeout_us, in.part,
-                     in.ranks_per_server, x, error_record);
+    AM_EXECUTE(aclnnAscendMoeDistributeCombine AM_ARGUMENTS(COMBINE));
 }
 
 // torch.ops.ascend_moe_npu.probe: the bring-up's probe kernel. Its output is an argument, so it is never for
@@ -129,7 +130,7 @@ int am_npu_launch(const AmNpuLaunch* launch, char* text, uint64_t bytes) {
         // The stream is that of the current device.
         const c10::OptionalDeviceGuard guard(error_record.device());
         const bool dispatch = launch->op == static_cast<int32_t>(moe::kOpDispatch);
-        dispatch ? Dispatch(*launch, error_record) : Combine(*launch, error_record);
+        dispatch ? Dispatch(*launch) : Combine(*launch);
         if (launch->host_record != nullptr) TensorOf(launch->host_record).copy_(error_record, true);
         return kNpuQueued;
     } catch (const NoOperator& error) {

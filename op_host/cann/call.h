@@ -147,16 +147,10 @@ inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attr
     return true;
 }
 
-// V2's combine has another tensor in the place of expand_idx.
-inline TensorIndex IndexOf(const OpTensor& input, int32_t contract) {
-    const bool assist = input.index == kTensor_expand_idx && contract == static_cast<int32_t>(kContractV2);
-    return assist ? kTensor_assist_info_for_combine : input.index;
-}
-
 // Everything that the context knows; the communicator's own size and rank are the kernel's to check.
 template <typename Context>
 bool ReadCall(const Context& context, uint32_t code, CallSpec& call, CannAttributes& others) {
-    const OpInterface op = InterfaceOf(code);
+    const OpInterface& op = InterfaceOf(code);
     memset(&call, 0, sizeof(call));
     memset(&others, 0, sizeof(others));
     call.op = static_cast<int32_t>(code);

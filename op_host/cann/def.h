@@ -29,7 +29,7 @@ inline bool WriteShapes(gert::InferShapeContext& context, uint32_t code) {
     CallSpec call;
     CannAttributes others;
     if (!ReadCall(context, code, call, others)) return false;
-    const OpInterface op = InterfaceOf(code);
+    const OpInterface& op = InterfaceOf(code);
     const TensorDesc& rows = code == kOpDispatch ? MOE_TENSOR(call, x) : MOE_TENSOR(call, expand_x);
     const bool known = IsKnown(rows) && IsKnown(MOE_TENSOR(call, expert_ids));
     OutputDesc outputs[kMostOutputs + 1];
@@ -66,27 +66,8 @@ ge::graphStatus InferDataTypes(gert::InferDataTypeContext* context) {
 
 // ---- the definition ----
 
-// Columns of the dtype lists: a binary of the kernel is built for each. Rows are bf16, fp16 or fp32; dispatch
-// sends them as they are, or as int8 when it quantizes.
-struct RowTypes {
-    ge::DataType rows;
-    ge::DataType wire;
-};
-constexpr RowTypes kRowTypes[] = {
-    {ge::DT_BF16, ge::DT_BF16}, {ge::DT_FLOAT16, ge::DT_FLOAT16}, {ge::DT_FLOAT, ge::DT_FLOAT},
-    {ge::DT_BF16, ge::DT_INT8}, {ge::DT_FLOAT16, ge::DT_INT8},    {ge::DT_FLOAT, ge::DT_INT8},
-};
-constexpr size_t kPlainColumns = 3;  // of them, the first: those of an op that does not quantize
-
-inline ge::DataType ColumnType(OpType type, const RowTypes& column) {
-    switch (type) {
-        case OpType::kRows: return column.rows;
-        case OpType::kWireRows: return column.wire;
-        case OpType::kFp32: return ge::DT_FLOAT;
-        case OpType::kInt32: return ge::DT_INT32;
-        case OpType::kInt64: return ge::DT_INT64;
-        default: return ge::DT_BOOL;
-    }
+inline ge::DataType ColumnType(uint32_t type, const RowTypes& column) {
+    return CannTypeOf(type == kRows ? column.rows : type == kWireRows ? column.wire : type);
 }
 
 inline ops::OpParamDef& DescribeTensor(const OpTensor& tensor, size_t columns, ops::OpParamDef& parameter) {
@@ -134,24 +115,21 @@ inline void DescribeSoc(const char* soc, const char* jitCompile, ops::OpDef& def
     definition.AICore().AddConfig(soc, config);
 }
 
-// Of an op: columns of the dtype lists, and what CANN calls.
+// What CANN calls of an op.
 struct OpFunctions {
-    size_t columns;
     decltype(&InferShapes<kOpDispatch>) inferShape;
     decltype(&InferDataTypes<kOpDispatch>) inferDataType;
     decltype(&Tile<kOpDispatch>) tile;
 };
 template <uint32_t kCode>
-constexpr OpFunctions kFunctionsOf = {kCode == kOpDispatch ? sizeof(kRowTypes) / sizeof(kRowTypes[0]) : kPlainColumns,
-                                      InferShapes<kCode>, InferDataTypes<kCode>, Tile<kCode>};
+constexpr OpFunctions kFunctionsOf = {InferShapes<kCode>, InferDataTypes<kCode>, Tile<kCode>};
 
 inline void DescribeOp(uint32_t code, const OpFunctions& functions, ops::OpDef& definition) {
-    const OpInterface op = InterfaceOf(code);
-    const size_t columns = functions.columns;
+    const OpInterface& op = InterfaceOf(code);
     for (const OpTensor& tensor : op.inputs) {
-        DescribeTensor(tensor, columns, definition.Input(tensor.name)).AutoContiguous();
+        DescribeTensor(tensor, op.columns, definition.Input(tensor.name)).AutoContiguous();
     }
-    for (const OpTensor& tensor : op.outputs) DescribeTensor(tensor, columns, definition.Output(tensor.name));
+    for (const OpTensor& tensor : op.outputs) DescribeTensor(tensor, op.columns, definition.Output(tensor.name));
     for (const OpAttribute& attribute : op.attributes) {
         DescribeAttribute(attribute, definition.Attr(attribute.name));
     }

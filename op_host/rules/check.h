@@ -83,9 +83,6 @@ private:
 
     // What this package does not do yet, or never will on this path: refused by name and with the reason,
     // nothing is ignored silently.
-    static constexpr const char* kLater = "not built yet";
-    static constexpr const char* kSpecial = "zero, copy and const experts are not built yet";
-    static constexpr const char* k950 = "other types of rows are Ascend 950's alone";
     bool Unsupported() {
 #define ASCEND_MOE_ONLY(allowed, name, why) Only(allowed, #name, kAttribute_##name, why)
         const int64_t shared = MOE_ATTRIBUTE(call_, shared_expert_rank_num), tp = MOE_ATTRIBUTE(call_, tp_world_size),
@@ -101,29 +98,30 @@ private:
                     Wide(tp_rank), Wide(tp)) &&
                Need(shard == 0, "expert_shard_type",
                     "expert_shard_type is %lld, only 0 is supported: CANN has no other", Wide(shard)) &&
-               ASCEND_MOE_ONLY(0, zero_expert_num, kSpecial) && ASCEND_MOE_ONLY(0, copy_expert_num, kSpecial) &&
-               ASCEND_MOE_ONLY(0, const_expert_num, kSpecial) &&
+               ASCEND_MOE_ONLY(0, zero_expert_num, kSpecialExperts) &&
+               ASCEND_MOE_ONLY(0, copy_expert_num, kSpecialExperts) &&
+               ASCEND_MOE_ONLY(0, const_expert_num, kSpecialExperts) &&
                ASCEND_MOE_ONLY(0, comm_quant_mode, "int8 rows on the way back are not built yet") &&
-               ASCEND_MOE_ONLY(0, out_dtype, "it is for int32 rows, which CANN refuses too") && AllAbsent() &&
-               ASCEND_MOE_ONLY(kNoValue, y_dtype, k950) && ASCEND_MOE_ONLY(kNoValue, x_dtype, k950) &&
-               ASCEND_MOE_ONLY(kNoValue, scales_dtype, k950) && Algorithm();
+               ASCEND_MOE_ONLY(0, out_dtype, "it is for int32 rows, which CANN refuses too") && Refused() &&
+               Algorithm();
 #undef ASCEND_MOE_ONLY
     }
-    bool Only(int64_t allowed, const char* name, AttributeIndex index, const char* why) {
-        const int64_t value = Attribute(call_, index);
+    bool Only(int64_t allowed, const char* name, uint32_t index, const char* why) {
+        const int64_t value = call_.attributes[index];
         return Need(value == allowed || value == kNoValue, name, "%s is %lld, only %s is supported: %s", name,
                     Wide(value), allowed == 0 ? "0" : "None", why);
     }
-    bool AllAbsent() {
-#define ASCEND_MOE_ABSENT(name, why) \
-    Need(!MOE_GIVEN(call_, name), #name, "%s is given, only None is supported: %s", #name, why)
-        const char* const cann = "CANN takes no other";
-        return ASCEND_MOE_ABSENT(elastic_info, "CANN no longer has it") &&
-               ASCEND_MOE_ABSENT(performance_info, kLater) && ASCEND_MOE_ABSENT(ori_x, kSpecial) &&
-               ASCEND_MOE_ABSENT(const_expert_alpha_1, kSpecial) && ASCEND_MOE_ABSENT(const_expert_alpha_2, kSpecial) &&
-               ASCEND_MOE_ABSENT(const_expert_v, kSpecial) && ASCEND_MOE_ABSENT(activation_scale, cann) &&
-               ASCEND_MOE_ABSENT(weight_scale, cann) && ASCEND_MOE_ABSENT(group_list, cann);
-#undef ASCEND_MOE_ABSENT
+    bool Refused() {
+        const OpInterface& op = InterfaceOf(static_cast<uint32_t>(call_.op));
+        for (const OpRefused& input : op.refused_inputs) {
+            if (!Need(call_.tensors[input.index].dtype == static_cast<int32_t>(kTypeAbsent), input.name,
+                      "%s is given, only None is supported: %s", input.name, input.why))
+                return false;
+        }
+        for (const OpRefused& attribute : op.refused_attributes) {
+            if (!Only(kNoValue, attribute.name, attribute.index, attribute.why)) return false;
+        }
+        return true;
     }
     bool Algorithm() {
         const bool direct = call_.comm_alg == kCommAlgDirect, near = TransportOf(call_) != kTransportRdma;

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 
-#include "args.h"
+#include "op.h"
 
 namespace moe {
 
-constexpr uint32_t kMostOutputs = 7;  // dispatch's; combine has one
+constexpr uint32_t kMostOutputs = DispatchOutput::error_record;  // dispatch's; combine has one
 constexpr int64_t kRanksPerServer = 8;
 constexpr int64_t kAssistWordsPerRow = 128;
 
@@ -90,13 +90,14 @@ inline void DispatchShapes(const CallSpec& call, OutputDesc* out) {
     if (MOE_GIVEN(call, expert_scales)) counts += 2 * sizes.globalBatch * sizes.topK * (sizes.world / kRanksPerServer);
     const int64_t pairs = sizes.batch * sizes.topK;
     const int64_t index = call.contract == kContractV1 ? pairs : std::max(pairs, sizes.rows * kAssistWordsPerRow);
-    out[0] = {quantized ? kTypeInt8 : static_cast<uint32_t>(MOE_TENSOR(call, x).dtype), 2, {rows, sizes.hidden}};
-    out[1] = {kTypeFp32, 1, {rows, 0}};
-    out[2] = {kTypeInt32, 1, {index, 0}};
-    out[3] = {kTypeInt64, 1, {sizes.localExperts, 0}};
-    out[4] = {kTypeInt32, 1, {counts, 0}};
-    out[5] = {kTypeInt32, 1, {tp, 0}};
-    out[6] = {kTypeFp32, 1, {sizes.rows, 0}};
+    out[DispatchOutput::expand_x] = {
+        quantized ? kTypeInt8 : static_cast<uint32_t>(MOE_TENSOR(call, x).dtype), 2, {rows, sizes.hidden}};
+    out[DispatchOutput::dynamic_scales] = {kTypeFp32, 1, {rows, 0}};
+    out[DispatchOutput::expand_idx] = {kTypeInt32, 1, {index, 0}};
+    out[DispatchOutput::expert_token_nums] = {kTypeInt64, 1, {sizes.localExperts, 0}};
+    out[DispatchOutput::ep_recv_counts] = {kTypeInt32, 1, {counts, 0}};
+    out[DispatchOutput::tp_recv_counts] = {kTypeInt32, 1, {tp, 0}};
+    out[DispatchOutput::expand_scales] = {kTypeFp32, 1, {sizes.rows, 0}};
 }
 
 inline OutputDesc CombineShape(const CallSpec& call) {

@@ -16,6 +16,10 @@ import pytest
 from op_host_calls import ALL_TYPES, TYPES, Definition, definition
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tools"))
+
+import op_description  # noqa: E402
+
 BOTH = "--soc=ascend910b,ascend910_93"
 
 # CANN's CMake functions, as far as our CMakeLists.txt call them: each call is a line of calls.txt.
@@ -122,6 +126,10 @@ def assert_sources_are_ours(project: Path) -> None:
     """All files are there. Kernels' headers lie, and are found, under ascend_moe/, where no other package's lie."""
     folders = [path.name for path in (ROOT / "op_kernel").iterdir() if path.is_dir()]
     include = re.compile(rf'^(#include ")({"|".join(folders)})/'.encode(), flags=re.MULTILINE)
+    made_files = {
+        "op_api/aclnn_ascend_moe.h": op_description.aclnn_header(op_description.DESCRIPTION.read_text()).encode(),
+        "op_api/aclnn_ascend_moe.cpp": op_description.aclnn_source(op_description.DESCRIPTION.read_text()).encode(),
+    }
     for part in ("op_host", "op_kernel"):
         want = {
             f"ascend_moe/{name}" if part == "op_kernel" and "/" in name else name: include.sub(
@@ -129,6 +137,8 @@ def assert_sources_are_ours(project: Path) -> None:
             )
             for name, text in tree(ROOT / part).items()
         }
+        if part == "op_host":
+            want |= made_files
         made = tree(project / part)
         assert made == want
         for name, text in made.items():
@@ -288,8 +298,8 @@ def test_a_build_without_a_package_fails(tmp_path: Path) -> None:
 
 
 def ops_json() -> dict[str, Any]:
-    """What tools/opp_json.py writes for msopgen."""
-    command = [sys.executable, "-S", str(ROOT / "tools/opp_json.py")]
+    """What tools/op_description.py writes for msopgen."""
+    command = [sys.executable, "-S", str(ROOT / "tools/op_description.py"), "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {op["op"]: op for op in json.loads(done.stdout)}
 

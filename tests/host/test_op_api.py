@@ -1,10 +1,12 @@
-"""The hand-written aclnn entry points, executed over a recording stand-in of what CANN generates below them;
+"""The aclnn entry points as they are made, executed over a recording stand-in of what CANN generates below them;
 and that definition, aclnn and kernel entries agree in names and order."""
 
 from __future__ import annotations
 
 import ctypes
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +61,13 @@ extern "C" int32_t aclnnInnerAscendMoe{op}(void* a, uint64_t b, void* c, void* d
 """
 
 
+def make(folder: Path) -> Path:
+    """The entry points and their header, in ``folder``, as a build makes them."""
+    tool = source_root() / "tools/op_description.py"
+    subprocess.run([sys.executable, "-S", str(tool), "aclnn", str(folder)], check=True)
+    return folder
+
+
 def build(*defines: str) -> Any:
     """The entry points without CANN's headers, over a stand-in of what CANN generates."""
     below = BELOW
@@ -73,8 +82,10 @@ def build(*defines: str) -> Any:
     with tempfile.TemporaryDirectory(prefix="op-api-") as scratch:
         source, target = Path(scratch, "below.cpp"), f"{scratch}/op_api.so"
         source.write_text(below)
+        made = make(Path(scratch))
         options = [flag for flag in flags() if flag != "-fvisibility=hidden"]
-        files = [str(source), *map(str, sorted((source_root() / "op_host/op_api").glob("*.cpp")))]
+        options += [f"-I{scratch}", f"-I{source_root() / 'op_host/op_api'}"]
+        files = [str(source), str(made / "aclnn_ascend_moe.cpp")]
         run([compiler(), *options, *defines, "-shared", "-Wl,-z,noexecstack", "-o", target, *files])
         return ctypes.CDLL(target)
 
@@ -106,7 +117,7 @@ def read(path: str) -> str:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_aclnn_and_kernel_entry_have_the_definitions_order(op: str) -> None:
+def test_aclnn_and_kernel_entry_have_the_definitions_order(op: str, tmp_path: Path) -> None:
     """Inputs, attributes, outputs, workspace size, executor: what the generated inner function has, too."""
     known = definition(f"AscendMoe{op}")
     expected = [
@@ -116,7 +127,7 @@ def test_aclnn_and_kernel_entry_have_the_definitions_order(op: str) -> None:
     expected += [(kinds[kind], camel(name)) for name, (kind, _) in known.attributes.items()]
     expected += [("const aclTensor*", camel(name) + "Out") for name in known.outputs]
     expected += [("uint64_t*", "workspaceSize"), ("aclOpExecutor**", "executor")]
-    header = read("op_host/op_api/aclnn_ascend_moe.h")
+    header = (make(tmp_path) / "aclnn_ascend_moe.h").read_text()
     assert parameters(header, f"aclnnAscendMoe{op}GetWorkspaceSize") == expected
 
     # The kernel's entry: inputs, outputs, workspace, tiling, as the op compiler passes them.
@@ -127,9 +138,9 @@ def test_aclnn_and_kernel_entry_have_the_definitions_order(op: str) -> None:
     assert [name for _, name in found[-2:]] == ["workspaceGM", "tilingGM"]
 
 
-def test_nothing_of_ours_shadows_cann() -> None:
+def test_nothing_of_ours_shadows_cann(tmp_path: Path) -> None:
     """All registered op types and exported symbols carry the prefix."""
-    for path in (source_root() / "op_host").rglob("*.*"):
+    for path in [*(source_root() / "op_host").rglob("*.*"), *make(tmp_path).glob("*.*")]:
         text = path.read_text()
         for symbol in re.findall(r"\baclnn[A-Z]\w+(?=\s*\()", text):
             assert re.match(r"aclnn(Inner)?AscendMoe", symbol), (path, symbol)
@@ -213,8 +224,9 @@ def test_an_op_base_without_server_types_still_launches() -> None:
 
 
 def test_headers_stand_alone(tmp_path: Path) -> None:
-    """Each public header compiles as the only include; they fit together."""
-    for header in sorted((source_root() / "op_host/op_api").glob("*.h")):
-        source = tmp_path / "one.cpp"
-        source.write_text(f'#include "op_api/{header.name}"\n')
-        run([compiler(), *flags(), "-fsyntax-only", str(source)])
+    """Each header of the entry points compiles as the only include; they fit together."""
+    folder = source_root() / "op_host/op_api"
+    for header in [*make(tmp_path).glob("*.h"), *folder.glob("*.h")]:
+        source = tmp_path / "alone.cpp"
+        source.write_text(f'#include "{header.name}"\n')
+        run([compiler(), *flags(), f"-I{tmp_path}", f"-I{folder}", "-fsyntax-only", str(source)])

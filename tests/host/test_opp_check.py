@@ -20,9 +20,9 @@ sys.path.append(str(TOOL))
 import asc_opc  # noqa: E402
 import op_build  # noqa: E402
 import opp_check  # noqa: E402
-import opp_json  # noqa: E402
+import op_description  # noqa: E402
 
-OPS = opp_json.describe(opp_json.TABLES.read_text())
+OPS = op_description.describe(op_description.DESCRIPTION.read_text())
 
 
 def test_both_trees_must_have_the_same_files_but_those_that_are_meant() -> None:

@@ -33,7 +33,7 @@ sys.path.append(str(ROOT / "tools"))
 
 import asc_opc  # noqa: E402
 import headers_check  # noqa: E402
-import opp_json  # noqa: E402
+import op_description  # noqa: E402
 
 VENDOR = "ascend_moe"
 SOCS = ("ascend910b", "ascend910_93")
@@ -80,7 +80,7 @@ REPLACED = {
     r"op_api/include/aclnn_<op>\.h": "its entry points are declared in aclnn_ascend_moe.h",
 }
 OWN = {
-    r"op_api/include/\w+\.h": "the hand-written entry points and their types",
+    r"op_api/include/\w+\.h": "the entry points and their types",
     r"op_impl/ai_core/tbe/ascend_moe_impl/dynamic/ascend_moe/[\w/]+\.h": "headers of the kernels",
 }
 
@@ -181,7 +181,7 @@ def run(command: list[str], **options: object) -> str:
 def our_package(toolkit: Toolkit, scratch: Path, socs: tuple[str, ...]) -> Path:
     """Built by build.sh."""
     ops = scratch / "ours.json"
-    ops.write_text(json.dumps(opp_json.describe(opp_json.TABLES.read_text())))
+    ops.write_text(json.dumps(op_description.describe(op_description.DESCRIPTION.read_text())))
     command = ["bash", str(ROOT / "build.sh"), f"--soc={','.join(socs)}", f"--build-dir={scratch / 'ours'}"]
     text = run([*command, f"--vendor_name={VENDOR}"], env=toolkit.environment(ops))
     return Path(re.findall(r"^build.sh: package: (.*)$", text, flags=re.MULTILINE)[0])

@@ -282,7 +282,7 @@ bool Empty(const standin::Tensor& tensor) {
 // Plans a call of an operator, whose tensors are contiguous. 0; else an aclnn status, told with vnpu_error.
 int Prepare(uint32_t op, standin::Call call, aclOpExecutor& made, uint64_t& workspace) {
     workspace = 0;
-    const moe::OpInterface known = moe::InterfaceOf(op);
+    const moe::OpInterface& known = moe::InterfaceOf(op);
     made.type = known.type;
     if (!TheLibrary().error.empty()) return vnpu_error("%s", TheLibrary().error.c_str()), kInnerError;
     if (std::all_of(call.outputs.begin(), call.outputs.end(), Empty)) return kOk;
@@ -350,7 +350,7 @@ bool ReadTensor(const aclTensor* tensor, standin::Tensor& out) {
 // The callers' functions have these parameters by name: on the ABIs served (x86-64, AArch64) they may be read
 // as variable arguments.
 int Capture(uint32_t op, int64_t first, va_list rest) {
-    const moe::OpInterface known = moe::InterfaceOf(op);
+    const moe::OpInterface& known = moe::InterfaceOf(op);
     int64_t value = first;
     bool more = false;
     const auto next = [&] {
@@ -396,20 +396,18 @@ int Run(aclOpExecutor* executor, void* stream) {
 
 }  // namespace
 
-#define VNPU_INNER(name, op)                                                                   \
+#define VNPU_INNER(op, name, ...)                                                              \
     VNPU_EXPORT int aclnnInner##name##GetWorkspaceSize(int64_t first, ...) {                   \
         va_list rest;                                                                          \
         va_start(rest, first);                                                                 \
-        const int status = Capture(op, first, rest);                                           \
+        const int status = Capture(moe::op, first, rest);                                      \
         va_end(rest);                                                                          \
         return status;                                                                         \
     }                                                                                          \
     VNPU_EXPORT int aclnnInner##name(void*, uint64_t, aclOpExecutor* executor, void* stream) { \
         return Run(executor, stream);                                                          \
     }
-VNPU_INNER(AscendMoeDistributeDispatch, moe::kOpDispatch)
-VNPU_INNER(AscendMoeDistributeCombine, moe::kOpCombine)
-VNPU_INNER(AscendMoeProbe, moe::kOpProbe)
+ASCEND_MOE_OPS(VNPU_INNER)
 
 // In CANN's libnnopbase.so: who runs the communicator's tasks.
 VNPU_EXPORT void NnopbaseSetHcclServerType(void*, int32_t type) {

@@ -1,5 +1,5 @@
 // Models of kernels that are never shipped: they have the structure of the kernels whose times were
-// published. Their entries have the arguments of the shipped ones; bf16 and the V2 contract only.
+// published. Their entries have those arguments of the shipped ones that they use; bf16 and the V2 contract only.
 #include <cstdint>
 
 #include "kernel_operator.h"
@@ -542,21 +542,18 @@ private:
 
 }  // namespace models
 
-extern "C" void model_cann_style_dispatch(GM_ADDR x, GM_ADDR expertIds, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR expandX,
-                                          GM_ADDR dynamicScales, GM_ADDR triples, GM_ADDR tokenNums, GM_ADDR recvCounts,
-                                          GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR workspace, GM_ADDR tilingGM) {
+extern "C" void model_cann_style_dispatch(GM_ADDR x, GM_ADDR expertIds, GM_ADDR expandX, GM_ADDR dynamicScales,
+                                          GM_ADDR triples, GM_ADDR tokenNums, GM_ADDR recvCounts, GM_ADDR workspace,
+                                          GM_ADDR tilingGM) {
     GET_TILING_DATA_WITH_STRUCT(moe::MoeDistributeDispatchTiling, tiling, tilingGM);
-    const models::DispatchTensors tensors = {x,       expertIds, expandX,    dynamicScales,
-                                             triples, tokenNums, recvCounts, workspace};
     models::CannStyleDispatch op;
-    op.Init(tensors, tiling);
+    op.Init({x, expertIds, expandX, dynamicScales, triples, tokenNums, recvCounts, workspace}, tiling);
     AscendC::TPipe pipe;
     op.Process(pipe);
 }
 
-extern "C" void model_cann_style_combine(GM_ADDR expandX, GM_ADDR, GM_ADDR triples, GM_ADDR sendCounts, GM_ADDR scales,
-                                         GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR x, GM_ADDR, GM_ADDR,
-                                         GM_ADDR tilingGM) {
+extern "C" void model_cann_style_combine(GM_ADDR expandX, GM_ADDR triples, GM_ADDR sendCounts, GM_ADDR scales,
+                                         GM_ADDR x, GM_ADDR tilingGM) {
     GET_TILING_DATA_WITH_STRUCT(moe::MoeDistributeCombineTiling, tiling, tilingGM);
     models::CannStyleCombine op;
     op.Init({expandX, triples, sendCounts, scales, x}, tiling);

@@ -1,0 +1,133 @@
+"""What is typed by hand agrees with the description of the operators, op_host/rules/op.h: Python's functions and their
+schemas, their outputs' names, the lists of names that a CallSpec has, and the probe's operator in torch."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import ascend_moe
+from ascend_moe.native import plans
+from ascend_moe.native.library import native_source_root as source_root
+from ascend_moe.ops.schemas import NAMESPACE
+
+sys.path.append(str(source_root() / "tools"))
+
+import op_description  # noqa: E402
+
+TEXT = (source_root() / "op_host/rules/op.h").read_text()
+OPS = {op.type: op for op in op_description.operators(TEXT)}
+DISPATCH, COMBINE, PROBE = (OPS[f"AscendMoe{name}"] for name in ("DistributeDispatch", "DistributeCombine", "Probe"))
+FUNCTIONS = {
+    "npu_moe_distribute_dispatch": (DISPATCH, "kV1"),
+    "npu_moe_distribute_dispatch_v2": (DISPATCH, "kV2"),
+    "npu_moe_distribute_combine": (COMBINE, "kV1"),
+    "npu_moe_distribute_combine_v2": (COMBINE, "kV2"),
+}
+Parameter = tuple[str, str, Any]  # name, type as Python writes it, default
+
+
+def parameters(op: op_description.Op, function: str) -> tuple[list[Parameter], list[Parameter]]:
+    """Those by place, and those by name only, of V1's or V2's function, as the description has them."""
+    by_place, by_name = [], []
+    empty = inspect.Parameter.empty
+    for row in [*op.inputs, *op.attributes]:
+        if row.functions not in (function, "kBoth"):
+            continue
+        name = row.v2_name if function == "kV2" else row.name
+        kind = "Tensor" if row in op.inputs else "str" if row.kind == "TEXT" else "int"
+        if row.required:
+            by_place.append((name, kind, empty))
+        elif kind == "Tensor" or row.kind == "REFUSED":
+            by_name.append((name, f"{kind} | None", None))
+        else:
+            by_name.append((name, kind, row.default))
+    return by_place, by_name
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_have_the_descriptions_parameters(name: str) -> None:
+    """Names, order, types, defaults; what is required by place, the rest by name only."""
+    by_place, by_name = parameters(*FUNCTIONS[name])
+    function: Callable[..., Any] = getattr(ascend_moe, name)
+    found: dict[Any, list[Parameter]] = {}
+    for each in inspect.signature(function).parameters.values():
+        found.setdefault(each.kind, []).append((each.name, each.annotation, each.default))
+    assert found == {
+        inspect.Parameter.POSITIONAL_OR_KEYWORD: by_place,
+        inspect.Parameter.KEYWORD_ONLY: by_name,
+    }
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_schemas_have_the_descriptions_arguments(name: str) -> None:
+    """As torch has registered them."""
+    by_place, by_name = parameters(*FUNCTIONS[name])
+    schema = getattr(getattr(torch.ops, NAMESPACE), name).default._schema
+    kinds = {"Tensor": "Tensor", "Tensor | None": "Optional[Tensor]", "int | None": "Optional[int]"}
+    for argument, (argument_name, kind, default) in zip(schema.arguments, [*by_place, *by_name], strict=True):
+        assert (argument.name, str(argument.type)) == (argument_name, kinds.get(kind, kind))
+        assert argument.kwarg_only == ((argument_name, kind, default) in by_name)
+        assert argument.default_value == (None if default is inspect.Parameter.empty else default)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_return_the_descriptions_outputs(name: str) -> None:
+    op, function = FUNCTIONS[name]
+    *outputs, record = [row.v2_name if function == "kV2" else row.name for row in op.outputs]
+    assert record == "error_record"
+    returned = inspect.signature(getattr(ascend_moe, name)).return_annotation
+    assert outputs == (["x"] if returned == "Tensor" else list(getattr(ascend_moe.ops, returned)._fields))
+    assert len(getattr(getattr(torch.ops, NAMESPACE), name).default._schema.returns) == len(outputs)
+
+
+def test_a_call_has_a_place_for_every_argument() -> None:
+    """And no place that no argument has; texts have none, nor what only a launch has."""
+    ops = (DISPATCH, COMBINE)
+    names = {name for op in ops for row in op.inputs for name in (row.name, row.v2_name)}
+    assert names == set(plans.tensor_names())
+    known = [row for op in ops for row in op.attributes if row.kind != "TEXT" and row.functions != "kNeither"]
+    assert {row.name for row in known} == set(plans.attribute_names())
+
+
+def test_the_probes_operator_has_the_descriptions_attributes() -> None:
+    """torch.ops.ascend_moe_npu.probe: its schema, its function, and its call of the aclnn entry."""
+    adapter = (source_root() / "csrc/npu/adapter.cpp").read_text()
+    schema = re.search(r'"(probe\(.*?)"\);', adapter, re.DOTALL)
+    assert schema
+    kinds = {"TEXT": "str", "INTEGER": "int"}
+    wanted = ", ".join(f"{kinds[row.kind]} {row.name}" for row in PROBE.attributes)
+    assert re.sub(r'"\s*"', "", schema[1]) == f"probe({wanted}, Tensor(a!) {PROBE.outputs[0].name}) -> ()"
+    function = re.search(r"void Probe\((.*?)\) \{(.*?)\n\}", adapter, re.DOTALL)
+    assert function
+    kinds = {"TEXT": "c10::string_view", "INTEGER": "int64_t"}
+    typed = [f"{kinds[row.kind]} {row.name}" for row in PROBE.attributes]
+    assert re.sub(r"\s+", " ", function[1]) == ", ".join([*typed, f"const at::Tensor& {PROBE.outputs[0].name}"])
+    given = [f"{row.name}_text" if row.kind == "TEXT" else row.name for row in PROBE.attributes]
+    call = re.search(r"EXEC_NPU_CMD_EXT\((.*?)\);", function[2], re.DOTALL)
+    assert call and re.split(r",\s+", call[1]) == ["aclnnAscendMoeProbe", *given, PROBE.outputs[0].name]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("#define ASCEND_MOE_COMBINE_OUTPUTS", "#define ASCEND_MOE_COMBINE_RESULTS", "has no ASCEND_MOE_COMBINE_OUTPUTS"),
+        ("    INPUT(scales, kTypeFp32, kOptional)", "    scales", "this line of ASCEND_MOE_DISPATCH_INPUTS is no row"),
+    ],
+)
+def test_a_description_that_cannot_be_read_is_refused(old: str, new: str, said: str) -> None:
+    assert TEXT.count(old) == 1
+    with pytest.raises(ValueError, match=said):
+        op_description.operators(TEXT.replace(old, new))
+
+
+def test_what_is_made_has_lines_as_code_that_is_typed_has() -> None:
+    for made in (op_description.aclnn_header(TEXT), op_description.aclnn_source(TEXT)):
+        assert max(map(len, made.splitlines())) <= op_description.WIDTH
+        assert "tools/op_description.py" in made
