@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,6 @@ class Row:
     required: bool = True
     default: int | str = 0  # attributes
     functions: str = "kBoth"  # of torch_npu, that have it: kV1, kV2, kBoth, kNeither
-    integer: bool = False
 
     @property
     def camel(self) -> str:
@@ -58,13 +57,9 @@ class Op:
 
     type: str
     columns: list[tuple[str, str]]
-    inputs: list[Row] = field(default_factory=list)
-    outputs: list[Row] = field(default_factory=list)
-    attributes: list[Row] = field(default_factory=list)
-
-    def accepted(self, rows: list[Row]) -> list[Row]:
-        """Those of ``rows`` that the operator itself has."""
-        return [row for row in rows if row.kind != "REFUSED"]
+    inputs: list[Row]
+    outputs: list[Row]
+    attributes: list[Row]
 
 
 def cells(text: str, macro: str) -> list[list[str]]:
@@ -89,7 +84,7 @@ def row_of(kind: str, *row: str) -> Row:
         return Row(kind, name, name, required=False, functions=row[1])
     if kind in ("INTEGER", "TEXT"):
         default = int(row[2]) if kind == "INTEGER" else row[2].strip('"')
-        return Row(kind, name, name, "", row[1] == "kRequired", default, row[3], kind == "INTEGER")
+        return Row(kind, name, name, "", row[1] == "kRequired", default, row[3])
     others = list(row[1:])
     v2_name = others.pop(0) if kind == "RENAMED" else name
     return Row(kind, name, v2_name, others[0], others[1:] != ["kOptional"])
@@ -106,6 +101,11 @@ def operators(text: str) -> list[Op]:
         ]
         found.append(Op(op_type, columns[: int(count)], *parts))
     return found
+
+
+def accepted(rows: list[Row]) -> list[Row]:
+    """Those that the operator itself has."""
+    return [row for row in rows if row.kind != "REFUSED"]
 
 
 # ---- msopgen's JSON
@@ -127,7 +127,7 @@ def attribute_json(row: Row) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": row.name,
         "param_type": "required" if row.required else "optional",
-        "type": "int" if row.integer else "string",
+        "type": "int" if row.kind == "INTEGER" else "string",
     }
     return found if row.required else {**found, "default_value": row.default}
 
@@ -138,9 +138,9 @@ def describe(text: str) -> list[dict[str, Any]]:
         {
             "op": op.type,
             "language": "cpp",
-            "input_desc": [tensor_json(op, row) for row in op.accepted(op.inputs)],
+            "input_desc": [tensor_json(op, row) for row in accepted(op.inputs)],
             "output_desc": [tensor_json(op, row) for row in op.outputs],
-            "attr": [attribute_json(row) for row in op.accepted(op.attributes)],
+            "attr": [attribute_json(row) for row in accepted(op.attributes)],
         }
         for op in operators(text)
     ]
@@ -152,11 +152,11 @@ def describe(text: str) -> list[dict[str, Any]]:
 def parameters(op: Op) -> list[tuple[str, str, bool]]:
     """Type, name, and whether null is refused, of each parameter of phase one."""
     found = []
-    for row in op.accepted(op.inputs):
+    for row in accepted(op.inputs):
         found.append(("const aclTensor*", row.camel + ("" if row.required else "Optional"), row.required))
-    for row in op.accepted(op.attributes):
-        kind = "int64_t" if row.integer else "const char*"
-        found.append((kind, row.camel, row.required and not row.integer))
+    for row in accepted(op.attributes):
+        kind = "int64_t" if row.kind == "INTEGER" else "const char*"
+        found.append((kind, row.camel, row.required and row.kind == "TEXT"))
     found += [("const aclTensor*", row.camel + "Out", True) for row in op.outputs]
     return [*found, ("uint64_t*", "workspaceSize", True), ("aclOpExecutor**", "executor", True)]
 
@@ -196,8 +196,8 @@ def aclnn_header(text: str) -> str:
     return made
 
 
-SOURCE = """// Made by tools/op_description.py from op_host/rules/op.h: the entry points, around those that CANN generates
-// from the op definition with the prefix aclnnInner.
+SOURCE = """// Made by tools/op_description.py from op_host/rules/op.h: the entry points, around those with the prefix
+// aclnnInner that CANN generates from the op definition.
 #include "aclnn_ascend_moe.h"
 #include "phases.h"
 """
@@ -223,7 +223,7 @@ def aclnn_source(text: str) -> str:
     """aclnn_ascend_moe.cpp."""
     made = SOURCE
     for op in operators(text):
-        given = [f"TextOf({name})" if kind == "const char*" and not need else name for kind, name, need in parameters(op)]
+        given = [name if need or kind != "const char*" else f"TextOf({name})" for kind, name, need in parameters(op)]
         made += SOURCE_OF_OP.format(
             op=op.type,
             phase_one=filled(*phase_one(op), ") {"),

@@ -4,9 +4,9 @@
     python tools/source_hash.py ROOT --cpp OUT   writes OUT, the C++ file that exports am_source_hash();
                                                  untouched when it already says so (nothing is rebuilt)
 
-Hashed are CMakeLists.txt, tools/op_description.py and every .h .cpp .inc .in .S .txt .cmake under cmake,
-op_kernel, op_host, csrc, twin and vnpu: sorted relative paths with lengths and contents. Standard library only: any Python from 3.9 on runs
-it in the build.
+Hashed are CMakeLists.txt, tools/op_description.py and every .h .cpp .inc .in .S .txt .cmake under cmake, op_kernel,
+op_host, csrc, twin and vnpu: sorted relative paths with lengths and contents. Standard library only: any Python from
+3.9 on runs it in the build.
 """
 
 import argparse

@@ -19,7 +19,7 @@ from ascend_moe.ops.schemas import NAMESPACE
 
 sys.path.append(str(source_root() / "tools"))
 
-import op_description  # noqa: E402
+import op_description
 
 TEXT = (source_root() / "op_host/rules/op.h").read_text()
 OPS = {op.type: op for op in op_description.operators(TEXT)}
@@ -117,7 +117,11 @@ def test_the_probes_operator_has_the_descriptions_attributes() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("#define ASCEND_MOE_COMBINE_OUTPUTS", "#define ASCEND_MOE_COMBINE_RESULTS", "has no ASCEND_MOE_COMBINE_OUTPUTS"),
+        (
+            "#define ASCEND_MOE_COMBINE_OUTPUTS",
+            "#define ASCEND_MOE_COMBINE_RESULTS",
+            "has no ASCEND_MOE_COMBINE_OUTPUTS",
+        ),
         ("    INPUT(scales, kTypeFp32, kOptional)", "    scales", "this line of ASCEND_MOE_DISPATCH_INPUTS is no row"),
     ],
 )

@@ -19,8 +19,8 @@ sys.path.append(str(TOOL))
 
 import asc_opc  # noqa: E402
 import op_build  # noqa: E402
-import opp_check  # noqa: E402
 import op_description  # noqa: E402
+import opp_check  # noqa: E402
 
 OPS = op_description.describe(op_description.DESCRIPTION.read_text())
 

@@ -3,8 +3,8 @@
 
     op_build LIBRARY OUT --compute_unit=SOC;SOC
 
-The real one loads LIBRARY and asks the definitions in it. This one reads the ops, as tools/op_description.py prints them,
-from the file that OPP_CHECK_OPS names, and wants LIBRARY only to be there. Entry points return 0.
+The real one loads LIBRARY and asks the definitions in it. This one reads the ops, as tools/op_description.py prints
+them, from the file that OPP_CHECK_OPS names, and wants LIBRARY only to be there. Entry points return 0.
 """
 
 from __future__ import annotations
