@@ -1,8 +1,8 @@
-"""Writes docs/predict.md and its picture from tools/predict.md.in: every number comes out of the model.
+"""Writes the tables and the picture of predicted times that docs/predict.md speaks of: predict.md and predict.svg.
 
-    PYTHONPATH=. python tools/predict_page.py [DOCS]        default: docs of this tree; minutes
+    PYTHONPATH=. python tools/predict_page.py [FOLDER]        default: build/predict of this tree; minutes
 
-A nightly test compares the hash of the native sources that the page notes with the tree's.
+Every number comes out of the model. The files are not in git; docs/predict.md has one dated table of them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _SOC = "Ascend910_9391"
 
 
 def write(folder: Path) -> None:
-    """``folder``/predict.md and ``folder``/predict/a3.svg."""
+    """Write ``folder``/predict.md and ``folder``/predict.svg."""
     by_batch = {batch: predictions(replace(CALL, batch=batch), WORLDS, list(ALGORITHMS)) for batch in AIMED}
     by_world = by_batch[CALL.batch]
-    (folder / "predict").mkdir(parents=True, exist_ok=True)
-    draw(by_world, folder / "predict" / "a3.svg")
+    folder.mkdir(parents=True, exist_ok=True)
+    draw(by_world, folder / "predict.svg")
     pieces = {
         "banner": banner(),
         "Banner": banner()[0].upper() + banner()[1:],
@@ -90,11 +90,6 @@ def draw(predicted: Sequence[Prediction], path: Path) -> None:
     figure.tight_layout(rect=(0, 0.06 + 0.03 * (len(steps) // 4), 1, 0.97))
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
-
-
-def noted_hash(page: str) -> str:
-    """The hash of native sources that a page was written with, its first digits."""
-    return page.partition("Native\nsources ")[2].partition(".")[0]
 
 
 def _table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
@@ -307,4 +302,4 @@ def _costs() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs")
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "predict")

@@ -1,8 +1,9 @@
-"""The timed engine and `ascend-moe predict`: results, laws that times must keep, costs and calibration."""
+"""The timed engine and `ascend-moe predict`: results, laws that times must keep, costs, calibration, the page."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -261,7 +262,6 @@ sys.path.append(str(ROOT / "tools"))
 
 import calibration_fit  # noqa: E402
 import predict_page  # noqa: E402
-import source_hash  # noqa: E402
 
 OPTIONS = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e", "8", "--cores", "4"]
 
@@ -338,14 +338,14 @@ def test_check_judges_the_held_out_times(error: float, code: int, monkeypatch: p
     assert {one["id"] for one in found["points"]} == set(read_data("calibration.json")["errors"])
 
 
-def test_the_page_is_written_from_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_tables_are_written_from_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small = Request(ranks=2, experts=8, topk=2, hidden=512, batch=4, quant=True, cores=4)
     for name, value in (("CALL", small), ("WORLDS", [2, 4]), ("BATCHES", [2]), ("AIMED", [4]), ("SHOWN", 2)):
         monkeypatch.setattr(predict_page, name, value)
     monkeypatch.setattr(calibration, "compare", off_by(0.1))
     predict_page.write(tmp_path)
     page = (tmp_path / "predict.md").read_text()
-    assert page.startswith("# Predicted times on NPUs\n\n**Model, not a measurement")
+    assert page.startswith("# Tables of predicted times on NPUs\n\n**Model, not a measurement")
     (one,) = report.predictions(small, [4], ["window"])
     assert f"| 4 | window | {one.dispatch_us:.1f} | {one.combine_us:.1f} |" in page
     aims = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| 4 | ") and line.count("(") == 3]
@@ -353,16 +353,18 @@ def test_the_page_is_written_from_the_model(monkeypatch: pytest.MonkeyPatch, tmp
     assert "| cann-style | 3 | 0 |" in page and "| window | 0 | 0 |" in page and "| direct | 0 | 0 |" in page
     sources = [*calibration.points(), *cost_table("Ascend910_9391").values()]
     assert all(found.source in page for found in sources)
-    drawn = "".join(ElementTree.parse(tmp_path / "predict" / "a3.svg").getroot().itertext())
+    drawn = "".join(ElementTree.parse(tmp_path / "predict.svg").getroot().itertext())
     assert "model, not a measurement" in drawn and "LocalWindowCopy" in drawn
 
 
-@pytest.mark.nightly
-def test_the_page_is_of_these_sources() -> None:
-    """A change of the kernels or of the engine changes times: tools/predict_page.py writes them anew."""
+def test_the_page_has_one_dated_table_and_says_what_was_fitted() -> None:
     page = (ROOT / "docs" / "predict.md").read_text()
-    noted = predict_page.noted_hash(page)
-    assert len(noted) == 12 and source_hash.source_hash(ROOT).startswith(noted)
+    assert re.search(r"^## One table, of \d+ \w+ \d{4}$", page, re.MULTILINE)
+    assert len(re.findall(r"^\| EP ", page, re.MULTILINE)) == 1
+    assert f"\n**{report.banner()[0].upper()}{report.banner()[1:]}.**\n" in page
+    names = ", ".join(f"`{name}`" for name in fitted_names())
+    points = len(calibration.points(calibration.CALIBRATION))
+    assert f"{len(fitted_names())} figures are fitted ({names}) to {points} published times." in page
 
 
 def test_text_and_json() -> None:
