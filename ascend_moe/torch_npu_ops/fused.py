@@ -99,12 +99,7 @@ def npu_grouped_matmul_swiglu_quant_v2(
         weight_assist_matrix=weight_assist_matrix, bias=bias, x_dtype=x_dtype, weight_dtype=weight_dtype,
         weight_scale_dtype=weight_scale_dtype, x_scale_dtype=x_scale_dtype,
     )  # fmt: skip
-    need_only("dequant_mode", dequant_mode, 0, None)
-    need_only("quant_mode", quant_mode, 0, None)
-    kinds = (("dequant_dtype", dequant_dtype, torch.float32), ("quant_dtype", quant_dtype, torch.int8))
-    for name, value, only in kinds:
-        dtype = resolve_dtype(value, name)
-        need(dtype in (None, only), name, "is {}; off the NPU it must be {}", dtype, only)
+    need_rows_in_int8(dequant_mode, quant_mode, dequant_dtype, quant_dtype)
     for name, tensors in (("weight", weight), ("weight_scale", weight_scale)):
         need(len(tensors) == 1, name, "has {} tensors; it must have one for all experts", len(tensors))
     list_type = group_list_type or 0
@@ -112,6 +107,18 @@ def npu_grouped_matmul_swiglu_quant_v2(
     return grouped_matmul_swiglu_quant(
         x, weight, weight_scale, x_scale, group_list, group_list_type=list_type, smooth_scale=smooth_scale
     )
+
+
+def need_rows_in_int8(
+    dequant_mode: int | None, quant_mode: int | None, dequant_dtype: int | None, quant_dtype: int | None
+) -> None:
+    """Raise unless the modes are those of W8A8: float32 between the two, int8 rows with a scale each; None: so."""
+    for name, mode in (("dequant_mode", dequant_mode), ("quant_mode", quant_mode)):
+        need(not mode, name, "is {}; it must be 0: a scale a row of x, a column of weight, a row of the result", mode)
+    kinds = (("dequant_dtype", dequant_dtype, torch.float32), ("quant_dtype", quant_dtype, torch.int8))
+    for name, value, only in kinds:
+        dtype = resolve_dtype(value, name)
+        need(dtype in (None, only), name, "is {}; off the NPU it must be {}", dtype, only)
 
 
 def grouped_matmul_swiglu_quant(

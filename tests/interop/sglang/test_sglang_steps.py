@@ -16,7 +16,6 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.interop import sglang
 from ascend_moe.interop.sglang import (
-    FP8,
     GroupedGemmRunner,
     dynamic_scale,
     post_reorder,
@@ -25,6 +24,7 @@ from ascend_moe.interop.sglang import (
     select_experts,
     silu_and_mul,
 )
+from ascend_moe.interop.sglang.steps import FP8
 
 
 @pytest.mark.parametrize("renormalize", [True, False])

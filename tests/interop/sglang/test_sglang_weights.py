@@ -11,7 +11,8 @@ from routed_tokens import randn
 from sglang_layers import BF16, FP32, NAN, E, F, H, K, logits_of
 
 from ascend_moe.errors import ArgumentError
-from ascend_moe.interop.sglang import FP8, EPMoE, Fp8Config, make_expert_params_mapping
+from ascend_moe.interop.sglang import EPMoE, Fp8Config, make_expert_params_mapping
+from ascend_moe.interop.sglang.steps import FP8
 
 
 def test_a_rank_loads_the_weights_of_its_experts() -> None:

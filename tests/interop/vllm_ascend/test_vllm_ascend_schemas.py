@@ -12,7 +12,8 @@ import torch
 from vllm_ascend_calls import C
 
 from ascend_moe.errors import ArgumentError
-from ascend_moe.interop import vllm_ascend, vllm_ascend_schemas
+from ascend_moe.interop import vllm_ascend
+from ascend_moe.interop.vllm_ascend import schemas
 
 # By release, the schemas as the compiled part of its wheel has them in its strings; white space is squeezed.
 FACTS: dict[str, dict[str, str]] = {}
@@ -22,9 +23,9 @@ for line in (Path(__file__).parent / "schemas.txt").read_text().splitlines():
 
 
 def test_schemas_are_the_wheels() -> None:
-    assert list(FACTS) == vllm_ascend_schemas.RELEASES
+    assert list(FACTS) == schemas.RELEASES
     for release, facts in FACTS.items():
-        known = vllm_ascend_schemas.of_release(release)
+        known = schemas.of_release(release)
         for name, text in facts.items():
             assert torch._C.parse_schema(name + known.pop(name)) == torch._C.parse_schema(text), (release, name)
         assert all("." in name for name in known), release
@@ -87,7 +88,7 @@ def test_release(
         assert vllm_ascend.register() == ()
     assert caplog.messages[-1].endswith(f"as vllm-ascend {taken} has them")
     assert ("is older than" in caplog.text) == (version == "0.13.0")
-    assert vllm_ascend_schemas.choose("v0.23.0") == "0.23.0"
+    assert schemas.choose("v0.23.0") == "0.23.0"
     with pytest.raises(ArgumentError, match=r"release is 'main'; it must be a release of vllm-ascend, such as 0.23.0"):
         vllm_ascend.register("main")
 

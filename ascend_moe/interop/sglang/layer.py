@@ -1,0 +1,226 @@
+"""SGLang's EPMoE: whole experts on every rank, replicated tokens, partial sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from ascend_moe.comm import group_of
+from ascend_moe.dispatchers import MC2Dispatcher
+from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
+from ascend_moe.experts import npu_swiglu
+from ascend_moe.ops.collectives import gather
+from ascend_moe.ops.whole import WholeCall
+from ascend_moe.placement import ExpertPlacement
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+from ascend_moe.interop.sglang.grouped_gemm import GroupedGemmRunner
+from ascend_moe.interop.sglang.steps import (
+    FP8,
+    dynamic_scale,
+    local_rows,
+    post_reorder,
+    pre_reorder,
+    run_moe_ep_preproess,
+    scaled,
+    select_experts,
+    silu_and_mul,
+)
+from ascend_moe.interop.sglang.weights import ExpertWeights, Fp8Config, QuantMethod, make_expert_params_mapping
+
+
+class EPMoE(ExpertWeights):
+    """A mixture-of-experts layer whose ranks have all tokens and each its own experts.
+
+    Parameters of a rank: w13_weight ``(L, 2F, H)`` (gate rows first), w2_weight ``(L, H, F)``; with fp8 also
+    w13_weight_scale ``(L, 2)`` and w2_weight_scale ``(L,)``, and with static activations w13_input_scale and
+    w2_input_scale ``(L,)``, all float32. Every parameter has SGLang's ``weight_loader``.
+
+    Args:
+        num_experts: E, a multiple of the ranks. top_k: K. hidden_size: H. intermediate_size: F.
+        params_dtype: bf16, fp16 or fp32; None: torch's default.
+        renormalize, use_grouped_topk, num_expert_group, topk_group, correction_bias: of `select_experts`.
+        quant_config: None, or as `Fp8Config.of` takes it. Call ``process_weights_after_loading`` then, or that of
+            ``quant_method``, as SGLang's loader does.
+        tp_size: W; None: the size of group.
+        prefix: has no effect.
+        reduce: "none": forward returns this rank's part of the sum, which the caller adds up. "all_reduce": it
+            returns the sum, added up in float32 and rounded once. "mc2": it returns the sum, but each rank
+            dispatches its share of the tokens to the experts, combines, and gathers the shares.
+        group: the W ranks; None: the default group where there is one, else this rank is alone.
+        group_ep: with "mc2": name of the windows; None: ``ascend_moe.comm_name(group)``.
+        tp_rank: this rank; None: that of group.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: SGLang ``EPMoE``.
+    """
+
+    make_expert_params_mapping = staticmethod(make_expert_params_mapping)
+
+    @with_typed_errors
+    def __init__(
+        self,
+        num_experts: int,
+        top_k: int,
+        hidden_size: int,
+        intermediate_size: int,
+        params_dtype: torch.dtype | None = None,
+        renormalize: bool = True,
+        use_grouped_topk: bool = False,
+        num_expert_group: int | None = None,
+        topk_group: int | None = None,
+        quant_config: Any = None,
+        tp_size: int | None = None,
+        prefix: str = "",
+        correction_bias: Tensor | None = None,
+        *,
+        reduce: str = "none",
+        group: ProcessGroup | None = None,
+        group_ep: str | None = None,
+        tp_rank: int | None = None,
+    ) -> None:
+        super().__init__()
+        need_one_of("reduce", reduce, ("none", "all_reduce", "mc2"))
+        alone = group is None and not (dist.is_available() and dist.is_initialized())
+        self.group = None if alone else group_of("group", group)
+        need(
+            reduce == "none" or self.group is not None, "group", "is missing; reduce {!r} needs a process group", reduce
+        )
+        size, rank = (1, 0) if self.group is None else (self.group.size(), self.group.rank())
+        self.tp_size = size if tp_size is None else tp_size
+        self.tp_rank = rank if tp_rank is None else tp_rank
+        fits = reduce == "none" or (self.tp_size, self.tp_rank) == (size, rank)
+        need(fits, "tp_size", "is {} and tp_rank {}; group has {} and {}", self.tp_size, self.tp_rank, size, rank)
+        self.placement = ExpertPlacement.contiguous(num_experts, self.tp_size)
+        self.start_expert_id, self.end_expert_id = self.placement.range_of(self.tp_rank)
+        self.num_experts, self.num_experts_per_partition = num_experts, self.placement.local_experts
+        self.top_k, self.hidden_size, self.intermediate_size = top_k, hidden_size, intermediate_size
+        self.renormalize, self.use_grouped_topk = renormalize, use_grouped_topk
+        self.num_expert_group, self.topk_group = num_expert_group, topk_group
+        self.correction_bias, self.reduce = correction_bias, reduce
+        self.params_dtype = params_dtype or torch.get_default_dtype()
+        self._dispatcher: MC2Dispatcher | None = None
+        if reduce == "mc2" and group_ep is not None:
+            self._dispatcher = MC2Dispatcher(group_ep, size, rank, num_experts)
+        elif reduce == "mc2":
+            self._dispatcher = MC2Dispatcher.from_group(self.group, num_experts)
+        config = None if quant_config is None else Fp8Config.of(quant_config)
+        self.use_fp8_w8a8 = config is not None
+        self.activation_scheme = None if config is None else config.activation_scheme
+        self.quant_method = QuantMethod(config)
+        self._make_parameters(config)
+        self.grouped_gemm_runner = GroupedGemmRunner()
+
+    @with_typed_errors
+    @torch.no_grad()
+    def forward(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
+        """The layer's output, or this rank's part of it (reduce "none").
+
+        Args:
+            hidden_states: ``(T, H)`` in params_dtype, the same on all ranks; T may be 0.
+            router_logits: ``(T, E)``, the same on all ranks.
+
+        Returns:
+            ``(T, H)`` in params_dtype.
+
+        Raises:
+            ArgumentError: a rule above is broken, or fp8 weights are not processed. With "mc2" also what the ops
+                raise.
+        """
+        need_dims("hidden_states", hidden_states, 2, dtypes=(self.params_dtype,))
+        need_shape("hidden_states", hidden_states, (hidden_states.shape[0], self.hidden_size))
+        need_shape("router_logits", router_logits, (hidden_states.shape[0], self.num_experts))
+        need(self._ready, "quant_config", "is given: call process_weights_after_loading before forward")
+        if torch.compiler.is_compiling():
+            return _in_one(self, hidden_states, router_logits)
+        return self._output(hidden_states, router_logits)
+
+    def _output(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
+        weights, ids = select_experts(
+            hidden_states,
+            router_logits,
+            self.top_k,
+            self.use_grouped_topk,
+            self.renormalize,
+            self.topk_group,
+            self.num_expert_group,
+            correction_bias=self.correction_bias,
+        )
+        scale = None
+        if self.use_fp8_w8a8:
+            # Of all tokens, so that every way of reducing quantizes by the same scale.
+            local = self.num_experts_per_partition
+            scale = self.w13_input_scale if self._static else dynamic_scale(hidden_states, local)
+        if self._dispatcher is not None:
+            return self._dispatched(self._dispatcher, hidden_states, weights, ids, scale)
+        return self._partial(hidden_states, weights, ids, scale)
+
+    def _partial(self, x: Tensor, weights: Tensor, ids: Tensor, scale: Tensor | None) -> Tensor:
+        start, end = self.start_expert_id, self.end_expert_id
+        sizes = (self.top_k, self.hidden_size)
+        sorted_ids, src2dst, segments = run_moe_ep_preproess(ids, self.num_experts)
+        rows = x.new_empty(ids.numel(), self.hidden_size, dtype=FP8 if self.use_fp8_w8a8 else x.dtype)
+        pre_reorder(x, rows, src2dst, ids, scale, start, end, *sizes)
+        rows = self._run_experts(rows, sorted_ids, segments[start : end + 2], scale)
+        total = x.new_empty(x.shape, dtype=x.dtype if self.reduce == "none" else torch.float32)
+        post_reorder(rows, total, src2dst, ids, weights, start, end, *sizes)
+        if self.reduce == "all_reduce":
+            dist.all_reduce(total, group=self.group)
+        return total.to(x.dtype)
+
+    def _run_experts(self, rows: Tensor, row_experts: Tensor, segments: Tensor, scale: Tensor | None) -> Tensor:
+        """The MLP of this rank's rows, which are the segments' (L + 1 bounds); other rows are undefined."""
+        fp8, local = self.use_fp8_w8a8, self.num_experts_per_partition
+        options: dict[str, Any] = {"seg_indptr": segments, "use_fp8_w8a8": fp8}
+        scales = {"scale_a": scale, "scale_b": self.w13_weight_scale} if fp8 else {}
+        gate_up = rows.new_empty(len(rows), 2 * self.intermediate_size, dtype=self.params_dtype)
+        self.grouped_gemm_runner(rows, self.w13_weight.detach(), gate_up, local, **options, **scales)
+        hidden = rows.new_empty(len(rows), self.intermediate_size, dtype=self.params_dtype)
+        of_rows = (self.start_expert_id, self.end_expert_id)
+        if not fp8:
+            silu_and_mul(gate_up, hidden, 2 * self.intermediate_size, row_experts, None, *of_rows)
+        else:
+            hidden, scale = self._quantized_hidden(gate_up, row_experts)
+            scales = {"scale_a": scale, "scale_b": self.w2_weight_scale}
+        out = rows.new_empty(len(rows), self.hidden_size, dtype=self.params_dtype)
+        self.grouped_gemm_runner(hidden, self.w2_weight.detach(), out, local, **options, **scales)
+        return out
+
+    def _quantized_hidden(self, gate_up: Tensor, row_experts: Tensor) -> tuple[Tensor, Tensor]:
+        """Input of the down product: fp8 rows, and their scales by local expert."""
+        of_rows = (self.start_expert_id, self.end_expert_id)
+        if self._static:
+            scale = self.w2_input_scale
+        else:
+            products = npu_swiglu(gate_up[local_rows(row_experts, *of_rows)].float())
+            scale = dynamic_scale(products, self.num_experts_per_partition)
+        hidden = gate_up.new_empty(len(gate_up), self.intermediate_size, dtype=FP8)
+        silu_and_mul(gate_up, hidden, 2 * self.intermediate_size, row_experts, scale, *of_rows)
+        return hidden, scale
+
+    def _dispatched(
+        self, dispatcher: MC2Dispatcher, x: Tensor, weights: Tensor, ids: Tensor, scale: Tensor | None
+    ) -> Tensor:
+        share = -(-len(x) // self.tp_size)
+        mine = slice(self.tp_rank * share, (self.tp_rank + 1) * share)
+        sent = dispatcher.dispatch(x[mine], ids[mine], global_bs=share * self.tp_size)
+        bounds = torch.cat([sent.expert_token_nums.new_zeros(1), sent.expert_token_nums.cumsum(0)])
+        local = torch.searchsorted(bounds[1:], torch.arange(len(sent.expand_x), device=x.device), right=True)
+        rows = sent.expand_x
+        if scale is not None:
+            # Rows behind the last expert's are undefined, and so are their codes.
+            rows = scaled(rows, scale[local.clamp(max=self.num_experts_per_partition - 1)], FP8)
+        rows = self._run_experts(rows, local + self.start_expert_id, bounds, scale)
+        out = x.new_zeros(share, self.hidden_size)
+        out[: len(x[mine])] = dispatcher.combine(rows, sent, weights[mine])
+        assert self.group is not None
+        return gather(out, self.group).view(-1, self.hidden_size)[: len(x)]
+
+
+_in_one = WholeCall("ep_moe", "Tensor hidden_states, Tensor router_logits", EPMoE._output)

@@ -1,0 +1,238 @@
+"""The steps of EPMoE's forward, each a function: choose experts, sort rows, scale, activate, sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ascend_moe._narrow import narrow
+from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
+from ascend_moe.experts import npu_swiglu
+from ascend_moe.permute import sort_by_expert, sum_rows
+from ascend_moe.routing import deepseek_v3, npu_moe_gating_top_k, softmax_topk
+
+if TYPE_CHECKING:
+    pass
+
+
+FP8 = torch.float8_e4m3fn
+
+
+FP8_MAX = 448.0
+
+
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+@with_typed_errors
+def select_experts(
+    hidden_states: Tensor,
+    router_logits: Tensor,
+    top_k: int,
+    use_grouped_topk: bool = False,
+    renormalize: bool = True,
+    topk_group: int | None = None,
+    num_expert_group: int | None = None,
+    custom_routing_function: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    correction_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Choose experts: softmax scores, or with a correction bias sigmoid scores; on request from the best groups only.
+
+    Args:
+        hidden_states: ``(T, H)``; for custom_routing_function only.
+        router_logits: ``(T, E)`` bf16, fp16 or fp32.
+        top_k: K.
+        use_grouped_topk: a token chooses from its best topk_group of num_expert_group groups; both are needed. A
+            group counts by its best expert, with a correction bias by the sum of its two best.
+        renormalize: divide the K weights by their sum.
+        custom_routing_function: instead of all this: called with hidden_states, router_logits, top_k, renormalize.
+        correction_bias: ``(E,)``, added to the scores for the choice only.
+
+    Returns:
+        weights ``(T, K)`` float32, ids ``(T, K)`` int32, the best first.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: SGLang ``select_experts``.
+    """
+    if custom_routing_function is not None:
+        given = custom_routing_function(
+            hidden_states=hidden_states, gating_output=router_logits, topk=top_k, renormalize=renormalize
+        )
+        return given[0].float(), narrow("ids of custom_routing_function", given[1])
+    groups, kept = 1, 1
+    if use_grouped_topk:
+        rule = "is {} and topk_group {}; use_grouped_topk needs both"
+        fits = num_expert_group is not None and topk_group is not None
+        need(fits, "num_expert_group", rule, num_expert_group, topk_group)
+        groups, kept = int(num_expert_group or 0), int(topk_group or 0)
+    if correction_bias is not None:
+        return deepseek_v3(router_logits, correction_bias, top_k, groups, kept, renormalize)
+    if groups == 1:
+        return softmax_topk(router_logits, top_k, renormalize)
+    weights, ids, _ = npu_moe_gating_top_k(router_logits.float(), top_k, k_group=kept, group_count=groups)
+    return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), ids
+
+
+@with_typed_errors
+def run_moe_ep_preproess(topk_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the row of each (token, k) pair stands when rows are sorted by expert. Stable; nothing read on the host.
+
+    Args:
+        topk_ids: ``(T, K)`` int32 or int64. Rows of negative ids stand before all experts.
+        num_experts: E.
+
+    Returns:
+        the ids in ascending order, ``(T*K,)``; src2dst ``(T*K,)`` int32, the row of pair ``t*K + k``;
+        seg_indptr ``(E + 1,)`` int64: the rows of expert e are ``seg_indptr[e]`` to ``seg_indptr[e + 1] - 1``.
+        ``seg_indptr[0]`` is the number of negative ids (SGLang has 0 there, which gives their rows to expert 0).
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: SGLang ``run_moe_ep_preproess``.
+    """
+    pairs = sort_by_expert(topk_ids, num_experts)
+    return pairs.expert_ids, pairs.places, pairs.bounds
+
+
+@with_typed_errors
+def dynamic_scale(x: Tensor, local_experts: int) -> Tensor:
+    """``max |x| / 448``, once for each local expert; 1 where x has no value but 0.
+
+    Args:
+        x: float, any shape. local_experts: L.
+
+    Returns:
+        ``(L,)`` float32.
+
+    Source: SGLang EPMoE, which takes the largest value, not the largest magnitude.
+    """
+    top = x.detach().abs().amax().float() if x.numel() else torch.zeros((), dtype=torch.float32, device=x.device)
+    return torch.where(top == 0, 1.0, top / FP8_MAX).expand(local_experts).contiguous()
+
+
+@with_typed_errors
+def pre_reorder(
+    input: Tensor,
+    gateup_input: Tensor,
+    src2dst: Tensor,
+    topk_ids: Tensor,
+    a1_scales: Tensor | None,
+    start_expert_id: int,
+    end_expert_id: int,
+    topk: int,
+    hidden_size: int,
+) -> None:
+    """Copy each token's row to the places of its local experts, divided by their scale. Other rows stay as they are.
+
+    Args:
+        input: ``(T, H)`` float.
+        gateup_input: ``(T*K, H)`` float or float8_e4m3fn, is written.
+        src2dst: ``(T*K,)`` int32, of `run_moe_ep_preproess`.
+        topk_ids: ``(T, K)`` int32 or int64.
+        a1_scales: ``(L,)`` float32; None: 1. Multiplied by 1 / scale in float32.
+        start_expert_id, end_expert_id: experts of this rank, both inclusive.
+        topk: K. hidden_size: H.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: SGLang ``pre_reorder_triton_kernel``.
+    """
+    tokens = topk_ids.shape[0]
+    need_shape("input", input, (tokens, hidden_size))
+    need_shape("topk_ids", topk_ids, (tokens, topk), dtypes=INDEX_DTYPES)
+    need_shape("src2dst", src2dst, (tokens * topk,), dtypes=INDEX_DTYPES)
+    need_shape("gateup_input", gateup_input, (tokens * topk, hidden_size))
+    ids = topk_ids.reshape(-1)
+    pairs = local_rows(ids, start_expert_id, end_expert_id)
+    rows = input[pairs // topk]
+    scale = None if a1_scales is None else a1_scales[(ids[pairs] - start_expert_id).long()]
+    gateup_input[src2dst[pairs].long()] = scaled(rows, scale, gateup_input.dtype)
+
+
+@with_typed_errors
+def silu_and_mul(
+    gateup_output: Tensor,
+    down_input: Tensor,
+    hidden_size: int,
+    reorder_topk_ids: Tensor,
+    scales: Tensor | None,
+    start_expert_id: int,
+    end_expert_id: int,
+) -> None:
+    """``silu(first half) * second half`` of this rank's rows, divided by their scale. Other rows stay as they are.
+
+    Args:
+        gateup_output: ``(M, 2F)`` float. down_input: ``(M, F)`` float or float8_e4m3fn, is written.
+        hidden_size: 2F.
+        reorder_topk_ids: ``(M,)`` int32 or int64, the expert of each row.
+        scales: ``(L,)`` float32; None: 1. Multiplied by 1 / scale in float32.
+        start_expert_id, end_expert_id: experts of this rank, both inclusive.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: SGLang ``silu_and_mul_triton_kernel``.
+    """
+    rows = reorder_topk_ids.shape[0]
+    need_dims("reorder_topk_ids", reorder_topk_ids, 1, dtypes=INDEX_DTYPES)
+    need_shape("gateup_output", gateup_output, (rows, hidden_size))
+    need_shape("down_input", down_input, (rows, hidden_size // 2))
+    local = local_rows(reorder_topk_ids, start_expert_id, end_expert_id)
+    scale = None if scales is None else scales[(reorder_topk_ids[local] - start_expert_id).long()]
+    down_input[local] = scaled(npu_swiglu(gateup_output[local].float()), scale, down_input.dtype)
+
+
+@with_typed_errors
+def post_reorder(
+    down_output: Tensor,
+    output: Tensor,
+    src2dst: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    start_expert_id: int,
+    end_expert_id: int,
+    topk: int,
+    hidden_size: int,
+) -> None:
+    """For each token the weighted sum of the rows of its local experts; zeros for a token without any.
+
+    float32 inside, k ascending, multiply then add, one rounding (SGLang adds in output's type).
+
+    Args:
+        down_output: ``(T*K, H)`` float; rows of other ranks' experts are not looked at.
+        output: ``(T, H)`` float, is written.
+        src2dst, topk_ids, start_expert_id, end_expert_id, topk, hidden_size: as `pre_reorder`.
+        topk_weights: ``(T, K)`` float.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: SGLang ``post_reorder_triton_kernel``.
+    """
+    tokens = topk_ids.shape[0]
+    need_shape("topk_ids", topk_ids, (tokens, topk), dtypes=INDEX_DTYPES)
+    need_shape("src2dst", src2dst, (tokens * topk,), dtypes=INDEX_DTYPES)
+    need_shape("topk_weights", topk_weights, (tokens, topk))
+    need_shape("down_output", down_output, (tokens * topk, hidden_size))
+    need_shape("output", output, (tokens, hidden_size))
+    local = (topk_ids >= start_expert_id) & (topk_ids <= end_expert_id)
+    places = src2dst.view(tokens, topk).long().masked_fill(~local, -1)
+    output.copy_(sum_rows(down_output, places, topk_weights, torch.float32))
+
+
+def local_rows(ids: Tensor, start: int, end: int) -> Tensor:
+    """Where ids are of this rank. Read on the host."""
+    return ((ids >= start) & (ids <= end)).nonzero().squeeze(1)
+
+
+def scaled(rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """``rows * (1 / scale)`` in float32, rounded to dtype; fp8 ends at +-448."""
+    value = rows.float() if scale is None else rows.float() * (1.0 / scale)[:, None]
+    return value.clamp(-FP8_MAX, FP8_MAX).to(dtype) if dtype == FP8 else value.to(dtype)

@@ -1,0 +1,255 @@
+"""EPMoE's weights: parameters, fp8 configuration, SGLang's loader, and what follows loading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ascend_moe.errors import need, need_dtype, need_one_of, need_shape, with_typed_errors
+from ascend_moe.experts.weights import FLOATS, Codes, copied_beside, fit_state_dict, keep_codes, without_casts
+from ascend_moe.ops.whole import WholeLayer
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+from ascend_moe.interop.sglang.steps import FP8, FP8_MAX, scaled
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+_SHARDS = ("w1", "w2", "w3")  # gate, down, up
+
+
+_WEIGHTS = ("w13_weight", "w2_weight")
+
+
+@dataclass(frozen=True)
+class Fp8Config:
+    """fp8 (e4m3) weights and activations, as SGLang's class of this name; that is taken as well.
+
+    Attributes:
+        is_checkpoint_fp8_serialized: weights and their scales are loaded as fp8; False: they are quantized after
+            loading. None: what is loaded tells, by its weight scales.
+        activation_scheme: "dynamic", or "static": the checkpoint has input scales.
+    """
+
+    is_checkpoint_fp8_serialized: bool | None = False
+    activation_scheme: str = "dynamic"
+
+    @classmethod
+    def of(cls, given: Any) -> Fp8Config:
+        """The configuration of an object, or of a mapping: SGLang's class, or a checkpoint's quantization_config.
+
+        Args:
+            given: has activation_scheme. is_checkpoint_fp8_serialized may be absent, quant_method must be "fp8", fmt
+                "e4m3" and weight_block_size None, or absent.
+
+        Raises:
+            ArgumentError: a rule above is broken.
+        """
+
+        def read(name: str) -> Any:
+            return given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
+
+        scheme, method, serialized = (
+            read(name) for name in ("activation_scheme", "quant_method", "is_checkpoint_fp8_serialized")
+        )
+        rule = "has activation_scheme {!r}; need an Fp8Config, 'dynamic' or 'static'"
+        need(scheme in ("dynamic", "static"), "quant_config", rule, scheme)
+        need(method in (None, "fp8"), "quant_config", "has quant_method {!r}; need 'fp8'", method)
+        blocks, fmt = read("weight_block_size"), read("fmt")
+        need(blocks is None, "quant_config", "has weight_block_size {}; a weight has one scale", blocks)
+        need(fmt in (None, "e4m3"), "quant_config", "has fmt {!r}; weights are e4m3", fmt)
+        return cls(None if serialized is None else bool(serialized), scheme)
+
+
+class QuantMethod:
+    """What SGLang's loader asks a layer for when its weights are loaded."""
+
+    def __init__(self, quant_config: Fp8Config | None) -> None:
+        self.quant_config = quant_config
+
+    def process_weights_after_loading(self, layer: ExpertWeights) -> None:
+        """As the layer's own."""
+        layer.process_weights_after_loading()
+
+
+def make_expert_params_mapping(
+    ckpt_gate_proj_name: str, ckpt_down_proj_name: str, ckpt_up_proj_name: str, num_experts: int
+) -> list[tuple[str, str, int, str]]:
+    """(start of the parameter's name, part of the checkpoint's name, expert, shard), three for every expert.
+
+    Source: SGLang ``EPMoE.make_expert_params_mapping``.
+    """
+    names = zip(_SHARDS, (ckpt_gate_proj_name, ckpt_down_proj_name, ckpt_up_proj_name), strict=True)
+    shards = [("experts.w2_" if shard == "w2" else "experts.w13_", name, shard) for shard, name in names]
+    return [
+        (param, f"experts.{expert}.{name}.", expert, shard)
+        for expert in range(num_experts)
+        for param, name, shard in shards
+    ]
+
+
+class ExpertWeights(WholeLayer):
+    """Holds an EPMoE's parameters; loads, copies, casts and quantizes them."""
+
+    w13_weight: Tensor
+    w2_weight: Tensor
+    w13_weight_scale: Tensor
+    w2_weight_scale: Tensor
+    w13_input_scale: Tensor
+    w2_input_scale: Tensor
+    group: ProcessGroup | None
+    start_expert_id: int
+    end_expert_id: int
+    num_experts_per_partition: int
+    hidden_size: int
+    intermediate_size: int
+    params_dtype: torch.dtype
+    use_fp8_w8a8: bool
+
+    def _make_parameters(self, config: Fp8Config | None) -> None:
+        local, hidden, inner = self.num_experts_per_partition, self.hidden_size, self.intermediate_size
+        self._serialized = None if config is None else config.is_checkpoint_fp8_serialized
+        self._codes_came = False  # weights that are fp8, whose scales have to come too
+        self._static = config is not None and config.activation_scheme == "static"
+
+        def parameter(name: str, *shape: int, dtype: torch.dtype) -> None:
+            value = torch.empty(shape, dtype=dtype)
+            if name.endswith("scale"):
+                value.fill_(torch.nan)  # until it is loaded
+            self._put(name, value)
+
+        dtype = FP8 if self._serialized else self.params_dtype
+        parameter("w13_weight", local, 2 * inner, hidden, dtype=dtype)
+        parameter("w2_weight", local, hidden, inner, dtype=dtype)
+        if config is not None:
+            parameter("w13_weight_scale", local, 2, dtype=torch.float32)
+            parameter("w2_weight_scale", local, dtype=torch.float32)
+        for name in ("w13_input_scale", "w2_input_scale"):
+            if self._static:
+                parameter(name, local, dtype=torch.float32)
+        self._ready = config is None
+
+    def _put(self, name: str, value: Tensor) -> None:
+        """A parameter of this layer, which has the loader; fp8 are `Codes`."""
+        made = Codes(value) if value.dtype == FP8 else nn.Parameter(value, requires_grad=False)
+        made.weight_loader = self.weight_loader  # type: ignore[attr-defined]
+        self.register_parameter(name, made)
+
+    def _keep_codes(self) -> None:
+        keep_codes(self, *(name for name in _WEIGHTS if getattr(self, name).dtype == FP8))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """As the layer is: floats, or behind process_weights_after_loading fp8 codes together with their scales."""
+        for name in _WEIGHTS if self.use_fp8_w8a8 and self._ready else ():
+            given = [prefix + each in state_dict for each in (name, f"{name}_scale")]
+            need(given[0] == given[1], prefix + name, "and its scale go together: give both or none")
+        fit_state_dict(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._keep_codes()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExpertWeights:
+        """Moves and casts. fp8 codes and scales keep their dtypes; ``params_dtype`` goes with the other weights."""
+        dtype = fn(self.w2_weight.detach().new_empty(0, dtype=self.params_dtype)).dtype
+        need(dtype in _FLOATS, "params_dtype", "is {}; it must be bf16, fp16 or fp32", dtype)
+        kept = (each for name, each in self.named_parameters() if name.endswith("scale") or each.dtype == FP8)
+        super()._apply(without_casts(fn, kept), recurse)  # type: ignore[no-untyped-call]
+        self.params_dtype = dtype
+        self._keep_codes()
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExpertWeights:
+        copied: ExpertWeights = copied_beside(self, memo, self.group)
+        for parameter in copied.parameters():
+            parameter.weight_loader = copied.weight_loader  # type: ignore[attr-defined]
+        return copied
+
+    @with_typed_errors
+    def weight_loader(
+        self, param: nn.Parameter, loaded_weight: Tensor, weight_name: str, shard_id: str, expert_id: int
+    ) -> None:
+        """Put one expert's weight, or scale, into its place; those of other ranks' experts are left out.
+
+        Args:
+            param: one of this layer's parameters.
+            loaded_weight: w1, w3 ``(F, H)``, w2 ``(H, F)``; a scale has one value.
+            weight_name: its name in the checkpoint; with "input_scale" or "weight_scale" in it, a scale.
+            shard_id: "w1" (gate), "w2" (down) or "w3" (up).
+            expert_id: 0..E-1.
+
+        Raises:
+            ArgumentError: the shard has another name, shape or dtype do not fit, w1 and w3 of an expert have input
+                scales that differ by more than 1e-5, or fp8 weights are processed already.
+
+        Source: SGLang ``EPMoE.weight_loader``.
+        """
+        need_one_of("shard_id", shard_id, _SHARDS)
+        rule = "have been processed with their scales: load other weights into a new layer"
+        need(not (self.use_fp8_w8a8 and self._ready), "param", rule)
+        floats = (*FLOATS, FP8) if self.use_fp8_w8a8 else FLOATS
+        need_dtype(weight_name, loaded_weight, *((FP8,) if param.dtype == FP8 else floats))
+        if not self.start_expert_id <= expert_id <= self.end_expert_id:
+            return
+        place = param.data[expert_id - self.start_expert_id]
+        if "input_scale" in weight_name or "weight_scale" in weight_name:
+            rule = "is {} for {}; a scale has one value"
+            need(loaded_weight.numel() == 1, "loaded_weight", rule, loaded_weight.shape, weight_name)
+            value = loaded_weight.reshape(())
+            if "input_scale" in weight_name:
+                before, after = float(place), float(value)
+                rule = "is {:g} for {}, but {:g} came before; w1 and w3 share one input scale"
+                need(not abs(before - after) > 1e-5, "loaded_weight", rule, after, weight_name, before)
+                place.copy_(value)
+            elif shard_id == "w2":
+                place.copy_(value)
+            else:
+                place[_SHARDS.index(shard_id) // 2] = value
+            return
+        if shard_id != "w2":
+            first = 0 if shard_id == "w1" else self.intermediate_size
+            place = place[first : first + self.intermediate_size]
+        need_shape("loaded_weight", loaded_weight, tuple(place.shape))
+        self._codes_came |= loaded_weight.dtype == FP8
+        place.copy_(loaded_weight)  # other floats hold fp8's values exactly
+
+    @torch.no_grad()
+    def process_weights_after_loading(self) -> None:
+        """With fp8: gives both halves of w13 one scale, or quantizes the loaded weights. Else nothing to do.
+
+        Raises:
+            ArgumentError: a scale has not been loaded.
+        """
+        if self._ready:
+            return
+        if self._static:
+            self._need_loaded("w13_input_scale", "w2_input_scale")
+        scales = (self.w13_weight_scale, self.w2_weight_scale)
+        serialized = self._serialized or self._codes_came
+        if self._serialized is None:
+            serialized = serialized or not all(bool(scale.isnan().all()) for scale in scales)
+        if not serialized:
+            for name in _WEIGHTS:
+                weight = getattr(self, name).float()
+                top = weight.abs().amax((1, 2))
+                scale = torch.where(top == 0, 1.0, top / FP8_MAX)
+                self._replace(name, weight, scale)
+        else:
+            self._need_loaded("w13_weight_scale", "w2_weight_scale")
+            halves = self.w13_weight_scale
+            each = halves.repeat_interleave(self.intermediate_size, dim=1)
+            self._replace("w13_weight", self.w13_weight.float() * each[..., None], halves.amax(1))
+            self._put("w2_weight", self.w2_weight.to(FP8))
+        self._ready = True
+
+    def _replace(self, name: str, weight: Tensor, scale: Tensor) -> None:
+        codes = torch.stack([scaled(w, s.expand(len(w)), FP8) for w, s in zip(weight, scale, strict=True)])
+        self._put(name, codes)
+        self._put(f"{name}_scale", scale)
+
+    def _need_loaded(self, *names: str) -> None:
+        for name in names:
+            need(not bool(getattr(self, name).isnan().any()), name, "has not been loaded for every expert of this rank")

@@ -1,0 +1,239 @@
+"""The work of ``torch.ops._C_ascend``'s operators, by their own names and arguments, over those of `ascend_moe.npu`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ascend_moe._torch_npu import on_npu
+from ascend_moe.errors import need, need_dims
+from ascend_moe.experts import npu_dequant_swiglu_quant, npu_grouped_matmul, whole_shape
+from ascend_moe.experts.groups import PAIRS
+from ascend_moe.fused import dispatch_ffn_combine
+from ascend_moe.routing import npu_moe_gating_top_k
+from ascend_moe.routing.gating import SOFTMAX, Groups, gating_top_k
+from ascend_moe.torch_npu_ops.fused import (
+    grouped_matmul_swiglu_quant,
+    need_int8_weight,
+    need_rows_in_int8,
+    npu_grouped_matmul_swiglu_quant,
+)
+
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def moe_gating_top_k(
+    x: torch.Tensor,
+    k: int,
+    k_group: int,
+    group_count: int,
+    group_select_mode: int,
+    renorm: int,
+    norm_type: int,
+    out_flag: bool,
+    routed_scaling_factor: float,
+    eps: float,
+    bias_opt: torch.Tensor | None = None,
+) -> Triple:
+    """`ascend_moe.npu.npu_moe_gating_top_k`, whose arguments these are; bias_opt is its bias, of any float type.
+
+    Softmax weights are divided by their sum with renorm 1, those of the other types always.
+    """
+    plain = bias_opt is None or bias_opt.dtype == x.dtype
+    if on_npu(x) and plain and not (renorm and norm_type == SOFTMAX):  # torch_npu's documents renorm 0 only
+        return npu_moe_gating_top_k(
+            x, k, bias=bias_opt, k_group=k_group, group_count=group_count, group_select_mode=group_select_mode,
+            renorm=0, norm_type=norm_type, out_flag=out_flag, routed_scaling_factor=routed_scaling_factor, eps=eps,
+        )  # fmt: skip
+    groups = Groups(group_count, k_group, group_select_mode)
+    return gating_top_k(x, k, bias_opt, groups, norm_type, renorm, routed_scaling_factor, eps, out_flag)
+
+
+def moe_gating_top_k_hash(
+    x: torch.Tensor,
+    k: int,
+    bias: torch.Tensor | None = None,
+    input_ids: torch.Tensor | None = None,
+    tid2eid: torch.Tensor | None = None,
+    k_group: int = 1,
+    group_count: int = 1,
+    routed_scaling_factor: float = 1.0,
+    eps: float = 1e-20,
+    group_select_mode: int = 0,
+    renorm: int = 0,
+    norm_type: int = 0,
+    out_flag: bool = False,
+) -> Triple:
+    """The same; with input_ids ``(T,)`` and tid2eid ``(V, k)`` the experts are ``tid2eid[input_ids]``. renorm is 0."""
+    need(renorm == 0, "renorm", "is {}; moe_gating_top_k_hash takes 0, divide the weights afterwards", renorm)
+    groups = Groups(group_count, k_group, group_select_mode)
+    hashed = {"input_ids": input_ids, "tid2eid": tid2eid}
+    return gating_top_k(x, k, bias, groups, norm_type, renorm, routed_scaling_factor, eps, out_flag, **hashed)
+
+
+def _need_no_int4(**arguments: Any) -> None:
+    for name, value in arguments.items():
+        absent = value is None or (isinstance(value, (list, tuple)) and len(value) == 0)
+        need(absent, name, "belongs to int4 weights, which are not supported; leave it out")
+
+
+_HALVES = 1  # swiglu_mode with limit, alpha and bias: torch_npu's 2; its 1, interleaved columns, is not among these
+
+
+_NO_LIMIT = torch.finfo(torch.float32).max
+
+
+def dequant_swiglu_quant(
+    x: torch.Tensor,
+    *,
+    weight_scale: torch.Tensor | None = None,
+    activation_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    quant_scale: torch.Tensor | None = None,
+    quant_offset: torch.Tensor | None = None,
+    group_index: torch.Tensor | None = None,
+    activate_left: bool = True,
+    quant_mode: int = 0,
+    swiglu_mode: int = 0,
+    clamp_limit: float = 0.0,
+    glu_alpha: float = 1.0,
+    glu_bias: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``npu_dequant_swiglu_quant``: as `ascend_moe.npu.npu_dequant_swiglu_quant`, whose arguments these are.
+
+    swiglu_mode 0 is SwiGLU. 1: ``g * sigmoid(glu_alpha * g) * (u + glu_bias)`` of the two halves of a row, g cut at
+    clamp_limit and u at both sides, where clamp_limit is above 0.
+    """
+    need(swiglu_mode in (0, _HALVES), "swiglu_mode", "is {}; it must be 0 or {}", swiglu_mode, _HALVES)
+    need(clamp_limit >= 0, "clamp_limit", "is {}; it must be at least 0 (0: no limit)", clamp_limit)
+    variant: dict[str, Any] = {}
+    if swiglu_mode == _HALVES:
+        limit = clamp_limit or _NO_LIMIT
+        variant = {"swiglu_mode": 2, "clamp_limit": limit, "glu_alpha": glu_alpha, "glu_bias": glu_bias}
+    return npu_dequant_swiglu_quant(
+        x, weight_scale=weight_scale, activation_scale=activation_scale, bias=bias, quant_scale=quant_scale,
+        quant_offset=quant_offset, group_index=group_index, activate_left=activate_left, quant_mode=quant_mode,
+        **variant,
+    )  # fmt: skip
+
+
+def swiglu_quant_of_one(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    x_scale: torch.Tensor,
+    group_list: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    offset: torch.Tensor | None = None,
+    swiglu_limit: float = 0.0,
+) -> Triple:
+    """``grouped_matmul_swiglu_quant`` and ``…_weight_nz``: int8 weight ``(E, K, N)``, group_list running sums.
+
+    As `ascend_moe.npu.npu_grouped_matmul_swiglu_quant`. swiglu_limit above 0: the gate (left half) is cut at it, up at
+    both sides, before silu. int4 weights, and bias and offset, which belong to them, are refused.
+    """
+    need_int8_weight("weight", weight)
+    _need_no_int4(bias=bias, offset=offset)
+    if on_npu(x) and swiglu_limit == 0:
+        return npu_grouped_matmul_swiglu_quant(x, weight, group_list, weight_scale, x_scale)
+    return swiglu_quant_of_lists(x, [weight], [weight_scale], x_scale, group_list, swiglu_limit=swiglu_limit)
+
+
+def swiglu_quant_of_lists(
+    x: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    weight_scale: Sequence[torch.Tensor],
+    x_scale: torch.Tensor,
+    group_list: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    offset: torch.Tensor | None = None,
+    swiglu_limit: float = 0.0,
+) -> Triple:
+    """``grouped_matmul_swiglu_quant_weight_nz_tensor_list``: the same with a weight ``(K, N)`` of each expert."""
+    _need_no_int4(bias=bias, offset=offset)
+    codes, scale = grouped_matmul_swiglu_quant(x, weight, weight_scale, x_scale, group_list, swiglu_limit=swiglu_limit)
+    return codes, scale, scale.new_zeros(())
+
+
+def swiglu_quant_v2(
+    x: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    weight_scale: Sequence[torch.Tensor],
+    x_scale: torch.Tensor,
+    group_list: torch.Tensor,
+    smooth_scale: torch.Tensor | None = None,
+    weight_assist_matrix: Sequence[torch.Tensor] | None = None,
+    bias: torch.Tensor | None = None,
+    dequant_mode: int | None = 0,
+    dequant_dtype: int | None = 0,
+    quant_mode: int | None = 0,
+    quant_dtype: int | None = 0,
+    transpose_weight: bool = False,
+    group_list_type: int = 0,
+    tuning_config: Sequence[int] = (),
+    swiglu_limit: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``grouped_matmul_swiglu_quant_v2``: int8 weights, one or one an expert; group_list sums (0) or counts (1).
+
+    transpose_weight: weights are ``(…, N, K)``. dequant_dtype, quant_dtype: 0, or the numbers of float32 and int8.
+    None means 0.
+    """
+    for matrix in weight:
+        need_int8_weight("weight", matrix)
+    _need_no_int4(weight_assist_matrix=weight_assist_matrix, bias=bias)
+    need_rows_in_int8(dequant_mode, quant_mode, dequant_dtype or None, quant_dtype or None)
+    need(group_list_type in (0, 1), "group_list_type", "is {}; it must be 0 (sums) or 1 (counts)", group_list_type)
+    matrices = [matrix.transpose(-1, -2) for matrix in weight] if transpose_weight else weight
+    return grouped_matmul_swiglu_quant(
+        x, matrices, weight_scale, x_scale, group_list, group_list_type=group_list_type, smooth_scale=smooth_scale,
+        swiglu_limit=swiglu_limit,
+    )  # fmt: skip
+
+
+def ffn_of_any_release(
+    *,
+    out: torch.Tensor,
+    weight1: Sequence[torch.Tensor],
+    expert_idx: torch.Tensor,
+    expert_token_nums: torch.Tensor | None = None,
+    bias1: Any = None,
+    bias2: Any = None,
+    swiglu_limit: float = 0.0,
+    **call: Any,
+) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+    """`ascend_moe.fused.dispatch_ffn_combine`; 0.18 has no biases, mask and limit, 0.13 no expert_token_nums too."""
+    counts = expert_token_nums
+    if counts is None:
+        counts = expert_idx.new_empty(whole_shape(weight1, "weight1")[0], dtype=torch.int32)
+    made = dispatch_ffn_combine(
+        out=out, weight1=weight1, expert_idx=expert_idx, expert_token_nums=counts, bias1=bias1, bias2=bias2,
+        swiglu_limit=swiglu_limit, **call,
+    )  # fmt: skip
+    return made[0] if expert_token_nums is None else made
+
+
+def moe_grouped_matmul(
+    x: torch.Tensor, weight: torch.Tensor, group_list: torch.Tensor, split_item: int, group_type: int,
+    group_list_type: int,
+) -> list[torch.Tensor]:  # fmt: skip
+    """`ascend_moe.npu.npu_grouped_matmul` of one x ``(M, K)`` and one weight ``(E, K, N)``, bf16 or fp16.
+
+    group_list is ``(n, 2)``: pairs of an expert and its rows. vllm-ascend has no caller, and documents no other call
+    than split_item 2, group_type 0, group_list_type 2; split_item 3 means the same in torch_npu. Others are refused.
+    """
+    need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16))
+    need_dims("weight", weight, 3, dtypes=(x.dtype,))
+    for name, value, known in (
+        ("split_item", split_item, (2, 3)),
+        ("group_type", group_type, (0,)),
+        ("group_list_type", group_list_type, (PAIRS,)),
+    ):
+        need(value in known, name, "is {}; it must be {}", value, " or ".join(map(str, known)))
+    return npu_grouped_matmul(
+        [x], [weight], group_list=group_list, split_item=split_item, group_type=group_type,
+        group_list_type=group_list_type,
+    )  # fmt: skip

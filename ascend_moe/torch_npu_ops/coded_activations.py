@@ -1,0 +1,170 @@
+"""Activations whose results are codes: SwiGLU and SiTU in MX's e4m3 or in int8, as vllm-ascend calls them."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import silu
+
+from ascend_moe.errors import need, need_dims, need_dtype, need_shape
+from ascend_moe.experts.quant import dynamic_quant_rows
+
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+_BLOCK = 32  # values that share an exponent
+
+
+_E4M3_EXPONENT, _E4M3_MAX = 8, 448.0  # of the largest e4m3
+
+
+_BIAS = 127  # of e8m0
+
+
+_E4M3_CODE = 36  # situ_mx_quant's number of e4m3
+
+
+_SWIGLU_MX = 2  # quant_mode
+
+
+_SCALES_OF_A_PAIR = 2
+
+
+def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    need(x.dim() >= 1 and x.shape[-1] % 2 == 0, "x", "is {}; its last dimension must be even", x.shape)
+    gate, up = x.float().chunk(2, -1)
+    return gate, up
+
+
+def mx_shapes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Empty codes and scales of the activation of x."""
+    width = x.shape[-1] // 2
+    pairs = -(-width // (_BLOCK * _SCALES_OF_A_PAIR))
+    codes = x.new_empty((*x.shape[:-1], width), dtype=torch.float8_e4m3fn)
+    return codes, x.new_empty((*x.shape[:-1], pairs, _SCALES_OF_A_PAIR), dtype=torch.float8_e8m0fnu)
+
+
+def _mx_quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """MX's e4m3 codes and e8m0 scales of float32 values, as npu_dynamic_mx_quant with scale_alg 0.
+
+    The exponent of 32 values is that of the largest less 8; codes past 448 become 448. The second exponent of the last
+    pair, where there is no block for it, is that of zeros.
+    """
+    width = values.shape[-1]
+    room = -width % (_BLOCK * _SCALES_OF_A_PAIR)
+    blocks = torch.nn.functional.pad(values, (0, room)).reshape(*values.shape[:-1], -1, _BLOCK)
+    largest = blocks.abs().amax(-1)
+    exponents = (torch.frexp(largest).exponent - 1 - _E4M3_EXPONENT).clamp(-_BIAS, _BIAS)
+    exponents = torch.where(largest > 0, exponents, -_BIAS)
+    codes = torch.ldexp(blocks, -exponents[..., None]).clamp(-_E4M3_MAX, _E4M3_MAX).flatten(-2)[..., :width]
+    scales = (exponents + _BIAS).to(torch.uint8).view(torch.float8_e8m0fnu)
+    return codes.to(torch.float8_e4m3fn), scales.reshape(*values.shape[:-1], -1, _SCALES_OF_A_PAIR)
+
+
+def swiglu_group_quant(
+    x: torch.Tensor,
+    topk_weight: torch.Tensor | None,
+    group_index: torch.Tensor | None,
+    dst_type: torch.dtype | int,
+    quant_mode: int = 1,
+    group_size: int = 128,
+    round_scale: bool = False,
+    ue8m0_scale: bool = False,
+    output_origin: bool = False,
+    group_list_type: int = 0,
+    clamp_value: float = 0.0,
+) -> Triple:
+    """``npu_swiglu_group_quant`` with quant_mode 2: ``silu(left) * right`` in MX's e4m3, a scale for 32 values.
+
+    vllm-ascend calls only this mode, with dst_type float8_e4m3fn and defaults. clamp_value above 0: the gate (left) is
+    cut at it, up at both sides. The activation is float32 up to its code: assumed. The third result is empty:
+    vllm-ascend drops it. Other modes and arguments have no documented meaning, and are refused.
+    """
+    need_dtype("x", x, torch.bfloat16, torch.float16)
+    for name, tensor in (("topk_weight", topk_weight), ("group_index", group_index)):
+        need(tensor is None, name, "is given; vllm-ascend passes None, and nothing else is supported")
+    kinds = (torch.float8_e4m3fn, 24)  # and torch's number of it
+    need(dst_type in kinds, "dst_type", "is {}; it must be torch.float8_e4m3fn", dst_type)
+    rule = "is {}; it must be 2 (MX: a scale for 32 values)"
+    need(quant_mode == _SWIGLU_MX, "quant_mode", rule, quant_mode)
+    for name, value, default in (
+        ("group_size", group_size, 128),
+        ("round_scale", round_scale, False),
+        ("ue8m0_scale", ue8m0_scale, False),
+        ("output_origin", output_origin, False),
+        ("group_list_type", group_list_type, 0),
+    ):
+        need(value == default, name, "is {}; only the default, {}, is supported", value, default)
+    need(clamp_value >= 0, "clamp_value", "is {}; it must be at least 0 (0: no limit)", clamp_value)
+    gate, up = _halves(x)
+    if clamp_value > 0:
+        gate, up = gate.clamp(max=clamp_value), up.clamp(-clamp_value, clamp_value)
+    return *_mx_quantize(silu(gate) * up), x.new_empty(0)
+
+
+def _situ(gate: torch.Tensor, up: torch.Tensor, beta: float, linear_beta: float) -> torch.Tensor:
+    """Kimi's SiTU in float32; linear_beta 0: up as it is."""
+    need(beta > 0, "beta", "is {}; it must be above 0", beta)
+    need(linear_beta >= 0, "linear_beta", "is {}; it must be at least 0 (0: no limit of up)", linear_beta)
+    gate = beta * torch.tanh(gate / beta) * torch.sigmoid(gate)
+    return gate * (linear_beta * torch.tanh(up / linear_beta) if linear_beta else up)
+
+
+def _need_gate_left(activate_left: bool) -> None:
+    need(
+        activate_left, "activate_left", "is False; vllm-ascend passes True, and only the gate in the left half is known"
+    )
+
+
+def situ_mx_quant(
+    x: torch.Tensor, beta: float = 1.0, linear_beta: float = 0.0, activate_left: bool = False,
+    dst_type: int = _E4M3_CODE,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """SiTU of x ``(..., 2F)``, gate left, in MX's e4m3 as `swiglu_group_quant`."""
+    need_dtype("x", x, torch.bfloat16, torch.float16)
+    _need_gate_left(activate_left)
+    need(dst_type == _E4M3_CODE, "dst_type", "is {}; it must be {}, e4m3", dst_type, _E4M3_CODE)
+    return _mx_quantize(_situ(*_halves(x), beta, linear_beta))
+
+
+def dequant_situ_quant(
+    x: torch.Tensor,
+    *,
+    weight_scale: torch.Tensor | None = None,
+    activation_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    quant_scale: torch.Tensor | None = None,
+    quant_offset: torch.Tensor | None = None,
+    group_index: torch.Tensor | None = None,
+    beta: float = 4.0,
+    linear_beta: float = 25.0,
+    activate_left: bool = True,
+    quant_mode: str = "dynamic",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """SiTU of x ``(rows, 2F)``, gate left, in int8 with a scale a row.
+
+    x is bf16 or fp16, or int32: times weight_scale ``(2F,)`` and activation_scale ``(rows,)``. The other tensors are
+    None in vllm-ascend, and else refused.
+    """
+    need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16, torch.int32))
+    refused = {"bias": bias, "quant_scale": quant_scale, "quant_offset": quant_offset, "group_index": group_index}
+    if x.dtype != torch.int32:
+        refused |= {"weight_scale": weight_scale, "activation_scale": activation_scale}
+    for name, tensor in refused.items():
+        need(
+            tensor is None,
+            name,
+            "is given with x of {}; vllm-ascend passes None, and nothing else is supported",
+            x.dtype,
+        )
+    _need_gate_left(activate_left)
+    need(quant_mode == "dynamic", "quant_mode", "is {!r}; it must be 'dynamic'", quant_mode)
+    values = x.float()
+    if x.dtype == torch.int32:
+        need(weight_scale is not None, "weight_scale", "is None; an int32 x needs it")
+        assert weight_scale is not None
+        need_shape("weight_scale", weight_scale, (x.shape[1],), (1, x.shape[1]))
+        values = values * weight_scale.float()
+        if activation_scale is not None:
+            need_shape("activation_scale", activation_scale, (x.shape[0],), (x.shape[0], 1))
+            values = values * activation_scale.float().reshape(-1, 1)
+    return dynamic_quant_rows(_situ(*_halves(values), beta, linear_beta))
