@@ -21,7 +21,7 @@ from ascend_moe.presets import preset as preset_of
 from ascend_moe.settings import MAX_WORLD
 
 if TYPE_CHECKING:
-    from ascend_moe.interop.vllm.trial import Outcome, Trial
+    from ascend_moe.vllm_pairs import Outcome, Trial
 
 app = typer.Typer()
 _WIDTH = 100  # columns where the output is no terminal
@@ -59,8 +59,8 @@ def vllm_pairs(
     could not be written. 2: wrong options.
     """
     from ascend_moe.interop.vllm.selection import compatibility
-    from ascend_moe.interop.vllm.trial import Trial, try_pair
     from ascend_moe.run.layers import batches_of
+    from ascend_moe.vllm_pairs import Trial, try_pair
 
     if not pf_type and not experts_type:
         if profile is not None:

@@ -204,9 +204,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "doctor": ("plan", "ops", "vnpu", "_text"),
     "run": ("", "checkpoint", "plan", "reference", "vnpu"),
     "bench": ("", "presets", "plan", "reference", "predict"),
+    "vllm_pairs": ("interop",),
     "cli": (
-        *("checkpoint", "presets", "validate", "doctor", "run", "bench", "explore", "predict", "standin", "interop"),
-        "_text",
+        *("checkpoint", "presets", "validate", "doctor", "run", "bench", "explore", "predict", "standin"),
+        *("vllm_pairs", "_text"),
     ),
     "__main__": ("cli",),
 }

@@ -18,13 +18,11 @@ from ascend_moe.interop.vllm.bases import (
     FusedMoEPermuteExpertsUnpermute,
     FusedMoEPrepareAndFinalize,
     FusedMoEPrepareAndFinalizeModular,
-    FusedMoEQuantConfig,
     TopKWeightAndReduce,
-    int8_w8a8_moe_quant_config,
 )
-from ascend_moe.interop.vllm.experts import make_experts
+from ascend_moe.interop.vllm.factories import make_experts, make_prepare_finalize
 from ascend_moe.interop.vllm.kernel import FusedMoEModularKernel
-from ascend_moe.interop.vllm.prepare_finalize import make_prepare_finalize
+from ascend_moe.interop.vllm.quantization import FusedMoEQuantConfig, int8_w8a8_moe_quant_config
 from ascend_moe.interop.vllm.selection import (
     MoEKernelConfig,
     compatibility,

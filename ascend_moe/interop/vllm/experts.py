@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,20 +9,16 @@ import torch
 from torch import Tensor
 
 from ascend_moe._torch_npu import on_npu
-from ascend_moe.choices import EXPERTS
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import grouped_mlp
-from ascend_moe.interop.vllm import bases, weight_and_reduce
-from ascend_moe.interop.vllm.prepare_finalize import base_of
-from ascend_moe.interop.vllm.quantization import check_experts, is_w8a8
+from ascend_moe.interop.vllm.quantization import is_w8a8
 from ascend_moe.permute import sort_by_expert
 
-KINDS = EXPERTS
 ACTIVATIONS = ("silu",)
 _OPERATORS = ("npu_grouped_matmul", "npu_swiglu", "npu_dequant_swiglu_quant")
 
 
-class _Experts:
+class Experts:
     """The methods of both formats, for the bases of 0.11 and of the newest releases alike."""
 
     def __init__(self, mk: Any, war: Any, ops: Any, quant_config: Any, num_local_experts: int, moe_config: Any) -> None:
@@ -262,50 +257,3 @@ def _counts(expert_tokens_meta: Any) -> Tensor:
 def name_of(activation: Any) -> str:
     """ "silu" of "silu" and of an enumeration's member with this value."""
     return str(getattr(activation, "value", activation))
-
-
-@functools.cache
-def _class(base: type, formats: Any, batched: bool) -> type:
-    chosen = formats.BatchedExperts if batched else formats.Standard
-    name = "AscendBatchedExperts" if batched else "AscendExperts"
-    own = {"activation_format": staticmethod(lambda: chosen), "__doc__": f"{base.__name__} over grouped matmuls."}
-    return type(name, (_Experts, base), own)
-
-
-@with_typed_errors
-def make_experts(
-    mk: Any,
-    war: Any,
-    ops: Any,
-    quant_config: Any,
-    num_local_experts: int,
-    kind: str = "standard",
-    *,
-    moe_config: Any = None,
-) -> Any:
-    """The experts of a rank, an instance of a subclass of ``mk``'s own.
-
-    Args:
-        mk: vLLM's module fused_moe.modular_kernel, 0.11 or newer; None: ``ascend_moe.interop.vllm.bases``.
-        war: vLLM's module fused_moe.topk_weight_and_reduce; None: ``ascend_moe.interop.vllm.weight_and_reduce``.
-        ops: namespace with npu_grouped_matmul, npu_swiglu and npu_dequant_swiglu_quant; without them, or None, this
-            package's, which are torch_npu's for NPU tensors.
-        quant_config: vLLM's FusedMoEQuantConfig, ours, or None. quant_dtype int8 with per_act_token_quant is W8A8,
-            with w1_scale ``(L, 2F)`` and w2_scale ``(L, H)`` float32, a dimension of 1 may follow; None: unquantized.
-        num_local_experts: L.
-        kind: "standard" or "batched", as the PrepareAndFinalize.
-        moe_config: of the newest releases, for those who ask the experts for it. It, and quant_config, may not ask for
-            another activation than silu and mul: no limit, alpha or beta.
-
-    Raises:
-        ArgumentError: a rule above is broken.
-
-    Source: vLLM ``FusedMoEPermuteExpertsUnpermute``, ``FusedMoEExpertsModular``.
-    """
-    need_one_of("kind", kind, KINDS)
-    need(num_local_experts >= 1, "num_local_experts", "is {}; need at least 1", num_local_experts)
-    mk = bases if mk is None else mk
-    base = base_of(mk, "FusedMoEExpertsModular", "FusedMoEPermuteExpertsUnpermute")
-    made = _class(base, mk.FusedMoEActivationFormat, kind == "batched")
-    war = weight_and_reduce if war is None else war
-    return made(mk, war, ops, check_experts(quant_config, moe_config), num_local_experts, moe_config)

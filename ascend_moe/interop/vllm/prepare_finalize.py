@@ -12,23 +12,18 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ascend_moe._narrow import narrow, wide_ids_named
-from ascend_moe._torch_npu import on_npu
 from ascend_moe.dispatchers import Dispatched
 from ascend_moe.errors import (
-    ArgumentError,
-    RoutingOverflow,
     need,
     need_dims,
-    need_one_of,
     need_shape,
     with_typed_errors,
 )
-from ascend_moe.interop.vllm import bases
-from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, WAYS, All2AllHandle, All2AllManager
+from ascend_moe.interop.vllm.all2all import All2AllHandle
+from ascend_moe.interop.vllm.batched import BatchedRows
 from ascend_moe.interop.vllm.quantization import is_w8a8
 from ascend_moe.interop.vllm.weight_and_reduce import is_delegate
 
-KINDS = tuple(WAYS)
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -40,10 +35,10 @@ class _Call:
     given_ids: Tensor  # the caller's own
     weights: Tensor  # (T, K) float32, of combine
     dtype: torch.dtype
-    places: Tensor | None  # batched: where each row of sent.expand_x lies among L * most places
+    batched: BatchedRows | None  # None: rows lie as they came
 
 
-class _PrepareAndFinalize:
+class PrepareAndFinalize:
     """The methods of both formats. Every call's state hangs on the ids that prepare returns: any may be open."""
 
     def __init__(self, mk: Any, handle: All2AllHandle, batched: bool) -> None:
@@ -164,24 +159,24 @@ class _PrepareAndFinalize:
         dtype: torch.dtype,
     ) -> Any:  # fmt: skip
         counts, rows = sent.expert_token_nums, sent.expand_x
-        ends = counts.cumsum(0)
-        index = torch.arange(rows.shape[0], device=ends.device)
-        expert = torch.searchsorted(ends, index, right=True)
         meta = self.mk.ExpertTokensMetadata(expert_num_tokens=counts.to(torch.int32), expert_num_tokens_cpu=None)
         scales = sent.dynamic_scales.unsqueeze(1) if rows.dtype == torch.int8 else None
-        places = None
+        batched = None
         if self.batched:
-            places = self._places(counts, ends, index, expert)
-            rows = self._spread(rows, places)
-            scales = None if scales is None else self._spread(scales, places)
+            assert self.handle.max_tokens is not None
+            most = self.handle.max_tokens * self.dispatcher.world_size
+            batched = BatchedRows.of(counts, len(rows), most, self.dispatcher.rank)
+            rows = batched.spread(rows)
+            scales = None if scales is None else batched.spread(scales)
             # New tensors over the caller's memory: two calls with the same ids are told apart.
             ids, ones = topk_ids.detach(), topk_weights
         else:
             meta.rows_by_expert = True
             first = 0 if expert_map is None else self.dispatcher.rank * self.dispatcher.local_experts
-            ids = torch.where(expert < len(ends), expert + first, -1).to(torch.int32).unsqueeze(1)
+            expert = torch.searchsorted(counts.cumsum(0), torch.arange(len(rows), device=rows.device), right=True)
+            ids = torch.where(expert < len(counts), expert + first, -1).to(torch.int32).unsqueeze(1)
             ones = torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
-        self._calls[ids] = _Call(sent, topk_ids, weights, dtype, places)
+        self._calls[ids] = _Call(sent, topk_ids, weights, dtype, batched)
         return rows, scales, meta, ids, ones
 
     # ---- back
@@ -242,7 +237,7 @@ class _PrepareAndFinalize:
     ) -> Tensor:
         """The experts' rows in the order of those that were sent."""
         length, hidden = call.sent.expand_x.shape
-        if call.places is None:
+        if call.batched is None:
             if not is_delegate(weight_and_reduce_impl) and topk_ids.shape == (length, 1):
                 # Each row is a token of one expert with weight 1 here, whatever the class does.
                 fused = weight_and_reduce_impl.apply(None, fused, topk_weights, topk_ids, False)
@@ -251,15 +246,9 @@ class _PrepareAndFinalize:
         name = type(weight_and_reduce_impl).__name__
         rule = "is {}; batched rows take TopKWeightAndReduceDelegate: combine weights and sums"
         need(is_delegate(weight_and_reduce_impl), "weight_and_reduce_impl", rule, name)
-        local, most = self.dispatcher.local_experts, self._width()
-        need_shape("fused_expert_output", fused, (local, most, hidden), dtypes=(call.dtype,))
-        rows = fused.reshape(local * most, hidden)
-        if not on_npu(fused):  # work follows the rows that arrived
-            packed = fused.new_empty(length, hidden)
-            used = call.places[: int(call.sent.expert_token_nums.sum())]
-            packed[: len(used)] = rows[used]
-            return packed
-        return rows[call.places.clamp(max=len(rows) - 1)]
+        shape = (call.batched.local, call.batched.most, hidden)
+        need_shape("fused_expert_output", fused, shape, dtypes=(call.dtype,))
+        return call.batched.packed(fused)
 
     # ---- calls
 
@@ -295,32 +284,6 @@ class _PrepareAndFinalize:
             self._on_the_way = arrive
         return arrive
 
-    # ---- batched rows
-
-    def _width(self) -> int:
-        assert self.handle.max_tokens is not None
-        return self.handle.max_tokens * self.dispatcher.world_size
-
-    def _places(self, counts: Tensor, ends: Tensor, index: Tensor, expert: Tensor) -> Tensor:
-        """``(A,)``: the place of each row among L * most; one behind them for rows behind the last."""
-        most = self._width()
-        longest = int(counts.max())
-        if longest > most:
-            text = f"{longest} rows came for one expert, batched rows have places for {most} = max_num_tokens * "
-            raise RoutingOverflow(text + "ranks: name an expert once a token", rank=self.dispatcher.rank, rows=longest)
-        starts = torch.cat([ends - counts, ends[-1:]])
-        return torch.where(expert < len(ends), expert * most + index - starts[expert], len(ends) * most)
-
-    def _spread(self, values: Tensor, places: Tensor) -> Tensor:
-        """``(A, n)`` values as ``(L, most, n)``; zeros where no row is."""
-        local, most = self.dispatcher.local_experts, self._width()
-        spread = values.new_zeros(local * most + 1, values.shape[1])
-        if not on_npu(values):
-            places = places[places < local * most]
-            values = values[: len(places)]
-        spread[places] = values
-        return spread[:-1].view(local, most, values.shape[1])
-
     # ---- rules
 
     def _check(self, a1: Tensor, weights: Tensor, ids: Tensor, num_experts: int) -> None:
@@ -347,60 +310,3 @@ class _PrepareAndFinalize:
         fits = torch.equal(expert_map.cpu().long(), expected)
         need(fits, "expert_map", rule, rank, rank * local, (rank + 1) * local - 1)
         self._maps[expert_map] = True
-
-
-@functools.cache
-def _class(base: type, batched: bool) -> type:
-    name = "AscendBatchedPrepareAndFinalize" if batched else "AscendPrepareAndFinalize"
-    return type(name, (_PrepareAndFinalize, base), {"__doc__": f"{base.__name__} over dispatch and combine."})
-
-
-def base_of(mk: Any, *names: str) -> Any:
-    """The first of the classes that the module has."""
-    for name in names:
-        if hasattr(mk, name):
-            return getattr(mk, name)
-    raise ArgumentError(f"mk has none of {', '.join(names)}; give vLLM's fused_moe.modular_kernel", argument="mk")
-
-
-@with_typed_errors
-def make_prepare_finalize(
-    mk: Any,
-    ops: Any,
-    group_name: str,
-    rank: int,
-    world: int,
-    num_experts: int,
-    kind: str = "mc2",
-    *,
-    max_num_tokens: int = DEFAULT_MAX_TOKENS,
-    manager: All2AllManager | None = None,
-) -> Any:
-    """The PrepareAndFinalize of a group, an instance of a subclass of ``mk``'s own.
-
-    Args:
-        mk: vLLM's module fused_moe.modular_kernel, 0.11 or newer; None: ``ascend_moe.interop.vllm.bases``.
-        ops: namespace with npu_moe_distribute_dispatch_v2 and _combine_v2: ascend_moe, ascend_moe.npu, a patched
-            torch_npu; None: ascend_moe. prepare and finalize are async where its operators are ours.
-        group_name: ``ascend_moe.comm_name(process_group)``, a c10d group name, or a LocalCluster's; or the group
-            itself, as `comm.group_of`.
-        rank, world: this rank, and the W ranks of the group.
-        num_experts: E of all ranks, a multiple of W; rank r has experts r*L to r*L + L-1, L = E/W.
-        kind: "mc2": windows, standard rows. "batched": windows, rows by expert, ``(L, max_num_tokens * W, H)``, where
-            the largest count is read on the host. "alltoall", "allgather": standard rows by collectives, which read
-            all counts on the host.
-        max_num_tokens: most tokens of a rank, the same on all ranks, up to 4096; of windows.
-        manager: whose handle it takes, so that layers share one; None: one of its own.
-
-    Raises:
-        ArgumentError: a rule above is broken.
-
-    Source: vLLM ``FusedMoEPrepareAndFinalize``, ``FusedMoEPrepareAndFinalizeModular``.
-    """
-    need_one_of("kind", kind, KINDS)
-    mk = bases if mk is None else mk
-    base = base_of(mk, "FusedMoEPrepareAndFinalizeModular", "FusedMoEPrepareAndFinalize")
-    manager = All2AllManager(group_name, rank, world, ops) if manager is None else manager
-    wanted = {"kind": kind, "num_experts": num_experts, "max_num_tokens": max_num_tokens}
-    batched = kind == "batched"
-    return _class(base, batched)(mk, manager.get_handle(wanted), batched)

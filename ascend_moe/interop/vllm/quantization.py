@@ -1,13 +1,14 @@
-"""What a vLLM FusedMoEQuantConfig says, as far as this package computes it."""
+"""vLLM's FusedMoEQuantConfig: the attributes that the two parts read, and what this package computes of it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ascend_moe.errors import need
-from ascend_moe.interop.vllm.bases import FusedMoEQuantConfig
 
 #: What the newest releases say of the activation: argument, attribute, and the value that changes nothing.
 _ACTIVATION = (
@@ -18,6 +19,59 @@ _ACTIVATION = (
     ("moe_config", "swiglu_alpha", 1),
     ("moe_config", "swiglu_beta", 0),
 )
+
+
+@dataclass
+class FusedMoEQuantConfig:
+    """The attributes of vLLM's class of this name that the two parts read; the defaults mean: nothing is quantized.
+
+    Attributes:
+        quant_dtype: of rows: None, or int8.
+        per_act_token_quant: every row has a scale of its own.
+        w1_scale, w2_scale: ``(L, 2F)`` and ``(L, H)`` float32, a dimension of 1 may follow.
+        others: must stay as they are.
+    """
+
+    quant_dtype: torch.dtype | str | None = None
+    per_act_token_quant: bool = False
+    per_out_ch_quant: bool = False
+    block_shape: list[int] | None = None
+    w1_scale: Tensor | None = None
+    w2_scale: Tensor | None = None
+    a1_scale: Tensor | None = None
+    a2_scale: Tensor | None = None
+    w1_bias: Tensor | None = None
+    w2_bias: Tensor | None = None
+    w1_zp: Tensor | None = None
+    w2_zp: Tensor | None = None
+
+    @classmethod
+    def make(cls, quant_dtype: torch.dtype | str | None = None, *args: Any, **kwargs: Any) -> FusedMoEQuantConfig:
+        """An object with these attributes, as vLLM makes its own."""
+        return cls(quant_dtype, *args, **kwargs)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether rows are quantized."""
+        return self.quant_dtype is not None
+
+
+def int8_w8a8_moe_quant_config(
+    w1_scale: Tensor,
+    w2_scale: Tensor,
+    a1_scale: Tensor | None = None,
+    a2_scale: Tensor | None = None,
+    *,
+    w1_bias: Tensor | None = None,
+    w2_bias: Tensor | None = None,
+    per_act_token_quant: bool = True,
+) -> FusedMoEQuantConfig:
+    """int8 weights with a scale an output channel, int8 rows with a scale each.
+
+    vLLM's per_act_token_quant is False by default. Experts refuse False, and all but the two scales of weights.
+    """
+    scales = (w1_scale, w2_scale, a1_scale, a2_scale)
+    return FusedMoEQuantConfig(torch.int8, per_act_token_quant, True, None, *scales, w1_bias, w2_bias)
 
 
 def is_w8a8(quant_config: Any) -> bool:

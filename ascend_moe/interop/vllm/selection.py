@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ascend_moe.choices import EXPERTS, PREPARE_FINALIZE
 from ascend_moe.errors import need, need_one_of, with_typed_errors
-from ascend_moe.interop.vllm import bases, experts, prepare_finalize
+from ascend_moe.interop.vllm import bases, factories
 from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, All2AllManager
 from ascend_moe.interop.vllm.kernel import FusedMoEModularKernel
-
-PF_KINDS, EXPERTS_KINDS = prepare_finalize.KINDS, experts.KINDS
 
 
 class Pair(NamedTuple):
@@ -26,14 +25,14 @@ class Pair(NamedTuple):
 
 def compatibility() -> list[Pair]:
     """Every kind of PrepareAndFinalize with every kind of experts."""
-    return [Pair(way, kind, reason(way, kind)) for way in PF_KINDS for kind in EXPERTS_KINDS]
+    return [Pair(way, kind, reason(way, kind)) for way in PREPARE_FINALIZE for kind in EXPERTS]
 
 
 @with_typed_errors
 def reason(pf_kind: str, experts_kind: str) -> str:
     """Why the two kinds cannot be joined; "" if they can."""
-    need_one_of("kind of PrepareAndFinalize", pf_kind, PF_KINDS)
-    need_one_of("kind of experts", experts_kind, EXPERTS_KINDS)
+    need_one_of("kind of PrepareAndFinalize", pf_kind, PREPARE_FINALIZE)
+    need_one_of("kind of experts", experts_kind, EXPERTS)
     given = experts_of(pf_kind)
     if given == experts_kind:
         return ""
@@ -97,7 +96,7 @@ def maybe_make_prepare_finalize(config: Any) -> Any:
         kind = "mc2" if config.max_num_tokens <= DEFAULT_MAX_TOKENS else "alltoall"
     place = (config.group_name, config.rank, config.world, config.num_experts)
     given: dict[str, Any] = {"max_num_tokens": config.max_num_tokens, "manager": config.manager}
-    return prepare_finalize.make_prepare_finalize(config.mk, config.ops, *place, kind, **given)
+    return factories.make_prepare_finalize(config.mk, config.ops, *place, kind, **given)
 
 
 def select_gemm_impl(config: Any, prepare_finalize: Any) -> Any:
@@ -106,7 +105,7 @@ def select_gemm_impl(config: Any, prepare_finalize: Any) -> Any:
     batched = prepare_finalize.activation_format.name == "BatchedExperts"
     kind = ("batched" if batched else "standard") if config.experts_kind == "auto" else config.experts_kind
     local = config.num_experts // config.world
-    return experts.make_experts(config.mk, config.war, config.ops, config.quant_config, local, kind)
+    return factories.make_experts(config.mk, config.war, config.ops, config.quant_config, local, kind)
 
 
 @with_typed_errors

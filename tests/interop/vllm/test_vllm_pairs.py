@@ -9,8 +9,8 @@ import commands
 import pytest
 from vllm_parts import KINDS, each_kind
 
+from ascend_moe import vllm_pairs as trial
 from ascend_moe.interop import vllm
-from ascend_moe.interop.vllm import trial
 
 
 def test_the_matrix() -> None:

@@ -31,7 +31,7 @@ from vllm_parts import (
 import ascend_moe
 from ascend_moe.errors import ArgumentError, RoutingOverflow
 from ascend_moe.interop import vllm
-from ascend_moe.interop.vllm import bases, make_experts, make_prepare_finalize
+from ascend_moe.interop.vllm import make_experts, make_prepare_finalize
 
 
 @each_kind
@@ -193,8 +193,8 @@ def test_rows_of_the_batched_format(clusters: Clusters, w8a8: bool) -> None:
         ({"expert_map": torch.arange(E).flip(0)}, r"expert_map does not give rank 0 experts 0 to 7"),
         ({"expert_map": torch.arange(4)}, r"expert_map is \(4,\)"),
         ({"apply_router_weight_on_input": True}, r"needs K = 1; topk_ids has K = 3"),
-        ({"quant_config": bases.FusedMoEQuantConfig(torch.int8)}, r"without per_act_token_quant"),
-        ({"quant_config": bases.FusedMoEQuantConfig(torch.float8_e4m3fn, True)}, r"has quant_dtype torch.float8"),
+        ({"quant_config": vllm.FusedMoEQuantConfig(torch.int8)}, r"without per_act_token_quant"),
+        ({"quant_config": vllm.FusedMoEQuantConfig(torch.float8_e4m3fn, True)}, r"has quant_dtype torch.float8"),
         ({"a1": torch.zeros(17, H), "topk_ids": torch.zeros(17, 1, dtype=torch.int32),
           "topk_weights": torch.zeros(17, 1)}, r"a1 has 17 tokens, max_num_tokens is 16"),
     ],

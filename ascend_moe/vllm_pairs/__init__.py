@@ -15,7 +15,7 @@ from ascend_moe import LocalCluster
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import need
 from ascend_moe.experts import grouped_mlp, quantize_weight
-from ascend_moe.interop.vllm.bases import int8_w8a8_moe_quant_config
+from ascend_moe.interop.vllm.quantization import int8_w8a8_moe_quant_config
 from ascend_moe.interop.vllm.selection import MoEKernelConfig, reason, select
 
 MAX_WEIGHTS = 1 << 27  # elements of all experts
