@@ -1,59 +1,19 @@
-"""Communicator: one rank's end of the windows of a group, and the settings read when it is opened."""
+"""Communicator: one rank's end of the windows of a group on the CPU, and the settings read when it is opened."""
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from ascend_moe import log
+from ascend_moe.comm.ends import GroupEnd, take_number
 from ascend_moe.comm.lent import LentMemory, no_room
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.native import binding, library
 from ascend_moe.native.plans import ALGORITHMS
 from ascend_moe.native.windows import MIB, context_kind, near_stores, ranks_per_server, timeout_s
-
-_numbers = itertools.count(1)
-_alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-
-def take_number(end: Any) -> int:
-    """A number of its own for one rank's end, on CPU or NPU, by which ``by_number`` knows it."""
-    number = next(_numbers)
-    _alive[number] = end
-    return number
-
-
-def by_number(number: int) -> Any:
-    """The end whose ``number`` this is, while anything refers to it; None after that."""
-    return _alive.get(number)
-
-
-class GroupEnd:
-    """What a rank's ends on CPU and NPU have in common: the first fatal error, and the binding's ``end``."""
-
-    end: binding.End
-    _failed: BaseException | None = None
-
-    @property
-    def failed(self) -> BaseException | None:
-        return self._failed
-
-    @failed.setter
-    def failed(self, error: BaseException) -> None:
-        self._failed = error
-        self.end.shut()
-
-    def raise_if_failed(self) -> None:
-        """Raises the first fatal error once more (a copy: an exception object carries one traceback)."""
-        if isinstance(self.failed, AscendMoeError):
-            raise type(self.failed)(str(self.failed), **self.failed.details) from self.failed
-        if self.failed is not None:
-            raise self.failed
 
 
 class Communicator(GroupEnd):

@@ -19,7 +19,7 @@ import torch
 
 from .. import comm, log, settings
 from ..comm import servers
-from ..comm.communicator import GroupEnd, take_number
+from ..comm.ends import GroupEnd, take_number
 from ..comm.lent import LentMemory, no_room
 from ..errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ..native import binding, library

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 
 from .. import comm, log, settings
-from ..comm.communicator import by_number
+from ..comm.ends import by_number
 from ..errors import AscendMoeError, CommTimeout, PeerLost
 from ..native import binding
 from ..native.binding import RecordedCall

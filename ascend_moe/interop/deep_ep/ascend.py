@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from ascend_moe.errors import need, with_typed_errors
 from ascend_moe.interop.deep_ep.base import BufferBase
 from ascend_moe.interop.deep_ep.events import EventOverlap
+from ascend_moe.interop.deep_ep.fused import FuseMode
 from ascend_moe.interop.deep_ep.layout import Config
 from ascend_moe.interop.deep_ep.place import not_supported
 from ascend_moe.interop.deep_ep.runtime import Runtime
@@ -25,13 +25,6 @@ from ascend_moe.interop.deep_ep.strategies import (
 
 if TYPE_CHECKING:
     from ascend_moe.interop.deep_ep.place import Group
-
-
-class FuseMode(IntEnum):
-    """The two of ``fused_deep_moe``."""
-
-    FUSED_DEEP_MOE = 1
-    DISPATCH_FFN_COMBINE = 2
 
 
 class AscendBuffer(BufferBase):
@@ -295,18 +288,7 @@ class AscendBuffer(BufferBase):
             gmm1_permuted_weight, gmm1_permuted_weight_scale: plain, not permuted; see there.
         """
         need(fuse_mode in (1, 2), "fuse_mode", "is {}; it must be 1 or 2", fuse_mode)
-        fused = (
-            self.runtime.fused_deep_moe if fuse_mode == FuseMode.FUSED_DEEP_MOE else self.runtime.dispatch_ffn_combine
-        )
-        return fused(
-            x,
-            topk_idx,
-            gmm1_permuted_weight,
-            gmm1_permuted_weight_scale,
-            gmm2_weight,
-            gmm2_weight_scale,
-            topk_weights,
-            num_max_dispatch_tokens_per_rank,
-            num_experts,
-            quant_mode,
-        )
+        whole = fuse_mode == FuseMode.FUSED_DEEP_MOE
+        fused = self.runtime.fused_deep_moe if whole else self.runtime.dispatch_ffn_combine
+        weights = (gmm1_permuted_weight, gmm1_permuted_weight_scale, gmm2_weight, gmm2_weight_scale)
+        return fused(x, topk_idx, *weights, topk_weights, num_max_dispatch_tokens_per_rank, num_experts, quant_mode)

@@ -13,8 +13,8 @@ from ascend_moe.interop.deep_ep import events, layout, low_latency, normal
 from ascend_moe.interop.deep_ep.base import BufferBase
 from ascend_moe.interop.deep_ep.costs import Costs
 from ascend_moe.interop.deep_ep.events import EventOverlap
+from ascend_moe.interop.deep_ep.formats import Format
 from ascend_moe.interop.deep_ep.layout import Config
-from ascend_moe.interop.deep_ep.low_latency import Format
 
 if TYPE_CHECKING:
     from ascend_moe.interop.deep_ep.place import Group

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from ascend_moe.interop.deep_ep import strategies, utils
-from ascend_moe.interop.deep_ep.ascend import AscendBuffer, FuseMode
+from ascend_moe.interop.deep_ep.ascend import AscendBuffer
 from ascend_moe.interop.deep_ep.buffer import Buffer
 from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
+from ascend_moe.interop.deep_ep.fused import FuseMode
 from ascend_moe.interop.deep_ep.layout import Config, get_low_latency_rdma_size_hint
 from ascend_moe.interop.deep_ep.runtime import Runtime
 

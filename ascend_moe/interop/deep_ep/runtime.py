@@ -6,7 +6,6 @@ Its own Python package, unbuilt, runs over this. The state of a call is in the t
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -17,12 +16,11 @@ from torch import Tensor
 from ascend_moe._narrow import narrow, wide_ids_named
 from ascend_moe.dispatchers import Dispatched
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
-from ascend_moe.fused import calls, dispatch_ffn_combine
-from ascend_moe.fused.arguments import Tokens, experts_of
 from ascend_moe.interop.deep_ep import events, layout
 from ascend_moe.interop.deep_ep.agreed import most_tokens_of
 from ascend_moe.interop.deep_ep.costs import Costs
 from ascend_moe.interop.deep_ep.events import EventHandle
+from ascend_moe.interop.deep_ep.fused import FusedCalls
 from ascend_moe.interop.deep_ep.place import BufferPlace, need_whole, not_supported
 from ascend_moe.interop.deep_ep.rows import cast_fp8_rows, pack, unpack
 from ascend_moe.ops.pairs import Pairs
@@ -76,7 +74,7 @@ def check_environment() -> None:
         need(given == harmless, name, "is {}; {} not supported: unset it", given, what)
 
 
-class Runtime:
+class Runtime(FusedCalls):
     """``deep_ep_cpp.Buffer``: a rank's calls.
 
     Args:
@@ -199,13 +197,8 @@ class Runtime:
         if combine_send_cost_stats is not None:
             raise not_supported("combine_send_cost_stats", "pass None; ascend_moe.trace shows who waits for whom")
         counts, most = send_head[:-1], int(send_head[-1])
-        need(
-            x.shape[0] * 3 >= src_idx.numel(),
-            "x",
-            "has {} rows; dispatch returned {}",
-            x.shape[0],
-            src_idx.numel() // 3,
-        )
+        rows = src_idx.numel() // 3
+        need(x.shape[0] >= rows, "x", "has {} rows; dispatch returned {}", x.shape[0], rows)
         ids = self._pairs.checked("topk_idx", src_idx, narrow("topk_idx", topk_idx))
         total = combine_rows(self.place, x, ids, src_idx, counts, topk_weights, most)
         return total, topk_weights, EventHandle()
@@ -288,83 +281,6 @@ class Runtime:
         ids = self._pairs.checked("topk_idx", src_info, narrow("topk_idx", topk_ids))
         total = combine_rows(self.place, x, ids, src_info, layout_range, topk_weights, tokens)
         return total, EventHandle(), events.nothing
-
-    @with_typed_errors
-    @torch.no_grad()
-    def fused_deep_moe(
-        self,
-        x: Tensor,
-        topk_ids: Tensor,
-        gmm1_weight: Any,
-        gmm1_weight_scale: Any,
-        gmm2_weight: Any,
-        gmm2_weight_scale: Any,
-        topk_weights: Tensor,
-        num_max_dispatch_tokens_per_rank: int,
-        num_experts: int,
-        quant_mode: int = 1,
-        profile_enable: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """Dispatch, the experts' MLP, combine.
-
-        Args:
-            gmm1_weight: ``(L, H, 2F)``, gate in the first F columns, not permuted; gmm2_weight ``(L, F, H)``; or a
-                tensor for each local expert. bf16, with quant_mode 1 int8 with scales ``(L, 2F)`` and ``(L, H)``,
-                fp32 or int64 that carries fp32 bits.
-
-        Returns:
-            ``(T, H)``; int32 running sums over [local expert][source rank].
-        """
-        given = {"gmm1_weight": gmm1_weight, "gmm2_weight": gmm2_weight}
-        scales = {"gmm1_weight_scale": gmm1_weight_scale, "gmm2_weight_scale": gmm2_weight_scale}
-        experts = experts_of(x, given | scales)
-        rule = "is {}; it must be 1 for int8 weights and 0 for others"
-        need(quant_mode == (experts.quant_mode != 0), "quant_mode", rule, quant_mode)
-        tokens = Tokens(x, narrow("topk_idx", topk_ids), topk_weights, None)
-        need_whole("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 0)
-        dispatcher = self.place.dispatcher(num_experts)
-        bound = self.place.world * num_max_dispatch_tokens_per_rank
-        with wide_ids_named(topk_ids, self.place.rank):
-            sent = calls.dispatch(dispatcher, tokens, experts, bound)
-        return calls.finish(dispatcher, sent, tokens, experts, math.inf), sent.ep_recv_counts
-
-    @with_typed_errors
-    @torch.no_grad()
-    def dispatch_ffn_combine(
-        self,
-        x: Tensor,
-        topk_ids: Tensor,
-        gmm1_weight: Any,
-        gmm1_weight_scale: Any,
-        gmm2_weight: Any,
-        gmm2_weight_scale: Any,
-        topk_weights: Tensor,
-        max_output_size: int,
-        num_experts: int,
-        quant_mode: int = 1,
-    ) -> tuple[Tensor, Tensor]:
-        """As ``fused_deep_moe``, with rows of each local expert ``(L,)`` int32 as second result.
-
-        max_output_size: the most rows that a rank may receive; more raise RoutingOverflow on every rank. 0: no limit.
-        """
-        need(quant_mode in (0, 1), "quant_mode", "is {}; it must be 0 or 1", quant_mode)
-        nums = torch.empty(self.place.local_experts(num_experts), dtype=torch.int32, device=x.device)
-        scales = (gmm1_weight_scale, gmm2_weight_scale)
-        return wide_ids_named(topk_ids, self.place.rank)(dispatch_ffn_combine)(
-            x,
-            gmm1_weight,
-            gmm2_weight,
-            narrow("topk_idx", topk_ids),
-            *scales,
-            None,
-            None,
-            topk_weights,
-            self.place.group_ep,
-            max_output_size,
-            torch.empty_like(x),
-            nums,
-            swiglu_limit=0.0,
-        )
 
     def begin_profile(self, *_: Any) -> None:
         """Raises: ``ascend_moe.trace`` is what shows times."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ascend_moe.comm import name_of
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import AllGatherDispatcher, Dispatcher, make_dispatcher
-from ascend_moe.errors import need, need_one_of, with_typed_errors
+from ascend_moe.dispatchers.base import ROW_DTYPES
+from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.ops.collectives import gather
 
 #: Tokens a rank that the window operators of CANN take at most; ours take MAX_TOKENS.
@@ -26,6 +28,7 @@ class All2AllHandle:
 
     dispatcher: Dispatcher
     max_tokens: int | None
+    _maps: Any = field(default_factory=WeakIdKeyDictionary, repr=False)  # expert maps that fit
 
     def most_tokens(self, x: Tensor) -> int:
         """The same on all ranks: at least as many tokens as any rank has, this one those of ``x``."""
@@ -35,6 +38,33 @@ class All2AllHandle:
             own = torch.tensor([len(x)], dtype=torch.int32, device=x.device)
             return int(gather(own, self.dispatcher.group).max())
         return _ANY_NUMBER
+
+    def check(self, a1: Tensor, weights: Tensor, ids: Tensor, num_experts: int) -> None:
+        """Raises ArgumentError where prepare's arguments do not fit."""
+        need_dims("a1", a1, 2, dtypes=ROW_DTYPES)
+        need_dims("topk_ids", ids, 2, dtypes=(torch.int32, torch.int64))
+        fits = ids.shape[0] == a1.shape[0] and ids.shape[1] >= 1
+        need(fits, "topk_ids", "is {} for {} tokens; it must be (T, K), K at least 1", ids.shape, a1.shape[0])
+        need_shape("topk_weights", weights, tuple(ids.shape))
+        known, local, most = self.dispatcher.num_experts, self.dispatcher.local_experts, self.max_tokens
+        rule = "is {}; it must be {}, experts of all ranks, or {}, those of this one"
+        need(num_experts in (known, local), "num_experts", rule, num_experts, known, local)
+        rule = "has {} tokens, max_num_tokens is {}; make it with more, at most 4096, on all ranks, "
+        need(most is None or a1.shape[0] <= most, "a1", rule + "or cut the batch", a1.shape[0], most)
+
+    def check_map(self, expert_map: Tensor | None) -> None:
+        """Raises ArgumentError unless the map is the one placement that dispatch knows."""
+        if expert_map is None or expert_map in self._maps:
+            return
+        rank, local, experts = self.dispatcher.rank, self.dispatcher.local_experts, self.dispatcher.num_experts
+        need_shape("expert_map", expert_map, (experts,), dtypes=(torch.int32, torch.int64))
+        expected = torch.full((experts,), -1)
+        expected[rank * local : (rank + 1) * local] = torch.arange(local)
+        rule = "does not give rank {} experts {} to {}, in this order; "
+        rule += "dispatch knows no other placement"
+        fits = torch.equal(expert_map.cpu().long(), expected)
+        need(fits, "expert_map", rule, rank, rank * local, (rank + 1) * local - 1)
+        self._maps[expert_map] = True
 
 
 #: kind of PrepareAndFinalize -> kind of dispatcher

@@ -15,7 +15,6 @@ from ascend_moe._narrow import narrow, wide_ids_named
 from ascend_moe.dispatchers import Dispatched
 from ascend_moe.errors import (
     need,
-    need_dims,
     need_shape,
     with_typed_errors,
 )
@@ -23,8 +22,6 @@ from ascend_moe.interop.vllm.all2all import All2AllHandle
 from ascend_moe.interop.vllm.batched import BatchedRows
 from ascend_moe.interop.vllm.quantization import is_w8a8
 from ascend_moe.interop.vllm.weight_and_reduce import is_delegate
-
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass
@@ -45,7 +42,6 @@ class PrepareAndFinalize:
         self.mk, self.handle, self.batched = mk, handle, batched
         self.dispatcher = handle.dispatcher
         self._calls: Any = WeakIdKeyDictionary()  # ids that prepare has returned -> call
-        self._maps: Any = WeakIdKeyDictionary()  # expert maps that fit
         self._on_the_way: Callable[[], Any] | None = None
 
     # ---- what it is
@@ -127,8 +123,8 @@ class PrepareAndFinalize:
 
         Where supports_async is False all happens in the receiver. The tensors must stay as they are until then.
         """
-        self._check(a1, topk_weights, topk_ids, num_experts)
-        self._check_map(expert_map)
+        self.handle.check(a1, topk_weights, topk_ids, num_experts)
+        self.handle.check_map(expert_map)
         quantize = is_w8a8(quant_config) and not defer_input_quant
         weights = topk_weights.float()
         if apply_router_weight_on_input:
@@ -283,30 +279,3 @@ class PrepareAndFinalize:
         if self.dispatcher.sends_first:
             self._on_the_way = arrive
         return arrive
-
-    # ---- rules
-
-    def _check(self, a1: Tensor, weights: Tensor, ids: Tensor, num_experts: int) -> None:
-        need_dims("a1", a1, 2, dtypes=_FLOATS)
-        need_dims("topk_ids", ids, 2, dtypes=(torch.int32, torch.int64))
-        fits = ids.shape[0] == a1.shape[0] and ids.shape[1] >= 1
-        need(fits, "topk_ids", "is {} for {} tokens; it must be (T, K), K at least 1", ids.shape, a1.shape[0])
-        need_shape("topk_weights", weights, tuple(ids.shape))
-        known, local, most = self.dispatcher.num_experts, self.dispatcher.local_experts, self.handle.max_tokens
-        rule = "is {}; it must be {}, experts of all ranks, or {}, those of this one"
-        need(num_experts in (known, local), "num_experts", rule, num_experts, known, local)
-        rule = "has {} tokens, max_num_tokens is {}; make it with more, at most 4096, on all ranks, "
-        need(most is None or a1.shape[0] <= most, "a1", rule + "or cut the batch", a1.shape[0], most)
-
-    def _check_map(self, expert_map: Tensor | None) -> None:
-        if expert_map is None or expert_map in self._maps:
-            return
-        rank, local, experts = self.dispatcher.rank, self.dispatcher.local_experts, self.dispatcher.num_experts
-        need_shape("expert_map", expert_map, (experts,), dtypes=(torch.int32, torch.int64))
-        expected = torch.full((experts,), -1)
-        expected[rank * local : (rank + 1) * local] = torch.arange(local)
-        rule = "does not give rank {} experts {} to {}, in this order; "
-        rule += "dispatch knows no other placement"
-        fits = torch.equal(expert_map.cpu().long(), expected)
-        need(fits, "expert_map", rule, rank, rank * local, (rank + 1) * local - 1)
-        self._maps[expert_map] = True
