@@ -19,7 +19,7 @@ ROW_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass
 class Dispatched:
-    """What this rank's experts receive, and what combine needs to send it back.
+    """Holds what this rank's experts receive, and what combine needs to send it back.
 
     n = ep_recv_counts[-1] rows are defined; window ops allocate more (capacity) rows than that.
 

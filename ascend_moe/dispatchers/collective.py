@@ -425,7 +425,7 @@ class AllGatherDispatcher(CollectiveDispatcher):
         return gather(padded, self.group).flatten(0, 1)
 
     def _gather_tokens(self, call: _Call, ids: Tensor, by_pair: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Of all tokens, W * maxBS: packed rows, ids (pairs,), -1 where a token is absent, and weights (tokens, K)."""
+        """Gathers all tokens, W * maxBS: packed rows, ids (pairs,), -1 where a token is absent, weights (tokens, K)."""
         bs, topk = ids.shape
         payload = call.payload(torch.arange(bs * topk, device=ids.device) if by_pair else None)
         beside = ids if call.weights is None else torch.cat([call.weights.view(torch.int32), ids], 1)

@@ -1,4 +1,4 @@
-"""What happens to rows on one rank: routing order, quantization, packing and the weighted sum.
+"""Works on the rows of one rank: routing order, quantization, packing and the weighted sum.
 
 No communication here. The arithmetic is that of the window kernels, operation by operation, so that
 results agree in every bit.

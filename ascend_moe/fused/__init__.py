@@ -123,7 +123,7 @@ def dispatch_ffn_combine(
 
 @dataclass
 class SymmBuffer:
-    """What the ranks have agreed on for `mega_moe`: get_symm_buffer_for_mega_moe makes it.
+    """Holds what the ranks have agreed on for `mega_moe`: get_symm_buffer_for_mega_moe makes it.
 
     The windows are the group's own, so it holds no memory. ``group_name``, ``ep_world_size`` and ``ep_rank_id``
     are the group's; the others are the arguments it was made with.

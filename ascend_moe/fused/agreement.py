@@ -1,4 +1,4 @@
-"""What the ranks find out before the one call for a layer sends rows: equal arguments, batches, rows to come."""
+"""Lets the ranks agree before the one call for a layer sends rows: equal arguments, batches, rows to come."""
 
 from __future__ import annotations
 

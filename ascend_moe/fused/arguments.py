@@ -41,7 +41,7 @@ class Experts:
 
     @property
     def quant_mode(self) -> int:
-        """Of dispatch."""
+        """Returns dispatch's quant_mode."""
         return 0 if self.gate_up_scale is None else INT8
 
 

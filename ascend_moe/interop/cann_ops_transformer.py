@@ -37,7 +37,7 @@ _NAME = "cann_ops_transformer"
 
 
 class LowLatencyDispatched(NamedTuple):
-    """What `MoeDistributeBuffer.low_latency_dispatch` returns: CANN's tuple, with names."""
+    """Names the outputs of `MoeDistributeBuffer.low_latency_dispatch`, CANN's tuple."""
 
     expand_x: Tensor
     dynamic_scales: Tensor

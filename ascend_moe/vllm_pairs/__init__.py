@@ -65,7 +65,7 @@ class Trial:
 
 @dataclass
 class Outcome:
-    """What came of a trial.
+    """Tells what came of a trial.
 
     Attributes:
         fits: whether the pair can be joined; the others are None or "" where not.
@@ -91,7 +91,7 @@ class Outcome:
 
 @dataclass
 class _Rank:
-    """What one rank computes with."""
+    """Holds the tensors of one rank."""
 
     x: Tensor
     ids: Tensor

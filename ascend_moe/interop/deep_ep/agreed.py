@@ -1,4 +1,4 @@
-"""What the ranks of normal mode tell each other before rows move: how many tokens they have, and an id that is none."""
+"""Tells the ranks of normal mode, before rows move, how many tokens each has, and of an id that is none."""
 
 from __future__ import annotations
 

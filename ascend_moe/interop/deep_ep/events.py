@@ -17,7 +17,7 @@ def npu_here() -> Any:
 
 
 class EventHandle:
-    """What the current stream of the NPU has to do until now; without an NPU nothing.
+    """Stands for the work that the NPU's current stream has until now; without an NPU for none.
 
     Source: DeepEP ``EventHandle``.
     """
@@ -84,7 +84,7 @@ class EventOverlap:
 
 
 def begin(previous_event: EventOverlap | None) -> None:
-    """What a call does with its previous_event."""
+    """Waits for a call's previous_event."""
     if previous_event is not None and previous_event.event is not None:
         previous_event.current_stream_wait()
 

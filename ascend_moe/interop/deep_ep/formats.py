@@ -48,7 +48,7 @@ class Format:
 
     @property
     def scales(self) -> torch.dtype:
-        """Of the result: ``(.., H / 128)`` float32 or ``(.., H / 512)`` int32."""
+        """Returns the dtype of the result's scales: ``(.., H / 128)`` float32 or ``(.., H / 512)`` int32."""
         return torch.int32 if self.use_ue8m0 else torch.float32
 
     def columns(self, hidden: int) -> int:

@@ -1,4 +1,4 @@
-"""What callers import from the two packages called ``deep_ep``, and from sgl-kernel-npu's compiled ``deep_ep_cpp``.
+"""Lists what callers import from the two packages called ``deep_ep``, and from sgl-kernel-npu's ``deep_ep_cpp``.
 
 ``OURS``: for each flavour every module, and what its public names are here. ``REFUSED``: the public names and modules
 of theirs that are not here, and why.

@@ -23,7 +23,7 @@ from ascend_moe.ops.collectives import gather_rows
 
 @dataclass(frozen=True)
 class Sent:
-    """What a dispatch has done: enough to do it again, and to bring its rows home."""
+    """Remembers a dispatch: enough to do it again, and to bring its rows home."""
 
     way: MC2Dispatcher
     ranks: Tensor  # (T, K') int32, ranks of each token, -1 behind the last

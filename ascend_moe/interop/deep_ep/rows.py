@@ -1,4 +1,4 @@
-"""What a row carries: bf16 values, or fp8 values with their scales, and a few columns beside them.
+"""Packs what a row carries: bf16 values, or fp8 values with their scales, and a few columns beside them.
 
 The ops move rows without looking at them, so that the bytes of any columns travel as one bf16 row.
 """

@@ -1,4 +1,4 @@
-"""What programs written for DeepEP import beside its Buffer: ``deep_ep.utils.envs``, ``.math`` and ``.testing``.
+"""Has what programs for DeepEP import beside its Buffer: ``deep_ep.utils.envs``, ``.math`` and ``.testing``.
 
 They run on CPU tensors as they do on NPU tensors. Seconds are those of the clock of the host.
 """
@@ -237,7 +237,7 @@ def bench_kineto(
 
 
 def _mean_seconds(events: Any, word: str, period: int) -> float | list[float]:
-    """Of the outermost ops with this word, in the order of their begins."""
+    """Finds the outermost ops with this word, in the order of their begins."""
     ops = [event for event in events if word in event.name and not _within(event.cpu_parent, word)]
     seconds = [event.time_range.elapsed_us() / 1e6 for event in sorted(ops, key=lambda event: event.time_range.start)]
     rule = "is {}, but {} ops with {!r} in their names have run: give a divisor of that"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Splits(NamedTuple):
-    """What Megatron-LM's all-to-all dispatcher calls its splits. int64, on the device of the rows.
+    """Holds what Megatron-LM's all-to-all dispatcher calls its splits. int64, on the device of the rows.
 
     Attributes:
         input_splits: ``(ep,)``, rows that this rank sends to each EP rank.
@@ -59,7 +59,7 @@ class Handle:
     shared: SharedExpertCall | None = field(default=None, repr=False)
 
     def came(self, phase: str) -> Dispatched:
-        """What token_dispatch brought. Raises ArgumentError before it."""
+        """Returns what token_dispatch brought. Raises ArgumentError before it."""
         need(self.arrived is not None, "handle", "has no rows yet: call token_dispatch before {}", phase)
         assert self.arrived is not None
         return self.arrived
@@ -152,7 +152,7 @@ class TokenDispatcher:
     def dispatch_preprocess(
         self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Handle]:
-        """What one rank does alone before the communication.
+        """Does what one rank does alone before the communication.
 
         Args:
             hidden_states: ``(S, B, H)`` or ``(T, H)`` bf16, fp16 or fp32.

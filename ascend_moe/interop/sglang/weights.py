@@ -67,7 +67,7 @@ class Fp8Config:
 
 
 class QuantMethod:
-    """What SGLang's loader asks a layer for when its weights are loaded."""
+    """Answers SGLang's loader when a layer's weights are loaded."""
 
     def __init__(self, quant_config: Fp8Config | None) -> None:
         self.quant_config = quant_config

@@ -1,4 +1,4 @@
-"""What the PrepareAndFinalize of one group have in common: a dispatcher for each configuration."""
+"""Makes what the PrepareAndFinalize of one group share: a dispatcher for each configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of vLLM's modular kernel are, for programs without vLLM: its names, our definitions.
+"""Defines the parts of vLLM's modular kernel for programs without vLLM: its names, our definitions.
 
 vLLM 0.11 calls the two parts FusedMoEPrepareAndFinalize and FusedMoEPermuteExpertsUnpermute, later releases
 FusedMoEPrepareAndFinalizeModular and FusedMoEExpertsModular. Here the later ones are subclasses of the earlier ones.

@@ -137,7 +137,7 @@ _in_one = WholeCall(
 
 
 def _received(started: Any) -> Any:
-    """What a receiver gives, or a hook and a receiver."""
+    """Returns what a receiver gives, or a hook and a receiver."""
     hook, receiver = started if isinstance(started, tuple) else (None, started)
     if hook is not None:
         hook()

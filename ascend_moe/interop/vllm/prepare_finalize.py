@@ -261,7 +261,7 @@ class PrepareAndFinalize:
             self._on_the_way()
 
     def _started(self, start: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
-        """What receives a call: where nothing can be sent first, it starts the call too."""
+        """Returns what receives a call: where nothing can be sent first, it starts the call too."""
         with torch.no_grad():
             return start() if self.dispatcher.sends_first else lambda: start()()
 

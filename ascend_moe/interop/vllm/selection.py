@@ -46,7 +46,7 @@ def experts_of(pf_kind: str) -> str:
 
 @dataclass
 class MoEKernelConfig:
-    """What `select` needs to know.
+    """Tells `select` what it needs to know.
 
     Attributes:
         group_name, rank, world, num_experts: as of make_prepare_finalize.

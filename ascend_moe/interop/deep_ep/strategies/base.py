@@ -1,4 +1,4 @@
-"""What a strategy is, and the names under which a Buffer finds them."""
+"""Defines a strategy, and the names under which a Buffer finds strategies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LowLatencyStrategy:
 
 
 class StrategyMap:
-    """What DEEP_USE_MODE stands for: the normal and the low-latency strategy."""
+    """Maps DEEP_USE_MODE to the normal and the low-latency strategy."""
 
     strategy_map: ClassVar[dict[str, tuple[str, str]]] = {
         "default": (NormalStrategy.DEFAULT, LowLatencyStrategy.DEFAULT),
@@ -78,7 +78,7 @@ class EPCommStrategy(ABC):
 
     @cached_property
     def place(self) -> BufferPlace:
-        """Of this rank: the runtime's, or else by the group."""
+        """Returns this rank's place: the runtime's, or else by the group."""
         return self.runtime.place if self.runtime is not None else BufferPlace.of_group(self.group)  # type: ignore[arg-type]
 
     @property
@@ -93,7 +93,7 @@ class EPCommStrategy(ABC):
 
     @property
     def rank(self) -> int:
-        """Of 0..W-1."""
+        """Returns this rank, 0..W-1."""
         return self.place.rank
 
     @abstractmethod
@@ -102,7 +102,7 @@ class EPCommStrategy(ABC):
 
     @abstractmethod
     def get_supported_modes(self) -> list[str]:
-        """Of "normal" and "low_latency"."""
+        """Lists those of "normal" and "low_latency" that it serves."""
 
     def alltoall(self, experts: int) -> AllToAllDispatcher:
         """The dispatcher of all-to-all."""
@@ -110,7 +110,7 @@ class EPCommStrategy(ABC):
 
 
 class NormalEPCommStrategy(EPCommStrategy):
-    """Of normal mode."""
+    """Serves normal mode."""
 
     def get_supported_modes(self) -> list[str]:
         """Normal mode alone."""
@@ -137,7 +137,7 @@ class NormalEPCommStrategy(EPCommStrategy):
 
 
 class LowLatencyEPCommStrategy(EPCommStrategy):
-    """Of low-latency mode."""
+    """Serves low-latency mode."""
 
     def get_supported_modes(self) -> list[str]:
         """Low latency alone."""

@@ -26,7 +26,7 @@ class AllToAllHandle(dict):  # type: ignore[type-arg]
 
 
 class _Windows(NormalEPCommStrategy):
-    """What both share: layouts, and what a dispatch asks for."""
+    """Serves both: layouts, and what a dispatch asks for."""
 
     @with_typed_errors
     def get_dispatch_layout(
