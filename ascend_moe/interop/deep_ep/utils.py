@@ -149,19 +149,23 @@ def hash_tensor(t: Tensor) -> int:
 def hash_tensors(*tensors: Any) -> int:
     """Return the xor of the hashes of all tensors, also in tuples and lists."""
     value = 0
-    for one in tensors:
-        if isinstance(one, (tuple, list)):
-            value ^= hash_tensors(*one)
-        elif isinstance(one, Tensor):
-            value ^= hash_tensor(one)
+    for given in tensors:
+        if isinstance(given, (tuple, list)):
+            value ^= hash_tensors(*given)
+        elif isinstance(given, Tensor):
+            value ^= hash_tensor(given)
     return value
 
 
 def count_bytes(*tensors: Any) -> int:
     """Return the bytes of all tensors, also in tuples and lists."""
     return sum(
-        count_bytes(*one) if isinstance(one, (tuple, list)) else 0 if one is None else one.numel() * one.element_size()
-        for one in tensors
+        count_bytes(*given)
+        if isinstance(given, (tuple, list))
+        else 0
+        if given is None
+        else given.numel() * given.element_size()
+        for given in tensors
     )
 
 
