@@ -85,9 +85,9 @@ def row_of(kind: str, *row: str) -> Row:
     if kind in ("INTEGER", "TEXT"):
         default = int(row[2]) if kind == "INTEGER" else row[2].strip('"')
         return Row(kind, name, name, "", row[1] == "kRequired", default, row[3])
-    others = list(row[1:])
-    v2_name = others.pop(0) if kind == "RENAMED" else name
-    return Row(kind, name, v2_name, others[0], others[1:] != ["kOptional"])
+    v2_name, element, *rest = row[1:] if kind == "RENAMED" else row
+    need, functions = rest or ("kRequired", "kBoth")  # of outputs nothing is said
+    return Row(kind, name, v2_name, element, need == "kRequired", functions=functions)
 
 
 def operators(text: str) -> list[Op]:

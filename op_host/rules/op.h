@@ -3,10 +3,11 @@
 // No CANN types.
 //
 // A row of it is one of:
-//   INPUT(name, type, need), OUTPUT(name, type)   a tensor, which both functions have
-//   RENAMED(name, v2_name, type[, need])          the same, where V2's function has another name for it
-//   INTEGER, TEXT(name, need, default, functions) an attribute; the functions that have it too
-//   REFUSED(name, functions, why)                 these functions have it and take no value; the op has not
+//   INPUT(name, type, need, functions)             a tensor; the functions that have it too
+//   OUTPUT(name, type)                             a tensor that both functions return
+//   RENAMED(name, v2_name, type[, need, functions]) either, where V2's function has another name for it
+//   INTEGER, TEXT(name, need, default, functions)  an attribute; the functions that have it too
+//   REFUSED(name, functions, why)                  these functions have it and take no value; the op has not
 // The last output of an op, error_record, is returned by no function. A function's parameters are those rows that are
 // required, inputs before attributes, and then, by name only, the others in the same order.
 //
@@ -27,11 +28,11 @@
 
 // clang-format off
 #define ASCEND_MOE_DISPATCH_INPUTS(INPUT, RENAMED, REFUSED)                                                           \
-    INPUT(x, kRows, kRequired)                                                                                        \
-    INPUT(expert_ids, kTypeInt32, kRequired)                                                                          \
-    INPUT(scales, kTypeFp32, kOptional)                                                                               \
-    INPUT(x_active_mask, kTypeBool, kOptional)                                                                        \
-    INPUT(expert_scales, kTypeFp32, kOptional)                                                                        \
+    INPUT(x, kRows, kRequired, kBoth)                                                                                 \
+    INPUT(expert_ids, kTypeInt32, kRequired, kBoth)                                                                   \
+    INPUT(scales, kTypeFp32, kOptional, kBoth)                                                                        \
+    INPUT(x_active_mask, kTypeBool, kOptional, kBoth)                                                                 \
+    INPUT(expert_scales, kTypeFp32, kOptional, kBoth)                                                                 \
     REFUSED(elastic_info, kV2, "CANN no longer has it")                                                               \
     REFUSED(performance_info, kV2, "not built yet")
 
@@ -73,18 +74,18 @@
     INTEGER(ranks_per_server, kOptional, 0, kNeither)
 
 #define ASCEND_MOE_COMBINE_INPUTS(INPUT, RENAMED, REFUSED)                                                            \
-    INPUT(expand_x, kRows, kRequired)                                                                                 \
-    INPUT(expert_ids, kTypeInt32, kRequired)                                                                          \
-    RENAMED(expand_idx, assist_info_for_combine, kTypeInt32, kRequired)                                               \
-    INPUT(ep_send_counts, kTypeInt32, kRequired)                                                                      \
-    INPUT(expert_scales, kTypeFp32, kRequired)                                                                        \
-    INPUT(tp_send_counts, kTypeInt32, kOptional)                                                                      \
-    INPUT(x_active_mask, kTypeBool, kOptional)                                                                        \
+    INPUT(expand_x, kRows, kRequired, kBoth)                                                                          \
+    INPUT(expert_ids, kTypeInt32, kRequired, kBoth)                                                                   \
+    RENAMED(expand_idx, assist_info_for_combine, kTypeInt32, kRequired, kBoth)                                        \
+    INPUT(ep_send_counts, kTypeInt32, kRequired, kBoth)                                                               \
+    INPUT(expert_scales, kTypeFp32, kRequired, kBoth)                                                                 \
+    INPUT(tp_send_counts, kTypeInt32, kOptional, kBoth)                                                               \
+    INPUT(x_active_mask, kTypeBool, kOptional, kBoth)                                                                 \
     REFUSED(activation_scale, kV1, "CANN takes no other")                                                             \
     REFUSED(weight_scale, kV1, "CANN takes no other")                                                                 \
     REFUSED(group_list, kV1, "CANN takes no other")                                                                   \
-    INPUT(expand_scales, kTypeFp32, kOptional)                                                                        \
-    INPUT(shared_expert_x, kRows, kOptional)                                                                          \
+    INPUT(expand_scales, kTypeFp32, kOptional, kBoth)                                                                 \
+    INPUT(shared_expert_x, kRows, kOptional, kBoth)                                                                   \
     REFUSED(elastic_info, kV2, "CANN no longer has it")                                                               \
     REFUSED(ori_x, kV2, kSpecialExperts)                                                                              \
     REFUSED(const_expert_alpha_1, kV2, kSpecialExperts)                                                               \
@@ -211,8 +212,9 @@ struct OpInterface {
 };
 
 #define ASCEND_MOE_NOTHING(...)
-#define ASCEND_MOE_INPUT(name, type, need) {#name, type, need, kTensor_##name, kTensor_##name},
-#define ASCEND_MOE_RENAMED_INPUT(name, v2_name, type, need) {#name, type, need, kTensor_##name, kTensor_##v2_name},
+#define ASCEND_MOE_INPUT(name, type, need, functions) {#name, type, need, kTensor_##name, kTensor_##name},
+#define ASCEND_MOE_RENAMED_INPUT(name, v2_name, type, need, functions) \
+    {#name, type, need, kTensor_##name, kTensor_##v2_name},
 #define ASCEND_MOE_OUTPUT(name, type) {#name, type, kRequired, kTensorCount, kTensorCount},
 #define ASCEND_MOE_RENAMED_OUTPUT(name, v2_name, type) ASCEND_MOE_OUTPUT(name, type)
 #define ASCEND_MOE_INTEGER(name, need, value, functions) {#name, need, value, nullptr},

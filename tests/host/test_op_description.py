@@ -122,7 +122,11 @@ def test_the_probes_operator_has_the_descriptions_attributes() -> None:
             "#define ASCEND_MOE_COMBINE_RESULTS",
             "has no ASCEND_MOE_COMBINE_OUTPUTS",
         ),
-        ("    INPUT(scales, kTypeFp32, kOptional)", "    scales", "this line of ASCEND_MOE_DISPATCH_INPUTS is no row"),
+        (
+            "    INPUT(scales, kTypeFp32, kOptional, kBoth)",
+            "    scales",
+            "this line of ASCEND_MOE_DISPATCH_INPUTS is no row",
+        ),
     ],
 )
 def test_a_description_that_cannot_be_read_is_refused(old: str, new: str, said: str) -> None:
