@@ -101,11 +101,8 @@ class PlannedProgram:
 
     def _dispatch(self, case: Case) -> tuple[Case, list[Call]]:
         made, name = list[Call](), self._name("dispatch")
-        for rank, (inputs, want) in enumerate(zip(case.inputs, case.dispatched(), strict=True)):
-            names = ("x", "expert_ids", "scales", "x_active_mask")
-            given = {key: getattr(inputs, key) for key in names if getattr(inputs, key) is not None}
-            if case.weights and inputs.expert_scales is not None:
-                given["expert_scales"] = inputs.expert_scales
+        for rank, want in enumerate(case.dispatched()):
+            given = case.dispatch_tensors(rank)
             own = {"quant_mode": case.quant_mode, "expert_token_nums_type": case.nums_type, "tp_world_size": case.tp}
             attributes = attributes_of(name, self._common(rank) | own)
             call = Call(rank, name, given, attributes)
@@ -128,20 +125,15 @@ class PlannedProgram:
             for rank, result in enumerate(results)
         ]
         want = case.combined(rows, results)
-        for rank, (inputs, sent) in enumerate(zip(case.inputs, dispatched, strict=True)):
+        for rank, sent in enumerate(dispatched):
             expand_x = torch.zeros(tuple(sent.outputs[0].shape), dtype=case.torch_dtype)
             expand_x[: rows[rank].shape[0]] = rows[rank]
-            weights = case.weights_of(inputs)
-            assert weights is not None  # every case has them
             given = {
                 "expand_x": expand_x,
-                "expert_ids": inputs.expert_ids,
                 "expand_idx" if case.contract == 1 else "assist_info_for_combine": sent.outputs[2],
                 "ep_send_counts": sent.outputs[4],
-                "expert_scales": weights,
+                **case.combine_tensors(rank),
             }
-            names = ("x_active_mask", "shared_expert_x")
-            given |= {key: getattr(inputs, key) for key in names if getattr(inputs, key) is not None}
             call = Call(rank, name, given, attributes_of(name, self._common(rank)))
             call.expected, call.result = {0: want[rank]}, sent.result
             call.lent = self.program.lent(self._number, rank)

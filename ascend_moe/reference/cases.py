@@ -159,6 +159,29 @@ class Case:
                 shared = shared.reshape(2 if batch and batch % 2 == 0 else 1, -1, self.hidden)
         return RankInput(x.to(self.torch_dtype), ids, self._factors(), mask, weights, shared)
 
+    def dispatch_tensors(self, rank: int) -> dict[str, torch.Tensor]:
+        """The tensors that a rank gives to dispatch, by the op's names for them."""
+        given = self.inputs[rank]
+        tensors = {
+            "x": given.x,
+            "expert_ids": given.expert_ids,
+            "scales": given.scales,
+            "x_active_mask": given.x_active_mask,
+            "expert_scales": given.expert_scales if self.weights else None,
+        }
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    def combine_tensors(self, rank: int) -> dict[str, torch.Tensor]:
+        """The tensors that a rank gives to combine beside what dispatch and the experts made, by the op's names."""
+        given = self.inputs[rank]
+        tensors = {
+            "expert_ids": given.expert_ids,
+            "expert_scales": self.weights_of(given),
+            "x_active_mask": given.x_active_mask,
+            "shared_expert_x": given.shared_expert_x,
+        }
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
     def batch_of(self, rank: int) -> int:
         """BS of a rank."""
         return self.batch_sizes[rank]

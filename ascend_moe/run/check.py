@@ -49,10 +49,7 @@ class Verdict:
 
 def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> Verdict:
     """Runs every check over the records of all ranks."""
-    inputs = [
-        reference.RankInput(one.x, one.expert_ids, expert_scales=one.expert_scales, shared_expert_x=one.shared)
-        for one in records
-    ]
+    inputs = [record.given for record in records]
     experts, mode, share = spec.config.num_experts, 2 if spec.quant else 0, ranks_per_server()
     common: dict[str, Any] = {"moe_expert_num": experts, "global_bs": spec.global_bs}
     progress("reference", 0, 2)

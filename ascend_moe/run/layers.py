@@ -20,6 +20,7 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.ops import calls
 from ascend_moe.plan import Request, window_need
+from ascend_moe.reference import RankInput
 from ascend_moe.reference.cases import DTYPES
 
 MAX_BATCH = 4096
@@ -179,6 +180,11 @@ class RankRecord:
     algorithms: dict[str, str] = field(default_factory=dict)
     window_mib: int = 0
     needed_mib: int = 0
+
+    @property
+    def given(self) -> RankInput:
+        """What the rank gave to dispatch and combine."""
+        return RankInput(self.x, self.expert_ids, expert_scales=self.expert_scales, shared_expert_x=self.shared)
 
 
 @torch.no_grad()

@@ -156,14 +156,9 @@ def _call(op: str, place: DevicePlace, case: Case, values: dict[str, Any]) -> An
 
 def dispatch(place: DevicePlace, case: Case, *, call: Call = _call, **changes: Any) -> tuple[torch.Tensor, ...]:
     """One rank's dispatch of the case, with these arguments changed; ``call`` makes it."""
-    inputs = case.inputs[place.rank]
     values: dict[str, Any] = {
-        "x": inputs.x,
-        "expert_ids": inputs.expert_ids,
+        **case.dispatch_tensors(place.rank),
         **place.arguments(moe_expert_num=case.experts),
-        "scales": inputs.scales,
-        "x_active_mask": inputs.x_active_mask,
-        "expert_scales": inputs.expert_scales if case.weights else None,
         "tp_world_size": case.tp,
         "quant_mode": case.quant_mode,
         "global_bs": case.global_bs,
@@ -183,18 +178,14 @@ def combine(
     **changes: Any,
 ) -> torch.Tensor:
     """One rank's combine after a dispatch that gave ``sent``, with these arguments changed; ``call`` makes it."""
-    inputs = case.inputs[place.rank]
     values: dict[str, Any] = {
+        **case.combine_tensors(place.rank),
         "expand_x": rows,
-        "expert_ids": inputs.expert_ids,
         "expand_idx" if case.contract == 1 else "assist_info_for_combine": sent[2],
         "ep_send_counts": sent[4],
-        "expert_scales": case.weights_of(inputs),
         **place.arguments(moe_expert_num=case.experts),
         "tp_send_counts": sent[5],
-        "x_active_mask": inputs.x_active_mask,
         "expand_scales": sent[6],
-        "shared_expert_x": inputs.shared_expert_x,
         "tp_world_size": case.tp,
         "global_bs": case.global_bs,
     }

@@ -76,13 +76,12 @@ def of_case(case: Case, op: int, soc: str, cores: int) -> Call:
     changes: dict[str, Any] = {"tp_world_size": case.tp, "comm_alg": ALGORITHMS[case.seed % 3]}
     if case.global_bs:
         changes["global_bs"] = case.global_bs
-    given = {"x_active_mask": one.x_active_mask}
+    given = case.combine_tensors(case.world - 1)
     if op == native.OP_DISPATCH:
         changes |= {"expert_token_nums_type": case.nums_type, "quant_mode": case.quant_mode}
-        given |= {"scales": one.scales, "expert_scales": one.expert_scales if case.weights else None}
-    else:
-        given["shared_expert_x"] = one.shared_expert_x
-    changes |= {name: (one.dtype, tuple(one.shape)) for name, one in given.items() if one is not None}
+        given = case.dispatch_tensors(case.world - 1)
+    optional = {name: tensor for name, tensor in given.items() if name not in call.tensors}
+    changes |= {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in optional.items()}
     return call.changed(**changes)
 
 

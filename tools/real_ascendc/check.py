@@ -40,6 +40,7 @@ ROOT = HERE.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import headers_check  # noqa: E402
+import op_description  # noqa: E402
 
 # ---- building
 
@@ -166,11 +167,7 @@ RECORD_BYTES = 256
 TABLE_MAGIC, MOST_RANKS = 0x57494E44, 64
 FLAGS = 16
 POISONS = (0x7F, 0xFF, 0xA5)
-DISPATCH_INPUTS = ("x", "expert_ids", "scales", "x_active_mask", "expert_scales")
-COMBINE_INPUTS = (
-    *("expand_x", "expert_ids", "expand_idx", "ep_send_counts", "expert_scales", "", "x_active_mask", ""),
-    "shared_expert_x",
-)
+DISPATCH, COMBINE, _ = op_description.operators(op_description.DESCRIPTION.read_text())
 INFO_WORDS = ("op", "key", "cores", "type", "workspace", "window", "tiling", "transport", "algorithm")
 
 
@@ -270,11 +267,9 @@ class Job:
                 ranges.append(struct.pack("<3Q24s", BASE + at, BASE + at + size, kind, name.encode()[:23]))
 
         dispatch = "dispatch" in call.name
-        for name in DISPATCH_INPUTS if dispatch else COMBINE_INPUTS:
-            tensor = call.inputs.get(name)
-            if name == "expand_idx":
-                tensor = call.inputs.get("assist_info_for_combine", tensor)
-            add(name, self._tensor(tensor, False), 0 if tensor is None else tensor.nbytes, INPUT)
+        for row in op_description.accepted((DISPATCH if dispatch else COMBINE).inputs):
+            tensor = call.inputs.get(row.v2_name, call.inputs.get(row.name))
+            add(row.name, self._tensor(tensor, False), 0 if tensor is None else tensor.nbytes, INPUT)
         for number, tensor in enumerate(call.outputs):
             add(f"output {number}", self._tensor(tensor, True), tensor.nbytes, OUTPUT)
         self.records.append(self._put(bytes(RECORD_BYTES)))
