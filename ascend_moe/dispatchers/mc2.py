@@ -20,7 +20,8 @@ from ascend_moe.ops.begin import begin_combine, begin_dispatch
 @dataclass
 class _Handle:
     owner: MC2Dispatcher
-    arguments: dict[str, Any]  # of combine, as dispatch had or made them
+    tensors: tuple[Tensor, Tensor, Tensor]  # of combine: expert_ids, its third argument, ep_send_counts
+    options: dict[str, Any]  # of combine, as dispatch had or made them
 
 
 class MC2Dispatcher(Dispatcher):
@@ -65,8 +66,9 @@ class MC2Dispatcher(Dispatcher):
         self.comm_alg = comm_alg
         self.zero_copy = zero_copy
         self.fuses_shared_expert = contract == "v2"
-        self._options = self.place.arguments(moe_expert_num=num_experts) | ({"comm_alg": comm_alg} if comm_alg else {})
-        self._index = "assist_info_for_combine" if contract == "v2" else "expand_idx"
+        # By position what the ops take so: torch takes longer for keywords.
+        self._group = (self.place.group_ep, world_size, rank, num_experts)
+        self._options = {"comm_alg": comm_alg} if comm_alg else {}
         self._dispatch_op, self._begin_dispatch_op = self._operator("dispatch", ops, begin_dispatch)
         self._combine_op, self._begin_combine_op = self._operator("combine", ops, begin_combine)
         self.sends_first = self._begin_dispatch_op is not None and self._begin_combine_op is not None
@@ -101,29 +103,30 @@ class MC2Dispatcher(Dispatcher):
         return op, begin if op is ours else getattr(given, f"begin_{kind}", None)
 
     def _dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Dispatched:
-        return self._dispatched(self._dispatch_op(x, expert_ids, **self._options, **given), expert_ids, given)
+        outputs = self._dispatch_op(x, expert_ids, *self._group, **self._options, **given)
+        return self._dispatched(outputs, expert_ids, given)
 
     def _begin_dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Begun[Dispatched]:
         if not self.sends_first:
             return super()._begin_dispatch(x, expert_ids, given)
-        finish = self._begin_dispatch_op(x, expert_ids, **self._options, **given).finish
+        finish = self._begin_dispatch_op(x, expert_ids, *self._group, **self._options, **given).finish
         return Begun(lambda: self._dispatched(finish(), expert_ids, given))
 
     def _dispatched(self, outputs: Sequence[Any], expert_ids: Tensor, given: dict[str, Any]) -> Dispatched:
         expand_x, dynamic_scales, index, nums, counts, tp_counts, expand_scales = outputs
-        arguments = {
-            self._index: index,
-            "expert_ids": expert_ids,
-            "ep_send_counts": counts,
+        weights = expand_scales
+        if weights is not None and weights.requires_grad:
+            weights = weights.detach()  # a second way of their gradient would tie combine's graph to dispatch's
+        options = {
             "x_active_mask": given["x_active_mask"],
             "global_bs": given["global_bs"],
             "tp_send_counts": tp_counts,
-            # The weights' gradient goes by Dispatched; a second way would tie combine's graph to dispatch's.
-            "expand_scales": None if expand_scales is None else expand_scales.detach(),
+            "expand_scales": weights,
         }
         # With expert_scales the op has more words behind the counts, for combine.
         own = counts if given["expert_scales"] is None else counts[: self.num_experts]
-        return Dispatched(expand_x, dynamic_scales, nums, own, index, expand_scales, _Handle(self, arguments))
+        handle = _Handle(self, (expert_ids, index, counts), options)
+        return Dispatched(expand_x, dynamic_scales, nums, own, index, expand_scales, handle)
 
     def resume(
         self,
@@ -156,7 +159,8 @@ class MC2Dispatcher(Dispatcher):
     def _combine(
         self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
     ) -> Tensor:
-        result: Tensor = self._combine_op(**self._arguments(expert_out, dispatched, expert_scales, shared))
+        arguments, options = self._combine_call(expert_out, dispatched, expert_scales, shared)
+        result: Tensor = self._combine_op(*arguments, **options)
         return result
 
     def _begin_combine(
@@ -164,12 +168,14 @@ class MC2Dispatcher(Dispatcher):
     ) -> Begun[Tensor]:
         if not self.sends_first:
             return super()._begin_combine(expert_out, dispatched, expert_scales, shared)
-        return Begun(self._begin_combine_op(**self._arguments(expert_out, dispatched, expert_scales, shared)).finish)
+        arguments, options = self._combine_call(expert_out, dispatched, expert_scales, shared)
+        return Begun(self._begin_combine_op(*arguments, **options).finish)
 
-    def _arguments(
+    def _combine_call(
         self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
-    ) -> dict[str, Any]:
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        handle: _Handle = dispatched.handle
         if expert_scales is None:
             expert_scales = torch.empty(0, dtype=torch.float32, device=expert_out.device)
-        given = {"expand_x": expert_out, "expert_scales": expert_scales, "shared_expert_x": shared}
-        return {**given, **self._options, **dispatched.handle.arguments}
+        arguments = (expert_out, *handle.tensors, expert_scales, *self._group)
+        return arguments, {"shared_expert_x": shared, **handle.options, **self._options}
