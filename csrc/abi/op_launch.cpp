@@ -43,6 +43,8 @@ namespace {
 template <DispatchEntry::Type* kDispatch, CombineEntry::Type* kCombine>
 constexpr Kernels kKernels = {&DispatchEntry::Call<kDispatch>, &CombineEntry::Call<kCombine>, 0};
 
+constexpr size_t kMostArguments = std::max<size_t>(moe::DispatchArgument::kCount, moe::CombineArgument::kCount);
+
 // Outputs are undefined past the received rows. Small tails are zeroed all the same, so that tools that
 // compare whole tensors twice (opcheck) see equal bytes; large ones would cost as much as the op.
 constexpr uint64_t kZeroTailBytes = 32 * 1024;
@@ -82,6 +84,7 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
     spec_.name = plan.dispatch() ? "dispatch" : "combine";
     spec_.tiling_key = plan.call.tilingKey;
     spec_.hccl_context[0] = reinterpret_cast<uintptr_t>(comm.context());
+    spec_.ranges.reserve(comm.ranges().size() + kMostArguments);  // a range an argument
     spec_.ranges = comm.ranges();
     if (twin::kChecked) {
         // Missing ranks have as long to come as the kernel would wait for them.
@@ -119,7 +122,7 @@ void OpLaunch::Prepare(const Kernels& kernels) {
     const moe::OpInterface& op = moe::InterfaceOf(plan_.call.op);
     moe::OutputDesc shapes[moe::kMostOutputs];
     const uint32_t outputs = moe::OutputsOf(plan_.spec, shapes);
-    std::array<GM_ADDR, std::max<size_t>(moe::DispatchArgument::kCount, moe::CombineArgument::kCount)> arguments = {};
+    std::array<GM_ADDR, kMostArguments> arguments = {};
     GM_ADDR* next = arguments.data();
     for (const moe::OpTensor& input : op.inputs) {
         const moe::TensorIndex index = moe::IndexOf(input, plan_.spec.contract);
