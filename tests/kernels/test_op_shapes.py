@@ -133,9 +133,12 @@ def combine(version: str = "", *, dtype: torch.dtype = BF16, **kwargs: Any) -> t
 
 @pytest.mark.parametrize("version", ["", "_v2"])
 def test_combine_allocates_as_torch_npu(version: str) -> None:
+    arguments = overload(f"npu_moe_distribute_combine{version}")._schema.arguments
+    optional = [argument.name for argument in arguments if str(argument.type) == "Optional[Tensor]"]
+    assert "shared_expert_x" in optional
     for dtype in (BF16, FP16, FP32):
-        shared = {"shared_expert_x": meta(BATCH, HIDDEN, dtype=dtype), "tp_world_size": 2}
-        assert combine(version, dtype=dtype) == combine(version, dtype=dtype, **shared) == (dtype, BATCH, HIDDEN)
+        others = dict.fromkeys(optional, meta(BATCH, HIDDEN, dtype=dtype)) | {"tp_world_size": 2}
+        assert combine(version, dtype=dtype) == combine(version, dtype=dtype, **others) == (dtype, BATCH, HIDDEN)
     assert combine(version, dtype=I32)[0] == BF16
     for dtype, out in ((I32, FP16), (BF16, BF16)) if version == "" else ():
         assert combine(dtype=dtype, out_dtype=1)[0] == out
