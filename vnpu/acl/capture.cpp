@@ -2,7 +2,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "device.h"
 #include "graph.h"
 
 using namespace vnpu;

@@ -3,15 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <set>
 #include <string>
-
-#include "queue.h"
 
 namespace vnpu {
 namespace {
@@ -30,8 +25,6 @@ constexpr Soc kSocs[] = {
 };
 
 thread_local int current_device = -1;
-thread_local std::string last_error;
-std::atomic<bool> initialised{false};
 
 uint64_t HostMemory() {
     return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -77,33 +70,13 @@ AclError NeedDevice(const char* function) {
     return kContextNull;
 }
 
-Handle ContextOf(int device) {
-    static char contexts[kMaxDevices];
-    return &contexts[device];
-}
-
-void SetRecentError(const std::string& text) { last_error = text; }
-
-AclError Unsupported(const char* function) {
-    const Locked<std::set<std::string>> named;
-    last_error = std::string(function) + ": the virtual NPU does not have this function";
-    if (named->insert(function).second) std::fprintf(stderr, "ascend_moe vnpu: %s\n", last_error.c_str());
-    return kNotSupported;
+void LeaveDevice(int device) {
+    if (device == current_device) current_device = -1;
 }
 
 }  // namespace vnpu
 
 using namespace vnpu;
-
-VNPU_EXPORT void vnpu_error(const char* format, ...) {
-    char text[1024];
-    va_list args;
-    va_start(args, format);
-    std::vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    last_error = text;
-    std::fprintf(stderr, "ascend_moe vnpu: %s\n", text);
-}
 
 VNPU_EXPORT const char* vnpu_soc(void) { return TheSoc().name; }
 
@@ -114,26 +87,6 @@ VNPU_EXPORT double vnpu_timeout_seconds(void) {
         if (seconds > 0) return seconds;
     }
     return 120.0;
-}
-
-VNPU_EXPORT int vnpu_wait(void) { return WaitForAll(); }
-
-VNPU_EXPORT const char* aclGetRecentErrMsg() {
-    // As in CANN the text is the calling thread's and is taken by being read.
-    static thread_local std::string taken;
-    taken = std::move(last_error);
-    last_error.clear();
-    return taken.empty() ? nullptr : taken.c_str();
-}
-
-VNPU_EXPORT AclError aclInit(const char*) {
-    if (initialised.exchange(true)) return 100002;  // ACL_ERROR_REPEAT_INITIALIZE, which callers expect
-    return kSuccess;
-}
-
-VNPU_EXPORT AclError aclFinalize() {
-    initialised = false;
-    return WaitForAll();
 }
 
 VNPU_EXPORT const char* aclrtGetSocName() { return TheSoc().name; }
@@ -148,12 +101,6 @@ VNPU_EXPORT AclError aclrtSetDevice(int32_t device) {
     return kSuccess;
 }
 
-VNPU_EXPORT AclError aclrtResetDevice(int32_t device) {
-    if (device < 0 || device >= DeviceCount()) return kInvalidDevice;
-    if (device == current_device) current_device = -1;
-    return WaitForAll();
-}
-
 VNPU_EXPORT AclError aclrtGetDevice(int32_t* device) {
     if (!device) return kParamInvalid;
     if (current_device < 0) return kContextNull;  // asked at every start: no message
@@ -165,6 +112,12 @@ VNPU_EXPORT AclError aclrtGetDeviceCount(uint32_t* count) {
     if (!count) return kParamInvalid;
     *count = static_cast<uint32_t>(DeviceCount());
     return kSuccess;
+}
+
+// A context is a device: the address of a static per device.
+static Handle ContextOf(int device) {
+    static char contexts[kMaxDevices];
+    return &contexts[device];
 }
 
 VNPU_EXPORT AclError aclrtSetCurrentContext(Handle context) {
@@ -256,6 +209,10 @@ VNPU_EXPORT AclError aclGetCannAttributeList(const int** list, size_t* count) {
     return kSuccess;
 }
 
+struct Uuid {
+    char bytes[16];
+};
+
 VNPU_EXPORT AclError aclrtDeviceGetUuid(int32_t device, Uuid* uuid) {
     if (!Valid(device) || !uuid) return kParamInvalid;
     std::memset(uuid, 0, sizeof *uuid);
@@ -296,33 +253,4 @@ VNPU_EXPORT AclError aclrtGetStreamResLimit(Handle, int type, uint32_t* value) {
 }
 VNPU_EXPORT AclError aclrtGetResInCurrentThread(int type, uint32_t* value) {
     return aclrtGetDeviceResLimit(0, type, value);
-}
-
-namespace vnpu {
-// ---- faults: an error of the launch itself would make torch_npu's task queue drop all further work without
-// a word, so the next call that waits returns them ----
-
-namespace {
-
-constexpr AclError kVectorCoreException = 507035;
-
-struct Fault {
-    std::string text;  // empty: none
-};
-
-}  // namespace
-
-AclError TakeFault() {
-    const Locked<Fault> fault;
-    if (fault->text.empty()) return kSuccess;
-    SetRecentError(fault->text);
-    fault->text.clear();
-    return kVectorCoreException;
-}
-
-}  // namespace vnpu
-
-VNPU_EXPORT void vnpu_fault(void) {
-    const Locked<Fault> fault;
-    if (fault->text.empty()) fault->text = last_error;  // the first one is the cause of what follows
 }

@@ -2,7 +2,7 @@
 #include <chrono>
 #include <unordered_set>
 
-#include "device.h"
+#include "enqueue.h"
 #include "graph.h"
 
 using namespace vnpu;

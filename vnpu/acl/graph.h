@@ -10,26 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "device.h"
+#include "error.h"
 #include "queue.h"
 
 namespace vnpu {
-
-struct Work {
-    Work(void (*fn_in)(void*), void* arg_in, void (*drop_in)(void*), VnpuNeeds needs_in)
-        : fn(fn_in), arg(arg_in), drop(drop_in), needs(needs_in) {}
-    Work(const Work&) = delete;
-    Work& operator=(const Work&) = delete;
-    ~Work() {
-        if (drop) drop(arg);
-    }
-    void Run() const { fn(arg); }
-
-    void (*fn)(void*);
-    void* arg;
-    void (*drop)(void*);
-    VnpuNeeds needs;
-};
 
 struct Graph {
     uint32_t id;

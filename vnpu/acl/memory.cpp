@@ -6,10 +6,27 @@
 #include <map>
 #include <memory>
 
+#include "device.h"
+#include "enqueue.h"
 #include "graph.h"
+#include "locked.h"
 
 namespace vnpu {
 namespace {
+
+// As in the public headers of ACL.
+enum LocationType : int { kLocationHost = 0, kLocationDevice = 1, kLocationUnregistered = 2 };
+
+struct Location {
+    uint32_t id;
+    int type;
+};
+
+struct PointerAttributes {
+    Location location;
+    uint32_t page_size;
+    uint32_t reserved[4];
+};
 
 constexpr size_t kAlign = 2u << 20;  // the allocator above asks for 2 MiB multiples
 
@@ -89,8 +106,7 @@ AclError Register(void* pointer, size_t size, const char* function = __builtin_F
     return kSuccess;
 }
 
-}  // namespace
-
+// kLocationDevice, kLocationHost or kLocationUnregistered; the device's number in *device.
 int WhereIs(const void* pointer, int* device) {
     const auto address = reinterpret_cast<uintptr_t>(pointer);
     const Locked<Heap> heap;
@@ -102,6 +118,7 @@ int WhereIs(const void* pointer, int* device) {
     return after->second.type;
 }
 
+}  // namespace
 }  // namespace vnpu
 
 using namespace vnpu;

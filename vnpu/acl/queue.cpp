@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "graph.h"
+#include "device.h"
 #include "python.h"
 
 namespace vnpu {
@@ -128,3 +128,5 @@ AclError WaitFor(uint64_t last, const char* function) { return Queue::the().Wait
 AclError WaitForAll(const char* function) { return Queue::the().WaitFor(Queue::the().Last(), function); }
 
 }  // namespace vnpu
+
+VNPU_EXPORT int vnpu_wait(void) { return vnpu::WaitForAll(); }

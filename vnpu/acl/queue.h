@@ -8,11 +8,31 @@
 #include <cstdint>
 #include <memory>
 
-#include "device.h"
+#include "error.h"
+
+// What work needs of the thread that runs it.
+enum VnpuNeeds : int { kNeedsNothing = 0, kNeedsPython = 1 };
+
+// Waits until all that was enqueued before has run. Returns 0, or an ACL code with its message.
+VNPU_EXPORT int vnpu_wait(void);
 
 namespace vnpu {
 
-struct Work;
+struct Work {
+    Work(void (*fn_in)(void*), void* arg_in, void (*drop_in)(void*), VnpuNeeds needs_in)
+        : fn(fn_in), arg(arg_in), drop(drop_in), needs(needs_in) {}
+    Work(const Work&) = delete;
+    Work& operator=(const Work&) = delete;
+    ~Work() {
+        if (drop) drop(arg);
+    }
+    void Run() const { fn(arg); }
+
+    void (*fn)(void*);
+    void* arg;
+    void (*drop)(void*);
+    VnpuNeeds needs;
+};
 
 // Puts work at the end. Returns its number, from 1 on.
 uint64_t Put(std::shared_ptr<Work> work);

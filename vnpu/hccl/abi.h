@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "acl/device.h"
+#include "acl/enqueue.h"
 
 namespace vnpu {
 

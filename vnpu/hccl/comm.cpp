@@ -16,6 +16,8 @@
 #include <map>
 
 #include "abi/window.h"
+#include "acl/device.h"
+#include "acl/locked.h"
 
 namespace vnpu {
 namespace {

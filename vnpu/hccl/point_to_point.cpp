@@ -9,6 +9,7 @@
 #include <list>
 #include <thread>
 
+#include "acl/device.h"
 #include "comm.h"
 
 using namespace vnpu;

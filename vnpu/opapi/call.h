@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "acl/device.h"
+#include "acl/enqueue.h"
 
 namespace vnpu {
 

@@ -1,0 +1,42 @@
+// How calls of the virtual NPU fail: ACL's codes, the text of this thread's last error, faults of the device. The
+// bottom of these files, and shared by the virtual NPU's libraries: the functions live in libascendcl.so, which the
+// others link.
+#pragma once
+
+#define VNPU_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Sets the text of aclGetRecentErrMsg (this thread's, printf format, one line) and prints it once on stderr.
+VNPU_EXPORT void vnpu_error(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// Called by running work that has failed on the device: the next call that waits returns 507035 (a vector core
+// exception), with the text of this thread's last vnpu_error.
+VNPU_EXPORT void vnpu_fault(void);
+
+namespace vnpu {
+
+using AclError = int;
+using Handle = void*;
+
+constexpr AclError kSuccess = 0;
+constexpr AclError kParamInvalid = 107000;
+constexpr AclError kInvalidDevice = 107001;
+constexpr AclError kContextNull = 107002;
+constexpr AclError kEventTimestampInvalid = 107006;
+constexpr AclError kInvalidHandle = 107017;
+constexpr AclError kModelCaptured = 107026;
+constexpr AclError kStreamCaptured = 107027;
+constexpr AclError kEventCaptured = 107028;
+constexpr AclError kStreamNotCaptured = 107029;
+constexpr AclError kCaptureUnmatched = 107036;
+constexpr AclError kCaptureNotSupported = 107030;
+constexpr AclError kNotSupported = 207000;
+constexpr AclError kOutOfMemory = 207001;
+constexpr AclError kQueueTimeout = 507046;  // ACL_ERROR_RT_STREAM_SYNC_TIMEOUT
+
+// The error of work that has failed on the device, returned once and with its text, or kSuccess; see vnpu_fault.
+AclError TakeFault();
+
+// Prints one line on stderr for each missing function, once; returns kNotSupported.
+AclError Unsupported(const char* function);
+
+}  // namespace vnpu
