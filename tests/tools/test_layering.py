@@ -131,6 +131,12 @@ def test_cpp_folders_hold_what_they_may() -> None:
     assert all(re.search(r"\b(GetSystemCycle|MOE_POLL_HINT)\b", code(sources()[name])) for name in POLLS)
     assert list(targets("op_kernel/protocol/window.h", sources()["op_kernel/protocol/window.h"])) == ["<cstdint>"]
     assert_no_circle({name: set(targets(name, text).values()) - {""} for name, text in sources().items()})
+    units: dict[str, set[str]] = {}  # a header and the .cpp of its name are one
+    for name, text in sources().items():
+        unit_name, _ = os.path.splitext(name)
+        seen = {os.path.splitext(target)[0] for target in targets(name, text).values() if target}
+        units.setdefault(unit_name, set()).update(seen - {unit_name})
+    assert_no_circle(units)
     with pytest.raises(graphlib.CycleError):
         assert_no_circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
 
