@@ -160,7 +160,7 @@ namespace moe {
 
 // ---- the same as tables ----
 
-// Element types of rows: one of the kernels' own each, by the columns above.
+// Element types that differ from column to column: rows as a caller has them, and as dispatch sends them.
 constexpr uint32_t kRows = 100, kWireRows = 101;
 constexpr bool kRequired = true, kOptional = false;
 constexpr const char* kSpecialExperts = "zero, copy and const experts are not built yet";

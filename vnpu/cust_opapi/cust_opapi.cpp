@@ -1,6 +1,6 @@
-// The functions below the hand-written aclnn functions of our operators (aclnnInner*). For a device CANN
-// generates them from the operators' definition; here a call is planned, compared with what op_host's tiling
-// function says, launched on a stream of the virtual NPU with the twin, and counted.
+// The functions below the aclnn functions of our operators (aclnnInner*). For a device CANN generates them from the
+// operators' definition; here a call is planned, compared with what op_host's tiling function says, launched on a
+// stream of the virtual NPU with the twin, and counted.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
