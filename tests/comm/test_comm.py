@@ -60,7 +60,7 @@ def test_group_ep_has_1_to_127_characters() -> None:
             assert caught.value.argument == "group_ep"
 
 
-def test_without_torch_distributed() -> None:
+def test_a_name_needs_torch_distributed_or_a_local_cluster() -> None:
     with pytest.raises(ArgumentError, match=r"init_process_group first, .*LocalCluster") as caught:
         comm.comm_name()
     assert caught.value.argument == "process_group"
@@ -162,7 +162,7 @@ def test_window_cannot_be_resized_by_a_peer() -> None:
         os.close(fd)
 
 
-def test_process_states() -> None:
+def test_processes_are_told_by_state_and_start() -> None:
     assert f"process {os.getpid()} is running" in describe_process(os.getpid())
     child = os.fork()
     if child == 0:

@@ -124,7 +124,7 @@ def test_rank_that_never_calls_then_retry() -> None:
 
 
 @pytest.mark.parametrize(("victim", "point"), [(0, "post"), (1, "hello"), (0, "map"), (1, "ready")])
-def test_killed_while_opening(victim: int, point: str) -> None:
+def test_a_rank_killed_while_opening_is_named(victim: int, point: str) -> None:
     there = [rank for rank in range(3) if rank != victim]
     with Ranks(3, timeout_s=15) as ranks:
         before = values(ranks.call(cases.open_files, ranks=there))
@@ -164,7 +164,7 @@ def test_a_timeout_says_whose_process_is_in_python_code() -> None:
 
 
 @pytest.mark.parametrize(("victim", "point"), [(0, "post"), (1, "map")])
-def test_stopped_while_opening(victim: int, point: str) -> None:
+def test_a_rank_stopped_while_opening_is_named(victim: int, point: str) -> None:
     there = [rank for rank in range(3) if rank != victim]
     with Ranks(3, timeout_s=TIMEOUT_S) as ranks:
         values(ranks.call(cases.signal_self_at, point, signal.SIGSTOP, ranks=[victim]))

@@ -39,7 +39,7 @@ def on_rank_0(cluster: comm.LocalCluster, work: Any) -> Any:
     return cluster.run(lambda rank, group: work(group) if rank == 0 else None)[0]
 
 
-def test_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_is_the_size_of_the_lent_area(monkeypatch: pytest.MonkeyPatch) -> None:
     assert window_lent_bytes(3 * MIB) == 3 * MIB
     monkeypatch.setenv("ASCEND_MOE_LENT_MIB", "7")
     with comm.LocalCluster(1, window_mib=2) as cluster:
@@ -56,7 +56,7 @@ def test_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_shapes_and_types(cluster: comm.LocalCluster, dtype: torch.dtype) -> None:
+def test_window_tensors_have_the_shapes_and_types_asked_for(cluster: comm.LocalCluster, dtype: torch.dtype) -> None:
     shapes = [(3, 7), (0, 64), (5,), 9, (2, 0, 4), (2, 3, 4), torch.Size([4, 8]), ()]
     tensors = on_rank_0(cluster, lambda group: [empty(group, shape, dtype) for shape in shapes])
     for shape, made in zip(shapes, tensors, strict=True):
@@ -79,7 +79,7 @@ def test_shapes_and_types(cluster: comm.LocalCluster, dtype: torch.dtype) -> Non
         ("ep_rank_id", {"rank": 1}),
     ],
 )
-def test_arguments(cluster: comm.LocalCluster, argument: str, changes: dict[str, Any]) -> None:
+def test_wrong_arguments_are_named(cluster: comm.LocalCluster, argument: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError) as raised:
         on_rank_0(cluster, lambda group: empty(**{"group": group, "shape": (2, 4), **changes}))
     assert raised.value.argument == argument
@@ -114,7 +114,7 @@ def test_memory_is_used_again_when_a_tensor_dies(cluster: comm.LocalCluster) -> 
     on_rank_0(cluster, work)
 
 
-def test_no_room(cluster: comm.LocalCluster) -> None:
+def test_a_lent_area_without_room_is_told(cluster: comm.LocalCluster) -> None:
     def work(group: str) -> None:
         kept = [take(0, group, 256) for _ in range(2)]  # 512 KiB each: all of it
         with pytest.raises(WindowTooSmall, match="2 window tensors hold space") as raised:

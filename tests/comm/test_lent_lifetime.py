@@ -272,7 +272,7 @@ def test_a_lost_peer(cluster: comm.LocalCluster) -> None:
 # ---- tensors of other windows
 
 
-def test_closed_windows(cluster: comm.LocalCluster) -> None:
+def test_tensors_of_closed_windows_are_refused(cluster: comm.LocalCluster) -> None:
     kept = on_all(cluster, lambda one: one.filled())
     cluster.close()
 

@@ -87,7 +87,7 @@ def test_world_size_is_1_to_64() -> None:
         assert caught.value.argument == "world_size"
 
 
-def test_window_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_has_the_size_given_or_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in (0, True, 1.0, "4"):
         with pytest.raises(ArgumentError, match="window_mib"):
             LocalCluster(2, window_mib=bad)  # type: ignore[arg-type]

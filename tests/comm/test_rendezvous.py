@@ -214,7 +214,7 @@ def test_store_that_fails(
         ("machine", {"machine": "elsewhere", "host": "another-host"}, "", "another-host"),
     ],
 )
-def test_windows_that_differ(field: str, changes: dict[str, Any], ours: Any, theirs: Any) -> None:
+def test_ranks_with_other_windows_are_told_apart(field: str, changes: dict[str, Any], ours: Any, theirs: Any) -> None:
     def rank_body(rank: Rank) -> tuple[str, int, Any, Any]:
         opening = Opening("g", rank.store, rank.rank, 2, 1 << 20, 1 << 20, 10)
         usual = opening.mine.host if field == "machine" else opening.mine.total

@@ -76,7 +76,7 @@ def test_other_servers_are_refused_by_name(hosts: list[str], text: str) -> None:
         assert len(said) == 1 and f"ArgumentError group_ep: group 'g': {text}" in said.pop()
 
 
-def test_drawn_servers() -> None:
+def test_drawn_servers_are_accepted_where_ranks_fit() -> None:
     """Accepted exactly where rank r is on the server r // n for some n that divides W; the setting says the same."""
     dice, accepted = random.Random(5), 0
     for _ in range(3000):

@@ -172,7 +172,7 @@ def preset_of(project: Path) -> dict[str, Any]:
         ((BOTH, "--dry-run"), "or name a route for --dry-run: --route=asc, --route=msopgen"),
     ],
 )
-def test_wrong_calls(arguments: tuple[str, ...], message: str) -> None:
+def test_wrong_calls_say_what_is_wrong(arguments: tuple[str, ...], message: str) -> None:
     done = build(*arguments)
     assert (done.returncode, done.stdout) == (1, "") and message in done.stderr
 

@@ -204,7 +204,7 @@ def test_servers_of_an_a2(make) -> None:
             assert tiled.error.startswith(f"{call.op_type}: {rule}"), (world, share, tiled.error)
 
 
-def test_bad_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("many", "0", "-3", "1.5"):
         monkeypatch.setenv("HCCL_BUFFSIZE", text)
         assert "HCCL_BUFFSIZE is no whole number of MiB" in tile(dispatch()).error
@@ -280,7 +280,7 @@ def test_definition_of_the_probe() -> None:
 
 
 @pytest.mark.parametrize("op_type", ["AscendMoeDistributeDispatch", "AscendMoeDistributeCombine"])
-def test_definition(op_type: str) -> None:
+def test_definitions_list_nd_formats_and_aligned_types(op_type: str) -> None:
     """ND everywhere, aligned type lists, both SoCs, the one group that exists."""
     known = definition(op_type)
     rows = known.types["x"]
@@ -330,7 +330,7 @@ def probe_call(soc: str = A3, cores: int = 48, **attributes: int | str) -> str:
 
 
 @pytest.mark.parametrize(("soc", "kind", "cores"), [(A3, 1, 48), (A2, 2, 40)])
-def test_probe_tiling(soc: str, kind: int, cores: int) -> None:
+def test_the_probes_tiling_is_that_of_the_twin(soc: str, kind: int, cores: int) -> None:
     """The bytes that the twin's own launches of the probe have, behind CANN's head."""
     tiled = tile(probe_call(soc, cores, rounds=9, timeout_us=10, window_mib=30))
     head = probe().probe_head_bytes()

@@ -81,7 +81,9 @@ def test_every_context_gives_the_reference(monkeypatch: pytest.MonkeyPatch, kind
 
 @pytest.mark.parametrize(("share", "near"), [(2, False), (3, True)])
 @pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.nightly)])
-def test_drawn_cases(monkeypatch: pytest.MonkeyPatch, share: int, near: bool, seeds: range) -> None:
+def test_drawn_cases_between_servers_equal_the_reference(
+    monkeypatch: pytest.MonkeyPatch, share: int, near: bool, seeds: range
+) -> None:
     servers(monkeypatch, share, near=near)
     with LocalCluster(5, window_mib=WINDOW_MIB) as cluster:
         for seed in seeds:
@@ -133,7 +135,7 @@ def test_assist_info_must_hold_expand_idx(monkeypatch: pytest.MonkeyPatch) -> No
 # ---- the settings
 
 
-def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_context_is_the_one_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASCEND_MOE_CONTEXT", raising=False)
     monkeypatch.delenv("ASCEND_MOE_RANKS_PER_SERVER", raising=False)
     assert (context_kind(), ranks_per_server(), window_data_bytes(8)) == (0, 0, 8 * MIB)

@@ -187,7 +187,7 @@ def test_every_policy_and_order_of_stores(mode: str, policy: str, stores: str) -
     [Program(), LENT, pytest.param(replace(LENT, rows="partly"), marks=pytest.mark.nightly)],
     ids=["own", "lent", "partly"],
 )
-def test_sequences(sequence: str, contract: int, case: Program) -> None:
+def test_sequences_of_ops_have_no_finding(sequence: str, contract: int, case: Program) -> None:
     case = replace(case, sequence=sequence, contract=contract, seed=5)
     assert_nothing_found(explore.explore(case, 10))
 

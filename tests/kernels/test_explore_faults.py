@@ -238,7 +238,9 @@ def test_killed_at_every_step(worlds: Worlds, algorithm: str, numbers: range, ta
 
 
 @soak_rows.row("configuration mismatch, explored", quick=20, full=1000, chunk=500)
-def test_ranks_that_differ(worlds: Worlds, numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_differ_are_named_by_all(
+    worlds: Worlds, numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One rank's first dispatch differs in a field: all ranks name it, in any schedule."""
 
     def play(seed: int) -> str:

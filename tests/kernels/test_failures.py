@@ -109,7 +109,7 @@ def opened(ranks: OpRanks) -> list[list[str]]:
 
 @pytest.mark.row("kill")
 @other_algorithms_nightly("victim, algorithm", (0, "window"), (2, "direct"))
-def test_killed_between_ops(victim: int, mortal: OpRanks) -> None:
+def test_a_rank_killed_between_ops_is_named_and_fresh_windows_work(victim: int, mortal: OpRanks) -> None:
     survivors = others(victim)
     files = opened(mortal)
     assert values(mortal.call(cases.run_dispatch, 1)) == ["right"] * 3

@@ -85,7 +85,7 @@ def check(world: int, results: list[list[Run]]) -> None:
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])
-def test_gloo_processes(world: int, tmp_path: Path) -> None:
+def test_processes_over_gloo_equal_the_reference(world: int, tmp_path: Path) -> None:
     results = run_processes(world, functools.partial(body, world=world), tmp_path)
     for size in {world, 2}:
         check(size, [one[size] for one in results[:size]])

@@ -215,7 +215,7 @@ def each(every_change: list[tuple[Any, ...]], nightly: list[tuple[Any, ...]]) ->
 
 @pytest.mark.row("op order")
 @each(EVERY_CHANGE, NIGHTLY)
-def test_every_sequence(
+def test_every_sequence_on_the_same_windows_equals_the_reference(
     pattern: str, world: int, local: int, contract: str, here: threading.local, tally: Tally
 ) -> None:
     """One after the other on the same windows: each starts with what the last one left there."""

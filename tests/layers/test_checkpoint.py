@@ -96,7 +96,7 @@ def rewritten(source: Path, target: Path, change: Any, **config: Any) -> Path:
     return target
 
 
-def test_fused_transposed(tmp_path: Path) -> None:
+def test_fused_transposed_weights_are_read(tmp_path: Path) -> None:
     checkpoint = saved("qwen3_moe", "fused")
 
     def turn(tensors: dict[str, torch.Tensor], name: str) -> None:
@@ -111,7 +111,7 @@ def test_fused_transposed(tmp_path: Path) -> None:
         assert torch.equal(got[name], whole[name][4:])
 
 
-def test_fp8_blocks(tmp_path: Path) -> None:
+def test_fp8_blocks_become_exact_weights(tmp_path: Path) -> None:
     checkpoint = saved("deepseek_v3")
     exact: dict[str, torch.Tensor] = {}
 
@@ -174,7 +174,7 @@ def test_scales_of_fp8_blocks_are_read_as_what_they_are(kind: str, tmp_path: Pat
         assert torch.equal(up[expert], exact[f"model.layers.{LAYER}.mlp.experts.{expert}.up_proj.weight"].t())
 
 
-def test_dtypes(tmp_path: Path) -> None:
+def test_weights_come_in_the_dtype_asked_for(tmp_path: Path) -> None:
     checkpoint = saved("deepseek_v3")
     half = load_layer(checkpoint.directory, LAYER, dtype=torch.float16).tensors
     wide = {name for name, value in half.items() if value.dtype == torch.float32}
@@ -235,7 +235,7 @@ def nothing(tensors: dict[str, torch.Tensor]) -> None: ...
         ),
     ],
 )  # fmt: skip
-def test_broken_checkpoints(
+def test_broken_checkpoints_name_what_is_missing(
     tmp_path: Path, model: str, layout: str, change: Any, config: dict[str, Any], message: str
 ) -> None:
     directory = rewritten(saved(model, layout).directory, tmp_path, change, **config)
@@ -247,7 +247,7 @@ def test_broken_checkpoints(
         assert caught.value.found == [f"{base}.down_proj.weight", f"{base}.gate_proj.weight"]
 
 
-def test_wrong_arguments(tmp_path: Path) -> None:
+def test_wrong_arguments_and_indices_are_refused(tmp_path: Path) -> None:
     directory = saved("deepseek_v3").directory
     with pytest.raises(ArgumentError, match=r"layer 0 .* no router .*layers with one: 1$") as caught:
         load_layer(directory, 0)

@@ -105,7 +105,7 @@ def check_outcomes(case: Case, outcomes: list[Any], contract: str = "v1") -> Non
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_equal_to_reference(kind: Any, world: int) -> None:
+def test_every_dispatcher_equals_the_reference(kind: Any, world: int) -> None:
     ranks, kinds = threads(world), set()
     for seed in SEEDS:
         case = make_case(seed * 10 + world, world)
@@ -157,7 +157,7 @@ def refused(argument: str, call: Callable[..., Any], *args: Any, **kwargs: Any) 
     assert caught.value.argument == argument
 
 
-def test_window_misuse() -> None:
+def test_windows_survive_calls_that_are_refused() -> None:
     refused("contract", MC2Dispatcher, "g", 2, 0, 4, "v3")
     refused("zero_copy", MC2Dispatcher, "g", 2, 0, 4, zero_copy=True, contract="v1")
     refused("zero_copy", MC2Dispatcher, "g", 2, 0, 4, zero_copy=True, comm_alg="window")
@@ -195,7 +195,9 @@ def arguments(bs: int = 2, topk: int = 2, hidden: int = 16, experts: int = 4) ->
         ("expert_scales", {"expert_scales": torch.ones(2, 2)}, "None", "given"),
     ],
 )
-def test_config_mismatch(kind: Any, field: str, change: dict[str, Any], ours: Any, theirs: Any) -> None:
+def test_ranks_that_differ_get_an_error_and_go_on(
+    kind: Any, field: str, change: dict[str, Any], ours: Any, theirs: Any
+) -> None:
     def body(rank: int, group: Any) -> Any:
         given = {"experts": 4, **arguments(), **(change if rank == 1 else {})}
         dispatcher = kind(group, given.pop("experts"))
@@ -252,7 +254,7 @@ def test_argument_error_then_retry(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_combine_argument_errors(kind: Any) -> None:
+def test_wrong_arguments_of_combine_are_refused(kind: Any) -> None:
     def body(rank: int, group: Any) -> torch.Tensor:
         dispatcher = kind(group, 4)
         sent = dispatcher.dispatch(**arguments())
@@ -276,7 +278,7 @@ def test_combine_argument_errors(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_masked_ids_are_not_looked_at(kind: Any) -> None:
-    """test_equal_to_reference has the errors of ids that count."""
+    """test_every_dispatcher_equals_the_reference has the errors of ids that count."""
     bad, mask = torch.tensor([[0, 1], [7, -1]], dtype=torch.int32), torch.tensor([True, False])
 
     def body(rank: int, group: Any) -> int:
@@ -286,7 +288,7 @@ def test_masked_ids_are_not_looked_at(kind: Any) -> None:
     assert threads(2).run(body) == [2, 2]
 
 
-def test_constructor_errors() -> None:
+def test_wrong_arguments_of_constructors_are_refused() -> None:
     group = threads(2).groups[0]
     wrong = [(kind, group, 3, "multiple of the 2 ranks") for kind in KINDS]
     wrong += [(kind, None, 4, "init_process_group") for kind in KINDS]
@@ -299,7 +301,7 @@ def test_constructor_errors() -> None:
         assert dispatcher.empty_expert_out(sent, torch.float32) is None
 
 
-def test_quantize_corners() -> None:
+def test_special_rows_are_quantized_as_the_reference_does() -> None:
     """Every rounding and special value, row by row against the reference."""
     tiny, huge, inf, nan = 1e-45, 3e38, float("inf"), float("nan")
     rows = [[0.0, -0.0], [tiny, -tiny], [huge, -huge], [inf, 1], [-inf, inf], [nan, 2], [nan, nan], [nan, 0]]

@@ -78,7 +78,7 @@ def limited(mine: Rank, limit: float) -> torch.Tensor:
     return out
 
 
-def test_swiglu_limit(clusters: Any) -> None:
+def test_the_swiglu_limit_cuts_before_silu(clusters: Any) -> None:
     """Gate cut above, up at both sides, before silu; what the default and 0 leave alone."""
 
     def body(rank: int, group: str) -> None:
@@ -100,7 +100,7 @@ def test_swiglu_limit(clusters: Any) -> None:
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["bf16", "W8A8"])
-def test_shared_experts(clusters: Any, int8: bool) -> None:
+def test_shared_experts_are_added(clusters: Any, int8: bool) -> None:
     def body(rank: int, group: str) -> None:
         mine = Rank(rank, 2, 5 * rank, int8=int8)
         buffer = mine.buffer(group)

@@ -84,7 +84,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("argument", WRONG)
-def test_wrong_arguments(clusters: Any, argument: str) -> None:
+def test_wrong_arguments_are_named(clusters: Any, argument: str) -> None:
     def body(rank: int, group: str) -> None:
         mine = Rank(rank, 1)
         sound: dict[str, Any] = {
@@ -238,7 +238,7 @@ def test_vllm_ascend_sets_the_quantization_of_its_buffer(clusters: Any) -> None:
     clusters[2].run(body)
 
 
-def test_meta_tensors() -> None:
+def test_meta_tensors_need_no_group() -> None:
     """Shapes and dtypes without a group: nothing is sent."""
     mine = Rank(0, 1)
     x, w1, w2, ids, probs = (value.to("meta") for value in (mine.x, mine.w1, mine.w2, mine.ids, mine.probs))

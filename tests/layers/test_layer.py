@@ -144,7 +144,7 @@ def test_masks_and_unequal_batches(carrier: str, mask_kind: str) -> None:
     assert mask_kind == "none" or not all(mask.all() for mask in masks)
 
 
-def test_w8a8() -> None:
+def test_int8_experts_are_close_to_float_and_equal_on_all_worlds() -> None:
     """int8 experts stay close to the float layer, and agree in every bit for all EP sizes and carriers."""
     x = torch.randn(16, 32, generator=torch.Generator().manual_seed(2))
 
@@ -194,7 +194,7 @@ def one_rank() -> Dispatcher:
     return AllToAllDispatcher(threads(1).groups[0], 8)
 
 
-def test_argument_errors() -> None:
+def test_wrong_arguments_are_refused() -> None:
     layer = MoELayer(SMALL, one_rank(), dtype=torch.float32).init_weights()
     x = torch.ones(2, 32)
     for given, mask, argument in (
@@ -225,7 +225,7 @@ def test_argument_errors() -> None:
         ({"shared_intermediate_size": 0, "shared_expert_gate": True}, "shared_intermediate_size"),
     ],
 )
-def test_config_errors(values: dict[str, Any], argument: str) -> None:
+def test_wrong_configurations_name_the_argument(values: dict[str, Any], argument: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         MoEConfig(**{**vars(SMALL), **values})
     assert caught.value.argument == argument

@@ -65,7 +65,7 @@ def test_clipped_swiglu_rounds_once(dtype: torch.dtype, interleaved: bool, dim: 
     assert torch.equal(kept[0], y.reshape(rows, -1)[0]) and not kept[1:].any()
 
 
-def test_swiglu_gradient() -> None:
+def test_swiglu_has_the_numeric_gradient() -> None:
     assert torch.autograd.gradcheck(npu_swiglu, (drawn(3, 8, seed=2).double().requires_grad_(),))
 
 

@@ -118,7 +118,7 @@ def test_a_choice_without_any_score_has_weights_of_zero() -> None:
 
 
 @pytest.mark.parametrize("topk, groups, kept", [(4, 4, 2), (2, 2, 1), (4, 2, 2), (6, 4, 3), (4, 8, 4)])
-def test_group_limited_topk(topk: int, groups: int, kept: int) -> None:
+def test_group_limited_topk_is_that_of_a_loop(topk: int, groups: int, kept: int) -> None:
     scores = randn(20, E, seed=6)
     values, ids = group_limited_topk(scores, topk, 20, E, groups, kept)
     size = E // groups
@@ -158,7 +158,7 @@ def dropped_by_loop(
 
 @pytest.mark.parametrize("policy", ["probs", "position"])
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.5])
-def test_capacity(policy: str, factor: float) -> None:
+def test_capacity_drops_the_pairs_that_a_loop_drops(policy: str, factor: float) -> None:
     for tokens in (0, 1, 16):
         probs, chosen = topk_routing_with_score_function(randn(tokens, E, seed=7), K)
         capacity = get_capacity(tokens * K, E, factor)

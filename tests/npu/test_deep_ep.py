@@ -8,5 +8,5 @@ from npu_runs import run
 pytestmark = pytest.mark.npu
 
 
-def test_buffer_on_hccl() -> None:
+def test_a_buffer_works_on_hccl() -> None:
     run("deep_ep_ranks.py", world=2).must_pass()

@@ -44,7 +44,7 @@ def reports(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "soc, server_type", [("Ascend910_9391", 1), pytest.param("Ascend910B3", 0, marks=pytest.mark.nightly)]
 )
-def test_example(soc: str, server_type: int, tmp_path: Path) -> None:
+def test_the_example_runs_on_npu_tensors(soc: str, server_type: int, tmp_path: Path) -> None:
     """The wheel's files are compared with its RECORD before anything starts."""
     report = tmp_path / "report.jsonl"
     done = launch("--soc", soc, *torchrun(4), ASCEND_MOE_VNPU_REPORT=str(report))
@@ -59,7 +59,7 @@ def test_example(soc: str, server_type: int, tmp_path: Path) -> None:
         assert (line["soc"], line["server_type"]) == (soc, server_type)
 
 
-def test_missing_symbol(tmp_path: Path) -> None:
+def test_a_missing_symbol_is_told(tmp_path: Path) -> None:
     """Without our aclnn symbol nothing answers in its place."""
     changed = Path(shutil.copytree(vnpu.library_folder(), tmp_path / "vnpu"))
     library = changed / "opp/op_api/lib/libcust_opapi.so"
@@ -94,7 +94,7 @@ def test_two_ranks_of_an_a3() -> None:
     ],
     ids=["A2", "queue 2", "no queue", "blocking"],
 )
-def test_other_settings(soc: str, env: dict[str, str]) -> None:
+def test_calls_follow_other_settings(soc: str, env: dict[str, str]) -> None:
     checks = (
         "check_an_expert_id_out_of_range_is_told_later_and_once",
         "check_ranks_without_tokens_launch_too",

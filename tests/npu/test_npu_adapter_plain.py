@@ -115,7 +115,7 @@ def test_torch_npu_without_cann(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         ascend_moe.patch_torch_npu()
 
 
-def test_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deadline_follows_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     def deadlines() -> list[float]:
         return [npu_communicator.deadline_s(first=first) for first in (False, True)]
 

@@ -34,7 +34,7 @@ def read(printed: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("soc", [A3, pytest.param(A2, marks=pytest.mark.nightly)])
-def test_validate(soc: str) -> None:
+def test_validate_passes_on_the_virtual_npu(soc: str) -> None:
     code, printed = on_vnpu(soc, "validate", "--extra", "4", "--json")
     found = read(printed)
     assert code == 0 and found["ok"], printed
@@ -44,7 +44,7 @@ def test_validate(soc: str) -> None:
 
 
 @pytest.mark.nightly
-def test_two_servers() -> None:
+def test_validate_passes_between_two_servers() -> None:
     """8 ranks of an A2 on two servers."""
     options = ("--extra", "0", "--dtype", "bf16")
     code, printed = on_vnpu(A2, "validate", *options, devices=8, ASCEND_MOE_RANKS_PER_SERVER="4")
@@ -53,7 +53,7 @@ def test_two_servers() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("soc", "cores"), [(A3, 48), (A2, 40)])
-def test_bringup(soc: str, cores: int, tmp_path: Path) -> None:
+def test_every_probe_of_the_bringup_passes(soc: str, cores: int, tmp_path: Path) -> None:
     """All probes pass; those of the kernel were launched as an operator, by both ranks."""
     report = tmp_path / "report"
     code, printed = on_vnpu(soc, "validate", "--bringup", "--json", ASCEND_MOE_VNPU_REPORT=str(report))
@@ -70,7 +70,7 @@ def test_bringup(soc: str, cores: int, tmp_path: Path) -> None:
     assert launches == {"0": 16, "1": 16}
 
 
-def test_doctor() -> None:
+def test_doctor_says_that_the_device_is_virtual() -> None:
     found = {one["topic"]: one for one in read(on_vnpu(A2, "doctor", "--json")[1])["findings"]}
     assert found["NPUs"]["what"] == "2 x Ascend910B3 (virtual: host memory and CPU cores)"
     assert found["operator package"]["level"] == found["torch_npu"]["level"] == "ok"

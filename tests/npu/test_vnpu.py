@@ -44,7 +44,7 @@ def nothing_left() -> Iterator[None]:
     ],
     ids=str,
 )
-def test_operators(mode: dict[str, str]) -> None:
+def test_operators_give_what_the_cpu_gives(mode: dict[str, str]) -> None:
     run("operator_checks.py", env=mode).must_pass()
 
 
@@ -52,7 +52,7 @@ def test_operators_of_vllm_ascend() -> None:
     run("vllm_ascend_checks.py").must_pass()
 
 
-def test_models_of_transformers() -> None:
+def test_models_of_transformers_compute_generate_and_train() -> None:
     run("model_checks.py").must_pass()
 
 
@@ -194,7 +194,7 @@ def test_exit_code_is_the_commands() -> None:
         (("--fast", "--", "true"), "No such option: --fast"),
     ],
 )
-def test_wrong_options(
+def test_wrong_options_are_refused(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "execvpe", None)  # what would become the command

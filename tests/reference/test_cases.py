@@ -14,7 +14,7 @@ import ascend_moe.reference as ref
 from ascend_moe.reference.cases import BATCHES, DTYPES, FAULTS, IDS, MASKS, QUANTS, Case, draw, legal
 
 
-def test_batches() -> None:
+def test_batches_are_what_their_names_say() -> None:
     wanted: dict[str, Callable[[list[int]], bool]] = {
         "equal": lambda sizes: sizes == [5] * 4,
         "global_bs": lambda sizes: sizes == [5] * 4,
@@ -32,7 +32,7 @@ def test_batches() -> None:
 
 
 @pytest.mark.parametrize("ids", IDS)
-def test_ids(ids: str) -> None:
+def test_ids_are_what_their_names_say(ids: str) -> None:
     """Each kind is what its name says; all of them stay within what an owner takes."""
     case = Case(world=3, local=3, topk=4, batch=40, ids=ids, seed=5)
     tokens = [token for one in case.inputs for token in one.expert_ids.tolist()]
@@ -53,7 +53,7 @@ def test_ids(ids: str) -> None:
 
 
 @pytest.mark.parametrize("ids", FAULTS)
-def test_faults(ids: str) -> None:
+def test_one_rank_is_guilty_of_a_fault(ids: str) -> None:
     """One rank is guilty, and whatever its mask was, its wrong ids count."""
     kinds = {"overflow": "RoutingOverflow", "bad": "InvalidExpertId"}
     for seed in range(40):
@@ -62,7 +62,7 @@ def test_faults(ids: str) -> None:
         assert fault is not None and fault.kind == kinds[ids], case
 
 
-def test_masks() -> None:
+def test_masks_are_what_their_names_say() -> None:
     for mask in MASKS:
         given = [one.x_active_mask for one in Case(world=8, batch=6, mask=mask, seed=1).inputs]
         live = [one for one in given if one is not None]

@@ -39,7 +39,7 @@ def rank_one_ids() -> list[int]:
 
 @pytest.mark.parametrize(("topk", "batch"), [(8, 6), (12, 4)])
 @pytest.mark.parametrize("nums_type", [0, 1])
-def test_printed_numbers(topk: int, batch: int, nums_type: int) -> None:
+def test_the_worked_numbers_come_out(topk: int, batch: int, nums_type: int) -> None:
     zero = torch.tensor(numbers(PRINTED_IDS), dtype=torch.int32).reshape(batch, topk)
     # Deal the sorted ids out over the tokens, so that no token has an id twice.
     one = torch.tensor(rank_one_ids(), dtype=torch.int32).reshape(topk, batch).T.contiguous()
@@ -85,7 +85,7 @@ SIZES = [(1, 4, 2), (2, 1, 1), (2, 3, 4), (3, 2, 3), (4, 4, 8), (5, 1, 2), (8, 2
 @pytest.mark.parametrize("mask", ["none", "token", "pair"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", range(len(SIZES)))
-def test_random_routing(seed: int, dtype: str, mask: str) -> None:
+def test_combine_gives_what_a_dense_layer_gives(seed: int, dtype: str, mask: str) -> None:
     """Combine gives what a dense layer gives; rows, counts and indices are what array arithmetic says."""
     world, local, topk = SIZES[seed]
     case = Case(
@@ -142,7 +142,7 @@ def test_random_routing(seed: int, dtype: str, mask: str) -> None:
         ([60000.0, 60000.0], [1, 1], None, torch.float16, float("inf")),
     ],
 )
-def test_sums(
+def test_sums_are_made_in_ascending_k_in_float32(
     values: list[float], weights: list[float], shared: float | None, dtype: torch.dtype, total: float
 ) -> None:
     """Of one token whose k-th row is filled with values[k]; one rank, one expert a k."""
@@ -201,7 +201,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_quantized_rows(name: str) -> None:
+def test_quantized_rows_have_the_worked_codes_and_scales(name: str) -> None:
     values, codes, scale = ROWS[name]
     one = ref.RankInput(torch.tensor([values]), torch.zeros(1, 1, dtype=torch.int32))
     (result,) = ref.dispatch([one], moe_expert_num=1, quant_mode=2)
@@ -260,7 +260,9 @@ FINE, OVERFLOW, BAD = [[0, 1], [2, 3]], [[0, 0], [0, 0]], [[0, 1], [0, 7]]
         ([[[1, 1], [1, 9]], BAD], 2, 0, ref.Fault("InvalidExpertId", 0, token=1, k=1, expert_id=9)),
     ],
 )
-def test_faults(ids: list[list[list[int]]], experts: int, global_bs: int, fault: ref.Fault | None) -> None:
+def test_faults_are_found_and_name_the_rank(
+    ids: list[list[list[int]]], experts: int, global_bs: int, fault: ref.Fault | None
+) -> None:
     assert ref.check(ranks_of(*ids), experts, global_bs) == fault
     if fault is not None:
         assert f"rank {fault.rank}" in str(fault)
@@ -289,7 +291,7 @@ def test_inputs_that_are_no_legal_call() -> None:
         assert not isinstance(raised.value, ref.FaultyRouting)
 
 
-def test_allocated_shapes() -> None:
+def test_allocated_shapes_follow_the_rule() -> None:
     inputs = ranks_of(*[[[0, 1, 2], [3, 4, 5]]] * 8)
     options = {"moe_expert_num": 16, "global_bs": 40}  # A = 40 * min(2, 3)
     shapes = ref.dispatch(inputs, tp_world_size=1, expert_scales_given=True, **options)[3].allocated
@@ -307,7 +309,7 @@ def test_allocated_shapes() -> None:
     assert (shapes["ep_recv_counts"], shapes["tp_recv_counts"]) == ((16,), (0,))
 
 
-def test_traffic_in_bytes() -> None:
+def test_traffic_counts_every_byte() -> None:
     inputs = ranks_of([[0, 1], [1, -1]], [[1, 1], [1, 0]])  # sent 3 and 4, received 2 and 5
     common = {"moe_expert_num": 2, "H": 40, "global_bs": 8}
     plain = ref.predict_traffic(inputs, dtype=torch.bfloat16, quant_mode=0, contract="v1", **common)

@@ -102,7 +102,7 @@ def test_operators_of_torch_ops(stand_in: Any) -> None:
     assert torch.equal(torch.ops.npu.npu_swiglu(x), npu.npu_swiglu(x))
 
 
-def test_streams_and_events(stand_in: Any) -> None:
+def test_streams_and_events_have_nothing_to_wait_for(stand_in: Any) -> None:
     from torch_npu.npu.streams import Event
 
     assert Event is torch.npu.Event
@@ -149,7 +149,7 @@ assert compiled(torch.ones(2), "cpu").tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("lead", [(5,), (2, 3)])
-def test_quant_matmul(stand_in: Any, lead: tuple[int, ...]) -> None:
+def test_quant_matmul_follows_its_formula(stand_in: Any, lead: tuple[int, ...]) -> None:
     x, weight, scale = codes(*lead, H), codes(H, F, seed=1), randn(F).abs() / 100
     rows, bias = randn(x[..., 0].numel()).abs(), torch.arange(F, dtype=INT32)
     sums = stand_in.npu_quant_matmul(x, weight, scale, output_dtype=INT32)

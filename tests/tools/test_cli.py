@@ -144,7 +144,7 @@ def test_several_servers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("args", [[], pytest.param(["--quant", "int8"], marks=nightly)], ids=["plain", "quant"])
-def test_checkpoint(tmp_path: Path, args: list[str]) -> None:
+def test_run_checks_a_layer_of_a_checkpoint(tmp_path: Path, args: list[str]) -> None:
     saved = save("deepseek_v3", tmp_path / "model", dtype=torch.bfloat16)
     options = ["--checkpoint", str(saved.directory), "--ranks", "2", "--batch", "9,0", *args]
     code, output = invoke("run", *options, "--layer", str(LAYER))

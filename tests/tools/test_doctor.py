@@ -89,7 +89,9 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("values", "topic", "level", "said"), SETTINGS)
-def test_settings(values: dict[str, str], topic: str, level: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_settings_are_found_with_their_fix(
+    values: dict[str, str], topic: str, level: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert {one.level for one in settings.findings()} == {OK}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
@@ -251,7 +253,7 @@ def test_rank_0_that_answers_and_that_does_not(monkeypatch: pytest.MonkeyPatch) 
         assert by_topic(group.group_findings(address))["rank 0"].level == ERROR
 
 
-def test_configuration() -> None:
+def test_a_configuration_is_judged_by_what_it_needs() -> None:
     fitting = Request(ranks=16, experts=256, topk=8, hidden=7168, batch=128)
     (found,) = group.fits(fitting)
     assert found.level == OK and "HCCL_BUFFSIZE" in found.what
@@ -296,7 +298,7 @@ def test_every_number_of_a_fix_is_enough(seed: int) -> None:
 # ---- the command
 
 
-def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_every_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     wheels(monkeypatch, torch_npu="")
     monkeypatch.setattr(machine, "source_hash", lambda root: _lib.lib().am_source_hash().decode())
     code, said, _ = commands.said("doctor")

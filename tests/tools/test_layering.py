@@ -269,7 +269,7 @@ def python_offences(name: str, tree: ast.Module) -> list[str]:
     return found
 
 
-def test_python_layers() -> None:
+def test_python_folders_import_only_what_lies_below() -> None:
     assert {unit(name) for name in modules()} == set(LAYERS), "the table and the package differ"
     found = [offence for name, tree in modules().items() for offence in python_offences(name, tree)]
     # _autoload asks whether torch came before it; interop and standin put modules there that stand in for

@@ -52,7 +52,7 @@ POINTS = [
 
 
 @pytest.mark.parametrize(("request_", "version", "mib"), POINTS)
-def test_points_of_cann(request_: Request, version: str, mib: int) -> None:
+def test_needs_of_canns_versions_are_the_published_ones(request_: Request, version: str, mib: int) -> None:
     found = {one.version: one for one in plan.cann_need(request_)}
     assert found[version].mib == mib
     assert found[version].bytes > (mib - 1) * 2**20
@@ -226,7 +226,7 @@ def test_a_call_that_does_not_fit_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("contract", ["v1", "v2"])
-def test_ub_between_servers(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ub_between_servers_fits(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on an A2 context whose ranks are on two servers."""
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
     one = Request(4, 16, 2, 1024, 20, contract=contract, cores=3, soc="Ascend910B1", ranks_per_server=2)
@@ -245,7 +245,7 @@ def test_ub_fits_at_the_limits() -> None:
         assert all(item.bytes % 32 == 0 for op in found.ops.values() for item in op.ub)
 
 
-def test_tiling_and_socs() -> None:
+def test_tiling_follows_the_soc() -> None:
     def tiling(op: str = "dispatch", **more: Any) -> dict[str, int]:
         return plan.plan(replace(DEEPSEEK, **more)).ops[op].tiling
 

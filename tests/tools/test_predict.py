@@ -251,7 +251,7 @@ def test_a_wait_that_never_ends_is_named(algorithm: str, monkeypatch: pytest.Mon
         *((SERVERS, name, r"RDMA.*'window'") for name in sorted(set(ALGORITHMS) - {"window"})),
     ],
 )
-def test_refused(request_: Request, algorithm: str, argument: str) -> None:
+def test_wrong_arguments_are_named(request_: Request, algorithm: str, argument: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         predict(request_, algorithm=algorithm)
     assert caught.value.argument == argument or caught.match(argument)
@@ -367,7 +367,7 @@ def test_the_page_has_one_dated_table_and_says_what_was_fitted() -> None:
     assert f"{len(fitted_names())} figures are fitted ({names}) to {points} published times." in page
 
 
-def test_text_and_json() -> None:
+def test_text_and_json_say_the_same() -> None:
     lines = commands.said("predict", "--soc", A2, *OPTIONS, "--ranks", "2,16", "-e", "16").out.splitlines()
     assert lines[0].startswith("Ascend910B1, 4 cores, BS 4, H 512, K 2, E 16")
     assert report.banner() in " ".join(lines) and all(len(line) <= 80 for line in lines)

@@ -53,7 +53,9 @@ def test_names_are_in_the_table_and_spelt_nowhere_else() -> None:
         (settings.ENGINE, "", "fast"),
     ],
 )
-def test_values(setting: settings.Setting[Any], text: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_parsed(
+    setting: settings.Setting[Any], text: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(setting.name, text)
     assert setting.get() == value
     assert setting.is_set() == bool(text.strip())
@@ -72,7 +74,9 @@ BAD = [
 
 
 @pytest.mark.parametrize("setting, text", BAD)
-def test_bad_values(setting: settings.Setting[Any], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_values_are_refused_by_name(
+    setting: settings.Setting[Any], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(setting.name, text)
     with pytest.raises(ArgumentError) as raised:
         setting.get()

@@ -151,7 +151,7 @@ def test_one_recording_at_a_time(tmp_path: Path) -> None:
     ("arguments", "named"),
     [({"limit": 0}, "limit"), ({"path": "/nowhere/x.json"}, "path"), ({"path": "/"}, "path")],
 )
-def test_bad_arguments(arguments: dict[str, Any], named: str) -> None:
+def test_wrong_arguments_are_named(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ArgumentError, match=named) as caught:
         with ascend_moe.trace(**arguments):
             pass
@@ -291,7 +291,7 @@ def test_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct", "cann-style"])
-def test_predicted(algorithm: str) -> None:
+def test_a_predicted_timeline_has_the_pipes(algorithm: str) -> None:
     shape = {"hidden": 2048, "experts": 8, "topk": 4, "batch": 8}
     request = roundtrip.TraceRequest(algorithm=algorithm, **shape)  # type: ignore[arg-type]
     found = roundtrip.predicted(request, "Ascend910_9391")

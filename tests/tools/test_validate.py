@@ -158,7 +158,7 @@ def test_a_rank_that_stops_fails_and_nothing_hangs(monkeypatch: pytest.MonkeyPat
 # ---- the command
 
 
-def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_counts_and_sees_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ["-r", "2", "--extra", "0", "--device", "cpu"]
     code, said, _ = commands.said("validate", *argv, "--dtype", "bf16")
     assert code == 0 and "cpu, 2 ranks as threads" in said and "dispatch  V2 bf16 int8 smooth" in said
@@ -194,7 +194,7 @@ def test_ranks_find_what_is_beside_the_environment(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("share", ["0", "1"])
-def test_under_torchrun(
+def test_ranks_under_torchrun_run_this_package(
     tmp_path: Path, share: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its ranks run this package and no other that lies in the folder."""
@@ -236,7 +236,7 @@ def test_without_typer_and_rich(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         cli.main(["--help"])
 
 
-PROBES = {probe.name: probe for probe in (SERVERS, *KERNEL_PROBES)}  # test_bringup_command: all pass on the twin
+PROBES = {probe.name: probe for probe in (SERVERS, *KERNEL_PROBES)}  # all pass on the twin, as another test shows
 OPS = {probe.name: probe for probe in OP_PROBES}
 
 
@@ -251,7 +251,7 @@ class Clock(Twin):
 
 
 @pytest.mark.parametrize(("rate", "verdict"), [(45e6, PASS), (100e6, FAIL), (25e6, FAIL)])
-def test_cycle_rate(rate: float, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cycle_rate_is_judged(rate: float, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "SPIN_S", 0.02)
     monkeypatch.setattr(Clock, "rate", rate)
     found = PROBES["cycle rate"].on(Clock())
@@ -472,7 +472,7 @@ def test_skipped_is_not_passed() -> None:
     assert exit_code([passed, skipped, Finding("a", "b", FAIL, "c")]) == 1 and exit_code([]) == 3
 
 
-def test_bringup_command() -> None:
+def test_the_bringup_command_has_the_rows_of_the_page() -> None:
     code, said, _ = commands.said("validate", "--bringup", "--device", "cpu", "--json")
     found = json.loads(said)["findings"]
     names = [one["name"] for one in found]

@@ -200,7 +200,7 @@ def test_opcheck(name: str, sound: dict[str, Any]) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_refused(change: dict[str, Any], argument: str, words: str, sound: dict[str, Any]) -> None:
+def test_wrong_arguments_are_refused(change: dict[str, Any], argument: str, words: str, sound: dict[str, Any]) -> None:
     for function in (npu_alltoallv_gmm, npu_gmm_alltoallv):
         with pytest.raises(ArgumentError, match=words) as caught:
             function(**sound | change)

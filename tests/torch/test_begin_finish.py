@@ -88,7 +88,7 @@ def test_drawn_cases_equal_the_reference(clusters: Clusters, world: int, algorit
 
 
 @pytest.mark.parametrize("near", ["0", "1"])
-def test_between_servers_too(monkeypatch: pytest.MonkeyPatch, near: str) -> None:
+def test_trips_between_servers_equal_the_reference(monkeypatch: pytest.MonkeyPatch, near: str) -> None:
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
     monkeypatch.setenv("ASCEND_MOE_NEAR_STORES", near)
     with LocalCluster(4) as cluster:
@@ -370,7 +370,7 @@ def test_a_failed_group_raises_at_begin(pairs: LocalCluster) -> None:
 # ---- others
 
 
-def test_the_documents_example(clusters: Clusters) -> None:
+def test_the_example_of_the_page_runs(clusters: Clusters) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "operators.md").read_text()
     names: dict[str, Any] = {}
     exec(page.partition("```python\n")[2].partition("```")[0], names)

@@ -39,7 +39,7 @@ CASES = [
 
 @pytest.mark.parametrize("inside", [False, True], ids=["", "inside"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_numeric_gradients(case: Case, inside: bool, clusters: Any) -> None:
+def test_gradients_are_the_numeric_ones(case: Case, inside: bool, clusters: Any) -> None:
     check_numbers(clusters[case.world], Trip(case, inside=inside))
 
 

@@ -106,7 +106,7 @@ IN_EVERY_RUN = {("Add", "f4"), ("Mul", "i2"), ("Axpy", "f4"), ("Adds", "f4"), ("
 @pytest.mark.asan
 @engines
 @pytest.mark.parametrize(("name", "kind"), [case for case in CASES if case[0] != "Copy"])
-def test_special_values(name: str, kind: str, engine: str) -> None:
+def test_special_values_follow_the_documented_results(name: str, kind: str, engine: str) -> None:
     """The count form over NaN, infinities, zeros of both signs, subnormals, largest numbers, random bits."""
     dtype, function = TYPES[kind], CALLS[name][1]
     n = BYTES // dtype.itemsize
@@ -214,7 +214,7 @@ CASTS: dict[str, Callable[[Array], Array]] = {
 
 
 @pytest.mark.parametrize("pair", CASTS)
-def test_cast(pair: str) -> None:
+def test_cast_converts_by_the_wider_types_lanes(pair: str) -> None:
     """Lanes are those of the wider type; the narrower one uses fewer blocks."""
     out, a = values(pair[2:], 9), values(pair[:2], 10)
     width = 256 // max(out.itemsize, a.itemsize)
@@ -265,7 +265,7 @@ def test_masks_that_calls_leave_behind() -> None:
     ],
     ids=str,
 )
-def test_declared_accesses(numbers: list[int], declared: str) -> None:
+def test_accesses_are_declared_exactly(numbers: list[int], declared: str) -> None:
     assert run("elementwise", "Add/f4", numbers).log == [f"Add {declared}"]
 
 
@@ -296,7 +296,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("name", "numbers", "says"), LIMITS)
-def test_limits(name: str, numbers: list[int], says: str) -> None:
+def test_arguments_beyond_a_limit_are_refused(name: str, numbers: list[int], says: str) -> None:
     fault = run("elementwise", name, numbers, b=np.array([17], np.int16)).fault
     assert says in fault and (fault == "") == (says == "")
     if says:
@@ -322,7 +322,7 @@ OVERLAPS = [
 ]
 
 
-def test_overlap() -> None:
+def test_overlapping_operands_are_legal_or_refused() -> None:
     a, b = values("f4", 15), values("f4", 16)
     for form, mask, repeats, steps, dst, src, legal in OVERLAPS:
         numbers = [*numbers_of(form, mask, repeats, (1, 1, 1), steps), dst, src]
@@ -354,7 +354,7 @@ def test_a_source_of_another_width_lies_apart(src: int, legal: bool) -> None:
         ("f4f2", 256, 512, 0, False),
     ],
 )
-def test_overlapping_casts(pair: str, count: int, dst: int, src: int, legal: bool) -> None:
+def test_overlapping_casts_are_legal_or_refused(pair: str, count: int, dst: int, src: int, legal: bool) -> None:
     source, target = TYPES[pair[:2]], TYPES[pair[2:]]
     memory = values(pair[:2], 17)
     got = run("elementwise", f"overlap_cast/{pair}", [0, count, *[0] * 8, dst, src], memory)

@@ -79,7 +79,7 @@ def numbers_of(shape: Shape, order: int = 0) -> list[int]:
 
 @kinds
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_whole_repeats(kind: str, shape: Shape) -> None:
+def test_reductions_of_whole_repeats_equal_numpy(kind: str, shape: Shape) -> None:
     step, width = shape[3], 256 // TYPES[kind].itemsize
     for x in both(kind, 1):
         out, rows = np.full_like(x, 99), repeats_of(x, shape)
@@ -107,7 +107,7 @@ def test_whole_repeats(kind: str, shape: Shape) -> None:
 
 @kinds
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_blocks_and_pairs(kind: str, shape: Shape) -> None:
+def test_reductions_of_blocks_and_pairs_leave_masked_lanes(kind: str, shape: Shape) -> None:
     """What has no lane in the mask is not written."""
     for x in both(kind, 2):
         out, rows, step = np.full_like(x, 99), repeats_of(x, shape), shape[3]
@@ -140,7 +140,7 @@ def test_newer_names_mean_the_same(kind: str) -> None:
 
 @engines
 @kinds
-def test_reduce_sum(kind: str, engine: str) -> None:
+def test_reduce_sum_adds_by_trees(kind: str, engine: str) -> None:
     """Over a count: the repeats' trees in order. Over repeats: a tree over the repeats' trees."""
     dtype = TYPES[kind]
     lanes = 256 // dtype.itemsize
@@ -164,7 +164,7 @@ def test_reduce_sum(kind: str, engine: str) -> None:
 @engines
 @kinds
 @pytest.mark.parametrize("name", ["ReduceMax", "ReduceMin"])
-def test_extremes(name: str, kind: str, engine: str) -> None:
+def test_extremes_and_their_places_equal_numpy(name: str, kind: str, engine: str) -> None:
     dtype, call = TYPES[kind], f"{name}/{kind}"
     lanes, largest = 256 // dtype.itemsize, name == "ReduceMax"
     for x in [np.round(data(kind, 5)), *both(kind, 6), *(tricky(dtype, 20 + i, 1500) for i in range(20))]:
@@ -184,7 +184,7 @@ def test_extremes(name: str, kind: str, engine: str) -> None:
         assert_same(clean("reductions", call, [3, 1000], x, engine=engine).view(dtype)[:1], x[at : at + 1])
 
 
-def test_scratch_of_extremes() -> None:
+def test_scratch_of_extremes_has_the_documented_size() -> None:
     """1000 floats are 15 repeats: 32 floats of scratch without index, 40 with."""
     x = data("f4", 6)
     for index, needed in ((0, 128), (1, 160)):
@@ -196,7 +196,7 @@ def test_scratch_of_extremes() -> None:
 
 
 @kinds
-def test_sum_of_rows(kind: str) -> None:
+def test_sums_of_rows_equal_numpy(kind: str) -> None:
     x = data(kind, 7)
     lanes = 256 // x.itemsize
     for scratch in (0, 1):
@@ -208,7 +208,7 @@ def test_sum_of_rows(kind: str) -> None:
             assert not got[rows:].any()
 
 
-def test_in_place() -> None:
+def test_reductions_in_place_may_not_overtake() -> None:
     x = data("f4", 8)
     got = clean("reductions", "in_place", [0, 0, 0, 5, 1, 1, 8, 0, 0], x)
     assert_same(got.view(F4)[:5], np.array(trees(x)[:5], F4))
@@ -239,6 +239,6 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("name", "numbers", "says"), LIMITS)
-def test_limits(name: str, numbers: list[int], says: str) -> None:
+def test_arguments_beyond_a_limit_are_refused(name: str, numbers: list[int], says: str) -> None:
     fault = run("reductions", name, numbers).fault
     assert says in fault and (fault == "") == (says == "")

@@ -36,7 +36,7 @@ def unpacked(raw: Array, count: int) -> Array:
 @engines
 @pytest.mark.parametrize("kind", ["f4", "f2", "i4"])
 @pytest.mark.parametrize("scalar", [False, True], ids=["tensor", "scalar"])
-def test_comparisons(kind: str, scalar: bool, engine: str) -> None:
+def test_comparisons_give_bits_of_all_lanes(kind: str, scalar: bool, engine: str) -> None:
     """Bits of all lanes of every repeat, the repeats' bits one behind the other; a mask has no effect."""
     dtype, lanes = TYPES[kind], 256 // TYPES[kind].itemsize
     name = f"{'CompareScalar' if scalar else 'Compare'}/{kind}"
@@ -83,7 +83,7 @@ def test_the_register_can_be_set() -> None:
 @engines
 @pytest.mark.parametrize("kind", REAL)
 @pytest.mark.parametrize("mode", [0, 1, 2])
-def test_select(kind: str, mode: int, engine: str) -> None:
+def test_select_uses_bits_by_its_mode(kind: str, mode: int, engine: str) -> None:
     """Mode 0 uses the first repeat's bits for all; modes 1 and 2 use up the bits, masked lanes included."""
     call = f"Select/{kind}"
     a, raw, untouched = large(kind, 7, -1000), random_bits(8), np.full_like(large(kind, 7), 99)
@@ -117,7 +117,9 @@ GATHERS = [(0, 4, 1, 8, 1), (0, 2, 2, 16, 2), (70, 3, 1, 9, 1), (100, 1, 1, 0, 0
 @engines
 @pytest.mark.parametrize("kind", ["f4", "i4", "u2", "f2"])
 @pytest.mark.parametrize("shape", GATHERS, ids=str)
-def test_gather_mask(kind: str, shape: tuple[int, int, int, int, int], engine: str) -> None:
+def test_gather_mask_keeps_the_lanes_of_its_pattern(
+    kind: str, shape: tuple[int, int, int, int, int], engine: str
+) -> None:
     mask, repeats, block, step, bits_step = shape
     a, raw = large(kind, 9), random_bits(10)
     lanes = mask or 256 // a.itemsize
@@ -160,7 +162,7 @@ def test_gather_mask_into_too_little_room() -> None:
 
 
 @pytest.mark.parametrize("kind", ["f4", "u2", "i4"])
-def test_gather(kind: str) -> None:
+def test_gather_takes_elements_by_offset(kind: str) -> None:
     a, index = large(kind, 11), np.random.default_rng(11).integers(0, 500, 2048)
     where, base, lanes = (index * a.itemsize).astype(np.uint32), 10 * a.itemsize, 256 // a.itemsize
     got = clean("selection", f"Gather/{kind}", [0, 100, *[0] * 8, base], a, where).view(kind)
@@ -177,7 +179,7 @@ def test_gather(kind: str) -> None:
 @pytest.mark.parametrize(
     ("call", "kind"), [*(("Brcb", k) for k in ("f4", "f2", "u4")), ("Gatherb", "u2"), ("Gatherb", "u4")]
 )
-def test_blocks_at_strides(call: str, kind: str) -> None:
+def test_blocks_are_filled_and_taken_at_strides(call: str, kind: str) -> None:
     """Brcb fills a block with one element; Gatherb takes a block from where an offset says."""
     a, blocks = large(kind, 12), np.random.default_rng(12).integers(0, 200, 24)
     rows = a.reshape(256, -1)
@@ -192,7 +194,7 @@ def test_blocks_at_strides(call: str, kind: str) -> None:
         assert np.array_equal(got.view(kind), want.ravel())
 
 
-def test_copies_within_ub() -> None:
+def test_copies_within_ub_move_what_they_name() -> None:
     a = np.arange(2048, dtype=np.float32)
     rows, want = a.reshape(-1, 8), np.zeros((256, 8), np.float32)
     got = clean("selection", "copy_blocks", [3, 2, 1, 4, -1], a)
@@ -202,7 +204,7 @@ def test_copies_within_ub() -> None:
 
 
 @pytest.mark.parametrize("kind", ["f2", "f4", "i2", "i4"])
-def test_progressions(kind: str) -> None:
+def test_progressions_are_rounded_step_by_step(kind: str) -> None:
     dtype = TYPES[kind]
     for first, step in ((0, 1), (-7, 3), (100, -2), (0.1, 0.3), (32000, 1), (2047, 5), (3, 2)):
         b = np.array([first, step]).astype(dtype)
@@ -238,7 +240,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("name", "numbers", "says"), LIMITS)
-def test_limits(name: str, numbers: list[int], says: str) -> None:
+def test_arguments_beyond_a_limit_are_refused(name: str, numbers: list[int], says: str) -> None:
     fault = run("selection", name, numbers).fault
     assert says in fault and (fault == "") == (says == "")
 

@@ -34,7 +34,7 @@ def descending(values: Array) -> Array:
 @engines
 @kinds
 @pytest.mark.parametrize("repeats", [1, 3, 8, 32])
-def test_sorts(kind: str, repeats: int, engine: str) -> None:
+def test_sorts_are_stable_and_descending(kind: str, repeats: int, engine: str) -> None:
     count = 32 * repeats
     x, index = scores(kind, count, repeats), np.random.default_rng(1).integers(0, 2**32, count, np.uint32)
     runs = np.concatenate([32 * r + descending(x[32 * r :][:32]) for r in range(repeats)])
@@ -64,7 +64,7 @@ def merged(lists: list[Array], suspend: bool) -> tuple[list[tuple[int, int]], li
 @kinds
 @pytest.mark.parametrize("suspend", [0, 1])
 @pytest.mark.parametrize("form", [0, 1])
-def test_merges(kind: str, suspend: int, form: int, engine: str) -> None:
+def test_merges_keep_order_and_count_what_they_used(kind: str, suspend: int, form: int, engine: str) -> None:
     rng = np.random.default_rng(13)
     for case in range(18):
         count = 2 + case % 3
@@ -83,7 +83,7 @@ def test_merges(kind: str, suspend: int, form: int, engine: str) -> None:
         assert got[2044:].tolist() == used + [0] * (4 - count)
 
 
-def test_merge_repeats() -> None:
+def test_repeats_of_a_merge_lie_one_behind_the_other() -> None:
     """Two repeats of four lists of 8 entries, one behind the other."""
     x = scores("f4", 64, 2)
     order = np.concatenate([8 * i + descending(x[8 * i :][:8]) for i in range(8)])
@@ -107,18 +107,18 @@ def test_merge_repeats() -> None:
         ("Sort32/f4", [-1], "repeatTime -1 is outside 0..255"),
     ],
 )
-def test_limits(name: str, numbers: list[int], says: str) -> None:
+def test_arguments_beyond_a_limit_are_refused(name: str, numbers: list[int], says: str) -> None:
     assert says in run("sorting", name, numbers).fault
 
 
-def test_sort_sizes() -> None:
+def test_sizes_of_sorted_entries_are_the_documented_ones() -> None:
     assert run("sorting", "sort_sizes", []).view(U4)[:4].tolist() == [20, 40, 64, 128]
 
 
 # ---- what kernels say ----
 
 
-def test_prints_and_dumps(capfd: pytest.CaptureFixture[str]) -> None:
+def test_prints_and_dumps_say_what_lies_there(capfd: pytest.CaptureFixture[str]) -> None:
     words = np.array([1.5, -2, 0.25, 1e10], np.float32)
     assert run("sorting", "say", [0], words).fault == ""
     said = capfd.readouterr().out.splitlines()
@@ -147,7 +147,7 @@ def test_a_failed_check_logs_and_ends_the_launch(capfd: pytest.CaptureFixture[st
         ("trap", 2, "the kernel called trap"),
     ],
 )
-def test_assertions(name: str, number: int, says: str) -> None:
+def test_a_failed_assertion_names_its_line(name: str, number: int, says: str) -> None:
     fault = run("sorting", name, [number]).fault
     assert (fault == "") == (says == "") and says in fault
     assert says == "" or "api_sorting.cpp:" in fault
@@ -157,7 +157,7 @@ def test_assertions(name: str, number: int, says: str) -> None:
 
 
 @pytest.mark.parametrize("x", [0, 1, 0xFF00, 0x00FF, 2**64 - 1, 2**63, 0x0100_0000_0000_0020])
-def test_scalar_bit_scans(x: int) -> None:
+def test_scalar_bit_scans_count_right(x: int) -> None:
     text = f"{x:064b}"[::-1]  # lowest bit first
     high = text[::-1]
     lead = 64 - len(high.lstrip("0"))
@@ -166,12 +166,12 @@ def test_scalar_bit_scans(x: int) -> None:
     assert run("sorting", "scalar_bits", [x]).view(I4)[:9].tolist() == [*want, lead, lead, same]
 
 
-def test_deq_scale() -> None:
+def test_the_deq_scale_multiplies() -> None:
     x = np.arange(-32, 32, dtype=np.int32)
     assert np.array_equal(run("sorting", "deq_scale", [], x).view(F2)[:64], (x / 4).astype(np.float16))
 
 
-def test_control_state() -> None:
+def test_control_bits_are_kept_or_refused() -> None:
     got = run("sorting", "control_bits", [0])
     assert got.fault == "" and got.view(TYPES["i8"])[:2].tolist() == [5, 3211]
     assert "SetCtrlSpr<60, 60>(1): only 0 is modelled" in run("sorting", "control_bits", [1]).fault

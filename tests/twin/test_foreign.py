@@ -24,7 +24,7 @@ def rng(seed: int) -> np.random.Generator:
 
 @modes
 @pytest.mark.parametrize("length,cores", [(2048, 8), (1003, 5), (7, 3), (40, 48)])
-def test_add(mode: str, length: int, cores: int) -> None:
+def test_a_kernel_adds(mode: str, length: int, cores: int) -> None:
     x, y = (rng(length + i).standard_normal(length).astype(np.float16) for i in range(2))
     z = np.full(length, 9, np.float16)
     add = kernels("add_custom", HALF)
@@ -67,7 +67,7 @@ def address(area: NDArray[np.uint8]) -> int:
 
 
 @pytest.mark.parametrize("layout,world,table", [("a3", 5, 2984), ("a3", 3, 3320), ("a2", 2, 2984), ("a2", 33, 2984)])
-def test_context(layout: str, world: int, table: int) -> None:
+def test_a_kernel_sees_its_context(layout: str, world: int, table: int) -> None:
     windows = foreign.Windows(world, data_bytes=8192, state_bytes=4096, name="ep", layout=layout, peer_table=table)
     for rank, (words, none) in enumerate(show(windows, (world, 1), (int(layout == "a3"), 1), world)):
         details = [4096, table, ord("e")] if layout == "a3" else [int(world > 32), 2, world]
@@ -120,7 +120,7 @@ def exchange(
 
 @modes
 @pytest.mark.parametrize("world,rows,cores", [(2, 3, 2), (4, 5, 3), (1, 2, 1)])
-def test_batch_write(mode: str, world: int, rows: int, cores: int) -> None:
+def test_batch_write_delivers_rows(mode: str, world: int, rows: int, cores: int) -> None:
     exchange(mode, world, rows, cores)
 
 

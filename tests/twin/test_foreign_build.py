@@ -146,7 +146,7 @@ def test_what_is_no_source_or_no_library_is_refused(cache: Path, tmp_path: Path)
 
 
 @pytest.mark.nightly
-def test_command_line(tmp_path: Path) -> None:
+def test_the_command_builds_and_lists(tmp_path: Path) -> None:
     pytest.importorskip("typer")
     path = source(tmp_path)
 

@@ -279,7 +279,7 @@ def test_half_and_bf16_from_double_and_int_round_once(oracle: ctypes.CDLL) -> No
         assert_same(out, integers.astype(np.float64).astype(np.float16), integers)
 
 
-def test_scalar_cast(oracle: ctypes.CDLL) -> None:
+def test_scalar_casts_round_as_documented(oracle: ctypes.CDLL) -> None:
     for x in (3.14159, 1.5, 2.5, -1.5, -2.5, 3e9, -3e9, float("nan"), 0.49999997):
         as_array = np.array([x], np.float32)
         for mode in (RINT, FLOOR, CEIL, ROUND):

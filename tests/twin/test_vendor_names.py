@@ -14,7 +14,7 @@ TILING = bytes(64 + 280) + tiling(ROWS, WIDTH)
 
 @modes
 @pytest.mark.parametrize("define,dtype", [(HALF, np.float16), ("DTYPE_X=float", np.float32)])
-def test_values(mode: str, define: str, dtype: type) -> None:
+def test_names_of_the_toolkit_compute_the_same_values(mode: str, define: str, dtype: type) -> None:
     x = np.random.default_rng(4).integers(-4, 5, (ROWS, WIDTH)).astype(dtype)
     y, words = np.zeros((ROWS + 1, WIDTH), dtype), np.zeros(32, np.int32)
     padded = np.arange(1, 33, dtype=np.uint16)

@@ -84,7 +84,7 @@ def test_the_buffer_is_the_operators(clusters: Any, world: int, quant_mode: int)
     clusters[world].run(body)
 
 
-def test_signatures_and_refusals(clusters: Any) -> None:
+def test_signatures_are_canns_and_refusals_name_the_operator(clusters: Any) -> None:
     """The keywords of CANN's documents, in their order; what the operators refuse, by the operator's name."""
     names = {
         "low_latency_dispatch": (
