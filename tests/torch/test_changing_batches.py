@@ -21,7 +21,7 @@ from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.fused import dispatch_ffn_combine
 from ascend_moe.interop import fused_moe, megatron, vllm, vllm_ascend
 from ascend_moe.interop.sglang import EPMoE
-from ascend_moe.interop.vllm.bases import int8_w8a8_moe_quant_config
+from ascend_moe.interop.vllm import int8_w8a8_moe_quant_config
 
 E, K, H, F = 8, 2, 64, 32
 MOST = 40
