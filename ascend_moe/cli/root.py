@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ascend_moe._text import installed_version
-from ascend_moe.cli import COMMANDS
+from ascend_moe.cli.commands import COMMANDS
 from ascend_moe.errors import AscendMoeError
 
 # click's, or that of typer's own copy of click.

@@ -78,8 +78,9 @@ SIGNATURES: Signatures = {
 
 def _package_paths() -> list[Path]:
     # An editable install has two folders: Python files in the source tree, libraries in site-packages.
-    package = importlib.import_module("ascend_moe")
-    entries = [Path(entry) for entry in package.__path__]
+    package = importlib.util.find_spec("ascend_moe")
+    assert package is not None
+    entries = [Path(entry) for entry in package.submodule_search_locations or ()]
     if any((entry / "lib" / LIBRARY_NAME).is_file() for entry in entries):
         return entries
     return entries + _installed_copies(tuple(entries))

@@ -235,8 +235,8 @@ def _pass(layer: MoELayer, dispatcher: MC2Dispatcher, x: Tensor) -> tuple[RankRe
         sent.expand_idx[: 3 * rows].clone(),
         sent.expert_token_nums,
         sent.ep_recv_counts,
-        sent.handle.arguments["tp_send_counts"],
-        sent.handle.arguments["expand_scales"][:rows].clone(),
+        sent.handle.options["tp_send_counts"],
+        sent.expand_scales[:rows].clone(),
     )
     kept = expert_rows[:rows].clone()
     record = RankRecord(dispatcher.rank, x, ids, weights, shared, outputs, kept, out, False)

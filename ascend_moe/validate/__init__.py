@@ -29,6 +29,7 @@ from ..choices import DEVICES
 from ..errors import ArgumentError, need_one_of
 from ..native.windows import ranks_per_server
 from ..reference.cases import Case
+from ..vnpu import is_active
 from .cases import matrix
 from .run import DevicePlace, Result, Stopped, run_all
 
@@ -216,13 +217,6 @@ def find(wanted: str = "auto") -> Device:
     return found or Device("cpu", "cpu, kernels on the twin")
 
 
-def is_virtual() -> bool:
-    """Whether torch_npu runs on the virtual NPU of this package."""
-    if importlib.util.find_spec("ascend_moe.vnpu") is None:
-        return False
-    return bool(importlib.import_module("ascend_moe.vnpu").is_active())
-
-
 def _npu() -> tuple[Device | None, str]:
     if importlib.util.find_spec("torch_npu") is None:
         return None, "torch_npu is not installed"
@@ -234,5 +228,5 @@ def _npu() -> tuple[Device | None, str]:
         name, count = str(npu.get_device_name(0)), int(npu.device_count())
     except Exception as error:  # a broken CANN shows itself in many ways
         return None, f"torch_npu cannot be used: {str(error).partition(chr(10))[0]}"
-    virtual = is_virtual()
+    virtual = is_active()
     return Device("npu", f"{'virtual ' if virtual else ''}npu, {name}", count, virtual), ""

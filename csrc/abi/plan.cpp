@@ -7,7 +7,7 @@
 #include "plan.h"
 #include "rules/message.h"
 #include "rules/op.h"
-#include "vendor_needs.h"
+#include "rules/vendor_needs.h"
 
 namespace ops {
 

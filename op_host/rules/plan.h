@@ -1,7 +1,7 @@
 // Tiling: from a checked call to window need, UB plan and the words that the kernels read.
 #pragma once
 
-#include "../vendor_needs.h"
+#include "vendor_needs.h"
 #include "check.h"
 #include "rings.h"
 

@@ -20,30 +20,29 @@ from ascend_moe.native import library
 ROOT = library.native_source_root()
 PACKAGE = Path(ascend_moe.__file__).resolve().parent
 
+PAGE = ROOT / "docs" / "architecture.md"
+
+
+def rows_of(head: str, text: str | None = None) -> dict[str, tuple[str, ...]]:
+    """A table of the page: name -> the names that it may import or include. ``head``: of its first column."""
+    lines = (PAGE.read_text() if text is None else text).splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(f"| {head} |"))
+    found: dict[str, tuple[str, ...]] = {}
+    for line in lines[first + 2 :]:
+        if not line.startswith("|"):
+            break
+        row = re.fullmatch(r"\| `([\w/]+)` \| [^|]+ \| (nothing|`[\w/]+`(?:, `[\w/]+`)*) \|", line)
+        assert row is not None, f"{PAGE.name}: no row of a folder: {line}"
+        assert row[1] not in found, f"{PAGE.name}: a second row of {row[1]}"
+        found[row[1]] = tuple(re.findall(r"`([\w/]+)`", row[2]))
+    unknown = {name for seen in found.values() for name in seen} - set(found)
+    assert found and not unknown, f"{PAGE.name}: rows name {unknown}, which have no row"
+    return found
+
+
 # ---- C++: a folder includes itself and the folders named beside it ----
 
-HOST_SEES = ("op_kernel/protocol", "op_kernel/probe")
-KERNEL_ENTRIES = ("op_kernel", "op_kernel/common")
-FOLDERS: dict[str, tuple[str, ...]] = {
-    "op_kernel/protocol": (),
-    "op_kernel/common": ("op_kernel/protocol",),
-    "op_kernel/window": ("op_kernel/common", "op_kernel/protocol"),
-    "op_kernel/direct": ("op_kernel/common", "op_kernel/protocol"),
-    "op_kernel/probe": ("op_kernel/common", "op_kernel/protocol"),
-    "op_kernel": ("op_kernel/window", "op_kernel/direct", "op_kernel/probe"),
-    "op_host/rules": ("op_host", *HOST_SEES),
-    "op_host/cann": ("op_host", "op_host/rules", *HOST_SEES),
-    "op_host": ("op_host/cann", "op_host/rules", *HOST_SEES),
-    "op_host/op_api": (),
-    "twin": (),
-    # op_kernel: the entries, compiled once a dtype
-    "csrc/abi": ("twin", "csrc/engines", "op_host", "op_host/rules", *HOST_SEES, *KERNEL_ENTRIES),
-    "csrc/engines": ("csrc/abi", "csrc/engines/models", "twin", "op_host/rules", "op_kernel/protocol"),
-    "csrc/engines/models": ("twin", "op_kernel/common", "op_kernel/protocol"),
-    "csrc/torch": ("csrc/abi", "op_host/rules", "op_kernel/protocol"),
-    "csrc/npu": ("csrc/torch", "op_host/rules", "op_kernel/protocol"),
-    "vnpu": ("twin", "csrc/abi", "op_host", "op_host/cann", "op_host/op_api", "op_host/rules", *HOST_SEES),
-}
+FOLDERS = rows_of("tree")
 # Folders of the include path, as the build sets it.
 INCLUDE_PATH = ("op_kernel", "op_host", "twin/include", "csrc", "vnpu", "vnpu/cann_standin")
 
@@ -169,54 +168,7 @@ def test_cpp_offences_are_seen(name: str, line: str) -> None:
 
 # ---- Python: a folder, or a module of the root, imports what is named beside it and all below that ----
 
-LAYERS: dict[str, tuple[str, ...]] = {
-    "errors": (),
-    "settings": ("errors",),
-    "_text": ("errors",),
-    "_autoload": ("errors",),
-    "choices": (),
-    "log": ("settings",),
-    "moe_config": ("errors",),
-    "presets": ("moe_config",),
-    "_narrow": ("errors",),
-    "_releases": (),
-    "_torch_npu": ("errors", "_narrow", "_releases"),
-    "native": ("log",),
-    "comm": ("native",),
-    "ops": ("comm", "_torch_npu"),
-    "routing": ("_torch_npu",),
-    "experts": ("_torch_npu",),
-    "permute": ("_torch_npu",),
-    "placement": ("experts",),
-    "torch_npu_ops": ("ops", "experts", "routing", "permute"),
-    "autograd": ("ops",),
-    "dispatchers": ("autograd",),
-    "layer": ("dispatchers", "experts", "torch_npu_ops", "moe_config"),
-    "fused": ("dispatchers", "experts"),
-    "npu": ("dispatchers", "experts", "torch_npu_ops"),
-    "timeline": ("comm", "_text"),
-    "_public": ("fused", "layer", "npu", "timeline"),  # the public names
-    "": ("_autoload", "_text", "_public"),
-    "interop": ("", "permute", "placement", "plan"),
-    "checkpoint": ("layer",),
-    "reference": (),
-    "plan": ("native", "choices"),
-    "predict": ("plan", "dispatchers", "timeline", "_text"),
-    "foreign": ("native", "_text"),
-    "vnpu": ("torch_npu_ops", "plan", "_text", "_releases"),
-    "standin": ("npu", "vnpu"),
-    "explore": ("ops", "plan", "reference"),
-    "validate": ("", "reference", "foreign", "plan", "vnpu"),
-    "doctor": ("plan", "ops", "vnpu", "_text"),
-    "run": ("", "checkpoint", "plan", "reference", "vnpu"),
-    "bench": ("", "presets", "plan", "reference", "predict"),
-    "vllm_pairs": ("interop",),
-    "cli": (
-        *("checkpoint", "presets", "validate", "doctor", "run", "bench", "explore", "predict", "standin"),
-        *("vllm_pairs", "_text"),
-    ),
-    "__main__": ("cli",),
-}
+LAYERS = rows_of("folder or module")
 
 
 def below(unit: str) -> set[str]:
@@ -225,8 +177,8 @@ def below(unit: str) -> set[str]:
 
 
 def unit(name: str) -> str:
-    """The folder or module of the root that a module lies in; '' is the package itself."""
-    return f"{name}.".split(".")[1]
+    """The folder or module of the root that a module lies in, or the package itself."""
+    return f"{name}.".split(".")[1] or "ascend_moe"
 
 
 @functools.cache
@@ -246,11 +198,31 @@ def imports(name: str, tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Call) and (target := called(node, tree)):
+            yield target
         elif isinstance(node, ast.ImportFrom):
             base = resolve_name("." * node.level + (node.module or ""), package)
             for alias in node.names:
                 whole = f"{base}.{alias.name}"
                 yield whole if whole in modules() else base
+
+
+def called(node: ast.Call, tree: ast.Module) -> str:
+    """The module of this package that ``importlib.import_module`` or ``__import__`` is called with, else ''."""
+    if ast.unparse(node.func) not in ("importlib.import_module", "import_module", "__import__") or not node.args:
+        return ""
+    argument = node.args[0]
+    constants = {
+        target.id: each.value
+        for each in tree.body
+        if isinstance(each, ast.Assign)
+        for target in each.targets
+        if isinstance(target, ast.Name)
+    }
+    argument = constants.get(argument.id, argument) if isinstance(argument, ast.Name) else argument
+    parts = argument.values if isinstance(argument, ast.JoinedStr) else [argument]
+    start = parts[0].value if isinstance(parts[0], ast.Constant) else ""
+    return str(start) if str(start).split(".")[0] == "ascend_moe" else ""  # with a dot at its end: some module there
 
 
 def run(tree: ast.Module) -> ast.Module:
@@ -288,6 +260,22 @@ def test_python_folders_import_only_what_lies_below() -> None:
             assert used <= {"ascend_moe", "torch", *sys.stdlib_module_names}, name
 
 
+def test_tables_of_the_page_are_read_strictly() -> None:
+    head = "| tree | purpose | may include |\n|---|---|---|\n"
+    assert rows_of("tree", f"{head}| `a` | x | nothing |\n| `b` | y | `a` |\n\n| `c` |") == {"a": (), "b": ("a",)}
+    for wrong in (
+        "| a | x | nothing |",
+        "| `a` | x | all |",
+        "| `a` | x | `b` |",
+        "| `a` | x |",
+        "| `a` | | nothing |",
+    ):
+        with pytest.raises(AssertionError, match=r"architecture\.md"):
+            rows_of("tree", f"{head}{wrong}\n")
+    with pytest.raises(AssertionError, match="a second row of a"):
+        rows_of("tree", f"{head}| `a` | x | nothing |\n| `a` | x | nothing |\n")
+
+
 @pytest.mark.parametrize(
     "name, text",
     [
@@ -302,6 +290,13 @@ def test_python_folders_import_only_what_lies_below() -> None:
         ("torch_npu_ops.permute", "from ..interop import sglang"),
         ("checkpoint.files", "from ascend_moe.validate import cases"),
         ("comm", "import sys\nx = sys.modules.get('ascend_moe.ops')"),
+        ("comm", "import importlib\ndef late():\n    importlib.import_module('ascend_moe.ops')"),
+        ("ops.calls", "import importlib\nNAME = 'ascend_moe.layer'\nimportlib.import_module(NAME)"),
+        (
+            "permute",
+            "from importlib import import_module\ndef late(name):\n    import_module(f'ascend_moe.interop.{name}')",
+        ),
+        ("errors", "__import__('ascend_moe.comm')"),
     ],
 )
 def test_upward_imports_and_lookups_are_seen(name: str, text: str) -> None:
