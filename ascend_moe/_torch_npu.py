@@ -56,7 +56,7 @@ def operators() -> Operators:
     """The generation of MoE operators in the torch_npu that is installed."""
     name, argument = MARK
     operator = getattr(torch.ops.npu, name, None)
-    if operator is None or any(one.name == argument for one in operator.default._schema.arguments):
+    if operator is None or any(known.name == argument for known in operator.default._schema.arguments):
         return NEWER
     return OLDER
 

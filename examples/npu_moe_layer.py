@@ -109,7 +109,7 @@ class Layer:
         sums = reference.combine(inputs, [rows.cpu() for rows in all_rows], expected, **counted)
         reports.append(reference.validate("combine", out, sums[self.rank], rank=self.rank))
         wrong = [report.text for report in reports if not report.ok]
-        if any(one.device.type != "npu" for one in (*sent, y, out)):
+        if any(tensor.device.type != "npu" for tensor in (*sent, y, out)):
             wrong.append("not all on npu")
         want = dense(me)
         rms = want.square().mean().sqrt() if want.numel() else torch.zeros(())

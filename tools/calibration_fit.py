@@ -79,7 +79,7 @@ def calibrate(names: Sequence[str] | None = None, progress: Callable[[str], None
 
     def errors(values: np.ndarray) -> np.ndarray:
         fitted = {name: begin[name] * float(value) for name, value in zip(names, values, strict=True)}
-        found = np.array([one.error for one in calibration.compare(chosen, begin | fitted)])
+        found = np.array([comparison.error for comparison in calibration.compare(chosen, begin | fitted)])
         shown = " ".join(f"{name}={value:.4g}" for name, value in fitted.items())
         progress(f"{shown}: " + " ".join(f"{100 * error:+.1f}%" for error in found))
         return found
@@ -109,17 +109,17 @@ def fit(names: Sequence[str], progress: Callable[[str], None] = lambda _: None) 
     """One pair of figures fitted, and its errors on all points that are shown."""
     values = calibrate(names, progress)
     compared = calibration.compare(calibration.points(CALIBRATION, HELD_OUT, "shown"), priors() | values)
-    return Fit(values, {one.point.id: round(one.error, 4) for one in compared})
+    return Fit(values, {comparison.point.id: round(comparison.error, 4) for comparison in compared})
 
 
 def choose(tried: Sequence[Fit]) -> Fit:
     """The plausible one that leaves the least error on the calibration points."""
-    return min((one for one in tried if one.plausible), key=lambda one: one.spread(CALIBRATION))
+    return min((fit for fit in tried if fit.plausible), key=lambda one: one.spread(CALIBRATION))
 
 
 def tried() -> list[Fit]:
     """The fits of all pairs, as of the last calibration."""
-    return [Fit(**one) for one in read_data("calibration.json")["tried"]]
+    return [Fit(**fit) for fit in read_data("calibration.json")["tried"]]
 
 
 def write(fitted: Mapping[str, float], folder: Path, progress: Callable[[str], None] = lambda _: None) -> None:
@@ -134,7 +134,7 @@ def write(fitted: Mapping[str, float], folder: Path, progress: Callable[[str], N
         "about": "Errors of the timed engine against published_times.json, and the fits of all pairs of "
         "unknown figures, written by tools/calibration_fit.py.",
         "fitted": dict(fitted),
-        "errors": {one.point.id: round(one.error, 4) for one in compared},
+        "errors": {comparison.point.id: round(comparison.error, 4) for comparison in compared},
         "tried": [asdict(fit(names, progress)) for names in table["pairs"]],
     }
     (folder / "calibration.json").write_text(json.dumps(document, indent=1) + "\n")

@@ -35,7 +35,7 @@ def tree_here() -> dict[str, bytes]:
 def tree_at(commit: str) -> dict[str, bytes]:
     """Every file of a commit."""
     with tarfile.open(fileobj=io.BytesIO(git("archive", commit))) as tar:
-        return {one.name: tar.extractfile(one).read() for one in tar if one.isfile()}  # type: ignore[union-attr]
+        return {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}  # type: ignore[union-attr]
 
 
 def lines_of(name: str, content: bytes) -> int:
@@ -83,11 +83,11 @@ def main() -> int:
         print(f"size: {since} is no commit here: {error.stderr.decode().strip()}", file=sys.stderr)
         return 2
     columns = ("files", "code", "tests")
-    print(f"{'folder':24}" + "".join(f"{one:>9}" for one in columns) + f"  since {since}" * bool(since))
+    print(f"{'folder':24}" + "".join(f"{column:>9}" for column in columns) + f"  since {since}" * bool(since))
     for folder in [*sorted((here.keys() | before.keys()) - {"all"}), "all"]:
         now, then = here.get(folder, Counter()), before.get(folder, Counter())
-        line = f"{folder:24}" + "".join(f"{now[one]:>9,}" for one in columns)
-        print(line + "".join(f"{now[one] - then[one]:>+9,}" for one in columns if since))
+        line = f"{folder:24}" + "".join(f"{now[column]:>9,}" for column in columns)
+        print(line + "".join(f"{now[column] - then[column]:>+9,}" for column in columns if since))
     print()
     missed = False
     for what, count, most in aims(files):

@@ -123,7 +123,7 @@ class _Values:
     def only(self, name: str, *allowed: object) -> Any:
         """The value, which must be one of these; the first where it is absent."""
         value = self.get(name, allowed[0])
-        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
+        if not any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in allowed):
             raise _unfit(f"has {name} {value!r:.60}; need {' or '.join(map(str, allowed))}")
         return value
 

@@ -179,9 +179,9 @@ def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         command({name: given.pop(name) for name in shared}, **given)
 
-    keyword_only = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+    keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     run.__signature__ = inspect.Signature([*shared.values(), *keyword_only])  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in (*shared.values(), *own)}
+    run.__annotations__ = {value.name: value.annotation for value in (*shared.values(), *own)}
     return run
 
 

@@ -34,7 +34,7 @@ def plan(asked: dict[str, Any], as_json: options.Json = "") -> None:
 def text(report: Report) -> str:
     """The report in lines of plain text."""
     lines = [_head(report), ""]
-    lines += [f"not possible: {one.message}" for one in report.violations]
+    lines += [f"not possible: {violation.message}" for violation in report.violations]
     if report.fit is None:  # no window would help
         return "\n".join(lines)
     lines += [""] if report.violations else []
@@ -83,7 +83,7 @@ def _window(report: Report, fit: WindowFit) -> list[str]:
 
 
 def _cann(report: Report) -> list[str]:
-    rows = [[one.version, one.mib, "MiB", f"refused: {one.refuses}" if one.refuses else ""] for one in report.cann]
+    rows = [[need.version, need.mib, "MiB", f"refused: {need.refuses}" if need.refuses else ""] for need in report.cann]
     return ["HCCL_BUFFSIZE for CANN's own operators, for comparison", *table(rows)]
 
 

@@ -68,7 +68,11 @@ def predict(
             advance(f"EP {one.ranks}, {name}", len(found), len(pairs))
             found.append(predicted(one, algorithm=name))
             tell(report.row(found[-1]), flush=True)
-    show(report.as_dict(found), as_json, lambda: print("\n".join(line for one in found for line in report.steps(one))))
+    show(
+        report.as_dict(found),
+        as_json,
+        lambda: print("\n".join(line for prediction in found for line in report.steps(prediction))),
+    )
 
 
 def _untold(*texts: str, flush: bool) -> None:

@@ -109,7 +109,7 @@ def as_dict(timeline: Timeline) -> dict[str, Any]:
                 "ranks": len(run.ranks),
                 "cores": run.cores,
                 "steps": [step(row) for row in phase_rows(run)],
-                "waits": [waited(one) for one in longest_waits(run)[:3]],
+                "waits": [waited(longest_wait) for longest_wait in longest_waits(run)[:3]],
             }
             for run in op_runs(timeline)
         ],

@@ -118,7 +118,7 @@ def _rank(device: validation.Device, choose: validation.Choose, bring_up: bool, 
     if bring_up:
         findings = bringup.in_group(device, place)
         if dist.get_rank() == 0:
-            found = {"about": about, "findings": [asdict(one) for one in findings]}
+            found = {"about": about, "findings": [asdict(finding) for finding in findings]}
     elif (outcome := validation.processes(place, about, choose)) is not None:
         found = {"text": validation.text(outcome), **outcome.as_dict()}
     if found is not None and path:
@@ -162,7 +162,7 @@ def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bri
     if bring_up:
         if found is None:
             raise AscendMoeError(f"bringup: {why}")
-        return _report(found["about"], [probes.Finding(**one) for one in found["findings"]], as_json)
+        return _report(found["about"], [probes.Finding(**finding) for finding in found["findings"]], as_json)
     if found is None:
         print(f"ascend-moe validate: {why}", file=sys.stderr)
         return 1
@@ -192,5 +192,9 @@ def _report(about: str, findings: Sequence[probes.Finding], as_json: str) -> int
     from ascend_moe.validate import probes
 
     lines = [about, "", *map(str, findings), "", probes.summary(findings)]
-    show({"device": about, "findings": [asdict(one) for one in findings]}, as_json, lambda: print("\n".join(lines)))
+    show(
+        {"device": about, "findings": [asdict(finding) for finding in findings]},
+        as_json,
+        lambda: print("\n".join(lines)),
+    )
     return probes.exit_code(findings)

@@ -422,8 +422,8 @@ class Opening:
         for rank, post in sorted(known.items()):
             for what, attribute, unit, fix in _ALIKE:
                 ours, theirs = (
-                    getattr(one, attribute) // MIB if unit == "MiB" else getattr(one, attribute)
-                    for one in (self.mine, post)
+                    getattr(side, attribute) // MIB if unit == "MiB" else getattr(side, attribute)
+                    for side in (self.mine, post)
                 )
                 if ours != theirs:
                     text = f"{what} differs in group {self.name!r}: {ours} {unit}".rstrip()

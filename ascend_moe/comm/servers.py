@@ -98,16 +98,16 @@ def _meet(board: Board[ServerPost], rank: int, world: int, timeout: float, prefi
         posts = board.posts | {rank: board.mine}
         seen = ""
         if len(posts) == world:
-            tokens = " ".join(posts[one].token for one in range(world))
+            tokens = " ".join(posts[peer].token for peer in range(world))
             seen = hashlib.sha256(tokens.encode()).hexdigest()
             if board.mine.seen != seen:
                 board.mine = replace(board.mine, seen=seen)
                 continue  # the others wait for it
-        missing = [one for one in others if one not in posts or not seen or posts[one].seen != seen]
+        missing = [peer for peer in others if peer not in posts or not seen or posts[peer].seen != seen]
         if not missing:
-            return tuple(posts[one] for one in range(world))
+            return tuple(posts[peer] for peer in range(world))
         if late:
-            absent = [one for one in others if one not in posts] or missing
+            absent = [peer for peer in others if peer not in posts] or missing
             noun = "rank" if len(absent) == 1 else "ranks"
             raise CommTimeout(
                 f"{prefix}: {noun} {', '.join(map(str, absent))} did not say where they run within {timeout:g} s "
@@ -156,7 +156,7 @@ def agreed(name: str, rank: int, posts: Sequence[ServerPost], ranks: Sequence[in
                 raise ConfigMismatch(f"{text}: {fix}", field=setting.name, rank=other, ours=ours, theirs=theirs)
     if mine.share:
         fix = f"{settings.RANKS_PER_SERVER.name} is {mine.share}, which counts ranks of the job"
-        return _share_of_each(name, [f"server {one // mine.share}" for one in ranks], fix)
+        return _share_of_each(name, [f"server {peer // mine.share}" for peer in ranks], fix)
     _judge_names(name, posts, whole_job=len(ranks) == job)
     return _share_of_each(name, [post.host for post in posts], _INSTEAD)
 

@@ -48,7 +48,7 @@ def text(findings: Sequence[Finding]) -> str:
         lines += [
             f"{'':<{width + 9}}{name}: {words}" for name, words in (("why", finding.why), ("fix", finding.fix)) if words
         ]
-    errors, warnings, good = (sum(one.level == level for one in findings) for level in (ERROR, WARN, OK))
+    errors, warnings, good = (sum(found.level == level for found in findings) for level in (ERROR, WARN, OK))
     many = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
     return "\n".join([*lines, "", f"{many}, {good} ok"])
 

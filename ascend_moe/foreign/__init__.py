@@ -320,7 +320,11 @@ class Kernels:
 
     def tiling_keys(self, name: str) -> dict[int, dict[str, str]]:
         """The tiling keys of a template kernel, each with the template's arguments; none where it is no template."""
-        return {one.key: dict(one.arguments) for one in self._any.entry(name).instances if not one.refused}
+        return {
+            instance.key: dict(instance.arguments)
+            for instance in self._any.entry(name).instances
+            if not instance.refused
+        }
 
     def parameters(self, name: str) -> list[str]:
         """Names of an entry's parameters, tiling included."""

@@ -149,7 +149,7 @@ class Engine:
     def check_key(self, name: str, key: int) -> None:
         """Refuses a tiling key that selects no instance of a template kernel."""
         instances = self.entry(name).instances
-        found = next((one for one in instances if one.key == key), None)
+        found = next((instance for instance in instances if instance.key == key), None)
         if not instances or (found is not None and not found.refused):
             return
         if found is not None:

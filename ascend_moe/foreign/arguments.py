@@ -75,7 +75,7 @@ class Arguments:
             given += ["a workspace"] if workspace_bytes is not None else []
             given += ["a tiling"] if tiling is not None else []
             raise ArgumentError(
-                f"{name}({', '.join(one.name for one in parameters)}) takes {len(parameters)} arguments, "
+                f"{name}({', '.join(parameter.name for parameter in parameters)}) takes {len(parameters)} arguments, "
                 f"{' and '.join(given)} are given: args are all but the tiling (and the workspace, where "
                 "workspace_bytes= makes it)",
                 argument="args",

@@ -335,7 +335,7 @@ def kernel_library(
     texts = [preprocess(source, engine, defines, includes) for source in sources]
     units = [unit_of(source, own_text(text), tiling_keys) for source, text in zip(sources, texts, strict=True)]
     entries = [entry for unit in units for entry in unit.entries]
-    known = {one.key for entry in entries for one in entry.instances}
+    known = {instance.key for entry in entries for instance in entry.instances}
     if unknown := sorted(set(tiling_keys or ()) - known):
         raise ArgumentError(
             f"tiling_keys: no template kernel has {unknown[0]}; there are {', '.join(map(str, sorted(known)))}",

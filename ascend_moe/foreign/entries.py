@@ -205,8 +205,8 @@ def line_of(entry: Entry) -> str:
     listed = ",".join(f"{parameter.kind}:{parameter.name}" for parameter in entry.parameters)
     line = f"{entry.name} {entry.symbol or '?'} {listed}"
     keys = (
-        f"{one.key}:{','.join(f'{name}={value}' for name, value in one.arguments)}:{one.refused}"
-        for one in entry.instances
+        f"{instance.key}:{','.join(f'{name}={value}' for name, value in instance.arguments)}:{instance.refused}"
+        for instance in entry.instances
     )
     return f"{line} {';'.join(keys)}" if entry.instances else line
 

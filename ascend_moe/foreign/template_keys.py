@@ -86,9 +86,9 @@ def bound(entry: Entry, declarations: Sequence[Declaration], wanted: Collection[
     if len(declared) != len(entry.template):
         raise TwinBuildError(
             f"the template {entry.name} has {len(entry.template)} parameters, its ASCENDC_TPL_ARGS_DECL"
-            f" {len(declared)}: {', '.join(one.name for one in declared)}"
+            f" {len(declared)}: {', '.join(parameter.name for parameter in declared)}"
         )
-    if sum(one.bits for one in declared) > 64:
+    if sum(parameter.bits for parameter in declared) > 64:
         raise TwinBuildError(f"the template parameters of {entry.name} take more than the key's 64 bits")
     instances: dict[int, Instance] = {}
     # Of two that have the same key, the one that need not be deterministic.
@@ -106,9 +106,9 @@ def dispatcher(entry: Entry) -> str:
     words = ", ".join(f"uint64_t a{i}" for i in range(len(entry.parameters)))
     passed = "".join(f", a{i}" for i in range(len(entry.parameters)))
     cases = "\n".join(
-        f"        case {one.key}ull: return twin::CallInstance(&{entry.name}<{_arguments(entry, one)}>{passed});"
-        for one in entry.instances
-        if not one.refused
+        f"        case {made.key}ull: return twin::CallInstance(&{entry.name}<{_arguments(entry, made)}>{passed});"
+        for made in entry.instances
+        if not made.refused
     )
     return f"""
 extern "C" __attribute__((visibility("default"))) void {entry.symbol}({words}) {{
@@ -131,23 +131,23 @@ def _declaration_of(entry: Entry, declarations: Sequence[Declaration]) -> Declar
     if len(declarations) == 1:
         return declarations[0]
     plain = entry.name.replace("_", "").lower()
-    for one in declarations:
-        if one.op.replace("_", "").lower() == plain:
-            return one
-    ops = ", ".join(one.op for one in declarations) or "none"
+    for declaration in declarations:
+        if declaration.op.replace("_", "").lower() == plain:
+            return declaration
+    ops = ", ".join(declaration.op for declaration in declarations) or "none"
     raise TwinBuildError(f"no ASCENDC_TPL_ARGS_DECL for the template {entry.name}; there is {ops}")
 
 
 def _deterministic(combination: Sequence[_Values]) -> bool:
-    return any(one.kind == "DETERMINISTIC" and 1 in one.values for one in combination)
+    return any(parameter.kind == "DETERMINISTIC" and 1 in parameter.values for parameter in combination)
 
 
 def _instances(entry: Entry, declared: Sequence[_Values], combination: Sequence[_Values]) -> Iterator[Instance]:
     """Every instance of a combination."""
-    chosen = {one.name: one for one in combination}
-    cores = [one.values for one in combination if one.kind in ("CORES", "KERNEL_TYPE")]
+    chosen = {parameter.name: parameter for parameter in combination}
+    cores = [parameter.values for parameter in combination if parameter.kind in ("CORES", "KERNEL_TYPE")]
     cube = any(not set(values) & set(_VECTOR_CORES) for values in cores)
-    choices = [_chosen(entry, one, chosen.get(one.name, one)) for one in declared]
+    choices = [_chosen(entry, parameter, chosen.get(parameter.name, parameter)) for parameter in declared]
     for values in itertools.product(*choices):
         key, begin = 0, 0
         refused = "needs cube cores" if cube else ""
@@ -211,7 +211,7 @@ def _values(piece: str) -> _Values:
     if match is None:
         raise TwinBuildError(f"{piece[:60]!r} is no parameter of a template tiling key")
     kind, name, bits, *written = _pieces(piece, match.end())
-    values = [_number(one, name) for one in written]
+    values = [_number(word, name) for word in written]
     if kind == "UINT":
         values = _uint_values(values, name)
     if len(set(values)) != len(values) or not values:

@@ -501,5 +501,5 @@ def _text(function: Any, *arguments: Any) -> str:
 
 def fields_of(function: Any, *arguments: Any) -> dict[str, int]:
     """Numbers by name, as a function of the library writes them."""
-    pairs = (one.partition("=") for one in _text(function, *arguments).split(";"))
+    pairs = (word.partition("=") for word in _text(function, *arguments).split(";"))
     return {name: int(value) for name, _, value in pairs}

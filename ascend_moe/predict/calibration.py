@@ -58,7 +58,7 @@ class Compared:
 
 def points(*roles: str) -> list[Point]:
     """Published times of these roles, all of them without roles."""
-    every = [Point(**one) for one in read_data("published_times.json")["points"]]
+    every = [Point(**point) for point in read_data("published_times.json")["points"]]
     return [point for point in every if not roles or point.role in roles]
 
 
@@ -87,7 +87,7 @@ def compare(
 
 def errors_of(compared: list[Compared]) -> float:
     """The largest error, without its sign."""
-    return max((abs(one.error) for one in compared), default=0.0)
+    return max((abs(comparison.error) for comparison in compared), default=0.0)
 
 
 @functools.cache

@@ -23,7 +23,7 @@ def asked(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = (
     for name in algorithms:
         need_one_of("algorithm", name, ALGORITHMS)
     requests = [replace(request, ranks=world, cores=request.cores or soc(request.soc).aiv) for world in worlds]
-    pairs = [(one, name) for one in requests for name in algorithms or runnable(one)]
+    pairs = [(asked, name) for asked in requests for name in algorithms or runnable(asked)]
     for one, name in pairs:
         check(one, name)
     return pairs

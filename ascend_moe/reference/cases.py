@@ -297,7 +297,7 @@ class Case:
 
     def combined(self, rows: Sequence[torch.Tensor], dispatched: Sequence[DispatchResult]) -> list[torch.Tensor]:
         """What combine must make of every rank's expert rows."""
-        inputs = [replace(one, expert_scales=self.weights_of(one)) for one in self.inputs]
+        inputs = [replace(given, expert_scales=self.weights_of(given)) for given in self.inputs]
         return combine(inputs, rows, dispatched, moe_expert_num=self.experts, global_bs=self.global_bs)
 
     def weights_of(self, inputs: RankInput) -> torch.Tensor | None:

@@ -115,7 +115,7 @@ def _expand_idx(given: RankInput) -> torch.Tensor:
 
 def _weights(inputs: Sequence[RankInput], keys: Sequence[RowKey]) -> torch.Tensor:
     """(R,) fp32: the expert_scales of the pair of every row."""
-    given = [one.expert_scales for one in inputs]
+    given = [given.expert_scales for given in inputs]
     values = [scales[token, k] for _, source, token, k in keys if (scales := given[source]) is not None]
     return torch.stack(values) if values else torch.empty(0)
 
@@ -320,10 +320,10 @@ def predict_traffic(
     if algorithm == "window":
         stride += 32 * ((contract == "v2") + weights)
     back = H * dtype.itemsize
-    pairs = [[(token, expert // group.local_experts) for token, _, expert in routed_pairs(one)] for one in inputs]
+    pairs = [[(token, expert // group.local_experts) for token, _, expert in routed_pairs(given)] for given in inputs]
     moved = []
     for rank, given in enumerate(inputs):
-        sent, received = len(pairs[rank]), sum(owner == rank for one in pairs for _, owner in one)
+        sent, received = len(pairs[rank]), sum(owner == rank for pair in pairs for _, owner in pair)
         stays = sum(owner == rank for _, owner in pairs[rank])
         if algorithm == "window":
             mark, k = 32 * (contract == "v2"), given.expert_ids.shape[1]
@@ -336,7 +336,7 @@ def predict_traffic(
         published = sent if smooth else len({token for token, _ in pairs[rank]})
         written = published * stride + 4 * sent + 4 * given.expert_ids.numel() * weights
         shares = cores >= _MANY_CORES and not smooth and group.local_experts > 1 and given.expert_ids.shape[1] > 1
-        taken = sum(len({token for token, owner in one if owner == rank}) for one in pairs) if shares else received
+        taken = sum(len({token for token, owner in pair if owner == rank}) for pair in pairs) if shares else received
         read = taken * stride + (4 + 8 * weights) * received
         rows = (received * out_bytes, (received - stays) * back, (sent - stays) * back)
         padded = received + 14 * len(inputs) * group.local_experts  # a list is read in whole blocks of 8 entries

@@ -55,7 +55,7 @@ def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> 
     progress("reference", 0, 2)
     sent = reference.dispatch(inputs, quant_mode=mode, **common)
     progress("reference", 1, 2)
-    sums = reference.combine(inputs, [one.expert_rows for one in records], sent, **common)
+    sums = reference.combine(inputs, [rank_record.expert_rows for rank_record in records], sent, **common)
     progress("reference", 2, 2)
     v2: dict[str, Any] = {"contract": "v2", "ranks_per_server": share}
     dispatches = [
@@ -72,7 +72,7 @@ def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> 
         name: reference.predict_traffic(inputs, contract="v2", algorithm=name, **sizes) for name in ("window", "direct")
     }
     dense = dense_layer(spec, records, progress)
-    out = torch.cat([one.out for one in records]).float()
+    out = torch.cat([rank_record.out for rank_record in records]).float()
     gap = _furthest(out, torch.cat(sums).float())
     # Between servers status goes with the rows, so that their bytes alone are not to be seen.
     bytes_moved = [] if 0 < share < spec.ranks else [_bytes_moved(records, traffic)]
@@ -98,20 +98,20 @@ def _bytes_moved(records: Sequence[RankRecord], traffic: Mapping[str, Sequence[r
     """The kernels really carried the rows: their MTE counters are what the routing demands."""
     name = "bytes through the windows = predicted"
     total = 0
-    for one in records:
+    for record in records:
         for op in ("dispatch", "combine"):
-            want = traffic[one.algorithms[op]][one.rank]
+            want = traffic[record.algorithms[op]][record.rank]
             for past, word in (("written", "write"), ("read", "read")):
-                got, predicted = one.traffic[op][f"{past}_window_data"], getattr(want, f"{op}_window_{word}")
+                got, predicted = record.traffic[op][f"{past}_window_data"], getattr(want, f"{op}_window_{word}")
                 if not 0 <= got - predicted <= getattr(want, f"{op}_window_{word}_slack", 0):
                     what = f"{op} {'wrote' if word == 'write' else 'read'} {got} bytes"
-                    return Check(name, False, f"rank {one.rank}: {what}, predicted {predicted}")
+                    return Check(name, False, f"rank {record.rank}: {what}, predicted {predicted}")
                 total += got
     return Check(name, True, f"{total / 1e6:.1f} MB written and read, both ops")
 
 
 def _steady(records: Sequence[RankRecord], iterations: int) -> Check:
-    wrong = [one.rank for one in records if not one.steady]
+    wrong = [record.rank for record in records if not record.steady]
     detail = f"ranks {wrong} changed" if wrong else f"{iterations + 2} passes, MoELayer.forward one of them"
     return Check("every pass the same bits", not wrong, detail)
 
@@ -153,9 +153,9 @@ def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress
     made or read again, a slice of experts at a time, never quantized.
     """
     config = spec.config
-    x = torch.cat([one.x for one in records]).float()
-    ids = torch.cat([one.expert_ids for one in records])
-    scales = torch.cat([one.expert_scales for one in records])
+    x = torch.cat([record.x for record in records]).float()
+    ids = torch.cat([record.expert_ids for record in records])
+    scales = torch.cat([record.expert_scales for record in records])
     out = torch.zeros_like(x)
     one_expert = 3 * config.hidden_size * config.moe_intermediate_size * 4
     held = max(1, min(config.num_experts, _SLICE_BYTES // one_expert))

@@ -36,7 +36,7 @@ class Report:
 
     def __post_init__(self) -> None:
         spec, records = self.spec, self.records
-        self.counts = tokens_per_expert([one.expert_ids for one in records], spec.config.num_experts)
+        self.counts = tokens_per_expert([record.expert_ids for record in records], spec.config.num_experts)
         #: [source][owner] rows that dispatch carries.
         self.rows: Tensor = self.counts.reshape(spec.ranks, spec.ranks, -1).sum(2)
 
@@ -44,16 +44,16 @@ class Report:
         """Most bytes of rows that lay in one rank's window after one op."""
         side = {"window": "read", "direct": "written"}  # who owns the window reads them, or has written them
         return max(
-            one.traffic[op][f"{side[algorithm]}_window_data"]
-            for one in self.records
-            for op, algorithm in one.algorithms.items()
+            record.traffic[op][f"{side[algorithm]}_window_data"]
+            for record in self.records
+            for op, algorithm in record.algorithms.items()
         )
 
     def phase_ms(self) -> dict[str, float]:
         """Median over the passes of the slowest rank's milliseconds, by phase."""
         passes = range(self.spec.iterations)
         return {
-            phase: 1e3 * statistics.median(max(one.seconds[phase][n] for one in self.records) for n in passes)
+            phase: 1e3 * statistics.median(max(record.seconds[phase][n] for record in self.records) for n in passes)
             for phase in PHASES
         }
 
@@ -77,7 +77,7 @@ class Report:
                 "used_mib": self.window_bytes() / _MIB,
                 "needed_mib": first.needed_mib,
             },
-            "algorithms": [one.algorithms for one in self.records],
+            "algorithms": [record.algorithms for record in self.records],
             "iterations": spec.iterations,
             "phase_ms": self.phase_ms(),
             "checks": [asdict(check) for check in self.verdict.checks],

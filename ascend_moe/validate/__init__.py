@@ -59,7 +59,7 @@ class Outcome:
     @property
     def ok(self) -> bool:
         """True when every rank made every call, and every result was right."""
-        return not self.stopped and bool(self.results) and all(one.ok for one in self.results)
+        return not self.stopped and bool(self.results) and all(result.ok for result in self.results)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the counts by op and mode, and every wrong result."""
@@ -75,7 +75,7 @@ class Outcome:
                 for (op, mode), (good, bad) in counts(self.results).items()
             ],
             "stopped": self.stopped,
-            "wrong": [asdict(one) for one in self.results if not one.ok],
+            "wrong": [asdict(result) for result in self.results if not result.ok],
         }
 
 
@@ -100,7 +100,7 @@ def threads(world: int, cases: Sequence[Case] | None = None, progress: Progress 
 
     with comm.LocalCluster(world) as cluster, contextlib.suppress(Stopped, RuntimeError):
         cluster.run(body)
-    results = [one for ranks in found for one in ranks]
+    results = [peer for ranks in found for peer in ranks]
     about, seconds = f"cpu, {world} ranks as threads of one process", time.monotonic() - start
     why = [stopped[rank] for rank in sorted(stopped)]
     return Outcome(world, about, len(chosen), seconds, results, why, ranks_per_server())
@@ -121,7 +121,7 @@ def processes(device: torch.device, about: str, choose: Choose) -> Outcome | Non
     except (Stopped, RuntimeError) as error:  # AscendMoeError is one
         why = _why(rank, error, found)
     store: Any = dist.distributed_c10d._get_default_store()
-    store.set(f"ascend_moe/validate/{rank}", json.dumps({"why": why, "results": [asdict(one) for one in found]}))
+    store.set(f"ascend_moe/validate/{rank}", json.dumps({"why": why, "results": [asdict(each) for each in found]}))
     if rank != 0:
         with contextlib.suppress(RuntimeError):  # rank 0 keeps the store: leave after it has read
             store.wait(["ascend_moe/validate/done"], timedelta(seconds=_COLLECT_S))
@@ -141,7 +141,7 @@ def _collect(store: Any, world: int) -> tuple[list[Result], list[str]]:
             stopped.append(f"rank {rank}: no results within {_COLLECT_S:g} s after rank 0 had its own")
             continue
         found = json.loads(store.get(key))
-        results += [Result(**one) for one in found["results"]]
+        results += [Result(**result) for result in found["results"]]
         stopped += [found["why"]] if found["why"] else []
     return results, stopped
 
@@ -154,9 +154,9 @@ def _why(rank: int, error: BaseException, found: Sequence[Result]) -> str:
 def counts(results: Sequence[Result]) -> dict[tuple[str, str], tuple[int, int]]:
     """Right and wrong results of all ranks, by op and mode, in the order of their first one."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
-    for one in sorted(results, key=lambda one: ("dispatch", "combine", "errors").index(one.op)):
-        good, bad = found.get((one.op, one.mode), (0, 0))
-        found[one.op, one.mode] = (good + one.ok, bad + (not one.ok))
+    for result in sorted(results, key=lambda one: ("dispatch", "combine", "errors").index(one.op)):
+        good, bad = found.get((result.op, result.mode), (0, 0))
+        found[result.op, result.mode] = (good + result.ok, bad + (not result.ok))
     return found
 
 
@@ -176,9 +176,13 @@ def text(outcome: Outcome) -> str:
             "assist_info_for_combine begins with expand_idx,",
             "not with triples, and was compared as that (docs/rdma.md)",
         ]
-    wrong = [one for one in outcome.results if not one.ok]
-    for one in wrong[:SHOWN]:
-        lines += ["", f"{one.op}, {one.mode}, {one.case}, rank {one.rank}:", indent(one.text, "  ")]
+    wrong = [result for result in outcome.results if not result.ok]
+    for difference in wrong[:SHOWN]:
+        lines += [
+            "",
+            f"{difference.op}, {difference.mode}, {difference.case}, rank {difference.rank}:",
+            indent(difference.text, "  "),
+        ]
     if len(wrong) > SHOWN:
         lines += ["", f"and {len(wrong) - SHOWN} more wrong results (--json has all)"]
     lines += ["", *outcome.stopped] if outcome.stopped else []

@@ -37,8 +37,8 @@ LATE_S = 1.5  # after the deadline, by which a wait must have ended
 
 
 def _compare(place: DevicePlace, case: Case) -> None:
-    for one in run_case(place, case):
-        assert one.ok, one.text.partition("\n")[2] or one.text
+    for result in run_case(place, case):
+        assert result.ok, result.text.partition("\n")[2] or result.text
 
 
 def _fresh(place: DevicePlace) -> str:

@@ -68,17 +68,17 @@ class Probe:
 
 def _judge(found: Sequence[Seen]) -> None:
     """Raises about the first core that saw something wrong."""
-    for one in found:
-        who = f"rank {one.rank}, core {one.core}"
-        if one.code == MISMATCH:
+    for seen in found:
+        who = f"rank {seen.rank}, core {seen.core}"
+        if seen.code == MISMATCH:
             names = ("address", "magic", "rank", "world", "peer table", "window KiB", "state KiB")
-            field = names[one.where] if one.where < len(names) else f"field {one.where}"
-            raise AssertionError(f"{who}: the context's {field} is {one.seen}, the host side says {one.wanted}")
-        if one.code == TIMEOUT:
-            raise AssertionError(f"{who}: nothing came from rank {one.where} (round {one.wanted})")
-        if one.code == DIFFERS:
-            raise AssertionError(f"{who}: at {one.where} is {one.seen:#x}, not {one.wanted:#x}")
-        assert one.code == PASSED, f"{who}: the kernel left no report ({one.code:#x})"
+            field = names[seen.where] if seen.where < len(names) else f"field {seen.where}"
+            raise AssertionError(f"{who}: the context's {field} is {seen.seen}, the host side says {seen.wanted}")
+        if seen.code == TIMEOUT:
+            raise AssertionError(f"{who}: nothing came from rank {seen.where} (round {seen.wanted})")
+        if seen.code == DIFFERS:
+            raise AssertionError(f"{who}: at {seen.where} is {seen.seen:#x}, not {seen.wanted:#x}")
+        assert seen.code == PASSED, f"{who}: the kernel left no report ({seen.code:#x})"
 
 
 def _launch(device: Any, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
@@ -114,7 +114,7 @@ def _store(device: Any) -> str:
     found, _ = _launch(device, "store")
     share = device.near or device.world
     near = [min(share, device.world - rank // share * share) for rank in device.ranks]
-    rows, sent = sum(one.done for one in found), sum(near)
+    rows, sent = sum(seen.done for seen in found), sum(near)
     assert rows == sent, f"{rows} rows arrived, {sent} were sent"
     detail = f"twice a row of 16 KiB to {near[0]} ranks from each, read back over the link"
     if share < device.world:
@@ -136,7 +136,7 @@ def _order(device: Any) -> str:
 
 def _meeting(device: Any) -> str:
     found, _ = _launch(device, "meeting", ROUNDS)
-    assert {one.done for one in found} == {ROUNDS}, "cores left the loop early"
+    assert {seen.done for seen in found} == {ROUNDS}, "cores left the loop early"
     return f"{ROUNDS} meetings of {device.cores} cores, every other by SyncAll"
 
 
@@ -168,7 +168,7 @@ def _pull(device: Any) -> str:
     def speed(core: int) -> float:
         """GB/s of the slowest rank."""
         return min(
-            one.where * ROW_BYTES * CYCLES_PER_MICRO / max(one.cycles, 1) / 1e3 for one in found if one.core == core
+            seen.where * ROW_BYTES * CYCLES_PER_MICRO / max(seen.cycles, 1) / 1e3 for seen in found if seen.core == core
         )
 
     push, pull = speed(0), speed(1)
@@ -210,7 +210,7 @@ KERNEL_PROBES = (
 
 def summary(findings: Sequence[Finding]) -> str:
     """The last line: skipped probes are not passed ones."""
-    verdicts = [one.verdict for one in findings]
+    verdicts = [finding.verdict for finding in findings]
     parts = [f"{verdicts.count(PASS)} of {len(findings)} probes passed"]
     for verdict, word in ((FAIL, "failed"), (SKIPPED, "not run")):
         if verdict in verdicts:
@@ -220,6 +220,6 @@ def summary(findings: Sequence[Finding]) -> str:
 
 def exit_code(findings: Sequence[Finding]) -> int:
     """0: all passed. 1: one failed. 3: none failed, but some could not be run here."""
-    if any(one.verdict == FAIL for one in findings):
+    if any(finding.verdict == FAIL for finding in findings):
         return 1
-    return 0 if findings and all(one.verdict == PASS for one in findings) else 3
+    return 0 if findings and all(finding.verdict == PASS for finding in findings) else 3

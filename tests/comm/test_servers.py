@@ -132,7 +132,7 @@ def test_settings_that_differ_are_named_on_every_rank(name: str, field: str) -> 
         with pytest.raises(ConfigMismatch) as caught:
             agreed("g", rank, made, range(8), 8)
         error = caught.value
-        ours, theirs = (getattr(made[one], field) for one in (rank, error.rank))  # type: ignore[attr-defined]
+        ours, theirs = (getattr(made[side], field) for side in (rank, error.rank))  # type: ignore[attr-defined]
         assert error.details == {"field": name, "rank": 5 if rank < 5 else 0, "ours": ours, "theirs": theirs}
         where = f"{ours} on rank {rank}, {theirs} on rank {error.details['rank']}"
         assert f"{name} differs in group 'g': {where}: export one value" in str(error)
@@ -148,7 +148,7 @@ def test_the_setting_counts_ranks_of_the_job() -> None:
         ([0, 2, 9, 15], 2),
     ):
         assert told(posts(["?"] * len(ranks), share=8), ranks=ranks, job=16) == share
-        by_name = posts([f"s{one // 8}" for one in ranks], local_world=8)
+        by_name = posts([f"s{rank // 8}" for rank in ranks], local_world=8)
         assert told(by_name, ranks=ranks, job=16) == share  # as host names do
     mixed = str(told(posts(["?"] * 3, share=8), ranks=[6, 7, 8], job=16))
     assert (

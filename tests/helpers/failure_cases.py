@@ -45,7 +45,7 @@ def expected(world: int, seed: int) -> tuple[list[ref.DispatchResult], list[torc
     """What both ops must give on every rank."""
     case = case_of(world, seed)
     sent = case.dispatched()
-    return sent, case.combined([one.expand_x for one in sent], sent)
+    return sent, case.combined([result.expand_x for result in sent], sent)
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ def faulty(seeds: range, faults: Sequence[str]) -> Iterator[Program]:
 
 def long_faulty(seeds: range) -> Iterator[Program]:
     """The same with long shares, of which the inputs are wrong at the borders of cores and chunks."""
-    faults = [each for one in ("counts", "ids", "overflow", "routing") for each in (one, "triple", "index")]
+    faults = [each for name in ("counts", "ids", "overflow", "routing") for each in (name, "triple", "index")]
     for seed in seeds:
         turn, text = divmod(seed, len(LONG))
         yield from _with_one(replace(explore.parse(LONG[text]), seed=seed), faults, turn)

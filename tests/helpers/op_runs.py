@@ -105,10 +105,10 @@ def check(case: Case, runs: Sequence[RankRun | AscendMoeError], traffic: Callabl
         check_fault(fault, runs)
         return False
     good: list[RankRun] = []
-    for one in runs:
-        if isinstance(one, BaseException):
-            raise AssertionError(f"a sound call raised {one!r}") from one
-        good.append(one)
+    for outcome in runs:
+        if isinstance(outcome, BaseException):
+            raise AssertionError(f"a sound call raised {outcome!r}") from outcome
+        good.append(outcome)
     expected = case.dispatched()
     for rank, one in enumerate(good):
         options = {"quantized": case.quant_mode != 0, "exact_shapes": True}
@@ -136,7 +136,7 @@ def check_combine(rank: int, got: torch.Tensor, want: torch.Tensor) -> None:
 
 def check_sums(case: Case, runs: Sequence[RankRun], dispatched: Sequence[ref.DispatchResult]) -> None:
     """Every rank's result of combine equals the reference."""
-    sums = case.combined([one.rows for one in runs], dispatched)
+    sums = case.combined([outcome.rows for outcome in runs], dispatched)
     for rank, one in enumerate(runs):
         check_combine(rank, one.result, sums[rank])
 

@@ -316,18 +316,18 @@ def assert_defined(op: dict[str, Any], known: Definition) -> None:
     names = {"bf16": 27, "fp16": 1, "float": 0, "int8": 2, "int32": 3, "int64": 9, "bool": 12}
     assert set(names.values()) <= set(TYPES.values())
     for part, tensors in (("input_desc", known.inputs), ("output_desc", known.outputs)):
-        assert [one["name"] for one in op[part]] == tensors
-        for one in op[part]:
-            assert tuple(names[word] for word in one["type"]) == known.types[one["name"]]
-            assert one["format"] == ["ND"] * known.formats[one["name"]]
+        assert [tensor["name"] for tensor in op[part]] == tensors
+        for tensor in op[part]:
+            assert tuple(names[word] for word in tensor["type"]) == known.types[tensor["name"]]
+            assert tensor["format"] == ["ND"] * known.formats[tensor["name"]]
     both = [*op["input_desc"], *op["attr"]]
-    assert {one["name"] for one in both if one["param_type"] == "required"} == known.required
-    assert [one["name"] for one in op["attr"]] == list(known.attributes)
-    for one in op["attr"]:
-        kind, default = known.attributes[one["name"]]
-        assert one["type"] == {"int": "int", "text": "string"}[kind]
-        assert ("default_value" in one) == (one["param_type"] == "optional")
-        assert str(one.get("default_value", default)) == default
+    assert {entry["name"] for entry in both if entry["param_type"] == "required"} == known.required
+    assert [attribute["name"] for attribute in op["attr"]] == list(known.attributes)
+    for attribute in op["attr"]:
+        kind, default = known.attributes[attribute["name"]]
+        assert attribute["type"] == {"int": "int", "text": "string"}[kind]
+        assert ("default_value" in attribute) == (attribute["param_type"] == "optional")
+        assert str(attribute.get("default_value", default)) == default
 
 
 def test_msopgen_route_to_the_end(tmp_path: Path) -> None:

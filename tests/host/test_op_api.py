@@ -109,7 +109,7 @@ def parameters(text: str, function: str) -> list[tuple[str, str]]:
     match = re.search(rf"\b{function}\s*\(([^()]*)\)", text)
     assert match, function
     found = [re.fullmatch(r"\s*(.*?)\s*(\w+)\s*", part) for part in match[1].split(",")]
-    return [(one[1], one[2]) for one in found if one]
+    return [(match[1], match[2]) for match in found if match]
 
 
 def read(path: str) -> str:

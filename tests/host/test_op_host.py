@@ -288,8 +288,8 @@ def test_definitions_list_nd_formats_and_aligned_types(op_type: str) -> None:
     assert {len(types) for types in known.types.values()} == {len(rows)} == set(known.formats.values())
     if op_type.endswith("Dispatch"):
         assert list(zip(known.types["x"], known.types["expand_x"], strict=True)) == [
-            *((one, one) for one in rows[:3]),
-            *((one, 2) for one in rows[:3]),
+            *((row, row) for row in rows[:3]),
+            *((row, 2) for row in rows[:3]),
         ]
     assert known.groups == ["group_ep"]
     assert "group_ep" in known.required

@@ -42,8 +42,8 @@ def ways(test: Callable[..., None]) -> Callable[..., None]:
 def full(world: int, contract: int, batch: int = 4) -> Case:
     """Every rank sends rank 0 as many rows as it may: BS * min(3, 2), and the rest of K to the next rank."""
     case = Case(world=world, local=2, topk=3, batch=batch, contract=contract, ids="distinct", seed=7)
-    for one in case.inputs:
-        one.expert_ids[:] = torch.tensor([0, 1, 2], dtype=torch.int32)
+    for given in case.inputs:
+        given.expert_ids[:] = torch.tensor([0, 1, 2], dtype=torch.int32)
     return case
 
 
@@ -169,8 +169,8 @@ def test_a_pair_of_any_expert_that_combine_leaves_out(
     borders = [0, 31, 32, 63, 64, 127]
     case = Case(world=2, local=64, topk=6, batch=3, contract=contract, ids="distinct", seed=5)
     given = replace(case)
-    for one in (case, given):
-        one.inputs[1].expert_ids[:] = torch.tensor(borders, dtype=torch.int32)
+    for version in (case, given):
+        version.inputs[1].expert_ids[:] = torch.tensor(borders, dtype=torch.int32)
 
     def body(rank: int, group_ep: str) -> AscendMoeError | None:
         sent = op_runs.dispatch(case, rank, group_ep)

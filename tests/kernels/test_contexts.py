@@ -106,14 +106,14 @@ def test_a_window_too_small_for_rows_and_run(monkeypatch: pytest.MonkeyPatch) ->
     case = Case(world=2, local=1, topk=1, units=64, batch=256, dtype="fp16", batches="equal", ids="any")
     with LocalCluster(2, window_mib=2) as cluster:
         errors = op_runs.run(cluster, case)
-    assert all(isinstance(one, WindowTooSmall) for one in errors), errors
+    assert all(isinstance(error, WindowTooSmall) for error in errors), errors
     needed = errors[0].needed_mib  # type: ignore[union-attr]
     assert f"HCCL_BUFFSIZE={needed}" in str(errors[0])
     with LocalCluster(2, window_mib=needed) as cluster:
         op_runs.check(case, op_runs.run(cluster, case))
     if needed > 2:
         with LocalCluster(2, window_mib=needed - 1) as cluster:
-            assert all(isinstance(one, WindowTooSmall) for one in op_runs.run(cluster, case))
+            assert all(isinstance(result, WindowTooSmall) for result in op_runs.run(cluster, case))
 
 
 def test_assist_info_must_hold_expand_idx(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +359,7 @@ def same(ours: str, field: str, theirs: str, other: str) -> str:
 def test_our_structs_lie_as_those_of_hccl(tmp_path: Path) -> None:
     text = HEAD
     for (ours, theirs), fields in FIELDS.items():
-        for field, _, other in (one.partition(":") for one in fields.split()):
+        for field, _, other in (word.partition(":") for word in fields.split()):
             text += same(ours, field, theirs, other or re.sub("([A-Z])", r"_\1", field).lower())
     source = tmp_path / "offsets.cpp"
     source.write_text(text + same("A2Context", "data", "h::A2Context", "rma"))  # the only wrong one

@@ -255,7 +255,7 @@ def test_ranks_that_differ_are_named_by_all(
         field = rng.choice(list(choices))
         odd = replace(case, **choices[field])  # type: ignore[arg-type]
         guilty, world = rng.randrange(case.world), worlds(case.world)
-        mixed, rest = (PlannedProgram(one, world.library) for one in (case, odd))
+        mixed, rest = (PlannedProgram(program, world.library) for program in (case, odd))
         for at, call in enumerate(mixed.calls):
             if call.rank == guilty:
                 mixed.calls[at], rest.calls[at] = rest.calls[at], call

@@ -114,12 +114,14 @@ def outcomes(cluster: ascend_moe.LocalCluster, fn: Callable[[DevicePlace], Any])
 def assert_usable(cluster: ascend_moe.LocalCluster) -> None:
     for contract in (1, 2):
         done = outcomes(cluster, lambda place, c=contract: cases.round_trip(place, 1, c))
-        assert [one.value for one in done] == ["right"] * cluster.world_size, [one.error for one in done]
+        assert [outcome.value for outcome in done] == ["right"] * cluster.world_size, [
+            outcome.error for outcome in done
+        ]
 
 
 def assert_mismatch(found: list[Caught], guilty: int, field: str, usual: Any, odd: Any) -> None:
     """Every rank names field, values and a rank on the other side, soon after the last has called."""
-    last_call = max(one.began for one in found)
+    last_call = max(outcome.began for outcome in found)
     for rank, one in enumerate(found):
         error = one.error
         assert type(error) is ConfigMismatch, f"rank {rank}: {error!r}, {one.value!r}"
@@ -147,7 +149,7 @@ def test_ranks_that_differ_are_named_with_field_and_values(cluster: ascend_moe.L
             time.sleep(0.1 * (odd.field == "op" and place.rank == guilty))
             return caught(call, place, odd.op, **{**odd.setting, **changes})
 
-        found = [one.value for one in outcomes(cluster, body)]
+        found = [outcome.value for outcome in outcomes(cluster, body)]
         assert_mismatch(found, guilty, odd.field, odd.usual, odd.odd)
         assert_usable(cluster)
         tally.count(odd.field)
@@ -182,7 +184,7 @@ def test_names_of_one_algorithm_may_differ(cluster: ascend_moe.LocalCluster) -> 
             cases.check_combine(place, cases.combine(place, sent, contract=2, comm_alg=names[start]))
             return "right"
 
-        assert [one.value for one in outcomes(cluster, body)] == ["right"] * cluster.world_size
+        assert [outcome.value for outcome in outcomes(cluster, body)] == ["right"] * cluster.world_size
 
 
 def test_what_may_differ_between_ranks(cluster: ascend_moe.LocalCluster) -> None:
@@ -194,7 +196,7 @@ def test_what_may_differ_between_ranks(cluster: ascend_moe.LocalCluster) -> None
         extra = {"x_active_mask": mask, "expert_token_nums_type": int(odd), "tp_world_size": int(odd)}
         return int(call(place, "dispatch", **extra)[4][-1])
 
-    assert [one.value for one in outcomes(cluster, body)] == [0] * cluster.world_size
+    assert [outcome.value for outcome in outcomes(cluster, body)] == [0] * cluster.world_size
 
 
 # ---- routing
@@ -216,11 +218,11 @@ def test_bad_id_on_one_rank_is_raised_by_all(cluster: ascend_moe.LocalCluster, o
                 ids[0, 1] = expert_id
             return call(place, op, expert_ids=ids)
 
-        for one in outcomes(cluster, body):
-            assert type(one.error) is InvalidExpertId and isinstance(one.error, ValueError), repr(one)
-            assert one.error.details == {"rank": guilty, "token": 0, "k": 1, "expert_id": expert_id}
+        for outcome in outcomes(cluster, body):
+            assert type(outcome.error) is InvalidExpertId and isinstance(outcome.error, ValueError), repr(outcome)
+            assert outcome.error.details == {"rank": guilty, "token": 0, "k": 1, "expert_id": expert_id}
             named = f"{op.removesuffix('_v2')}: rank {guilty}, token 0, k 1 has expert id {expert_id}"
-            assert str(one.error).startswith(named)
+            assert str(outcome.error).startswith(named)
         assert_usable(cluster)
 
 
@@ -296,8 +298,8 @@ def test_combine_without_a_dispatch(cluster: ascend_moe.LocalCluster, op: str) -
         ids[0, 0] = 1
         return call(place, op, expert_ids=ids)
 
-    for one in outcomes(cluster, body):
-        assert type(one.error) is RoutingMismatch, repr(one)
+    for outcome in outcomes(cluster, body):
+        assert type(outcome.error) is RoutingMismatch, repr(outcome)
     assert_usable(cluster)
 
 
@@ -322,4 +324,4 @@ def test_argument_error_of_one_rank_then_a_correct_retry(cluster: ascend_moe.Loc
             cases.check_combine(place, cases.combine(place, sent, seed, contract), seed)
         return "right"
 
-    assert [one.value for one in outcomes(cluster, body)] == ["right"] * cluster.world_size
+    assert [outcome.value for outcome in outcomes(cluster, body)] == ["right"] * cluster.world_size

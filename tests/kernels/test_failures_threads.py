@@ -113,13 +113,13 @@ def test_rank_that_returns_without_calling_is_waited_for(monkeypatch: pytest.Mon
         for first, *later in run(cluster, body)[:2]:
             assert 0.8 * DEADLINE_S < first.seconds < DEADLINE_S + 2
             assert "missing: rank 2 (last seen in dispatch, epoch 1)" in str(first.error)
-            assert all(one.seconds < AT_ONCE_S for one in later)
-            for one in (first, *later):
-                assert type(one.error) is CommTimeout and one.error.rank == 2, repr(one)
-                assert "its function has returned" in str(one.error)
+            assert all(outcome.seconds < AT_ONCE_S for outcome in later)
+            for outcome in (first, *later):
+                assert type(outcome.error) is CommTimeout and outcome.error.rank == 2, repr(outcome)
+                assert "its function has returned" in str(outcome.error)
         # Late, it hears of it at once.
-        for one in run(cluster, lambda place: caught(cases.dispatch, place, 1)):
-            assert type(one.error) is CommTimeout and one.error.rank == 2 and one.seconds < AT_ONCE_S
+        for result in run(cluster, lambda place: caught(cases.dispatch, place, 1)):
+            assert type(result.error) is CommTimeout and result.error.rank == 2 and result.seconds < AT_ONCE_S
         cluster.close()
         assert_works(cluster)
 

@@ -55,10 +55,10 @@ def test_a_rank_that_gives_up_tells_all_others(cluster: ascend_moe.LocalCluster)
     states: dict[int, State] = {}
     began = time.monotonic()
     for rank, both in enumerate(cluster.run(body)):
-        for one in both[rank == ABSENT :]:
-            assert type(one.error) is CommTimeout, f"rank {rank}: {one.error!r}"
-            assert (one.error.rank, one.error.reporter) == (ABSENT, IMPATIENT), f"rank {rank}: {one.error}"
-            assert one.ended - began < AT_ONCE_S
+        for call in both[rank == ABSENT :]:
+            assert type(call.error) is CommTimeout, f"rank {rank}: {call.error!r}"
+            assert (call.error.rank, call.error.reporter) == (ABSENT, IMPATIENT), f"rank {rank}: {call.error}"
+            assert call.ended - began < AT_ONCE_S
 
 
 @pytest.mark.parametrize("cluster", [("window", 0)], indirect=True, ids=str)
@@ -80,8 +80,8 @@ def test_of_two_failures_at_once_the_rank_that_is_missing_counts(cluster: ascend
         waited.wait()
         return first or caught(cases.dispatch, place, 1)
 
-    for one in cluster.run(body):
-        assert type(one.error) is CommTimeout and one.error.rank == ABSENT, repr(one)
+    for result in cluster.run(body):
+        assert type(result.error) is CommTimeout and result.error.rank == ABSENT, repr(result)
 
 
 @pytest.mark.parametrize("wrong", ["dispatch", "combine"])

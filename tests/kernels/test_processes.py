@@ -88,4 +88,4 @@ def check(world: int, results: list[list[Run]]) -> None:
 def test_processes_over_gloo_equal_the_reference(world: int, tmp_path: Path) -> None:
     results = run_processes(world, functools.partial(body, world=world), tmp_path)
     for size in {world, 2}:
-        check(size, [one[size] for one in results[:size]])
+        check(size, [result[size] for result in results[:size]])

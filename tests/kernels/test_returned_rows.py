@@ -41,7 +41,7 @@ def test_rows_in_any_order(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def body(rank: int, group_ep: str) -> None:
         place = DevicePlace(group_ep, WORLD, rank)
-        sent = [one.clone() for one in cases.dispatch(place, SEED, 2)]
+        sent = [tensor.clone() for tensor in cases.dispatch(place, SEED, 2)]
         triples = rows_of(tuple(sent))
         order = torch.arange(len(triples)).flip(0)
         assert len(order) > 1
@@ -91,7 +91,7 @@ def test_of_several_missing_rows_the_first_is_named(cores: int, monkeypatch: pyt
 
     def body(rank: int, group_ep: str) -> tuple[Caught, dict[int, list[tuple[int, int]]]]:
         place, missing = DevicePlace(group_ep, WORLD, rank), dict[int, list[tuple[int, int]]]()
-        sent = [one.clone() for one in cases.dispatch(place, SEED, 2)]
+        sent = [tensor.clone() for tensor in cases.dispatch(place, SEED, 2)]
         triples = rows_of(tuple(sent))
         for source in range(WORLD):
             own = triples[:, 0] == source

@@ -202,8 +202,8 @@ def test_zero_rows_quantized(clusters: Clusters) -> None:
     x = torch.randn(6, 48, generator=torch.Generator().manual_seed(3)).bfloat16()
     x[::2] = 0
     case = one_expert_case(x, torch.ones(6, 2), quant="int8")
-    for one in op_runs.run(clusters[2], case):
-        rows, scales = one.dispatched[0][:12], one.dispatched[1][:12]  # type: ignore[union-attr]
+    for result in op_runs.run(clusters[2], case):
+        rows, scales = result.dispatched[0][:12], result.dispatched[1][:12]  # type: ignore[union-attr]
         zero = ~rows.any(dim=1)
         assert int(zero.sum()) == 6
         assert torch.equal(scales[zero], torch.ones(6))
@@ -220,16 +220,16 @@ def test_masked_ids_are_not_looked_at(clusters: Clusters) -> None:
     for mask in ("token", "pair", "prefix"):
         spec = Case(world=2, local=3, topk=4, batch=8, mask=mask, seed=60)
         case = legal(spec)
-        for one in case.inputs:
-            assert one.x_active_mask is not None
-            one.x_active_mask[0] = False
-            active = one.x_active_mask.reshape(8, -1).expand(-1, 4)
-            one.expert_ids[~active] = 12345
+        for given in case.inputs:
+            assert given.x_active_mask is not None
+            given.x_active_mask[0] = False
+            active = given.x_active_mask.reshape(8, -1).expand(-1, 4)
+            given.expert_ids[~active] = 12345
         runs = op_runs.run(clusters[2], case)
         op_runs.check(case, runs)
-        for one in runs:
-            assert not one.dispatched[2][:4].any()  # type: ignore[union-attr]
-            assert not one.result[0].any()  # type: ignore[union-attr]
+        for run in runs:
+            assert not run.dispatched[2][:4].any()  # type: ignore[union-attr]
+            assert not run.result[0].any()  # type: ignore[union-attr]
 
 
 @pytest.mark.asan
@@ -341,10 +341,10 @@ FULL = {
 def crammed(case: Case, owner: int) -> Case:
     """All ranks send one of them as much as they may, with the rest of K to those behind it."""
     case = replace(case)
-    for one in case.inputs:
+    for given in case.inputs:
         token, k = torch.arange(case.batch)[:, None], torch.arange(case.topk)[None]
         place = (owner + k // case.local) % case.world
-        one.expert_ids[:] = (place * case.local + (token + k) % case.local).int()
+        given.expert_ids[:] = (place * case.local + (token + k) % case.local).int()
     return case
 
 

@@ -87,11 +87,11 @@ def check_outcomes(case: Case, outcomes: list[Any], contract: str = "v1") -> Non
     fault = case.fault()
     if fault is not None:
         named = {name: value for name, value in vars(fault).items() if value is not None and name != "kind"}
-        for one in outcomes:
-            assert type(one).__name__ == fault.kind, f"{case}: {one!r}, expected {fault}"
-            assert one.details | named == one.details
+        for found in outcomes:
+            assert type(found).__name__ == fault.kind, f"{case}: {found!r}, expected {fault}"
+            assert found.details | named == found.details
         return
-    errors = [one for one in outcomes if isinstance(one, BaseException)]
+    errors = [found for found in outcomes if isinstance(found, BaseException)]
     assert not errors, f"{case}: {errors[0]!r}"
     expected, none, runs = case.dispatched(), torch.empty(0, dtype=torch.int32), []
     for rank, (sent, rows, result) in enumerate(outcomes):

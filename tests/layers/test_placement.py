@@ -87,7 +87,7 @@ def test_every_further_copy_goes_to_the_most_load_a_copy() -> None:
         for _ in range(8):
             pairs = zip(load[0].tolist(), counts, strict=True)
             each = [(-rows / count, count, expert) for expert, (rows, count) in enumerate(pairs)]
-            counts[min(one for one in each if one[1] < 4)[2]] += 1
+            counts[min(place for place in each if place[1] < 4)[2]] += 1
         assert balance(load, 16, 4).replica_counts[0].tolist() == counts
 
 

@@ -79,7 +79,7 @@ def test_a_changed_header_changes_the_model(header: Header, tmp_path: Path) -> N
         path.write_text(text.replace(old, new))
     changed = Header(tmp_path, (tmp_path / "op_kernel", *INCLUDES[1:]))
     shape = Shape(local_experts=4)
-    lines = [constants.render(one, shape).splitlines() for one in (header, changed)]
+    lines = [constants.render(source, shape).splitlines() for source in (header, changed)]
     defined = [{line.split()[1]: line for line in text if line.startswith("#define")} for text in lines]
     different = {name for name in defined[0] if defined[0][name] != defined[1][name]}
     assert different >= {"B", "COUNTS_COMPLETE(at,", "N", "PARITY(i)", "ROUNDS", "SEVERITY(code)"}

@@ -95,7 +95,7 @@ class Hunt:
                 self._case.value = place
                 with explore.World(case.world, next(iter(left.values())).checked(), window_mib(case)) as world:
                     world.load(case)
-                    for number in [one for one in left if place > first or one > behind]:
+                    for number in [number for number in left if place > first or number > behind]:
                         self._number.value = number
                         left[number].checked()
                         run = world.run(done, count)
@@ -147,7 +147,7 @@ def main() -> None:
         texts = [found.get(mutant.name)]
         if given.tests and (given.all or not found.get(mutant.name)):
             texts.append(tested(builds, mutant, given.tests))
-        text = " | ".join(one for one in texts if one)
+        text = " | ".join(part for part in texts if part)
         survivors += [] if text else [mutant.name]
         print(f"{mutant.name}: {text or 'NOT FOUND'}", flush=True)
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} found" + "".join(f"\n  {name}" for name in survivors))

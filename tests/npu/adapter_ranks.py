@@ -405,7 +405,7 @@ def check_gradients_are_those_of_the_cpu() -> None:
     for v2 in (False, True):
         expected, found = gradients(CPU, "cpu", v2), gradients(HCCL, f"npu:{RANK}", v2)
         ascend_moe.check()
-        assert len(found) == 3 and all(bool((one != 0).any()) for one in found)
+        assert len(found) == 3 and all(bool((tensor != 0).any()) for tensor in found)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
@@ -427,12 +427,12 @@ def check_direct_combine_publishes_window_tensors_where_they_lie() -> None:
         return OP["combine_v2"](of, trip.ids, index, counts, trip.weights, **place(name), comm_alg="direct")
 
     lent = [ascend_moe.window_empty((len(rows) + more, H), **shape) for more in (0, 5)]
-    assert all(one.device == rows.device and one.is_contiguous() for one in lent)
+    assert all(tensor.device == rows.device and tensor.is_contiguous() for tensor in lent)
     assert 0 <= lent[0].data_ptr() - end._data_address() - end.data_bytes < 3 << 20
-    for one in lent:
-        one[: len(rows)].copy_(rows)
+    for tensor in lent:
+        tensor[: len(rows)].copy_(rows)
         before = written()
-        assert torch.equal(combine(one[: len(rows)]), trip.out)
+        assert torch.equal(combine(tensor[: len(rows)]), trip.out)
         assert written() == before
     assert torch.equal(combine(rows), trip.out) and written() != before  # of a plain tensor
     error = outcome(combine, lent[0])
@@ -441,7 +441,7 @@ def check_direct_combine_publishes_window_tensors_where_they_lie() -> None:
     error = outcome(ascend_moe.window_empty, (1 << 21,), **shape)
     assert type(error) is WindowTooSmall and "of which 2 window tensors hold space" in str(error), error
     first = lent[0].data_ptr()
-    del lent[0], one
+    del lent[0], tensor
     trip.run(name, True).check()
     until = time.monotonic() + 20
     while ascend_moe.window_empty(rows.shape, **shape).data_ptr() != first:  # torch_npu's queue lets go of it last
@@ -529,7 +529,7 @@ def same_round_trip(group: str, device: str) -> list[torch.Tensor]:
     """Combine with residual and RMS norm, and its sum made of combine's fp32 rows, on any device."""
     trip, eps = Trip(8), 1e-5
     mine = trip.inputs[RANK]
-    x, ids, weights = (one.to(device) for one in (mine.x, mine.expert_ids, mine.expert_scales))
+    x, ids, weights = (tensor.to(device) for tensor in (mine.x, mine.expert_ids, mine.expert_scales))
     residual, gamma = (mine.x + 1).unsqueeze(1).to(device), mine.x[0].to(device)
     sent = npu.npu_moe_distribute_dispatch_v2(x, ids, **place(group))
     rows = sent[0], ids, sent[2], sent[4], weights

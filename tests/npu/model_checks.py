@@ -193,7 +193,7 @@ def check_operators_on_lists() -> None:
 
     def there(value: Any) -> Any:
         return (
-            [there(one) for one in value]
+            [there(part) for part in value]
             if isinstance(value, list)
             else value.npu()
             if isinstance(value, Tensor)
@@ -207,7 +207,7 @@ def check_operators_on_lists() -> None:
             near(found, want, 1e-5 * (1 + float(want.abs().max())))
     moved = there(x)
     torch._foreach_zero_(moved)
-    assert all(not one.any() for one in moved)
+    assert all(not tensor.any() for tensor in moved)
     torch._foreach_copy_(moved, there(y))
     for found, want in zip(moved, y, strict=True):
         assert torch.equal(found.cpu(), want)

@@ -43,7 +43,7 @@ class Case:
         found = self.run(given.input, *given.args, **kwargs)
         if isinstance(found, (Tensor, bool)):
             found = [found if isinstance(found, Tensor) else torch.tensor(found, device=device)]
-        return [*found, *(one for one in (given.input, *given.args) if isinstance(one, Tensor))]
+        return [*found, *(arg for arg in (given.input, *given.args) if isinstance(arg, Tensor))]
 
 
 def placed(value: Any, device: str) -> Any:
@@ -53,7 +53,7 @@ def placed(value: Any, device: str) -> Any:
         if value.is_contiguous():
             return moved
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device).copy_(moved)
-    return [placed(one, device) for one in value] if isinstance(value, list) else value
+    return [placed(part, device) for part in value] if isinstance(value, list) else value
 
 
 # The names of torch's table of operators.

@@ -166,7 +166,7 @@ def check_the_gradients_of_a_grouped_matmul_are_grouped_products() -> None:
             products = [name for name in ORDER[begin:] if "GroupedMatmul" in name]
             assert len(products) == (3 if device == NPU else 0), products
         assert not any(found[0][0][6:].flatten().tolist())
-        assert not any(difference(found[0], one, False) for one in found[1:])
+        assert not any(difference(found[0], other, False) for other in found[1:])
 
 
 def check_operators_without_a_gradient_say_so() -> None:

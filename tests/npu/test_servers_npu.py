@@ -43,10 +43,10 @@ def test_bringup_asks_for_host_names_first(share: str, right: bool, tmp_path: Pa
     assert first["name"] == "servers"
     if right:
         assert first["verdict"] == "PASS" and "2 ranks a server, 2 server(s), 2 host name(s)" in first["detail"]
-        assert {one["verdict"] for one in others if one["name"] != "cycle rate"} == {"PASS"}, printed
-        assert sum("AscendMoeProbe" in one for one in launched) == 4
+        assert {other["verdict"] for other in others if other["name"] != "cycle rate"} == {"PASS"}, printed
+        assert sum("AscendMoeProbe" in line for line in launched) == 4
     else:
         names = "ranks 0 and 2 are to share a server (4 ranks do), but their host names are a and b"
         assert code == 1 and first["verdict"] == "FAIL" and names in first["detail"]
-        assert {one["verdict"] for one in others} == {"SKIPPED"} and not any(launched)
+        assert {other["verdict"] for other in others} == {"SKIPPED"} and not any(launched)
         assert len(others) == 14

@@ -39,8 +39,8 @@ def test_validate_passes_on_the_virtual_npu(soc: str) -> None:
     found = read(printed)
     assert code == 0 and found["ok"], printed
     assert found["device"] == f"virtual npu, {soc}, 2 processes, hccl" and found["world"] == 2
-    assert {one["op"] for one in found["counts"]} == {"dispatch", "combine", "errors"}
-    assert len([one for one in found["counts"] if one["op"] == "combine"]) == 18
+    assert {count["op"] for count in found["counts"]} == {"dispatch", "combine", "errors"}
+    assert len([count for count in found["counts"] if count["op"] == "combine"]) == 18
 
 
 @pytest.mark.nightly
@@ -57,21 +57,21 @@ def test_every_probe_of_the_bringup_passes(soc: str, cores: int, tmp_path: Path)
     """All probes pass; those of the kernel were launched as an operator, by both ranks."""
     report = tmp_path / "report"
     code, printed = on_vnpu(soc, "validate", "--bringup", "--json", ASCEND_MOE_VNPU_REPORT=str(report))
-    found = {one["name"]: one for one in read(printed)["findings"]}
+    found = {finding["name"]: finding for finding in read(printed)["findings"]}
     names = [probe.name for probe in (SERVERS, *KERNEL_PROBES, *OP_PROBES)]
     assert list(found) == names and len(names) == 15
     # The rate is measured beside other tests: anything.
     rate = found.pop("cycle rate")["verdict"]
-    assert {one["verdict"] for one in found.values()} == {"PASS"}, printed
+    assert {value["verdict"] for value in found.values()} == {"PASS"}, printed
     assert code == (0 if rate == "PASS" else 1)
     assert f"on {cores} cores" in found["context layout"]["detail"]
     ranks = [json.loads(line) for line in report.read_text().splitlines()]
-    launches = {one["rank"]: one["launches"]["AscendMoeProbe"] for one in ranks if one["rank"]}
+    launches = {rank["rank"]: rank["launches"]["AscendMoeProbe"] for rank in ranks if rank["rank"]}
     assert launches == {"0": 16, "1": 16}
 
 
 def test_doctor_says_that_the_device_is_virtual() -> None:
-    found = {one["topic"]: one for one in read(on_vnpu(A2, "doctor", "--json")[1])["findings"]}
+    found = {finding["topic"]: finding for finding in read(on_vnpu(A2, "doctor", "--json")[1])["findings"]}
     assert found["NPUs"]["what"] == "2 x Ascend910B3 (virtual: host memory and CPU cores)"
     assert found["operator package"]["level"] == found["torch_npu"]["level"] == "ok"
     assert "nothing here says anything about silicon" in found["virtual NPU"]["what"]

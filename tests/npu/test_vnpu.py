@@ -152,7 +152,11 @@ FAILURES: dict[str, tuple[dict[str, str], tuple[float, float], str]] = {
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(one, marks=pytest.mark.nightly) if one in ("late", "sizes") else one for one in FAILURES]
+    "case",
+    [
+        pytest.param(failure, marks=pytest.mark.nightly) if failure in ("late", "sizes") else failure
+        for failure in FAILURES
+    ],
 )
 def test_a_failing_collective_names_ranks_and_reason(case: str) -> None:
     env, (least, most), pattern = FAILURES[case]

@@ -242,7 +242,7 @@ def made(value: Any, device: str) -> Any:
     if isinstance(value, torch.Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
     if isinstance(value, (list, tuple)):
-        return type(value)(made(one, device) for one in value)
+        return type(value)(made(part, device) for part in value)
     return value
 
 
@@ -266,8 +266,10 @@ def answer(namespace: str, case: Case, device: str) -> Answer:
     except Exception as error:  # what a Meta kernel raises is its answer
         return [], f"{type(error).__name__}: {error}".splitlines()[0]
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
-    assert {str(one.device) for one in outputs if one is not None} <= {device}, (namespace, case)
-    return [[] if one is None else [str(one.dtype).removeprefix("torch."), *one.shape] for one in outputs], ""
+    assert {str(output.device) for output in outputs if output is not None} <= {device}, (namespace, case)
+    return [
+        [] if output is None else [str(output.dtype).removeprefix("torch."), *output.shape] for output in outputs
+    ], ""
 
 
 def agrees(case: Case) -> bool:
@@ -308,7 +310,7 @@ def as_installed(name: str, schema: str) -> str:
 
 def check_schemas_and_overloads_are_the_wheels() -> None:
     everything = {schema.name.partition("::")[::2] for schema in torch._C._jit_get_all_schemas()}
-    theirs, ours = ({name for space, name in everything if space == one} for one in ("npu", "ascend_moe"))
+    theirs, ours = ({name for space, name in everything if space == owner} for owner in ("npu", "ascend_moe"))
     family = {name for name in theirs if name.startswith(("npu_moe_distribute", "_npu_distribute"))}
     more = set(operators().more)
     assert len(family) == 6 + len(more) and more <= family <= ours | more
@@ -322,7 +324,7 @@ def check_schemas_and_overloads_are_the_wheels() -> None:
         name = name.partition(".")[0]
         overloads = [getattr(getattr(torch.ops, space), name).overloads() for space in ("npu", "ascend_moe")]
         assert sorted(overloads[0]) == sorted(overloads[1]) and "default" in overloads[0], name
-        assert {f"{name}.{one}" if one != "default" else name for one in overloads[0]} <= set(NAMES)
+        assert {f"{name}.{overload}" if overload != "default" else name for overload in overloads[0]} <= set(NAMES)
 
 
 def check_outputs_are_the_wheels() -> None:
@@ -331,7 +333,7 @@ def check_outputs_are_the_wheels() -> None:
     with mock.patch.object(registrations, "get_soc_version", lambda: 220):  # which a Meta kernel asks
         wrong = [case for case in cases if not agrees(case)]
         assert not wrong, f"{len(wrong)} of {len(cases)}, {Counter(case.op for case in wrong)}: " + "\n".join(
-            f"{case} {[answer(*one) for one in (('npu', case, 'npu:0'), ('ascend_moe', case, 'meta'))]}"
+            f"{case} {[answer(*question) for question in (('npu', case, 'npu:0'), ('ascend_moe', case, 'meta'))]}"
             for case in wrong[:9]
         )
         counted = Counter(case.op for case in cases)

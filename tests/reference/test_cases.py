@@ -25,7 +25,7 @@ def test_batches_are_what_their_names_say() -> None:
     }
     for batches, seed in itertools.product(BATCHES, range(20)):
         case = Case(world=4, batch=5, batches=batches, seed=seed)
-        sizes = [len(one.x) for one in case.inputs]
+        sizes = [len(given.x) for given in case.inputs]
         assert sizes == case.batch_sizes and case.global_bs == (0 if batches == "equal" else 20)
         assert wanted[batches](sizes), (batches, sizes)
     assert Case(world=3, batches=(2, 0, 4)).batch_sizes == [2, 0, 4]
@@ -35,7 +35,7 @@ def test_batches_are_what_their_names_say() -> None:
 def test_ids_are_what_their_names_say(ids: str) -> None:
     """Each kind is what its name says; all of them stay within what an owner takes."""
     case = Case(world=3, local=3, topk=4, batch=40, ids=ids, seed=5)
-    tokens = [token for one in case.inputs for token in one.expert_ids.tolist()]
+    tokens = [token for given in case.inputs for token in given.expert_ids.tolist()]
     seen = Counter(expert for token in tokens for expert in token)
     minus, different = seen[-1] / seen.total(), [len({*token} - {-1}) + token.count(-1) for token in tokens]
     assert case.fault() is None and set(seen) <= set(range(-1, 9))
@@ -64,13 +64,13 @@ def test_one_rank_is_guilty_of_a_fault(ids: str) -> None:
 
 def test_masks_are_what_their_names_say() -> None:
     for mask in MASKS:
-        given = [one.x_active_mask for one in Case(world=8, batch=6, mask=mask, seed=1).inputs]
-        live = [one for one in given if one is not None]
+        given = [inputs.x_active_mask for inputs in Case(world=8, batch=6, mask=mask, seed=1).inputs]
+        live = [row_mask for row_mask in given if row_mask is not None]
         assert len(live) == (0 if mask == "none" else 8)
-        assert all(one.dim() == (2 if mask == "pair" else 1) for one in live)
+        assert all(row_mask.dim() == (2 if mask == "pair" else 1) for row_mask in live)
         assert mask != "nobody" or not torch.cat(live).any()
-        assert mask != "prefix" or all(bool((one[:-1] >= one[1:]).all()) for one in live)
-        assert mask not in ("token", "pair") or any(one.any() and not one.all() for one in live)
+        assert mask != "prefix" or all(bool((row_mask[:-1] >= row_mask[1:]).all()) for row_mask in live)
+        assert mask not in ("token", "pair") or any(row_mask.any() and not row_mask.all() for row_mask in live)
 
 
 def test_rank_alone_is_the_rank_of_all() -> None:

@@ -93,9 +93,9 @@ def test_combine_gives_what_a_dense_layer_gives(seed: int, dtype: str, mask: str
         batches=tuple((3 * rank + seed + 5) % 8 for rank in range(world)), shared=2 * (seed % 2), seed=seed,
     )  # fmt: skip
     inputs, experts = case.inputs, case.experts
-    for one in inputs:
-        if one.x_active_mask is not None:
-            one.expert_ids[~one.x_active_mask] = 9999
+    for given in inputs:
+        if given.x_active_mask is not None:
+            given.expert_ids[~given.x_active_mask] = 9999
     options = {"moe_expert_num": experts, "global_bs": case.global_bs}
     results = ref.dispatch(inputs, **options)
     got = ref.combine(inputs, run_experts(results, experts), results, **options)
@@ -216,8 +216,8 @@ def test_quantized_rows_have_the_worked_codes_and_scales(name: str) -> None:
 def test_smooth_scales_are_those_of_the_expert(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     scales = torch.rand(4, 16) + 0.5
-    ids = [torch.tensor(one, dtype=torch.int32) for one in ([[0, 3], [2, 2], [1, 3]], [[3, 0]] * 3)]
-    inputs = [ref.RankInput(torch.randn(3, 16).to(dtype), one, scales) for one in ids]
+    ids = [torch.tensor(table, dtype=torch.int32) for table in ([[0, 3], [2, 2], [1, 3]], [[3, 0]] * 3)]
+    inputs = [ref.RankInput(torch.randn(3, 16).to(dtype), table, scales) for table in ids]
     results = ref.dispatch(inputs, moe_expert_num=4, quant_mode=2)
     assert sum(len(result.expand_x) for result in results) == 12
     for result in results:
@@ -233,7 +233,7 @@ def test_smooth_scales_are_those_of_the_expert(dtype: torch.dtype) -> None:
 
 
 def ranks_of(*ids: list[list[int]]) -> list[ref.RankInput]:
-    return [ref.RankInput(torch.zeros(len(one), 16), torch.tensor(one, dtype=torch.int32)) for one in ids]
+    return [ref.RankInput(torch.zeros(len(table), 16), torch.tensor(table, dtype=torch.int32)) for table in ids]
 
 
 FINE, OVERFLOW, BAD = [[0, 1], [2, 3]], [[0, 0], [0, 0]], [[0, 1], [0, 7]]

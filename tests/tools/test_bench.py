@@ -204,7 +204,7 @@ def test_the_check_tries_three_times_and_only_what_failed() -> None:
 
     said: list[str] = []
     assert bounds.check(measure, said.append)
-    assert [len(one) for one in tries] == [3, 1, 1]
+    assert [len(attempt) for attempt in tries] == [3, 1, 1]
     assert sum("FAIL" in line for line in said) == 2 and "= 5.20" in "\n".join(said)
 
 

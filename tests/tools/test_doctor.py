@@ -37,7 +37,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_topic(found: Iterator[Finding]) -> dict[str, Finding]:
-    return {one.topic: one for one in found}
+    return {finding.topic: finding for finding in found}
 
 
 def wheels(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
@@ -92,7 +92,7 @@ SETTINGS = [
 def test_wrong_settings_are_found_with_their_fix(
     values: dict[str, str], topic: str, level: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert {one.level for one in settings.findings()} == {OK}
+    assert {finding.level for finding in settings.findings()} == {OK}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     found = list(settings.findings())
@@ -290,9 +290,9 @@ def test_every_number_of_a_fix_is_enough(seed: int) -> None:
             for best, least, other, by_auto in named:
                 mib = int(best or least or by_auto)
                 tried = replace(asked, comm_alg="auto" if other else algorithm, window_mib=mib)
-                assert all(one.level != ERROR for one in group.fits(tried)), (algorithm, found.fix)
+                assert all(fit.level != ERROR for fit in group.fits(tried)), (algorithm, found.fix)
                 if not best or len(named) == 1:
-                    assert any(one.level == ERROR for one in group.fits(replace(tried, window_mib=mib - 1))) or mib == 1
+                    assert any(fit.level == ERROR for fit in group.fits(replace(tried, window_mib=mib - 1))) or mib == 1
 
 
 # ---- the command
@@ -314,7 +314,7 @@ def test_the_command_prints_every_finding(monkeypatch: pytest.MonkeyPatch) -> No
         assert code == 1 and why in " ".join(said.split())
     monkeypatch.setenv("HCCL_BUFFSIZE", "many")
     code, said, _ = commands.said("doctor", "--json", "-p", "deepseek-v3")
-    levels = {one["topic"]: one["level"] for one in json.loads(said)["findings"]}
+    levels = {load["topic"]: load["level"] for load in json.loads(said)["findings"]}
     assert code == 1 and levels["HCCL_BUFFSIZE"] == ERROR and {"compiler", "cores", "open files"} <= set(levels)
     # What is well, and the configuration as far as can be said.
     well = ("python", "torch", "shared memory", "native library", "configuration")

@@ -53,7 +53,7 @@ POINTS = [
 
 @pytest.mark.parametrize(("request_", "version", "mib"), POINTS)
 def test_needs_of_canns_versions_are_the_published_ones(request_: Request, version: str, mib: int) -> None:
-    found = {one.version: one for one in plan.cann_need(request_)}
+    found = {need.version: need for need in plan.cann_need(request_)}
     assert found[version].mib == mib
     assert found[version].bytes > (mib - 1) * 2**20
 
@@ -79,7 +79,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("request_", "version", "text"), REFUSALS)
 def test_what_cann_refuses(request_: Request, version: str, text: str) -> None:
-    refused = {one.version: one.refuses for one in plan.cann_need(request_)}[version]
+    refused = {need.version: need.refuses for need in plan.cann_need(request_)}[version]
     assert (text in refused) if text else refused == ""
 
 
@@ -138,7 +138,7 @@ def test_a2_has_its_state_in_the_window() -> None:
 
 def test_every_limit_that_is_violated_is_listed() -> None:
     bad = Request(ranks=65, experts=1030, hidden=17001, topk=80, batch=5000)
-    said = " ".join(one.message for one in plan.plan(bad).violations)
+    said = " ".join(violation.message for violation in plan.plan(bad).violations)
     for text in ("ep_world_size is 65", "moe_expert_num is 1030", "H = 17001", "BS = 5000", "K = 80"):
         assert text in said
     assert plan.plan(bad).ops == {}
@@ -261,7 +261,7 @@ def test_tiling_follows_the_soc() -> None:
         found = tiling(ranks=16, soc=name, ranks_per_server=ranks_per_server)
         assert (found["transport"], found["block_dim"]) == (transport, soc.soc(name).aiv)
     assert plan.limits()["ub_bytes"] == 196352 < soc.UB_KIB * 1024
-    assert all(one.aiv == 2 * one.aic and one.aiv <= calls.MAX_CORES for one in soc.SOCS.values())
+    assert all(chip.aiv == 2 * chip.aic and chip.aiv <= calls.MAX_CORES for chip in soc.SOCS.values())
 
 
 def test_servers_of_an_a2_have_as_many_ranks() -> None:
@@ -304,7 +304,7 @@ def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = presets.preset("qwen3-30b").published.hidden_size
     wanted = {"ranks": 8, "batch": 64, "equal_batches": False, "hidden": hidden}
     assert wanted.items() <= found["request"].items()
-    assert {one["version"] for one in found["cann"]} >= {"A3 V1", "A3 V2", "A2 fullmesh", "A2 hierarchy"}
+    assert {need["version"] for need in found["cann"]} >= {"A3 V1", "A3 V2", "A2 fullmesh", "A2 hierarchy"}
     assert found["ops"]["dispatch"]["ub_peak"] > 0
 
 
@@ -371,24 +371,26 @@ def drawn_requests(seed: int, count: int) -> Iterator[Request]:
 @pytest.mark.parametrize("count", [120, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_doctor_and_plan_say_the_same_of_drawn_windows(count: int) -> None:
     seen: Counter[str] = Counter()
-    for one in drawn_requests(30, count):
-        report = plan.plan(one)
-        findings = list(doctor.fits(one))
+    for drawn_request in drawn_requests(30, count):
+        report = plan.plan(drawn_request)
+        findings = list(doctor.fits(drawn_request))
         shown = plan_command.text(report)
-        assert any(found.level == doctor.ERROR for found in findings) == (not report.ok), one
+        assert any(found.level == doctor.ERROR for found in findings) == (not report.ok), drawn_request
         if report.fit is None:
-            assert not report.ok and "HCCL_BUFFSIZE=" not in shown.partition("CANN's")[0], one
+            assert not report.ok and "HCCL_BUFFSIZE=" not in shown.partition("CANN's")[0], drawn_request
             seen["other rules"] += 1
             continue
         (found,), fit = findings, report.fit
-        assert fit.needs() in shown and str(fit.least_mib) in found.what + found.fix, one
-        assert fit.ok == report.ok == (not one.window_mib or one.window_mib >= fit.least_mib), one
-        assert fit.best_mib == report.buffsize_mib, one
+        assert fit.needs() in shown and str(fit.least_mib) in found.what + found.fix, drawn_request
+        assert fit.ok == report.ok == (not drawn_request.window_mib or drawn_request.window_mib >= fit.least_mib), (
+            drawn_request
+        )
+        assert fit.best_mib == report.buffsize_mib, drawn_request
         told = fit.verdict() if fit.ok else report.violations[0].message
-        assert told in found.what and told in shown, one
-        assert (found.level == doctor.WARN) == bool(fit.fallen_back), one
+        assert told in found.what and told in shown, drawn_request
+        assert (found.level == doctor.WARN) == bool(fit.fallen_back), drawn_request
         if fit.ok:
-            assert {name: op.algorithm for name, op in report.ops.items()} == fit.algorithms, one
+            assert {name: op.algorithm for name, op in report.ops.items()} == fit.algorithms, drawn_request
         seen[found.level] += 1
     assert len(seen) == 4, seen  # each kind was met
 
@@ -396,20 +398,27 @@ def test_doctor_and_plan_say_the_same_of_drawn_windows(count: int) -> None:
 def test_the_least_window_is_the_least_that_the_ops_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one MiB less the first op refuses, and names the same number."""
     rng, tried = random.Random(31), 0
-    for one in drawn_requests(32, 400):
+    for drawn_request in drawn_requests(32, 400):
         if tried == 5:
             break
-        one = replace(one, ranks=rng.choice([2, 4]), soc=soc.DEFAULT_SOC, smooth=False, weights=False, window_mib=0)
-        one = replace(one, experts=16, topk=min(one.topk, 4), equal_batches=False, dtype="bf16", cores=1)
-        found = plan.plan(one)
+        drawn_request = replace(
+            drawn_request, ranks=rng.choice([2, 4]), soc=soc.DEFAULT_SOC, smooth=False, weights=False, window_mib=0
+        )
+        drawn_request = replace(
+            drawn_request, experts=16, topk=min(drawn_request.topk, 4), equal_batches=False, dtype="bf16", cores=1
+        )
+        found = plan.plan(drawn_request)
         if found.fit is None or not 2 <= found.fit.least_mib <= 60:
             continue
         tried += 1
         for mib in {found.fit.least_mib, found.fit.best_mib}:
-            assert run_at(one, mib, monkeypatch) == plan.plan(replace(one, window_mib=mib)).fit.algorithms, one
+            assert (
+                run_at(drawn_request, mib, monkeypatch)
+                == plan.plan(replace(drawn_request, window_mib=mib)).fit.algorithms
+            ), drawn_request
         with pytest.raises(WindowTooSmall) as caught:
-            run_at(one, found.fit.least_mib - 1, monkeypatch)
-        assert caught.value.needed_mib == found.fit.least_mib, one
+            run_at(drawn_request, found.fit.least_mib - 1, monkeypatch)
+        assert caught.value.needed_mib == found.fit.least_mib, drawn_request
     assert tried == 5
 
 

@@ -272,10 +272,10 @@ def test_every_figure_has_a_value_and_a_source() -> None:
     for soc in SOCS:
         table = cost_table(soc)
         assert set(table) == names
-        for one in table.values():
-            assert one.kind in KINDS, one
-            assert len(one.source) > 10, one
-            assert one.value >= 0, one
+        for value in table.values():
+            assert value.kind in KINDS, value
+            assert len(value.source) > 10, value
+            assert value.value >= 0, value
 
 
 def test_no_more_free_parameters_than_half_of_the_points() -> None:
@@ -300,21 +300,21 @@ def test_held_out_times_are_within_the_limit(which: str) -> None:
     assert set(known) == {point.id for point in calibration.points(*roles)}
     assert all(0 < error < 0.25 for error in calibration.known_errors())
     assert compared
-    for one in compared:
-        assert abs(one.error) <= calibration.held_out_limit() <= 0.25, one
-        assert one.error == pytest.approx(known[one.point.id], abs=0.002)
+    for comparison in compared:
+        assert abs(comparison.error) <= calibration.held_out_limit() <= 0.25, comparison
+        assert comparison.error == pytest.approx(known[comparison.point.id], abs=0.002)
 
 
 def test_the_fitted_pair_is_the_plausible_one_with_the_least_calibration_error() -> None:
     tried = calibration_fit.tried()
-    assert [list(one.values) for one in tried] == read_data("soc_costs.json")["pairs"]
+    assert [list(fit.values) for fit in tried] == read_data("soc_costs.json")["pairs"]
     chosen = calibration_fit.choose(tried)
     known = read_data("calibration.json")
     assert chosen.values == known["fitted"]
     assert chosen.errors == known["errors"]
     assert chosen.plausible
-    assert all(chosen.spread(CALIBRATION) <= one.spread(CALIBRATION) for one in tried if one.plausible)
-    assert not all(one.plausible for one in tried)
+    assert all(chosen.spread(CALIBRATION) <= fit.spread(CALIBRATION) for fit in tried if fit.plausible)
+    assert not all(fit.plausible for fit in tried)
 
 
 def off_by(error: float) -> Callable[..., list[Compared]]:
@@ -335,7 +335,7 @@ def test_check_judges_the_held_out_times(error: float, code: int, monkeypatch: p
     assert len(lines) == 2 + len(calibration.points("calibration", "held-out", "shown"))
     assert f"off by {abs(error):.1%} at most, {'over' if code else 'within'} the limit" in lines[-1]
     assert found["held_out_error"] == pytest.approx(abs(error))
-    assert {one["id"] for one in found["points"]} == set(read_data("calibration.json")["errors"])
+    assert {point["id"] for point in found["points"]} == set(read_data("calibration.json")["errors"])
 
 
 def test_the_tables_are_written_from_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_text_and_json_say_the_same() -> None:
     found = json.loads(commands.said("predict", *options).out)
     assert found["note"].startswith("model, not a measurement")
     assert found["held_out_error"] == calibration.known_errors()[1]
-    assert [one["ep"] for one in found["predictions"]] == [2, 4]
-    for one in found["predictions"]:
-        for op in (one["dispatch"], one["combine"]):
+    assert [prediction["ep"] for prediction in found["predictions"]] == [2, 4]
+    for prediction in found["predictions"]:
+        for op in (prediction["dispatch"], prediction["combine"]):
             assert sum(op["phases_us"].values()) == pytest.approx(op["us"], rel=1e-3)

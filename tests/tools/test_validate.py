@@ -53,10 +53,10 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_everything_passes(world: int) -> None:
     outcome = validate.threads(world)
     assert outcome.ok, validate.text(outcome)
-    assert len({one.rank for one in outcome.results}) == world
+    assert len({result.rank for result in outcome.results}) == world
     # One line of errors for each bad call, faulty routing, and a sound call at the end.
-    bad = sum(one.least_world <= world for one in BAD)
-    assert sum(one.op == "errors" and one.rank == 0 for one in outcome.results) >= bad + 1
+    bad = sum(case.least_world <= world for case in BAD)
+    assert sum(result.op == "errors" and result.rank == 0 for result in outcome.results) >= bad + 1
     assert "PASS: " in validate.text(outcome)
 
 
@@ -95,14 +95,14 @@ def flip(rows: torch.Tensor) -> torch.Tensor:
 
 
 def bad_results(cases: list[Case]) -> list[Any]:
-    return [one for one in validate.threads(2, cases).results if not one.ok]
+    return [result for result in validate.threads(2, cases).results if not result.ok]
 
 
 def test_one_wrong_bit_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong(monkeypatch, "npu_moe_distribute_combine", flip)
     outcome = validate.threads(2, FEW)
-    bad = [one for one in outcome.results if not one.ok]  # also the sound call after all errors
-    assert not outcome.ok and {(one.op, one.rank) for one in bad} == {("combine", 1), ("errors", 1)}
+    bad = [result for result in outcome.results if not result.ok]  # also the sound call after all errors
+    assert not outcome.ok and {(wrong.op, wrong.rank) for wrong in bad} == {("combine", 1), ("errors", 1)}
     said = validate.text(outcome)
     assert "combine on rank 1: token 4" in said and "FAIL: " in said
     assert outcome.as_dict()["wrong"][0]["rank"] == 1
@@ -111,7 +111,7 @@ def test_one_wrong_bit_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_wrong_counts_and_missing_errors_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong(monkeypatch, "npu_moe_distribute_dispatch_v2", lambda out: (*out[:3], out[3] + 1, *out[4:]))
     bad = bad_results(FEW)
-    assert {(one.op, one.mode, one.rank) for one in bad} == {("dispatch", "V2 bf16 int8", 1)}
+    assert {(wrong.op, wrong.mode, wrong.rank) for wrong in bad} == {("dispatch", "V2 bf16 int8", 1)}
     assert "expert_token_nums" in bad[0].text
     real = ascend_moe.npu_moe_distribute_dispatch
 
@@ -120,7 +120,7 @@ def test_wrong_counts_and_missing_errors_are_found(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ascend_moe, "npu_moe_distribute_dispatch", op)
     bad = bad_results([])
-    assert {one.case for one in bad} == {"quant_mode 7"} and "raised nothing" in bad[0].text
+    assert {wrong.case for wrong in bad} == {"quant_mode 7"} and "raised nothing" in bad[0].text
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_the_command_counts_and_sees_wrong_results(monkeypatch: pytest.MonkeyPat
     wrong(monkeypatch, "npu_moe_distribute_combine_v2", flip)
     code, said, _ = commands.said("validate", *argv, "--dtype", "bf16", "--json")
     found = json.loads(said)
-    assert code == 1 and found["ok"] is False and {one["rank"] for one in found["wrong"]} == {1}
-    assert {one["mode"] for one in found["counts"] if one["wrong"]} >= {"V2 bf16", "V2 bf16 int8"}
+    assert code == 1 and found["ok"] is False and {wrong["rank"] for wrong in found["wrong"]} == {1}
+    assert {count["mode"] for count in found["counts"] if count["wrong"]} >= {"V2 bf16", "V2 bf16 int8"}
 
 
 def start(command: list[str], cwd: Path, **env: str) -> subprocess.Popen[str]:
@@ -397,7 +397,7 @@ def test_a_kernel_that_does_not_report_fails(monkeypatch: pytest.MonkeyPatch) ->
     class Silent(Twin):
         def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> Any:
             found, seconds = super().launch(mode, rounds, cycles)
-            return [probes.Seen(one.rank, one.core, 0, 0, 0, 0, 0) for one in found], seconds
+            return [probes.Seen(finding.rank, finding.core, 0, 0, 0, 0, 0) for finding in found], seconds
 
     for probe in KERNEL_PROBES:
         assert probe.on(Silent()).verdict == FAIL, probe.name
@@ -409,7 +409,7 @@ def test_probe_kernel_has_no_races(mode: str) -> None:
     device = Twin(world=2, cores=3)
     found, reports = device.explore(mode, rounds=2, schedules=4)
     assert found.ok, found.text
-    assert {one.code for one in reports} == {PASSED}
+    assert {report.code for report in reports} == {PASSED}
 
 
 # ---- through the ops
@@ -475,13 +475,13 @@ def test_skipped_is_not_passed() -> None:
 def test_the_bringup_command_has_the_rows_of_the_page() -> None:
     code, said, _ = commands.said("validate", "--bringup", "--device", "cpu", "--json")
     found = json.loads(said)["findings"]
-    names = [one["name"] for one in found]
+    names = [finding["name"] for finding in found]
     assert names.count("context layout") == 2  # of A3 and A2
     assert set(names) == {*PROBES, *OPS}
-    others = {one["name"]: one["verdict"] for one in found if one["verdict"] != PASS}
+    others = {finding["name"]: finding["verdict"] for finding in found if finding["verdict"] != PASS}
     rate = others.pop("cycle rate", PASS)  # measured beside other tests: anything
     assert others == {"capture and replay": SKIPPED} and code == (3 if rate == PASS else 1)
-    assert all(one["assumption"] and one["detail"] for one in found)
+    assert all(finding["assumption"] and finding["detail"] for finding in found)
     page = Path(probes.__file__).resolve().parents[2] / "docs" / "bringup.md"
     if page.is_file():  # the source tree
         rows = [line.split("|")[2].strip() for line in page.read_text().splitlines() if line.startswith("| ")]

@@ -230,9 +230,9 @@ def test_finish_after_the_cluster_was_closed() -> None:
     opened: list[Any] = []
     with LocalCluster(2) as cluster:
         cluster.run(lambda rank, group_ep: opened.append(ops_of(SMALL, rank, group_ep)[0].dispatch()))
-    for one in opened:
+    for call in opened:
         with pytest.raises(AscendMoeError, match="is closed"):
-            one.finish()
+            call.finish()
 
 
 def test_close_finishes(clusters: Clusters) -> None:

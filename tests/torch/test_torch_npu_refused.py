@@ -213,7 +213,7 @@ ALONE = [
 
 def valid(call: str) -> dict[str, Any]:
     op, _, label = call.partition(" ")
-    one = next(one for one in (*VALID, *CALLS) if one.op == op and one.label.startswith(label))
+    one = next(call for call in (*VALID, *CALLS) if call.op == op and call.label.startswith(label))
     names = [argument.name for argument in one.overload()._schema.arguments]
     return dict(zip(names, one.args, strict=False)) | one.kwargs
 
@@ -241,7 +241,7 @@ def junk(value: Any) -> list[Any]:
     return others
 
 
-@pytest.mark.parametrize("one", {one.op: one for one in (*CALLS, *VALID)}.values(), ids=lambda one: one.op)
+@pytest.mark.parametrize("one", {call.op: call for call in (*CALLS, *VALID)}.values(), ids=lambda one: one.op)
 def test_no_junk_ends_in_an_error_without_a_type(one: Call) -> None:
     name = one.op.partition(".")[0]
     if not hasattr(npu, name) or name in WINDOW_OPERATORS:
@@ -255,7 +255,7 @@ def test_no_junk_ends_in_an_error_without_a_type(one: Call) -> None:
                 assert "\n" not in str(error)
 
 
-@pytest.mark.parametrize("one", {one.op: one for one in (*CALLS, *VALID)}.values(), ids=lambda one: one.op)
+@pytest.mark.parametrize("one", {call.op: call for call in (*CALLS, *VALID)}.values(), ids=lambda one: one.op)
 def test_a_value_of_another_kind_is_named(one: Call) -> None:
     """A tensor that is required and None, and one that is on meta while others are not."""
     name = one.op.partition(".")[0]

@@ -308,7 +308,7 @@ def test_finalize_routing_is_the_formula(mode: int, extras: str, dtype: torch.dt
         given, skip1, skip2, bias, scales, flat.int(), chosen if everything else None, mode, topk
     )
     places = flat.reshape(tokens, topk) if mode >= 2 else flat.reshape(topk, tokens).t()
-    wide = [None if one is None else one.float().numpy() for one in (scales, skip1, skip2, bias)]
+    wide = [None if tensor is None else tensor.float().numpy() for tensor in (scales, skip1, skip2, bias)]
     expected = finalized(rows.float().numpy(), places.numpy(), wide[0], wide[1:3], wide[3], chosen.numpy())
     assert found.dtype == dtype and torch.equal(found, torch.from_numpy(expected).to(dtype))
 

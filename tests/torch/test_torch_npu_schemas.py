@@ -130,7 +130,9 @@ def test_gradients_are_those_of_the_public_function(call: Call) -> None:
         args = wide(call.args)
         outputs = [out for out in flat(function(*args, **call.kwargs)) if out.is_floating_point()]
         sum((out * torch.arange(out.numel()).reshape(out.shape)).sum() for out in outputs).backward()
-        found.append([one.grad for one in pytree.tree_leaves(args) if getattr(one, "requires_grad", False)])
+        found.append(
+            [tree_leave.grad for tree_leave in pytree.tree_leaves(args) if getattr(tree_leave, "requires_grad", False)]
+        )
     assert len(found[0]) > 0
     for one, other in zip(*found, strict=True):
         assert one is not None and torch.equal(one, other) and bool((one != 0).any())

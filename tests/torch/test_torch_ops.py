@@ -239,7 +239,7 @@ def test_tracers_get_the_op(group_ep: str) -> None:
         assert sum(node.target is DISPATCH for node in graph.nodes) == 1
     with FakeTensorMode() as fake:
         made = PUBLIC(fake.from_tensor(x), fake.from_tensor(ids), *place, **kwargs)
-    assert all(isinstance(one, FakeTensor) for one in made)
+    assert all(isinstance(tensor, FakeTensor) for tensor in made)
 
 
 # ---- opcheck

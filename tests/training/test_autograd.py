@@ -125,7 +125,7 @@ def test_a_backward_goes_by_the_algorithm_of_its_call(
 
 def test_everything_on_one_expert(clusters: Any) -> None:
     case = small(world=4, topk=1)
-    inputs = [replace(one, expert_ids=torch.full_like(one.expert_ids, 5)) for one in case.inputs]
+    inputs = [replace(given, expert_ids=torch.full_like(given.expert_ids, 5)) for given in case.inputs]
     check_numbers(clusters[4], Trip(Case.of(inputs, case.experts, contract=2)))
 
 

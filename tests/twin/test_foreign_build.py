@@ -63,8 +63,8 @@ def test_entries_are_found_with_their_parameters() -> None:
     """
     found = find_entries(text)
     symbols = {"first": "first", "second": "second", "third": "", "fourth": "_Z6fourthPhS_PKhm"}
-    assert {one.name: one.symbol for one in found} == symbols
-    kinds = [(one.name, one.kind) for one in found[0].parameters]
+    assert {entry.name: entry.symbol for entry in found} == symbols
+    kinds = [(parameter.name, parameter.kind) for parameter in found[0].parameters]
     assert kinds == [("x", "pointer"), ("y", "pointer"), ("n", "integer")]
     assert found[2].parameters[2].kind == "other"
 

@@ -135,7 +135,7 @@ def test_keys_are_listed_and_others_are_refused_by_name() -> None:
 def test_some_instances_alone_are_built(tmp_path: Path) -> None:
     text = preprocess(KERNELS / "template_key.cpp", "fast", [], [])
     unit = unit_of(KERNELS / "template_key.cpp", own_text(text), {HALF_KEY})
-    refused = {one.key: one.refused for one in unit.entries[0].instances}
+    refused = {instance.key: instance.refused for instance in unit.entries[0].instances}
     assert refused == {
         HALF_KEY: "",
         CUBE_KEY: "needs cube cores",
@@ -176,14 +176,14 @@ def test_drawn_declarations_have_the_keys_of_their_bits(seed: int) -> None:
     text = f'twin_tpl_declared("K", {", ".join(declared)}, ); twin_tpl_selected({combination}, );'
     entry = bound(Entry("k", "", (), ("int",) * len(sizes)), find_declarations(text))
     made = set()
-    for one in entry.instances:
-        key = one.key
-        for (kind, bits, values, chosen), (_, value) in zip(sizes, one.arguments, strict=True):
+    for instance in entry.instances:
+        key = instance.key
+        for (kind, bits, values, chosen), (_, value) in zip(sizes, instance.arguments, strict=True):
             code = key & (1 << bits) - 1
             key >>= bits
             assert int(value) == (values[code] if kind == "UINT" else code) and int(value) in chosen
         assert key == 0
-        made.add(one.arguments)
+        made.add(instance.arguments)
     assert len(made) == len(entry.instances) == np.prod([len(chosen) for *_, chosen in sizes])
 
 
@@ -225,7 +225,7 @@ def test_kernel_types_and_determinism_are_no_arguments() -> None:
     ]
     listed = ", ".join(f'twin_tpl_combination({row}, twin_tpl(BOOL, "B", 0, 0))' for row in rows)
     entry = bound(TEMPLATE, find_declarations(f"{DECLARED} twin_tpl_selected({listed});"))
-    assert {one.key: one.refused for one in entry.instances} == {0: "needs cube cores", 1: ""}
+    assert {instance.key: instance.refused for instance in entry.instances} == {0: "needs cube cores", 1: ""}
 
 
 def test_parameters_of_templates_are_found() -> None:

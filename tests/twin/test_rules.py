@@ -41,7 +41,7 @@ def test_every_rule_is_kept_or_found_broken(engine: str) -> None:
         if not finding:
             assert text == "", name
             continue
-        assert text.startswith(f"{finding}: ") and all(one in text for one in details), (name, text)
+        assert text.startswith(f"{finding}: ") and all(detail in text for detail in details), (name, text)
         assert "\n" not in text and (engine == "checked" or "(rank 5, core " in text)
         assert name in WITHOUT_LINE or "rule_kernels.cpp:" in text, (name, text)
 

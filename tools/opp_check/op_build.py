@@ -31,16 +31,16 @@ def info(op: dict[str, Any]) -> Iterator[str]:
         for number, tensor in enumerate(op[part]):
             yield f"{kind}{number}.name={tensor['name']}"
             yield f"{kind}{number}.paramType={tensor['param_type']}"
-            yield f"{kind}{number}.dtype={','.join(TYPES.get(one, one) for one in tensor['type'])}"
+            yield f"{kind}{number}.dtype={','.join(TYPES.get(kind, kind) for kind in tensor['type'])}"
             yield f"{kind}{number}.format={','.join(tensor['format'])}"
     if op["attr"]:
-        yield f"attr.list={','.join(one['name'] for one in op['attr'])}"
-    for one in op["attr"]:
-        yield f"attr_{one['name']}.type={'str' if one['type'] == 'string' else one['type']}"
-        yield f"attr_{one['name']}.value=all"
-        yield f"attr_{one['name']}.paramType={one['param_type']}"
-        if "default_value" in one:
-            yield f"attr_{one['name']}.defaultValue={one['default_value']}"
+        yield f"attr.list={','.join(attribute['name'] for attribute in op['attr'])}"
+    for attribute in op["attr"]:
+        yield f"attr_{attribute['name']}.type={'str' if attribute['type'] == 'string' else attribute['type']}"
+        yield f"attr_{attribute['name']}.value=all"
+        yield f"attr_{attribute['name']}.paramType={attribute['param_type']}"
+        if "default_value" in attribute:
+            yield f"attr_{attribute['name']}.defaultValue={attribute['default_value']}"
     yield "dynamicShapeSupport.flag=true"
     yield f"opFile.value={snake(op['op'])}"
     yield f"opInterface.value={snake(op['op'])}"

@@ -145,7 +145,7 @@ def add_headers(home: Path, host_headers: Path | None) -> str:
             "-std=c++17",
             "-fPIC",
             "-D_GLIBCXX_USE_CXX11_ABI=0",
-            *(f"-I{ROOT / one}" for one in ("op_host", "op_kernel")),
+            *(f"-I{ROOT / folder}" for folder in ("op_host", "op_kernel")),
         ]
         run(["g++", *flags, f"-I{home}/include", "-c", f"{STANDIN}.cpp", "-o", f"{home}/standin.o"])
         run(["ar", "rc", f"{home}/lib64/libregister.a", f"{home}/standin.o"])
@@ -263,9 +263,9 @@ def incomplete(folder: Path, ops: list[str], socs: tuple[str, ...]) -> Iterator[
             if op not in info:
                 yield f"{op} is not in aic-{soc}-ops-info.json"
             listed = json.loads((tbe / f"kernel/config/{soc}/{snake(op)}.json").read_text())["binList"]
-            for one in listed:
-                if not (tbe / "kernel" / one["binInfo"]["jsonFilePath"]).is_file():
-                    yield f"{one['binInfo']['jsonFilePath']} is listed and missing"
+            for entry in listed:
+                if not (tbe / "kernel" / entry["binInfo"]["jsonFilePath"]).is_file():
+                    yield f"{entry['binInfo']['jsonFilePath']} is listed and missing"
             if not listed:
                 yield f"{op} has no binary for {soc}"
     sources = tbe / f"{VENDOR}_impl/dynamic"

@@ -40,8 +40,8 @@ def check_handle(case: Case, rank: int, handle: Any, copies: list[tuple[int, int
     prefix, channels, received, source, in_rank, head = handle
     for to in range(case.world):
         sources = [source for source, _ in case.copies(to)]
-        assert prefix[:, to].tolist() == [sum(one <= each for one in sources) for each in range(case.world)]
-        assert channels[to].item() == sum(one == rank for one in sources) and received[to].item() == 0
+        assert prefix[:, to].tolist() == [sum(sender <= each for sender in sources) for each in range(case.world)]
+        assert channels[to].item() == sum(sender == rank for sender in sources) and received[to].item() == 0
     assert source.tolist() == [token for _, token in copies]
     sent = [0] * case.world
     for token in range(case.tokens(rank)):

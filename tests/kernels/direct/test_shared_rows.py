@@ -20,7 +20,7 @@ def test_a_row_is_read_once_by_its_owner(clusters: Clusters) -> None:
         wire = case.hidden + 32
         for rank, run in enumerate(op_runs.run(clusters[2], case)):
             assert isinstance(run, RankRun), run
-            owners = [one.expert_ids // MANY_EXPERTS == rank for one in case.inputs]
+            owners = [given.expert_ids // MANY_EXPERTS == rank for given in case.inputs]
             pairs = sum(int(own.sum()) for own in owners)
             rows = sum(int(own.any(1).sum()) for own in owners)
             # The cores that share the rows of a source each read its list.
