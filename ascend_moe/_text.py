@@ -44,7 +44,7 @@ def _cell(value: object) -> str:
 
 
 def installed_version(package: str) -> str:
-    """Of a distribution; "" when it is not installed."""
+    """Returns the installed version of a distribution; "" when it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

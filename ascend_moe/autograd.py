@@ -32,7 +32,7 @@ _int8_gradient = "refuse"
 
 
 def set_int8_gradient(mode: str) -> None:
-    """What the backward of a dispatch with quant_mode 2 does, in this process.
+    """Chooses what the backward of a dispatch with quant_mode 2 does, in this process.
 
     Args:
         mode: "refuse", the default: it raises. "straight_through": x gets the gradient of the rows that
@@ -259,7 +259,7 @@ def _rows_back(
     weights: Tensor,
     saved: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of a combine: the gradients of its rows, and of its weights."""
+    """Returns the gradients of a combine's rows, and of its weights."""
     route, count = ctx.route, ctx.shape[0]
     sent = route.dispatch(gy, ids, mask, weights if ctx.weighted else None)
     used = _used(route, counts)

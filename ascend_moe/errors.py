@@ -120,7 +120,7 @@ def need(kept: bool, argument: str, rule: str, *values: object) -> None:
 
 
 def _shown(value: Any) -> object:
-    """What an error says of a value: of a tensor its shape and dtype, of a ``torch.Size`` a tuple."""
+    """Returns what an error says of a value: of a tensor its shape and dtype, of a ``torch.Size`` a tuple."""
     if isinstance(value, (int, float, str, list, tuple, type(None))):
         return tuple(value) if isinstance(value, tuple) else value
     is_tensor = hasattr(value, "is_floating_point") and hasattr(value, "shape")

@@ -1,4 +1,4 @@
-"""What this package has to say while it works: records of the logger ``ascend_moe``, each with its rank.
+"""Logs what this package has to say while it works: records of the logger ``ascend_moe``, each with its rank.
 
 A program sees them by Python's ``logging``. Where it has set nothing up, warnings come to stderr, as from every
 library; ASCEND_MOE_LOG brings the others there too.

@@ -21,7 +21,7 @@ BEFORE_WRAP = 0xFFFFFFFC  # the first op then gets 0xFFFFFFFD
 
 @dataclass(frozen=True)
 class Shape:
-    """What a run of the model is about. ``epochs`` 0: a ring of epochs, the run never ends."""
+    """Holds what a run of the model is about. ``epochs`` 0: a ring of epochs, the run never ends."""
 
     world: int = 2
     cores: int = 1

@@ -1,4 +1,4 @@
-"""What the kernel headers say, through a small compiled library, and where things lie in a window."""
+"""Reads what the kernel headers say, through a small compiled library, and where things lie in a window."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ uint32_t header1_code_word() { return moe::kH1Code; }
 
 
 class ModelError(Exception):
-    """What is missing or went wrong, for the user."""
+    """Tells the user what is missing or went wrong."""
 
 
 def run(command: list[str], **options: object) -> str:
@@ -81,7 +81,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Place:
-    """What lies at an offset of the state area."""
+    """Holds what lies at an offset of the state area."""
 
     what: str  # "control", "abort", "status", "verdict" (block: of the meeting) or "other"
     source: int = 0
@@ -102,7 +102,7 @@ class Layout:
         self._verdicts = [header("verdict_offset", world, round_) for round_ in range(header("rounds") + 1)]
 
     def place(self, offset: int) -> Place:
-        """Of one block of the state area."""
+        """Returns the place of one block of the state area."""
         if self._control <= offset < self._control + BLOCK:
             return Place("control")
         if self._abort <= offset < self._abort + self.world * BLOCK:

@@ -52,7 +52,7 @@ class Event:
 
 @dataclass
 class Cell:
-    """What one core of a source sends one owner in one launch."""
+    """Holds what one core of a source sends one owner in one launch."""
 
     pieces: list[tuple[int, int]] = field(default_factory=list)  # [begin, end) in the data area
     stored: int = 0
@@ -267,7 +267,7 @@ class Translation:
         return Shape(self.world, self.cores, self.local_experts, epochs, self.before, slots=self.cores)
 
     def macros(self) -> list[str]:
-        """Of window.pml for this trace."""
+        """Returns the macros of window.pml for this trace."""
         kinds = {event.kind for event in self.events}
         aborts, publishes = kinds & {"STORE_ABORT", "LAND_ABORT"}, "PUBLISH" in kinds
         return ["-DREPLAY", *["-DDEADLINES=2"] * bool(aborts), *["-DPUBLISH_SEEN"] * publishes]
@@ -317,7 +317,7 @@ def fill(values: dict[tuple[int, int], int]) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a trace. ``refused``: the first event that the model does not allow."""
+    """Holds what became of a trace. ``refused``: the first event that the model does not allow."""
 
     events: int
     refused: Event | None

@@ -32,7 +32,7 @@ COMPILE = ["-w", "-DSAFETY", "-DCOLLAPSE", "-DNOFAIR", "-DPRINTF", "-DVECTORSZ=4
 
 @dataclass(frozen=True)
 class Outcome:
-    """What spin said of one run. ``symptom`` is empty when nothing is wrong."""
+    """Holds what spin said of one run. ``symptom`` is empty when nothing is wrong."""
 
     symptom: str
     states: int
@@ -90,7 +90,7 @@ def read(text: str, seconds: float) -> Outcome:
 
 
 def verdict(outcome: Outcome, mutant: Mutant | None) -> tuple[str, bool]:
-    """What the table says, and whether it is as expected."""
+    """Returns what the table says, and whether it is as expected."""
     if mutant is not None:
         return outcome.symptom or "passes", outcome.symptom in mutant.finds
     if outcome.complete or outcome.symptom:

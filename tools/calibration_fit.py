@@ -54,7 +54,7 @@ class Fit:
 
 
 def priors() -> dict[str, float]:
-    """What the unknown figures are taken to be where they are not fitted; where a fit begins."""
+    """Returns what the unknown figures are taken to be where they are not fitted; where a fit begins."""
     return {name: float(one["prior"]) for name, one in read_data("soc_costs.json")["unknown"].items()}
 
 

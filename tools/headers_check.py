@@ -59,7 +59,7 @@ TILING_MACROS = """
 
 
 class CheckError(Exception):
-    """What went wrong, for the user."""
+    """Tells the user what went wrong."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def run(build: Path, name: str, command: list[str]) -> int:
 
 
 def gcov(counters: Path, notes: Path) -> Any:
-    """What gcov says of one object: ``counters`` are its .gcda of a run, ``notes`` the .gcno of its compilation."""
+    """Returns gcov's words on an object: ``counters``, its .gcda of a run, ``notes``, the .gcno of its compilation."""
     with tempfile.TemporaryDirectory(prefix="kernel-coverage-") as scratch:
         for file in (counters, notes):  # gcov wants them side by side
             (Path(scratch) / file.name).symlink_to(file.resolve())

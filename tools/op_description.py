@@ -104,7 +104,7 @@ def operators(text: str) -> list[Op]:
 
 
 def accepted(rows: list[Row]) -> list[Row]:
-    """Those that the operator itself has."""
+    """Returns the rows that the operator itself has."""
     return [row for row in rows if row.kind != "REFUSED"]
 
 

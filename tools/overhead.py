@@ -1,4 +1,4 @@
-"""What a call of the ops costs beside its kernel, on CPU and virtual NPU, with the figures from before.
+"""Measures what a call of the ops costs beside its kernel, on CPU and virtual NPU, with the figures from before.
 
     python tools/overhead.py [--calls 10000]      the virtual NPU where torch_npu is found
 

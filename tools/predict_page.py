@@ -143,7 +143,7 @@ def _values(values: Mapping[str, float]) -> str:
 
 
 def _sync_share() -> dict[str, str]:
-    """What SyncAll takes of the op: a published share that nothing is fitted to."""
+    """Returns what SyncAll takes of the op: a published share that nothing is fitted to."""
     dispatch = predict(CALL, algorithm="cann-style", events=_EVENTS).dispatch
     meetings = [event for event in dispatch.events if event.name == "SyncAll"]
     cores = len({(event.rank, event.core) for event in meetings})

@@ -60,7 +60,7 @@ def sizes(files: dict[str, bytes]) -> dict[str, Counter[str]]:
 
 
 def aims(files: dict[str, bytes]) -> list[tuple[str, int, int]]:
-    """What is counted, how many, at most how many. Lines with the blank ones."""
+    """Returns what is counted, how many, at most how many. Lines with the blank ones."""
     lines = {name: len(content.splitlines()) for name, content in files.items() if name.endswith(CODE)}
     small = [name for name, count in lines.items() if count < SMALL and not name.startswith("tests/")]
     headers = [name for name in files if name.startswith("op_kernel/") and name.endswith(".h")]

@@ -155,7 +155,7 @@ def _end(launcher: subprocess.Popen[bytes]) -> None:
 
 
 def _failure(folder: Path, code: int, output: str) -> RankFailed:
-    """What the first rank to fail told; a rank that was killed told nothing, but its launcher did."""
+    """Returns what the first rank to fail told; a rank that was killed told nothing, but its launcher did."""
     note = folder / "error.json"
     if note.is_file():
         error = json.loads(note.read_text())

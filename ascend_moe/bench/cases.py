@@ -1,4 +1,4 @@
-"""What a measurement is of: the shape of a layer, ranks, tokens, routing and row format."""
+"""Describes a measurement: the shape of a layer, ranks, tokens, routing and row format."""
 
 from __future__ import annotations
 

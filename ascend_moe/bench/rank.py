@@ -33,7 +33,7 @@ from ascend_moe.comm.liveness import process_gone
 from ascend_moe.dispatchers import Dispatched
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
 
-PATIENCE_S = 120.0  # of gloo
+GLOO_TIMEOUT_S = 120.0  # of gloo
 PROGRESS = "progress"  # a file of the scratch folder: iterations that are done, and the name of the case
 BARRIER_S = 60.0
 WARM_UPS = 4  # both parities of the windows, twice; the first call is reported by itself
@@ -48,7 +48,7 @@ Marks = tuple[int, int, int, int]  # ns: dispatch begins, ends, combine begins, 
 
 @dataclass(frozen=True)
 class Job:
-    """What the ranks are told, in the file ``job`` of the scratch folder.
+    """Holds what the ranks are told, in the file ``job`` of the scratch folder.
 
     ``mpi``: mpiexec starts the ranks, not torchrun. ``pid``: the ranks end when this process ends. ``tell``:
     rank 0 keeps its progress in the file ``progress``.
@@ -95,7 +95,7 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
         world_size=job.world,
-        timeout=datetime.timedelta(seconds=PATIENCE_S),
+        timeout=datetime.timedelta(seconds=GLOO_TIMEOUT_S),
     )
     place = RankPlace.of(mpi=mpi)
     results, hindrance = [], measure_hindrance(rank, job.world)
@@ -180,12 +180,12 @@ class Barrier:
         self._spins = 0 if world > cores else _SPINS_BEFORE_YIELD
         self._count = 0
 
-    def wait(self, patience_s: float = BARRIER_S) -> None:
+    def wait(self, wait_s: float = BARRIER_S) -> None:
         """Waits until all ranks are here."""
         self._count += 1
         words, count = self._words, self._count
         words[self.rank * _LINE] = count
-        spins, deadline = 0, time.monotonic() + patience_s
+        spins, deadline = 0, time.monotonic() + wait_s
         for line in range(0, self.world * _LINE, _LINE):
             while words[line] < count:
                 spins += 1
@@ -193,7 +193,7 @@ class Barrier:
                     os.sched_yield()
                 if spins % _LOOK_AT_CLOCK == 0 and time.monotonic() > deadline:
                     late = [rank for rank in range(self.world) if words[rank * _LINE] < count]
-                    text = f"rank {self.rank} waited {patience_s:g} s at a barrier for ranks {late}"
+                    text = f"rank {self.rank} waited {wait_s:g} s at a barrier for ranks {late}"
                     raise CommTimeout(text, rank=min(late, default=self.rank), ranks=late, phase="barrier")
 
 
@@ -203,7 +203,7 @@ class WrongResult(AscendMoeError):
 
 @dataclass
 class CaseMarks:
-    """What one rank measured of a case, by method: one Marks an iteration, and of the first call.
+    """Holds what one rank measured of a case, by method: one Marks an iteration, and of the first call.
 
     ``marks``: right after another method, ``warm``: right after the same call. ``exact``: methods whose sums always
     were the reference's, bit for bit. ``missing``: method -> why it did not run. ``hindrance``: of measure_hindrance.
@@ -318,7 +318,7 @@ def run_experts(rows: Tensor, scales: Tensor | None, experts: Tensor, out: Tenso
 
 @dataclass(frozen=True)
 class Expected:
-    """What a rank must get: dispatch's result, and combine's (BS, H) sums in ascending k.
+    """Holds what a rank must get: dispatch's result, and combine's (BS, H) sums in ascending k.
 
     ``slack``: how far another order of addition may be off before the last rounding.
     """
@@ -344,7 +344,7 @@ def expected(case: Case, rank: int, number: int) -> Expected:
 
 
 def dispatch_fault(sent: Dispatched, want: Expected) -> str:
-    """What is wrong with the rows, or ''."""
+    """Returns what is wrong with the rows, or ''."""
     result, count = want.dispatched, want.dispatched.expand_x.size(0)
     if not torch.equal(sent.expert_token_nums.long(), result.expert_token_nums):
         return "rows per expert differ from the reference"
@@ -359,7 +359,7 @@ def dispatch_fault(sent: Dispatched, want: Expected) -> str:
 
 
 def combine_fault(got: Tensor, want: Expected) -> tuple[str, bool]:
-    """What is wrong with the sums, or ''; and whether they are equal bit for bit."""
+    """Returns what is wrong with the sums, or ''; and whether they are equal bit for bit."""
     if got.shape != want.sums.shape or got.dtype != want.sums.dtype:
         return f"is {tuple(got.shape)} {got.dtype}, not {tuple(want.sums.shape)} {want.sums.dtype}", False
     if torch.equal(got, want.sums):

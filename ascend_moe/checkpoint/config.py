@@ -44,7 +44,7 @@ def read_object(path: Path) -> Json:
 
 @dataclass(frozen=True)
 class Fp8Format:
-    """What quantization_config says of fp8 weights: sides of a block with one scale; whether bytes are exponents."""
+    """Holds what a config says of fp8 weights: sides of a block with one scale; whether bytes are exponents."""
 
     rows: int = 128
     columns: int = 128

@@ -19,7 +19,7 @@ app = typer.Typer()
 @app.command()
 @options.with_configuration
 def plan(asked: dict[str, Any], as_json: options.Json = "") -> None:
-    """What a configuration of dispatch and combine needs. Opens no window.
+    """Prints what a configuration of dispatch and combine needs. Opens no window.
 
     The window is --window, else HCCL_BUFFSIZE. Where neither is set, the default is only compared with.
 

@@ -1,4 +1,4 @@
-"""What a command shows while it works: a bar on a terminal; a first line where stderr is a pipe or a file."""
+"""Shows that a command works: a bar on a terminal; a first line where stderr is a pipe or a file."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ app = typer.Typer(
 
 
 def version() -> str:
-    """Of the installed package."""
+    """Returns the version of the installed package."""
     return installed_version("ascend_moe") or "(a source tree, not installed)"
 
 

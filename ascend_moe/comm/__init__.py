@@ -250,7 +250,7 @@ def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
 
 
 def algorithm_of(group_ep: str) -> str:
-    """What this rank's last op on the group ran, ``comm_alg`` resolved: "window", "direct", or "" before any.
+    """Returns what this rank's last op on the group ran, ``comm_alg`` resolved: "window", "direct", or "" before any.
 
     Raises:
         ArgumentError: the name is no group's.
@@ -529,7 +529,7 @@ def _abandon(key: tuple[str, int]) -> None:
     entry = _entries.get(key)
     if entry is not None and entry.group() is None:
         with contextlib.suppress(AscendMoeError):
-            entry.communicator.close(patience=0)
+            entry.communicator.close(wait_s=0)
             _entries.pop(key, None)
 
 
@@ -544,7 +544,7 @@ def _forget() -> None:
 def _close_all() -> None:
     for entry in list(_entries.values()):
         with contextlib.suppress(AscendMoeError):
-            entry.communicator.close(patience=1)
+            entry.communicator.close(wait_s=1)
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -1,4 +1,4 @@
-"""What the ranks of a process group tell each other in its store: a post of each, on a board."""
+"""Lets the ranks of a process group tell each other, in its store, what they post on a board."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Dataclass(Protocol):
 P = TypeVar("P", bound=_Dataclass)
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.02  # between two looks at the store
-STORE_PATIENCE_S = 1.0  # the least time that the store gets for an answer
+STORE_TIMEOUT_S = 1.0  # the least time that the store gets for an answer
 
 
 def store_host(store: Store, group: ProcessGroup) -> int | None:

@@ -63,7 +63,7 @@ class Communicator(GroupEnd):
         self._lent: LentMemory | None = None
         self._describe = describe
         self._release, self._unmap = release, unmap
-        self._patience = timeout_s() + 2
+        self._close_wait_s = timeout_s() + 2
         self._handle_lock = threading.Lock()  # held for a moment; guards the handle alone
         fds = None if live_fds is None else (ctypes.c_int * self.world)(*live_fds)
         table = (ctypes.c_void_p * self.world)(*bases)
@@ -104,7 +104,7 @@ class Communicator(GroupEnd):
 
     @property
     def algorithm(self) -> str:
-        """What this rank's last op ran: "window", "direct", or "" when none has run."""
+        """Returns what this rank's last op ran: "window", "direct", or "" when none has run."""
         with self.use() as handle:
             return ALGORITHMS[library.lib().am_comm_algorithm_run(handle)]
 
@@ -127,7 +127,7 @@ class Communicator(GroupEnd):
         _ = self.handle
 
     def describe_peer(self, rank: int) -> str:
-        """What can be seen of a peer now, e.g. ``process 4242 is stopped (state T)``."""
+        """Returns what can be seen of a peer now, e.g. ``process 4242 is stopped (state T)``."""
         if rank == self.rank:
             return "it is this rank"
         if self.closed:
@@ -163,16 +163,16 @@ class Communicator(GroupEnd):
             if self._handle is not None:
                 library.lib().am_comm_mark_lost(self._handle, peer)
 
-    def close(self, *, patience: float | None = None) -> None:
+    def close(self, *, wait_s: float | None = None) -> None:
         """Destroys this end. Local and idempotent; waits for an op that another thread runs on it.
 
         Args:
-            patience: seconds to wait for that op, default the deadline of an op and 2 s.
+            wait_s: seconds to wait for that op, default the deadline of an op and 2 s.
 
         Raises:
             AscendMoeError: the op is still running then; nothing was closed.
         """
-        if not self.end.acquire(timeout=self._patience if patience is None else patience):
+        if not self.end.acquire(timeout=self._close_wait_s if wait_s is None else wait_s):
             raise AscendMoeError(f"rank {self.rank}: an op still runs on group {self.name!r}: close it after the op")
         try:
             with self._handle_lock:

@@ -26,7 +26,7 @@ def by_number(number: int) -> Any:
 
 
 class GroupEnd:
-    """What a rank's ends on CPU and NPU have in common: the first fatal error, and the binding's ``end``."""
+    """Holds what a rank's ends on CPU and NPU have in common: the first fatal error, and the binding's ``end``."""
 
     end: binding.End
     _failed: BaseException | None = None

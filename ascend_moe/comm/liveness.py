@@ -120,7 +120,7 @@ class PeerWatch:
         return bool(self._epoll.poll(0))
 
     def describe(self) -> str:
-        """What can be seen of the peer now, e.g. ``process 4242 is stopped (state T)``."""
+        """Returns what can be seen of the peer now, e.g. ``process 4242 is stopped (state T)``."""
         if self._closed(self._sock.fileno(), select.POLLRDHUP, 0):
             # A process that dies loses its sockets an instant before its pidfd tells.
             if self._pidfd >= 0 and self._closed(self._pidfd, select.POLLIN, 100):

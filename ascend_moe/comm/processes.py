@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ascend_moe import settings
-from ascend_moe.comm.board import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_PATIENCE_S, Board
+from ascend_moe.comm.board import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_TIMEOUT_S, Board
 from ascend_moe.comm.communicator import Communicator
 from ascend_moe.comm.liveness import (
     PeerWatch,
@@ -47,7 +47,7 @@ from ascend_moe.settings import CONTEXTS
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-LEAVING_PATIENCE_S = 0.2  # the same for the post of a rank that gives up
+LEAVING_TIMEOUT_S = 0.2  # the same for the post of a rank that gives up
 WORD_BYTES = 128
 WINDOW, READY, DONE, LEFT = b"window", b"ready", b"done", b"left"
 
@@ -264,7 +264,7 @@ class Opening:
         self._drop_gone()
         absent = [rank for rank in range(self.world) if rank not in (self.rank, *self.peers)]
         if absent:
-            self.board.exchange(absent, max(self._deadline - time.monotonic(), STORE_PATIENCE_S))
+            self.board.exchange(absent, max(self._deadline - time.monotonic(), STORE_TIMEOUT_S))
             for rank in absent:
                 self._judge_post(rank)
                 self._connect(rank)
@@ -368,7 +368,7 @@ class Opening:
             why = type(error).__name__ + ("" if culprit is None else f" about rank {culprit}")
             self.board.mine = replace(self.mine, left=_boot_time(), why=why)
             with contextlib.suppress(CommError):
-                self.board.exchange([], LEAVING_PATIENCE_S)
+                self.board.exchange([], LEAVING_TIMEOUT_S)
         self._say(LEFT)
         self._close_connections()
         self._unmap()

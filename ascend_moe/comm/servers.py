@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch.distributed as dist
 
 from ascend_moe import settings
-from ascend_moe.comm.board import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_PATIENCE_S, Board, store_host
+from ascend_moe.comm.board import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_TIMEOUT_S, Board, store_host
 from ascend_moe.comm.liveness import machine_id
 from ascend_moe.errors import ArgumentError, CommTimeout, ConfigMismatch
 from ascend_moe.native.windows import near_stores, ranks_per_server
@@ -42,7 +42,7 @@ def _local_world() -> int:
 
 @dataclass(frozen=True)
 class ServerPost:
-    """What one rank says of its server; by default of this process, now.
+    """Holds what one rank says of its server; by default of this process, now.
 
     Attributes:
         host, boot: the host's name, and what no two running kernels have in common.
@@ -94,7 +94,7 @@ def _meet(board: Board[ServerPost], rank: int, world: int, timeout: float, prefi
     deadline, pause = time.monotonic() + timeout, FIRST_PAUSE_S
     while True:
         late = time.monotonic() >= deadline
-        board.exchange(others, max(deadline - time.monotonic(), STORE_PATIENCE_S))
+        board.exchange(others, max(deadline - time.monotonic(), STORE_TIMEOUT_S))
         posts = board.posts | {rank: board.mine}
         seen = ""
         if len(posts) == world:
@@ -189,7 +189,7 @@ def _judge_names(name: str, posts: Sequence[ServerPost], whole_job: bool) -> Non
 
 
 def _share_of_each(name: str, servers: Sequence[str], remark: str) -> int:
-    """Of the server of every rank: as many consecutive ranks on each. ``remark`` ends an error."""
+    """Returns the consecutive ranks of a server, equal on all, by each rank's server. ``remark`` ends an error."""
 
     def refuse(text: str) -> NoReturn:
         fix = f"make the group of as many ranks of each server, server by server ({remark})"

@@ -355,7 +355,7 @@ class LocalCluster:
         return rank if cluster is self else None
 
     def describe_rank(self, rank: int) -> str:
-        """What can be seen of a rank, e.g. ``its function raised ValueError: no``."""
+        """Returns what can be seen of a rank, e.g. ``its function raised ValueError: no``."""
         if rank in self._errors:
             error = self._errors[rank][1]
             return f"its function raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -15,7 +15,7 @@ OK, WARN, ERROR = "ok", "warn", "error"
 
 @dataclass(frozen=True)
 class Finding:
-    """Of one topic: what there is; where something is wrong, why that matters and what to do."""
+    """Holds the finding of one topic: what there is; where something is wrong, why that matters and what to do."""
 
     level: str
     topic: str
@@ -139,7 +139,7 @@ def _export(fit: WindowFit) -> str:
 
 
 def _less_by_auto(request: Request, fit: WindowFit) -> str:
-    """What a smaller window would do, where the configuration asks for one algorithm and `auto` chooses another."""
+    """Says what a smaller window would do, where the configuration asks for one algorithm and `auto` takes another."""
     by_auto = plan(replace(request, comm_alg="auto")).fit
     if by_auto is None or not by_auto.least_mib or 0 < fit.least_mib <= by_auto.least_mib:
         return ""

@@ -1,4 +1,4 @@
-"""What doctor sees of Ascend: torch_npu, CANN, driver, devices, our operator package, the virtual NPU."""
+"""Looks at Ascend for doctor: torch_npu, CANN, driver, devices, our operator package, the virtual NPU."""
 
 from __future__ import annotations
 

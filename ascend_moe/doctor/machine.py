@@ -1,4 +1,4 @@
-"""What doctor sees of the machine and of this package: Python, torch, libraries, memory, limits."""
+"""Looks at the machine and at this package for doctor: Python, torch, libraries, memory, limits."""
 
 from __future__ import annotations
 

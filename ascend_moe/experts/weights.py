@@ -54,7 +54,7 @@ def _need_codes(own: Any, given: Any) -> None:
 
 
 def _guarded(made: Any, own: Any) -> Any:
-    """What leads to the memory of codes, as `Codes`; all else as it is."""
+    """Returns what leads to the memory of codes, as `Codes`; all else as it is."""
     if isinstance(made, (tuple, list)) and any(isinstance(each, Tensor) for each in made):
         return type(made)(_guarded(each, own) for each in made)
     if made is own or type(made) is not Tensor or not isinstance(own, Codes) or made.dtype != own.dtype:

@@ -48,7 +48,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Finding:
-    """What a schedule showed: kind (as the engine names it) and text, the case, the seed of the schedule."""
+    """Holds what a schedule showed: kind (as the engine names it) and text, the case, the seed of the schedule."""
 
     kind: str
     message: str

@@ -1,4 +1,4 @@
-"""What a campaign explores: cases by chance, of kinds that reach other parts of the kernels.
+"""Draws what a campaign explores: cases by chance, of kinds that reach other parts of the kernels.
 
 A row of 32 bytes costs as much as a long one, and a schedule as much as its rows: so every kind is as small as what
 it reaches lets it be, and shares of many pairs have few rows.

@@ -238,7 +238,7 @@ class _Options(ctypes.Structure):
 
 
 class RunResult(ctypes.Structure):
-    """What came of one call of ``World.run``: totals over its schedules, and the first finding."""
+    """Holds what came of one call of ``World.run``: totals over its schedules, and the first finding."""
 
     _fields_ = [
         *((name, c_uint64) for name in ("schedules", "steps", "instructions", "switches", "status_blocks")),
@@ -294,7 +294,7 @@ def error_codes(library: ctypes.CDLL) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong on purpose in every schedule. Ranks of -1: nothing of the kind.
+    """Holds what goes wrong on purpose in every schedule. Ranks of -1: nothing of the kind.
 
     A killed rank stops for ever at a step of the schedule, a stalled one until nobody else can move; a slow
     rank, core or link is chosen a hundred times less often. Status block number ``corrupt_block`` (from 1, as

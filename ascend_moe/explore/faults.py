@@ -1,4 +1,4 @@
-"""What goes wrong on purpose in a program (``Program.fault_kind``), and what must come of it on every rank.
+"""Makes faults on purpose in a program (``Program.fault_kind``), and says what must come of them on every rank.
 
 A fault is a function of the program alone: a rank that dies at some step, or makes only its first calls, or whose
 inputs of one op are wrong, or a status block that is spoilt on its way.
@@ -62,7 +62,7 @@ def with_fault(program: Program, seed: int) -> Program:
 
 
 def fault_of(program: Program) -> Fault | None:
-    """What goes wrong in the program."""
+    """Returns what goes wrong in the program."""
     if not program.fault_kind:
         return None
     made = {KILL: Killed, ABSENT: Absent, SPOILT: Spoilt}
@@ -88,18 +88,18 @@ class Fault:
         return []
 
     def outcomes(self, call: Call) -> list[Outcome]:
-        """What the call may come to."""
+        """Returns what the call may come to."""
         return [RIGHT]
 
     def injected(self, steps: int, blocks: int, seed: int) -> dict[str, Any]:
-        """What happens in the schedule of a seed, which has about so many steps and lands so many status blocks."""
+        """Returns what happens in the schedule of a seed, of about so many steps and landed status blocks."""
         return {}
 
     def _of(self, seed: int) -> np.random.Generator:
         return np.random.default_rng([self.program.seed, _STREAM, seed])
 
     def judge(self, by_rank: Sequence[Seen]) -> str:
-        """What is wrong with the errors of all calls; empty: nothing."""
+        """Returns what is wrong with the errors of all calls; empty: nothing."""
         return ""
 
 
@@ -280,7 +280,7 @@ class WrongInputs(Fault):
         return wrong is not None
 
     def left_out(self, calls: list[Call]) -> list[Call]:
-        """Of half of the seeds: nobody finishes what has failed as it was sent."""
+        """Leaves a part out for half of the seeds: nobody finishes what has failed as it was sent."""
         unfinished = [call for call in calls if call.part == FINISH and self._fails_early(call)]
         unfinished = unfinished if self.program.seed % 2 else []
         kept = [call for call in calls if call not in unfinished]

@@ -1,4 +1,4 @@
-"""What is explored: a small collective program of dispatches and combines."""
+"""Describes a program to explore: a small collective program of dispatches and combines."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _WORDS: dict[str, tuple[str, object]] = {
 
 @dataclass(frozen=True)
 class Program(Case):
-    """What every rank of a case does, op by op, on ``cores`` AIV cores.
+    """Holds what every rank of a case does, op by op, on ``cores`` AIV cores.
 
     ``sequence``: D is a dispatch, C a combine of the oldest dispatch that has none yet; d and c the same in two
     launches, one that sends and one that waits. Each dispatch has tensors of its own, see ``case_of``.
@@ -92,7 +92,7 @@ class Program(Case):
         return Case(**values | {"seed": self.seed * 7919 + dispatch})
 
     def algorithm_of(self, op: int) -> str:
-        """What the ``op``-th op of the sequence runs on every rank."""
+        """Returns what the ``op``-th op of the sequence runs on every rank."""
         if self.algorithm != "mixed":
             return self.algorithm
         return "direct" if (self.seed >> op ^ op) & 1 else "window"

@@ -1,4 +1,4 @@
-"""What a program makes the kernels do again: rings that are filled anew, chunks and batches after the first.
+"""Tells what a program makes the kernels do again: rings that are filled anew, chunks and batches after the first.
 
 All of it follows from the plans of the calls, their ids and their counts.
 """
@@ -45,7 +45,7 @@ REACHED = {
 
 
 def reached(program: PlannedProgram) -> set[str]:
-    """Those of ``REACHED`` that the program reaches."""
+    """Returns the names of ``REACHED`` that the program reaches."""
     found = {name for call in program.calls for name, yes in _Reach(program, call).all() if yes}
     return found | ({"two launches"} if set(program.program.sequence) & set("dc") else set())
 
@@ -122,13 +122,13 @@ class _Reach:
         return [(whole * core // cores, whole * (core + 1) // cores) for core in range(cores)]
 
     def _pairs(self) -> list[int]:
-        """Of each core."""
+        """Returns the pairs of each core."""
         batch, topk = self._ids().shape
         unit = topk if batch >= self.program.program.cores or self.call.algorithm != "window" else 1
         return [(end - begin) * unit for begin, end in self._shares(batch * topk // unit)]
 
     def _routed(self) -> list[int]:
-        """Those of them that go somewhere."""
+        """Returns the pairs that go somewhere."""
         ids, mask = self._ids(), self.call.inputs.get("x_active_mask")
         kept = ids >= 0
         if mask is not None:
@@ -149,7 +149,7 @@ class _Reach:
         return ends
 
     def _chunks(self, most: int) -> list[int]:
-        """Of each core: runs of at most so many rows of its share, each of one (local expert, source)."""
+        """Returns each core's chunks: runs of at most so many rows of its share, each of one (local expert, source)."""
         ends = self._ends()
         segments = list(zip([0, *ends[:-1]], ends, strict=True))
         return [

@@ -24,7 +24,7 @@ _WORDS = ("source rank", "token", "k")  # of a triple
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call comes to: an error by its class and words of its text, or no error."""
+    """Holds what a call comes to: an error by its class and words of its text, or no error."""
 
     error: str = ""
     words: str = ""
@@ -102,7 +102,7 @@ Wrong = tuple[Tensors, Outcome]
 
 
 def first_wrong_place(call: Call, ids: torch.Tensor) -> Outcome:
-    """What a rank is told whose combine routes by ``ids``, not by dispatch's: the first expert whose counts differ."""
+    """Returns what a rank is told whose combine routes by other ``ids``: the first expert whose counts differ."""
     sent = call.totals(call.inputs.expert_ids)
     for expert, (ours, theirs) in enumerate(zip(call.totals(ids), sent, strict=True)):
         if ours != theirs:
@@ -205,7 +205,7 @@ def _triple(call: Call) -> Wrong | None:
 
 
 def first_wrong_triple(call: Call, triples: torch.Tensor, limits: Sequence[int]) -> Outcome:
-    """What is said of the first row that breaks the rules of triples."""
+    """Returns what is said of the first row that breaks the rules of triples."""
     named = f"assist_info_for_combine of rank {call.rank}"
     ends = call.results[call.rank].ep_recv_counts.tolist()
     slot, before = 0, None

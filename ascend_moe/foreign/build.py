@@ -357,7 +357,7 @@ def kernel_library(
 
 
 def unit_of(source: Path, text: str, tiling_keys: Collection[int] | None = None) -> Unit:
-    """What a preprocessed source asks for."""
+    """Returns what a preprocessed source asks for."""
     declarations = find_declarations(text)
     # A template that no tiling key selects is called by other functions of the source.
     entries = [
@@ -374,7 +374,7 @@ def unit_of(source: Path, text: str, tiling_keys: Collection[int] | None = None)
 
 
 def _context_flags(text: str) -> Iterator[str]:
-    """What kernel_operator.h declares of the context structs that the source uses and does not define before."""
+    """Returns kernel_operator.h's declarations of the context structs that the source uses and does not define."""
     text = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text)  # braces are counted
     for name in _CONTEXTS:
         use = re.search(rf"(?<![\w:]){name}\b", text)

@@ -126,7 +126,7 @@ class Windows:
         self._fresh = True
 
     def snapshot(self) -> list[dict[int, Bytes]]:
-        """What `restore` needs to bring back the present contents."""
+        """Returns what `restore` needs to bring back the present contents."""
         areas = list(self._areas())
         return [{} for _ in areas] if self._fresh else [area.pages() for area in areas]
 

@@ -244,7 +244,7 @@ class End:
         self._library.am_torch_end_lend(self.handle, area)
 
     def call_failed(self, call: RecordedCall, epoch: int, outcome: str) -> None:
-        """Of a call of this end: what it has raised, and when in the order of the wire."""
+        """Records of a call of this end what it has raised, and when in the order of the wire."""
         self._library.am_torch_end_failed(self.handle, call.number, call.took, epoch, outcome.encode())
 
     def last_calls(self) -> list[tuple[float, RecordedCall, str, int]]:
@@ -324,7 +324,7 @@ class Open:
 
 
 def forget() -> None:
-    """What calls look up may be another communicator or none from now on."""
+    """Makes calls look their communicator up again: it may be another one, or none, from now on."""
     if why_not() is None:
         library().am_torch_forget()
 

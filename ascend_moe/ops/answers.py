@@ -1,4 +1,4 @@
-"""What the library of the torch ops asks Python, in calls that no equal call came before, and errors.
+"""Answers what the library of the torch ops asks Python, in calls that no equal call came before, and errors.
 
 The library knows rules, plans and launches. Python knows settings and groups, and has the classes of errors:
 an error is kept here for the thread, the library makes torch raise a RuntimeError of the same text, and ``kept`` gives
@@ -43,7 +43,7 @@ def _keep(error: BaseException) -> int:
 
 
 def kept(error: RuntimeError) -> BaseException:
-    """What this thread's call has kept, when ``error`` is torch's word for that; else ``error``."""
+    """Returns what this thread's call has kept, when ``error`` is torch's word for that; else ``error``."""
     found, _here.error = getattr(_here, "error", None), None
     return found if found is not None and str(error).startswith(_here.text.value.decode()) else error
 

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class OpenCall(Generic[R]):
-    """What ``begin_dispatch`` and ``begin_combine`` return: this rank has sent, and has waited for nobody.
+    """Stands for a call of ``begin_dispatch`` or ``begin_combine``: this rank has sent, and has waited for nobody.
 
     Until ``finish`` the call's tensors must stay as they are, and this rank calls no other op of the group: that
     raises ArgumentError, also when this object was dropped, until ``ascend_moe.close``.

@@ -79,7 +79,7 @@ def _through_windows(raw: Tensor, send: list[int], receive: list[int], place: Pl
     words = wide.view(torch.float32)
 
     def dispatch(rows: Tensor, targets: Tensor, most: int) -> list[Tensor]:
-        """What comes from each rank; ``most`` rows a rank."""
+        """Returns what comes from each rank; ``most`` rows a rank."""
         given = place.arguments(moe_expert_num=world, global_bs=world * most)
         # The operator itself: it stays one in a traced program's graph.
         sent = torch.ops.ascend_moe.npu_moe_distribute_dispatch_v2(rows, targets[:, None], **given)

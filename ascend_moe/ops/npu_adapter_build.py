@@ -40,7 +40,7 @@ def package_folder(name: str) -> Path:
 
 
 def versions() -> tuple[str, str]:
-    """Of torch and torch_npu, as installed."""
+    """Returns the versions of torch and torch_npu, as installed."""
     found = []
     for name in ("torch", "torch_npu"):
         package_folder(name)

@@ -168,7 +168,7 @@ class NpuCommunicator(GroupEnd):
         return made
 
     def _data_address(self) -> int:
-        """Of this rank's window, as its kernels find it."""
+        """Returns the data address of this rank's window, as its kernels find it."""
         npu_adapter.load()
         report = torch.zeros(PROBE_REPORT, dtype=torch.int32, device=self.device)
         place = (self.name, self.world, self.rank)
@@ -253,7 +253,7 @@ def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: st
 
 
 def _ranks_per_server(group_ep: str, group: Any, device: torch.device) -> int:
-    """What an end of the group is opened with; the group's first call is collective on an A2."""
+    """Returns what an end of the group is opened with; the group's first call is collective on an A2."""
     end = _ends.get(group_ep)
     if end is not None and end.group() is group:
         return end.ranks_per_server

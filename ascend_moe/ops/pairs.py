@@ -31,7 +31,7 @@ def _or_nobody(ids: Tensor, given: Tensor, sent: Tensor) -> Tensor:
 
 
 class SentIds:
-    """What a dispatch has sent by: a copy of its ids, 4 bytes a pair. Nothing is read on the host for NPU tensors."""
+    """Keeps a copy of a dispatch's ids, 4 bytes a pair. Nothing is read on the host for NPU tensors."""
 
     def __init__(self, ids: Tensor, mask: Tensor | None = None) -> None:
         self._ids = _routed(ids, mask)

@@ -170,7 +170,7 @@ class _Op(Operator):
         return op
 
     def _error_of(self, error: BaseException, kwargs: dict[str, Any]) -> BaseException:
-        """What a call raises for an error of torch's; the record of the call has it."""
+        """Returns what a call raises for an error of torch's; the record of the call has it."""
         answers.fresh.discard(threading.get_ident())
         raised = answers.kept(error) if isinstance(error, RuntimeError) else error
         if raised is error and isinstance(error, RuntimeError):
@@ -184,7 +184,7 @@ class _Op(Operator):
         return self._make(outputs) if self._make is not None and isinstance(outputs, tuple) else outputs
 
     def _keep_ids(self, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        """Of a dispatch, for its combine, where ids are compared; else none are kept."""
+        """Keeps the ids of a dispatch for its combine, where ids are compared; else none."""
         if settings.CHECK_PAIRS.get() != "1":
             return _pairs.clear()
         if type(outputs[2]) is torch.Tensor and not outputs[2].is_meta:  # else a compiler looks for shapes

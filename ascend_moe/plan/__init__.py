@@ -1,4 +1,4 @@
-"""What a configuration needs, before anything runs: window, HCCL_BUFFSIZE, UB, tiling, limits.
+"""Plans what a configuration needs, before anything runs: window, HCCL_BUFFSIZE, UB, tiling, limits.
 
     report = plan(Request(ranks=16, experts=256, hidden=7168, topk=8, batch=128))
     print(report.buffsize_mib, report.violations)
@@ -75,7 +75,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class CannNeed:
-    """What one version of CANN's own operators needs, and what it refuses; ``refuses`` empty: nothing."""
+    """Holds what one version of CANN's own operators needs, and what it refuses; ``refuses`` empty: nothing."""
 
     version: str
     bytes: int
@@ -143,7 +143,7 @@ class WindowFit:
         return [op for op, algorithm in self.algorithms.items() if algorithm != self.preferred[op]]
 
     def needs(self) -> str:
-        """What to export, in a sentence."""
+        """Returns what to export, in a sentence."""
         if not self.least_mib:
             return f"no HCCL_BUFFSIZE up to {MAX_WINDOW_MIB} is enough"
         direct = f"{self.direct_mib} for direct" if self.direct_mib else "direct cannot serve it"
@@ -152,7 +152,7 @@ class WindowFit:
         return f"HCCL_BUFFSIZE={self.least_mib} is the least ({both(self.least)}), {direct}"
 
     def verdict(self) -> str:
-        """What ``mib`` comes to, in a sentence; "" where it is not told."""
+        """Returns what ``mib`` comes to, in a sentence; "" where it is not told."""
         if not self.mib:
             return ""
         if not self.ok:
@@ -328,7 +328,7 @@ def _dispatch(request: Request, cores: int, window_mib: int) -> Any:
 
 
 def _combine(request: Request, cores: int, window_mib: int) -> Any:
-    """Of what dispatch returns: its rows are as many as it allocates."""
+    """Returns the combine after this dispatch: its rows are as many as dispatch allocates."""
     sent = calls.outputs_of(_dispatch(request, cores, window_mib))
     index = "expand_idx" if request.contract == "v1" else "assist_info_for_combine"
     shapes: calls.NamedShapes = (
@@ -424,7 +424,7 @@ class _RoundTrip:
         return None
 
     def algorithms(self, window_mib: int) -> dict[str, str]:
-        """What each op runs with this HCCL_BUFFSIZE. Raises ArgumentError where one is refused."""
+        """Returns what each op runs with this HCCL_BUFFSIZE. Raises ArgumentError where one is refused."""
         return {name: ALGORITHMS[tiling_of(self.plan(name, window_mib))["algorithm"]] for name in self._specs}
 
     def least_mib(self) -> int:

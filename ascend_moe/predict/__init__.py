@@ -26,7 +26,7 @@ __all__ = ["ALGORITHMS", "OpPrediction", "Prediction", "check", "predict", "runn
 
 @dataclass(frozen=True)
 class Prediction:
-    """What ``predict`` found. ``note`` stands beside every printed number."""
+    """Holds what ``predict`` found. ``note`` stands beside every printed number."""
 
     request: Request
     algorithm: str

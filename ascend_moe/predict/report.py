@@ -35,7 +35,7 @@ def predictions(request: Request, worlds: Sequence[int], algorithms: Sequence[st
 
 
 def banner() -> str:
-    """What stands beside every predicted number."""
+    """Returns what stands beside every predicted number."""
     fitted, held_out = calibration.known_errors()
     return (
         f"model, not a measurement: fitted to published times of CANN-style kernels on A3 within "
@@ -51,7 +51,7 @@ _COLUMNS = {
 
 
 def head(request: Request) -> list[str]:
-    """What is predicted, and the first line of the table."""
+    """Returns what is predicted, and the first line of the table."""
     rows = "int8 rows in dispatch" if request.quant else "bf16 rows"
     about = (
         f"{request.soc}, {request.cores} cores, BS {request.batch}, H {request.hidden}, K {request.topk}, "

@@ -29,7 +29,7 @@ WARM_UPS = 4  # both halves of the windows, twice
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """What to run: ``batch`` tokens a rank, uniform random routing, int8 rows with ``quant``.
+    """Describes the round trip to run: ``batch`` tokens a rank, uniform random routing, int8 rows with ``quant``.
 
     Of ``repeat`` recorded rounds the one of rank ``pick`` by its time is shown.
     """

@@ -107,7 +107,7 @@ class Case:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Of x and of the rows that combine gets."""
+        """Returns the torch dtype of x and of the rows that combine gets."""
         return DTYPES[self.dtype]
 
     @property
@@ -284,7 +284,7 @@ class Case:
         return check(self.inputs, self.experts, self.global_bs)
 
     def dispatched(self) -> list[DispatchResult]:
-        """What dispatch must give, on all ranks."""
+        """Returns what dispatch must give, on all ranks."""
         return dispatch(
             self.inputs,
             moe_expert_num=self.experts,
@@ -296,7 +296,7 @@ class Case:
         )
 
     def combined(self, rows: Sequence[torch.Tensor], dispatched: Sequence[DispatchResult]) -> list[torch.Tensor]:
-        """What combine must make of every rank's expert rows."""
+        """Returns what combine must make of every rank's expert rows."""
         inputs = [replace(given, expert_scales=self.weights_of(given)) for given in self.inputs]
         return combine(inputs, rows, dispatched, moe_expert_num=self.experts, global_bs=self.global_bs)
 
@@ -307,7 +307,7 @@ class Case:
     def expert_rows(
         self, rank: int, expand_x: torch.Tensor, scales: torch.Tensor | None, counts: torch.Tensor
     ) -> torch.Tensor:
-        """What the experts of a rank might make of its rows: a function of row and expert, in x's dtype.
+        """Returns what the experts of a rank might make of its rows: a function of row and expert, in x's dtype.
 
         ``expand_x``, ``scales`` and ``counts`` are dispatch's expand_x, dynamic_scales and ep_recv_counts.
         With ``tail`` NaN rows follow up to the size of ``expand_x``.

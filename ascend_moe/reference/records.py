@@ -1,4 +1,4 @@
-"""What goes into the reference and what comes out of it, as plain records."""
+"""Holds what goes into the reference and what comes out of it, as plain records."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def compute_routing_scores_for_aux_loss(
     *,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What a balancing loss looks at: plain scores and their k best experts, without bias, groups and dropping.
+    """Returns what a balancing loss looks at: plain scores and their k best experts, without bias, groups and dropping.
 
     Args:
         logits: ``(T, E)`` float.

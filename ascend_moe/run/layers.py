@@ -1,4 +1,4 @@
-"""What a run is made of: its numbers, its tokens, any rank's share of its layer, the window it needs."""
+"""Makes what a run needs: its numbers, its tokens, any rank's share of its layer, the window it needs."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class RankRecord:
-    """What one rank saw and did. n rows arrived.
+    """Holds what one rank saw and did. n rows arrived.
 
     ``dispatched``: dispatch's seven outputs, the rows cut to n; ``expert_rows``: (n, H) of the experts.
     ``steady``: every pass, and MoELayer.forward, gave the bits of ``out``. ``seconds``: by phase, one number
@@ -183,7 +183,7 @@ class RankRecord:
 
     @property
     def given(self) -> RankInput:
-        """What the rank gave to dispatch and combine."""
+        """Returns what the rank gave to dispatch and combine."""
         return RankInput(self.x, self.expert_ids, expert_scales=self.expert_scales, shared_expert_x=self.shared)
 
 

@@ -1,4 +1,4 @@
-"""What a run prints: heat map, rows, windows, times, checks, verdict; and the same as JSON."""
+"""Prints a run: heat map, rows, windows, times, checks, verdict; and the same as JSON."""
 
 from __future__ import annotations
 

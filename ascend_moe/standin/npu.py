@@ -1,4 +1,4 @@
-"""What `ascend_moe.standin.torch_npu` shows as ``torch.npu`` and ``torch_npu.npu``.
+"""Has what `ascend_moe.standin.torch_npu` shows as ``torch.npu`` and ``torch_npu.npu``.
 
 All work is done when a call returns, on CPU tensors: streams and events keep their interface and have nothing to wait
 for. One device number a thread, as set_device set it.

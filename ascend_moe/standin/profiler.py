@@ -1,4 +1,4 @@
-"""What `ascend_moe.standin.torch_npu` shows as ``torch_npu.profiler``: torch.profiler of the CPU.
+"""Has what `ascend_moe.standin.torch_npu` shows as ``torch_npu.profiler``: torch.profiler of the CPU.
 
 The names and the form of the files are torch_npu's. The events are what torch records on a CPU: operators by torch's
 names and the program's own marks. There are no kernels of an NPU in a trace, and its times are those of this machine.

@@ -66,7 +66,7 @@ _DTYPES = {
 
 
 class _Changes:
-    """What install has changed, to be undone in reverse order."""
+    """Holds what install has changed, to be undone in reverse order."""
 
     def __init__(self) -> None:
         self._attributes: list[tuple[Any, str, Any]] = []

@@ -1,4 +1,4 @@
-"""What an engine did, event by event: phases, waits, instructions, of every core of every rank."""
+"""Shows what an engine did, event by event: phases, waits, instructions, of every core of every rank."""
 
 from __future__ import annotations
 

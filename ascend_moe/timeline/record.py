@@ -25,7 +25,7 @@ DEFAULT_EVENTS = 500_000  # a rank's op has some thousands; 64 bytes each
 
 @dataclass
 class Recording:
-    """What ``trace`` yields.
+    """Is what ``trace`` yields.
 
     Attributes:
         path: the file that is written at its end, None for none.

@@ -1,4 +1,4 @@
-"""What a timeline says in numbers: its ops, the time of their steps, who waited for whom."""
+"""Counts what a timeline shows: its ops, the time of their steps, who waited for whom."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[Interval]:
-    """What is left of some times when others are taken out."""
+    """Returns what is left of some times when others are taken out."""
     found: list[Interval] = []
     cuts = merged(holes)
     for start, end in merged(intervals):
@@ -178,7 +178,7 @@ def phase_rows(run: OpRun) -> list[PhaseRow]:
 
 
 def longest_waits(run: OpRun) -> list[Waited]:
-    """Of every rank its longest wait for another one's status whose store is known, longest first."""
+    """Returns every rank's longest wait for another's status whose store is known, the longest first."""
     found: dict[int, Waited] = {}
     last: dict[int, tuple[Event, Event, float]] = {}  # a wait is released by the last block that it saw
     for store, wait, seen in arrows(run.events):

@@ -184,7 +184,7 @@ def npu_gmm_alltoallv(call: Any) -> Any:
 
 
 def npu_alltoallv_gmm(call: Any) -> Any:
-    """Those of npu_gmm_alltoallv, and the rows that came, or None."""
+    """Returns the outputs of npu_gmm_alltoallv, and the rows that came, or None."""
     rows = call.gmm_x.new_empty(sum(call.recv_counts), call.gmm_x.shape[1]) if call.permute_out_flag else None
     return *npu_gmm_alltoallv(call), rows
 

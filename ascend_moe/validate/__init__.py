@@ -41,7 +41,7 @@ _COLLECT_S = 60.0  # that rank 0 waits for another rank's results, once it has i
 
 @dataclass(frozen=True)
 class Outcome:
-    """What all ranks found. ``stopped`` has a sentence for every rank that did not come to the end."""
+    """Holds what all ranks found. ``stopped`` has a sentence for every rank that did not come to the end."""
 
     world: int
     device: str
@@ -202,7 +202,7 @@ def under_torchrun() -> bool:
 
 @dataclass(frozen=True)
 class Device:
-    """What ops run on. ``about`` names it; ``virtual``: an NPU of ``ascend-moe vnpu``, not silicon."""
+    """Holds what ops run on. ``about`` names it; ``virtual``: an NPU of ``ascend-moe vnpu``, not silicon."""
 
     kind: str
     about: str

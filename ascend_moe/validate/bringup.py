@@ -166,7 +166,7 @@ def on_threads(ranks: int) -> list[Finding]:
 
 
 def kernel_findings(device: Any) -> list[Finding]:
-    """Of the servers and of the probe kernel; on the twin in both of HCCL's layouts."""
+    """Returns the kernel findings of the servers and of the probe kernel; on the twin in both of HCCL's layouts."""
     findings = [probe.on(device) for probe in (SERVERS, *KERNEL_PROBES)]
     if isinstance(device, Twin) and device.layout == "a3":
         findings.insert(2, KERNEL_PROBES[0].on(replace(device, layout="a2")))

@@ -22,7 +22,7 @@ CLOCK_TOLERANCE = 0.2
 
 @dataclass(frozen=True)
 class Finding:
-    """Of one probe. ``detail``: what was seen, or why it was not run."""
+    """Holds the finding of one probe. ``detail``: what was seen, or why it was not run."""
 
     name: str
     assumption: str

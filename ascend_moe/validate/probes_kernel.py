@@ -65,7 +65,7 @@ class ProbeTiling(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Seen:
-    """What one core of one rank reported."""
+    """Holds what one core of one rank reported."""
 
     rank: int
     core: int
@@ -191,7 +191,7 @@ class Npu:
 
     @property
     def layout(self) -> str:
-        """Of HCCL's context: "a3" or "a2"."""
+        """Returns the layout of HCCL's context: "a3" or "a2"."""
         kind = self._end().context_kind
         return next(name for name, number in CONTEXTS.items() if number == kind)
 

@@ -34,7 +34,7 @@ def is_active() -> bool:
 
 
 def info() -> dict[str, Any]:
-    """What this process runs on, for reports.
+    """Returns what this process runs on, for reports.
 
     Returns:
         ``virtual`` (bool); when it is True also ``about``, ``soc``, ``devices``, the versions ``torch`` and

@@ -166,7 +166,7 @@ def interpreter_of(command: str) -> str:
 
 
 def ask(interpreter: str) -> dict[str, Any]:
-    """What that interpreter has, see `query.installed`.
+    """Returns what that interpreter has, see `query.installed`.
 
     Raises:
         ArgumentError: it does not run.

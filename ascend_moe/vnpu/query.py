@@ -1,4 +1,4 @@
-"""What an environment has installed, as metadata: nothing is imported. Runs in any Python, as ``python -c`` too."""
+"""Tells what an environment has installed, from metadata: nothing is imported. Runs in any Python, by ``-c`` too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def wheel(name: str) -> list[str] | None:
 
 
 def vllm_ascend_device() -> str:
-    """What an installed vllm-ascend was built for and starts on alone, as its build wrote it: A2, A3, ... or ""."""
+    """Returns what an installed vllm-ascend was built for, as its build wrote it: A2, A3, ... or ""."""
     try:
         spec = importlib.util.find_spec("vllm_ascend")
     except (ImportError, ValueError):

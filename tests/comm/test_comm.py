@@ -37,7 +37,7 @@ def library(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
 
 def open_files(kinds: tuple[str, ...]) -> list[str]:
-    """What this process has open of these kinds."""
+    """Returns what this process has open of these kinds."""
     gc.collect()
     return sorted(link for link in file_links() if link.startswith(kinds))
 
@@ -144,7 +144,7 @@ def test_close_waits_for_a_running_op(group: Any) -> None:
     thread.start()
     entered.wait(10)
     with pytest.raises(AscendMoeError, match="an op still runs"):
-        end.close(patience=0.05)
+        end.close(wait_s=0.05)
     assert not end.closed
     threading.Timer(0.1, leave.set).start()
     comm.close("0")

@@ -146,7 +146,7 @@ def test_every_kind_of_group_works(factory: str, world: None) -> None:
 
 
 def strangers(draw: random.Random) -> dict[str, Any]:
-    """What is no group of this rank."""
+    """Returns what is no group of this rank."""
     destroyed = dist.new_group([0])
     dist.destroy_process_group(destroyed)
     return {

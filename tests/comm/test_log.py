@@ -1,4 +1,4 @@
-"""What the package logs, and the last calls of a rank beside an error about one that is missed."""
+"""Checks what the package logs, and the last calls of a rank beside an error about one that is missed."""
 
 from __future__ import annotations
 

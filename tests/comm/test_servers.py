@@ -20,7 +20,7 @@ SETTING = "ASCEND_MOE_RANKS_PER_SERVER"
 
 
 def posts(hosts: Sequence[str], **facts: Any) -> list[ServerPost]:
-    """Of ranks on these hosts; a fact is a value, or a list with one for each rank."""
+    """Returns the posts of ranks on these hosts; a fact is a value, or a list with one for each rank."""
     each = {name: value if isinstance(value, list) else [value] * len(hosts) for name, value in facts.items()}
     plain = {"boot": "", "share": 0, "local_world": 0, "near_stores": 0}
     return [
@@ -30,7 +30,7 @@ def posts(hosts: Sequence[str], **facts: Any) -> list[ServerPost]:
 
 
 def told(made: Sequence[ServerPost], rank: int = 0, ranks: Sequence[int] | None = None, job: int = 0) -> int | str:
-    """What one rank concludes: the number, or the error's text. ``ranks`` of the job are by default all there are."""
+    """Returns what one rank concludes: the number, or the error's text. ``ranks`` of the job: all by default."""
     try:
         return agreed("g", rank, made, ranks or range(len(made)), job or len(made))
     except AscendMoeError as error:
@@ -118,7 +118,7 @@ def test_one_name_for_two_machines_is_found() -> None:
 
 
 def test_fewer_ranks_of_a_name_than_were_started_there() -> None:
-    """Of a group of the whole job only: others need not have all ranks of a server."""
+    """Only a group of the whole job is judged: others need not have all ranks of a server."""
     made = posts(on(4, 4), local_world=8)
     text = "LOCAL_WORLD_SIZE is 8 on rank 0 of group 'g', but 4 of its 8 ranks have that one's host name 'host0'"
     assert text in str(told(made)) and told(made, job=16) == 4
@@ -160,7 +160,7 @@ def test_the_setting_counts_ranks_of_the_job() -> None:
 
 
 def meet(store: Any, made: Sequence[ServerPost], there: Sequence[int], timeout: float = 10) -> list[Any]:
-    """What the ranks that are there find, each on a thread: host names, or the error."""
+    """Returns what the ranks that are there find, each on a thread: host names, or the error."""
 
     def body(rank: int) -> Any:
         time.sleep(0.01 * (rank * 7 % 3))

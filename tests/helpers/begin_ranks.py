@@ -1,4 +1,4 @@
-"""What rank processes do in the tests of begin_dispatch and begin_combine: functions that a test names."""
+"""Has what rank processes do in the tests of begin_dispatch and begin_combine: functions that a test names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rank processes do in the tests of communicators: functions that a test names."""
+"""Has what rank processes do in the tests of communicators: functions that a test names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def close_twice_and_count() -> tuple[int, int, int]:
 
 
 def open_files() -> list[str]:
-    """What this process has open, without the numbers."""
+    """Returns what this process has open, without the numbers."""
     return sorted(link.split("[")[0] for link in file_links())
 
 

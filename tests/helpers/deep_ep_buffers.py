@@ -1,4 +1,4 @@
-"""What all ranks of a test of DeepEP's Buffer have, and what they must get by DeepEP's definitions."""
+"""Makes what all ranks of a test of DeepEP's Buffer have, and what they must get by DeepEP's definitions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUFFERS: dict[str, Any] = {"deepep": Buffer, "ascend": AscendBuffer}
 
 @dataclass(frozen=True)
 class Case:
-    """What all ranks have, by a rank's number; every rank can tell what the others hold."""
+    """Holds what all ranks have, by a rank's number; every rank can tell what the others hold."""
 
     world: int = 2
     local: int = 3
@@ -115,7 +115,7 @@ def low_rows(case: Case, rank: int, expert: int) -> torch.Tensor:
 
 
 def low_sum(case: Case, rank: int, factor: Callable[[int], float] = lambda _: 1.0) -> torch.Tensor:
-    """What combine gives when every expert has multiplied its rows by a factor that bf16 holds."""
+    """Returns what combine gives when every expert has multiplied its rows by a factor that bf16 holds."""
     total = torch.zeros(case.tokens(rank), case.hidden)
     for k in range(case.topk):
         for token, expert in enumerate(case.ids(rank)[:, k].tolist()):

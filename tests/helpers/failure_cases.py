@@ -42,7 +42,7 @@ def case_of(world: int, seed: int, contract: int = 1) -> Case:
 
 @functools.cache
 def expected(world: int, seed: int) -> tuple[list[ref.DispatchResult], list[torch.Tensor]]:
-    """What both ops must give on every rank."""
+    """Returns what both ops must give on every rank."""
     case = case_of(world, seed)
     sent = case.dispatched()
     return sent, case.combined([result.expand_x for result in sent], sent)
@@ -118,7 +118,7 @@ def resources() -> dict[str, int]:
 
 @dataclass
 class Caught:
-    """What a call did, with its start and end on the clock that all ranks share."""
+    """Holds what a call did, with its start and end on the clock that all ranks share."""
 
     value: Any
     error: AscendMoeError | None

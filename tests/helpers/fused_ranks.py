@@ -85,7 +85,7 @@ def same(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) ->
 
 
 def outcomes(cluster: LocalCluster, body: Callable[[int, str], Any]) -> list[Any]:
-    """What body returns on each rank, or its error; then the ranks use the group once more."""
+    """Returns what body returns on each rank, or its error; then the ranks use the group once more."""
 
     def guarded(rank: int, group: str) -> Any:
         try:

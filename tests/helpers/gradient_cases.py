@@ -38,7 +38,7 @@ class Trip:
     def steps(
         self, rank: int, group_ep: str, x: Tensor, weights: Tensor, shared: Tensor | None = None
     ) -> Iterator[Tensor]:
-        """Of dispatch, and of combine."""
+        """Returns the steps of dispatch, and of combine."""
         case, given = self.case, self.case.inputs[rank]
         options: dict[str, Any] = {"x_active_mask": given.x_active_mask, "global_bs": case.global_bs}
         options |= {"comm_alg": self.comm_alg} if case.contract == 2 else {}

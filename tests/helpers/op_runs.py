@@ -24,7 +24,7 @@ Lend = Callable[[Case, int, str, torch.Tensor, int], torch.Tensor]
 
 @dataclass
 class RankRun:
-    """Of a rank: dispatch's outputs, the rows it gave to combine, the result; of both ops bytes moved and algorithm."""
+    """Holds a rank's dispatch outputs, its rows for combine, the result; of both ops bytes moved and algorithm."""
 
     dispatched: tuple[torch.Tensor, ...]
     rows: torch.Tensor
@@ -66,7 +66,7 @@ def combine(case: Case, rank: int, group_ep: str, rows: torch.Tensor, sent: Sequ
 
 
 def expert_rows(case: Case, rank: int, sent: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What the experts of a rank make of dispatch's outputs."""
+    """Returns what the experts of a rank make of dispatch's outputs."""
     return case.expert_rows(rank, sent[0], sent[1], sent[4])
 
 

@@ -24,7 +24,7 @@ CONTEXT.set_forkserver_preload(["torch.distributed", "ascend_moe.comm", "window_
 
 @dataclass
 class Outcome:
-    """What a call did: its value, or the error's class name, text and details."""
+    """Holds what a call did: its value, or the error's class name, text and details."""
 
     value: Any = None
     error: str = ""

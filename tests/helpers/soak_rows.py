@@ -65,7 +65,7 @@ class Tally:
 
 @pytest.fixture(autouse=True)
 def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
-    """Of the row that the test is marked with."""
+    """Returns the tally of the row that the test is marked with."""
     made, marker = Tally(), request.node.get_closest_marker("row")
     yield made
     if marker is not None:

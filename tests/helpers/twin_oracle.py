@@ -96,7 +96,7 @@ def native_library(name: str, engine: str, *flags: str) -> Path:
 
 
 def syntax_errors(code: str, directory: Path, *flags: str) -> str:
-    """What the compiler says about `code`; empty when it compiles."""
+    """Returns what the compiler says about `code`; empty when it compiles."""
     source = directory / "snippet.cpp"
     source.write_text(code)
     command = [compiler(), *COMMON, *flags, "-fsyntax-only", str(source)]

@@ -203,7 +203,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Tiled:
-    """What a tiling function, or the twin's plan, made of a call."""
+    """Holds what a tiling function, or the twin's plan, made of a call."""
 
     data: bytes = b""
     key: int = 0

@@ -298,7 +298,7 @@ def test_a_build_without_a_package_fails(tmp_path: Path) -> None:
 
 
 def ops_json() -> dict[str, Any]:
-    """What tools/op_description.py writes for msopgen."""
+    """Returns what tools/op_description.py writes for msopgen."""
     command = [sys.executable, "-S", str(ROOT / "tools/op_description.py"), "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {op["op"]: op for op in json.loads(done.stdout)}

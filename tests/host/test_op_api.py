@@ -182,7 +182,7 @@ def test_phase_one_hands_everything_on(library: Any, op: str) -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_phase_one_refuses_null(library: Any, op: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Of what is required, by name; what is optional may be null, and a text then is empty."""
+    """Refuses what is missing, by name; what is optional may be null, and a text then is empty."""
     values, required = arguments(op), set(map(camel, definition(f"AscendMoe{op}").required))
     for name, value in values.items():
         if isinstance(value, ctypes.c_int64):

@@ -1,4 +1,4 @@
-"""What is typed by hand agrees with the description of the operators, op_host/rules/op.h: Python's functions and their
+"""Checks that typed text agrees with the description of the operators, op_host/rules/op.h: Python's functions and their
 schemas, their outputs' names, the lists of names that a CallSpec has, and the probe's operator in torch."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Parameter = tuple[str, str, Any]  # name, type as Python writes it, default
 
 
 def parameters(op: op_description.Op, function: str) -> tuple[list[Parameter], list[Parameter]]:
-    """Those by place, and those by name only, of V1's or V2's function, as the description has them."""
+    """Returns the parameters by place, and those by name only, of V1's or V2's function in the description."""
     by_place, by_name = [], []
     empty = inspect.Parameter.empty
     for row in [*op.inputs, *op.attributes]:

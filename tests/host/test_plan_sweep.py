@@ -29,7 +29,7 @@ REFUSAL = re.compile(
 
 @dataclass(frozen=True)
 class Sweep:
-    """What one sweep found. ``by_ids``: plans by the ids that their queues hold of the fullest pair."""
+    """Holds what one sweep found. ``by_ids``: plans by the ids that their queues hold of the fullest pair."""
 
     planned: int
     refused: int
@@ -80,7 +80,7 @@ def test_with_less_ub_a_plan_fits_or_is_refused_by_name() -> None:
 
 
 def tightest(scope: int, most: int) -> list[dict[str, str]]:
-    """Of drawn calls those with the least free UB, as many of each step as there are."""
+    """Returns of drawn calls those with the least free UB, as many of each step as there are."""
     text = ctypes.create_string_buffer(1 << 16)
     probe().probe_tightest(scope, ctypes.c_uint64(60_000), most, text, ctypes.c_uint64(len(text)))
     return [dict(word.split("=") for word in line.split(";")) for line in text.value.decode().splitlines()]

@@ -1,4 +1,4 @@
-"""What the kernels check, one step on either side of the border: accepted there, refused here, by name."""
+"""Checks what the kernels check, one step on either side of the border: accepted there, refused here, by name."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ PEER_TABLE, WINDOW, NONE = 4, 5, 7  # enum ContextField
 
 
 def peers(rank: int, table: int, window_kib: int, start: int = 0) -> tuple[list[int], list[int]]:
-    """What a kernel reads of the context of a rank of 3, and what it ought to read."""
+    """Returns what a kernel reads of the context of a rank of 3, and what it ought to read."""
     windows = foreign.Windows(3, data_bytes=1 << 20, peer_table=table)
     outs = [np.zeros(8, np.uint64) for _ in range(3)]
     sources = library.native_source_root()

@@ -43,7 +43,7 @@ def test_a_case_is_what_its_text_says() -> None:
 
 
 def test_every_kind_of_case_is_spelled_out_and_fits() -> None:
-    """What is drawn can be written down and read again; a seed draws the same."""
+    """A drawn program can be written down and read again; a seed draws the same."""
     for kind in draws.KINDS:
         for seed in range(30):
             case = draws.draw_of(kind, seed)

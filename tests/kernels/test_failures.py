@@ -98,7 +98,7 @@ def assert_fresh_windows_work(ranks: OpRanks, survivors: list[int], files: list[
 
 
 def opened(ranks: OpRanks) -> list[list[str]]:
-    """What each process has open before its windows; they are open afterwards."""
+    """Returns what each process has open before its windows; they are open afterwards."""
     files: list[list[str]] = values(ranks.call(comm_cases.open_files))
     assert values(ranks.call(cases.run_round_trip)) == ["right"] * ranks.world
     return files

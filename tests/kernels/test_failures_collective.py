@@ -1,4 +1,4 @@
-"""What ranks tell each other: another configuration, bad ids and routing are raised everywhere, and pass."""
+"""Checks what ranks tell each other: another configuration, bad ids and routing are raised everywhere, and pass."""
 
 from __future__ import annotations
 

@@ -145,14 +145,14 @@ def lend(place: DevicePlace, sent: tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 class Trial:
     """An op whose ``reader`` finds something in the slot of a peer, the ``source``.
 
-    ``patience``: seconds that the peer leaves the reader to find it. ``combine``: the contract of the combine that is
+    ``wait_s``: seconds that the peer leaves the reader to find it. ``combine``: the contract of the combine that is
     spoilt; 0: a dispatch is. ``deadline``: seconds of the reader's own in that op, for which no other rank gives up so
     soon; 0: as all ranks. ``lent``: combine's rows lie in window tensors. ``poison``: what lies in the windows of both
     before. ``foreign``: a rank whose counts lie there instead of the peer's; 0: none.
     """
 
     world: int
-    patience: float
+    wait_s: float
     combine: int = 0
     deadline: float = 0
     poison: int = 0xFF
@@ -162,9 +162,9 @@ class Trial:
     foreign: int = 0
 
 
-def trial(world: int, patience: float, spoil: Spoil, combine: int = 0, **more: Any) -> list[str]:
+def trial(world: int, wait_s: float, spoil: Spoil, combine: int = 0, **more: Any) -> list[str]:
     """By rank, what became of it."""
-    of = Trial(world, patience, combine, **more)
+    of = Trial(world, wait_s, combine, **more)
     barrier, reader_done = threading.Barrier(world), threading.Event()
     told: list[str] = []  # of what is corrupt
 
@@ -192,7 +192,7 @@ def trial(world: int, patience: float, spoil: Spoil, combine: int = 0, **more: A
             write(cluster, spoil, of)
         barrier.wait()
         if rank == of.source:
-            reader_done.wait(patience)
+            reader_done.wait(wait_s)
         hasty = of.deadline if rank == of.reader else 0
         with answers.deadline(int(hasty * 1e6)) if hasty else contextlib.nullcontext():
             one = caught(op)
@@ -290,7 +290,7 @@ def test_wrong_counts_of_direct_combine_are_named(contract: int, cores: int, mon
 @pytest.mark.parametrize(("reader", "source"), [(0, 2), (1, 0), (2, 1)])
 @pytest.mark.parametrize("settings", ["direct"], indirect=True)
 def test_the_hash_of_every_message_is_checked(contract: int, reader: int, source: int) -> None:
-    """Of the first, the last, and one between."""
+    """The first, the last, and one between are spoilt."""
     found = trial(3, 5, flipped(HEADER_BLOCKS * WORDS + 2, 0), contract, reader=reader, source=source)
     assert found[reader] == "corrupt", found
 

@@ -1,4 +1,4 @@
-"""What ranks are told of a failure that one of them has found: at once, by whom, and what each keeps of it."""
+"""Checks what ranks are told of a failure that one of them has found: at once, by whom, and what each keeps of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[ascend_moe.LocalCluster]
 
 
 def test_a_rank_that_gives_up_tells_all_others(cluster: ascend_moe.LocalCluster) -> None:
-    """Those that wait, and the one that comes later: each at once, long before its own deadline."""
+    """The ranks that wait are told, and the one that comes later: each at once, long before its own deadline."""
     waited = threading.Barrier(WORLD)
 
     def body(rank: int, group_ep: str) -> tuple[Caught, Caught]:

@@ -1,4 +1,4 @@
-"""What the ops allocate on Meta and Fake tensors: torch_npu's sizes, also symbolic, and what CPU gets."""
+"""Checks what the ops allocate on Meta and Fake tensors: torch_npu's sizes, also symbolic, and what CPU gets."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_balance_is_near_the_best_and_above_the_plain_placement() -> None:
 
 
 def test_every_further_copy_goes_to_the_most_load_a_copy() -> None:
-    """Of equal ones to the expert with fewer copies, then to the lower number."""
+    """Among equal ones it goes to the expert with fewer copies, then to the lower number."""
     for seed in range(10):
         load = skewed(1, 8, seed) // (1, 300)[seed % 2]  # coarse loads have ties
         counts = [1] * 8

@@ -27,7 +27,7 @@ def numpy_quantize(row: np.ndarray) -> tuple[np.ndarray, np.float32]:
 
 
 def assert_codes(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> None:
-    """Of float32 rows: what quantizing makes of each."""
+    """Checks what quantizing makes of each float32 row."""
     for row, found, of_row in zip(values.float(), codes, scale, strict=True):
         expected, expected_scale = numpy_quantize(row.numpy())
         assert np.array_equal(found.numpy(), expected) and of_row.item() == expected_scale

@@ -188,7 +188,7 @@ def test_the_map_says_who_takes_a_place() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_inactive_tokens_take_no_place(seed: int) -> None:
-    """Of drawn sizes, whatever the inactive rows hold; the capacity stays that of all tokens."""
+    """Sizes are drawn, whatever the inactive rows hold; the capacity stays that of all tokens."""
     draw = random.Random(seed)
     tokens, experts = draw.choice([1, 4, 9, 17]), draw.choice([2, 4, 8])
     topk, factor = draw.randint(1, experts), draw.choice([0.25, 0.5, 1.0, 1.5, 4.0])

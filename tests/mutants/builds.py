@@ -34,7 +34,7 @@ LEFT_OUT = ("TIMED", "VNPU", "TORCH", "NPU")
 
 
 class BuildError(Exception):
-    """What the compiler said."""
+    """Holds what the compiler said."""
 
 
 def apply(mutant: Mutant, root: Path) -> None:
@@ -105,7 +105,7 @@ class Sources:
 
 
 def compile_errors(mutants: Sequence[Mutant], folder: Path) -> str:
-    """What a compiler says of the entries of dispatch and combine with the mutants; empty: nothing."""
+    """Returns what a compiler says of the entries of dispatch and combine with the mutants; empty: nothing."""
     sources, said = Sources(mutants), []
     for number, mutant in enumerate([None, *sources.alone] if sources.number_of else sources.alone):
         source, part = library.native_source_root(), folder / str(number)

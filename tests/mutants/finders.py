@@ -42,7 +42,7 @@ from ascend_moe import explore
 
 SEEDS = (11, 22_000, 33_000, 44_000, 55_000)
 LIMIT = 200  # schedules, on the median over the seeds
-PATIENCE = 2000  # schedules after which a seed has not found it
+MOST_SCHEDULES = 2000  # schedules after which a seed has not found it
 DTYPE = "bf16"  # of the cases that are searched
 SEARCHES = (WINDOW, SERVERS, DIRECT, LENT, ROLES, TWO_LAUNCHES)
 
@@ -117,7 +117,7 @@ PARTS = {
 
 
 def first_failure(build: Build, suite: Sequence[str], seconds: float, **environment: str) -> str | None:
-    """What of the suite fails first with a library, or 'hangs' or 'signal N'; None when all pass.
+    """Returns what of the suite fails first with a library, or 'hangs' or 'signal N'; None when all pass.
 
     Raises:
         AssertionError: pytest ended neither with passed nor with failed tests.
@@ -156,15 +156,15 @@ def cases(seed: int, finder: str) -> Iterator[explore.Program]:
         seed += 1
 
 
-def search(build: Build, seed: int, finder: str, patience: int = PATIENCE) -> explore.Result:
+def search(build: Build, seed: int, finder: str, schedules: int = MOST_SCHEDULES) -> explore.Result:
     """Schedules from this seed on, of mixed policies, to the first finding."""
-    return _campaign(build, cases(seed, finder), patience, seed, a_case=1)
+    return _campaign(build, cases(seed, finder), schedules, seed, a_case=1)
 
 
 def special(build: Build, finder: str) -> explore.Result:
     """The same for the finders that have cases of their own."""
     if finder == DRAWN:  # of every kind, as `ascend-moe explore` does
-        return explore.campaign(schedules=PATIENCE, library=build.checked())
+        return explore.campaign(schedules=MOST_SCHEDULES, library=build.checked())
     if finder == LARGE:
         return _campaign(build, map(explore.parse, LARGE_SHARES), 2 * len(LARGE_SHARES), 1, a_case=2)
     if finder == LONG_LISTS:

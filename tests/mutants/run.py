@@ -1,4 +1,4 @@
-"""What finds which mutants: a line each, in about a second a mutant.
+"""Checks what finds which mutants: a line each, in about a second a mutant.
 
     python tests/mutants/run.py                                      # all of the table, by explore mode
     python tests/mutants/run.py --rows 'triple|row' --tests kernels/test_borders.py
@@ -50,7 +50,7 @@ class Hunt:
         self._case, self._number = FORK.Value(c_int, 0), FORK.Value(c_int, -1)  # that are being looked at
 
     def run(self) -> dict[int, str]:
-        """What is found, by the mutant's number."""
+        """Returns what is found, by the mutant's number."""
         while self.builds:
             reader, writer = FORK.Pipe(duplex=False)
             child = FORK.Process(target=self._look, args=(writer,))
@@ -117,7 +117,7 @@ def tested(builds: MutantBuilds, mutant: Mutant, tests: Sequence[str]) -> str | 
 
 
 def explored(builds: MutantBuilds, mutants: Sequence[Mutant], schedules: int) -> dict[str, str]:
-    """What explore mode finds first, by name of the mutant."""
+    """Returns what explore mode finds first, by name of the mutant."""
     found = {}
     together = [mutant for mutant in mutants if mutant.name in builds.sources.number_of]
     groups = [together, *([mutant] for mutant in mutants if mutant not in together)]

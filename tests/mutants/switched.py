@@ -54,7 +54,7 @@ def bodies(text: str) -> list[tuple[int, int]]:
 
 
 def _pieces(text: str) -> tuple[list[str], list[str]]:
-    """What lies outside of the bodies of functions, and the bodies: one fewer."""
+    """Returns what lies outside of the bodies of functions, and the bodies: one fewer."""
     outside, inside, at = list[str](), list[str](), 0
     for begin, end in bodies(text):
         outside.append(text[at:begin])

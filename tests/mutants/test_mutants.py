@@ -15,7 +15,7 @@ import finders
 import pytest
 import switched
 from builds import MutantBuilds, Sources, apply, compile_errors
-from finders import LIMIT, PARTS, PATIENCE, SEARCHES, SEEDS, first_failure, first_failure_of_suite
+from finders import LIMIT, MOST_SCHEDULES, PARTS, SEARCHES, SEEDS, first_failure, first_failure_of_suite
 from table import DRAWN, FAULTS, LARGE, LONG_LISTS, MUTANTS, SERVERS, SHARED_ROWS, WINDOW, Edit, Mutant
 
 from ascend_moe.native import library
@@ -151,9 +151,9 @@ def test_a_mutant_is_found(builds: MutantBuilds, name: str, finder: str) -> None
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("finder", SEARCHES)
 def test_the_clean_kernels_pass_the_same_search(builds: MutantBuilds, finder: str, seed: int) -> None:
-    patience = PATIENCE if finder == WINDOW else LIMIT
-    result = finders.search(builds.library("checked"), seed, finder, patience)
-    assert result.finding is None and result.schedules == patience, result
+    schedules = MOST_SCHEDULES if finder == WINDOW else LIMIT
+    result = finders.search(builds.library("checked"), seed, finder, schedules)
+    assert result.finding is None and result.schedules == schedules, result
 
 
 @pytest.mark.mutants

@@ -81,7 +81,7 @@ def outcome(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Exceptio
 
 
 def said(error: Exception | None) -> Any:
-    """What two backends must agree on."""
+    """Returns what two backends must agree on."""
     details = {name: str(value) for name, value in getattr(error, "details", {}).items() if name != "calls"}
     return type(error), re.sub(r"; the last calls of rank \d: \S+$", "", str(error)), details
 
@@ -178,7 +178,7 @@ def check_what_a_begun_op_finds_is_told() -> None:
 
 
 def launches() -> list[int]:
-    """Of the twin's kernels by this process: dispatch, combine."""
+    """Returns the launches of the twin's kernels by this process: dispatch, combine."""
     path = os.environ["ASCEND_MOE_VNPU"] + "/opp/op_api/lib/libcust_opapi.so"
     count = ctypes.CDLL(path).vnpu_launches
     count.restype = ctypes.c_uint64
@@ -419,7 +419,7 @@ def check_direct_combine_publishes_window_tensors_where_they_lie() -> None:
     end = npu_communicator.known(name)
 
     def written() -> bytes:
-        """Of the data area, up to the lent one."""
+        """Returns what was written of the data area, up to the lent one."""
         torch.npu.synchronize()
         return ctypes.string_at(end._data_address(), end.data_bytes)
 

@@ -50,7 +50,7 @@ def windows_of(group: dist.ProcessGroup) -> Windows:
 
 
 def data_of(rank: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """What this rank contributes: every rank can compute everybody's."""
+    """Returns what this rank contributes: every rank can compute everybody's."""
     generator = torch.Generator().manual_seed(1000 + rank)
     if dtype.is_floating_point:
         return (torch.rand(*shape, generator=generator, dtype=torch.float64) * 4 - 2).to(dtype)
@@ -195,7 +195,7 @@ def check_points() -> None:
 
 
 def check_direct() -> None:
-    """What torch_npu does not reach by itself: functions of libhccl.so, called with device pointers."""
+    """Calls what torch_npu does not reach by itself: functions of libhccl.so, called with device pointers."""
     hccl, comm, group = ctypes.CDLL("libhccl.so"), ctypes.c_void_p(), dist.group.WORLD
     assert group is not None
     assert hccl.HcomGetCommHandleByGroup(name_of(group).encode(), ctypes.byref(comm)) == 0

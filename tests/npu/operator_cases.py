@@ -37,7 +37,7 @@ class Case:
     exact: bool = True
 
     def results(self, device: str) -> list[Tensor]:
-        """Of fresh copies of the tensors; and these, which only an operator in place may change."""
+        """Returns the results of fresh copies of the tensors; and these, which only an operator in place may change."""
         given = self.sample.transform(lambda value: placed(value, device))
         kwargs = given.kwargs | ({"device": device} if "device" in given.kwargs else {})
         found = self.run(given.input, *given.args, **kwargs)
@@ -206,7 +206,7 @@ _BACKWARD: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 
 
 def calls() -> Iterator[Call]:
-    """Of torch_npu's operators of MoE layers: those of the CPU's tests, and more of the arguments."""
+    """Returns the calls of torch_npu's operators of MoE layers: those of the CPU's tests, and more of the arguments."""
     yield from CALLS
     rows, experts, hidden, wide = 10, 4, 16, 16
     counts = {"group_list": torch.tensor([3, 0, 5, 1]), "group_list_type": 1}

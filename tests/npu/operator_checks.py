@@ -45,7 +45,7 @@ def tensors(result: Any) -> list[torch.Tensor]:
 
 
 def on_both(case: Case) -> str:
-    """What differs between the CPU and the NPU."""
+    """Returns what differs between the CPU and the NPU."""
     expected, found = case.results("cpu"), case.results(NPU)
     if {tensor.device.type for tensor in found} != {"npu"}:
         return f"results are on {[tensor.device for tensor in found]}"

@@ -36,7 +36,7 @@ def pasted_output() -> list[str]:
 
 
 def reports(path: Path) -> dict[str, Any]:
-    """What each rank that launched kernels reported when it ended."""
+    """Returns what each rank that launched kernels reported when it ended."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return {line["rank"]: line for line in lines if line["launches"]}
 

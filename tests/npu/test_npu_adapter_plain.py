@@ -1,4 +1,4 @@
-"""What of the NPU adapter needs no torch_npu: refusals, the error record's handling, patching, the build."""
+"""Checks what of the NPU adapter needs no torch_npu: refusals, the error record's handling, patching, the build."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def python_with(folder: Path, torch: str | None, torch_npu: str | None) -> str:
 
 
 def said(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-    """What the command refuses with; it must neither build the libraries nor start the program."""
+    """Returns what the command refuses with; it must neither build the libraries nor start the program."""
     monkeypatch.setattr(library, "vnpu_folder", None)
     monkeypatch.setattr(os, "execvpe", None)
     code, out, err = commands.said("vnpu", *arguments)
@@ -57,7 +57,7 @@ def test_without_torch_npu_it_advises_a_folder_of_its_own(monkeypatch: pytest.Mo
 def test_no_pair_of_versions_is_answered_with_a_command_that_changes_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of what the table lists and more: posts of a release, local parts."""
+    """The table's releases are told apart, and others: posts of a release, local parts."""
     known = [name for pair in PAIRS for name in (pair.torch, f"{pair.torch}+cpu", pair.torch_npu)]
     versions = [None, *known, "2.10.0.post2", "2.10.1", "2.12.1+cpu", "2.15.0", "3.0"]
     pairs = [pair for pair in itertools.product(versions, versions) if not fit(*pair)]

@@ -145,7 +145,7 @@ def test_combine_gives_what_a_dense_layer_gives(seed: int, dtype: str, mask: str
 def test_sums_are_made_in_ascending_k_in_float32(
     values: list[float], weights: list[float], shared: float | None, dtype: torch.dtype, total: float
 ) -> None:
-    """Of one token whose k-th row is filled with values[k]; one rank, one expert a k."""
+    """Combines one token whose k-th row is filled with values[k]; one rank, one expert a k."""
     topk = len(values)
     one = ref.RankInput(
         torch.zeros(1, 8, dtype=dtype),

@@ -25,7 +25,7 @@ H, F = 32, 16
 
 
 def namespaces() -> dict[Any, dict[str, Any]]:
-    """What install changes, and the modules that there are."""
+    """Returns what install changes, and the modules that there are."""
     owners = (torch, torch.Tensor, torch.nn.Module, dist, distributed_c10d, torch._C._nn)
     classes = (torch._C._distributed_c10d.Backend, distributed_c10d.Backend)
     tables = {owner: dict(vars(owner)) for owner in (*owners, *classes)}

@@ -50,7 +50,7 @@ ABOUT |= {"cpu": "a CPU", "cores": 2, "load_before": 0.1, "settings": {"OMP_NUM_
 
 
 def marks(case: Case, times_us: dict[str, int], jitter: float = 0.0) -> list[CaseMarks]:
-    """What every rank would have noted of 8 iterations, every other one (1 + jitter) times as long.
+    """Returns what every rank would have noted of 8 iterations, every other one (1 + jitter) times as long.
 
     Rank r begins 1 µs after rank r - 1; all end when the last one does.
     """
@@ -369,7 +369,7 @@ def until(look: Callable[[], Iterable[Any]], enough: Callable[[list[Any]], bool]
 def test_the_barrier_names_who_has_not_come(tmp_path: Path) -> None:
     def wait(number: int) -> list[int]:
         with pytest.raises(CommTimeout) as raised:
-            Barrier(tmp_path / "barrier", number, 3, 2).wait(patience_s=0.2)
+            Barrier(tmp_path / "barrier", number, 3, 2).wait(wait_s=0.2)
         ranks: list[int] = raised.value.ranks
         return ranks
 

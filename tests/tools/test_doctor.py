@@ -41,7 +41,7 @@ def by_topic(found: Iterator[Finding]) -> dict[str, Finding]:
 
 
 def wheels(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
-    """What is installed."""
+    """Pretends what is installed."""
     real = importlib.metadata.version
 
     def version(name: str) -> str:

@@ -31,7 +31,7 @@ BLOCKS = [
 
 
 def python(code: str) -> str:
-    """What a program of its own prints."""
+    """Returns what a program of its own prints."""
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -83,7 +83,7 @@ def test_a_block_is_python_or_names_its_language() -> None:
 
 
 def in_code(text: str) -> str:
-    """What stands in blocks, indented lines and between backticks."""
+    """Returns what stands in blocks, indented lines and between backticks."""
     spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
     return "\n".join([*(block for _, block in FENCE.findall(text)), *spans])
 
@@ -109,7 +109,7 @@ def test_every_module_for_users_stands_in_a_page(module: str) -> None:
 
 
 def test_the_page_about_layers_names_what_the_modules_have() -> None:
-    """Of dispatchers and placement every name, of routing every router."""
+    """The page names all of dispatchers and placement, and every router."""
     page = in_code(PAGES["layers.md"].read_text())
     from ascend_moe import dispatchers, placement, routing
 

@@ -1,4 +1,4 @@
-"""What `make real-ascendc` runs, and how it counts; its run needs CANN's sources, its controls are in itself."""
+"""Checks what `make real-ascendc` runs, and how it counts; its run needs CANN's sources, its controls are in itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ascend-moe` imports before it works: no torch where no tensor is needed; and what the package still offers."""
+"""Checks what `ascend-moe` imports before it works: no torch where no tensor is needed."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ def test_a_predicted_timeline_has_the_pipes(algorithm: str) -> None:
 
 
 def traced_round_trip(path: str) -> list[int]:
-    """What a rank process does: the ranks of its own recording."""
+    """Returns what a rank process does: the ranks of its own recording."""
     group = ascend_moe.comm_name()
     with ascend_moe.trace(path) as recording:
         round_trip(dist.get_rank(), group)

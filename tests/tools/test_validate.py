@@ -372,7 +372,7 @@ def test_servers_probe_compares_host_names(near: int, hosts: str, verdict: str, 
 
 
 def test_store_probe_stays_on_its_server() -> None:
-    """Of 5 ranks on servers of 2: nothing is stored to, or read from, a rank of another server."""
+    """With 5 ranks on servers of 2: nothing is stored to, or read from, a rank of another server."""
     made: list[foreign.Windows] = []
     found = PROBES["peer store and read"].on(Twin(world=5, layout="a2", near=2, spoil=made.append))
     assert found.verdict == PASS and "ASCEND_MOE_NEAR_STORES=1" in found.detail, found

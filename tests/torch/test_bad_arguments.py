@@ -67,7 +67,7 @@ def epoch(group_ep: str, world: int, rank: int) -> int:
 
 
 def faults(bad: Bad, error: BaseException | None, last: bool) -> Iterator[str]:
-    """What is wrong with the outcome of a bad call, in words."""
+    """Returns what is wrong with the outcome of a bad call, in words."""
     if bad.raised_by == "last" and not last:
         if error is not None:
             yield f"raised {error!r} where nothing is wrong"

@@ -332,7 +332,7 @@ def test_without_the_library_the_package_loads_and_the_ops_say_so() -> None:
 
 
 def test_it_belongs_to_no_python_and_no_torch() -> None:
-    """Of torch it needs nothing but the stable C interface; of Python nothing at all."""
+    """It needs nothing of torch but the stable C interface, and nothing of Python."""
     path = binding.library_path()
     done = subprocess.run(["nm", "-DC", "--undefined-only", path], capture_output=True, text=True, check=True)
     names = [line.split(maxsplit=1)[1] for line in done.stdout.splitlines()]

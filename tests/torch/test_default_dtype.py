@@ -60,7 +60,7 @@ def padded_rows() -> Any:
 
 
 def balancing_loss() -> Any:
-    """Of 1001 tokens, which bfloat16 does not hold; a third of a token's rows is active."""
+    """Returns the balancing loss of 1001 tokens, which bfloat16 does not hold; a third of a token's rows is active."""
     chosen = torch.ones(1001, 3, dtype=torch.bool)
     counted = routing.get_tokens_per_expert_and_token_count(chosen, None, 3, with_padding_mask=True)
     scores = drawn(1001, 3).softmax(-1)

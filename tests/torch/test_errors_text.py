@@ -1,4 +1,4 @@
-"""What errors say and carry: one line, the class, the fields; whatever lies in an error record."""
+"""Checks what errors say and carry: one line, the class, the fields; whatever lies in an error record."""
 
 from __future__ import annotations
 

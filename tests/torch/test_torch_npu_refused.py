@@ -234,7 +234,7 @@ def test_the_wrong_argument_is_named(call: str, changed: dict[str, Any]) -> None
 
 
 def junk(value: Any) -> list[Any]:
-    """What might stand for an argument by mistake."""
+    """Returns what might stand for an argument by mistake."""
     others: list[Any] = [None, "text", 2**62, -(2**62), [], [None], ones(()), zeros(0)]
     if isinstance(value, torch.Tensor):
         others += [value.to("meta"), value[None], value.reshape(-1)[:1], value.bool(), value.to(torch.complex64)]

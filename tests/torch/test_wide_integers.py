@@ -159,7 +159,7 @@ LOCAL: tuple[Callable[[Tensor], list[float]], ...] = (
 
 
 def outcome(call: Callable[..., Any], *args: Any) -> Any:
-    """What the call gives, or its error of ours."""
+    """Returns what the call gives, or its error of ours."""
     try:
         return call(*args)
     except AscendMoeError as error:

@@ -108,7 +108,7 @@ def test_reductions_of_whole_repeats_equal_numpy(kind: str, shape: Shape) -> Non
 @kinds
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_reductions_of_blocks_and_pairs_leave_masked_lanes(kind: str, shape: Shape) -> None:
-    """What has no lane in the mask is not written."""
+    """An element without a lane in the mask is not written."""
     for x in both(kind, 2):
         out, rows, step = np.full_like(x, 99), repeats_of(x, shape), shape[3]
         for name, each, reach in (("Block", 32 // x.itemsize, 8), ("Pair", 2, 128 // x.itemsize)):

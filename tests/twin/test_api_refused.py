@@ -1,4 +1,4 @@
-"""What the twin's API refuses to compile, its table of names, controls of the engines behind other tests."""
+"""Checks what the twin's API refuses to compile, its table of names, controls of the engines behind other tests."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """What the compiler says about each call. All are in one file; each pretends to be a file of its own."""
+    """Returns what the compiler says about each call. All are in one file; each pretends to be a file of its own."""
     head, body = PRELUDE.split("void Kernel() {")
     functions = [f"void Legal() {{{body}\n{LEGAL}"]
     for i, call in enumerate(REFUSED):

@@ -34,7 +34,7 @@ def library(name: str, engine: str) -> ctypes.CDLL:
 
 @dataclass(frozen=True)
 class Result:
-    """What a kernel left: `out`, and the twin's finding or ''. `log`: declared accesses, audit only."""
+    """Holds what a kernel left: `out`, and the twin's finding or ''. `log`: declared accesses, audit only."""
 
     fault: str
     out: NDArray[np.uint8]

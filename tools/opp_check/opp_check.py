@@ -188,7 +188,7 @@ def our_package(toolkit: Toolkit, scratch: Path, socs: tuple[str, ...]) -> Path:
 
 
 def template_package(toolkit: Toolkit, scratch: Path, socs: tuple[str, ...]) -> Path:
-    """Of one operator, with the calls of CANN's example."""
+    """Returns the template package of one operator, with the calls of CANN's example."""
     ops, source, out = scratch / "template.json", scratch / "template/project", scratch / "template/out"
     ops.write_text(json.dumps([TEMPLATE_OP]))
     for name, text in TEMPLATE.items():
@@ -238,7 +238,7 @@ def tree(folder: Path, ops: list[str]) -> set[str]:
 
 
 def compare(ours: set[str], template: set[str]) -> Iterator[str]:
-    """What differs and must not."""
+    """Returns what differs and must not."""
     for name in sorted(template - ours):
         if not any(re.fullmatch(pattern, name) for pattern in REPLACED):
             yield f"{name} is in the template's package, not in ours"
@@ -248,7 +248,7 @@ def compare(ours: set[str], template: set[str]) -> Iterator[str]:
 
 
 def incomplete(folder: Path, ops: list[str], socs: tuple[str, ...]) -> Iterator[str]:
-    """What our package lacks: entry points, binaries of every operator and SoC, headers that kernels include."""
+    """Returns what our package lacks: entry points, binaries of each operator and SoC, headers of kernels."""
     vendor = folder / "packages/vendors" / VENDOR
     library = vendor / "op_api/lib/libcust_opapi.so"
     symbols = run(["nm", "-D", "--defined-only", str(library)])
@@ -276,7 +276,7 @@ def incomplete(folder: Path, ops: list[str], socs: tuple[str, ...]) -> Iterator[
 
 
 def installed(folder: Path, place: Path) -> Iterator[str]:
-    """What goes wrong when CANN's own install.sh of the package runs."""
+    """Returns what goes wrong when CANN's own install.sh of the package runs."""
     place.mkdir()
     env = {**os.environ, "ASCEND_OPP_PATH": str(place)}
     run(["bash", "install.sh", "--quiet", f"--install-path={place}"], cwd=folder, env=env)

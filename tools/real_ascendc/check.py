@@ -285,7 +285,7 @@ class Job:
         return struct.pack(f"<{8 + 16 + FLAGS}Q", *head, at, len(ranges), call.lent, *given, *[0] * FLAGS)
 
     def run(self, runner: Path) -> list[str]:
-        """What differs from the twin, from the reference or from the rules; nothing when all is well."""
+        """Returns what differs from the twin, from the reference or from the rules; nothing when all is well."""
         with tempfile.NamedTemporaryFile(prefix="real-ascendc-") as file:
             os.truncate(file.fileno(), (self.end + PAGE - 1) // PAGE * PAGE)
             with mmap.mmap(file.fileno(), 0) as memory:

@@ -20,7 +20,7 @@ _SUM_LANES = 8  # elements in which CANN keeps each maximum and sum
 
 
 class _Call(NamedTuple):
-    """What forward and backward are told alike. No shift, mask or list is None."""
+    """Holds what forward and backward are told alike. No shift, mask or list is None."""
 
     shift: Tensor | None
     drop: Tensor | None  # a bit an element, 1: kept
@@ -82,7 +82,7 @@ class _Parts(NamedTuple):
 
 
 def _attend(inputs: list[Tensor], shift: Tensor | None, call: _Call) -> _Parts:
-    """Of query, key and value, (B, N, S, D) each: keys and values with N or a divisor of N heads."""
+    """Attends: query, key and value are (B, N, S, D) each: keys and values with N or a divisor of N heads."""
     query, key, value = inputs
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))

@@ -51,7 +51,7 @@ def low_of(case: Case, rank: int, buffer: Any, topk_idx: torch.Tensor) -> Any:
 
 
 def check_blocks(case: Case, rank: int, got: Any) -> None:
-    """Of each local expert ``most`` rows of every source rank, zeros behind those that are there."""
+    """Each local expert has ``most`` rows of every source rank, zeros behind those that are there."""
     rows, count, handle, _, _ = got
     most = case.most + 1
     blocks = rows.view(case.local, case.world, most, -1)

@@ -1,4 +1,4 @@
-"""What DeepEP's Buffer refuses by name, and the small things."""
+"""Checks what DeepEP's Buffer refuses by name, and the small things."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs written for DeepEP import beside its Buffer."""
+"""Checks what programs written for DeepEP import beside its Buffer."""
 
 from __future__ import annotations
 
