@@ -50,10 +50,10 @@ parse() {
         esac
     done
     [[ -n $soc ]] || die "no --soc given: --soc=ascend910b (A2), --soc=ascend910_93 (A3), or both with a comma"
-    local one
-    for one in ${soc//,/ }; do
-        [[ " ${known_socs[*]} " == *" $one "* ]] ||
-            die "unknown SoC '$one': the kernels are written for ${known_socs[*]}"
+    local name
+    for name in ${soc//,/ }; do
+        [[ " ${known_socs[*]} " == *" $name "* ]] ||
+            die "unknown SoC '$name': the kernels are written for ${known_socs[*]}"
     done
     [[ $vendor =~ ^[A-Za-z][A-Za-z0-9_]*$ ]] ||
         die "vendor_name '$vendor' must be letters, digits and underscores, a letter first"

@@ -127,16 +127,16 @@ class Layer:
         dist.barrier(self.others)
 
 
-def dense(one: reference.RankInput) -> torch.Tensor:
+def dense(given: reference.RankInput) -> torch.Tensor:
     """Token by token in fp32, on the CPU."""
     up, down = (weight.float() for weight in expert_weights())
-    out = torch.zeros(one.x.shape)
-    for token, ids in enumerate(one.expert_ids.tolist()):
-        if one.x_active_mask is not None and not one.x_active_mask[token]:
+    out = torch.zeros(given.x.shape)
+    for token, ids in enumerate(given.expert_ids.tolist()):
+        if given.x_active_mask is not None and not given.x_active_mask[token]:
             continue
         for k, expert in enumerate(ids):
-            gate, value = (one.x[token].float() @ up[expert]).chunk(2)
-            out[token] += one.expert_scales[token, k] * (torch.nn.functional.silu(gate) * value @ down[expert])
+            gate, value = (given.x[token].float() @ up[expert]).chunk(2)
+            out[token] += given.expert_scales[token, k] * (torch.nn.functional.silu(gate) * value @ down[expert])
     return out
 
 

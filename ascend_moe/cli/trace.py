@@ -93,9 +93,9 @@ def as_dict(timeline: Timeline) -> dict[str, Any]:
         names = ("working", "worst", "cores", "sync_all", "wait", "bytes")
         return {"step": picture.phase_name(row.phase), **{name: getattr(row, name) for name in names}}
 
-    def waited(one: Any) -> dict[str, Any]:
-        phase = picture.phase_name(one.wait.phase)
-        return {"rank": one.wait.rank, "for_rank": one.store.rank, "step": phase, "ns": one.wait.ns}
+    def waited(longest: Any) -> dict[str, Any]:
+        phase = picture.phase_name(longest.wait.phase)
+        return {"rank": longest.wait.rank, "for_rank": longest.store.rank, "step": phase, "ns": longest.wait.ns}
 
     return {
         "title": timeline.title,

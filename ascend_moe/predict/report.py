@@ -61,10 +61,12 @@ def head(request: Request) -> list[str]:
     return [*lines, _line([*_COLUMNS])]
 
 
-def row(one: Prediction) -> str:
+def row(prediction: Prediction) -> str:
     """A line of the table."""
-    times = [f"{one.dispatch_us:.1f}", f"{one.combine_us:.1f}"]
-    return _line([str(one.request.ranks), one.algorithm, *times, *_sync_alls(one), *_use(one)])
+    times = [f"{prediction.dispatch_us:.1f}", f"{prediction.combine_us:.1f}"]
+    return _line(
+        [str(prediction.request.ranks), prediction.algorithm, *times, *_sync_alls(prediction), *_use(prediction)]
+    )
 
 
 def _line(cells: Sequence[str]) -> str:

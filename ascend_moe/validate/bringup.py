@@ -231,5 +231,5 @@ def _verdict(probe: Probe, place: DevicePlace) -> tuple[str, str]:
 
 def _together(probe: Probe, verdicts: Sequence[tuple[str, str]]) -> Finding:
     """The worst of all ranks."""
-    worst = min(verdicts, key=lambda one: (FAIL, SKIPPED, PASS).index(one[0]))
+    worst = min(verdicts, key=lambda verdict: (FAIL, SKIPPED, PASS).index(verdict[0]))
     return Finding(probe.name, probe.assumption, *worst)

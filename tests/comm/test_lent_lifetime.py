@@ -28,8 +28,8 @@ MOST = WORLD * BATCH * TOPK  # rows of expand_x
 
 @pytest.fixture
 def cluster() -> Iterator[comm.LocalCluster]:
-    with comm.LocalCluster(WORLD, window_mib=1) as one:
-        yield one
+    with comm.LocalCluster(WORLD, window_mib=1) as opened:
+        yield opened
 
 
 class Rank:
@@ -48,7 +48,7 @@ class Rank:
         )
 
     def filled(self) -> torch.Tensor:
-        """Rows of the rank's number and one."""
+        """Rows of the rank's number and end."""
         return self.empty().fill_(self.rank + 1)
 
     def dispatch(self, x: torch.Tensor | None = None, ids: torch.Tensor | None = None, comm_alg: str = "direct") -> Any:
@@ -89,87 +89,87 @@ def refused(call: Callable[[], Any], says: str) -> WindowTensorError:
 
 
 @on_every_rank
-def test_a_direct_combine_spends_it(one: Rank) -> None:
-    sent, rows = one.dispatch(), one.filled()
-    assert (one.combine(rows, sent) == 3).all()  # 1 from rank 0, 2 from rank 1
-    sent = one.dispatch()
-    error = refused(lambda: one.combine(rows, sent), "was consumed by the combine of epoch 2; take a new one")
+def test_a_direct_combine_spends_it(end: Rank) -> None:
+    sent, rows = end.dispatch(), end.filled()
+    assert (end.combine(rows, sent) == 3).all()  # 1 from rank 0, 2 from rank 1
+    sent = end.dispatch()
+    error = refused(lambda: end.combine(rows, sent), "was consumed by the combine of epoch 2; take a new one")
     assert (error.generation, error.epoch) == (1, 2) and "(generation 1)" in str(error)
     # Nothing has been run: the same call with a new tensor meets the other rank.
-    assert (one.combine(one.filled(), sent) == 3).all()
+    assert (end.combine(end.filled(), sent) == 3).all()
 
 
 @on_every_rank
-def test_views_share_its_fate(one: Rank) -> None:
-    sent = one.dispatch()
-    rows = one.empty(2 * MOST)
-    one.combine(rows[:MOST].zero_(), sent)
-    sent = one.dispatch()
-    refused(lambda: one.combine(rows[MOST:], sent), "was consumed")
-    one.combine(torch.zeros(MOST, HIDDEN), sent)
+def test_views_share_its_fate(end: Rank) -> None:
+    sent = end.dispatch()
+    rows = end.empty(2 * MOST)
+    end.combine(rows[:MOST].zero_(), sent)
+    sent = end.dispatch()
+    refused(lambda: end.combine(rows[MOST:], sent), "was consumed")
+    end.combine(torch.zeros(MOST, HIDDEN), sent)
 
 
 @on_every_rank
-def test_other_algorithms_copy_and_spend_nothing(one: Rank) -> None:
+def test_other_algorithms_copy_and_spend_nothing(end: Rank) -> None:
     for name in ("fullmesh_v2", "window", "fullmesh"):
-        rows = one.filled()
+        rows = end.filled()
         for algorithm in (name, name, "direct", name):  # at last read once more, by this rank alone
-            assert (one.combine(rows, one.dispatch(comm_alg=algorithm), algorithm) == 3).all()
+            assert (end.combine(rows, end.dispatch(comm_alg=algorithm), algorithm) == 3).all()
 
 
 @on_every_rank
-def test_dispatch_takes_it_as_any_tensor(one: Rank) -> None:
-    x = one.empty(BATCH).fill_(5)
+def test_dispatch_takes_it_as_any_tensor(end: Rank) -> None:
+    x = end.empty(BATCH).fill_(5)
     for _ in range(3):
-        sent = one.dispatch(x)
+        sent = end.dispatch(x)
         assert (sent[0][: int(sent[4][-1])] == 5).all()
-        one.combine(torch.zeros(MOST, HIDDEN), sent)
-    sent = one.dispatch(x)
-    one.combine(one.empty().copy_(sent[0]), sent)
+        end.combine(torch.zeros(MOST, HIDDEN), sent)
+    sent = end.dispatch(x)
+    end.combine(end.empty().copy_(sent[0]), sent)
 
 
 @on_every_rank
-def test_no_rows_spend_nothing(one: Rank) -> None:
+def test_no_rows_spend_nothing(end: Rank) -> None:
     """A tensor without elements holds no block."""
     nobody = torch.full((0, TOPK), -1, dtype=torch.int32)
-    one.weights = torch.ones(0, TOPK)
-    rows = one.empty(0)
+    end.weights = torch.ones(0, TOPK)
+    rows = end.empty(0)
     for _ in range(2):
-        sent = one.dispatch(torch.ones(0, HIDDEN), nobody)
-        assert one.combine(rows, sent, ids=nobody).shape == (0, HIDDEN)
+        sent = end.dispatch(torch.ones(0, HIDDEN), nobody)
+        assert end.combine(rows, sent, ids=nobody).shape == (0, HIDDEN)
 
 
 # ---- when its memory is lent again
 
 
 @on_every_rank
-def test_dead_tensors_wait_for_the_next_op(one: Rank) -> None:
-    sent = one.dispatch()
-    rows = one.empty().zero_()
+def test_dead_tensors_wait_for_the_next_op(end: Rank) -> None:
+    sent = end.dispatch()
+    rows = end.empty().zero_()
     place = rows.data_ptr()
-    one.combine(rows, sent)
+    end.combine(rows, sent)
     del rows
-    assert one.empty().data_ptr() != place  # peers may still read there
-    sent = one.dispatch()
-    kept = one.empty()
+    assert end.empty().data_ptr() != place  # peers may still read there
+    sent = end.dispatch()
+    kept = end.empty()
     assert kept.data_ptr() == place
-    one.combine(torch.zeros(MOST, HIDDEN), sent)
+    end.combine(torch.zeros(MOST, HIDDEN), sent)
 
 
 @on_every_rank
-def test_spent_tensors_that_live_keep_their_memory(one: Rank) -> None:
-    sent = one.dispatch()
-    rows = one.empty().fill_(7)
-    one.combine(rows, sent)
+def test_spent_tensors_that_live_keep_their_memory(end: Rank) -> None:
+    sent = end.dispatch()
+    rows = end.empty().fill_(7)
+    end.combine(rows, sent)
     for _ in range(4):
-        sent = one.dispatch()
-        other = one.empty().fill_(8)
+        sent = end.dispatch()
+        other = end.empty().fill_(8)
         assert other.data_ptr() != rows.data_ptr()
-        one.combine(other, sent)
+        end.combine(other, sent)
     assert (rows == 7).all()
     place = rows.data_ptr()
     del rows
-    assert one.empty().data_ptr() == place  # ops enough have gone by
+    assert end.empty().data_ptr() == place  # ops enough have gone by
 
 
 def test_a_loop_needs_room_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,14 +177,14 @@ def test_a_loop_needs_room_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_LENT_MIB", "1")
     rows_each = 400 * 1024 // (4 * HIDDEN)
 
-    def work(one: Rank) -> set[int]:
+    def work(end: Rank) -> set[int]:
         places = set()
         for turn in range(50):
-            sent = one.dispatch()
-            rows = one.empty(rows_each)
+            sent = end.dispatch()
+            rows = end.empty(rows_each)
             rows[:MOST] = turn
             places.add(rows.data_ptr())
-            assert (one.combine(rows[:MOST], sent) == 2 * turn).all()
+            assert (end.combine(rows[:MOST], sent) == 2 * turn).all()
         return places
 
     with comm.LocalCluster(WORLD, window_mib=1) as cluster:
@@ -192,18 +192,18 @@ def test_a_loop_needs_room_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @on_every_rank
-def test_spent_tensors_count_as_holders(one: Rank) -> None:
+def test_spent_tensors_count_as_holders(end: Rank) -> None:
     half = 512 * 1024 // (4 * HIDDEN)
-    sent, rows = one.dispatch(), one.empty(half)
-    one.combine(rows[:MOST].zero_(), sent)
-    other = one.empty(half)
+    sent, rows = end.dispatch(), end.empty(half)
+    end.combine(rows[:MOST].zero_(), sent)
+    other = end.empty(half)
     with pytest.raises(WindowTooSmall, match="2 window tensors hold space: drop"):
-        one.empty()
+        end.empty()
     del rows
     with pytest.raises(WindowTooSmall, match="1 window tensor holds space"):
-        one.empty()  # dead, but peers may still read it
-    sent = one.dispatch()
-    one.combine(one.empty().zero_(), sent)
+        end.empty()  # dead, but peers may still read it
+    sent = end.dispatch()
+    end.combine(end.empty().zero_(), sent)
     del other
 
 
@@ -211,126 +211,126 @@ def test_spent_tensors_count_as_holders(one: Rank) -> None:
 
 
 @on_every_rank
-def test_local_errors_spend_nothing(one: Rank) -> None:
-    sent, rows = one.dispatch(), one.filled()
+def test_local_errors_spend_nothing(end: Rank) -> None:
+    sent, rows = end.dispatch(), end.filled()
     with pytest.raises(AscendMoeError, match="expert_scales"):
         ascend_moe.npu_moe_distribute_combine_v2(
-            rows, one.ids, sent[2], sent[4], torch.ones(1, 1), *one.common, comm_alg="direct"
+            rows, end.ids, sent[2], sent[4], torch.ones(1, 1), *end.common, comm_alg="direct"
         )
-    assert (one.combine(rows, sent) == 3).all()
+    assert (end.combine(rows, sent) == 3).all()
 
 
 @on_every_rank
-def test_collective_errors_spend_it(one: Rank) -> None:
+def test_collective_errors_spend_it(end: Rank) -> None:
     """The op has taken its epoch, and peers that found nothing wrong may be reading."""
-    sent, rows, wrong = one.dispatch(), one.filled(), one.ids.clone()
-    wrong[0, 0] = EXPERTS + one.rank
+    sent, rows, wrong = end.dispatch(), end.filled(), end.ids.clone()
+    wrong[0, 0] = EXPERTS + end.rank
     with pytest.raises(InvalidExpertId):
-        one.combine(rows, sent, ids=wrong)
-    refused(lambda: one.combine(rows, sent), "was consumed by the combine of epoch 2")
-    assert (one.combine(one.filled(), sent) == 3).all()
+        end.combine(rows, sent, ids=wrong)
+    refused(lambda: end.combine(rows, sent), "was consumed by the combine of epoch 2")
+    assert (end.combine(end.filled(), sent) == 3).all()
 
 
 @on_every_rank
-def test_errors_of_one_rank_alone_spend_it_on_all(one: Rank) -> None:
-    sent, rows = one.dispatch(), one.filled()
-    if one.rank == 0:
-        ids = one.ids.clone()
+def test_errors_of_one_rank_alone_spend_it_on_all(end: Rank) -> None:
+    sent, rows = end.dispatch(), end.filled()
+    if end.rank == 0:
+        ids = end.ids.clone()
         ids[0] = -1  # a row that comes back is not asked for
         with pytest.raises(RoutingMismatch):
-            one.combine(rows, sent, ids=ids)
+            end.combine(rows, sent, ids=ids)
     else:
-        one.combine(rows, sent)
-    sent = one.dispatch()
-    refused(lambda: one.combine(rows, sent), "was consumed")
-    assert (one.combine(one.filled(), sent) == 3).all()
+        end.combine(rows, sent)
+    sent = end.dispatch()
+    refused(lambda: end.combine(rows, sent), "was consumed")
+    assert (end.combine(end.filled(), sent) == 3).all()
 
 
 def test_a_lost_peer(cluster: comm.LocalCluster) -> None:
     kept = []
 
-    def work(one: Rank) -> None:
-        sent = one.dispatch()
-        rows = one.empty().fill_(4)
-        if one.rank == 1:
-            comm.close(one.group)
+    def work(end: Rank) -> None:
+        sent = end.dispatch()
+        rows = end.empty().fill_(4)
+        if end.rank == 1:
+            comm.close(end.group)
             return
         with pytest.raises(CommError):
-            one.combine(rows, sent)
+            end.combine(rows, sent)
         kept.append(rows)
         with pytest.raises(CommError):
-            one.combine(rows, sent)
+            end.combine(rows, sent)
         with pytest.raises(CommError):
-            one.empty()
+            end.empty()
 
     on_all(cluster, work)
     cluster.close()
     assert (kept[0] == 4).all()
-    on_all(cluster, lambda one: one.combine(one.empty().zero_(), one.dispatch()))
+    on_all(cluster, lambda end: end.combine(end.empty().zero_(), end.dispatch()))
 
 
 # ---- tensors of other windows
 
 
 def test_tensors_of_closed_windows_are_refused(cluster: comm.LocalCluster) -> None:
-    kept = on_all(cluster, lambda one: one.filled())
+    kept = on_all(cluster, lambda end: end.filled())
     cluster.close()
 
-    def work(one: Rank) -> None:
-        sent = one.dispatch()
-        error = refused(lambda: one.combine(kept[one.rank], sent), "or of a group that has been closed")
-        assert f"those of rank {one.rank}" in str(error)
-        assert (one.combine(kept[one.rank].clone(), sent) == 3).all()
+    def work(end: Rank) -> None:
+        sent = end.dispatch()
+        error = refused(lambda: end.combine(kept[end.rank], sent), "or of a group that has been closed")
+        assert f"those of rank {end.rank}" in str(error)
+        assert (end.combine(kept[end.rank].clone(), sent) == 3).all()
         # As memory it is as good as ever, and other algorithms copy it.
-        sent = one.dispatch(kept[one.rank][:BATCH])
-        assert (one.combine(torch.ones(MOST, HIDDEN), sent) == 2).all()
-        assert (one.combine(kept[one.rank], one.dispatch(comm_alg="window"), "window") == 3).all()
+        sent = end.dispatch(kept[end.rank][:BATCH])
+        assert (end.combine(torch.ones(MOST, HIDDEN), sent) == 2).all()
+        assert (end.combine(kept[end.rank], end.dispatch(comm_alg="window"), "window") == 3).all()
 
     on_all(cluster, work)
 
 
 def test_another_rank_and_another_group(cluster: comm.LocalCluster) -> None:
     with comm.LocalCluster(WORLD, window_mib=1) as second:
-        others = on_all(second, lambda one: one.empty().zero_())
-        own = on_all(cluster, lambda one: one.empty().zero_())
+        others = on_all(second, lambda end: end.empty().zero_())
+        own = on_all(cluster, lambda end: end.empty().zero_())
 
-        def work(one: Rank) -> None:
-            sent = one.dispatch()
-            for rank, rows in ((one.rank, others[one.rank]), (1 - one.rank, own[1 - one.rank])):
-                call = functools.partial(one.combine, rows, sent)
+        def work(end: Rank) -> None:
+            sent = end.dispatch()
+            for rank, rows in ((end.rank, others[end.rank]), (1 - end.rank, own[1 - end.rank])):
+                call = functools.partial(end.combine, rows, sent)
                 refused(call, f"other windows: those of rank {rank} of another group")
-            one.combine(own[one.rank], sent)
+            end.combine(own[end.rank], sent)
 
         on_all(cluster, work)
 
 
 @on_every_rank
-def test_rows_that_begin_inside_a_block(one: Rank) -> None:
-    sent = one.dispatch()
-    flat = one.empty(MOST + 1).view(-1)[: MOST * HIDDEN + 8]
-    flat.fill_(one.rank + 1)
+def test_rows_that_begin_inside_a_block(end: Rank) -> None:
+    sent = end.dispatch()
+    flat = end.empty(MOST + 1).view(-1)[: MOST * HIDDEN + 8]
+    flat.fill_(end.rank + 1)
     askew = flat[1 : 1 + MOST * HIDDEN].view(MOST, HIDDEN)
-    refused(lambda: one.combine(askew, sent), "begins inside a 32-byte block .* multiple of 32 bytes")
-    assert (one.combine(flat[8:].view(MOST, HIDDEN), sent) == 3).all()
+    refused(lambda: end.combine(askew, sent), "begins inside a 32-byte block .* multiple of 32 bytes")
+    assert (end.combine(flat[8:].view(MOST, HIDDEN), sent) == 3).all()
 
 
 @on_every_rank
-def test_copies_of_it_are_copies(one: Rank) -> None:
+def test_copies_of_it_are_copies(end: Rank) -> None:
     """Rows that are not contiguous are copied before the op: no zero copy, nothing spent."""
-    wide = one.empty(2 * MOST).view(MOST, 2 * HIDDEN).fill_(one.rank + 1)
+    wide = end.empty(2 * MOST).view(MOST, 2 * HIDDEN).fill_(end.rank + 1)
     for _ in range(2):
-        sent = one.dispatch()
-        assert (one.combine(wide[:, ::2], sent) == 3).all()
+        sent = end.dispatch()
+        assert (end.combine(wide[:, ::2], sent) == 3).all()
 
 
 # ---- forks
 
 
 @on_every_rank
-def test_a_forked_child_gives_nothing_back(one: Rank) -> None:
-    rows = one.empty().fill_(1)
+def test_a_forked_child_gives_nothing_back(end: Rank) -> None:
+    rows = end.empty().fill_(1)
     place = rows.data_ptr()
-    if one.rank == 0:
+    if end.rank == 0:
         child = os.fork()
         if child == 0:
             good = bool((rows == 1).all())
@@ -338,7 +338,7 @@ def test_a_forked_child_gives_nothing_back(one: Rank) -> None:
             gc.collect()
             os._exit(0 if good else 1)
         assert os.waitpid(child, 0)[1] == 0
-    other = one.empty()
+    other = end.empty()
     assert other.data_ptr() != place and (rows == 1).all()
-    sent = one.dispatch()
-    one.combine(rows, sent)
+    sent = end.dispatch()
+    end.combine(rows, sent)

@@ -68,7 +68,7 @@ def servers(monkeypatch: pytest.MonkeyPatch, share: int, kind: str = "a2", near:
         *((*known, spec) for known in (*KNOWN, ("a2", 1), ("a2", 2), ("a2", 4)) for spec in MATRIX),
         *((*known, WIDE) for known in KNOWN),
     ],
-    ids=lambda one: f"W{one.world}V{one.contract}-{one.seed}" if isinstance(one, Case) else str(one),
+    ids=lambda value: f"W{value.world}V{value.contract}-{value.seed}" if isinstance(value, Case) else str(value),
 )
 def test_every_context_gives_the_reference(monkeypatch: pytest.MonkeyPatch, kind: str, share: int, spec: Case) -> None:
     servers(monkeypatch, share, kind, near=spec.seed % 2 == 0)

@@ -235,18 +235,18 @@ def compared(check: Callable[..., None], *args: Any) -> str:
     return "right"
 
 
-def outcome(one: Caught, source: int | None) -> str:
+def outcome(result: Caught, source: int | None) -> str:
     """'right', 'accepted', or the error in a word, of ``source`` where that is known."""
-    if one.error is None:
-        return str(one.value)
+    if result.error is None:
+        return str(result.value)
     names: dict[type, str] = {CorruptStatus: "corrupt", ConfigMismatch: "mismatch", CommTimeout: "timeout"}
     names |= dict.fromkeys((InvalidExpertId, RoutingOverflow), "an error of its own")
-    text = str(one.error)
+    text = str(result.error)
     if source is not None:
-        assert one.error.rank == source and "\n" not in text, text
-    if type(one.error) is CorruptStatus:
+        assert result.error.rank == source and "\n" not in text, text
+    if type(result.error) is CorruptStatus:
         assert "which no rank of epoch" in text
-    return names[type(one.error)]
+    return names[type(result.error)]
 
 
 @pytest.mark.row("corrupt status")

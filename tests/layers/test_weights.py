@@ -37,10 +37,10 @@ def values(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def same(ours: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     """Bits, dtypes and names."""
-    alike = [each.dtype == other[name].dtype and torch.equal(each, other[name]) for name, each in one.items()]
-    return one.keys() == other.keys() and all(alike)
+    alike = [each.dtype == other[name].dtype and torch.equal(each, other[name]) for name, each in ours.items()]
+    return ours.keys() == other.keys() and all(alike)
 
 
 def rows(dtype: torch.dtype = BF16) -> Tensor:

@@ -83,7 +83,7 @@ class Hunt:
         self.found[number] = text
         del self.builds[number]
 
-    def _look(self, said: Connection) -> None:
+    def _look(self, writer: Connection) -> None:
         torch.set_num_threads(1)
         left, first, behind, done = dict(self.builds), self._case.value, self._number.value, 0
         for place in itertools.count():
@@ -101,11 +101,11 @@ class Hunt:
                         run = world.run(done, count)
                         if run.failed:
                             text = f"{run.kind.decode()}: {run.message.decode()[:160]} | {case}"
-                            said.send((number, f"case {place + 1}: {text}"))
+                            writer.send((number, f"case {place + 1}: {text}"))
                             del left[number]
-                said.send((-1, ""))  # it goes on
+                writer.send((-1, ""))  # it goes on
             done += count
-        said.send(None)
+        writer.send(None)
 
 
 def tested(builds: MutantBuilds, mutant: Mutant, tests: Sequence[str]) -> str | None:

@@ -423,8 +423,8 @@ def check_direct_combine_publishes_window_tensors_where_they_lie() -> None:
         torch.npu.synchronize()
         return ctypes.string_at(end._data_address(), end.data_bytes)
 
-    def combine(of: torch.Tensor) -> torch.Tensor:
-        return OP["combine_v2"](of, trip.ids, index, counts, trip.weights, **place(name), comm_alg="direct")
+    def combine(expand_x: torch.Tensor) -> torch.Tensor:
+        return OP["combine_v2"](expand_x, trip.ids, index, counts, trip.weights, **place(name), comm_alg="direct")
 
     lent = [ascend_moe.window_empty((len(rows) + more, H), **shape) for more in (0, 5)]
     assert all(tensor.device == rows.device and tensor.is_contiguous() for tensor in lent)
