@@ -286,7 +286,7 @@ def test_keyboard_interrupt_does_not_wait_for_ever(library: WindowLibrary, monke
 
 
 def test_a_timeout_says_which_rank_is_in_python_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the two ranks that it waits for, the first computes, and the op of the second waits for the first too."""
+    """The first of the two ranks that are waited for computes; the op of the second waits for the first too."""
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.5")
     over = threading.Barrier(3)  # rank 1 computes until the others have their errors
 

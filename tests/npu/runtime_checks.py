@@ -139,7 +139,7 @@ def check_fork() -> None:
 
 
 def check_refused() -> None:
-    """What only a device can do must be refused by name, not done in a wrong way."""
+    """Checks that what only a device can do is refused by name, not done in a wrong way."""
     runtime = ctypes.CDLL("libascendcl.so")
     runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p
     for name in ("rtKernelLaunch", "aclrtBinaryLoadFromData", "aclmdlSetDump"):
