@@ -110,30 +110,35 @@ def open_rows(words: Tensor, hidden: int, dtype: torch.dtype, quant_mode: int) -
     return codes, factors.squeeze(1)
 
 
-def pack(*columns: Tensor) -> Tensor:
-    """Rows of one or more (n, *) tensors side by side as (n, words) int32: any backend can carry them."""
+def pack(*columns: Tensor, dtype: torch.dtype = torch.int32, unit: int = 4) -> Tensor:
+    """Rows of one or more (n, *) tensors side by side as (n, m) of ``dtype``: what carries rows does not look at them.
+
+    Args:
+        unit: bytes that a row is a multiple of, zeros behind the last column; a multiple of dtype's size.
+    """
     size = sum(c.size(1) * c.element_size() for c in columns)
+    whole = -(-size // unit) * unit
     if columns[0].size(0) == 0:  # tensors that numpy has made have strides of 0 then, which no view takes
-        return torch.empty(0, -(-size // 4), dtype=torch.int32, device=columns[0].device)
-    if len(columns) == 1 and size % 4 == 0:
+        return torch.empty(0, whole // dtype.itemsize, dtype=dtype, device=columns[0].device)
+    if len(columns) == 1 and size == whole:
         rows = columns[0].contiguous()
-        aligned = rows.storage_offset() * rows.element_size() % 4 == 0
-        return (rows if aligned else rows.clone()).view(torch.int32)
-    out = torch.empty(columns[0].size(0), -(-size // 4) * 4, dtype=torch.uint8, device=columns[0].device)
+        aligned = rows.storage_offset() * rows.element_size() % dtype.itemsize == 0
+        return (rows if aligned else rows.clone()).view(dtype)
+    out = torch.empty(columns[0].size(0), whole, dtype=torch.uint8, device=columns[0].device)
     at = 0
     for column in columns:
         width = column.size(1) * column.element_size()
         out[:, at : at + width] = column.contiguous().view(torch.uint8)
         at += width
     out[:, at:] = 0
-    return out.view(torch.int32)
+    return out.view(dtype)
 
 
-def unpack(words: Tensor, *layout: tuple[int, torch.dtype]) -> list[Tensor]:
-    """Undoes ``pack``: (n, columns) tensors for each (columns, dtype)."""
-    if len(layout) == 1 and layout[0][0] * layout[0][1].itemsize == words.size(1) * 4:
-        return [words.view(layout[0][1])]
-    raw, at, out = words.view(torch.uint8), 0, []
+def unpack(rows: Tensor, *layout: tuple[int, torch.dtype]) -> list[Tensor]:
+    """Undoes ``pack``: (n, columns) tensors for each (columns, dtype), with memory of their own unless there is one."""
+    if len(layout) == 1 and layout[0][0] * layout[0][1].itemsize == rows.size(1) * rows.element_size():
+        return [rows.view(layout[0][1])]
+    raw, at, out = rows.contiguous().view(torch.uint8), 0, []
     for columns, dtype in layout:
         width = columns * dtype.itemsize
         # A copy always: one row alone is contiguous where it stands, at an address of any parity.

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ascend_moe.dispatchers.rows import unpack
 from ascend_moe.errors import need
-from ascend_moe.interop.deep_ep.rows import GROUP, PACKED, cast_fp8, pack, ue8m0, unpack
+from ascend_moe.interop.deep_ep.rows import GROUP, PACKED, cast_fp8, pack, ue8m0
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Format:
 
     def unpack(self, rows: Tensor, hidden: int) -> tuple[Tensor, Tensor]:
         """Codes as uint8, and scales as the result has them, of rows in fp8."""
-        codes, scales = unpack(rows, [(hidden, torch.uint8), (hidden // GROUP, self._travelling)])
+        codes, scales = unpack(rows, (hidden, torch.uint8), (hidden // GROUP, self._travelling))
         return codes, scales.view(self.scales)
 
     @property

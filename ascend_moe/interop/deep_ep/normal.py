@@ -14,10 +14,11 @@ from torch import Tensor
 from ascend_moe import plan
 from ascend_moe._narrow import narrow
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
+from ascend_moe.dispatchers.rows import unpack
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
 from ascend_moe.interop.deep_ep import agreed
 from ascend_moe.interop.deep_ep.place import BufferPlace, need_whole
-from ascend_moe.interop.deep_ep.rows import FLOATS, Layout, check_x, pack, unpack
+from ascend_moe.interop.deep_ep.rows import FLOATS, Layout, check_x, pack
 from ascend_moe.ops.collectives import gather_rows
 
 
@@ -84,7 +85,7 @@ def dispatch(
     counts = out.ep_recv_counts
     number = num_worst_tokens or int(counts[-1])
     sent = Sent(way, ranks, out, tokens, number)
-    received = unpack(_first(out.expand_x, number), _layout([*columns, *beside]))
+    received = unpack(_first(out.expand_x, number), *_layout([*columns, *beside]))
     arrived = torch.arange(number, device=counts.device) < counts[-1]
     ids, weights = _local_topk(received[len(columns) :], arrived, place.rank * local, local)
     by_expert = table[:, world:].sum(0)[place.rank * local : (place.rank + 1) * local]
@@ -100,7 +101,7 @@ def dispatch_again(x: Tensor | tuple[Tensor, Tensor], handle: object) -> Any:
     columns = check_x(x)
     need_shape("x", columns[0], (sent.ranks.shape[0], columns[0].shape[1]))
     out = sent.way.dispatch(pack(*columns), sent.ranks, max_tokens=sent.tokens).expand_x
-    return _x(unpack(_first(out, sent.rows), _layout(columns)))
+    return _x(unpack(_first(out, sent.rows), *_layout(columns)))
 
 
 def combine(

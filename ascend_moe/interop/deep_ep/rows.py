@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ascend_moe.dispatchers.rows import pack as pack_rows
 from ascend_moe.errors import RoutingOverflow, need, need_dims, need_dtype, need_shape
 from ascend_moe.interop.deep_ep.place import ROW_BYTES
 
@@ -22,25 +23,8 @@ Layout = list[tuple[int, torch.dtype]]  # columns and type of each part
 
 
 def pack(*columns: Tensor) -> Tensor:
-    """``(n, *)`` tensors side by side as ``(n, m)`` bf16 rows of whole 32 bytes, zeros behind the last."""
-    if len(columns) == 1 and columns[0].dtype == torch.bfloat16 and columns[0].shape[1] * 2 % ROW_BYTES == 0:
-        return columns[0].contiguous()
-    parts = [column.contiguous().view(torch.uint8) for column in columns if column.shape[1]]
-    width = sum(part.shape[1] for part in parts)
-    parts.append(parts[0].new_zeros(parts[0].shape[0], -width % ROW_BYTES))
-    return torch.cat(parts, 1).view(torch.bfloat16)
-
-
-def unpack(rows: Tensor, layout: Layout) -> list[Tensor]:
-    """The columns of packed rows, each with memory of its own, unless there is one only."""
-    if len(layout) == 1 and rows.dtype == layout[0][1] and rows.shape[1] == layout[0][0]:
-        return [rows]
-    raw, at, columns = rows.contiguous().view(torch.uint8), 0, []
-    for count, dtype in layout:
-        width = count * dtype.itemsize
-        columns.append(raw[:, at : at + width].clone(memory_format=torch.contiguous_format).view(dtype))
-        at += width
-    return columns
+    """Packs ``(n, *)`` tensors side by side as ``(n, m)`` bf16 rows of whole 32 bytes, as the ops take them."""
+    return pack_rows(*columns, dtype=torch.bfloat16, unit=ROW_BYTES)
 
 
 def places_of(ends: Tensor, rows: int, width: int, block: str, rule: str) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ascend_moe._narrow import narrow, wide_ids_named
 from ascend_moe.dispatchers import Dispatched
+from ascend_moe.dispatchers.rows import unpack
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.interop.deep_ep import events, layout
 from ascend_moe.interop.deep_ep.agreed import most_tokens_of
@@ -22,7 +23,7 @@ from ascend_moe.interop.deep_ep.costs import Costs
 from ascend_moe.interop.deep_ep.events import EventHandle
 from ascend_moe.interop.deep_ep.fused import FusedCalls
 from ascend_moe.interop.deep_ep.place import BufferPlace, need_whole, not_supported
-from ascend_moe.interop.deep_ep.rows import cast_fp8_rows, pack, unpack
+from ascend_moe.interop.deep_ep.rows import cast_fp8_rows, pack
 from ascend_moe.ops.pairs import Pairs
 
 QUANT_MODES = {"none": 0, "bf16": 0, "int8": 2}  # of the ops
@@ -51,7 +52,7 @@ def dispatch_rows(
     )
     if quant != FP8_ROWS:
         return sent
-    rows, scales = unpack(sent.expand_x, [(x.shape[1], torch.float8_e4m3fn), (1, torch.float32)])
+    rows, scales = unpack(sent.expand_x, (x.shape[1], torch.float8_e4m3fn), (1, torch.float32))
     return dataclasses.replace(sent, expand_x=rows, dynamic_scales=scales.squeeze(1))
 
 
