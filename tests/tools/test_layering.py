@@ -260,6 +260,14 @@ def test_python_folders_import_only_what_lies_below() -> None:
             assert used <= {"ascend_moe", "torch", *sys.stdlib_module_names}, name
 
 
+def test_files_that_the_page_names_exist() -> None:
+    checkout, package = PAGE.parents[1], PAGE.parents[1] / "ascend_moe"
+    bases = (checkout, package, checkout / "op_kernel", checkout / "op_host" / "rules", checkout / "csrc" / "torch")
+    named = set(re.findall(r"`([\w./-]+\.(?:py|h|cpp))`", PAGE.read_text()))
+    absent = {name for name in named if not any((base / name).is_file() for base in bases)}
+    assert len(named) > 25 and absent == {"kernel_operator.h"}, absent
+
+
 def test_tables_of_the_page_are_read_strictly() -> None:
     head = "| tree | purpose | may include |\n|---|---|---|\n"
     assert rows_of("tree", f"{head}| `a` | x | nothing |\n| `b` | y | `a` |\n\n| `c` |") == {"a": (), "b": ("a",)}
