@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher
@@ -47,3 +48,10 @@ def make_dispatcher(kind: str, group: object, num_experts: int, comm_alg: str = 
     for name, value in {"comm_alg": comm_alg, **options}.items():
         need(not value, name, "is {!r}, which kind {!r} does not take; leave it out", value, kind)
     return (AllToAllDispatcher if kind == "alltoall" else AllGatherDispatcher)(group, num_experts)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "WindowDispatcher":  # its name until 26 November 2026
+        warnings.warn("WindowDispatcher is MC2Dispatcher now", DeprecationWarning, stacklevel=2)
+        return MC2Dispatcher
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

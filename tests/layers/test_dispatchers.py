@@ -384,3 +384,12 @@ def test_rows_are_kept_for_the_weights_gradients_only(kind: Any) -> None:
             assert (torch.Size([3, 16]) in kept) == wanting
 
     threads(1).run(body)
+
+
+def test_the_old_name_of_a_dispatcher_still_works() -> None:
+    from ascend_moe import dispatchers
+
+    with pytest.warns(DeprecationWarning, match="WindowDispatcher is MC2Dispatcher now"):
+        assert dispatchers.WindowDispatcher is MC2Dispatcher
+    with pytest.raises(AttributeError, match="has no attribute 'NoDispatcher'"):
+        _ = dispatchers.NoDispatcher

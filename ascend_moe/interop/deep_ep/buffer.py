@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ascend_moe.errors import need, with_typed_errors
+from ascend_moe.errors import need, need_one_of, with_typed_errors
 from ascend_moe.interop.deep_ep import events, layout, low_latency, normal
+from ascend_moe.interop.deep_ep.ascend import AscendBuffer
 from ascend_moe.interop.deep_ep.base import BufferBase
 from ascend_moe.interop.deep_ep.costs import Costs
 from ascend_moe.interop.deep_ep.events import EventOverlap
@@ -20,7 +21,17 @@ if TYPE_CHECKING:
     from ascend_moe.interop.deep_ep.place import Group
 
 
-class Buffer(BufferBase):
+class _ByFlavour(type):
+    """Makes an AscendBuffer of a call ``Buffer(group, ..., flavour="ascend")``."""
+
+    def __call__(cls, *args: Any, flavour: str = "deepep", **kwargs: Any) -> Any:
+        need_one_of("flavour", flavour, ("deepep", AscendBuffer.flavour))
+        if cls is Buffer and flavour == AscendBuffer.flavour:
+            return AscendBuffer(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+class Buffer(BufferBase, metaclass=_ByFlavour):
     """Dispatch and combine with DeepEP's names, arguments, results and handles.
 
     Args:
@@ -28,7 +39,8 @@ class Buffer(BufferBase):
             allow_mnnvl: as of `BufferBase`, which has the limits too.
         explicitly_destroy: ``destroy`` may be called.
         enable_shrink: no effect. comm: must be None.
-        flavour: "deepep". sgl-kernel-npu's rows, counts and handles are ``AscendBuffer``'s.
+        flavour: "deepep", or "ascend": the call makes an ``AscendBuffer``, with sgl-kernel-npu's rows, counts and
+            handles, and takes its arguments.
 
     Source: DeepEP ``Buffer``.
     """
@@ -48,13 +60,8 @@ class Buffer(BufferBase):
         explicitly_destroy: bool = False,
         enable_shrink: bool = False,
         comm: object = None,
-        *,
-        flavour: str = "deepep",
     ) -> None:
         need(comm is None, "comm", "is given; pass a process group as group")
-        need(
-            flavour == self.flavour, "flavour", "is {!r}; for sgl-kernel-npu's, 'ascend', make an AscendBuffer", flavour
-        )
         super().__init__(group, num_nvl_bytes, num_rdma_bytes, low_latency_mode)
         self.explicitly_destroy, self.enable_shrink = explicitly_destroy, enable_shrink
         self._low_latency = low_latency.LowLatency(self._place)

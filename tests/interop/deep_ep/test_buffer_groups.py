@@ -93,6 +93,7 @@ def test_a_group_is_given_as_group_name_mesh_or_tuple(alone: Any, flavour: str) 
 
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("ep",))
     case = Case(world=1)
+    assert type(Buffer(alone, flavour=flavour)) is BUFFERS[flavour]
     for group in (alone, alone.group_name, mesh, mesh["ep"], SimpleNamespace(device_group=alone)):
         buffer: Any = BUFFERS[flavour](group)
         assert (buffer.group_size, buffer.rank) == (1, 0)
