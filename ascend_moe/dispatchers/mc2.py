@@ -15,6 +15,7 @@ from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher
 from ascend_moe.errors import need, with_typed_errors
 from ascend_moe.ops.begin import begin_combine, begin_dispatch
+from ascend_moe.ops.collectives import MAX_BATCH
 
 
 @dataclass
@@ -40,7 +41,7 @@ class MC2Dispatcher(Dispatcher):
             this package's.
     """
 
-    max_batch = 4096
+    max_batch = MAX_BATCH
 
     @with_typed_errors
     def __init__(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Group = ProcessGroup | Place
 
 _WORDS = 8  # fp32 columns of the narrowest row: rows are a multiple of 32 bytes
-_MAX_BATCH = 4096  # of a dispatch
+MAX_BATCH = 4096  # of a dispatch: op_host's limit, which a test compares
 
 
 def size_of(group: Group) -> int:
@@ -89,7 +89,7 @@ def _through_windows(raw: Tensor, send: list[int], receive: list[int], place: Pl
     everybody = torch.arange(world, dtype=torch.int32)
     told = torch.full((world, _WORDS), float(max(send)), dtype=torch.float32)
     longest = max(int(each[0, 0]) for each in dispatch(told, everybody, world))
-    share = max(1, min(_MAX_BATCH // world, window // (world * world * wide.shape[1])))
+    share = max(1, min(MAX_BATCH // world, window // (world * world * wide.shape[1])))
     parts: list[list[Tensor]] = [[words[:0]] for _ in range(world)]
     starts = [sum(send[:target]) for target in range(world)]
     for first in range(0, longest, share):

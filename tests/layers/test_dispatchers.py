@@ -13,6 +13,7 @@ from gloo_ranks import threads
 from op_runs import RankRun, check_sums
 
 import ascend_moe.reference as ref
+from ascend_moe import plan
 from ascend_moe.comm import LocalCluster
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers.rows import quantize_dispatch_rows
@@ -393,3 +394,7 @@ def test_the_old_name_of_a_dispatcher_still_works() -> None:
         assert dispatchers.WindowDispatcher is MC2Dispatcher
     with pytest.raises(AttributeError, match="has no attribute 'NoDispatcher'"):
         _ = dispatchers.NoDispatcher
+
+
+def test_the_most_tokens_of_a_call_are_those_of_the_rules() -> None:
+    assert MC2Dispatcher.max_batch == plan.limits()["batch"]

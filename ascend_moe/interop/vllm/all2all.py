@@ -14,11 +14,10 @@ from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import AllGatherDispatcher, Dispatcher, make_dispatcher
 from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
-from ascend_moe.ops.collectives import gather
+from ascend_moe.ops.collectives import MAX_BATCH, gather
 
-#: Tokens a rank that the window operators of CANN take at most; ours take MAX_TOKENS.
+#: Tokens a rank that the window operators of CANN take at most; ours take MAX_BATCH.
 DEFAULT_MAX_TOKENS = 512
-MAX_TOKENS = 4096
 _ANY_NUMBER = 1 << 20  # of tokens a rank, where a dispatcher allocates nothing for it
 
 
@@ -49,8 +48,8 @@ class All2AllHandle:
         known, local, most = self.dispatcher.num_experts, self.dispatcher.local_experts, self.max_tokens
         rule = "is {}; it must be {}, experts of all ranks, or {}, those of this one"
         need(num_experts in (known, local), "num_experts", rule, num_experts, known, local)
-        rule = "has {} tokens, max_num_tokens is {}; make it with more, at most 4096, on all ranks, "
-        need(most is None or a1.shape[0] <= most, "a1", rule + "or cut the batch", a1.shape[0], most)
+        rule = "has {} tokens, max_num_tokens is {}; make it with more, at most {}, on all ranks, "
+        need(most is None or a1.shape[0] <= most, "a1", rule + "or cut the batch", a1.shape[0], most, MAX_BATCH)
 
     def check_map(self, expert_map: Tensor | None) -> None:
         """Raises ArgumentError unless the map is the one placement that dispatch knows."""
@@ -114,7 +113,7 @@ class All2AllManager:
     def _make(self, way: str, experts: int, bound: int | None) -> All2AllHandle:
         options = {} if bound is None else {"ops": self.ops}
         if bound is not None:
-            need(1 <= bound <= MAX_TOKENS, "max_num_tokens", "is {}; need 1..{}", bound, MAX_TOKENS)
+            need(1 <= bound <= MAX_BATCH, "max_num_tokens", "is {}; need 1..{}", bound, MAX_BATCH)
         place = Place(self.group_name, self.world, self.rank)
         return All2AllHandle(make_dispatcher(way, place, experts, **options), bound)
 
