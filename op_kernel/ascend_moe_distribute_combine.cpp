@@ -1,7 +1,8 @@
 // Kernel entry of AscendMoeDistributeCombine. DTYPE_X is the element type of expand_x and of the result.
 #include "kernel_operator.h"
 
-#include "window/combine.h"
+#include "window/packed.h"
+#include "window/slots.h"
 #include "direct/combine.h"
 
 extern "C" __global__ __aicore__ void ascend_moe_distribute_combine(
@@ -18,7 +19,11 @@ extern "C" __global__ __aicore__ void ascend_moe_distribute_combine(
                                              errorRecord,  workspaceGM, tilingGM};
     AscendC::TPipe pipe;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE)) {
-        moe::MoeDistributeCombine<DTYPE_X> op;
+        moe::PackedCombine<DTYPE_X> op;
+        op.Init(arguments, tiling);
+        op.Process(pipe);
+    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_SLOTS)) {
+        moe::SlotCombine<DTYPE_X> op;
         op.Init(arguments, tiling);
         op.Process(pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_DIRECT)) {

@@ -162,7 +162,9 @@ inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, Ca
 
 inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan) {
     const bool direct = info.algorithm == kAlgorithmDirect;
-    plan.tilingKey = direct ? ASCEND_MOE_TILING_KEY_COMBINE_DIRECT : ASCEND_MOE_TILING_KEY_COMBINE;
+    plan.tilingKey = direct              ? ASCEND_MOE_TILING_KEY_COMBINE_DIRECT
+                     : info.triples != 0 ? ASCEND_MOE_TILING_KEY_COMBINE_SLOTS
+                                         : ASCEND_MOE_TILING_KEY_COMBINE;
     plan.combine.info = info;
     plan.combine.hasSharedExpertX = MOE_GIVEN(call, shared_expert_x) ? 1 : 0;
     RingChooser rings(plan, UbOf(call));

@@ -126,7 +126,7 @@ __aicore__ inline Verdict JudgeMessages(Exchange& exchange, const MoeDistributeI
     return verdict;
 }
 
-// V1: a position of expand_idx past the expert's pairs would read another row. The verdict is the first such
+// A position of expand_idx past the expert's pairs would read another row. The verdict is the first such
 // among pairs [begin, end).
 __aicore__ inline Verdict CheckIndex(const MoeDistributeInfo& info, GM_ADDR expandIdx, RoutingTable& routing,
                                      uint32_t begin, uint32_t end, const LocalTensor<int32_t>& index) {

@@ -212,7 +212,7 @@ public:
             if (end_ - begin_ > chunk) pairs_.Load(at, count);
             for (uint32_t i = 0, k = 0; i < count; ++i) {
                 const int32_t id = pairs_.Id(i, (at + i) / info_->topK);
-                owners[k] = pairs_.Routed(id) ? static_cast<uint32_t>(id) / info_->localExperts : kMaxWorld + k;
+                owners[k] = pairs_.Routed(id) ? Owner(*info_, static_cast<uint32_t>(id)) : kMaxWorld + k;
                 uint32_t same = 0;
                 for (uint32_t before = 0; before <= k; ++before) same += owners[before] == owners[k] ? 1 : 0;
                 if (same > info_->localExperts) return true;

@@ -249,7 +249,7 @@ public:
     __aicore__ inline int32_t First(int32_t expert) {
         if (!byVectors_) return routing_->Prefix(expert);
         const uint32_t id = static_cast<uint32_t>(expert);
-        return firstBuf_.Get<int32_t>().GetValue(id % info_->localExperts * info_->world + id / info_->localExperts);
+        return firstBuf_.Get<int32_t>().GetValue(Local(*info_, id) * info_->world + Owner(*info_, id));
     }
 
 private:

@@ -30,7 +30,7 @@ public:
         world_ = info.world;
         end_ = world_;
         if (info.transport != kTransportRdma) return;
-        begin_ = info.rank / info.nearRanks * info.nearRanks;
+        begin_ = Server(info, info.rank) * info.nearRanks;
         end_ = Min(begin_ + info.nearRanks, world_);
     }
     __aicore__ inline bool Far(uint32_t rank) const { return rank < begin_ || rank >= end_; }
@@ -70,7 +70,7 @@ public:
         }
         StoreRows(context_->data(peer) + Region(parity_, context_->rank()) + offset, rows, bytes);
     }
-    // Bytes into a slot of the peer's half, whoever the source: the return path of the V2 contract.
+    // Bytes into a slot of the peer's half, whoever the source: the return path of rows with triples.
     __aicore__ inline void PutSlot(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows, uint32_t bytes) {
         StoreRows(context_->data(peer) + HalfOffset(context_->data_bytes(), parity_) + offset, rows, bytes);
     }

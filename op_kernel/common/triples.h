@@ -1,5 +1,4 @@
-// The triples (source rank, token, k) of a core's share of expand_x in combine under the V2 contract, a chunk at a
-// time, checked.
+// The triples (source rank, token, k) of a core's share of expand_x in combine, a chunk at a time, checked.
 #ifndef ASCEND_MOE_COMMON_TRIPLES_H
 #define ASCEND_MOE_COMMON_TRIPLES_H
 

@@ -1,11 +1,130 @@
-// The end of a token's sum, for both algorithms: rows that are in UB are weighted and added in fp32, in the
-// order of the calls; then the sum is rounded once and stored.
+// A token's sum, for both algorithms: its terms and where they lie, how parts of them come into UB, and the sum of
+// these: weighted and added in fp32, multiply then add, in the order of the terms; then it is rounded once and stored.
 #ifndef ASCEND_MOE_COMMON_WEIGHTED_SUM_H
 #define ASCEND_MOE_COMMON_WEIGHTED_SUM_H
 
-#include "base.h"
+#include "inputs.h"
 
 namespace moe {
+
+struct Term {
+    GM_ADDR address;
+    float weight;
+    bool weighted;   // else it is added as it is
+    bool travelled;  // it lies as rows come back, else as x does
+};
+
+// The terms of a token's sum in their order: its rows by ascending k, then shared_expert_x. Terms that never
+// travelled have their place here, and nowhere else. `Rows` finds rows of pairs: Load(begin, count) begins to load what
+// it needs of a chunk of pairs, Place(routing, token, tokens) prepares that, and Address(routing, id, token, k, i) says
+// where the row of pair `i` of the chunk lies, nullptr where it has not come.
+template <typename XType, typename Rows>
+class Terms {
+public:
+    // UB: weights of a chunk of pairs.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling,
+                                const CombineArguments& arguments, Rows& rows) {
+        info_ = &tiling.info;
+        rows_ = &rows;
+        sharedX_ = tiling.hasSharedExpertX != 0 ? arguments.sharedExpertX : nullptr;
+        scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(arguments.expertScales), info_->batch * info_->topK);
+        pipe.InitBuffer(scaleBuf_, kChunkPairs * sizeof(float));
+    }
+    // Begins to load a chunk of tokens, from `token` on, at most ChunkTokens. The caller waits for MTE2.
+    __aicore__ inline void Load(RoutingTable& routing, uint32_t token, uint32_t tokens) {
+        first_ = token;
+        tokens_ = tokens;
+        const uint32_t begin = token * info_->topK, count = tokens * info_->topK;
+        routing.pairs().Keep(begin, count);
+        rows_->Load(begin, count);
+        if (info_->hasWeights != 0) CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
+    }
+    __aicore__ inline void Place(RoutingTable& routing) { rows_->Place(routing, first_, tokens_); }
+    __aicore__ inline uint32_t ChunkTokens() const { return kChunkPairs / info_->topK; }
+    __aicore__ inline uint32_t first() const { return first_; }
+    __aicore__ inline uint32_t tokens() const { return tokens_; }
+
+    // Goes to the first term of a token of the chunk.
+    __aicore__ inline void Begin(uint32_t token) {
+        token_ = token;
+        k_ = 0;
+        active_ = false;
+    }
+    // False: the token has no more terms.
+    __aicore__ inline bool Next(RoutingTable& routing, Term& term) {
+        while (k_ < info_->topK) {
+            const uint32_t k = k_++, i = (token_ - first_) * info_->topK + k;
+            const int32_t id = routing.pairs().Id(i, token_);
+            active_ = active_ || id != kInactive;
+            if (!routing.pairs().Routed(id)) continue;
+            term.address = rows_->Address(routing, id, token_, k, i);
+            if (term.address == nullptr) continue;
+            term.weighted = info_->hasWeights != 0;
+            term.weight = term.weighted ? scaleBuf_.Get<float>().GetValue(i) : 1.0f;
+            term.travelled = true;
+            return true;
+        }
+        return NextOwn(term);
+    }
+
+private:
+    // What this rank adds itself, to tokens with an active pair.
+    __aicore__ inline bool NextOwn(Term& term) {
+        if (k_ != info_->topK || !active_ || sharedX_ == nullptr) return false;
+        ++k_;
+        term.address = sharedX_ + static_cast<uint64_t>(token_) * info_->hidden * sizeof(XType);
+        term.weight = 1.0f;
+        term.weighted = term.travelled = false;
+        return true;
+    }
+
+    const MoeDistributeInfo* info_ = nullptr;
+    Rows* rows_ = nullptr;
+    GM_ADDR sharedX_ = nullptr;
+    GlobalTensor<float> scales_;
+    UbBuf scaleBuf_;
+    uint32_t first_ = 0, tokens_ = 0;  // of the chunk
+    uint32_t token_ = 0;
+    uint32_t k_ = 0;       // of the next term; topK: the rank's own
+    bool active_ = false;  // a pair of the token is
+};
+
+// The parts of H that cores share while they sum.
+template <typename XType>
+class RowParts {
+public:
+    __aicore__ inline void Init(const MoeDistributeCombineTiling& tiling) {
+        hidden_ = tiling.info.hidden;
+        elements_ = tiling.partElements;
+        parts_ = tiling.partsPerToken;
+    }
+    // (token, part) of `batch` tokens are numbered from 0 on.
+    __aicore__ inline uint32_t Items(uint32_t batch) const { return batch * parts_; }
+    __aicore__ inline uint32_t Token(uint32_t item) const { return item / parts_; }
+    __aicore__ inline uint32_t Part(uint32_t item) const { return item % parts_; }
+    __aicore__ inline uint32_t Elements(uint32_t part) const { return Min(elements_, hidden_ - part * elements_); }
+    // UB that a part of a term takes.
+    __aicore__ inline uint32_t PieceBytes() const { return static_cast<uint32_t>(elements_ * sizeof(XType)); }
+    // Begins to load a part of a term.
+    __aicore__ inline void Load(const LocalTensor<int8_t>& piece, GM_ADDR term, uint32_t part) const {
+        const uint32_t bytes = static_cast<uint32_t>(Elements(part) * sizeof(XType));
+        GlobalTensor<int8_t> source;
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(term + Column(part)), bytes);
+        AscendC::DataCopy(piece, source, bytes);
+    }
+    // Where the sum of a part of a token lies in `x`.
+    __aicore__ inline GM_ADDR Place(GM_ADDR x, uint32_t token, uint32_t part) const {
+        return x + static_cast<uint64_t>(token) * hidden_ * sizeof(XType) + Column(part);
+    }
+
+private:
+    __aicore__ inline uint64_t Column(uint32_t part) const {
+        return part * static_cast<uint64_t>(elements_) * sizeof(XType);
+    }
+    uint32_t hidden_ = 0;
+    uint32_t elements_ = 0;  // of a part
+    uint32_t parts_ = 1;     // of a token
+};
 
 template <typename XType>
 class WeightedSum {

@@ -1,8 +1,9 @@
 // MoeDistributeCombine, algorithm "direct": every rank publishes the rows of its experts in its own half, or
 // in place when expand_x lies in its lent area. The ranks whose tokens the rows are read them there and sum.
 //
-// V2 means triples (source rank, token, k), V1 expand_idx. A: rows of expand_x. An owner is the rank of an
-// expert. A core's share of the tokens in phase 3 is the tokens that it sums in phase 7.
+// "triples:" is where rows have triples (source rank, token, k), "index:" where expand_idx stands for them. A: rows of
+// expand_x. An owner is the rank of an expert. A core's share of the tokens in phase 3 is the tokens that it sums in
+// phase 7.
 //
 // phase | function            | which cores  | reads                  | writes                   | who meets
 // ------+---------------------+--------------+------------------------+--------------------------+----------
@@ -11,15 +12,15 @@
 //       |                     |              |                        | peers may still read     |
 //       |                     |              |                        | this half                |
 // 2     | RowReturn::Begin    | all: a share | expand_x [A][H],       | own half: the rows as in |
-//       | (V1: after Count)   | of the bytes | ep_send_counts [L*W]   | expand_x, without this   |
+//       | (index: after Count)| of the bytes | ep_send_counts [L*W]   | expand_x, without this   |
 //       |                     |              | int32                  | rank's own; nothing when |
 //       |                     |              |                        | lent                     |
 // 3     | Count, RowReturn::  | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
-//       | Check,              | of the       | int32, x_active_mask;  | [cores][E] int32, V1:    | the rank
-//       | PrepareMessages,    | tokens, V2:  | V1: expand_idx [BS*K]  | largest positions        |
-//       | Exchange::Agree     | of the       | int32; V2: triples     | [cores][E] int32; core   |
-//       |                     | triples; all | [A][3] int32           | 0, after the meeting:    |
-//       |                     | counts       |                        | epoch word               |
+//       | Check,              | of the       | int32, x_active_mask;  | [cores][E] int32, index: | the rank
+//       | PrepareMessages,    | tokens, of   | index: expand_idx      | largest positions        |
+//       | Exchange::Agree     | triples; all | [BS*K] int32; triples: | [cores][E] int32; core   |
+//       |                     | counts       | [A][3] int32           | 0, after the meeting:    |
+//       |                     |              |                        | epoch word               |
 // 4     | SetStatus           | a share of   | nothing:               | a status message to      |
 //       |                     | the peers:   | ep_send_counts are in  | every rank: rows of each |
 //       |                     | all, from 8  | UB                     | local expert, and where  |
@@ -27,18 +28,19 @@
 //       |                     | core 0       |                        |                          |
 // 5     | SumBuffInit         | all          | ids, mask,             | nothing                  |
 //       |                     |              | expert_scales [BS][K]  |                          |
-//       |                     |              | fp32, V1: expand_idx;  |                          |
-//       |                     |              | core 0 and, V2, all:   |                          |
+//       |                     |              | fp32, index:           |                          |
+//       |                     |              | expand_idx; core 0,    |                          |
+//       |                     |              | triples: all:          |                          |
 //       |                     |              | histograms; core 0,    |                          |
-//       |                     |              | V1: largest positions  |                          |
+//       |                     |              | index: largest         |                          |
+//       |                     |              | positions              |                          |
 // 6     | WaitForAll          | all: all     | status messages; core  | core 0, when it gives    | all ranks
 //       |                     | owners       | 0: abort blocks,       | up: fail block           |
 //       |                     |              | others: fail block     |                          |
 // 7     | SumRows             | all: a share | rows in the owners'    | x [BS][H]                |
 //       |                     | of (token,   | halves or lent areas,  |                          |
 //       |                     | part of H)   | own rows in expand_x,  |                          |
-//       |                     |              | shared_expert_x        |                          |
-//       |                     |              | [BS][H]                |                          |
+//       |                     |              | other terms (Terms)    |                          |
 //
 // No meeting follows phase 6: FailWatch (common/wait.h) says why the cores agree all the same. In phase 7
 // core 0, while its first rows load, compares the counts in all messages with this rank's own (Judge). Every core
@@ -49,7 +51,6 @@
 #define ASCEND_MOE_DIRECT_COMBINE_H
 
 #include "sum.h"
-#include "rows.h"
 #include "publish.h"
 
 namespace moe {
@@ -147,7 +148,7 @@ private:
         exchange_.Fail(routing_.Place());
     }
     // While the messages are under way: every core finds the places of its first tokens; core 0 gets this
-    // rank's totals, which the counts in the messages must equal, and checks expand_idx (V1).
+    // rank's totals, which the counts in the messages must equal, and checks expand_idx where there are no triples.
     __aicore__ inline void SumBuffInit() {
         sum_.Fetch(routing_);
         if (exchange_.core() == 0) {

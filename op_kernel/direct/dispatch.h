@@ -4,8 +4,8 @@
 //
 // Where the host gives listCores = 0, every core publishes rows and makes list entries (phases 2 to 4). Else
 // the last listCores cores make the lists while the others publish rows (2b instead of 2, 3 and 4). The host
-// gives list cores from 8 cores on, if the rank has at most kMostListPairs pairs. V2 means triples (source
-// rank, token, k), V1 expand_idx. A: rows of expand_x.
+// gives list cores from 8 cores on, if the rank has at most kMostListPairs pairs. "triples:" is
+// where rows have triples (source rank, token, k), "index:" where expand_idx stands for them. A: rows of expand_x.
 //
 // phase | function            | which cores  | reads                  | writes                   | who meets
 // ------+---------------------+--------------+------------------------+--------------------------+----------
@@ -23,15 +23,16 @@
 //       | Exchange::Agree     | tokens       |                        | 0, after the meeting:    |
 //       |                     |              |                        | epoch word               |
 // 4     | MakeLists,          | all: the     | histograms, ids and    | own half: lists          | cores of
-//       | MeetAfterSend       | share of     | mask again             | [W][capacity] int32; V1: | the rank
-//       |                     | phase 3      |                        | expand_idx [BS*K] int32; |
-//       |                     |              |                        | core 0: totals [E] int32 |
+//       | MeetAfterSend       | share of     | mask again             | [W][capacity] int32;     | the rank
+//       |                     | phase 3      |                        | index: expand_idx [BS*K] |
+//       |                     |              |                        | int32; core 0: totals    |
+//       |                     |              |                        | [E] int32                |
 // 2b    | PublishRows or      | the last     | rows: as 2; lists: all | rows: as 2; lists:       | cores of
-//       | ExpertLists::Make,  | listCores:   | ids and masks of the   | lists, V1: expand_idx,   | the rank
-//       | Agree               | whole        | rank                   | totals of its experts;   |
-//       |                     | experts;     |                        | core 0, after the        |
-//       |                     | others: a    |                        | meeting: epoch word      |
-//       |                     | share of the |                        |                          |
+//       | ExpertLists::Make,  | listCores:   | ids and masks of the   | lists, index:            | the rank
+//       | Agree               | whole        | rank                   | expand_idx, totals of    |
+//       |                     | experts;     |                        | its experts; core 0,     |
+//       |                     | others: a    |                        | after the meeting: epoch |
+//       |                     | share of the |                        | word                     |
 //       |                     | tokens       |                        |                          |
 // 5     | SetStatus           | a share of   | totals                 | a status message to      |
 //       |                     | the peers:   |                        | every rank               |
@@ -44,8 +45,8 @@
 // 7     | GatherRows:         | all: a share | lists, rows and        | expand_x [A][H],         |
 //       | DirectGather or     | of the rows  | weights in the         | dynamic_scales [A] fp32, |
 //       | SharedRowGather,    |              | sources' halves        | expand_scales [A] fp32,  |
-//       | WeightGather        |              |                        | V2: triples [A][3]       |
-//       |                     |              |                        | int32; core 0:           |
+//       | WeightGather        |              |                        | triples [A][3] int32;    |
+//       |                     |              |                        | core 0:                  |
 //       |                     |              |                        | ep_recv_counts [L*W]     |
 //       |                     |              |                        | int32, expert_token_nums |
 //       |                     |              |                        | [L] int64,               |
@@ -258,7 +259,7 @@ private:
         CopyOut(target, bytes, rows_.WireBytes());
     }
 
-    // Stores this core's pairs into the lists of their owners, each at its place. V1: stores expand_idx.
+    // Stores this core's pairs into the lists of their owners, each at its place. Without triples: stores expand_idx.
     __aicore__ inline void PublishLists() {
         if (exchange_.verdict().code != kOk) return;  // the status message carries the reason
         for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
@@ -283,7 +284,7 @@ private:
         for (uint32_t i = 0; i < count; ++i) {
             const int32_t id = routing_.pairs().Id(i, (at + i) / info_->topK);
             if (!routing_.pairs().Routed(id)) continue;
-            uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
+            const uint32_t owner = Owner(*info_, static_cast<uint32_t>(id));
             GlobalTensor<int32_t> list;
             list.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(lists_ + owner * ListBytes(info_->capacity)) +
                                      entry.GetValue(i * kBlockWords + 1),

@@ -143,8 +143,8 @@ private:
     uint32_t masks_ = 0;
 };
 
-// With roles, V1: expand_idx of a pair is its position in its expert's list. No instruction scatters, so each
-// pair takes a store of its own, from a table in UB whose block j holds j.
+// With roles, without triples: expand_idx of a pair is its position in its expert's list. No instruction scatters, so
+// each pair takes a store of its own, from a table in UB whose block j holds j.
 class PairPositions {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx) {
@@ -217,7 +217,7 @@ public:
         LocalTensor<int32_t> list = listBuf_.Get<int32_t>();
         const Verdict bad = pairs_.Judge(list);
         if (bad.code != kOk) return bad;
-        const uint32_t owner = first_ / info_->localExperts;
+        const uint32_t owner = Owner(*info_, first_);
         before_ = pairs_.CountBetween(owner * info_->localExperts, first_, list);
         const uint32_t end = Select();
         const Verdict verdict = StoreLists();
@@ -247,8 +247,7 @@ private:
         SyncFunc<HardEvent::V_MTE3>();
         for (uint32_t i = 0; i < count_; ++i) {
             const uint32_t found = static_cast<uint32_t>(count.GetValue(i));
-            const uint32_t owner = (first_ + i) / info_->localExperts;
-            const uint32_t local = (first_ + i) % info_->localExperts;
+            const uint32_t owner = Owner(*info_, first_ + i), local = Local(*info_, first_ + i);
             if (local == 0) rows = 0;
             // Behind its capacity lies the list of the next owner.
             if (found != 0 && rows + found <= info_->capacity) StoreList(owner, rows, list[at], found);
@@ -267,8 +266,8 @@ private:
                                count);
         CopyOut(target, pairs, count);
     }
-    // V1: expand_idx of the pairs of this core's experts, and zeros for its share of the pairs that are not
-    // routed. `end`: where the lists end in UB.
+    // Without triples: expand_idx of the pairs of this core's experts, and zeros for its share of the pairs that are
+    // not routed. `end`: where the lists end in UB.
     __aicore__ inline void StorePositions(uint32_t end) {
         LocalTensor<int32_t> count = countBuf_.Get<int32_t>(), list = listBuf_.Get<int32_t>();
         pairs_.Compare(kNotRouted, 0);

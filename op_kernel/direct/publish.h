@@ -1,5 +1,5 @@
-// Phases 2 and 3 of direct combine, the rank that publishes: checks ep_send_counts and the triples (V2), and
-// copies expand_x into the own half.
+// Phases 2 and 3 of direct combine: publishes the rows of expand_x in the own half, and checks what says whose they
+// are: ep_send_counts, and the triples, or expand_idx where there are none.
 #ifndef ASCEND_MOE_DIRECT_PUBLISH_H
 #define ASCEND_MOE_DIRECT_PUBLISH_H
 
@@ -7,6 +7,73 @@
 #include "../common/triples.h"
 
 namespace moe {
+
+// Checks expand_idx without a meeting of its own. In phase 3 each core stores the largest position of
+// every expert among its pairs, [cores][E] int32 in the workspace. In phase 5 core 0 compares the largest of
+// all cores with the totals: a position must be below its expert's total.
+class IndexBounds {
+public:
+    // UB: expand_idx of a chunk, and a row of all experts.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx, GM_ADDR workspace,
+                                uint32_t core) {
+        info_ = &info;
+        core_ = core;
+        expandIdx_ = expandIdx;
+        lanes_ = PaddedInts(info.experts);
+        bounds_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + BoundsOffset(info)),
+                                static_cast<uint64_t>(info.cores) * lanes_);
+        rows_.Init(workspace + BoundsOffset(info), lanes_, info.cores);
+        pipe.InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
+        pipe.InitBuffer(largestBuf_, lanes_ * sizeof(int32_t));
+    }
+    // Stores the largest positions of this core's share. A negative position counts as INT32_MAX.
+    __aicore__ inline void Store(RoutingTable& routing) {
+        GlobalTensor<int32_t> source;
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx_), info_->batch * info_->topK);
+        LocalTensor<int32_t> index = indexBuf_.Get<int32_t>(), largest = largestBuf_.Get<int32_t>();
+        AscendC::Duplicate(largest, kNone, static_cast<int32_t>(lanes_));
+        SyncFunc<HardEvent::V_S>();
+        for (uint32_t at = routing.begin(); at < routing.end(); at += kChunkPairs) {
+            const uint32_t count = Min(kChunkPairs, routing.end() - at);
+            routing.pairs().Load(at, count);
+            CopyIn(index, source[at], count);
+            SyncFunc<HardEvent::MTE2_S>();
+            for (uint32_t i = 0; i < count; ++i) {
+                const int32_t id = routing.pairs().Id(i, (at + i) / info_->topK);
+                if (!routing.pairs().Routed(id)) continue;
+                const int32_t given = index.GetValue(i), position = given < 0 ? kLargest : given;
+                if (position > largest.GetValue(id)) largest.SetValue(id, position);
+            }
+        }
+        SyncFunc<HardEvent::S_MTE3>();
+        AscendC::DataCopy(bounds_[static_cast<uint64_t>(core_) * lanes_], largest, lanes_);
+    }
+    // After all cores have stored; `routing` must have the totals of all experts. The verdict is the first
+    // position that is too large.
+    template <typename Queue>
+    __aicore__ inline Verdict CheckAll(Queue& queue, uint32_t room, RoutingTable& routing) {
+        LocalTensor<int32_t> largest = largestBuf_.Get<int32_t>();
+        AscendC::Duplicate(largest, kNone, static_cast<int32_t>(lanes_));
+        rows_.template Fold<true>(queue, room, largest, 0, info_->experts, 0, info_->cores);
+        SyncFunc<HardEvent::V_S>();
+        for (uint32_t e = 0; e < info_->experts; ++e) {
+            const int32_t position = largest.GetValue(e);
+            if (position == kNone || static_cast<uint32_t>(position) < routing.Total(static_cast<int32_t>(e))) continue;
+            return CheckIndex(*info_, expandIdx_, routing, 0, info_->batch * info_->topK, indexBuf_.Get<int32_t>());
+        }
+        return Verdict();
+    }
+
+private:
+    static constexpr int32_t kNone = -1, kLargest = 0x7FFFFFFF;
+    GlobalTensor<int32_t> bounds_;
+    CoreRows rows_;
+    UbBuf indexBuf_, largestBuf_;
+    const MoeDistributeInfo* info_ = nullptr;
+    GM_ADDR expandIdx_ = nullptr;
+    uint32_t core_ = 0;
+    uint32_t lanes_ = 0;
+};
 
 // Publishes the rows of expand_x: copies them into the own half at the same offsets, without the rows of this
 // rank's own tokens. Copies nothing if expand_x lies in the lent area. The message to a source says where its

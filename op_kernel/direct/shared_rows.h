@@ -243,7 +243,7 @@ private:
         queue_.EnQue(row);
         ahead_ = RowEnd(ahead_);
     }
-    // Finds the row of expand_x for each entry of the share; V2: fills its triple.
+    // Finds the row of expand_x for each entry of the share; fills its triple, if rows have triples.
     __aicore__ inline void FindPlaces() {
         LocalTensor<int32_t> places = placeBuf_.Get<int32_t>();
         LocalTensor<int32_t> triple;

@@ -1,15 +1,78 @@
-// Phases 5 and 7 of direct combine: the weighted sum of a token's K rows in fp32, multiply then add, k
-// ascending, one cast at the end. Without expert_scales nothing is multiplied. The rows lie in other ranks' memory, so
-// many parts of rows load at a time, in groups of sumGroup. Calls: Init, Fetch, Prepare, Begin, Run; or Drop instead of
-// Run.
+// Phases 5 and 7 of direct combine: where the rows of this rank's pairs lie, and the weighted sum of a token's K rows
+// in fp32, multiply then add, k ascending, one cast at the end. The rows lie in other ranks' memory, so many parts of
+// rows load at a time, in groups of sumGroup.
 #ifndef ASCEND_MOE_DIRECT_SUM_H
 #define ASCEND_MOE_DIRECT_SUM_H
 
 #include "../common/weighted_sum.h"
-#include "rows.h"
 
 namespace moe {
 
+// Finds the rows of this rank's pairs: in the half or the lent area of the owner (the expert's rank), whose
+// message says where this rank's rows of each expert begin. Rows of its own experts are in expand_x.
+class ReturnedRows {
+public:
+    __aicore__ inline void Init(Exchange& exchange, StatusWaiter& messages, const MoeDistributeInfo& info,
+                                GM_ADDR expandX, GM_ADDR expandIdx, uint32_t rowBytes) {
+        exchange_ = &exchange;
+        messages_ = &messages;
+        info_ = &info;
+        expandX_ = expandX;
+        rowBytes_ = rowBytes;
+        index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
+        exchange.pipe().InitBuffer(positionBuf_, kChunkPairs * sizeof(int32_t));
+    }
+
+    // Begins to load positions where they are given: expand_idx.
+    __aicore__ inline void Load(uint32_t begin, uint32_t count) {
+        if (info_->triples == 0) CopyIn(positionBuf_.Get<int32_t>(), index_[begin], count);
+    }
+    // With triples: counts the positions again. The owner has checked that its rows are in dispatch's order.
+    __aicore__ inline void Place(RoutingTable& routing, uint32_t token, uint32_t tokens) {
+        if (info_->triples == 0) return;
+        LocalTensor<int32_t> position = positionBuf_.Get<int32_t>();
+        for (uint32_t t = 0, i = 0; t < tokens; ++t) {
+            for (uint32_t k = 0; k < info_->topK; ++k, ++i) {
+                const int32_t id = routing.pairs().Id(i, token + t);
+                if (routing.pairs().Routed(id)) position.SetValue(i, static_cast<int32_t>(routing.TakePosition(id)));
+            }
+        }
+    }
+    // The address of the row of pair `i` of the chunk, when all messages have come. Core 0 may not have
+    // checked the counts or expand_idx yet, so the address is kept inside the area that the message names.
+    __aicore__ inline GM_ADDR Address(RoutingTable&, int32_t id, uint32_t, uint32_t, uint32_t i) {
+        const uint32_t expert = static_cast<uint32_t>(id), owner = Owner(*info_, expert);
+        const LocalTensor<uint32_t> message = messages_->Message(owner);
+        const uint32_t start = message.GetValue(StatusWriter::CountWord(info_->localExperts + Local(*info_, expert)));
+        const uint32_t row = start + static_cast<uint32_t>(positionBuf_.Get<int32_t>().GetValue(i));
+        GM_ADDR base = exchange_->HalfOf(owner);
+        uint64_t bytes = static_cast<uint64_t>(info_->world) * info_->capacity * rowBytes_;
+        if (owner == info_->rank && info_->expandRows != 0) {  // nobody has to copy those
+            base = expandX_;
+            bytes = static_cast<uint64_t>(info_->expandRows) * rowBytes_;
+        } else if (PhaseOf(message.GetValue(kH0OpPhase)) == kPhaseLent) {
+            const WindowContext& context = exchange_->context();
+            const uint64_t lent = static_cast<uint64_t>(message.GetValue(kBlockWords + kH1Detail0)) * kBlock;
+            if (lent + rowBytes_ <= context.lent_bytes()) {
+                base = context.lent(owner) + lent;
+                bytes = context.lent_bytes() - lent;
+            }
+        }
+        const uint64_t at = static_cast<uint64_t>(row) * rowBytes_, most = bytes - rowBytes_;
+        return base + (at < most ? at : most);
+    }
+
+private:
+    Exchange* exchange_ = nullptr;
+    StatusWaiter* messages_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    GlobalTensor<int32_t> index_;
+    GM_ADDR expandX_ = nullptr;
+    UbBuf positionBuf_;
+    uint32_t rowBytes_ = 0;
+};
+
+// Calls: Init, Fetch, Prepare, Begin, Run; or Drop instead of Run.
 template <typename XType>
 class DirectSum {
 public:
@@ -17,26 +80,22 @@ public:
 
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling,
                                 const CombineArguments& arguments, ReturnedRows& rows, uint32_t core) {
-        tiling_ = &tiling;
         info_ = &tiling.info;
-        args_ = &arguments;
-        rows_ = &rows;
-        rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
-        scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(arguments.expertScales), info_->batch * info_->topK);
-        const uint32_t items = info_->batch * tiling.partsPerToken;
+        x_ = arguments.x;
+        parts_.Init(tiling);
+        terms_.Init(pipe, tiling, arguments, rows);
+        const uint32_t items = parts_.Items(info_->batch);
         item_ = PartBegin(items, core, info_->cores);
         end_ = PartBegin(items, core + 1, info_->cores);
-        const uint32_t elements = tiling.partElements;
-        pieceBytes_ = static_cast<uint32_t>(elements * sizeof(XType));
+        perGroup_ = tiling.sumGroup;
         groups_ = tiling.sumRing / tiling.sumGroup;
-        room_ = SumGroupBytes(info_->experts, tiling.sumGroup, pieceBytes_);
-        pipe.InitBuffer(scaleBuf_, kChunkPairs * sizeof(float));
+        room_ = SumGroupBytes(info_->experts, tiling.sumGroup, parts_.PieceBytes());
         const uint32_t entries = SumEntries(info_->topK);
         pipe.InitBuffer(addressBuf_, entries * sizeof(uint64_t));
         pipe.InitBuffer(weightBuf_, entries * sizeof(float));
-        pipe.InitBuffer(countBuf_, kChunkPairs / info_->topK * sizeof(int32_t));
+        pipe.InitBuffer(listBuf_, kChunkPairs / info_->topK * sizeof(uint32_t));
         pipe.InitBuffer(queue_, static_cast<uint8_t>(groups_), room_);
-        sum_.Init(pipe, elements);
+        sum_.Init(pipe, tiling.partElements);
     }
     // The queue that rows load into. Before Begin other steps may use it. Its tensors hold `room` int32.
     __aicore__ inline Queue& queue() { return queue_; }
@@ -44,14 +103,14 @@ public:
     // Begins to load ids, weights and positions of the first chunk of tokens; they do not depend on other
     // ranks.
     __aicore__ inline void Fetch(RoutingTable& routing) {
-        if (item_ < end_) FetchChunk(routing, item_ / tiling_->partsPerToken);
+        if (item_ < end_) FetchChunk(routing);
     }
     // Waits for them and finds the positions.
     __aicore__ inline void Prepare(RoutingTable& routing) {
         if (item_ == end_) return;
         SyncFunc<HardEvent::MTE2_S>();
-        if (info_->triples != 0 && item_ % tiling_->partsPerToken != 0) routing.GiveBack(token_);
-        rows_->Place(routing, token_, tokens_);
+        if (info_->triples != 0 && parts_.Part(item_) != 0) routing.GiveBack(terms_.first());
+        terms_.Place(routing);
     }
     // When all messages have come: begins to load the first rows.
     __aicore__ inline void Begin(RoutingTable& routing) {
@@ -69,80 +128,61 @@ public:
         while (item_ < end_) {
             SumChunk(routing);
             if (item_ == end_) break;
-            FetchChunk(routing, item_ / tiling_->partsPerToken);
+            FetchChunk(routing);
             SyncFunc<HardEvent::MTE2_S>();
-            rows_->Place(routing, token_, tokens_);
+            terms_.Place(routing);
             BeginChunk(routing);
         }
     }
 
 private:
-    static constexpr uint32_t kShared = 0x10000;  // flag in a token's count: a row of shared_expert_x follows
-
-    __aicore__ inline void FetchChunk(RoutingTable& routing, uint32_t token) {
-        const uint32_t last = (end_ - 1) / tiling_->partsPerToken;
-        token_ = token;
-        tokens_ = Min(kChunkPairs / info_->topK, last + 1 - token);
-        const uint32_t begin = token * info_->topK, count = tokens_ * info_->topK;
-        routing.pairs().Keep(begin, count);
-        rows_->Load(begin, count);
-        if (info_->hasWeights != 0) CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
+    __aicore__ inline void FetchChunk(RoutingTable& routing) {
+        const uint32_t first = parts_.Token(item_), last = parts_.Token(end_ - 1);
+        terms_.Load(routing, first, Min(terms_.ChunkTokens(), last + 1 - first));
     }
-
-    // Lists the addresses and weights of a token's rows.
+    // Lists a token's terms in UB: their addresses and weights, and how many there are. Those without a weight are the
+    // last.
     __aicore__ inline void List(RoutingTable& routing, uint32_t token) {
-        const uint32_t inChunk = token - token_, base = inChunk * (info_->topK + 1);
+        const uint32_t base = Base(token);
         LocalTensor<uint64_t> address = addressBuf_.Get<uint64_t>();
         LocalTensor<float> weight = weightBuf_.Get<float>();
-        bool active = false;
-        uint32_t count = 0;
-        for (uint32_t k = 0, i = inChunk * info_->topK; k < info_->topK; ++k, ++i) {
-            const int32_t id = routing.pairs().Id(i, token);
-            active = active || id != kInactive;
-            if (!routing.pairs().Routed(id)) continue;
-            address.SetValue(base + count, reinterpret_cast<uint64_t>(rows_->Address(id, i)));
-            if (info_->hasWeights != 0) weight.SetValue(base + count, scaleBuf_.Get<float>().GetValue(i));
-            ++count;
+        uint32_t count = 0, weighted = 0;
+        terms_.Begin(token);
+        for (Term term; terms_.Next(routing, term); ++count) {
+            address.SetValue(base + count, reinterpret_cast<uint64_t>(term.address));
+            if (!term.weighted) continue;
+            weight.SetValue(base + count, term.weight);
+            ++weighted;
         }
         listed_ = count;
-        if (active && tiling_->hasSharedExpertX != 0) {
-            const uint64_t at = static_cast<uint64_t>(token) * rowBytes_;
-            address.SetValue(base + count, reinterpret_cast<uint64_t>(args_->sharedExpertX + at));
-            ++listed_;
-            count |= kShared;
-        }
-        countBuf_.Get<uint32_t>().SetValue(inChunk, count);
+        listBuf_.Get<uint32_t>().SetValue(token - terms_.first(), count | weighted << kWeightedFrom);
     }
+    __aicore__ inline uint32_t Base(uint32_t token) const { return (token - terms_.first()) * (info_->topK + 1); }
 
     // ---- loads, ahead of the sums ----
     __aicore__ inline void BeginChunk(RoutingTable& routing) {
-        stop_ = Min(end_, (token_ + tokens_) * tiling_->partsPerToken);
+        stop_ = Min(end_, parts_.Items(terms_.first() + terms_.tokens()));
         loadItem_ = item_;
-        loadRow_ = used_ = 0;
-        List(routing, token_);
+        loadTerm_ = used_ = 0;
+        List(routing, terms_.first());
         for (uint32_t g = 0; g < groups_; ++g) LoadGroup(routing);
     }
-    // Goes to the next row to load, of this item or a later one. False: none is left in the chunk.
+    // Goes to the next term to load, of this item or a later one. False: none is left in the chunk.
     __aicore__ inline bool FindPiece(RoutingTable& routing) {
-        while (loadItem_ < stop_ && loadRow_ == listed_) {
+        while (loadItem_ < stop_ && loadTerm_ == listed_) {
             ++loadItem_;
-            loadRow_ = 0;
-            if (loadItem_ < stop_ && loadItem_ % tiling_->partsPerToken == 0)
-                List(routing, loadItem_ / tiling_->partsPerToken);
+            loadTerm_ = 0;
+            if (loadItem_ < stop_ && parts_.Part(loadItem_) == 0) List(routing, parts_.Token(loadItem_));
         }
         return loadItem_ < stop_;
     }
     __aicore__ inline void LoadGroup(RoutingTable& routing) {
         if (!FindPiece(routing)) return;
         LocalTensor<int8_t> group = queue_.template AllocTensor<int8_t>();
-        for (uint32_t n = 0; n < tiling_->sumGroup && FindPiece(routing); ++n, ++loadRow_) {
-            const uint32_t inChunk = loadItem_ / tiling_->partsPerToken - token_;
-            const uint32_t part = loadItem_ % tiling_->partsPerToken;
-            const uint64_t address = addressBuf_.Get<uint64_t>().GetValue(inChunk * (info_->topK + 1) + loadRow_);
-            GlobalTensor<int8_t> piece;
-            piece.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(address + part * static_cast<uint64_t>(pieceBytes_)),
-                                  Bytes(part));
-            AscendC::DataCopy(group[n * pieceBytes_], piece, Bytes(part));
+        for (uint32_t n = 0; n < perGroup_ && FindPiece(routing); ++n, ++loadTerm_) {
+            const uint32_t at = Base(parts_.Token(loadItem_)) + loadTerm_;
+            parts_.Load(group[n * parts_.PieceBytes()],
+                        reinterpret_cast<GM_ADDR>(addressBuf_.Get<uint64_t>().GetValue(at)), parts_.Part(loadItem_));
         }
         queue_.EnQue(group);
         ++waiting_;
@@ -151,12 +191,6 @@ private:
         --waiting_;
         return queue_.template DeQue<int8_t>();
     }
-    __aicore__ inline uint32_t Elements(uint32_t part) const {
-        return Min(tiling_->partElements, info_->hidden - part * tiling_->partElements);
-    }
-    __aicore__ inline uint32_t Bytes(uint32_t part) const {
-        return static_cast<uint32_t>(Elements(part) * sizeof(XType));
-    }
 
     // ---- sums ----
     __aicore__ inline void SumChunk(RoutingTable& routing) {
@@ -164,47 +198,42 @@ private:
         if (used_ != 0) queue_.FreeTensor(group_);
     }
     __aicore__ inline void SumItem(RoutingTable& routing) {
-        const uint32_t token = item_ / tiling_->partsPerToken, part = item_ % tiling_->partsPerToken;
-        const uint32_t base = (token - token_) * (info_->topK + 1);
-        const uint32_t count = countBuf_.Get<uint32_t>().GetValue(token - token_);
-        const uint32_t routed = count & (kShared - 1);
-        const bool weighted = info_->hasWeights != 0;
-        sum_.Begin(Elements(part));
-        for (uint32_t row = 0; row < routed; ++row)
-            AddRow(routing, weighted ? weightBuf_.Get<float>().GetValue(base + row) : 1.0f, weighted);
-        if (count != routed) AddRow(routing, 1.0f, false);
-        sum_.Store(args_->x + static_cast<uint64_t>(token) * rowBytes_ + part * static_cast<uint64_t>(pieceBytes_));
+        const uint32_t token = parts_.Token(item_), part = parts_.Part(item_), base = Base(token);
+        const uint32_t list = listBuf_.Get<uint32_t>().GetValue(token - terms_.first());
+        const uint32_t count = list & ((1u << kWeightedFrom) - 1), weighted = list >> kWeightedFrom;
+        sum_.Begin(parts_.Elements(part));
+        for (uint32_t n = 0; n < weighted; ++n) AddTerm(routing, weightBuf_.Get<float>().GetValue(base + n), true);
+        for (uint32_t n = weighted; n < count; ++n) AddTerm(routing, 1.0f, false);
+        sum_.Store(parts_.Place(x_, token, part));
     }
-    // Adds the next row in the order of the loads. A group whose rows are all added makes room for another.
-    __aicore__ inline void AddRow(RoutingTable& routing, float weight, bool weighted) {
+    // Adds the next term in the order of the loads. A group whose terms are all added makes room for another.
+    __aicore__ inline void AddTerm(RoutingTable& routing, float weight, bool weighted) {
         if (used_ == 0) group_ = TakeGroup();
-        sum_.Add(group_[used_ * pieceBytes_].template ReinterpretCast<XType>(), weight, weighted);
-        if (++used_ < tiling_->sumGroup) return;
+        sum_.Add(group_[used_ * parts_.PieceBytes()].template ReinterpretCast<XType>(), weight, weighted);
+        if (++used_ < perGroup_) return;
         queue_.FreeTensor(group_);
         used_ = 0;
         LoadGroup(routing);
     }
 
-    const MoeDistributeCombineTiling* tiling_ = nullptr;
+    static constexpr uint32_t kWeightedFrom = 16;  // bit of a word of listBuf_: the terms with a weight
     const MoeDistributeInfo* info_ = nullptr;
-    const CombineArguments* args_ = nullptr;
-    ReturnedRows* rows_ = nullptr;
-    GlobalTensor<float> scales_;
+    GM_ADDR x_ = nullptr;
+    Terms<XType, ReturnedRows> terms_;
+    RowParts<XType> parts_;
     Queue queue_;
     WeightedSum<XType> sum_;
-    UbBuf scaleBuf_, addressBuf_, weightBuf_, countBuf_;
-    LocalTensor<int8_t> group_;        // being summed
-    uint32_t used_ = 0;                // rows of it
-    uint32_t groups_ = 0;              // loaded at a time
-    uint32_t waiting_ = 0;             // loaded, not yet summed
-    uint32_t room_ = 0;                // bytes of one
-    uint32_t item_ = 0, end_ = 0;      // the share that is left
-    uint32_t stop_ = 0;                // of it, in the chunk
-    uint32_t token_ = 0, tokens_ = 0;  // of the chunk
-    uint32_t loadItem_ = 0, loadRow_ = 0;
-    uint32_t listed_ = 0;  // rows of the token that is being loaded
-    uint32_t rowBytes_ = 0;
-    uint32_t pieceBytes_ = 0;
+    UbBuf addressBuf_, weightBuf_, listBuf_;
+    LocalTensor<int8_t> group_;    // being summed
+    uint32_t used_ = 0;            // terms of it
+    uint32_t perGroup_ = 1;        // of all
+    uint32_t groups_ = 0;          // loaded at a time
+    uint32_t waiting_ = 0;         // loaded, not yet summed
+    uint32_t room_ = 0;            // bytes of one
+    uint32_t item_ = 0, end_ = 0;  // the share that is left
+    uint32_t stop_ = 0;            // of it, in the chunk
+    uint32_t loadItem_ = 0, loadTerm_ = 0;
+    uint32_t listed_ = 0;  // terms of the token that is being loaded
 };
 
 }  // namespace moe

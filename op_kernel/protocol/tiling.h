@@ -12,8 +12,9 @@
 #define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT 2000
 #define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT 2002
 #define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT_SMOOTH 2012
-// Combine: 1000 for "window", 2000 for "direct".
+// Combine: 1000 for "window" with packed rows, 1100 for "window" with slots, 2000 for "direct".
 #define ASCEND_MOE_TILING_KEY_COMBINE 1000
+#define ASCEND_MOE_TILING_KEY_COMBINE_SLOTS 1100
 #define ASCEND_MOE_TILING_KEY_COMBINE_DIRECT 2000
 
 namespace moe {
@@ -62,7 +63,7 @@ struct MoeDistributeInfo {
     uint32_t ranksPerServer;  // ranks that share a server; 0: all
     uint32_t nearRanks;       // RDMA: ranks that stores reach, from a multiple of it on; 1: this rank alone
     uint32_t hasWeights;      // expert_scales: given to dispatch; with elements in combine
-    uint32_t triples;         // rows carry (source, token, k): the V2 contract over memory
+    uint32_t triples;         // rows have triples (source, token, k): the V2 contract over memory
     uint32_t lentGeneration;  // combine: of the lent block, if expand_x lies in one; 0: nothing is published there
     uint32_t part;            // kPartWhole, kPartSend or kPartFinish
     uint64_t dataBytes;       // data area of every rank
@@ -72,6 +73,11 @@ struct MoeDistributeInfo {
 
 // Element types on the wire; also the codes that the host's checks use.
 constexpr uint32_t kTypeFp32 = 1, kTypeFp16 = 2, kTypeBf16 = 3, kTypeInt8 = 4;
+
+// The rank that owns an expert, the expert's number there, and the server of a rank over RDMA.
+MOE_FN uint32_t Owner(const MoeDistributeInfo& info, uint32_t expert) { return expert / info.localExperts; }
+MOE_FN uint32_t Local(const MoeDistributeInfo& info, uint32_t expert) { return expert % info.localExperts; }
+MOE_FN uint32_t Server(const MoeDistributeInfo& info, uint32_t rank) { return rank / info.nearRanks; }
 
 MOE_FN uint32_t TailBlocks(const MoeDistributeInfo& info) { return info.triples + info.hasWeights; }
 
@@ -112,8 +118,8 @@ constexpr uint32_t kChunkPairs = 512;  // pairs in UB at a time
 
 // Direct dispatch with roles, UB of a core that makes lists: the ids of all pairs of the rank (ListLanes);
 // then ListInts int32, which first hold two copies of the ids as scratch, then the core's lists, each from a
-// block on; and in V1 a table of positions (kPositionBlocks). InitBuffer takes no empty buffer: a rank without
-// pairs has lanes, too.
+// block on; and without triples a table of positions (kPositionBlocks). InitBuffer takes no empty buffer: a rank
+// without pairs has lanes, too.
 constexpr uint32_t kMostListPairs = 8192;
 constexpr uint32_t kPositionBlocks = 64;
 MOE_FN uint32_t ListLanes(uint32_t pairs) { return CeilDiv(Max(1, pairs), 64) * 64; }
@@ -273,7 +279,7 @@ MOE_FN uint32_t ReturnChunkBytes(uint32_t rowBytes, uint32_t rows) { return Min(
 MOE_FN uint32_t SumGroupBytes(uint32_t experts, uint32_t pieces, uint32_t pieceBytes) {
     return Max(pieces * pieceBytes, PaddedInts(experts) * static_cast<uint32_t>(sizeof(int32_t)));
 }
-// Rows that a chunk of tokens sums: its pairs, and for each token a row of shared_expert_x.
+// Terms of the sums of a chunk of tokens: its pairs, and one more for each token.
 MOE_FN uint32_t SumEntries(uint32_t topK) { return kChunkPairs / topK * (topK + 1); }
 
 }  // namespace moe

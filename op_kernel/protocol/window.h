@@ -104,7 +104,7 @@ MOE_FN uint64_t RowOffsetBytes(int32_t row, uint32_t stride) {
 }
 
 // A row on the wire: payload, then 32 B with the fp32 scale when quantized. In the algorithm "window" its tail
-// follows: 32 B with the triple (source rank, token, k) when the contract is V2, and 32 B with the row's weight
+// follows: 32 B with the triple (source rank, token, k) when rows have triples, and 32 B with the row's weight
 // when dispatch is given expert_scales.
 MOE_FN uint32_t PayloadBytes(uint32_t hidden, uint32_t size) {
     return static_cast<uint32_t>(CeilTo(hidden * size, kBlock));
@@ -114,8 +114,8 @@ MOE_FN uint32_t DispatchRowStride(uint32_t hidden, uint32_t size, bool quantized
 }
 constexpr uint32_t kTripleWords = 3;
 
-// In V2's window combine a row comes back to the slot of its (token, k). A block behind it says of which epoch it is: a
-// reader never takes a row that an earlier op has left there. Over RDMA rows are packed and carry none.
+// In window combine a row with a triple comes back to the slot of its (token, k). A block behind it says of which epoch
+// it is: a reader never takes a row that an earlier op has left there. Over RDMA rows are packed and carry none.
 constexpr uint32_t kSlotMagic = 0x534C4F54u;
 MOE_FN uint32_t SlotMark(uint32_t epoch) { return kSlotMagic ^ epoch; }
 MOE_FN uint32_t SlotBytes(uint32_t rowBytes) { return rowBytes + kBlock; }

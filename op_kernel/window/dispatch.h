@@ -2,8 +2,8 @@
 // its expert. Each rank then gathers its window into expand_x, ordered by (local expert, source rank, flat
 // (token, k)).
 //
-// V2 here means that rows carry triples (source rank, token, k): the V2 contract where no rank is reached by
-// RDMA. Everything else is V1. A: rows of expand_x.
+// "triples:" is where rows carry triples (source rank, token, k): the V2 contract where no rank is reached by RDMA.
+// "index:" is where expand_idx stands for them. A: rows of expand_x.
 //
 // phase | function            | which cores  | reads                  | writes                   | who meets
 // ------+---------------------+--------------+------------------------+--------------------------+----------
@@ -15,9 +15,9 @@
 // 2     | RowPlaces::Find,    | all; core 0  | histograms             | workspace: totals [E]    |
 //       | StoreTotals         | stores       |                        | int32                    |
 // 3     | AlltoAllDispatch,   | all: the     | ids and mask again, x  | the owners' halves:      | cores of
-//       | MeetAfterSend       | share of     | [BS][H], scales [E][H] | rows, V2: with triples;  | the rank
-//       |                     | phase 1      | fp32, expert_scales    | V1: expand_idx [BS*K]    |
-//       |                     |              | [BS][K] fp32           | int32                    |
+//       | MeetAfterSend       | share of     | [BS][H], scales [E][H] | rows, triples: with      | the rank
+//       |                     | phase 1      | fp32, expert_scales    | them; index: expand_idx  |
+//       |                     |              | [BS][K] fp32           | [BS*K] int32             |
 // 4     | SetStatus           | all: a share | totals                 | a status message to      | RDMA:
 //       |                     | of the peers |                        | every rank; RDMA: staged | cores of
 //       |                     |              |                        | with a BatchWrite item,  | the rank
@@ -30,8 +30,8 @@
 // 6     | LocalWindowCopy     | all: a share | counts, rows in the    | expand_x [A][H],         |
 //       |                     | of the rows  | own half               | dynamic_scales [A] fp32, |
 //       |                     |              |                        | expand_scales [A] fp32,  |
-//       |                     |              |                        | V2: triples [A][3]       |
-//       |                     |              |                        | int32; core 0:           |
+//       |                     |              |                        | triples [A][3] int32;    |
+//       |                     |              |                        | core 0:                  |
 //       |                     |              |                        | ep_recv_counts [L*W]     |
 //       |                     |              |                        | int32, expert_token_nums |
 //       |                     |              |                        | [L] int64,               |
@@ -236,7 +236,7 @@ private:
         for (uint32_t i = 0; i < count; ++i) {
             const int32_t id = routing_.pairs().Id(i, token);
             if (routing_.pairs().Routed(id)) {
-                const uint32_t owner = static_cast<uint32_t>(id) / info_->localExperts;
+                const uint32_t owner = Owner(*info_, static_cast<uint32_t>(id));
                 const uint64_t offset = base + RowOffsetBytes(row.GetValue(i), rowStride_);
                 const LocalTensor<int8_t> row = rows_.Fetch(token, static_cast<uint32_t>(id));
                 if (tailBytes_ != 0 && tiling_->tailRing != 0) {

@@ -231,7 +231,7 @@ PATCHES = r"""
 @ window/dispatch
 + __aicore__ inline bool Awaits(uint32_t) const { return true; }
   __aicore__ inline Verdict Arrived(
-@ window/combine
+@ window/packed
 + __aicore__ inline bool Awaits(uint32_t source) {
 + uint32_t rows = 0;
 + for (uint32_t l = 0; l < info_->localExperts; ++l)
@@ -240,6 +240,7 @@ PATCHES = r"""
 + }
   __aicore__ inline Verdict Arrived(
 = wrong_half_for_combine: combine's rows use the half of the op before
+@ window/packed
 + __aicore__ inline uint64_t HalfShift() const {
 + const uint64_t half = HalfBytes(exchange_.context().data_bytes());
 + return Parity(exchange_.epoch_) == 0 ? half : 0 - half;
@@ -249,11 +250,20 @@ PATCHES = r"""
 - base = kRdma ? exchange_.sender().rows_at() : 0;
 + base = HalfShift() + (kRdma ? exchange_.sender().rows_at() : 0);
 @
+- exchange_.Half() +
++ exchange_.Half() + HalfShift() +
+@ window/slots
++ __aicore__ inline uint64_t HalfShift() const {
++ const uint64_t half = HalfBytes(exchange_.context().data_bytes());
++ return Parity(exchange_.epoch_) == 0 ? half : 0 - half;
++ }
+  __aicore__ inline Verdict CheckSendCounts() {
+@
 - slot * stride_,
 + slot * stride_ + HalfShift(),
 @
-- exchange_.Half() +
-+ exchange_.Half() + HalfShift() +
+- exchange_.Half(),
++ exchange_.Half() + HalfShift(),
 @ common/exchange
 - uint32_t epoch_ = 0;
 + public: uint32_t epoch_ = 0;
@@ -264,7 +274,7 @@ PATCHES = r"""
 + return static_cast<uint32_t>(position + (core_ > 0));
 = flag_before_data: combine: status messages leave before the rows
 ! window | race between ranks, race between cores, wrong result | seen, model
-@ window/combine
+@ window/packed
 + if (sends) exchange_.SetStatus(*this, rowBytes_);
   if (sends) {
   exchange_.MeetAfterSend(
@@ -273,10 +283,7 @@ PATCHES = r"""
   } else {
 = canary: combine leaves out the row of k = 0: wrong data in every run
 ! window | wrong result | seen
-@ window/sum
-- if (!routing.pairs().Routed(id)) continue;
-+ if (k == 0 || !routing.pairs().Routed(id)) continue;
-@ direct/sum
+@ common/weighted_sum
 - if (!routing.pairs().Routed(id)) continue;
 + if (k == 0 || !routing.pairs().Routed(id)) continue;
 
@@ -294,14 +301,14 @@ PATCHES = r"""
 + if (exchange_.core() != 0) exchange_.Tell(Verdict());
 = missing_row_not_told: a core of window combine whose row has not come tells the others that all is well
 ! borders | RoutingMismatch
-@ window/sum
-- if (item + 1 == end) told.Tell(missing_);
+@ window/combine
+- if (item + 1 == end) told.Tell(rows_->missing());
 + if (item + 1 == end) told.Tell(Verdict());
 
 # Ops in two launches.
 = finish_does_not_count: window combine's finish takes the histograms of another launch
 ! two launches | RoutingMismatch
-@ window/combine
+@ window/slots
 - return exchange_.Agree(routing_.Count());
 + return exchange_.Agree(Verdict());
 = finish_meets_in_the_past: the cores of a finish find the meetings of the send
@@ -385,7 +392,7 @@ PATCHES = r"""
   GlobalTensor<int32_t> list;
 = lent_as_published: readers look in the half for rows that lie in a lent area
 ! lent, zero copy | wrong result | seen
-@ direct/rows
+@ direct/sum
 - PhaseOf(message.GetValue(kH0OpPhase)) == kPhaseLent
 + false
 = follower_does_not_wait: cores other than 0 do not wait: they use the messages of their first look
@@ -511,7 +518,7 @@ PATCHES = r"""
 = shared rows, triple beyond expand_idx
 - if (place >= info_->expandRows) continue;
 = returned row beyond its area
-@ direct/rows
+@ direct/sum
 - base + (at < most ? at : most)
 + base + at
 = lent rows beyond the lent area
@@ -556,7 +563,7 @@ PATCHES = r"""
 - if (position >= total)
 + if (position > total)
 = direct, the position behind the last
-@ direct/rows
+@ direct/publish
 - static_cast<uint32_t>(position) <
 + static_cast<uint32_t>(position) <=
 = direct, negative positions
@@ -691,11 +698,10 @@ PATCHES = r"""
 - ((quantized ? 1 : 0) + tailBlocks)
 + ((quantized ? 2 : 0) + tailBlocks)
 = k descending
-@ window/sum
-- for (uint32_t k = 0; k < info_->topK; ++k) {
-+ for (uint32_t k = info_->topK; k-- > 0;) {
-= expert scale left out
 @ common/weighted_sum
+- const uint32_t k = k_++, i = (token_ - first_) * info_->topK + k;
++ const uint32_t k = info_->topK - 1 - k_++, i = (token_ - first_) * info_->topK + k;
+= expert scale left out
 - if (weighted) AscendC::Muls(term, term, weight, elements_);
 + (void)weight;
 = weight of another pair
@@ -704,15 +710,17 @@ PATCHES = r"""
 + weightBuf_.Get<int32_t>().GetValue(0));
 = a row that has not come is taken from an earlier op
 ! borders
-@ window/sum
-- GetValue(i * (kBlock / sizeof(uint64_t))) == mark_;
-+ GetValue(i * (kBlock / sizeof(uint64_t))) != mark_ + 1;
+@ window/slots
+- GetValue(i * (kBlock / sizeof(uint64_t))) != mark_) {
++ GetValue(i * (kBlock / sizeof(uint64_t))) == mark_ + 1) {
 = position in the expert left out
+@ window/packed
 - routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);
 + routing.Prefix(id) + 0 * indexBuf_.Get<int32_t>().GetValue(i);
 = shared expert for inactive tokens
-- if (active && tiling_->hasSharedExpertX != 0)
-+ if (tiling_->hasSharedExpertX != 0)
+@ common/weighted_sum
+- !active_ || sharedX_ == nullptr
++ sharedX_ == nullptr
 = sum is truncated
 @ common/weighted_sum
 - AscendC::Cast(out_, sum_, AscendC::RoundMode::CAST_RINT
@@ -737,9 +745,9 @@ PATCHES = r"""
 + x_[static_cast<uint64_t>(token / 2) * rowBytes_]
 = weight of the first row: combine weighs all K rows of a token with the weight of its first
 ! run | combine
-@ window/sum
+@ common/weighted_sum
 - scaleBuf_.Get<float>().GetValue(i)
-+ scaleBuf_.Get<float>().GetValue(inChunk * info_->topK)
++ scaleBuf_.Get<float>().GetValue(i - k)
 = half the rows counted: dispatch tells every expert half its rows
 @ common/outputs
 - tokenNumsType == 0 ? end : end - before
@@ -769,13 +777,15 @@ PATCHES = r"""
 - static_cast<uint32_t>((lanes_ - count) * sizeof(int32_t)), 0, 0};
 + 0, 0, 0};
 = a chunk of rows crosses a chunk of triples
-@ window/combine
+@ window/slots
 - Min(end - row, kTripleRows - (row - begin) % kTripleRows)
 + Min(end - row, kTripleRows)
 = rows of a chunk lie without gaps
+@ window/combine
 - 0, (stride_ - rowBytes_) / kBlock, 0};
 + 0, 0, 0};
 = no V_MTE3 before marked rows leave
+@ window/slots
 - SyncFunc<HardEvent::V_MTE3>();
   }
   __aicore__ inline void SendSlot
@@ -791,19 +801,21 @@ PATCHES = r"""
 - (args_.expertScales) + at, count);
 + (args_.expertScales) + routing_.begin(), count);
 = marks of later chunks are those of the first
-@ window/sum
+@ window/slots
 - static_cast<uint64_t>(begin) * SlotBytes(rowBytes_) + rowBytes_;
 + static_cast<uint64_t>(begin % kChunkPairs) * SlotBytes(rowBytes_) + rowBytes_;
 = weights of later chunks of sums are those of the first
+@ common/weighted_sum
 - scales_[begin], count);
 + scales_[begin % kChunkPairs], count);
 = index of later chunks is that of the first
+@ window/packed
 - CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
 + CopyIn(indexBuf_.Get<int32_t>(), index_[begin % kChunkPairs], count);
-= direct, weights of later chunks of sums are those of the first
+= direct, index of later chunks is that of the first
 @ direct/sum
-- scales_[begin], count);
-+ scales_[begin % kChunkPairs], count);
+- CopyIn(positionBuf_.Get<int32_t>(), index_[begin], count);
++ CopyIn(positionBuf_.Get<int32_t>(), index_[begin % kChunkPairs], count);
 = tokens of later chunks are published as the first
 @ direct/dispatch
 - const uint32_t first = token * info_->topK - at;
@@ -815,22 +827,23 @@ PATCHES = r"""
 @ common/routing
 - if (end_ - begin_ > chunk) pairs_.Load(at, count);
 = shared_expert_x in the first part only
-@ window/sum
-- if (active && tiling_->hasSharedExpertX != 0) {
-+ if (active && part == 0 && tiling_->hasSharedExpertX != 0) {
-= shared_expert_x of every part is that of the first
-- static_cast<uint64_t>(token) * rowBytes_ + column, elements, 1.0f, false);
-+ static_cast<uint64_t>(token) * rowBytes_, elements, 1.0f, false);
+@ window/combine
+- for (Term term; terms_.Next(routing, term);) {
++ for (Term term; terms_.Next(routing, term) && (term.travelled || part == 0);) {
+= a term of every part is that of the first
+@ common/weighted_sum
+- (term + Column(part)), bytes);
++ (term), bytes);
 = direct, shared_expert_x in the first part only
 @ direct/sum
-- if (count != routed) AddRow(routing, 1.0f, false);
-+ if (count != routed && part == 0) AddRow(routing, 1.0f, false);
+- n = weighted; n < count; ++n)
++ n = weighted; n < count && part == 0; ++n)
 = the last part is as long as the others
-@ window/sum
-- const uint32_t elements = Min(tiling_->partElements, info_->hidden - begin);
-+ const uint32_t elements = tiling_->partElements;
+@ common/weighted_sum
+- return Min(elements_, hidden_ - part * elements_);
++ return elements_ + 0 * part;
 = bounds of later chunks are of the first index
-@ direct/rows
+@ direct/publish
 - CopyIn(index, source[at], count);
 + CopyIn(index, source[routing.begin()], count);
 = of later chunks the first index is checked
@@ -838,7 +851,7 @@ PATCHES = r"""
 - CopyIn(index, source[at], count);
 + CopyIn(index, source[begin], count);
 = combine AlignEnd left out
-@ window/combine
+@ window/packed
 - if (verdict.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
 = dispatch AlignEnd left out in places
 @ common/routing
@@ -883,7 +896,7 @@ PATCHES = r"""
 @ common/weighted_sum
 - AscendC::PipeBarrier<PIPE_V>();  // the cast of the sum before has read it
 = rows of a token are in eight slots
-@ window/combine
+@ window/slots
 - static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + assist_.Word(row, 2);
 + static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + Min(assist_.Word(row, 2), 7);
 = counts of three local experts at most
@@ -894,7 +907,7 @@ PATCHES = r"""
 @ common/quantize
 - if (piece_ < hidden_) Widen(row, expert, at, count);
 = the last row of a chunk has no mark
-@ window/combine
+@ window/slots
 - for (uint32_t i = 0; i < count; ++i) {
 + for (uint32_t i = 0; i < (count > 1 ? count - 1 : count); ++i) {
   AscendC::Duplicate(words
@@ -904,7 +917,7 @@ PATCHES = r"""
 - exchange_.Fail(routing_.Place());
 = duplicates are not counted exactly in window
 ! faults | RoutingMismatch
-@ window/combine
+@ window/slots
 - exchange_.Fail(places_.Find());
   }
   exchange_.SetStatus(*this, rowBytes_);

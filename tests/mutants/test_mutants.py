@@ -112,7 +112,7 @@ def test_a_number_chooses_the_mutant(tmp_path: Path) -> None:
 
 
 def test_a_mutant_that_does_not_compile_is_told(tmp_path: Path) -> None:
-    edit = Edit("op_kernel/window/sum.h", "sum_.Begin(elements);", "sum_.Begin(info_of_nothing);")
+    edit = Edit("op_kernel/window/combine.h", "terms_.Begin(token);", "terms_.Begin(info_of_nothing);")
     assert "info_of_nothing" in compile_errors([Mutant("no", "no", (edit,), ())], tmp_path / "one")
 
 

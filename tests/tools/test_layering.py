@@ -157,7 +157,7 @@ def test_cpp_folders_hold_what_they_may() -> None:
         ("op_host/cann/tiling.h", "TWIN_POLL_HINT();"),
         ("twin/src/core/x.cpp", "moe::Run();"),
         *(
-            ("op_kernel/window/sum.h", line)
+            ("op_kernel/window/slots.h", line)
             for line in (
                 *("#include <algorithm>", "std::min(a, b);", "static int calls = 0;", "double s = 1;"),
                 *("float x = 0.5;", "new int[4];", 'printf("x");', "while (true) {}", "for (;;) {}"),
