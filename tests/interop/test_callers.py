@@ -1,0 +1,291 @@
+"""Calls of the ops as callers spell them, keyword for keyword, each against the reference.
+
+One row a version of a caller: which keywords it passes to dispatch and to combine, and with which values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import op_runs
+import pytest
+import torch
+
+import ascend_moe.reference as ref
+from ascend_moe import npu as torch_npu
+from ascend_moe.reference.cases import Case
+
+Kwargs = dict[str, Any]
+Given = ref.RankInput
+WORLD = 2
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A caller's two calls: what it passes beside the tensors and numbers that all pass, by name."""
+
+    name: str
+    version: str  # "" or "_v2"
+    case: Case
+    dispatch: Callable[[Case, int, str], Kwargs]
+    combine: Callable[[Case, int, str, tuple[Any, ...]], Kwargs]
+
+    def run(self, rank: int, group: str) -> op_runs.RankRun:
+        case, given = self.case, self.case.inputs[rank]
+        place = {"group_ep": group, "ep_world_size": case.world, "ep_rank_id": rank, "moe_expert_num": case.experts}
+        dispatch = getattr(torch_npu, f"npu_moe_distribute_dispatch{self.version}")
+        sent = dispatch(x=given.x, expert_ids=given.expert_ids, **place, **self.dispatch(case, rank, group))[0:7]
+        rows = op_runs.expert_rows(case, rank, sent)
+        index = "assist_info_for_combine" if self.version else "expand_idx"
+        result = getattr(torch_npu, f"npu_moe_distribute_combine{self.version}")(
+            expand_x=rows,
+            expert_ids=given.expert_ids,
+            expert_scales=given.expert_scales.to(torch.float32),
+            ep_send_counts=sent[4],
+            **{index: sent[2]},
+            **place,
+            **self.combine(case, rank, group, sent),
+        )
+        return op_runs.RankRun(sent, rows, result, [])
+
+
+def uninitialised(count: int) -> torch.Tensor:
+    """What ``torch.empty`` may hold."""
+    return torch.full((count,), -1_515_870_811, dtype=torch.int32)
+
+
+# ---- vllm-ascend, MC2: one row a version
+
+
+def _ascend(**over: Any) -> Case:
+    sizes = {"world": WORLD, "local": 4, "topk": 3, "batch": 6, "units": 4, "tail": True, "seed": 11}
+    return Case(**(sizes | over))
+
+
+def _constants(case: Case) -> Kwargs:
+    return {"expert_shard_type": 0, "shared_expert_rank_num": 0, "global_bs": case.global_bs}
+
+
+def _tp(group: str) -> Kwargs:
+    return {"group_tp": group, "tp_world_size": 1, "tp_rank_id": 0}
+
+
+def _mask(given: Given) -> Kwargs:
+    return {"x_active_mask": given.x_active_mask}
+
+
+def _ascend_dispatch(tp: bool, mask: bool, nums_type: bool, **more: Any) -> Callable[[Case, int, str], Kwargs]:
+    def kwargs(case: Case, rank: int, group: str) -> Kwargs:
+        named = {"scales": None, "quant_mode": case.quant_mode, **_constants(case), **more}
+        named |= _tp(group) if tp else {}
+        named |= _mask(case.inputs[rank]) if mask else {}
+        return named | ({"expert_token_nums_type": case.nums_type} if nums_type else {})
+
+    return kwargs
+
+
+def _ascend_combine(tp: bool, mask: bool, **more: Any) -> Callable[[Case, int, str, tuple[Any, ...]], Kwargs]:
+    """``more``: expand_scales=True passes dispatch's on; anything else as it stands."""
+
+    def kwargs(case: Case, rank: int, group: str, sent: tuple[Any, ...]) -> Kwargs:
+        named = {**_constants(case), **more}
+        if more.get("expand_scales"):
+            named["expand_scales"] = sent[6]
+        if tp:
+            # After a quantized dispatch nobody has written this: the op must not look at it.
+            named |= _tp(group) | {"tp_send_counts": uninitialised(1) if case.quant_mode else sent[5]}
+        return named | (_mask(case.inputs[rank]) if mask else {})
+
+    return kwargs
+
+
+VLLM_ASCEND = [
+    Caller(
+        f"vllm-ascend {versions}{' int8' if quant == 'int8' else ''}{label}",
+        version,
+        replace(case, quant=quant),
+        _ascend_dispatch(**dispatch),
+        _ascend_combine(**combine),
+    )
+    for quant in ("none", "int8")
+    for versions, label, version, case, dispatch, combine in (
+        (
+            "0.8.5rc1", "", "", _ascend(tp=1),
+            {"tp": True, "mask": False, "nums_type": False}, {"tp": True, "mask": False},
+        ),
+        (
+            "0.9.1", " A3", "_v2", _ascend(contract=2, mask="prefix", tp=1),
+            {"tp": True, "mask": True, "nums_type": False}, {"tp": True, "mask": True},
+        ),
+        (
+            "0.9.1", " A2", "", _ascend(batches="unequal"),
+            {"tp": False, "mask": False, "nums_type": False}, {"tp": False, "mask": False},
+        ),
+        (
+            "0.11.0", "", "_v2", _ascend(contract=2, mask="prefix", tp=1, nums_type=0),
+            {"tp": True, "mask": True, "nums_type": True}, {"tp": True, "mask": True, "expand_scales": True},
+        ),
+        (
+            "0.13.0", "", "_v2", _ascend(contract=2, batches="unequal", tp=1, nums_type=0),
+            {"tp": True, "mask": False, "nums_type": True}, {"tp": True, "mask": False, "expand_scales": True},
+        ),
+        (
+            "0.18.0", " mask", "_v2", _ascend(contract=2, mask="nobody", tp=1, nums_type=0),
+            {"tp": True, "mask": True, "nums_type": True}, {"tp": True, "mask": True, "expand_scales": True},
+        ),
+        (
+            "0.18.0", " hierarchy", "_v2", _ascend(contract=2, batches="zero rank", nums_type=0),
+            {"tp": False, "mask": False, "nums_type": True, "comm_alg": "hierarchy"},
+            {"tp": False, "mask": False, "expand_scales": True, "comm_alg": "hierarchy"},
+        ),
+        (
+            "0.23.0", " no mask", "_v2", _ascend(contract=2, tp=1, nums_type=1),
+            {"tp": True, "mask": True, "nums_type": True},
+            {"tp": True, "mask": True, "expand_scales": True, "comm_quant_mode": 0},
+        ),
+    )
+]  # fmt: skip
+
+
+# ---- sgl-kernel-npu's low latency strategy: no tp, weights to dispatch too, ids behind the mask are not written
+
+
+def _padded_inputs(dtype: torch.dtype, hidden: int, shared: bool) -> list[Given]:
+    """Six rows a rank, of which the first four are tokens; the others are what memory held."""
+    rng, inputs = torch.Generator().manual_seed(5), []
+    for rank in range(WORLD):
+        x = torch.randn(6, hidden, generator=rng).to(dtype)
+        ids = torch.stack([torch.randperm(8, generator=rng)[:3] for _ in range(6)]).to(torch.int32)
+        weights = torch.rand(6, 3, generator=rng)
+        x[4:], weights[4:] = float("nan"), float("nan")
+        ids[4:] = uninitialised(6).reshape(2, 3) + rank
+        mask = torch.arange(6) < 4
+        shared_x = torch.randn(6, hidden, generator=rng).to(dtype) if shared else None
+        inputs.append(Given(x, ids, None, mask, weights, shared_x))
+    return inputs
+
+
+def _sgl_dispatch(case: Case, rank: int, group: str) -> Kwargs:
+    given = case.inputs[rank]
+    return {
+        "expert_scales": given.expert_scales,
+        "x_active_mask": given.x_active_mask,
+        "scales": None,
+        "shared_expert_num": 0,
+        "shared_expert_rank_num": 0,
+        "quant_mode": case.quant_mode,
+        "expert_token_nums_type": 1,
+        "performance_info": None,
+        "comm_alg": "",
+    }
+
+
+def _sgl_combine(case: Case, rank: int, group: str, sent: tuple[Any, ...]) -> Kwargs:
+    given = case.inputs[rank]
+    return {
+        "expand_scales": sent[6],
+        "shared_expert_x": given.shared_expert_x,
+        "x_active_mask": given.x_active_mask,
+        "shared_expert_num": 0,
+        "shared_expert_rank_num": 0,
+        "comm_quant_mode": 0,
+        "performance_info": None,
+    }
+
+
+SGL_KERNEL_NPU = [
+    Caller(
+        f"sgl-kernel-npu quant_mode {mode}{' with shared_expert_x' if shared else ''}",
+        "_v2",
+        Case.of(_padded_inputs(torch.bfloat16, 64, shared), 8, contract=2, quant=quant, weights=True),
+        _sgl_dispatch,
+        _sgl_combine,
+    )
+    for mode, quant in ((0, "none"), (2, "int8"))
+    for shared in (False, True)
+]
+
+
+# ---- smooth scales, with the output of a shared expert added by combine
+
+
+def _smooth_dispatch(case: Case, rank: int, group: str) -> Kwargs:
+    return {"scales": case.inputs[rank].scales, "quant_mode": 2, "expert_token_nums_type": 1}
+
+
+def _smooth_combine(case: Case, rank: int, group: str, sent: tuple[Any, ...]) -> Kwargs:
+    return {"shared_expert_x": case.inputs[rank].shared_expert_x, "tp_send_counts": sent[5]}
+
+
+SMOOTH = [
+    Caller(
+        f"smooth scales with shared_expert_x of {rank} dimensions",
+        "_v2",
+        _ascend(contract=2, quant="smooth", shared=rank),
+        _smooth_dispatch,
+        _smooth_combine,
+    )
+    for rank in (2, 3)
+]
+
+
+@pytest.mark.parametrize("caller", [*VLLM_ASCEND, *SGL_KERNEL_NPU, *SMOOTH], ids=lambda caller: caller.name)
+@pytest.mark.parametrize("algorithm", ["window", "auto"])
+def test_callers_call_gives_what_the_reference_gives(
+    caller: Caller, algorithm: str, clusters: op_runs.Clusters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    case = caller.case
+    expected = case.dispatched()
+    runs = clusters[case.world].run(caller.run)
+    for rank, one in enumerate(runs):
+        options = {"quantized": case.quant_mode != 0, "exact_shapes": True}
+        op_runs.check_dispatch(case.contract, rank, one.dispatched, expected[rank], **options)
+    op_runs.check_sums(case, runs, expected)
+
+
+# ---- vllm-ascend, all-to-all: rows sorted by expert leave, come back in that order, and are restored by unpermute
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_vllm_ascend_all_to_all_with_restore_shape_gives_the_reference_sums(dtype: torch.dtype) -> None:
+    """The exchange is played in this process, by the caller's splits. On a CPU histc takes floats alone."""
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
+    case = _ascend(contract=2, dtype=name, ids="distinct", mask="none", tail=False)
+    permuted, inverse, splits = [], [], []
+    for given in case.inputs:
+        counts = torch.histc(given.expert_ids.float(), bins=case.experts, min=0, max=case.experts)
+        splits.append(counts.reshape(case.world, case.local).to(torch.int64))
+        rows, order = torch_npu.npu_moe_token_permute(
+            tokens=given.x, indices=given.expert_ids, num_out_tokens=given.expert_ids.numel()
+        )
+        permuted.append(rows.split(splits[-1].sum(1).tolist()))
+        inverse.append(order)
+    returned = [
+        _experts_of_all_to_all(case, owner, [rows[owner] for rows in permuted], torch.stack([c[owner] for c in splits]))
+        for owner in range(case.world)
+    ]
+    dispatched = case.dispatched()
+    rows = [case.expert_rows(r, one.expand_x, None, one.ep_recv_counts) for r, one in enumerate(dispatched)]
+    sums = case.combined(rows, dispatched)
+    for rank, given in enumerate(case.inputs):
+        out = torch_npu.npu_moe_token_unpermute(
+            permuted_tokens=torch.cat([back[rank] for back in returned]),
+            sorted_indices=inverse[rank].to(torch.int32),
+            probs=given.expert_scales,
+            restore_shape=given.x.shape,
+        )
+        assert out.dtype == dtype and torch.equal(out, sums[rank])
+
+
+def _experts_of_all_to_all(
+    case: Case, owner: int, arrived: list[torch.Tensor], counts: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """The rows of an owner, by expert, through its experts, and back in the order in which they came."""
+    local = torch.cat([torch.arange(case.local).repeat_interleave(count) for count in counts])
+    rows, order = torch_npu.npu_moe_token_permute(torch.cat(arrived), local.to(torch.int32))
+    ends = counts.t().reshape(-1).cumsum(0).to(torch.int32)
+    rows = case.expert_rows(owner, rows, None, ends)
+    return torch_npu.npu_moe_token_unpermute(rows, order).split(counts.sum(1).tolist())
