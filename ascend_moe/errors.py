@@ -17,7 +17,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -210,6 +210,37 @@ def with_right_names(function: Callable[P, R]) -> Callable[P, R]:
             raise unknown from None
 
     return run
+
+
+def with_signature_of(
+    model: Callable[Concatenate[Any, P], object],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    """Makes a method take what ``model``, a method too, takes: a signature that several classes share stands once.
+
+    The method names those arguments that it uses, or takes all as ``**keywords``; it gets them by name, with model's
+    defaults. Without a docstring it has model's. This decorator is the outermost.
+    """
+    signature = inspect.signature(model)
+
+    def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
+        _, *used = inspect.signature(function).parameters.values()
+        takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in used)
+        names = {*list(signature.parameters)[1:]} if takes_all else {parameter.name for parameter in used}
+
+        @functools.wraps(function)
+        def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                given = signature.bind(self, *args, **kwargs)
+            except TypeError as error:
+                raise unknown_argument(run, kwargs) or TypeError(f"{run.__qualname__}() {error}") from None
+            given.apply_defaults()
+            return function(self, **{name: value for name, value in given.arguments.items() if name in names})
+
+        run.__doc__ = function.__doc__ or model.__doc__
+        run.__signature__ = signature  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 def _misfit(error: Exception) -> bool:

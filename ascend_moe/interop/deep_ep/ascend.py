@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from ascend_moe.errors import need, with_typed_errors
+from ascend_moe.errors import need, with_signature_of, with_typed_errors
 from ascend_moe.interop.deep_ep.base import BufferBase
 from ascend_moe.interop.deep_ep.events import EventOverlap
 from ascend_moe.interop.deep_ep.fused import FuseMode
-from ascend_moe.interop.deep_ep.layout import Config
 from ascend_moe.interop.deep_ep.place import not_supported
 from ascend_moe.interop.deep_ep.runtime import Runtime
 from ascend_moe.interop.deep_ep.strategies import (
+    LowLatencyEPCommStrategy,
     LowLatencyStrategy,
+    NormalEPCommStrategy,
     NormalStrategy,
     StrategyMap,
     get_low_latency_strategy,
@@ -25,6 +26,21 @@ from ascend_moe.interop.deep_ep.strategies import (
 
 if TYPE_CHECKING:
     from ascend_moe.interop.deep_ep.place import Group
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _by(strategy: str, method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Makes the method of a Buffer that calls its strategy's, with all arguments by name."""
+
+    @with_signature_of(method)
+    def call(self: Any, **given: Any) -> Any:
+        return getattr(getattr(self, strategy), method.__name__)(**given)
+
+    call.__name__, call.__qualname__ = method.__name__, f"AscendBuffer.{method.__name__}"
+    return call
 
 
 class AscendBuffer(BufferBase):
@@ -77,174 +93,25 @@ class AscendBuffer(BufferBase):
         self.normal_strategy = get_normal_strategy(normal_strategy)(**given)
         self.low_latency_strategy = get_low_latency_strategy(low_latency_strategy)(**given)
 
-    def get_dispatch_layout(
-        self,
-        topk_idx: Tensor,
-        num_experts: int,
-        previous_event: EventOverlap | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
-        """As ``Buffer``'s, with whether a token goes to a rank as int32."""
+    @with_signature_of(NormalEPCommStrategy.get_dispatch_layout)
+    def get_dispatch_layout(self, topk_idx: Tensor, num_experts: int, previous_event: EventOverlap | None) -> Any:
         return self.normal_strategy.get_dispatch_layout(topk_idx, num_experts, previous_event)
 
-    def dispatch(
-        self,
-        x: Tensor,
-        handle: tuple[Any, ...] | None = None,
-        num_tokens_per_rank: Tensor | None = None,
-        num_tokens_per_rdma_rank: Tensor | None = None,
-        is_token_in_rank: Tensor | None = None,
-        num_tokens_per_expert: Tensor | None = None,
-        topk_idx: Tensor | None = None,
-        topk_weights: Tensor | None = None,
-        expert_alignment: int = 1,
-        num_worst_tokens: int = 0,
-        config: Config | None = None,
-        previous_event: EventOverlap | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-        dispatch_wait_recv_cost_stats: Tensor | None = None,
-        quant_mode: str | None = None,
-    ) -> Any:
-        """Send each (token, expert) row to the expert's rank.
+    dispatch = _by("normal_strategy", NormalEPCommStrategy.dispatch)
+    combine = _by("normal_strategy", NormalEPCommStrategy.combine)
 
-        Args:
-            x: ``(T, H)`` bf16, or a tuple of it and a tensor whose dtype int8 asks for int8 rows.
-            quant_mode: "bf16", "int8", "pertoken_fp8_e4m3", or None: by x, else by DEEP_NORMAL_MODE_USE_INT8_QUANT.
-            dispatch_wait_recv_cost_stats: ``(W,)`` int32 or int64 on the CPU; the microseconds that this call waited
-                for each source rank are added.
-            others: as ``Buffer``'s; handle must be None, num_worst_tokens 0.
-
-        Returns:
-            rows ``(n, H)``, quantized a tuple of them and their scales; ids and weights ``(n, K)``, -1 and 0 but at
-            the row's own k; rows of each local expert as a list; the handle; the event.
-
-        Collective. Raises:
-            ArgumentError: a rule above is broken. InvalidExpertId: on every rank; an id is none. Others: as the ops.
-        """
-        return self.normal_strategy.dispatch(
-            x=x,
-            handle=handle,
-            num_tokens_per_rank=num_tokens_per_rank,
-            num_tokens_per_rdma_rank=num_tokens_per_rdma_rank,
-            is_token_in_rank=is_token_in_rank,
-            num_tokens_per_expert=num_tokens_per_expert,
-            topk_idx=topk_idx,
-            topk_weights=topk_weights,
-            expert_alignment=expert_alignment,
-            num_worst_tokens=num_worst_tokens,
-            config=config,
-            previous_event=previous_event,
-            async_finish=async_finish,
-            allocate_on_comm_stream=allocate_on_comm_stream,
-            dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats,
-            quant_mode=quant_mode,
-        )
-
-    def combine(
-        self,
-        x: Tensor,
-        handle: Any,
-        topk_weights: Tensor | None = None,
-        bias: Tensor | tuple[Tensor, Tensor] | None = None,
-        config: Config | None = None,
-        previous_event: EventOverlap | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-        combine_send_cost_stats: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """Bring rows home, where those of a token are added with dispatch's topk_weights; topk_weights has no effect.
-
-        Returns:
-            ``(T, H)``: fp32 sums, k ascending, one rounding; dispatch's topk_weights; the event.
-        """
-        return self.normal_strategy.combine(
-            x=x,
-            handle=handle,
-            topk_weights=topk_weights,
-            bias=bias,
-            config=config,
-            previous_event=previous_event,
-            async_finish=async_finish,
-            allocate_on_comm_stream=allocate_on_comm_stream,
-            combine_send_cost_stats=combine_send_cost_stats,
-        )
-
+    @with_signature_of(LowLatencyEPCommStrategy.low_latency_dispatch)
     @with_typed_errors
     def low_latency_dispatch(
-        self,
-        x: Tensor,
-        topk_idx: Tensor,
-        num_max_dispatch_tokens_per_rank: int,
-        num_experts: int,
-        cumulative_local_expert_recv_stats: Tensor | None = None,
-        use_fp8: bool = True,
-        round_scale: bool = False,
-        use_ue8m0: bool = False,
-        use_mxfp4: bool = False,
-        async_finish: bool = False,
-        return_recv_hook: bool = False,
-        topk_weights: Tensor | None = None,
-        quant_mode: str | None = None,
-    ) -> tuple[Any, Tensor, tuple[Any, ...], EventOverlap, Callable[[], None]]:
-        """Send each (token, expert) row to the expert's rank.
-
-        Args:
-            use_fp8: without quant_mode: int8 rows. use_ue8m0, use_mxfp4: must be False.
-            topk_weights: for strategy "ops" in its handle. Others: as ``Buffer``'s.
-
-        Returns:
-            packed rows, quantized a tuple of them and their scales; rows of each local expert ``(L,)`` int64; the
-            handle; the event; a hook that does nothing.
-
-        Collective. Raises:
-            ArgumentError: a rule above is broken. InvalidExpertId: on every rank; an id is none. Others: as the ops.
-        """
+        self, use_fp8: bool, use_ue8m0: bool, use_mxfp4: bool, quant_mode: str | None, **others: Any
+    ) -> Any:
         need(not use_ue8m0, "use_ue8m0", "is True; MX formats are of the 950 series: pass False")
         need(not use_mxfp4, "use_mxfp4", "is True; MX formats are of the 950 series: pass False")
-        return self.low_latency_strategy.low_latency_dispatch(
-            x=x,
-            topk_idx=topk_idx,
-            num_max_dispatch_tokens_per_rank=num_max_dispatch_tokens_per_rank,
-            num_experts=num_experts,
-            cumulative_local_expert_recv_stats=cumulative_local_expert_recv_stats,
-            use_fp8=use_fp8,
-            round_scale=round_scale,
-            use_ue8m0=use_ue8m0,
-            use_mxfp4=use_mxfp4,
-            async_finish=async_finish,
-            return_recv_hook=return_recv_hook,
-            topk_weights=topk_weights,
-            quant_mode=quant_mode or ("int8" if use_fp8 else None),
-        )
+        others |= {"use_fp8": use_fp8, "use_ue8m0": use_ue8m0, "use_mxfp4": use_mxfp4}
+        quant_mode = quant_mode or ("int8" if use_fp8 else None)
+        return self.low_latency_strategy.low_latency_dispatch(**others, quant_mode=quant_mode)
 
-    def low_latency_combine(
-        self,
-        x: Tensor,
-        topk_idx: Tensor,
-        topk_weights: Tensor,
-        handle: tuple[Any, ...],
-        zero_copy: bool = False,
-        async_finish: bool = False,
-        return_recv_hook: bool = False,
-        out: Tensor | None = None,
-    ) -> tuple[Tensor, EventOverlap, Callable[[], None]]:
-        """Bring packed rows home, where those of a token are added with its weights.
-
-        Returns:
-            ``(T, H)``: fp32 sums, k ascending, one rounding; the event; a hook that does nothing.
-        """
-        return self.low_latency_strategy.low_latency_combine(
-            x=x,
-            topk_idx=topk_idx,
-            topk_weights=topk_weights,
-            handle=handle,
-            zero_copy=zero_copy,
-            async_finish=async_finish,
-            return_recv_hook=return_recv_hook,
-            out=out,
-        )
+    low_latency_combine = _by("low_latency_strategy", LowLatencyEPCommStrategy.low_latency_combine)
 
     def notify_verify(self, *args: Any, **kwargs: Any) -> Any:
         """Raises ArgumentError: it shows the insides of another implementation."""

@@ -125,15 +125,63 @@ class NormalEPCommStrategy(EPCommStrategy):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
-        """As ``AscendBuffer.get_dispatch_layout``."""
+        """As ``Buffer``'s, with whether a token goes to a rank as int32."""
 
     @abstractmethod
-    def dispatch(self, x: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """As ``AscendBuffer.dispatch``."""
+    def dispatch(
+        self,
+        x: Any,
+        handle: Any = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: object = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        dispatch_wait_recv_cost_stats: Tensor | None = None,
+        quant_mode: str | None = None,
+    ) -> Any:
+        """Send each (token, expert) row to the expert's rank.
+
+        Args:
+            x: ``(T, H)`` bf16, or a tuple of it and a tensor whose dtype int8 asks for int8 rows.
+            quant_mode: "bf16", "int8", "pertoken_fp8_e4m3", or None: by x, else by DEEP_NORMAL_MODE_USE_INT8_QUANT.
+            dispatch_wait_recv_cost_stats: ``(W,)`` int32 or int64 on the CPU; the microseconds that this call waited
+                for each source rank are added.
+            others: as ``Buffer``'s; handle must be None, num_worst_tokens 0.
+
+        Returns:
+            rows ``(n, H)``, quantized a tuple of them and their scales; ids and weights ``(n, K)``, -1 and 0 but at
+            the row's own k; rows of each local expert as a list; the handle; the event.
+
+        Collective. Raises:
+            ArgumentError: a rule above is broken. InvalidExpertId: on every rank; an id is none. Others: as the ops.
+        """
 
     @abstractmethod
-    def combine(self, x: Tensor, handle: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """As ``AscendBuffer.combine``."""
+    def combine(
+        self,
+        x: Tensor,
+        handle: Any,
+        topk_weights: Tensor | None = None,
+        bias: Any = None,
+        config: object = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        combine_send_cost_stats: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """Bring rows home, where those of a token are added with dispatch's topk_weights; topk_weights has no effect.
+
+        Returns:
+            ``(T, H)``: fp32 sums, k ascending, one rounding; dispatch's topk_weights; the event.
+        """
 
 
 class LowLatencyEPCommStrategy(EPCommStrategy):
@@ -145,15 +193,52 @@ class LowLatencyEPCommStrategy(EPCommStrategy):
 
     @abstractmethod
     def low_latency_dispatch(
-        self, x: Tensor, topk_idx: Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int, **kwargs: Any
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        use_mxfp4: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        topk_weights: Tensor | None = None,
+        quant_mode: str | None = None,
     ) -> tuple[Any, Tensor, tuple[Any, ...], EventOverlap, Callable[[], None]]:
-        """As ``AscendBuffer.low_latency_dispatch``, with the quant_mode that the Buffer has decided on."""
+        """Send each (token, expert) row to the expert's rank.
+
+        Args:
+            use_fp8: in a Buffer without quant_mode: int8 rows. use_ue8m0, use_mxfp4: must be False there.
+            topk_weights: for strategy "ops" in its handle. Others: as ``Buffer``'s.
+
+        Returns:
+            packed rows, quantized a tuple of them and their scales; rows of each local expert ``(L,)`` int64; the
+            handle; the event; a hook that does nothing.
+
+        Collective. Raises:
+            ArgumentError: a rule above is broken. InvalidExpertId: on every rank; an id is none. Others: as the ops.
+        """
 
     @abstractmethod
     def low_latency_combine(
-        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: tuple[Any, ...], **kwargs: Any
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor,
+        handle: tuple[Any, ...],
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, EventOverlap, Callable[[], None]]:
-        """As ``AscendBuffer.low_latency_combine``."""
+        """Bring packed rows home, where those of a token are added with its weights.
+
+        Returns:
+            ``(T, H)``: fp32 sums, k ascending, one rounding; the event; a hook that does nothing.
+        """
 
 
 _normal: dict[str, type[NormalEPCommStrategy]] = {}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ascend_moe._narrow import narrow, wide_ids_named
 from ascend_moe.dispatchers import AllToAllDispatcher
-from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
+from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_signature_of, with_typed_errors
 from ascend_moe.interop.deep_ep import events
 from ascend_moe.interop.deep_ep.events import EventOverlap
 from ascend_moe.interop.deep_ep.place import need_whole
@@ -34,7 +34,7 @@ class LowLatencyHandle(tuple):  # type: ignore[type-arg]
 
 @register_low_latency_strategy("default")
 class DefaultLowLatencyCommStrategy(LowLatencyEPCommStrategy):
-    """By the window ops. Source: sgl-kernel-npu ``DefaultLowLatencyCommStrategy``."""
+    """By the window ops; quant_mode None: bf16. Source: sgl-kernel-npu ``DefaultLowLatencyCommStrategy``."""
 
     modes: tuple[str, ...] = (*QUANT_MODES, FP8_ROWS)
 
@@ -42,25 +42,18 @@ class DefaultLowLatencyCommStrategy(LowLatencyEPCommStrategy):
         """Its name, "default"."""
         return "default"
 
+    @with_signature_of(LowLatencyEPCommStrategy.low_latency_dispatch)
     @with_typed_errors
     @torch.no_grad()
-    def low_latency_dispatch(  # type: ignore[override]
+    def low_latency_dispatch(
         self,
         x: Tensor,
         topk_idx: Tensor,
         num_max_dispatch_tokens_per_rank: int,
         num_experts: int,
-        cumulative_local_expert_recv_stats: Tensor | None = None,
-        use_fp8: bool = True,
-        round_scale: bool = False,
-        use_ue8m0: bool = False,
-        use_mxfp4: bool = False,
-        async_finish: bool = False,
-        return_recv_hook: bool = False,
-        topk_weights: Tensor | None = None,
-        quant_mode: str | None = None,
+        cumulative_local_expert_recv_stats: Tensor | None,
+        quant_mode: str | None,
     ) -> tuple[Any, Tensor, tuple[Any, ...], EventOverlap, Callable[[], None]]:
-        """As ``AscendBuffer.low_latency_dispatch``; quant_mode None: bf16."""
         quant = quant_mode or "none"
         need_one_of("quant_mode", quant, self.modes)
         tokens = num_max_dispatch_tokens_per_rank
@@ -71,20 +64,12 @@ class DefaultLowLatencyCommStrategy(LowLatencyEPCommStrategy):
         shown = (values, scales) if quant == FP8_ROWS or QUANT_MODES[quant] else values
         return shown, nums, handle, EventOverlap(event), hook
 
+    @with_signature_of(LowLatencyEPCommStrategy.low_latency_combine)
     @with_typed_errors
     @torch.no_grad()
-    def low_latency_combine(  # type: ignore[override]
-        self,
-        x: Tensor,
-        topk_idx: Tensor,
-        topk_weights: Tensor,
-        handle: tuple[Any, ...],
-        zero_copy: bool = False,
-        async_finish: bool = False,
-        return_recv_hook: bool = False,
-        out: Tensor | None = None,
+    def low_latency_combine(
+        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: tuple[Any, ...]
     ) -> tuple[Tensor, EventOverlap, Callable[[], None]]:
-        """As ``AscendBuffer.low_latency_combine``."""
         triples, ranges, tokens, _, experts, nums = entries(handle, 7, 10)[:6]
         total, event, hook = self.runtime.low_latency_combine(
             x, topk_idx, topk_weights, triples, ranges, tokens, experts, nums
@@ -95,6 +80,8 @@ class DefaultLowLatencyCommStrategy(LowLatencyEPCommStrategy):
 @register_low_latency_strategy("ops")
 class OpsLowLatencyCommStrategy(DefaultLowLatencyCommStrategy):
     """The same, with handles of ten. Source: sgl-kernel-npu ``OpsLowLatencyCommStrategy``.
+
+    Behind the seven values: the mask of tokens, their ids as int32 and weights.
 
     Args:
         comm_alg: one of theirs. No effect: the ops take hierarchy where the ranks are on several servers.
@@ -111,11 +98,11 @@ class OpsLowLatencyCommStrategy(DefaultLowLatencyCommStrategy):
         """Its name, "ops"."""
         return "ops"
 
+    @with_signature_of(LowLatencyEPCommStrategy.low_latency_dispatch)
     def low_latency_dispatch(
-        self, x: Tensor, topk_idx: Tensor, *args: Any, topk_weights: Tensor | None = None, **kwargs: Any
+        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor | None, **others: Any
     ) -> tuple[Any, Tensor, tuple[Any, ...], EventOverlap, Callable[[], None]]:
-        """As the default strategy's; behind the seven values: the mask of tokens, their ids as int32 and weights."""
-        shown, nums, handle, event, hook = super().low_latency_dispatch(x, topk_idx, *args, **kwargs)
+        shown, nums, handle, event, hook = super().low_latency_dispatch(x, topk_idx, **others)
         mask = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
         return shown, nums, (*handle, mask, narrow("topk_idx", topk_idx), topk_weights), event, hook
 
@@ -125,32 +112,26 @@ class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
     """By torch.distributed's all-to-all. Source: sgl-kernel-npu ``AllToAllLowLatencyCommStrategy``.
 
     Every local expert has ``max`` rows of each source rank, those that arrived first and zeros behind them:
-    ``(L * W * max, H)``, by expert, then source rank. Counts are therefore ``W * max`` for each expert.
+    ``(L * W * max, H)``, by expert, then source rank. Counts are therefore ``W * max`` for each expert. Without
+    quant_mode use_fp8 asks for int8 rows.
     """
 
     def get_name(self) -> str:
         """Its name, "alltoall"."""
         return "alltoall"
 
+    @with_signature_of(LowLatencyEPCommStrategy.low_latency_dispatch)
     @with_typed_errors
     @torch.no_grad()
-    def low_latency_dispatch(  # type: ignore[override]
+    def low_latency_dispatch(
         self,
         x: Tensor,
         topk_idx: Tensor,
         num_max_dispatch_tokens_per_rank: int,
         num_experts: int,
-        cumulative_local_expert_recv_stats: Tensor | None = None,
-        use_fp8: bool = True,
-        round_scale: bool = False,
-        use_ue8m0: bool = False,
-        use_mxfp4: bool = False,
-        async_finish: bool = False,
-        return_recv_hook: bool = False,
-        topk_weights: Tensor | None = None,
-        quant_mode: str | None = None,
+        use_fp8: bool,
+        quant_mode: str | None,
     ) -> tuple[Any, Tensor, LowLatencyHandle, EventOverlap, Callable[[], None]]:
-        """As ``AscendBuffer.low_latency_dispatch``; without quant_mode use_fp8 asks for int8 rows."""
         quant = quant_mode or ("int8" if use_fp8 else "none")
         need_one_of("quant_mode", quant, QUANT_MODES)
         need_dims("topk_idx", topk_idx, 2)
@@ -172,20 +153,12 @@ class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
             shown = (shown, _spread(sent.dynamic_scales[: len(places)], places, size))
         return shown, nums, handle, EventOverlap(), events.nothing
 
+    @with_signature_of(LowLatencyEPCommStrategy.low_latency_combine)
     @with_typed_errors
     @torch.no_grad()
-    def low_latency_combine(  # type: ignore[override]
-        self,
-        x: Tensor,
-        topk_idx: Tensor,
-        topk_weights: Tensor,
-        handle: tuple[Any, ...],
-        zero_copy: bool = False,
-        async_finish: bool = False,
-        return_recv_hook: bool = False,
-        out: Tensor | None = None,
+    def low_latency_combine(
+        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: tuple[Any, ...]
     ) -> tuple[Tensor, EventOverlap, Callable[[], None]]:
-        """As ``AscendBuffer.low_latency_combine``, with rows in the blocks of the dispatch."""
         rule = "is a {}; pass what low_latency_dispatch by all-to-all returned"
         need(isinstance(handle, LowLatencyHandle), "handle", rule, type(handle).__name__)
         assert isinstance(handle, LowLatencyHandle)

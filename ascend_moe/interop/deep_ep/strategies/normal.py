@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ascend_moe._narrow import narrow
 from ascend_moe.dispatchers import AllToAllDispatcher
-from ascend_moe.errors import ArgumentError, need, need_dims, need_one_of, with_typed_errors
+from ascend_moe.errors import ArgumentError, need, need_dims, need_one_of, with_signature_of, with_typed_errors
 from ascend_moe.interop.deep_ep import events
 from ascend_moe.interop.deep_ep.agreed import most_tokens_of
 from ascend_moe.interop.deep_ep.events import EventOverlap
@@ -28,28 +28,15 @@ class AllToAllHandle(dict):  # type: ignore[type-arg]
 class _Windows(NormalEPCommStrategy):
     """Serves both: layouts, and what a dispatch asks for."""
 
+    @with_signature_of(NormalEPCommStrategy.get_dispatch_layout)
     @with_typed_errors
-    def get_dispatch_layout(
-        self,
-        topk_idx: Tensor,
-        num_experts: int,
-        previous_event: EventOverlap | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
-        """As DeepEP's, with whether a token goes to a rank as int32."""
+    def get_dispatch_layout(self, topk_idx: Tensor, num_experts: int, previous_event: EventOverlap | None) -> Any:
         events.begin(previous_event)
         *found, event = self.runtime.get_dispatch_layout(topk_idx, num_experts)
         return (*found, EventOverlap(event))
 
     def _asked(
-        self,
-        x: Any,
-        handle: Any,
-        quant_mode: str | None,
-        topk_idx: Tensor | None,
-        per_expert: Tensor | None,
-        *modes: str,
+        self, x: Any, handle: Any, quant_mode: str | None, topk_idx: Tensor, per_expert: Tensor, *modes: str
     ) -> tuple[Tensor, str]:
         """Rows and their quantization."""
         need(handle is None, "handle", "of an earlier dispatch is not taken by flavour 'ascend'; pass topk_idx")
@@ -72,39 +59,34 @@ class DefaultNormalCommStrategy(_Windows):
         """Its name, "default"."""
         return "default"
 
+    @with_signature_of(NormalEPCommStrategy.dispatch)
     @with_typed_errors
     @torch.no_grad()
     def dispatch(
         self,
         x: Any,
-        handle: Any = None,
-        num_tokens_per_rank: Tensor | None = None,
-        num_tokens_per_rdma_rank: Tensor | None = None,
-        is_token_in_rank: Tensor | None = None,
-        num_tokens_per_expert: Tensor | None = None,
-        topk_idx: Tensor | None = None,
-        topk_weights: Tensor | None = None,
-        expert_alignment: int = 1,
-        num_worst_tokens: int = 0,
-        config: object = None,
-        previous_event: EventOverlap | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-        dispatch_wait_recv_cost_stats: Tensor | None = None,
-        quant_mode: str | None = None,
-    ) -> tuple[Any, Tensor, Tensor | None, list[int], tuple[Any, ...], EventOverlap]:
-        """As ``AscendBuffer.dispatch``."""
+        handle: Any,
+        num_tokens_per_rank: Tensor,
+        is_token_in_rank: Tensor,
+        num_tokens_per_expert: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor | None,
+        expert_alignment: int,
+        num_worst_tokens: int,
+        previous_event: EventOverlap | None,
+        dispatch_wait_recv_cost_stats: Tensor | None,
+        quant_mode: str | None,
+    ) -> Any:
         events.begin(previous_event)
         modes = ("bf16", "int8", FP8_ROWS)
         rows, given = self._asked(x, handle, quant_mode, topk_idx, num_tokens_per_expert, *modes)
+        counts = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
         out = self.runtime.intranode_dispatch(
             rows,
             None,
             topk_idx,
             topk_weights,
-            num_tokens_per_rank,
-            is_token_in_rank,
-            num_tokens_per_expert,
+            *counts,
             dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats,
             expert_alignment=expert_alignment,
             num_worst_tokens=num_worst_tokens,
@@ -115,21 +97,17 @@ class DefaultNormalCommStrategy(_Windows):
         own = (prefix, channels, received, triples, is_token_in_rank, head, topk_idx, topk_weights)
         return (values, scales) if given != "bf16" else values, ids, weights, numbers, own, EventOverlap(event)
 
+    @with_signature_of(NormalEPCommStrategy.combine)
     @with_typed_errors
     @torch.no_grad()
     def combine(
         self,
         x: Tensor,
         handle: Any,
-        topk_weights: Tensor | None = None,
-        bias: Any = None,
-        config: object = None,
-        previous_event: EventOverlap | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-        combine_send_cost_stats: Tensor | None = None,
+        bias: Any,
+        previous_event: EventOverlap | None,
+        combine_send_cost_stats: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """As ``AscendBuffer.combine``."""
         self._begin_combine(bias, previous_event)
         _, _, _, triples, _, head, ids, weights = entries(handle, 8)
         total, weights, event = self.runtime.intranode_combine(x, ids, weights, triples, head, combine_send_cost_stats)
@@ -138,37 +116,30 @@ class DefaultNormalCommStrategy(_Windows):
 
 @register_normal_strategy("alltoall")
 class AlltoAllNormalCommStrategy(_Windows):
-    """By torch.distributed's all-to-all. Source: sgl-kernel-npu ``AlltoAllNormalCommStrategy``."""
+    """By torch.distributed's all-to-all. Source: sgl-kernel-npu ``AlltoAllNormalCommStrategy``.
+
+    dispatch returns no ids and weights of rows, and its counts are not aligned.
+    """
 
     def get_name(self) -> str:
         """Its name, "alltoall"."""
         return "alltoall"
 
+    @with_signature_of(NormalEPCommStrategy.dispatch)
     @with_typed_errors
     @torch.no_grad()
     def dispatch(
         self,
         x: Any,
-        handle: Any = None,
-        num_tokens_per_rank: Tensor | None = None,
-        num_tokens_per_rdma_rank: Tensor | None = None,
-        is_token_in_rank: Tensor | None = None,
-        num_tokens_per_expert: Tensor | None = None,
-        topk_idx: Tensor | None = None,
-        topk_weights: Tensor | None = None,
-        expert_alignment: int = 1,
-        num_worst_tokens: int = 0,
-        config: object = None,
-        previous_event: EventOverlap | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-        dispatch_wait_recv_cost_stats: Tensor | None = None,
-        quant_mode: str | None = None,
-    ) -> tuple[Any, None, None, list[int], AllToAllHandle, EventOverlap]:
-        """As ``AscendBuffer.dispatch``, without ids and weights of rows; counts are not aligned."""
+        handle: Any,
+        num_tokens_per_expert: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor | None,
+        previous_event: EventOverlap | None,
+        quant_mode: str | None,
+    ) -> Any:
         events.begin(previous_event)
         rows, given = self._asked(x, handle, quant_mode, topk_idx, num_tokens_per_expert, "bf16", "int8")
-        assert topk_idx is not None and num_tokens_per_expert is not None
         need_dims("topk_idx", topk_idx, 2)
         experts, ids = num_tokens_per_expert.numel(), narrow("topk_idx", topk_idx)
         dispatcher = self.alltoall(experts)
@@ -179,21 +150,12 @@ class AlltoAllNormalCommStrategy(_Windows):
         values = (sent.expand_x, sent.dynamic_scales) if given == "int8" else sent.expand_x
         return values, None, None, sent.expert_token_nums.tolist(), own, EventOverlap()
 
+    @with_signature_of(NormalEPCommStrategy.combine)
     @with_typed_errors
     @torch.no_grad()
     def combine(
-        self,
-        x: Tensor,
-        handle: Any,
-        topk_weights: Tensor | None = None,
-        bias: Any = None,
-        config: object = None,
-        previous_event: EventOverlap | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-        combine_send_cost_stats: Tensor | None = None,
+        self, x: Tensor, handle: Any, bias: Any, previous_event: EventOverlap | None
     ) -> tuple[Tensor, None, EventOverlap]:
-        """As ``AscendBuffer.combine``."""
         self._begin_combine(bias, previous_event)
         rule = "is a {}; pass what dispatch by all-to-all returned"
         need(isinstance(handle, AllToAllHandle), "handle", rule, type(handle).__name__)
