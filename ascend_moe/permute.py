@@ -317,6 +317,28 @@ def _padded(counts: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.
     return padded, padded.cumsum(0)
 
 
+def segment_of_rows(ends: torch.Tensor, rows: int) -> torch.Tensor:
+    """The segment of each of ``rows`` rows that lie one behind the other, ``(rows,)`` int64.
+
+    Args:
+        ends: ``(n,)`` int32 or int64, running sums of the rows of each segment; a row behind the last is of segment n.
+    """
+    return torch.searchsorted(ends, torch.arange(rows, dtype=ends.dtype, device=ends.device), right=True)
+
+
+def padded_places(ends: torch.Tensor, rows: int, width: int) -> torch.Tensor:
+    """Where each of these rows stands when every segment has ``width`` places; ``n * width`` for one behind the last.
+
+    Args:
+        ends, rows: as of `segment_of_rows`. A row beyond the width of its segment gets a place of the next.
+    """
+    segment = segment_of_rows(ends, rows)
+    known = segment.clamp(max=len(ends) - 1)
+    begins = ends - ends.diff(prepend=ends.new_zeros(1))
+    inside = torch.arange(rows, dtype=ends.dtype, device=ends.device) - begins[known]
+    return torch.where(segment < len(ends), known * width + inside, len(ends) * width)
+
+
 def rows_at(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """``rows[places]`` of ``(N, H)`` rows; zeros for a place outside of them."""
     inside = (places >= 0) & (places < rows.shape[0])

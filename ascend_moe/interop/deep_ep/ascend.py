@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from ascend_moe.errors import need, with_signature_of, with_typed_errors
 from ascend_moe.interop.deep_ep.base import BufferBase
 from ascend_moe.interop.deep_ep.events import EventOverlap
 from ascend_moe.interop.deep_ep.fused import FuseMode
-from ascend_moe.interop.deep_ep.place import not_supported
+from ascend_moe.interop.deep_ep.place import Group, not_supported
 from ascend_moe.interop.deep_ep.runtime import Runtime
 from ascend_moe.interop.deep_ep.strategies import (
     LowLatencyEPCommStrategy,
@@ -23,10 +23,6 @@ from ascend_moe.interop.deep_ep.strategies import (
     get_low_latency_strategy,
     get_normal_strategy,
 )
-
-if TYPE_CHECKING:
-    from ascend_moe.interop.deep_ep.place import Group
-
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +11,7 @@ from ascend_moe.errors import need
 from ascend_moe.interop.deep_ep import layout
 from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
 from ascend_moe.interop.deep_ep.layout import Config
-from ascend_moe.interop.deep_ep.place import BufferPlace, not_supported
-
-if TYPE_CHECKING:
-    from ascend_moe.interop.deep_ep.place import Group
+from ascend_moe.interop.deep_ep.place import BufferPlace, Group, not_supported
 
 _LEAVING_OUT = "a rank cannot be left out of a group yet: make a new group of those that live"
 

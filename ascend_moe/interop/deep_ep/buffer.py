@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +12,10 @@ from ascend_moe.errors import need, need_one_of, with_typed_errors
 from ascend_moe.interop.deep_ep import events, layout, low_latency, normal
 from ascend_moe.interop.deep_ep.ascend import AscendBuffer
 from ascend_moe.interop.deep_ep.base import BufferBase
-from ascend_moe.interop.deep_ep.costs import Costs
-from ascend_moe.interop.deep_ep.events import EventOverlap
-from ascend_moe.interop.deep_ep.formats import Format
+from ascend_moe.interop.deep_ep.events import Costs, EventOverlap
 from ascend_moe.interop.deep_ep.layout import Config
-
-if TYPE_CHECKING:
-    from ascend_moe.interop.deep_ep.place import Group
+from ascend_moe.interop.deep_ep.place import Group
+from ascend_moe.interop.deep_ep.rows import Format
 
 
 class _ByFlavour(type):

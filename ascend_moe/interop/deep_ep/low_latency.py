@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,10 +15,9 @@ from ascend_moe._narrow import narrow, wide_ids_named
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
 from ascend_moe.interop.deep_ep import events
-from ascend_moe.interop.deep_ep.costs import Costs
-from ascend_moe.interop.deep_ep.formats import Format
+from ascend_moe.interop.deep_ep.events import Costs
 from ascend_moe.interop.deep_ep.place import BufferPlace, need_whole
-from ascend_moe.interop.deep_ep.rows import FP8, places_of
+from ascend_moe.interop.deep_ep.rows import FP8, Format, places_of
 from ascend_moe.ops.pairs import SentIds
 
 MOST_ALIVE = 2  # results, as in DeepEP, whose windows hold two
@@ -209,7 +209,7 @@ class LowLatency:
         result.combined, result.next_rows = True, None
         if return_recv_hook:
             to = rows.new_zeros(wanted) if out is None else out
-            return to, self._hook(_Once(lambda: to.copy_(finish())), return_recv_hook)
+            return to, self._hook(functools.cache(lambda: to.copy_(finish())), return_recv_hook)
         return total if out is None else out.copy_(total), events.nothing
 
     def next_combine_rows(self, handle: object) -> Tensor:
@@ -232,18 +232,6 @@ class LowLatency:
 
         self._open = hook
         return hook
-
-
-@dataclass
-class _Once:
-    """A call that only its first time does something."""
-
-    action: Callable[[], Any] | None
-
-    def __call__(self) -> None:
-        if self.action is not None:
-            self.action()
-            self.action = None
 
 
 def _check(x: Tensor, topk_idx: Tensor, tokens: int, stats: Tensor | None, local: int) -> None:

@@ -16,7 +16,7 @@ from ascend_moe._narrow import narrow
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers.rows import unpack
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
-from ascend_moe.interop.deep_ep import agreed
+from ascend_moe.interop.deep_ep.layout import agreed_head, most_tokens
 from ascend_moe.interop.deep_ep.place import BufferPlace, need_whole
 from ascend_moe.interop.deep_ep.rows import FLOATS, Layout, check_x, pack
 from ascend_moe.ops.collectives import gather_rows
@@ -72,14 +72,14 @@ def dispatch(
     fits = num_worst_tokens == 0 or own <= num_worst_tokens // world
     need(fits, "num_worst_tokens", rule, num_worst_tokens, world, own, world * own)
     ranks = _ranks(in_rank, world if topk_idx is None else topk_idx.shape[1], not num_worst_tokens)
-    head = agreed.head(own, topk_idx, world * local, columns[0].device)
+    head = agreed_head(own, topk_idx, world * local, columns[0].device)
     at_once = num_worst_tokens > 0  # nothing may be read on the host
     pairs = 2**31 - 1 if topk_idx is None else topk_idx.numel()
     per_rank = _counts("num_tokens_per_rank", num_tokens_per_rank, own, not at_once)
     per_expert = _counts("num_tokens_per_expert", num_tokens_per_expert, pairs, not at_once)
     table = gather_rows(torch.cat([head, per_rank, per_expert]), place)
     heads, table = table[:, : len(head)], table[:, len(head) :]
-    tokens = num_worst_tokens // world if at_once else agreed.most_tokens(heads, topk_idx, world * local)
+    tokens = num_worst_tokens // world if at_once else most_tokens(heads, topk_idx, world * local)
     way, tokens = place.dispatcher(world), max(tokens, 1)
     out = way.dispatch(pack(*columns, *beside), ranks, max_tokens=tokens)
     counts = out.ep_recv_counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ascend_moe import comm
 from ascend_moe.comm.place import Place
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    Group = ProcessGroup | DeviceMesh | str | tuple[str, int, int]
+Group: TypeAlias = "ProcessGroup | DeviceMesh | str | tuple[str, int, int]"
 
 ROW_BYTES = 32  # rows of the ops are a multiple of this
 MOST_EXPERTS = 1 << 16  # tensors have a number for each: far above what the ops take, and small

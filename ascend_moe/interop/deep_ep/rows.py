@@ -5,12 +5,16 @@ The ops move rows without looking at them, so that the bytes of any columns trav
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from ascend_moe.dispatchers.rows import pack as pack_rows
+from ascend_moe.dispatchers.rows import unpack
 from ascend_moe.errors import RoutingOverflow, need, need_dims, need_dtype, need_shape
 from ascend_moe.interop.deep_ep.place import ROW_BYTES
+from ascend_moe.permute import padded_places
 
 FP8 = torch.float8_e4m3fn
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)  # of normal mode; DeepEP has bf16 alone
@@ -28,25 +32,21 @@ def pack(*columns: Tensor) -> Tensor:
 
 
 def places_of(ends: Tensor, rows: int, width: int, block: str, rule: str) -> Tensor:
-    """Where rows that lie one behind the other stand in blocks of ``width``: ``(rows,)``, int64 or int32.
+    """`padded_places`, which must be enough.
 
     Args:
-        ends: ``(n,)`` int32, running sums of the rows of each block; a row behind the last has place ``n * width``.
         block, rule: what a block and its width are, for the error.
 
     Raises:
         RoutingOverflow: on the CPU: a block has more rows than fit.
     """
-    each = torch.arange(rows, dtype=ends.dtype, device=ends.device)
-    at = torch.searchsorted(ends, each, right=True).clamp(max=len(ends) - 1)
-    numbers = ends.diff(prepend=ends.new_zeros(1))
-    inside = each - (ends - numbers)[at]
-    if ends.device.type == "cpu" and rows and int(numbers.max()) > width:
+    longest = int(ends.diff(prepend=ends.new_zeros(1)).max()) if ends.device.type == "cpu" and rows else 0
+    if longest > width:
         raise RoutingOverflow(
-            f"low_latency_dispatch: {block} has {int(numbers.max())} rows, the result has {width}: {rule}. A token has "
+            f"low_latency_dispatch: {block} has {longest} rows, the result has {width}: {rule}. A token has "
             "the same expert more than once: make the ids of a token differ"
         )
-    return torch.where(each < ends[-1], at * width + inside, len(ends) * width)
+    return padded_places(ends, rows, width)
 
 
 def cast_fp8(x: Tensor, round_scale: bool = False) -> tuple[Tensor, Tensor]:
@@ -98,3 +98,45 @@ def check_x(x: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
     need(codes.shape[1] % GROUP == 0, "x", "has rows of {}; need a multiple of {}", codes.shape[1], GROUP)
     need_shape("x", scales, (codes.shape[0], codes.shape[1] // GROUP))
     return [codes, scales]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How rows travel: as they are, or as e4m3 codes with a scale for 128 values.
+
+    round_scale: scales are powers of two; use_ue8m0: and their exponents travel, four in an int32 of the result.
+    """
+
+    fp8: bool
+    round_scale: bool
+    use_ue8m0: bool
+
+    def check(self, hidden: int) -> None:
+        """Raises ArgumentError where one asks for another, or for rows of another width."""
+        need(not self.round_scale or self.fp8, "round_scale", "is True without use_fp8: pass False, or use_fp8=True")
+        rule = "is True without round_scale: its scales are powers of two, pass round_scale=True"
+        need(not self.use_ue8m0 or self.round_scale, "use_ue8m0", rule)
+        rule = "has rows of {}; with use_ue8m0 they must be a multiple of {}, for four scales fill an int32"
+        need(not self.use_ue8m0 or hidden % (PACKED * GROUP) == 0, "x", rule, hidden, PACKED * GROUP)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Rows of the op."""
+        if not self.fp8:
+            return x.contiguous()
+        codes, scales = cast_fp8(x, self.round_scale)
+        return pack(codes, ue8m0(scales) if self.use_ue8m0 else scales)
+
+    def unpack(self, rows: Tensor, hidden: int) -> tuple[Tensor, Tensor]:
+        """Codes as uint8, and scales as the result has them, of rows in fp8."""
+        travelling = torch.uint8 if self.use_ue8m0 else torch.float32
+        codes, scales = unpack(rows, (hidden, torch.uint8), (hidden // GROUP, travelling))
+        return codes, scales.view(self.scales)
+
+    @property
+    def scales(self) -> torch.dtype:
+        """Returns the dtype of the result's scales: ``(.., H / 128)`` float32 or ``(.., H / 512)`` int32."""
+        return torch.int32 if self.use_ue8m0 else torch.float32
+
+    def columns(self, hidden: int) -> int:
+        """Scales of a row in the result."""
+        return hidden // GROUP // (PACKED if self.use_ue8m0 else 1)

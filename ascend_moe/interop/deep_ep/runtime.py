@@ -18,13 +18,13 @@ from ascend_moe.dispatchers import Dispatched
 from ascend_moe.dispatchers.rows import unpack
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.interop.deep_ep import events, layout
-from ascend_moe.interop.deep_ep.agreed import most_tokens_of
-from ascend_moe.interop.deep_ep.costs import Costs
-from ascend_moe.interop.deep_ep.events import EventHandle
+from ascend_moe.interop.deep_ep.events import Costs, EventHandle
 from ascend_moe.interop.deep_ep.fused import FusedCalls
+from ascend_moe.interop.deep_ep.layout import most_tokens_of
 from ascend_moe.interop.deep_ep.place import BufferPlace, need_whole, not_supported
 from ascend_moe.interop.deep_ep.rows import cast_fp8_rows, pack
 from ascend_moe.ops.pairs import Pairs
+from ascend_moe.permute import segment_of_rows
 
 QUANT_MODES = {"none": 0, "bf16": 0, "int8": 2}  # of the ops
 FP8_ROWS = "pertoken_fp8_e4m3"  # rows are cast before the op; the MX formats are of the 950 series
@@ -172,11 +172,9 @@ class Runtime(FusedCalls):
 
     def _topk(self, rows: Dispatched, triples: Tensor, topk: int, weighted: bool) -> tuple[Tensor, Tensor | None]:
         number = triples.numel() // 3
-        row = torch.arange(number, device=triples.device)
-        slot = triples[2::3].long()
-        ends = rows.expert_token_nums.cumsum(0)
+        row, slot = torch.arange(number, device=triples.device), triples[2::3].long()
         ids = torch.full((number, topk), -1, dtype=torch.int64, device=triples.device)
-        ids[row, slot] = torch.searchsorted(ends, row, right=True)
+        ids[row, slot] = segment_of_rows(rows.expert_token_nums.cumsum(0), number)
         if not weighted:
             return ids, None
         weights = torch.zeros(number, topk, dtype=torch.float32, device=triples.device)

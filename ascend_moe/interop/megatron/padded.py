@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ascend_moe.dispatchers import Dispatched, Dispatcher
 from ascend_moe.interop.megatron.routes import Routes
-from ascend_moe.permute import permute
+from ascend_moe.permute import padded_places, permute
 
 
 @dataclass
@@ -109,7 +109,7 @@ class PaddedDispatcher(Dispatcher):
         home = []
         for part in dispatched.handle.parts:
             own = _cut(expert_out, len(dispatched.ep_recv_counts), part.first, part.count)
-            places = _unpadded_places(part.sent.ep_recv_counts, part.count, len(part.sent.expand_x))
+            places = padded_places(part.sent.ep_recv_counts.long(), len(part.sent.expand_x), part.count)
             home.append(self._way.combine(_taken(own, places), part.sent))
         return _joined(home, self.num_experts)
 
@@ -152,16 +152,7 @@ def _spread(values: Tensor, part: _Part) -> Tensor:
     return _taken(values, torch.where(place < counts[segment], (ends - counts)[segment] + place, -1))
 
 
-def _unpadded_places(ends: Tensor, capacity: int, rows: int) -> Tensor:
-    """(A,): the padded place of each row; -1 behind the last one."""
-    row, ends = torch.arange(rows, device=ends.device), ends.long()
-    segment = torch.searchsorted(ends, row, right=True)
-    known = segment.clamp(max=len(ends) - 1)
-    place = known * capacity + row - (ends - table(ends))[known]
-    return torch.where(segment < len(ends), place, -1)
-
-
 def _taken(rows: Tensor, places: Tensor) -> Tensor:
-    """rows[places], zeros for -1. A result without rows still belongs to the graph."""
+    """rows[places], zeros for -1 and len(rows). A result without rows still belongs to the graph."""
     padded_rows = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
     return padded_rows[torch.where(places >= 0, places, len(rows))]

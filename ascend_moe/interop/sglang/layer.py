@@ -14,6 +14,7 @@ from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typ
 from ascend_moe.experts import npu_swiglu
 from ascend_moe.ops.collectives import gather
 from ascend_moe.ops.whole import WholeCall
+from ascend_moe.permute import segment_of_rows
 from ascend_moe.placement import ExpertPlacement
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ class EPMoE(ExpertWeights):
         mine = slice(self.tp_rank * share, (self.tp_rank + 1) * share)
         sent = dispatcher.dispatch(x[mine], ids[mine], global_bs=share * self.tp_size)
         bounds = torch.cat([sent.expert_token_nums.new_zeros(1), sent.expert_token_nums.cumsum(0)])
-        local = torch.searchsorted(bounds[1:], torch.arange(len(sent.expand_x), device=x.device), right=True)
+        local = segment_of_rows(bounds[1:], len(sent.expand_x))
         rows = sent.expand_x
         if scale is not None:
             # Rows behind the last expert's are undefined, and so are their codes.

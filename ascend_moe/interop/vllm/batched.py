@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ascend_moe._torch_npu import on_npu
 from ascend_moe.errors import RoutingOverflow
+from ascend_moe.permute import padded_places
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,7 @@ class BatchedRows:
         if longest > most:
             text = f"{longest} rows came for one expert, batched rows have places for {most} = max_num_tokens * "
             raise RoutingOverflow(text + "ranks: name an expert once a token", rank=rank, rows=longest)
-        ends, index = counts.cumsum(0), torch.arange(rows, device=counts.device)
-        expert = torch.searchsorted(ends, index, right=True)
-        starts = torch.cat([ends - counts, ends[-1:]])
-        local = len(counts)
-        return cls(local, most, torch.where(expert < local, expert * most + index - starts[expert], local * most))
+        return cls(len(counts), most, padded_places(counts.cumsum(0), rows, most))
 
     def spread(self, values: Tensor) -> Tensor:
         """``(A, n)`` values as ``(L, most, n)``; zeros where no row is."""

@@ -22,6 +22,7 @@ from ascend_moe.interop.vllm.all2all import All2AllHandle
 from ascend_moe.interop.vllm.batched import BatchedRows
 from ascend_moe.interop.vllm.quantization import is_w8a8
 from ascend_moe.interop.vllm.weight_and_reduce import is_delegate
+from ascend_moe.permute import segment_of_rows
 
 
 @dataclass
@@ -169,7 +170,7 @@ class PrepareAndFinalize:
         else:
             meta.rows_by_expert = True
             first = 0 if expert_map is None else self.dispatcher.rank * self.dispatcher.local_experts
-            expert = torch.searchsorted(counts.cumsum(0), torch.arange(len(rows), device=rows.device), right=True)
+            expert = segment_of_rows(counts.cumsum(0), len(rows))
             ids = torch.where(expert < len(counts), expert + first, -1).to(torch.int32).unsqueeze(1)
             ones = torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
         self._calls[ids] = _Call(sent, topk_ids, weights, dtype, batched)

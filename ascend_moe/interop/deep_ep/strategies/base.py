@@ -5,17 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
 from ascend_moe.dispatchers import AllToAllDispatcher
 from ascend_moe.errors import need_one_of
 from ascend_moe.interop.deep_ep.events import EventOverlap
-from ascend_moe.interop.deep_ep.place import BufferPlace
-
-if TYPE_CHECKING:
-    from ascend_moe.interop.deep_ep.place import Group
+from ascend_moe.interop.deep_ep.place import BufferPlace, Group
 
 S = TypeVar("S", bound="EPCommStrategy")
 

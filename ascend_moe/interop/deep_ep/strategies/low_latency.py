@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,15 +13,12 @@ from ascend_moe.dispatchers import AllToAllDispatcher
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_signature_of, with_typed_errors
 from ascend_moe.interop.deep_ep import events
 from ascend_moe.interop.deep_ep.events import EventOverlap
-from ascend_moe.interop.deep_ep.place import need_whole
+from ascend_moe.interop.deep_ep.place import Group, need_whole
 from ascend_moe.interop.deep_ep.rows import places_of
 from ascend_moe.interop.deep_ep.runtime import FP8_ROWS, QUANT_MODES
 from ascend_moe.interop.deep_ep.strategies.base import LowLatencyEPCommStrategy, register_low_latency_strategy
 from ascend_moe.interop.deep_ep.strategies.normal import entries
 from ascend_moe.ops.pairs import SentIds
-
-if TYPE_CHECKING:
-    from ascend_moe.interop.deep_ep.place import Group
 
 
 class LowLatencyHandle(tuple):  # type: ignore[type-arg]

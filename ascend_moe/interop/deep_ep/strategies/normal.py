@@ -12,8 +12,8 @@ from ascend_moe._narrow import narrow
 from ascend_moe.dispatchers import AllToAllDispatcher
 from ascend_moe.errors import ArgumentError, need, need_dims, need_one_of, with_signature_of, with_typed_errors
 from ascend_moe.interop.deep_ep import events
-from ascend_moe.interop.deep_ep.agreed import most_tokens_of
 from ascend_moe.interop.deep_ep.events import EventOverlap
+from ascend_moe.interop.deep_ep.layout import most_tokens_of
 from ascend_moe.interop.deep_ep.runtime import FP8_ROWS, QUANT_MODES
 from ascend_moe.interop.deep_ep.strategies.base import NormalEPCommStrategy, register_normal_strategy
 
