@@ -12,7 +12,7 @@ from ascend_moe.errors import need, with_signature_of, with_typed_errors
 from ascend_moe.interop.deep_ep.base import BufferBase
 from ascend_moe.interop.deep_ep.events import EventOverlap
 from ascend_moe.interop.deep_ep.fused import FuseMode
-from ascend_moe.interop.deep_ep.place import Group, not_supported
+from ascend_moe.interop.deep_ep.place import Group, refused
 from ascend_moe.interop.deep_ep.runtime import Runtime
 from ascend_moe.interop.deep_ep.strategies import (
     LowLatencyEPCommStrategy,
@@ -109,26 +109,12 @@ class AscendBuffer(BufferBase):
 
     low_latency_combine = _by("low_latency_strategy", LowLatencyEPCommStrategy.low_latency_combine)
 
-    def notify_verify(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises ArgumentError: it shows the insides of another implementation."""
-        return self.runtime.notify_verify()
-
-    def get_notify_send_data(self) -> Any:
-        """Raises ArgumentError: it shows the insides of another implementation."""
-        return self.runtime.get_notify_send_data()
-
-    def begin_profile(self, *args: Any, **kwargs: Any) -> None:
-        """Raises ArgumentError: ``ascend_moe.trace`` is what shows times."""
-        self.runtime.begin_profile()
-
-    def end_profile(self) -> None:
-        """Raises ArgumentError: ``ascend_moe.trace`` is what shows times."""
-        self.runtime.end_profile()
-
-    @with_typed_errors
-    def get_next_low_latency_combine_buffer(self, handle: Any) -> Tensor:
-        """Raises: sgl-kernel-npu has none; combine takes the rows themselves."""
-        raise not_supported("get_next_low_latency_combine_buffer", "pass the rows to low_latency_combine")
+    notify_verify = Runtime.notify_verify
+    get_notify_send_data = Runtime.get_notify_send_data
+    begin_profile, end_profile = Runtime.begin_profile, Runtime.end_profile
+    get_next_low_latency_combine_buffer = refused(
+        "get_next_low_latency_combine_buffer", "pass the rows to low_latency_combine"
+    )
 
     def fused_deep_moe(
         self,

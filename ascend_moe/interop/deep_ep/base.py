@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ascend_moe.errors import need
 from ascend_moe.interop.deep_ep import layout
 from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
 from ascend_moe.interop.deep_ep.layout import Config
-from ascend_moe.interop.deep_ep.place import BufferPlace, Group, not_supported
+from ascend_moe.interop.deep_ep.place import BufferPlace, Group, refused
 
 _LEAVING_OUT = "a rank cannot be left out of a group yet: make a new group of those that live"
 
@@ -84,9 +83,7 @@ class BufferBase:
         npu = getattr(torch, "npu", None)
         return torch.cpu.current_stream() if npu is None else npu.current_stream()
 
-    def get_local_buffer_tensor(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Raises: the bytes of windows are nobody's to read."""
-        raise not_supported("get_local_buffer_tensor", "ascend_moe.window_empty gives tensors in a window")
+    get_local_buffer_tensor = refused("get_local_buffer_tensor", "ascend_moe.window_empty gives tensors in a window")
 
     def dispatch(self, *args: Any, **kwargs: Any) -> Any:
         """Sends rows: each Buffer has its own."""
@@ -105,14 +102,6 @@ class BufferBase:
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Nothing: the ops may follow each other in any order."""
 
-    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Raises ArgumentError."""
-        raise not_supported("low_latency_update_mask_buffer", _LEAVING_OUT)
-
-    def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
-        """Raises ArgumentError."""
-        raise not_supported("low_latency_query_mask_buffer", _LEAVING_OUT)
-
-    def low_latency_clean_mask_buffer(self) -> None:
-        """Raises ArgumentError."""
-        raise not_supported("low_latency_clean_mask_buffer", _LEAVING_OUT)
+    low_latency_update_mask_buffer = refused("low_latency_update_mask_buffer", _LEAVING_OUT)
+    low_latency_query_mask_buffer = refused("low_latency_query_mask_buffer", _LEAVING_OUT)
+    low_latency_clean_mask_buffer = refused("low_latency_clean_mask_buffer", _LEAVING_OUT)

@@ -16,7 +16,7 @@ from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
 from ascend_moe.interop.deep_ep import events
 from ascend_moe.interop.deep_ep.events import Costs
-from ascend_moe.interop.deep_ep.place import BufferPlace, need_whole
+from ascend_moe.interop.deep_ep.place import BufferPlace, Handle, call_of, need_whole
 from ascend_moe.interop.deep_ep.rows import FP8, Format, places_of
 from ascend_moe.ops.pairs import SentIds
 
@@ -96,22 +96,6 @@ class Received:
         self.values[1].transpose(1, 2)[self.places // self.width, self.places % self.width] = scales
 
 
-class Handle(tuple):  # type: ignore[type-arg]
-    """DeepEP's five: packed_recv_src_info ``(L, max * W)`` int32, packed_recv_layout_range ``(L, W)`` int64,
-    num_max_dispatch_tokens_per_rank, hidden, num_experts. All state of the call is in here.
-    """
-
-    received: Received
-
-
-def received_by(handle: object) -> Received:
-    """The call that made a handle."""
-    if isinstance(handle, Handle):
-        return handle.received
-    rule = f"is a {type(handle).__name__}; pass what low_latency_dispatch returned, as it is"
-    raise ArgumentError(f"handle {rule}", argument="handle")
-
-
 @dataclass
 class LowLatency:
     """The calls of one Buffer: which of them is open, and which results are alive."""
@@ -165,8 +149,9 @@ class LowLatency:
         width = result.width
         shown: Any = result.values[0][:-1].view(local, width, -1)
         result.shown = weakref.ref(shown)
+        # packed_recv_src_info (L, max * W) int32, packed_recv_layout_range (L, W) int64, max, hidden, num_experts
         handle = Handle((result.source[:-1].view(local, width), result.range, tokens, x.shape[1], experts))
-        handle.received = result
+        handle.call = result
         shown = (shown, _columns(result.values[1][:-1])) if format.fp8 else shown
         return shown, result.count, handle, self._hook(result.receive, return_recv_hook)
 
@@ -182,7 +167,7 @@ class LowLatency:
         costs: Costs,
     ) -> tuple[Tensor, Callable[[], None]]:
         """Results and the hook that receives."""
-        result = received_by(handle)
+        result = call_of(handle, Received, "low_latency_dispatch")
         shape = (result.way.local_experts, result.width, result.hidden)
         rule = "is of a dispatch whose hook was not called, or has raised: call it first"
         need(result.finish is None, "handle", rule)
@@ -214,7 +199,7 @@ class LowLatency:
 
     def next_combine_rows(self, handle: object) -> Tensor:
         """``(L, max * W, H)`` bf16 for the rows of the next combine of this handle with zero_copy."""
-        result = received_by(handle)
+        result = call_of(handle, Received, "low_latency_dispatch")
         if result.next_rows is None:
             shape = (result.way.local_experts, result.width, result.hidden)
             result.next_rows = torch.zeros(shape, dtype=torch.bfloat16, device=result.count.device)

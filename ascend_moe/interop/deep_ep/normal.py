@@ -15,9 +15,9 @@ from ascend_moe import plan
 from ascend_moe._narrow import narrow
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers.rows import unpack
-from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
+from ascend_moe.errors import need, need_dims, need_shape
 from ascend_moe.interop.deep_ep.layout import agreed_head, most_tokens
-from ascend_moe.interop.deep_ep.place import BufferPlace, need_whole
+from ascend_moe.interop.deep_ep.place import BufferPlace, Handle, call_of, need_whole
 from ascend_moe.interop.deep_ep.rows import FLOATS, Layout, check_x, pack
 from ascend_moe.ops.collectives import gather_rows
 
@@ -31,23 +31,6 @@ class Sent:
     arrived: Dispatched
     tokens: int  # most tokens of a rank, at least 1
     rows: int  # rows that the results have
-
-
-class Handle(tuple):  # type: ignore[type-arg]
-    """DeepEP's six tensors, with one channel: rank_prefix_matrix ``(W, W)``, channel_prefix_matrix ``(W, 1)``,
-    recv_channel_prefix_matrix ``(W, 1)``, recv_src_idx ``(n,)``, is_token_in_rank ``(T, W)`` bool, send_head
-    ``(T, W)``, int32 where nothing else is said. All state of the call is in here.
-    """
-
-    sent: Sent
-
-
-def sent_by(handle: object) -> Sent:
-    """The call that made a handle."""
-    if isinstance(handle, Handle):
-        return handle.sent
-    rule = f"is a {type(handle).__name__}; pass what dispatch returned, as it is"
-    raise ArgumentError(f"handle {rule}", argument="handle")
 
 
 def dispatch(
@@ -97,7 +80,7 @@ def dispatch(
 
 def dispatch_again(x: Tensor | tuple[Tensor, Tensor], handle: object) -> Any:
     """With a handle: other rows, the same places."""
-    sent = sent_by(handle)
+    sent = call_of(handle, Sent, "dispatch")
     columns = check_x(x)
     need_shape("x", columns[0], (sent.ranks.shape[0], columns[0].shape[1]))
     out = sent.way.dispatch(pack(*columns), sent.ranks, max_tokens=sent.tokens).expand_x
@@ -112,7 +95,7 @@ def combine(
     fp32, ranks ascending, then the biases, one rounding to x's type. With two biases rows travel as fp32, a part of
     the columns at a time, so that no row is wider than those of x.
     """
-    sent = sent_by(handle)
+    sent = call_of(handle, Sent, "dispatch")
     need_dims("x", x, 2, dtypes=FLOATS)
     need(x.shape[0] >= sent.rows, "x", "has {} rows; dispatch returned {}", x.shape[0], sent.rows)
     biases = [] if bias is None else [bias] if isinstance(bias, Tensor) else list(bias)
@@ -212,20 +195,20 @@ def _local_topk(columns: list[Tensor], arrived: Tensor, first: int, local: int) 
 
 
 def _handle(sent: Sent, per_rank: Tensor, in_rank: Tensor, arrived: Tensor) -> Handle:
-    """``per_rank``: (source, destination)."""
+    """DeepEP's six tensors, with one channel, int32 where nothing else is said; ``per_rank``: (source, destination)."""
     place, rows = sent.way.place, sent.rows
     source = sent.arrived.expand_idx[1 : 3 * rows : 3]
     source = _first(source.unsqueeze(1), rows).squeeze(1)
     head = torch.where(in_rank, in_rank.int().cumsum(0, dtype=torch.int32) - 1, -1)
     handle = Handle(
         (
-            per_rank.cumsum(0, dtype=torch.int32),
-            per_rank[place.rank].reshape(-1, 1).clone(),
-            torch.zeros(place.world, 1, dtype=torch.int32, device=per_rank.device),
-            torch.where(arrived, source, -1),
-            in_rank,
-            head,
+            per_rank.cumsum(0, dtype=torch.int32),  # rank_prefix_matrix (W, W)
+            per_rank[place.rank].reshape(-1, 1).clone(),  # channel_prefix_matrix (W, 1)
+            torch.zeros(place.world, 1, dtype=torch.int32, device=per_rank.device),  # recv_channel_prefix_matrix
+            torch.where(arrived, source, -1),  # recv_src_idx (n,)
+            in_rank,  # is_token_in_rank (T, W) bool
+            head,  # send_head (T, W)
         )
     )
-    handle.sent = sent
+    handle.call = sent
     return handle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ascend_moe import comm
 from ascend_moe.comm.place import Place
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Group: TypeAlias = "ProcessGroup | DeviceMesh | str | tuple[str, int, int]"
+
+R = TypeVar("R")
 
 ROW_BYTES = 32  # rows of the ops are a multiple of this
 MOST_EXPERTS = 1 << 16  # tensors have a number for each: far above what the ops take, and small
@@ -53,11 +55,34 @@ class BufferPlace(Place):
         return MC2Dispatcher.from_group(self, experts, comm_alg="hierarchy" if self.ranks_per_server else "")
 
 
+class Handle(tuple):  # type: ignore[type-arg]
+    """Values that DeepEP hands out for a call, and ``call``: all state of it."""
+
+    call: Any
+
+
+def call_of(handle: object, kind: type[R], function: str) -> R:
+    """The call of ``kind`` that made a handle. Raises ArgumentError: ``function`` has not returned it."""
+    call = getattr(handle, "call", None)
+    need(isinstance(call, kind), "handle", "is a {}; pass what {} returned, as it is", type(handle).__name__, function)
+    return call  # type: ignore[return-value]
+
+
 def need_whole(argument: str, value: object, least: int, most: int = 2**31 - 1) -> None:
     """Raise unless ``value`` is a whole number within these."""
     rule = "is {!r}; it must be a whole number of {}..{}"
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     need(whole and least <= value <= most, argument, rule, value, least, most)  # type: ignore[operator]
+
+
+def refused(name: str, instead: str) -> Any:
+    """Makes the method ``name`` of something that DeepEP has and we have not."""
+
+    def method(*_: Any, **__: Any) -> Any:
+        raise not_supported(name, instead)
+
+    method.__name__, method.__doc__ = name, f"Raises ArgumentError: not supported; {instead}."
+    return method
 
 
 def not_supported(what: str, instead: str) -> ArgumentError:

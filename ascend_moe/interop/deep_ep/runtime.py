@@ -21,7 +21,7 @@ from ascend_moe.interop.deep_ep import events, layout
 from ascend_moe.interop.deep_ep.events import Costs, EventHandle
 from ascend_moe.interop.deep_ep.fused import FusedCalls
 from ascend_moe.interop.deep_ep.layout import most_tokens_of
-from ascend_moe.interop.deep_ep.place import BufferPlace, need_whole, not_supported
+from ascend_moe.interop.deep_ep.place import BufferPlace, need_whole, not_supported, refused
 from ascend_moe.interop.deep_ep.rows import cast_fp8_rows, pack
 from ascend_moe.ops.pairs import Pairs
 from ascend_moe.permute import segment_of_rows
@@ -202,21 +202,13 @@ class Runtime(FusedCalls):
         total = combine_rows(self.place, x, ids, src_idx, counts, topk_weights, most)
         return total, topk_weights, EventHandle()
 
-    def internode_dispatch(self, *_: Any) -> Any:
-        """Raises: across servers there is no hierarchy yet."""
-        raise not_supported("internode_dispatch", "comm_alg 'hierarchy' across servers is not built yet")
-
-    def internode_combine(self, *_: Any) -> Any:
-        """Raises: across servers there is no hierarchy yet."""
-        raise not_supported("internode_combine", "comm_alg 'hierarchy' across servers is not built yet")
-
-    def notify_verify(self, *_: Any) -> Any:
-        """Raises: it shows the insides of another implementation."""
-        raise not_supported("notify_verify", "get_dispatch_layout and dispatch return all counts")
-
-    def get_notify_send_data(self) -> Any:
-        """Raises: it shows the insides of another implementation."""
-        raise not_supported("get_notify_send_data", "get_dispatch_layout and dispatch return all counts")
+    internode_dispatch = refused("internode_dispatch", "comm_alg 'hierarchy' across servers is not built yet")
+    internode_combine = refused("internode_combine", "comm_alg 'hierarchy' across servers is not built yet")
+    # They show the insides of another implementation.
+    notify_verify = refused("notify_verify", "get_dispatch_layout and dispatch return all counts")
+    get_notify_send_data = refused("get_notify_send_data", "get_dispatch_layout and dispatch return all counts")
+    begin_profile = refused("begin_profile", "ascend_moe.trace records what the ops do")
+    end_profile = refused("end_profile", "ascend_moe.trace records what the ops do")
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Nothing: the ops may follow each other in any order."""
@@ -280,14 +272,6 @@ class Runtime(FusedCalls):
         ids = self._pairs.checked("topk_idx", src_info, narrow("topk_idx", topk_ids))
         total = combine_rows(self.place, x, ids, src_info, layout_range, topk_weights, tokens)
         return total, EventHandle(), events.nothing
-
-    def begin_profile(self, *_: Any) -> None:
-        """Raises: ``ascend_moe.trace`` is what shows times."""
-        raise not_supported("begin_profile", "ascend_moe.trace records what the ops do")
-
-    def end_profile(self) -> None:
-        """Raises: ``ascend_moe.trace`` is what shows times."""
-        raise not_supported("end_profile", "ascend_moe.trace records what the ops do")
 
 
 def _wait(event: EventHandle | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
@@ -250,11 +250,6 @@ def _registering(classes: dict[str, type[Any]], name: str) -> Callable[[type[S]]
     return register
 
 
-def _registered(classes: Mapping[str, type[S]], argument: str, name: str) -> type[S]:
-    need_one_of(argument, name, classes)
-    return classes[name]
-
-
 def register_normal_strategy(name: str) -> Callable[[type[S]], type[S]]:
     """Decorator: ``Buffer(normal_strategy=name)`` makes an object of this class, no longer of an earlier one."""
     return _registering(_normal, name)
@@ -267,9 +262,11 @@ def register_low_latency_strategy(name: str) -> Callable[[type[S]], type[S]]:
 
 def get_normal_strategy(name: str) -> type[NormalEPCommStrategy]:
     """The class of this name. Raises ArgumentError where there is none."""
-    return _registered(_normal, "normal_strategy", name)
+    need_one_of("normal_strategy", name, _normal)
+    return _normal[name]
 
 
 def get_low_latency_strategy(name: str) -> type[LowLatencyEPCommStrategy]:
     """The class of this name. Raises ArgumentError where there is none."""
-    return _registered(_low_latency, "low_latency_strategy", name)
+    need_one_of("low_latency_strategy", name, _low_latency)
+    return _low_latency[name]
