@@ -260,11 +260,14 @@ def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            if _misfit(error) and (unknown := unknown_argument(function, kwargs)) is not None:
-                raise unknown from None
-            if _misfit(error) or isinstance(error, AscendMoeError) or type(error).__module__.startswith("torch"):
+            name = function.__qualname__
+            if name.startswith("_") and "." in name:  # of a private base: callers know the class of the object
+                name = f"{type(args[0]).__name__}.{function.__name__}"
+            if _misfit(error):
+                raise unknown_name(name, list(inspect.signature(function).parameters), kwargs) or error from None
+            if isinstance(error, AscendMoeError) or type(error).__module__.startswith("torch"):
                 raise
-            name = function.__qualname__.removesuffix(".__init__")
+            name = name.removesuffix(".__init__")
             said = str(error).strip().partition("\n")[0] or type(error).__name__
             said = said if len(said) < 200 else said.partition(". ")[0][:200]  # torch explains itself at length
             raise ArgumentError(f"{name} cannot work with these arguments: {said}") from error

@@ -78,6 +78,9 @@ class BufferBase:
         """Ends the use of this object. The windows belong to the group."""
         need(self.explicitly_destroy, "explicitly_destroy", "is False; without it there is nothing to destroy")
 
+    def _settle(self) -> None:
+        """Before any other op of the group: a call that has only sent receives."""
+
     def get_comm_stream(self) -> Any:
         """The current stream: calls run there."""
         npu = getattr(torch, "npu", None)

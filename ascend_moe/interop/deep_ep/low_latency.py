@@ -5,127 +5,82 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ascend_moe._narrow import narrow, wide_ids_named
-from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
-from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
+from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, with_typed_errors
 from ascend_moe.interop.deep_ep import events
-from ascend_moe.interop.deep_ep.events import Costs
-from ascend_moe.interop.deep_ep.place import BufferPlace, Handle, call_of, need_whole
-from ascend_moe.interop.deep_ep.rows import FP8, Format, places_of
+from ascend_moe.interop.deep_ep.base import BufferBase
+from ascend_moe.interop.deep_ep.events import Costs, EventOverlap
+from ascend_moe.interop.deep_ep.place import Handle, call_of, need_whole
+from ascend_moe.interop.deep_ep.received import Received, results_of
+from ascend_moe.interop.deep_ep.rows import Format
 from ascend_moe.ops.pairs import SentIds
 
 MOST_ALIVE = 2  # results, as in DeepEP, whose windows hold two
 
 
-@dataclass(eq=False)
-class Received:
-    """The results of one dispatch; their values come with ``receive``."""
+class _LowLatencyMode(BufferBase):
+    """The calls of low-latency mode: which of them is open, and which results are alive."""
 
-    way: MC2Dispatcher
-    tokens: int  # most tokens of a rank
-    hidden: int
-    format: Format
-    ids: SentIds
-    stats: Tensor | None
-    count: Tensor  # (L,) int32
-    source: Tensor  # (L * M + 1,) int32, the token of each row: M = tokens * W; the last is nobody's
-    range: Tensor  # (L, W) int64: rows of each source rank, and from bit 32 on where they begin
-    values: list[Tensor]  # until received: (L * M + 1, H), with fp8 scales ((L + 1), columns, M)
-    shown: weakref.ref[Tensor] | None = None  # what the caller holds
-    finish: Callable[[], Dispatched] | None = None  # None: received
-    combined: bool = False
-    failed: bool = False
-    places: Tensor | None = None  # of the op's rows among the L * M ones
-    sent: Dispatched | None = None
-    next_rows: Tensor | None = None  # of zero_copy
-
-    @property
-    def width(self) -> int:
-        """M, rows that a local expert has room for."""
-        return self.tokens * self.way.world_size
-
-    def alive(self) -> bool:
-        """Still to be received; or neither combined nor dropped."""
-        if self.failed:
-            return False
-        return self.finish is not None or not (self.combined or self.shown is None or self.shown() is None)
-
-    def receive(self) -> None:
-        """The rows arrive in the results. The second time does nothing, or raises the same again."""
-        if self.finish is None:
-            return
-        try:
-            sent = self.finish()
-        except BaseException:
-            self.failed = True
-            raise
-        self.finish = None
-        counts = sent.ep_recv_counts
-        rows = int(counts[-1]) if counts.device.type == "cpu" else sent.expand_x.shape[0]
-        table = counts.diff(prepend=counts.new_zeros(1)).view(self.way.local_experts, -1).long()
-        begins = table.cumsum(1) - table
-        self.range.copy_(table | begins << 32)
-        self.count.copy_(table.sum(1))
-        if self.stats is not None:
-            self.stats += self.count
-        self.sent = sent
-        self._place(sent.expand_idx, counts, rows)
-        self._fill(sent.expand_x[:rows])
-        self.values = []
-
-    def _place(self, triples: Tensor, counts: Tensor, rows: int) -> None:
-        """Row i of the op stands at ``places[i]`` of the results; a row that is none, at the last one."""
-        ends = counts.view(self.way.local_experts, -1)[:, -1].contiguous()
-        rule = f"num_max_dispatch_tokens_per_rank {self.tokens} times {self.way.world_size} ranks"
-        self.places = places_of(ends, rows, self.width, f"a local expert of rank {self.way.rank}", rule)
-        self.source.index_copy_(0, self.places, triples[1 : 3 * rows : 3])
-
-    def _fill(self, rows: Tensor) -> None:
-        assert self.places is not None
-        if not self.format.fp8:
-            self.values[0].index_copy_(0, self.places, rows)
-            return
-        codes, scales = self.format.unpack(rows, self.hidden)
-        self.values[0].view(torch.uint8).index_copy_(0, self.places, codes)
-        self.values[1].transpose(1, 2)[self.places // self.width, self.places % self.width] = scales
-
-
-@dataclass
-class LowLatency:
-    """The calls of one Buffer: which of them is open, and which results are alive."""
-
-    place: BufferPlace
     _open: Callable[[], None] | None = None
-    _results: list[Received] = field(default_factory=list)
+    _results: tuple[Received, ...] = ()
 
-    def settle(self) -> None:
-        """Before any other op of the group: a call that has only sent receives."""
+    def _settle(self) -> None:
         finish, self._open = self._open, None
         if finish is not None:
             finish()
 
-    def dispatch(
+    @with_typed_errors
+    @torch.no_grad()
+    def low_latency_dispatch(
         self,
         x: Tensor,
         topk_idx: Tensor,
-        tokens: int,
-        experts: int,
-        stats: Tensor | None,
-        costs: Costs,
-        format: Format,
-        return_recv_hook: bool,
-    ) -> tuple[Any, Tensor, Handle, Callable[[], None]]:
-        """Results, rows of each expert, the handle, and the hook that receives."""
-        local = self.place.local_experts(experts)
-        _check(x, topk_idx, tokens, stats, local)
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        dispatch_wait_recv_cost_stats: Tensor | None = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> tuple[Any, Tensor, tuple[Any, ...], EventOverlap, Callable[[], None]]:
+        """Send each (token, expert) row to the expert's rank.
+
+        Args:
+            x: ``(T, H)`` bf16, H a multiple of 16, with use_fp8 of 128.
+            topk_idx: ``(T, K)`` int64 (or int32), different ones; -1: not routed.
+            num_max_dispatch_tokens_per_rank: max, at least T, equal on all ranks.
+            num_experts: E, a multiple of W; L = E / W.
+            cumulative_local_expert_recv_stats: ``(L,)`` int32; rows received are added.
+            dispatch_wait_recv_cost_stats: ``(W,)`` int64 on the CPU; the microseconds that this call waited for each
+                source rank are added. ``(W, W)``: to this rank's row.
+            use_fp8: rows travel as e4m3 with a scale for 128 values; round_scale: powers of two; use_ue8m0, with
+                round_scale: their exponents, four to an int32, H a multiple of 512.
+            return_recv_hook: only send. The results have no values until the hook is called. Another call of this
+                object receives as well.
+
+        Returns:
+            rows ``(L, max * W, H)`` bf16, or fp8 and scales ``(L, max * W, H / 128)`` float32, or with use_ue8m0
+            ``(L, max * W, H / 512)`` int32, whose columns are contiguous; by source rank, then in the source's order;
+            rows of each expert ``(L,)`` int32; the handle;
+            the event; the hook. At most two results may be alive: not combined, and not dropped.
+
+        Collective. Raises:
+            ArgumentError: a rule above is broken, or two results are alive.
+            InvalidExpertId: on every rank; an id is none. Others: as the ops.
+        """
+        costs = Costs("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, self._place)
+        format, tokens = Format(use_fp8, round_scale, use_ue8m0), num_max_dispatch_tokens_per_rank
+        local = self._place.local_experts(num_experts)
+        _check(x, topk_idx, tokens, cumulative_local_expert_recv_stats, local)
         format.check(x.shape[1])
-        self._results = [result for result in self._results if result.alive()]
+        self._results = tuple(result for result in self._results if result.alive())
         if len(self._results) >= MOST_ALIVE:
             waiting = sum(result.finish is not None for result in self._results)
             hooks = f", {waiting} of them with a hook that was never called" if waiting else ""
@@ -136,37 +91,63 @@ class LowLatency:
                 argument="handle",
             )
         rows, ids = format.pack(x), narrow("topk_idx", topk_idx)
-        self.settle()
-        named, way = wide_ids_named(topk_idx, self.place.rank), self.place.dispatcher(experts)
+        self._settle()
+        named, way = wide_ids_named(topk_idx, self._place.rank), self._place.dispatcher(num_experts)
         if return_recv_hook:
             finish = costs.of(named(named(way.begin_dispatch)(rows, ids, max_tokens=tokens).finish))
         else:
             arrived = costs.of(named(way.dispatch))(rows, ids, max_tokens=tokens)
             finish = lambda: arrived  # noqa: E731
-        result = _results(way, tokens, x, format, SentIds(ids), stats)
+        result = results_of(way, tokens, x, format, SentIds(ids), cumulative_local_expert_recv_stats)
         result.finish = finish
-        self._results.append(result)
+        self._results = (*self._results, result)
         width = result.width
         shown: Any = result.values[0][:-1].view(local, width, -1)
         result.shown = weakref.ref(shown)
         # packed_recv_src_info (L, max * W) int32, packed_recv_layout_range (L, W) int64, max, hidden, num_experts
-        handle = Handle((result.source[:-1].view(local, width), result.range, tokens, x.shape[1], experts))
+        handle = Handle((result.source[:-1].view(local, width), result.range, tokens, x.shape[1], num_experts))
         handle.call = result
         shown = (shown, _columns(result.values[1][:-1])) if format.fp8 else shown
-        return shown, result.count, handle, self._hook(result.receive, return_recv_hook)
+        hook = self._hook(result.receive, return_recv_hook)
+        return shown, result.count, handle, events.finished(async_finish, x, topk_idx), hook
 
-    def combine(
+    @with_typed_errors
+    @torch.no_grad()
+    def low_latency_combine(
         self,
         x: Tensor,
         topk_idx: Tensor,
         topk_weights: Tensor,
-        handle: object,
-        zero_copy: bool,
-        return_recv_hook: bool,
-        out: Tensor | None,
-        costs: Costs,
-    ) -> tuple[Tensor, Callable[[], None]]:
-        """Results and the hook that receives."""
+        handle: tuple[Any, ...],
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Tensor | None = None,
+        combine_wait_recv_cost_stats: Tensor | None = None,
+    ) -> tuple[Tensor, EventOverlap, Callable[[], None]]:
+        """Bring rows home, where those of a token are added with its weights.
+
+        Args:
+            x: ``(L, max * W, H)`` bf16. With zero_copy not looked at: the rows are those that were written into
+                ``get_next_low_latency_combine_buffer(handle)``.
+            topk_idx: as given to dispatch. topk_weights: ``(T, K)`` float32.
+            handle: of a dispatch whose rows have been received.
+            use_logfmt: must be False: combine's kernel adds up rows of bf16, so LogFMT's codes would not travel.
+            combine_wait_recv_cost_stats: as dispatch's.
+            return_recv_hook: only send; the result has no values until the hook is called.
+            out: ``(T, H)`` bf16, is written and returned.
+
+        Returns:
+            ``(T, H)`` bf16: fp32 sums, k ascending, one rounding; the event; the hook.
+
+        Collective. Raises:
+            ArgumentError: a rule above is broken. Others: as the ops.
+        """
+        rule = "is True; combine's kernel adds up bf16 rows and decodes no LogFMT, so it would save nothing: pass False"
+        need(not use_logfmt, "use_logfmt", rule)
+        costs = Costs("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, self._place)
+        given_x = x
         result = call_of(handle, Received, "low_latency_dispatch")
         shape = (result.way.local_experts, result.width, result.hidden)
         rule = "is of a dispatch whose hook was not called, or has raised: call it first"
@@ -185,20 +166,24 @@ class LowLatency:
         rows = rows.index_select(0, result.places.clamp(max=rows.shape[0] - 1))
         ids = result.ids.checked("topk_idx", narrow("topk_idx", topk_idx))
         sent = result.way.resume(ids, result.sent.expand_idx, result.sent.ep_recv_counts, max_tokens=result.tokens)
-        self.settle()
+        self._settle()
         given = (rows, sent, topk_weights)
         if return_recv_hook:
             finish = costs.of(result.way.begin_combine(*given).finish)
         else:
             total = costs.of(result.way.combine)(*given)
         result.combined, result.next_rows = True, None
+        hook = events.nothing
         if return_recv_hook:
-            to = rows.new_zeros(wanted) if out is None else out
-            return to, self._hook(functools.cache(lambda: to.copy_(finish())), return_recv_hook)
-        return total if out is None else out.copy_(total), events.nothing
+            total = rows.new_zeros(wanted) if out is None else out
+            hook = self._hook(functools.cache(lambda: total.copy_(finish())), return_recv_hook)
+        elif out is not None:
+            total = out.copy_(total)
+        return total, events.finished(async_finish, given_x, topk_idx, topk_weights), hook
 
-    def next_combine_rows(self, handle: object) -> Tensor:
-        """``(L, max * W, H)`` bf16 for the rows of the next combine of this handle with zero_copy."""
+    @with_typed_errors
+    def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
+        """``(L, max * W, H)`` bf16, to be filled for a combine with zero_copy; one copy into the window is left."""
         result = call_of(handle, Received, "low_latency_dispatch")
         if result.next_rows is None:
             shape = (result.way.local_experts, result.width, result.hidden)
@@ -234,26 +219,3 @@ def _columns(scales: Tensor) -> Tensor:
     """``(L, M, columns)`` of ``(L, columns, M)``. A single one has stride 1, so that its bytes can be viewed."""
     local, columns, width = scales.shape
     return scales.view(local, width, 1) if columns == 1 else scales.transpose(1, 2)
-
-
-def _results(
-    way: MC2Dispatcher, tokens: int, x: Tensor, format: Format, ids: SentIds, stats: Tensor | None
-) -> Received:
-    """Without values. Zeros on the CPU, where they cost nothing until they are touched."""
-    make = torch.zeros if x.device.type == "cpu" else torch.empty
-    local, width, hidden = way.local_experts, tokens * way.world_size, x.shape[1]
-    values = [make(local * width + 1, hidden, dtype=FP8 if format.fp8 else x.dtype, device=x.device)]
-    if format.fp8:  # a column of scales is contiguous, as DeepEP has them
-        values.append(make(local + 1, format.columns(hidden), width, dtype=format.scales, device=x.device))
-    return Received(
-        way,
-        tokens,
-        hidden,
-        format,
-        ids,
-        stats,
-        count=make(local, dtype=torch.int32, device=x.device),
-        source=make(local * width + 1, dtype=torch.int32, device=x.device),
-        range=make(local, way.world_size, dtype=torch.int64, device=x.device),
-        values=values,
-    )

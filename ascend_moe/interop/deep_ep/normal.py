@@ -15,8 +15,11 @@ from ascend_moe import plan
 from ascend_moe._narrow import narrow
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers.rows import unpack
-from ascend_moe.errors import need, need_dims, need_shape
-from ascend_moe.interop.deep_ep.layout import agreed_head, most_tokens
+from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
+from ascend_moe.interop.deep_ep import events
+from ascend_moe.interop.deep_ep.base import BufferBase
+from ascend_moe.interop.deep_ep.events import EventOverlap
+from ascend_moe.interop.deep_ep.layout import Config, agreed_head, most_tokens
 from ascend_moe.interop.deep_ep.place import BufferPlace, Handle, call_of, need_whole
 from ascend_moe.interop.deep_ep.rows import FLOATS, Layout, check_x, pack
 from ascend_moe.ops.collectives import gather_rows
@@ -33,52 +36,149 @@ class Sent:
     rows: int  # rows that the results have
 
 
-def dispatch(
-    place: BufferPlace,
-    x: Tensor | tuple[Tensor, Tensor],
-    num_tokens_per_rank: Tensor,
-    is_token_in_rank: Tensor,
-    num_tokens_per_expert: Tensor,
-    topk_idx: Tensor | None,
-    topk_weights: Tensor | None,
-    expert_alignment: int,
-    num_worst_tokens: int,
-) -> tuple[Any, Tensor | None, Tensor | None, list[int], Handle]:
-    """Without a handle."""
-    columns = check_x(x)
-    local = _check(place, columns[0].shape[0], num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
-    beside = _topk(columns[0].shape[0], topk_idx, topk_weights)
-    world, in_rank, own = place.world, is_token_in_rank.bool(), columns[0].shape[0]
-    need_whole("expert_alignment", expert_alignment, 1)
-    need_whole("num_worst_tokens", num_worst_tokens, 0)
-    rule = "is {}; with {} ranks of up to {} tokens it must be at least {}"
-    fits = num_worst_tokens == 0 or own <= num_worst_tokens // world
-    need(fits, "num_worst_tokens", rule, num_worst_tokens, world, own, world * own)
-    ranks = _ranks(in_rank, world if topk_idx is None else topk_idx.shape[1], not num_worst_tokens)
-    head = agreed_head(own, topk_idx, world * local, columns[0].device)
-    at_once = num_worst_tokens > 0  # nothing may be read on the host
-    pairs = 2**31 - 1 if topk_idx is None else topk_idx.numel()
-    per_rank = _counts("num_tokens_per_rank", num_tokens_per_rank, own, not at_once)
-    per_expert = _counts("num_tokens_per_expert", num_tokens_per_expert, pairs, not at_once)
-    table = gather_rows(torch.cat([head, per_rank, per_expert]), place)
-    heads, table = table[:, : len(head)], table[:, len(head) :]
-    tokens = num_worst_tokens // world if at_once else most_tokens(heads, topk_idx, world * local)
-    way, tokens = place.dispatcher(world), max(tokens, 1)
-    out = way.dispatch(pack(*columns, *beside), ranks, max_tokens=tokens)
-    counts = out.ep_recv_counts
-    number = num_worst_tokens or int(counts[-1])
-    sent = Sent(way, ranks, out, tokens, number)
-    received = unpack(_first(out.expand_x, number), *_layout([*columns, *beside]))
-    arrived = torch.arange(number, device=counts.device) < counts[-1]
-    ids, weights = _local_topk(received[len(columns) :], arrived, place.rank * local, local)
-    by_expert = table[:, world:].sum(0)[place.rank * local : (place.rank + 1) * local]
-    aligned = (by_expert + expert_alignment - 1) // expert_alignment * expert_alignment
-    numbers = [] if num_worst_tokens else [int(count) for count in aligned.tolist()]
-    handle = _handle(sent, table[:, :world], in_rank, arrived)
-    return _x(received[: len(columns)]), ids, weights, numbers, handle
+class _NormalMode(BufferBase):
+    """The calls of normal mode."""
+
+    @with_typed_errors
+    @torch.no_grad()
+    def dispatch(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        handle: tuple[Any, ...] | None = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Any, Tensor | None, Tensor | None, list[int] | None, tuple[Any, ...] | None, EventOverlap]:
+        """Send each token once to every rank that has one of its experts.
+
+        Args:
+            x: ``(T, H)`` bf16 (fp16 and float32 as well, as DeepEP does not), rows of a multiple of 32 bytes; or fp8
+                (e4m3) rows and their scales ``(T, H / 128)`` float32.
+            handle: of an earlier dispatch: the rows of x go to the same places; no topk_idx, no topk_weights.
+            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: of ``get_dispatch_layout``.
+            topk_idx, topk_weights: ``(T, K)`` int64 and float32, on all ranks or on none.
+            expert_alignment: counts of experts are rounded up to a multiple of it.
+            num_worst_tokens: above 0, and equal on all ranks: results have this many rows, at least W times the
+                largest T, and nothing is read on the host.
+
+        Returns:
+            rows as x, n of them: by source rank, then in the source's order; ids ``(n, K)`` int64, local ones, -1 for
+            experts of other ranks and rows that no token filled; weights ``(n, K)``, 0 there; a list of (token, k)
+            pairs of each local expert, empty with num_worst_tokens; the handle; the event. With a handle the middle
+            four are None.
+
+        Collective. Raises:
+            ArgumentError: a rule above is broken, or hierarchy across servers would be needed.
+            InvalidExpertId: on every rank; an id of topk_idx is none. Not looked at with num_worst_tokens.
+            Others: as the ops.
+        """
+        events.begin(previous_event)
+        self._settle()
+        if handle is not None:
+            need(topk_idx is None and topk_weights is None, "topk_idx", "is given with a handle, which has the places")
+            again = _dispatch_again(x, handle)
+            return again, None, None, None, None, events.finished(async_finish, x)
+        place = self._place
+        columns = check_x(x)
+        own, world = columns[0].shape[0], place.world
+        num_tokens_per_rank = _given("num_tokens_per_rank", num_tokens_per_rank)
+        is_token_in_rank = _given("is_token_in_rank", is_token_in_rank)
+        num_tokens_per_expert = _given("num_tokens_per_expert", num_tokens_per_expert)
+        local = _check(place, own, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
+        beside, in_rank = _topk(own, topk_idx, topk_weights), is_token_in_rank.bool()
+        need_whole("expert_alignment", expert_alignment, 1)
+        need_whole("num_worst_tokens", num_worst_tokens, 0)
+        rule = "is {}; with {} ranks of up to {} tokens it must be at least {}"
+        fits = num_worst_tokens == 0 or own <= num_worst_tokens // world
+        need(fits, "num_worst_tokens", rule, num_worst_tokens, world, own, world * own)
+        ranks = _ranks(in_rank, world if topk_idx is None else topk_idx.shape[1], not num_worst_tokens)
+        head = agreed_head(own, topk_idx, world * local, columns[0].device)
+        at_once = num_worst_tokens > 0  # nothing may be read on the host
+        pairs = 2**31 - 1 if topk_idx is None else topk_idx.numel()
+        per_rank = _counts("num_tokens_per_rank", num_tokens_per_rank, own, not at_once)
+        per_expert = _counts("num_tokens_per_expert", num_tokens_per_expert, pairs, not at_once)
+        table = gather_rows(torch.cat([head, per_rank, per_expert]), place)
+        heads, table = table[:, : len(head)], table[:, len(head) :]
+        tokens = num_worst_tokens // world if at_once else most_tokens(heads, topk_idx, world * local)
+        way, tokens = place.dispatcher(world), max(tokens, 1)
+        out = way.dispatch(pack(*columns, *beside), ranks, max_tokens=tokens)
+        counts = out.ep_recv_counts
+        number = num_worst_tokens or int(counts[-1])
+        sent = Sent(way, ranks, out, tokens, number)
+        received = unpack(_first(out.expand_x, number), *_layout([*columns, *beside]))
+        arrived = torch.arange(number, device=counts.device) < counts[-1]
+        ids, weights = _local_topk(received[len(columns) :], arrived, place.rank * local, local)
+        by_expert = table[:, world:].sum(0)[place.rank * local : (place.rank + 1) * local]
+        aligned = (by_expert + expert_alignment - 1) // expert_alignment * expert_alignment
+        numbers = [] if num_worst_tokens else [int(count) for count in aligned.tolist()]
+        handle = _handle(sent, table[:, :world], in_rank, arrived)
+        event = events.finished(async_finish, x)
+        return _x(received[: len(columns)]), ids, weights, numbers, handle, event
+
+    @with_typed_errors
+    @torch.no_grad()
+    def combine(
+        self,
+        x: Tensor,
+        handle: tuple[Any, ...],
+        topk_weights: Tensor | None = None,
+        bias: Tensor | tuple[Tensor, Tensor] | None = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """Bring rows home, where those of a token are added, without weights.
+
+        Args:
+            x: ``(n, H)`` bf16 (fp16 and float32 as well), the rows in dispatch's order.
+            handle: dispatch's.
+            topk_weights: ``(n, K)`` float32; they are added as well. On all ranks or on none.
+            bias: one or two ``(T, H)`` of x's type, added after the rows; as many on all ranks.
+
+        Returns:
+            ``(T, H)`` of x's type: fp32 sums, ranks ascending, then the biases, one rounding; ``(T, K)`` float32 or
+            None; the event.
+
+        Collective. Raises:
+            ArgumentError: a rule above is broken. Others: as the ops.
+        """
+        events.begin(previous_event)
+        self._settle()
+        sent = call_of(handle, Sent, "dispatch")
+        need_dims("x", x, 2, dtypes=FLOATS)
+        need(x.shape[0] >= sent.rows, "x", "has {} rows; dispatch returned {}", x.shape[0], sent.rows)
+        biases = [] if bias is None else [bias] if isinstance(bias, Tensor) else list(bias)
+        need(len(biases) <= 2, "bias", "has {} tensors; need one or two", len(biases))
+        for each in biases:
+            need_shape("bias", each, (sent.ranks.shape[0], x.shape[1]), dtypes=(x.dtype,))
+        if len(biases) == 2:  # rows travel as fp32, a part of the columns at a time: no row is wider than those of x
+            parts = zip(*(each.float().chunk(4 // x.element_size(), 1) for each in (x, *biases)), strict=True)
+            total = torch.cat([_sum(sent, rows, first.contiguous()) + second for rows, first, second in parts], 1)
+        else:
+            total = _sum(sent, x, biases[0] if biases else None)
+        weights = None
+        if topk_weights is not None:
+            need_dims("topk_weights", topk_weights, 2, dtypes=(torch.float32,))
+            rule = "has {} rows; dispatch returned {}"
+            need(topk_weights.shape[0] >= sent.rows, "topk_weights", rule, topk_weights.shape[0], sent.rows)
+            columns = topk_weights.shape[1]
+            weights = _sum(sent, torch.nn.functional.pad(topk_weights, (0, -columns % 8)), None)[
+                :, :columns
+            ].contiguous()
+        return total.to(x.dtype), weights, events.finished(async_finish, x)
 
 
-def dispatch_again(x: Tensor | tuple[Tensor, Tensor], handle: object) -> Any:
+def _dispatch_again(x: Tensor | tuple[Tensor, Tensor], handle: object) -> Any:
     """With a handle: other rows, the same places."""
     sent = call_of(handle, Sent, "dispatch")
     columns = check_x(x)
@@ -87,48 +187,18 @@ def dispatch_again(x: Tensor | tuple[Tensor, Tensor], handle: object) -> Any:
     return _x(unpack(_first(out, sent.rows), *_layout(columns)))
 
 
-def combine(
-    x: Tensor, handle: object, topk_weights: Tensor | None, bias: Tensor | tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor | None]:
-    """The sum over ranks of each token's rows, and of their weights.
-
-    fp32, ranks ascending, then the biases, one rounding to x's type. With two biases rows travel as fp32, a part of
-    the columns at a time, so that no row is wider than those of x.
-    """
-    sent = call_of(handle, Sent, "dispatch")
-    need_dims("x", x, 2, dtypes=FLOATS)
-    need(x.shape[0] >= sent.rows, "x", "has {} rows; dispatch returned {}", x.shape[0], sent.rows)
-    biases = [] if bias is None else [bias] if isinstance(bias, Tensor) else list(bias)
-    need(len(biases) <= 2, "bias", "has {} tensors; need one or two", len(biases))
-    for each in biases:
-        need_shape("bias", each, (sent.ranks.shape[0], x.shape[1]), dtypes=(x.dtype,))
-    if len(biases) == 2:
-        parts = zip(*(each.float().chunk(4 // x.element_size(), 1) for each in (x, *biases)), strict=True)
-        total = torch.cat([_sum(sent, rows, first.contiguous()) + second for rows, first, second in parts], 1)
-    else:
-        total = _sum(sent, x, biases[0] if biases else None)
-    weights = None
-    if topk_weights is not None:
-        need_dims("topk_weights", topk_weights, 2, dtypes=(torch.float32,))
-        rule = "has {} rows; dispatch returned {}"
-        need(topk_weights.shape[0] >= sent.rows, "topk_weights", rule, topk_weights.shape[0], sent.rows)
-        columns = topk_weights.shape[1]
-        weights = _sum(sent, torch.nn.functional.pad(topk_weights, (0, -columns % 8)), None)[:, :columns].contiguous()
-    return total.to(x.dtype), weights
-
-
 def _check(place: BufferPlace, tokens: int, per_rank: Tensor, in_rank: Tensor, per_expert: Tensor) -> int:
     """Local experts."""
-    for name, given in (
-        ("num_tokens_per_rank", per_rank),
-        ("is_token_in_rank", in_rank),
-        ("num_tokens_per_expert", per_expert),
-    ):
-        need(given is not None, name, "is missing; pass what get_dispatch_layout returned, or a handle")
     need_shape("num_tokens_per_rank", per_rank, (place.world,))
     need_shape("is_token_in_rank", in_rank, (tokens, place.world), dtypes=(torch.bool, torch.int32, torch.int64))
     need_dims("num_tokens_per_expert", per_expert, 1)
     return place.local_experts(per_expert.numel())
+
+
+def _given(name: str, layout: Tensor | None) -> Tensor:
+    need(layout is not None, name, "is missing; pass what get_dispatch_layout returned, or a handle")
+    assert layout is not None
+    return layout
 
 
 def _counts(name: str, given: Tensor, most: int, checked: bool) -> Tensor:
