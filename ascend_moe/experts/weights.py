@@ -128,6 +128,19 @@ def without_casts(fn: Callable[[Tensor], Tensor], kept: Iterable[Tensor | None])
     return run
 
 
+class FittedModule(nn.Module):
+    """A module that takes a state dict's floats in the dtypes that it has; a copy of it shares the attributes named."""
+
+    _shared: tuple[str, ...] = ()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        fit_state_dict(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copied_beside(self, memo, *(getattr(self, name) for name in self._shared))
+
+
 def copied_beside(module: Any, memo: dict[int, Any], *shared: Any) -> Any:
     """For __deepcopy__: a copy of ``module`` with the same ``shared`` objects, process groups and the like."""
     memo.update((id(each), each) for each in shared)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib.util
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ascend_moe import npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2, plan
@@ -20,9 +21,6 @@ from ascend_moe.errors import AscendMoeError, need, with_right_names, with_typed
 from ascend_moe.fused import SymmBuffer, get_symm_buffer_for_mega_moe, mega_moe
 from ascend_moe.fused.arguments import need_int
 from ascend_moe.ops.pairs import Pairs
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 __all__ = [
     "MoeDistributeBuffer",
@@ -66,7 +64,7 @@ class MoeDistributeBuffer:
     """
 
     @with_typed_errors
-    def __init__(self, group: ProcessGroup | str, ccl_buffer_size: int = 0, comm_alg: int | str = 0) -> None:
+    def __init__(self, group: dist.ProcessGroup | str, ccl_buffer_size: int = 0, comm_alg: int | str = 0) -> None:
         need(comm_alg in (0, ""), "comm_alg", "is {!r}; it must be 0: the methods take an algorithm's name", comm_alg)
         self.group = group
         place = Place.of(group)

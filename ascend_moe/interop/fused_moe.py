@@ -8,19 +8,15 @@ this rank. For the same layer over dispatch and combine, see `ascend_moe.MoELaye
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import distributed as dist
 
 from ascend_moe.comm import group_of
+from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dims, need_dtype, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.ops.collectives import gather
 from ascend_moe.permute import batched_moe_align_block_size, moe_align_block_size
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 __all__ = [
     "all_reduce_dp",
@@ -31,8 +27,6 @@ __all__ = [
     "moe_sum",
     "naive_multicast",
 ]
-
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @with_typed_errors
@@ -120,7 +114,7 @@ def _check(
     expert_map: torch.Tensor | None,
 ) -> int:
     """E, where the tensors fit."""
-    need_dims("hidden_states", x, 2, dtypes=_FLOATS)
+    need_dims("hidden_states", x, 2, dtypes=ROW_DTYPES)
     need_dims("topk_ids", ids, 2, dtypes=(torch.int32, torch.int64))
     fits = ids.shape[0] == x.shape[0] and ids.shape[1] >= 1
     need(fits, "topk_ids", "is {} for {} tokens; it must be (T, K), K at least 1", ids.shape, x.shape[0])
@@ -154,10 +148,10 @@ def moe_sum(input: torch.Tensor, output: torch.Tensor | None = None) -> torch.Te
 
     Source: vLLM ``moe_sum``.
     """
-    need_dims("input", input, 3, dtypes=_FLOATS)
+    need_dims("input", input, 3, dtypes=ROW_DTYPES)
     tokens, _, hidden = input.shape
     output = input.new_empty(tokens, hidden) if output is None else output
-    need_shape("output", output, (tokens, hidden), dtypes=_FLOATS)
+    need_shape("output", output, (tokens, hidden), dtypes=ROW_DTYPES)
     total = torch.zeros(tokens, hidden, dtype=torch.float32, device=input.device)
     for row in input.unbind(1):
         total += row
@@ -166,7 +160,7 @@ def moe_sum(input: torch.Tensor, output: torch.Tensor | None = None) -> torch.Te
 
 @with_typed_errors
 def naive_multicast(
-    x: torch.Tensor, cu_tokens_across_dp: torch.Tensor, group: ProcessGroup | None = None
+    x: torch.Tensor, cu_tokens_across_dp: torch.Tensor, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
     """All ranks' tokens, one after the other in rank order. One all-gather of the largest batch's size.
 
@@ -197,7 +191,7 @@ def naive_multicast(
 
 @with_typed_errors
 def all_reduce_dp(
-    partial: torch.Tensor, cu_tokens_across_dp: torch.Tensor, group: ProcessGroup | None = None
+    partial: torch.Tensor, cu_tokens_across_dp: torch.Tensor, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
     """The sum of all data-parallel ranks' parts, of it this rank's tokens. Added up in float32, rounded once.
 
@@ -222,7 +216,7 @@ def all_reduce_dp(
 
 
 @with_typed_errors
-def all_reduce_tp(partial: torch.Tensor, group: ProcessGroup | None = None) -> torch.Tensor:
+def all_reduce_tp(partial: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The sum of all ranks' parts. Added up in float32, rounded once; partial stays as it is.
 
     Args:
@@ -237,13 +231,13 @@ def all_reduce_tp(partial: torch.Tensor, group: ProcessGroup | None = None) -> t
 
     Source: vLLM's ``tensor_model_parallel_all_reduce``.
     """
-    need_dtype("partial", partial, *_FLOATS)
+    need_dtype("partial", partial, *ROW_DTYPES)
     total = partial.float() if partial.dtype != torch.float32 else partial.clone()
     dist.all_reduce(total, group=group_of("group", group))
     return total.to(partial.dtype)
 
 
-def _counts(cu_tokens: torch.Tensor, group: ProcessGroup) -> list[int]:
+def _counts(cu_tokens: torch.Tensor, group: dist.ProcessGroup) -> list[int]:
     """Tokens of each rank."""
     name = "cu_tokens_across_dp"
     need_shape(name, cu_tokens, (group.size(),), dtypes=(torch.int32, torch.int64))

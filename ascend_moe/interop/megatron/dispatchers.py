@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ascend_moe.dispatchers import Dispatched, make_dispatcher
@@ -16,9 +17,6 @@ from ascend_moe.interop.megatron.routes import Routes, check_routing, group_or_p
 from ascend_moe.interop.megatron.shared_experts import SharedExpertCall, SharedExpertMLP
 from ascend_moe.ops.collectives import size_of
 from ascend_moe.routing import get_capacity
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 
 class Splits(NamedTuple):
@@ -101,7 +99,7 @@ class TokenDispatcher:
     def __init__(
         self,
         kind: str,
-        group: ProcessGroup | str | None,
+        group: dist.ProcessGroup | str | None,
         num_experts: int,
         router_topk: int,
         *,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from ascend_moe.errors import need, need_shape, with_typed_errors
 from ascend_moe.experts import grouped_mlp
-from ascend_moe.experts.weights import FLOATS, fit_state_dict
+from ascend_moe.experts.weights import FLOATS, FittedModule
 
 
-class GroupedMLP(nn.Module):
+class GroupedMLP(FittedModule):
     """``(silu(x @ gate) * (x @ up) * prob) @ down`` for every row, with the weights of the row's local expert.
 
     The group list stays on its device: rows behind the last expert's are not looked at. With ETP a rank's result is
@@ -58,11 +56,6 @@ class GroupedMLP(nn.Module):
         shard = ffn_hidden_size // etp_size
         sizes = (hidden_size, num_local_experts * 2 * shard), (num_local_experts * shard, hidden_size)
         self.weight1, self.weight2 = (nn.Parameter(torch.empty(size, dtype=dtype, device=device)) for size in sizes)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Floats only, in the weights' dtype."""
-        fit_state_dict(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
     def w1(self) -> Tensor:

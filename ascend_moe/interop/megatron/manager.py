@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from ascend_moe.dispatchers import MC2Dispatcher
+from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.errors import need, with_typed_errors
 from ascend_moe.interop.megatron.dispatchers import Handle
 from ascend_moe.interop.megatron.routes import group_or_place, routes_of
 from ascend_moe.ops.collectives import size_of
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 
 class MC2Manager:
@@ -49,7 +47,7 @@ class MC2Manager:
     @with_typed_errors
     def __init__(
         self,
-        group: ProcessGroup | str | None,
+        group: dist.ProcessGroup | str | None,
         num_local_experts: int,
         router_topk: int,
         num_experts: int,
@@ -85,38 +83,40 @@ class MC2Manager:
         routes = routes_of(routing_map, probs, self.router_topk, self.without_zeros)
         self.handle = Handle(routing_map.shape, probs.dtype, routes, routing_map.bool().sum(0))
 
-    def _open(self, arrived: bool) -> tuple[Handle, Any]:
+    def _call(self) -> Handle:
         need(self.handle is not None, "handle", "is None: call setup_metadata first")
         assert self.handle is not None
-        return self.handle, self.handle.came("this") if arrived else None
+        return self.handle
+
+    def _arrived(self) -> Dispatched:
+        return self._call().came("this")
 
     @property
     def token_indices(self) -> Tensor:
-        return self._open(False)[0].routes.ids
+        return self._call().routes.ids
 
     @property
     def token_probs(self) -> Tensor:
-        return self._open(False)[0].routes.weights
+        return self._call().routes.weights
 
     @token_probs.setter
     def token_probs(self, probs: Tensor) -> None:
-        self._open(False)[0].routes.weights = probs
+        self._call().routes.weights = probs
 
     @property
     def dispatched_probs(self) -> Tensor:
-        probs: Tensor = self._open(True)[1].expand_scales
-        return probs
+        return self._arrived().expand_scales
 
     @dispatched_probs.setter
     def dispatched_probs(self, probs: Tensor) -> None:
-        self._open(True)[1].expand_scales = probs
+        self._arrived().expand_scales = probs
 
     @with_typed_errors
     def dispatch(
         self, hidden_states: Tensor, async_finish: bool = False, allocate_on_comm_stream: bool = False
     ) -> Tensor:
         """Send tokens ``(T, H)``; returns rows ``(A, H)``. The last two arguments are ignored."""
-        handle, _ = self._open(False)
+        handle = self._call()
         arrived = handle.arrived = handle.routes.send(hidden_states, self._way, self.max_tokens)
         if not self.static:
             count = int(arrived.ep_recv_counts[-1])
@@ -126,21 +126,17 @@ class MC2Manager:
     @with_typed_errors
     def get_permuted_hidden_states_by_experts(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Rows by expert and their probabilities: they came so."""
-        handle, arrived = self._open(True)
-        return (
-            hidden_states,
-            arrived.expand_scales.double() if handle.probs_dtype == torch.float64 else arrived.expand_scales,
-        )
+        probs = self._arrived().expand_scales
+        return hidden_states, probs.double() if self._call().probs_dtype == torch.float64 else probs
 
     def get_number_of_tokens_per_expert(self) -> Tensor:
         """``(L,)`` int64."""
-        counts: Tensor = self._open(True)[1].expert_token_nums
-        return counts
+        return self._arrived().expert_token_nums
 
     @with_typed_errors
     def get_restored_hidden_states_by_experts(self, hidden_states: Tensor) -> Tensor:
         """Rows of the experts' results in the order of dispatch's: the same."""
-        self._open(True)
+        self._arrived()
         return hidden_states
 
     @with_typed_errors
@@ -148,6 +144,6 @@ class MC2Manager:
         self, hidden_states: Tensor, async_finish: bool = False, allocate_on_comm_stream: bool = False
     ) -> Tensor:
         """Send rows home and add them up; ends the call. The last two arguments are ignored."""
-        handle, arrived = self._open(True)
+        handle, arrived = self._call(), self._arrived()
         self.handle = None
         return handle.routes.bring(hidden_states, self._way, arrived, False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
-from ascend_moe.experts.weights import copied_beside, fit_state_dict
+from ascend_moe.experts.weights import FittedModule
 from ascend_moe.routing import (
     MoEAuxLossAutoScaler,
     apply_router_token_dropping,
@@ -55,7 +55,7 @@ class RouterConfig:
     params_dtype: torch.dtype = torch.float32
 
 
-class TopKRouter(nn.Module):
+class TopKRouter(FittedModule):
     """Chooses the experts of tokens ``(S, B, H)`` and attaches its losses to the probabilities' gradients.
 
     Losses count in training with gradients only: "aux_loss" over the tokens of tp x cp, "seq_aux_loss" for each
@@ -86,6 +86,7 @@ class TopKRouter(nn.Module):
     Source: Megatron-LM ``TopKRouter``.
     """
 
+    _shared = ("tp_cp_group", "tp_dp_cp_group")
     expert_bias: Tensor | None
     local_tokens_per_expert: Tensor | None
     global_tokens_per_expert: Tensor | None
@@ -124,15 +125,6 @@ class TopKRouter(nn.Module):
         for name, value in before.items():
             setattr(self, name, value.to(getattr(self, name).device))
         return self
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Floats only, in the dtypes that the router has: the bias stays fp32."""
-        fit_state_dict(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TopKRouter:
-        copied: TopKRouter = copied_beside(self, memo, self.tp_cp_group, self.tp_dp_cp_group)
-        return copied
 
     def get_aux_loss_coeff(self, aux_loss_type: str) -> float:
         """The coefficient of "aux_loss", "seq_aux_loss" or "global_aux_loss"; 0 where it is not used."""

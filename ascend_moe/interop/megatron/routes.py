@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ascend_moe.comm import group_of
@@ -19,12 +20,10 @@ from ascend_moe.dispatchers import Dispatched, Dispatcher
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
     from ascend_moe.ops.collectives import Group
 
 
-def group_or_place(group: ProcessGroup | str | None, world: int | None, rank: int | None) -> Group:
+def group_or_place(group: dist.ProcessGroup | str | None, world: int | None, rank: int | None) -> Group:
     """A group as `comm.group_of`; a name (a LocalCluster's too) comes with size and rank."""
     if not isinstance(group, str):
         return group_of("group", group)

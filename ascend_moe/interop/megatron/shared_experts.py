@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,27 +13,23 @@ from torch.autograd.function import once_differentiable
 from ascend_moe.comm import group_of
 from ascend_moe.errors import AscendMoeError, need, with_typed_errors
 from ascend_moe.experts import npu_swiglu
-from ascend_moe.experts.weights import copied_beside, fit_state_dict
+from ascend_moe.experts.weights import FittedModule
 from ascend_moe.ops.collectives import gather, reduce_scatter
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+Way = Callable[[Tensor, "dist.ProcessGroup"], Tensor]
 
 
-Way = Callable[[Tensor, "ProcessGroup"], Tensor]
-
-
-def _same(x: Tensor, group: ProcessGroup) -> Tensor:
+def _same(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return x.view_as(x)
 
 
-def _all_reduced(x: Tensor, group: ProcessGroup) -> Tensor:
+def _all_reduced(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
 
 
-def _gathered(x: Tensor, group: ProcessGroup) -> Tensor:
+def _gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return gather(x, group).flatten(0, 1)
 
 
@@ -41,7 +37,7 @@ class _Through(torch.autograd.Function):
     """``there(x, group)``, whose gradient goes ``back``."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup, there: Way, back: Way) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, there: Way, back: Way) -> Tensor:
         ctx.group, ctx.back = group, back
         return there(x, group)
 
@@ -63,7 +59,7 @@ def _parallel(x: Tensor, module: SharedExpertMLP, shared: tuple[Way, Way], seque
 _STEPS = ("pre_forward_comm", "linear_fc1_forward_and_act", "linear_fc2_forward", "post_forward_comm", "get_output")
 
 
-class SharedExpertMLP(nn.Module):
+class SharedExpertMLP(FittedModule):
     """A dense MLP that every token takes: ``silu(x @ gate) * (x @ up) @ down``, times sigmoid(x . g) if gated.
 
     ``forward`` runs it whole. For an overlap with the token dispatcher it runs in five steps, in this order:
@@ -89,6 +85,8 @@ class SharedExpertMLP(nn.Module):
     Source: Megatron-LM ``SharedExpertMLP``.
     """
 
+    _shared = ("tp_group",)
+
     @with_typed_errors
     def __init__(
         self,
@@ -96,7 +94,7 @@ class SharedExpertMLP(nn.Module):
         intermediate_size: int,
         gate: bool = False,
         *,
-        tp_group: ProcessGroup | None = None,
+        tp_group: dist.ProcessGroup | None = None,
         sequence_parallel: bool = False,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str | None = None,
@@ -113,15 +111,6 @@ class SharedExpertMLP(nn.Module):
         self.tp_group = tp_group if size > 1 else None
         self.sequence_parallel = sequence_parallel
         self._call: SharedExpertCall | None = None
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Floats only, in the weights' dtype."""
-        fit_state_dict(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SharedExpertMLP:
-        copied: SharedExpertMLP = copied_beside(self, memo, self.tp_group)
-        return copied
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """``(..., H)`` of hidden_states' shape."""

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from ascend_moe.errors import need, need_shape, with_typed_errors
 from ascend_moe.experts import npu_grouped_matmul
-
-if TYPE_CHECKING:
-    pass
 from ascend_moe.interop.sglang.steps import INDEX_DTYPES
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +12,6 @@ from ascend_moe.comm import group_of
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import npu_swiglu
-from ascend_moe.ops.collectives import gather
-from ascend_moe.ops.whole import WholeCall
-from ascend_moe.permute import segment_of_rows
-from ascend_moe.placement import ExpertPlacement
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 from ascend_moe.interop.sglang.grouped_gemm import GroupedGemmRunner
 from ascend_moe.interop.sglang.steps import (
     FP8,
@@ -32,6 +25,10 @@ from ascend_moe.interop.sglang.steps import (
     silu_and_mul,
 )
 from ascend_moe.interop.sglang.weights import ExpertWeights, Fp8Config, QuantMethod, make_expert_params_mapping
+from ascend_moe.ops.collectives import gather
+from ascend_moe.ops.whole import WholeCall
+from ascend_moe.permute import segment_of_rows
+from ascend_moe.placement import ExpertPlacement
 
 
 class EPMoE(ExpertWeights):
@@ -82,7 +79,7 @@ class EPMoE(ExpertWeights):
         correction_bias: Tensor | None = None,
         *,
         reduce: str = "none",
-        group: ProcessGroup | None = None,
+        group: dist.ProcessGroup | None = None,
         group_ep: str | None = None,
         tp_rank: int | None = None,
     ) -> None:

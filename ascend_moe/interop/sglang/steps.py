@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,10 +12,6 @@ from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
 from ascend_moe.experts import npu_swiglu
 from ascend_moe.permute import sort_by_expert, sum_rows
 from ascend_moe.routing import deepseek_v3, npu_moe_gating_top_k, softmax_topk
-
-if TYPE_CHECKING:
-    pass
-
 
 FP8 = torch.float8_e4m3fn
 

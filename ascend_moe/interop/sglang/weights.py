@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dtype, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts.weights import FLOATS, Codes, copied_beside, fit_state_dict, keep_codes, without_casts
-from ascend_moe.ops.whole import WholeLayer
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 from ascend_moe.interop.sglang.steps import FP8, FP8_MAX, scaled
-
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-
+from ascend_moe.ops.whole import WholeLayer
 
 _SHARDS = ("w1", "w2", "w3")  # gate, down, up
 
@@ -102,7 +98,7 @@ class ExpertWeights(WholeLayer):
     w2_weight_scale: Tensor
     w13_input_scale: Tensor
     w2_input_scale: Tensor
-    group: ProcessGroup | None
+    group: dist.ProcessGroup | None
     start_expert_id: int
     end_expert_id: int
     num_experts_per_partition: int
@@ -155,7 +151,7 @@ class ExpertWeights(WholeLayer):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExpertWeights:
         """Moves and casts. fp8 codes and scales keep their dtypes; ``params_dtype`` goes with the other weights."""
         dtype = fn(self.w2_weight.detach().new_empty(0, dtype=self.params_dtype)).dtype
-        need(dtype in _FLOATS, "params_dtype", "is {}; it must be bf16, fp16 or fp32", dtype)
+        need(dtype in ROW_DTYPES, "params_dtype", "is {}; it must be bf16, fp16 or fp32", dtype)
         kept = (each for name, each in self.named_parameters() if name.endswith("scale") or each.dtype == FP8)
         super()._apply(without_casts(fn, kept), recurse)  # type: ignore[no-untyped-call]
         self.params_dtype = dtype

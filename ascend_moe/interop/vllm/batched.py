@@ -1,4 +1,4 @@
-"""Rows by expert with free places between them, as vLLM's BatchedExperts has them, and as dispatch brings them."""
+"""Batched rows, as vLLM names them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ascend_moe.permute import padded_places
 
 @dataclass(frozen=True)
 class BatchedRows:
-    """Where each row that a dispatch brought lies among ``local * most`` places: ``places`` (A,), the last for none."""
+    """Rows by expert with free places between them, as vLLM's BatchedExperts has them, and as dispatch brings them.
+
+    Where each row that a dispatch brought lies among ``local * most`` places: ``places`` (A,), the last for none.
+    """
 
     local: int  # L
     most: int  # places of an expert

@@ -6,12 +6,7 @@ import functools
 from typing import Any
 
 from ascend_moe.choices import EXPERTS
-from ascend_moe.errors import (
-    ArgumentError,
-    need,
-    need_one_of,
-    with_typed_errors,
-)
+from ascend_moe.errors import ArgumentError, need, need_one_of, with_typed_errors
 from ascend_moe.interop.vllm import bases, weight_and_reduce
 from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, WAYS, All2AllManager
 from ascend_moe.interop.vllm.experts import Experts

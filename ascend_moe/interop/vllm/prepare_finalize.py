@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,16 +13,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ascend_moe._narrow import narrow, wide_ids_named
 from ascend_moe.dispatchers import Dispatched
-from ascend_moe.errors import (
-    need,
-    need_shape,
-    with_typed_errors,
-)
+from ascend_moe.errors import need, need_shape, with_typed_errors
 from ascend_moe.interop.vllm.all2all import All2AllHandle
 from ascend_moe.interop.vllm.batched import BatchedRows
 from ascend_moe.interop.vllm.quantization import is_w8a8
 from ascend_moe.interop.vllm.weight_and_reduce import is_delegate
 from ascend_moe.permute import segment_of_rows
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass
@@ -34,6 +33,16 @@ class _Call:
     weights: Tensor  # (T, K) float32, of combine
     dtype: torch.dtype
     batched: BatchedRows | None  # None: rows lie as they came
+
+
+def _at_once(send: Callable[P, Callable[[], R]]) -> Callable[P, R]:
+    """The call that sends and receives."""
+
+    @functools.wraps(send)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return send(*args, **kwargs)()
+
+    return call
 
 
 class PrepareAndFinalize:
@@ -73,41 +82,6 @@ class PrepareAndFinalize:
 
     # ---- there
 
-    def prepare(
-        self,
-        a1: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        num_experts: int,
-        expert_map: Tensor | None,
-        apply_router_weight_on_input: bool,
-        quant_config: Any,
-        defer_input_quant: bool = False,
-    ) -> Any:
-        """Sends this rank's rows to their experts and receives those of its own experts. Collective.
-
-        Args:
-            a1: ``(T, H)`` bf16, fp16 or fp32; T may differ between ranks, up to max_num_tokens_per_rank.
-            topk_weights: ``(T, K)`` float. topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1, -1: not routed.
-            num_experts: E, or this rank's L, which vLLM gives where its caller leaves global_num_experts out.
-            expert_map: ``(E,)``, checked once: this rank must own experts rank*L to rank*L + L-1.
-            apply_router_weight_on_input: K is 1; x is multiplied instead, in float32, rounded to its type.
-            quant_config: int8 a token: rows travel and arrive as int8. defer_input_quant: they travel as they are.
-
-        Returns:
-            Standard: rows ``(A, H)`` by local expert; their scales ``(A, 1)`` float32 or None; expert_num_tokens
-            ``(L,)`` int32; ids ``(A, 1)`` int32 of the rows, local without expert_map and global with one, -1 behind
-            the last row; weights ``(A, 1)`` of 1. Batched: rows ``(L, max_tokens * W, H)``, scales with a last
-            dimension of 1, expert_num_tokens, and the caller's ids and weights.
-            finalize takes these ids and weights: they stand for this call.
-
-        Raises:
-            ArgumentError: on this rank alone, before anything is sent. InvalidExpertId: on every rank, of an id that
-            is none, also where int32 does not hold it. Others: as dispatch.
-        """
-        given = (num_experts, expert_map, apply_router_weight_on_input, quant_config, defer_input_quant)
-        return self.prepare_async(a1, topk_weights, topk_ids, *given)()
-
     @with_typed_errors
     def prepare_async(
         self,
@@ -120,9 +94,29 @@ class PrepareAndFinalize:
         quant_config: Any,
         defer_input_quant: bool = False,
     ) -> Callable[[], Any]:
-        """`prepare` that only sends, and returns the receiver: called, it waits and gives prepare's results.
+        """Sends this rank's rows to their experts; the receiver that it returns waits for those of its own. Collective.
 
         Where supports_async is False all happens in the receiver. The tensors must stay as they are until then.
+        `prepare` calls the receiver at once.
+
+        Args:
+            a1: ``(T, H)`` bf16, fp16 or fp32; T may differ between ranks, up to max_num_tokens_per_rank.
+            topk_weights: ``(T, K)`` float. topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1, -1: not routed.
+            num_experts: E, or this rank's L, which vLLM gives where its caller leaves global_num_experts out.
+            expert_map: ``(E,)``, checked once: this rank must own experts rank*L to rank*L + L-1.
+            apply_router_weight_on_input: K is 1; x is multiplied instead, in float32, rounded to its type.
+            quant_config: int8 a token: rows travel and arrive as int8. defer_input_quant: they travel as they are.
+
+        Returns:
+            The receiver, which gives, standard: rows ``(A, H)`` by local expert; their scales ``(A, 1)`` float32 or
+            None; expert_num_tokens ``(L,)`` int32; ids ``(A, 1)`` int32 of the rows, local without expert_map and
+            global with one, -1 behind the last row; weights ``(A, 1)`` of 1. Batched: rows ``(L, max_tokens * W, H)``,
+            scales with a last dimension of 1, expert_num_tokens, and the caller's ids and weights. finalize takes
+            these ids and weights: they stand for this call.
+
+        Raises:
+            ArgumentError: on this rank alone, before anything is sent. InvalidExpertId: on every rank, of an id that
+            is none, also where int32 does not hold it. Others: as dispatch.
         """
         self.handle.check(a1, topk_weights, topk_ids, num_experts)
         self.handle.check_map(expert_map)
@@ -149,6 +143,7 @@ class PrepareAndFinalize:
 
         return receiver
 
+    prepare = _at_once(prepare_async)
     prepare_no_receive = prepare_async
 
     def _received(
@@ -178,30 +173,6 @@ class PrepareAndFinalize:
 
     # ---- back
 
-    def finalize(
-        self,
-        output: Tensor,
-        fused_expert_output: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        apply_router_weight_on_input: bool,
-        weight_and_reduce_impl: Any,
-    ) -> None:
-        """Sends the experts' rows back and writes the weighted sums of this rank's tokens into output. Collective.
-
-        Args:
-            output: ``(T, H)``, in a1's type.
-            fused_expert_output: as prepare's rows, in a1's type; rows behind the last are not read.
-            topk_weights, topk_ids: those that prepare returned. The caller's own are taken too while one call has them.
-            apply_router_weight_on_input: as of prepare, which has settled it.
-            weight_and_reduce_impl: any of standard rows; Delegate of batched ones. combine weights and sums.
-
-        Raises:
-            ArgumentError: a rule above is broken, or no open call has these ids.
-        """
-        at = (topk_weights, topk_ids, apply_router_weight_on_input, weight_and_reduce_impl)
-        self.finalize_async(output, fused_expert_output, *at)()
-
     @with_typed_errors
     def finalize_async(
         self,
@@ -212,7 +183,20 @@ class PrepareAndFinalize:
         apply_router_weight_on_input: bool,
         weight_and_reduce_impl: Any,
     ) -> Callable[[], None]:
-        """`finalize` that only sends, and returns the receiver, which waits and writes output."""
+        """Sends the experts' rows back; the receiver writes the weighted sums of this rank's tokens. Collective.
+
+        `finalize` calls the receiver at once.
+
+        Args:
+            output: ``(T, H)``, in a1's type; is written.
+            fused_expert_output: as prepare's rows, in a1's type; rows behind the last are not read.
+            topk_weights, topk_ids: those that prepare returned. The caller's own are taken too while one call has them.
+            apply_router_weight_on_input: as of prepare, which has settled it.
+            weight_and_reduce_impl: any of standard rows; Delegate of batched ones. combine weights and sums.
+
+        Raises:
+            ArgumentError: a rule above is broken, or no open call has these ids.
+        """
         key, call = self._open_call(topk_ids)
         rows = self._rows_of(call, fused_expert_output, topk_weights, topk_ids, weight_and_reduce_impl)
         shape = (len(call.weights), rows.shape[1])
@@ -228,6 +212,8 @@ class PrepareAndFinalize:
                 output.copy_(result())
 
         return receiver
+
+    finalize = _at_once(finalize_async)
 
     def _rows_of(
         self, call: _Call, fused: Tensor, topk_weights: Tensor, topk_ids: Tensor, weight_and_reduce_impl: Any

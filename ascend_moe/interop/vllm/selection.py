@@ -78,9 +78,9 @@ def _config(config: Any) -> MoEKernelConfig:
     if isinstance(config, MoEKernelConfig):
         return config
     names = [each.name for each in fields(MoEKernelConfig)]
-    given = (
-        dict(config) if isinstance(config, Mapping) else {n: getattr(config, n) for n in names if hasattr(config, n)}
-    )
+    if not isinstance(config, Mapping):
+        config = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    given = dict(config)
     for name in given:
         need_one_of("config", name, names)
     for each in fields(MoEKernelConfig):
@@ -102,9 +102,9 @@ def maybe_make_prepare_finalize(config: Any) -> Any:
 def select_gemm_impl(config: Any, prepare_finalize: Any) -> Any:
     """The experts of a configuration, for this PrepareAndFinalize."""
     config = _config(config)
-    batched = prepare_finalize.activation_format.name == "BatchedExperts"
-    kind = ("batched" if batched else "standard") if config.experts_kind == "auto" else config.experts_kind
-    local = config.num_experts // config.world
+    kind, local = config.experts_kind, config.num_experts // config.world
+    if kind == "auto":
+        kind = "batched" if prepare_finalize.activation_format.name == "BatchedExperts" else "standard"
     return factories.make_experts(config.mk, config.war, config.ops, config.quant_config, local, kind)
 
 

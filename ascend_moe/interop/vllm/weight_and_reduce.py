@@ -5,6 +5,7 @@ Sums are float32 inside, k (or the expert) ascending, multiply then add, rounded
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -60,8 +61,10 @@ class TopKWeightAndReduceNoOP(_Equal):
         return output.copy_(fused_expert_output, non_blocking=True)
 
 
-class TopKWeightAndReduceContiguous(_Equal):
-    """Rows are those of (token, k) pairs, ``(T, K, H)`` or ``(T*K, H)``."""
+class _Summing(_Equal):
+    @abstractmethod
+    def _places(self, rows: Tensor, topk_ids: Tensor) -> Tensor:
+        """``(T, K)``: where each pair's row is among all rows; -1: nowhere."""
 
     @with_typed_errors
     def apply(
@@ -72,23 +75,36 @@ class TopKWeightAndReduceContiguous(_Equal):
         topk_ids: Tensor,
         apply_router_weight_on_input: bool,
     ) -> Tensor:
-        """The weighted sum over k, ``(T, H)``. fused_expert_output keeps its values.
+        """The weighted sum of each token's rows, ``(T, H)``; zeros for a token without any.
 
         Args:
             output: ``(T, H)`` or None. topk_weights: ``(T, K)`` float. topk_ids: ``(T, K)``.
+            fused_expert_output: as of the class; keeps its values.
             apply_router_weight_on_input: the rows are only added.
         """
+        places = self._places(fused_expert_output, topk_ids)
+        rows = fused_expert_output.reshape(-1, fused_expert_output.shape[-1])
+        values = sum_rows(rows, places, None if apply_router_weight_on_input else topk_weights.float())
+        if output is None:
+            return values
+        need_shape("output", output, tuple(values.shape))
+        return output.copy_(values)
+
+
+class TopKWeightAndReduceContiguous(_Summing):
+    """Rows are those of (token, k) pairs, ``(T, K, H)`` or ``(T*K, H)``."""
+
+    def _places(self, rows: Tensor, topk_ids: Tensor) -> Tensor:
         tokens, topk = topk_ids.shape
-        hidden = fused_expert_output.shape[-1]
-        shapes = ((tokens, topk, hidden), (tokens * topk, hidden))
-        need_shape("fused_expert_output", fused_expert_output, *shapes)
-        rows = fused_expert_output.reshape(tokens * topk, hidden)
-        places = torch.arange(tokens * topk, device=rows.device).view(tokens, topk)
-        return _into(output, sum_rows(rows, places, _weights(topk_weights, apply_router_weight_on_input)))
+        hidden = rows.shape[-1]
+        need_shape("fused_expert_output", rows, (tokens, topk, hidden), (tokens * topk, hidden))
+        return torch.arange(tokens * topk, device=rows.device).view(tokens, topk)
 
 
-class TopKWeightAndReduceNaiveBatched(_Equal):
+class TopKWeightAndReduceNaiveBatched(_Summing):
     """Rows lie by local expert, ``(L, most, H)``, in the order of the tokens that chose it. One rank's tokens.
+
+    The sums are this rank's part; the ids of a token differ.
 
     Args:
         rank: r; the local experts are r*L to r*L + L-1.
@@ -97,43 +113,16 @@ class TopKWeightAndReduceNaiveBatched(_Equal):
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
-    @with_typed_errors
-    def apply(
-        self,
-        output: Tensor | None,
-        fused_expert_output: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        apply_router_weight_on_input: bool,
-    ) -> Tensor:
-        """This rank's part of the weighted sum, ``(T, H)``; zeros for a token without a local expert.
-
-        Args:
-            output: ``(T, H)`` or None. topk_weights: ``(T, K)`` float. topk_ids: ``(T, K)``, those of a token differ.
-            apply_router_weight_on_input: the rows are only added.
-        """
-        need(fused_expert_output.dim() == 3, "fused_expert_output", "must be (L, most, H)")
+    def _places(self, rows: Tensor, topk_ids: Tensor) -> Tensor:
+        need(rows.dim() == 3, "fused_expert_output", "must be (L, most, H)")
         need_dims("topk_ids", topk_ids, 2, dtypes=(torch.int32, torch.int64))
-        local, most, hidden = fused_expert_output.shape
+        local, most, _ = rows.shape
         own = topk_ids.long() - self.rank * local
         own = own.masked_fill((own < 0) | (own >= local), local)
         chosen = torch.nn.functional.one_hot(own, local + 1)[..., :local]  # (T, K, L)
         earlier = chosen.sum(1).cumsum(0) - chosen.sum(1)  # (T, L) rows of an expert before this token
         row = own * most + (chosen * earlier[:, None]).sum(-1)
-        row = row.masked_fill(own == local, -1)
-        flat = fused_expert_output.reshape(local * most, hidden)
-        return _into(output, sum_rows(flat, row, _weights(topk_weights, apply_router_weight_on_input)))
-
-
-def _weights(topk_weights: Tensor, on_input: bool) -> Tensor | None:
-    return None if on_input else topk_weights.float()
-
-
-def _into(output: Tensor | None, values: Tensor) -> Tensor:
-    if output is None:
-        return values
-    need_shape("output", output, tuple(values.shape))
-    return output.copy_(values)
+        return row.masked_fill(own == local, -1)
 
 
 def is_delegate(weight_and_reduce_impl: Any) -> bool:

@@ -13,6 +13,27 @@ from importlib import metadata
 from ascend_moe import log
 from ascend_moe.errors import need
 
+_FFN = (
+    "(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx, Tensor[] scale1, Tensor[] scale2, "
+    "Tensor probs, str group, int max_output_size, Tensor! out) -> Tensor"
+)
+_FFN_COUNTS = _FFN.replace(
+    "Tensor! out) -> Tensor", "Tensor! out, Tensor! expert_token_nums) -> (Tensor out, Tensor expert_token_nums)"
+)
+_FFN_BIASES = _FFN_COUNTS.replace("Tensor probs", "Tensor[] bias1, Tensor[] bias2, Tensor probs").replace(
+    "nums) ->", "nums, Tensor? x_active_mask=None, float swiglu_limit=1000000.0) ->"
+)
+_ROWS = (
+    "(Tensor x, Tensor weight, Tensor weight_scale, Tensor x_scale, Tensor group_list, *, Tensor? bias=None, "
+    "Tensor? offset=None) -> (Tensor output, Tensor output_scale, Tensor output_offset)"
+)
+_ROWS_LISTS = _ROWS.replace("Tensor weight, Tensor weight_scale", "Tensor[] weight, Tensor[] weight_scale")
+
+
+def _limited(schema: str) -> str:
+    return schema.replace(") ->", ", float swiglu_limit=0.0) ->")
+
+
 # By operator, the schema from a release on; None: from there on there is no such operator.
 SCHEMAS: dict[str, dict[str, str | None]] = {
     "dequant_situ_quant": {
@@ -22,19 +43,7 @@ SCHEMAS: dict[str, dict[str, str | None]] = {
             'linear_beta=25.0, bool activate_left=True, str quant_mode="dynamic") -> (Tensor y, Tensor scale)'
         ),
     },
-    "dispatch_ffn_combine": {
-        "0.18.0": (
-            "(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx, Tensor[] scale1, Tensor[] scale2, "
-            "Tensor probs, str group, int max_output_size, Tensor! out, Tensor! expert_token_nums) -> (Tensor out, "
-            "Tensor expert_token_nums)"
-        ),
-        "0.23.0": (
-            "(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx, Tensor[] scale1, Tensor[] scale2, "
-            "Tensor[] bias1, Tensor[] bias2, Tensor probs, str group, int max_output_size, Tensor! out, Tensor! "
-            "expert_token_nums, Tensor? x_active_mask=None, float swiglu_limit=1000000.0) -> (Tensor out, Tensor "
-            "expert_token_nums)"
-        ),
-    },
+    "dispatch_ffn_combine": {"0.18.0": _FFN_COUNTS, "0.23.0": _FFN_BIASES},
     "dispatch_gmm_combine_decode": {
         "0.18.0": (
             "(Tensor x, Tensor expert_ids, Tensor[] gmm1_permuted_weight, Tensor[] gmm1_permuted_weight_scale, "
@@ -45,17 +54,7 @@ SCHEMAS: dict[str, dict[str, str | None]] = {
         ),
         "0.24.0": None,
     },
-    "grouped_matmul_swiglu_quant": {
-        "0.18.0": (
-            "(Tensor x, Tensor weight, Tensor weight_scale, Tensor x_scale, Tensor group_list, *, Tensor? bias=None, "
-            "Tensor? offset=None) -> (Tensor output, Tensor output_scale, Tensor output_offset)"
-        ),
-        "0.23.0": (
-            "(Tensor x, Tensor weight, Tensor weight_scale, Tensor x_scale, Tensor group_list, *, Tensor? bias=None, "
-            "Tensor? offset=None, float swiglu_limit=0.0) -> (Tensor output, Tensor output_scale, Tensor "
-            "output_offset)"
-        ),
-    },
+    "grouped_matmul_swiglu_quant": {"0.18.0": _ROWS, "0.23.0": _limited(_ROWS)},
     "grouped_matmul_swiglu_quant_v2": {
         "0.23.0": (
             "(Tensor x, Tensor[] weight, Tensor[] weight_scale, Tensor x_scale, Tensor group_list, Tensor? "
@@ -65,24 +64,8 @@ SCHEMAS: dict[str, dict[str, str | None]] = {
             "output_scale)"
         ),
     },
-    "grouped_matmul_swiglu_quant_weight_nz": {
-        "0.23.0": (
-            "(Tensor x, Tensor weight, Tensor weight_scale, Tensor x_scale, Tensor group_list, *, Tensor? bias=None, "
-            "Tensor? offset=None, float swiglu_limit=0.0) -> (Tensor output, Tensor output_scale, Tensor "
-            "output_offset)"
-        ),
-    },
-    "grouped_matmul_swiglu_quant_weight_nz_tensor_list": {
-        "0.18.0": (
-            "(Tensor x, Tensor[] weight, Tensor[] weight_scale, Tensor x_scale, Tensor group_list, *, Tensor? "
-            "bias=None, Tensor? offset=None) -> (Tensor output, Tensor output_scale, Tensor output_offset)"
-        ),
-        "0.23.0": (
-            "(Tensor x, Tensor[] weight, Tensor[] weight_scale, Tensor x_scale, Tensor group_list, *, Tensor? "
-            "bias=None, Tensor? offset=None, float swiglu_limit=0.0) -> (Tensor output, Tensor output_scale, Tensor "
-            "output_offset)"
-        ),
-    },
+    "grouped_matmul_swiglu_quant_weight_nz": {"0.23.0": _limited(_ROWS)},
+    "grouped_matmul_swiglu_quant_weight_nz_tensor_list": {"0.18.0": _ROWS_LISTS, "0.23.0": _limited(_ROWS_LISTS)},
     "moe_gating_top_k": {
         "0.18.0": (
             "(Tensor x, int k, int k_group, int group_count, int group_select_mode, int renorm, int norm_type, bool "
@@ -134,17 +117,11 @@ SCHEMAS: dict[str, dict[str, str | None]] = {
         ),
     },
 }
-_LISTS = "Tensor[] bias1, Tensor[] bias2"
-_TODAY = SCHEMAS["dispatch_ffn_combine"]["0.23.0"] or ""
-_BEFORE = SCHEMAS["dispatch_ffn_combine"]["0.18.0"] or ""
 # Calls of dispatch_ffn_combine that are taken beside those of the release: vllm-ascend's tests pass a tensor of biases.
 OVERLOADS = {
-    "dispatch_ffn_combine.bias_tensor": _TODAY.replace(_LISTS, _LISTS.replace("[]", "")),
-    "dispatch_ffn_combine.release_0_18": _BEFORE,
-    "dispatch_ffn_combine.release_0_13": (
-        "(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx, Tensor[] scale1, Tensor[] scale2, "
-        "Tensor probs, str group, int max_output_size, Tensor! out) -> Tensor"
-    ),
+    "dispatch_ffn_combine.bias_tensor": _FFN_BIASES.replace("[] bias", " bias"),
+    "dispatch_ffn_combine.release_0_18": _FFN_COUNTS,
+    "dispatch_ffn_combine.release_0_13": _FFN,
 }
 
 
