@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C")
 
 
 class AscendMoeError(RuntimeError):
@@ -273,3 +274,11 @@ def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
             raise ArgumentError(f"{name} cannot work with these arguments: {said}") from error
 
     return run
+
+
+def typed_methods(cls: type[C]) -> type[C]:
+    """Gives ``__init__`` and the public methods that a class defines `with_typed_errors`."""
+    for name, value in list(vars(cls).items()):
+        if inspect.isfunction(value) and (name == "__init__" or not name.startswith("_")):
+            setattr(cls, name, with_typed_errors(value))
+    return cls

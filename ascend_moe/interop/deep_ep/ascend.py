@@ -9,20 +9,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from torch import Tensor
 
 from ascend_moe.errors import need, with_signature_of, with_typed_errors
+from ascend_moe.interop.deep_ep import strategies
 from ascend_moe.interop.deep_ep.base import BufferBase
 from ascend_moe.interop.deep_ep.events import EventOverlap
 from ascend_moe.interop.deep_ep.fused import FuseMode
 from ascend_moe.interop.deep_ep.place import Group, refused
 from ascend_moe.interop.deep_ep.runtime import Runtime
-from ascend_moe.interop.deep_ep.strategies import (
-    LowLatencyEPCommStrategy,
-    LowLatencyStrategy,
-    NormalEPCommStrategy,
-    NormalStrategy,
-    StrategyMap,
-    get_low_latency_strategy,
-    get_normal_strategy,
-)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,28 +67,28 @@ class AscendBuffer(BufferBase):
         num_qps_per_rank: int = 12,
         allow_nvlink_for_low_latency_mode: bool = True,
         allow_mnnvl: bool = False,
-        normal_strategy: str = NormalStrategy.DEFAULT,
-        low_latency_strategy: str = LowLatencyStrategy.DEFAULT,
+        normal_strategy: str = strategies.NormalStrategy.DEFAULT,
+        low_latency_strategy: str = strategies.LowLatencyStrategy.DEFAULT,
     ) -> None:
         super().__init__(group, num_nvl_bytes, num_rdma_bytes, low_latency_mode)
         mode = os.environ.get("DEEP_USE_MODE", "").strip()
         if mode:
-            normal_strategy, low_latency_strategy = StrategyMap.get_strategy(mode)
+            normal_strategy, low_latency_strategy = strategies.StrategyMap.get_strategy(mode)
         self.runtime = Runtime(
             self.rank, self.group_size, num_nvl_bytes, num_rdma_bytes, low_latency_mode, self._place.group_ep
         )
         given: dict[str, Any] = {"runtime": self.runtime, "group": group}
-        self.normal_strategy = get_normal_strategy(normal_strategy)(**given)
-        self.low_latency_strategy = get_low_latency_strategy(low_latency_strategy)(**given)
+        self.normal_strategy = strategies.get_normal_strategy(normal_strategy)(**given)
+        self.low_latency_strategy = strategies.get_low_latency_strategy(low_latency_strategy)(**given)
 
-    @with_signature_of(NormalEPCommStrategy.get_dispatch_layout)
+    @with_signature_of(strategies.NormalEPCommStrategy.get_dispatch_layout)
     def get_dispatch_layout(self, topk_idx: Tensor, num_experts: int, previous_event: EventOverlap | None) -> Any:
         return self.normal_strategy.get_dispatch_layout(topk_idx, num_experts, previous_event)
 
-    dispatch = _by("normal_strategy", NormalEPCommStrategy.dispatch)
-    combine = _by("normal_strategy", NormalEPCommStrategy.combine)
+    dispatch = _by("normal_strategy", strategies.NormalEPCommStrategy.dispatch)
+    combine = _by("normal_strategy", strategies.NormalEPCommStrategy.combine)
 
-    @with_signature_of(LowLatencyEPCommStrategy.low_latency_dispatch)
+    @with_signature_of(strategies.LowLatencyEPCommStrategy.low_latency_dispatch)
     @with_typed_errors
     def low_latency_dispatch(
         self, use_fp8: bool, use_ue8m0: bool, use_mxfp4: bool, quant_mode: str | None, **others: Any
@@ -107,7 +99,7 @@ class AscendBuffer(BufferBase):
         quant_mode = quant_mode or ("int8" if use_fp8 else None)
         return self.low_latency_strategy.low_latency_dispatch(**others, quant_mode=quant_mode)
 
-    low_latency_combine = _by("low_latency_strategy", LowLatencyEPCommStrategy.low_latency_combine)
+    low_latency_combine = _by("low_latency_strategy", strategies.LowLatencyEPCommStrategy.low_latency_combine)
 
     notify_verify = Runtime.notify_verify
     get_notify_send_data = Runtime.get_notify_send_data

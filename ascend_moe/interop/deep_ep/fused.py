@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe._narrow import narrow, wide_ids_named
-from ascend_moe.errors import need, with_typed_errors
+from ascend_moe.errors import need, typed_methods
 from ascend_moe.fused import calls, dispatch_ffn_combine
 from ascend_moe.fused.arguments import Tokens, experts_of
 from ascend_moe.interop.deep_ep.place import BufferPlace, need_whole
@@ -23,12 +23,12 @@ class FuseMode(IntEnum):
     DISPATCH_FFN_COMBINE = 2
 
 
+@typed_methods
 class FusedCalls:
     """Has the two calls for the ranks of ``place``."""
 
     place: BufferPlace
 
-    @with_typed_errors
     @torch.no_grad()
     def fused_deep_moe(
         self,
@@ -67,7 +67,6 @@ class FusedCalls:
             sent = calls.dispatch(dispatcher, tokens, experts, bound)
         return calls.finish(dispatcher, sent, tokens, experts, math.inf), sent.ep_recv_counts
 
-    @with_typed_errors
     @torch.no_grad()
     def dispatch_ffn_combine(
         self,

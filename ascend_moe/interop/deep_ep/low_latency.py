@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe._narrow import narrow, wide_ids_named
-from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, with_typed_errors
+from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, typed_methods
 from ascend_moe.interop.deep_ep import events
 from ascend_moe.interop.deep_ep.base import BufferBase
 from ascend_moe.interop.deep_ep.events import Costs, EventOverlap
@@ -23,6 +23,7 @@ from ascend_moe.ops.pairs import SentIds
 MOST_ALIVE = 2  # results, as in DeepEP, whose windows hold two
 
 
+@typed_methods
 class _LowLatencyMode(BufferBase):
     """The calls of low-latency mode: which of them is open, and which results are alive."""
 
@@ -34,7 +35,6 @@ class _LowLatencyMode(BufferBase):
         if finish is not None:
             finish()
 
-    @with_typed_errors
     @torch.no_grad()
     def low_latency_dispatch(
         self,
@@ -111,7 +111,6 @@ class _LowLatencyMode(BufferBase):
         hook = self._hook(result.receive, return_recv_hook)
         return shown, result.count, handle, events.finished(async_finish, x, topk_idx), hook
 
-    @with_typed_errors
     @torch.no_grad()
     def low_latency_combine(
         self,
@@ -181,7 +180,6 @@ class _LowLatencyMode(BufferBase):
             total = out.copy_(total)
         return total, events.finished(async_finish, given_x, topk_idx, topk_weights), hook
 
-    @with_typed_errors
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
         """``(L, max * W, H)`` bf16, to be filled for a combine with zero_copy; one copy into the window is left."""
         result = call_of(handle, Received, "low_latency_dispatch")

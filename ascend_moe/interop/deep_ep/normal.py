@@ -15,7 +15,7 @@ from ascend_moe import plan
 from ascend_moe._narrow import narrow
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers.rows import unpack
-from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
+from ascend_moe.errors import need, need_dims, need_shape, typed_methods
 from ascend_moe.interop.deep_ep import events
 from ascend_moe.interop.deep_ep.base import BufferBase
 from ascend_moe.interop.deep_ep.events import EventOverlap
@@ -36,10 +36,10 @@ class Sent:
     rows: int  # rows that the results have
 
 
+@typed_methods
 class _NormalMode(BufferBase):
     """The calls of normal mode."""
 
-    @with_typed_errors
     @torch.no_grad()
     def dispatch(
         self,
@@ -124,7 +124,6 @@ class _NormalMode(BufferBase):
         event = events.finished(async_finish, x)
         return _x(received[: len(columns)]), ids, weights, numbers, handle, event
 
-    @with_typed_errors
     @torch.no_grad()
     def combine(
         self,

@@ -16,7 +16,7 @@ from torch import Tensor
 from ascend_moe._narrow import narrow, wide_ids_named
 from ascend_moe.dispatchers import Dispatched
 from ascend_moe.dispatchers.rows import unpack
-from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
+from ascend_moe.errors import need, need_dims, need_one_of, need_shape, typed_methods
 from ascend_moe.interop.deep_ep import events, layout
 from ascend_moe.interop.deep_ep.events import Costs, EventHandle
 from ascend_moe.interop.deep_ep.fused import FusedCalls
@@ -75,6 +75,7 @@ def check_environment() -> None:
         need(given == harmless, name, "is {}; {} not supported: unset it", given, what)
 
 
+@typed_methods
 class Runtime(FusedCalls):
     """``deep_ep_cpp.Buffer``: a rank's calls.
 
@@ -102,7 +103,6 @@ class Runtime(FusedCalls):
         here = self.place.ranks_per_server
         return self.place.world // here if here else 1
 
-    @with_typed_errors
     def get_dispatch_layout(
         self, topk_idx: Tensor, num_experts: int, previous_event: EventHandle | None = None, *_: Any
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventHandle]:
@@ -111,7 +111,6 @@ class Runtime(FusedCalls):
         per_rank, servers, per_expert, in_rank = layout.dispatch_layout(self.place, topk_idx, num_experts)
         return per_rank, servers, per_expert, in_rank.int(), EventHandle()
 
-    @with_typed_errors
     @torch.no_grad()
     def intranode_dispatch(
         self,
@@ -181,7 +180,6 @@ class Runtime(FusedCalls):
         weights[row, slot] = rows.expand_scales[:number]
         return ids, weights
 
-    @with_typed_errors
     @torch.no_grad()
     def intranode_combine(
         self,
@@ -213,7 +211,6 @@ class Runtime(FusedCalls):
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Nothing: the ops may follow each other in any order."""
 
-    @with_typed_errors
     @torch.no_grad()
     def low_latency_dispatch(
         self,
@@ -249,7 +246,6 @@ class Runtime(FusedCalls):
         received = (rows.expand_x, rows.dynamic_scales, rows.expert_token_nums, triples, rows.ep_recv_counts)
         return (*received, EventHandle(), events.nothing)
 
-    @with_typed_errors
     @torch.no_grad()
     def low_latency_combine(
         self,

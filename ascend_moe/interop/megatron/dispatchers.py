@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ascend_moe.dispatchers import Dispatched, make_dispatcher
-from ascend_moe.errors import need, need_one_of, need_shape, with_typed_errors
+from ascend_moe.errors import need, need_one_of, need_shape, typed_methods
 from ascend_moe.experts.weights import copied_beside
 from ascend_moe.interop.megatron.padded import PaddedDispatcher, padded, table
 from ascend_moe.interop.megatron.routes import Routes, check_routing, group_or_place, routes_of, sharded
@@ -63,6 +63,7 @@ class Handle:
         return self.arrived
 
 
+@typed_methods
 class TokenDispatcher:
     """Brings tokens to their experts and sums home, in Megatron-LM's six phases.
 
@@ -95,7 +96,6 @@ class TokenDispatcher:
     Source: Megatron-LM ``MoEAlltoAllTokenDispatcher``, ``MoEAllGatherTokenDispatcher``, ``MoEFlexTokenDispatcher``.
     """
 
-    @with_typed_errors
     def __init__(
         self,
         kind: str,
@@ -146,7 +146,6 @@ class TokenDispatcher:
         """Run the shared expert between the phases; combine_postprocess adds its output."""
         self.shared_experts = shared_experts
 
-    @with_typed_errors
     def dispatch_preprocess(
         self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Handle]:
@@ -185,7 +184,6 @@ class TokenDispatcher:
             handle.shared.pre_forward_comm(hidden_states)
         return rows, routes.weights, handle
 
-    @with_typed_errors
     def token_dispatch(self, tokens: Tensor, probs: Tensor, handle: Handle) -> tuple[Tensor, Tensor]:
         """Send tokens and probabilities.
 
@@ -202,7 +200,6 @@ class TokenDispatcher:
             handle.shared.linear_fc1_forward_and_act()
         return arrived.expand_x, arrived.expand_scales
 
-    @with_typed_errors
     def dispatch_postprocess(self, rows: Tensor, probs: Tensor, handle: Handle) -> tuple[Tensor, Tensor, Tensor]:
         """Rows as the experts take them; they came in the order of experts already.
 
@@ -221,7 +218,6 @@ class TokenDispatcher:
             probs = torch.ones_like(probs)
         return rows, handle.splits.tokens_per_expert, probs.to(dtype)
 
-    @with_typed_errors
     def combine_preprocess(self, hidden_states: Tensor, handle: Handle) -> Tensor:
         """Rows of the experts' results as they came: they are in this order.
 
@@ -232,7 +228,6 @@ class TokenDispatcher:
         handle.came("combine_preprocess")
         return hidden_states
 
-    @with_typed_errors
     def token_combine(self, hidden_states: Tensor, handle: Handle) -> Tensor:
         """Send rows home and add them up: ``(T, H)``, float32 in slot order (experts ascend), rounded once."""
         arrived = handle.came("token_combine")
@@ -242,7 +237,6 @@ class TokenDispatcher:
             handle.shared.post_forward_comm()
         return out
 
-    @with_typed_errors
     def combine_postprocess(self, hidden_states: Tensor, handle: Handle) -> Tensor:
         """The result in the shape of dispatch_preprocess's hidden_states, with the shared expert's added."""
         out = hidden_states.view(handle.shape)

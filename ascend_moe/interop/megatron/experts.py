@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ascend_moe.errors import need, need_shape, with_typed_errors
+from ascend_moe.errors import need, need_shape, typed_methods
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.experts.weights import FLOATS, FittedModule
 
 
+@typed_methods
 class GroupedMLP(FittedModule):
     """``(silu(x @ gate) * (x @ up) * prob) @ down`` for every row, with the weights of the row's local expert.
 
@@ -34,7 +35,6 @@ class GroupedMLP(FittedModule):
     Source: Megatron-LM ``GroupedMLP``.
     """
 
-    @with_typed_errors
     def __init__(
         self,
         num_local_experts: int,
@@ -67,7 +67,6 @@ class GroupedMLP(FittedModule):
         """``(L, F', H)``, a view of weight2."""
         return self.weight2.view(self.num_local_experts, -1, self.hidden_size)
 
-    @with_typed_errors
     @torch.no_grad()
     def load_experts(self, w1: Tensor, w2: Tensor) -> GroupedMLP:
         """Take this rank's shard of whole experts. Returns self.
@@ -84,7 +83,6 @@ class GroupedMLP(FittedModule):
         self.w2.copy_(w2[:, part])
         return self
 
-    @with_typed_errors
     def forward(
         self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor | None = None
     ) -> tuple[Tensor, None]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ascend_moe.errors import need, with_typed_errors
+from ascend_moe.errors import need, typed_methods
 from ascend_moe.interop.megatron.dispatchers import TokenDispatcher
 from ascend_moe.interop.megatron.experts import GroupedMLP
 from ascend_moe.interop.megatron.router import TopKRouter
 from ascend_moe.interop.megatron.shared_experts import SharedExpertMLP
 
 
+@typed_methods
 class MoELayer(nn.Module):
     """The layer of one rank, on its attention output ``(S / cp / tp, B, H)``.
 
@@ -27,7 +28,6 @@ class MoELayer(nn.Module):
     Source: Megatron-LM ``MoELayer``.
     """
 
-    @with_typed_errors
     def __init__(
         self,
         router: TopKRouter,
@@ -49,7 +49,6 @@ class MoELayer(nn.Module):
         if shared_experts is not None:
             dispatcher.set_shared_experts(shared_experts)
 
-    @with_typed_errors
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
         """The layer's output of hidden_states' shape, and None, which is Megatron-LM's bias.
 

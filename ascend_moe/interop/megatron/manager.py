@@ -9,12 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
-from ascend_moe.errors import need, with_typed_errors
+from ascend_moe.errors import need, typed_methods
 from ascend_moe.interop.megatron.dispatchers import Handle
 from ascend_moe.interop.megatron.routes import group_or_place, routes_of
 from ascend_moe.ops.collectives import size_of
 
 
+@typed_methods
 class MC2Manager:
     """The five methods that Megatron-LM's ``MoEFlexTokenDispatcher`` calls on its ``_comm_manager``, over the V2 ops.
 
@@ -44,7 +45,6 @@ class MC2Manager:
     Source: Megatron-LM ``_DispatchManager``.
     """
 
-    @with_typed_errors
     def __init__(
         self,
         group: dist.ProcessGroup | str | None,
@@ -71,7 +71,6 @@ class MC2Manager:
         self.handle: Handle | None = None
         self._way = MC2Dispatcher.from_group(ranks, num_experts, comm_alg=comm_alg)
 
-    @with_typed_errors
     def setup_metadata(self, routing_map: Tensor, probs: Tensor) -> None:
         """Begin a call.
 
@@ -111,7 +110,6 @@ class MC2Manager:
     def dispatched_probs(self, probs: Tensor) -> None:
         self._arrived().expand_scales = probs
 
-    @with_typed_errors
     def dispatch(
         self, hidden_states: Tensor, async_finish: bool = False, allocate_on_comm_stream: bool = False
     ) -> Tensor:
@@ -123,7 +121,6 @@ class MC2Manager:
             arrived.expand_x, arrived.expand_scales = arrived.expand_x[:count], arrived.expand_scales[:count]
         return arrived.expand_x
 
-    @with_typed_errors
     def get_permuted_hidden_states_by_experts(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Rows by expert and their probabilities: they came so."""
         probs = self._arrived().expand_scales
@@ -133,13 +130,11 @@ class MC2Manager:
         """``(L,)`` int64."""
         return self._arrived().expert_token_nums
 
-    @with_typed_errors
     def get_restored_hidden_states_by_experts(self, hidden_states: Tensor) -> Tensor:
         """Rows of the experts' results in the order of dispatch's: the same."""
         self._arrived()
         return hidden_states
 
-    @with_typed_errors
     def combine(
         self, hidden_states: Tensor, async_finish: bool = False, allocate_on_comm_stream: bool = False
     ) -> Tensor:

@@ -12,18 +12,8 @@ from ascend_moe.comm import group_of
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import npu_swiglu
+from ascend_moe.interop.sglang import steps
 from ascend_moe.interop.sglang.grouped_gemm import GroupedGemmRunner
-from ascend_moe.interop.sglang.steps import (
-    FP8,
-    dynamic_scale,
-    local_rows,
-    post_reorder,
-    pre_reorder,
-    run_moe_ep_preproess,
-    scaled,
-    select_experts,
-    silu_and_mul,
-)
 from ascend_moe.interop.sglang.weights import ExpertWeights, Fp8Config, QuantMethod, make_expert_params_mapping
 from ascend_moe.ops.collectives import gather
 from ascend_moe.ops.whole import WholeCall
@@ -140,7 +130,7 @@ class EPMoE(ExpertWeights):
         return self._output(hidden_states, router_logits)
 
     def _output(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
-        weights, ids = select_experts(
+        weights, ids = steps.select_experts(
             hidden_states,
             router_logits,
             self.top_k,
@@ -154,7 +144,7 @@ class EPMoE(ExpertWeights):
         if self.use_fp8_w8a8:
             # Of all tokens, so that every way of reducing quantizes by the same scale.
             local = self.num_experts_per_partition
-            scale = self.w13_input_scale if self._static else dynamic_scale(hidden_states, local)
+            scale = self.w13_input_scale if self._static else steps.dynamic_scale(hidden_states, local)
         if self._dispatcher is not None:
             return self._dispatched(self._dispatcher, hidden_states, weights, ids, scale)
         return self._partial(hidden_states, weights, ids, scale)
@@ -162,12 +152,12 @@ class EPMoE(ExpertWeights):
     def _partial(self, x: Tensor, weights: Tensor, ids: Tensor, scale: Tensor | None) -> Tensor:
         start, end = self.start_expert_id, self.end_expert_id
         sizes = (self.top_k, self.hidden_size)
-        sorted_ids, src2dst, segments = run_moe_ep_preproess(ids, self.num_experts)
-        rows = x.new_empty(ids.numel(), self.hidden_size, dtype=FP8 if self.use_fp8_w8a8 else x.dtype)
-        pre_reorder(x, rows, src2dst, ids, scale, start, end, *sizes)
+        sorted_ids, src2dst, segments = steps.run_moe_ep_preproess(ids, self.num_experts)
+        rows = x.new_empty(ids.numel(), self.hidden_size, dtype=steps.FP8 if self.use_fp8_w8a8 else x.dtype)
+        steps.pre_reorder(x, rows, src2dst, ids, scale, start, end, *sizes)
         rows = self._run_experts(rows, sorted_ids, segments[start : end + 2], scale)
         total = x.new_empty(x.shape, dtype=x.dtype if self.reduce == "none" else torch.float32)
-        post_reorder(rows, total, src2dst, ids, weights, start, end, *sizes)
+        steps.post_reorder(rows, total, src2dst, ids, weights, start, end, *sizes)
         if self.reduce == "all_reduce":
             dist.all_reduce(total, group=self.group)
         return total.to(x.dtype)
@@ -182,7 +172,7 @@ class EPMoE(ExpertWeights):
         hidden = rows.new_empty(len(rows), self.intermediate_size, dtype=self.params_dtype)
         of_rows = (self.start_expert_id, self.end_expert_id)
         if not fp8:
-            silu_and_mul(gate_up, hidden, 2 * self.intermediate_size, row_experts, None, *of_rows)
+            steps.silu_and_mul(gate_up, hidden, 2 * self.intermediate_size, row_experts, None, *of_rows)
         else:
             hidden, scale = self._quantized_hidden(gate_up, row_experts)
             scales = {"scale_a": scale, "scale_b": self.w2_weight_scale}
@@ -196,10 +186,10 @@ class EPMoE(ExpertWeights):
         if self._static:
             scale = self.w2_input_scale
         else:
-            products = npu_swiglu(gate_up[local_rows(row_experts, *of_rows)].float())
-            scale = dynamic_scale(products, self.num_experts_per_partition)
-        hidden = gate_up.new_empty(len(gate_up), self.intermediate_size, dtype=FP8)
-        silu_and_mul(gate_up, hidden, 2 * self.intermediate_size, row_experts, scale, *of_rows)
+            products = npu_swiglu(gate_up[steps.local_rows(row_experts, *of_rows)].float())
+            scale = steps.dynamic_scale(products, self.num_experts_per_partition)
+        hidden = gate_up.new_empty(len(gate_up), self.intermediate_size, dtype=steps.FP8)
+        steps.silu_and_mul(gate_up, hidden, 2 * self.intermediate_size, row_experts, scale, *of_rows)
         return hidden, scale
 
     def _dispatched(
@@ -213,7 +203,7 @@ class EPMoE(ExpertWeights):
         rows = sent.expand_x
         if scale is not None:
             # Rows behind the last expert's are undefined, and so are their codes.
-            rows = scaled(rows, scale[local.clamp(max=self.num_experts_per_partition - 1)], FP8)
+            rows = steps.scaled(rows, scale[local.clamp(max=self.num_experts_per_partition - 1)], steps.FP8)
         rows = self._run_experts(rows, local + self.start_expert_id, bounds, scale)
         out = x.new_zeros(share, self.hidden_size)
         out[: len(x[mine])] = dispatcher.combine(rows, sent, weights[mine])

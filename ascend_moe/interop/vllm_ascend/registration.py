@@ -12,24 +12,9 @@ import torch
 from ascend_moe import log
 from ascend_moe.experts import whole_shape
 from ascend_moe.fused.decode import dispatch_gmm_combine_decode
-from ascend_moe.interop.vllm_ascend import schemas
-from ascend_moe.interop.vllm_ascend.operators import (
-    dequant_swiglu_quant,
-    ffn_of_any_release,
-    moe_gating_top_k,
-    moe_gating_top_k_hash,
-    moe_grouped_matmul,
-    swiglu_quant_of_lists,
-    swiglu_quant_of_one,
-    swiglu_quant_v2,
-)
+from ascend_moe.interop.vllm_ascend import operators, schemas
+from ascend_moe.torch_npu_ops import coded_activations as coded
 from ascend_moe.torch_npu_ops import meta
-from ascend_moe.torch_npu_ops.coded_activations import (
-    dequant_situ_quant,
-    mx_shapes,
-    situ_mx_quant,
-    swiglu_group_quant,
-)
 from ascend_moe.torch_npu_ops.routing import npu_moe_init_routing_v2
 
 NAMESPACE = "_C_ascend"
@@ -62,20 +47,22 @@ def _shapes_of_rows_of_halves(call: Any) -> Any:
 
 
 OPS: dict[str, _Op] = {
-    "dispatch_ffn_combine": _Op(ffn_of_any_release, _shapes_of_ffn),
+    "dispatch_ffn_combine": _Op(operators.ffn_of_any_release, _shapes_of_ffn),
     "dispatch_gmm_combine_decode": _Op(dispatch_gmm_combine_decode, _shapes_of_decode),
-    "moe_gating_top_k": _Op(moe_gating_top_k, meta.npu_moe_gating_top_k),
-    "moe_gating_top_k_hash": _Op(moe_gating_top_k_hash, meta.npu_moe_gating_top_k),
-    "npu_dequant_swiglu_quant": _Op(dequant_swiglu_quant, _shapes_of_rows_of_halves),
-    "dequant_situ_quant": _Op(dequant_situ_quant, _shapes_of_rows_of_halves),
-    "situ_mx_quant": _Op(situ_mx_quant, lambda call: mx_shapes(call.x)),
-    "npu_swiglu_group_quant": _Op(swiglu_group_quant, lambda call: (*mx_shapes(call.x), call.x.new_empty(0))),
-    "grouped_matmul_swiglu_quant": _Op(swiglu_quant_of_one, _shapes_of_rows),
-    "grouped_matmul_swiglu_quant_weight_nz": _Op(swiglu_quant_of_one, _shapes_of_rows),
-    "grouped_matmul_swiglu_quant_weight_nz_tensor_list": _Op(swiglu_quant_of_lists, _shapes_of_rows),
-    "grouped_matmul_swiglu_quant_v2": _Op(swiglu_quant_v2, lambda call: _shapes_of_rows(call)[:2]),
+    "moe_gating_top_k": _Op(operators.moe_gating_top_k, meta.npu_moe_gating_top_k),
+    "moe_gating_top_k_hash": _Op(operators.moe_gating_top_k_hash, meta.npu_moe_gating_top_k),
+    "npu_dequant_swiglu_quant": _Op(operators.dequant_swiglu_quant, _shapes_of_rows_of_halves),
+    "dequant_situ_quant": _Op(coded.dequant_situ_quant, _shapes_of_rows_of_halves),
+    "situ_mx_quant": _Op(coded.situ_mx_quant, lambda call: coded.mx_shapes(call.x)),
+    "npu_swiglu_group_quant": _Op(
+        coded.swiglu_group_quant, lambda call: (*coded.mx_shapes(call.x), call.x.new_empty(0))
+    ),
+    "grouped_matmul_swiglu_quant": _Op(operators.swiglu_quant_of_one, _shapes_of_rows),
+    "grouped_matmul_swiglu_quant_weight_nz": _Op(operators.swiglu_quant_of_one, _shapes_of_rows),
+    "grouped_matmul_swiglu_quant_weight_nz_tensor_list": _Op(operators.swiglu_quant_of_lists, _shapes_of_rows),
+    "grouped_matmul_swiglu_quant_v2": _Op(operators.swiglu_quant_v2, lambda call: _shapes_of_rows(call)[:2]),
     "moe_grouped_matmul": _Op(
-        moe_grouped_matmul, lambda call: [call.x.new_empty((call.x.shape[0], call.weight.shape[2]))]
+        operators.moe_grouped_matmul, lambda call: [call.x.new_empty((call.x.shape[0], call.weight.shape[2]))]
     ),
     "npu_moe_init_routing_custom": _Op(npu_moe_init_routing_v2, meta.npu_moe_init_routing_v2),
 }
