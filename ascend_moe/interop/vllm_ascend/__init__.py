@@ -8,7 +8,127 @@ operators of `ascend_moe.npu`. On NPUs with a built vllm-ascend nothing is left 
 `ascend_moe.patch_torch_npu` is the one line.
 """
 
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from ascend_moe import log
+from ascend_moe.experts import whole_shape
+from ascend_moe.fused.decode import dispatch_gmm_combine_decode
+from ascend_moe.interop.vllm_ascend import operators, schemas
 from ascend_moe.interop.vllm_ascend.operators import moe_gating_top_k, moe_gating_top_k_hash
-from ascend_moe.interop.vllm_ascend.registration import NAMESPACE, OPS, register
+from ascend_moe.torch_npu_ops import coded_activations as coded
+from ascend_moe.torch_npu_ops import meta
+from ascend_moe.torch_npu_ops.routing import npu_moe_init_routing_v2
 
 __all__ = ["NAMESPACE", "OPS", "moe_gating_top_k", "moe_gating_top_k_hash", "register"]
+
+NAMESPACE = "_C_ascend"
+
+
+class _Op(NamedTuple):
+    """An operator: its function for CPU and NPU tensors, and its shapes on Meta. Both take schema's names."""
+
+    run: Callable[..., Any]
+    shapes: Callable[[Any], Any]
+
+
+def _shapes_of_rows(call: Any) -> Any:
+    scale = call.weight_scale
+    single = scale[0] if isinstance(scale, (list, tuple)) else scale
+    return meta.npu_grouped_matmul_swiglu_quant(SimpleNamespace(x=call.x, weight_scale=single))
+
+
+def _shapes_of_ffn(call: Any) -> Any:
+    return (call.out, call.expert_token_nums) if hasattr(call, "expert_token_nums") else call.out
+
+
+def _shapes_of_decode(call: Any) -> Any:
+    local = whole_shape(call.gmm1_permuted_weight, "gmm1_permuted_weight")[0]
+    return torch.empty_like(call.x), call.x.new_empty(local, dtype=torch.int64)
+
+
+def _shapes_of_rows_of_halves(call: Any) -> Any:
+    return meta.npu_dequant_swiglu_quant(SimpleNamespace(x=call.x, dst_type=None))
+
+
+OPS: dict[str, _Op] = {
+    "dispatch_ffn_combine": _Op(operators.ffn_of_any_release, _shapes_of_ffn),
+    "dispatch_gmm_combine_decode": _Op(dispatch_gmm_combine_decode, _shapes_of_decode),
+    "moe_gating_top_k": _Op(moe_gating_top_k, meta.npu_moe_gating_top_k),
+    "moe_gating_top_k_hash": _Op(moe_gating_top_k_hash, meta.npu_moe_gating_top_k),
+    "npu_dequant_swiglu_quant": _Op(operators.dequant_swiglu_quant, _shapes_of_rows_of_halves),
+    "dequant_situ_quant": _Op(coded.dequant_situ_quant, _shapes_of_rows_of_halves),
+    "situ_mx_quant": _Op(coded.situ_mx_quant, lambda call: coded.mx_shapes(call.x)),
+    "npu_swiglu_group_quant": _Op(
+        coded.swiglu_group_quant, lambda call: (*coded.mx_shapes(call.x), call.x.new_empty(0))
+    ),
+    "grouped_matmul_swiglu_quant": _Op(operators.swiglu_quant_of_one, _shapes_of_rows),
+    "grouped_matmul_swiglu_quant_weight_nz": _Op(operators.swiglu_quant_of_one, _shapes_of_rows),
+    "grouped_matmul_swiglu_quant_weight_nz_tensor_list": _Op(operators.swiglu_quant_of_lists, _shapes_of_rows),
+    "grouped_matmul_swiglu_quant_v2": _Op(operators.swiglu_quant_v2, lambda call: _shapes_of_rows(call)[:2]),
+    "moe_grouped_matmul": _Op(
+        operators.moe_grouped_matmul, lambda call: [call.x.new_empty((call.x.shape[0], call.weight.shape[2]))]
+    ),
+    "npu_moe_init_routing_custom": _Op(npu_moe_init_routing_v2, meta.npu_moe_init_routing_v2),
+}
+_libraries: dict[str, Any] = {}  # a definition lives as long as its library
+
+
+def register(release: str | None = None) -> tuple[str, ...]:
+    """Define in ``torch.ops._C_ascend`` the operators of `OPS` that are not there yet, for CPU, NPU and Meta tensors.
+
+    Operators of a built vllm-ascend stay as they are: import its ``vllm_ascend_C`` first where it exists. A second call
+    changes nothing, and with another release adds the operators that only that one has.
+
+    Args:
+        release: of vllm-ascend, whose schemas these will be, such as "0.23.0"; None: the installed one, and where there
+            is none the newest known. One between two known ones has the schemas of the older, one older than all has
+            those of the oldest, with a warning.
+
+    Returns:
+        The names that this call has defined.
+
+    Raises:
+        ArgumentError: release is no number of a release.
+    """
+    chosen = schemas.choose(release)
+    space = getattr(torch.ops, NAMESPACE)
+    missing = {
+        name: schema
+        for name, schema in schemas.of_release(chosen).items()
+        if not hasattr(space, name.partition(".")[0])
+    }
+    for name, schema in missing.items():
+        _define(name, schema)
+    text = "defined %d operators of torch.ops.%s as vllm-ascend %s has them"
+    log.say(logging.INFO, text, len(missing), NAMESPACE, chosen)
+    return tuple(missing)
+
+
+def _define(name: str, schema: str) -> None:
+    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    _libraries[name] = library
+    library.define(f"{name}{schema}")
+    packet, _, overload = name.partition(".")
+    op = OPS[packet]
+    arguments = getattr(getattr(getattr(torch.ops, NAMESPACE), packet), overload or "default")._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in arguments}
+
+    def whole(args: Any, kwargs: Any) -> dict[str, Any]:
+        # torch leaves out what equals the schema's default, and the functions may have others.
+        return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return op.run(**whole(args, kwargs))
+
+    def shapes(*args: Any, **kwargs: Any) -> Any:
+        return op.shapes(SimpleNamespace(**whole(args, kwargs)))
+
+    for key, function in (("CPU", run), ("PrivateUse1", run), ("Meta", shapes)):
+        library.impl(name, function, key)
