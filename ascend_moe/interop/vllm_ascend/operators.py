@@ -1,4 +1,7 @@
-"""The work of ``torch.ops._C_ascend``'s operators, by their own names and arguments, over those of `ascend_moe.npu`."""
+"""The work of ``torch.ops._C_ascend``'s operators, by their own names and arguments, over those of `ascend_moe.npu`.
+
+An operator is called with every argument of its schema by name: functions name those that they look at.
+"""
 
 from __future__ import annotations
 
@@ -86,20 +89,7 @@ _NO_LIMIT = torch.finfo(torch.float32).max
 
 
 def dequant_swiglu_quant(
-    x: torch.Tensor,
-    *,
-    weight_scale: torch.Tensor | None = None,
-    activation_scale: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    quant_scale: torch.Tensor | None = None,
-    quant_offset: torch.Tensor | None = None,
-    group_index: torch.Tensor | None = None,
-    activate_left: bool = True,
-    quant_mode: int = 0,
-    swiglu_mode: int = 0,
-    clamp_limit: float = 0.0,
-    glu_alpha: float = 1.0,
-    glu_bias: float = 0.0,
+    *, swiglu_mode: int, clamp_limit: float, glu_alpha: float, glu_bias: float, **call: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``npu_dequant_swiglu_quant``: as `ascend_moe.npu.npu_dequant_swiglu_quant`, whose arguments these are.
 
@@ -108,27 +98,20 @@ def dequant_swiglu_quant(
     """
     need(swiglu_mode in (0, _HALVES), "swiglu_mode", "is {}; it must be 0 or {}", swiglu_mode, _HALVES)
     need(clamp_limit >= 0, "clamp_limit", "is {}; it must be at least 0 (0: no limit)", clamp_limit)
-    variant: dict[str, Any] = {}
     if swiglu_mode == _HALVES:
         limit = clamp_limit or _NO_LIMIT
-        variant = {"swiglu_mode": 2, "clamp_limit": limit, "glu_alpha": glu_alpha, "glu_bias": glu_bias}
-    return npu_dequant_swiglu_quant(
-        x, weight_scale=weight_scale, activation_scale=activation_scale, bias=bias, quant_scale=quant_scale,
-        quant_offset=quant_offset, group_index=group_index, activate_left=activate_left, quant_mode=quant_mode,
-        **variant,
-    )  # fmt: skip
+        call |= {"swiglu_mode": 2, "clamp_limit": limit, "glu_alpha": glu_alpha, "glu_bias": glu_bias}
+    return npu_dequant_swiglu_quant(**call)
 
 
 def swiglu_quant_of_one(
-    x: torch.Tensor,
+    *,
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
-    x_scale: torch.Tensor,
-    group_list: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    offset: torch.Tensor | None = None,
+    bias: torch.Tensor | None,
+    offset: torch.Tensor | None,
     swiglu_limit: float = 0.0,
+    **rows: torch.Tensor,
 ) -> Triple:
     """``grouped_matmul_swiglu_quant`` and ``…_weight_nz``: int8 weight ``(E, K, N)``, group_list running sums.
 
@@ -137,50 +120,40 @@ def swiglu_quant_of_one(
     """
     need_int8_weight("weight", weight)
     _need_no_int4(bias=bias, offset=offset)
-    if on_npu(x) and swiglu_limit == 0:
-        return npu_grouped_matmul_swiglu_quant(x, weight, group_list, weight_scale, x_scale)
-    return swiglu_quant_of_lists(x, [weight], [weight_scale], x_scale, group_list, swiglu_limit=swiglu_limit)
+    if on_npu(rows["x"]) and swiglu_limit == 0:
+        return npu_grouped_matmul_swiglu_quant(weight=weight, weight_scale=weight_scale, **rows)
+    return _with_offset(weight=[weight], weight_scale=[weight_scale], swiglu_limit=swiglu_limit, **rows)
 
 
-def swiglu_quant_of_lists(
-    x: torch.Tensor,
-    weight: Sequence[torch.Tensor],
-    weight_scale: Sequence[torch.Tensor],
-    x_scale: torch.Tensor,
-    group_list: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    offset: torch.Tensor | None = None,
-    swiglu_limit: float = 0.0,
-) -> Triple:
+def swiglu_quant_of_lists(*, bias: torch.Tensor | None, offset: torch.Tensor | None, **call: Any) -> Triple:
     """``grouped_matmul_swiglu_quant_weight_nz_tensor_list``: the same with a weight ``(K, N)`` of each expert."""
     _need_no_int4(bias=bias, offset=offset)
-    codes, scale = grouped_matmul_swiglu_quant(x, weight, weight_scale, x_scale, group_list, swiglu_limit=swiglu_limit)
+    return _with_offset(**call)
+
+
+def _with_offset(**call: Any) -> Triple:
+    codes, scale = grouped_matmul_swiglu_quant(**call)
     return codes, scale, scale.new_zeros(())
 
 
 def swiglu_quant_v2(
-    x: torch.Tensor,
+    *,
     weight: Sequence[torch.Tensor],
-    weight_scale: Sequence[torch.Tensor],
-    x_scale: torch.Tensor,
-    group_list: torch.Tensor,
-    smooth_scale: torch.Tensor | None = None,
-    weight_assist_matrix: Sequence[torch.Tensor] | None = None,
-    bias: torch.Tensor | None = None,
-    dequant_mode: int | None = 0,
-    dequant_dtype: int | None = 0,
-    quant_mode: int | None = 0,
-    quant_dtype: int | None = 0,
-    transpose_weight: bool = False,
-    group_list_type: int = 0,
-    tuning_config: Sequence[int] = (),
-    swiglu_limit: float = 0.0,
+    weight_assist_matrix: Sequence[torch.Tensor] | None,
+    bias: torch.Tensor | None,
+    dequant_mode: int | None,
+    dequant_dtype: int | None,
+    quant_mode: int | None,
+    quant_dtype: int | None,
+    transpose_weight: bool,
+    group_list_type: int,
+    tuning_config: Sequence[int],
+    **call: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``grouped_matmul_swiglu_quant_v2``: int8 weights, one or one an expert; group_list sums (0) or counts (1).
 
     transpose_weight: weights are ``(…, N, K)``. dequant_dtype, quant_dtype: 0, or the numbers of float32 and int8.
-    None means 0.
+    None means 0. tuning_config: a hint for the NPU.
     """
     for matrix in weight:
         need_int8_weight("weight", matrix)
@@ -188,10 +161,7 @@ def swiglu_quant_v2(
     need_rows_in_int8(dequant_mode, quant_mode, dequant_dtype or None, quant_dtype or None)
     need(group_list_type in (0, 1), "group_list_type", "is {}; it must be 0 (sums) or 1 (counts)", group_list_type)
     matrices = [matrix.transpose(-1, -2) for matrix in weight] if transpose_weight else weight
-    return grouped_matmul_swiglu_quant(
-        x, matrices, weight_scale, x_scale, group_list, group_list_type=group_list_type, smooth_scale=smooth_scale,
-        swiglu_limit=swiglu_limit,
-    )  # fmt: skip
+    return grouped_matmul_swiglu_quant(weight=matrices, group_list_type=group_list_type, **call)
 
 
 def ffn_of_any_release(
@@ -216,10 +186,7 @@ def ffn_of_any_release(
     return made[0] if expert_token_nums is None else made
 
 
-def moe_grouped_matmul(
-    x: torch.Tensor, weight: torch.Tensor, group_list: torch.Tensor, split_item: int, group_type: int,
-    group_list_type: int,
-) -> list[torch.Tensor]:  # fmt: skip
+def moe_grouped_matmul(*, x: torch.Tensor, weight: torch.Tensor, **groups: Any) -> list[torch.Tensor]:
     """`ascend_moe.npu.npu_grouped_matmul` of one x ``(M, K)`` and one weight ``(E, K, N)``, bf16 or fp16.
 
     group_list is ``(n, 2)``: pairs of an expert and its rows. vllm-ascend has no caller, and documents no other call
@@ -227,13 +194,6 @@ def moe_grouped_matmul(
     """
     need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16))
     need_dims("weight", weight, 3, dtypes=(x.dtype,))
-    for name, value, known in (
-        ("split_item", split_item, (2, 3)),
-        ("group_type", group_type, (0,)),
-        ("group_list_type", group_list_type, (PAIRS,)),
-    ):
-        need(value in known, name, "is {}; it must be {}", value, " or ".join(map(str, known)))
-    return npu_grouped_matmul(
-        [x], [weight], group_list=group_list, split_item=split_item, group_type=group_type,
-        group_list_type=group_list_type,
-    )  # fmt: skip
+    for name, known in (("split_item", (2, 3)), ("group_type", (0,)), ("group_list_type", (PAIRS,))):
+        need(groups[name] in known, name, "is {}; it must be {}", groups[name], " or ".join(map(str, known)))
+    return npu_grouped_matmul([x], [weight], **groups)
