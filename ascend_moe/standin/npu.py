@@ -16,42 +16,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "Event",
-    "ExternalEvent",
-    "Stream",
-    "config",
-    "current_device",
-    "current_stream",
-    "default_stream",
-    "device",
-    "device_count",
-    "empty_cache",
-    "get_device_name",
-    "get_device_properties",
-    "get_rng_state",
-    "get_soc_version",
-    "init",
-    "is_available",
-    "is_bf16_supported",
-    "is_current_stream_capturing",
-    "is_initialized",
-    "manual_seed",
-    "manual_seed_all",
-    "max_memory_allocated",
-    "mem_get_info",
-    "memory_allocated",
-    "memory_reserved",
-    "reset_peak_memory_stats",
-    "seed",
-    "set_compile_mode",
-    "set_device",
-    "set_rng_state",
-    "set_stream",
-    "stream",
-    "synchronize",
-]
-
 DEVICES = 16  # of one A3 server
 _NAME = "CPU standing in for Ascend910_9391"
 _SOC_VERSION = 250  # A3's first
@@ -266,3 +230,8 @@ def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
 
 def seed() -> None:
     torch.seed()
+
+
+#: what this module defines, and config
+_DEFINED = [name for name, value in vars().items() if getattr(value, "__module__", None) == __name__]
+__all__ = sorted(["config", *(name for name in _DEFINED if not name.startswith("_"))])

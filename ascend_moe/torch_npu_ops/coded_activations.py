@@ -10,22 +10,11 @@ from ascend_moe.experts.quant import dynamic_quant_rows
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-
 _BLOCK = 32  # values that share an exponent
-
-
 _E4M3_EXPONENT, _E4M3_MAX = 8, 448.0  # of the largest e4m3
-
-
 _BIAS = 127  # of e8m0
-
-
 _E4M3_CODE = 36  # situ_mx_quant's number of e4m3
-
-
 _SWIGLU_MX = 2  # quant_mode
-
-
 _SCALES_OF_A_PAIR = 2
 
 
@@ -110,9 +99,8 @@ def _situ(gate: torch.Tensor, up: torch.Tensor, beta: float, linear_beta: float)
 
 
 def _need_gate_left(activate_left: bool) -> None:
-    need(
-        activate_left, "activate_left", "is False; vllm-ascend passes True, and only the gate in the left half is known"
-    )
+    rule = "is False; vllm-ascend passes True, and only the gate in the left half is known"
+    need(activate_left, "activate_left", rule)
 
 
 def situ_mx_quant(
@@ -150,12 +138,8 @@ def dequant_situ_quant(
     if x.dtype != torch.int32:
         refused |= {"weight_scale": weight_scale, "activation_scale": activation_scale}
     for name, tensor in refused.items():
-        need(
-            tensor is None,
-            name,
-            "is given with x of {}; vllm-ascend passes None, and nothing else is supported",
-            x.dtype,
-        )
+        rule = "is given with x of {}; vllm-ascend passes None, and nothing else is supported"
+        need(tensor is None, name, rule, x.dtype)
     _need_gate_left(activate_left)
     need(quant_mode == "dynamic", "quant_mode", "is {!r}; it must be 'dynamic'", quant_mode)
     values = x.float()

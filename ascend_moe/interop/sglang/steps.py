@@ -14,11 +14,7 @@ from ascend_moe.permute import sort_by_expert, sum_rows
 from ascend_moe.routing import deepseek_v3, npu_moe_gating_top_k, softmax_topk
 
 FP8 = torch.float8_e4m3fn
-
-
 FP8_MAX = 448.0
-
-
 INDEX_DTYPES = (torch.int32, torch.int64)
 
 

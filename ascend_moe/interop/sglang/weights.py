@@ -17,8 +17,6 @@ from ascend_moe.interop.sglang.steps import FP8, FP8_MAX, scaled
 from ascend_moe.ops.whole import WholeLayer
 
 _SHARDS = ("w1", "w2", "w3")  # gate, down, up
-
-
 _WEIGHTS = ("w13_weight", "w2_weight")
 
 

@@ -83,8 +83,6 @@ def _need_no_int4(**arguments: Any) -> None:
 
 
 _HALVES = 1  # swiglu_mode with limit, alpha and bias: torch_npu's 2; its 1, interleaved columns, is not among these
-
-
 _NO_LIMIT = torch.finfo(torch.float32).max
 
 

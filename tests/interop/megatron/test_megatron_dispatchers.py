@@ -253,6 +253,12 @@ def maps_of(case: Case) -> list[Tensor]:
     return [topk_routing_with_score_function(logits, case.topk)[1] for logits in case.logits]
 
 
+def arrived(carrier: TokenDispatcher, x: Tensor, chosen: Tensor) -> tuple[Handle, Tensor, Tensor]:
+    """The handle, rows and probabilities of a dispatch with equal weights."""
+    tokens, slots, handle = carrier.dispatch_preprocess(x, chosen, chosen / K)
+    return handle, *carrier.token_dispatch(tokens, slots, handle)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world, etp", LAYOUTS)
 def test_splits_count_the_rows_of_all_ranks(kind: str, world: int, etp: int, clusters: Any) -> None:
@@ -263,8 +269,7 @@ def test_splits_count_the_rows_of_all_ranks(kind: str, world: int, etp: int, clu
 
     def run(rank: int, group: Any) -> None:
         carrier = dispatcher(kind, case, etp, rank, group)
-        tokens, slots, handle = carrier.dispatch_preprocess(case.x[rank], maps[rank], maps[rank] / K)
-        rows, _ = carrier.token_dispatch(tokens, slots, handle)
+        handle, rows, _ = arrived(carrier, case.x[rank], maps[rank])
         splits = handle.splits
         assert splits is not None
         ep_rank, etp_rank = divmod(rank, etp)
@@ -298,8 +303,7 @@ def test_rows_are_those_of_gather_over_etp_and_chunk_sort(kind: str, world: int,
 
     def run(rank: int, group: Any) -> None:
         carrier = dispatcher(kind, case, etp, rank, group)
-        tokens, slots, handle = carrier.dispatch_preprocess(case.x[rank], maps[rank], maps[rank] / K)
-        rows, probs = carrier.token_dispatch(tokens, slots, handle)
+        handle, rows, probs = arrived(carrier, case.x[rank], maps[rank])
         rows, counts, probs = carrier.dispatch_postprocess(rows, probs, handle)
         first = (rank // etp) * local
         # Place t of ETP has what the ranks (e, t) sent to it, by (e, expert); the gather puts place behind place.
@@ -328,8 +332,7 @@ def test_parts_of_shards_are_summed_on_the_way_home(world: int, etp: int, cluste
 
     def run(rank: int, group: str) -> None:
         carrier = dispatcher("mc2", case, etp, rank, group)
-        tokens, slots, handle = carrier.dispatch_preprocess(case.x[rank].view(5, 1, H), maps[rank], maps[rank] / K)
-        rows, _ = carrier.token_dispatch(tokens, slots, handle)
+        handle, rows, _ = arrived(carrier, case.x[rank].view(5, 1, H), maps[rank])
         part = torch.arange(H) % etp == carrier.etp_rank
         home = carrier.token_combine(torch.where(part, rows, 0), handle)
         out = carrier.combine_postprocess(home, handle)
