@@ -317,6 +317,14 @@ def _padded(counts: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.
     return padded, padded.cumsum(0)
 
 
+def need_pairs(tokens: int, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> None:
+    """Raise unless ids are ``(T, K)`` int32 or int64, K at least 1, and weights ``(T, K)``."""
+    need_dims("topk_ids", topk_ids, 2, dtypes=_INDEX_DTYPES)
+    fits = topk_ids.shape[0] == tokens and topk_ids.shape[1] >= 1
+    need(fits, "topk_ids", "is {} for {} tokens; it must be (T, K), K at least 1", topk_ids.shape, tokens)
+    need_shape("topk_weights", topk_weights, tuple(topk_ids.shape))
+
+
 def segment_of_rows(ends: torch.Tensor, rows: int) -> torch.Tensor:
     """The segment of each of ``rows`` rows that lie one behind the other, ``(rows,)`` int64.
 

@@ -16,7 +16,7 @@ from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dims, need_dtype, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.ops.collectives import gather
-from ascend_moe.permute import batched_moe_align_block_size, moe_align_block_size
+from ascend_moe.permute import batched_moe_align_block_size, moe_align_block_size, need_pairs
 
 __all__ = [
     "all_reduce_dp",
@@ -115,10 +115,7 @@ def _check(
 ) -> int:
     """E, where the tensors fit."""
     need_dims("hidden_states", x, 2, dtypes=ROW_DTYPES)
-    need_dims("topk_ids", ids, 2, dtypes=(torch.int32, torch.int64))
-    fits = ids.shape[0] == x.shape[0] and ids.shape[1] >= 1
-    need(fits, "topk_ids", "is {} for {} tokens; it must be (T, K), K at least 1", ids.shape, x.shape[0])
-    need_shape("topk_weights", weights, tuple(ids.shape))
+    need_pairs(x.shape[0], ids, weights)
     need_dims("w1", w1, 3, dtypes=(x.dtype,))
     fits = w1.shape[0] >= 1 and w1.shape[1] % 2 == 0 and w1.shape[2] == x.shape[1]
     need(fits, "w1", "is {}; it must be (L, 2F, {})", w1.shape, x.shape[1])

@@ -5,10 +5,12 @@ They run on CPU tensors as they do on NPU tensors. Seconds are those of the cloc
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -148,25 +150,18 @@ def hash_tensor(t: Tensor) -> int:
 
 def hash_tensors(*tensors: Any) -> int:
     """Return the xor of the hashes of all tensors, also in tuples and lists."""
-    value = 0
-    for given in tensors:
-        if isinstance(given, (tuple, list)):
-            value ^= hash_tensors(*given)
-        elif isinstance(given, Tensor):
-            value ^= hash_tensor(given)
-    return value
+    hashes = (hash_tensor(each) for each in _flat(tensors) if isinstance(each, Tensor))
+    return functools.reduce(operator.xor, hashes, 0)
 
 
 def count_bytes(*tensors: Any) -> int:
     """Return the bytes of all tensors, also in tuples and lists."""
-    return sum(
-        count_bytes(*given)
-        if isinstance(given, (tuple, list))
-        else 0
-        if given is None
-        else given.numel() * given.element_size()
-        for given in tensors
-    )
+    return sum(each.numel() * each.element_size() for each in _flat(tensors) if each is not None)
+
+
+def _flat(tensors: Iterable[Any]) -> Iterator[Any]:
+    for each in tensors:
+        yield from _flat(each) if isinstance(each, (tuple, list)) else (each,)
 
 
 # ---- testing

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ascend_moe.dispatchers import Dispatched, make_dispatcher
 from ascend_moe.errors import need, need_one_of, need_shape, typed_methods
+from ascend_moe.experts.groups import CUMSUM, as_counts
 from ascend_moe.experts.weights import copied_beside
-from ascend_moe.interop.megatron.padded import PaddedDispatcher, padded, table
+from ascend_moe.interop.megatron.padded import PaddedDispatcher, padded
 from ascend_moe.interop.megatron.routes import Routes, check_routing, group_or_place, routes_of, sharded
 from ascend_moe.interop.megatron.shared_experts import SharedExpertCall, SharedExpertMLP
 from ascend_moe.ops.collectives import size_of
@@ -121,9 +122,8 @@ class TokenDispatcher:
         need(capacity_factor is not None or not pad_to_capacity, "pad_to_capacity", rule)
         rule = "is {} with pad_to_capacity; all ranks must have the same T then: leave it out"
         need(not (pad_to_capacity and max_tokens), "max_tokens", rule, max_tokens)
-        need(
-            max_tokens >= 0, "max_tokens", "is {}; need the largest T of any rank, or 0 where all are equal", max_tokens
-        )
+        rule = "is {}; need the largest T of any rank, or 0 where all are equal"
+        need(max_tokens >= 0, "max_tokens", rule, max_tokens)
         self.ep_size, self.etp_size = world // etp_size, etp_size
         divides = num_experts >= 1 and num_experts % self.ep_size == 0
         need(divides, "num_experts", "is {}; it must be a multiple of the {} EP ranks", num_experts, self.ep_size)
@@ -245,7 +245,7 @@ class TokenDispatcher:
     def _splits(self, handle: Handle, arrived: Dispatched) -> Splits:
         """From this rank's counts and from dispatch's table of what came from each rank."""
         ep, etp, local = self.ep_size, self.etp_size, self.local_experts
-        came = table(arrived.ep_recv_counts).view(local, ep, etp)
+        came = as_counts(arrived.ep_recv_counts.long(), CUMSUM).view(local, ep, etp)
         by_rank = came.sum(0)
         into = handle.sent.view(ep, local).sum(1)
         return Splits(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe.dispatchers import Dispatched, Dispatcher
+from ascend_moe.experts.groups import CUMSUM, as_counts
 from ascend_moe.interop.megatron.routes import Routes
 from ascend_moe.permute import padded_places, permute
 
@@ -140,14 +141,10 @@ def _joined(parts: list[Tensor], segments: int) -> Tensor:
     return torch.cat(shaped, 1).flatten(0, 1)
 
 
-def table(ends: Tensor) -> Tensor:
-    """Rows of each segment (L*W,) int64 from their running sums."""
-    return torch.diff(ends.long(), prepend=ends.new_zeros(1, dtype=torch.int64))
-
-
 def _spread(values: Tensor, part: _Part) -> Tensor:
     """Rows as they came, at their places of ``count`` a segment."""
-    ends, counts = part.sent.ep_recv_counts.long(), table(part.sent.ep_recv_counts)
+    ends = part.sent.ep_recv_counts.long()
+    counts = as_counts(ends, CUMSUM)
     segment, place = _segments_and_places(len(ends), part.count, ends.device)
     return _taken(values, torch.where(place < counts[segment], (ends - counts)[segment] + place, -1))
 

@@ -15,6 +15,7 @@ from ascend_moe.dispatchers import AllGatherDispatcher, Dispatcher, make_dispatc
 from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.ops.collectives import MAX_BATCH, gather
+from ascend_moe.permute import need_pairs
 
 #: Tokens a rank that the window operators of CANN take at most; ours take MAX_BATCH.
 DEFAULT_MAX_TOKENS = 512
@@ -41,10 +42,7 @@ class All2AllHandle:
     def check(self, a1: Tensor, weights: Tensor, ids: Tensor, num_experts: int) -> None:
         """Raises ArgumentError where prepare's arguments do not fit."""
         need_dims("a1", a1, 2, dtypes=ROW_DTYPES)
-        need_dims("topk_ids", ids, 2, dtypes=(torch.int32, torch.int64))
-        fits = ids.shape[0] == a1.shape[0] and ids.shape[1] >= 1
-        need(fits, "topk_ids", "is {} for {} tokens; it must be (T, K), K at least 1", ids.shape, a1.shape[0])
-        need_shape("topk_weights", weights, tuple(ids.shape))
+        need_pairs(a1.shape[0], ids, weights)
         known, local, most = self.dispatcher.num_experts, self.dispatcher.local_experts, self.max_tokens
         rule = "is {}; it must be {}, experts of all ranks, or {}, those of this one"
         need(num_experts in (known, local), "num_experts", rule, num_experts, known, local)

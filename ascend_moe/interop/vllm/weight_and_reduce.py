@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, with_typed_errors
+from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, with_signature_of, with_typed_errors
 from ascend_moe.interop.vllm.bases import TopKWeightAndReduce
 from ascend_moe.permute import sum_rows
 
@@ -29,14 +29,8 @@ class _Equal(TopKWeightAndReduce):
 class TopKWeightAndReduceDelegate(_Equal):
     """finalize decides: the experts neither weight nor sum."""
 
-    def apply(
-        self,
-        output: Tensor | None,
-        fused_expert_output: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        apply_router_weight_on_input: bool,
-    ) -> Tensor:
+    @with_signature_of(TopKWeightAndReduce.apply)
+    def apply(self) -> Tensor:
         """Raises ArgumentError: a finalize that gets this class chooses another one."""
         text = "weight_and_reduce_impl is TopKWeightAndReduceDelegate, which leaves the choice to finalize; "
         raise ArgumentError(text + "apply another of the classes", argument="weight_and_reduce_impl")
@@ -45,15 +39,9 @@ class TopKWeightAndReduceDelegate(_Equal):
 class TopKWeightAndReduceNoOP(_Equal):
     """The experts have weighted and summed: their output is copied."""
 
+    @with_signature_of(TopKWeightAndReduce.apply)
     @with_typed_errors
-    def apply(
-        self,
-        output: Tensor | None,
-        fused_expert_output: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        apply_router_weight_on_input: bool,
-    ) -> Tensor:
+    def apply(self, output: Tensor | None, fused_expert_output: Tensor) -> Tensor:
         """fused_expert_output itself where output is None, else output, of the same shape, with its values."""
         if output is None:
             return fused_expert_output
