@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -53,6 +54,30 @@ class Begun(Generic[R]):
     def finish(self) -> R:
         """Returns the call's result, after waiting for what has not arrived. May be called again."""
         return self._finish()
+
+
+class OnTheWay:
+    """The one call of a group that has only sent: before the next op of the group it has to be received."""
+
+    def __init__(self) -> None:
+        self._receive: Callable[[], Any] | None = None
+
+    def sent(self, finish: Callable[[], R]) -> Callable[[], R]:
+        """Returns ``finish`` of a call that has just sent, which does its work once, whoever calls it first."""
+        once = functools.cache(finish)
+
+        def receive() -> R:
+            if self._receive is receive:
+                self._receive = None
+            return once()
+
+        self._receive = receive
+        return receive
+
+    def settle(self) -> None:
+        """Receives it, where there is one."""
+        if self._receive is not None:
+            self._receive()
 
 
 class Dispatcher(ABC):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ascend_moe.dispatchers.base import OnTheWay
 from ascend_moe.errors import need
 from ascend_moe.interop.deep_ep import layout
 from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
@@ -40,6 +41,7 @@ class BufferBase:
         self.group, self.group_size, self.rank = group, self._place.world, self._place.rank
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
+        self._on_the_way = OnTheWay()
 
     @staticmethod
     def is_sm90_compiled() -> bool:
@@ -77,9 +79,6 @@ class BufferBase:
     def destroy(self) -> None:
         """Ends the use of this object. The windows belong to the group."""
         need(self.explicitly_destroy, "explicitly_destroy", "is False; without it there is nothing to destroy")
-
-    def _settle(self) -> None:
-        """Before any other op of the group: a call that has only sent receives."""
 
     def get_comm_stream(self) -> Any:
         """The current stream: calls run there."""

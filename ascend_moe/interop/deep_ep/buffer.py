@@ -62,7 +62,7 @@ class Buffer(_NormalMode, _LowLatencyMode, metaclass=_ByFlavour):
     def destroy(self) -> None:
         """Ends the use of this object; a call that has only sent receives. The windows belong to the group."""
         super().destroy()
-        self._settle()
+        self._on_the_way.settle()
 
     @with_typed_errors
     def get_dispatch_layout(

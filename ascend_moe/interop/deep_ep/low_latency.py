@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -25,15 +24,9 @@ MOST_ALIVE = 2  # results, as in DeepEP, whose windows hold two
 
 @typed_methods
 class _LowLatencyMode(BufferBase):
-    """The calls of low-latency mode: which of them is open, and which results are alive."""
+    """The calls of low-latency mode, and which results are alive."""
 
-    _open: Callable[[], None] | None = None
     _results: tuple[Received, ...] = ()
-
-    def _settle(self) -> None:
-        finish, self._open = self._open, None
-        if finish is not None:
-            finish()
 
     @torch.no_grad()
     def low_latency_dispatch(
@@ -91,7 +84,7 @@ class _LowLatencyMode(BufferBase):
                 argument="handle",
             )
         rows, ids = format.pack(x), narrow("topk_idx", topk_idx)
-        self._settle()
+        self._on_the_way.settle()
         named, way = wide_ids_named(topk_idx, self._place.rank), self._place.dispatcher(num_experts)
         if return_recv_hook:
             finish = costs.of(named(named(way.begin_dispatch)(rows, ids, max_tokens=tokens).finish))
@@ -165,7 +158,7 @@ class _LowLatencyMode(BufferBase):
         rows = rows.index_select(0, result.places.clamp(max=rows.shape[0] - 1))
         ids = result.ids.checked("topk_idx", narrow("topk_idx", topk_idx))
         sent = result.way.resume(ids, result.sent.expand_idx, result.sent.ep_recv_counts, max_tokens=result.tokens)
-        self._settle()
+        self._on_the_way.settle()
         given = (rows, sent, topk_weights)
         if return_recv_hook:
             finish = costs.of(result.way.begin_combine(*given).finish)
@@ -175,7 +168,7 @@ class _LowLatencyMode(BufferBase):
         hook = events.nothing
         if return_recv_hook:
             total = rows.new_zeros(wanted) if out is None else out
-            hook = self._hook(functools.cache(lambda: total.copy_(finish())), return_recv_hook)
+            hook = self._on_the_way.sent(lambda: _copy(total, finish()))
         elif out is not None:
             total = out.copy_(total)
         return total, events.finished(async_finish, given_x, topk_idx, topk_weights), hook
@@ -188,18 +181,15 @@ class _LowLatencyMode(BufferBase):
             result.next_rows = torch.zeros(shape, dtype=torch.bfloat16, device=result.count.device)
         return result.next_rows
 
-    def _hook(self, receive: Callable[[], Any], later: bool) -> Callable[[], None]:
-        if not later:
-            receive()
-            return events.nothing
+    def _hook(self, receive: Callable[[], None], later: bool) -> Callable[[], None]:
+        if later:
+            return self._on_the_way.sent(receive)
+        receive()
+        return events.nothing
 
-        def hook() -> None:
-            if self._open is hook:
-                self._open = None
-            receive()
 
-        self._open = hook
-        return hook
+def _copy(to: Tensor, values: Tensor) -> None:
+    to.copy_(values)
 
 
 def _check(x: Tensor, topk_idx: Tensor, tokens: int, stats: Tensor | None, local: int) -> None:

@@ -82,7 +82,7 @@ class _NormalMode(BufferBase):
             Others: as the ops.
         """
         events.begin(previous_event)
-        self._settle()
+        self._on_the_way.settle()
         if handle is not None:
             need(topk_idx is None and topk_weights is None, "topk_idx", "is given with a handle, which has the places")
             again = _dispatch_again(x, handle)
@@ -152,7 +152,7 @@ class _NormalMode(BufferBase):
             ArgumentError: a rule above is broken. Others: as the ops.
         """
         events.begin(previous_event)
-        self._settle()
+        self._on_the_way.settle()
         sent = call_of(handle, Sent, "dispatch")
         need_dims("x", x, 2, dtypes=FLOATS)
         need(x.shape[0] >= sent.rows, "x", "has {} rows; dispatch returned {}", x.shape[0], sent.rows)

@@ -13,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ascend_moe._narrow import narrow, wide_ids_named
 from ascend_moe.dispatchers import Dispatched
+from ascend_moe.dispatchers.base import OnTheWay
 from ascend_moe.errors import need, need_shape, with_typed_errors
 from ascend_moe.interop.vllm.all2all import All2AllHandle
 from ascend_moe.interop.vllm.batched import BatchedRows
@@ -52,7 +53,7 @@ class PrepareAndFinalize:
         self.mk, self.handle, self.batched = mk, handle, batched
         self.dispatcher = handle.dispatcher
         self._calls: Any = WeakIdKeyDictionary()  # ids that prepare has returned -> call
-        self._on_the_way: Callable[[], Any] | None = None
+        self._on_the_way = OnTheWay()
 
     # ---- what it is
 
@@ -126,7 +127,7 @@ class PrepareAndFinalize:
             topk = topk_ids.shape[1]
             need(topk == 1, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}", topk)
             a1, weights = (a1.float() * weights).to(a1.dtype), torch.ones_like(weights)
-        self._arrive()
+        self._on_the_way.settle()
         named = wide_ids_named(topk_ids, self.dispatcher.rank)
         ids = narrow("topk_ids", topk_ids).contiguous()
 
@@ -134,7 +135,7 @@ class PrepareAndFinalize:
             options = {"quant_mode": 2 if quantize else 0, "max_tokens": self.handle.most_tokens(a1)}
             return self.dispatcher.begin_dispatch(a1, ids, **options).finish
 
-        came = self._travelling(named(self._started(named(start))))
+        came = self._sent(lambda: named(named(start)()))
 
         @functools.cache
         def receiver() -> Any:
@@ -201,10 +202,9 @@ class PrepareAndFinalize:
         rows = self._rows_of(call, fused_expert_output, topk_weights, topk_ids, weight_and_reduce_impl)
         shape = (len(call.weights), rows.shape[1])
         need_shape("output", output, shape, dtypes=(call.dtype,))
-        self._arrive()
+        self._on_the_way.settle()
         del self._calls[key]
-        start = functools.partial(self.dispatcher.begin_combine, rows, call.sent, call.weights)
-        result = self._travelling(self._started(lambda: start().finish))
+        result = self._sent(lambda: self.dispatcher.begin_combine(rows, call.sent, call.weights).finish)
 
         @functools.cache
         def receiver() -> None:
@@ -242,27 +242,9 @@ class PrepareAndFinalize:
         need(len(mine) == 1, "topk_ids", rule, len(mine))
         return mine[0], self._calls[mine[0]]
 
-    def _arrive(self) -> None:
-        """An operation that is on its way arrives first: the group takes one at a time."""
-        if self._on_the_way is not None:
-            self._on_the_way()
-
-    def _started(self, start: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
-        """Returns what receives a call: where nothing can be sent first, it starts the call too."""
+    def _sent(self, start: Callable[[], Callable[[], R]]) -> Callable[[], R]:
+        """Returns what receives a call, once: where nothing can be sent first, it starts the call too."""
         with torch.no_grad():
-            return start() if self.dispatcher.sends_first else lambda: start()()
-
-    def _travelling(self, finish: Callable[[], Any]) -> Callable[[], Any]:
-        """``finish``, called once at most, at the latest by the next operation of this object."""
-        results: list[Any] = []
-
-        def arrive() -> Any:
-            if not results:
-                if self._on_the_way is arrive:
-                    self._on_the_way = None
-                results.append(finish())
-            return results[0]
-
-        if self.dispatcher.sends_first:
-            self._on_the_way = arrive
-        return arrive
+            if self.dispatcher.sends_first:
+                return self._on_the_way.sent(start())
+        return functools.cache(lambda: start()())
