@@ -262,7 +262,8 @@ def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except Exception as error:
             name = function.__qualname__
-            if name.startswith("_") and "." in name:  # of a private base: callers know the class of the object
+            if name.startswith("_") and args and hasattr(type(args[0]), function.__name__):
+                # A method of a private base: callers know the class of the object.
                 name = f"{type(args[0]).__name__}.{function.__name__}"
             if _misfit(error):
                 raise unknown_name(name, list(inspect.signature(function).parameters), kwargs) or error from None

@@ -16,6 +16,7 @@ import ascend_moe.reference as ref
 from ascend_moe import plan
 from ascend_moe.comm import LocalCluster
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatched, MC2Dispatcher
+from ascend_moe.dispatchers.base import OnTheWay
 from ascend_moe.dispatchers.rows import quantize_dispatch_rows
 from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingOverflow
 from ascend_moe.reference.cases import Case, draw
@@ -398,3 +399,27 @@ def test_the_old_name_of_a_dispatcher_still_works() -> None:
 
 def test_the_most_tokens_of_a_call_are_those_of_the_rules() -> None:
     assert MC2Dispatcher.max_batch == plan.limits()["batch"]
+
+
+def test_the_call_that_has_only_sent_is_received_once_by_whoever_comes_first() -> None:
+    received: list[str] = []
+
+    def finish(name: str) -> str:
+        received.append(name)
+        if name == "lost":
+            raise ValueError(name)
+        return name
+
+    way = OnTheWay()
+    way.settle()
+    first = way.sent(lambda: finish("first"))
+    way.settle()
+    assert received == ["first"] and first() == first() == "first"
+    second = way.sent(lambda: finish("second"))
+    assert second() == "second" and received == ["first", "second"]
+    lost = way.sent(lambda: finish("lost"))
+    for again in (way.settle, lost):
+        with pytest.raises(ValueError, match="lost"):
+            again()
+    way.settle()
+    assert received == ["first", "second", "lost", "lost"]

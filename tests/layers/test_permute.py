@@ -13,8 +13,10 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.permute import (
     batched_moe_align_block_size,
     moe_align_block_size,
+    padded_places,
     permute,
     rows_at,
+    segment_of_rows,
     sort_by_expert,
     sort_chunks_by_idxs,
     sum_rows,
@@ -155,3 +157,14 @@ def test_chunks_may_be_empty_and_rows_none(dtype: torch.dtype) -> None:
     found, probs = sort_chunks_by_idxs(torch.arange(5.0), sizes, order, torch.arange(5.0))
     assert found.tolist() == [3, 4, 0, 1, 2] and probs is not None and torch.equal(found, probs)
     assert sort_chunks_by_idxs(torch.empty(0, 4), sizes * 0, order)[0].shape == (0, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("counts", [[2, 0, 3], [0, 0], [4], [0, 1, 0]])
+def test_packed_rows_have_places_in_segments_of_a_width(counts: list[int], dtype: torch.dtype) -> None:
+    ends = torch.tensor(counts, dtype=dtype).cumsum(0, dtype=dtype)
+    behind, width = 2, 4  # rows that belong to no segment
+    expected = [(segment, segment * width + row) for segment, count in enumerate(counts) for row in range(count)]
+    expected += [(len(counts), len(counts) * width)] * behind
+    found = segment_of_rows(ends, len(expected)), padded_places(ends, len(expected), width)
+    assert list(zip(*(each.tolist() for each in found), strict=True)) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import inspect
 import pickle
 import random
 import threading
@@ -17,7 +18,7 @@ from failure_windows import ABORT_MAGIC, State
 
 import ascend_moe
 from ascend_moe import errors
-from ascend_moe.errors import AscendMoeError, CommError
+from ascend_moe.errors import ArgumentError, AscendMoeError, CommError
 from ascend_moe.native import library
 from ascend_moe.ops import calls
 from ascend_moe.validate.run import DevicePlace
@@ -172,3 +173,47 @@ def test_counts_of_zeros_are_named(algorithm: str) -> None:
         pytest.raises(errors.RoutingMismatch, match="ep_send_counts"),
     ):
         cluster.run(body)
+
+
+class Model:
+    def call(self, x: int, scale: float = 2.0, *, unused: str = "") -> float:
+        """Has the signature."""
+        raise NotImplementedError
+
+
+@errors.typed_methods
+class _Base:
+    def length(self, values: list[int]) -> int:
+        return len(values)
+
+
+class Derived(_Base):
+    @errors.with_signature_of(Model.call)
+    def call(self, x: int, scale: float) -> float:
+        return x * scale
+
+    @errors.with_signature_of(Model.call)
+    def names(self, **given: object) -> list[str]:
+        return sorted(given)
+
+
+def test_a_method_with_the_signature_of_another_gets_what_it_names() -> None:
+    made = Derived()
+    assert (made.call(3), made.call(3, unused="y"), made.call(x=3, scale=0.5)) == (6.0, 6.0, 1.5)
+    assert made.names(1) == ["scale", "unused", "x"]
+    assert (
+        inspect.signature(Derived.call) == inspect.signature(Model.call)
+        and Derived.call.__doc__ == "Has the signature."
+    )
+    with pytest.raises(TypeError, match=r"Derived\.call\(\) missing a required argument: 'x'"):
+        made.call()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'scal'\. Did you mean 'scale'"):
+        made.call(3, scal=1.0)  # type: ignore[call-arg]
+
+
+def test_errors_of_a_private_base_name_the_class_of_the_object() -> None:
+    with pytest.raises(ArgumentError, match=r"^Derived\.length cannot work with these arguments: object of type 'int'"):
+        Derived().length(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Derived\.length\(\) got an unexpected keyword argument 'value'"):
+        Derived().length(value=[])  # type: ignore[call-arg]
+    assert Derived().length([1, 2]) == 2

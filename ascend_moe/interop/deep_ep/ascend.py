@@ -20,7 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _by(strategy: str, method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+def _of_strategy(strategy: str, method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """Makes the method of a Buffer that calls its strategy's, with all arguments by name."""
 
     @with_signature_of(method)
@@ -85,8 +85,8 @@ class AscendBuffer(BufferBase):
     def get_dispatch_layout(self, topk_idx: Tensor, num_experts: int, previous_event: EventOverlap | None) -> Any:
         return self.normal_strategy.get_dispatch_layout(topk_idx, num_experts, previous_event)
 
-    dispatch = _by("normal_strategy", strategies.NormalEPCommStrategy.dispatch)
-    combine = _by("normal_strategy", strategies.NormalEPCommStrategy.combine)
+    dispatch = _of_strategy("normal_strategy", strategies.NormalEPCommStrategy.dispatch)
+    combine = _of_strategy("normal_strategy", strategies.NormalEPCommStrategy.combine)
 
     @with_signature_of(strategies.LowLatencyEPCommStrategy.low_latency_dispatch)
     @with_typed_errors
@@ -99,7 +99,7 @@ class AscendBuffer(BufferBase):
         quant_mode = quant_mode or ("int8" if use_fp8 else None)
         return self.low_latency_strategy.low_latency_dispatch(**others, quant_mode=quant_mode)
 
-    low_latency_combine = _by("low_latency_strategy", strategies.LowLatencyEPCommStrategy.low_latency_combine)
+    low_latency_combine = _of_strategy("low_latency_strategy", strategies.LowLatencyEPCommStrategy.low_latency_combine)
 
     notify_verify = Runtime.notify_verify
     get_notify_send_data = Runtime.get_notify_send_data
