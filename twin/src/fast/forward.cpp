@@ -13,8 +13,8 @@
 //   - Cast of such a row to float32 (ForwardCast), and Muls of the result (ForwardScale): one term.
 //   - Add of a term to a sum in place (ForwardAdd): up to 8 terms of one element type in the order of the
 //     Adds. A Duplicate of 0.0f (ForwardFill) may begin the sum.
-//   - Cast of such a sum to half or bfloat16_t, rounded to nearest (ForwardRound), is made at once, from the terms.
-//     The sum goes on waiting, and is dropped when the kernel begins the next one.
+//   - Cast of such a sum to the type of its terms, half or bfloat16_t, rounded to nearest (ForwardRound), is made at
+//     once, from the terms. The sum goes on waiting, and is dropped when the kernel begins the next one.
 //   Only the count forms of these calls, in which the elements follow one another, take part.
 //
 // What forces deferred work to be done
@@ -133,28 +133,34 @@ void MakeTerm(Forward& forward) {
     forward.term.type = TermType::kNone;
 }
 
+// kCount terms, in the order in which they are added.
+template <class T, uint32_t kCount>
+struct Terms {
+    const T* from[kCount];
+    float weight[kCount];
+
+    explicit Terms(const ForwardedTerm* term) {
+        for (uint32_t k = 0; k < kCount; ++k) {
+            from[k] = reinterpret_cast<const T*>(term[k].gm);
+            weight[k] = term[k].weight;
+        }
+    }
+    inline __attribute__((always_inline)) float AddTo(float value, uint32_t i) const {
+#pragma GCC unroll 8
+        for (uint32_t k = 0; k < kCount; ++k) value = value + Wide(from[k], i) * weight[k];
+        return value;
+    }
+};
+
 // Adds kCount terms in one pass, or the largest power of two of them that there are. Returns how many.
 template <class T, uint32_t kCount = ForwardedSum::kTerms>
 uint32_t AddTerms(float* sums, uint32_t n, const ForwardedTerm* term, uint32_t terms) {
     if constexpr (kCount > 1) {
         if (terms < kCount) return AddTerms<T, kCount / 2>(sums, n, term, terms);
     }
-    struct {
-        const T* from[kCount];
-        float weight[kCount];
-    } at;
-    for (uint32_t k = 0; k < kCount; ++k) {
-        at.from[k] = reinterpret_cast<const T*>(term[k].gm);
-        at.weight[k] = term[k].weight;
-    }
-    RunBest([=] {
+    RunBest([=, add = Terms<T, kCount>(term)] {
         TWIN_ELEMENTWISE
-        for (uint32_t i = 0; i < n; ++i) {
-            float value = LoadAt(sums, i);
-#pragma GCC unroll 8
-            for (uint32_t k = 0; k < kCount; ++k) value = value + Wide(at.from[k], i) * at.weight[k];
-            StoreAt(sums, i, value);
-        }
+        for (uint32_t i = 0; i < n; ++i) StoreAt(sums, i, add.AddTo(LoadAt(sums, i), i));
     });
     return kCount;
 }
@@ -173,19 +179,16 @@ void Compute(const ForwardedSum& sum) {
         case TermType::kNone: return;
     }
 }
-// A sum that begins with zeros, rounded to nearest: part by part, so that its floats stay in the first cache.
-template <class D>
-void Round(ForwardedSum sum, D* to) {
-    constexpr uint32_t kPart = 2048;
-    float part[kPart];
-    const uint64_t element = SourceBytes(sum.term[0]) / sum.term[0].count;
-    sum.ub = reinterpret_cast<uintptr_t>(part);
-    for (uint32_t left = sum.count; left > 0; left -= sum.count, to += sum.count) {
-        sum.count = left < kPart ? left : kPart;
-        Compute(sum);
-        RunBest([to, &part, n = sum.count] { CastArray(to, part, RoundMode::CAST_RINT, n); });
-        for (uint32_t k = 0; k < sum.terms; ++k) sum.term[k].gm += sum.count * element;
+// A sum that begins with zeros, rounded to nearest to the type of its terms: in one pass, its floats in registers.
+template <class T, uint32_t kCount = ForwardedSum::kTerms>
+void Round(const ForwardedSum& sum, T* to) {
+    if constexpr (kCount > 1) {
+        if (sum.terms < kCount) return Round<T, kCount - 1>(sum, to);
     }
+    RunBest([to, n = sum.count, add = Terms<T, kCount>(sum.term)] {
+        TWIN_ELEMENTWISE
+        for (uint32_t i = 0; i < n; ++i) StoreAt(to, i, CastOne<RoundMode::CAST_RINT, T>(add.AddTo(0.0f, i)));
+    });
 }
 void MakeSum(Forward& forward) {
     ForwardedSum& sum = forward.sum;
@@ -367,7 +370,8 @@ bool ForwardRound(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count
     const ForwardedSum& sum = forward.sum;
     if (!sum.zeroed || sum.terms == 0 || sum.ub != from || sum.count != count) return false;
     const uintptr_t end = to + uint64_t{count} * sizeof(half);
-    if (type == TermType::kFloat || Overlap(to, end, from, from + SumBytes(sum))) return false;
+    if (type == TermType::kFloat || type != sum.term[0].type) return false;
+    if (Overlap(to, end, from, from + SumBytes(sum))) return false;
     if (forward.Near(to, end)) ForwardOverwrite(forward, to, end);
     if (type == TermType::kHalf) {
         Round(sum, reinterpret_cast<half*>(to));
