@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <unistd.h>
@@ -19,6 +20,14 @@ uint64_t CacheBytes() {
 #endif
     return uint64_t{1} << 20;
 }
+// As if all cores of the machine shared the cache: where there are several of them it is more.
+uint64_t CacheShareBytes() {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+    const long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE), cores = sysconf(_SC_NPROCESSORS_ONLN);
+    if (bytes > 0 && cores > 0) return std::max(CacheBytes(), static_cast<uint64_t>(bytes / cores));
+#endif
+    return CacheBytes();
+}
 
 #if defined(__x86_64__)
 constexpr uint64_t kLine = 64;
@@ -38,7 +47,7 @@ __attribute__((target("avx512f"))) void StreamLines512(uint8_t* to, const uint8_
 
 }  // namespace
 
-const uint64_t g_cache_bytes = CacheBytes();
+const uint64_t g_cache_bytes = CacheBytes(), g_cache_share_bytes = CacheShareBytes();
 
 void StreamCopy(void* to, const void* from, uint64_t bytes) {
 #if defined(__x86_64__)

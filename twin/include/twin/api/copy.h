@@ -187,14 +187,14 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
                     p.gm_step, p.ub_step});
 }
 
-// True for rows of an output larger than the cache: when the op's caller reads them they have left it anyway. And for
-// rows in windows, whose lines lie in the cache of the rank that has read the last ones, once there are so many that
-// fetching those first is what takes longest.
+// True for rows of an output larger than this core's share of the last cache: when the op's caller reads them they have
+// left it anyway. And for rows in windows, whose lines lie in the cache of the rank that has read the last ones, once
+// there are so many that fetching those first is what takes longest.
 inline bool Streamed(const twin::Core& core, const twin::GmRange& range, const Pieces& p) {
     if constexpr (twin::kChecked) return false;
     if (p.bytes < kLeastStreamed) return false;
     const uint64_t written = core.traffic.written[static_cast<int>(range.kind)];
-    return range.kind == twin::GmKind::kTensor       ? written > twin::g_cache_bytes
+    return range.kind == twin::GmKind::kTensor       ? written > twin::g_cache_share_bytes
            : range.kind == twin::GmKind::kWindowData ? written > twin::g_cache_bytes / kStreamedWindow
                                                      : false;
 }

@@ -53,9 +53,9 @@ inline void RunBest(Loop loop) {
 
 // ---- copies that go past the caches: for bytes that will have left the caches before they are read ----
 
-// Size of a core's own cache. Of a launch that writes more than this, the first bytes have left the cache
-// again.
-extern const uint64_t g_cache_bytes;
+// Size of a core's own cache, and of its share of the last one that cores have in common: at least as much. Of a
+// launch that writes more, the first bytes have left that cache again.
+extern const uint64_t g_cache_bytes, g_cache_share_bytes;
 
 // Copies like memcpy. Other threads see the bytes after StreamFence.
 void StreamCopy(void* to, const void* from, uint64_t bytes);
