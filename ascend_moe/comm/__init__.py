@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import resource
 import threading
@@ -516,7 +517,7 @@ def _open(name: str, group: ProcessGroup) -> Communicator:
     try:
         opening = Opening(name, store, group.rank(), world, data_bytes, lent_bytes, timeout_s(), host)
         opening.run()
-        return opening.communicator(alive=lambda: is_alive(reference))
+        return opening.communicator(alive=functools.partial(is_alive, reference))
     except OSError as error:  # this rank's own trouble, which the others see as a rank that gave up
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         fix = f": raise the limit of {limit} open files (ulimit -n)" if out_of_descriptors(error) else ""

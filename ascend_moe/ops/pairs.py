@@ -62,30 +62,28 @@ class Pairs:
     """The ids of the dispatches whose results live, by the tensor that combine is given back.
 
     That is assist_info_for_combine, or V1's expand_idx. A copy of it is unknown, and its combine is not compared.
+    ``kept`` is the same dictionary for good, which every call looks at: it is empty unless ids are compared.
     """
 
     def __init__(self) -> None:
-        self._sent: dict[Any, SentIds] = {}
+        self.kept: dict[Any, SentIds] = {}
         self._lock = threading.Lock()
-
-    def __bool__(self) -> bool:
-        return bool(self._sent)
 
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
-            self._sent.clear()
+            self.kept.clear()
 
     def sent(self, index: Tensor, ids: Tensor, mask: Tensor | None = None) -> None:
         """Keep the ids of a dispatch until ``index``, which it has returned, is gone."""
-        kept = SentIds(ids, mask)
+        sent = SentIds(ids, mask)
         with self._lock:
-            for key in [key for key in self._sent if key.expired()]:
-                del self._sent[key]
-            self._sent[_StorageWeakRef(index.untyped_storage())] = kept
+            for key in [key for key in self.kept if key.expired()]:
+                del self.kept[key]
+            self.kept[_StorageWeakRef(index.untyped_storage())] = sent
 
     def checked(self, argument: str, index: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """`SentIds.checked` of the dispatch that has returned ``index``; the ids where that is not known."""
         with self._lock:
-            kept = self._sent.get(_StorageWeakRef(index.untyped_storage()))
+            kept = self.kept.get(_StorageWeakRef(index.untyped_storage()))
         return ids if kept is None else kept.checked(argument, ids, mask)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
+import posix
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -140,10 +140,12 @@ class _Op(Operator):
         """``call`` of torch, with errors of their own classes. What every call pays for in Python is in one frame."""
         below_autograd, grad_enabled = torch._C._AutoDispatchBelowAutograd, torch.is_grad_enabled
         fresh, told, debug = answers.fresh, log.logger.isEnabledFor, logging.DEBUG
-        dispatches, checks = self.code == calls.OP_DISPATCH, settings.CHECK_PAIRS.name
+        dispatches, kept = self.code == calls.OP_DISPATCH, _pairs.kept
+        # The dictionary under os.environ, whose own look-up of a missing name raises and catches an exception.
+        variables, checks = posix.environ, settings.CHECK_PAIRS.name.encode()
 
         def op(*args: Any, **kwargs: Any) -> Any:
-            if _pairs and not dispatches:
+            if kept and not dispatches:
                 args, kwargs = self._compare_ids(args, kwargs)
             try:
                 if grad_enabled() and wants_gradient((*args, *kwargs.values())):
@@ -163,7 +165,7 @@ class _Op(Operator):
             if fresh or told(debug):
                 recorder.returned(threading.get_ident() in fresh)
                 fresh.discard(threading.get_ident())
-            if dispatches and (_pairs or checks in os.environ):
+            if dispatches and (kept or checks in variables):
                 self._keep_ids(args, kwargs, outputs)
             return outputs
 
