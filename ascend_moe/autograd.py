@@ -221,8 +221,11 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: Any, keys: Any, *values: Any) -> Any:
         given = dict(zip(op.names, values, strict=True))
-        y = _below(op, keys, given)
         ctx.wanted = dict(zip(op.names, ctx.needs_input_grad[2:], strict=True))
+        if ctx.wanted["expand_x"] or ctx.wanted["expert_scales"]:
+            rule = "is 2, whose rounded rows have no gradient, nor their weights: use 0, or torch.no_grad()"
+            need(given["comm_quant_mode"] != 2, "comm_quant_mode", rule)
+        y = _below(op, keys, given)
         ctx.name, ctx.route = op.name, _Route(op, given)
         weights, rows, shared = (given[name] for name in ("expert_scales", "expand_x", "shared_expert_x"))
         # Without elements there are no weights, unless there are no tokens either.

@@ -17,17 +17,30 @@ extern "C" __global__ __aicore__ void ascend_moe_distribute_combine(
     const moe::CombineArguments arguments = {expandX,      expertIds,   expandIdx,     epSendCounts,
                                              expertScales, xActiveMask, sharedExpertX, x,
                                              errorRecord,  workspaceGM, tilingGM};
+    constexpr bool kCodes = !AscendC::IsSameType<DTYPE_X, float>::value;  // rows of fp32 travel as they are
     AscendC::TPipe pipe;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE)) {
-        moe::PackedCombine<DTYPE_X> op;
+        moe::PackedCombine<DTYPE_X, false> op;
+        op.Init(arguments, tiling);
+        op.Process(pipe);
+    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_QUANT)) {
+        moe::PackedCombine<DTYPE_X, kCodes> op;
         op.Init(arguments, tiling);
         op.Process(pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_SLOTS)) {
-        moe::SlotCombine<DTYPE_X> op;
+        moe::SlotCombine<DTYPE_X, false> op;
+        op.Init(arguments, tiling);
+        op.Process(pipe);
+    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_SLOTS_QUANT)) {
+        moe::SlotCombine<DTYPE_X, kCodes> op;
         op.Init(arguments, tiling);
         op.Process(pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_DIRECT)) {
-        moe::MoeDistributeDirectCombine<DTYPE_X> op;
+        moe::MoeDistributeDirectCombine<DTYPE_X, false> op;
+        op.Init(arguments, tiling);
+        op.Process(pipe);
+    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_DIRECT_QUANT)) {
+        moe::MoeDistributeDirectCombine<DTYPE_X, kCodes> op;
         op.Init(arguments, tiling);
         op.Process(pipe);
     }

@@ -129,6 +129,7 @@ def request_of(
     quant: Quant = "none",
     smooth: Annotated[bool, typer.Option("--smooth", help="With smooth scales; implies int8.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="Dispatch takes expert_scales too.")] = False,
+    comm_quant: Annotated[bool, typer.Option("--comm-quant", help="Rows come back as int8.")] = False,
     contract: Contract = "v2",
     soc: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(SOCS)}.")] = DEFAULT_SOC,
     cores: Cores = None,
@@ -164,6 +165,7 @@ def request_of(
         ranks_per_server=ranks_per_server,
         comm_alg=comm_alg,
         weights=weights,
+        comm_quant=comm_quant,
     )
 
 

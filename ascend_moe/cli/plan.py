@@ -59,6 +59,7 @@ def _head(report: Report) -> str:
     rows = f"{one.dtype} rows" + (", int8 on the way" if one.quant else "")
     rows += ", smooth scales" if one.smooth else ""
     rows += ", expert_scales on the way" if one.weights else ""
+    rows += ", back as int8" if one.comm_quant else ""
     return (
         f"{batch}, H {one.hidden}, K {one.topk}, E {one.experts} ({local} a rank), W {one.ranks}, {rows}, "
         f"contract {one.contract}\n{one.soc} ({report.soc.series}), {report.cores} AIV cores"

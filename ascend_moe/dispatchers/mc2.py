@@ -35,6 +35,8 @@ class MC2Dispatcher(Dispatcher):
         num_experts: E, a multiple of W.
         contract: "v2" (triples) or "v1" (expand_idx; its combine takes no shared_expert_x).
         comm_alg: as the V2 ops take it.
+        comm_quant_mode: 2: combine's rows come back as int8, a scale for each 8 elements; for bfloat16 and float16 rows
+            without gradients.
         zero_copy: ``empty_expert_out`` gives window tensors, from which a direct combine sends without a
             copy (``ascend_moe.window_empty``); with comm_alg "", "auto" or "direct".
         ops: a namespace with the operators of this contract (torch_npu where it is patched, `ascend_moe.npu`); None:
@@ -53,6 +55,7 @@ class MC2Dispatcher(Dispatcher):
         contract: str = "v2",
         *,
         comm_alg: str = "",
+        comm_quant_mode: int = 0,
         zero_copy: bool = False,
         ops: Any = None,
     ) -> None:
@@ -63,6 +66,9 @@ class MC2Dispatcher(Dispatcher):
         rule = "goes with contract 'v2' and comm_alg '', 'auto' or 'direct'; these are {!r} and {!r}"
         may_be_direct = contract == "v2" and comm_alg in ("", "auto", "direct")
         need(not zero_copy or may_be_direct, "zero_copy", rule, contract, comm_alg)
+        need(comm_quant_mode in (0, 2), "comm_quant_mode", "is {}; need 0 or 2", comm_quant_mode)
+        rule = "does not go with comm_quant_mode 2: rows become int8 in other memory than the window tensor"
+        need(not zero_copy or comm_quant_mode == 0, "zero_copy", rule)
         self.contract = contract
         self.comm_alg = comm_alg
         self.zero_copy = zero_copy
@@ -70,6 +76,7 @@ class MC2Dispatcher(Dispatcher):
         # By position what the ops take so: torch takes longer for keywords.
         self._group = (self.place.group_ep, world_size, rank, num_experts)
         self._options = {"comm_alg": comm_alg} if comm_alg else {}
+        self._combine_options = {"comm_quant_mode": comm_quant_mode} if comm_quant_mode else {}
         self._dispatch_op, self._begin_dispatch_op = self._operator("dispatch", ops, begin_dispatch)
         self._combine_op, self._begin_combine_op = self._operator("combine", ops, begin_combine)
         self.sends_first = self._begin_dispatch_op is not None and self._begin_combine_op is not None
@@ -179,4 +186,4 @@ class MC2Dispatcher(Dispatcher):
         if expert_scales is None:
             expert_scales = torch.empty(0, dtype=torch.float32, device=expert_out.device)
         arguments = (expert_out, *handle.tensors, expert_scales, *self._group)
-        return arguments, {"shared_expert_x": shared, **handle.options, **self._options}
+        return arguments, {"shared_expert_x": shared, **handle.options, **self._options, **self._combine_options}

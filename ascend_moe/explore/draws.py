@@ -56,12 +56,18 @@ _LARGE: Choices = _SMALL | {
 _LARGE_PAIRS, _LARGE_BYTES, _LARGE_LOOKS = 6000, 2 << 20, 100_000
 
 
+def _program(case: cases.Case, **values: Any) -> Program:
+    """The program of a case; rows in lent memory are not coded."""
+    coded = case.coded and values.get("rows", "own") == "own"
+    return Program(**asdict(case) | {"coded": coded}, **values)
+
+
 def draw(seed: int) -> Program:
     """A small program: W 2..4, cores 2..4, L 1..3, K 1..3, BS 0..4, every mode; the same one for a seed."""
     rng = np.random.default_rng([seed, 2])
     case = cases.draw(seed, **_SMALL)
-    return Program(
-        **asdict(case),
+    return _program(
+        case,
         sequence=_pick(rng, SEQUENCES[:4] if case.world > 2 else SEQUENCES),
         algorithm=_pick(rng, ALGORITHMS),
         rows=_pick(rng, ROWS[:3]),
@@ -81,8 +87,8 @@ def draw_large(seed: int) -> Program:
         local=max(1, min(case.local, limits()["moe_expert_num"] // case.world)),
     )
     several = case.world * case.cores <= 64
-    return Program(
-        **asdict(cases.legal(case)),
+    return _program(
+        cases.legal(case),
         sequence="DCDC" if several and rng.integers(2) else "DC",
         algorithm=_pick(rng, ALGORITHMS),
         rows=_pick(rng, ROWS[:3]),
@@ -237,7 +243,7 @@ def draw_of(kind: str, seed: int) -> Program:
     if values.get("servers", 0) >= case.world:
         values["servers"] = 1
     values["list_cores"] = min(values.get("list_cores", 0), case.cores - 1) if values["algorithm"] != "window" else 0
-    return Program(**asdict(cases.legal(case)), **values)
+    return _program(cases.legal(case), **values)
 
 
 def draw_for(place: int, seed: int = 0) -> tuple[Program, int]:

@@ -134,7 +134,8 @@ class PlannedProgram:
                 "ep_send_counts": sent.outputs[4],
                 **case.combine_tensors(rank),
             }
-            call = Call(rank, name, given, attributes_of(name, self._common(rank)))
+            own = {"comm_quant_mode": case.comm_quant_mode}
+            call = Call(rank, name, given, attributes_of(name, self._common(rank) | own))
             call.expected, call.result = {0: want[rank]}, sent.result
             call.lent = self.program.lent(self._number, rank)
             self._plan(call, calls.OP_COMBINE)

@@ -41,7 +41,7 @@ _RARE = (
     "nums_type",
     "tp",
 )  # spelled out where they are not the default
-_FLAGS = ("weights", "plain", "odd", "tail", "near")
+_FLAGS = ("weights", "plain", "coded", "odd", "tail", "near")
 # What a word of a case that is no number sets.
 _WORDS: dict[str, tuple[str, object]] = {
     **{word: ("algorithm", word) for word in ALGORITHMS},
@@ -166,6 +166,8 @@ def checked(case: Program) -> Program:
     need(shared in (0, 2, 3), "shared_expert_x has {} dimensions, it must have 2, 3 or none (h0)", shared)
     need(not shared or case.contract == 2, "contract v1 has no shared_expert_x, it must be v2")
     need(kind in (0, 1) and tp in (0, 1), "expert_token_nums_type {} and tp_world_size {} must be 0 or 1", kind, tp)
+    need(not case.coded or case.dtype != "fp32", "coded rows are bf16 or fp16")
+    need(not case.coded or case.rows == "own", "coded rows cannot be {}, they must be own", case.rows)
     possible = not case.fault_kind or applies(case, case.fault_kind)
     need(possible, f"fault:{case.fault_kind} is none that {case} can have")
     waiting = 0
@@ -180,7 +182,7 @@ def window_mib(case: Program) -> int:
     batch = max(case.batch, 1)  # of a rank that has none
     row, pairs = case.units * 32, batch * case.topk
     returned = case.world * (batch * min(case.topk, case.local) * (row + 128) + 1024)
-    half = max(returned, pairs * (row + 64))
+    half = max(returned, pairs * (row + 96))
     lent = 4 * case.world * batch * min(case.topk, case.local) * row
     return 1 << max(0, (max(2 * half, lent) // _MIB).bit_length())
 

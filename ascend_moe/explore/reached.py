@@ -109,6 +109,8 @@ class _Reach:
         yield "parts", parts
         yield "shorter part", parts and case.hidden % tiling["part_elements"] != 0
         yield "shared in parts", parts and bool(case.shared)
+        yield "coded pieces", case.coded and case.hidden > tiling["quant_piece"]
+        yield "coded parts", parts and case.coded
 
     WEIGHT_ROWS = 64  # kWeightRows
 

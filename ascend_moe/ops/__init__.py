@@ -257,6 +257,9 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
         ep_send_counts: (>= W*L,) int32, dispatch's ep_recv_counts.
         expert_scales: (BS, K) float32 weights; without elements the rows are only added.
         shared_expert_x: (BS, H) or (a, b, H) with a*b = BS, added last with weight 1.
+        comm_quant_mode: 2: rows come back as int8, which takes 1.25 bytes an element: of each block of 8 the codes
+            rint(v / b) with b = max|v| / 127, and b in the dtype of expand_x, bfloat16 or float16. Rows that stay on
+            their rank are rounded too. Not for window tensors (``window_empty``); without gradients.
         comm_alg: as dispatch's; 'direct' takes rows and assist_info_for_combine in dispatch's order only.
 
     Returns:
@@ -267,7 +270,7 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
     Refused by name until they are supported: tp_world_size 2, shared_expert_rank_num above 0,
     shared_expert_num above 1, expert_shard_type 1,
     zero_expert_num, copy_expert_num, const_expert_num, elastic_info, performance_info,
-    comm_quant_mode, ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v.
+    ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v.
 
     Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
     ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order.

@@ -41,6 +41,7 @@ class Request:
         dtype: of x: bf16, fp16 or fp32.
         quant: int8 rows (quant_mode 2); smooth: with smooth scales.
         weights: expert_scales are given to dispatch too, so that they travel with the rows.
+        comm_quant: rows come back as int8 (comm_quant_mode 2).
         contract: v1 (npu_moe_distribute_dispatch) or v2 (..._v2).
         cores: AIV cores of a launch; 0: all of the SoC.
         window_mib: HCCL_BUFFSIZE as it is exported; 0: not told, nothing to compare with.
@@ -63,6 +64,7 @@ class Request:
     ranks_per_server: int = 0
     comm_alg: str = ""
     weights: bool = False
+    comm_quant: bool = False
 
 
 @dataclass(frozen=True)
@@ -303,6 +305,7 @@ def call_spec(op: int, request: Request, shapes: calls.NamedShapes, cores: int, 
         "global_bs": 0 if request.equal_batches else request.ranks * request.batch,
         "quant_mode": 2 if request.quant and op == calls.OP_DISPATCH else 0,
         "expert_token_nums_type": 1,
+        "comm_quant_mode": 2 if request.comm_quant else 0,  # of dispatch too, whose window it shares
     }
     call = calls.describe(op, CONTRACTS[request.contract], "group", request.comm_alg, shapes, attributes)
     chip = soc_of(request.soc)

@@ -117,10 +117,20 @@ def check(request: Request, algorithm: str) -> None:
     Raises:
         ArgumentError: it does not.
     """
-    comm_alg, kernel, _ = ALGORITHMS[algorithm]
+    comm_alg, kernel, lent = ALGORITHMS[algorithm]
     most = soc_named(request.soc).aiv
     need(request.cores <= most, "cores", "is {}; {} has {}", request.cores, request.soc, most)
     planning.require(replace(request, comm_alg=comm_alg, equal_batches=True))
+    if lent and request.comm_quant:
+        raise ArgumentError(
+            "algorithm is 'zero-copy', whose rows are read where they lie, not as int8: use 'direct'",
+            argument="algorithm",
+        )
+    if kernel and request.comm_quant:
+        raise ArgumentError(
+            f"algorithm is {algorithm!r}, a model without int8 rows on the way back: use 'window' or 'direct'",
+            argument="algorithm",
+        )
     if kernel and (request.smooth or request.weights):
         raise ArgumentError(
             f"algorithm is {algorithm!r}, a model without smooth scales and without expert_scales in dispatch: use "

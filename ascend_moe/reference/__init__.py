@@ -13,7 +13,18 @@ float32 sums in the order the operators define. ``cases`` makes the calls that i
 from __future__ import annotations
 
 from .cases import Case
-from .exchange import FaultyRouting, check, combine, dense, dispatch, predict_traffic, quantize_row
+from .exchange import (
+    FaultyRouting,
+    check,
+    coded_row_bytes,
+    combine,
+    dense,
+    dispatch,
+    predict_traffic,
+    quantize_blocks,
+    quantize_row,
+    restore_blocks,
+)
 from .records import DispatchResult, Fault, RankInput, Report, Traffic
 from .report import same_bits, validate
 
@@ -26,11 +37,14 @@ __all__ = [
     "Report",
     "Traffic",
     "check",
+    "coded_row_bytes",
     "combine",
     "dense",
     "dispatch",
     "predict_traffic",
+    "quantize_blocks",
     "quantize_row",
+    "restore_blocks",
     "same_bits",
     "validate",
 ]

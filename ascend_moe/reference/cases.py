@@ -56,7 +56,8 @@ class Case:
     owner: what goes beyond becomes -1.
     ``shared``: dimensions of shared_expert_x, 0 for none. ``odd``: NaN, infinities and denormals among the
     values. ``tail``: combine gets NaN rows behind the received ones. ``weights``: dispatch gets the
-    expert_scales too. ``plain``: combine's expert_scales have no elements. ``cores``: AIV cores of a launch.
+    expert_scales too. ``plain``: combine's expert_scales have no elements. ``coded``: rows come back as int8
+    (comm_quant_mode 2). ``cores``: AIV cores of a launch.
     ``name`` is for reports. ``given``: tensors made by hand, see ``of``.
     """
 
@@ -80,6 +81,7 @@ class Case:
     tail: bool = False
     weights: bool = False
     plain: bool = False
+    coded: bool = False
     width: int = 0
     seed: int = 0
     given: tuple[RankInput, ...] | None = field(default=None, compare=False, repr=False)
@@ -121,15 +123,20 @@ class Case:
         return 0 if self.quant == "none" else 2
 
     @property
+    def comm_quant_mode(self) -> int:
+        """The attribute of combine."""
+        return 2 if self.coded else 0
+
+    @property
     def global_bs(self) -> int:
         """The attribute of both ops: W * maxBS, or 0 for equal batches."""
         return 0 if self.batches == "equal" else self.world * max(self.batch, 1)
 
     @property
     def mode(self) -> str:
-        """The name of contract, dtype and quantization, by which results are counted."""
+        """The name of contract, dtype and quantizations, by which results are counted."""
         quant = {"none": "", "int8": " int8", "smooth": " int8 smooth"}[self.quant]
-        return f"V{self.contract} {self.dtype}{quant}"
+        return f"V{self.contract} {self.dtype}{quant}" + " back int8" * self.coded
 
     # ---- tensors
 
@@ -298,7 +305,8 @@ class Case:
     def combined(self, rows: Sequence[torch.Tensor], dispatched: Sequence[DispatchResult]) -> list[torch.Tensor]:
         """Returns what combine must make of every rank's expert rows."""
         inputs = [replace(given, expert_scales=self.weights_of(given)) for given in self.inputs]
-        return combine(inputs, rows, dispatched, moe_expert_num=self.experts, global_bs=self.global_bs)
+        numbers = {"global_bs": self.global_bs, "comm_quant_mode": self.comm_quant_mode}
+        return combine(inputs, rows, dispatched, moe_expert_num=self.experts, **numbers)
 
     def weights_of(self, inputs: RankInput) -> torch.Tensor | None:
         """The expert_scales that combine gets."""
@@ -372,7 +380,9 @@ CHOICES: dict[str, Sequence[Any]] = {
     "cores": (8, 1, 2, 3, 7, 24, 48),
     "batches": BATCHES,
     "ids": IDS,
+    "coded": (False, False, True),
 }
+_LATER = ("coded",)  # chosen after the others, which keep their values of earlier versions
 
 
 def draw(seed: int, **choices: Sequence[Any]) -> Case:
@@ -382,7 +392,8 @@ def draw(seed: int, **choices: Sequence[Any]) -> Case:
     hot experts, duplicate ids and ids of -1 among them.
     """
     rng = np.random.default_rng([seed, _STREAMS.index("draw")])
-    chosen = {name: values[int(rng.integers(len(values)))] for name, values in sorted((CHOICES | choices).items())}
+    given = sorted((CHOICES | choices).items(), key=lambda item: (item[0] in _LATER, item[0]))
+    chosen = {name: values[int(rng.integers(len(values)))] for name, values in given}
     batches, ids = (choices.get(name, CHOICES[name]) for name in ("batches", "ids"))
     turn = seed % len(batches)
     chosen |= {"batches": batches[turn], "ids": ids[(seed // len(batches) + turn) % len(ids)]}
@@ -395,4 +406,5 @@ def legal(case: AnyCase) -> AnyCase:
         case = replace(case, world=max(case.world, 2), local=1, topk=max(case.topk, 2))
     if case.ids in FAULTS:
         case = replace(case, batch=max(case.batch, 1))
-    return replace(case, topk=min(case.topk, case.experts), shared=case.shared if case.contract == 2 else 0)
+    shared, coded = case.shared if case.contract == 2 else 0, case.coded and case.dtype != "fp32"
+    return replace(case, topk=min(case.topk, case.experts), shared=shared, coded=coded)

@@ -164,6 +164,42 @@ def quantize_row(
         return q.astype(np.int8), np.float32(1) / s
 
 
+# ---- comm_quant_mode 2: rows on their way back, a scale for each block of 8 elements
+
+CODES_OF_SCALE = 8
+
+
+def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (R, H) int8 and scales (R, H / 8) of rows (R, H), bf16 or fp16; the scales have the rows' dtype.
+
+    Of each block, in fp32: b = max|v| * (1 / 127), q = rint(v / b), and b is rounded to the dtype. NaN is ignored in
+    the maximum unless nothing else is there; a NaN quotient gives code 0. A block of zeros has codes and scale 0.
+    Raises ValueError for fp32 rows, which combine refuses.
+    """
+    if rows.dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"comm_quant_mode 2 is for bfloat16 and float16 rows, not {rows.dtype}")
+    shape = (*rows.shape[:-1], rows.shape[-1] // CODES_OF_SCALE, CODES_OF_SCALE)
+    blocks = rows.detach().float().numpy().reshape(shape)
+    with np.errstate(all="ignore"):
+        b = np.fmax.reduce(np.abs(blocks), axis=-1) * (np.float32(1) / np.float32(127))
+        q = np.rint(blocks / b[..., None])
+        q = np.rint(np.where(np.isnan(q), np.float32(0), q).astype(np.float16))
+    codes = torch.from_numpy(q.astype(np.int8).reshape(rows.shape))
+    return codes, torch.from_numpy(b).to(rows.dtype)
+
+
+def restore_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Rows (R, H) in the dtype of ``scales``: each code times its block's scale in fp32, then rounded."""
+    blocks = codes.reshape(*scales.shape, CODES_OF_SCALE).float() * scales.float()[..., None]
+    return blocks.reshape(codes.shape).to(scales.dtype)
+
+
+def coded_row_bytes(hidden: int) -> tuple[int, int]:
+    """Bytes of a row as codes: as it is written, with what fills its last block of 32; and as it is read."""
+    scales = hidden // CODES_OF_SCALE * 2
+    return _align32(hidden) + _align32(scales), _align32(hidden) + scales
+
+
 # ---- the two collective errors of routing, which take a look at all ranks' ids
 
 
@@ -212,10 +248,13 @@ def combine(
     *,
     moe_expert_num: int,
     global_bs: int = 0,
+    comm_quant_mode: int = 0,
 ) -> list[torch.Tensor]:
     """All ranks' combine outputs, (BS, H) in the dtype of ``expand_xs``.
 
     expand_xs[r]: (>= R, H) rank r's expert outputs, row for row as dispatch gave them.
+    comm_quant_mode 2: every row, also one that stays on its rank, is summed as ``quantize_blocks`` and
+    ``restore_blocks`` make it.
     The sum of a token is fp32: from 0, k ascending, each product rounded, then added (no FMA); then
     shared_expert_x; then one round-to-nearest-even cast. Inactive tokens give zeros.
     Raises ValueError when the routed pairs are not exactly the rows that dispatch delivered.
@@ -223,7 +262,10 @@ def combine(
     group_of(inputs, moe_expert_num, global_bs)
     returned: list[dict[tuple[int, int], Row]] = [{} for _ in inputs]
     for rows, result in zip(expand_xs, dispatched, strict=True):
-        values = rows.detach().float().numpy()
+        values = rows.detach()[: len(result.assist_info)]
+        if comm_quant_mode == 2:
+            values = restore_blocks(*quantize_blocks(values))
+        values = values.float().numpy()
         for i, (source, token, k) in enumerate(result.assist_info.tolist()):
             returned[source][token, k] = values[i]
     outputs = []
@@ -302,6 +344,7 @@ def predict_traffic(
     weights: bool = False,
     algorithm: str = "window",
     cores: int = 1,
+    comm_quant_mode: int = 0,
 ) -> list[Traffic]:
     """Bytes a rank for one dispatch and one combine of x (BS, H) in ``dtype``; contract "v1" or "v2".
 
@@ -310,7 +353,7 @@ def predict_traffic(
     that stay on their rank go through its window like all others; in V2 they come back with a mark of 32. Direct: a
     token's row is written once (with smooth scales once a pair) and read once by its owner, from 8 ``cores`` on once
     for all of the owner's experts; a pair has 4 bytes in a list, and 4 for its weight; rows that stay are not moved by
-    combine.
+    combine. With comm_quant_mode 2 rows go back as ``coded_row_bytes`` says, in direct also those that stay.
     """
     if contract not in ("v1", "v2") or quant_mode not in (0, 2) or algorithm not in ("window", "direct"):
         raise ValueError('contract is "v1" or "v2", quant_mode 0 or 2, algorithm "window" or "direct"')
@@ -319,7 +362,8 @@ def predict_traffic(
     stride = _align32(out_bytes) + 32 * (quant_mode != 0)
     if algorithm == "window":
         stride += 32 * ((contract == "v2") + weights)
-    back = H * dtype.itemsize
+    coded = comm_quant_mode == 2
+    back, read_back = coded_row_bytes(H) if coded else (_align32(H * dtype.itemsize), H * dtype.itemsize)
     pairs = [[(token, expert // group.local_experts) for token, _, expert in routed_pairs(given)] for given in inputs]
     moved = []
     for rank, given in enumerate(inputs):
@@ -328,7 +372,7 @@ def predict_traffic(
         if algorithm == "window":
             mark, k = 32 * (contract == "v2"), given.expert_ids.shape[1]
             marks = mark * given.expert_ids.numel()
-            rows = (received * out_bytes, received * (_align32(back) + mark), sent * back + marks)
+            rows = (received * out_bytes, received * (back + mark), sent * read_back + marks)
             slack = mark * k * cores  # cores that share a token read its marks each
             moved.append(Traffic(sent * stride, received * stride, *rows, combine_window_read_slack=slack))
             continue
@@ -338,7 +382,8 @@ def predict_traffic(
         shares = cores >= _MANY_CORES and not smooth and group.local_experts > 1 and given.expert_ids.shape[1] > 1
         taken = sum(len({token for token, owner in pair if owner == rank}) for pair in pairs) if shares else received
         read = taken * stride + (4 + 8 * weights) * received
-        rows = (received * out_bytes, (received - stays) * back, (sent - stays) * back)
+        returned, fetched = (received, sent) if coded else (received - stays, sent - stays)
+        rows = (received * out_bytes, returned * (back if coded else read_back), fetched * read_back)
         padded = received + 14 * len(inputs) * group.local_experts  # a list is read in whole blocks of 8 entries
         again = shares or group.local_experts >= _MANY_EXPERTS or padded > _LIST_ENTRIES
         moved.append(Traffic(written, read, *rows, (4 + 8 * weights) * received * cores * again))

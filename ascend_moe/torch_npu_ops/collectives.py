@@ -86,7 +86,8 @@ def npu_moe_distribute_combine_add_rms_norm(
     ``acc`` is combine's fp32 sum, not rounded, plus the residual:
     ``x = acc``, ``rstd = 1 / sqrt(sum(acc * acc * (1 / H)) + norm_eps)`` and
     ``y = rounded(acc * rstd) * gamma``, fp32 inside, each result rounded once. The rows travel as fp32, so
-    that the sum arrives as it is: windows twice as large as for `npu_moe_distribute_combine_v2`.
+    that the sum arrives as it is: windows twice as large as for `npu_moe_distribute_combine_v2`. With
+    comm_quant_mode 2 they are rounded before as that op's int8 rows are, and travel as fp32 all the same.
 
     Args:
         expand_x: ``(>= rows, H)`` bfloat16, float16 or float32, in the row order of
@@ -126,8 +127,34 @@ def npu_moe_distribute_combine_add_rms_norm(
         if value is not None:
             need_dtype(name, value, expand_x.dtype)
     shared = None if shared_expert_x is None else shared_expert_x.float()
-    acc = _combined(**given | {"expand_x": expand_x.float(), "shared_expert_x": shared})
+    rows = expand_x
+    if comm_quant_mode == 2:
+        _need_codes(expand_x, expert_scales)
+        rows, given["comm_quant_mode"] = _as_codes(expand_x), 0
+    acc = _combined(**given | {"expand_x": rows.float(), "shared_expert_x": shared})
     return _normalised(acc.unsqueeze(1) + residual_x.float(), gamma, norm_eps, expand_x.dtype)
+
+
+_CODES_OF_SCALE = 8
+_PER_CODE = 0.007874015718698502  # 1 / 127 in fp32
+
+
+def _need_codes(expand_x: torch.Tensor, expert_scales: torch.Tensor) -> None:
+    """The rules of comm_quant_mode 2 for a combine that gets its rows as fp32."""
+    rule = "is 2 and expand_x is float32, it must be bfloat16 or float16; use comm_quant_mode 0"
+    need(expand_x.dtype != torch.float32, "comm_quant_mode", rule)
+    wanted = torch.is_grad_enabled() and (expand_x.requires_grad or expert_scales.requires_grad)
+    rule = "is 2, whose rounded rows have no gradient, nor their weights: use 0, or torch.no_grad()"
+    need(not wanted, "comm_quant_mode", rule)
+
+
+def _as_codes(rows: torch.Tensor) -> torch.Tensor:
+    """The rows as they come out of int8 codes, a scale for each block of 8, as combine's kernels make both."""
+    blocks = rows.detach().float().unflatten(-1, (-1, _CODES_OF_SCALE))
+    largest = blocks.abs().nan_to_num(nan=-1.0, posinf=float("inf")).amax(-1, keepdim=True)
+    scale = torch.where(largest < 0, float("nan"), largest * _PER_CODE)  # below 0: nothing but NaN
+    codes = (blocks / scale).round().nan_to_num(nan=0.0) + 0.0  # 0.0, not -0.0
+    return (codes * scale.to(rows.dtype).float()).to(rows.dtype).flatten(-2)
 
 
 def _combined(**given: Any) -> torch.Tensor:

@@ -188,6 +188,7 @@ def combine(
         "expand_scales": sent[6],
         "tp_world_size": case.tp,
         "global_bs": case.global_bs,
+        "comm_quant_mode": case.comm_quant_mode,
     }
     result: torch.Tensor = call("combine", place, case, _moved(place, values | changes))
     return result

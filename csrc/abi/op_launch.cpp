@@ -61,7 +61,15 @@ uint64_t BytesOf(const Desc& tensor) {
 // Of expand_x of a direct combine, in memory of `own` or not.
 LentArea::State StateOfRows(const Plan& plan, const LentArea* own, const void* rows) {
     if (own == nullptr || !own->Contains(rows)) return LentArea::ElsewhereOf(own, rows);
-    return own->StateOf(rows, BytesOf(moe::Tensor(plan.spec, moe::kTensor_expand_x)));
+    LentArea::State state = own->StateOf(rows, BytesOf(moe::Tensor(plan.spec, moe::kTensor_expand_x)));
+    if (state.use == LentArea::Use::kGood && plan.info().quantMode != 0) state.use = LentArea::Use::kCoded;
+    return state;
+}
+
+// Whether it matters to a combine that its rows lie in lent memory: direct reads them there, and as codes no algorithm
+// can.
+bool MindsLent(const moe::MoeDistributeInfo& info) {
+    return info.algorithm == moe::kAlgorithmDirect || info.quantMode != 0;
 }
 
 bool IsRows(const moe::OpTensor& tensor) { return tensor.type == moe::kRows || tensor.type == moe::kWireRows; }
@@ -145,7 +153,7 @@ void OpLaunch::Prepare(const Kernels& kernels) {
 // The plan's, unless expand_x lies in the lent area and this op publishes it there.
 const void* OpLaunch::CombineTiling() {
     const void* rows = inputs_[moe::kTensor_expand_x];
-    if (plan_.info().algorithm != moe::kAlgorithmDirect || rows == nullptr) return plan_.tiling();
+    if (!MindsLent(plan_.info()) || rows == nullptr) return plan_.tiling();
     const bool own = Lent(reinterpret_cast<uintptr_t>(rows));
     if (own && comm_.lent_area() == nullptr) return plan_.tiling();  // a device's memory: its host has looked
     lent_ = StateOfRows(plan_, comm_.lent_area(), rows);
@@ -343,8 +351,7 @@ int am_lent_use(void* area, const void* plan, uint32_t part, const void* expand_
     const ops::Plan& of = *static_cast<const ops::Plan*>(plan);
     const std::shared_ptr<ops::LentArea> lent = *static_cast<std::shared_ptr<ops::LentArea>*>(area);
     ops::LentArea::State state = {};
-    if (!of.dispatch() && of.info().algorithm == moe::kAlgorithmDirect)
-        state = ops::StateOfRows(of, lent.get(), expand_x);
+    if (!of.dispatch() && ops::MindsLent(of.info())) state = ops::StateOfRows(of, lent.get(), expand_x);
     if (Refused(state, record, fault, fault_bytes)) return ops::kLentRefused;
     lent->Complete(state.generation, number, part == moe::kPartWhole);
     return 0;

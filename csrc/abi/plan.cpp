@@ -114,7 +114,7 @@ uint64_t am_need_window(const void* dispatch_spec, char* text, uint64_t bytes) {
     const moe::CallSpec& call = *static_cast<const moe::CallSpec*>(dispatch_spec);
     moe::MoeDistributeInfo info;
     moe::FillInfo(call, info);
-    const moe::WindowNeed need = moe::WindowNeedOf(info, info.wireType, info.quantMode != 0);
+    const moe::WindowNeed need = moe::WindowNeedOf(info, moe::ReturnedRowOf(call, info));
     std::string fields;
     const uint64_t regions = info.world;
     Field(fields, "dispatch_bytes",
@@ -164,6 +164,7 @@ uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
         Field(fields, "sum_ring", call.combine.sumRing);
         Field(fields, "sum_group", call.combine.sumGroup);
         Field(fields, "return_ring", call.combine.returnRing);
+        Field(fields, "quant_piece", call.combine.quantPiece);
     }
     return ops::GiveText(fields, text, bytes);
 }

@@ -101,7 +101,6 @@ private:
                ASCEND_MOE_ONLY(0, zero_expert_num, kSpecialExperts) &&
                ASCEND_MOE_ONLY(0, copy_expert_num, kSpecialExperts) &&
                ASCEND_MOE_ONLY(0, const_expert_num, kSpecialExperts) &&
-               ASCEND_MOE_ONLY(0, comm_quant_mode, "int8 rows on the way back are not built yet") &&
                ASCEND_MOE_ONLY(0, out_dtype, "it is for int32 rows, which CANN refuses too") && Refused() &&
                Algorithm();
 #undef ASCEND_MOE_ONLY
@@ -219,7 +218,7 @@ private:
         const int64_t length = Tensor(call_, index).dims[0], pairs = ids.dims[0] * ids.dims[1],
                       rows = MOE_TENSOR(call_, expand_x).dims[0], counts = MOE_TENSOR(call_, ep_send_counts).dims[0],
                       slots = MOE_ATTRIBUTE(call_, moe_expert_num);  // W * L
-        return Typed(name, index, 1, kTypeInt32) &&
+        return CommQuant() && Typed(name, index, 1, kTypeInt32) &&
                Need(v2 || length == pairs, name, "expand_idx has %lld elements, it must have BS*K = %lld", Wide(length),
                     Wide(pairs)) &&
                Need(rows <= INT32_MAX, "expand_x", "expand_x has %lld rows, ep_send_counts can count at most %d",
@@ -235,6 +234,17 @@ private:
                Need(counts >= slots, "ep_send_counts",
                     "ep_send_counts has %lld elements, it must have at least W*L = %lld", Wide(counts), Wide(slots)) &&
                Weights(ids) && SharedX();
+    }
+    bool CommQuant() {
+        const int64_t mode = MOE_ATTRIBUTE(call_, comm_quant_mode);
+        const uint32_t type = static_cast<uint32_t>(MOE_TENSOR(call_, expand_x).dtype);
+        return Need(mode == 0 || mode == kBlockQuant || mode == kNoValue, "comm_quant_mode",
+                    "comm_quant_mode is %lld, only 0 and 2 are supported: CANN has no other for int8 rows on the way "
+                    "back",
+                    Wide(mode)) &&
+               Need(mode != kBlockQuant || type != kTypeFp32, "comm_quant_mode",
+                    "comm_quant_mode is 2 and expand_x is float32, it must be bfloat16 or float16: the scales of int8 "
+                    "rows travel in its type; use comm_quant_mode 0");
     }
     // Without elements: a plain sum.
     bool Weights(const TensorDesc& ids) {

@@ -66,7 +66,14 @@ private:
     void Gather() { Through(plan_.dispatch.copyRing, plan_.dispatch.sharedLanes != 0 ? plan_.dispatch.copyRing : 1); }
     void CombineSend() {
         Triples();
-        Through(plan_.combine.returnRing, 1);
+        ReturnedRows();
+    }
+    // ReturnLoader.
+    void ReturnedRows() {
+        const uint32_t ring = plan_.combine.returnRing;
+        if (info_.quantMode == 0) return Through(ring, 1);
+        In(ring, 1);
+        Out(ring);
     }
     void Triples() {
         if (info_.triples != 0) Hold(EventPair::kMte2S, 1);  // from Begin to the first chunk
@@ -78,7 +85,7 @@ private:
     void Return() {
         const uint32_t groups = plan_.combine.sumRing / plan_.combine.sumGroup;
         Triples();
-        Through(plan_.combine.returnRing, 1);
+        ReturnedRows();
         Sums(groups, groups);
     }
 

@@ -143,7 +143,10 @@ private:
     const char* Op() const { return OpName(At(kRecOp)); }
     uint32_t Epoch() const { return static_cast<uint32_t>(At(kRecEpoch)); }
     int32_t Reporter() const { return At(kRecReporter); }
-    const char* Field() const { return FieldName(At(kRecDetail0)); }
+    const char* Field() const {
+        const bool back = At(kRecOp) == static_cast<int32_t>(kOpCombine) && At(kRecDetail0) == kFieldQuant;
+        return back ? "comm_quant_mode" : FieldName(At(kRecDetail0));
+    }
     std::string Ours() const { return FieldValue(At(kRecDetail0), At(kRecDetail1)); }
     std::string Theirs() const { return FieldValue(At(kRecDetail0), At(kRecDetail2)); }
 

@@ -14,17 +14,22 @@ struct WindowNeed {
     uint64_t dispatchHalf;   // direct
     uint64_t combineHalf;    // V2, direct
 };
-inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantized) {
-    const uint32_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantized, 0);
+// Bytes of a row on its way back. To a dispatch the op gives no comm_quant_mode, but a plan of both ops may.
+inline uint64_t ReturnedRowOf(const CallSpec& call, const MoeDistributeInfo& info) {
+    if (MOE_ATTRIBUTE(call, comm_quant_mode) == kBlockQuant) return CodedRowBytes(info.hidden);
+    return static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
+}
+inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint64_t back) {
+    const uint32_t stride = DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, 0);
     const uint64_t weights = static_cast<uint64_t>(info.hasWeights) * info.maxBatch * info.topK * sizeof(float);
     const uint64_t returned = static_cast<uint64_t>(info.world) * info.capacity;
-    return {0, 0, PublishedWeightsOffset(info, stride) + weights, returned * info.hidden * TypeSize(info.xType)};
+    return {0, 0, PublishedWeightsOffset(info, stride) + weights, returned * back};
 }
-inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchWireType, bool quantized) {
-    if (info.algorithm == kAlgorithmDirect) return DirectNeedOf(info, dispatchWireType, quantized);
-    const uint64_t back = static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
+// `back`: bytes of a row on its way back.
+inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint64_t back) {
+    if (info.algorithm == kAlgorithmDirect) return DirectNeedOf(info, back);
     const bool triples = info.triples != 0;
-    const uint64_t stride = DispatchRowStride(info.hidden, TypeSize(dispatchWireType), quantized, TailBlocks(info));
+    const uint64_t stride = TailedRowBytes(info);
     // A status run follows the rows that come over RDMA.
     const uint64_t run = info.transport == kTransportRdma ? StatusStride(info.world) : 0;
     return {info.capacity * stride + run, triples ? 0 : info.capacity * back + run, 0,
@@ -33,11 +38,12 @@ inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t dispatchW
 
 // The half of a window that direct needs: in dispatch also for the rows that will come back, by either algorithm.
 inline uint64_t DirectHalfOf(const CallSpec& call, const MoeDistributeInfo& info) {
-    const WindowNeed direct = DirectNeedOf(info, info.wireType, info.quantMode != 0);
+    const uint64_t row = ReturnedRowOf(call, info);
+    const WindowNeed direct = DirectNeedOf(info, row);
     if (call.op != kOpDispatch) return direct.combineHalf;
     MoeDistributeInfo as = info;
     as.algorithm = kAlgorithmWindow;
-    const WindowNeed window = WindowNeedOf(as, info.wireType, info.quantMode != 0);
+    const WindowNeed window = WindowNeedOf(as, row);
     const uint64_t back = std::max(window.combineHalf, info.world * CeilTo(window.combineRegion, 512));
     return std::max(direct.dispatchHalf, std::min(direct.combineHalf, back));
 }
@@ -66,7 +72,8 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.cores = static_cast<uint32_t>(call.cores);
     info.contract = static_cast<uint32_t>(call.contract);
     info.xType = static_cast<uint32_t>(rows.dtype);
-    info.quantMode = dispatch ? static_cast<uint32_t>(MOE_ATTRIBUTE(call, quant_mode)) : 0;
+    const int64_t quant = dispatch ? MOE_ATTRIBUTE(call, quant_mode) : MOE_ATTRIBUTE(call, comm_quant_mode);
+    info.quantMode = quant == kNoValue ? 0 : static_cast<uint32_t>(quant);
     info.wireType = info.quantMode != 0 ? kTypeInt8 : info.xType;
     info.hasScales = dispatch && MOE_GIVEN(call, scales) ? 1 : 0;
     info.hasWeights = MOE_GIVEN(call, expert_scales) && (dispatch || HasElements(MOE_TENSOR(call, expert_scales)));
@@ -110,7 +117,7 @@ inline CannCall CannCallOf(const MoeDistributeInfo& info) {
 }
 
 inline bool CheckWindow(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan, CheckResult& result) {
-    const WindowNeed need = WindowNeedOf(info, info.wireType, info.quantMode != 0);
+    const WindowNeed need = WindowNeedOf(info, ReturnedRowOf(call, info));
     const bool dispatch = call.op == kOpDispatch;
     const uint64_t region = dispatch ? need.dispatchRegion : need.combineRegion,
                    half = dispatch ? need.dispatchHalf : need.combineHalf;
@@ -162,9 +169,11 @@ inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, Ca
 
 inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan) {
     const bool direct = info.algorithm == kAlgorithmDirect;
-    plan.tilingKey = direct              ? ASCEND_MOE_TILING_KEY_COMBINE_DIRECT
-                     : info.triples != 0 ? ASCEND_MOE_TILING_KEY_COMBINE_SLOTS
-                                         : ASCEND_MOE_TILING_KEY_COMBINE;
+    static const uint32_t kKeys[][2] = {
+        {ASCEND_MOE_TILING_KEY_COMBINE, ASCEND_MOE_TILING_KEY_COMBINE_QUANT},
+        {ASCEND_MOE_TILING_KEY_COMBINE_SLOTS, ASCEND_MOE_TILING_KEY_COMBINE_SLOTS_QUANT},
+        {ASCEND_MOE_TILING_KEY_COMBINE_DIRECT, ASCEND_MOE_TILING_KEY_COMBINE_DIRECT_QUANT}};
+    plan.tilingKey = kKeys[direct ? 2 : info.triples][info.quantMode != 0];
     plan.combine.info = info;
     plan.combine.hasSharedExpertX = MOE_GIVEN(call, shared_expert_x) ? 1 : 0;
     RingChooser rings(plan, UbOf(call));

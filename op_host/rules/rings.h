@@ -92,7 +92,7 @@ public:
         GatheredRows();
     }
     void WindowCombine() {
-        ReturnedChunks();
+        InPieces(plan_.combine.quantPiece, [this] { return ReturnedChunks(); });
         SplitTokens(info_, plan_.combine);
         plan_.combine.sumGroup = 1;
         while (!Grow(plan_.combine.sumRing, 2, kMostRing, Step::kSum) && MoreParts()) continue;
@@ -100,7 +100,8 @@ public:
     void DirectCombine() {
         plan_.combine.sendRows = Max(1, kReturnChunkBytes / RowBytes());
         ShareTokens(info_, plan_.combine);
-        while (!ReturnedGroups() && MoreParts()) continue;
+        const auto fit = [this] { return ReturnedGroups(); };
+        while (!InPieces(plan_.combine.quantPiece, fit) && MoreParts()) continue;
     }
 
 private:
@@ -124,15 +125,19 @@ private:
 
     // Rows on their way while dispatch sends or publishes, and the piece of a row that is quantized at a time.
     void SendRows(Step step) {
-        if (info_.quantMode == 0) {
-            SendRings(step);
-            return;
+        InPieces(plan_.dispatch.quantPiece, [this, step] { return SendRings(step); });
+    }
+    // `piece`, the elements of a row that are quantized at a time, becomes the largest with which `fit` finds room,
+    // else the smallest.
+    template <typename Fit>
+    bool InPieces(uint32_t& piece, Fit fit) {
+        if (info_.quantMode == 0) return fit();
+        for (const uint32_t most : kQuantPieces) {
+            if (most == kQuantWhole && info_.hidden > most) continue;
+            piece = Min(info_.hidden, most);
+            if (fit()) return true;
         }
-        for (const uint32_t piece : kQuantPieces) {
-            if (piece == kQuantWhole && info_.hidden > piece) continue;
-            plan_.dispatch.quantPiece = Min(info_.hidden, piece);
-            if (SendRings(step)) return;
-        }
+        return false;
     }
     // In window also rows with their tails, where cores are many and there is room for two rows besides.
     bool SendRings(Step step) {
@@ -153,10 +158,11 @@ private:
         Grow(tiling.copyRows, 1, info_.cores >= kManyCores ? 1 : kMaxChunkRows, Step::kGather);
     }
     // Window combine: chunks of rows on their way back, two if they fit, and rows of each.
-    void ReturnedChunks() {
+    bool ReturnedChunks() {
         plan_.combine.returnRing = 2;
-        if (Grow(plan_.combine.sendRows, 1, ChunkRows(RowBytes()), Step::kSend)) return;
+        if (Grow(plan_.combine.sendRows, 1, ChunkRows(RowBytes()), Step::kSend)) return true;
         plan_.combine.returnRing = 1;
+        return Fits(Step::kSend);
     }
     // Direct combine: chunks of expand_x, and parts of rows to sum, on their way at a time. Two groups of parts at
     // least, so that one is summed while another comes; then as many chunks as there is room for.

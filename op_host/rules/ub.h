@@ -109,8 +109,6 @@ private:
     }
 
     void CombineSend() {
-        const MoeDistributeCombineTiling& tiling = plan_.combine;
-        const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
         Entry();
         Routing();
         Places();
@@ -123,8 +121,8 @@ private:
             Add("expand_idx", kChunkPairs * 4);
             Add("ep_send_counts", Ints(Slots()));
         }
-        const uint64_t mark = info_.triples != 0 ? kBlock : 0;
-        Add("rows of expand_x", tiling.returnRing * CeilTo(tiling.sendRows * (row + mark), kBlock));
+        const uint32_t row = ReturnedRowBytes(info_, TypeSize(info_.xType));
+        ReturnedRows(plan_.combine.sendRows * (info_.triples != 0 ? SlotBytes(row) : row));
         if (info_.triples != 0) {
             Add("abort blocks at entry", info_.world * kBlock);
             OwnRun();
@@ -132,6 +130,16 @@ private:
         } else {
             Status(info_.world * kBlock);
         }
+    }
+    // Rows of expand_x on their way, in chunks of so many bytes, and what makes codes of them.
+    void ReturnedRows(uint64_t chunkBytes) {
+        const MoeDistributeCombineTiling& tiling = plan_.combine;
+        if (info_.quantMode == 0) return Add("rows of expand_x", tiling.returnRing * CeilTo(chunkBytes, kBlock));
+        const uint64_t rows = static_cast<uint64_t>(tiling.sendRows) * info_.hidden * TypeSize(info_.xType);
+        Add("rows of expand_x", tiling.returnRing * CeilTo(rows, kBlock));
+        Add("rows of codes", tiling.returnRing * CeilTo(chunkBytes, kBlock));
+        Add("fp32 rows of the quantizer", 2 * CodedLanes(tiling.quantPiece) * 4ull);
+        Add("its scales", CodedScaleBytes(tiling.quantPiece));
     }
     void CombineSum() {
         Routing();
@@ -143,13 +151,24 @@ private:
         Sums();
     }
     void Sums() {
-        const uint64_t part = plan_.combine.partElements, size = TypeSize(info_.xType);
-        const bool wide = info_.xType == kTypeFp32;
         Add("weights", kChunkPairs * 4);
-        Add("rows to sum", plan_.combine.sumRing * CeilTo(part * size, kBlock));
+        Add("rows to sum", plan_.combine.sumRing * CeilTo(PieceBytes(), kBlock));
+        Results();
+    }
+    uint32_t PieceBytes() const {
+        const MoeDistributeCombineTiling& tiling = plan_.combine;
+        return SumPieceBytes(info_, tiling.hasSharedExpertX != 0, tiling.partElements, TypeSize(info_.xType));
+    }
+    // Of WeightedSum.
+    void Results() {
+        const uint32_t part = plan_.combine.partElements, size = TypeSize(info_.xType);
+        const bool wide = info_.xType == kTypeFp32;
         Add("results", (wide ? 1 : 2) * CeilTo(part * size, kBlock));
         Add("fp32 term", part * 4);
         if (!wide) Add("fp32 sum", part * 4);
+        if (info_.quantMode == 0) return;
+        Add("rows of codes as elements", CodedLanes(part) * size);
+        Add("their scales", CodedScaleBytes(part) + CodedLanes(part) * 4);
     }
 
     // Waiting for all sources, whose runs stay.
@@ -216,8 +235,7 @@ private:
     }
     void DirectReturn() {
         const MoeDistributeCombineTiling& tiling = plan_.combine;
-        const uint64_t size = TypeSize(info_.xType), part = tiling.partElements;
-        const bool wide = info_.xType == kTypeFp32;
+        const uint32_t row = ReturnedRowBytes(info_, TypeSize(info_.xType));
         Entry();
         Routing();
         if (info_.triples == 0) {
@@ -227,18 +245,15 @@ private:
         SendCounts();
         Add("counts of the messages", CountsMatchBytes(info_.experts));
         if (info_.triples != 0) Add("triples", Ints((kChunkPairs + 1) * kTripleWords));
-        Add("rows of expand_x",
-            tiling.returnRing * ReturnChunkBytes(static_cast<uint32_t>(info_.hidden * size), tiling.sendRows));
+        ReturnedRows(info_.quantMode != 0 ? tiling.sendRows * row : ReturnChunkBytes(row, tiling.sendRows));
         Add("positions", kChunkPairs * 4);
         Add("weights", kChunkPairs * 4);
         Add("addresses", SumEntries(info_.topK) * 8);
         Add("their weights", SumEntries(info_.topK) * 4);
         Add("rows of a token", kChunkPairs / info_.topK * 4);
-        Add("rows to sum", tiling.sumRing / tiling.sumGroup *
-                               SumGroupBytes(info_.experts, tiling.sumGroup, static_cast<uint32_t>(part * size)));
-        Add("results", (wide ? 1 : 2) * CeilTo(part * size, kBlock));
-        Add("fp32 term", part * 4);
-        if (!wide) Add("fp32 sum", part * 4);
+        Add("rows to sum",
+            tiling.sumRing / tiling.sumGroup * SumGroupBytes(info_.experts, tiling.sumGroup, PieceBytes()));
+        Results();
         Add("abort blocks at entry", info_.world * kBlock);
         OwnRun();
         AllRuns();

@@ -7,6 +7,18 @@
 
 namespace moe {
 
+// rint of `count` values within -127..127, which are lost. Integers pass through `narrow` exactly.
+__aicore__ inline void RoundToInt8(const LocalTensor<int8_t>& wire, const LocalTensor<float>& value,
+                                   const LocalTensor<half>& narrow, uint32_t count) {
+    LocalTensor<int32_t> code = value.ReinterpretCast<int32_t>();
+    AscendC::Cast(code, value, AscendC::RoundMode::CAST_RINT, count);
+    AscendC::PipeBarrier<PIPE_V>();
+    AscendC::SetDeqScale(static_cast<half>(1.0f));
+    AscendC::Cast(narrow, code, AscendC::RoundMode::CAST_NONE, count);
+    AscendC::PipeBarrier<PIPE_V>();
+    AscendC::Cast(wire, narrow, AscendC::RoundMode::CAST_TRUNC, count);
+}
+
 // Per-token dynamic quantization in UB: s = 127 / max|v|, q = rint(v * s), scale = 1 / s with v = x [*
 // smooth]. A row longer than `piece` elements is done in pieces, once for the maximum and once for the codes; the bits
 // are those of a row in one piece.
@@ -81,14 +93,7 @@ private:
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Muls(value, value, inverse, count);
         AscendC::PipeBarrier<PIPE_V>();
-        LocalTensor<int32_t> code = value.template ReinterpretCast<int32_t>();
-        AscendC::Cast(code, value, AscendC::RoundMode::CAST_RINT, count);
-        AscendC::PipeBarrier<PIPE_V>();
-        AscendC::SetDeqScale(static_cast<half>(1.0f));
-        LocalTensor<half> narrow = scratchBuf_.Get<half>();
-        AscendC::Cast(narrow, code, AscendC::RoundMode::CAST_NONE, count);
-        AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Cast(wire, narrow, AscendC::RoundMode::CAST_TRUNC, count);
+        RoundToInt8(wire, value, scratchBuf_.Get<half>(), count);
     }
     // v of `count` elements from `at` on.
     __aicore__ inline void Widen(const LocalTensor<XType>& row, uint32_t expert, uint32_t at, uint32_t count) {
@@ -215,6 +220,174 @@ private:
     uint32_t expert_ = 0;
     uint32_t started_ = 0;  // rows on their way that are fetched next
     bool held_ = false;
+};
+
+// ---- comm_quant_mode 2: rows on their way back ----
+
+// The quantization of a row by blocks of kCodesOfScale elements: b = max|v| * (1/127), q = rint(v / b), and b travels
+// rounded to the type of rows. A block of zeros has codes 0 and scale 0.
+template <typename XType>
+class BlockQuantizer {
+public:
+    // UB: two tables of fp32 values of a piece, and their scales.
+    __aicore__ inline void Init(TPipe& pipe, uint32_t hidden, uint32_t piece) {
+        hidden_ = hidden;
+        piece_ = piece;
+        const uint32_t lanes = CodedLanes(piece);
+        pipe.InitBuffer(valueBuf_, static_cast<uint32_t>(lanes * sizeof(float)));
+        pipe.InitBuffer(scratchBuf_, static_cast<uint32_t>(lanes * sizeof(float)));
+        pipe.InitBuffer(scaleBuf_, CodedScaleBytes(piece));
+        // The blocks behind a piece, up to a whole repeat, have maxima too, which nobody reads.
+        AscendC::Duplicate(scratchBuf_.Get<float>(), 0.0f, static_cast<int32_t>(lanes));
+    }
+    // The caller orders MTE2 before this (row), and V before MTE3 (wire). What lies behind the codes and behind the
+    // scales, to the ends of their blocks of 32 bytes, travels and is never read.
+    __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row) {
+        for (uint32_t at = 0; at < hidden_; at += piece_) {
+            const LocalTensor<int8_t> scales = wire[BlockScalesOffset(hidden_) + at / kCodesOfScale * kScaleBytes];
+            QuantizePiece(wire[at], scales.template ReinterpretCast<XType>(), row[at], Min(piece_, hidden_ - at));
+        }
+    }
+
+private:
+    static constexpr float kSmallest = 1.401298464e-45f;  // 2^-149, below every scale but 0: 0 / 0 is no code
+
+    __aicore__ inline void QuantizePiece(const LocalTensor<int8_t>& codes, const LocalTensor<XType>& scales,
+                                         const LocalTensor<XType>& row, uint32_t count) {
+        LocalTensor<float> value = valueBuf_.Get<float>(), scratch = scratchBuf_.Get<float>();
+        LocalTensor<float> scale = scaleBuf_.Get<float>();
+        const int32_t repeats = static_cast<int32_t>(CodedLanes(count) / kRepeatWords);
+        const uint32_t blocks = count / kCodesOfScale;
+        AscendC::PipeBarrier<PIPE_V>();  // the piece before has been read
+        AscendC::Cast(value, row, AscendC::RoundMode::CAST_NONE, count);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Abs(scratch, value, static_cast<int32_t>(count));
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::BlockReduceMax(scale, scratch, repeats, static_cast<int32_t>(kRepeatWords), 1, 1, kBlockWords);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Muls(scale, scale, 1.0f / 127.0f, static_cast<int32_t>(blocks));
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Cast(scales, scale, AscendC::RoundMode::CAST_RINT, blocks);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Maxs(scale, scale, kSmallest, static_cast<int32_t>(blocks));
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Brcb(scratch, scale, static_cast<uint8_t>(repeats), {1, kBlockWords});
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Div(value, value, scratch, static_cast<int32_t>(count));
+        AscendC::PipeBarrier<PIPE_V>();
+        RoundToInt8(codes, value, scratch.ReinterpretCast<half>(), count);
+    }
+
+    UbBuf valueBuf_, scratchBuf_, scaleBuf_;
+    uint32_t hidden_ = 0;
+    uint32_t piece_ = 0;
+};
+
+// Rows as BlockQuantizer made them: code times scale, rounded to the type of rows.
+template <typename XType>
+class BlockDecoder {
+public:
+    // UB for `elements`: two tables, of the type of rows and in fp32, and the scales.
+    __aicore__ inline void Init(TPipe& pipe, uint32_t elements) {
+        const uint32_t lanes = CodedLanes(elements);
+        pipe.InitBuffer(rowBuf_, static_cast<uint32_t>(lanes * sizeof(XType)));
+        pipe.InitBuffer(wideBuf_, static_cast<uint32_t>(lanes * sizeof(float)));
+        pipe.InitBuffer(scaleBuf_, CodedScaleBytes(elements));
+        // Scales behind those of a part, up to a whole repeat, go nowhere.
+        AscendC::Duplicate(scaleBuf_.Get<float>(), 0.0f, static_cast<int32_t>(lanes / kCodesOfScale));
+    }
+    // The row, until the next call. `value`: fp32 scratch. What V does before, it must have waited for.
+    __aicore__ inline LocalTensor<XType> Decode(const LocalTensor<int8_t>& codes, const LocalTensor<XType>& scales,
+                                                const LocalTensor<float>& value, uint32_t count) {
+        LocalTensor<half> narrow = rowBuf_.Get<half>();
+        LocalTensor<float> scale = scaleBuf_.Get<float>(), wide = wideBuf_.Get<float>();
+        AscendC::Cast(narrow, codes, AscendC::RoundMode::CAST_NONE, count);
+        AscendC::Cast(scale, scales, AscendC::RoundMode::CAST_NONE, count / kCodesOfScale);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Cast(value, narrow, AscendC::RoundMode::CAST_NONE, count);
+        AscendC::Brcb(wide, scale, static_cast<uint8_t>(CodedLanes(count) / kRepeatWords), {1, kBlockWords});
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Mul(value, value, wide, static_cast<int32_t>(count));
+        AscendC::PipeBarrier<PIPE_V>();
+        LocalTensor<XType> row = rowBuf_.Get<XType>();
+        AscendC::Cast(row, value, AscendC::RoundMode::CAST_RINT, count);
+        return row;
+    }
+
+private:
+    UbBuf rowBuf_, wideBuf_, scaleBuf_;
+};
+
+// Chunks of rows of expand_x as they go back: as they are, or as codes. A row of a chunk begins every `stride` bytes.
+template <typename XType, bool kQuant>
+class ReturnLoader {
+public:
+    // UB: returnRing chunks of sendRows rows; with codes the same again as they lie in expand_x, and the quantizer's.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling, GM_ADDR expandX,
+                                uint32_t stride) {
+        const uint8_t ring = static_cast<uint8_t>(tiling.returnRing);
+        rowBytes_ = static_cast<uint32_t>(tiling.info.hidden * sizeof(XType));
+        stride_ = stride;
+        rows_ = expandX;
+        if constexpr (kQuant) {
+            pipe.InitBuffer(inQueue_, ring, tiling.sendRows * rowBytes_);
+            pipe.InitBuffer(outQueue_, ring, tiling.sendRows * stride_);
+            quantizer_.Init(pipe, tiling.info.hidden, tiling.quantPiece);
+        } else {
+            pipe.InitBuffer(copyQueue_, ring, tiling.sendRows * stride_);
+        }
+    }
+    // Begins to load rows [row, row + count), at most sendRows.
+    __aicore__ inline void Load(uint32_t row, uint32_t count) {
+        GlobalTensor<int8_t> source;
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(rows_ + static_cast<uint64_t>(row) * rowBytes_),
+                               static_cast<uint64_t>(count) * rowBytes_);
+        const uint32_t gap = kQuant ? 0 : (stride_ - rowBytes_) / kBlock;
+        const DataCopyExtParams params{static_cast<uint16_t>(count), rowBytes_, 0, gap, 0};
+        const DataCopyPadExtParams<int8_t> pad{false, 0, 0, 0};
+        count_ = count;
+        if constexpr (kQuant) {
+            LocalTensor<int8_t> chunk = inQueue_.template AllocTensor<int8_t>();
+            AscendC::DataCopyPad(chunk, source, params, pad);
+            inQueue_.EnQue(chunk);
+        } else {
+            LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
+            AscendC::DataCopyPad(chunk, source, params, pad);
+            copyQueue_.EnQue(chunk);
+        }
+    }
+    // The rows of the last Load, ready for MTE3. What was stored from their memory before has left.
+    __aicore__ inline LocalTensor<int8_t> Take() {
+        if constexpr (kQuant) {
+            LocalTensor<int8_t> in = inQueue_.template DeQue<int8_t>();
+            LocalTensor<int8_t> out = outQueue_.template AllocTensor<int8_t>();
+            for (uint32_t i = 0; i < count_; ++i)
+                quantizer_.Quantize(out[i * stride_], in[i * rowBytes_].template ReinterpretCast<XType>());
+            inQueue_.FreeTensor(in);
+            outQueue_.EnQue(out);
+            return outQueue_.template DeQue<int8_t>();
+        } else {
+            return copyQueue_.template DeQue<int8_t>();
+        }
+    }
+    __aicore__ inline void Free(const LocalTensor<int8_t>& chunk) {
+        LocalTensor<int8_t> mine = chunk;
+        if constexpr (kQuant) {
+            outQueue_.FreeTensor(mine);
+        } else {
+            copyQueue_.FreeTensor(mine);
+        }
+    }
+
+private:
+    AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
+    AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
+    AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
+    BlockQuantizer<XType> quantizer_;
+    GM_ADDR rows_ = nullptr;
+    uint32_t rowBytes_ = 0;
+    uint32_t stride_ = 0;
+    uint32_t count_ = 0;
 };
 
 }  // namespace moe

@@ -4,6 +4,7 @@
 #define ASCEND_MOE_COMMON_WEIGHTED_SUM_H
 
 #include "inputs.h"
+#include "quantize.h"
 
 namespace moe {
 
@@ -89,14 +90,16 @@ private:
     bool active_ = false;  // a pair of the token is
 };
 
-// The parts of H that cores share while they sum.
-template <typename XType>
+// The parts of H that cores share while they sum. With kQuant rows that travelled lie as codes and scales: in UB a part
+// has its codes first, and its scales behind the codes of a whole part.
+template <typename XType, bool kQuant>
 class RowParts {
 public:
     __aicore__ inline void Init(const MoeDistributeCombineTiling& tiling) {
         hidden_ = tiling.info.hidden;
         elements_ = tiling.partElements;
         parts_ = tiling.partsPerToken;
+        pieceBytes_ = SumPieceBytes(tiling.info, tiling.hasSharedExpertX != 0, elements_, sizeof(XType));
     }
     // (token, part) of `batch` tokens are numbered from 0 on.
     __aicore__ inline uint32_t Items(uint32_t batch) const { return batch * parts_; }
@@ -104,9 +107,15 @@ public:
     __aicore__ inline uint32_t Part(uint32_t item) const { return item % parts_; }
     __aicore__ inline uint32_t Elements(uint32_t part) const { return Min(elements_, hidden_ - part * elements_); }
     // UB that a part of a term takes.
-    __aicore__ inline uint32_t PieceBytes() const { return static_cast<uint32_t>(elements_ * sizeof(XType)); }
+    __aicore__ inline uint32_t PieceBytes() const { return pieceBytes_; }
     // Begins to load a part of a term.
-    __aicore__ inline void Load(const LocalTensor<int8_t>& piece, GM_ADDR term, uint32_t part) const {
+    __aicore__ inline void Load(const LocalTensor<int8_t>& piece, GM_ADDR term, bool travelled, uint32_t part) const {
+        if constexpr (kQuant) {
+            if (travelled) {
+                LoadCoded(piece, term, part);
+                return;
+            }
+        }
         const uint32_t bytes = static_cast<uint32_t>(Elements(part) * sizeof(XType));
         GlobalTensor<int8_t> source;
         source.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(term + Column(part)), bytes);
@@ -121,12 +130,25 @@ private:
     __aicore__ inline uint64_t Column(uint32_t part) const {
         return part * static_cast<uint64_t>(elements_) * sizeof(XType);
     }
+    __aicore__ inline void LoadCoded(const LocalTensor<int8_t>& piece, GM_ADDR term, uint32_t part) const {
+        GlobalTensor<int8_t> row;
+        row.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(term), CodedRowBytes(hidden_));
+        const uint32_t first = part * elements_, count = Elements(part);
+        if (parts_ == 1) {
+            CopyIn(piece, row, BlockScalesOffset(hidden_) + count / kCodesOfScale * kScaleBytes);
+            return;
+        }
+        AscendC::DataCopy(piece, row[first], PayloadBytes(count, 1));
+        CopyIn(piece[elements_], row[BlockScalesOffset(hidden_) + first / kCodesOfScale * kScaleBytes],
+               count / kCodesOfScale * kScaleBytes);
+    }
     uint32_t hidden_ = 0;
     uint32_t elements_ = 0;  // of a part
     uint32_t parts_ = 1;     // of a token
+    uint32_t pieceBytes_ = 0;
 };
 
-template <typename XType>
+template <typename XType, bool kQuant>
 class WeightedSum {
 public:
     // UB for parts of `elements`: two results (one in fp32), a weighted row, and the sum unless it is fp32 as
@@ -136,6 +158,8 @@ public:
         pipe.InitBuffer(outQueue_, kFloat ? 1 : 2, bytes);
         pipe.InitBuffer(termBuf_, static_cast<uint32_t>(elements * sizeof(float)));
         if (!kFloat) pipe.InitBuffer(sumBuf_, static_cast<uint32_t>(elements * sizeof(float)));
+        if constexpr (kQuant) decoder_.Init(pipe, elements);
+        scalesAt_ = elements;
     }
     // The next sum is zero and has so many elements.
     __aicore__ inline void Begin(uint32_t elements) {
@@ -149,10 +173,17 @@ public:
         AscendC::PipeBarrier<PIPE_V>();  // the cast of the sum before has read it
         AscendC::Duplicate(sum_, 0.0f, elements_);
     }
-    // Adds a row, times `weight` when it is weighted.
-    __aicore__ inline void Add(const LocalTensor<XType>& row, float weight, bool weighted) {
+    // Adds the part of a term that RowParts has loaded, times `weight` when it is weighted.
+    __aicore__ inline void Add(const LocalTensor<int8_t>& piece, bool travelled, float weight, bool weighted) {
         LocalTensor<float> term = termBuf_.template Get<float>();
+        LocalTensor<XType> row = piece.template ReinterpretCast<XType>();
         AscendC::PipeBarrier<PIPE_V>();  // the term of the row before has been added
+        if constexpr (kQuant) {
+            if (travelled) {
+                row = decoder_.Decode(piece, piece[scalesAt_].template ReinterpretCast<XType>(), term, elements_);
+                AscendC::PipeBarrier<PIPE_V>();
+            }
+        }
         if constexpr (kFloat) {
             if (weighted) {
                 AscendC::Muls(term, row, weight, elements_);
@@ -184,10 +215,12 @@ private:
     static constexpr bool kFloat = AscendC::IsSameType<XType, float>::value;
 
     AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
+    BlockDecoder<XType> decoder_;
     UbBuf termBuf_, sumBuf_;
     LocalTensor<XType> out_;
     LocalTensor<float> sum_;
     uint32_t elements_ = 0;
+    uint32_t scalesAt_ = 0;  // bytes of a part's codes
 };
 
 }  // namespace moe

@@ -14,7 +14,7 @@
 // 2     | RowReturn::Begin    | all: a share | expand_x [A][H],       | own half: the rows as in |
 //       | (index: after Count)| of the bytes | ep_send_counts [L*W]   | expand_x, without this   |
 //       |                     |              | int32                  | rank's own; nothing when |
-//       |                     |              |                        | lent                     |
+//       |                     |              |                        | lent; coded: all rows    |
 // 3     | Count, RowReturn::  | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
 //       | Check,              | of the       | int32, x_active_mask;  | [cores][E] int32, index: | the rank
 //       | PrepareMessages,    | tokens, of   | index: expand_idx      | largest positions        |
@@ -55,7 +55,7 @@
 
 namespace moe {
 
-template <typename XType>
+template <typename XType, bool kQuant>
 class MoeDistributeDirectCombine {
 public:
     __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
@@ -63,7 +63,7 @@ public:
         tiling_ = &tiling;
         info_ = &tiling.info;
         triples_ = info_->triples != 0;
-        rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
+        rowBytes_ = ReturnedRowBytes(*info_, sizeof(XType));
     }
 
     __aicore__ inline void Process(TPipe& pipe) {
@@ -181,7 +181,7 @@ private:
     // After a failure core 0 writes the error record, and each core writes zeros into its share of x.
     __aicore__ inline void Leave() {
         exchange_.NextPlan();
-        ZeroSums(exchange_, *tiling_, args_.x, rowBytes_);
+        ZeroSums(exchange_, *tiling_, args_.x, static_cast<uint32_t>(info_->hidden * sizeof(XType)));
         exchange_.Report();
     }
 
@@ -191,13 +191,13 @@ private:
     Exchange exchange_;
     RoutingTable routing_;
     IndexBounds bounds_;
-    RowReturn return_;
+    RowReturn<XType, kQuant> return_;
     ReturnedRows rows_;
-    DirectSum<XType> sum_;
+    DirectSum<XType, kQuant> sum_;
     StatusWaiter waiter_;
     CountsMatch match_;
-    Verdict mine_;  // core 0: of the checks of expand_idx and of the counts in the messages
-    uint32_t rowBytes_ = 0;
+    Verdict mine_;           // core 0: of the checks of expand_idx and of the counts in the messages
+    uint32_t rowBytes_ = 0;  // of a row on its way
     bool triples_ = false;
 };
 

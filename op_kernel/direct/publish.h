@@ -4,6 +4,7 @@
 #define ASCEND_MOE_DIRECT_PUBLISH_H
 
 #include "../common/inputs.h"
+#include "../common/quantize.h"
 #include "../common/triples.h"
 
 namespace moe {
@@ -76,10 +77,11 @@ private:
 };
 
 // Publishes the rows of expand_x: copies them into the own half at the same offsets, without the rows of this
-// rank's own tokens. Copies nothing if expand_x lies in the lent area. The message to a source says where its
-// rows of each local expert begin.
+// rank's own tokens. Copies nothing if expand_x lies in the lent area. With kQuant it leaves all rows there as codes,
+// in the same order. The message to a source says where its rows of each local expert begin.
 constexpr uint64_t kCopyUnit = 512;  // bytes: cores share a copy in pieces of this
 
+template <typename XType, bool kQuant>
 class RowReturn {
 public:
     // UB: the counts, triples, chunks of rows.
@@ -89,11 +91,16 @@ public:
         args_ = &arguments;
         info_ = &tiling.info;
         chunkBytes_ = ReturnChunkBytes(rowBytes, tiling.sendRows);
+        chunkRows_ = tiling.sendRows;
         rowBytes_ = rowBytes;
         TPipe& pipe = exchange.pipe();
         counts_.Init(pipe, *info_);
         if (info_->triples != 0) triples_.Init(pipe, *info_, arguments.expandIdx);
-        pipe.InitBuffer(queue_, static_cast<uint8_t>(tiling.returnRing), chunkBytes_);
+        if constexpr (kQuant) {
+            loader_.Init(pipe, tiling, arguments.expandX, rowBytes_);
+        } else {
+            pipe.InitBuffer(queue_, static_cast<uint8_t>(tiling.returnRing), chunkBytes_);
+        }
     }
     // Begins to load the counts.
     __aicore__ inline void Load() { counts_.Load(args_->epSendCounts); }
@@ -107,6 +114,7 @@ public:
             triples_.Begin(PartBegin(rows, exchange_->core(), info_->cores),
                            PartBegin(rows, exchange_->core() + 1, info_->cores));
         }
+        rows_ = rows;
         bytes_ = static_cast<uint64_t>(rows) * rowBytes_;
         Publish();
     }
@@ -122,6 +130,23 @@ public:
         while (triples_.Next(counts_, verdict)) {
         }
         return verdict;
+    }
+    // Stores this core's share of the rows as they travel, this rank's own among them: they are rounded as all others
+    // are.
+    __aicore__ inline void StoreCodedRows() {
+        const uint32_t end = PartBegin(rows_, exchange_->core() + 1, info_->cores);
+        uint32_t row = PartBegin(rows_, exchange_->core(), info_->cores);
+        for (uint32_t count = 0; row < end; row += count) {
+            count = Min(chunkRows_, end - row);
+            loader_.Load(row, count);
+            const LocalTensor<int8_t> chunk = loader_.Take();
+            GlobalTensor<int8_t> target;
+            target.SetGlobalBuffer(
+                reinterpret_cast<__gm__ int8_t*>(exchange_->Half() + static_cast<uint64_t>(row) * rowBytes_),
+                static_cast<uint64_t>(count) * rowBytes_);
+            AscendC::DataCopy(target, chunk, count * rowBytes_);
+            loader_.Free(chunk);
+        }
     }
     // Copies this core's share. The rows are contiguous here and there, so the cores share bytes, not rows.
     __aicore__ inline void StoreRows() {
@@ -173,6 +198,10 @@ public:
 private:
     // In place if lent, else into the own half.
     __aicore__ inline void Publish() {
+        if constexpr (kQuant) {
+            StoreCodedRows();
+            return;
+        }
         if (IsLent()) {
             exchange_->SetLent(
                 static_cast<uint32_t>((args_->expandX - exchange_->context().lent(info_->rank)) / kBlock));
@@ -195,7 +224,10 @@ private:
     ReturnCounts counts_;
     TripleReader triples_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> queue_;
+    ReturnLoader<XType, kQuant> loader_;
     uint64_t bytes_ = 0;  // to copy, of all cores
+    uint32_t rows_ = 0;
+    uint32_t chunkRows_ = 0;
     uint32_t chunkBytes_ = 0;
     uint32_t rowBytes_ = 0;
     bool possible_ = false;  // so many rows

@@ -9,7 +9,8 @@
 namespace moe {
 
 // Finds the rows of this rank's pairs: in the half or the lent area of the owner (the expert's rank), whose
-// message says where this rank's rows of each expert begin. Rows of its own experts are in expand_x.
+// message says where this rank's rows of each expert begin. Rows of its own experts are in expand_x, unless rows travel
+// as codes.
 class ReturnedRows {
 public:
     __aicore__ inline void Init(Exchange& exchange, StatusWaiter& messages, const MoeDistributeInfo& info,
@@ -47,7 +48,7 @@ public:
         const uint32_t row = start + static_cast<uint32_t>(positionBuf_.Get<int32_t>().GetValue(i));
         GM_ADDR base = exchange_->HalfOf(owner);
         uint64_t bytes = static_cast<uint64_t>(info_->world) * info_->capacity * rowBytes_;
-        if (owner == info_->rank && info_->expandRows != 0) {  // nobody has to copy those
+        if (owner == info_->rank && info_->expandRows != 0 && info_->quantMode == 0) {  // nobody has to copy those
             base = expandX_;
             bytes = static_cast<uint64_t>(info_->expandRows) * rowBytes_;
         } else if (PhaseOf(message.GetValue(kH0OpPhase)) == kPhaseLent) {
@@ -73,7 +74,7 @@ private:
 };
 
 // Calls: Init, Fetch, Prepare, Begin, Run; or Drop instead of Run.
-template <typename XType>
+template <typename XType, bool kQuant>
 class DirectSum {
 public:
     using Queue = AscendC::TQue<AscendC::QuePosition::VECIN, kMaxSumGroups>;
@@ -149,7 +150,7 @@ private:
         uint32_t count = 0, weighted = 0;
         terms_.Begin(token);
         for (Term term; terms_.Next(routing, term); ++count) {
-            address.SetValue(base + count, reinterpret_cast<uint64_t>(term.address));
+            address.SetValue(base + count, reinterpret_cast<uint64_t>(term.address) | (term.travelled ? 0 : kPlain));
             if (!term.weighted) continue;
             weight.SetValue(base + count, term.weight);
             ++weighted;
@@ -181,8 +182,9 @@ private:
         LocalTensor<int8_t> group = queue_.template AllocTensor<int8_t>();
         for (uint32_t n = 0; n < perGroup_ && FindPiece(routing); ++n, ++loadTerm_) {
             const uint32_t at = Base(parts_.Token(loadItem_)) + loadTerm_;
-            parts_.Load(group[n * parts_.PieceBytes()],
-                        reinterpret_cast<GM_ADDR>(addressBuf_.Get<uint64_t>().GetValue(at)), parts_.Part(loadItem_));
+            const uint64_t address = addressBuf_.Get<uint64_t>().GetValue(at);
+            parts_.Load(group[n * parts_.PieceBytes()], reinterpret_cast<GM_ADDR>(address & ~kPlain),
+                        (address & kPlain) == 0, parts_.Part(loadItem_));
         }
         queue_.EnQue(group);
         ++waiting_;
@@ -202,27 +204,31 @@ private:
         const uint32_t list = listBuf_.Get<uint32_t>().GetValue(token - terms_.first());
         const uint32_t count = list & ((1u << kWeightedFrom) - 1), weighted = list >> kWeightedFrom;
         sum_.Begin(parts_.Elements(part));
-        for (uint32_t n = 0; n < weighted; ++n) AddTerm(routing, weightBuf_.Get<float>().GetValue(base + n), true);
-        for (uint32_t n = weighted; n < count; ++n) AddTerm(routing, 1.0f, false);
+        for (uint32_t n = 0; n < weighted; ++n)
+            AddTerm(routing, base + n, weightBuf_.Get<float>().GetValue(base + n), true);
+        for (uint32_t n = weighted; n < count; ++n) AddTerm(routing, base + n, 1.0f, false);
         sum_.Store(parts_.Place(x_, token, part));
     }
-    // Adds the next term in the order of the loads. A group whose terms are all added makes room for another.
-    __aicore__ inline void AddTerm(RoutingTable& routing, float weight, bool weighted) {
+    // Adds the next term in the order of the loads, entry `at` of the lists. A group whose terms are all added makes
+    // room for another.
+    __aicore__ inline void AddTerm(RoutingTable& routing, uint32_t at, float weight, bool weighted) {
         if (used_ == 0) group_ = TakeGroup();
-        sum_.Add(group_[used_ * parts_.PieceBytes()].template ReinterpretCast<XType>(), weight, weighted);
+        const bool travelled = !kQuant || (addressBuf_.Get<uint64_t>().GetValue(at) & kPlain) == 0;
+        sum_.Add(group_[used_ * parts_.PieceBytes()], travelled, weight, weighted);
         if (++used_ < perGroup_) return;
         queue_.FreeTensor(group_);
         used_ = 0;
         LoadGroup(routing);
     }
 
-    static constexpr uint32_t kWeightedFrom = 16;  // bit of a word of listBuf_: the terms with a weight
+    static constexpr uint64_t kPlain = 1ull << 63;  // of an address: the term never travelled
+    static constexpr uint32_t kWeightedFrom = 16;   // bit of a word of listBuf_: the terms with a weight
     const MoeDistributeInfo* info_ = nullptr;
     GM_ADDR x_ = nullptr;
     Terms<XType, ReturnedRows> terms_;
-    RowParts<XType> parts_;
+    RowParts<XType, kQuant> parts_;
     Queue queue_;
-    WeightedSum<XType> sum_;
+    WeightedSum<XType, kQuant> sum_;
     UbBuf addressBuf_, weightBuf_, listBuf_;
     LocalTensor<int8_t> group_;    // being summed
     uint32_t used_ = 0;            // terms of it

@@ -12,10 +12,13 @@
 #define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT 2000
 #define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT 2002
 #define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT_SMOOTH 2012
-// Combine: 1000 for "window" with packed rows, 1100 for "window" with slots, 2000 for "direct".
+// Combine: 1000 for "window" with packed rows, 1100 for "window" with slots, 2000 for "direct", + comm_quant_mode.
 #define ASCEND_MOE_TILING_KEY_COMBINE 1000
+#define ASCEND_MOE_TILING_KEY_COMBINE_QUANT 1002
 #define ASCEND_MOE_TILING_KEY_COMBINE_SLOTS 1100
+#define ASCEND_MOE_TILING_KEY_COMBINE_SLOTS_QUANT 1102
 #define ASCEND_MOE_TILING_KEY_COMBINE_DIRECT 2000
+#define ASCEND_MOE_TILING_KEY_COMBINE_DIRECT_QUANT 2002
 
 namespace moe {
 
@@ -50,7 +53,7 @@ struct MoeDistributeInfo {
     uint32_t contract;        // kContractV1 or kContractV2
     uint32_t xType;           // TypeCode of x / expand_x
     uint32_t wireType;        // TypeCode of a row in the window
-    uint32_t quantMode;       // 0 or 2
+    uint32_t quantMode;       // 0 or 2: dispatch's quant_mode, combine's comm_quant_mode
     uint32_t hasScales;       // smooth scales given
     uint32_t maskRank;        // x_active_mask: 0 none, 1 (BS,), 2 (BS, K)
     uint32_t globalBsGiven;   // 0: equal batches
@@ -268,7 +271,7 @@ struct MoeDistributeCombineTiling {
     uint32_t sumRing;        // UB parts of rows in flight while summing
     uint32_t sumGroup;       // direct: so many of them are loaded, waited for and given back together
     uint32_t returnRing;     // such chunks on their way: to the sources, in direct into the own half
-    uint32_t reserved;
+    uint32_t quantPiece;     // elements of a row that are quantized at a time: the whole row, or a multiple of 512
 };
 
 // Chunks of direct combine's copy into the own half, where rows are contiguous and cores share bytes, not
@@ -278,6 +281,21 @@ MOE_FN uint32_t ReturnChunkBytes(uint32_t rowBytes, uint32_t rows) { return Min(
 // Bytes of a group of parts of rows that direct combine sums; a row of a histogram [E] int32 fits too.
 MOE_FN uint32_t SumGroupBytes(uint32_t experts, uint32_t pieces, uint32_t pieceBytes) {
     return Max(pieces * pieceBytes, PaddedInts(experts) * static_cast<uint32_t>(sizeof(int32_t)));
+}
+// A row on its way back; `size`: of an element of expand_x.
+MOE_FN uint32_t ReturnedRowBytes(const MoeDistributeInfo& info, uint32_t size) {
+    return info.quantMode != 0 ? CodedRowBytes(info.hidden) : info.hidden * size;
+}
+// UB of BlockQuantizer and BlockDecoder for so many elements: fp32 values and two more tables, in whole repeats, and a
+// scale for each block of codes.
+MOE_FN uint32_t CodedLanes(uint32_t elements) { return static_cast<uint32_t>(CeilTo(elements, kRepeatWords)); }
+MOE_FN uint32_t CodedScaleBytes(uint32_t elements) {
+    return CodedLanes(elements) / kCodesOfScale * static_cast<uint32_t>(sizeof(float));
+}
+// Bytes of a part of a term in UB: of a row that came back, or of one that never travelled.
+MOE_FN uint32_t SumPieceBytes(const MoeDistributeInfo& info, bool plainTerms, uint32_t elements, uint32_t size) {
+    const bool coded = info.quantMode != 0 && !plainTerms;
+    return coded ? elements + PayloadBytes(elements / kCodesOfScale, kScaleBytes) : elements * size;
 }
 // Terms of the sums of a chunk of tokens: its pairs, and one more for each token.
 MOE_FN uint32_t SumEntries(uint32_t topK) { return kChunkPairs / topK * (topK + 1); }

@@ -114,6 +114,14 @@ MOE_FN uint32_t DispatchRowStride(uint32_t hidden, uint32_t size, bool quantized
 }
 constexpr uint32_t kTripleWords = 3;
 
+// A row on its way back with comm_quant_mode 2: int8 codes, then a scale for each block of them, in the type of rows.
+constexpr uint32_t kCodesOfScale = 8;
+constexpr uint32_t kScaleBytes = 2;
+MOE_FN uint32_t BlockScalesOffset(uint32_t hidden) { return PayloadBytes(hidden, 1); }
+MOE_FN uint32_t CodedRowBytes(uint32_t hidden) {
+    return BlockScalesOffset(hidden) + PayloadBytes(hidden / kCodesOfScale, kScaleBytes);
+}
+
 // In window combine a row with a triple comes back to the slot of its (token, k). A block behind it says of which epoch
 // it is: a reader never takes a row that an earlier op has left there. Over RDMA rows are packed and carry none.
 constexpr uint32_t kSlotMagic = 0x534C4F54u;
@@ -179,7 +187,8 @@ enum CountBlock : uint32_t { kCbEpoch, kCbOpPhase, kCbCounts, kCbHash = 6, kCbMa
 constexpr uint32_t kFirstMark = 0, kLastMark = 7;  // words of every block
 constexpr uint32_t kHeader1Tail = 0xFFFEu;         // tells header 1 from a count block
 
-// kH1Types: x type | wire type | quant mode | smooth scales, and 2 for expert_scales of dispatch; 8 bits each.
+// kH1Types: x type | wire type | quant mode of the rows that travel | smooth scales, and 2 for expert_scales of
+// dispatch; 8 bits each.
 // kH1Contract: contract | global_bs given | window MiB in the upper half.
 MOE_FN uint32_t TypesWord(uint32_t xType, uint32_t wireType, uint32_t quant, uint32_t smooth, uint32_t weights) {
     return xType | wireType << 8 | quant << 16 | (smooth | weights << 1) << 24;

@@ -1,5 +1,5 @@
-// What both layouts of window combine share (packed.h, slots.h): the plan of the op, rows of expand_x on their way, and
-// the sums of this rank's tokens.
+// What both layouts of window combine share (packed.h, slots.h): the plan of the op, and the sums of this rank's
+// tokens.
 #ifndef ASCEND_MOE_WINDOW_COMBINE_H
 #define ASCEND_MOE_WINDOW_COMBINE_H
 
@@ -9,7 +9,7 @@ namespace moe {
 
 // The sums of a core's share of the items (token, part of H). Rows come through a queue of sumRing parts. `Rows`: see
 // Terms; besides, missing() says which row has not come, or kOk.
-template <typename XType, typename Rows>
+template <typename XType, bool kQuant, typename Rows>
 class TokenSum {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling,
@@ -53,18 +53,18 @@ private:
         terms_.Begin(token);
         for (Term term; terms_.Next(routing, term);) {
             LocalTensor<int8_t> piece = inQueue_.template AllocTensor<int8_t>();
-            parts_.Load(piece, term.address, part);
+            parts_.Load(piece, term.address, term.travelled, part);
             inQueue_.EnQue(piece);
             piece = inQueue_.template DeQue<int8_t>();
-            sum_.Add(piece.template ReinterpretCast<XType>(), term.weight, term.weighted);
+            sum_.Add(piece, term.travelled, term.weight, term.weighted);
             inQueue_.FreeTensor(piece);
         }
     }
 
     Terms<XType, Rows> terms_;
-    RowParts<XType> parts_;
+    RowParts<XType, kQuant> parts_;
     AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
-    WeightedSum<XType> sum_;
+    WeightedSum<XType, kQuant> sum_;
     Rows* rows_ = nullptr;
     GM_ADDR x_ = nullptr;
     uint32_t batch_ = 0;
@@ -72,14 +72,14 @@ private:
 
 class WindowCombine {
 protected:
-    // `stride`: of rows on their way, at least `rowBytes`.
+    // `size`: of an element of x.
     __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling,
-                                uint32_t rowBytes, uint32_t stride) {
+                                uint32_t size) {
         args_ = arguments;
         tiling_ = &tiling;
         info_ = &tiling.info;
-        rowBytes_ = rowBytes;
-        stride_ = stride;
+        sumBytes_ = info_->hidden * size;
+        rowBytes_ = ReturnedRowBytes(*info_, size);
     }
     __aicore__ inline bool Enter(TPipe& pipe) {
         return exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.errorRecord, args_.tiling,
@@ -89,28 +89,16 @@ protected:
     __aicore__ inline void RoutingInit() {
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
     }
-    // UB plan 1: routing tables, and returnRing chunks of rows on their way.
+    // UB plan 1: routing tables.
     __aicore__ inline void BuffInit() {
         exchange_.BoardInit();
         RoutingInit();
         places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
-        exchange_.pipe().InitBuffer(copyQueue_, static_cast<uint8_t>(tiling_->returnRing), tiling_->sendRows * stride_);
-    }
-    // Begins to load rows, `stride_` bytes apart in UB.
-    __aicore__ inline void LoadRows(uint32_t row, uint32_t count) {
-        LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
-        GlobalTensor<int8_t> source;
-        source.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(args_.expandX + static_cast<uint64_t>(row) * rowBytes_),
-                               static_cast<uint64_t>(count) * rowBytes_);
-        const DataCopyExtParams params{static_cast<uint16_t>(count), rowBytes_, 0, (stride_ - rowBytes_) / kBlock, 0};
-        const DataCopyPadExtParams<int8_t> pad{false, 0, 0, 0};
-        AscendC::DataCopyPad(chunk, source, params, pad);
-        copyQueue_.EnQue(chunk);
     }
     // After a failure each core writes zeros into its share of x, and core 0 the error record.
     __aicore__ inline void Leave() {
         exchange_.NextPlan();
-        ZeroSums(exchange_, *tiling_, args_.x, rowBytes_);
+        ZeroSums(exchange_, *tiling_, args_.x, sumBytes_);
         exchange_.Report();
     }
 
@@ -120,9 +108,8 @@ protected:
     Exchange exchange_;
     RoutingTable routing_;
     RowPlaces places_;
-    AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
-    uint32_t rowBytes_ = 0;
-    uint32_t stride_ = 0;
+    uint32_t sumBytes_ = 0;  // of a row of x
+    uint32_t rowBytes_ = 0;  // of a row on its way
 };
 
 }  // namespace moe

@@ -80,12 +80,11 @@ private:
     uint32_t rowBytes_ = 0;
 };
 
-template <typename XType>
+template <typename XType, bool kQuant>
 class PackedCombine : public WindowCombine {
 public:
     __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
-        const uint32_t rowBytes = static_cast<uint32_t>(tiling.info.hidden * sizeof(XType));
-        WindowCombine::Init(arguments, tiling, rowBytes, rowBytes);
+        WindowCombine::Init(arguments, tiling, sizeof(XType));
     }
     __aicore__ inline void Process(TPipe& pipe) {
         if (Enter(pipe)) Run();
@@ -145,6 +144,7 @@ private:
     __aicore__ inline void PlanInit() {
         MOE_PHASE("BuffInit");
         BuffInit();
+        loader_.Init(exchange_.pipe(), *tiling_, args_.expandX, rowBytes_);
         segments_.Init(exchange_.pipe(), *info_);
         exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
         exchange_.pipe().InitBuffer(prefixBuf_, PaddedInts(segments_.slots()) * sizeof(int32_t));
@@ -169,12 +169,12 @@ private:
         for (uint32_t row = begin; row < end;) {
             while (segments_.End(slot) <= row) ++slot;
             const uint32_t count = Min(tiling_->sendRows, Min(end, segments_.End(slot)) - row);
-            LoadRows(row, count);
-            LocalTensor<int8_t> chunk = copyQueue_.template DeQue<int8_t>();
+            loader_.Load(row, count);
+            const LocalTensor<int8_t> chunk = loader_.Take();
             const int32_t at = segments_.Offset(slot) + static_cast<int32_t>(row - segments_.Start(slot));
             exchange_.sender().template PutRows<kRdma>(slot % info_->world, base + RowOffsetBytes(at, rowBytes_), chunk,
                                                        count * rowBytes_);
-            copyQueue_.FreeTensor(chunk);
+            loader_.Free(chunk);
             row += count;
         }
         return verdict;
@@ -190,12 +190,13 @@ private:
         PackedRows rows;
         rows.Init(exchange_.pipe(), *info_, args_.expandIdx, rowBytes_, exchange_.Half() + exchange_.sender().rows_at(),
                   RegionBytes(exchange_.context().data_bytes(), info_->world));
-        TokenSum<XType, PackedRows> sum;
+        TokenSum<XType, kQuant, PackedRows> sum;
         sum.Init(exchange_.pipe(), *tiling_, args_, rows);
         sum.Run(routing_, exchange_.core(), info_->cores, *this);
         AscendC::PipeBarrier<PIPE_ALL>();
     }
 
+    ReturnLoader<XType, kQuant> loader_;
     SegmentTable segments_;
     UbBuf indexBuf_, prefixBuf_;
 };

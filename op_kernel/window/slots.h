@@ -88,12 +88,12 @@ private:
     uint32_t rowBytes_ = 0;
 };
 
-template <typename XType>
+template <typename XType, bool kQuant>
 class SlotCombine : public WindowCombine {
 public:
     __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
-        const uint32_t rowBytes = static_cast<uint32_t>(tiling.info.hidden * sizeof(XType));
-        WindowCombine::Init(arguments, tiling, rowBytes, SlotBytes(rowBytes));
+        WindowCombine::Init(arguments, tiling, sizeof(XType));
+        stride_ = SlotBytes(rowBytes_);
     }
     __aicore__ inline void Process(TPipe& pipe) {
         if (Enter(pipe)) Run();
@@ -160,6 +160,7 @@ private:
     __aicore__ inline void PlanInit() {
         MOE_PHASE("BuffInit");
         BuffInit();
+        loader_.Init(exchange_.pipe(), *tiling_, args_.expandX, stride_);
         // MayOverflow compares the pairs of a token.
         routing_.ShareTokens(PartBegin(info_->batch, exchange_.core(), info_->cores),
                              PartBegin(info_->batch, exchange_.core() + 1, info_->cores));
@@ -182,23 +183,20 @@ private:
         uint32_t row = begin, count = BeginRows(row, begin, end);
         while (assist_.Next(sendCounts_, verdict)) {
             while (row < assist_.stop()) {
-                LocalTensor<int8_t> chunk = copyQueue_.template DeQue<int8_t>();
+                const LocalTensor<int8_t> chunk = loader_.Take();
                 MarkRows(chunk, count);
                 for (uint32_t i = 0; i < count; ++i, ++row) SendSlot(row, chunk[i * stride_]);
-                copyQueue_.FreeTensor(chunk);
+                loader_.Free(chunk);
                 if (row < end) count = BeginRows(row, begin, end);
             }
         }
-        if (row < end) {
-            LocalTensor<int8_t> chunk = copyQueue_.template DeQue<int8_t>();
-            copyQueue_.FreeTensor(chunk);
-        }
+        if (row < end) loader_.Free(loader_.Take());
         return verdict;
     }
     // The epoch's mark behind each row. The chunk is there, so what was stored from its memory before has left.
     __aicore__ inline void MarkRows(const LocalTensor<int8_t>& chunk, uint32_t count) {
         const LocalTensor<int32_t> words = chunk.template ReinterpretCast<int32_t>();
-        SyncFunc<HardEvent::MTE2_V>();
+        if constexpr (!kQuant) SyncFunc<HardEvent::MTE2_V>();
         for (uint32_t i = 0; i < count; ++i) {
             AscendC::Duplicate(words[(i * stride_ + rowBytes_) / static_cast<uint32_t>(sizeof(int32_t))],
                                static_cast<int32_t>(SlotMark(exchange_.epoch())), kBlockWords);
@@ -212,7 +210,7 @@ private:
     // Begins to load rows of the share from `row` on, of one chunk of triples. Returns how many.
     __aicore__ inline uint32_t BeginRows(uint32_t row, uint32_t begin, uint32_t end) {
         const uint32_t count = Min(tiling_->sendRows, Min(end - row, kTripleRows - (row - begin) % kTripleRows));
-        LoadRows(row, count);
+        loader_.Load(row, count);
         return count;
     }
 
@@ -223,7 +221,7 @@ private:
         RoutingInit();
         SlotRows rows;
         rows.Init(exchange_.pipe(), *info_, rowBytes_, exchange_.Half(), exchange_.epoch());
-        TokenSum<XType, SlotRows> sum;
+        TokenSum<XType, kQuant, SlotRows> sum;
         sum.Init(exchange_.pipe(), *tiling_, args_, rows);
         sum.Run(routing_, exchange_.core(), info_->cores, *this);
         const bool good = exchange_.Hear();
@@ -231,10 +229,12 @@ private:
         return good;
     }
 
+    ReturnLoader<XType, kQuant> loader_;
     ReturnCounts sendCounts_;
     TripleReader assist_;
     StatusWaiter waiter_;
     CountsMatch match_;
+    uint32_t stride_ = 0;  // of rows with their marks
 };
 
 }  // namespace moe

@@ -160,6 +160,7 @@ def check_traffic(case: Case, runs: Sequence[RankRun]) -> None:
         "global_bs": case.global_bs,
         "weights": case.weights,
         "cores": case.cores,
+        "comm_quant_mode": case.comm_quant_mode,
     }
     predicted = {name: ref.predict_traffic(case.inputs, algorithm=name, **sizes) for name in ("window", "direct")}
     for rank, one in enumerate(runs):

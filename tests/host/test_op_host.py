@@ -77,8 +77,10 @@ def of_case(case: Case, op: int, soc: str, cores: int) -> Call:
     if case.global_bs:
         changes["global_bs"] = case.global_bs
     given = case.combine_tensors(case.world - 1)
+    changes["comm_quant_mode"] = case.comm_quant_mode
     if op == native.OP_DISPATCH:
         changes |= {"expert_token_nums_type": case.nums_type, "quant_mode": case.quant_mode}
+        changes.pop("comm_quant_mode")
         given = case.dispatch_tensors(case.world - 1)
     optional = {name: tensor for name, tensor in given.items() if name not in call.tensors}
     changes |= {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in optional.items()}
@@ -110,7 +112,8 @@ REFUSED = [
     combine().changed(expand_idx=(INT, (3,))),
     combine(contract=2).changed(expand_idx=(INT, (3,))),
     combine().changed(global_bs=8),
-    combine().changed(comm_quant_mode=2),
+    combine().changed(comm_quant_mode=1),
+    combine(dtype=torch.float32).changed(comm_quant_mode=2),
     combine().changed(shared_expert_x=(torch.bfloat16, (16, 256))),
     dispatch(soc=A2, share=4).changed(comm_alg="direct"),
     combine(soc=A2, share=4, contract=2).changed(comm_alg="hierarchy"),
@@ -132,7 +135,7 @@ def test_tiling_is_the_twins_plan() -> None:
         assert (cann.workspaces, cann.workspace) == (1, SYSTEM_WORKSPACE + twin.workspace), call
         accepted.append((call, twin))
     assert len({twin.data for _, twin in accepted}) >= 50
-    assert {twin.key for _, twin in accepted} == {1000, 1002, 1012, 1100}
+    assert {twin.key for _, twin in accepted} == {1000, 1002, 1012, 1100, 1102}
     assert 0 in {call.tensors["expert_ids"][1][0] for call, _ in accepted}
 
 

@@ -212,6 +212,65 @@ def test_quantized_rows_have_the_worked_codes_and_scales(name: str) -> None:
     np.testing.assert_array_equal(result.dynamic_scales.numpy(), np.float32([scale]))
 
 
+UNIT = 2.0**-24  # the smallest of fp16
+BF16, FP16 = torch.bfloat16, torch.float16
+BLOCKS = {
+    # block, padded with zeros -> codes, scale, rows that come back
+    "ties go to even": (BF16, [-127.0, 1.0, 0.5, 1.5, 2.5, -2.5, 0.0, 64.0], [-127, 1, 0, 2, 2, -2, 0, 64], 1.0, None),
+    "a negative extreme": (BF16, [-254.0, 2.0, 127.0, 1.0], [-127, 1, 64, 0], 2.0, [-254.0, 2.0, 128.0, 0.0]),
+    "a scale that is rounded": (BF16, [100.0, -50.0], [127, -64], 0.7890625, [100.0, -50.5]),
+    "beyond fp16": (FP16, [-65504.0, 32752.0], [-127, 64], 516.0, [-INF, 33024.0]),
+    "zeros": (BF16, [0.0, -0.0], [0, 0], 0.0, [0.0, 0.0]),
+    "fp16 subnormals": (FP16, [-254 * UNIT, 2 * UNIT, UNIT, 3 * UNIT], [-127, 1, 0, 2], 2 * UNIT, None),
+    "a scale of one unit": (FP16, [100 * UNIT, -UNIT], [127, -1], UNIT, [127 * UNIT, -UNIT]),
+    "a scale below fp16": (FP16, [60 * UNIT, -60 * UNIT], [127, -127], 0.0, [0.0, 0.0]),
+    "NaN is ignored": (BF16, [NAN, 127.0, -3.0], [0, 127, -3], 1.0, [0.0, 127.0, -3.0]),
+    "infinite": (BF16, [INF, 5.0], [0, 0], INF, [NAN] * 8),
+    "all NaN": (FP16, [NAN] * 8, [0] * 8, NAN, [NAN] * 8),
+}
+
+
+def padded(values: list[float]) -> list[float]:
+    return values + [0.0] * (8 - len(values))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_have_the_worked_codes_scales_and_rows(name: str) -> None:
+    dtype, values, codes, scale, back = BLOCKS[name]
+    other = padded([127.0])  # the neighbour has a scale of its own
+    rows = torch.tensor([padded(values) + other], dtype=dtype)
+    got, scales = ref.quantize_blocks(rows)
+    assert (got.dtype, scales.dtype) == (torch.int8, dtype)
+    assert got.tolist() == [[int(code) for code in padded(codes)] + [127] + [0] * 7]
+    np.testing.assert_array_equal(scales.float().numpy(), np.float32([[scale, 1.0]]))
+    if back is None:
+        back = [code * scale for code in padded(codes)]
+    restored = ref.restore_blocks(got, scales)
+    assert restored.dtype == dtype
+    np.testing.assert_array_equal(restored.float().numpy(), np.float32([padded(back) + other]))
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_rows_come_back_within_their_bound(dtype: torch.dtype) -> None:
+    """Where the scale is no subnormal; below, it is off by half the smallest value for each code."""
+    generator = torch.Generator().manual_seed(5)
+    powers = torch.randint(-7, 8, (400, 16, 1), generator=generator)
+    rows = (torch.randn(400, 16, 8, generator=generator) * 2.0**powers).reshape(400, 128).to(dtype)
+    back = ref.restore_blocks(*ref.quantize_blocks(rows)).double().reshape(-1, 8)
+    given = rows.double().reshape(-1, 8)
+    largest, error = given.abs().amax(1, keepdim=True), (back - given).abs()
+    relative = 1 / 254 + (2.0**-7 if dtype == BF16 else 2.0**-10)
+    smallest = 2.0**-14 if dtype == FP16 else 2.0**-126
+    normal = (largest / 127 > smallest).expand_as(error)
+    assert normal.any() and (error <= largest * relative)[normal].all()
+    assert (error <= largest * relative + 127 * 2.0**-25).all()
+
+
+def test_blocks_of_float32_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="bfloat16 and float16 rows"):
+        ref.quantize_blocks(torch.zeros(1, 8))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_smooth_scales_are_those_of_the_expert(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -319,6 +378,12 @@ def test_traffic_counts_every_byte() -> None:
     ]
     both = ref.predict_traffic(inputs, dtype=torch.float16, quant_mode=2, contract="v2", **common)
     assert both[0] == ref.Traffic(3 * 128, 2 * 128, 2 * 40, 2 * 128, 3 * 80 + 4 * 32, combine_window_read_slack=2 * 32)
+    coded = {"dtype": torch.bfloat16, "quant_mode": 0, "contract": "v2", "comm_quant_mode": 2, **common}
+    back = ref.predict_traffic(inputs, **coded)  # 40 codes in 64 bytes, 5 scales in 32
+    marks = {"combine_window_read_slack": 2 * 32}
+    assert back[0] == ref.Traffic(3 * 128, 2 * 128, 2 * 80, 2 * 128, 3 * 74 + 4 * 32, **marks)
+    back = ref.predict_traffic(inputs, algorithm="direct", **coded)
+    assert [(rank.combine_window_write, rank.combine_window_read) for rank in back] == [(192, 222), (480, 296)]
     wide = ref.predict_traffic(inputs, dtype=torch.float32, quant_mode=0, contract="v2", **common)
     assert wide[1] == ref.Traffic(
         4 * 192, 5 * 192, 5 * 160, 5 * 192, 4 * 160 + 4 * 32, combine_window_read_slack=2 * 32

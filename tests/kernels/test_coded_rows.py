@@ -1,0 +1,223 @@
+"""comm_quant_mode 2: rows come back as int8. Codes, scales and sums are the reference's, in every bit and byte."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import op_runs
+import pytest
+import torch
+from failure_windows import State
+
+import ascend_moe
+import ascend_moe.reference as ref
+from ascend_moe import plan
+from ascend_moe.dispatchers import MC2Dispatcher
+from ascend_moe.errors import ArgumentError, AscendMoeError, ConfigMismatch
+from ascend_moe.reference.cases import Case
+
+WORLD = 4
+BASE = Case(world=WORLD, coded=True, cores=3, local=3, topk=4, batch=6, units=5, seed=7)
+CASES = {
+    "plain": BASE,
+    "a row a core and more": replace(BASE, cores=48),
+    "one core": replace(BASE, cores=1, batch=13),
+    "unequal batches, masked pairs": replace(BASE, batches="unequal", mask="pair", ids="minus"),
+    "a rank without tokens, masked tokens": replace(BASE, batches="zero rank", mask="token"),
+    "duplicates and -1": replace(BASE, ids="mixed"),
+    "hot expert, NaN and infinities": replace(BASE, ids="hot", odd=True),
+    "plain sum, weights travel": replace(BASE, plain=True, weights=True),
+    "int8 both ways": replace(BASE, quant="smooth", dtype="fp16"),
+    "fp16 with NaN rows behind": replace(BASE, dtype="fp16", tail=True, odd=True),
+    "shared_expert_x": replace(BASE, contract=2, shared=3),
+    "shared_expert_x in parts": replace(BASE, contract=2, shared=2, units=66, batch=2, cores=9, topk=3),
+    "parts, the last one shorter": replace(BASE, units=133, batch=2, cores=9),
+    "rows of 32 bytes": replace(BASE, units=1),
+    "rows of H 7168": replace(BASE, units=448, batch=3),
+    "rows in pieces": replace(BASE, units=1024, topk=2, batch=3, cores=2),
+}
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[op_runs.Clusters]:
+    opened = op_runs.Clusters()
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+@pytest.mark.parametrize("contract", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_sums_and_bytes(
+    name: str, contract: int, algorithm: str, clusters: op_runs.Clusters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES[name]
+    if contract != case.contract and case.shared:
+        pytest.skip("V1 has no shared_expert_x")
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    case = replace(case, contract=contract)
+    runs = op_runs.run(clusters[WORLD], case)
+    assert op_runs.check(case, runs)
+    assert {run.algorithms for run in runs if not isinstance(run, AscendMoeError)} == {(algorithm, algorithm)}
+    # Rounding is seen.
+    rows = [run.rows for run in runs if not isinstance(run, AscendMoeError)]
+    exact = replace(case, coded=False).combined(rows, case.dispatched())
+    assert any(not ref.same_bits(one, other) for one, other in zip(exact, (run.result for run in runs), strict=True))
+
+
+@pytest.mark.parametrize("servers", ["1", "2"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("contract", [1, 2])
+def test_over_rdma(contract: int, dtype: str, servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", servers)
+    case = replace(BASE, contract=contract, dtype=dtype, batches="unequal", mask="pair", ids="mixed")
+    with ascend_moe.LocalCluster(WORLD) as cluster:
+        assert op_runs.check(case, op_runs.run(cluster, case))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_codes_and_scales_on_the_wire(algorithm: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an op has left them: in direct in the owner's half in the order of expand_x, in window in the slots."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    case = replace(BASE, contract=2, dtype=dtype, units=6, odd=True, ids="distinct")
+    written, _ = ref.coded_row_bytes(case.hidden)
+    with ascend_moe.LocalCluster(WORLD) as cluster:
+        runs = op_runs.run(cluster, case)
+        states = [State.of(cluster, rank) for rank in range(WORLD)]
+        seen = 0
+        for owner, (run, sent) in enumerate(zip(runs, case.dispatched(), strict=True)):
+            assert not isinstance(run, AscendMoeError)
+            codes, scales = ref.quantize_blocks(run.rows)
+            for row, (source, token, k) in enumerate(sent.assist_info.tolist()):
+                if algorithm == "direct":
+                    state, at = states[owner], row * written
+                else:
+                    state, at = states[source], (token * case.topk + k) * (written + 32)
+                base = state.half(state.epoch)[0] + at
+                wire = torch.frombuffer(bytearray(ctypes.string_at(base, written)), dtype=torch.int8)
+                width = -(-case.hidden // 32) * 32
+                assert torch.equal(wire[: case.hidden], codes[row])
+                bits = wire[width : width + case.hidden // 4].view(case.torch_dtype)
+                assert ref.same_bits(bits, scales[row])
+                seen += 1
+    assert seen == WORLD * case.batch * case.topk
+
+
+def test_window_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name, by both algorithms, before anything is sent: the ranks go on with ordinary memory."""
+    case = replace(BASE, contract=2)
+
+    def body(rank: int, group_ep: str) -> None:
+        place = {"group_ep": group_ep, "ep_world_size": WORLD, "ep_rank_id": rank}
+        sent = op_runs.dispatch(case, rank, group_ep)
+        rows = op_runs.expert_rows(case, rank, sent)
+        lent = ascend_moe.window_empty(rows.shape, dtype=rows.dtype, **place)
+        lent.copy_(rows)
+        with pytest.raises(AscendMoeError, match=r"window tensor .*comm_quant_mode 2 sends int8 rows; pass"):
+            op_runs.combine(case, rank, group_ep, lent, sent)
+        result = op_runs.combine(case, rank, group_ep, rows, sent)
+        assert result.shape == (case.batch, case.hidden)
+
+    for algorithm in ("window", "direct"):
+        monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+        with ascend_moe.LocalCluster(WORLD) as cluster:
+            cluster.run(body)
+
+
+@pytest.mark.parametrize("contract", [1, 2])
+def test_fp32_rows_and_gradients_are_refused(contract: int) -> None:
+    case = replace(BASE, contract=contract, dtype="fp32", coded=False)
+
+    def body(rank: int, group_ep: str) -> None:
+        sent = op_runs.dispatch(case, rank, group_ep)
+        rows = op_runs.expert_rows(case, rank, sent)
+        wrong = replace(case, coded=True)
+        with pytest.raises(ArgumentError, match="comm_quant_mode is 2 and expand_x is float32, it must be bfloat16 or"):
+            op_runs.combine(wrong, rank, group_ep, rows, sent)
+        with pytest.raises(ArgumentError, match="comm_quant_mode is 2, whose rounded rows have no gradient"):
+            op_runs.combine(wrong, rank, group_ep, rows.bfloat16().requires_grad_(), sent)
+        op_runs.combine(case, rank, group_ep, rows, sent)
+
+    with ascend_moe.LocalCluster(WORLD) as cluster:
+        cluster.run(body)
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_ranks_that_differ_are_told(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    case = replace(BASE, contract=2)
+
+    def body(rank: int, group_ep: str) -> str:
+        sent = op_runs.dispatch(case, rank, group_ep)
+        rows = op_runs.expert_rows(case, rank, sent)
+        with pytest.raises(ConfigMismatch) as raised:
+            op_runs.combine(replace(case, coded=rank != 1), rank, group_ep, rows, sent)
+        return str(raised.value)
+
+    with ascend_moe.LocalCluster(WORLD) as cluster:
+        for text in cluster.run(body):
+            assert re.search(r"comm_quant_mode", text), text
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_a_dispatcher_has_the_option(algorithm: str, clusters: op_runs.Clusters) -> None:
+    """Whole, and in two launches."""
+    case = replace(BASE, contract=2, shared=2, mask="token")
+
+    def body(rank: int, group_ep: str) -> tuple[torch.Tensor, torch.Tensor]:
+        dispatcher = MC2Dispatcher(
+            group_ep, WORLD, rank, case.experts, comm_alg=algorithm, comm_quant_mode=case.comm_quant_mode
+        )
+        given = case.inputs[rank]
+        with op_runs.cores(case.cores):
+            sent = dispatcher.dispatch(given.x, given.expert_ids, x_active_mask=given.x_active_mask)
+            rows = case.expert_rows(rank, sent.expand_x, None, sent.ep_recv_counts)
+            arguments = (rows, sent, given.expert_scales)
+            whole = dispatcher.combine(*arguments, shared_expert_x=given.shared_expert_x)
+            return rows, whole, dispatcher.begin_combine(*arguments, shared_expert_x=given.shared_expert_x).finish()
+
+    runs = clusters[WORLD].run(body)
+    sums = case.combined([rows for rows, *_ in runs], case.dispatched())
+    for rank, (_, *results) in enumerate(runs):
+        for result in results:
+            op_runs.check_combine(rank, result, sums[rank])
+    with pytest.raises(ArgumentError, match="comm_quant_mode is 1; need 0 or 2"):
+        MC2Dispatcher("group", 2, 0, 2, comm_quant_mode=1)
+    with pytest.raises(ArgumentError, match="zero_copy does not go with comm_quant_mode 2"):
+        MC2Dispatcher("group", 2, 0, 2, comm_quant_mode=2, zero_copy=True)
+
+
+def test_the_fused_norm_adds_what_the_codec_makes(clusters: op_runs.Clusters) -> None:
+    """Its rows travel as fp32, of the same values."""
+    case = replace(BASE, contract=2, batches="unequal", mask="pair", odd=True, dtype="fp16")
+
+    def body(rank: int, group_ep: str) -> list[torch.Tensor]:
+        sent, given = op_runs.dispatch(case, rank, group_ep), case.inputs[rank]
+        rows = op_runs.expert_rows(case, rank, sent)
+        values = [rows, ref.restore_blocks(*ref.quantize_blocks(rows))]
+        residual = torch.ones(case.batch_of(rank), 1, case.hidden, dtype=case.torch_dtype)
+        gamma = torch.ones(case.hidden, dtype=case.torch_dtype)
+        results = []
+        for mode, each in zip((2, 0), values, strict=True):
+            results += ascend_moe.npu.npu_moe_distribute_combine_add_rms_norm(
+                each, given.expert_ids, sent[2], sent[4], given.expert_scales, residual, gamma, group_ep, WORLD, rank,
+                case.experts,
+                x_active_mask=given.x_active_mask, global_bs=case.global_bs, comm_quant_mode=mode,
+            )  # fmt: skip
+        return results
+
+    for results in clusters[WORLD].run(body):
+        for coded, plain in zip(results[:3], results[3:], strict=True):
+            assert ref.same_bits(coded, plain)
+
+
+def test_codes_need_smaller_windows() -> None:
+    """Codes need less than rows: H 7168 takes 8960 bytes, not 14336."""
+    request = plan.Request(ranks=16, experts=256, topk=8, hidden=7168, batch=512, comm_alg="direct")
+    needs = [plan.window_need(replace(request, comm_quant=coded))["combine_bytes"] for coded in (False, True)]
+    rows = 2 * 16 * 512 * 8
+    assert needs == [rows * 14336, rows * 8960]
