@@ -35,6 +35,12 @@ def say(level: int, text: str, *values: object, rank: int | None = None) -> None
     logger.log(level, head + text, *values, extra={"rank": rank})
 
 
+def unproven(group: str, rank: int, command: str) -> None:
+    """The default algorithm of a group is not the fastest one."""
+    text = "comm_alg auto is window on group %s: direct's loads are not proven on this machine yet (%s)"
+    say(logging.INFO, text, group, command, rank=rank)
+
+
 def opened(group: str, rank: int, world: int, window_mib: int, lent_mib: int) -> None:
     """A rank's end of a group is open."""
     configure()

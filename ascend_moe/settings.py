@@ -29,6 +29,8 @@ DEFAULT_TIMEOUT_S = 60.0
 CONTEXTS = ("table", "a3", "a2")  # by number, as in op_kernel/protocol/tiling.h
 ENGINES = ("fast", "checked")
 LOG_LEVELS = ("debug", "info", "warning")
+# Probes of the bring-up that a choice rests on (verdict.py).
+PROVABLE = ("data before flag", "pull")
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,20 @@ def _choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
+def _names(*known: str) -> Callable[[str], tuple[str, ...]]:
+    """A parser of some of these names, or of "all" or "none"."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        if text in ("all", "none"):
+            return known if text == "all" else ()
+        given = tuple(name.strip() for name in text.split(","))
+        if not set(given) <= set(known):
+            raise ValueError
+        return given
+
+    return parse
+
+
 def _text(name: str, rule: str, help: str, shown: str = "not set", default: str = "") -> Setting[str]:
     """A setting that any text is fit for; who reads it judges it."""
     return Setting(name, str, default, rule, help, shown)
@@ -142,7 +158,7 @@ COMM_ALG = _text(
     "ASCEND_MOE_COMM_ALG",
     "a name that comm_alg takes",
     'algorithm of an op whose comm_alg is "": `window`, `direct` or `auto`; the same on all ranks',
-    "`auto`",
+    "`auto`, which on an NPU is `window` until `validate --bringup` has passed",
 )
 AIV_CORES = Setting[int | None](
     "ASCEND_MOE_AIV_CORES",
@@ -184,6 +200,15 @@ CONTEXT = Setting(
     f"one of {', '.join(CONTEXTS)}",
     "CPU: layout of the communication context: this package's own (`table`), or HCCL's on A3 or A2",
     "`table`; `a2` with several servers",
+)
+PROVEN = Setting[tuple[str, ...]](
+    "ASCEND_MOE_PROVEN",
+    _names(*PROVABLE),
+    (),
+    f"none, all, or probes of `validate --bringup` with commas between them: {', '.join(PROVABLE)}",
+    "NPU: the bring-up probes that count as passed, in the place of the verdict that `ascend-moe validate --bringup` "
+    "has written; `none`, `all`, or names with commas between them; the same on all ranks",
+    "the verdict's file in `ASCEND_MOE_CACHE`",
 )
 CHECK_PAIRS = Setting(
     "ASCEND_MOE_CHECK_PAIRS",
@@ -261,7 +286,7 @@ VNPU_LIBRARIES = _path(
 CACHE = _path(
     "ASCEND_MOE_CACHE",
     "folder",
-    "folder for what is compiled at run time",
+    "folder for what is compiled at run time, and for the verdicts of `validate --bringup`",
     "`$XDG_CACHE_HOME/ascend_moe`, else `~/.cache/ascend_moe`",
 )
 
@@ -297,7 +322,7 @@ VALIDATE_OUTCOME = _path(
 TABLE: dict[str, tuple[Setting[Any], ...]] = {
     "How the ops run": (
         HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, NEAR_STORES, CONTEXT,
-        CHECK_PAIRS, ENGINE, LOG,
+        PROVEN, CHECK_PAIRS, ENGINE, LOG,
     ),
     "How the twin runs": (ISA, FORWARD, SEED),
     "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE, CALLS),

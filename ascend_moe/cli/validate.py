@@ -116,15 +116,15 @@ def _rank(device: validation.Device, choose: validation.Choose, bring_up: bool, 
     path, code = settings.VALIDATE_OUTCOME.get(), 0
     found: dict[str, Any] | None = None
     if bring_up:
-        findings = bringup.in_group(device, place)
+        findings, kept = bringup.in_group(device, place)
         if dist.get_rank() == 0:
-            found = {"about": about, "findings": [asdict(finding) for finding in findings]}
+            found = {"about": about, "findings": [asdict(finding) for finding in findings], "kept": kept}
     elif (outcome := validation.processes(place, about, choose)) is not None:
         found = {"text": validation.text(outcome), **outcome.as_dict()}
     if found is not None and path:
         path.write_text(json.dumps(found))
     elif found is not None and bring_up:
-        code = _report(about, findings, as_json)
+        code = _report(about, findings, as_json, kept)
         code = 0 if code == 3 else code  # torchrun takes it for a crash, and says so at length
     elif found is not None:
         code = _print(found, as_json)
@@ -162,7 +162,8 @@ def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bri
     if bring_up:
         if found is None:
             raise AscendMoeError(f"bringup: {why}")
-        return _report(found["about"], [probes.Finding(**finding) for finding in found["findings"]], as_json)
+        findings = [probes.Finding(**finding) for finding in found["findings"]]
+        return _report(found["about"], findings, as_json, found["kept"])
     if found is None:
         print(f"ascend-moe validate: {why}", file=sys.stderr)
         return 1
@@ -187,13 +188,13 @@ def _print(outcome: dict[str, Any], as_json: str) -> int:
     return 0 if outcome["ok"] else 1
 
 
-def _report(about: str, findings: Sequence[probes.Finding], as_json: str) -> int:
-    """Prints the findings of --bringup; returns the exit code."""
+def _report(about: str, findings: Sequence[probes.Finding], as_json: str, kept: str = "") -> int:
+    """Prints the findings of --bringup, and what was kept of them; returns the exit code."""
     from ascend_moe.validate import probes
 
-    lines = [about, "", *map(str, findings), "", probes.summary(findings)]
+    lines = [about, "", *map(str, findings), "", probes.summary(findings), *[kept] * bool(kept)]
     show(
-        {"device": about, "findings": [asdict(finding) for finding in findings]},
+        {"device": about, "findings": [asdict(finding) for finding in findings], "kept": kept},
         as_json,
         lambda: print("\n".join(lines)),
     )

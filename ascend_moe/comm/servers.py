@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
-from ascend_moe import settings
+from ascend_moe import settings, verdict
 from ascend_moe.comm.board import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_TIMEOUT_S, Board, store_host
 from ascend_moe.comm.liveness import machine_id
 from ascend_moe.errors import ArgumentError, CommTimeout, ConfigMismatch
@@ -49,6 +49,7 @@ class ServerPost:
         share: ASCEND_MOE_RANKS_PER_SERVER, 0: not set.
         local_world: LOCAL_WORLD_SIZE, 0: not set.
         near_stores: ASCEND_MOE_NEAR_STORES.
+        proven: probes that bring-up has passed, with commas between them, by topology (of ``verdict.TOPOLOGIES``).
         token: of this post alone.
         seen: of the tokens of all posts that this rank has read; "" before it has read all.
     """
@@ -58,6 +59,7 @@ class ServerPost:
     share: int = field(default_factory=ranks_per_server)
     local_world: int = field(default_factory=_local_world)
     near_stores: int = field(default_factory=near_stores)
+    proven: dict[str, str] = field(default_factory=dict)
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     seen: str = ""
 
@@ -69,8 +71,10 @@ _gates: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictiona
 _lock = threading.Lock()
 
 
-def gather(name: str, group: ProcessGroup, timeout: float) -> tuple[ServerPost, ...]:
+def gather(name: str, group: ProcessGroup, timeout: float, soc: str) -> tuple[ServerPost, ...]:
     """The posts of all ranks of a group, by rank. The first call for a group is collective; the posts stay.
+
+    ``soc``: what this rank runs on, as torch_npu names it.
 
     Raises:
         CommTimeout: a rank did not come within ``timeout`` seconds; ``.rank`` is the first, ``.ranks`` all.
@@ -83,8 +87,10 @@ def gather(name: str, group: ProcessGroup, timeout: float) -> tuple[ServerPost, 
             c10d: Any = dist.distributed_c10d  # absent where torch was built without it
             store = c10d._world.pg_map[group][1]
             prefix = f"rank {group.rank()}: the servers of group {name!r}"
-            board = Board(store, group.rank(), ServerPost(), store_host(store, group), prefix, "servers")
-            _gathered[group] = _meet(board, group.rank(), group.size(), timeout, prefix)
+            world = group.size()
+            passed = {each: ",".join(sorted(verdict.proven(soc, each, world))) for each in verdict.TOPOLOGIES}
+            board = Board(store, group.rank(), ServerPost(proven=passed), store_host(store, group), prefix, "servers")
+            _gathered[group] = _meet(board, group.rank(), world, timeout, prefix)
         return _gathered[group]
 
 
@@ -123,7 +129,41 @@ def _meet(board: Board[ServerPost], rank: int, world: int, timeout: float, prefi
 # ---- what they say
 
 
-def ranks_sharing(name: str, group: ProcessGroup, timeout: float) -> int:
+def proven(name: str, group: ProcessGroup, timeout: float, soc: str) -> frozenset[str]:
+    """The probes that bring-up has passed on this machine, the same on all ranks. Collective, as ``gather``.
+
+    Raises:
+        ConfigMismatch: they differ between ranks.
+        CommTimeout, PeerLost: as ``gather``.
+    """
+    return agreed_proven(name, group.rank(), gather(name, group, timeout, soc))
+
+
+def topology(posts: Sequence[ServerPost]) -> str:
+    """Of ``verdict.TOPOLOGIES``: one name on two machines is two servers, and so are two names on one."""
+    one = len({(post.host, post.boot) for post in posts}) == 1
+    return verdict.ONE_SERVER if one else verdict.SEVERAL_SERVERS
+
+
+def agreed_proven(name: str, rank: int, posts: Sequence[ServerPost]) -> frozenset[str]:
+    """What ``proven`` returns, of the posts of all ranks; ``rank``: this one, whose own comes first in errors."""
+    where = topology(posts)
+    ours, *each = (post.proven.get(where, "") for post in (posts[rank], *posts))
+    for other, theirs in enumerate(each):
+        if ours != theirs:
+            text = f"{ours or 'nothing'} on rank {rank}, {theirs or 'nothing'} on rank {other}"
+            raise ConfigMismatch(
+                f"what bring-up has proven differs in group {name!r} ({where.replace('-', ' ')}): {text}: run "
+                f"`{verdict.COMMAND}` on all ranks at once, or export {settings.PROVEN.name} alike on every rank",
+                field=settings.PROVEN.name,
+                rank=other,
+                ours=ours,
+                theirs=theirs,
+            )
+    return frozenset(filter(None, ours.split(",")))
+
+
+def ranks_sharing(name: str, group: ProcessGroup, timeout: float, soc: str) -> int:
     """How many ranks of the group share each server: 1..W, a divisor of W. Collective, as ``gather``.
 
     Raises:
@@ -131,7 +171,7 @@ def ranks_sharing(name: str, group: ProcessGroup, timeout: float) -> int:
         ArgumentError: servers have different numbers of the group's ranks, or ranks that do not follow one another.
         CommTimeout, PeerLost: as ``gather``.
     """
-    posts = gather(name, group, timeout)
+    posts = gather(name, group, timeout, soc)
     ranks = [dist.get_global_rank(group, rank) for rank in range(group.size())]
     return agreed(name, group.rank(), posts, ranks, dist.get_world_size())
 

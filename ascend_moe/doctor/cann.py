@@ -10,10 +10,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from .. import settings
+from .. import settings, verdict
 from .._releases import PAIRS, pair_of
 from .._text import installed_version
+from ..errors import AscendMoeError
 from ..native import library
+from ..verdict import cann_version
 from . import Finding, error, fine, warn
 from .machine import version_numbers
 
@@ -51,7 +53,28 @@ def findings(root: Path = _ROOT) -> Iterator[Finding]:
     yield from _package()
     if torch_npu:
         yield _probe(cann)
+    yield from _verdicts(bool(torch_npu))
     yield _virtual(torch_npu)
+
+
+def _verdicts(npus: bool) -> Iterator[Finding]:
+    """What bring-ups have left on this machine, for NPUs of any kind; ``npus``: whether ops may run on some."""
+    topic = "bring-up verdict"
+    if settings.PROVEN.is_set():
+        return  # doctor/settings.py tells what it says
+    found = False
+    for path in verdict.files():
+        found = True
+        try:
+            here = verdict.read(path)
+        except AscendMoeError as problem:
+            what, _, fix = str(problem).rpartition(": ")
+            yield warn(topic, what, "without a verdict comm_alg auto is window", fix)
+            continue
+        if here is not None:
+            yield fine(topic, verdict.about(here))
+    if npus and not found:
+        yield fine(topic, f"none: on NPUs comm_alg auto is window until `{verdict.COMMAND}` has passed")
 
 
 def _torch_npu(version: str) -> Iterator[Finding]:
@@ -67,24 +90,6 @@ def _torch_npu(version: str) -> Iterator[Finding]:
         yield error("torch_npu", f"{version} with torch {torch}", "each release belongs to one of torch", fix)
     else:
         yield fine("torch_npu", f"{version}, for torch {torch}")
-
-
-def cann_version(root: Path) -> tuple[str, Path | None]:
-    """CANN's release and where it lies; empty: none found."""
-    named = [os.environ.get(name, "") for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")]
-    places = [Path(name) for name in named if name]
-    places += [root / "ascend-toolkit" / "latest", root / "cann", root / "latest"]
-    for place in places:
-        names = ["version.cfg", "version.info", "*-linux/ascend_toolkit_install.info"]
-        names += ["compiler/version.info", "runtime/version.info"]
-        for info in [info for name in names for info in place.glob(name)]:
-            try:
-                match = re.search(r"(?i)version\s*=\s*\[?(?:[^:\]\n]*:)?v?(\d+\.\d+[\w.]*)", info.read_text())
-            except OSError:
-                continue
-            if match:
-                return match.group(1), place
-    return "", None
 
 
 def _cann(root: Path) -> tuple[str, Finding]:

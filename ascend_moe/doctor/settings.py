@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .. import settings
+from .. import settings, verdict
 from ..errors import AscendMoeError
 from ..native import library
 from ..native.windows import MIB, context_kind, ranks_per_server, timeout_s, window_data_bytes, window_lent_bytes
@@ -32,6 +32,7 @@ def _findings() -> Iterator[Finding]:
     meanings: dict[Setting[Any], Callable[[], str]] = {
         settings.RANKS_PER_SERVER: lambda: f"{ranks_per_server()} ranks a server, on the twin and on A2",
         settings.COMM_ALG: _algorithm,
+        settings.PROVEN: _proven,
         settings.LENT_MIB: lambda: lent.format(window_lent_bytes(0) // MIB),
         settings.ISA: lambda: f"vector loops are {settings.ISA.get()}",
         settings.FORWARD: _forward,
@@ -68,6 +69,12 @@ def _algorithm() -> str:
     if library.lib().am_comm_algorithm(name.encode()) < 0:
         raise AscendMoeError(f"{settings.COMM_ALG.name}={name} is none of the names that comm_alg takes")
     return f"ops without a comm_alg of their own run as {name!r}"
+
+
+def _proven() -> str:
+    names = settings.PROVEN.get()
+    auto = "direct" if verdict.allows("direct", frozenset(names)) else "window"
+    return f"{', '.join(names) or 'no probe'} of the bring-up counts as passed: on NPUs comm_alg auto is {auto}"
 
 
 def _engine() -> Finding:

@@ -21,7 +21,7 @@ from ..errors import LibraryError
 from . import library as native_library
 
 LIBRARY_NAME = "libascend_moe_torch.so"
-INTERFACE = 7  # as in csrc/torch/api.cpp
+INTERFACE = 8  # as in csrc/torch/api.cpp
 OLDEST_TORCH = (2, 10)
 _TEXT_BYTES = 1024
 _SLICE_MS = 50  # of a wait for a lock: between them Python sees its signals
@@ -70,6 +70,7 @@ class _EndFacts(ctypes.Structure):
         ("context_kind", c_int32),
         ("ranks_per_server", c_int32),
         ("near_stores", c_int32),
+        ("auto_is_window", c_int32),
         ("buffer_mib", c_int64),
         ("on_npu", c_int32),
         ("of_process_group", c_int32),

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .. import comm, log, settings
+from .. import comm, log, settings, verdict
 from ..comm import servers
 from ..comm.ends import GroupEnd, take_number
 from ..comm.lent import LentMemory, no_room
@@ -77,12 +77,16 @@ class NpuCommunicator(GroupEnd):
         name: HCCL's name of it, the group_ep.
         rank, world, data_bytes, lent_bytes, context_kind, ranks_per_server: what a call is planned for. The last
             is 0 on an A3, whose stores reach the ranks of other servers.
+        proven: the bring-up's probes that have passed on this machine (``verdict``).
+        auto_is_window: whether comm_alg "auto" means window here: no bring-up has passed what direct needs.
         algorithm: what the last op was launched as, "window" or "direct"; "" before any.
         failed: the first fatal error; later ops raise it at once, after ``ascend_moe.close(name)`` too, until
             the process group is made anew.
     """
 
-    def __init__(self, name: str, group: Any, device: torch.device, ranks_per_server: int) -> None:
+    def __init__(
+        self, name: str, group: Any, device: torch.device, ranks_per_server: int, proven: frozenset[str]
+    ) -> None:
         self.name, self.device = name, device
         self.group = weakref.ref(group)
         self.rank, self.world = int(group.rank()), int(group.size())
@@ -90,6 +94,8 @@ class NpuCommunicator(GroupEnd):
         self.context_kind = context_kind(self.soc)
         on_a2 = self.context_kind == CONTEXT_A2
         self.ranks_per_server = ranks_per_server
+        self.proven = proven
+        self.auto_is_window = not verdict.allows("direct", proven)
         options = getattr(group._get_backend(torch.device("npu")), "options", None)
         own = (getattr(options, "hccl_config", None) or {}).get("hccl_buffer_size")
         self.own_buffer = bool(own)
@@ -121,11 +127,14 @@ class NpuCommunicator(GroupEnd):
             context_kind=self.context_kind,
             ranks_per_server=self.ranks_per_server,
             near_stores=near_stores(),
+            auto_is_window=self.auto_is_window,
             buffer_mib=self.buffer_mib,
             on_npu=True,
             of_process_group=True,
         )
         log.opened(name, self.rank, self.world, self.data_bytes // MIB, lent_mib)
+        if self.auto_is_window:
+            log.unproven(name, self.rank, verdict.COMMAND)
         words = calls.error_record_words()
         self.record = torch.zeros(words, dtype=torch.int32, device=device)
         self._host = torch.zeros(words, dtype=torch.int32).pin_memory()
@@ -231,13 +240,13 @@ def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: st
         CommError: this group has failed, in an end that was closed since.
         ArgumentError: no such communicator, or one of a backend whose windows are in CPU memory; or
             ep_world_size or ep_rank_id is not its own; or its ranks are on servers as no A2 serves them.
-        ConfigMismatch, CommTimeout, PeerLost: as ``comm.servers.ranks_sharing``, of a group's first call on an A2.
+        ConfigMismatch, CommTimeout, PeerLost: as ``comm.servers``, of a group's first call.
     """
     try:
         group = comm.hccl_group(group_ep, world, rank)
     except ArgumentError as error:
         raise type(error)(f"{op_name}: {error}" if op_name else str(error), **error.details) from None
-    share = _ranks_per_server(group_ep, group, device)  # without the lock: it waits for the other ranks
+    share, proven = _agreed(group_ep, group, device)  # without the lock: it waits for the other ranks
     with _lock:
         end = _ends.get(group_ep)
         if end is None or end.group() is not group or end.device != device:
@@ -248,22 +257,23 @@ def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: st
                         with contextlib.suppress(AscendMoeError):
                             closed.check()
                     closed.raise_if_failed()
-            end = _ends[group_ep] = NpuCommunicator(group_ep, group, device, share)
+            end = _ends[group_ep] = NpuCommunicator(group_ep, group, device, share, proven)
     return end
 
 
-def _ranks_per_server(group_ep: str, group: Any, device: torch.device) -> int:
-    """Returns what an end of the group is opened with; the group's first call is collective on an A2."""
+def _agreed(group_ep: str, group: Any, device: torch.device) -> tuple[int, frozenset[str]]:
+    """Ranks a server, and what bring-up has proven, with which an end of the group is opened. Collective at first."""
     end = _ends.get(group_ep)
     if end is not None and end.group() is group:
-        return end.ranks_per_server
+        return end.ranks_per_server, end.proven
     if capturing():
         raise AscendMoeError(
             f"the first op on group {group_ep!r} is being captured: run every op once before the capture"
         )
-    if context_kind(soc_of(device)) != CONTEXT_A2:
-        return 0
-    return servers.ranks_sharing(group_ep, group, deadline_s(first=True))
+    soc = soc_of(device)
+    on_a2 = context_kind(soc) == CONTEXT_A2
+    asked = (group_ep, group, deadline_s(first=True), soc)
+    return servers.ranks_sharing(*asked) if on_a2 else 0, servers.proven(*asked)
 
 
 def _forget(group_ep: str) -> None:

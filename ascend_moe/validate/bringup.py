@@ -20,8 +20,10 @@ import torch
 import torch.distributed as dist
 
 import ascend_moe
-from ascend_moe import comm, settings
+from ascend_moe import comm, settings, verdict
+from ascend_moe.comm.servers import ServerPost, topology
 from ascend_moe.errors import AscendMoeError, CommError, CommTimeout
+from ascend_moe.ops.npu_communicator import soc_of
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate import Device
 from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SERVERS, SKIPPED, Finding, Probe, Skipped
@@ -188,12 +190,16 @@ def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES) -> list[Fin
     return findings
 
 
-def in_group(device: Device, place: torch.device) -> list[Finding]:
+def in_group(device: Device, place: torch.device) -> tuple[list[Finding], str]:
     """All probes on the ranks of the default group; each probe has a process group of its own. Collective.
 
-    On NPUs none is run after that of the servers has failed.
+    On NPUs none is run after that of the servers has failed, and what was found becomes this machine's verdict, which
+    the sentence is about; "" on a CPU.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
+    kind = _kind_of_machine(place) if device.kind == "npu" else None
+    if kind is not None:
+        verdict.forget(kind)  # where this does not come to its end, nothing is proven any more
     store: Any = dist.distributed_c10d._get_default_store()
     findings, unsafe = [], False
     probes = [*OP_PROBES]
@@ -207,14 +213,34 @@ def in_group(device: Device, place: torch.device) -> list[Finding]:
             findings.append(probe.skipped(_UNSAFE))
             continue
         name = comm.comm_name(dist.new_group())
-        verdict = _verdict(probe, DevicePlace(name, world, rank, place))
-        store.set(f"ascend_moe/bringup/{number}/{rank}", json.dumps(verdict))
+        seen = _verdict(probe, DevicePlace(name, world, rank, place))
+        store.set(f"ascend_moe/bringup/{number}/{rank}", json.dumps(seen))
         keys = [f"ascend_moe/bringup/{number}/{other}" for other in range(world)]
         store.wait(keys, timedelta(seconds=_COLLECT_S))
         comm.close(name)  # when all are done with it; a failure that stays must not be the next probe's
         findings.append(_together(probe, [tuple(json.loads(store.get(key))) for key in keys]))
         unsafe = probe.name == SERVERS.name and findings[-1].verdict == FAIL
-    return findings
+    return findings, "" if kind is None else _keep(kind, world, findings)
+
+
+def _kind_of_machine(place: torch.device) -> verdict.Machine:
+    """What the verdict speaks for. Collective: the ranks tell each other their hosts."""
+    store: Any = dist.distributed_c10d._get_default_store()
+    mine = ServerPost()
+    store.set(f"ascend_moe/bringup/host/{dist.get_rank()}", json.dumps({"host": mine.host, "boot": mine.boot}))
+    keys = [f"ascend_moe/bringup/host/{rank}" for rank in range(dist.get_world_size())]
+    store.wait(keys, timedelta(seconds=_COLLECT_S))
+    return verdict.machine(soc_of(place), topology([ServerPost(**json.loads(store.get(key))) for key in keys]))
+
+
+def _keep(kind: verdict.Machine, world: int, findings: Sequence[Finding]) -> str:
+    """Writes the verdict; a sentence about it."""
+    try:
+        path = verdict.write(kind, world, {finding.name: finding.verdict for finding in findings})
+        found = verdict.read(path)
+    except (OSError, AscendMoeError) as error:
+        return f"verdict: not kept, {error}: export {settings.PROVEN.name} on all ranks instead"
+    return f"verdict: {verdict.about(found)}; in {path}" if found is not None else f"verdict: {path} has gone again"
 
 
 def _by_rank(probe: Probe) -> Probe:

@@ -187,7 +187,7 @@ class Npu:
         """The host name of every rank."""
         place = self.place
         group = comm.hccl_group(place.group_ep, place.world, place.rank)
-        return [post.host for post in servers.gather(place.group_ep, group, MEET_S)]
+        return [post.host for post in servers.gather(place.group_ep, group, MEET_S, self._end().soc)]
 
     @property
     def layout(self) -> str:

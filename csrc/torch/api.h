@@ -34,7 +34,8 @@ struct AmTorchEnd {
     int64_t world, rank;
     int64_t window_mib, lent_mib;
     int32_t context_kind, ranks_per_server, near_stores;
-    int64_t buffer_mib;  // NPU: HCCL_BUFFSIZE of the group
+    int32_t auto_is_window;  // NPU: no bring-up has shown that direct's loads of other ranks' rows are right
+    int64_t buffer_mib;      // NPU: HCCL_BUFFSIZE of the group
     int32_t on_npu;
     int32_t of_process_group;  // `alive` is asked in each call
 };

@@ -33,6 +33,8 @@ public:
     }
 
     const moe::CallSpec& spec() const { return spec_; }
+    // Whether the rules choose the algorithm.
+    bool ByItself() const { return spec_.comm_alg >= moe::kCommAlgAuto; }
 
     // The rules that this rank can check before it knows the communicator.
     void CheckAlone() {
@@ -47,6 +49,7 @@ public:
         spec_.context_kind = end.context_kind;
         spec_.ranks_per_server = end.ranks_per_server;
         spec_.near_stores = end.near_stores;
+        if (end.auto_is_window != 0 && ByItself()) spec_.comm_alg = moe::kCommAlgWindow;
         spec_.window_mib = end.window_mib;
         spec_.lent_mib = end.lent_mib;
     }
@@ -193,6 +196,7 @@ std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, cons
     auto made = std::make_shared<Prepared>();
     made->end = *static_cast<std::shared_ptr<End>*>(end);
     made->text = TextOf(op, arguments);
+    const bool by_itself = description.ByItself();
     description.PlaceAt(made->end->facts());
     made->plan = description.Plan(part);
     if (part == moe::kPartSend) made->finish = description.Plan(moe::kPartFinish);
@@ -200,10 +204,12 @@ std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, cons
     if (on_npu) {
         made->group_ep = arguments.group_ep();
         made->group_tp = arguments.group_tp();
-        made->comm_alg = settings.comm_alg;
         made->timeout_us = settings.deadline_micros;
         made->first_timeout_us = settings.first_deadline_micros;
         made->algorithm = AlgorithmOf(made->plan.get());
+        // The aclnn entry does not know what bring-up has shown: it is told what was chosen.
+        const bool direct = made->algorithm == moe::kAlgorithmDirect;
+        made->comm_alg = !by_itself ? settings.comm_alg : direct ? "direct" : "window";
     }
     return made;
 }

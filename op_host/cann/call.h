@@ -123,6 +123,9 @@ inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attr
                 call.group_ep_length = static_cast<int32_t>(strlen(text));
             } else if (strcmp(attribute.name, "comm_alg") == 0) {
                 call.comm_alg = AlgorithmIndexOf(text);
+                // Nobody has said here that loads of other ranks' rows are right on this machine: who knows it from
+                // the bring-up passes "direct".
+                if (call.comm_alg >= kCommAlgAuto) call.comm_alg = kCommAlgWindow;
             }
             continue;
         }

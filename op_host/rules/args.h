@@ -45,7 +45,7 @@ enum AttributeIndex : uint32_t { ASCEND_MOE_ATTRIBUTES(ASCEND_MOE_ENUM) kAttribu
 
 // Indices of comm_alg's names; those before kCommAlgDirect all select the window algorithm. "" is the last, and means
 // the same as "auto".
-constexpr int32_t kCommAlgHierarchy = 4, kCommAlgDirect = 5, kCommAlgAuto = 6, kCommAlgCount = 8;
+constexpr int32_t kCommAlgWindow = 0, kCommAlgHierarchy = 4, kCommAlgDirect = 5, kCommAlgAuto = 6, kCommAlgCount = 8;
 
 struct CallSpec {
     int32_t op;        // kOpDispatch, kOpCombine

@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from ascend_moe.comm import servers
 from ascend_moe.comm.board import Board
-from ascend_moe.comm.servers import ServerPost, agreed
+from ascend_moe.comm.servers import ServerPost, agreed, agreed_proven, topology
 from ascend_moe.errors import AscendMoeError, CommTimeout, ConfigMismatch
+from ascend_moe.verdict import ONE_SERVER, SEVERAL_SERVERS
 
 SETTING = "ASCEND_MOE_RANKS_PER_SERVER"
 
@@ -22,7 +23,7 @@ SETTING = "ASCEND_MOE_RANKS_PER_SERVER"
 def posts(hosts: Sequence[str], **facts: Any) -> list[ServerPost]:
     """Returns the posts of ranks on these hosts; a fact is a value, or a list with one for each rank."""
     each = {name: value if isinstance(value, list) else [value] * len(hosts) for name, value in facts.items()}
-    plain = {"boot": "", "share": 0, "local_world": 0, "near_stores": 0}
+    plain = {"boot": "", "share": 0, "local_world": 0, "near_stores": 0, "proven": {}}
     return [
         ServerPost(host=host, **plain | {name: values[rank] for name, values in each.items()})
         for rank, host in enumerate(hosts)
@@ -136,6 +137,30 @@ def test_settings_that_differ_are_named_on_every_rank(name: str, field: str) -> 
         assert error.details == {"field": name, "rank": 5 if rank < 5 else 0, "ours": ours, "theirs": theirs}
         where = f"{ours} on rank {rank}, {theirs} on rank {error.details['rank']}"
         assert f"{name} differs in group 'g': {where}: export one value" in str(error)
+
+
+@pytest.mark.parametrize("hosts", [on(4), on(2, 2)])
+def test_verdicts_that_differ_are_named_on_every_rank(hosts: list[str]) -> None:
+    """Only what was found for this group's topology has to agree."""
+    where = ONE_SERVER if len(set(hosts)) == 1 else SEVERAL_SERVERS
+    other = SEVERAL_SERVERS if where == ONE_SERVER else ONE_SERVER
+    made = posts(hosts, proven=[{where: "data before flag,pull", other: str(rank)} for rank in range(4)])
+    assert {agreed_proven("g", rank, made) for rank in range(4)} == {frozenset({"data before flag", "pull"})}
+    made = posts(hosts, proven=[*[{where: "pull"}] * 3, {}])
+    for rank in range(4):
+        with pytest.raises(ConfigMismatch) as caught:
+            agreed_proven("g", rank, made)
+        ours, theirs, at = ("pull", "", 3) if rank < 3 else ("", "pull", 0)
+        details = {"field": "ASCEND_MOE_PROVEN", "rank": at, "ours": ours, "theirs": theirs}
+        assert caught.value.details == details
+        text = f"in group 'g' ({where.replace('-', ' ')}): {ours or 'nothing'} on rank {rank}, {theirs or 'nothing'} on"
+        assert text in str(caught.value) and "`ascend-moe validate --bringup` on all ranks at once" in str(caught.value)
+    assert agreed_proven("g", 0, posts(hosts, proven={})) == frozenset()
+
+
+def test_two_machines_of_one_name_are_several_servers() -> None:
+    assert topology(posts(on(3))) == ONE_SERVER
+    assert topology(posts(on(3), boot=["a", "a", "b"])) == topology(posts(on(1, 1))) == SEVERAL_SERVERS
 
 
 def test_the_setting_counts_ranks_of_the_job() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from npu_runs import launch
 
+from ascend_moe import verdict
 from ascend_moe.validate.bringup import OP_PROBES
 from ascend_moe.validate.probes import KERNEL_PROBES, SERVERS
 
@@ -56,8 +57,15 @@ def test_validate_passes_between_two_servers() -> None:
 def test_every_probe_of_the_bringup_passes(soc: str, cores: int, tmp_path: Path) -> None:
     """All probes pass; those of the kernel were launched as an operator, by both ranks."""
     report = tmp_path / "report"
-    code, printed = on_vnpu(soc, "validate", "--bringup", "--json", ASCEND_MOE_VNPU_REPORT=str(report))
+    env = {"ASCEND_MOE_VNPU_REPORT": str(report), "ASCEND_MOE_PROVEN": ""}
+    verdict.forget(kind := verdict.Machine(f"virtual {soc}", "", verdict.ONE_SERVER))
+    code, printed = on_vnpu(soc, "validate", "--bringup", "--json", **env)
+    assert f"verdict: virtual {soc}, " in read(printed)["kept"] and "comm_alg auto is direct" in read(printed)["kept"]
+    kept = verdict.read(kind.path)
+    verdict.forget(kind)
+    assert kept is not None and kept.ranks == 2 and verdict.allows("direct", kept.passed)
     found = {finding["name"]: finding for finding in read(printed)["findings"]}
+    assert dict(kept.probes) == {name: finding["verdict"] for name, finding in found.items()}
     names = [probe.name for probe in (SERVERS, *KERNEL_PROBES, *OP_PROBES)]
     assert list(found) == names and len(names) == 15
     # The rate is measured beside other tests: anything.

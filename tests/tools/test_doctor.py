@@ -20,10 +20,12 @@ import commands
 import pytest
 
 from ascend_moe import doctor as group
+from ascend_moe import verdict
 from ascend_moe.doctor import ERROR, OK, WARN, Finding, machine, settings
 from ascend_moe.doctor import cann as doctor_cann
 from ascend_moe.native import library as _lib
 from ascend_moe.plan import Request
+from ascend_moe.settings import PROVABLE
 
 VARIABLES = ("ASCEND_", "HCCL_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "GLOO_")
 
@@ -56,6 +58,14 @@ SETTINGS = [
     ({"HCCL_BUFFSIZE": "200MB"}, "HCCL_BUFFSIZE", ERROR, "whole number of MiB"),
     ({"HCCL_BUFFSIZE": "512"}, "HCCL_BUFFSIZE", OK, "512 MiB a rank"),
     ({"ASCEND_MOE_ENGINE": "slow"}, "ASCEND_MOE_ENGINE", ERROR, "is no engine"),
+    ({"ASCEND_MOE_PROVEN": "push"}, "ASCEND_MOE_PROVEN", ERROR, "must be none, all, or probes of"),
+    ({"ASCEND_MOE_PROVEN": "all"}, "ASCEND_MOE_PROVEN", OK, "on NPUs comm_alg auto is direct"),
+    (
+        {"ASCEND_MOE_PROVEN": "pull"},
+        "ASCEND_MOE_PROVEN",
+        OK,
+        "pull of the bring-up counts as passed: on NPUs comm_alg auto is window",
+    ),
     ({"ASCEND_MOE_ISA": "foo"}, "ASCEND_MOE_ISA", ERROR, "=foo must be baseline or avx2"),
     ({"ASCEND_MOE_ISA": "avx2"}, "ASCEND_MOE_ISA", OK, "vector loops are avx2"),
     ({"ASCEND_MOE_FORWARD": "2"}, "ASCEND_MOE_FORWARD", ERROR, "=2 must be 0 or 1"),
@@ -197,6 +207,32 @@ def test_what_can_be_wrong(
     found = itertools.chain(machine.findings(), doctor_cann.findings(tmp_path))
     one = next(finding for finding in found if finding.topic == topic)
     assert one.level == level and said in f"{one.what} {one.why} {one.fix}", one
+
+
+def test_verdicts_of_bringups_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(npus: bool = True) -> list[tuple[str, str]]:
+        return [(found.level, found.what) for found in doctor_cann._verdicts(npus)]
+
+    monkeypatch.setenv("ASCEND_MOE_CACHE", str(tmp_path / "cache"))
+    ((level, what),) = told()
+    assert level == OK and what.startswith(
+        "none: on NPUs comm_alg auto is window until `ascend-moe validate --bringup`"
+    )
+    assert told(npus=False) == []
+    kinds = [verdict.Machine("Ascend910B3", "8.5.0", each) for each in verdict.TOPOLOGIES]
+    verdict.write(kinds[0], 8, dict.fromkeys(PROVABLE, "PASS"))
+    path = verdict.write(kinds[1], 16, {})
+    assert told() == [
+        (OK, "Ascend910B3, CANN 8.5.0, one server, 8 ranks, 0 day(s) old: comm_alg auto is direct"),
+        (
+            OK,
+            "Ascend910B3, CANN 8.5.0, several servers, 16 ranks, 0 day(s) old: comm_alg auto is window "
+            "(data before flag, pull not passed)",
+        ),
+    ]
+    path.chmod(0o666)
+    assert told()[1] == (WARN, f"{path} may be written by others (mode 666)")
+    assert list(doctor_cann._verdicts(True))[1].fix == "run `ascend-moe validate --bringup` again"
 
 
 def test_symbols_are_those_of_the_package(tmp_path: Path) -> None:

@@ -1,0 +1,175 @@
+"""What a bring-up leaves for later processes: its file, who may have written it, how old it is, and the variable."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ascend_moe import settings, verdict
+from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.validate.probes import KERNEL_PROBES
+from ascend_moe.verdict import ONE_SERVER, SEVERAL_SERVERS, Machine
+
+SOC = "Ascend910_9391"
+ALL = dict.fromkeys((probe.name for probe in KERNEL_PROBES), "PASS")
+EVERY = frozenset(settings.PROVABLE)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("ASCEND_MOE_PROVEN", raising=False)
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "cann"))
+    (tmp_path / "cann").mkdir()
+    (tmp_path / "cann" / "version.info").write_text("Version=8.3.RC1\n")
+
+
+def kept(topology: str = ONE_SERVER, ranks: int = 8, **changes: str) -> Path:
+    return verdict.write(verdict.machine(SOC, topology), ranks, {**ALL, **changes})
+
+
+def test_the_names_are_probes() -> None:
+    assert EVERY and set(settings.PROVABLE) <= set(ALL)
+    assert all(set(names) <= EVERY for names in verdict.NEEDS.values())
+
+
+def test_nothing_is_proven_without_a_verdict() -> None:
+    assert verdict.proven(SOC, ONE_SERVER, 2) == frozenset()
+    assert not verdict.allows("direct", frozenset())
+
+
+def test_a_verdict_speaks_for_its_soc_its_cann_its_topology_and_as_many_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kept().name == "Ascend910_9391-cann_8.3.RC1-one_server.json"
+    assert verdict.proven(SOC, ONE_SERVER, 8) == EVERY and verdict.allows("direct", EVERY)
+    assert verdict.proven(SOC, ONE_SERVER, 9) == frozenset()
+    assert verdict.proven(SOC, SEVERAL_SERVERS, 8) == frozenset()
+    assert verdict.proven("Ascend910B3", ONE_SERVER, 8) == frozenset()
+    (tmp_path / "cann" / "version.info").write_text("Version=8.5.0\n")
+    assert verdict.proven(SOC, ONE_SERVER, 8) == frozenset()
+    (tmp_path / "cann" / "version.info").write_text("Version=8.3.RC1\n")
+    monkeypatch.setenv("ASCEND_MOE_VNPU", "/somewhere")  # what the virtual NPU has shown is not the NPU's
+    assert verdict.proven(SOC, ONE_SERVER, 8) == frozenset()
+
+
+def test_several_servers_speak_for_one_but_their_own_verdict_goes_before() -> None:
+    kept(SEVERAL_SERVERS, 16)
+    assert verdict.proven(SOC, SEVERAL_SERVERS, 16) == verdict.proven(SOC, ONE_SERVER, 16) == EVERY
+    kept(ONE_SERVER, 16, pull="FAIL")
+    assert "pull" not in verdict.proven(SOC, ONE_SERVER, 16)
+    assert verdict.proven(SOC, SEVERAL_SERVERS, 16) == EVERY
+
+
+@pytest.mark.parametrize("word", ["FAIL", "SKIPPED"])
+def test_what_did_not_pass_is_not_proven(word: str) -> None:
+    kept()
+    kept(pull=word)  # in the place of the verdict before
+    passed = verdict.proven(SOC, ONE_SERVER, 8)
+    assert passed == EVERY - {"pull"} and not verdict.allows("direct", passed)
+    assert "comm_alg auto is window (pull not passed)" in verdict.about(verdict.read(verdict.files()[0]))
+
+
+def test_a_bringup_that_does_not_come_to_its_end_leaves_nothing() -> None:
+    kept()
+    verdict.forget(verdict.machine(SOC, ONE_SERVER))
+    verdict.forget(verdict.machine(SOC, ONE_SERVER))
+    assert verdict.proven(SOC, ONE_SERVER, 8) == frozenset() and verdict.files() == []
+
+
+def test_the_umask_does_not_spoil_a_verdict() -> None:
+    before = os.umask(0o002)
+    try:
+        path = kept()
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644 and verdict.proven(SOC, ONE_SERVER, 8) == EVERY
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_a_file_that_others_may_write_does_not_count(mode: int) -> None:
+    path = kept()
+    path.chmod(mode)
+    with pytest.raises(AscendMoeError, match=f"may be written by others \\(mode {mode:o}\\): run `ascend-moe"):
+        verdict.read(path)
+    assert verdict.proven(SOC, ONE_SERVER, 8) == frozenset()
+
+
+def test_a_file_of_another_user_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = kept()
+    owner = path.stat().st_uid
+    if owner == 0:  # root's files count for everybody
+        os.chown(path, 12345, -1)
+        owner = 12345
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    with pytest.raises(AscendMoeError, match=f"belongs to user {owner}, not to this one"):
+        verdict.read(path)
+
+
+def test_a_link_does_not_count(tmp_path: Path) -> None:
+    path = kept()
+    path.rename(tmp_path / "elsewhere.json")
+    path.symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(AscendMoeError, match="cannot be read"):
+        verdict.read(path)
+
+
+@pytest.mark.parametrize(
+    ("days", "text"),
+    [(181, "is 181 days old, at most 180 count"), (-2, "is of the future"), (179, ""), (0, "")],
+)
+def test_a_verdict_ages(days: float, text: str) -> None:
+    path = kept()
+    words = json.loads(path.read_text())
+    path.write_text(json.dumps({**words, "written": time.time() - days * 86400}))
+    path.chmod(0o644)
+    if text:
+        with pytest.raises(AscendMoeError, match=text):
+            verdict.read(path)
+    assert verdict.proven(SOC, ONE_SERVER, 8) == (frozenset() if text else EVERY)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 2}', '{"format": 1, "soc": "x"}', "\x00"])
+def test_another_text_is_no_verdict(text: str) -> None:
+    path = kept()
+    path.write_text(text)
+    with pytest.raises(AscendMoeError, match="is no verdict of this version: run"):
+        verdict.read(path)
+    assert verdict.proven(SOC, ONE_SERVER, 8) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("all", EVERY),
+        ("none", frozenset()),
+        ("pull", {"pull"}),
+        ("pull, data before flag", {"pull", "data before flag"}),
+    ],
+)
+def test_the_variable_goes_before_the_file(text: str, names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(pull="FAIL" if "pull" in names or text == "all" else "PASS")
+    monkeypatch.setenv("ASCEND_MOE_PROVEN", text)
+    assert verdict.proven(SOC, SEVERAL_SERVERS, 384) == names
+
+
+@pytest.mark.parametrize("text", ["push", "pull,", "all,pull", "1"])
+def test_a_bad_variable_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_PROVEN", text)
+    with pytest.raises(ArgumentError, match=r"ASCEND_MOE_PROVEN=.* must be none, all, or probes of"):
+        verdict.proven(SOC, ONE_SERVER, 2)
+
+
+def test_kinds_of_machines_do_not_share_a_file() -> None:
+    kinds = [
+        Machine(soc, cann, each)
+        for soc in (SOC, f"virtual {SOC}")
+        for cann in ("", "8.3")
+        for each in verdict.TOPOLOGIES
+    ]
+    assert len({kind.path for kind in kinds}) == len(kinds)

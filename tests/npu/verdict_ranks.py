@@ -1,0 +1,96 @@
+"""A rank on the virtual NPU: which algorithm its default is, by what a bring-up has left for this kind of machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+from npu_runs import raises, run_checks
+
+import ascend_moe
+from ascend_moe import comm, settings, verdict
+from ascend_moe.errors import ConfigMismatch
+from ascend_moe.reference.cases import Case
+from ascend_moe.validate.run import DevicePlace, run_case
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+NPU = torch.device("npu", RANK)
+PROVEN = settings.PROVEN.name
+
+verdict.cache_directory = lambda: Path(os.environ["STORE"]).parent  # type: ignore[attr-defined]
+torch.npu.set_device(RANK)
+dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
+GLOO = dist.new_group(backend="gloo")
+KIND = verdict.machine(torch.npu.get_device_name(), verdict.ONE_SERVER)
+
+
+def place() -> DevicePlace:
+    """This rank in a fresh group."""
+    return DevicePlace(ascend_moe.comm_name(dist.new_group()), WORLD, RANK, NPU)
+
+
+def ran(here: DevicePlace, **more: Any) -> str:
+    """The algorithm of a dispatch."""
+    x = torch.ones(3, 64, dtype=torch.bfloat16, device=NPU)
+    ids = torch.tensor([[0, WORLD]] * 3, dtype=torch.int32, device=NPU)
+    ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, here.group_ep, WORLD, RANK, 2 * WORLD, **more)
+    ascend_moe.check()
+    return comm.algorithm_of(here.group_ep)
+
+
+def check_the_default_is_window_until_a_verdict_is_there() -> None:
+    here = place()
+    for contract in (1, 2):
+        for result in run_case(here, Case("unproven", WORLD, contract=contract, ids="distinct", seed=contract)):
+            assert result.ok, result.text
+    assert comm.algorithm_of(here.group_ep) == "window"
+    assert [ran(here), ran(here, comm_alg="auto"), ran(here, comm_alg="fullmesh_v1")] == ["window"] * 3
+    assert ran(here, comm_alg="direct") == "direct"  # whoever asks for it by name gets it
+    for name in ("auto", "direct"):
+        os.environ[settings.COMM_ALG.name] = name
+        assert ran(here) == ("direct" if name == "direct" else "window")
+    del os.environ[settings.COMM_ALG.name]
+    dist.barrier(GLOO)
+
+
+def check_a_verdict_makes_it_direct() -> None:
+    probes = dict.fromkeys(settings.PROVABLE, "PASS")
+    for change, algorithm in (({}, "direct"), ({"pull": "FAIL"}, "window"), ({}, "direct")):
+        dist.barrier(GLOO)
+        if RANK == 0:
+            verdict.write(KIND, WORLD, {**probes, **change})
+        dist.barrier(GLOO)
+        here = place()
+        assert [ran(here), ran(here, comm_alg="auto"), ran(here, comm_alg="window")] == [algorithm] * 2 + ["window"]
+        for result in run_case(here, Case("proven", WORLD, contract=2, ids="distinct", seed=3)):
+            assert result.ok, result.text
+    dist.barrier(GLOO)
+    if RANK == 0:
+        verdict.write(KIND, WORLD - 1, probes)  # of fewer ranks
+    dist.barrier(GLOO)
+    assert ran(place()) == "window"
+    dist.barrier(GLOO)
+
+
+def check_ranks_that_differ_raise_the_same_error() -> None:
+    for values in (("all", "none"), ("none", ",".join(settings.PROVABLE)), ("pull", "all")):
+        os.environ[PROVEN] = values[RANK]
+        here = place()
+        for _ in range(2):  # what the ranks have said stays
+            with raises(f"what bring-up has proven differs in group .*: .* on rank {RANK}, .* on rank", ConfigMismatch):
+                ran(here)
+        dist.barrier(GLOO)
+    os.environ[PROVEN] = "all"
+    assert ran(place()) == "direct"
+    del os.environ[PROVEN]
+    dist.barrier(GLOO)
+
+
+if __name__ == "__main__":
+    run_checks()
+    dist.barrier(GLOO)
+    dist.destroy_process_group()
