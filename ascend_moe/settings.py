@@ -27,10 +27,11 @@ MAX_WINDOW_MIB = 65535
 DEFAULT_WINDOW_MIB = 200  # as in CANN
 DEFAULT_TIMEOUT_S = 60.0
 CONTEXTS = ("table", "a3", "a2")  # by number, as in op_kernel/protocol/tiling.h
+MEETINGS = ("blocks", "syncall")  # by number, as in op_kernel/protocol/tiling.h
 ENGINES = ("fast", "checked")
 LOG_LEVELS = ("debug", "info", "warning")
 # Probes of the bring-up that a choice rests on (verdict.py).
-PROVABLE = ("data before flag", "pull")
+PROVABLE = ("data before flag", "pull", "writer-side relay")
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,15 @@ NEAR_STORES = Setting(
     "`1`: on several servers of A2 stores reach the ranks of the own server, not BatchWrite; the same on all ranks",
     "0, until probe 2 of `validate --bringup` has passed",
 )
+MEETING = Setting(
+    "ASCEND_MOE_MEETING",
+    _choice(*MEETINGS),
+    "blocks",
+    f"one of {', '.join(MEETINGS)}",
+    "how the cores of a rank wait for each other: for blocks of every core, or by `syncall`: take the faster, "
+    "which probe 8 of `validate --bringup` names; may differ between ranks, changes no result",
+    "`blocks`",
+)
 CONTEXT = Setting(
     "ASCEND_MOE_CONTEXT",
     _choice(*CONTEXTS),
@@ -321,8 +331,8 @@ VALIDATE_OUTCOME = _path(
 # By heading of the page.
 TABLE: dict[str, tuple[Setting[Any], ...]] = {
     "How the ops run": (
-        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, NEAR_STORES, CONTEXT,
-        PROVEN, CHECK_PAIRS, ENGINE, LOG,
+        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, NEAR_STORES, MEETING,
+        CONTEXT, PROVEN, CHECK_PAIRS, ENGINE, LOG,
     ),
     "How the twin runs": (ISA, FORWARD, SEED),
     "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE, CALLS),

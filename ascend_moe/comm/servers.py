@@ -94,6 +94,19 @@ def gather(name: str, group: ProcessGroup, timeout: float, soc: str) -> tuple[Se
         return _gathered[group]
 
 
+def meet_again(name: str, group: ProcessGroup, timeout: float, what: str) -> None:
+    """Returns when every rank of the group has come here, after ``gather``. Collective; ``what``: unique in a group.
+
+    Raises:
+        CommTimeout, PeerLost: as ``gather``.
+    """
+    c10d: Any = dist.distributed_c10d
+    store = c10d._world.pg_map[group][1]
+    prefix = f"rank {group.rank()}: {what} of group {name!r}"
+    board = Board(store, group.rank(), ServerPost(), store_host(store, group), prefix, what.replace(" ", "_"))
+    _meet(board, group.rank(), group.size(), timeout, prefix)
+
+
 def _meet(board: Board[ServerPost], rank: int, world: int, timeout: float, prefix: str) -> tuple[ServerPost, ...]:
     """A store may still hold the posts of a former group of this name: a rank is there once it has seen all others."""
     others = [other for other in range(world) if other != rank]

@@ -33,6 +33,7 @@ def _findings() -> Iterator[Finding]:
         settings.RANKS_PER_SERVER: lambda: f"{ranks_per_server()} ranks a server, on the twin and on A2",
         settings.COMM_ALG: _algorithm,
         settings.PROVEN: _proven,
+        settings.MEETING: lambda: f"the cores of a rank meet by {settings.MEETING.get()}",
         settings.LENT_MIB: lambda: lent.format(window_lent_bytes(0) // MIB),
         settings.ISA: lambda: f"vector loops are {settings.ISA.get()}",
         settings.FORWARD: _forward,

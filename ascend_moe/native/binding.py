@@ -51,6 +51,7 @@ class Settings(ctypes.Structure):
         ("rank", c_int64),
         ("most_window_mib", c_int64),
         ("cores", c_int64),
+        ("meeting", c_int64),
         ("deadline_micros", c_int64),
         ("first_deadline_micros", c_int64),
         ("comm_alg", ctypes.c_char * 64),

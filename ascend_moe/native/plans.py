@@ -75,6 +75,8 @@ def _spec_type() -> Any:
             ("ub_bytes", ctypes.c_int32),
             ("part", ctypes.c_int32),
             ("near_stores", ctypes.c_int32),
+            ("meeting", ctypes.c_int32),
+            ("reserved", ctypes.c_int32),
         ]
 
     library = _lib.lib()

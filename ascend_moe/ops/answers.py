@@ -23,7 +23,13 @@ from ..settings import MAX_WINDOW_MIB
 from . import calls, npu_adapter, npu_communicator
 
 # Environment variables that `_settings` reads, so that a change takes effect in the next call.
-VARIABLES = (settings.AIV_CORES.name, settings.COMM_ALG.name, settings.TIMEOUT_S.name, "HCCL_EXEC_TIMEOUT")
+VARIABLES = (
+    settings.AIV_CORES.name,
+    settings.COMM_ALG.name,
+    settings.MEETING.name,
+    settings.TIMEOUT_S.name,
+    "HCCL_EXEC_TIMEOUT",
+)
 _NAME_BYTES = binding.Settings.comm_alg.size - 1
 
 T = TypeVar("T")
@@ -97,6 +103,7 @@ def _settings(pointer: Any, answer: Any) -> None:
     world, rank = comm.size_and_rank(_text(call.group_ep, call.group_ep_bytes)) or (-1, None)
     told.world, told.rank = world, -1 if rank is None else rank
     told.most_window_mib, told.cores = MAX_WINDOW_MIB, cores
+    told.meeting = settings.MEETINGS.index(settings.MEETING.get())
     told.deadline_micros, told.first_deadline_micros = int(deadline * 1e6), int(first_deadline * 1e6)
     told.comm_alg = algorithm.encode()[:_NAME_BYTES]
 

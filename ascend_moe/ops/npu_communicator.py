@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import math
 import os
 import threading
@@ -33,7 +34,7 @@ _HCCL_EXEC_TIMEOUT_S = 1836.0
 _MARGIN_S = 10.0
 OWN_OPTION = 'pg_options.hccl_config["hccl_buffer_size"]'  # of a group, goes before HCCL_BUFFSIZE
 _MAGIC, _CODE = 0, 1  # words of the record
-PROBE_CONTEXT, PROBE_PASSED, PROBE_REPORT = 1, 0x600D, (64, 8)  # of op_kernel/probe/tiling.h
+PROBE_CONTEXT, PROBE_CLEAR, PROBE_PASSED, PROBE_REPORT = 1, 15, 0x600D, (64, 8)  # of op_kernel/probe/tiling.h
 _ANEW = " - this group has failed for good: destroy its process group and make a new one, on all ranks"
 
 
@@ -176,20 +177,33 @@ class NpuCommunicator(GroupEnd):
         made: torch.Tensor = torch.ops.ascend_moe_npu.lent_tensor(*given)
         return made
 
+    def clear_state(self) -> None:
+        """Zeroes this rank's state area. Nobody may store there meanwhile: before the first op of the group only.
+
+        HCCL's own collectives write into an A2's only window, whose last MiB is the state: what a framework's first
+        broadcast has left there may be anything.
+        """
+        self._launch_probe(PROBE_CLEAR)
+
     def _data_address(self) -> int:
         """Returns the data address of this rank's window, as its kernels find it."""
+        words = self._launch_probe(PROBE_CONTEXT)
+        return words[2] | words[3] << 32
+
+    def _launch_probe(self, mode: int) -> list[int]:
+        """The first words of core 0's report, once the launch has ended."""
         npu_adapter.load()
         report = torch.zeros(PROBE_REPORT, dtype=torch.int32, device=self.device)
         place = (self.name, self.world, self.rank)
         machine = (self.buffer_mib, 0, self.ranks_per_server)
-        torch.ops.ascend_moe_npu.probe(*place, PROBE_CONTEXT, 1, 1, 0, *machine, report)
+        torch.ops.ascend_moe_npu.probe(*place, mode, 1, 1, 0, *machine, report)
         words: list[int] = [word & 0xFFFFFFFF for word in report.view(-1)[:4].tolist()]
         if words[0] != PROBE_PASSED:
             raise AscendMoeError(
                 f"group {self.name!r}, rank {self.rank}: its windows are not as planned (field {words[1]}: "
                 f"{words[2]}, found {words[3]}): run ascend-moe validate --bringup"
             )
-        return words[2] | words[3] << 32
+        return words
 
     def check(self) -> None:
         """Waits for the device, then raises what the ops so far found."""
@@ -226,6 +240,8 @@ class NpuCommunicator(GroupEnd):
 _ends: dict[str, NpuCommunicator] = {}
 _closed: list[NpuCommunicator] = []  # kept: a captured graph writes into their records when it is replayed
 _lock = threading.Lock()
+_cleared: weakref.WeakSet[Any] = weakref.WeakSet()  # groups on A2 whose state areas were zeroed
+_clearing: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
 
 
 def known(group_ep: str) -> NpuCommunicator | None:
@@ -258,7 +274,24 @@ def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: st
                             closed.check()
                     closed.raise_if_failed()
             end = _ends[group_ep] = NpuCommunicator(group_ep, group, device, share, proven)
+    if end.context_kind == CONTEXT_A2 and group not in _cleared:
+        _clear_together(end, group)
     return end
+
+
+def _clear_together(end: NpuCommunicator, group: Any) -> None:
+    """Zeroes the state areas of all ranks of a group on A2, once, before any of them goes on. Collective."""
+    with _lock:
+        gate = _clearing.setdefault(group, threading.Lock())
+    with gate:
+        if group in _cleared:
+            return
+        try:
+            end.clear_state()
+        except (AscendMoeError, RuntimeError) as error:  # HCCL may have zeroed it all the same
+            log.say(logging.WARNING, "the state area of group %s was not cleared: %s", end.name, error, rank=end.rank)
+        servers.meet_again(end.name, group, deadline_s(first=True), "clear state")
+        _cleared.add(group)
 
 
 def _agreed(group_ep: str, group: Any, device: torch.device) -> tuple[int, frozenset[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ascend_moe._text import filled
@@ -29,9 +29,14 @@ def asked(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = (
     return pairs
 
 
-def predictions(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = ()) -> list[Prediction]:
-    """The predictions that are ``asked``, all at once."""
-    return [predict(one, algorithm=name) for one, name in asked(request, worlds, algorithms)]
+def predictions(
+    request: Request,
+    worlds: Sequence[int],
+    algorithms: Sequence[str] = (),
+    costs: Mapping[str, float] | None = None,
+) -> list[Prediction]:
+    """The predictions that are ``asked``, all at once; ``costs``: as of ``predict``."""
+    return [predict(one, algorithm=name, costs=costs) for one, name in asked(request, worlds, algorithms)]
 
 
 def banner() -> str:
@@ -44,10 +49,12 @@ def banner() -> str:
 
 
 _COLUMNS = {
-    "EP": 3, "algorithm": 10, "dispatch": 9, "combine": 9, "SyncAlls": 8, "link": 4,
+    "EP": 3, "algorithm": 10, "dispatch": 8, "combine": 7, "SyncAlls": 8, "polled": 6, "link": 4,
     "MTE": 4, "V": 4, "S": 4, "SyncAll": 7, "wait": 4,
 }  # fmt: skip
-"""Head and width of every column: rows are printed as they come, so no later one may widen a column."""
+"""Head and width of every column: rows are printed as they come, so no later one may widen a column.
+
+SyncAlls, polled: meetings of a rank's cores in dispatch + combine, by SyncAll and by blocks that they poll."""
 
 
 def head(request: Request) -> list[str]:
@@ -64,9 +71,7 @@ def head(request: Request) -> list[str]:
 def row(prediction: Prediction) -> str:
     """A line of the table."""
     times = [f"{prediction.dispatch_us:.1f}", f"{prediction.combine_us:.1f}"]
-    return _line(
-        [str(prediction.request.ranks), prediction.algorithm, *times, *_sync_alls(prediction), *_use(prediction)]
-    )
+    return _line([str(prediction.request.ranks), prediction.algorithm, *times, *_met(prediction), *_use(prediction)])
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -91,8 +96,10 @@ def _ops(predicted: Prediction) -> list[tuple[str, OpPrediction]]:
     return [("dispatch", predicted.dispatch), ("combine", predicted.combine)]
 
 
-def _sync_alls(predicted: Prediction) -> list[str]:
-    return [" + ".join(str(op.sync_alls) for _, op in _ops(predicted))]
+def _met(predicted: Prediction) -> list[str]:
+    """How often the cores of a rank meet in dispatch and combine: by SyncAll, and by blocks that they poll."""
+    ops = [op for _, op in _ops(predicted)]
+    return [" + ".join(str(getattr(op, kind)) for op in ops) for kind in ("sync_alls", "meetings")]
 
 
 def _use(predicted: Prediction) -> list[str]:
@@ -115,6 +122,7 @@ def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
         return {
             "us": round(op.us, 3),
             "sync_alls": op.sync_alls,
+            "meetings": op.meetings,
             "phases_us": {name: round(us, 3) for name, us in op.phases.items()},
             "pipes_us": {name: round(us, 3) for name, us in op.pipes.items()},
             "link_use": {name: round(share, 4) for name, share in op.link_use.items()},

@@ -48,7 +48,8 @@ class _Options(ctypes.Structure):
 class _Result(ctypes.Structure):
     _fields_ = [
         ("total_ns", c_double),
-        *((name, c_uint64) for name in ("instructions", "switches", "status_stores", "looks", "events", "sync_alls")),
+        *((name, c_uint64) for name in ("instructions", "switches", "status_stores", "looks", "events")),
+        *((name, c_uint64) for name in ("sync_alls", "meetings")),
         ("failed", c_uint32),
         ("message", c_char * 1020),
     ]
@@ -83,7 +84,8 @@ class OpPrediction:
 
     ``spent``: where they went on the critical path: (step of the kernel, what S did or waited for) -> us.
     ``link_use``: busiest resource of each kind -> share of its bandwidth over ``us``; ``link_bytes``: what
-    passed all of a kind. ``sync_alls``: how often the cores of a rank met.
+    passed all of a kind. ``sync_alls``: how often the cores of a rank met so;
+    ``meetings``: how often by blocks that they posted and polled.
     """
 
     us: float
@@ -93,6 +95,7 @@ class OpPrediction:
     events: list[timeline.Event] = field(default_factory=list)
     instructions: int = 0
     sync_alls: int = 0
+    meetings: int = 0
 
     @property
     def phases(self) -> dict[str, float]:
@@ -219,6 +222,7 @@ class TimedWorld:
             timeline.from_native(ctypes.addressof(memory), result.events),
             result.instructions,
             result.sync_alls,
+            result.meetings,
         )
 
     def _inputs(self, op: str, rank: int) -> dict[str, torch.Tensor]:

@@ -33,6 +33,7 @@ from ascend_moe.validate.run import run_case
 from .run import DevicePlace
 
 _COLLECT_S = 60.0
+BATCH = "BatchWrite order"
 DEADLINE_S = 2.0
 SOON_S = 1.0  # in which a failed communicator refuses
 LATE_S = 1.5  # after the deadline, by which a wait must have ended
@@ -169,9 +170,12 @@ def on_threads(ranks: int) -> list[Finding]:
 
 def kernel_findings(device: Any) -> list[Finding]:
     """Returns the kernel findings of the servers and of the probe kernel; on the twin in both of HCCL's layouts."""
-    findings = [probe.on(device) for probe in (SERVERS, *KERNEL_PROBES)]
-    if isinstance(device, Twin) and device.layout == "a3":
-        findings.insert(2, KERNEL_PROBES[0].on(replace(device, layout="a2")))
+    probes = (SERVERS, *KERNEL_PROBES)
+    if not isinstance(device, Twin) or device.layout != "a3":
+        return [probe.on(device) for probe in probes]
+    servers = replace(device, layout="a2", near=1)  # each rank on its own: BatchWrite carries all between them
+    findings = [probe.on(servers if probe.name == BATCH else device) for probe in probes]
+    findings.insert(2, KERNEL_PROBES[0].on(replace(device, layout="a2")))
     return findings
 
 

@@ -16,6 +16,9 @@ from .run import Stopped
 
 PASS, FAIL, SKIPPED = "PASS", "FAIL", "SKIPPED"
 ROUNDS = 200
+NEIGHBOUR_ROUNDS = 1000
+ITEM_SIZES = 7  # moe::kProbeItemSizes
+STRIDES = (14336, 14368, 14848)  # moe::ProbeStride
 SPIN_S = 0.3  # that the cycle counter is compared with the host's clock over
 CLOCK_TOLERANCE = 0.2
 
@@ -137,7 +140,63 @@ def _order(device: Any) -> str:
 def _meeting(device: Any) -> str:
     found, _ = _launch(device, "meeting", ROUNDS)
     assert {seen.done for seen in found} == {ROUNDS}, "cores left the loop early"
-    return f"{ROUNDS} meetings of {device.cores} cores, every other by SyncAll"
+    sync, blocks = (max(each) / ROUNDS / CYCLES_PER_MICRO for each in _meeting_cycles(found))
+    faster = "syncall" if sync < blocks else "blocks"
+    return (
+        f"{ROUNDS} meetings of {device.cores} cores, every other by SyncAll; one takes {sync:.2f} us by SyncAll, "
+        f"{blocks:.2f} us by blocks: {settings.MEETING.name}={faster} is the faster"
+    )
+
+
+def _meeting_cycles(found: Sequence[Seen]) -> tuple[list[int], list[int]]:
+    """Of each core: its cycles for ROUNDS meetings by SyncAll, and by blocks."""
+    times = [seen.cycles for seen in found], [seen.where for seen in found]
+    assert all(cycles > 0 for each in times for cycles in each), "a core counted no cycles"
+    return times
+
+
+def _writers(device: Any) -> str:
+    found, _ = _launch(device, "writers", ROUNDS)
+    assert {seen.done for seen in found} == {ROUNDS}, "cores left the loop early"
+    return f"{ROUNDS} rounds of {device.cores} writers, half of them into the reader's window, half into the own"
+
+
+def _neighbours(device: Any) -> str:
+    _launch(device, "neighbours", NEIGHBOUR_ROUNDS)
+    return f"{NEIGHBOUR_ROUNDS} rounds of two cores, pieces of 4, 12 and 20 bytes at odd offsets"
+
+
+def _batch(device: Any) -> str:
+    """A launch a round, as an op posts one list. Sizes and numbers of peers go by the round."""
+    world = device.world
+    if not (device.layout == "a2" and 0 < device.near < world):
+        return "nothing to show: BatchWrite reaches no rank of this group"
+    most = 0
+    for number in range(1, ROUNDS + 1):
+        found, _ = _launch(device, "batch", number)
+        peers = 1 + (number - 1) // ITEM_SIZES % (world - 1)
+        assert {seen.done for seen in found} == {peers}, f"round {number}: cores saw other than {peers} items"
+        most = max(most, *(seen.where * ROW_BYTES for seen in found))
+    return (
+        f"{ROUNDS} rounds, items of up to {most >> 10} KiB to up to {world - 1} ranks, whole when their end was there"
+    )
+
+
+def _stride(device: Any) -> str:
+    found, _ = _launch(device, "stride")
+    rows = {seen.where for seen in found}
+    assert len(rows) == 1 and rows != {0}, f"cores moved {sorted(rows)} rows"
+    assert all(min(seen.wanted, seen.seen, seen.cycles) > 0 for seen in found), "a core counted no cycles for a stride"
+    moved = rows.pop() * STRIDES[0] * CYCLES_PER_MICRO / 1e3
+
+    def speeds(odd: int) -> list[float]:
+        """GB/s of the slowest core, by stride; stores are the even cores', loads the odd ones'."""
+        cores = [(seen.wanted, seen.seen, seen.cycles) for seen in found if seen.core % 2 == odd]
+        return [moved / max(max(cycles), 1) for cycles in zip(*cores, strict=True)]
+
+    stores, loads = (" / ".join(f"{speed:.1f}" for speed in speeds(odd)) for odd in (0, 1))
+    strides = " / ".join(map(str, STRIDES))
+    return f"rows of {STRIDES[0]} bytes at strides {strides}: a core stores {stores} GB/s and loads {loads}"
 
 
 def _cycles(device: Any) -> str:
@@ -203,6 +262,14 @@ KERNEL_PROBES = (
     Probe("pull", "rows that a peer has written into its own memory are read as they are, not from stale lines", _pull),
     Probe("queues", "six event ids a pipe pair, and flags alone, order loads, sums and stores", _queue),
     Probe("meeting", "after SyncAll, or the block of every core, all see each other's drained stores", _meeting),
+    Probe(
+        "writer-side relay",
+        "what all cores have written before a meeting is there when one core's flag is, stored or pulled",
+        _writers,
+    ),
+    Probe("neighbours", "two cores that write parts of one block of 32 bytes keep each other's", _neighbours),
+    Probe("BatchWrite order", "an item of up to 64 MiB is whole when its last block is there", _batch),
+    Probe("row stride", "rows at multiples of 32 bytes move as fast as at multiples of 512 (a figure)", _stride),
     Probe("cycle rate", "GetSystemCycle counts 50 a microsecond: deadlines are what they say", _cycles),
     Probe("zero-initialised state", "HCCL zeroes the state area when a communicator is made", _zero_state),
 )

@@ -44,8 +44,10 @@ MODES = {
     "cycles": 6,
     "zero": 7,
 }
-MODES |= {"pull": 8, "relay": 9, "queue": 10}
+MODES |= {"pull": 8, "relay": 9, "queue": 10, "writers": 11, "neighbours": 12, "batch": 13, "stride": 14}
+MODES["clear"] = npu_communicator.PROBE_CLEAR  # no probe
 ROW_BYTES = 16384
+WORKSPACE_BYTES = (3 + 256) * 64 * 32  # moe::kProbeWorkspaceBytes
 WAIT_S = 10.0
 REPORT = npu_communicator.PROBE_REPORT
 CORES = 6  # word of a report: moe::kPrCores
@@ -131,11 +133,15 @@ class Twin:
         found = self._kernels.explore(*launch, schedules=schedules, deterministic=False)
         return found, call.seen()
 
-    def _prepare(self, mode: str, rounds: int, cycles: int) -> _Call:
+    def _windows(self) -> foreign.Windows:
         windows = foreign.Windows(self.world, data_bytes=self.window_mib * MIB, layout=self.layout)
         self.spoil(windows)
+        return windows
+
+    def _prepare(self, mode: str, rounds: int, cycles: int) -> _Call:
+        windows = self._windows()
         reports = [np.zeros((self.cores, 8), np.uint32) for _ in range(self.world)]
-        spaces = [np.zeros(3 * 64 * 32, np.uint8) for _ in range(self.world)]
+        spaces = [np.zeros(WORKSPACE_BYTES, np.uint8) for _ in range(self.world)]
         nonce = secrets.randbits(30) | 1
         head = bytes(limits()["mc2_bytes"])
         ranks = range(self.world)

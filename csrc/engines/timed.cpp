@@ -30,7 +30,7 @@ struct am_timed_options {
 
 struct am_timed_result {
     double total_ns;
-    uint64_t instructions, switches, status_stores, looks, events, sync_alls;
+    uint64_t instructions, switches, status_stores, looks, events, sync_alls, meetings;
     uint32_t failed;
     char message[1020];
 };
@@ -136,6 +136,7 @@ void TimedWorld::Run(const am_timed_step* steps, int count, const double* costs,
     result.looks = last_.looks;
     result.events = last_.events.size();
     result.sync_alls = last_.sync_alls;
+    result.meetings = last_.meetings;
     result.failed = last_.failed;
     snprintf(result.message, sizeof(result.message), "%s", last_.message.c_str());
 }

@@ -27,6 +27,7 @@ public:
         const bool whole = memchr(call.comm_alg, 0, call.comm_alg_bytes) == nullptr;
         spec_.comm_alg = whole ? engine().comm_algorithm(settings.comm_alg) : -1;
         spec_.cores = settings.cores;
+        spec_.meeting = static_cast<int32_t>(settings.meeting);
         spec_.deadline_micros = settings.deadline_micros;
         memcpy(spec_.attributes, arguments.attributes(), sizeof(spec_.attributes));
         for (const Parameter& parameter : op.parameters) Add(parameter);

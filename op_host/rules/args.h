@@ -67,6 +67,8 @@ struct CallSpec {
     int32_t ub_bytes;     // of a core, as the platform says; 0: kUbBytes
     int32_t part;         // kPartWhole, kPartSend or kPartFinish
     int32_t near_stores;  // over several servers: 1: ranks of the own server are reached by stores, 0: by BatchWrite
+    int32_t meeting;      // kMeetByBlocks or kMeetBySyncAll
+    int32_t reserved;
 };
 
 inline int64_t Attribute(const CallSpec& call, AttributeIndex index) { return call.attributes[index]; }

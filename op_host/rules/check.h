@@ -78,7 +78,8 @@ private:
     // Of the communicator, not of the op: no caller passes these.
     bool Context() {
         return InRange("context_kind", call_.context_kind, kContextTable, kContextA2) &&
-               InRange("ranks_per_server", call_.ranks_per_server, 0, kMaxWorld);
+               InRange("ranks_per_server", call_.ranks_per_server, 0, kMaxWorld) &&
+               InRange("meeting", call_.meeting, kMeetByBlocks, kMeetBySyncAll);
     }
 
     // What this package does not do yet, or never will on this path: refused by name and with the reason,

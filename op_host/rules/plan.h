@@ -93,6 +93,7 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     // tensor.
     info.triples = info.contract == kContractV2 && info.transport == kTransportMemory ? 1 : 0;
     info.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * kCyclesPerMicro;
+    info.meeting = static_cast<uint32_t>(call.meeting);
     info.part = static_cast<uint32_t>(call.part);
     info.algorithm = AlgorithmOf(call, info);
 }

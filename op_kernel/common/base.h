@@ -14,6 +14,13 @@
 #define MOE_PHASE(name)
 #endif
 
+// Counts a meeting of the cores by blocks, for predictions on the twin; nothing on an NPU.
+#ifdef TWIN_MEETING
+#define MOE_MEETING() TWIN_MEETING()
+#else
+#define MOE_MEETING()
+#endif
+
 // On the twin a fruitless look lets other cores and processes run; an NPU core just looks again.
 #ifdef TWIN_POLL_HINT
 #define MOE_POLL_HINT() TWIN_POLL_HINT()

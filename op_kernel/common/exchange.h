@@ -48,7 +48,7 @@ public:
     __aicore__ inline void Exit() { link_.Close(); }
     __aicore__ inline void BoardInit() {
         const uint32_t mark = VerdictMark(epoch_, info_->part == kPartFinish);
-        board_.Init(*pipe_, context_.state(info_->rank), info_->world, mark, core_, info_->cores);
+        board_.Init(*pipe_, context_.state(info_->rank), info_->world, mark, core_, info_->cores, info_->meeting);
     }
 
     // ---- the first meeting of the cores ----

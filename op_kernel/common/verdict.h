@@ -54,18 +54,19 @@ __aicore__ inline void Worsen(Verdict& verdict, const Verdict& other) {
     if (Worse(other, verdict)) verdict = other;
 }
 
-// A meeting needs no SyncAll: a block that carries this epoch says that its core has come, and that what the core
-// has stored before is there. No wait of a meeting has a deadline, because the cores of a launch run together, and
-// each comes to every meeting after waits that have one.
+// A meeting needs no SyncAll, and has one only where that is faster: a block that carries this epoch says that its core
+// has come, and that what the core has stored before is there. No wait of a meeting has a deadline, because the cores
+// of a launch run together, and each comes to every meeting after waits that have one.
 class VerdictBoard {
 public:
-    // `mark`: VerdictMark of this launch.
+    // `mark`: VerdictMark of this launch. `meeting`: kMeetByBlocks or kMeetBySyncAll.
     __aicore__ inline void Init(TPipe& pipe, GM_ADDR state, uint32_t world, uint32_t mark, uint32_t core,
-                                uint32_t cores) {
+                                uint32_t cores, uint32_t meeting = kMeetByBlocks) {
         board_ = state + VerdictOffset(world, 0);
         mark_ = mark;
         core_ = core;
         cores_ = cores;
+        meeting_ = meeting;
         lanes_ = VerdictLanes(cores);
         pipe.InitBuffer(buf_, VerdictBytes(cores));
         if (cores == 1) return;
@@ -79,6 +80,12 @@ public:
         AscendC::PipeBarrier<PIPE_ALL>();
         if (cores_ == 1) return mine;
         Post(Row(round), buf_.Get<uint32_t>(), mine);
+        if (meeting_ == kMeetBySyncAll) {
+            AscendC::PipeBarrier<PIPE_ALL>();
+            AscendC::SyncAll<true>();  // the first look finds all blocks
+        } else {
+            MOE_MEETING();
+        }
         return Await(Row(round));
     }
     // The same in two halves, of which the first waits for nobody and drains nothing: only the verdict is told. Each
@@ -156,6 +163,7 @@ private:
     uint32_t mark_ = 0;
     uint32_t core_ = 0;
     uint32_t cores_ = 1;
+    uint32_t meeting_ = kMeetByBlocks;
     uint32_t lanes_ = 0;
     bool fine_ = true;
 };

@@ -1,6 +1,6 @@
 // The probes. Each tests one assumption of the operators about the hardware or HCCL, with the code that the
 // operators use for it. They write to data areas only, which HCCL overwrites anyway: a communicator stays
-// fresh.
+// fresh. kProbeClear is no probe: it makes one fresh.
 //
 // mode            | function      | which cores  | reads                 | writes                 | who meets
 // ----------------+---------------+--------------+-----------------------+------------------------+----------
@@ -20,9 +20,10 @@
 //                 |               |              |                       | answer to the rank     | round
 //                 |               |              |                       | before                 |
 // kProbeMeeting   | Meetings      | all          | workspace [3][64]     | workspace: a block a   | cores of
-//                 |               |              | blocks                | round; every other     | the rank,
-//                 |               |              |                       | round another, when    | each
-//                 |               |              |                       | the first has drained  | round
+//                 |               |              | blocks; the board     | round; every other     | the rank,
+//                 |               |              | [256][64] behind them | round another, when    | each
+//                 |               |              |                       | the first has drained; | round
+//                 |               |              |                       | the board              |
 // kProbeCycles    | Cycles        | core 0       | the cycle counter     | nothing                |
 // kProbeZeroState | ZeroState     | core 0       | the state area        | nothing                |
 // kProbePull      | Pull          | core 0       | core 1: the row in    | core 0: a row into its | all
@@ -34,6 +35,18 @@
 //                 |               | 2 reads      | the row               | answer                 | each
 //                 |               |              |                       |                        | round
 // kProbeQueue     | Queues        | all          | its own area          | its own area           |
+// kProbeWriters   | Writers       | all write,   | parts of the rank     | a part of 1 KiB, by    | cores of
+//                 |               | all read     | before, or the next   | turns into the next    | the rank,
+//                 |               |              | one's; its flag;      | rank's area and the    | and all
+//                 |               |              | answers               | own; the last core: a  | ranks, each
+//                 |               |              |                       | flag; answers          | round
+// kProbeNeighbour | Neighbours    | 0 and 1; all | its own area          | its own area           | cores of
+//                 |               | meet         |                       |                        | the rank
+// kProbeBatch     | Batch         | all          | items of ranks before | windowsOut, a list in  | cores of
+//                 |               |              | it                    | the workspace          | the rank
+// kProbeStride    | Strides       | even store,  | rows of the next rank | rows of the next rank  | cores of
+//                 |               | odd load     |                       |                        | the rank
+// kProbeClear     | Clear         | all          | nothing               | this rank's state area |
 // all, last       | Report        | all          | nothing               | report [cores] blocks  |
 //
 // "Meets" here: a core waits for a flag, block or answer of another rank. A core without work reports
@@ -41,40 +54,12 @@
 #ifndef ASCEND_MOE_PROBE_PROBE_H
 #define ASCEND_MOE_PROBE_PROBE_H
 
-#include "tiling.h"
-#include "../common/contexts.h"
-#include "../common/wait.h"
+#include "shared.h"
 
 namespace moe {
 
-class Probe {
+class Probe : public SharedProbes {
 public:
-    // `inGm`: where the tiling lies there.
-    __aicore__ inline void Init(TPipe& pipe, const MoeProbeTiling& tiling, GM_ADDR report, GM_ADDR workspace,
-                                GM_ADDR inGm) {
-        tiling_ = &tiling;
-        core_ = static_cast<uint32_t>(AscendC::GetBlockIdx());
-        info_.world = tiling.world;
-        info_.rank = tiling.rank;
-        info_.contextKind = tiling.contextKind;
-        info_.dataBytes = tiling.dataBytes;
-        context_.Init(AscendC::GetHcclContext<0>(), info_);
-        link_.Open(context_, core_, inGm, tiling.mc2);
-        report_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(report), tiling.cores * kBlockWords);
-        workspace_ = workspace;
-        pipe.InitBuffer(blockBuf_, kBlock);
-        pipe.InitBuffer(seenBuf_, kBlock);
-        pipe.InitBuffer(rowBuf_, kRowBytes);
-        pipe.InitBuffer(backBuf_, kRowBytes);
-        pipe.InitBuffer(inQueue_, kMostRing, kPieceBytes);
-        pipe.InitBuffer(outQueue_, kMostRing, kPieceBytes);
-        const uint32_t share = tiling.nearRanks == 0 ? tiling.world : tiling.nearRanks;
-        firstPeer_ = tiling.rank / share * share;
-        peers_ = Min(share, tiling.world - firstPeer_);
-        next_ = firstPeer_ + (tiling.rank - firstPeer_ + 1) % peers_;
-        before_ = firstPeer_ + (tiling.rank - firstPeer_ + peers_ - 1) % peers_;
-    }
-
     __aicore__ inline void Process() {
         const ContextMismatch mismatch = context_.Check();
         if (mismatch.field != kContextFieldCount) {
@@ -101,93 +86,22 @@ public:
             Relay();
         } else if (tiling_->mode == kProbeQueue) {
             Queues();
+        } else if (tiling_->mode == kProbeWriters) {
+            Writers();
+        } else if (tiling_->mode == kProbeNeighbours) {
+            Neighbours();
+        } else if (tiling_->mode == kProbeBatch) {
+            Batch();
+        } else if (tiling_->mode == kProbeStride) {
+            Strides();
+        } else if (tiling_->mode == kProbeClear) {
+            Clear();
         }
         Report();
         link_.Close();
     }
 
 private:
-    static constexpr uint32_t kRowBytes = 16 * 1024;
-    static constexpr uint32_t kRowWords = kRowBytes / sizeof(uint32_t);
-    static constexpr uint32_t kPieceBytes = 512, kPieceWords = kPieceBytes / sizeof(uint32_t);
-    // Of a source rank in a peer's data area: the row, its flag, the answer to it, the block of kProbeAtomic.
-    static constexpr uint64_t kFlagAt = kRowBytes, kAnswerAt = kFlagAt + 512, kAtomicAt = kAnswerAt + 512,
-                              kSourceBytes = kAtomicAt + 512;
-
-    __aicore__ inline GM_ADDR At(uint32_t owner, uint32_t source, uint64_t offset) const {
-        return context_.data(owner) + source * kSourceBytes + offset;
-    }
-    __aicore__ inline void Set(uint32_t code, uint32_t where, uint32_t wanted, uint32_t seen) {
-        if (code_ != 0) return;  // the first finding is kept
-        code_ = code;
-        where_ = where;
-        wanted_ = wanted;
-        seen_ = seen;
-    }
-
-    // ---- moving blocks and rows ----
-
-    // Stores a block whose words are all `value`.
-    __aicore__ inline void StoreBlock(GM_ADDR address, uint32_t value) {
-        LocalTensor<uint32_t> block = blockBuf_.Get<uint32_t>();
-        SyncFunc<HardEvent::MTE3_S>();
-        for (uint32_t i = 0; i < kBlockWords; ++i) block.SetValue(i, value);
-        SyncFunc<HardEvent::S_MTE3>();
-        GlobalTensor<uint32_t> target;
-        target.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(address), kBlockWords);
-        AscendC::DataCopy(target, block, kBlockWords);
-    }
-    __aicore__ inline LocalTensor<uint32_t> LoadBlock(GM_ADDR address) {
-        GlobalTensor<uint32_t> source;
-        source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(address), kBlockWords);
-        LocalTensor<uint32_t> seen = seenBuf_.Get<uint32_t>();
-        SyncFunc<HardEvent::S_MTE2>();
-        AscendC::DataCopy(seen, source, kBlockWords);
-        SyncFunc<HardEvent::MTE2_S>();
-        return seen;
-    }
-    __aicore__ inline void StoreRow(GM_ADDR address, uint32_t value) {
-        LocalTensor<int32_t> row = rowBuf_.Get<int32_t>();
-        SyncFunc<HardEvent::MTE3_V>();
-        AscendC::Duplicate(row, static_cast<int32_t>(value), kRowWords);
-        SyncFunc<HardEvent::V_MTE3>();
-        GlobalTensor<int32_t> target;
-        target.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(address), kRowWords);
-        AscendC::DataCopy(target, row, kRowWords);
-    }
-    // Loads a row; every word must be `value`. `where` goes into the report.
-    __aicore__ inline void CheckRow(GM_ADDR address, uint32_t value, uint32_t where) {
-        GlobalTensor<uint32_t> source;
-        source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(address), kRowWords);
-        LocalTensor<uint32_t> back = backBuf_.Get<uint32_t>();
-        SyncFunc<HardEvent::S_MTE2>();
-        AscendC::DataCopy(back, source, kRowWords);
-        SyncFunc<HardEvent::MTE2_S>();
-        for (uint32_t i = 0; i < kRowWords; ++i) {
-            if (back.GetValue(i) == value) continue;
-            Set(kProbeDiffers, where, value, back.GetValue(i));
-            return;
-        }
-    }
-    // Polls until word 0 of the block is `value`; false at the deadline. `whole`: words that are older than both
-    // the first and the last are a finding of their own. `from`: the rank that the report names.
-    __aicore__ inline bool Await(GM_ADDR address, uint32_t value, uint32_t from, bool whole = false) {
-        const int64_t start = AscendC::GetSystemCycle();
-        while (AscendC::GetSystemCycle() - start <= static_cast<int64_t>(tiling_->deadlineCycles)) {
-            LocalTensor<uint32_t> seen = LoadBlock(address);
-            const uint32_t first = seen.GetValue(0);
-            const uint32_t last = seen.GetValue(kBlockWords - 1);
-            const uint32_t older = static_cast<int32_t>(last - first) < 0 ? last : first;
-            for (uint32_t i = 0; whole && i < kBlockWords; ++i) {
-                if (static_cast<int32_t>(seen.GetValue(i) - older) < 0) Set(kProbeDiffers, i, older, seen.GetValue(i));
-            }
-            if (first == value) return true;
-            MOE_POLL_HINT();
-        }
-        Set(kProbeTimeout, from, value - tiling_->nonce, 0);
-        return false;
-    }
-
     // ---- the probes ----
 
     // For this core's share of the peers: stores a row and its flag to each peer; then checks the row that
@@ -361,34 +275,6 @@ private:
         }
     }
 
-    // Every core stores a block in the workspace, meets the others, in turn by SyncAll and as in the ops by a block
-    // that it posts and all await, and must see all of this round.
-    __aicore__ inline void Meetings() {
-        for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
-            const uint32_t value = tiling_->nonce + n;
-            StoreBlock(workspace_ + Post(core_, n), value);
-            AscendC::PipeBarrier<PIPE_ALL>();
-            if (n % 2 != 0) {
-                AscendC::SyncAll<true>();
-            } else {
-                StoreBlock(workspace_ + Post(core_, kMeetingPosts), value);
-                for (uint32_t core = 0; core < tiling_->cores; ++core) {
-                    if (!Await(workspace_ + Post(core, kMeetingPosts), value, tiling_->rank)) return;
-                }
-            }
-            for (uint32_t core = 0; core < tiling_->cores; ++core) {
-                const uint32_t seen = LoadBlock(workspace_ + Post(core, n)).GetValue(0);
-                if (seen != value) Set(kProbeDiffers, core, value, seen);
-            }
-            ++done_;
-        }
-    }
-    // Two sets of posts, so that no core overwrites what a slower one still reads; a third of kProbeMeeting.
-    static constexpr uint32_t kMeetingPosts = 0xFFFFFFFFu;
-    __aicore__ inline uint64_t Post(uint32_t core, uint32_t round) const {
-        return (static_cast<uint64_t>(round == kMeetingPosts ? 2 : round & 1) * kMaxCores + core) * kBlock;
-    }
-
     // Spins for deadlineCycles cycles; the host compares them with its own clock.
     __aicore__ inline void Cycles() {
         if (core_ != 0) return;
@@ -423,35 +309,6 @@ private:
             ++done_;
         }
     }
-
-    __aicore__ inline void Report() {
-        AscendC::PipeBarrier<PIPE_ALL>();
-        LocalTensor<uint32_t> block = blockBuf_.Get<uint32_t>();
-        for (uint32_t i = 0; i < kBlockWords; ++i) block.SetValue(i, 0u);
-        block.SetValue(kPrCode, code_ == 0 ? static_cast<uint32_t>(kProbePassed) : code_);
-        block.SetValue(kPrWhere, where_);
-        block.SetValue(kPrWanted, wanted_);
-        block.SetValue(kPrSeen, seen_);
-        block.SetValue(kPrDone, done_);
-        block.SetValue(kPrCycles, cycles_);
-        block.SetValue(kPrCores, tiling_->cores);
-        SyncFunc<HardEvent::S_MTE3>();
-        AscendC::DataCopy(report_[static_cast<uint64_t>(core_) * kBlockWords], block, kBlockWords);
-        AscendC::PipeBarrier<PIPE_ALL>();
-    }
-
-    const MoeProbeTiling* tiling_ = nullptr;
-    MoeDistributeInfo info_ = MoeDistributeInfo();
-    WindowContext context_;
-    RdmaLink link_;
-    GlobalTensor<uint32_t> report_;
-    GM_ADDR workspace_ = nullptr;
-    UbBuf blockBuf_, seenBuf_, rowBuf_, backBuf_;
-    AscendC::TQue<AscendC::QuePosition::VECIN, kMostRing> inQueue_;
-    AscendC::TQue<AscendC::QuePosition::VECOUT, kMostRing> outQueue_;
-    uint32_t firstPeer_ = 0, peers_ = 1, next_ = 0, before_ = 0;  // of this server
-    uint32_t core_ = 0;
-    uint32_t code_ = 0, where_ = 0, wanted_ = 0, seen_ = 0, done_ = 0, cycles_ = 0;
 };
 
 }  // namespace moe

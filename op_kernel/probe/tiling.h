@@ -12,24 +12,39 @@ namespace moe {
 constexpr uint32_t kOpProbe = 3;  // beside kOpDispatch and kOpCombine; never on the wire
 
 enum ProbeMode : uint32_t {
-    kProbeContext = 1,    // the context is the one that the host side describes
-    kProbeStore = 2,      // stores to a peer's window arrive, and can be read back from there
-    kProbeAtomic = 3,     // of a block of 32 bytes no word is older than both its first and its last
-    kProbeOrder = 4,      // data that was drained before a flag is there when the flag is
-    kProbeMeeting = 5,    // after a meeting every core sees every other core's drained stores
-    kProbeCycles = 6,     // GetSystemCycle counts 50 a microsecond
-    kProbeZeroState = 7,  // the state area of a fresh communicator is zero
-    kProbePull = 8,       // rows that a peer has written into its own memory are read as they are, again and again
-    kProbeRelay = 9,      // a core that was told by another core sees the rows that the other was told of
-    kProbeQueue = 10,     // queues of kMostRing tensors, ordered by their own flags alone
-    kProbeModeEnd = 11
+    kProbeContext = 1,      // the context is the one that the host side describes
+    kProbeStore = 2,        // stores to a peer's window arrive, and can be read back from there
+    kProbeAtomic = 3,       // of a block of 32 bytes no word is older than both its first and its last
+    kProbeOrder = 4,        // data that was drained before a flag is there when the flag is
+    kProbeMeeting = 5,      // after a meeting every core sees every other core's drained stores
+    kProbeCycles = 6,       // GetSystemCycle counts 50 a microsecond
+    kProbeZeroState = 7,    // the state area of a fresh communicator is zero
+    kProbePull = 8,         // rows that a peer has written into its own memory are read as they are, again and again
+    kProbeRelay = 9,        // a core that was told by another core sees the rows that the other was told of
+    kProbeQueue = 10,       // queues of kMostRing tensors, ordered by their own flags alone
+    kProbeWriters = 11,     // what all cores have written before a meeting is there when one core's flag is
+    kProbeNeighbours = 12,  // two cores that write parts of one block keep both parts
+    kProbeBatch = 13,       // an item of BatchWrite is whole when its last block is there
+    kProbeStride = 14,      // times of rows by their stride
+    kProbeClear = 15,       // no probe: zeroes the state area of this rank, before the first op of a group on A2
+    kProbeModeEnd = 16
 };
 // Blocks of the operator's output `report`: one for each core that a launch may have.
 constexpr uint32_t kProbeReportBlocks = kMaxCores;
 // Rows of 16 KiB that kProbePull stores, and others that it loads, for their speed; fewer in a small data area.
 constexpr uint32_t kProbeMoves = 64;
-// Three sets of a block a core, for kProbeMeeting.
-constexpr uint64_t kProbeWorkspaceBytes = 3ull * kMaxCores * kBlock;
+// The workspace: three sets of a block a core, for kProbeMeeting, and a board with a row for each of so many meetings.
+// kProbeBatch has its list there.
+constexpr uint32_t kProbeMeetings = 256;
+constexpr uint64_t kProbeBoardOffset = 3ull * kMaxCores * kBlock;
+constexpr uint64_t kProbeWorkspaceBytes =
+    kProbeBoardOffset + static_cast<uint64_t>(kProbeMeetings) * kMaxCores * kBlock;
+static_assert(kMaxWorld * kBlock <= kProbeWorkspaceBytes, "a list of BatchWrite lies in the workspace");
+// Sizes of items, from 1 MiB on doubling, and as many peers as the rounds give.
+constexpr uint32_t kProbeItemSizes = 7;
+// Bytes from row to row: a row of 7168 bf16; with 32 bytes more, as quantized ones have; the next multiple of 512.
+constexpr uint32_t kProbeStrides = 3;
+MOE_FN uint32_t ProbeStride(uint32_t i) { return i == 0 ? 14336 : i == 1 ? 14368 : 14848; }
 
 struct MoeProbeTiling {
     MoeDistributeMc2Head mc2;
@@ -47,7 +62,9 @@ struct MoeProbeTiling {
 
 // Every core reports one block.
 // kPrWhere, where kProbePull has passed: the rows moved in kPrCycles. kPrWanted and kPrSeen, where kProbeContext has:
-// the address of the rank's own data area.
+// the address of the rank's own data area. kProbeMeeting: kPrCycles of SyncAll, kPrWhere of meetings by blocks, as many
+// as rounds. kProbeStride: kPrWhere rows, and their cycles by stride in kPrWanted, kPrSeen, kPrCycles. kProbeBatch:
+// kPrWhere rows of 16 KiB an item, kPrDone items.
 enum ProbeReport : uint32_t { kPrCode, kPrWhere, kPrWanted, kPrSeen, kPrDone, kPrCycles, kPrCores };
 enum ProbeCode : uint32_t {
     kProbePassed = 0x600D,

@@ -69,6 +69,7 @@ struct MoeDistributeInfo {
     uint32_t triples;         // rows have triples (source, token, k): the V2 contract over memory
     uint32_t lentGeneration;  // combine: of the lent block, if expand_x lies in one; 0: nothing is published there
     uint32_t part;            // kPartWhole, kPartSend or kPartFinish
+    uint32_t meeting;         // kMeetByBlocks or kMeetBySyncAll
     uint64_t dataBytes;       // data area of every rank
     uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none
     uint64_t deadlineCycles;  // longest wait
@@ -89,6 +90,10 @@ MOE_FN uint64_t PublishedWeightsOffset(const MoeDistributeInfo& info, uint32_t s
     return PublishedRowsOffset(info.world, info.capacity) +
            static_cast<uint64_t>(info.maxBatch) * (info.hasScales != 0 ? info.topK : 1) * stride;
 }
+
+// How the cores of a rank wait for each other at VerdictBoard, whichever is the faster on a SoC: for the block of every
+// core, or by a SyncAll behind their blocks. May differ between ranks.
+constexpr uint32_t kMeetByBlocks = 0, kMeetBySyncAll = 1;
 
 // Scratch GM that the host gives to every launch. Offsets in bytes; rows are padded to 32 bytes.
 //   histograms: [cores][E] int32 | totals: [E] int32 | messages: [W] | BatchWrite items: [kItemLists][W] blocks |

@@ -19,7 +19,7 @@ from op_host_calls import A2, A3, GROUP, PROBE_TYPE, Call, definition, plan, pro
 
 from ascend_moe.ops import calls as native
 from ascend_moe.reference.cases import Case, draw
-from ascend_moe.validate.probes_kernel import CYCLES_PER_MICRO, MODES, TILING_KEY, ProbeTiling
+from ascend_moe.validate.probes_kernel import CYCLES_PER_MICRO, MODES, TILING_KEY, WORKSPACE_BYTES, ProbeTiling
 
 INT = torch.int32
 ROWS = (torch.bfloat16, torch.float16, torch.float32)
@@ -343,7 +343,7 @@ def test_the_probes_tiling_is_that_of_the_twin(soc: str, kind: int, cores: int) 
     wanted.deadline_cycles = 10 * CYCLES_PER_MICRO
     assert (tiled.error, tiled.data[head:]) == ("", bytes(wanted))
     assert (tiled.key, tiled.cores, tiled.schedule_mode, tiled.workspaces) == (TILING_KEY, cores, 1, 1)
-    assert tiled.workspace == SYSTEM_WORKSPACE + 3 * 64 * 32
+    assert tiled.workspace == SYSTEM_WORKSPACE + WORKSPACE_BYTES
     assert tiled.data[:head] == tile(dispatch(soc=soc)).data[:head]
     half = ProbeTiling.from_buffer_copy(tile(probe_call(soc, cores, ranks_per_server=2)).data[head:])
     assert half.near_ranks == 2 * (kind == 2)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import failure_cases as cases
 import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import errors, plan
+from ascend_moe import errors, explore, plan
 from ascend_moe.plan import Request
-from ascend_moe.validate.run import DevicePlace
+from ascend_moe.reference.cases import Case
+from ascend_moe.validate.run import DevicePlace, run_case
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +59,37 @@ def test_algorithm_of_tells_what_ran() -> None:
         assert cluster.run(body) == [want] * 2
     with pytest.raises(errors.ArgumentError):
         ascend_moe.algorithm_of("nobody's group")
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_cores_that_meet_by_syncall_give_the_same(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank alone, or all; also where an op ends early. The next op finds the board as it was."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    monkeypatch.setenv("HCCL_BUFFSIZE", "4")
+    seeds = iter(range(100))
+
+    def body(rank: int, group_ep: str, seed: int) -> list[str]:
+        if seed == 2:  # ranks may differ
+            os.environ["ASCEND_MOE_MEETING"] = "syncall" if rank == 0 else "blocks"
+        place, wrong = DevicePlace(group_ep, 3, rank), []
+        for contract in (1, 2):
+            for ids in ("any", "bad", "hot"):
+                case = Case("met", 3, contract=contract, batches="unequal", ids=ids, seed=seed)
+                wrong += [result.text for result in run_case(place, case) if not result.ok]
+        return wrong
+
+    with ascend_moe.LocalCluster(3) as cluster:
+        for meeting in ("syncall", "blocks", "syncall"):
+            monkeypatch.setenv("ASCEND_MOE_MEETING", meeting)
+            seed = next(seeds)
+            assert cluster.run(lambda rank, group_ep, seed=seed: body(rank, group_ep, seed)) == [[]] * 3
+
+
+@pytest.mark.parametrize("text", ["v1,DC,window", "v2,DC,window", "v2,DC,direct"])
+def test_no_schedule_finds_a_race_in_meetings_by_syncall(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_MEETING", "syncall")
+    found = explore.campaign([explore.parse(f"w2,c3,l2,k2,b3,{text}")], 30, 1, a_case=30)
+    assert found.finding is None, found.finding
 
 
 def test_auto_takes_what_fits_the_window() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from builds import Build, MutantBuilds
+from builds import Build, MutantBuilds, apply
 from faulty_programs import LONG as LONG_SHARES
 from faulty_programs import WRONG_INPUTS, faulty, long_faulty
 from large_shares import LARGE_SHARES
@@ -26,6 +28,7 @@ from table import (
     LARGE,
     LENT,
     LONG_LISTS,
+    PROBES,
     ROLES,
     RUN,
     SERVERS,
@@ -39,7 +42,19 @@ from table import (
 )
 
 from ascend_moe import explore
+from ascend_moe.native import library
+from ascend_moe.validate.bringup import BATCH
+from ascend_moe.validate.probes import FAIL, KERNEL_PROBES
+from ascend_moe.validate.probes_kernel import PASSED, Twin
 
+PROBE_MODES = {
+    "writer-side relay": "writers",
+    "neighbours": "neighbours",
+    BATCH: "batch",
+    "row stride": "stride",
+    "meeting": "meeting",
+}
+SCHEDULES = 40  # of a probe's kernel
 SEEDS = (11, 22_000, 33_000, 44_000, 55_000)
 LIMIT = 200  # schedules, on the median over the seeds
 MOST_SCHEDULES = 2000  # schedules after which a seed has not found it
@@ -204,8 +219,28 @@ def run(build: Build) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 
+def probed(mutant: Mutant) -> str:
+    """How the probe that the mutant names finds it: by its own report, or under schedules of the probe kernel."""
+    (name,) = mutant.finds
+    probe = next(probe for probe in KERNEL_PROBES if probe.name == name)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        shutil.copytree(library.native_source_root() / "op_kernel", root / "op_kernel")
+        apply(mutant, root)
+        device = Twin(folder=root / "op_kernel")
+        device = replace(device, layout="a2", near=1) if name == BATCH else device
+        found = probe.on(device)
+        if found.verdict == FAIL:
+            return f"{name}: {found.detail}"
+        explored, seen = device.explore(PROBE_MODES[name], rounds=1 if name == BATCH else 4, schedules=SCHEDULES)
+    assert not explored.ok or {each.code for each in seen} != {PASSED}, f"the probe {name} does not see {mutant.name}"
+    return f"{name}, explored: {(explored.text or str(seen)).partition(chr(10))[0][:160]}"
+
+
 def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
     """How the finder finds the mutant; AssertionError when it does not."""
+    if finder == PROBES:
+        return probed(mutant)
     build = builds.library("fast" if finder in (SUITE, RUN, *PARTS) else "checked", mutant)
     if finder in (SUITE, *PARTS):
         failure = first_failure_of_suite(build) if finder == SUITE else first_failure(build, PARTS[finder], 300)

@@ -19,6 +19,7 @@ SUITE, ZERO_COPY, BORDERS, FAILURES, RUN = "suite", "zero copy", "borders", "fai
 WINDOW, SERVERS, DIRECT, LENT, ROLES = "window", "servers", "direct", "lent", "roles"
 LONG_LISTS, SHARED_ROWS, FAULTS = "long lists", "shared rows", "faults"
 LARGE, FORGED, SUMS, TWO_LAUNCHES, DRAWN = "large", "forged", "sums", "two launches", "drawn"
+PROBES = "probes"  # of the bring-up, on both engines
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Mutant:
         bug: what is wrong, in a line.
         edits: the patch.
         finders: who must find it.
-        finds: finding classes of the checked engine, or ops, that are right; the first is the one to expect.
+        finds: finding classes of the checked engine, ops or probes that are right; the first is the one to expect.
         passes_fast_suite: whether all tests of kernels on the fast engine pass; None: not asked.
         model: whether the protocol model has a mutant of this name.
     """
@@ -1074,6 +1075,76 @@ PATCHES = r"""
 ! failures
 - Worsen(verdict_, waiter.Follow(fail));
 + waiter.Follow(fail);
+
+# What the bring-up's probes must find: devices that break an assumption, and probes that would not see it. Some show in
+# the probe's own report, the others under schedules of its kernel.
+% probes | writer-side relay
+= a meeting does not wait for the first core
+@ common/verdict
+- static constexpr uint32_t kMarks = 0x81818181u
++ static constexpr uint32_t kMarks = 0x81818100u
+= the last core's part comes after its flag
+@ probe/shared
+- StorePart(PartAt(push ? reader : rank, push, rank, core_), value);
++ StorePart(PartAt(push ? reader : rank, push, rank, core_), core_ + 1 == cores ? value - 2 : value);
+= a part that is pulled is an old one
+- CheckPart(PartAt(push ? rank : writer, push, writer, part), value, part);
++ CheckPart(PartAt(push ? rank : writer, true, writer, part), value, part);
+% probes | neighbours
+= a store of some words writes its whole block
+- CopyOut(target, block, words);
++ CopyOut(target, block, kBlockWords - words % 2);
+= a store begins at the block's begin
+- target.SetGlobalBuffer(address, words);
++ target.SetGlobalBuffer(address - (words == 3 ? 1 : 0), words);
+= of two stores into a block the second is lost
+- if (core_ == i % 2) StorePiece(area + at, value + at, words);
++ if (core_ == i % 2 && (core_ == 0 || n < 900)) StorePiece(area + at, value + at, words);
+= neighbours are read before they have met
+- AscendC::PipeBarrier<PIPE_ALL>();
+- AscendC::SyncAll<true>();
+  if (core_ < 2) CheckWords(area, value);
+% probes | BatchWrite order
+= an item leaves before all cores have filled it
+- AscendC::SyncAll<true>();
+  if (core_ == 0) link_.Post(workspace_, peers);
+= the end of an item overtakes its begin
+- if (!AwaitLast(item + bytes - kBlock, value, source)) continue;
++ if (!AwaitLast(item, value, source)) continue;
+= an item lacks a piece
+- for (uint32_t piece = core_; piece < pieces; piece += cores) {
+-  StoreRow(
++ for (uint32_t piece = core_; piece < pieces; piece += cores) {
++ if (piece != 3) StoreRow(
+= an item of BatchWrite ends a row too early
+- item.bytes = bytes;
++ item.bytes = bytes - kRowBytes;
+% probes | row stride
+= rows are stored at another stride
+- GM_ADDR row = first + static_cast<uint64_t>(i) * stride;
++ GM_ADDR row = first + static_cast<uint64_t>(i) * (half == 0 ? stride + kBlock : stride);
+= no row is moved
+- const uint32_t rows = Min(kProbeMoves, fit);
++ const uint32_t rows = Min(0u, fit);
+= one stride is not timed
+- cycles[s] = static_cast<uint32_t>(AscendC::GetSystemCycle() - start);
++ cycles[s] = s == 1 ? 0 : static_cast<uint32_t>(AscendC::GetSystemCycle() - start);
+% probes | meeting
+= cores do not meet by SyncAll
+- if (n % 2 != 0) {
+-  AscendC::SyncAll<true>();
++ if (n % 2 != 0) {
+= a core waits for the cores before it alone
+- for (uint32_t core = 0; core < tiling_->cores; ++core) {
+-  if (code_ == 0) Await(
++ for (uint32_t core = 0; core <= core_; ++core) {
++ if (code_ == 0) Await(
+= a core's store is lost
+- StoreBlock(workspace_ + Post(core_, n), value);
++ if (core_ + 1 < tiling_->cores) StoreBlock(workspace_ + Post(core_, n), value);
+= meetings by blocks are not timed
+- where_ = static_cast<uint32_t>(between - start);
++ where_ = 0;
 """
 
 

@@ -29,6 +29,12 @@ def test_ranks_on_two_hosts(soc: str, hosts: str) -> None:
     run("server_ranks.py", world=len(hosts), soc=soc, env={"HOSTS": hosts}, devices=len(hosts)).must_pass()
 
 
+@pytest.mark.parametrize("hosts", ["aa", pytest.param("ab", marks=pytest.mark.nightly)])
+def test_an_a2_whose_state_a_broadcast_has_overwritten(hosts: str) -> None:
+    env = {"HOSTS": hosts, "HCCL_BUFFSIZE": "8", "ASCEND_MOE_TIMEOUT_S": "10"}
+    run("state_ranks.py", world=2, soc=A2, env=env, devices=2).must_pass()
+
+
 @pytest.mark.parametrize(
     ("share", "right"), [("4", False), pytest.param("2", True, marks=pytest.mark.nightly)], ids=["one", "two"]
 )
@@ -49,4 +55,4 @@ def test_bringup_asks_for_host_names_first(share: str, right: bool, tmp_path: Pa
         names = "ranks 0 and 2 are to share a server (4 ranks do), but their host names are a and b"
         assert code == 1 and first["verdict"] == "FAIL" and names in first["detail"]
         assert {other["verdict"] for other in others} == {"SKIPPED"} and not any(launched)
-        assert len(others) == 14
+        assert len(others) == 18

@@ -201,6 +201,7 @@ void World::Collect(TimedResult& result) {
 void World::EndKernel(CoreState& core) {
     RankState& rank = *core.rank;
     Barrier(core, Pipe::kAll);
+    result_.meetings = std::max<uint64_t>(result_.meetings, core.core.meetings);
     EndWait(core);
     EndPhase(core);
     if (core.now < rank.end && rank.last != nullptr) return;

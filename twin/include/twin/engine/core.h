@@ -122,6 +122,7 @@ struct Core {
     uint8_t queue_events[kHardEvents] = {};     // how many ids an NPU's queues would hold, see TQueBind
     uint32_t queue_tensors[2] = {};             // tensors allocated and not freed: VECIN, VECOUT
     uint32_t sync_all_calls = 0;
+    uint32_t meetings = 0;  // that the kernel has marked
     bool counter_mode = false;
     uint64_t vector_mask[2] = {~0ull, ~0ull};
     float deq_scale = 1.0f;

@@ -1,0 +1,74 @@
+"""A rank of an A2 on the virtual NPU: first broadcasts have written over the last MiB of HCCL's window."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+from hccl_ranks import windows_of
+from npu_runs import raises, run_checks
+
+import ascend_moe
+from ascend_moe.errors import CommError
+from ascend_moe.ops.npu_communicator import NpuCommunicator
+from ascend_moe.reference.cases import Case
+from ascend_moe.validate.run import DevicePlace, run_case
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+NPU = torch.device("npu", RANK)
+MIB = 1 << 20
+AREAS = 4096 + MIB  # of a virtual window, before HCCL's own buffer
+
+socket.gethostname = lambda: os.environ["HOSTS"][RANK]
+torch.npu.set_device(RANK)
+dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
+GLOO = dist.new_group(backend="gloo")
+
+
+def spoilt() -> DevicePlace:
+    """This rank in a group whose windows are full of what collectives have carried."""
+    group = dist.new_group()
+    assert isinstance(group, dist.ProcessGroup)
+    carried = torch.full((4 * MIB,), 0x5AA5C33C, dtype=torch.int32, device=NPU)  # more than a window has
+    dist.broadcast(carried, 0, group=group)
+    dist.all_reduce(carried, group=group)
+    torch.npu.synchronize()
+    seen = windows_of(group)
+    state = ctypes.string_at(seen.bases[RANK] + AREAS + seen.data_bytes - MIB, MIB)
+    assert state.count(0) < MIB // 2, "the collectives have not reached the last MiB"
+    dist.barrier(GLOO)
+    return DevicePlace(ascend_moe.comm_name(group), WORLD, RANK, NPU)
+
+
+def check_ops_work_on_a_group_whose_state_was_overwritten() -> None:
+    for contract in (1, 2):
+        here = spoilt()
+        for seed in range(2):  # the second op finds what the first has left
+            for result in run_case(here, Case("spoilt", WORLD, contract=contract, ids="distinct", seed=seed)):
+                assert result.ok, result.text
+        dist.barrier(GLOO)
+
+
+def check_that_without_clearing_they_do_not() -> None:
+    """The state that was overwritten does hurt: what the check above shows is the clearing."""
+    clear, NpuCommunicator.clear_state = NpuCommunicator.clear_state, lambda end: None  # type: ignore[method-assign]
+    try:
+        here = spoilt()
+        x = torch.ones(3, 64, dtype=torch.bfloat16, device=NPU)
+        ids = torch.tensor([[0, WORLD]] * 3, dtype=torch.int32, device=NPU)
+        with raises("", CommError):
+            ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, here.group_ep, WORLD, RANK, 2 * WORLD)
+            ascend_moe.check()
+    finally:
+        NpuCommunicator.clear_state = clear  # type: ignore[method-assign]
+    dist.barrier(GLOO)
+
+
+if __name__ == "__main__":
+    run_checks()
+    dist.barrier(GLOO)
+    dist.destroy_process_group()
