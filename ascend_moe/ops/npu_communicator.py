@@ -180,8 +180,8 @@ class NpuCommunicator(GroupEnd):
     def clear_state(self) -> None:
         """Zeroes this rank's state area. Nobody may store there meanwhile: before the first op of the group only.
 
-        HCCL's own collectives write into an A2's only window, whose last MiB is the state: what a framework's first
-        broadcast has left there may be anything.
+        On an A2 it is the last MiB of the only window. What lies there may be what a framework's first broadcast has
+        carried, or, in memory that was another group's, the abort of that group, which would end the first op.
         """
         self._launch_probe(PROBE_CLEAR)
 

@@ -56,6 +56,15 @@ protected:
         seen_ = seen;
     }
 
+    // Words of the state area from word `at` on that one copy may move: none crosses from one part of it into another,
+    // the control block, what the peers write, and the board of this rank's cores. 0: that was all.
+    __aicore__ inline uint32_t StatePiece(uint32_t at) const {
+        constexpr uint32_t kControlWords = kErrorRecordOffset / sizeof(uint32_t);
+        const uint32_t words = static_cast<uint32_t>(StateBytes(tiling_->world) / sizeof(uint32_t));
+        const uint32_t board = static_cast<uint32_t>(VerdictOffset(tiling_->world, 0) / sizeof(uint32_t));
+        return Min(kRowWords, (at < kControlWords ? kControlWords : at < board ? board : words) - at);
+    }
+
     // ---- moving blocks and rows ----
 
     // Stores a block whose words are all `value`.

@@ -288,15 +288,10 @@ private:
         done_ = 1;
     }
 
-    // Core 0 reads the state area that the operators use. No load crosses from one part of it into another: the control
-    // block, what the peers write, and the board of this rank's cores.
+    // Core 0 reads the state area that the operators use.
     __aicore__ inline void ZeroState() {
         if (core_ != 0) return;
-        const uint32_t words = static_cast<uint32_t>(StateBytes(tiling_->world) / sizeof(uint32_t));
-        const uint32_t board = static_cast<uint32_t>(VerdictOffset(tiling_->world, 0) / sizeof(uint32_t));
-        constexpr uint32_t kControlWords = kErrorRecordOffset / sizeof(uint32_t);
-        uint32_t count = kControlWords;
-        for (uint32_t at = 0; at < words; at += count, count = Min(kRowWords, (at < board ? board : words) - at)) {
+        for (uint32_t at = 0, count = StatePiece(0); count > 0; at += count, count = StatePiece(at)) {
             GlobalTensor<uint32_t> source;
             source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_.state(tiling_->rank)) + at, count);
             LocalTensor<uint32_t> back = backBuf_.Get<uint32_t>();

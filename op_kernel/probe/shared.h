@@ -116,14 +116,12 @@ protected:
         cycles_ = cycles[2];
     }
 
-    // All of the state area is zero when the launch has ended.
+    // Core 0 zeroes the state area.
     __aicore__ inline void Clear() {
-        constexpr uint32_t kPage = 4096;  // StateBytes is a multiple of it
+        if (core_ != 0) return;
         FillRow(0);
-        GM_ADDR state = context_.state(tiling_->rank);
-        const uint32_t pages = static_cast<uint32_t>(StateBytes(tiling_->world) / kPage);
-        for (uint32_t page = core_; page < pages; page += tiling_->cores) {
-            RowOut(state + static_cast<uint64_t>(page) * kPage, kPage / sizeof(uint32_t));
+        for (uint32_t at = 0, count = StatePiece(0); count > 0; at += count, count = StatePiece(at)) {
+            RowOut(context_.state(tiling_->rank) + at * sizeof(uint32_t), count);
             ++done_;
         }
     }

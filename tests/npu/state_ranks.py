@@ -21,7 +21,8 @@ from ascend_moe.validate.run import DevicePlace, run_case
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 NPU = torch.device("npu", RANK)
 MIB = 1 << 20
-AREAS = 4096 + MIB  # of a virtual window, before HCCL's own buffer
+ABORTS, MAGIC, PEER_LOST = 1024, 0x41424F52, 16  # kAbortOffset, kAbortMagic, kPeerLost of protocol/window.h
+HEADER = 4096  # of a virtual window; on an A2 the ops' area follows, whose last MiB is the state
 
 socket.gethostname = lambda: os.environ["HOSTS"][RANK]
 torch.npu.set_device(RANK)
@@ -38,8 +39,11 @@ def spoilt() -> DevicePlace:
     dist.all_reduce(carried, group=group)
     torch.npu.synchronize()
     seen = windows_of(group)
-    state = ctypes.string_at(seen.bases[RANK] + AREAS + seen.data_bytes - MIB, MIB)
-    assert state.count(0) < MIB // 2, "the collectives have not reached the last MiB"
+    place = seen.bases[RANK] + HEADER + seen.data_bytes - MIB
+    assert ctypes.string_at(place, MIB).count(0) < MIB // 2, "the collectives have not reached the last MiB"
+    # What a former group may have left in the same memory: an abort by its last rank.
+    block = (ctypes.c_uint32 * 8).from_address(place + ABORTS + 32 * (WORLD - 1))
+    block[0], block[1], block[2], block[3], block[7] = MAGIC, 1, PEER_LOST, 0, MAGIC
     dist.barrier(GLOO)
     return DevicePlace(ascend_moe.comm_name(group), WORLD, RANK, NPU)
 

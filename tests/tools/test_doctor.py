@@ -227,7 +227,7 @@ def test_verdicts_of_bringups_are_shown(tmp_path: Path, monkeypatch: pytest.Monk
         (
             OK,
             "Ascend910B3, CANN 8.5.0, several servers, 16 ranks, 0 day(s) old: comm_alg auto is window "
-            "(data before flag, pull not passed)",
+            "(data before flag, pull, writer-side relay not passed)",
         ),
     ]
     path.chmod(0o666)

@@ -64,7 +64,8 @@ FORBIDDEN = [
     ("twin", r"\b(moe|ops)::|moe_distribute"),
 ]
 # Only the waits, and the probe of what they stand on, may look at the clock or say that they poll.
-POLLS = {f"op_kernel/{name}.h" for name in ("common/base", "common/verdict", "common/wait", "probe/probe")}
+POLLS = {f"op_kernel/{name}.h" for name in ("common/base", "common/verdict", "common/wait")}
+POLLS |= {f"op_kernel/probe/{name}.h" for name in ("device", "probe", "shared")}
 
 
 @functools.cache
