@@ -222,26 +222,39 @@ def with_signature_of(
     defaults. Without a docstring it has model's. This decorator is the outermost.
     """
     signature = inspect.signature(model)
+    _, *known = signature.parameters.values()
+    names = {parameter.name for parameter in known}
+    positional = [parameter.name for parameter in known if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    defaults = {parameter.name: parameter.default for parameter in known if parameter.default is not parameter.empty}
 
     def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
         _, *used = inspect.signature(function).parameters.values()
         takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in used)
-        names = {*list(signature.parameters)[1:]} if takes_all else {parameter.name for parameter in used}
+        wanted = names if takes_all else {parameter.name for parameter in used}
 
         @functools.wraps(function)
         def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                given = signature.bind(self, *args, **kwargs)
-            except TypeError as error:
-                raise unknown_argument(run, kwargs) or TypeError(f"{run.__qualname__}() {error}") from None
-            given.apply_defaults()
-            return function(self, **{name: value for name, value in given.arguments.items() if name in names})
+            # By hand: signature.bind takes ten times as long.
+            placed = dict(zip(positional, args, strict=False))
+            given = {**defaults, **placed, **kwargs}
+            if len(args) > len(positional) or given.keys() != names or not placed.keys().isdisjoint(kwargs):
+                raise unknown_argument(run, kwargs) or _unbound(run, signature, self, *args, **kwargs)
+            return function(self, **{name: given[name] for name in wanted})
 
         run.__doc__ = function.__doc__ or model.__doc__
         run.__signature__ = signature  # type: ignore[attr-defined]
         return run
 
     return decorate
+
+
+def _unbound(function: Callable[..., object], signature: inspect.Signature, *args: Any, **kwargs: Any) -> TypeError:
+    """The error of a call that does not fit a signature."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return TypeError(f"{function.__qualname__}() {error}")
+    raise AssertionError(f"{function.__qualname__}() fits its signature")
 
 
 def _misfit(error: Exception) -> bool:

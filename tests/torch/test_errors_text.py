@@ -207,6 +207,10 @@ def test_a_method_with_the_signature_of_another_gets_what_it_names() -> None:
     )
     with pytest.raises(TypeError, match=r"Derived\.call\(\) missing a required argument: 'x'"):
         made.call()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"Derived\.call\(\) too many positional arguments"):
+        made.call(1, 2.0, "y")  # type: ignore[call-arg, misc]
+    with pytest.raises(TypeError, match=r"Derived\.call\(\) multiple values for argument 'x'"):
+        made.call(1, x=2)  # type: ignore[misc]
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'scal'\. Did you mean 'scale'"):
         made.call(3, scal=1.0)  # type: ignore[call-arg]
 
