@@ -17,6 +17,7 @@ constexpr uint32_t kGmBytes = 65536;  // of each area of a core
 constexpr uint32_t kUbBytes = 16384;  // of each buffer: sums of more elements than are rounded at a time
 constexpr uint32_t kElements = kUbBytes / sizeof(float);
 constexpr uint32_t kMailBytes = 2048;
+constexpr uint32_t kPlaces = 128;  // of elements that are picked
 
 // Areas by core: rows in, rows out, floats; what cores hand each other; a state window.
 struct Memory {
@@ -41,6 +42,9 @@ public:
         for (auto& row : rows_) pipe_.InitBuffer(row, kUbBytes);
         for (auto& sum : sums_) pipe_.InitBuffer(sum, kUbBytes);
         pipe_.InitBuffer(queue_, 2, kUbBytes);
+        pipe_.InitBuffer(places_, kPlaces * sizeof(uint32_t));
+        pipe_.InitBuffer(bits_, kElements / 8);
+        Duplicate(bits_.Get<bfloat16_t>(), ToBfloat16(0), kElements / 16);
         for (auto& row : rows_) Duplicate(row.Get<bfloat16_t>(), ToBfloat16(0.5f), kUbBytes / 2);
         for (auto& sum : sums_) Duplicate(sum.Get<float>(), 0.25f, kElements);
     }
@@ -54,6 +58,7 @@ public:
         }
         for (auto& row : rows_) DataCopy(Gm<bfloat16_t>(Y(), 0, kUbBytes), row.Get<bfloat16_t>(), kUbBytes / 2);
         for (auto& sum : sums_) DataCopy(Gm<float>(F(), 0, kUbBytes), sum.Get<float>(), kElements);
+        DataCopy(Gm<uint8_t>(Y(), kUbBytes, kElements / 8), bits_.Get<uint8_t>(), kElements / 8);
     }
 
 private:
@@ -146,14 +151,29 @@ private:
     void Vector() {
         const uint32_t n = 8 * (1 + Below(kElements / 8));
         LocalTensor<float> a = Sum(), b = Sum();
-        switch (Below(7)) {
+        switch (Below(9)) {
             case 0: return Duplicate(a, Weight(), static_cast<int32_t>(n));
             case 1: return Muls(a, b, Weight(), n);
             case 2: return Add(a, a, b, n);
             case 3: return Cast(Row(), a, RoundMode::CAST_RINT, n);
             case 4: return Adds(a, b, Weight(), uint64_t{40}, 3, UnaryRepeatParams(1, 1, 8, 8));
             case 5: return Maxs(a, b, Weight(), n);
+            case 6: return Compare(bits_.Get<uint8_t>(), a, b, CMPMODE::LT, (n + 63) / 64 * 64);
+            case 7: return Pick(a, b);
             default: return Cast(a, Row(), RoundMode::CAST_NONE, n);
+        }
+    }
+    // Elements of `from` by places in it, all or every other lane.
+    void Pick(const LocalTensor<float>& to, const LocalTensor<float>& from) {
+        if (to.data() == from.data()) return;
+        LocalTensor<uint32_t> places = places_.Get<uint32_t>();
+        for (uint32_t i = 0; i < kPlaces; ++i) places.SetValue(i, Below(kElements) * sizeof(float));
+        const LocalTensor<float> target = to[Below((kElements - kPlaces) / 8) * 8];
+        uint64_t mask[2] = {0x5555555555555555u, 0};
+        if (Below(2) == 0) {
+            ::AscendC::Gather(target, from, places, 0u, kPlaces);
+        } else {
+            ::AscendC::Gather(target, from, places, 0u, mask, static_cast<uint8_t>(kPlaces / 64), 8);
         }
     }
     void Scalars() {
@@ -213,7 +233,7 @@ private:
     }
 
     TPipe pipe_;
-    TBuf<> rows_[3], sums_[3];
+    TBuf<> rows_[3], sums_[3], places_, bits_;
     TQue<QuePosition::VECIN, 1> queue_;
     std::mt19937 own_, common_;
     const uint32_t core_, cores_;

@@ -28,7 +28,7 @@
 //   - A store to GM makes the copies whose source it overlaps (ForwardStore).
 //   - Everything is made (ForwardSettle) before each of these: a store to a state window, to a range with a
 //     doorbell or with blocks that are published whole; a read of such blocks; a scalar store to GM; a
-//     scalar read of a state window; an instruction that does not say exactly what it touches; SyncAll, a
+//     scalar read of a state window; an instruction that does not declare what it touches in UB; SyncAll, a
 //     poll and any other wait; GetPhyAddr, which also ends deferral for the rest of the launch.
 //   - A launch never defers if its polls are not declared (other people's kernels), if it records a
 //     timeline, or if a copy agent serves it (a data window that has a doorbell).

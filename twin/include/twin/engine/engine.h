@@ -78,6 +78,10 @@ inline void IssueExact(const Instruction& instruction, Effect&& effect) {
     Issue(instruction, static_cast<Effect&&>(effect));
 }
 template <class Effect>
+inline void IssueWithin(const Instruction& instruction, Effect&& effect) {
+    Issue(instruction, static_cast<Effect&&>(effect));
+}
+template <class Effect>
 inline void IssueSourced(const Instruction& instruction, Effect&& effect) {
     Issue(instruction, static_cast<Effect&&>(effect));
 }

@@ -40,6 +40,20 @@ TWIN_HOT void IssueExact(const Instruction& instruction, Effect&& effect) {
     effect();
 }
 
+// An instruction that declares all that it reads in UB, and writes within what it declares but maybe not all of it.
+template <class Effect>
+TWIN_HOT void IssueWithin(const Instruction& instruction, Effect&& effect) {
+    Forward& forward = current_core().forward;
+    const Access& write = instruction.write;
+    bool dense = write.width == 0;
+    for (const Access& read : instruction.reads) dense = dense && read.width == 0;
+    if (__builtin_expect(!dense, 0)) return Issue(instruction, effect);
+    for (const Access& read : instruction.reads) MakeRead(forward, read);
+    if (__builtin_expect(write.bytes != 0 && forward.Near(write.begin, EndOf(write)), 0))
+        ForwardWrite(forward, write.begin, EndOf(write));
+    effect();
+}
+
 // An instruction whose effect asks for the place of each piece of its UB source (SourceOf).
 template <class Effect>
 TWIN_HOT void IssueSourced(const Instruction&, Effect&& effect) {

@@ -100,7 +100,7 @@ inline void CompareCounted(const char* name, const twin::Loc& loc, uint32_t coun
         ++i;
     };
     (read(src), ...);
-    twin::Issue(twin::PartOf({name, loc}, write, reads[0], reads[1]), [=] {
+    twin::IssueWithin(twin::PartOf({name, loc}, write, reads[0], reads[1]), [=] {
         if (overlaps) {
             ByRepeats<S...>(body, 1, write.begin, from.at, n);
         } else {

@@ -147,8 +147,11 @@ inline void GatherLanes(const LocalTensor<T>& src, uint32_t base, const twin::Op
                         const twin::Loc& loc) {
     const twin::Access source = src.Part(src.GetSize(), loc, "Gather source");
     twin::Access read;
+#ifdef TWIN_FORWARDS
+    read = source;  // all that may be read
+#endif
     if constexpr (twin::kChecked) read = OffsetsHull("Gather", chosen, source, base, sizeof(T), loc);
-    twin::Issue(twin::PartOf({"Gather", loc}, write, chosen, read), [=] {
+    twin::IssueWithin(twin::PartOf({"Gather", loc}, write, chosen, read), [=] {
         for (uint32_t n = 0; n < repeats * runs.count; ++n) {
             const uint32_t r = n / runs.count;
             const twin::Run run = runs.run[n % runs.count];
