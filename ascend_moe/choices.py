@@ -7,6 +7,14 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 QUANTS = ("none", "int8")
 ALGORITHMS = ("auto", "window", "direct")  # comm_alg of an op
 
+# Of experts: ascend_moe.experts.activations has what they compute.
+ACTIVATIONS = (
+    "swiglu", "clipped_swiglu", "swiglustep", "situ", "situglu", "geglu", "geglu_tanh", "sigmoid_glu", "relu2",
+    "reglu2",
+)  # fmt: skip
+#: Other names: vLLM's and SGLang's of gated ones.
+ALIASES = {"silu": "swiglu", "swigluoai": "clipped_swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
+
 # ascend-moe run
 BACKENDS = ("threads", "processes")
 DEFAULT_TEXT = "alice.txt"

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher
 from ascend_moe.errors import need, with_typed_errors
-from ascend_moe.experts import grouped_mlp, quantize_weight
+from ascend_moe.experts import Activation, grouped_mlp, quantize_weight
 from ascend_moe.experts.weights import Codes, fit_state_dict, keep_codes, quantize_for, without_casts
 from ascend_moe.moe_config import MoEConfig as MoEConfig
 from ascend_moe.routing import deepseek_v2, deepseek_v3, softmax_topk
@@ -35,6 +35,7 @@ class MoELayer(nn.Module):
         gate_weight (E, H) in ``router_dtype``, gate_bias (E,) fp32 (router "deepseek_v3" only),
         w_gate_up (L, H, 2I), w_down (L, I, H) in ``dtype``,
         shared_gate_up (H, 2S), shared_down (S, H), shared_gate (H,) in ``dtype``, if configured.
+        An activation without a gate has w_gate_up (L, H, I) and shared_gate_up (H, S).
 
     Args:
         config: the layer's numbers.
@@ -78,6 +79,8 @@ class MoELayer(nn.Module):
         self.global_bs = global_bs
         hidden, local = config.hidden_size, dispatcher.local_experts
         inner, shared = config.moe_intermediate_size, config.shared_intermediate_size
+        self.activation = Activation(config.activation, config.activation_numbers)
+        parts = 2 if self.activation.gated else 1
 
         def parameter(*shape: int, kind: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=kind, device=device), requires_grad=trainable)
@@ -87,9 +90,9 @@ class MoELayer(nn.Module):
         self.gate_bias = parameter(config.num_experts, kind=torch.float32) if biased else None
         if self.gate_bias is not None:
             self.gate_bias.requires_grad_(False)
-        self.w_gate_up = parameter(local, hidden, 2 * inner)
+        self.w_gate_up = parameter(local, hidden, parts * inner)
         self.w_down = parameter(local, inner, hidden)
-        self.shared_gate_up = parameter(hidden, 2 * shared) if shared else None
+        self.shared_gate_up = parameter(hidden, parts * shared) if shared else None
         self.shared_down = parameter(shared, hidden) if shared else None
         self.shared_gate = parameter(hidden) if config.shared_expert_gate else None
         self.register_buffer("w_gate_up_scale", None)
@@ -259,6 +262,7 @@ class MoELayer(nn.Module):
             w_down_scale=self.w_down_scale,
             output_dtype=self.dtype,
             out=out,
+            activation=self.activation,
         )
 
     def run_shared(self, tokens: Tensor) -> Tensor | None:
@@ -266,7 +270,7 @@ class MoELayer(nn.Module):
         if self.shared_gate_up is None or self.shared_down is None:
             return None
         count = torch.full((1,), tokens.size(0), dtype=torch.int64, device=tokens.device)
-        out = grouped_mlp(tokens, self.shared_gate_up[None], self.shared_down[None], count)
+        out = grouped_mlp(tokens, self.shared_gate_up[None], self.shared_down[None], count, activation=self.activation)
         if self.shared_gate is not None:
             gate = torch.sigmoid(tokens.float() @ self.shared_gate.float())
             out = (out.float() * gate[:, None]).to(out.dtype)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from ascend_moe.errors import need
+from ascend_moe.choices import ACTIVATIONS, ALIASES
+from ascend_moe.errors import need, need_one_of
 
 ROUTERS = ("softmax", "deepseek_v3")
 
@@ -26,6 +28,8 @@ class MoEConfig:
         routed_scaling_factor: multiplies the weights at the end.
         shared_intermediate_size: width of the dense shared expert; 0: the layer has none.
         shared_expert_gate: the shared expert's output is multiplied by sigmoid(x . gate), as in Qwen2-MoE.
+        activation: of routed and shared experts, a name of `ascend_moe.experts.activations`.
+        activation_numbers: its numbers that are not its defaults: limit, alpha, bias, beta, linear_beta.
     """
 
     hidden_size: int
@@ -39,8 +43,11 @@ class MoEConfig:
     routed_scaling_factor: float = 1.0
     shared_intermediate_size: int = 0
     shared_expert_gate: bool = False
+    activation: str = "swiglu"
+    activation_numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        need_one_of("activation", self.activation, (*ACTIVATIONS, *ALIASES))
         for name in ("hidden_size", "moe_intermediate_size", "num_experts", "top_k", "n_group", "topk_group"):
             value = getattr(self, name)
             need(isinstance(value, int), name, "is a {}; it must be an int", type(value).__name__)

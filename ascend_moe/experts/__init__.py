@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ascend_moe._torch_npu import on_npu
-from ascend_moe.errors import ArgumentError, need, with_typed_errors
+from ascend_moe.errors import ArgumentError, need, need_shape, with_typed_errors
+from ascend_moe.experts.activations import Activation
 from ascend_moe.experts.grouped_matmul import npu_grouped_matmul
 from ascend_moe.experts.groups import COUNTS, as_counts, read_groups
 from ascend_moe.experts.quant import (
     DYNAMIC,
+    dequant_activate_quant,
     npu_clipped_swiglu,
     npu_dequant_swiglu_quant,
     npu_dynamic_quant,
@@ -28,6 +30,7 @@ from ascend_moe.experts.quant import (
 )
 
 __all__ = [
+    "Activation",
     "grouped_mlp",
     "npu_clipped_swiglu",
     "npu_dequant_swiglu_quant",
@@ -55,16 +58,20 @@ def grouped_mlp(
     topk_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     swiglu_limit: float = 0.0,
+    activation: str | Activation = "swiglu",
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
     operators: Any = None,
 ) -> torch.Tensor:
-    """``(silu(x @ gate) * (x @ up)) @ down`` for every row, with the weights of that row's local expert.
+    """``activation(x @ gate, x @ up) @ down`` for every row, with the weights of that row's local expert.
 
-    Unquantized: grouped matmul, SwiGLU, grouped matmul in expand_x's type. W8A8, when dynamic_scales is
-    given: int8 product to int32, dequantize + SwiGLU + quantize per row, int8 product to output_dtype.
+    Unquantized: grouped matmul, activation, grouped matmul in expand_x's type. W8A8, when dynamic_scales is
+    given: int8 product to int32, dequantize + activation + quantize per row, int8 product to output_dtype.
 
     Args:
         expand_x: ``(A, H)`` rows by local expert, from dispatch: bf16, fp16, fp32; W8A8 int8.
         w_gate_up: ``(L, H, 2I)``, gate in the first I columns, up in the last; expand_x's type, any strides.
+            ``(L, H, I)`` where the activation has no gate.
         w_down: ``(L, I, H)``; expand_x's type, any strides. Either may be a list of L tensors, one an expert.
         expert_token_nums: ``(L,)`` int64, from dispatch; may cover fewer than A rows. Never read on the
             host for NPU tensors.
@@ -80,6 +87,9 @@ def grouped_mlp(
             expert's are not touched. Not under autograd. combine sends a tensor
             of `ascend_moe.window_empty` without a copy.
         swiglu_limit: above 0: before silu the gate is cut at this value, up at both plus and minus it. 0: no limit.
+            The limit of `Activation`'s swiglu under another name.
+        activation: a name of `ascend_moe.experts.activations`, or an `Activation` with its numbers.
+        gate_up_bias, down_bias: ``(L, 2I)`` and ``(L, H)``, added to the two products; unquantized only.
         operators: whose npu_grouped_matmul, npu_swiglu and npu_dequant_swiglu_quant are called; None: this package's.
 
     Returns:
@@ -90,10 +100,12 @@ def grouped_mlp(
         ArgumentError: shapes, types or the group list do not fit, or only part of the W8A8 tensors is given.
     """
     per_row = {"dynamic_scales": dynamic_scales, "topk_scales": topk_scales}
-    experts = _check_shapes(expand_x, w_gate_up, w_down, per_row)
-    gate_up_weights, down_weights = _weight_list(w_gate_up), _weight_list(w_down)
     need(swiglu_limit >= 0, "swiglu_limit", "is {}; it must be above 0, or 0 for no limit", swiglu_limit)
+    act = Activation.of(activation, limit=swiglu_limit or None)
+    experts = _check_shapes(expand_x, w_gate_up, w_down, per_row, act.gated)
+    gate_up_weights, down_weights = _weight_list(w_gate_up), _weight_list(w_down)
     scales = _check_scales(expand_x, dynamic_scales, w_gate_up_scale, w_down_scale)
+    biases = _biases(expand_x, w_gate_up, w_down, gate_up_bias, down_bias)
     counts = as_counts(expert_token_nums, group_list_type)
     rows = used = expand_x.shape[0]
     # Compilers keep the registered operators as they are, and would follow the functions into every group.
@@ -109,17 +121,17 @@ def grouped_mlp(
         ops.npu_grouped_matmul, group_type=0, group_list=expert_token_nums, group_list_type=group_list_type
     )
     if scales is None:
-        gate_up = multiply([x], gate_up_weights, split_item=2)[0]
-        hidden = ops.npu_swiglu(_limited(gate_up, swiglu_limit) if swiglu_limit else gate_up)
+        gate_up = multiply([x], gate_up_weights, split_item=2, **biases[0])[0]
+        hidden = _activated(ops, gate_up, act)
         if weights is not None:
             hidden = (hidden * weights.unsqueeze(1)).to(hidden.dtype)
-        y = multiply([hidden], down_weights, split_item=2, output_dtype=output_dtype)[0]
+        y = multiply([hidden], down_weights, split_item=2, output_dtype=output_dtype, **biases[1])[0]
     else:
         scales = scales._replace(dynamic=scales.dynamic.reshape(rows)[:used])
         if output_dtype is None:
             halves = (torch.bfloat16, torch.float16)
             output_dtype = scales.down.dtype if scales.down.dtype in halves else torch.bfloat16
-        hidden, scale = _w8a8_hidden(ops, multiply, x, gate_up_weights, counts, weights, scales, swiglu_limit)
+        hidden, scale = _w8a8_hidden(ops, multiply, x, gate_up_weights, counts, weights, scales, act)
         # A list of weights goes with a list of scales.
         down_scales = [scales.down] if down_weights[0].dim() == 3 else list(scales.down.unbind(0))
         y = multiply(
@@ -178,6 +190,7 @@ def _check_shapes(
     w_gate_up: Weights,
     w_down: Weights,
     per_row: dict[str, torch.Tensor | None],
+    gated: bool,
 ) -> int:
     """The number of local experts; raises where the shapes do not fit."""
     gate_up, down = whole_shape(w_gate_up, "w_gate_up"), whole_shape(w_down, "w_down")
@@ -186,14 +199,44 @@ def _check_shapes(
             f"expand_x is {tuple(expand_x.shape)} and w_gate_up {gate_up}; they must be (A, H) and (L, H, 2I)",
             argument="w_gate_up",
         )
-    local_experts, hidden, double = gate_up
-    fits = local_experts > 0 and down == (local_experts, double / 2, hidden)
-    rule = "is {} beside w_gate_up {}; they must be "
-    need(fits, "w_down", rule + "(L, I, H) and (L, H, 2I), L at least 1", down, gate_up)
+    local_experts, hidden, width = gate_up
+    fits = local_experts > 0 and down == (local_experts, width / 2 if gated else width, hidden)
+    rule = "is {} beside w_gate_up {}; they must be (L, I, H) and (L, H, "
+    need(fits, "w_down", rule + ("2I" if gated else "I") + "), L at least 1", down, gate_up)
     for name, value in per_row.items():
         count = expand_x.shape[0] if value is None else value.numel()
         need(count == expand_x.shape[0], name, "has {} values for {} rows of expand_x", count, expand_x.shape[0])
     return local_experts
+
+
+def _biases(
+    expand_x: torch.Tensor,
+    w_gate_up: Weights,
+    w_down: Weights,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+) -> list[dict[str, Any]]:
+    """The bias argument of the two products."""
+    given: list[dict[str, Any]] = []
+    for name, bias, weights in (("gate_up_bias", gate_up_bias, w_gate_up), ("down_bias", down_bias, w_down)):
+        if bias is not None:
+            need(expand_x.dtype != torch.int8, name, "is given; W8A8 rows take no bias")
+            count, _, width = whole_shape(weights, name)
+            need_shape(name, bias, (count, width), dtypes=(expand_x.dtype,))
+            one = isinstance(weights, torch.Tensor) or len(weights) == 1
+            given.append({"bias": [bias] if one else list(bias.unbind(0))})
+        else:
+            given.append({})
+    return given
+
+
+def _activated(ops: Any, gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
+    """The activation of float rows: SwiGLU by the operator, others by their formula."""
+    if act.name != "swiglu" or act.interleaved:
+        return act(gate_up)
+    limit = act.number("limit")
+    hidden: torch.Tensor = ops.npu_swiglu(_limited(gate_up, limit) if limit else gate_up)
+    return hidden
 
 
 def _limited(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
@@ -234,16 +277,24 @@ def _w8a8_hidden(
     counts: torch.Tensor,
     weights: torch.Tensor | None,
     scales: _Scales,
-    limit: float,
+    act: Activation,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Input of the down product: int8 codes, and one scale for each row."""
     sums = multiply([x], w_gate_up, split_item=3, output_dtype=torch.int32)[0]
-    # Mode 2 with these numbers is SwiGLU with cut inputs.
-    limited = {"swiglu_mode": 2, "clamp_limit": limit, "glu_alpha": 1.0, "glu_bias": 0.0} if limit else {}
-    hidden, hidden_scale = ops.npu_dequant_swiglu_quant(
-        sums, weight_scale=scales.gate_up, activation_scale=scales.dynamic, group_index=counts,
-        activate_left=True, quant_mode=DYNAMIC, **limited,
-    )  # fmt: skip
+    mode: dict[str, Any] = {}
+    if act.name == "clipped_swiglu":
+        mode = {"swiglu_mode": 1 if act.interleaved else 2, "clamp_limit": act.number("limit")}
+        mode |= {"glu_alpha": act.number("alpha"), "glu_bias": act.number("bias")}
+    elif act.name == "swiglu" and act.number("limit"):  # with these numbers the mode is SwiGLU with cut inputs
+        mode = {"swiglu_mode": 1 if act.interleaved else 2, "clamp_limit": act.number("limit")}
+        mode |= {"glu_alpha": 1.0, "glu_bias": 0.0}
+    if mode or (act.name == "swiglu" and not act.interleaved):
+        hidden, hidden_scale = ops.npu_dequant_swiglu_quant(
+            sums, weight_scale=scales.gate_up, activation_scale=scales.dynamic, group_index=counts,
+            activate_left=True, quant_mode=DYNAMIC, **mode,
+        )  # fmt: skip
+    else:
+        hidden, hidden_scale = dequant_activate_quant(sums, scales.gate_up, scales.dynamic, counts, act)
     if weights is not None:
         # A weight of a row passes through the linear down product, so the row's scale can carry it.
         hidden_scale = hidden_scale * weights

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import silu
 
 from ascend_moe._torch_npu import compute_dtype, npu_operator, on_npu, resolve_dtype
 from ascend_moe.errors import ArgumentError, need, need_shape, with_typed_errors
+from ascend_moe.experts.activations import Activation, clipped_swiglu, swiglu
 from ascend_moe.experts.groups import COUNTS, CUMSUM, read_groups
 
 _INT8_MAX = 127.0
@@ -151,7 +151,7 @@ def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     even = -input.dim() <= dim < input.dim() and input.shape[dim] % 2 == 0
     need(even, "dim", "is {} of {}; it must name a dimension of even size", dim, input.shape)
     gate, up = input.to(compute_dtype(input.dtype)).chunk(2, dim)
-    return (silu(gate) * up).to(input.dtype)
+    return swiglu(gate, up).to(input.dtype)
 
 
 @npu_operator
@@ -189,7 +189,7 @@ def npu_clipped_swiglu(
     need(0 < limit < math.inf, "limit", "is {}; it must be above 0", limit)
     values = x.to(compute_dtype(x.dtype)).movedim(dim, -1)
     gate, up = (values[..., ::2], values[..., 1::2]) if interleaved else values.chunk(2, -1)
-    y = _clipped(gate, up, alpha, limit, bias).to(x.dtype).movedim(-1, dim)
+    y = clipped_swiglu(gate, up, alpha=alpha, limit=limit, bias=bias).to(x.dtype).movedim(-1, dim)
     if group_index is None:
         return y
     rows = x.shape[: dim % x.dim()].numel()
@@ -197,13 +197,6 @@ def npu_clipped_swiglu(
     flat = y.reshape(rows, y.numel() // max(rows, 1))
     kept = torch.arange(rows) < (groups[-1].stop if groups else 0)
     return torch.where(kept[:, None], flat, 0).reshape(y.shape)
-
-
-def _clipped(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float, bias: float) -> torch.Tensor:
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    # silu rounds once where the product rounds twice, and is what SwiGLU without a limit computes.
-    activated: torch.Tensor = silu(gate) if alpha == 1.0 else gate * torch.sigmoid(alpha * gate)
-    return activated * (up + bias)
 
 
 # ---- from int32 sums of the first product to int8 input of the second
@@ -262,21 +255,51 @@ def npu_dequant_swiglu_quant(
     call = SimpleNamespace(**locals())
     _check(call)
     width, rows = x.shape[-1], x.shape[:-1].numel()
-    total, groups = rows, _Groups(1, None)
-    if group_index is not None and on_npu(x):  # the host reads no counts; rows behind the last group hold anything
+    total, groups = _groups_of(x, rows, group_index)
+    values = _dequantize(call, x.reshape(rows, width)[:total], groups)
+    if not activate_left and swiglu_mode != 1:
+        values = torch.cat(values.chunk(2, -1)[::-1], -1)
+    numbers = {"limit": clamp_limit, "alpha": glu_alpha, "bias": glu_bias}
+    clipped = Activation("clipped_swiglu", numbers, interleaved=swiglu_mode == 1)
+    hidden = (clipped if swiglu_mode else Activation()).values(values)
+    codes, scale = _padded(*_quantize(call, hidden, groups), rows)
+    return codes.reshape(*x.shape[:-1], width // 2), scale.reshape(x.shape[:-1])
+
+
+def dequant_activate_quant(
+    sums: torch.Tensor,
+    weight_scale: torch.Tensor,
+    activation_scale: torch.Tensor,
+    group_index: torch.Tensor,
+    activation: Activation,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`npu_dequant_swiglu_quant` of int32 rows, quant_mode dynamic, by any activation; plain torch on any device."""
+    rows, width = sums.shape
+    total, groups = _groups_of(sums, rows, group_index)
+    values = sums[:total].float() * groups.spread(weight_scale, width, "weight_scale")
+    values = values * activation_scale.reshape(rows, 1)[:total].float()
+    return _padded(*dynamic_quant_rows(activation.values(values)), rows)
+
+
+def _groups_of(x: torch.Tensor, rows: int, group_index: torch.Tensor | None) -> tuple[int, _Groups]:
+    """How many of the rows are in a group, and the groups."""
+    if group_index is None:
+        return rows, _Groups(1, None)
+    if on_npu(x) or torch.compiler.is_compiling():
+        # The host reads no counts; rows behind the last group hold anything.
         ends = group_index.to(torch.int64).cumsum(0)
         owner = torch.searchsorted(ends, torch.arange(rows, device=x.device), right=True)
-        groups = _Groups(ends.numel(), owner.clamp(max=ends.numel() - 1))
-    elif group_index is not None:
-        counts = group_index.to(torch.int64)
-        listed = read_groups(counts, COUNTS, counts.numel(), rows, "group_index")
-        total = listed[-1].stop if listed else 0
-        groups = _Groups(len(listed), torch.arange(len(listed)).repeat_interleave(counts))
-    values = _dequantize(call, x.reshape(rows, width)[:total], groups)
-    codes, scale = _quantize(call, _activate(call, values), groups)
-    codes = torch.cat([codes, codes.new_zeros(rows - total, width // 2)])
-    scale = torch.cat([scale, scale.new_zeros(rows - total)])
-    return codes.reshape(*x.shape[:-1], width // 2), scale.reshape(x.shape[:-1])
+        return rows, _Groups(ends.numel(), owner.clamp(max=ends.numel() - 1))
+    counts = group_index.to(torch.int64)
+    listed = read_groups(counts, COUNTS, counts.numel(), rows, "group_index")
+    total = listed[-1].stop if listed else 0
+    return total, _Groups(len(listed), torch.arange(len(listed)).repeat_interleave(counts))
+
+
+def _padded(codes: torch.Tensor, scale: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zeros behind the last group's rows."""
+    room = rows - codes.shape[0]
+    return torch.cat([codes, codes.new_zeros(room, codes.shape[1])]), torch.cat([scale, scale.new_zeros(room)])
 
 
 def _check(call: Any) -> None:
@@ -348,17 +371,6 @@ def _dequantize(call: Any, x: torch.Tensor, groups: _Groups) -> torch.Tensor:
         need(call.activation_scale.numel() == rows, "activation_scale", rule, call.activation_scale.shape, rows)
         values = values * call.activation_scale.reshape(rows, 1)[: x.shape[0]].float()
     return values + bias.float() if bias is not None and bias.is_floating_point() else values
-
-
-def _activate(call: Any, values: torch.Tensor) -> torch.Tensor:
-    if call.swiglu_mode == 1:
-        gate, up = values[:, ::2], values[:, 1::2]
-    else:
-        left, right = values.chunk(2, -1)
-        gate, up = (left, right) if call.activate_left else (right, left)
-    if call.swiglu_mode == 0:
-        return silu(gate) * up
-    return _clipped(gate, up, call.glu_alpha, call.clamp_limit, call.glu_bias)
 
 
 def _quantize(call: Any, values: torch.Tensor, groups: _Groups) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,6 +7,7 @@ fp16 and fp32) weights, or int8 weights with one scale an output channel, which 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from torch import Tensor
 from ascend_moe import comm
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.mc2 import MC2Dispatcher
-from ascend_moe.errors import need, need_dtype, need_one_of, need_shape, with_typed_errors
+from ascend_moe.errors import need, need_dtype, need_shape, with_typed_errors
+from ascend_moe.experts import Activation
 from ascend_moe.fused.agreement import Limit, agree, gather_loads, judge
 from ascend_moe.fused.arguments import (
     Experts,
@@ -112,7 +114,8 @@ def dispatch_ffn_combine(
     dispatcher = MC2Dispatcher.from_group(place, experts.count * place.world)
     tokens = Tokens(x, expert_idx, probs, mask)
     sent = dispatch_any_batches(dispatcher, tokens, experts, Limit("max_output_size", max_output_size))
-    y = finish(dispatcher, sent, tokens, experts, swiglu_limit)
+    limit = swiglu_limit if swiglu_limit < math.inf else None
+    y = finish(dispatcher, sent, tokens, experts, Activation.of("swiglu", limit=limit))
     out.copy_(y)
     expert_token_nums.copy_(sent.expert_token_nums.reshape(expert_token_nums.shape))
     return out, expert_token_nums
@@ -238,6 +241,8 @@ def mega_moe(
     x_active_mask: Tensor | None = None,
     activation: str = "swiglu",
     activation_clamp: float | None = None,
+    beta: float | None = None,
+    linear_beta: float | None = None,
     weight1_type: torch.dtype | int | None = None,
     weight2_type: torch.dtype | int | None = None,
     shared_l1_weights: TensorList | None = None,
@@ -261,8 +266,10 @@ def mega_moe(
             bf16, or int64 or uint64 whose low 32 bits are an fp32's.
         l1_bias, l2_bias: None, empty or zeros; others belong to int4 weights, which are not supported.
         x_active_mask: (T,) or (T, K), bool or int8; an inactive token is not sent and its result is zeros.
-        activation: "swiglu".
-        activation_clamp: before silu the gate is cut at this value, up at both plus and minus it. None: no limit.
+        activation: "swiglu", or another gated one of `ascend_moe.experts.activations`; "situglu" is vllm-ascend's.
+        activation_clamp: the activation's limit; with "swiglu" the gate is cut at this value before silu, up at both
+            plus and minus it. None: no limit, or the activation's own.
+        beta, linear_beta: of "situglu"; None: 1 and 0.
         weight1_type, weight2_type: None, or the weights' own type as torch.dtype or torch_npu's number.
         shared_l1_weights, shared_l2_weights: experts that every token of this rank passes, as l1_weights and
             l2_weights, any number of them; bf16, or int8 with shared_l1_weights_sf and shared_l2_weights_sf.
@@ -300,10 +307,7 @@ def mega_moe(
         "shared_l1_bias": shared_l1_bias, "shared_l2_bias": shared_l2_bias,
     }  # fmt: skip
     shared = None if all(value is None for value in shared_given.values()) else experts_of(x, shared_given)
-    need_one_of("activation", activation, ("swiglu",))
-    clamp = 0.0 if activation_clamp is None else activation_clamp
-    need_number("activation_clamp", clamp)
-    need(activation_clamp is None or clamp > 0, "activation_clamp", "is {}; it must be above 0, or None", clamp)
+    act = _activation_of(activation, activation_clamp, beta, linear_beta)
     need_dtype("topk_weights", topk_weights, torch.float32, torch.bfloat16)
     topk_weights = topk_weights.float()
     mask = check_tokens(x, ("topk_ids", topk_ids), ("topk_weights", topk_weights), x_active_mask, experts.hidden)
@@ -315,10 +319,20 @@ def mega_moe(
     limit = Limit("max_recv_token_num", sym_buffer.max_recv_token_num)
     if limit.may_be_reached(world * most, tokens, experts):
         judge(gather_loads(dispatcher, tokens, experts, limit), limit, rank=dispatcher.rank)
-    shared_rows = None if shared is None else run_shared(x, shared, clamp)
+    shared_rows = None if shared is None else run_shared(x, shared, act)
     sent = dispatch(dispatcher, tokens, experts, world * most)
-    y = finish(dispatcher, sent, tokens, experts, clamp, shared_rows)
+    y = finish(dispatcher, sent, tokens, experts, act, shared_rows)
     return y, sent.expert_token_nums.to(torch.int32)
+
+
+def _activation_of(name: str, clamp: float | None, beta: float | None, linear_beta: float | None) -> Activation:
+    if clamp is not None:
+        need_number("activation_clamp", clamp)
+        need(clamp > 0, "activation_clamp", "is {}; it must be above 0, or None", clamp)
+    limit = clamp if clamp is not None and clamp < math.inf else None
+    act = Activation.of(name, limit=limit, beta=beta, linear_beta=linear_beta)
+    need(act.gated, "activation", "is {!r}, which has no gate; l1_weights have gate and up", name)
+    return act
 
 
 def _check_fits_buffer(buffer: SymmBuffer, x: Tensor, ids: Tensor, experts: Experts) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -11,10 +10,12 @@ from torch import Tensor
 from ascend_moe.dispatchers.base import Dispatched
 from ascend_moe.dispatchers.mc2 import MC2Dispatcher
 from ascend_moe.errors import ConfigMismatch
-from ascend_moe.experts import grouped_mlp, npu_dynamic_quant
+from ascend_moe.experts import Activation, grouped_mlp, npu_dynamic_quant
 from ascend_moe.fused.agreement import Limit, gather_loads, judge
 from ascend_moe.fused.arguments import Experts, Tokens, tensors_of
 from ascend_moe.ops.registration import wants_gradient
+
+_SWIGLU = Activation()
 
 
 def dispatch(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Experts, global_bs: int) -> Dispatched:
@@ -57,7 +58,7 @@ def finish(
     sent: Dispatched,
     tokens: Tokens,
     experts: Experts,
-    limit: float,
+    activation: Activation = _SWIGLU,
     shared_rows: Tensor | None = None,
 ) -> Tensor:
     """The MLP of the local experts, and combine."""
@@ -65,7 +66,7 @@ def finish(
     leaves = (*tensors_of("", experts.gate_up), *tensors_of("", experts.down), sent.expand_x, sent.dynamic_scales)
     # Not for rows that autograd follows. Else only rows that arrived are written, not all that might have.
     out = None if wants_gradient(leaves) else torch.empty_like(sent.expand_x, dtype=x.dtype)
-    rows = _mlp(sent.expand_x, experts, sent.expert_token_nums, sent.dynamic_scales, x.dtype, limit, out)
+    rows = _mlp(sent.expand_x, experts, sent.expert_token_nums, sent.dynamic_scales, x.dtype, activation, out)
     return dispatcher.combine(rows, sent, tokens.weights, shared_expert_x=shared_rows)
 
 
@@ -75,7 +76,7 @@ def _mlp(
     counts: Tensor,
     row_scales: Tensor,
     dtype: torch.dtype,
-    limit: float,
+    activation: Activation,
     out: Tensor | None = None,
 ) -> Tensor:
     return grouped_mlp(
@@ -88,11 +89,11 @@ def _mlp(
         w_down_scale=experts.down_scale,
         output_dtype=dtype,
         out=out,
-        swiglu_limit=limit if limit < math.inf else 0.0,
+        activation=activation,
     )
 
 
-def run_shared(x: Tensor, shared: Experts, limit: float) -> Tensor:
+def run_shared(x: Tensor, shared: Experts, activation: Activation) -> Tensor:
     """(T, H): the sum of the shared experts' rows, in fp32 where there are several, rounded once."""
     rows, scales = npu_dynamic_quant(x) if shared.quant_mode else (x, x)
     count = torch.full((1,), len(x), dtype=torch.int64, device=x.device)
@@ -105,7 +106,7 @@ def run_shared(x: Tensor, shared: Experts, limit: float) -> Tensor:
             None if shared.down_scale is None else shared.down_scale[number : number + 1],
             *(1, shared.hidden, shared.double),
         )
-        results.append(_mlp(rows, expert, count, scales, x.dtype, limit))
+        results.append(_mlp(rows, expert, count, scales, x.dtype, activation))
     if len(results) == 1:
         return results[0]
     return torch.stack(results).float().sum(0).to(x.dtype)

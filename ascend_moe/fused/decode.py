@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -86,4 +84,4 @@ def dispatch_gmm_combine_decode(
     need(moe_expert_num == total, "moe_expert_num", rule, moe_expert_num, total, experts.count, place.world)
     dispatcher, tokens = MC2Dispatcher.from_group(place, total), Tokens(x, expert_ids, expert_scales, mask)
     sent = dispatch(dispatcher, tokens, experts, global_bs)
-    return finish(dispatcher, sent, tokens, experts, math.inf), sent.expert_token_nums
+    return finish(dispatcher, sent, tokens, experts), sent.expert_token_nums

@@ -13,8 +13,8 @@ from torch import distributed as dist
 
 from ascend_moe.comm import group_of
 from ascend_moe.dispatchers.base import ROW_DTYPES
-from ascend_moe.errors import need, need_dims, need_dtype, need_one_of, need_shape, with_typed_errors
-from ascend_moe.experts import grouped_mlp
+from ascend_moe.errors import need, need_dims, need_dtype, need_shape, with_typed_errors
+from ascend_moe.experts import Activation, grouped_mlp
 from ascend_moe.ops.collectives import gather
 from ascend_moe.permute import batched_moe_align_block_size, moe_align_block_size, need_pairs
 
@@ -57,7 +57,7 @@ def fused_experts(
         topk_weights: ``(T, K)`` float.
         topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1; other ids (-1) add nothing.
         inplace: the result is written into hidden_states.
-        activation: "silu".
+        activation: "silu", or another gated one of `ascend_moe.experts.activations`.
         apply_router_weight_on_input: the weight multiplies x instead, rounded to its type; K must be 1.
         global_num_experts: E; -1: L.
         expert_map: ``(E,)`` int32 or int64, the row of w1 of each expert, -1 for experts of other ranks, which add
@@ -75,7 +75,8 @@ def fused_experts(
     Source: vLLM ``fused_experts``.
     """
     experts = _check(hidden_states, w1, w2, topk_weights, topk_ids, global_num_experts, expert_map)
-    need_one_of("activation", activation, ("silu",))
+    act = Activation.of(activation)
+    need(act.gated, "activation", "is {!r}, which has no gate; w1 has gate and up", activation)
     tokens, topk = topk_ids.shape
     on_input = apply_router_weight_on_input
     need(topk == 1 or not on_input, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}", topk)
@@ -95,7 +96,7 @@ def fused_experts(
     weights = topk_weights.reshape(-1, 1).float()
     x = (hidden_states.float() * weights).to(hidden_states.dtype) if on_input else hidden_states
     rows = torch.where(real[:, None], x[(slots // topk).clamp(max=tokens - 1)], 0)
-    rows = grouped_mlp(rows, w1.transpose(1, 2), w2.transpose(1, 2), counts)
+    rows = grouped_mlp(rows, w1.transpose(1, 2), w2.transpose(1, 2), counts, activation=act)
     # Pairs of other ranks have no block here: their places stay zero.
     products = torch.zeros(tokens * topk, rows.shape[1], dtype=torch.float32, device=rows.device)
     places = slots[real]

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from ascend_moe import reference
 from ascend_moe.comm.place import Place
@@ -172,8 +171,8 @@ def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress
         for local in range(held):
             token, k = torch.nonzero(ids == number * held + local, as_tuple=True)
             if len(token):
-                gate, up = (x[token] @ layer.w_gate_up[local].float()).chunk(2, -1)
-                y = (silu(gate) * up) @ layer.w_down[local].float()
+                hidden = layer.activation(x[token] @ layer.w_gate_up[local].float())
+                y = hidden @ layer.w_down[local].float()
                 out.index_add_(0, token, y * scales[token, k, None])
     progress("dense layer", slices, slices)
     return out

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import silu
 
 from ascend_moe.errors import need, need_dims, need_dtype, need_shape
+from ascend_moe.experts.activations import Activation
 from ascend_moe.experts.quant import dynamic_quant_rows
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -18,10 +18,10 @@ _SWIGLU_MX = 2  # quant_mode
 _SCALES_OF_A_PAIR = 2
 
 
-def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _even(x: torch.Tensor) -> torch.Tensor:
+    """float32 x, which has gate and up."""
     need(x.dim() >= 1 and x.shape[-1] % 2 == 0, "x", "is {}; its last dimension must be even", x.shape)
-    gate, up = x.float().chunk(2, -1)
-    return gate, up
+    return x.float()
 
 
 def mx_shapes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,18 +84,7 @@ def swiglu_group_quant(
     ):
         need(value == default, name, "is {}; only the default, {}, is supported", value, default)
     need(clamp_value >= 0, "clamp_value", "is {}; it must be at least 0 (0: no limit)", clamp_value)
-    gate, up = _halves(x)
-    if clamp_value > 0:
-        gate, up = gate.clamp(max=clamp_value), up.clamp(-clamp_value, clamp_value)
-    return *_mx_quantize(silu(gate) * up), x.new_empty(0)
-
-
-def _situ(gate: torch.Tensor, up: torch.Tensor, beta: float, linear_beta: float) -> torch.Tensor:
-    """Kimi's SiTU in float32; linear_beta 0: up as it is."""
-    need(beta > 0, "beta", "is {}; it must be above 0", beta)
-    need(linear_beta >= 0, "linear_beta", "is {}; it must be at least 0 (0: no limit of up)", linear_beta)
-    gate = beta * torch.tanh(gate / beta) * torch.sigmoid(gate)
-    return gate * (linear_beta * torch.tanh(up / linear_beta) if linear_beta else up)
+    return *_mx_quantize(Activation.of("swiglu", limit=clamp_value).values(_even(x))), x.new_empty(0)
 
 
 def _need_gate_left(activate_left: bool) -> None:
@@ -111,7 +100,7 @@ def situ_mx_quant(
     need_dtype("x", x, torch.bfloat16, torch.float16)
     _need_gate_left(activate_left)
     need(dst_type == _E4M3_CODE, "dst_type", "is {}; it must be {}, e4m3", dst_type, _E4M3_CODE)
-    return _mx_quantize(_situ(*_halves(x), beta, linear_beta))
+    return _mx_quantize(Activation.of("situglu", beta=beta, linear_beta=linear_beta).values(_even(x)))
 
 
 def dequant_situ_quant(
@@ -151,4 +140,4 @@ def dequant_situ_quant(
         if activation_scale is not None:
             need_shape("activation_scale", activation_scale, (x.shape[0],), (x.shape[0], 1))
             values = values * activation_scale.float().reshape(-1, 1)
-    return dynamic_quant_rows(_situ(*_halves(values), beta, linear_beta))
+    return dynamic_quant_rows(Activation.of("situglu", beta=beta, linear_beta=linear_beta).values(_even(values)))

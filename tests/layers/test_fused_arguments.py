@@ -126,7 +126,10 @@ def test_wrong_scales_of_int8_weights(clusters: Any) -> None:
 MEGA_WRONG = {
     "l1_weights": {"has quantization 0 by its dtype": {"buffer": {"dispatch_quant_mode": 2}}},
     "l1_bias": {"a bias belongs to int4": {"l1_bias": [torch.ones(L, 2 * F)]}},
-    "activation": {"is 'gelu'; need one of swiglu": {"activation": "gelu"}},
+    "activation": {
+        "is 'mish'; need one of swiglu": {"activation": "mish"},
+        "is 'relu2', which has no gate": {"activation": "relu2"},
+    },
     "activation_clamp": {
         "is 0": {"activation_clamp": 0.0},
         "is nan": {"activation_clamp": NAN},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from enum import IntEnum
 from typing import Any
 
@@ -65,7 +64,7 @@ class FusedCalls:
         bound = self.place.world * num_max_dispatch_tokens_per_rank
         with wide_ids_named(topk_ids, self.place.rank):
             sent = calls.dispatch(dispatcher, tokens, experts, bound)
-        return calls.finish(dispatcher, sent, tokens, experts, math.inf), sent.ep_recv_counts
+        return calls.finish(dispatcher, sent, tokens, experts), sent.ep_recv_counts
 
     @torch.no_grad()
     def dispatch_ffn_combine(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ascend_moe.errors import need, need_shape, typed_methods
-from ascend_moe.experts import grouped_mlp
+from ascend_moe.experts import Activation, grouped_mlp
 from ascend_moe.experts.weights import FLOATS, FittedModule
 
 
@@ -27,6 +27,7 @@ class GroupedMLP(FittedModule):
         hidden_size: H.
         ffn_hidden_size: F, a multiple of etp_size.
         etp_size, etp_rank: the shard.
+        activation: one of `ascend_moe.experts.activations`. Without a gate weight1 is ``(H, L * F')``.
         dtype, device: of the weights.
 
     Raises:
@@ -43,6 +44,7 @@ class GroupedMLP(FittedModule):
         *,
         etp_size: int = 1,
         etp_rank: int = 0,
+        activation: str | Activation = "swiglu",
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str | None = None,
     ) -> None:
@@ -53,13 +55,14 @@ class GroupedMLP(FittedModule):
         need(0 <= etp_rank < etp_size, "etp_rank", "is {}; need 0..{}", etp_rank, etp_size - 1)
         self.num_local_experts, self.hidden_size, self.ffn_hidden_size = num_local_experts, hidden_size, ffn_hidden_size
         self.etp_size, self.etp_rank = etp_size, etp_rank
-        shard = ffn_hidden_size // etp_size
-        sizes = (hidden_size, num_local_experts * 2 * shard), (num_local_experts * shard, hidden_size)
+        self.activation = Activation.of(activation)
+        shard, parts = ffn_hidden_size // etp_size, 2 if self.activation.gated else 1
+        sizes = (hidden_size, num_local_experts * parts * shard), (num_local_experts * shard, hidden_size)
         self.weight1, self.weight2 = (nn.Parameter(torch.empty(size, dtype=dtype, device=device)) for size in sizes)
 
     @property
     def w1(self) -> Tensor:
-        """``(L, H, 2F')``, a view of weight1."""
+        """``(L, H, 2F')``, without a gate ``(L, H, F')``: a view of weight1."""
         return self.weight1.view(self.num_local_experts, self.hidden_size, -1)
 
     @property
@@ -72,14 +75,14 @@ class GroupedMLP(FittedModule):
         """Take this rank's shard of whole experts. Returns self.
 
         Args:
-            w1: ``(L, H, 2F)``, gate columns first. w2: ``(L, F, H)``.
+            w1: ``(L, H, 2F)``, gate columns first; without a gate ``(L, H, F)``. w2: ``(L, F, H)``.
         """
         local, hidden, ffn = self.num_local_experts, self.hidden_size, self.ffn_hidden_size
-        need_shape("w1", w1, (local, hidden, 2 * ffn), dtypes=FLOATS)
+        parts = 2 if self.activation.gated else 1
+        need_shape("w1", w1, (local, hidden, parts * ffn), dtypes=FLOATS)
         need_shape("w2", w2, (local, ffn, hidden), dtypes=FLOATS)
         part = slice(self.etp_rank * ffn // self.etp_size, (self.etp_rank + 1) * ffn // self.etp_size)
-        gate, up = w1.chunk(2, dim=2)
-        self.w1.copy_(torch.cat([gate[:, :, part], up[:, :, part]], 2))
+        self.w1.copy_(torch.cat([each[:, :, part] for each in w1.chunk(parts, dim=2)], 2))
         self.w2.copy_(w2[:, part])
         return self
 
@@ -97,5 +100,5 @@ class GroupedMLP(FittedModule):
             ``(A, H)``.
         """
         counts = tokens_per_expert.to(permuted_local_hidden_states.device)
-        rows = grouped_mlp(permuted_local_hidden_states, self.w1, self.w2, counts, topk_scales=permuted_probs)
-        return rows, None
+        x, act = permuted_local_hidden_states, self.activation
+        return grouped_mlp(x, self.w1, self.w2, counts, topk_scales=permuted_probs, activation=act), None

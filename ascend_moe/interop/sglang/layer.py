@@ -11,7 +11,7 @@ from torch import distributed as dist
 from ascend_moe.comm import group_of
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
-from ascend_moe.experts import npu_swiglu
+from ascend_moe.experts import Activation
 from ascend_moe.interop.sglang import steps
 from ascend_moe.interop.sglang.grouped_gemm import GroupedGemmRunner
 from ascend_moe.interop.sglang.weights import ExpertWeights, Fp8Config, QuantMethod, make_expert_params_mapping
@@ -36,6 +36,7 @@ class EPMoE(ExpertWeights):
             ``quant_method``, as SGLang's loader does.
         tp_size: W; None: the size of group.
         prefix: has no effect.
+        activation: "silu", "gelu", or another gated one of `ascend_moe.experts.activations`.
         reduce: "none": forward returns this rank's part of the sum, which the caller adds up. "all_reduce": it
             returns the sum, added up in float32 and rounded once. "mc2": it returns the sum, but each rank
             dispatches its share of the tokens to the experts, combines, and gathers the shares.
@@ -68,12 +69,15 @@ class EPMoE(ExpertWeights):
         prefix: str = "",
         correction_bias: Tensor | None = None,
         *,
+        activation: str | Activation = "silu",
         reduce: str = "none",
         group: dist.ProcessGroup | None = None,
         group_ep: str | None = None,
         tp_rank: int | None = None,
     ) -> None:
         super().__init__()
+        self.activation = Activation.of(activation)
+        need(self.activation.gated, "activation", "is {!r}, which has no gate; w13_weight has gate and up", activation)
         need_one_of("reduce", reduce, ("none", "all_reduce", "mc2"))
         alone = group is None and not (dist.is_available() and dist.is_initialized())
         self.group = None if alone else group_of("group", group)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ascend_moe._narrow import narrow
 from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
-from ascend_moe.experts import npu_swiglu
+from ascend_moe.experts import Activation
 from ascend_moe.permute import sort_by_expert, sum_rows
 from ascend_moe.routing import deepseek_v3, npu_moe_gating_top_k, softmax_topk
 
@@ -156,6 +156,7 @@ def silu_and_mul(
     scales: Tensor | None,
     start_expert_id: int,
     end_expert_id: int,
+    activation: str | Activation = "silu",
 ) -> None:
     """``silu(first half) * second half`` of this rank's rows, divided by their scale. Other rows stay as they are.
 
@@ -165,11 +166,12 @@ def silu_and_mul(
         reorder_topk_ids: ``(M,)`` int32 or int64, the expert of each row.
         scales: ``(L,)`` float32; None: 1. Multiplied by 1 / scale in float32.
         start_expert_id, end_expert_id: experts of this rank, both inclusive.
+        activation: "silu", or another gated one of `ascend_moe.experts.activations`.
 
     Raises:
         ArgumentError: a rule above is broken.
 
-    Source: SGLang ``silu_and_mul_triton_kernel``.
+    Source: SGLang ``silu_and_mul_triton_kernel``, ``gelu_and_mul_triton_kernel``.
     """
     rows = reorder_topk_ids.shape[0]
     need_dims("reorder_topk_ids", reorder_topk_ids, 1, dtypes=INDEX_DTYPES)
@@ -177,7 +179,7 @@ def silu_and_mul(
     need_shape("down_input", down_input, (rows, hidden_size // 2))
     local = local_rows(reorder_topk_ids, start_expert_id, end_expert_id)
     scale = None if scales is None else scales[(reorder_topk_ids[local] - start_expert_id).long()]
-    down_input[local] = scaled(npu_swiglu(gateup_output[local].float()), scale, down_input.dtype)
+    down_input[local] = scaled(Activation.of(activation)(gateup_output[local].float()), scale, down_input.dtype)
 
 
 @with_typed_errors

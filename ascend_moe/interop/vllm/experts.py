@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from ascend_moe._torch_npu import on_npu
-from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
-from ascend_moe.experts import grouped_mlp
-from ascend_moe.interop.vllm.quantization import is_w8a8
+from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
+from ascend_moe.experts import Activation, grouped_mlp
+from ascend_moe.interop.vllm.quantization import ACTIVATIONS, activation_of, is_w8a8
 from ascend_moe.permute import sort_by_expert
 
-ACTIVATIONS = ("silu",)
 _OPERATORS = ("npu_grouped_matmul", "npu_swiglu", "npu_dequant_swiglu_quant")
 
 
@@ -27,6 +26,7 @@ class Experts:
         self.num_local_experts = num_local_experts
         self.operators = ops if all(hasattr(ops, name) for name in _OPERATORS) else None
         self.quantized = is_w8a8(quant_config)
+        self.activation = Activation()
         # The newest kernel reads these of its experts.
         self.moe_config = SimpleNamespace(moe_parallel_config=None) if moe_config is None else moe_config
         self.max_num_tokens = self.num_dispatchers = None
@@ -141,7 +141,7 @@ class Experts:
         expert_tokens_meta: Any,
         apply_router_weight_on_input: bool,
     ) -> None:
-        """Product with w1, silu and mul, product with w2, of every row; neither weighted nor summed.
+        """Product with w1, activation, product with w2, of every row; neither weighted nor summed.
 
         Args:
             output: ``(M*K, H)`` or, batched, ``(L, M, H)``; in the tokens' type; may lie in workspace13. Rows and
@@ -150,7 +150,8 @@ class Experts:
             w1: ``(L, 2F, H)``, gate rows first. w2: ``(L, H, F)``. In the rows' type.
             topk_ids: ids of the rows. Those of our prepare are not read, its rows stand by expert; other standard
                 rows are sorted by them, which reads counts on the host; -1 and experts of other ranks give zeros.
-            activation: "silu", or vLLM's MoEActivation.SILU.
+            activation: a name, or vLLM's MoEActivation, of ``quantization.ACTIVATIONS``; its limit, alpha and beta are
+                quant_config's or moe_config's.
             expert_map: ``(E,)``, local numbers of global ids, -1 for experts of other ranks; of sorted rows only.
             a1q_scale: of int8 rows, one each.
             expert_tokens_meta: rows of each local expert; without it, or from another prepare, rows are sorted.
@@ -160,7 +161,7 @@ class Experts:
         Raises:
             ArgumentError: a rule above is broken.
         """
-        need_one_of("activation", name_of(activation), ACTIVATIONS)
+        self.activation = activation_of(name_of(activation), self.quant_config, self.moe_config)
         self._check(hidden_states, w1, w2, a1q_scale, a2_scale)
         with torch.no_grad():
             if self.batched:
@@ -177,11 +178,11 @@ class Experts:
         out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """The experts of rows by expert. The work follows counts."""
-        given: dict[str, Any] = {}
+        given: dict[str, Any] = {"operators": self.operators, "activation": self.activation}
         if self.quantized:
             assert scales is not None
             local, double, hidden = w1.shape
-            given = {
+            given |= {
                 "dynamic_scales": scales.reshape(len(rows)),
                 "w_gate_up_scale": self.w1_scale.reshape(local, double),
                 "w_down_scale": self.w2_scale.reshape(local, hidden),
@@ -189,7 +190,7 @@ class Experts:
             if on_npu(rows) and dtype == torch.bfloat16:  # the NPU wants the output's type there
                 given["w_down_scale"] = given["w_down_scale"].to(dtype)
         weights = (w1.transpose(1, 2), w2.transpose(1, 2))
-        return grouped_mlp(rows, *weights, counts, output_dtype=dtype, out=out, operators=self.operators, **given)
+        return grouped_mlp(rows, *weights, counts, output_dtype=dtype, out=out, **given)
 
     def _sorted(
         self, output: Tensor, x: Tensor, w1: Tensor, w2: Tensor, topk_ids: Tensor, expert_map: Tensor | None,

@@ -101,8 +101,8 @@ def make_experts(
             with w1_scale ``(L, 2F)`` and w2_scale ``(L, H)`` float32, a dimension of 1 may follow; None: unquantized.
         num_local_experts: L.
         kind: "standard" or "batched", as the PrepareAndFinalize.
-        moe_config: of the newest releases, for those who ask the experts for it. It, and quant_config, may not ask for
-            another activation than silu and mul: no limit, alpha or beta.
+        moe_config: of the newest releases, for those who ask the experts for it. It and quant_config give the numbers
+            (limit, alpha, beta) of the activation that a call names.
 
     Raises:
         ArgumentError: a rule above is broken.
@@ -115,4 +115,4 @@ def make_experts(
     base = base_of(mk, "FusedMoEExpertsModular", "FusedMoEPermuteExpertsUnpermute")
     made = _experts_class(base, mk.FusedMoEActivationFormat, kind == "batched")
     war = weight_and_reduce if war is None else war
-    return made(mk, war, ops, check_experts(quant_config, moe_config), num_local_experts, moe_config)
+    return made(mk, war, ops, check_experts(quant_config), num_local_experts, moe_config)

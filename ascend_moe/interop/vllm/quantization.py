@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ascend_moe.errors import need
+from ascend_moe.errors import need, need_one_of
+from ascend_moe.experts import Activation
 
-#: What the newest releases say of the activation: argument, attribute, and the value that changes nothing.
+#: What the newest releases say of the activation: argument, attribute, `Activation`'s number, and what changes nothing.
 _ACTIVATION = (
-    ("quant_config", "gemm1_clamp_limit", 0),
-    ("quant_config", "gemm1_alpha", 1),
-    ("quant_config", "gemm1_beta", 0),
-    ("moe_config", "swiglu_limit", 0),
-    ("moe_config", "swiglu_alpha", 1),
-    ("moe_config", "swiglu_beta", 0),
+    ("quant_config", "gemm1_clamp_limit", "limit", 0),
+    ("quant_config", "gemm1_alpha", "alpha", 1),
+    ("quant_config", "gemm1_beta", "bias", 0),
+    ("moe_config", "swiglu_limit", "limit", 0),
+    ("moe_config", "swiglu_alpha", "alpha", 1),
+    ("moe_config", "swiglu_beta", "bias", 0),
 )
+#: vLLM's names, and those of the table. "swigluoai" has gate and up in turn, as gpt-oss's files.
+ACTIVATIONS = {
+    "silu": "swiglu",
+    "gelu": "geglu",
+    "gelu_tanh": "geglu_tanh",
+    "relu2": "reglu2",
+    "swigluoai": "clipped_swiglu",
+    "swigluoai_uninterleave": "clipped_swiglu",
+    "swiglustep": "swiglustep",
+}
 
 
 @dataclass
@@ -94,19 +105,14 @@ def is_w8a8(quant_config: Any) -> bool:
     return True
 
 
-def check_experts(quant_config: Any, moe_config: Any) -> Any:
-    """The quant_config, or ours for None, where both configs ask for no more than the experts compute."""
+def check_experts(quant_config: Any) -> Any:
+    """The quant_config, or ours for None, where it asks for no more than the experts compute."""
     config = FusedMoEQuantConfig() if quant_config is None else quant_config
     for name in ("w1_bias", "w2_bias", "w1_zp", "w2_zp"):
         need(
             getattr(config, name, None) is None, "quant_config", "has {}; experts have no biases and zero points", name
         )
     need(getattr(config, "block_shape", None) is None, "quant_config", "has block_shape; weights have scales a channel")
-    given = {"quant_config": config, "moe_config": moe_config}
-    for argument, name, plain in _ACTIVATION:
-        value = getattr(given[argument], name, None)
-        rule = "has {} {}; the experts' activation is plain silu and mul: {} or None"
-        need(value is None or value == plain, argument, rule, name, value, plain)
     scales = [getattr(config, name, None) for name in ("w1_scale", "w2_scale")]
     if is_w8a8(config):
         need(all(each is not None for each in scales), "quant_config", "needs w1_scale and w2_scale beside int8 rows")
@@ -114,3 +120,22 @@ def check_experts(quant_config: Any, moe_config: Any) -> Any:
         rule = "has scales of weights but unquantized rows; give quant_dtype int8 and per_act_token_quant too"
         need(all(each is None for each in scales), "quant_config", rule)
     return config
+
+
+def activation_of(name: str, quant_config: Any, moe_config: Any) -> Activation:
+    """The activation of vLLM's name, with the numbers that the configs give it.
+
+    Raises:
+        ArgumentError: no such activation, or a number that it does not have, at a value that would change it.
+    """
+    need_one_of("activation", name, ACTIVATIONS)
+    activation = Activation(ACTIVATIONS[name], interleaved=name == "swigluoai")
+    given = {"quant_config": quant_config, "moe_config": moe_config}
+    numbers: dict[str, float] = {}
+    for argument, attribute, number, plain in _ACTIVATION:
+        value = getattr(given[argument], attribute, None)
+        if value is not None and activation.has(number):
+            numbers.setdefault(number, value)
+        rule = "has {} {}; activation {!r} has no such number: give {} or None"
+        need(value in (None, plain) or activation.has(number), argument, rule, attribute, value, name, plain)
+    return replace(activation, numbers=numbers)

@@ -130,7 +130,7 @@ def test_experts_refuse() -> None:
         made.apply(**given | {"expert_tokens_meta": None, "apply_router_weight_on_input": False} | changed)
 
     for changed, rule in (
-        ({"activation": "gelu"}, "activation is 'gelu'; need one of silu"),
+        ({"activation": "silu_no_mul"}, "activation is 'silu_no_mul'; need one of silu, gelu"),
         ({"w1": part.w1[:4]}, r"w1 is \(4, 64, 64\); it must be \(8, 64, 64\)"),
         ({"w2": part.w2.float()}, "w2 is torch.float32"),
         ({"output": torch.empty(5, H)}, r"output is \(5, 64\)"),
@@ -148,8 +148,6 @@ def test_experts_refuse() -> None:
         (quantization.FusedMoEQuantConfig(w1_scale=torch.ones(1)), "has scales of weights but unquantized rows"),
         (quantization.FusedMoEQuantConfig(w1_bias=torch.ones(1)), "has w1_bias"),
         (SimpleNamespace(quant_dtype="mxfp4"), "has quant_dtype mxfp4"),
-        (SimpleNamespace(gemm1_clamp_limit=7.0), "quant_config has gemm1_clamp_limit 7.0; the experts' activation is"),
-        (SimpleNamespace(gemm1_alpha=1.702), "has gemm1_alpha 1.702"),
         (quantization.FusedMoEQuantConfig.make(block_shape=[128, 128]), "has block_shape"),
         (
             quantization.int8_w8a8_moe_quant_config(*[torch.ones(1)] * 2, None, None, per_act_token_quant=False),
@@ -158,8 +156,12 @@ def test_experts_refuse() -> None:
     ):
         with pytest.raises(ArgumentError, match=rule):
             make_experts(None, None, None, config, E)
-    with pytest.raises(ArgumentError, match="moe_config has swiglu_limit 10"):
-        make_experts(None, None, None, None, E, moe_config=SimpleNamespace(swiglu_limit=10.0, swiglu_alpha=None))
+    made = make_experts(None, None, None, SimpleNamespace(gemm1_alpha=1.702), E)
+    with pytest.raises(ArgumentError, match=r"has gemm1_alpha 1\.702; activation 'silu' has no such number: give 1 or"):
+        apply(made)
+    made = make_experts(None, None, None, None, E, moe_config=SimpleNamespace(swiglu_limit=10.0, swiglu_alpha=None))
+    with pytest.raises(ArgumentError, match=r"moe_config has swiglu_limit 10\.0; activation 'gelu' has no such number"):
+        apply(made, activation="gelu")
     neutral = SimpleNamespace(gemm1_clamp_limit=None, gemm1_alpha=1.0, gemm1_beta=0.0)
     make_experts(None, None, None, neutral, E, moe_config=SimpleNamespace(swiglu_limit=None))
     scales = quantization.int8_w8a8_moe_quant_config(quantized.config.w1_scale[:, :3], quantized.config.w2_scale)

@@ -1,0 +1,155 @@
+"""The activations between an expert's two products: one table of formulas, by name.
+
+A formula is plain torch: it has a gradient and compiles. It computes in float32 (float64 for float64) and its caller
+rounds once. `grouped_mlp` and the operators with an activation take their formulas from here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+
+from ascend_moe._torch_npu import compute_dtype
+from ascend_moe.choices import ALIASES
+from ascend_moe.errors import need, need_one_of
+
+
+def swiglu(gate: Tensor, up: Tensor, *, limit: float = 0.0) -> Tensor:
+    """``silu(gate) * up``; limit above 0: before it gate is cut at limit, up at both plus and minus it."""
+    return silu(gate) * up if limit == 0 else clipped_swiglu(gate, up, alpha=1.0, limit=limit, bias=0.0)
+
+
+def clipped_swiglu(gate: Tensor, up: Tensor, *, alpha: float = 1.702, limit: float = 7.0, bias: float = 1.0) -> Tensor:
+    """``gate * sigmoid(alpha * gate) * (up + bias)``, gate cut at limit, up at both sides: gpt-oss's."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    # silu rounds once where the product rounds twice, and is what SwiGLU without a limit computes.
+    activated: Tensor = silu(gate) if alpha == 1.0 else gate * torch.sigmoid(alpha * gate)
+    return activated * (up + bias)
+
+
+def swiglustep(gate: Tensor, up: Tensor, *, limit: float = 7.0) -> Tensor:
+    """``silu(gate) * up``, where silu's result is cut at limit and up at both sides: Step-3.5's."""
+    return silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+
+
+def situ(x: Tensor, *, beta: float = 1.0) -> Tensor:
+    """``beta * tanh(x / beta) * sigmoid(x)``: silu whose linear part is bounded by beta. It has no gate."""
+    return beta * torch.tanh(x / beta) * torch.sigmoid(x)
+
+
+def situglu(gate: Tensor, up: Tensor, *, beta: float = 1.0, linear_beta: float = 0.0) -> Tensor:
+    """``situ(gate) * linear_beta * tanh(up / linear_beta)``, Kimi-K3's; linear_beta 0: up as it is."""
+    return situ(gate, beta=beta) * (linear_beta * torch.tanh(up / linear_beta) if linear_beta else up)
+
+
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """``gelu(gate) * up``, by the error function."""
+    return gelu(gate) * up
+
+
+def geglu_tanh(gate: Tensor, up: Tensor) -> Tensor:
+    """``gelu(gate) * up``, gelu by tanh."""
+    return gelu(gate, approximate="tanh") * up
+
+
+def sigmoid_glu(gate: Tensor, up: Tensor) -> Tensor:
+    """``sigmoid(gate) * up``."""
+    return torch.sigmoid(gate) * up
+
+
+def relu2(x: Tensor) -> Tensor:
+    """The square of relu, Nemotron's. It has no gate."""
+    return torch.relu(x).square()
+
+
+def reglu2(gate: Tensor, up: Tensor) -> Tensor:
+    """``relu(gate) ** 2 * up``."""
+    return relu2(gate) * up
+
+
+#: name -> formula. Its keyword arguments are the activation's numbers; one tensor: it has no gate.
+ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    formula.__name__: formula
+    for formula in (
+        swiglu, clipped_swiglu, swiglustep, situ, situglu, geglu, geglu_tanh, sigmoid_glu, relu2, reglu2,
+    )
+}  # fmt: skip
+
+
+#: name -> its numbers with their defaults.
+NUMBERS: dict[str, dict[str, float]] = {name: formula.__kwdefaults__ or {} for name, formula in ACTIVATIONS.items()}
+_GATED = {name: formula.__code__.co_argcount > 1 for name, formula in ACTIVATIONS.items()}
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One activation with its numbers.
+
+    Attributes:
+        name: of ``ACTIVATIONS``. Of ``choices.ALIASES`` it becomes the table's.
+        numbers: by name, those that differ from the formula's defaults: limit, alpha, bias, beta, linear_beta.
+        interleaved: gate has the even columns and up the odd ones; False: the left and the right half.
+
+    Raises:
+        ArgumentError: the name is not in the table, or a number is not the activation's or out of its range.
+    """
+
+    name: str = "swiglu"
+    numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        need_one_of("activation", self.name, (*ACTIVATIONS, *ALIASES))
+        name = ALIASES.get(self.name, self.name)
+        object.__setattr__(self, "name", name)
+        own = NUMBERS[name]
+        for number, value in self.numbers.items():
+            need(
+                number in own, number, "is not a number of activation {}, which has {}", name, ", ".join(own) or "none"
+            )
+            fits = isinstance(value, (int, float)) and math.isfinite(value)
+            need(fits, number, "is {!r:.60}; it must be a finite number", value)
+            zero = own[number] == 0  # the default says that there is none
+            fits = number in ("alpha", "bias") or value > 0 or (zero and value == 0)
+            need(fits, number, "is {}; it must be above 0" + (", or 0 for no limit" if zero else ""), value)
+
+    @classmethod
+    def of(cls, given: str | Activation, **numbers: float | None) -> Activation:
+        """``given`` as it is, or the activation of this name with the numbers that are not None."""
+        if isinstance(given, Activation):
+            return given
+        return cls(given, {name: value for name, value in numbers.items() if value is not None})
+
+    @property
+    def gated(self) -> bool:
+        """Whether it takes gate and up, 2I columns; else I."""
+        return _GATED[self.name]
+
+    def has(self, number: str) -> bool:
+        """Whether it is one of its numbers."""
+        return number in NUMBERS[self.name]
+
+    def number(self, name: str) -> float:
+        """One of its numbers."""
+        return self.numbers.get(name, NUMBERS[self.name][name])
+
+    def inner(self, width: int) -> int:
+        """I of the first product's ``width`` columns."""
+        return width // 2 if self.gated else width
+
+    def values(self, x: Tensor) -> Tensor:
+        """The formula of x ``(..., 2I)``, without a gate ``(..., I)``: ``(..., I)``, computed in x's dtype."""
+        formula = ACTIVATIONS[self.name]
+        if not self.gated:
+            return formula(x, **self.numbers)
+        gate, up = (x[..., ::2], x[..., 1::2]) if self.interleaved else x.chunk(2, -1)
+        return formula(gate, up, **self.numbers)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`values` of float rows, in float32 inside, rounded once to x's dtype."""
+        return self.values(x.to(compute_dtype(x.dtype))).to(x.dtype)
