@@ -14,8 +14,9 @@ from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher
 from ascend_moe.errors import need, with_typed_errors
 from ascend_moe.experts import Activation, grouped_mlp, quantize_weight
 from ascend_moe.experts.weights import Codes, fit_state_dict, keep_codes, quantize_for, without_casts
+from ascend_moe.moe_config import BIASED
 from ascend_moe.moe_config import MoEConfig as MoEConfig
-from ascend_moe.routing import deepseek_v2, deepseek_v3, softmax_topk
+from ascend_moe.routing import deepseek_v2, deepseek_v3, deepseek_v4, sigmoid_of_topk, softmax_topk, sparsemixer
 
 _EXPERTS = ("w_gate_up", "w_down")
 
@@ -29,13 +30,15 @@ class MoELayer(nn.Module):
 
     All ranks of the dispatcher's group call ``forward`` together. A new layer has no values in its weights:
     load them (``ascend_moe.checkpoint``) or call ``init_weights``. They require grad in a trainable layer, but for
-    gate_bias, which only chooses.
+    gate_bias, which only chooses. R is H, or the config's latent_size.
 
     Parameters (L experts of this rank, from rank * L on):
-        gate_weight (E, H) in ``router_dtype``, gate_bias (E,) fp32 (router "deepseek_v3" only),
-        w_gate_up (L, H, 2I), w_down (L, I, H) in ``dtype``,
+        gate_weight (E, H) in ``router_dtype``, gate_bias (E,) fp32 (routers of ``BIASED``), logit_bias (E,) in
+        ``router_dtype``, tid2eid (V, K) int32 (router "hash"), if configured,
+        w_gate_up (L, R, 2I), w_down (L, I, R), gate_up_bias (L, 2I), down_bias (L, R) in ``dtype``, the biases if
+        configured, w_latent_in (H, R), w_latent_out (R, H) in ``dtype``, with a latent_size,
         shared_gate_up (H, 2S), shared_down (S, H), shared_gate (H,) in ``dtype``, if configured.
-        An activation without a gate has w_gate_up (L, H, I) and shared_gate_up (H, S).
+        An activation without a gate has w_gate_up (L, R, I) and shared_gate_up (H, S).
 
     Args:
         config: the layer's numbers.
@@ -51,6 +54,7 @@ class MoELayer(nn.Module):
         ArgumentError: the dispatcher has another number of experts, or a dtype is none of the three.
     """
 
+    tid2eid: Tensor | None
     w_gate_up_scale: Tensor | None
     w_down_scale: Tensor | None
 
@@ -79,19 +83,28 @@ class MoELayer(nn.Module):
         self.global_bs = global_bs
         hidden, local = config.hidden_size, dispatcher.local_experts
         inner, shared = config.moe_intermediate_size, config.shared_intermediate_size
-        self.activation = Activation(config.activation, config.activation_numbers)
+        self.activation = Activation(config.activation, config.activation_numbers, config.interleaved)
+        row = config.row_size
         parts = 2 if self.activation.gated else 1
 
         def parameter(*shape: int, kind: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=kind, device=device), requires_grad=trainable)
 
         self.gate_weight = parameter(config.num_experts, hidden, kind=router_dtype)
-        biased = config.router == "deepseek_v3"
+        biased = config.router in BIASED
         self.gate_bias = parameter(config.num_experts, kind=torch.float32) if biased else None
         if self.gate_bias is not None:
             self.gate_bias.requires_grad_(False)
-        self.w_gate_up = parameter(local, hidden, parts * inner)
-        self.w_down = parameter(local, inner, hidden)
+        self.logit_bias = parameter(config.num_experts, kind=router_dtype) if config.router_bias else None
+        table = (config.vocab_size, config.top_k)
+        hashed = config.router == "hash"
+        self.register_buffer("tid2eid", torch.empty(table, dtype=torch.int32, device=device) if hashed else None)
+        self.w_gate_up = parameter(local, row, parts * inner)
+        self.w_down = parameter(local, inner, row)
+        self.gate_up_bias = parameter(local, parts * inner) if config.expert_bias else None
+        self.down_bias = parameter(local, row) if config.expert_bias else None
+        self.w_latent_in = parameter(hidden, row) if config.latent_size else None
+        self.w_latent_out = parameter(row, hidden) if config.latent_size else None
         self.shared_gate_up = parameter(hidden, parts * shared) if shared else None
         self.shared_down = parameter(shared, hidden) if shared else None
         self.shared_gate = parameter(hidden) if config.shared_expert_gate else None
@@ -114,10 +127,22 @@ class MoELayer(nn.Module):
         fill(self.shared_gate_up, 2, hidden)
         fill(self.shared_down, 3, self.config.shared_intermediate_size)
         fill(self.shared_gate, 4, hidden)
+        last = 5 + 2 * self.config.num_experts
+        fill(self.logit_bias, last, 100)
+        fill(self.w_latent_in, last + 1, hidden)
+        fill(self.w_latent_out, last + 2, self.config.row_size)
+        if self.tid2eid is not None:
+            table = torch.rand(
+                len(self.tid2eid), self.config.num_experts, generator=torch.Generator().manual_seed(seed)
+            )
+            self.tid2eid.copy_(table.argsort(1)[:, : self.config.top_k])
         first = self.dispatcher.rank * self.dispatcher.local_experts
         for local in range(self.dispatcher.local_experts):
-            fill(self.w_gate_up[local], 5 + 2 * (first + local), hidden)
+            fill(self.w_gate_up[local], 5 + 2 * (first + local), self.config.row_size)
             fill(self.w_down[local], 6 + 2 * (first + local), self.config.moe_intermediate_size)
+            if self.gate_up_bias is not None and self.down_bias is not None:
+                fill(self.gate_up_bias[local], last + 3 + 2 * (first + local), 100)
+                fill(self.down_bias[local], last + 4 + 2 * (first + local), 100)
         return self
 
     @torch.no_grad()
@@ -128,6 +153,7 @@ class MoELayer(nn.Module):
         """
         rule = "is True; int8 weights have no gradient: make the layer without it"
         need(not self.w_gate_up.requires_grad, "trainable", rule)
+        need(self.gate_up_bias is None, "expert_bias", "is True; int8 rows take no bias: leave the experts in float")
         if self.quant_mode:
             return self
         for name in _EXPERTS:
@@ -162,7 +188,7 @@ class MoELayer(nn.Module):
         """Moves and casts. The gate keeps its dtype, scales and codes too; ``dtype`` goes with the other weights."""
         dtype = fn(self.gate_weight.new_empty(0, dtype=self.dtype)).dtype
         _need_floats("dtype", dtype)
-        kept = [self.gate_weight, self.gate_bias, self.w_gate_up_scale, self.w_down_scale]
+        kept = [self.gate_weight, self.gate_bias, self.logit_bias, self.w_gate_up_scale, self.w_down_scale]
         kept += [self.w_gate_up, self.w_down] if self.quant_mode else []
         super()._apply(without_casts(fn, kept), recurse)  # type: ignore[no-untyped-call]
         self.dtype = dtype
@@ -176,13 +202,21 @@ class MoELayer(nn.Module):
         """2 after ``quantize_``, else 0."""
         return 0 if self.w_gate_up_scale is None else 2
 
-    def forward(self, x: Tensor, x_active_mask: Tensor | None = None, *, global_bs: int | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        x_active_mask: Tensor | None = None,
+        *,
+        global_bs: int | None = None,
+        input_ids: Tensor | None = None,
+    ) -> Tensor:
         """Returns the layer's output, with the shape and the dtype of x.
 
         Args:
             x: (..., H), in the layer's dtype; the leading dimensions together are BS.
             x_active_mask: bool, (...,) or (..., K); inactive tokens give zeros.
             global_bs: 0: all ranks have the same BS. Else W * (largest BS). None: the layer's own.
+            input_ids: (...,) whole numbers, the tokens' ids: router "hash" needs them, others look at none.
 
         Raises:
             ArgumentError: x or the mask has the wrong shape or dtype.
@@ -198,9 +232,10 @@ class MoELayer(nn.Module):
             rule = "is {}; need one value a token ({}) or a pair ({}, {})"
             need(pairs or mask.numel() == bs, "x_active_mask", rule, mask.shape, bs, bs, topk)
             mask = mask.reshape((bs, topk) if pairs else (bs,))
-        weights, ids = self.route(tokens)
+        weights, ids = self.route(tokens, input_ids)
+        entering, weights = self.enter(tokens, weights)
         sent = self.dispatcher.dispatch(
-            tokens,
+            entering,
             ids,
             x_active_mask=mask,
             quant_mode=self.quant_mode,
@@ -208,25 +243,51 @@ class MoELayer(nn.Module):
         )
         rows = self.run_experts(sent)
         shared = self.run_shared(tokens)
-        if shared is None or self.dispatcher.fuses_shared_expert:
+        if self.w_latent_out is None and (shared is None or self.dispatcher.fuses_shared_expert):
             out = self.dispatcher.combine(rows, sent, weights, shared_expert_x=shared)
         else:
-            out = self.dispatcher.combine(rows, sent, weights)
-            out = (out.float() + shared.float()).to(out.dtype)  # one more rounding
+            out = self.leave(self.dispatcher.combine(rows, sent, weights), shared)
             if mask is not None:
                 active = mask if mask.dim() == 1 else mask.any(1)
                 out = out.masked_fill(~active[:, None], 0.0)
         return out.view_as(x)
 
-    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights (BS, K) fp32 and expert ids (BS, K) int32 of tokens (BS, H).
+    def enter(self, tokens: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what is dispatched of tokens (BS, H), (BS, R), and the weights (BS, K) that combine multiplies."""
+        if self.config.router == "llama4":
+            tokens, weights = (tokens.float() * weights).to(tokens.dtype), torch.ones_like(weights)
+        return (tokens if self.w_latent_in is None else tokens @ self.w_latent_in), weights
+
+    def leave(self, out: Tensor, shared: Tensor | None) -> Tensor:
+        """Returns the layer's output of combine's (BS, R) and the shared expert's rows, where combine added none."""
+        out = out if self.w_latent_out is None else out @ self.w_latent_out
+        return out if shared is None else (out.float() + shared.float()).to(out.dtype)  # one more rounding
+
+    def route(self, tokens: Tensor, input_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Weights (BS, K) fp32 and expert ids (BS, K) int32 of tokens (BS, H), with router "hash" also of their ids.
 
         Only the product with gate_weight is in ``router_dtype``; all arithmetic after it is in fp32. Of equal scores
-        the lower id is chosen; by a softmax router in bf16 or fp16, which has many, the one that torch.topk takes, as
-        in transformers.
+        the lower id is chosen; by a softmax or llama4 router in bf16 or fp16, which has many, the one that torch.topk takes,
+        as in transformers.
         """
         config = self.config
-        logits = functional.linear(tokens.to(self.gate_weight.dtype), self.gate_weight).float()
+        logits = functional.linear(tokens.to(self.gate_weight.dtype), self.gate_weight, self.logit_bias).float()
+        if config.router == "hash":
+            need(input_ids is not None, "input_ids", "is None; router 'hash' chooses experts by the tokens' ids")
+            assert input_ids is not None
+            hashed = {"input_ids": input_ids.reshape(-1), "tid2eid": self.tid2eid}
+            return deepseek_v4(logits, config.top_k, scaling=config.routed_scaling_factor, **hashed)
+        if config.router == "deepseek_v4":
+            return deepseek_v4(logits, config.top_k, self.gate_bias, config.routed_scaling_factor)
+        if config.router == "sparsemixer":
+            return sparsemixer(logits, config.top_k, config.jitter_eps)
+        if config.router == "llama4":
+            if self.gate_weight.dtype == torch.float32:
+                return sigmoid_of_topk(logits, config.top_k)
+            values, chosen = torch.topk(logits, config.top_k)
+            return torch.sigmoid(values), chosen.int()
+        if config.router == "softmax_bias":
+            return softmax_topk(logits, config.top_k, config.renormalize, self.gate_bias)
         if config.router == "deepseek_v3":
             assert self.gate_bias is not None
             groups, scaling = (config.n_group, config.topk_group), config.routed_scaling_factor
@@ -244,7 +305,7 @@ class MoELayer(nn.Module):
         return weights * config.routed_scaling_factor if scaled else weights, ids
 
     def run_experts(self, sent: Dispatched) -> Tensor:
-        """Runs the expert MLP over dispatched rows; returns (>= n, H) in the layer's dtype."""
+        """Runs the expert MLP over dispatched rows; returns (>= n, R) in the layer's dtype."""
         quantized = self.quant_mode != 0
         weights: tuple[Tensor, Tensor] = (self.w_gate_up, self.w_down)
         if quantized:
@@ -263,6 +324,8 @@ class MoELayer(nn.Module):
             output_dtype=self.dtype,
             out=out,
             activation=self.activation,
+            gate_up_bias=self.gate_up_bias,
+            down_bias=self.down_bias,
         )
 
     def run_shared(self, tokens: Tensor) -> Tensor | None:

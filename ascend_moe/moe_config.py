@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from ascend_moe.choices import ACTIVATIONS, ALIASES
 from ascend_moe.errors import need, need_one_of
 
-ROUTERS = ("softmax", "deepseek_v3")
+ROUTERS = ("softmax", "deepseek_v3", "deepseek_v4", "hash", "softmax_bias", "sparsemixer", "llama4")
+#: Routers with a correction bias, which only chooses.
+BIASED = ("deepseek_v3", "deepseek_v4", "softmax_bias")
 
 
 @dataclass(frozen=True)
@@ -20,14 +22,24 @@ class MoEConfig:
         moe_intermediate_size: I, width of one expert.
         num_experts: E, routed experts on all ranks together.
         top_k: K, experts of a token.
-        router: "softmax" (Mixtral, Qwen2/3-MoE, DeepSeek-V2) or "deepseek_v3" (sigmoid scores; a correction
-            bias for the choice; a group counts by the sum of its two best experts).
+        router: "softmax" (Mixtral, Qwen2/3-MoE, DeepSeek-V2), "deepseek_v3" (sigmoid scores; a correction
+            bias for the choice; a group counts by the sum of its two best experts), "deepseek_v4" (sqrt(softplus)
+            scores; a correction bias), "hash" (these scores; ids by a table of token ids), "softmax_bias"
+            (ERNIE-4.5: softmax and a correction bias), "sparsemixer" (Phi-3.5-MoE) or "llama4" (sigmoid of the
+            largest logit, which multiplies the expert's input; top_k 1).
         renormalize: the K weights are divided by their sum.
         n_group, topk_group: a token chooses from its best topk_group of n_group groups of experts. With
             router "softmax" a group counts by its best expert.
         routed_scaling_factor: multiplies the weights at the end.
         shared_intermediate_size: width of the dense shared expert; 0: the layer has none.
         shared_expert_gate: the shared expert's output is multiplied by sigmoid(x . gate), as in Qwen2-MoE.
+        router_bias: the logits have a bias, for the choice and the weights (gpt-oss).
+        jitter_eps: of router "sparsemixer".
+        vocab_size: rows of router "hash"'s table.
+        expert_bias: the experts' products have biases (gpt-oss).
+        latent_size: width of the rows that are dispatched, which a matrix makes of x, and another turns the sums
+            back (Nemotron-3, Kimi-K3); the shared expert has x. 0: x itself is dispatched.
+        interleaved: gate and up are in turn in w_gate_up's columns (gpt-oss).
         activation: of routed and shared experts, a name of `ascend_moe.experts.activations`.
         activation_numbers: its numbers that are not its defaults: limit, alpha, bias, beta, linear_beta.
     """
@@ -43,8 +55,19 @@ class MoEConfig:
     routed_scaling_factor: float = 1.0
     shared_intermediate_size: int = 0
     shared_expert_gate: bool = False
+    router_bias: bool = False
+    jitter_eps: float = 0.01
+    vocab_size: int = 0
+    expert_bias: bool = False
+    latent_size: int = 0
+    interleaved: bool = False
     activation: str = "swiglu"
     activation_numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def row_size(self) -> int:
+        """Elements of a row that is dispatched."""
+        return self.latent_size or self.hidden_size
 
     def __post_init__(self) -> None:
         need_one_of("activation", self.activation, (*ACTIVATIONS, *ALIASES))
@@ -53,6 +76,12 @@ class MoEConfig:
             need(isinstance(value, int), name, "is a {}; it must be an int", type(value).__name__)
             need(value >= 1, name, "is {}; need at least 1", value)
         need(self.router in ROUTERS, "router", "is {!r}; need one of {}", self.router, ROUTERS)
+        for name, wanted in (("latent_size", 0), ("vocab_size", int(self.router == "hash"))):
+            need(getattr(self, name) >= wanted, name, "is {}; need at least {}", getattr(self, name), wanted)
+        grouped = self.n_group > 1 and self.router not in ("softmax", "deepseek_v3")
+        need(not grouped, "n_group", "is {}; router {!r} has no groups", self.n_group, self.router)
+        most = {"llama4": 1, "sparsemixer": 2}.get(self.router, self.top_k)
+        need(self.top_k == most, "top_k", "is {}; router {!r} chooses {}", self.top_k, self.router, most)
         divides = self.num_experts % self.n_group == 0 and self.topk_group <= self.n_group
         rule = "is {} and topk_group {}; n_group must divide the {} experts and topk_group be at most n_group"
         need(divides, "n_group", rule, self.n_group, self.topk_group, self.num_experts)

@@ -1,31 +1,54 @@
 """One MoE layer out of a Hugging Face safetensors checkpoint, each rank reading its own experts only.
 
-Layouts of the experts (both with any shard files):
+Layouts of the experts (all with any shard files):
 
 * published: one matrix an expert: ``experts.N.{w1,w3,w2}.weight`` (Mixtral) or
-  ``experts.N.{gate,up,down}_proj.weight`` (Qwen, DeepSeek), bf16, fp16, fp32, or fp8 with
+  ``experts.N.{gate,up,down}_proj.weight`` (Qwen, DeepSeek; Nemotron has no gate), bf16, fp16, fp32, or fp8 with
   ``weight_scale_inv`` blocks (DeepSeek-V3);
-* fused: ``experts.gate_up_proj`` (E, 2I, H) and ``experts.down_proj`` (E, H, I), or both transposed.
+* fused: ``experts.gate_up_proj`` (E, 2I, H) and ``experts.down_proj`` (E, H, I), or both transposed; Granite calls
+  them ``input_linear.weight`` and ``output_linear.weight``;
+* fused in MX's fp4: ``experts.gate_up_proj_blocks`` and ``_scales`` (gpt-oss).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ascend_moe.checkpoint.config import Fp8Format, moe_config, need_directory, read_json
-from ascend_moe.checkpoint.files import CheckpointFiles, Read, dequantize_fp8
+from ascend_moe.checkpoint.files import CheckpointFiles, Read, dequantize_fp8, dequantize_mxfp4
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError, need, with_typed_errors
+from ascend_moe.experts import Activation
 from ascend_moe.layer import MoEConfig, MoELayer
+from ascend_moe.moe_config import BIASED
 
-#: Names of an expert's gate, up and down matrices.
+#: Names of an expert's gate, up and down matrices; without a gate the last two.
 _EXPERT_STYLES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+#: Names of all experts' matrices in one tensor, without a gate the last two.
+_FUSED = (("experts.gate_up_proj", "experts.down_proj"), ("input_linear.weight", "output_linear.weight"))
+_FUSED_UP = (("experts.up_proj", "experts.down_proj"),)
+#: Where a correction bias lies, from the block or below the router.
+_BIASES = (
+    "{}.e_score_correction_bias",
+    "e_score_correction_bias",
+    "moe_statics.e_score_correction_bias",
+    "{}.moe_statics.e_score_correction_bias",
+    "{}.expert_bias",
+    "{}.bias",
+)
+_SHARED = ("shared_expert", "shared_experts", "shared_mlp")
+#: A router's name: the block of a decoder layer, not of layers behind the last, and the router in it.
+_ROUTER = re.compile(
+    r"(?P<block>(?!.*\b(?:mtp|visual|vision_\w+)\.)(?:.*\.)?layers\.(?P<layer>\d+)"
+    r"\.(?:mlp|block_sparse_moe|feed_forward|mixer|ffn))"
+    r"\.(?P<router>gate|router|gate\.wg|router\.layer|router\.classifier)\.weight"
+)
 _ReadExpert = Callable[[int, Tensor, Tensor], None]  # expert, out gate_up (H, 2I), out down (I, H)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -113,11 +136,12 @@ def load_layer(
         dtype = _DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), torch.bfloat16)
     fp8 = Fp8Format.of(values)
     with CheckpointFiles(directory) as files:
-        reader = _Block(files, _find_block(files, layer), config, dtype, fp8)
-        experts = config.num_experts
-        tensors = {"gate_weight": reader.tensor("gate.weight", (experts, config.hidden_size)).float()}
-        if config.router == "deepseek_v3":
-            tensors["gate_bias"] = reader.tensor(reader.bias_name(), (experts,)).float()
+        prefix, router = _find_block(files, layer)
+        if (table := f"{prefix}.{router}.tid2eid") in files:  # DeepSeek-V4's first layers
+            need(config.router == "deepseek_v4", "directory", "has {}, a table of router 'hash'", table)
+            config = replace(config, router="hash", vocab_size=files.shape(table)[0])
+        reader = _Block(files, prefix, router, config, dtype, fp8)
+        tensors = reader.router_tensors()
         local = config.num_experts // world
         tensors.update(reader.experts(range(rank * local, (rank + 1) * local)))
         tensors.update(reader.shared())
@@ -131,25 +155,47 @@ class _Block:
 
     files: CheckpointFiles
     prefix: str
+    router: str
     config: MoEConfig
     dtype: torch.dtype
     fp8: Fp8Format
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A whole tensor; fp8 matrices come as fp32."""
+    @property
+    def gated(self) -> bool:
+        """Whether the experts have gate matrices."""
+        return Activation.of(self.config.activation).gated
+
+    def router_tensors(self) -> dict[str, Tensor]:
+        """The router's, and the matrices around the experts that have a width of their own."""
+        config, dtype = self.config, self.dtype
+        experts, hidden = config.num_experts, config.hidden_size
+        tensors = {"gate_weight": self.tensor(f"{self.router}.weight", (experts, hidden)).float()}
+        if config.router in BIASED:
+            names = [name.format(self.router) for name in _BIASES]
+            name = next((n for n in names if f"{self.prefix}.{n}" in self.files), names[0])
+            tensors["gate_bias"] = self.tensor(name, (experts,), (1, experts)).float().reshape(experts)
+        if config.router_bias:
+            tensors["logit_bias"] = self.tensor(f"{self.router}.bias", (experts,)).float()
+        if config.router == "hash":
+            tensors["tid2eid"] = self.files.read(f"{self.prefix}.{self.router}.tid2eid").to(torch.int32)
+        if config.latent_size:
+            for own, name, shape in (
+                ("w_latent_in", "fc1_latent_proj.weight", (config.latent_size, hidden)),
+                ("w_latent_out", "fc2_latent_proj.weight", (hidden, config.latent_size)),
+            ):
+                tensors[own] = self.tensor(name, shape).t().to(dtype).contiguous()
+        return tensors
+
+    def tensor(self, name: str, *shapes: tuple[int, ...]) -> Tensor:
+        """A whole tensor of one of the shapes; fp8 matrices come as fp32."""
         full = f"{self.prefix}.{name}"
-        if (actual := self.files.shape(full)) != shape:
-            text = f"{full} is {actual}; config.json's numbers make it {shape}"
+        if (actual := self.files.shape(full)) not in shapes:
+            text = f"{full} is {actual}; config.json's numbers make it {shapes[0]}"
             raise ArgumentError(text, argument="directory")
         value = self.files.read(full)
         if value.dtype == torch.float8_e4m3fn:
             return dequantize_fp8(full, value, self.files.read(f"{full}_scale_inv"), self.fp8)
         return _floating(value, full)
-
-    def bias_name(self) -> str:
-        """The correction bias lies below the gate, in MiniMax-M2 beside it."""
-        beside = "e_score_correction_bias"
-        return beside if f"{self.prefix}.{beside}" in self.files else f"gate.{beside}"
 
     def need_no_more(self) -> None:
         """Raises for the first tensor of the block whose like no rank reads: it would be left out of the result."""
@@ -166,41 +212,61 @@ class _Block:
                 )
 
     def experts(self, experts: range) -> dict[str, Tensor]:
-        """w_gate_up (L, H, 2I) and w_down (L, I, H) of consecutive experts."""
-        hidden, inner = self.config.hidden_size, self.config.moe_intermediate_size
-        gate_up = torch.empty(len(experts), hidden, 2 * inner, dtype=self.dtype)
-        down = torch.empty(len(experts), inner, hidden, dtype=self.dtype)
-        fused = f"{self.prefix}.experts.gate_up_proj" in self.files
-        read_expert = self._fused_expert() if fused else self._single_expert(experts[0])
+        """w_gate_up (L, R, 2I) and w_down (L, I, R) of consecutive experts, and their biases."""
+        row, inner = self.config.row_size, self.config.moe_intermediate_size
+        width = (2 if self.gated else 1) * inner
+        gate_up = torch.empty(len(experts), row, width, dtype=self.dtype)
+        down = torch.empty(len(experts), inner, row, dtype=self.dtype)
+        read_expert = self._reader_of(experts[0])
         for local, expert in enumerate(experts):
             read_expert(expert, gate_up[local], down[local])
-        return {"w_gate_up": gate_up, "w_down": down}
+        tensors = {"w_gate_up": gate_up, "w_down": down}
+        if self.config.expert_bias:
+            for own, part, size in (("gate_up_bias", "gate_up", width), ("down_bias", "down", row)):
+                name, rows = f"{self.prefix}.experts.{part}_proj_bias", (experts.start, experts.stop)
+                shape, wanted = self.files.shape(name), (self.config.num_experts, size)
+                need(
+                    shape == wanted, "directory", "has {} of {}; config.json's numbers make it {}", name, shape, wanted
+                )
+                tensors[own] = _floating(self.files.read(name, rows), name).to(self.dtype)
+        return tensors
+
+    def _reader_of(self, first: int) -> _ReadExpert:
+        """What reads an expert, by the tensors that there are."""
+        if f"{self.prefix}.experts.gate_up_proj_blocks" in self.files:
+            return self._mxfp4_expert
+        for names in _FUSED if self.gated else _FUSED_UP:
+            if f"{self.prefix}.{names[0]}" in self.files:
+                return self._fused_expert(*(f"{self.prefix}.{name}" for name in names))
+        return self._single_expert(first)
 
     def shared(self) -> dict[str, Tensor]:
         """The dense shared expert's tensors, if the layer has one."""
         hidden, inner = self.config.hidden_size, self.config.shared_intermediate_size
         if inner == 0:
             return {}
-        names = ("shared_expert", "shared_experts")
-        base = next((n for n in names if f"{self.prefix}.{n}.down_proj.weight" in self.files), names[0])
-        gate_up = torch.empty(hidden, 2 * inner, dtype=self.dtype)
+        styles = [(base, style) for base in _SHARED for style in _EXPERT_STYLES]
+        there = (pair for pair in styles if f"{self.prefix}.{pair[0]}.{pair[1][2]}.weight" in self.files)
+        base, style = next(there, styles[0])
+        gate_up = torch.empty(hidden, (2 if self.gated else 1) * inner, dtype=self.dtype)
         down = torch.empty(inner, hidden, dtype=self.dtype)
-        self._read_matrices([f"{base}.{part}.weight" for part in _EXPERT_STYLES[0]], gate_up, down)
+        self._read_matrices([f"{base}.{part}.weight" for part in style], gate_up, down)
         tensors = {"shared_gate_up": gate_up, "shared_down": down}
         if self.config.shared_expert_gate:
             tensors["shared_gate"] = self.tensor("shared_expert_gate.weight", (1, hidden))[0].to(self.dtype)
         return tensors
 
     def _read_matrices(self, names: list[str], gate_up: Tensor, down: Tensor) -> None:
-        """An expert's gate, up and down matrices, into (H, 2I) and (I, H)."""
-        inner, hidden = down.shape
-        gate_up[:, :inner] = self.tensor(names[0], (inner, hidden)).t()
-        gate_up[:, inner:] = self.tensor(names[1], (inner, hidden)).t()
-        down.copy_(self.tensor(names[2], (hidden, inner)).t())
+        """An expert's gate, up and down matrices, into (R, 2I) and (I, R); without a gate the last two of the names."""
+        inner, row = down.shape
+        parts = gate_up.chunk(gate_up.shape[1] // inner, 1)
+        for name, part in zip(names[-1 - len(parts) : -1], parts, strict=True):
+            part.copy_(self.tensor(name, (inner, row)).t())
+        down.copy_(self.tensor(names[-1], (row, inner)).t())
 
     def _single_expert(self, first: int) -> _ReadExpert:
         base = f"{self.prefix}.experts.{first}"
-        style = next((s for s in _EXPERT_STYLES if f"{base}.{s[0]}.weight" in self.files), None)
+        style = next((s for s in _EXPERT_STYLES if f"{base}.{s[0 if self.gated else 1]}.weight" in self.files), None)
         if style is None:
             raise self.files.missing(
                 f"{base}.{_EXPERT_STYLES[0][0]}.weight (nor {_EXPERT_STYLES[1][0]}.weight, nor the fused "
@@ -213,13 +279,24 @@ class _Block:
 
         return read_expert
 
-    def _fused_expert(self) -> _ReadExpert:
+    def _mxfp4_expert(self, expert: int, gate_up: Tensor, down: Tensor) -> None:
+        for part, out in (("gate_up", gate_up), ("down", down)):
+            name, columns = f"{self.prefix}.experts.{part}_proj", len(out)
+            wanted = (self.config.num_experts, out.shape[1], -(-columns // 32))
+            for kind, shape in (("blocks", (*wanted, 16)), ("scales", wanted)):
+                actual = self.files.shape(f"{name}_{kind}")
+                rule = "has {}_{} of {}; config.json's numbers make it {}"
+                need(actual == shape, "directory", rule, name, kind, actual, shape)
+            pair = (self.files.read(f"{name}_{kind}", (expert, expert + 1))[0] for kind in ("blocks", "scales"))
+            out.copy_(dequantize_mxfp4(name, *pair)[:, :columns].t())
+
+    def _fused_expert(self, *names: str) -> _ReadExpert:
         config = self.config
-        hidden, inner, experts = config.hidden_size, config.moe_intermediate_size, config.num_experts
-        names = (f"{self.prefix}.experts.gate_up_proj", f"{self.prefix}.experts.down_proj")
-        # Either matrix may be square, but never both: together they show the axis order.
-        as_rows = ((experts, 2 * inner, hidden), (experts, hidden, inner))
-        as_columns = ((experts, hidden, 2 * inner), (experts, inner, hidden))
+        row, inner, experts = config.row_size, config.moe_intermediate_size, config.num_experts
+        width = (2 if self.gated else 1) * inner
+        # Either matrix may be square, but both only without a gate: together they show the axis order.
+        as_rows = ((experts, width, row), (experts, row, inner))
+        as_columns = ((experts, row, width), (experts, inner, row))
         shapes = (self.files.shape(names[0]), self.files.shape(names[1]))
         if shapes not in (as_rows, as_columns):
             raise ArgumentError(
@@ -236,23 +313,22 @@ class _Block:
         return read_expert
 
 
-def _find_block(files: CheckpointFiles, layer: int) -> str:
-    """Prefix of a layer's MoE block, e.g. model.layers.3.mlp: the prefix below which there is a router."""
-    pattern = re.compile(r"(?:^|.*\.)layers\.(\d+)\.(?:mlp|block_sparse_moe)\.gate\.weight")
-    routers = {name: int(match[1]) for name in files.names if (match := pattern.fullmatch(name))}
-    here = [name for name, number in routers.items() if number == layer]
+def _find_block(files: CheckpointFiles, layer: int) -> tuple[str, str]:
+    """Prefix of a layer's MoE block, e.g. model.layers.3.mlp, and its router, e.g. gate, whose weight lies below."""
+    routers = [match for name in files.names if (match := _ROUTER.fullmatch(name))]
+    here = [match for match in routers if int(match["layer"]) == layer]
     if len(here) == 1:
-        return here[0].removesuffix(".gate.weight")
+        return here[0]["block"], here[0]["router"]
     if here:
         raise ArgumentError(
-            f"{files.directory} has {len(here)} routers for layer {layer}: {', '.join(here)}",
+            f"{files.directory} has {len(here)} routers for layer {layer}: {', '.join(match[0] for match in here)}",
             argument="layer",
         )
-    with_router = sorted(set(routers.values()))
+    with_router = sorted({int(match["layer"]) for match in routers})
     shown = ", ".join(map(str, with_router))
     raise ArgumentError(
-        f"layer {layer} of {files.directory} has no router (looked for *layers.{layer}.mlp.gate.weight and "
-        f"*layers.{layer}.block_sparse_moe.gate.weight); layers with one: {shown or 'none'}",
+        f"layer {layer} of {files.directory} has no router (looked for *layers.{layer}.BLOCK.ROUTER.weight: "
+        f"mlp.gate, mlp.router, block_sparse_moe.gate, mixer.gate, ffn.gate …); layers with one: {shown or 'none'}",
         argument="layer",
         found=with_router,
     )

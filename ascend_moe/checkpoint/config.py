@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -70,9 +72,11 @@ def moe_config(values: Json) -> MoEConfig:
         ArgumentError: the model_type is none of ``MODEL_TYPES``, a number is missing, the model has something that
             this layer does not compute, or there is a key of which the reader cannot say that it changes nothing.
     """
+    values = text_values(values)
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
-        raise _unfit(f"has model_type {kind!r}; need one of {', '.join(MODEL_TYPES)}, or pass config=")
+        known = ", ".join((*MODEL_TYPES, *(f"{name} (its text_config)" for name in WRAPPERS)))
+        raise _unfit(f"has model_type {kind!r}; need one of {known}, or pass config={_hints(values)}")
     config = _Values(values)
     try:
         numbers = MODEL_TYPES[kind].read(config)
@@ -82,6 +86,21 @@ def moe_config(values: Json) -> MoEConfig:
             raise
         raise _unfit(f"has a value of the wrong kind: {error}") from error
     return numbers
+
+
+def text_values(values: Json) -> Json:
+    """The values of the language model: a wrapper's text_config, with the wrapper's quantization and dtype."""
+    text = values.get("text_config")
+    if values.get("model_type") not in WRAPPERS or not isinstance(text, dict):
+        return values
+    outer: Json = {name: values[name] for name in ("quantization_config", "dtype", "torch_dtype") if name in values}
+    return outer | text
+
+
+def _hints(values: Json) -> str:
+    """What a config of an unknown model says of its MoE layers."""
+    shown = [f"{name} {value!r:.40}" for name, value in values.items() if re.search("expert|moe|router|scor", name)]
+    return f"; of its layers it says {', '.join(shown[:8])}" if shown else ""
 
 
 def _unfit(why: str) -> ArgumentError:
@@ -99,9 +118,20 @@ class _Values:
         self._read.add(name)
         return self._values.get(name, default)
 
+    def same(self, *names: str) -> str:
+        """The one of these names under which there is a value, else the first; two values must be equal."""
+        there = [name for name in names if self.get(name, None) is not None]
+        for name in there[1:]:
+            if self._values[name] != self._values[there[0]]:
+                both = f"{there[0]} {self._values[there[0]]!r:.60} and {name} {self._values[name]!r:.60}"
+                raise _unfit(f"has {both}")
+        return there[0] if there else names[0]
+
     def int(self, name: str, default: int | None = None) -> int:
-        """A whole number; without a default it must be there."""
+        """A whole number, or a list of one number for each layer; without a default it must be there."""
         value = self.get(name, default)
+        if isinstance(value, list) and value and all(each == value[0] for each in value):
+            value = value[0]
         if value is None:
             raise _unfit(f"of a {self._values['model_type']} has no {name}")
         if type(value) is not int:
@@ -147,98 +177,143 @@ class _Model:
     Attributes:
         experts: the key of E.
         inner: the key of I.
-        sigmoid: the router scores by sigmoid and has a correction bias; else softmax.
+        router: of `MoEConfig`.
         renormalize: default of norm_topk_prob; ``always`` True: the model divides whatever that key says.
         groups: n_group and topk_group where they are absent; None: the model has no groups; 0: they must be there.
         scaling: default of routed_scaling_factor; None: the model has none.
         shared: the key of the dense shared expert: its width, or n_shared_experts, which are I wide each.
+        shared_gate: the shared expert has a gate. None: where ``shared`` is a width.
+        topk: the key of K.
+        more: reads further fields of MoEConfig.
+        missing: why there is no such layer.
     """
 
     experts: str
     inner: str = "moe_intermediate_size"
-    sigmoid: bool = False
+    router: str = "softmax"
     renormalize: bool = False
     always: bool = False
     groups: int | None = None
     scaling: float | None = None
     shared: str = ""
+    shared_gate: bool | None = None
+    topk: str = "num_experts_per_tok"
+    more: Callable[[_Values], Json] | None = None
+    missing: str = ""
 
     def read(self, config: _Values) -> MoEConfig:
         """The numbers, from every key that a layer of this model depends on."""
-        config.only("hidden_act", "silu")
+        if self.missing:
+            raise _unfit(f"has model_type {config.get('model_type', None)!r}: {self.missing}")
+        more = {} if self.more is None else self.more(config)
+        if "activation" not in more:
+            more["activation"] = _ACTIVATIONS[config.only("hidden_act", *_ACTIVATIONS)]
         self._check_router(config)
         n_group, topk_group = self._read_groups(config)
         inner = config.int(self.inner)
-        gated = self.shared.endswith("_size")
+        wide = self.shared.endswith("_size")
         shared = config.int(self.shared, 0) if self.shared else 0
-        return MoEConfig(
-            hidden_size=config.int("hidden_size"),
-            moe_intermediate_size=inner,
-            num_experts=self._read_experts(config),
-            top_k=config.int("num_experts_per_tok"),
-            router="deepseek_v3" if self.sigmoid else "softmax",
-            renormalize=self._read_renormalize(config),
-            n_group=n_group,
-            topk_group=topk_group,
-            routed_scaling_factor=1.0 if self.scaling is None else config.float("routed_scaling_factor", self.scaling),
-            shared_intermediate_size=shared if gated else inner * shared,
-            shared_expert_gate=gated and shared > 0,
-        )
+        gated = wide if self.shared_gate is None else self.shared_gate
+        scaled = self.scaling is not None
+        numbers: Json = {
+            "hidden_size": config.int("hidden_size"),
+            "moe_intermediate_size": inner,
+            "num_experts": config.int(config.same(self.experts, "num_local_experts")),
+            "top_k": config.int(config.same(self.topk, "num_experts_per_tok", "num_experts_per_token")),
+            "router": self.router,
+            "renormalize": self._read_renormalize(config),
+            "n_group": n_group,
+            "topk_group": topk_group,
+            "routed_scaling_factor": config.float("routed_scaling_factor", self.scaling or 1.0) if scaled else 1.0,
+            "shared_intermediate_size": shared if wide else inner * shared,
+            "shared_expert_gate": gated and shared > 0,
+        }
+        return MoEConfig(**numbers | more)
 
     def _check_router(self, config: _Values) -> None:
-        config.only("scoring_func", "sigmoid" if self.sigmoid else "softmax")
-        if self.sigmoid:
+        scores = {"deepseek_v3": "sigmoid", "deepseek_v4": "sqrtsoftplus"}.get(self.router, "softmax")
+        config.only(config.same("scoring_func", "score_function", "moe_router_activation_func"), scores)
+        if self.router in ("deepseek_v3", "deepseek_v4"):
             config.only("topk_method", "noaux_tc")
             config.only("use_routing_bias", True)
+            config.only("moe_router_enable_expert_bias", True)
 
     def _read_renormalize(self, config: _Values) -> bool:
-        if self.always:
-            return bool(config.only("norm_topk_prob", True))
-        return config.bool("norm_topk_prob", self.renormalize)
+        name = config.same("norm_topk_prob", "moe_renormalize")
+        return bool(config.only(name, True)) if self.always else config.bool(name, self.renormalize)
 
     def _read_groups(self, config: _Values) -> tuple[int, int]:
         if self.groups is None:
             return 1, 1
         default = self.groups or None
-        return config.int("n_group", default), config.int("topk_group", default)
-
-    def _read_experts(self, config: _Values) -> int:
-        """E by its key, or by the other name that transformers gives it; both must say the same."""
-        numbers = [config.get(name, None) for name in (self.experts, "num_local_experts")]
-        if None not in numbers and numbers[0] != numbers[1]:
-            raise _unfit(f"has {self.experts} {numbers[0]!r:.60} and num_local_experts {numbers[1]!r:.60}")
-        return config.int(self.experts if numbers[1] is None else "num_local_experts")
+        return config.int(config.same("n_group", "num_expert_group"), default), config.int("topk_group", default)
 
 
-class _DeepseekV2(_Model):
+#: hidden_act -> the activation of gate and up.
+_ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
+
+
+def _deepseek_v2(config: _Values) -> Json:
     """Its topk_method says whether there are groups."""
+    if config.bool("norm_topk_prob", False):
+        # Model codes disagree here: some drop the scaling factor then, some the normalisation.
+        raise _unfit("has norm_topk_prob with deepseek_v2, which is ambiguous; pass config=")
+    grouped = config.only("topk_method", "greedy", "group_limited_greedy") == "group_limited_greedy"
+    groups = [config.int(name, None if grouped else 1) for name in ("n_group", "topk_group")]
+    return {"n_group": groups[0], "topk_group": groups[1]} if grouped else {}
 
-    def _check_router(self, config: _Values) -> None:
-        config.only("scoring_func", "softmax")
-        config.only("topk_method", "greedy", "group_limited_greedy")
 
-    def _read_renormalize(self, config: _Values) -> bool:
-        if config.bool("norm_topk_prob", False):
-            # Model codes disagree here: some drop the scaling factor then, some the normalisation.
-            raise _unfit("has norm_topk_prob with deepseek_v2, which is ambiguous; pass config=")
-        return False
+def _deepseek_v4(config: _Values) -> Json:
+    config.only("hidden_act", "silu")
+    return {"activation": "swiglu", "activation_numbers": {"limit": config.float("swiglu_limit", 10.0)}}
 
-    def _read_groups(self, config: _Values) -> tuple[int, int]:
-        grouped = config.get("topk_method", "greedy") == "group_limited_greedy"
-        groups = config.int("n_group", None if grouped else 1), config.int("topk_group", None if grouped else 1)
-        return groups if grouped else (1, 1)
+
+def _gpt_oss(config: _Values) -> Json:
+    config.only("hidden_act", "silu")
+    numbers = {"limit": config.float("swiglu_limit", 7.0), "alpha": config.float("swiglu_alpha", 1.702)}
+    more = {"activation": "clipped_swiglu", "activation_numbers": numbers, "interleaved": True}
+    return more | {"router_bias": True, "expert_bias": True}
+
+
+def _ernie(config: _Values) -> Json:
+    config.only("moe_norm_min", 1e-12)
+    config.only("moe_use_aux_free", True)
+    config.only("moe_gate", "topk")
+    return {}
+
+
+def _hunyuan(config: _Values) -> Json:
+    """Its experts are as wide as the dense layers where no other width is given."""
+    inner = config.int("moe_intermediate_size", config.int("intermediate_size"))
+    shared = config.int("num_shared_expert", 1)
+    return {"moe_intermediate_size": inner, "shared_intermediate_size": inner * shared}
+
+
+def _phimoe(config: _Values) -> Json:
+    return {"jitter_eps": config.float("router_jitter_noise", 0.01)}
+
+
+def _llama4(config: _Values) -> Json:
+    return {"shared_intermediate_size": config.int("intermediate_size")}
+
+
+def _nemotron(config: _Values) -> Json:
+    """No gates, and rows of a width of their own."""
+    config.only("mlp_hidden_act", "relu2")
+    config.only("n_shared_experts", 1)
+    return {"activation": "relu2", "latent_size": config.int("moe_latent_size", 0)}
 
 
 def _like_deepseek_v3(
-    *, renormalize: bool = True, scaling: float = 1.0, groups: int = 1, shared: bool = True
+    *, renormalize: bool = True, scaling: float = 1.0, groups: int = 1, shared: str = "n_shared_experts"
 ) -> _Model:
     return _Model(
         "n_routed_experts",
-        sigmoid=True,
+        router="deepseek_v3",
         renormalize=renormalize,
         groups=groups,
         scaling=scaling,
-        shared="n_shared_experts" if shared else "",
+        shared=shared,
     )
 
 
@@ -247,24 +322,56 @@ def _like_qwen(*, shared: bool = False, renormalize: bool = False, always: bool 
     return _Model("num_experts", renormalize=renormalize, always=always, shared=width)
 
 
+_BAILING = _Model(
+    "num_experts", router="deepseek_v3", renormalize=True, groups=0, scaling=2.5, shared="num_shared_experts"
+)
+
 #: model_type -> how it is read. The published and the fused layout are read for each.
 MODEL_TYPES: dict[str, _Model] = {
     "mixtral": _Model("num_local_experts", "intermediate_size", always=True),
     "minimax": _Model("num_local_experts", "intermediate_size", always=True),
-    "minimax_m2": _Model("num_local_experts", "intermediate_size", sigmoid=True, always=True),
+    "minimax_m2": _Model("num_local_experts", "intermediate_size", router="deepseek_v3", always=True),
     "olmoe": _Model("num_experts", "intermediate_size"),
     "flex_olmo": _Model("num_experts", "intermediate_size"),
+    "granitemoe": _Model("num_local_experts", "intermediate_size", always=True),
+    "phimoe": _Model("num_local_experts", "intermediate_size", router="sparsemixer", more=_phimoe),
+    "llama4_text": _Model("num_local_experts", "intermediate_size", router="llama4", more=_llama4),
+    "gpt_oss": _Model("num_local_experts", "intermediate_size", always=True, more=_gpt_oss),
+    "hunyuan_v1_moe": _Model("num_experts", "intermediate_size", always=True, topk="moe_topk", more=_hunyuan),
+    "ernie4_5_moe": _Model(
+        "moe_num_experts",
+        router="softmax_bias",
+        always=True,
+        shared="moe_num_shared_experts",
+        topk="moe_k",
+        more=_ernie,
+    ),
     "qwen2_moe": _like_qwen(shared=True),
     "qwen3_moe": _like_qwen(),
+    "qwen3_vl_moe_text": _like_qwen(always=True),
     "qwen3_next": _like_qwen(shared=True, renormalize=True),
     "qwen3_5_moe_text": _like_qwen(shared=True, always=True),
-    "deepseek_v2": _DeepseekV2("n_routed_experts", scaling=1.0, shared="n_shared_experts"),
+    "deepseek_v2": _Model("n_routed_experts", scaling=1.0, shared="n_shared_experts", more=_deepseek_v2),
     "deepseek_v3": _like_deepseek_v3(scaling=2.5, groups=0),
     "deepseek_v32": _like_deepseek_v3(scaling=2.5, groups=0),
+    "deepseek_v4": _Model(
+        "n_routed_experts", router="deepseek_v4", always=True, scaling=1.5, shared="n_shared_experts", more=_deepseek_v4
+    ),
+    "kimi_k2": _like_deepseek_v3(scaling=2.5, groups=0),
     "glm_moe_dsa": _like_deepseek_v3(scaling=2.5),
     "glm4_moe": _like_deepseek_v3(),
     "glm4_moe_lite": _like_deepseek_v3(scaling=1.8),
     "solar_open": _like_deepseek_v3(),
     "dots1": _like_deepseek_v3(renormalize=False),
-    "mimo_v2_flash": _like_deepseek_v3(shared=False),
+    "mimo_v2_flash": _like_deepseek_v3(shared=""),
+    "bailing_moe_v2": _BAILING,
+    "bailing_hybrid": _BAILING,
+    "nemotron_h": replace(
+        _like_deepseek_v3(shared="moe_shared_expert_intermediate_size"), shared_gate=False, more=_nemotron
+    ),
+    "longcat_flash": _Model(
+        "n_routed_experts", missing="its zero experts, which give back their input, are not built yet"
+    ),
 }
+#: Models whose language model is another one's, by their text_config.
+WRAPPERS = ("qwen3_vl_moe", "qwen3_5_moe", "llama4", "kimi_k25", "kimi_vl")

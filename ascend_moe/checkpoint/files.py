@@ -121,6 +121,20 @@ class CheckpointFiles:
         return {name: file for file in files for name in self._handle(file).keys()}  # noqa: SIM118
 
 
+#: MX's fp4 by its four bits.
+_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+_E8M0_BIAS = 127
+
+
+def dequantize_mxfp4(name: str, blocks: Tensor, scales: Tensor) -> Tensor:
+    """fp32 (R, G * 32) of fp4 codes (R, G, 16), two a byte, the low half first, and exponents (R, G), both uint8."""
+    for kind, tensor in (("blocks", blocks), ("scales", scales)):
+        need(tensor.dtype == torch.uint8, "directory", "has {}_{} of {}; need uint8", name, kind, tensor.dtype)
+    need(not bool((scales == 255).any()), "directory", "has {}_scales that are not numbers: download it anew", name)
+    codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2)
+    return torch.ldexp(_E2M1[codes.long()], scales.int()[..., None] - _E8M0_BIAS).flatten(-2)
+
+
 def dequantize_fp8(name: str, codes: Tensor, scale_inv: Tensor, fp8: Fp8Format) -> Tensor:
     """fp32 matrix from fp8 codes (R, C) and one multiplier a block: (ceil(R / rows), ceil(C / columns)).
 

@@ -7,10 +7,13 @@ the experts of the latter evenly loaded.
 from ascend_moe.routing.gating import (
     deepseek_v2,
     deepseek_v3,
+    deepseek_v4,
     npu_moe_gating_top_k,
     npu_moe_gating_top_k_softmax,
     npu_moe_gating_top_k_softmax_v2,
+    sigmoid_of_topk,
     softmax_topk,
+    sparsemixer,
 )
 from ascend_moe.routing.losses import (
     MoEAuxLossAutoScaler,
@@ -33,6 +36,7 @@ __all__ = [
     "compute_routing_scores_for_aux_loss",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v4",
     "get_capacity",
     "get_tokens_per_expert_and_token_count",
     "get_updated_expert_bias",
@@ -40,7 +44,9 @@ __all__ = [
     "npu_moe_gating_top_k",
     "npu_moe_gating_top_k_softmax",
     "npu_moe_gating_top_k_softmax_v2",
+    "sigmoid_of_topk",
     "softmax_topk",
+    "sparsemixer",
     "switch_load_balancing_loss_func",
     "topk_routing_with_score_function",
     "z_loss_func",

@@ -188,23 +188,29 @@ def npu_moe_gating_top_k_softmax_v2(
 
 
 @with_typed_errors
-def softmax_topk(logits: torch.Tensor, k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def softmax_topk(
+    logits: torch.Tensor, k: int, renormalize: bool, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The router of Mixtral (renormalize True) and of Qwen2/3-MoE (renormalize is its norm_topk_prob).
 
     Args:
         logits: ``(T, E)`` float.
         k: experts a token.
         renormalize: divide the k weights by their sum.
+        bias: ``(E,)``, added to the softmax for the choice only (ERNIE-4.5).
 
     Returns:
-        weights ``(T, k)`` float32, the largest first, and expert ids ``(T, k)`` int32.
+        weights ``(T, k)`` float32, the largest (biased) score first, and expert ids ``(T, k)`` int32.
 
     Raises:
         ArgumentError: logits are not ``(T, E)`` float, or k is not in 1..E.
     """
     _check_logits(logits, (2,))
     _check_choice(logits.shape[1], k, Groups())
-    weights, ids, _ = npu_moe_gating_top_k_softmax(logits.float(), None, k)
+    if bias is None:
+        weights, ids, _ = npu_moe_gating_top_k_softmax(logits.float(), None, k)
+    else:
+        weights, ids, _ = npu_moe_gating_top_k(logits.float(), k, bias=bias.float())
     return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), ids
 
 
@@ -273,6 +279,92 @@ def deepseek_v3(
         # The operator always divides sigmoid weights by their sum; its scores are not divided.
         weights = scores.gather(1, ids.to(torch.int64)) * scaling
     return weights, ids
+
+
+@with_typed_errors
+def deepseek_v4(
+    logits: torch.Tensor,
+    k: int,
+    bias: torch.Tensor | None = None,
+    scaling: float = 1.0,
+    *,
+    input_ids: torch.Tensor | None = None,
+    tid2eid: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """DeepSeek-V4's routers: the square root of softplus; weights divided by their sum; ids by score or by a table.
+
+    Args:
+        logits: ``(T, E)`` float.
+        k: experts a token.
+        bias: e_score_correction_bias ``(E,)`` for the choice; the weights are without it.
+        scaling: routed_scaling_factor.
+        input_ids, tid2eid: of a hash layer: token ids ``(T,)`` and the experts ``(V, k)`` of each id.
+
+    Returns:
+        weights ``(T, k)`` float32 and expert ids ``(T, k)`` int32; a hash layer's in the table's order.
+
+    Raises:
+        ArgumentError: as `npu_moe_gating_top_k`.
+    """
+    weights, ids, _ = npu_moe_gating_top_k(
+        logits.float(), k, bias=None if bias is None else bias.float(), norm_type=SQRT_SOFTPLUS,
+        routed_scaling_factor=scaling, input_ids=input_ids, tid2eid=tid2eid,
+    )  # fmt: skip
+    return weights, ids
+
+
+@with_typed_errors
+def sigmoid_of_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Llama-4's router: the k largest logits, and their sigmoids as weights, which are not divided by their sum.
+
+    Args:
+        logits: ``(T, E)`` float.
+        k: experts a token.
+
+    Returns:
+        weights ``(T, k)`` float32, the largest first, and expert ids ``(T, k)`` int32.
+
+    Raises:
+        ArgumentError: logits are not ``(T, E)`` float, or k is not in 1..E.
+    """
+    _check_logits(logits, (2,))
+    _check_choice(logits.shape[1], k, Groups())
+    ids = best(logits.detach().float(), k)
+    return torch.sigmoid(logits.float().gather(1, ids)), ids.to(torch.int32)
+
+
+@with_typed_errors
+def sparsemixer(logits: torch.Tensor, k: int = 2, jitter_eps: float = 0.01) -> tuple[torch.Tensor, torch.Tensor]:
+    """Phi-3.5-MoE's router, as it runs without training: two experts, one after the other.
+
+    A weight is the softmax over the experts that are left and whose logit is near the largest of these: within
+    2 * jitter_eps of max(that one, the logit's absolute value). The second is chosen without the first.
+
+    Args:
+        logits: ``(T, E)`` float.
+        k: 2.
+        jitter_eps: router_jitter_noise.
+
+    Returns:
+        weights ``(T, 2)`` float32, not divided by their sum, and expert ids ``(T, 2)`` int32.
+
+    Raises:
+        ArgumentError: logits are not ``(T, E)`` float, E is 1, or k is not 2.
+    """
+    _check_logits(logits, (2,))
+    need(k == 2, "k", "is {}; the sparse mixer chooses 2 experts", k)
+    _check_choice(logits.shape[1], k, Groups())
+    left = scores = logits.float()
+    weights, ids = [], []
+    for _ in range(k):
+        chosen = best(left.detach(), 1)
+        largest = left.detach().gather(1, chosen)
+        factor = torch.maximum(scores.detach().abs(), largest)
+        far = (largest - scores.detach()) / factor > 2 * jitter_eps
+        weights.append(torch.softmax(left.masked_fill(far, -torch.inf), -1).gather(1, chosen))
+        ids.append(chosen)
+        left = left.scatter(1, chosen, -torch.inf)
+    return torch.cat(weights, 1), torch.cat(ids, 1).to(torch.int32)
 
 
 def _check_logits(x: torch.Tensor, dims: tuple[int, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -23,6 +25,7 @@ SIZES = {
     "pad_token_id": 0,
 }
 LATENT = {
+    "num_key_value_heads": 4,
     "q_lora_rank": 8,
     "kv_lora_rank": 8,
     "qk_rope_head_dim": 4,
@@ -68,6 +71,45 @@ MORE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("Dots1", V3_LIKE | {"n_shared_experts": 2, "first_k_dense_replace": 1}),
     "mimo_v2_flash": ("MiMoV2Flash", V3_LIKE | FIRST_DENSE),
 }
+LATENT_HEADS = {name: value for name, value in LATENT.items() if name.endswith(("_rank", "_dim"))}
+LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
+#: Layers with parts of their own.
+MORE_MODELS |= {
+    "granitemoe": ("GraniteMoe", LOCAL),
+    "phimoe": ("Phimoe", LOCAL | {"router_jitter_noise": 0.3}),
+    "llama4_text": ("Llama4", LOCAL | {"num_experts_per_tok": 1, "head_dim": 8, "interleave_moe_layer_step": 1}),
+    "gpt_oss": ("GptOss", LOCAL | {"head_dim": 8, "swiglu_limit": 1.5}),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", {"num_experts": 8, "moe_topk": 2, "head_dim": 8}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24, "moe_num_shared_experts": 2},
+    ),
+    "qwen3_vl_moe_text": ("Qwen3VLMoeText", QWEN | {"moe_intermediate_size": 24, "head_dim": 8}),
+    "deepseek_v4": (
+        "DeepseekV4",
+        {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 8, "q_lora_rank": 8,
+         "o_lora_rank": 8, "o_groups": 2, "mlp_layer_types": ["hash_moe", "moe"],
+         "layer_types": ["sliding_attention"] * 2, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4,
+         "swiglu_limit": 1.5},
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 8, "n_group": 2,
+         "moe_shared_expert_intermediate_size": 40, "moe_latent_size": 16, "routed_scaling_factor": 2.5,
+         "layers_block_type": ["attention", "moe"]},
+    ),
+    "bailing_hybrid": (
+        "BailingHybrid",
+        LATENT_HEADS | {"num_experts": 16, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "head_dim": 8,
+                        "moe_intermediate_size": 24, "first_k_dense_replace": 1},
+    ),
+}  # fmt: skip
+#: Types without a class in transformers -> the type whose layer theirs is, and its tensors' and keys' other names.
+RENAMED: dict[str, tuple[str, dict[str, str]]] = {
+    "kimi_k2": ("deepseek_v3", {}),
+    "bailing_moe_v2": ("bailing_hybrid", {"gate.e_score_correction_bias": "gate.expert_bias"}),
+}
+BLOCKS = ("mlp", "block_sparse_moe", "feed_forward", "mixer")
 
 
 @dataclass
@@ -84,26 +126,55 @@ def save(
     name: str, directory: Path, *, fused: bool = False, dtype: torch.dtype = torch.float32, **sharding: Any
 ) -> Saved:
     """Writes the random model ``name`` as save_pretrained does: published names, or ``fused`` ones."""
-    kind, values = (MODELS | MORE_MODELS)[name]
-    torch.manual_seed(7)
-    config = getattr(transformers, CONFIG_MAPPING_NAMES[name])(**SIZES | values)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config)
-    block = model.model.layers[LAYER].mlp
+    base, renamed = RENAMED.get(name, (name, {}))
+    model, block = make(base)
     with torch.no_grad():
         for key, value in block.state_dict().items():
             # Router logits of spread 2 keep ties far away; expert rows of RMS near 1 let errors show.
-            spread = 2 if key.startswith("gate.") else 1
-            value.normal_(0, 0.1 if "correction_bias" in key else spread * value.shape[-1] ** -0.5)
+            spread = 2 if key.startswith(("gate.", "router.")) else 1
+            value.normal_(0, 0.1 if "bias" in key else spread * value.shape[-1] ** -0.5)
     model.to(dtype)
     model.save_pretrained(directory, save_original_format=not fused, **sharding)
-    experts = block.gate.weight.shape[0]
-    return Saved(directory, fp32_routing(block), experts, config.hidden_size)
+    if base != name:
+        rename(directory, name, renamed)
+    experts = next(value.shape[0] for key, value in router_of(block).named_parameters() if key.endswith("weight"))
+    return Saved(directory, fp32_routing(block), experts, model.config.hidden_size)
+
+
+def make(name: str) -> tuple[Any, nn.Module]:
+    """The random model, and the MoE block of its layer ``LAYER``."""
+    kind, values = (MODELS | MORE_MODELS)[name]
+    torch.manual_seed(7)
+    config = getattr(transformers, CONFIG_MAPPING_NAMES[name])(**SIZES | values)
+    made = getattr(transformers, f"{kind}ForCausalLM", None) or getattr(transformers, f"{kind}Model")
+    model = made(config)
+    layer = getattr(model, "model", model).layers[min(LAYER, len(getattr(model, "model", model).layers) - 1)]
+    return model, next(getattr(layer, part) for part in BLOCKS if hasattr(layer, part))
+
+
+def rename(directory: Path, name: str, tensors: dict[str, str]) -> None:
+    """Makes the files those of another model type."""
+    values = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(values | {"model_type": name}))
+    for file in directory.glob("*.safetensors"):
+        loaded = load_file(file)
+        for key in list(loaded):
+            for own, theirs in tensors.items():
+                if key.endswith(own):
+                    loaded[key.removesuffix(own) + theirs] = loaded.pop(key)
+        save_file(loaded, file, {"format": "pt"})
+
+
+def router_of(block: nn.Module) -> nn.Module:
+    """The block's gate."""
+    router: nn.Module = block.gate if hasattr(block, "gate") else block.router
+    return router
 
 
 def fp32_routing(block: nn.Module) -> nn.Module:
     """The same block with its router's weights and arithmetic in fp32."""
-    block.gate.float()
-    block.gate.register_forward_pre_hook(lambda _, given: (given[0].float(), *given[1:]))
+    router_of(block).float()
+    router_of(block).register_forward_pre_hook(lambda _, given: (given[0].float(), *given[1:]))
     return block.eval()
 
 
@@ -121,4 +192,5 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []
 def run_block(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """(T, H) -> (T, H)."""
     with torch.no_grad():
-        return block(x[None])[0]
+        y = block(x[None])
+    return (y[0] if isinstance(y, tuple) else y).reshape(x.shape)

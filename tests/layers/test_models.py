@@ -1,0 +1,250 @@
+"""Model types of checkpoints: what each rank reads, parts that one type alone has, and whole models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from gloo_ranks import threads
+from hf_models import LAYER, QWEN, RENAMED, SIZES, make, run_block, saved
+from models_table import MODELS_READ, WORLDS, check_reads, generated, measured
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from ascend_moe import LocalCluster, MoELayer
+from ascend_moe.checkpoint import build_layer, load_layer
+from ascend_moe.checkpoint.config import WRAPPERS, moe_config
+from ascend_moe.dispatchers import AllToAllDispatcher, MC2Dispatcher
+from ascend_moe.errors import ArgumentError
+
+
+@pytest.mark.parametrize("name", MODELS_READ)
+def test_each_rank_reads_its_own_experts_bytes_only(name: str) -> None:
+    for layout in ("published", *(() if name in RENAMED else ("fused",))):
+        check_reads(name, layout, 4)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", MODELS_READ)
+def test_the_row_of_the_page(name: str) -> None:
+    """EP 1, 2 and 4 in fp32; in bf16 one of the two routers chooses as the model's own."""
+    row = measured(name)
+    assert set(row.errors) == set(WORLDS) and max(row.errors.values()) < 1e-5
+    assert min(row.elsewhere.values()) < 0.005 and max(row.elsewhere.values()) < 0.01
+
+
+def alone(experts: int) -> AllToAllDispatcher:
+    return AllToAllDispatcher(threads(1).groups[0], experts)
+
+
+@pytest.mark.parametrize("name", ["kimi_k2", "bailing_moe_v2"])
+def test_types_without_a_class_in_transformers(name: str) -> None:
+    """Against the block of the class that their published code shares, and against the formula, token by token."""
+    checkpoint = saved(name)
+    layer, x = build_layer(checkpoint.directory, LAYER, alone(checkpoint.experts)), torch.randn(5, checkpoint.hidden)
+    y = layer(x)
+    torch.testing.assert_close(y, run_block(checkpoint.block, x), rtol=1e-5, atol=1e-5)
+    values = json.loads((checkpoint.directory / "config.json").read_text())
+    topk = values.get("num_experts_per_tok") or values["num_experts_per_token"]
+    groups = values.get("n_group") or values["num_expert_group"]
+    state = {key.removeprefix(f"model.layers.{LAYER}.mlp."): value for key, value in tensors_of(checkpoint).items()}
+
+    def mlp(base: str, row: Tensor) -> Tensor:
+        gate, up, down = (state[f"{base}.{part}_proj.weight"] for part in ("gate", "up", "down"))
+        return down @ (torch.nn.functional.silu(gate @ row) * (up @ row))
+
+    for token in range(len(x)):
+        scores = torch.sigmoid(state["gate.weight"] @ x[token])
+        biased = scores + state.get("gate.expert_bias", state.get("gate.e_score_correction_bias"))
+        members = biased.view(groups, -1)
+        kept = members.topk(2, 1).values.sum(1).topk(values["topk_group"]).indices
+        left = torch.full_like(members, -torch.inf).index_copy(0, kept, members[kept]).view(-1)
+        ids = left.topk(topk).indices
+        weights = scores[ids] / scores[ids].sum() * values["routed_scaling_factor"]
+        wanted = mlp("shared_experts", x[token])
+        wanted = wanted + sum(w * mlp(f"experts.{e}", x[token]) for w, e in zip(weights, ids.tolist(), strict=True))
+        torch.testing.assert_close(y[token], wanted, rtol=1e-5, atol=1e-5)
+
+
+def tensors_of(checkpoint: Any) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = load_file(checkpoint.directory / "model.safetensors")
+    return found
+
+
+def test_hash_layers_take_their_experts_from_the_tokens_ids() -> None:
+    checkpoint = saved("deepseek_v4")
+    model = make("deepseek_v4")[0]
+    model.load_state_dict(type(model).from_pretrained(checkpoint.directory).state_dict())
+    block = model.model.layers[0].mlp.eval()
+    shared = block.shared_experts
+    x, ids = torch.randn(2, 9, checkpoint.hidden), torch.randint(0, 64, (2, 9))
+    with torch.no_grad():
+        for tensor in (block.gate.weight, *block.experts.parameters(), *shared.parameters()):
+            tensor.normal_(0, tensor.shape[-1] ** -0.5)
+        block.gate.tid2eid.copy_(torch.rand(64, 8).argsort(1)[:, :3])
+        layer = build_layer(checkpoint.directory, 0, alone(8))
+        assert layer.config.router == "hash" and layer.config.vocab_size == 64 and layer.gate_bias is None
+        layer.load_state_dict({
+            "gate_weight": block.gate.weight, "tid2eid": block.gate.tid2eid.int(),
+            "w_gate_up": block.experts.gate_up_proj.mT, "w_down": block.experts.down_proj.mT,
+            "shared_gate_up": torch.cat([shared.gate_proj.weight, shared.up_proj.weight]).t(),
+            "shared_down": shared.down_proj.weight.t(),
+        })  # fmt: skip
+        torch.testing.assert_close(layer(x, input_ids=ids), block(x, ids), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ArgumentError, match="input_ids is None; router 'hash' chooses experts by the tokens' ids"):
+        layer(x)
+    with pytest.raises(ArgumentError, match=r"input_ids has an id outside 0\.\.63"):
+        layer(x, input_ids=ids + 60)
+
+
+def test_swiglu_limit_reaches_routed_and_shared_experts() -> None:
+    checkpoint = saved("deepseek_v4")
+    values = json.loads((checkpoint.directory / "config.json").read_text())
+    limited, free = moe_config(values), moe_config(values | {"swiglu_limit": 1e6})
+    assert limited.activation_numbers == {"limit": 1.5} and limited != free
+    x = 3 * torch.randn(12, checkpoint.hidden, generator=torch.Generator().manual_seed(0))
+    layers = [build_layer(checkpoint.directory, LAYER, alone(8), config=config) for config in (limited, free)]
+    for part in (MoELayer.run_shared, MoELayer.forward):
+        cut, whole = (part(layer, x) for layer in layers)
+        assert not torch.allclose(cut, whole, rtol=0.01)
+    torch.testing.assert_close(layers[0](x), run_block(checkpoint.block, x), rtol=1e-5, atol=1e-5)
+
+
+def test_mxfp4_blocks_become_exact_weights(tmp_path: Path) -> None:
+    """gpt-oss's published form: transformers' own function decodes each expert to the same bits."""
+    checkpoint, generator = saved("gpt_oss"), torch.Generator().manual_seed(6)
+    tensors = tensors_of(checkpoint)
+    config = json.loads((checkpoint.directory / "config.json").read_text()) | {
+        "hidden_size": 64,
+        "intermediate_size": 32,
+    }
+    base = f"model.layers.{LAYER}.mlp"
+    tensors = {
+        f"{base}.router.weight": torch.randn(8, 64, generator=generator), f"{base}.router.bias": torch.randn(8),
+        f"{base}.experts.gate_up_proj_bias": torch.randn(8, 64), f"{base}.experts.down_proj_bias": torch.randn(8, 64),
+    }  # fmt: skip
+    wanted = {}
+    for part, rows, columns in (("gate_up", 64, 64), ("down", 64, 32)):
+        blocks = torch.randint(0, 256, (8, rows, columns // 32, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(118, 126, (8, rows, columns // 32), dtype=torch.uint8, generator=generator)
+        tensors[f"{base}.experts.{part}_proj_blocks"], tensors[f"{base}.experts.{part}_proj_scales"] = blocks, scales
+        wanted[part] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    quantized = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.mlp.router"]}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantized}))
+    for rank in range(2):
+        loaded = load_layer(tmp_path, LAYER, rank=rank, world=2, dtype=torch.float32)
+        own = slice(rank * 4, rank * 4 + 4)
+        assert torch.equal(loaded.tensors["w_gate_up"], wanted["gate_up"][own])
+        assert torch.equal(loaded.tensors["w_down"], wanted["down"][own])
+        read = [each for each in loaded.reads if each.name.endswith(("blocks", "scales"))]
+        assert len(read) == 16 and sum(each.bytes for each in read) == 4 * (64 * 2 * 17 + 64 * 17)
+    for part, change, rule in (
+        ("gate_up_proj_scales", lambda t: t.fill_(255), "has .*gate_up_proj_scales that are not numbers"),
+        ("down_proj_blocks", lambda t: t[:, :2].clone(), r"has .*down_proj_blocks of \(8, 2, 1, 16\); config.json's"),
+        ("down_proj_scales", lambda t: t.to(torch.int8), r"has .*_scales of torch.int8; need uint8"),
+    ):
+        name = f"{base}.experts.{part}"
+        save_file(tensors | {name: change(tensors[name].clone())}, tmp_path / "model.safetensors")
+        with pytest.raises(ArgumentError, match=rule):
+            load_layer(tmp_path, LAYER)
+
+
+def test_published_layers_for_prediction_are_passed_over(tmp_path: Path) -> None:
+    """Qwen3-Next's files have mtp.layers.0 beside model.layers.0; wrappers have a prefix, and towers of their own."""
+    checkpoint, prefix = saved("qwen3_next"), "model.language_model."
+    tensors = {key.replace("model.", prefix, 1): value for key, value in tensors_of(checkpoint).items()}
+    for other in ("mtp.layers.1.mlp.gate.weight", "model.visual.layers.1.mlp.gate.weight"):
+        tensors[other] = torch.zeros(8, checkpoint.hidden)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((checkpoint.directory / "config.json").read_bytes())
+    got, whole = (load_layer(path, LAYER).tensors for path in (tmp_path, checkpoint.directory))
+    assert all(torch.equal(got[name], whole[name]) for name in whole)
+
+
+TEXTS = {
+    "qwen3_vl_moe": ("Qwen3VLMoeConfig", QWEN | {"moe_intermediate_size": 24}),
+    "qwen3_5_moe": ("Qwen3_5MoeConfig", QWEN | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}),
+    "llama4": ("Llama4Config", {"num_local_experts": 8}),
+    "kimi_k25": ("Kimi_K25Config", {"n_group": 1, "topk_group": 1}),
+    "kimi_vl": (None, {"model_type": "deepseek_v3", "moe_intermediate_size": 24, "n_routed_experts": 8, "n_group": 1,
+                       "topk_group": 1, "num_experts_per_tok": 2}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_wrappers_are_read_by_their_text_config(kind: str) -> None:
+    name, text = TEXTS[kind]
+    if name is None:  # no class in transformers: its published config is a deepseek_v3's inside
+        values: dict[str, Any] = {"model_type": kind, "text_config": SIZES | text, "vision_config": {}}
+    else:
+        values = getattr(transformers, name)(text_config=SIZES | text).to_dict()
+    assert values["model_type"] == kind
+    inner = moe_config(values["text_config"])
+    assert moe_config(values) == inner and inner.hidden_size == SIZES["hidden_size"]
+    with pytest.raises(ArgumentError, match=f"model_type '{kind}'; need one of"):
+        moe_config({"model_type": kind})
+
+
+def test_an_unknown_type_is_refused_with_the_list_and_what_it_says_of_its_layers() -> None:
+    values = {"model_type": "new_moe", "hidden_size": 8, "n_experts": 64, "router_kind": "cosine"}
+    rule = r"has model_type 'new_moe'; need one of mixtral, .*longcat_flash, qwen3_vl_moe \(its text_config\), .*"
+    rule += r"or pass config=; of its layers it says n_experts 64, router_kind 'cosine'"
+    with pytest.raises(ArgumentError, match=rule):
+        moe_config(values)
+
+
+# ---- MoELayer's parts that only some types have
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "nemotron_h", "llama4_text", "phimoe", "ernie4_5_moe"])
+def test_casts_gradients_and_int8(name: str) -> None:
+    checkpoint = saved(name)
+    config, x = load_layer(checkpoint.directory, LAYER).config, torch.randn(6, checkpoint.hidden)
+    layer = MoELayer(config, alone(checkpoint.experts), dtype=torch.float32, trainable=True).init_weights(1)
+    layer(x).square().sum().backward()
+    used = {key for key, value in layer.named_parameters() if value.grad is not None and value.grad.abs().sum() > 0}
+    assert used == {key for key, value in layer.named_parameters() if value.requires_grad}
+    half = build_layer(checkpoint.directory, LAYER, alone(checkpoint.experts)).bfloat16()
+    assert half(x.bfloat16()).dtype == torch.bfloat16 and half.gate_weight.dtype == torch.float32
+    frozen = build_layer(checkpoint.directory, LAYER, alone(checkpoint.experts))
+    exact = frozen(x)
+    if name == "gpt_oss":
+        with pytest.raises(ArgumentError, match="expert_bias is True; int8 rows take no bias"):
+            frozen.quantize_()
+    else:
+        assert float((frozen.quantize_()(x) - exact).norm()) < 0.05 * float(exact.norm())
+
+
+def test_masks_leave_the_shared_expert_of_a_latent_layer_out() -> None:
+    checkpoint, mask = saved("nemotron_h"), torch.tensor([True, False, True, False])
+    x = torch.randn(4, checkpoint.hidden)
+
+    def body(rank: int, group: str) -> Tensor:
+        layer = build_layer(checkpoint.directory, LAYER, MC2Dispatcher(group, 2, rank, checkpoint.experts))
+        return layer(x, mask)
+
+    with LocalCluster(2) as cluster:
+        y = cluster.run(body)[1]
+    torch.testing.assert_close(y[mask], run_block(checkpoint.block, x)[mask], rtol=1e-5, atol=1e-5)
+    assert not y[~mask].any()
+
+
+# ---- whole models
+
+
+WHOLE = ["qwen3_moe", "mixtral", "olmoe", "deepseek_v3", "deepseek_v4", "minimax_m2", "glm4_moe", "dots1", "granitemoe"]
+WHOLE += ["phimoe", "llama4_text", "gpt_oss", "hunyuan_v1_moe", "ernie4_5_moe", "nemotron_h", "glm_moe_dsa"]
+NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in WHOLE[1:]]
+
+
+@pytest.mark.parametrize("name", [WHOLE[0], *NIGHTLY])
+def test_whole_models_generate_the_same_tokens(name: str) -> None:
+    """32 tokens on two ranks, a prompt each, are those of one process, in fp32."""
+    one, two = generated(name)
+    assert torch.equal(one, two) and one.shape == (2, 38)
