@@ -267,8 +267,8 @@ class MoELayer(nn.Module):
         """Weights (BS, K) fp32 and expert ids (BS, K) int32 of tokens (BS, H), with router "hash" also of their ids.
 
         Only the product with gate_weight is in ``router_dtype``; all arithmetic after it is in fp32. Of equal scores
-        the lower id is chosen; by a softmax or llama4 router in bf16 or fp16, which has many, the one that torch.topk takes,
-        as in transformers.
+        the lower id is chosen; by a softmax or llama4 router in bf16 or fp16, which has many, the one that torch.topk
+        takes, as in transformers.
         """
         config = self.config
         logits = functional.linear(tokens.to(self.gate_weight.dtype), self.gate_weight, self.logit_bias).float()

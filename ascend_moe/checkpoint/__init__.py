@@ -313,6 +313,22 @@ class _Block:
         return read_expert
 
 
+@with_typed_errors
+def layer_kinds(directory: str | Path) -> dict[str, list[int]]:
+    """Decoder layers by kind, from the names of a checkpoint's tensors: "routed", "hash" and "dense".
+
+    Raises:
+        ArgumentError: the directory holds no safetensors checkpoint.
+    """
+    with CheckpointFiles(directory) as files:
+        routers = {int(match["layer"]): match for name in files.names if (match := _ROUTER.fullmatch(name))}
+        prefixes = {match["block"].rsplit(match["layer"], 1)[0] for match in routers.values()}
+        layers = {int(name[len(p) :].split(".")[0]) for name in files.names for p in prefixes if name.startswith(p)}
+        hashed = {n for n, match in routers.items() if f"{match['block']}.{match['router']}.tid2eid" in files}
+    kinds = {"routed": set(routers) - hashed, "hash": hashed, "dense": layers - set(routers)}
+    return {kind: sorted(numbers) for kind, numbers in kinds.items()}
+
+
 def _find_block(files: CheckpointFiles, layer: int) -> tuple[str, str]:
     """Prefix of a layer's MoE block, e.g. model.layers.3.mlp, and its router, e.g. gate, whose weight lies below."""
     routers = [match for name in files.names if (match := _ROUTER.fullmatch(name))]

@@ -3,14 +3,18 @@
 Most are fields of transformers' config classes of the model types that ``checkpoint.config`` reads; the rest is what
 the published files of these models have besides.
 """
-    from __future__ import annotations
 
-    #: Keys that say nothing about the MoE layer: files and text, attention, positions, dense layers, losses, which
-    layers #: have experts (the tensors show it). HARMLESS = frozenset( """ architectures auto_map
-    chunk_size_feed_forward dtype id2label is_decoder is_encoder_decoder label2id output_attentions
-    output_hidden_states problem_type return_dict task_specific_params torch_dtype transformers_version use_bfloat16
-    use_cache bos_token_id eos_token_id pad_token_id sep_token_id tie_word_embeddings tokenizer_class torchscript
-    vocab_size initializer_range num_hidden_layers unsloth_version quantization_config
+from __future__ import annotations
+
+#: Keys that say nothing about the MoE layer: files and text, attention, positions, dense layers, losses, which layers
+#: have experts (the tensors show it).
+HARMLESS = frozenset(
+    """
+    architectures auto_map chunk_size_feed_forward dtype id2label is_decoder is_encoder_decoder label2id
+    output_attentions output_hidden_states problem_type return_dict task_specific_params torch_dtype
+    transformers_version use_bfloat16 use_cache bos_token_id eos_token_id pad_token_id sep_token_id
+    tie_word_embeddings tokenizer_class torchscript vocab_size initializer_range num_hidden_layers unsloth_version
+    quantization_config
 
     attn_scale attn_temperature_tuning floor_scale no_rope_layer_interval no_rope_layers o_groups o_lora_rank
     compress_rates compress_ratios compress_rope_theta hc_eps hc_mult hc_sinkhorn_iters layer_group_size

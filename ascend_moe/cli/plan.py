@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from ascend_moe import plan as planning
 from ascend_moe._text import show, table
+from ascend_moe.choices import DTYPES
 from ascend_moe.cli import options
+from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import OpPlan, Report, WindowFit
 from ascend_moe.settings import DEFAULT_WINDOW_MIB
 
@@ -18,7 +21,13 @@ app = typer.Typer()
 
 @app.command()
 @options.with_configuration
-def plan(asked: dict[str, Any], as_json: options.Json = "") -> None:
+def plan(
+    asked: dict[str, Any],
+    as_json: options.Json = "",
+    checkpoint: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="E, K, H and dtype of a Hugging Face checkpoint.")
+    ] = None,
+) -> None:
     """Prints what a configuration of dispatch and combine needs. Opens no window.
 
     The window is --window, else HCCL_BUFFSIZE. Where neither is set, the default is only compared with.
@@ -26,9 +35,39 @@ def plan(asked: dict[str, Any], as_json: options.Json = "") -> None:
     Exit code 0: the operators take this configuration. 1: it breaks limits of ours. 2: wrong options.
     """
     asked["window"] = asked["window"] or planning.exported_mib(0)
+    about = {} if checkpoint is None else _of_checkpoint(checkpoint, asked)
     report = planning.plan(options.request_of(**asked))
-    show(report.as_dict(), as_json, lambda: print(text(report)))
+    show(report.as_dict() | about, as_json, lambda: print("".join(map(_sentence, about.values())) + text(report)))
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _of_checkpoint(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """Puts the layers' numbers into the options; returns what else the files say."""
+    for name in ("preset", "hidden", "topk", "experts"):
+        if asked[name] is not None:
+            options.bad(f"--{name}", "the numbers come from --checkpoint: leave one of them out")
+    from ascend_moe.checkpoint import layer_kinds
+    from ascend_moe.checkpoint.config import moe_config, read_json, text_values
+
+    try:
+        values = read_json(directory)
+        config = moe_config(values)
+        has_files = any(directory.glob("*.safetensors*"))
+        kinds = layer_kinds(directory) if has_files else {}
+    except ArgumentError as error:
+        options.bad("--checkpoint", str(error))
+    dtype = text_values(values).get("dtype") or text_values(values).get("torch_dtype")
+    known = {name: short for short, name in DTYPES.items()}
+    asked |= {"hidden": config.row_size, "topk": config.top_k, "experts": config.num_experts}
+    asked["dtype"] = known.get(str(dtype), "bf16")
+    found = {"model_type": text_values(values)["model_type"], "router": config.router, "activation": config.activation}
+    return {"checkpoint": found | {"hidden_size": config.hidden_size, "layers": kinds}}
+
+
+def _sentence(found: dict[str, Any]) -> str:
+    layers = [f"{len(numbers)} {kind}" for kind, numbers in found["layers"].items() if numbers]
+    rows = f"model_type {found['model_type']}, router {found['router']}, activation {found['activation']}"
+    return f"{rows}, hidden size {found['hidden_size']}; layers: {', '.join(layers) or 'no files, not known'}\n"
 
 
 def text(report: Report) -> str:

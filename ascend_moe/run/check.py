@@ -65,7 +65,7 @@ def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> 
         reference.validate("combine", one.out, want, rank=one.rank) for one, want in zip(records, sums, strict=True)
     ]
     rows = sum(len(want.expand_x) for want in sent)
-    hidden = spec.config.hidden_size
+    hidden = spec.config.row_size
     sizes: dict[str, Any] = {"H": hidden, "dtype": spec.dtype, "quant_mode": mode, "cores": core_count(), **common}
     traffic = {
         name: reference.predict_traffic(inputs, contract="v2", algorithm=name, **sizes) for name in ("window", "direct")
@@ -146,7 +146,9 @@ class _Holder(Dispatcher):
 
 @torch.no_grad()
 def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> Tensor:
-    """The layer without dispatch and combine, fp32, all tokens (sum of BS, H) in one process.
+    """The layer without dispatch and combine, fp32, all tokens (sum of BS, R) in one process.
+
+    With a latent width R it ends where combine does: before the matrix that leads back, without the shared expert.
 
     Every token visits its K experts with the weights that its rank's router gave; the experts' weights are
     made or read again, a slice of experts at a time, never quantized.
@@ -156,7 +158,7 @@ def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress
     ids = torch.cat([record.expert_ids for record in records])
     scales = torch.cat([record.expert_scales for record in records])
     out = torch.zeros_like(x)
-    one_expert = 3 * config.hidden_size * config.moe_intermediate_size * 4
+    one_expert = 3 * config.row_size * config.moe_intermediate_size * 4
     held = max(1, min(config.num_experts, _SLICE_BYTES // one_expert))
     while config.num_experts % held:
         held -= 1
@@ -164,15 +166,18 @@ def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress
     for number in range(slices):
         progress("dense layer", number, slices)
         layer = build(spec, _Holder(Place("nobody", slices, number), config.num_experts))
-        if number == 0 and layer.shared_gate_up is not None:
-            shared = layer.run_shared(x.to(spec.dtype))
+        if number == 0 and layer.shared_gate_up is not None and layer.w_latent_out is None:
+            shared = layer.run_shared(torch.cat([record.tokens for record in records]))
             assert shared is not None
             out += shared.float()
         for local in range(held):
             token, k = torch.nonzero(ids == number * held + local, as_tuple=True)
             if len(token):
-                hidden = layer.activation(x[token] @ layer.w_gate_up[local].float())
-                y = hidden @ layer.w_down[local].float()
+                first, second = (
+                    0.0 if bias is None else bias[local].float() for bias in (layer.gate_up_bias, layer.down_bias)
+                )
+                hidden = layer.activation(x[token] @ layer.w_gate_up[local].float() + first)
+                y = hidden @ layer.w_down[local].float() + second
                 out.index_add_(0, token, y * scales[token, k, None])
     progress("dense layer", slices, slices)
     return out

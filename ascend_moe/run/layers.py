@@ -121,6 +121,12 @@ def embed(spec: RunSpec, rank: int) -> Tensor:
     return (x / x.square().mean(-1, keepdim=True).sqrt()).to(spec.dtype)
 
 
+def token_ids(spec: RunSpec, rank: int) -> Tensor:
+    """The rank's bytes of the text as token ids, for layers that look at them: (BS,) int64."""
+    first, count = sum(spec.batches[:rank]), spec.batches[rank]
+    return torch.tensor(list(spec.text[first : first + count]), dtype=torch.int64)
+
+
 def build(spec: RunSpec, dispatcher: Dispatcher) -> MoELayer:
     """The layer with the dispatcher's share of the experts, not quantized."""
     if spec.checkpoint is not None:
@@ -136,7 +142,7 @@ def needed_mib(spec: RunSpec) -> int:
         ranks=spec.ranks,
         experts=config.num_experts,
         topk=config.top_k,
-        hidden=config.hidden_size,
+        hidden=config.row_size,
         batch=max(spec.batches),
         equal_batches=False,
         dtype=next(name for name, dtype in DTYPES.items() if dtype == spec.dtype),
@@ -160,6 +166,7 @@ Progress = Callable[[str, int, int], None]
 class RankRecord:
     """Holds what one rank saw and did. n rows arrived.
 
+    ``tokens``: of the layer; ``x``: what was dispatched of them; ``shared``: what combine added.
     ``dispatched``: dispatch's seven outputs, the rows cut to n; ``expert_rows``: (n, H) of the experts.
     ``steady``: every pass, and MoELayer.forward, gave the bits of ``out``. ``seconds``: by phase, one number
     a timed pass. ``traffic``: by op, the twin's MTE byte counters. ``algorithms``: what each op ran.
@@ -167,6 +174,7 @@ class RankRecord:
     """
 
     rank: int
+    tokens: Tensor
     x: Tensor
     expert_ids: Tensor
     expert_scales: Tensor
@@ -199,12 +207,13 @@ def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> Ran
     x = embed(spec, rank)
     passes = spec.iterations + 1
     progress("passes through the layer", 0, passes)
-    record, _ = _pass(layer, dispatcher, x)
-    record.steady = torch.equal(layer(x), record.out)
+    input_ids = token_ids(spec, rank) % (layer.config.vocab_size or 256)
+    record, _, out = _pass(layer, dispatcher, x, input_ids)
+    record.steady = torch.equal(layer(x, input_ids=input_ids), out)
     record.seconds = {phase: [] for phase in PHASES}
     for done in range(1, passes):
         progress("passes through the layer", done, passes)
-        again, times = _pass(layer, dispatcher, x)
+        again, times, _ = _pass(layer, dispatcher, x, input_ids)
         record.steady = record.steady and torch.equal(again.out, record.out)
         for phase, seconds in zip(PHASES, times, strict=True):
             record.seconds[phase].append(seconds)
@@ -213,19 +222,24 @@ def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> Ran
     return record
 
 
-def _pass(layer: MoELayer, dispatcher: MC2Dispatcher, x: Tensor) -> tuple[RankRecord, tuple[float, ...]]:
-    """MoELayer.forward step by step, and the seconds of each phase."""
+def _pass(
+    layer: MoELayer, dispatcher: MC2Dispatcher, tokens: Tensor, input_ids: Tensor
+) -> tuple[RankRecord, tuple[float, ...], Tensor]:
+    """MoELayer.forward step by step, the seconds of each phase, and the layer's output."""
     now = time.perf_counter
     start = now()
-    weights, ids = layer.route(x)
+    weights, ids = layer.route(tokens, input_ids)
+    x, weights = layer.enter(tokens, weights)
     routed = now()
     sent = dispatcher.dispatch(x, ids, quant_mode=layer.quant_mode, global_bs=layer.global_bs)
     dispatched = now()
     traffic, algorithms = _moved(dispatcher, "dispatch")
     resumed = now()
-    expert_rows, shared = layer.run_experts(sent), layer.run_shared(x)
+    expert_rows, beside = layer.run_experts(sent), layer.run_shared(tokens)
+    shared = beside if layer.w_latent_out is None else None
     computed = now()
     out = dispatcher.combine(expert_rows, sent, weights, shared_expert_x=shared)
+    result = out if layer.w_latent_out is None else layer.leave(out, beside)
     combined = now()
     of_combine = _moved(dispatcher, "combine")
     rows = int(sent.ep_recv_counts[-1])
@@ -239,9 +253,9 @@ def _pass(layer: MoELayer, dispatcher: MC2Dispatcher, x: Tensor) -> tuple[RankRe
         sent.expand_scales[:rows].clone(),
     )
     kept = expert_rows[:rows].clone()
-    record = RankRecord(dispatcher.rank, x, ids, weights, shared, outputs, kept, out, False)
+    record = RankRecord(dispatcher.rank, tokens, x, ids, weights, shared, outputs, kept, out, False)
     record.traffic, record.algorithms = traffic | of_combine[0], algorithms | of_combine[1]
-    return record, (routed - start, dispatched - routed, computed - resumed, combined - computed)
+    return record, (routed - start, dispatched - routed, computed - resumed, combined - computed), result
 
 
 def _moved(dispatcher: MC2Dispatcher, op: str) -> tuple[dict[str, dict[str, int]], dict[str, str]]:

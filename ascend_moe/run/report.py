@@ -154,7 +154,7 @@ def about(spec: RunSpec, source: str, backend: str, width: int | None, text: str
     """
     config, dtype = spec.config, str(spec.dtype).removeprefix("torch.")
     rows = "int8 rows and experts (W8A8)" if spec.quant else f"{dtype} rows"
-    router = "sigmoid router" if config.router == "deepseek_v3" else "softmax router"
+    router = f"{'sigmoid' if config.router == 'deepseek_v3' else config.router} router"
     if config.n_group > 1:
         router += f", {config.topk_group} of {config.n_group} groups"
     shared = ", a shared expert" if config.shared_intermediate_size else ""

@@ -13,10 +13,13 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.routing import (
     deepseek_v2,
     deepseek_v3,
+    deepseek_v4,
     npu_moe_gating_top_k,
     npu_moe_gating_top_k_softmax,
     npu_moe_gating_top_k_softmax_v2,
+    sigmoid_of_topk,
     softmax_topk,
+    sparsemixer,
 )
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -208,3 +211,58 @@ def test_renormalised_weights_choose_by_the_logits_where_softmax_rounds_them_to_
 def test_scores_are_there_where_they_are_asked_for() -> None:
     x = logits_of(3, 16, 4)
     assert not npu_moe_gating_top_k(x, 2)[2].any() and bool(npu_moe_gating_top_k(x, 2, out_flag=True)[2].all())
+
+
+# ---- routers of single models
+
+
+def test_the_sparse_mixer_is_transformers_own() -> None:
+    from transformers.models.phimoe.modeling_phimoe import sparsemixer as theirs
+
+    for eps, seed in ((0.01, 1), (0.3, 2), (0.9, 3)):
+        logits = torch.randn(200, 8, generator=torch.Generator().manual_seed(seed)) - 1
+        weights, ids = sparsemixer(logits, 2, eps)
+        wanted, chosen = theirs(logits, eps, training=False)
+        assert torch.equal(ids.long(), chosen) and ids.dtype == torch.int32
+        torch.testing.assert_close(weights, wanted)
+    assert not torch.equal(weights.sum(1), torch.ones(200))
+    with pytest.raises(ArgumentError, match="k is 3; the sparse mixer chooses 2 experts"):
+        sparsemixer(logits, 3)
+
+
+def test_sigmoids_of_the_largest_logits() -> None:
+    logits = logits_of(9, 16, 5)
+    weights, ids = sigmoid_of_topk(logits, 3)
+    for token in range(9):
+        best = sorted(range(16), key=lambda e: -float(logits[token, e]))[:3]  # noqa: B023
+        assert ids[token].tolist() == best
+        torch.testing.assert_close(weights[token], torch.tensor([1 / (1 + math.exp(-logits[token, e])) for e in best]))
+    assert sigmoid_of_topk(torch.zeros(1, 4), 1)[1].tolist() == [[0]]  # the lower id
+    with pytest.raises(ArgumentError, match="k is 17"):
+        sigmoid_of_topk(logits, 17)
+
+
+def test_a_bias_of_softmax_chooses_only() -> None:
+    logits, bias = logits_of(9, 16, 6), torch.linspace(0.3, -0.3, 16)
+    weights, ids = softmax_topk(logits, 4, True, bias)
+    scores = torch.softmax(logits, -1)
+    assert torch.equal(ids.long(), (scores + bias).topk(4).indices)
+    kept = scores.gather(1, ids.long())
+    torch.testing.assert_close(weights, kept / kept.sum(1, keepdim=True))
+
+
+def test_deepseek_v4_by_score_and_by_table() -> None:
+    logits, bias = logits_of(9, 16, 7), torch.linspace(0.5, -0.5, 16)
+    scores = torch.log1p(torch.exp(logits)).sqrt()
+    table = torch.rand(20, 3, generator=torch.Generator().manual_seed(1)).argsort(1)
+    input_ids = torch.arange(9) * 2
+    for given, chosen in (
+        ({"bias": bias}, (scores + bias).topk(3).indices),
+        ({"input_ids": input_ids, "tid2eid": table}, table[input_ids]),
+    ):
+        weights, ids = deepseek_v4(logits, 3, scaling=1.5, **given)
+        assert torch.equal(ids.long(), chosen)
+        kept = scores.gather(1, chosen)
+        torch.testing.assert_close(weights, 1.5 * kept / kept.sum(1, keepdim=True))
+    with pytest.raises(ArgumentError, match="input_ids is given without tid2eid"):
+        deepseek_v4(logits, 3, input_ids=input_ids)

@@ -21,7 +21,7 @@ import pytest
 import torch
 import transformers
 import typer
-from hf_models import LAYER, save
+from hf_models import LAYER, save, saved
 
 from ascend_moe import cli, predict, run, validate
 from ascend_moe.checkpoint.config import moe_config
@@ -145,12 +145,52 @@ def test_several_servers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("args", [[], pytest.param(["--quant", "int8"], marks=nightly)], ids=["plain", "quant"])
 def test_run_checks_a_layer_of_a_checkpoint(tmp_path: Path, args: list[str]) -> None:
-    saved = save("deepseek_v3", tmp_path / "model", dtype=torch.bfloat16)
-    options = ["--checkpoint", str(saved.directory), "--ranks", "2", "--batch", "9,0", *args]
+    made = save("deepseek_v3", tmp_path / "model", dtype=torch.bfloat16)
+    options = ["--checkpoint", str(made.directory), "--ranks", "2", "--batch", "9,0", *args]
     code, output = invoke("run", *options, "--layer", str(LAYER))
     assert code == 0 and "PASS in" in output and f"decoder layer {LAYER}" in output, output
     code, output = invoke("run", *options, "--layer", "0")
     assert code == 1 and "layer 0" in output and "layers with one: 1" in output and output.endswith("FAIL")
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("nemotron_h", 1),
+        ("deepseek_v4", 0),
+        pytest.param("gpt_oss", 1, marks=nightly),
+        pytest.param("llama4_text", 1, marks=nightly),
+    ],
+)
+def test_run_and_plan_take_layers_with_parts_of_their_own(name: str, layer: int) -> None:
+    """Latent rows, biases, weighted inputs, ids by a table; plan says the width that travels, and the layers' kinds."""
+    directory = str(saved(name).directory)
+    code, output = invoke("run", "--checkpoint", directory, "--layer", str(layer), "-r", "2", "-b", "9,0", "-n", "1")
+    assert code == 0 and "PASS in" in output, output
+    code, output = invoke("plan", "--checkpoint", directory, "-r", "2")
+    said = {
+        "nemotron_h": ("activation relu2, hidden size 32; layers: 1 routed, 1 dense", "H 16, K 3, E 8 (4 a rank)"),
+        "deepseek_v4": ("router deepseek_v4, activation swiglu, hidden size 32; layers: 1 routed, 1 hash", "H 32, K 3"),
+        "gpt_oss": ("activation clipped_swiglu, hidden size 32; layers: 2 routed BS", "H 32, K 2"),
+        "llama4_text": ("router llama4, activation swiglu, hidden size 32; layers: 2 routed BS", "H 32, K 1"),
+    }[name]
+    assert code == 0 and all(sentence in output for sentence in (*said, "fp32 rows")), output
+
+
+def test_plan_of_a_checkpoint(tmp_path: Path) -> None:
+    config = saved("gpt_oss").directory / "config.json"
+    (tmp_path / "config.json").write_text(config.read_text().replace("float32", "bfloat16"))
+    code, output = invoke("plan", "--checkpoint", str(tmp_path), "-r", "2")
+    assert code == 0 and "layers: no files, not known" in output and "bf16 rows" in output, output
+    code, output = invoke("plan", "--checkpoint", str(tmp_path), "-r", "2", "--json", "-")
+    assert json.loads(output)["checkpoint"]["router"] == "softmax"
+    (tmp_path / "config.json").write_text('{"model_type": "longcat_flash"}')
+    for options, said in (
+        (["--topk", "2"], "'--topk' the numbers come from --checkpoint: leave one of them out"),
+        ([], "'--checkpoint' config.json has model_type 'longcat_flash': its zero experts"),
+    ):
+        code, output = invoke("plan", "--checkpoint", str(tmp_path), *options)
+        assert code == 2 and said in " ".join(output.split()), output
 
 
 # ---- what it refuses
@@ -218,7 +258,16 @@ def test_checks_notice(finished: tuple[RunSpec, list[RankRecord]], fault: Any, c
 
 @pytest.mark.parametrize(
     "name, config",
-    [("deepseek-v3", "DeepseekV3Config"), ("qwen3-30b", "Qwen3MoeConfig"), ("mixtral", "MixtralConfig")],
+    [
+        ("deepseek-v3", "DeepseekV3Config"),
+        ("deepseek-v4-flash", "DeepseekV4Config"),
+        ("glm-5", "GlmMoeDsaConfig"),
+        ("gpt-oss-120b", "GptOssConfig"),
+        ("minimax-m2", "MiniMaxM2Config"),
+        ("mixtral", "MixtralConfig"),
+        ("qwen3-30b", "Qwen3MoeConfig"),
+        ("qwen3-next", "Qwen3NextConfig"),
+    ],
 )
 def test_presets_are_the_models(name: str, config: str) -> None:
     values = getattr(transformers, config)().to_dict()
