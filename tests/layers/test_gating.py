@@ -234,7 +234,7 @@ def test_sigmoids_of_the_largest_logits() -> None:
     logits = logits_of(9, 16, 5)
     weights, ids = sigmoid_of_topk(logits, 3)
     for token in range(9):
-        best = sorted(range(16), key=lambda e: -float(logits[token, e]))[:3]  # noqa: B023
+        best = sorted(range(16), key=lambda e: -float(logits[token, e]))[:3]
         assert ids[token].tolist() == best
         torch.testing.assert_close(weights[token], torch.tensor([1 / (1 + math.exp(-logits[token, e])) for e in best]))
     assert sigmoid_of_topk(torch.zeros(1, 4), 1)[1].tolist() == [[0]]  # the lower id

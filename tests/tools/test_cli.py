@@ -186,8 +186,8 @@ def test_plan_of_a_checkpoint(tmp_path: Path) -> None:
     assert json.loads(output)["checkpoint"]["router"] == "softmax"
     (tmp_path / "config.json").write_text('{"model_type": "longcat_flash"}')
     for options, said in (
-        (["--topk", "2"], "'--topk' the numbers come from --checkpoint: leave one of them out"),
-        ([], "'--checkpoint' config.json has model_type 'longcat_flash': its zero experts"),
+        (["--topk", "2"], "'--topk': the numbers come from --checkpoint: leave one of them out"),
+        ([], "'--checkpoint': config.json has model_type 'longcat_flash': its zero experts"),
     ):
         code, output = invoke("plan", "--checkpoint", str(tmp_path), *options)
         assert code == 2 and said in " ".join(output.split()), output

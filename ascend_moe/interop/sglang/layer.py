@@ -176,7 +176,9 @@ class EPMoE(ExpertWeights):
         hidden = rows.new_empty(len(rows), self.intermediate_size, dtype=self.params_dtype)
         of_rows = (self.start_expert_id, self.end_expert_id)
         if not fp8:
-            steps.silu_and_mul(gate_up, hidden, 2 * self.intermediate_size, row_experts, None, *of_rows)
+            steps.silu_and_mul(
+                gate_up, hidden, 2 * self.intermediate_size, row_experts, None, *of_rows, self.activation
+            )
         else:
             hidden, scale = self._quantized_hidden(gate_up, row_experts)
             scales = {"scale_a": scale, "scale_b": self.w2_weight_scale}
@@ -190,10 +192,10 @@ class EPMoE(ExpertWeights):
         if self._static:
             scale = self.w2_input_scale
         else:
-            products = npu_swiglu(gate_up[steps.local_rows(row_experts, *of_rows)].float())
+            products = self.activation(gate_up[steps.local_rows(row_experts, *of_rows)].float())
             scale = steps.dynamic_scale(products, self.num_experts_per_partition)
         hidden = gate_up.new_empty(len(gate_up), self.intermediate_size, dtype=steps.FP8)
-        steps.silu_and_mul(gate_up, hidden, 2 * self.intermediate_size, row_experts, scale, *of_rows)
+        steps.silu_and_mul(gate_up, hidden, 2 * self.intermediate_size, row_experts, scale, *of_rows, self.activation)
         return hidden, scale
 
     def _dispatched(
