@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import posix
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -141,8 +141,7 @@ class _Op(Operator):
         below_autograd, grad_enabled = torch._C._AutoDispatchBelowAutograd, torch.is_grad_enabled
         fresh, told, debug = answers.fresh, log.logger.isEnabledFor, logging.DEBUG
         dispatches, kept = self.code == calls.OP_DISPATCH, _pairs.kept
-        # The dictionary under os.environ, whose own look-up of a missing name raises and catches an exception.
-        variables, checks = posix.environ, settings.CHECK_PAIRS.name.encode()
+        checks = settings.CHECK_PAIRS.name
 
         def op(*args: Any, **kwargs: Any) -> Any:
             if kept and not dispatches:
@@ -165,7 +164,7 @@ class _Op(Operator):
             if fresh or told(debug):
                 recorder.returned(threading.get_ident() in fresh)
                 fresh.discard(threading.get_ident())
-            if dispatches and (kept or checks in variables):
+            if dispatches and (kept or checks in os.environ):
                 self._keep_ids(args, kwargs, outputs)
             return outputs
 
