@@ -135,7 +135,7 @@ private:
     void ReturnedRows(uint64_t chunkBytes) {
         const MoeDistributeCombineTiling& tiling = plan_.combine;
         if (info_.quantMode == 0) return Add("rows of expand_x", tiling.returnRing * CeilTo(chunkBytes, kBlock));
-        const uint64_t rows = static_cast<uint64_t>(tiling.sendRows) * info_.hidden * TypeSize(info_.xType);
+        const uint64_t rows = UnquantizedBytes(tiling, TypeSize(info_.xType));
         Add("rows of expand_x", tiling.returnRing * CeilTo(rows, kBlock));
         Add("rows of codes", tiling.returnRing * CeilTo(chunkBytes, kBlock));
         Add("fp32 rows of the quantizer", 2 * CodedLanes(tiling.quantPiece) * 4ull);

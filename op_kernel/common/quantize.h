@@ -240,14 +240,14 @@ public:
         // The blocks behind a piece, up to a whole repeat, have maxima too, which nobody reads.
         AscendC::Duplicate(scratchBuf_.Get<float>(), 0.0f, static_cast<int32_t>(lanes));
     }
-    // The caller orders MTE2 before this (row), and V before MTE3 (wire). What lies behind the codes and behind the
-    // scales, to the ends of their blocks of 32 bytes, travels and is never read.
-    __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row) {
-        for (uint32_t at = 0; at < hidden_; at += piece_) {
-            const LocalTensor<int8_t> scales = wire[BlockScalesOffset(hidden_) + at / kCodesOfScale * kScaleBytes];
-            QuantizePiece(wire[at], scales.template ReinterpretCast<XType>(), row[at], Min(piece_, hidden_ - at));
-        }
+    // The piece of a row of x that begins at element `at`, into its places in `wire`. The caller orders MTE2 before
+    // this (row), and V before MTE3 (wire). What lies behind the codes and behind the scales, to the ends of their
+    // blocks of 32 bytes, travels and is never read.
+    __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row, uint32_t at) {
+        const LocalTensor<int8_t> scales = wire[BlockScalesOffset(hidden_) + at / kCodesOfScale * kScaleBytes];
+        QuantizePiece(wire[at], scales.template ReinterpretCast<XType>(), row, Elements(at));
     }
+    __aicore__ inline uint32_t Elements(uint32_t at) const { return Min(piece_, hidden_ - at); }
 
 private:
     static constexpr float kSmallest = 1.401298464e-45f;  // 2^-149, below every scale but 0: 0 / 0 is no code
@@ -322,7 +322,8 @@ private:
 template <typename XType, bool kQuant>
 class ReturnLoader {
 public:
-    // UB: returnRing chunks of sendRows rows; with codes the same again as they lie in expand_x, and the quantizer's.
+    // UB: returnRing chunks of sendRows rows; with codes the same again as they lie in expand_x, or as many pieces of a
+    // row that is longer than a piece, and the quantizer's.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling, GM_ADDR expandX,
                                 uint32_t stride) {
         const uint8_t ring = static_cast<uint8_t>(tiling.returnRing);
@@ -330,7 +331,8 @@ public:
         stride_ = stride;
         rows_ = expandX;
         if constexpr (kQuant) {
-            pipe.InitBuffer(inQueue_, ring, tiling.sendRows * rowBytes_);
+            piece_ = tiling.quantPiece;
+            pipe.InitBuffer(inQueue_, ring, UnquantizedBytes(tiling, sizeof(XType)));
             pipe.InitBuffer(outQueue_, ring, tiling.sendRows * stride_);
             quantizer_.Init(pipe, tiling.info.hidden, tiling.quantPiece);
         } else {
@@ -339,31 +341,28 @@ public:
     }
     // Begins to load rows [row, row + count), at most sendRows.
     __aicore__ inline void Load(uint32_t row, uint32_t count) {
-        GlobalTensor<int8_t> source;
-        source.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(rows_ + static_cast<uint64_t>(row) * rowBytes_),
-                               static_cast<uint64_t>(count) * rowBytes_);
-        const uint32_t gap = kQuant ? 0 : (stride_ - rowBytes_) / kBlock;
-        const DataCopyExtParams params{static_cast<uint16_t>(count), rowBytes_, 0, gap, 0};
-        const DataCopyPadExtParams<int8_t> pad{false, 0, 0, 0};
+        row_ = row;
         count_ = count;
         if constexpr (kQuant) {
-            LocalTensor<int8_t> chunk = inQueue_.template AllocTensor<int8_t>();
-            AscendC::DataCopyPad(chunk, source, params, pad);
-            inQueue_.EnQue(chunk);
+            LoadElements(0, Whole() ? count * rowBytes_ : PieceBytes(0));
         } else {
+            const DataCopyExtParams params{static_cast<uint16_t>(count), rowBytes_, 0, (stride_ - rowBytes_) / kBlock,
+                                           0};
+            const DataCopyPadExtParams<int8_t> pad{false, 0, 0, 0};
             LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
-            AscendC::DataCopyPad(chunk, source, params, pad);
+            AscendC::DataCopyPad(chunk, Source(0, count * rowBytes_), params, pad);
             copyQueue_.EnQue(chunk);
         }
     }
     // The rows of the last Load, ready for MTE3. What was stored from their memory before has left.
     __aicore__ inline LocalTensor<int8_t> Take() {
         if constexpr (kQuant) {
-            LocalTensor<int8_t> in = inQueue_.template DeQue<int8_t>();
             LocalTensor<int8_t> out = outQueue_.template AllocTensor<int8_t>();
-            for (uint32_t i = 0; i < count_; ++i)
-                quantizer_.Quantize(out[i * stride_], in[i * rowBytes_].template ReinterpretCast<XType>());
-            inQueue_.FreeTensor(in);
+            if (Whole()) {
+                QuantizeRows(out);
+            } else {
+                QuantizePieces(out);
+            }
             outQueue_.EnQue(out);
             return outQueue_.template DeQue<int8_t>();
         } else {
@@ -380,10 +379,49 @@ public:
     }
 
 private:
+    // Whether rows are quantized whole: then they come a chunk at a time.
+    __aicore__ inline bool Whole() const { return piece_ * sizeof(XType) >= rowBytes_; }
+    __aicore__ inline uint32_t PieceBytes(uint32_t at) const {
+        return static_cast<uint32_t>(quantizer_.Elements(at) * sizeof(XType));
+    }
+    // Bytes of expand_x behind the begin of the chunk.
+    __aicore__ inline GlobalTensor<int8_t> Source(uint64_t offset, uint32_t bytes) const {
+        GlobalTensor<int8_t> source;
+        source.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int8_t*>(rows_ + static_cast<uint64_t>(row_) * rowBytes_ + offset), bytes);
+        return source;
+    }
+    __aicore__ inline void LoadElements(uint64_t offset, uint32_t bytes) {
+        LocalTensor<int8_t> in = inQueue_.template AllocTensor<int8_t>();
+        AscendC::DataCopy(in, Source(offset, bytes), bytes);
+        inQueue_.EnQue(in);
+    }
+    __aicore__ inline void QuantizeRows(const LocalTensor<int8_t>& out) {
+        LocalTensor<int8_t> in = inQueue_.template DeQue<int8_t>();
+        for (uint32_t i = 0; i < count_; ++i)
+            quantizer_.Quantize(out[i * stride_], in[i * rowBytes_].template ReinterpretCast<XType>(), 0);
+        inQueue_.FreeTensor(in);
+    }
+    // The first piece is on its way.
+    __aicore__ inline void QuantizePieces(const LocalTensor<int8_t>& out) {
+        const uint32_t hidden = static_cast<uint32_t>(rowBytes_ / sizeof(XType));
+        for (uint32_t i = 0; i < count_; ++i) {
+            for (uint32_t at = 0; at < hidden; at += piece_) {
+                if (i + at != 0)
+                    LoadElements(static_cast<uint64_t>(i) * rowBytes_ + at * sizeof(XType), PieceBytes(at));
+                LocalTensor<int8_t> in = inQueue_.template DeQue<int8_t>();
+                quantizer_.Quantize(out[i * stride_], in.template ReinterpretCast<XType>(), at);
+                inQueue_.FreeTensor(in);
+            }
+        }
+    }
+
     AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
     AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
     BlockQuantizer<XType> quantizer_;
+    uint32_t piece_ = 0;
+    uint32_t row_ = 0;
     GM_ADDR rows_ = nullptr;
     uint32_t rowBytes_ = 0;
     uint32_t stride_ = 0;

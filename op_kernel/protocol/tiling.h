@@ -283,6 +283,11 @@ struct MoeDistributeCombineTiling {
 // rows.
 constexpr uint32_t kReturnChunkBytes = 16 * 1024;
 MOE_FN uint32_t ReturnChunkBytes(uint32_t rowBytes, uint32_t rows) { return Min(rows * rowBytes, kReturnChunkBytes); }
+// Bytes of expand_x that are in UB while they become codes: a chunk of rows, or a piece of a row.
+MOE_FN uint32_t UnquantizedBytes(const MoeDistributeCombineTiling& tiling, uint32_t size) {
+    const uint32_t hidden = tiling.info.hidden;
+    return (tiling.quantPiece < hidden ? tiling.quantPiece : tiling.sendRows * hidden) * size;
+}
 // Bytes of a group of parts of rows that direct combine sums; a row of a histogram [E] int32 fits too.
 MOE_FN uint32_t SumGroupBytes(uint32_t experts, uint32_t pieces, uint32_t pieceBytes) {
     return Max(pieces * pieceBytes, PaddedInts(experts) * static_cast<uint32_t>(sizeof(int32_t)));

@@ -153,6 +153,8 @@ void DrawCall(uint64_t seed, Scope scope, moe::CallSpec& call, moe::CallSpec& se
         Give(call, moe::kTensor_expert_scales, moe::kTypeFp32, {0});
     }
     if (!v1 && dice.Odds(3)) Give(call, moe::kTensor_shared_expert_x, sizes.type, {sizes.batch, sizes.hidden});
+    if (sizes.type != moe::kTypeFp32 && dice.Odds(2))
+        call.attributes[moe::kAttribute_comm_quant_mode] = moe::kBlockQuant;
 }
 
 // The pair of pipes of which the queues of a step hold most ids, of all steps.
@@ -172,16 +174,17 @@ FullestPair FullestPairOf(const moe::CallPlan& plan) {
 // Whether a step goes in smaller pieces than it would where UB were larger.
 bool IsSplit(const moe::CallPlan& plan) {
     const moe::MoeDistributeInfo& info = plan.info();
+    const uint32_t usualPiece = info.hidden <= moe::kQuantWhole ? info.hidden : moe::kQuantPieces[1];
     if (plan.op != moe::kOpDispatch) {
         moe::MoeDistributeCombineTiling usual = {};
         moe::SplitTokens(info, usual);
         if (info.algorithm == moe::kAlgorithmDirect) moe::ShareTokens(info, usual);
-        return plan.combine.partElements != usual.partElements || plan.combine.returnRing == 1;
+        return plan.combine.partElements != usual.partElements || plan.combine.returnRing == 1 ||
+               (info.quantMode != 0 && plan.combine.quantPiece != usualPiece);
     }
     const moe::MoeDistributeDispatchTiling& tiling = plan.dispatch;
-    const uint32_t usual = info.hidden <= moe::kQuantWhole ? info.hidden : moe::kQuantPieces[1];
     if (info.algorithm == moe::kAlgorithmDirect && tiling.sharedLanes != moe::SharedLanes(info)) return true;
-    return tiling.copyRing == 1 || (info.quantMode != 0 && tiling.quantPiece != usual);
+    return tiling.copyRing == 1 || (info.quantMode != 0 && tiling.quantPiece != usualPiece);
 }
 
 // "name=number;..." of what a program of explore takes, and of how the plan fits.

@@ -88,22 +88,23 @@ def tightest(scope: int, most: int) -> list[dict[str, str]]:
 
 def program_of(plan: dict[str, str]) -> program.Program:
     number = {name: int(value) for name, value in plan.items() if name not in ("step", "pair")}
-    dtype = TYPES[number["type"]]
+    dtype, dispatch = TYPES[number["type"]], number["op"] == 1
     same = ("world", "cores", "local", "topk", "batch", "contract", "list_cores", "ub_bytes")
     return program.checked(
         program.Program(
             **{name: number[name] for name in same},
             units=number["hidden"] * DTYPES[dtype].itemsize // 32,
             dtype=dtype,
-            quant="none" if not number["quant"] else "smooth" if number["scales"] else "int8",
-            weights=bool(number["weights"] and number["op"] == 1),
-            plain=not number["weights"] and number["op"] == 2,
+            quant="none" if not dispatch or not number["quant"] else "smooth" if number["scales"] else "int8",
+            coded=bool(number["quant"] and not dispatch),
+            weights=bool(number["weights"] and dispatch),
+            plain=not number["weights"] and not dispatch,
             shared=2 * number["shared"],
             mask=("none", "token", "pair")[number["mask"]],
             algorithm=("", "window", "direct")[number["algorithm"]],
             batches="equal",
             ids="distinct",
-            sequence="DC" if number["op"] == 2 or number["ub_bytes"] >= LEAST_GRANTED else "D",
+            sequence="DC" if not dispatch or number["ub_bytes"] >= LEAST_GRANTED else "D",
             seed=number["seed"],
         )
     )

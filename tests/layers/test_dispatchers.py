@@ -35,6 +35,7 @@ def make_case(seed: int, world: int) -> Case:
         batch=(1, 3, 6),
         tp=(0,),
         tail=(False,),
+        coded=(False,),
         batches=("equal", "unequal", "zero rank"),
         ids=("distinct", "any", "minus", "hot", "mixed", "bad", "overflow"),
     )

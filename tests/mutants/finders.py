@@ -107,6 +107,7 @@ SUITE_TESTS = [
     "kernels/test_failures_collective.py::test_every_rank_is_told_the_global_bs_of_the_largest_batch",
     "torch/test_bad_arguments.py",
     "kernels/test_failures_threads.py::test_words_from_before_the_wrap_are_not_corrupt",
+    "kernels/test_coded_rows.py",
     "kernels/test_sequences.py::test_that_the_poison_lies_where_the_rows_go",
     "kernels/test_sequences.py::test_every_sequence_across_the_wrap[window-2-2-1]",
     "kernels/test_sequences.py::test_every_sequence_across_the_wrap[window-2-2-2]",
@@ -167,7 +168,8 @@ def cases(seed: int, finder: str) -> Iterator[explore.Program]:
         if finder == TWO_LAUNCHES:
             drawn = replace(drawn, contract=2, sequence="dcdc")
         rows = "lent" if finder == LENT else "own"
-        yield replace(drawn, servers=1 + seed % 2 if finder == SERVERS else 0, rows=rows)
+        coded = drawn.coded and rows == "own"
+        yield replace(drawn, servers=1 + seed % 2 if finder == SERVERS else 0, rows=rows, coded=coded)
         seed += 1
 
 

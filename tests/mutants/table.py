@@ -738,6 +738,35 @@ PATCHES = r"""
 - info_->world, info_->maxBatch, info_->topK}
 + info_->world, info_->maxBatch, 4096}
 
+# Rows that come back as int8.
+% suite
+= codes are made by the scale that was rounded
+@ common/quantize
+- AscendC::Maxs(scale, scale, kSmallest, static_cast<int32_t>(blocks));
++ AscendC::Cast(scale, scales, AscendC::RoundMode::CAST_NONE, blocks);
+= scales of every piece lie with those of the first
+- at / kCodesOfScale * kScaleBytes];
++ 0 * at];
+= codes are cut, not rounded
+- AscendC::Cast(code, value, AscendC::RoundMode::CAST_RINT, count);
++ AscendC::Cast(code, value, AscendC::RoundMode::CAST_TRUNC, count);
+= a row that was restored is not rounded to even
+- AscendC::Cast(row, value, AscendC::RoundMode::CAST_RINT, count);
++ AscendC::Cast(row, value, AscendC::RoundMode::CAST_FLOOR, count);
+= scales of a later part are those of the first
+@ common/weighted_sum
+- first / kCodesOfScale * kScaleBytes],
++ 0 * first],
+= direct, rows that stay are read as they were
+@ direct/sum
+- info_->expandRows != 0 && info_->quantMode == 0) {
++ info_->expandRows != 0) {
+= no PIPE_V between the maxima of blocks and their scales
+! drawn
+@ common/quantize
+- AscendC::PipeBarrier<PIPE_V>();
+  AscendC::Muls(scale, scale,
+
 # Each of these breaks `ascend-moe run`, whose checks name the op.
 % run | dispatch
 = row of another token: dispatch sends the row of another token

@@ -29,6 +29,7 @@ APART = ("publish_epoch_too_early", "every_core_stores_totals")  # another one e
 # Every file whose tests run our kernels on the library that ASCEND_MOE_LIBRARY names.
 FAST_SUITE = [
     "kernels/test_twin_reference.py",
+    "kernels/test_coded_rows.py",
     "kernels/test_sequences.py",
     "kernels/test_failures.py",
     "kernels/test_failures_collective.py",
