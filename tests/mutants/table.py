@@ -663,8 +663,8 @@ PATCHES = r"""
 - (!kSmooth || expert == expert_)
 + (!kSmooth || true)
 = codes are truncated
-- AscendC::RoundMode::CAST_RINT, count
-+ AscendC::RoundMode::CAST_TRUNC, count
+- AscendC::Cast(code, value, AscendC::RoundMode::CAST_RINT, count
++ AscendC::Cast(code, value, AscendC::RoundMode::CAST_TRUNC, count
 = no status to who gets no rows
 @ common/exchange
 - sender_.PutStatus(peer, MessageAt(at), bytes);
@@ -747,9 +747,6 @@ PATCHES = r"""
 = scales of every piece lie with those of the first
 - at / kCodesOfScale * kScaleBytes];
 + 0 * at];
-= codes are cut, not rounded
-- AscendC::Cast(code, value, AscendC::RoundMode::CAST_RINT, count);
-+ AscendC::Cast(code, value, AscendC::RoundMode::CAST_TRUNC, count);
 = a row that was restored is not rounded to even
 - AscendC::Cast(row, value, AscendC::RoundMode::CAST_RINT, count);
 + AscendC::Cast(row, value, AscendC::RoundMode::CAST_FLOOR, count);
@@ -811,7 +808,7 @@ PATCHES = r"""
 - Min(end - row, kTripleRows - (row - begin) % kTripleRows)
 + Min(end - row, kTripleRows)
 = rows of a chunk lie without gaps
-@ window/combine
+@ common/quantize
 - 0, (stride_ - rowBytes_) / kBlock, 0};
 + 0, 0, 0};
 = no V_MTE3 before marked rows leave
