@@ -77,6 +77,7 @@ def _spec_type() -> Any:
             ("near_stores", ctypes.c_int32),
             ("meeting", ctypes.c_int32),
             ("reserved", ctypes.c_int32),
+            ("planned", ctypes.c_int64),
         ]
 
     library = _lib.lib()

@@ -99,6 +99,7 @@ void am_error_fields(const int32_t* record, char* text, uint64_t bytes) {
 uint64_t am_need_limits(char* text, uint64_t bytes) {
     std::string fields;
     Field(fields, "ep_world_size", moe::kMaxWorld);
+    Field(fields, "planned_world_size", moe::kMaxPlanned);
     Field(fields, "slots", moe::kMaxSlots);
     Field(fields, "moe_expert_num", moe::kMaxExperts);
     Field(fields, "topk", moe::kMaxTopK);

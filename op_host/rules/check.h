@@ -62,12 +62,13 @@ private:
                     Wide(low), Wide(high));
     }
 
+    int64_t MostRanks() const { return call_.planned != 0 ? kMaxPlanned : kMaxWorld; }
     bool Communicator() {
         const int64_t world = MOE_ATTRIBUTE(call_, ep_world_size), rank = MOE_ATTRIBUTE(call_, ep_rank_id);
         const int32_t length = call_.group_ep_length;
         return Need(length >= 1 && length <= 127, "group_ep", "group_ep has %d characters, it must have 1..127",
                     length) &&
-               InRange("ep_world_size", world, 1, kMaxWorld) && InRange("ep_rank_id", rank, 0, world - 1) &&
+               InRange("ep_world_size", world, 1, MostRanks()) && InRange("ep_rank_id", rank, 0, world - 1) &&
                Need(world == call_.comm_world, "ep_world_size",
                     "ep_world_size is %lld, but the group of group_ep has %lld ranks", Wide(world),
                     Wide(call_.comm_world)) &&
@@ -78,7 +79,7 @@ private:
     // Of the communicator, not of the op: no caller passes these.
     bool Context() {
         return InRange("context_kind", call_.context_kind, kContextTable, kContextA2) &&
-               InRange("ranks_per_server", call_.ranks_per_server, 0, kMaxWorld) &&
+               InRange("ranks_per_server", call_.ranks_per_server, 0, MostRanks()) &&
                InRange("meeting", call_.meeting, kMeetByBlocks, kMeetBySyncAll);
     }
 

@@ -9,7 +9,6 @@
 namespace moe {
 
 constexpr uint32_t kChunkBytes = 56 * 1024;  // one of the two chunks of rows on their way
-constexpr uint32_t kMaxChunkRows = 4095;     // blockCount of one DataCopyPad
 constexpr uint32_t kMaxSendRing = 4;
 constexpr uint32_t kMaxReturnRing = 4;
 constexpr uint32_t kMaxTailRing = 4;
@@ -18,7 +17,7 @@ constexpr uint32_t kPartUnit = 32;                                   // of them
 constexpr uint32_t kQuantWhole = 7168;                               // longest row that is quantized in one piece,
 constexpr uint32_t kQuantPieces[] = {kQuantWhole, 2048, 1024, 512};  // and the pieces of others, the largest that fits
 
-inline uint32_t ChunkRows(uint32_t rowBytes) { return Max(1, Min(kChunkBytes / rowBytes, kMaxChunkRows)); }
+inline uint32_t ChunkRows(uint32_t rowBytes) { return Max(1, Min(kChunkBytes / rowBytes, kMostPieces)); }
 
 // Cores that may make lists in direct dispatch while the others, one at least, publish rows.
 inline uint32_t MostListCores(const MoeDistributeInfo& info) {
@@ -155,7 +154,7 @@ private:
         tiling.sharedLanes = SharedLanes(info_);
         while (!Grow(tiling.copyRing, 1, kMostGatherRing, Step::kGather) && tiling.sharedLanes != 0)
             tiling.sharedLanes = tiling.sharedLanes / 2 < kLeastSharedLanes ? 0 : tiling.sharedLanes / 2;
-        Grow(tiling.copyRows, 1, info_.cores >= kManyCores ? 1 : kMaxChunkRows, Step::kGather);
+        Grow(tiling.copyRows, 1, info_.cores >= kManyCores ? 1 : kMostPieces, Step::kGather);
     }
     // Window combine: chunks of rows on their way back, two if they fit, and rows of each.
     bool ReturnedChunks() {

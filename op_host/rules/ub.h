@@ -66,7 +66,7 @@ private:
         if (ofFirst) Add("abort blocks at entry", before);
         Add("status run", run);
         Add("BatchWrite item", kBlock);
-        Add("abort blocks", info_.world * kBlock);
+        Add("abort blocks", AbortBytes(info_.world));
         Add("awaited runs", static_cast<uint64_t>(ofFirst ? first : most) * run);
     }
 
@@ -92,7 +92,7 @@ private:
         if (info_.triples != 0) Add("triples", kChunkPairs * kBlock);
         if (info_.hasWeights != 0) Add("weights", kChunkPairs * (4 + kBlock));
         Add("rows with tails", plan_.dispatch.tailRing * TailedRowBytes(info_));
-        Add("abort blocks", info_.world * kBlock);
+        Add("abort blocks", AbortBytes(info_.world));
     }
     void DispatchStatus() {
         Add("counts", Ints(info_.experts));
@@ -103,7 +103,8 @@ private:
             DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, TailBlocks(info_));
         Segments();
         Add("messages of all sources", static_cast<uint64_t>(info_.world) * StatusMessageBytes(info_.localExperts));
-        if (FindsPlaces(info_)) Add("their sums", ScanBytes(info_.world, info_.localExperts));
+        if (FindsPlaces(info_))
+            Add("their sums", ScanBytes(info_.world, info_.localExperts, StatusMessageBytes(info_.localExperts)));
         Add("rows of the window", plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
         Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);
     }
@@ -124,11 +125,11 @@ private:
         const uint32_t row = ReturnedRowBytes(info_, TypeSize(info_.xType));
         ReturnedRows(plan_.combine.sendRows * (info_.triples != 0 ? SlotBytes(row) : row));
         if (info_.triples != 0) {
-            Add("abort blocks at entry", info_.world * kBlock);
+            Add("abort blocks at entry", AbortBytes(info_.world));
             OwnRun();
             AllRuns();
         } else {
-            Status(info_.world * kBlock);
+            Status(AbortBytes(info_.world));
         }
     }
     // Rows of expand_x on their way, in chunks of so many bytes, and what makes codes of them.
@@ -174,9 +175,10 @@ private:
     // Waiting for all sources, whose runs stay.
     void AllRuns() {
         Add("fail block", kBlock);
-        Add("abort blocks", info_.world * kBlock);
-        Add("runs of all sources", static_cast<uint64_t>(info_.world) * StatusMessageBytes(Counts()));
-        if (info_.cores > 1) Add("their comparison", MatchBytes(info_.world, Counts()));
+        Add("abort blocks", AbortBytes(info_.world));
+        Add("runs of all sources", WaitBytes(info_.world, info_.cores, Counts(), info_.localExperts));
+        if (info_.cores > 1)
+            Add("their comparison", MatchBytes(MessagesAtOnce(info_.world, info_.cores, Counts()), Counts()));
     }
     void OwnRun() {
         Add("status runs", MessagesInUb(info_) * StatusMessageBytes(Counts()));
@@ -187,7 +189,7 @@ private:
         Routing();
         SendRows();
         if (info_.hasWeights != 0) Add("weights", kChunkPairs * 4);
-        Add("abort blocks", info_.world * kBlock);
+        Add("abort blocks", AbortBytes(info_.world));
     }
     void DirectLists() {
         Routing();
@@ -209,7 +211,7 @@ private:
         Add("counts", Ints(experts));
         Add("lists", ListInts(lanes, experts) * 4);
         if (info_.triples == 0) Add("positions", kPositionBlocks * (kBlock + 4));
-        Add("abort blocks", info_.world * kBlock);
+        Add("abort blocks", AbortBytes(info_.world));
     }
     void DirectGather() {
         const uint64_t stride = DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, 0);
@@ -217,7 +219,9 @@ private:
         OwnRun();
         AllRuns();
         Segments();
-        if (ScansSegments(info_.world, info_.cores)) Add("their sums", ScanBytes(info_.world, info_.localExperts));
+        if (ScansSegments(info_.world, info_.cores))
+            Add("their sums", ScanBytes(info_.world, info_.localExperts,
+                                        KeptBytes(info_.world, info_.cores, Counts(), info_.localExperts)));
         if (plan_.dispatch.sharedLanes != 0) {
             Add("lists, places, triples", SharedRowBytes(info_, plan_.dispatch.sharedLanes));
         } else {
@@ -254,7 +258,7 @@ private:
         Add("rows to sum",
             tiling.sumRing / tiling.sumGroup * SumGroupBytes(info_.experts, tiling.sumGroup, PieceBytes()));
         Results();
-        Add("abort blocks at entry", info_.world * kBlock);
+        Add("abort blocks at entry", AbortBytes(info_.world));
         OwnRun();
         AllRuns();
     }

@@ -28,6 +28,14 @@
 #define MOE_POLL_HINT()
 #endif
 
+// A number that its field cannot hold stops the kernel on the twin. On an NPU nothing looks: there the limits of the
+// protocol bound every such number.
+#ifdef TWIN_PHASE
+#define MOE_EXPECT(condition) ascendc_assert(condition)
+#else
+#define MOE_EXPECT(condition)
+#endif
+
 namespace moe {
 
 using AscendC::DataCopyExtParams;
@@ -46,6 +54,23 @@ __aicore__ inline void SyncFunc() {
     AscendC::SetFlag<event>(id);
     AscendC::WaitFlag<event>(id);
 }
+
+// A number for a field of an instruction with 8 or 16 bits; `kMost`: the limit that bounds it. No other place narrows a
+// number: one more than a field holds would become 0 there, and the instruction would do nothing.
+template <typename Field, uint32_t kMost>
+__aicore__ inline Field Narrow(uint32_t number) {
+    static_assert(kMost <= static_cast<Field>(~Field{0}), "the field has too few bits");
+    MOE_EXPECT(number <= kMost);
+    return static_cast<Field>(number);
+}
+// Repeats of a vector instruction, or blocks from one to the next.
+__aicore__ inline uint8_t Repeats(uint32_t number) { return Narrow<uint8_t, kMostRepeats>(number); }
+// Tensors of a queue.
+__aicore__ inline uint8_t Ring(uint32_t number) { return Narrow<uint8_t, kMostRing>(number); }
+// Elements that fill a block behind the last.
+__aicore__ inline uint8_t Padding(uint32_t number) { return Narrow<uint8_t, kBlock - 1>(number); }
+// Pieces of one DataCopyPad.
+__aicore__ inline uint16_t Pieces(uint32_t number) { return Narrow<uint16_t, kMostPieces>(number); }
 
 // GM to UB and back, any number of elements; the GM side need not be aligned to 32 bytes.
 template <typename T>

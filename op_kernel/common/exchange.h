@@ -172,8 +172,7 @@ public:
         MOE_PHASE("WaitStatus");
         FailWatch fail;
         fail.Init(*pipe_, context_, epoch_);
-        waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, 0, info_->world);
-        waiter.MatchAll(*pipe_, config_, epoch_);
+        waiter.InitAll(*pipe_, context_, sender_.servers(), *info_, config_, epoch_);
         if (core_ == 0) {
             const Verdict verdict = waiter.Wait();
             if (verdict.code != kOk) fail.Post(verdict.code);

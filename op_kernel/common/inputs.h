@@ -47,16 +47,20 @@ __aicore__ inline Verdict LoadSegments(const MoeDistributeInfo& info, GM_ADDR ep
     return Verdict();
 }
 
-// A peer must return exactly the rows that this rank's own ids sent it.
-__aicore__ inline Verdict CompareCounts(const MoeDistributeInfo& info, RoutingTable& routing, uint32_t source,
-                                        const LocalTensor<uint32_t>& message) {
+// A peer must return exactly the rows that this rank's own ids sent it. `counts`: the count blocks of its message.
+__aicore__ inline Verdict CompareCountBlocks(const MoeDistributeInfo& info, RoutingTable& routing, uint32_t source,
+                                             const LocalTensor<uint32_t>& counts) {
     for (uint32_t l = 0; l < info.localExperts; ++l) {
         const uint32_t expert = source * info.localExperts + l;
         const uint32_t ours = routing.Total(static_cast<int32_t>(expert));
-        const uint32_t theirs = message.GetValue(StatusWriter::CountWord(l));
+        const uint32_t theirs = counts.GetValue(StatusWriter::WordOfCounts(l));
         if (ours != theirs) return MismatchOf(info, expert, ours, theirs);
     }
     return Verdict();
+}
+__aicore__ inline Verdict CompareCounts(const MoeDistributeInfo& info, RoutingTable& routing, uint32_t source,
+                                        const LocalTensor<uint32_t>& message) {
+    return CompareCountBlocks(info, routing, source, message[kHeaderBlocks * kBlockWords]);
 }
 
 // The same for the messages of all ranks at once, by vector instructions. It says only whether all counts are right.
@@ -67,14 +71,15 @@ public:
         lanes_ = CountsLanes(info.experts);
         pipe.InitBuffer(buf_, CountsMatchBytes(info.experts));
     }
-    // `messages`: [W] of `words` words each, seen by the scalar unit.
-    __aicore__ inline bool Equal(RoutingTable& routing, const LocalTensor<uint32_t>& messages, uint32_t words) {
+    // `counts`: the count blocks of the first rank's message, seen by the scalar unit; those of the next `words`
+    // further.
+    __aicore__ inline bool Equal(RoutingTable& routing, const LocalTensor<uint32_t>& counts, uint32_t words) {
         LocalTensor<int32_t> value = buf_.Get<int32_t>(), other = value[lanes_];
         const LocalTensor<uint8_t> bits = buf_.Get<uint8_t>()[2 * lanes_ * sizeof(int32_t)];
         FindPlaces(other, words * static_cast<uint32_t>(sizeof(int32_t)));
         AscendC::Duplicate(value, static_cast<int32_t>(0), static_cast<int32_t>(lanes_));
         AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Gather(value, messages.ReinterpretCast<int32_t>(), other.ReinterpretCast<uint32_t>(), 0u,
+        AscendC::Gather(value, counts.ReinterpretCast<int32_t>(), other.ReinterpretCast<uint32_t>(), 0u,
                         info_->experts);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Sub(value, value, routing.Totals(), static_cast<int32_t>(info_->experts));
@@ -97,7 +102,8 @@ private:
         uint32_t done = 0;
         do {
             for (uint32_t l = 0; l < rows; ++l) {
-                const uint32_t at = done * stride + StatusWriter::CountWord(l) * static_cast<uint32_t>(sizeof(int32_t));
+                const uint32_t word = StatusWriter::WordOfCounts(l);
+                const uint32_t at = done * stride + word * static_cast<uint32_t>(sizeof(int32_t));
                 place.SetValue(done * rows + l, static_cast<int32_t>(at));
             }
         } while (++done < world && done * rows % kBlockWords != 0);
@@ -118,11 +124,11 @@ private:
 // (see FailWatch). Returns what CompareCounts says; errors in the messages are the exchange's.
 __aicore__ inline Verdict JudgeMessages(Exchange& exchange, const MoeDistributeInfo& info, RoutingTable& routing,
                                         StatusWaiter& waiter, CountsMatch& match) {
-    const bool equal = match.Equal(routing, waiter.Message(0), waiter.words());
+    const bool equal = match.Equal(routing, waiter.CountsOf(0), waiter.words());
     Verdict verdict;
     if (!exchange.CheckCountsHashes(waiter, equal) || equal) return verdict;
     for (uint32_t source = 0; source < info.world; ++source)
-        Worsen(verdict, CompareCounts(info, routing, source, waiter.Message(source)));
+        Worsen(verdict, CompareCountBlocks(info, routing, source, waiter.CountsOf(source)));
     return verdict;
 }
 

@@ -54,7 +54,7 @@ __aicore__ inline void StoreField(GM_ADDR output, uint32_t row, const LocalTenso
     target.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(output + static_cast<uint64_t>(row) * bytes),
                            static_cast<uint64_t>(count) * bytes);
     const uint32_t gap = (stride - static_cast<uint32_t>(CeilTo(bytes, kBlock))) / kBlock;
-    const DataCopyExtParams params{static_cast<uint16_t>(count), bytes, gap, 0, 0};
+    const DataCopyExtParams params{Pieces(count), bytes, gap, 0, 0};
     AscendC::DataCopyPad(target, field, params);
 }
 

@@ -135,7 +135,7 @@ class RowLoader {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeDispatchTiling& tiling, GM_ADDR x, GM_ADDR scales) {
         const MoeDistributeInfo& info = tiling.info;
-        const uint8_t ring = static_cast<uint8_t>(tiling.sendRing);
+        const uint8_t ring = Ring(tiling.sendRing);
         hidden_ = info.hidden;
         rowBytes_ = static_cast<uint32_t>(hidden_ * sizeof(XType));
         x_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(x), static_cast<uint64_t>(info.batch) * rowBytes_);

@@ -94,7 +94,7 @@ private:
         messages.SetGlobalBuffer(
             reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) + StatusOffset(info_->world, 0, 0)),
             static_cast<uint64_t>(2 * info_->world) * stride / sizeof(uint32_t));
-        const DataCopyExtParams params{static_cast<uint16_t>(2 * info_->world), kBlock, stride - kBlock, 0, 0};
+        const DataCopyExtParams params{Pieces(2 * info_->world), kBlock, stride - kBlock, 0, 0};
         const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
         AscendC::DataCopyPad(headers, messages, params, pad);
         if (info_->transport == kTransportRdma) {

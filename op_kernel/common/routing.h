@@ -24,10 +24,10 @@ public:
     __aicore__ inline void Fold(Queue& queue, uint32_t room, const LocalTensor<int32_t>& to, uint32_t first,
                                 uint32_t count, uint32_t begin, uint32_t end) {
         const uint32_t padded = PaddedInts(count), step = Min(room / padded, kMostRows);
-        const DataCopyPadExtParams<int32_t> pad{padded != count, 0, static_cast<uint8_t>(padded - count), 0};
+        const DataCopyPadExtParams<int32_t> pad{padded != count, 0, Padding(padded - count), 0};
         for (uint32_t core = begin; core < end; core += step) {
             uint32_t n = Min(step, end - core);
-            const DataCopyExtParams params{static_cast<uint16_t>(n), static_cast<uint32_t>(count * sizeof(int32_t)),
+            const DataCopyExtParams params{Pieces(n), static_cast<uint32_t>(count * sizeof(int32_t)),
                                            static_cast<uint32_t>((lanes_ - count) * sizeof(int32_t)), 0, 0};
             LocalTensor<int32_t> rows = queue.template AllocTensor<int32_t>();
             AscendC::DataCopyPad(rows, rows_[static_cast<uint64_t>(core) * lanes_ + first], params, pad);

@@ -112,11 +112,12 @@ class SegmentScan {
 public:
     // The vector way needs W to be a multiple of 8, and pays only with more than one core.
     static __aicore__ inline bool Suits(const MoeDistributeInfo& info) { return ScansSegments(info.world, info.cores); }
-    // `rowWords`: of a source's row in the counts, which lie as in its message.
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, uint32_t rowWords) {
+    // `rowWords`: of a source's row in the counts, which lie as in its message, from block `firstBlock` of it on.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, uint32_t rowWords, uint32_t firstBlock) {
         world_ = info.world;
         localExperts_ = info.localExperts;
         rowWords_ = rowWords;
+        firstWord_ = firstBlock * kBlockWords;
         const uint32_t slotBytes = world_ * localExperts_ * sizeof(int32_t);
         pipe.InitBuffer(placeBuf_, slotBytes);
         pipe.InitBuffer(spareBuf_, slotBytes);
@@ -167,7 +168,9 @@ public:
 
 private:
     static constexpr uint32_t kLanes = 64;  // of a repeat
-    static __aicore__ inline uint32_t LaneOf(uint32_t localExpert) { return StatusWriter::CountWord(localExpert); }
+    __aicore__ inline uint32_t LaneOf(uint32_t localExpert) const {
+        return StatusWriter::CountWord(localExpert) - firstWord_;
+    }
 
     // Where the count of [local expert][source] lies, in bytes: four rows of experts, then the rows that lie
     // a block, two blocks, .. further.
@@ -200,11 +203,15 @@ private:
             total += end.GetValue(last + LaneOf(l));
         }
         SyncFunc<HardEvent::S_V>();
-        const uint8_t stride = static_cast<uint8_t>(rowWords_ / kBlockWords);
+        const uint8_t stride = Repeats(rowWords_ / kBlockWords);
         const AscendC::BinaryRepeatParams strides(1, 1, 1, stride, stride, 0);
-        for (uint32_t at = 0; at < rowWords_; at += kLanes) {
-            const uint64_t lanes = Min(kLanes, rowWords_ - at);
-            AscendC::Add(end[at], end[at], base[at], lanes, static_cast<uint8_t>(world_), strides);
+        for (uint32_t source = 0; source < world_; source += kMostRepeats) {
+            const uint8_t sources = Repeats(Min(kMostRepeats, world_ - source));
+            const LocalTensor<int32_t> rows = end[source * rowWords_];
+            for (uint32_t at = 0; at < rowWords_; at += kLanes) {
+                const uint64_t lanes = Min(kLanes, rowWords_ - at);
+                AscendC::Add(rows[at], rows[at], base[at], lanes, sources, strides);
+            }
         }
         return total;
     }
@@ -213,6 +220,7 @@ private:
     uint32_t world_ = 0;
     uint32_t localExperts_ = 0;
     uint32_t rowWords_ = 0;
+    uint32_t firstWord_ = 0;  // of the message, in a row
 };
 
 // After all cores have counted: the totals of the rank's experts, the counts of the cores before this one, and where

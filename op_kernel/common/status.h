@@ -100,8 +100,10 @@ public:
     __aicore__ inline void ClearTail() {
         for (uint32_t i = counts_; i < CountBlocks(counts_) * kCountsPerBlock; ++i) SetCount(i, 0);
     }
-    static __aicore__ inline uint32_t CountWord(uint32_t i) {
-        return (kHeaderBlocks + i / kCountsPerBlock) * kBlockWords + kCbCounts + i % kCountsPerBlock;
+    static __aicore__ inline uint32_t CountWord(uint32_t i) { return kHeaderBlocks * kBlockWords + WordOfCounts(i); }
+    // The same, from the first count block on.
+    static __aicore__ inline uint32_t WordOfCounts(uint32_t i) {
+        return i / kCountsPerBlock * kBlockWords + kCbCounts + i % kCountsPerBlock;
     }
 
 private:
@@ -303,8 +305,8 @@ private:
     uint32_t epoch_ = 0;
 };
 
-// Compares the status messages of all ranks with the expected words by vector instructions, because word by
-// word W messages take the scalar unit tens of microseconds.
+// Compares many status messages with the expected words by vector instructions, because word by word they take the
+// scalar unit tens of microseconds.
 class MessageMatch {
 public:
     // kExpected: every block of every message is of this epoch, and all its words but those that the hash
@@ -312,10 +314,11 @@ public:
     // have come.
     enum Arrival : uint32_t { kMissing, kUnexpected, kExpected };
 
-    // For `count` messages, those of the ranks from 0 on.
+    // For `count` messages at a time, those of the ranks from 0 on first.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, const StatusConfig& config, uint32_t epoch,
                                 uint32_t count) {
         count_ = count;
+        all_ = count == info.world;
         blocks_ = StatusMessageBytes(config.counts) / kBlock;
         words_ = count * blocks_ * kBlockWords;
         capacity_ = static_cast<int32_t>(info.capacity);
@@ -329,7 +332,18 @@ public:
         writer.SetError(Verdict());
     }
 
-    // `messages`: in UB, loaded by MTE2. After kExpected their counts are in Counts().
+    // The next messages are those of the `count` ranks from `first` on.
+    __aicore__ inline void Take(uint32_t first, uint32_t count) {
+        count_ = count;
+        words_ = count * blocks_ * kBlockWords;
+        if (first == first_) return;
+        const LocalTensor<int32_t> source = sourceBuf_.Get<int32_t>();
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Adds(source, source, static_cast<int32_t>(first) - static_cast<int32_t>(first_),
+                      static_cast<int32_t>(count * kBlockWords));
+        first_ = first;
+    }
+    // `messages`: in UB, loaded by MTE2. After kExpected of all ranks' messages together their counts are in Counts().
     __aicore__ inline Arrival Look(const LocalTensor<uint32_t>& messages) {
         SyncFunc<HardEvent::MTE2_V>();
         const LocalTensor<int32_t> words = messages.ReinterpretCast<int32_t>();
@@ -342,7 +356,7 @@ public:
             Compare(words, {kMarks, kMarks, kMarks});
             return Differs() ? kMissing : kUnexpected;
         }
-        TakeCounts(words);
+        if (all_) TakeCounts(words);
         alike_ = true;
         return kExpected;
     }
@@ -374,8 +388,8 @@ private:
         return mask;
     }
     // Calls on all messages together, where the stride from one to the next is one that a repeat can have.
-    __aicore__ inline uint32_t MessagesAtOnce() const { return blocks_ <= 255 ? count_ : 1; }
-    __aicore__ inline uint8_t MessageStride() const { return static_cast<uint8_t>(MessagesAtOnce() > 1 ? blocks_ : 0); }
+    __aicore__ inline uint32_t OfACall() const { return blocks_ <= kMostRepeats ? count_ : 1; }
+    __aicore__ inline uint8_t MessageStride() const { return Repeats(OfACall() > 1 ? blocks_ : 0); }
 
     // The scalar unit has written the pattern, and has read what it wanted to know.
     __aicore__ inline void Clear() {
@@ -388,10 +402,9 @@ private:
         const AscendC::BinaryRepeatParams strides(1, 1, 1, MessageStride(), MessageStride(), 0);
         for (uint32_t block = 0; block < blocks_; block += kLaneBlocks) {
             uint64_t mask[2] = {MaskOf(lanes, block), 0};
-            for (uint32_t message = 0; message < count_; message += MessagesAtOnce()) {
+            for (uint32_t message = 0; message < count_; message += OfACall()) {
                 const uint32_t at = (message * blocks_ + block) * kBlockWords;
-                AscendC::Sub(to[at], messages[at], pattern[block * kBlockWords], mask,
-                             static_cast<uint8_t>(MessagesAtOnce()), strides);
+                AscendC::Sub(to[at], messages[at], pattern[block * kBlockWords], mask, Repeats(OfACall()), strides);
             }
         }
     }
@@ -399,10 +412,9 @@ private:
         const LocalTensor<int32_t> to = wordBuf_.Get<int32_t>(), source = sourceBuf_.Get<int32_t>();
         const AscendC::BinaryRepeatParams strides(1, 1, 0, MessageStride(), MessageStride(), 1);
         uint64_t mask[2] = {1ull << kH0Source, 0};
-        for (uint32_t message = 0; message < count_; message += MessagesAtOnce()) {
+        for (uint32_t message = 0; message < count_; message += OfACall()) {
             const uint32_t at = message * blocks_ * kBlockWords;
-            AscendC::Sub(to[at], messages[at], source[message * kBlockWords], mask,
-                         static_cast<uint8_t>(MessagesAtOnce()), strides);
+            AscendC::Sub(to[at], messages[at], source[message * kBlockWords], mask, Repeats(OfACall()), strides);
         }
     }
     // All words of the comparison are zero when this is called.
@@ -412,10 +424,9 @@ private:
         AscendC::PipeBarrier<PIPE_V>();
         for (uint32_t block = 0; block < blocks_; block += kLaneBlocks) {
             uint64_t mask[2] = {MaskOf({0, 0, kCountLanes}, block), 0};
-            for (uint32_t message = 0; message < count_; message += MessagesAtOnce()) {
+            for (uint32_t message = 0; message < count_; message += OfACall()) {
                 const uint32_t at = (message * blocks_ + block) * kBlockWords;
-                AscendC::Maxs(counts[at], messages[at], static_cast<int32_t>(0), mask,
-                              static_cast<uint8_t>(MessagesAtOnce()), strides);
+                AscendC::Maxs(counts[at], messages[at], static_cast<int32_t>(0), mask, Repeats(OfACall()), strides);
             }
         }
         AscendC::PipeBarrier<PIPE_V>();
@@ -441,14 +452,15 @@ private:
         LocalTensor<int32_t> number = source[padded * kBlockWords];
         AscendC::CreateVecIndex(number, static_cast<int32_t>(0), padded);
         AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Brcb(source, number, static_cast<uint8_t>(padded / kBlockWords), {1, 8});
+        AscendC::Brcb(source, number, Repeats(padded / kBlockWords), {1, 8});
     }
 
     UbBuf patternBuf_, sourceBuf_, wordBuf_, reduceBuf_;
-    uint32_t count_ = 0;
-    uint32_t blocks_ = 0;  // of a message
-    uint32_t words_ = 0;   // of all messages
+    uint32_t first_ = 0, count_ = 0;  // ranks
+    uint32_t blocks_ = 0;             // of a message
+    uint32_t words_ = 0;              // of count_ messages
     int32_t capacity_ = 0;
+    bool all_ = false;  // the messages of all ranks come together
     bool alike_ = false;
 };
 

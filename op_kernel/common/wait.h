@@ -8,7 +8,7 @@
 
 namespace moe {
 
-// Abort blocks of this rank's state area, one contiguous read.
+// Abort blocks of this rank's state area, many in one contiguous read.
 class AbortWatch {
 public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context) {
@@ -16,16 +16,24 @@ public:
         rank_ = context.rank();
         blocks_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kAbortOffset),
                                 world_ * kBlockWords);
-        pipe.InitBuffer(buf_, world_ * kBlock);
+        pipe.InitBuffer(buf_, AbortBytes(world_));
     }
     // True: there is an abort block; `verdict` is that of the lowest source rank.
     __aicore__ inline bool Look(Verdict& verdict) {
+        for (uint32_t first = 0; first < world_; first += kAbortsAtOnce) {
+            if (LookAt(first, Min(kAbortsAtOnce, world_ - first), verdict)) return true;
+        }
+        return false;
+    }
+
+private:
+    __aicore__ inline bool LookAt(uint32_t first, uint32_t count, Verdict& verdict) {
         LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
         SyncFunc<HardEvent::S_MTE2>();
-        AscendC::DataCopy(words, blocks_, world_ * kBlockWords);
+        AscendC::DataCopy(words, blocks_[first * kBlockWords], count * kBlockWords);
         SyncFunc<HardEvent::MTE2_S>();
-        for (uint32_t source = 0; source < world_; ++source) {
-            const uint32_t at = source * kBlockWords;
+        for (uint32_t i = 0; i < count; ++i) {
+            const uint32_t at = i * kBlockWords, source = first + i;
             if (words.GetValue(at + kAbMagic) != kAbortMagic || words.GetValue(at + kAbMark) != kAbortMagic) continue;
             verdict = Verdict();
             verdict.code = words.GetValue(at + kAbCode);
@@ -47,7 +55,6 @@ public:
         return false;
     }
 
-private:
     GlobalTensor<uint32_t> blocks_;
     UbBuf buf_;
     uint32_t world_ = 0;
@@ -102,7 +109,8 @@ private:
 };
 
 // Waits for the status messages of a contiguous range of source ranks: those of this server in the state
-// area, those of others behind the rows that they came with.
+// area, those of others behind the rows that they came with. Where InitAll takes them in parts, each part is waited for
+// after the one before, and only Kept() of its messages stays.
 class StatusWaiter {
 public:
     // UB: `count` messages of this shape, and the abort blocks.
@@ -122,19 +130,38 @@ public:
         messages_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) +
                                                                      StatusOffset(info.world, Parity(epoch), 0)),
                                   static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
+        atOnce_ = stop_ = count;
         if (count > 0) pipe.InitBuffer(buf_, count * messageWords_ * sizeof(uint32_t));
     }
-    // Direct, after Init: Wait() then compares all messages at once by vector instructions, and word by word
-    // only if one differs; if all are as expected, it leaves the hashes to JudgeHashes(). A launch of a
+    // Direct, in place of Init, for all ranks: Wait() then compares messages together by vector instructions, and word
+    // by word only if one differs; if all are as expected, it leaves the hashes to JudgeHashes(). A launch of a
     // single core compares word by word.
-    __aicore__ inline void MatchAll(TPipe& pipe, const StatusConfig& config, uint32_t epoch) {
-        matching_ = info_->cores > 1;
+    __aicore__ inline void InitAll(TPipe& pipe, const WindowContext& context, const ServerMap& servers,
+                                   const MoeDistributeInfo& info, const StatusConfig& config, uint32_t epoch) {
+        const uint32_t together = MessagesAtOnce(info.world, info.cores, config.counts);
+        Init(pipe, context, servers, info, config, epoch, 0, together);
+        count_ = info.world;
+        firstKept_ = FirstKeptBlock(info.world, info.cores, config.counts, info.localExperts);
+        keptWords_ = KeptBytes(info.world, info.cores, config.counts, info.localExperts) / sizeof(uint32_t);
+        if (InParts()) pipe.InitBuffer(keptBuf_, count_ * keptWords_ * sizeof(uint32_t));
+        matching_ = info.cores > 1;
         nextToHash_ = count_;
-        if (matching_) match_.Init(pipe, *info_, config, epoch, count_);
+        if (matching_) match_.Init(pipe, info, config, epoch, together);
     }
-    // Whether the last comparison found all messages as expected: match() then has their counts.
+    // InitAll: whether all messages have been as expected: SegmentScan may then use Counts().
     __aicore__ inline bool alike() const { return matching_ && match_.alike(); }
-    __aicore__ inline MessageMatch& match() { return match_; }
+    // Of all sources, in rows of words() from block firstKept() of a message on. Values below 0 or above the capacity
+    // are cut to that range, so that a core that has not checked the hashes may use them as sizes.
+    __aicore__ inline LocalTensor<int32_t> Counts() {
+        if (!InParts()) return match_.Counts();
+        const LocalTensor<int32_t> counts = keptBuf_.Get<int32_t>();
+        const int32_t words = static_cast<int32_t>(count_ * keptWords_);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Maxs(counts, counts, static_cast<int32_t>(0), words);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Mins(counts, counts, static_cast<int32_t>(info_->capacity), words);
+        return counts;
+    }
 
     // Returns kOk, the worst collective error of the messages, or a fatal one. On a timeout `source` is the
     // first rank that is missing.
@@ -144,16 +171,18 @@ public:
         uint32_t next = 0, looks = 0;
         bool lastLook = false;
         odd_ = false;
-        while (next < count_) {
+        for (BeginPart(0); next < count_;) {
             const uint32_t before = next;
             Load(next);
-            next = matching_ ? Match(next, worst) : Advance(next, count_, worst);
-            if (worst.code >= kFirstFatal || next == count_) break;
+            next = matching_ ? Match(next, worst) : Advance(next, stop_, worst);
+            if (worst.code >= kFirstFatal) break;
+            if (next == stop_) EndPart();
+            if (next == count_) break;
             if (matching_ && next != before) continue;  // it has judged a message: the next may be there
             Verdict abort;
             const bool expired = AscendC::GetSystemCycle() - start > static_cast<int64_t>(info_->deadlineCycles);
             // Aborts are rare, and a look at them takes as long as one at the messages.
-            const bool aborted = (expired || looks++ % kLooksAnAbort == 0) && aborts_.Look(abort);
+            const bool aborted = (expired || lastLook || looks++ % kLooksAnAbort == 0) && aborts_.Look(abort);
             if (lastLook) {
                 // What was missing before is still missing after a fresh look.
                 if (!aborted) {
@@ -172,10 +201,16 @@ public:
         return worst;
     }
 
-    // Checks the counts hashes that Wait() has left. `rowsKnown`: the numbers of rows are right.
+    // Checks the counts hashes that Wait() has left. `rowsKnown`: the numbers of rows are right. Messages of parts are
+    // loaded anew: a good message stays (see FailWatch).
     __aicore__ inline Verdict JudgeHashes(bool rowsKnown) {
         Verdict worst;
+        if (InParts()) nextToHash_ = 0;
         for (; nextToHash_ < count_; ++nextToHash_) {
+            if (InParts() && nextToHash_ % atOnce_ == 0) {
+                SetPart(nextToHash_);
+                Load(nextToHash_);
+            }
             Worsen(worst, reader_.JudgeCountsHashes(Message(nextToHash_), first_ + nextToHash_, rowsKnown));
             if (worst.code >= kFirstFatal) break;
         }
@@ -187,12 +222,15 @@ public:
     __aicore__ inline Verdict Follow(FailWatch& fail) {
         Verdict worst;
         uint32_t next = 0;
-        while (next < count_) {
-            Load(0);
-            const MessageMatch::Arrival seen = match_.Look(Message(0));
-            if (seen == MessageMatch::kExpected) return Verdict();
-            if (seen == MessageMatch::kUnexpected) next = Advance(next, count_, worst);
-            if (next == count_) break;
+        for (BeginPart(0); next < count_;) {
+            Load(part_);
+            const MessageMatch::Arrival seen = match_.Look(Message(part_));
+            if (seen == MessageMatch::kExpected) next = stop_;
+            if (seen == MessageMatch::kUnexpected) next = Advance(next, stop_, worst);
+            if (next == stop_) {
+                EndPart();
+                continue;
+            }
             Verdict given;
             given.code = fail.Look();
             if (given.code != kOk) return given;
@@ -201,11 +239,16 @@ public:
         return worst;
     }
 
-    __aicore__ inline uint32_t words() const { return messageWords_; }
-    // The message of a source of the range, as last loaded.
+    // The message of a source of the range, or of the part, as last loaded.
     __aicore__ inline LocalTensor<uint32_t> Message(uint32_t index) {
-        return buf_.Get<uint32_t>()[static_cast<uint32_t>(index * messageWords_)];
+        return buf_.Get<uint32_t>()[static_cast<uint32_t>((index - part_) * messageWords_)];
     }
+    // InitAll, when all messages have come: the count blocks, and header 1, of a source's message. Those of the next
+    // source lie words() further.
+    __aicore__ inline LocalTensor<uint32_t> CountsOf(uint32_t source) { return Kept(source, kHeaderBlocks); }
+    __aicore__ inline LocalTensor<uint32_t> Header1Of(uint32_t source) { return Kept(source, 1); }
+    __aicore__ inline uint32_t words() const { return keptWords_; }
+    __aicore__ inline uint32_t firstKept() const { return firstKept_; }
 
 private:
 #ifdef TWIN_POLL_SLEEPS  // until something has changed, which may be an abort
@@ -214,13 +257,43 @@ private:
     static constexpr uint32_t kLooksAnAbort = 16;
 #endif
 
+    __aicore__ inline bool InParts() const { return atOnce_ < count_; }
+    __aicore__ inline LocalTensor<uint32_t> Kept(uint32_t source, uint32_t block) {
+        const LocalTensor<uint32_t> words = InParts() ? keptBuf_.Get<uint32_t>() : buf_.Get<uint32_t>();
+        return words[source * keptWords_ + (block - firstKept_) * kBlockWords];
+    }
+    // A part is the sources from `first` on that are in UB together.
+    __aicore__ inline void SetPart(uint32_t first) {
+        part_ = first;
+        stop_ = Min(first + atOnce_, count_);
+    }
+    __aicore__ inline void BeginPart(uint32_t first) {
+        SetPart(first);
+        if (InParts()) match_.Take(first, stop_ - first);
+    }
+    // All messages of the part have come. Keeps of them what is used later, and begins the next part.
+    __aicore__ inline void EndPart() {
+        if (!InParts()) return;
+        const uint32_t blocks = messageWords_ / kBlockWords, kept = keptWords_ / kBlockWords;
+        const AscendC::DataCopyParams params(Pieces(stop_ - part_), Narrow<uint16_t, kMostPieces>(kept),
+                                             Narrow<uint16_t, kMostPieces>(blocks - kept), 0);
+        AscendC::DataCopy(keptBuf_.Get<uint32_t>()[part_ * keptWords_], Message(part_)[firstKept_ * kBlockWords],
+                          params);
+        if (stop_ == count_) {
+            SyncFunc<HardEvent::V_S>();
+        } else {
+            SyncFunc<HardEvent::V_MTE2>();
+            BeginPart(stop_);
+        }
+    }
+    // The messages of the part, from source `from` on.
     __aicore__ inline void Load(uint32_t from) {
         SyncFunc<HardEvent::S_MTE2>();
         if (info_->transport == kTransportMemory) {
-            LoadNear(first_ + from, first_ + count_);
+            LoadNear(first_ + from, first_ + stop_);
         } else {
-            LoadNear(Max(first_ + from, servers_.begin()), Min(first_ + count_, servers_.end()));
-            for (uint32_t rank = first_ + from; rank < first_ + count_; ++rank) {
+            LoadNear(Max(first_ + from, servers_.begin()), Min(first_ + stop_, servers_.end()));
+            for (uint32_t rank = first_ + from; rank < first_ + stop_; ++rank) {
                 if (servers_.Far(rank)) LoadFar(rank);
             }
         }
@@ -229,7 +302,7 @@ private:
     __aicore__ inline void LoadNear(uint32_t begin, uint32_t end) {
         if (begin >= end) return;
         const uint32_t bytes = messageWords_ * sizeof(uint32_t);
-        const DataCopyExtParams params{static_cast<uint16_t>(end - begin), bytes, strideBytes_ - bytes, 0, 0};
+        const DataCopyExtParams params{Pieces(end - begin), bytes, strideBytes_ - bytes, 0, 0};
         const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
         AscendC::DataCopyPad(Message(begin - first_),
                              messages_[static_cast<uint64_t>(begin) * strideBytes_ / sizeof(uint32_t)], params, pad);
@@ -239,14 +312,14 @@ private:
         message.SetGlobalBuffer(FarMessage(*context_, parity_, rank), messageWords_);
         AscendC::DataCopy(Message(rank - first_), message, messageWords_);
     }
-    // Compares all messages at once. While some are missing, judges one message a look: so a bad message is
+    // Compares all messages of the part at once. While some are missing, judges one message a look: so a bad message is
     // found soon, and the core is not busy with the others when the last message comes.
     __aicore__ inline uint32_t Match(uint32_t next, Verdict& worst) {
-        const MessageMatch::Arrival seen = match_.Look(Message(0));
+        const MessageMatch::Arrival seen = match_.Look(Message(part_));
         if (seen != MessageMatch::kExpected)
-            return Advance(next, seen == MessageMatch::kMissing ? next + 1 : count_, worst);
+            return Advance(next, seen == MessageMatch::kMissing ? next + 1 : stop_, worst);
         nextToHash_ = next;
-        return count_;
+        return stop_;
     }
     __aicore__ inline uint32_t Advance(uint32_t next, uint32_t end, Verdict& worst) {
         for (; next < end; ++next) {
@@ -261,7 +334,7 @@ private:
     }
 
     GlobalTensor<uint32_t> messages_;
-    UbBuf buf_;
+    UbBuf buf_, keptBuf_;
     AbortWatch aborts_;
     StatusReader reader_;
     MessageMatch match_;
@@ -271,7 +344,10 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     uint32_t first_ = 0;
     uint32_t count_ = 0;
+    uint32_t atOnce_ = 0;           // sources of a part
+    uint32_t part_ = 0, stop_ = 0;  // this part: [part_, stop_)
     uint32_t messageWords_ = 0;
+    uint32_t firstKept_ = 0, keptWords_ = 0;  // of a message: block, words
     uint32_t strideBytes_ = 0;
     uint32_t nextToHash_ = 0;  // the first message whose hashes are still to be checked
     bool odd_ = false;         // whether words that are none of a message make it corrupt

@@ -86,7 +86,7 @@ public:
     }
     // SegmentTable::FromCounts calls this: rows from a source for a local expert, as its message says.
     __aicore__ inline int32_t operator()(uint32_t source, uint32_t localExpert) {
-        return static_cast<int32_t>(waiter_.Message(source).GetValue(StatusWriter::CountWord(localExpert)));
+        return static_cast<int32_t>(waiter_.CountsOf(source).GetValue(StatusWriter::WordOfCounts(localExpert)));
     }
 
 private:
@@ -305,12 +305,14 @@ private:
     __aicore__ inline void SegmentInit() {
         segments_.Init(exchange_.pipe(), *info_);
         if (!SegmentScan::Suits(*info_)) return;
+        const uint32_t world = info_->world, cores = info_->cores, experts = info_->localExperts;
         scan_.Init(exchange_.pipe(), *info_,
-                   StatusMessageBytes(info_->localExperts) / static_cast<uint32_t>(sizeof(uint32_t)));
+                   KeptBytes(world, cores, experts, experts) / static_cast<uint32_t>(sizeof(uint32_t)),
+                   FirstKeptBlock(world, cores, experts, experts));
     }
     __aicore__ inline void FindSegments() {
         if (SegmentScan::Suits(*info_) && waiter_.alike()) {
-            scan_.Run(waiter_.match().Counts(), segments_);
+            scan_.Run(waiter_.Counts(), segments_);
         } else {
             segments_.FromCounts(*this);
         }

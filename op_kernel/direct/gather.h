@@ -26,7 +26,7 @@ public:
         rowsOffset_ = PublishedRowsOffset(info_->world, info_->capacity);
         exchange.pipe().InitBuffer(listBuf_, kListInts * sizeof(int32_t));
         if (info_->triples != 0) exchange.pipe().InitBuffer(tripleBuf_, kListInts * kTripleWords * sizeof(int32_t));
-        exchange.pipe().InitBuffer(queue_, static_cast<uint8_t>(tiling.copyRing), tiling.copyRows * rowStride_);
+        exchange.pipe().InitBuffer(queue_, Ring(tiling.copyRing), tiling.copyRows * rowStride_);
     }
 
     // Begins to load the list entries of this core's share.

@@ -88,7 +88,7 @@ private:
         const LocalTensor<int32_t> id = idBuf_.Get<int32_t>();
         const uint32_t padded = PaddedInts(pairs_);
         const DataCopyExtParams params{1, static_cast<uint32_t>(pairs_ * sizeof(int32_t)), 0, 0, 0};
-        const DataCopyPadExtParams<int32_t> pad{padded != pairs_, 0, static_cast<uint8_t>(padded - pairs_), kNotRouted};
+        const DataCopyPadExtParams<int32_t> pad{padded != pairs_, 0, Padding(padded - pairs_), kNotRouted};
         AscendC::DataCopyPad(id, ids, params, pad);
         if (masks_ != 0) {
             GlobalTensor<int8_t> masks;
@@ -156,7 +156,7 @@ public:
         const LocalTensor<int32_t> number = numberBuf_.Get<int32_t>();
         AscendC::CreateVecIndex(number, static_cast<int32_t>(0), kPositionBlocks);
         AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Brcb(tableBuf_.Get<int32_t>(), number, static_cast<uint8_t>(kPositionBlocks / kBlockWords), {1, 8});
+        AscendC::Brcb(tableBuf_.Get<int32_t>(), number, Repeats(kPositionBlocks / kBlockWords), {1, 8});
         SyncFunc<HardEvent::V_MTE3>();
     }
     // For pairs that are not routed, stores 0: entries [begin, end) of `pairs`. Before any list.

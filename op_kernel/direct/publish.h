@@ -99,7 +99,7 @@ public:
         if constexpr (kQuant) {
             loader_.Init(pipe, tiling, arguments.expandX, rowBytes_);
         } else {
-            pipe.InitBuffer(queue_, static_cast<uint8_t>(tiling.returnRing), chunkBytes_);
+            pipe.InitBuffer(queue_, Ring(tiling.returnRing), chunkBytes_);
         }
     }
     // Begins to load the counts.

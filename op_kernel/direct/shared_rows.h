@@ -120,7 +120,7 @@ private:
     // Into whole blocks.
     __aicore__ inline void CopyList(const LocalTensor<int32_t>& to, const GlobalTensor<int32_t>& from, uint32_t count) {
         const DataCopyExtParams params{1, static_cast<uint32_t>(count * sizeof(int32_t)), 0, 0, 0};
-        const DataCopyPadExtParams<int32_t> pad{true, 0, static_cast<uint8_t>(PaddedInts(count) - count), 0};
+        const DataCopyPadExtParams<int32_t> pad{true, 0, Padding(PaddedInts(count) - count), 0};
         AscendC::DataCopyPad(to, from, params, pad);
     }
     __aicore__ inline uint32_t SourceOf(uint32_t v) const { return (info_->rank + begin_ + v) % info_->world; }
@@ -166,7 +166,7 @@ public:
         TPipe& pipe = exchange.pipe();
         pipe.InitBuffer(placeBuf_, PaddedInts(share_) * sizeof(int32_t));
         if (info_->triples != 0) pipe.InitBuffer(tripleBuf_, share_ * kBlock);
-        pipe.InitBuffer(queue_, static_cast<uint8_t>(ring_), rowStride_);
+        pipe.InitBuffer(queue_, Ring(ring_), rowStride_);
     }
     // Begins to load the lists of this core's sources.
     __aicore__ inline void Begin(SegmentTable& segments) {

@@ -43,17 +43,18 @@ public:
     // checked the counts or expand_idx yet, so the address is kept inside the area that the message names.
     __aicore__ inline GM_ADDR Address(RoutingTable&, int32_t id, uint32_t, uint32_t, uint32_t i) {
         const uint32_t expert = static_cast<uint32_t>(id), owner = Owner(*info_, expert);
-        const LocalTensor<uint32_t> message = messages_->Message(owner);
-        const uint32_t start = message.GetValue(StatusWriter::CountWord(info_->localExperts + Local(*info_, expert)));
+        const LocalTensor<uint32_t> header1 = messages_->Header1Of(owner);
+        const uint32_t start = messages_->CountsOf(owner).GetValue(
+            StatusWriter::WordOfCounts(info_->localExperts + Local(*info_, expert)));
         const uint32_t row = start + static_cast<uint32_t>(positionBuf_.Get<int32_t>().GetValue(i));
         GM_ADDR base = exchange_->HalfOf(owner);
         uint64_t bytes = static_cast<uint64_t>(info_->world) * info_->capacity * rowBytes_;
         if (owner == info_->rank && info_->expandRows != 0 && info_->quantMode == 0) {  // nobody has to copy those
             base = expandX_;
             bytes = static_cast<uint64_t>(info_->expandRows) * rowBytes_;
-        } else if (PhaseOf(message.GetValue(kH0OpPhase)) == kPhaseLent) {
+        } else if (PhaseOf(header1.GetValue(kH1OpPhase)) == kPhaseLent) {
             const WindowContext& context = exchange_->context();
-            const uint64_t lent = static_cast<uint64_t>(message.GetValue(kBlockWords + kH1Detail0)) * kBlock;
+            const uint64_t lent = static_cast<uint64_t>(header1.GetValue(kH1Detail0)) * kBlock;
             if (lent + rowBytes_ <= context.lent_bytes()) {
                 base = context.lent(owner) + lent;
                 bytes = context.lent_bytes() - lent;
@@ -95,7 +96,7 @@ public:
         pipe.InitBuffer(addressBuf_, entries * sizeof(uint64_t));
         pipe.InitBuffer(weightBuf_, entries * sizeof(float));
         pipe.InitBuffer(listBuf_, kChunkPairs / info_->topK * sizeof(uint32_t));
-        pipe.InitBuffer(queue_, static_cast<uint8_t>(groups_), room_);
+        pipe.InitBuffer(queue_, Ring(groups_), room_);
         sum_.Init(pipe, tiling.partElements);
     }
     // The queue that rows load into. Before Begin other steps may use it. Its tensors hold `room` int32.

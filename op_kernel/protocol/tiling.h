@@ -161,7 +161,42 @@ MOE_FN uint32_t VerdictBytes(uint32_t cores) {
            static_cast<uint32_t>(CeilTo(lanes / 8, kBlock));
 }
 
-// UB for MessageMatch, which compares all messages of a rank: the expected message, a block and a number for
+// A vector instruction repeats at most so often, and a DataCopyPad has at most so many pieces.
+constexpr uint32_t kMostRepeats = 255, kMostPieces = 4095;
+static_assert(2 * kMaxPlanned <= kMostPieces && kChunkPairs <= kMostPieces, "one copy loads a block of each");
+
+// Abort blocks that a core looks at together.
+constexpr uint32_t kAbortsAtOnce = 128;
+MOE_FN uint32_t AbortBytes(uint32_t world) { return Min(world, kAbortsAtOnce) * kBlock; }
+
+// Messages that a core of direct, or of window combine in V2, waits for and compares together, a repeat each: those of
+// up to kWholeWorld ranks; of more ranks as many as kMatchedBytes hold, in parts of equal size but for the last.
+constexpr uint32_t kWholeWorld = 64, kMatchedBytes = 10 * 1024;
+MOE_FN uint32_t MessagesAtOnce(uint32_t world, uint32_t cores, uint32_t counts) {
+    if (world <= kWholeWorld || cores == 1) return world;  // a launch of one core compares word by word
+    return CeilDiv(world, CeilDiv(world, Min(kMatchedBytes / StatusMessageBytes(counts), kMostRepeats)));
+}
+static_assert(MessagesAtOnce(kWholeWorld, kMaxCores, 1) <= kMostRepeats &&
+                  StatusMessageBytes(2 * CeilDiv(kMaxExperts, kWholeWorld)) <= kMatchedBytes,
+              "one message at least is compared at a time, and no more than an instruction repeats");
+// What stays of each message in UB: all of it, or, where not all messages are there together, its blocks from this one
+// on: the counts, and of direct combine, whose messages have two counts an expert, also header 1 with the place of lent
+// rows.
+MOE_FN uint32_t FirstKeptBlock(uint32_t world, uint32_t cores, uint32_t counts, uint32_t localExperts) {
+    if (MessagesAtOnce(world, cores, counts) == world) return 0;
+    return counts > localExperts ? 1 : kHeaderBlocks;
+}
+MOE_FN uint32_t KeptBytes(uint32_t world, uint32_t cores, uint32_t counts, uint32_t localExperts) {
+    return StatusMessageBytes(counts) - FirstKeptBlock(world, cores, counts, localExperts) * kBlock;
+}
+// UB of StatusWaiter: messages, and what is kept of all where these are not all messages.
+MOE_FN uint32_t WaitBytes(uint32_t world, uint32_t cores, uint32_t counts, uint32_t localExperts) {
+    const uint32_t together = MessagesAtOnce(world, cores, counts);
+    return together * StatusMessageBytes(counts) +
+           (together < world ? world * KeptBytes(world, cores, counts, localExperts) : 0);
+}
+
+// UB for MessageMatch, which compares `world` messages together: the expected message, a block and a number for
 // each source, the differences of all words, and scratch of their reduction.
 MOE_FN uint32_t MatchSourceBytes(uint32_t world) {
     return static_cast<uint32_t>(CeilTo(world, kBlockWords)) * (kBlock + sizeof(int32_t));
@@ -181,10 +216,9 @@ MOE_FN uint32_t CountsMatchBytes(uint32_t experts) {
     return 2 * lanes * static_cast<uint32_t>(sizeof(int32_t)) + static_cast<uint32_t>(CeilTo(lanes / 8, kBlock));
 }
 // UB for SegmentScan, the prefix sums over the counts of those messages: two tables [L][W] int32, the words
-// of all messages, and the words of a message.
-MOE_FN uint32_t ScanBytes(uint32_t world, uint32_t localExperts) {
-    return 2 * world * localExperts * static_cast<uint32_t>(sizeof(int32_t)) +
-           (world + 1) * StatusMessageBytes(localExperts);
+// that are kept of all messages, and of a message.
+MOE_FN uint32_t ScanBytes(uint32_t world, uint32_t localExperts, uint32_t keptBytes) {
+    return 2 * world * localExperts * static_cast<uint32_t>(sizeof(int32_t)) + (world + 1) * keptBytes;
 }
 // Histograms that are in UB at a time: those of all cores, or as many as fit beside what else is there.
 MOE_FN uint32_t HistogramsAtOnce(const MoeDistributeInfo& info) {

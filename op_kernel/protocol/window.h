@@ -24,7 +24,8 @@
 namespace moe {
 
 // ---- limits -------------------------------------------------------------------------------------------
-constexpr uint32_t kMaxWorld = 64;      // EP ranks (twin; the layout itself allows kMaxSlots)
+constexpr uint32_t kMaxWorld = 384;     // W, EP ranks
+constexpr uint32_t kMaxPlanned = 768;   // of a plan: what CANN's own operators allow
 constexpr uint32_t kMaxSlots = 2048;    // W * L, (source rank, local expert) pairs a rank serves
 constexpr uint32_t kMaxExperts = 1024;  // E
 constexpr uint32_t kMaxTopK = 32;       // K
@@ -79,7 +80,7 @@ MOE_FN uint64_t StateBytes(uint32_t world) { return CeilTo(VerdictOffset(world, 
 static_assert(kErrorRecordOffset + kErrorRecordWords * sizeof(int32_t) <= kFailOffset &&
                   kFailOffset + kBlock <= kAbortOffset,
               "error record, fail block and aborts overlap");
-static_assert(StateBytes(1) <= kMiB && StateBytes(kMaxWorld) <= kMiB, "the state area must fit 1 MiB");
+static_assert(StateBytes(1) <= kMiB && StateBytes(kMaxPlanned) <= kMiB, "the state area must fit 1 MiB");
 static_assert(2 * kMaxExperts <= kMaxSlots, "a message of direct combine has two counts a local expert");
 
 // ---- data area, offsets in bytes ----------------------------------------------------------------------

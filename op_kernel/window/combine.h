@@ -19,7 +19,7 @@ public:
         x_ = arguments.x;
         parts_.Init(tiling);
         terms_.Init(pipe, tiling, arguments, rows);
-        pipe.InitBuffer(inQueue_, static_cast<uint8_t>(tiling.sumRing), parts_.PieceBytes());
+        pipe.InitBuffer(inQueue_, Ring(tiling.sumRing), parts_.PieceBytes());
         sum_.Init(pipe, tiling.partElements);
     }
 

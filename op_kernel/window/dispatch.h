@@ -142,8 +142,7 @@ private:
         exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
         exchange_.pipe().InitBuffer(rowBuf_, kChunkPairs * sizeof(int32_t));
         if (tailBytes_ != 0) exchange_.pipe().InitBuffer(tailBuf_, kChunkPairs * tailBytes_);
-        if (tiling_->tailRing != 0)
-            exchange_.pipe().InitBuffer(tailQueue_, static_cast<uint8_t>(tiling_->tailRing), rowStride_);
+        if (tiling_->tailRing != 0) exchange_.pipe().InitBuffer(tailQueue_, Ring(tiling_->tailRing), rowStride_);
         if (weights_) exchange_.pipe().InitBuffer(weightBuf_, kChunkPairs * sizeof(float));
         expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
     }
@@ -279,7 +278,7 @@ private:
         AscendC::DataCopy(messagesBuf.Get<uint32_t>(), keeper_.messages(), info_->world * keeper_.words());
         if (SegmentScan::Suits(*info_) && info_->transport == kTransportMemory) {
             SegmentScan scan;
-            scan.Init(exchange_.pipe(), *info_, keeper_.words());
+            scan.Init(exchange_.pipe(), *info_, keeper_.words(), 0);
             SyncFunc<HardEvent::MTE2_V>();
             scan.Run(counts.values, segments);
         } else {
@@ -287,8 +286,7 @@ private:
             segments.FromCounts(counts);
         }
         if (info_->transport == kTransportRdma) segments.AlignEnd();
-        exchange_.pipe().InitBuffer(copyQueue_, static_cast<uint8_t>(tiling_->copyRing),
-                                    tiling_->copyRows * rowStride_);
+        exchange_.pipe().InitBuffer(copyQueue_, Ring(tiling_->copyRing), tiling_->copyRows * rowStride_);
         CopyRows(segments);
         if (exchange_.core() == 0) counts_.Store(exchange_.pipe(), segments);
         AscendC::PipeBarrier<PIPE_ALL>();

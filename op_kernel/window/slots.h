@@ -58,7 +58,7 @@ public:
         const uint64_t first = static_cast<uint64_t>(begin) * SlotBytes(rowBytes_) + rowBytes_;
         marks.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(half_ + first),
                               static_cast<uint64_t>(count) * SlotBytes(rowBytes_) / sizeof(int32_t));
-        const DataCopyExtParams params{static_cast<uint16_t>(count), kBlock, rowBytes_, 0, 0};
+        const DataCopyExtParams params{Pieces(count), kBlock, rowBytes_, 0, 0};
         const DataCopyPadExtParams<int32_t> pad{false, 0, 0, 0};
         AscendC::DataCopyPad(markBuf_.Get<int32_t>(), marks, params, pad);
     }

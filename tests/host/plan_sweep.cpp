@@ -52,7 +52,8 @@ void Give(moe::CallSpec& call, uint32_t tensor, uint32_t type, std::initializer_
 enum Scope : uint32_t { kAll, kTiny, kSmall, kShort };
 
 void SetPlace(Dice& dice, Scope scope, moe::CallSpec& call) {
-    static const int64_t kWorlds[] = {1, 2, 3, 4, 5, 7, 8, 8, 12, 16, 16, 24, 32, 33, 48, 63, 64, 64};
+    static const int64_t kWorlds[] = {1,  2,  3,  4,  5,  7,  8,   8,   12,  16,  16,  24,  32,  33,  48,  60,
+                                      63, 64, 65, 72, 96, 97, 128, 144, 192, 255, 256, 288, 320, 341, 384, 384};
     static const int64_t kCores[] = {1, 2, 3, 7, 8, 9, 16, 20, 24, 40, 40, 48, 48, 63, 64};
     static const int32_t kAlgorithms[] = {0, moe::kCommAlgDirect, moe::kCommAlgDirect, moe::kCommAlgAuto};
     static const int64_t kFewWorlds[] = {1, 2, 2, 3, 4, 8}, kFewCores[] = {1, 2, 5, 8, 8, 9, 12};
