@@ -20,7 +20,7 @@ from .errors import ArgumentError, AscendMoeError, LibraryError
 T = TypeVar("T")
 
 # Limits of the wire protocol (op_kernel/protocol/window.h; a test compares).
-MAX_WORLD = 64
+MAX_WORLD = 384
 MAX_CORES = 64
 MAX_WINDOW_MIB = 65535
 

@@ -15,6 +15,7 @@ from ascend_moe.plan import Request, require
 from ascend_moe.presets import PRESETS
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import DTYPES
+from ascend_moe.settings import MAX_WORLD
 
 #: name of the routing -> ids of the generated case
 SKEWS = {"uniform": "distinct", "zipf": "zipf", "hot": "popular"}
@@ -138,8 +139,8 @@ def matrix(
         layer = PRESETS[preset].published
         usual = (layer.hidden_size, layer.top_k, layer.num_experts)
         hidden, topk, experts = (own if given is None else given for given, own in zip(shape, usual, strict=True))
-        if not 1 <= world <= 64 or experts % world:
-            text = f"ranks is {world}; need 1..64 that divide the {experts} experts of {preset}"
+        if not 1 <= world <= MAX_WORLD or experts % world:
+            text = f"ranks is {world}; need 1..{MAX_WORLD} that divide the {experts} experts of {preset}"
             raise ArgumentError(text, argument="ranks")
         if not 1 <= batch <= 4096:
             raise ArgumentError(f"bs is {batch}; need 1..4096 tokens a rank", argument="bs")

@@ -16,6 +16,7 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.moe_config import MoEConfig
 from ascend_moe.native import library
 from ascend_moe.presets import PRESETS, preset
+from ascend_moe.settings import MAX_WORLD
 
 app = typer.Typer()
 
@@ -31,7 +32,7 @@ def run(
         typer.Option(exists=True, file_okay=False, help="Hugging Face checkpoint instead of a preset."),
     ] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="Its decoder layer, from 0.")] = None,
-    ranks: Annotated[int, typer.Option("--ranks", "-r", min=1, max=64, help="EP ranks.")] = 4,
+    ranks: Annotated[int, typer.Option("--ranks", "-r", min=1, max=MAX_WORLD, help="EP ranks.")] = 4,
     backend: Annotated[
         str, typer.Option(metavar="|".join(BACKENDS), help="One thread a rank, or one process a rank (gloo).")
     ] = BACKENDS[0],

@@ -138,7 +138,7 @@ class LocalCluster:
     """W EP ranks as threads of this process; the ops take ``group_ep`` as ``run`` hands it out.
 
     Args:
-        world_size: number of ranks, 1..64.
+        world_size: number of ranks, 1..384.
         window_mib: MiB of one rank's window; default HCCL_BUFFSIZE, read when windows are opened.
 
     Use as a context manager; leaving it frees the windows. ``run`` may be called many times; the windows

@@ -112,7 +112,7 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
         x: (BS, H) bfloat16, float16 or float32; rows a multiple of 32 bytes, H <= 16384.
         expert_ids: (BS, K) int32 in 0..E-1, or -1: not routed. BS <= 4096, K <= 32.
         group_ep: name of the EP group: ``ascend_moe.comm_name``, a live c10d group name, or a LocalCluster's.
-        ep_world_size, ep_rank_id: W, at most 64, and this rank's place in the group.
+        ep_world_size, ep_rank_id: W, at most 384, and this rank's place in the group.
         moe_expert_num: E, a multiple of W, at most 1024.
         scales: (E, H) float32 smoothing factors, with quant_mode 2 only.
         x_active_mask: (BS,) or (BS, K) bool; masked pairs are not sent and their ids not looked at.

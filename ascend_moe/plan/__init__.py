@@ -28,6 +28,7 @@ from .soc import soc as soc_of
 
 CONTRACTS = {"v1": 1, "v2": 2}
 _BLOCK = 32  # bytes that a row is a multiple of
+_TOO_MANY = "ep_world_size"  # violated by more ranks than the ops run
 _MOST = {"ranks": 1 << 12, "experts": 1 << 16, "topk": 1 << 10, "hidden": 1 << 20, "batch": 1 << 20}
 
 
@@ -216,7 +217,8 @@ def plan(request: Request) -> Report:
     cann = cann_need(request)
     violations, fit = _violations(request, cores), None
     ops: dict[str, OpPlan] = {}
-    if not violations:
+    # More ranks than the ops run are planned all the same, up to what CANN's own operators take.
+    if not violations or [violation.argument for violation in violations] == [_TOO_MANY]:
         trip = _RoundTrip(request, cores)
         fit, refused = _fit(trip, request, cores)
         if refused is not None:
@@ -314,6 +316,7 @@ def call_spec(op: int, request: Request, shapes: calls.NamedShapes, cores: int, 
     call.ranks_per_server = servers if servers < request.ranks else 0
     call.comm_world, call.comm_rank = request.ranks, rank
     call.window_mib, call.cores, call.deadline_micros = window_mib, cores, 1_000_000
+    call.planned = request.ranks > settings.MAX_WORLD
     return call
 
 
@@ -385,6 +388,8 @@ def _violations(request: Request, cores: int) -> list[Violation]:
     if soc_of(request.soc).series == "A2" and request.ranks % share:  # as it is refused where a group opens
         message = f"ranks_per_server is {share}, it must divide the {request.ranks} ranks: on an A2 every server has "
         found.append(Violation("ranks_per_server", message + "as many ranks of a group"))
+    if settings.MAX_WORLD < request.ranks <= limits()["planned_world_size"]:
+        found.append(Violation(_TOO_MANY, f"ep_world_size is {request.ranks}, it must be in 1..{settings.MAX_WORLD}"))
     while (error := _RoundTrip(at, cores).refused(0)) is not None:
         if error.argument == "comm_alg" and library.lib().am_comm_algorithm(request.comm_alg.encode()) < 0:
             raise error  # a name that means nothing

@@ -22,6 +22,7 @@ from ascend_moe.ops import calls
 from ascend_moe.plan import Request, window_need
 from ascend_moe.reference import RankInput
 from ascend_moe.reference.cases import DTYPES
+from ascend_moe.settings import MAX_WORLD
 
 MAX_BATCH = 4096
 
@@ -63,9 +64,10 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         experts = self.config.num_experts
-        if not 1 <= self.ranks <= 64 or experts % self.ranks:
+        if not 1 <= self.ranks <= MAX_WORLD or experts % self.ranks:
             raise ArgumentError(
-                f"{self.ranks} ranks cannot share {experts} experts evenly; choose a divisor of {experts} up to 64",
+                f"{self.ranks} ranks cannot share {experts} experts evenly; choose a divisor of {experts} up to "
+                f"{MAX_WORLD}",
                 argument="ranks",
             )
         if min(self.batches) < 0 or not 1 <= max(self.batches) <= MAX_BATCH:

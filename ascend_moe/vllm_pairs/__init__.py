@@ -17,6 +17,7 @@ from ascend_moe.errors import need
 from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.interop.vllm.quantization import int8_w8a8_moe_quant_config
 from ascend_moe.interop.vllm.selection import MoEKernelConfig, reason, select
+from ascend_moe.settings import MAX_WORLD
 
 MAX_WEIGHTS = 1 << 27  # elements of all experts
 _ACTIVITIES = [torch.profiler.ProfilerActivity.CPU]
@@ -50,7 +51,7 @@ class Trial:
     def check(self) -> None:
         """Raises ArgumentError for a number that cannot be tried."""
         world, most = len(self.batches), max(self.batches)
-        need(1 <= world <= 64, "ranks", "is {}; need 1..64", world)
+        need(1 <= world <= MAX_WORLD, "ranks", "is {}; need 1..{}", world, MAX_WORLD)
         need(min(self.batches) >= 0 and most <= 4096, "batch", "has {} tokens; need 0..4096", most)
         fits = 1 <= self.num_experts <= 1024 and self.num_experts % world == 0
         rule = "is {}; {} ranks cannot share {} experts: need a multiple, 1..1024"

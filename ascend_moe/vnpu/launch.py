@@ -21,6 +21,7 @@ from .._releases import PAIRS, pair_of
 from ..errors import ArgumentError, LibraryError, need
 from ..native import library
 from ..plan.soc import DEFAULT_SOC, SOC_OF_SERIES, SOCS
+from ..settings import MAX_WORLD
 from . import query
 
 LIBRARY = "libascendcl.so"
@@ -36,7 +37,7 @@ LIBRARIES = (
     "opp/op_api/lib/libcust_opapi.so",  # where torch_npu looks for it below ASCEND_CUSTOM_OPP_PATH
 )
 DEFAULT_DEVICES = 8
-MAX_DEVICES = 64
+MAX_DEVICES = MAX_WORLD
 
 # CANN's own settings would point torch_npu at other libraries.
 _UNSET = ("ASCEND_CUSTOM_OPP_PATH", "ASCEND_OPP_PATH", "ASCEND_HOME_PATH", "TORCH_DEVICE_BACKEND_AUTOLOAD")
@@ -67,7 +68,7 @@ def environment(
     Args:
         soc: what the devices say they are, e.g. Ascend910_9391 (A3) or Ascend910B3 (A2). Default: of the series that
             this environment's vllm-ascend was built for; without one Ascend910_9391.
-        devices: how many, 1 to 64.
+        devices: how many, 1 to 384.
 
     Raises:
         ArgumentError: no such SoC, or too many devices.

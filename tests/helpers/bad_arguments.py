@@ -248,7 +248,7 @@ def _ints(op: str, name: str, values: Mapping[int, tuple[Any, ...]], **along: An
 def wrong_integers(op: str, world: int) -> Iterator[Bad]:
     far = (INT32_MIN, INT32_MAX + 1, INT64_MIN, INT64_MAX)
     rules: dict[str, tuple[tuple[int, ...], str]] = {
-        "ep_world_size": ((-1, 0, 65), "1..64"),
+        "ep_world_size": ((-1, 0, 385), "1..384"),
         "ep_rank_id": ((-1, world, 64), f"0..{world - 1}"),
         "moe_expert_num": ((-1, 0, 1025), "1..1024"),
         "tp_world_size": ((-1, 2, 3), "0 and 1 are supported: CANN no longer has the TP domain"),

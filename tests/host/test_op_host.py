@@ -357,7 +357,7 @@ def test_the_probes_tiling_is_that_of_the_twin(soc: str, kind: int, cores: int) 
         ({"mode": 0}, "mode is 0, it must be 1 to 15"),
         ({"mode": 16}, "mode is 16, it must be 1 to 15"),
         ({"ep_rank_id": 4}, "ep_rank_id is 4, it must be 0 to 3"),
-        ({"ep_world_size": 65}, "ep_world_size is 65, it must be 1 to 64"),
+        ({"ep_world_size": 385}, "ep_world_size is 385, it must be 1 to 384"),
         ({"nonce": 0}, "nonce is 0, it must be 1 to 4294967295"),
         ({"rounds": 0}, "rounds is 0, it must be 1 to 4294967295"),
         ({"cycles": -1}, "cycles is -1, it must be 0 to"),

@@ -193,7 +193,7 @@ def test_exit_code_is_the_commands() -> None:
     [
         ((), "Missing argument 'COMMAND"),
         (("--soc", "Ascend1", "--", "true"), "soc is 'Ascend1'; need one of Ascend910B1"),
-        (("--devices", "65", "--", "true"), "devices is 65; need 1 to 64"),
+        (("--devices", "385", "--", "true"), "devices is 385; need 1 to 384"),
         (("--", "no-such-command"), "no-such-command is no command of PATH"),
         (("--fast", "--", "true"), "No such option: --fast"),
     ],

@@ -14,7 +14,7 @@ VNPU_EXPORT const char* vnpu_soc(void);
 
 namespace vnpu {
 
-constexpr int kMaxDevices = 64;
+constexpr int kMaxDevices = 384;
 
 struct Soc {
     const char* name;

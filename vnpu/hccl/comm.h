@@ -17,11 +17,11 @@ namespace vnpu {
 // are mapped apart ----
 //
 //   page 0                   its name, and the failure that ended it, if any
-//   page 1 + r, r < 256      rank r: who it is, barrier counter, the call it is in, its row of byte counts
+//   page 1 + r, r < 384      rank r: who it is, barrier counter, the call it is in, its row of byte counts
 //   then, per (from, to)     a channel for point-to-point data: counters and a ring of two pieces
 
 constexpr uint64_t kPage = 4096;
-constexpr int kMaxRanks = 256;
+constexpr int kMaxRanks = 384;
 constexpr uint64_t kPieceBytes = 512 << 10;
 constexpr uint64_t kPieces = 2;
 

@@ -26,7 +26,7 @@ class BufferBase:
         num_nvl_bytes, num_rdma_bytes: kept as attributes; windows are as large as HCCL_BUFFSIZE says.
         low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: no effect.
 
-    W is at most 64; a rank has at most 4096 tokens a call; K is at most 32. No gradients: the calls are each other's
+    W is at most 384; a rank has at most 4096 tokens a call; K is at most 32. No gradients: the calls are each other's
     backward, as in DeepEP. ``config``, ``allocate_on_comm_stream`` have no effect; calls run on the current stream.
     Ranks of several servers need comm_alg "hierarchy" across servers: the ops refuse it by name.
     """
