@@ -1,0 +1,135 @@
+"""More ranks than have their status messages in UB together: equal to the reference, and failures that name the rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import failure_cases
+import op_runs
+import pytest
+from failure_cases import caught
+
+from ascend_moe import LocalCluster, explore, plan, settings
+from ascend_moe.errors import PeerLost, RoutingOverflow
+from ascend_moe.reference.cases import Case, legal
+from ascend_moe.validate.run import DevicePlace
+
+KEPT_WORLD = 96  # of the tests of failures
+# Ranks, local experts. The first two are compared in parts (MessagesAtOnce in op_kernel/protocol/tiling.h): one with a
+# world that SegmentScan takes, one without.
+SMALL = [(72, 14), (65, 15), (KEPT_WORLD, 2)]
+LARGE = [(128, 2), (256, 1), (256, 4), (384, 2)]
+ALGORITHMS = ("window", "direct")
+
+
+@pytest.fixture(scope="module")
+def many() -> Iterator[LocalCluster]:
+    with LocalCluster(KEPT_WORLD, window_mib=1) as cluster:
+        yield cluster
+
+
+def assert_equal_to_reference(
+    monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, algorithm: str, local: int, **settings_of: Any
+) -> None:
+    """Dispatch and combine, two cores a rank, with a rank without tokens, in both forms of rows."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    for quant in ("none", "int8"):
+        spec = Case(world=cluster.world_size, local=local, quant=quant, cores=2, units=1, batch=2, **settings_of)
+        case = legal(spec)
+        runs = op_runs.run(cluster, case)
+        assert op_runs.check(case, runs)
+        assert {run.algorithms for run in runs if isinstance(run, op_runs.RankRun)} == {(algorithm, algorithm)}
+
+
+SIZES = [*SMALL, *(pytest.param(*size, marks=pytest.mark.nightly) for size in LARGE)]
+
+
+@pytest.mark.parametrize("contract", [1, 2])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("world", "local"), SIZES)
+def test_equal_to_reference(
+    world: int, local: int, algorithm: str, contract: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(world, window_mib=1) as cluster:
+        kind = {"topk": 4, "ids": "distinct", "batches": "zero rank", "seed": world}
+        assert_equal_to_reference(monkeypatch, cluster, algorithm, local, contract=contract, **kind)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_parts_that_are_not_the_whole(algorithm: str) -> None:
+    """The sizes above are what they are said to be: else no test would meet a part."""
+    for (world, local), parts in zip(SMALL, (2, 2, 1), strict=True):
+        request = plan.Request(world, world * local, 4, 64, 2, comm_alg=algorithm, cores=2, dtype="fp32")
+        items = [item for item in plan.plan(request).ops["combine"].ub if item.name == "their comparison"]
+        counts = local * (2 if algorithm == "direct" else 1)
+        message = 32 * (2 + -(-counts // 4))
+        assert [item.bytes < world * message for item in items] == [parts > 1]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_overflow_is_raised_by_all(many: LocalCluster, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank of 96 sends an owner too many rows; every rank names it, and the communicator stays usable."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    case = legal(Case(world=KEPT_WORLD, local=1, topk=2, ids="overflow", cores=2, units=1, seed=8))
+    fault = case.fault()
+    assert fault is not None
+    runs = op_runs.run(many, case)
+    op_runs.check(case, runs)
+    assert all(isinstance(error, RoutingOverflow) and f"rank {fault.rank}" in str(error) for error in runs)
+    assert_equal_to_reference(monkeypatch, many, algorithm, 2, topk=2, seed=9)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_rank_that_dies_is_named_by_all_others(
+    many: LocalCluster, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank of 96 raises between dispatch and combine; the first that miss it abort, and the others hear of it."""
+    victim = KEPT_WORLD - 5
+    for name, value in (("COMM_ALG", algorithm), ("TIMEOUT_S", "60"), ("AIV_CORES", "2")):
+        monkeypatch.setenv(f"ASCEND_MOE_{name}", value)
+
+    def body(rank: int, group_ep: str) -> PeerLost:
+        place = DevicePlace(group_ep, KEPT_WORLD, rank)
+        sent = failure_cases.dispatch(place, 2)
+        if rank == victim:
+            raise KeyError("my own mistake")
+        outcome = caught(failure_cases.combine, place, sent, 2)
+        assert isinstance(outcome.error, PeerLost)
+        raise outcome.error
+
+    with pytest.raises(KeyError, match="my own mistake") as raised:
+        many.run(body)
+    others = raised.value.others  # type: ignore[attr-defined]
+    assert sorted(others) == [rank for rank in range(KEPT_WORLD) if rank != victim]
+    for error in others.values():
+        assert type(error) is PeerLost and error.rank == victim and f"rank {victim}" in str(error), repr(error)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "w72,c2,l14,k2,b1,u1,v2,none,DC,direct",
+        "w72,c2,l14,k2,b1,u1,v2,int8,DC,window",
+        pytest.param("w72,c2,l14,k2,b1,u1,v2,none,DCDC,direct,lent", marks=pytest.mark.nightly),
+        pytest.param("w65,c3,l15,k2,b1,u1,v1,none,DCDC,direct", marks=pytest.mark.nightly),
+        pytest.param("w128,c2,l8,k2,b1,u1,v2,none,DC,direct", marks=pytest.mark.nightly),
+    ],
+)
+def test_parts_on_the_checked_engine(case: str) -> None:
+    """No core reads a message before it is there, or keeps counts that the next part overwrites."""
+    result = explore.campaign([explore.parse(case)], schedules=2, seed=1)
+    assert result.finding is None, result.finding.line()
+    assert result.schedules == 2
+
+
+def test_the_limit_has_one_home() -> None:
+    """Python's number is that of op_kernel/protocol/window.h; a plan goes further than a run."""
+    limits = plan.limits()
+    assert settings.MAX_WORLD == limits["ep_world_size"] == 384 and limits["planned_world_size"] == 768
+    report = plan.plan(plan.Request(768, 768, 8, 7168, 128))
+    assert [violation.argument for violation in report.violations] == ["ep_world_size"] and not report.ok
+    assert report.violations[0].message == "ep_world_size is 768, it must be in 1..384"
+    assert set(report.ops) == {"dispatch", "combine"} and report.window["state_bytes"] < 2**20
+    beyond = plan.plan(plan.Request(1024, 1024, 8, 7168, 128))
+    assert beyond.violations[0].message == "ep_world_size is 1024, it must be in 1..768" and not beyond.ops
