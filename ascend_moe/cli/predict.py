@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ascend_moe._text import show, table
+from ascend_moe._text import show, table, unwritable
 from ascend_moe.choices import PREDICTED
 from ascend_moe.cli import options
+from ascend_moe.cli.options import bad
 from ascend_moe.cli.progress import bar, started
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
@@ -33,6 +36,9 @@ def predict(
         typer.Option("--comm-alg", metavar="NAME,...", help=f"Of {','.join(PREDICTED)}; default: all."),
     ] = "",
     as_json: options.Json = "",
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A picture of the times along --ranks, SVG.")
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="The model against published times, held-out ones judged.")
     ] = False,
@@ -54,6 +60,11 @@ def predict(
         soc=soc,
         cores=cores or 0,
     )
+    if plot is not None:
+        if why := unwritable(plot):
+            bad("--plot", why)
+        if importlib.util.find_spec("matplotlib") is None:
+            bad("--plot", "needs matplotlib: pip install matplotlib")
     names = comm_alg.split(",") if comm_alg else []
     worlds = options.numbers("ranks", ranks)
     with bar("predictions") as advance:
@@ -73,6 +84,10 @@ def predict(
         as_json,
         lambda: print("\n".join(line for prediction in found for line in report.steps(prediction))),
     )
+    if plot is not None:
+        from ascend_moe.predict import plots
+
+        plots.draw(found, plot)
 
 
 def _untold(*texts: str, flush: bool) -> None:

@@ -80,9 +80,9 @@ def test_results_by_rank_run_after_run(world: int, library: WindowLibrary) -> No
     assert not library.mapped
 
 
-def test_world_size_is_1_to_64() -> None:
+def test_world_size_is_1_to_384() -> None:
     for size in (0, 385, -1, True, 2.0, "2", None):
-        with pytest.raises(ArgumentError, match=r"in 1\.\.64") as caught:
+        with pytest.raises(ArgumentError, match=r"in 1\.\.384") as caught:
             LocalCluster(size)
         assert caught.value.argument == "world_size"
 

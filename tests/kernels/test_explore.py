@@ -53,7 +53,7 @@ def test_every_kind_of_case_is_spelled_out_and_fits() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("w65", "k3", "l0", "v3", "CD", "DCC", "mask:odd", "bf17", "x4", "v2,h1", "v1,h2", "n2", "t2"),
+        *("w385", "k3", "l0", "v3", "CD", "DCC", "mask:odd", "bf17", "x4", "v2,h1", "v1,h2", "n2", "t2"),
         *("fault:x", "v1,fault:triple", "w1,fault:kill"),
     ],
 )

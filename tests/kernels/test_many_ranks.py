@@ -8,10 +8,10 @@ from typing import Any
 import failure_cases
 import op_runs
 import pytest
-from failure_cases import caught
+from failure_cases import Caught, caught
 
 from ascend_moe import LocalCluster, explore, plan, settings
-from ascend_moe.errors import PeerLost, RoutingOverflow
+from ascend_moe.errors import CommTimeout, PeerLost, RoutingOverflow
 from ascend_moe.reference.cases import Case, legal
 from ascend_moe.validate.run import DevicePlace
 
@@ -106,21 +106,40 @@ def test_a_rank_that_dies_is_named_by_all_others(
         assert type(error) is PeerLost and error.rank == victim and f"rank {victim}" in str(error), repr(error)
 
 
+def test_a_rank_that_does_not_call_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank of the second part is waited for until the deadline; the error names it, not its place in the part."""
+    world, local = SMALL[0]
+    missing = world - 3
+    case = legal(Case(world=world, local=local, topk=2, cores=2, units=1, batch=1, seed=4, contract=2))
+    for name, value in (("COMM_ALG", "direct"), ("TIMEOUT_S", "3"), ("AIV_CORES", "2")):
+        monkeypatch.setenv(f"ASCEND_MOE_{name}", value)
+    with LocalCluster(world, window_mib=1) as cluster:
+
+        def body(rank: int, group_ep: str) -> Caught | None:
+            return None if rank == missing else caught(op_runs.dispatch, case, rank, group_ep)
+
+        for rank, outcome in enumerate(cluster.run(body)):
+            if outcome is None:
+                continue
+            assert type(outcome.error) is CommTimeout and outcome.error.rank == missing, f"{rank}: {outcome!r}"
+            assert f"missing: rank {missing}" in str(outcome.error) and "its function has returned" in str(outcome.error)
+
+
 @pytest.mark.parametrize(
-    "case",
+    ("case", "schedules"),
     [
-        "w72,c2,l14,k2,b1,u1,v2,none,DC,direct",
-        "w72,c2,l14,k2,b1,u1,v2,int8,DC,window",
-        pytest.param("w72,c2,l14,k2,b1,u1,v2,none,DCDC,direct,lent", marks=pytest.mark.nightly),
-        pytest.param("w65,c3,l15,k2,b1,u1,v1,none,DCDC,direct", marks=pytest.mark.nightly),
-        pytest.param("w128,c2,l8,k2,b1,u1,v2,none,DC,direct", marks=pytest.mark.nightly),
+        ("w65,c2,l15,k1,b1,u1,v2,none,D,direct", 1),
+        pytest.param("w72,c2,l14,k2,b1,u1,v2,none,DCDC,direct,lent", 2, marks=pytest.mark.nightly),
+        pytest.param("w72,c2,l14,k2,b1,u1,v2,int8,DC,window", 2, marks=pytest.mark.nightly),
+        pytest.param("w65,c3,l15,k2,b1,u1,v1,none,DCDC,direct", 2, marks=pytest.mark.nightly),
+        pytest.param("w128,c2,l8,k2,b1,u1,v2,none,DC,direct", 1, marks=pytest.mark.nightly),
     ],
 )
-def test_parts_on_the_checked_engine(case: str) -> None:
+def test_parts_on_the_checked_engine(case: str, schedules: int) -> None:
     """No core reads a message before it is there, or keeps counts that the next part overwrites."""
-    result = explore.campaign([explore.parse(case)], schedules=2, seed=1)
+    result = explore.campaign([explore.parse(case)], schedules=schedules, seed=1)
     assert result.finding is None, result.finding.line()
-    assert result.schedules == 2
+    assert result.schedules == schedules
 
 
 def test_the_limit_has_one_home() -> None:

@@ -25,9 +25,11 @@ from table import (
     FAILURES,
     FAULTS,
     FORGED,
+    IN_PARTS,
     LARGE,
     LENT,
     LONG_LISTS,
+    MANY_RANKS,
     PROBES,
     ROLES,
     RUN,
@@ -60,6 +62,9 @@ LIMIT = 200  # schedules, on the median over the seeds
 MOST_SCHEDULES = 2000  # schedules after which a seed has not found it
 DTYPE = "bf16"  # of the cases that are searched
 SEARCHES = (WINDOW, SERVERS, DIRECT, LENT, ROLES, TWO_LAUNCHES)
+
+# Ranks of which not all messages are in UB together.
+IN_PARTS_CASE = "w65,c2,l15,k1,b1,u1,v2,none,D,direct"
 
 # Cases of direct dispatch in which a bug shows that drawn cases do not reach.
 LONG = explore.parse("w1,c3,l2,k2,b64,u1,v1,m2,bf16,none,mask:none,ids:hot,D,direct")
@@ -123,6 +128,7 @@ PARTS = {
         "kernels/test_failures_corrupt.py::test_a_list_of_anything_names_no_place_outside",
         "kernels/test_contexts.py::test_a_record_keeps_the_first_failure_until_a_fatal_one",
     ],
+    MANY_RANKS: ["kernels/test_many_ranks.py"],
     FAILURES: [
         "kernels/test_failures_told.py",
         "kernels/test_failures_corrupt.py",
@@ -184,6 +190,8 @@ def special(build: Build, finder: str) -> explore.Result:
         return explore.campaign(schedules=MOST_SCHEDULES, library=build.checked())
     if finder == LARGE:
         return _campaign(build, map(explore.parse, LARGE_SHARES), 2 * len(LARGE_SHARES), 1, a_case=2)
+    if finder == IN_PARTS:
+        return _campaign(build, [explore.parse(IN_PARTS_CASE)], 1, 1, a_case=1)
     if finder == LONG_LISTS:
         return _campaign(build, [replace(LONG, seed=seed) for seed in range(40)], 40, 1, a_case=1)
     if finder == FAULTS:  # what `make test` plays of ranks that die, call no more, or have wrong inputs
@@ -254,7 +262,7 @@ def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
         kinds = forged(build, *FORGERY[finder])
         assert kinds, f"forged counts do not show {mutant.name}"
         return ", ".join(sorted(kinds))
-    assert finder in (*SEARCHES, DRAWN, LARGE, LONG_LISTS, SHARED_ROWS, FAULTS)
+    assert finder in (*SEARCHES, DRAWN, LARGE, LONG_LISTS, SHARED_ROWS, FAULTS, IN_PARTS)
     if finder in SEARCHES:
         results = [search(build, seed, finder) for seed in SEEDS]
     else:

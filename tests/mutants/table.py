@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Who finds a mutant. On the fast engine: a part of the suite, the tests of zero copy, those at the "borders" of what
-# the kernels check, those of what comes of "failures", `ascend-moe run`. On the checked engine: explore mode with cases
+# Who finds a mutant. On the fast engine: a part of the suite, the tests of zero copy, of "many ranks", those at the
+# "borders" of what the kernels check, those of what comes of "failures", `ascend-moe run`. On the checked engine: explore mode with cases
 # of the algorithm "window" or "direct", of ranks on several "servers", of "lent" rows, of "roles" (direct, some cores
 # make lists), of "long lists", of "shared rows" (direct, owners read a row once for all their experts), of "large"
 # shares, with "faults" (ranks that die or call no more, wrong inputs, spoilt blocks), or with "forged" counts in a
 # status message, also where combine keeps its "sums" then, or of ops in "two launches"; or what `ascend-moe explore
-# -n 2000` has "drawn".
+# -n 2000` has "drawn"; or a case of so many ranks that their messages are matched in "parts".
 SUITE, ZERO_COPY, BORDERS, FAILURES, RUN = "suite", "zero copy", "borders", "failures", "run"
 WINDOW, SERVERS, DIRECT, LENT, ROLES = "window", "servers", "direct", "lent", "roles"
 LONG_LISTS, SHARED_ROWS, FAULTS = "long lists", "shared rows", "faults"
 LARGE, FORGED, SUMS, TWO_LAUNCHES, DRAWN = "large", "forged", "sums", "two launches", "drawn"
 PROBES = "probes"  # of the bring-up, on both engines
+MANY_RANKS, IN_PARTS = "many ranks", "parts"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,30 @@ class Mutant:
 # next mutants; "@" begins another hunk in the same file. "! finders | findings | seen or unseen by the fast
 # suite, model" says of one mutant what "%" says of all that follow.
 PATCHES = r"""
+# Messages that are waited for in parts.
+= part_kept_over_part: the counts of every part are kept in the same place
+! many ranks
+@ common/wait
+- AscendC::DataCopy(keptBuf_.Get<uint32_t>()[part_ * keptWords_],
++ AscendC::DataCopy(keptBuf_.Get<uint32_t>()[0 * keptWords_],
+= parts_not_awaited: a core goes on when the messages of the first part have come
+! many ranks
+- if (next == stop_) EndPart();
++ if (next == stop_) { EndPart(); next = count_; }
+- if (seen == MessageMatch::kExpected) next = stop_;
++ if (seen == MessageMatch::kExpected) { EndPart(); return worst; }
+= missing_rank_named_within_its_part: a timeout names the rank's place in its part
+! many ranks
+- abort.source = first_ + next;
++ abort.source = first_ + next - part_;
+= part_loaded_over_part: no V_MTE2 between what is kept of a part and the load of the next
+! parts | missing pipe synchronisation, wrong result, race between cores
+- SyncFunc<HardEvent::V_MTE2>();
+  BeginPart(stop_);
+= hashes_of_the_last_part_only: core 0 checks the hashes of the messages that it has in UB
+! many ranks
+- if (InParts()) nextToHash_ = 0;
+
 # Pipes that do not wait for another.
 % window | missing pipe synchronisation, uninitialised UB read | unseen
 = run_sent_before_written: no S_MTE3 before a status message leaves
@@ -394,12 +419,13 @@ PATCHES = r"""
 = lent_as_published: readers look in the half for rows that lie in a lent area
 ! lent, zero copy | wrong result | seen
 @ direct/sum
-- PhaseOf(message.GetValue(kH0OpPhase)) == kPhaseLent
+- PhaseOf(header1.GetValue(kH1OpPhase)) == kPhaseLent
 + false
 = follower_does_not_wait: cores other than 0 do not wait: they use the messages of their first look
 ! direct | race between ranks, wrong result, race between cores | seen, model
 @ common/wait
-- if (next == count_) break;
+  continue;
+  }
 + break;
   Verdict given;
 = list_read_before_loaded: no MTE2_S before list entries are read
@@ -961,7 +987,7 @@ PATCHES = r"""
 + verdict.reporter = rank_;
 = aborts are looked at when time is over
 ! failures
-- (expired || looks++ % kLooksAnAbort == 0) && aborts_.Look(abort);
+- (expired || lastLook || looks++ % kLooksAnAbort == 0) && aborts_.Look(abort);
 + (expired) && aborts_.Look(abort);
 = the fail block is not looked at
 - if (given.code != kOk) return given;

@@ -360,7 +360,7 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("predict", [*PREDICT, "--ranks", "3"], "moe_expert_num"),
         ("predict", ["--ranks", "0"], "ranks is 0; need 1.."),
         ("predict", ["--ranks", "400"], "ep_world_size is 400, it must be in 1..384"),
-        ("predict", ["--ranks", "800"], "ep_world_size is 800, it must be in 1..384"),
+        ("predict", ["--ranks", "800"], "ep_world_size is 800, it must be in 1..768"),
         ("predict", [*PREDICT, "--batch", "-1"], "batch is -1; need 0.."),
         ("predict", [*PREDICT, "--batch", "4097"], "BS = 4097"),
         ("predict", [*PREDICT, "--cores", "49"], "cores is 49; Ascend910_9391 has 48"),
@@ -371,11 +371,11 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("validate", ["--dtype", "fp8"], "'fp8' is none of bf16, fp16, fp32"),
         ("validate", ["--device", "gpu"], "device is 'gpu'; need one of auto, npu, cpu"),
         ("validate", ["--device", "npu"], "there is no NPU: torch_npu is not installed"),
-        ("validate", ["--ranks", "65"], "--ranks 65 must be in 1..64"),
-        ("validate", ["-r", "0", "--bringup"], "--ranks 0 must be in 1..64"),
+        ("validate", ["--ranks", "385"], "--ranks 385 must be in 1..384"),
+        ("validate", ["-r", "0", "--bringup"], "--ranks 0 must be in 1..384"),
         ("trace", ["-p", "tiny", "--batch", "0"], "0"),
-        ("trace", ["-p", "tiny", "--ranks", "128", "--soc", "Ascend910_9391"], "ep_world_size is 128"),
-        ("trace", ["-p", "tiny", "--ranks", "128"], "must be an int in 1..64"),
+        ("trace", ["-p", "tiny", "--ranks", "400", "--soc", "Ascend910_9391"], "ep_world_size is 400"),
+        ("trace", ["-p", "tiny", "--ranks", "512"], "must be an int in 1..384"),
         ("trace", ["-p", "tiny", "--seed", str(2**63)], "'--seed'"),
         ("vllm-pairs", ["--pf-type", "pplx", "--experts-type", "standard"], "need one of mc2, alltoall"),
         ("vllm-pairs", ["--pf-type", "mc2"], "--experts-type is missing"),
@@ -384,14 +384,14 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("vllm-pairs", [*PAIR, "--profile", "/nowhere/t.json"], "no folder"),
         ("vllm-pairs", [*PAIR, "--profile", "link"], "link is a link or no regular file"),
         ("vllm-pairs", [*PAIR, "--ranks", "3"], "3 ranks cannot share 16 experts"),
-        ("vllm-pairs", [*PAIR, "--ranks", "65"], "ranks is 65; need 1..64"),
+        ("vllm-pairs", [*PAIR, "--ranks", "385"], "ranks is 385; need 1..384"),
         ("vllm-pairs", [*PAIR, "--batch", "4097"], "need 0..4096"),
         ("vllm-pairs", [*PAIR, "--hidden", "100"], "hidden is 100; need a multiple of 16"),
         ("vllm-pairs", [*PAIR, "-k", "33"], "topk is 33; need 1..32"),
         ("vllm-pairs", [*PAIR, "-e", "1024", "--hidden", "16384"], "weights of"),
         ("explore", ["--seed", str(2**63)], "'--seed'"),
         ("explore", ["--case", "zzz"], "'--case' 'zzz' is no part of a case"),
-        ("explore", ["--case", "w65"], "'--case' world is 65, it must be in 1..64"),
+        ("explore", ["--case", "w385"], "'--case' world is 385, it must be in 1..384"),
         ("run", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct"),
         ("bench", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct"),
         ("validate", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct"),
@@ -478,8 +478,8 @@ def test_no_command_offers_completion(command: str, option: str) -> None:
 
 
 def test_plan_ends_where_no_window_would_help() -> None:
-    code, out, _ = commands.said("plan", "--ranks", "100")
-    assert code == 1 and out.splitlines()[-1].startswith("not possible: ep_world_size is 100")
+    code, out, _ = commands.said("plan", "--ranks", "1000")
+    assert code == 1 and out.splitlines()[-1].startswith("not possible: ep_world_size is 1000")
 
 
 def test_trace_writes_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
