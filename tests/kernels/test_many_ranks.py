@@ -9,9 +9,10 @@ import failure_cases
 import op_runs
 import pytest
 from failure_cases import Caught, caught
+from failure_windows import HEADER_BLOCKS, WORDS, State, of_epoch
 
 from ascend_moe import LocalCluster, explore, plan, settings
-from ascend_moe.errors import CommTimeout, PeerLost, RoutingOverflow
+from ascend_moe.errors import CommTimeout, CorruptStatus, PeerLost, RoutingOverflow
 from ascend_moe.reference.cases import Case, legal
 from ascend_moe.validate.run import DevicePlace
 
@@ -123,6 +124,30 @@ def test_a_rank_that_does_not_call_is_named(monkeypatch: pytest.MonkeyPatch) -> 
                 continue
             assert type(outcome.error) is CommTimeout and outcome.error.rank == missing, f"{rank}: {outcome!r}"
             assert f"missing: rank {missing}" in str(outcome.error) and "its function has returned" in str(outcome.error)
+
+
+@pytest.mark.parametrize("source", [1, SMALL[0][0] - 2])
+def test_a_wrong_count_is_seen_in_every_part(source: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts of a message whose hash does not fit them are refused, though all other words are right."""
+    world, local = SMALL[0]
+    case = legal(Case(world=world, local=local, topk=2, cores=2, units=1, batch=1, seed=4, contract=2))
+    for name, value in (("COMM_ALG", "direct"), ("TIMEOUT_S", "20"), ("AIV_CORES", "2")):
+        monkeypatch.setenv(f"ASCEND_MOE_{name}", value)
+    with LocalCluster(world, window_mib=1) as cluster:
+        for _ in range(2):
+            cluster.run(lambda rank, group_ep: op_runs.dispatch(case, rank, group_ep))
+        reader = State.of(cluster, 0)
+        epoch = reader.epoch + 1
+        message = of_epoch(list(reader.run(epoch, source, local)), epoch)
+        message[HEADER_BLOCKS * WORDS + 2] ^= 1  # the first count
+        reader.run(epoch, source, local)[:] = message
+
+        def body(rank: int, group_ep: str) -> Caught | None:
+            return None if rank == source else caught(op_runs.dispatch, case, rank, group_ep)
+
+        outcome = cluster.run(body)[0]
+        assert outcome is not None and type(outcome.error) is CorruptStatus, repr(outcome)
+        assert outcome.error.rank == source
 
 
 @pytest.mark.parametrize(
