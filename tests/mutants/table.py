@@ -69,6 +69,7 @@ PATCHES = r"""
 ! many ranks
 - if (next == stop_) EndPart();
 + if (next == stop_) { EndPart(); next = count_; }
+@
 - if (seen == MessageMatch::kExpected) next = stop_;
 + if (seen == MessageMatch::kExpected) { EndPart(); return worst; }
 = missing_rank_named_within_its_part: a timeout names the rank's place in its part
