@@ -110,7 +110,7 @@ def program_of(plan: dict[str, str]) -> program.Program:
     )
 
 
-TIGHT = {SMALL: 50, SHORT: 30}
+TIGHT = {SMALL: 120, SHORT: 80}
 STEPS = {
     SMALL: {"send", "copy", "sum", "publish", "gather", "return"},
     SHORT: {"send", "copy", "sum", "publish", "lists", "gather", "return"},

@@ -197,6 +197,14 @@ def test_ub_is_what_the_kernels_take(algorithm, kind, rows, hidden, cores, monke
     assert_ub_is_taken(replace(one, **kind, **rows), monkeypatch)
 
 
+@pytest.mark.parametrize("contract", ["v1", "v2"])
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+@pytest.mark.parametrize(("ranks", "local"), [(72, 14), pytest.param(256, 4, marks=pytest.mark.nightly)])
+def test_ub_is_what_the_kernels_take_of_messages_in_parts(ranks, local, algorithm, contract, monkeypatch) -> None:
+    one = Request(ranks, ranks * local, topk=4, hidden=64, batch=2, cores=2, comm_alg=algorithm, contract=contract)
+    assert_ub_is_taken(replace(one, dtype="fp32"), monkeypatch)
+
+
 # With rows in one piece, or more of them at a time, these would not fit.
 TIGHT = Request(8, 256, 4, 7168, 8, dtype="fp32", quant=True, smooth=True, weights=True, cores=40, comm_alg="window")
 FULL: list[tuple[Request, dict[str, int]]] = [
