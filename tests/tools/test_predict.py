@@ -379,6 +379,21 @@ def test_the_page_has_one_dated_table_and_says_what_was_fitted() -> None:
     assert f"{len(fitted_names())} figures are fitted ({names}) to {points} published times." in page
 
 
+def test_a_picture_has_a_line_an_op_and_algorithm(tmp_path: Path) -> None:
+    """The same bytes each time, and nothing where the file cannot be."""
+    pytest.importorskip("matplotlib")
+    options = ("--soc", A2, *OPTIONS, "--ranks", "2,4", "-e", "16", "--comm-alg", "window,direct", "--plot")
+    pictures = []
+    for name in ("one.svg", "two.svg"):
+        assert commands.said("predict", *options, str(tmp_path / name)).code == 0
+        pictures.append((tmp_path / name).read_bytes())
+    assert pictures[0] == pictures[1]
+    for label in ("dispatch, window", "combine, window", "dispatch, direct", "combine, direct", "a model, not a"):
+        assert label.encode() in pictures[0]
+    said = commands.said("predict", *options, str(tmp_path / "nowhere" / "one.svg"))
+    assert said.code == 2 and "--plot" in said.err
+
+
 def test_text_and_json_say_the_same() -> None:
     lines = commands.said("predict", "--soc", A2, *OPTIONS, "--ranks", "2,16", "-e", "16").out.splitlines()
     assert lines[0].startswith("Ascend910B1, 4 cores, BS 4, H 512, K 2, E 16")
