@@ -250,7 +250,7 @@ public:
     __aicore__ inline uint32_t Elements(uint32_t at) const { return Min(piece_, hidden_ - at); }
 
 private:
-    static constexpr float kSmallest = 1.401298464e-45f;  // 2^-149, below every scale but 0: 0 / 0 is no code
+    static constexpr float kSmallest = 0x1p-149f;  // below every scale but 0: 0 / 0 is no code
 
     __aicore__ inline void QuantizePiece(const LocalTensor<int8_t>& codes, const LocalTensor<XType>& scales,
                                          const LocalTensor<XType>& row, uint32_t count) {
@@ -271,7 +271,7 @@ private:
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Maxs(scale, scale, kSmallest, static_cast<int32_t>(blocks));
         AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Brcb(scratch, scale, static_cast<uint8_t>(repeats), {1, kBlockWords});
+        AscendC::Brcb(scratch, scale, Repeats(CodedLanes(count) / kRepeatWords), {1, kBlockWords});
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Div(value, value, scratch, static_cast<int32_t>(count));
         AscendC::PipeBarrier<PIPE_V>();
@@ -305,7 +305,7 @@ public:
         AscendC::Cast(scale, scales, AscendC::RoundMode::CAST_NONE, count / kCodesOfScale);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Cast(value, narrow, AscendC::RoundMode::CAST_NONE, count);
-        AscendC::Brcb(wide, scale, static_cast<uint8_t>(CodedLanes(count) / kRepeatWords), {1, kBlockWords});
+        AscendC::Brcb(wide, scale, Repeats(CodedLanes(count) / kRepeatWords), {1, kBlockWords});
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Mul(value, value, wide, static_cast<int32_t>(count));
         AscendC::PipeBarrier<PIPE_V>();
@@ -326,7 +326,7 @@ public:
     // row that is longer than a piece, and the quantizer's.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling, GM_ADDR expandX,
                                 uint32_t stride) {
-        const uint8_t ring = static_cast<uint8_t>(tiling.returnRing);
+        const uint8_t ring = Ring(tiling.returnRing);
         rowBytes_ = static_cast<uint32_t>(tiling.info.hidden * sizeof(XType));
         stride_ = stride;
         rows_ = expandX;
@@ -346,7 +346,7 @@ public:
         if constexpr (kQuant) {
             LoadElements(0, Whole() ? count * rowBytes_ : PieceBytes(0));
         } else {
-            const DataCopyExtParams params{static_cast<uint16_t>(count), rowBytes_, 0, (stride_ - rowBytes_) / kBlock,
+            const DataCopyExtParams params{Pieces(count), rowBytes_, 0, (stride_ - rowBytes_) / kBlock,
                                            0};
             const DataCopyPadExtParams<int8_t> pad{false, 0, 0, 0};
             LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
