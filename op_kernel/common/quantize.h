@@ -346,8 +346,7 @@ public:
         if constexpr (kQuant) {
             LoadElements(0, Whole() ? count * rowBytes_ : PieceBytes(0));
         } else {
-            const DataCopyExtParams params{Pieces(count), rowBytes_, 0, (stride_ - rowBytes_) / kBlock,
-                                           0};
+            const DataCopyExtParams params{Pieces(count), rowBytes_, 0, (stride_ - rowBytes_) / kBlock, 0};
             const DataCopyPadExtParams<int8_t> pad{false, 0, 0, 0};
             LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
             AscendC::DataCopyPad(chunk, Source(0, count * rowBytes_), params, pad);
