@@ -1,6 +1,6 @@
 // The lists of direct dispatch, [W][capacity] int32: for each owner the numbers (token * K + k) of the pairs
 // that go to its experts, by expert and in ascending order. Without roles every core makes entries of all
-// lists (ListPlaces); with roles (listCores > 0) some cores make the whole lists of their experts
+// lists (RowPlaces); with roles (listCores > 0) some cores make the whole lists of their experts
 // (ExpertLists).
 #ifndef ASCEND_MOE_DIRECT_LISTS_H
 #define ASCEND_MOE_DIRECT_LISTS_H
