@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ascend_moe.choices import QUANTS
 from ascend_moe.errors import ArgumentError, need_one_of
+from ascend_moe.ops.collectives import MAX_BATCH
 from ascend_moe.plan import Request, require
 from ascend_moe.presets import PRESETS
 from ascend_moe.reference import cases
@@ -142,8 +143,8 @@ def matrix(
         if not 1 <= world <= MAX_WORLD or experts % world:
             text = f"ranks is {world}; need 1..{MAX_WORLD} that divide the {experts} experts of {preset}"
             raise ArgumentError(text, argument="ranks")
-        if not 1 <= batch <= 4096:
-            raise ArgumentError(f"bs is {batch}; need 1..4096 tokens a rank", argument="bs")
+        if not 1 <= batch <= MAX_BATCH:
+            raise ArgumentError(f"bs is {batch}; need 1..{MAX_BATCH} tokens a rank", argument="bs")
         case = Case(preset, world, batch, width or hidden, topk, experts, skew, quant, dtype)
         require(Request(world, experts, topk, case.hidden, batch, dtype=dtype, quant=quant == "int8"))
         made.append(case)

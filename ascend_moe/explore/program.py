@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from ascend_moe.errors import ArgumentError
+from ascend_moe.ops.collectives import MAX_BATCH
 from ascend_moe.plan import limits
 from ascend_moe.reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS, SPARSE, Case
 from ascend_moe.settings import MAX_WORLD
@@ -143,7 +144,7 @@ def checked(case: Program) -> Program:
         if not kept:
             raise ArgumentError("explore: " + rule.format(*values), argument="case")
 
-    ranges = {"world": MAX_WORLD, "cores": 48, "local": 1024, "topk": 32, "batch": 4096, "units": 2048}
+    ranges = {"world": MAX_WORLD, "cores": 48, "local": 1024, "topk": 32, "batch": MAX_BATCH, "units": 2048}
     for name, most in ranges.items():
         value = getattr(case, name)
         need(1 <= value <= most or (name, value) == ("batch", 0), "{} is {}, it must be in 1..{}", name, value, most)

@@ -19,12 +19,11 @@ from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.ops import calls
+from ascend_moe.ops.collectives import MAX_BATCH
 from ascend_moe.plan import Request, window_need
 from ascend_moe.reference import RankInput
 from ascend_moe.reference.cases import DTYPES
 from ascend_moe.settings import MAX_WORLD
-
-MAX_BATCH = 4096
 
 _GRAMS = (1, 2, 3)  # bytes up to and with a token's own that make it up
 

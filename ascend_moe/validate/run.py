@@ -16,6 +16,7 @@ import ascend_moe
 from .. import comm, reference
 from ..comm.place import Place
 from ..errors import ArgumentError, AscendMoeError, CommError, ConfigMismatch, RoutingMismatch, WindowTooSmall
+from ..ops.collectives import MAX_BATCH
 from ..reference.cases import Case
 
 CPU = torch.device("cpu")
@@ -253,7 +254,7 @@ def _other_hidden(place: DevicePlace) -> Any:
 def _large(place: DevicePlace) -> Any:
     """The largest batches and rows that the rules allow: no usual window holds them."""
     x, ids = torch.ones(1, 16384, dtype=torch.bfloat16), torch.zeros(1, 32, dtype=torch.int32)
-    experts, global_bs = place.world * 32, place.world * 4096
+    experts, global_bs = place.world * 32, place.world * MAX_BATCH
     return _dispatch(place, x=x, expert_ids=ids, moe_expert_num=experts, global_bs=global_bs)
 
 

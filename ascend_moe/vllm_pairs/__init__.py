@@ -17,6 +17,7 @@ from ascend_moe.errors import need
 from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.interop.vllm.quantization import int8_w8a8_moe_quant_config
 from ascend_moe.interop.vllm.selection import MoEKernelConfig, reason, select
+from ascend_moe.ops.collectives import MAX_BATCH
 from ascend_moe.settings import MAX_WORLD
 
 MAX_WEIGHTS = 1 << 27  # elements of all experts
@@ -52,7 +53,7 @@ class Trial:
         """Raises ArgumentError for a number that cannot be tried."""
         world, most = len(self.batches), max(self.batches)
         need(1 <= world <= MAX_WORLD, "ranks", "is {}; need 1..{}", world, MAX_WORLD)
-        need(min(self.batches) >= 0 and most <= 4096, "batch", "has {} tokens; need 0..4096", most)
+        need(min(self.batches) >= 0 and most <= MAX_BATCH, "batch", "has {} tokens; need 0..{}", most, MAX_BATCH)
         fits = 1 <= self.num_experts <= 1024 and self.num_experts % world == 0
         rule = "is {}; {} ranks cannot share {} experts: need a multiple, 1..1024"
         need(fits, "experts", rule, self.num_experts, world, self.num_experts)
