@@ -85,11 +85,16 @@ def judge(result: CaseResult) -> list[Verdict]:
 
 
 def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) -> bool:
-    """Measures until every case has kept all bounds within one run, at most TRIES times."""
+    """Measures until every case has kept all bounds within one run, at most TRIES times.
+
+    Of a case that breaks one on a busy machine it says why that does not count; the result is False all the same.
+    """
     left = cases()
+    busy: list[str] = []
     for number in range(1, TRIES + 1):
         say(f"try {number} of {TRIES}: {', '.join(case.name for case in left)}")
-        judged = [(result.case, judge(result)) for result in measure(left).cases]
+        results = measure(left).cases
+        judged = [(result.case, judge(result)) for result in results]
         for case, verdicts in judged:
             for verdict in verdicts:
                 word = {True: "ok", False: "FAIL", None: "skipped"}[verdict.ok]
@@ -97,4 +102,19 @@ def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) 
         left = [case for case, verdicts in judged if any(verdict.ok is False for verdict in verdicts)]
         if not left:
             return True
+        busy = [f"  {result.case.name} does not count: {why}" for result in results if (why := why_not(result))]
+    for line in busy:
+        say(line)
     return False
+
+
+def why_not(result: CaseResult) -> str:
+    """Why the times of a case say little of the ops, "" where they say much: the machine does something else."""
+    reasons = []
+    if result.too_noisy:
+        reasons.append("more than half of the rows are noisy")
+    if result.hindered:
+        reasons.append(f"a rank's work took {result.hindrance:.2f} x as long while all worked")
+    if not reasons:
+        return ""
+    return f"{' and '.join(reasons)} (load average {result.load:g} on {result.cores} cores): measure again when idle"

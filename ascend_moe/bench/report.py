@@ -11,7 +11,6 @@ from rich.table import Table
 from ascend_moe.bench.methods import LIMIT, OURS
 from ascend_moe.bench.results import NOISY, CaseResult, Run, Spread
 
-_HINDERED = 1.25  # x as long: worth a note
 _STYLE = {LIMIT: "dim", OURS: "bold"}
 _TIMES = (
     "dispatch",
@@ -90,7 +89,7 @@ def notes(case: CaseResult) -> list[str]:
     noisy = [row.name for row in case.rows if row.round_trip.noisy]
     if noisy:
         lines.append(f"noisy (p50 more than {NOISY} x p10): {', '.join(noisy)}")
-    if case.hindrance > _HINDERED and not case.oversubscribed:
+    if case.hindered:
         lines.append(
             f"a rank's work takes {case.hindrance:.2f} x as long while all work: they share a core's units, or the "
             "machine is busy. What a call executes then weighs more against the limit, which waits for memory"

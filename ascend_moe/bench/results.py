@@ -14,6 +14,7 @@ from ascend_moe.bench.methods import GROUPS, LIMIT, METHODS, OURS, PEER
 from ascend_moe.bench.rank import CaseMarks
 
 NOISY = 1.5  # p50 / p10
+_HINDERED = 1.25  # x as long
 SCHEMA = "ascend-moe-bench/2"  # changes when the meaning of a field of the JSON does
 
 Floats = npt.NDArray[np.float64]
@@ -94,6 +95,11 @@ class CaseResult:
     @property
     def oversubscribed(self) -> bool:
         return self.case.world > self.cores
+
+    @property
+    def hindered(self) -> bool:
+        """A rank's work takes longer while all work, though each has a core: worth a note."""
+        return self.hindrance > _HINDERED and not self.oversubscribed
 
     @property
     def too_noisy(self) -> bool:

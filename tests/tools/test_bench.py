@@ -208,6 +208,22 @@ def test_the_check_tries_three_times_and_only_what_failed() -> None:
     assert sum("FAIL" in line for line in said) == 2 and "= 5.20" in "\n".join(said)
 
 
+def test_the_check_says_why_a_case_on_a_busy_machine_does_not_count() -> None:
+    def said_of(jitter: float, hindrance: float) -> list[str]:
+        def measure(asked: list[Case]) -> Run:
+            slow = [replace(result(case, SLOW_DIRECT, jitter), hindrance=hindrance) for case in asked]
+            return Run(dict(ABOUT), slow)
+
+        said: list[str] = []
+        assert not bounds.check(measure, said.append)
+        return [line for line in said if "does not count" in line]
+
+    assert said_of(0.0, 1.0) == []
+    noisy = said_of(2.0, 1.0)
+    assert len(noisy) == 2 and all("more than half of the rows are noisy (load average" in line for line in noisy)
+    assert all("a rank's work took 1.75 x as long while all worked (" in line for line in said_of(0.0, 1.75))
+
+
 # ---- the machine's limits: copies by three methods, the weighted sum bit for bit ----
 
 
