@@ -219,7 +219,9 @@ class _Model:
             "hidden_size": config.int("hidden_size"),
             "moe_intermediate_size": inner,
             "num_experts": config.int(config.same(self.experts, "num_local_experts")),
-            "top_k": config.int(config.same(self.topk, "num_experts_per_tok", "num_experts_per_token")),
+            "top_k": config.int(
+                config.same(self.topk, "num_experts_per_tok", "num_experts_per_token", "experts_per_token")
+            ),
             "router": self.router,
             "renormalize": self._read_renormalize(config),
             "n_group": n_group,
@@ -284,9 +286,16 @@ def _ernie(config: _Values) -> Json:
 
 def _hunyuan(config: _Values) -> Json:
     """Its experts are as wide as the dense layers where no other width is given."""
-    inner = config.int("moe_intermediate_size", config.int("intermediate_size"))
-    shared = config.int("num_shared_expert", 1)
-    return {"moe_intermediate_size": inner, "shared_intermediate_size": inner * shared}
+    config.only("use_mixed_mlp_moe", True)  # a shared expert, as wide as the dense layers
+    dense = config.int("intermediate_size")
+    inner, shared = config.int("moe_intermediate_size", dense), config.int("num_shared_expert", 1)
+    return {"moe_intermediate_size": inner, "shared_intermediate_size": dense * shared}
+
+
+def _bailing(config: _Values) -> Json:
+    """Its shared experts may have a width of their own."""
+    width = config.int("moe_shared_expert_intermediate_size", config.int("moe_intermediate_size"))
+    return {"shared_intermediate_size": width * config.int(config.same("num_shared_experts", "n_shared_experts"), 0)}
 
 
 def _phimoe(config: _Values) -> Json:
@@ -322,9 +331,7 @@ def _like_qwen(*, shared: bool = False, renormalize: bool = False, always: bool 
     return _Model("num_experts", renormalize=renormalize, always=always, shared=width)
 
 
-_BAILING = _Model(
-    "num_experts", router="deepseek_v3", renormalize=True, groups=0, scaling=2.5, shared="num_shared_experts"
-)
+_BAILING = _Model("num_experts", router="deepseek_v3", renormalize=True, groups=0, scaling=2.5, more=_bailing)
 
 #: model_type -> how it is read. The published and the fused layout are read for each.
 MODEL_TYPES: dict[str, _Model] = {

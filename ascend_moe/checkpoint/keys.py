@@ -46,6 +46,7 @@ HARMLESS = frozenset(
     decoder_sparse_step first_k_dense_replace intermediate_size mlp_intermediate_size mlp_layer_types
     mlp_only_layers moe_layer_freq dense_intermediate_size
 
+    initial_context_length router_dtype use_rmsnorm use_qkv_bias embedding_dropout output_dropout norm_head
     eod_token_id eod_id lm_head_bias num_logits_to_keep input_jitter_noise moe_capacity moe_shared_expert_overlap
     mtp_layers_block_type mtp_loss_scaling_factor model_max_length aux_loss_alpha ep_size mtp_transformer_layers
     num_mtp_layers num_mtp_modules num_nextn_predict_layers mtp_num_hidden_layers mtp_use_dedicated_embeddings

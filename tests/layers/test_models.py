@@ -199,6 +199,40 @@ def test_an_unknown_type_is_refused_with_the_list_and_what_it_says_of_its_layers
         moe_config(values)
 
 
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gpt_oss": (
+        {"attention_bias": True, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
+         "initial_context_length": 4096, "intermediate_size": 2880, "num_experts_per_tok": 4, "num_local_experts": 128,
+         "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0, "rope_theta": 150000,
+         "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"}},
+        {"num_experts": 128, "top_k": 4, "moe_intermediate_size": 2880, "expert_bias": True},
+    ),
+    "hunyuan_v1_moe": (
+        {"hidden_size": 64, "intermediate_size": 48, "moe_intermediate_size": [32] * 3, "num_experts": 8,
+         "moe_topk": [4] * 3, "num_shared_expert": [2] * 3, "use_mixed_mlp_moe": True, "norm_topk_prob": True},
+        {"top_k": 4, "moe_intermediate_size": 32, "shared_intermediate_size": 96},
+    ),
+    "bailing_moe_v2": (
+        {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 16, "num_experts_per_tok": 4, "n_group": 4,
+         "topk_group": 2, "num_shared_experts": 1, "moe_shared_expert_intermediate_size": 40, "norm_topk_prob": True,
+         "score_function": "sigmoid", "moe_router_enable_expert_bias": True, "router_dtype": "fp32", "use_bias": False,
+         "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "use_qkv_bias": False, "use_rmsnorm": True},
+        {"router": "deepseek_v3", "n_group": 4, "shared_intermediate_size": 40, "routed_scaling_factor": 2.5},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_configs_as_they_are_published(kind: str) -> None:
+    """Keys that transformers' own class writes under other names, or not at all."""
+    values, wanted = PUBLISHED[kind]
+    config = moe_config({"model_type": kind, **values})
+    assert {name: getattr(config, name) for name in wanted} == wanted
+    if kind == "gpt_oss":
+        with pytest.raises(ArgumentError, match="has num_experts_per_tok 4 and experts_per_token 5"):
+            moe_config({"model_type": kind, **values, "experts_per_token": 5})
+
+
 # ---- MoELayer's parts that only some types have
 
 
