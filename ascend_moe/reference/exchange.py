@@ -262,10 +262,10 @@ def combine(
     group_of(inputs, moe_expert_num, global_bs)
     returned: list[dict[tuple[int, int], Row]] = [{} for _ in inputs]
     for rows, result in zip(expand_xs, dispatched, strict=True):
-        values = rows.detach()[: len(result.assist_info)]
+        arrived = rows.detach()[: len(result.assist_info)]
         if comm_quant_mode == 2:
-            values = restore_blocks(*quantize_blocks(values))
-        values = values.float().numpy()
+            arrived = restore_blocks(*quantize_blocks(arrived))
+        values = arrived.float().numpy()
         for i, (source, token, k) in enumerate(result.assist_info.tolist()):
             returned[source][token, k] = values[i]
     outputs = []

@@ -130,7 +130,8 @@ def npu_moe_distribute_combine_add_rms_norm(
     rows = expand_x
     if comm_quant_mode == 2:
         _need_codes(expand_x, expert_scales)
-        rows, given["comm_quant_mode"] = _as_codes(expand_x), 0
+        given["comm_quant_mode"] = 0
+        rows = _as_codes(expand_x) if hidden % _CODES_OF_SCALE == 0 else expand_x  # which combine refuses
     acc = _combined(**given | {"expand_x": rows.float(), "shared_expert_x": shared})
     return _normalised(acc.unsqueeze(1) + residual_x.float(), gamma, norm_eps, expand_x.dtype)
 
@@ -150,11 +151,12 @@ def _need_codes(expand_x: torch.Tensor, expert_scales: torch.Tensor) -> None:
 
 def _as_codes(rows: torch.Tensor) -> torch.Tensor:
     """The rows as they come out of int8 codes, a scale for each block of 8, as combine's kernels make both."""
-    blocks = rows.detach().float().unflatten(-1, (-1, _CODES_OF_SCALE))
+    blocks = rows.detach().float().reshape(rows.shape[0], rows.shape[1] // _CODES_OF_SCALE, _CODES_OF_SCALE)
     largest = blocks.abs().nan_to_num(nan=-1.0, posinf=float("inf")).amax(-1, keepdim=True)
     scale = torch.where(largest < 0, float("nan"), largest * _PER_CODE)  # below 0: nothing but NaN
     codes = (blocks / scale).round().nan_to_num(nan=0.0) + 0.0  # 0.0, not -0.0
-    return (codes * scale.to(rows.dtype).float()).to(rows.dtype).flatten(-2)
+    restored: torch.Tensor = (codes * scale.to(rows.dtype).float()).to(rows.dtype)
+    return restored.reshape(rows.shape)
 
 
 def _combined(**given: Any) -> torch.Tensor:
