@@ -415,8 +415,8 @@ PATCHES = r"""
 + owner = (owner + 1) % info_->world;
   GlobalTensor<int32_t> target;
 @ direct/dispatch
-+ owner = (owner + 1) % info_->world;
-  GlobalTensor<int32_t> list;
+- owner = Owner(*info_, static_cast<uint32_t>(id));
++ owner = (Owner(*info_, static_cast<uint32_t>(id)) + 1) % info_->world;
 = lent_as_published: readers look in the half for rows that lie in a lent area
 ! lent, zero copy | wrong result | seen
 @ direct/sum
