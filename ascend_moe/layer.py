@@ -232,7 +232,7 @@ class MoELayer(nn.Module):
             rule = "is {}; need one value a token ({}) or a pair ({}, {})"
             need(pairs or mask.numel() == bs, "x_active_mask", rule, mask.shape, bs, bs, topk)
             mask = mask.reshape((bs, topk) if pairs else (bs,))
-        weights, ids = self.route(tokens, input_ids)
+        weights, ids = self.route(tokens) if input_ids is None else self.route(tokens, input_ids)
         entering, weights = self.enter(tokens, weights)
         sent = self.dispatcher.dispatch(
             entering,
