@@ -97,6 +97,7 @@ class PlannedProgram:
             "ep_rank_id": rank,
             "moe_expert_num": self.program.experts,
             "global_bs": self.program.global_bs,
+            **self.program.special_attributes,
         }
 
     def _dispatch(self, case: Case) -> tuple[Case, list[Call]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 
 from ascend_moe.errors import ArgumentError
@@ -55,6 +56,7 @@ _WORDS: dict[str, tuple[str, object]] = {
     **{word: ("dtype", word) for word in DTYPES},
     **{word: (word, True) for word in _FLAGS},
     **{f"fault:{word}": ("fault_kind", word) for word in FAULTS},
+    "alphas": ("alphas", 2),
 }
 
 
@@ -116,6 +118,8 @@ class Program(Case):
         words += [self.algorithm] if self.algorithm != "window" else []
         words += [self.rows] if self.rows != "own" else []
         words += [word for word in _FLAGS if getattr(self, word)]
+        words += ["special:" + "-".join(map(str, self.special))] if sum(self.special) else []
+        words += ["alphas"] if self.alphas == 2 else []
         words += [f"fault:{self.fault_kind}"] if self.fault_kind else []
         return ",".join(words)
 
@@ -129,6 +133,8 @@ def parse(text: str) -> Program:
             values[numbers[word[0]]] = int(word[1:])
         elif (known := _WORDS.get(word.replace(" ", "-"))) is not None:
             values[known[0]] = known[1]
+        elif re.fullmatch(r"special:\d+-\d+-\d+", word):
+            values["special"] = tuple(int(number) for number in word[len("special:") :].split("-"))
         elif set(word) <= set("DCdc"):
             values["sequence"] = word
         else:
@@ -162,11 +168,13 @@ def checked(case: Program) -> Program:
     need(by_copies, "{} reads other ranks' windows, servers must be 0", case.algorithm)
     most = limits()["moe_expert_num"]
     need(case.experts <= most, "{} experts (w*l) are too many, at most {}", case.experts, most)
-    need(case.topk <= case.experts, "topk {} is more than the {} experts (w*l)", case.topk, case.experts)
+    ids = case.experts + case.specials.total
+    need(case.topk <= ids, "topk {} is more than the {} experts (w*l, and special ones)", case.topk, ids)
     need(case.contract in (1, 2), "contract v{} does not exist, it is v1 or v2", case.contract)
     shared, kind, tp = case.shared, case.nums_type, case.tp
     need(shared in (0, 2, 3), "shared_expert_x has {} dimensions, it must have 2, 3 or none (h0)", shared)
     need(not shared or case.contract == 2, "contract v1 has no shared_expert_x, it must be v2")
+    need(not sum(case.special) or case.contract == 2, "contract v1 has no special experts, it must be v2")
     need(kind in (0, 1) and tp in (0, 1), "expert_token_nums_type {} and tp_world_size {} must be 0 or 1", kind, tp)
     need(not case.coded or case.dtype != "fp32", "coded rows are bf16 or fp16")
     need(not case.coded or case.rows == "own", "coded rows cannot be {}, they must be own", case.rows)

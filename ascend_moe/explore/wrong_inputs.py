@@ -78,7 +78,7 @@ class Call:
 
     def routed(self, ids: torch.Tensor) -> torch.Tensor:
         """(BS, K): the pairs that go anywhere with these ids."""
-        return self.active() & (ids >= 0)
+        return self.active() & (ids >= 0) & (ids < self.case.experts)
 
     def totals(self, ids: torch.Tensor) -> list[int]:
         """Pairs of each expert with these ids."""
@@ -119,12 +119,13 @@ def returned(rank: int, expert: int, ours: int, theirs: int) -> Outcome:
 def _bad_ids(call: Call) -> Wrong | None:
     """Up to three ids that are no experts, of which the first is named."""
     ids, active = call.inputs.expert_ids.clone(), call.active()
+    end = call.case.experts + call.case.specials.total
     for _ in range(1 + int(call.rng.integers(3))):
         pair = call.pick(active)
         if pair is None:
             return None
-        ids.view(-1)[pair] = int(call.rng.choice([*BAD_IDS, call.case.experts]))
-    bad = active & ((ids < -1) | (ids >= call.case.experts))
+        ids.view(-1)[pair] = int(call.rng.choice([*BAD_IDS, end]))
+    bad = active & ((ids < -1) | (ids >= end))
     token, k = bad.nonzero()[0].tolist()
     words = f"rank {call.rank}, token {token}, k {k} has expert id {id_text(int(ids[token, k]))};"
     return {"expert_ids": ids}, Outcome("InvalidExpertId", words)

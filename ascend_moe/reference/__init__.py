@@ -18,6 +18,7 @@ from .exchange import (
     check,
     coded_row_bytes,
     combine,
+    const_row,
     dense,
     dispatch,
     predict_traffic,
@@ -25,20 +26,23 @@ from .exchange import (
     quantize_row,
     restore_blocks,
 )
-from .records import DispatchResult, Fault, RankInput, Report, Traffic
+from .records import NO_SPECIAL, DispatchResult, Fault, RankInput, Report, Special, Traffic
 from .report import same_bits, validate
 
 __all__ = [
+    "NO_SPECIAL",
     "Case",
     "DispatchResult",
     "Fault",
     "FaultyRouting",
     "RankInput",
     "Report",
+    "Special",
     "Traffic",
     "check",
     "coded_row_bytes",
     "combine",
+    "const_row",
     "dense",
     "dispatch",
     "predict_traffic",

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from .exchange import check, combine, dispatch
-from .records import DispatchResult, Fault, RankInput
+from .records import DispatchResult, Fault, RankInput, Special
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 QUANTS = ("none", "int8", "smooth")
@@ -41,7 +41,7 @@ BAD_IDS = (-2, -3, 2**31 - 1, -(2**31))  # and E
 
 CPU = torch.device("cpu")
 # Each has random numbers of its own.
-_STREAMS = ("rank", "batches", "guilty", "factors", "draw")
+_STREAMS = ("rank", "batches", "guilty", "factors", "draw", "special", "constants")
 Values = npt.NDArray[np.float32]
 AnyCase = TypeVar("AnyCase", bound="Case")
 
@@ -57,7 +57,8 @@ class Case:
     ``shared``: dimensions of shared_expert_x, 0 for none. ``odd``: NaN, infinities and denormals among the
     values. ``tail``: combine gets NaN rows behind the received ones. ``weights``: dispatch gets the
     expert_scales too. ``plain``: combine's expert_scales have no elements. ``coded``: rows come back as int8
-    (comm_quant_mode 2). ``cores``: AIV cores of a launch.
+    (comm_quant_mode 2). ``special``: zero, copy and const experts; some ids are theirs. ``alphas``: dimensions of the
+    alphas of const experts. ``cores``: AIV cores of a launch.
     ``name`` is for reports. ``given``: tensors made by hand, see ``of``.
     """
 
@@ -83,6 +84,8 @@ class Case:
     plain: bool = False
     coded: bool = False
     width: int = 0
+    special: tuple[int, int, int] = (0, 0, 0)
+    alphas: int = 1
     seed: int = 0
     given: tuple[RankInput, ...] | None = field(default=None, compare=False, repr=False)
 
@@ -106,6 +109,17 @@ class Case:
     def experts(self) -> int:
         """E."""
         return self.world * self.local
+
+    @property
+    def specials(self) -> Special:
+        """The numbers of zero, copy and const experts."""
+        return Special(*self.special)
+
+    @property
+    def special_attributes(self) -> dict[str, int]:
+        """The attributes of both ops that say so; none where there are none."""
+        names = ("zero_expert_num", "copy_expert_num", "const_expert_num")
+        return dict(zip(names, self.special, strict=True)) if self.specials.total else {}
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -164,7 +178,8 @@ class Case:
             shared = torch.from_numpy(_values(rng, shape, self.odd)).to(self.torch_dtype)
             if self.shared == 3:
                 shared = shared.reshape(2 if batch and batch % 2 == 0 else 1, -1, self.hidden)
-        return RankInput(x.to(self.torch_dtype), ids, self._factors(), mask, weights, shared)
+        given = RankInput(x.to(self.torch_dtype), ids, self._factors(), mask, weights, shared)
+        return self._with_special(given, rank) if self.specials.total else given
 
     def dispatch_tensors(self, rank: int) -> dict[str, torch.Tensor]:
         """The tensors that a rank gives to dispatch, by the op's names for them."""
@@ -186,6 +201,10 @@ class Case:
             "expert_scales": self.weights_of(given),
             "x_active_mask": given.x_active_mask,
             "shared_expert_x": given.shared_expert_x,
+            "ori_x": given.ori_x,
+            "const_expert_alpha_1": given.const_expert_alpha_1,
+            "const_expert_alpha_2": given.const_expert_alpha_2,
+            "const_expert_v": given.const_expert_v,
         }
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
@@ -251,15 +270,35 @@ class Case:
         ids = self._within_capacity(ids)
         if self.ids == "bad" and guilty:
             for _ in range(int(rng.integers(1, 4))):
-                ids[rng.integers(batch), rng.integers(self.topk)] = rng.choice([*BAD_IDS, experts])
+                ids[rng.integers(batch), rng.integers(self.topk)] = rng.choice([*BAD_IDS, experts + self.specials.total])
         return ids
 
+    def _with_special(self, given: RankInput, rank: int) -> RankInput:
+        """The same with ids of special experts among the sound ones, and what these need. Tokens may have no others."""
+        rng, shape = self._rng("special", rank), given.expert_ids.shape
+        ids, special = given.expert_ids.numpy(), self.specials
+        share = rng.choice([0.3, 0.6, 1.0], size=(shape[0], 1), p=[0.5, 0.3, 0.2])
+        theirs = (rng.random(shape) < share) & (ids >= -1) & (ids < self.experts)
+        if rank == self._guilty():
+            theirs[:] = False
+        ids = np.where(theirs, rng.integers(self.experts, self.experts + special.total, size=shape), ids)
+        given = replace(given, expert_ids=torch.from_numpy(ids.astype(np.int32)))
+        if special.copy + special.const:
+            rows = _values(rng, (shape[0], self.hidden), self.odd)
+            given = replace(given, ori_x=torch.from_numpy(rows).to(self.torch_dtype))
+        if not special.const:
+            return given
+        rng, sizes = self._rng("constants"), (special.const, self.hidden)  # the same on every rank, as in practice
+        v, *alphas = (torch.from_numpy(_values(rng, sizes, odd)).to(self.torch_dtype) for odd in (self.odd, False, False))
+        alphas = [alpha if self.alphas == 2 else alpha[:, 0].contiguous() for alpha in alphas]
+        return replace(given, const_expert_alpha_1=alphas[0], const_expert_alpha_2=alphas[1], const_expert_v=v)
+
     def _different(self, rng: np.random.Generator, batch: int) -> npt.NDArray[np.int64]:
-        """K different experts a token, in any order."""
-        scores = rng.random((batch, self.experts))
+        """K different experts a token, in any order; with more than there are, special ones among them."""
+        scores = rng.random((batch, max(self.experts, min(self.topk, self.experts + self.specials.total))))
         if self.ids == "zipf":
             # The largest of log(weight) + Gumbel noise are a draw by weight without repetition.
-            scores = -np.log(np.arange(1, self.experts + 1)) - np.log(-np.log(scores.clip(1e-12, 1 - 1e-12)))
+            scores = -np.log(np.arange(1, scores.shape[1] + 1)) - np.log(-np.log(scores.clip(1e-12, 1 - 1e-12)))
         elif self.ids == "popular":
             scores[:, self._hot()] = 2
         ids = np.argsort(-scores, axis=1)[:, : self.topk]
@@ -288,7 +327,7 @@ class Case:
 
     def fault(self) -> Fault | None:
         """The error that every rank must raise, or None."""
-        return check(self.inputs, self.experts, self.global_bs)
+        return check(self.inputs, self.experts, self.global_bs, self.specials)
 
     def dispatched(self) -> list[DispatchResult]:
         """Returns what dispatch must give, on all ranks."""
@@ -300,13 +339,14 @@ class Case:
             expert_token_nums_type=self.nums_type,
             tp_world_size=self.tp,
             expert_scales_given=self.weights,
+            special=self.specials,
         )
 
     def combined(self, rows: Sequence[torch.Tensor], dispatched: Sequence[DispatchResult]) -> list[torch.Tensor]:
         """Returns what combine must make of every rank's expert rows."""
         inputs = [replace(given, expert_scales=self.weights_of(given)) for given in self.inputs]
         numbers = {"global_bs": self.global_bs, "comm_quant_mode": self.comm_quant_mode}
-        return combine(inputs, rows, dispatched, moe_expert_num=self.experts, **numbers)
+        return combine(inputs, rows, dispatched, moe_expert_num=self.experts, special=self.specials, **numbers)
 
     def weights_of(self, inputs: RankInput) -> torch.Tensor | None:
         """The expert_scales that combine gets."""
@@ -381,8 +421,10 @@ CHOICES: dict[str, Sequence[Any]] = {
     "batches": BATCHES,
     "ids": IDS,
     "coded": (False, False, True),
+    "special": (*[(0, 0, 0)] * 5, (2, 0, 0), (0, 3, 0), (0, 0, 2), (1, 1, 1), (2, 3, 1)),
+    "alphas": (1, 2),
 }
-_LATER = ("coded",)  # chosen after the others, which keep their values of earlier versions
+_LATER = ("coded", "special", "alphas")  # chosen after the others, which keep their values of earlier versions
 
 
 def draw(seed: int, **choices: Sequence[Any]) -> Case:
@@ -392,7 +434,7 @@ def draw(seed: int, **choices: Sequence[Any]) -> Case:
     hot experts, duplicate ids and ids of -1 among them.
     """
     rng = np.random.default_rng([seed, _STREAMS.index("draw")])
-    given = sorted((CHOICES | choices).items(), key=lambda item: (item[0] in _LATER, item[0]))
+    given = sorted((CHOICES | choices).items(), key=lambda item: (_LATER.index(item[0]) if item[0] in _LATER else -1, item[0]))
     chosen = {name: values[int(rng.integers(len(values)))] for name, values in given}
     batches, ids = (choices.get(name, CHOICES[name]) for name in ("batches", "ids"))
     turn = seed % len(batches)
@@ -406,5 +448,7 @@ def legal(case: AnyCase) -> AnyCase:
         case = replace(case, world=max(case.world, 2), local=1, topk=max(case.topk, 2))
     if case.ids in FAULTS:
         case = replace(case, batch=max(case.batch, 1))
-    shared, coded = case.shared if case.contract == 2 else 0, case.coded and case.dtype != "fp32"
-    return replace(case, topk=min(case.topk, case.experts), shared=shared, coded=coded)
+    two = case.contract == 2
+    case = replace(case, shared=case.shared if two else 0, special=case.special if two else (0, 0, 0))
+    case = replace(case, coded=case.coded and case.dtype != "fp32", alphas=case.alphas if case.special[2] else 1)
+    return replace(case, topk=min(case.topk, case.experts + sum(case.special)))

@@ -10,7 +10,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .records import DispatchResult, Fault, Group, RankInput, Traffic, active_pairs, group_of, routed_pairs
+from .records import (
+    NO_SPECIAL,
+    DispatchResult,
+    Fault,
+    Group,
+    RankInput,
+    Special,
+    Traffic,
+    active_pairs,
+    group_of,
+    routed_pairs,
+)
 
 # One travelling row, named so that sorting puts an owner's rows in order: (local expert, source, token, k).
 RowKey = tuple[int, int, int, int]
@@ -26,21 +37,22 @@ def dispatch(
     expert_token_nums_type: int = 1,
     tp_world_size: int = 0,
     expert_scales_given: bool = False,
+    special: Special = NO_SPECIAL,
 ) -> list[DispatchResult]:
     """All ranks' dispatch outputs; ``inputs[r]`` is rank r's.
 
     quant_mode 0 or 2; global_bs 0 (equal batches) or W * maxBS; expert_token_nums_type 0 (cumulative) or 1;
     tp_world_size 0 or 1. expert_scales_given: dispatch gets them, gives expand_scales, and allocates longer
-    ep_recv_counts.
+    ep_recv_counts. special: zero, copy and const experts, whose ids are legal, and whose pairs stay.
     Raises FaultyRouting when the operators raise on every rank (see ``check``), ValueError when the inputs
     are no legal call.
     """
-    group = require_sound(inputs, moe_expert_num, global_bs)
+    group = require_sound(inputs, moe_expert_num, global_bs, special)
     _require_legal(inputs, quant_mode, expert_token_nums_type, tp_world_size)
     arriving: list[list[RowKey]] = [[] for _ in range(group.world)]
     sent = [[0] * group.world for _ in range(group.world)]
     for source, given in enumerate(inputs):
-        for token, k, expert in routed_pairs(given):
+        for token, k, expert in routed_pairs(given, group.moe_experts):
             owner = expert // group.local_experts
             arriving[owner].append((expert % group.local_experts, source, token, k))
             sent[source][owner] += 1
@@ -58,7 +70,7 @@ def dispatch(
                 expand_x=expand_x,
                 dynamic_scales=dynamic_scales,
                 expand_scales=_weights(inputs, keys) if expert_scales_given else None,
-                expand_idx=_expand_idx(inputs[rank]),
+                expand_idx=_expand_idx(inputs[rank], group.moe_experts),
                 assist_info=torch.tensor([key[1:] for key in keys], dtype=torch.int32).reshape(-1, 3),
                 expert_token_nums=torch.tensor(nums, dtype=torch.int64),
                 ep_recv_counts=torch.tensor(counts, dtype=torch.int32),
@@ -102,12 +114,12 @@ def _payload(
     return torch.from_numpy(codes), torch.from_numpy(scales)
 
 
-def _expand_idx(given: RankInput) -> torch.Tensor:
+def _expand_idx(given: RankInput, experts: int) -> torch.Tensor:
     """How many earlier pairs of this rank went to the same expert, at each flat pair."""
     batch, topk = given.expert_ids.shape
     indices = [0] * (batch * topk)
     seen: Counter[int] = Counter()
-    for token, k, expert in routed_pairs(given):
+    for token, k, expert in routed_pairs(given, experts):
         indices[token * topk + k] = seen[expert]
         seen[expert] += 1
     return torch.tensor(indices, dtype=torch.int32)
@@ -211,7 +223,9 @@ class FaultyRouting(ValueError):
         self.fault = fault
 
 
-def check(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int = 0) -> Fault | None:
+def check(
+    inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int = 0, special: Special = NO_SPECIAL
+) -> Fault | None:
     """Return the fault every rank must raise, or None.
 
     The lowest faulty rank is reported; within it an invalid id (its first flat pair) comes before an
@@ -221,18 +235,20 @@ def check(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int = 0) 
     group = group_of(inputs, moe_expert_num, global_bs)
     for rank, given in enumerate(inputs):
         for token, k, expert in active_pairs(given):
-            if not -1 <= expert < group.moe_experts:
+            if not -1 <= expert < group.moe_experts + special.total:
                 return Fault("InvalidExpertId", rank, token=token, k=k, expert_id=expert)
-        rows = Counter(expert // group.local_experts for _, _, expert in routed_pairs(given))
+        rows = Counter(expert // group.local_experts for _, _, expert in routed_pairs(given, moe_expert_num))
         for owner in sorted(rows):
             if rows[owner] > group.capacity:
                 return Fault("RoutingOverflow", rank, owner=owner, rows=rows[owner], capacity=group.capacity)
     return None
 
 
-def require_sound(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int) -> Group:
+def require_sound(
+    inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int, special: Special = NO_SPECIAL
+) -> Group:
     """Return the shared numbers of a call that is known to succeed; raises FaultyRouting otherwise."""
-    fault = check(inputs, moe_expert_num, global_bs)
+    fault = check(inputs, moe_expert_num, global_bs, special)
     if fault is not None:
         raise FaultyRouting(fault)
     return group_of(inputs, moe_expert_num, global_bs)
@@ -249,6 +265,7 @@ def combine(
     moe_expert_num: int,
     global_bs: int = 0,
     comm_quant_mode: int = 0,
+    special: Special = NO_SPECIAL,
 ) -> list[torch.Tensor]:
     """All ranks' combine outputs, (BS, H) in the dtype of ``expand_xs``.
 
@@ -256,7 +273,8 @@ def combine(
     comm_quant_mode 2: every row, also one that stays on its rank, is summed as ``quantize_blocks`` and
     ``restore_blocks`` make it.
     The sum of a token is fp32: from 0, k ascending, each product rounded, then added (no FMA); then
-    shared_expert_x; then one round-to-nearest-even cast. Inactive tokens give zeros.
+    shared_expert_x; then one round-to-nearest-even cast. Inactive tokens give zeros. A copy expert's row is ori_x, a
+    const expert's what ``const_row`` makes of it; a zero expert adds nothing.
     Raises ValueError when the routed pairs are not exactly the rows that dispatch delivered.
     """
     group_of(inputs, moe_expert_num, global_bs)
@@ -270,9 +288,10 @@ def combine(
             returned[source][token, k] = values[i]
     outputs = []
     for rank, given in enumerate(inputs):
-        if {(token, k) for token, k, _ in routed_pairs(given)} != set(returned[rank]):
+        if {(token, k) for token, k, _ in routed_pairs(given, moe_expert_num)} != set(returned[rank]):
             raise ValueError(f"rank {rank}: combine's ids and mask are not those of dispatch")
         batch, hidden = given.expert_ids.shape[0], expand_xs[rank].shape[1]
+        returned[rank] |= _special_rows(given, moe_expert_num, special)
         out = np.zeros((batch, hidden), np.float32)
         mask = given.x_active_mask
         for token in range(batch):
@@ -298,13 +317,80 @@ def _sum(given: RankInput, token: int, returned: dict[tuple[int, int], Row], hid
     return acc
 
 
+def _special_rows(given: RankInput, experts: int, special: Special) -> dict[tuple[int, int], Row]:
+    """The row of every active pair of a copy or const expert, by (token, k)."""
+    rows = {}
+    for token, k, expert in active_pairs(given):
+        if not experts <= expert < experts + special.total:
+            continue
+        kind, place = special.kind(expert, experts)
+        if kind == "zero":
+            continue
+        if given.ori_x is None:
+            raise ValueError("copy and const experts need ori_x")
+        row = given.ori_x[token].detach().float().numpy()
+        if kind == "const":
+            tensors = (given.const_expert_alpha_1, given.const_expert_alpha_2, given.const_expert_v)
+            alphas = [tensor[place].detach().float().numpy() for tensor in tensors if tensor is not None]
+            if len(alphas) != 3:
+                raise ValueError("const experts need const_expert_alpha_1, const_expert_alpha_2 and const_expert_v")
+            row = const_row(row, *alphas)
+        rows[token, k] = row
+    return rows
+
+
+def const_row(row: Row, alpha_1: Row, alpha_2: Row, v: Row) -> Row:
+    """What a const expert makes of a row (H,) fp32: a1 * row + a2 * v, every product rounded to fp32.
+
+    alpha_1, alpha_2: a1 and a2 themselves; or (H,) each, whose products with the row say them:
+    (a1, a2) = softmax(alpha_1 . row, alpha_2 . row), in fp32, in the order of ``_dot``.
+    """
+    with np.errstate(all="ignore"):
+        if alpha_1.ndim == 0:
+            a1, a2 = np.float32(alpha_1), np.float32(alpha_2)
+        else:
+            d1, d2 = _dot(alpha_1, row), _dot(alpha_2, row)
+            a1, a2 = _share(d1, d2), _share(d2, d1)
+        mixed: Row = a1 * row + a2 * v
+    return mixed
+
+
+_DOT_LANES = 256
+
+
+def _dot(a: Row, b: Row) -> np.float32:
+    """The sum of a * b in fp32: element i into lane i mod 256 by ascending i; then the second half of the lanes is
+    added to the first, down to 8, which are added one by one."""
+    products = np.zeros(-(-a.size // _DOT_LANES) * _DOT_LANES, np.float32)
+    products[: a.size] = a * b
+    lanes = np.zeros(_DOT_LANES, np.float32)
+    for chunk in products.reshape(-1, _DOT_LANES):
+        lanes = lanes + chunk
+    while lanes.size > 8:
+        half = lanes.size // 2
+        lanes = lanes[:half] + lanes[half:]
+    total = lanes[0]
+    for lane in lanes[1:]:
+        total = total + lane
+    return np.float32(total)
+
+
+def _share(mine: np.float32, other: np.float32) -> np.float32:
+    """The share of the first of two numbers in their softmax: 1 / (1 + exp(other - mine))."""
+    power = np.float32(np.exp(np.float64(other - mine)))
+    return np.float32(1) / (np.float32(1) + power)
+
+
 def dense(
-    inputs: Sequence[RankInput], expert_fn: Callable[[int, torch.Tensor], torch.Tensor], moe_expert_num: int
+    inputs: Sequence[RankInput],
+    expert_fn: Callable[[int, torch.Tensor], torch.Tensor],
+    moe_expert_num: int,
+    special: Special = NO_SPECIAL,
 ) -> list[torch.Tensor]:
     """Run the layer without any dispatch: expert_fn(expert id, x[t] of shape (H,)) -> (H,), token by token.
 
     Outputs (BS, H) in x's dtype, summed as combine defines. It shares nothing with dispatch and combine, so
-    that each checks the other.
+    that each checks the other. Const experts are computed by torch, whose dot products add in another order.
     """
     outputs = []
     for given in inputs:
@@ -318,15 +404,36 @@ def dense(
             for k, expert in enumerate(given.expert_ids[token].tolist()):
                 if expert == -1 or (mask is not None and not mask[k]):
                     continue
-                if not 0 <= expert < moe_expert_num or given.expert_scales is None:
-                    raise ValueError("dense needs ids in -1..E-1 and expert_scales")
-                y = expert_fn(expert, given.x[token]).float()
+                if not 0 <= expert < moe_expert_num + special.total or given.expert_scales is None:
+                    raise ValueError("dense needs ids in -1..E-1, or of special experts, and expert_scales")
+                if expert < moe_expert_num:
+                    y = expert_fn(expert, given.x[token]).float()
+                else:
+                    y = _dense_special(given, token, *special.kind(expert, moe_expert_num))
+                    if y is None:
+                        continue
                 total = total.add(y.mul(given.expert_scales[token, k]))
             if given.shared_expert_x is not None:
                 total = total.add(given.shared_expert_x.reshape(out.shape)[token].float())
             out[token] = total.to(out.dtype)
         outputs.append(out)
     return outputs
+
+
+def _dense_special(given: RankInput, token: int, kind: str, place: int) -> torch.Tensor | None:
+    """The row of a copy or const expert; None: of a zero expert."""
+    if kind == "zero":
+        return None
+    assert given.ori_x is not None
+    row = given.ori_x[token].float()
+    if kind == "copy":
+        return row
+    assert given.const_expert_alpha_1 is not None and given.const_expert_alpha_2 is not None
+    assert given.const_expert_v is not None
+    factors = torch.stack([given.const_expert_alpha_1[place].float(), given.const_expert_alpha_2[place].float()])
+    if factors.dim() == 2:
+        factors = (factors @ row).softmax(0)
+    return factors[0] * row + factors[1] * given.const_expert_v[place].float()
 
 
 # ---- bytes of rows that each rank must move: what the counters of a run are compared with
@@ -345,6 +452,7 @@ def predict_traffic(
     algorithm: str = "window",
     cores: int = 1,
     comm_quant_mode: int = 0,
+    special: Special = NO_SPECIAL,
 ) -> list[Traffic]:
     """Bytes a rank for one dispatch and one combine of x (BS, H) in ``dtype``; contract "v1" or "v2".
 
@@ -353,18 +461,21 @@ def predict_traffic(
     that stay on their rank go through its window like all others; in V2 they come back with a mark of 32. Direct: a
     token's row is written once (with smooth scales once a pair) and read once by its owner, from 8 ``cores`` on once
     for all of the owner's experts; a pair has 4 bytes in a list, and 4 for its weight; rows that stay are not moved by
-    combine. With comm_quant_mode 2 rows go back as ``coded_row_bytes`` says, in direct also those that stay.
+    combine. With comm_quant_mode 2 rows go back as ``coded_row_bytes`` says, in direct also those that stay. Rows of
+    special experts are in no window.
     """
     if contract not in ("v1", "v2") or quant_mode not in (0, 2) or algorithm not in ("window", "direct"):
         raise ValueError('contract is "v1" or "v2", quant_mode 0 or 2, algorithm "window" or "direct"')
-    group = require_sound(inputs, moe_expert_num, global_bs)
+    group = require_sound(inputs, moe_expert_num, global_bs, special)
+    experts = group.moe_experts
     out_bytes = H * (1 if quant_mode else dtype.itemsize)
     stride = _align32(out_bytes) + 32 * (quant_mode != 0)
     if algorithm == "window":
         stride += 32 * ((contract == "v2") + weights)
     coded = comm_quant_mode == 2
     back, read_back = coded_row_bytes(H) if coded else (_align32(H * dtype.itemsize), H * dtype.itemsize)
-    pairs = [[(token, expert // group.local_experts) for token, _, expert in routed_pairs(given)] for given in inputs]
+    routed = [routed_pairs(given, experts) for given in inputs]
+    pairs = [[(token, expert // group.local_experts) for token, _, expert in one] for one in routed]
     moved = []
     for rank, given in enumerate(inputs):
         sent, received = len(pairs[rank]), sum(owner == rank for pair in pairs for _, owner in pair)

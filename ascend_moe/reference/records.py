@@ -13,11 +13,14 @@ class RankInput:
     """The tensors one EP rank passes to dispatch and combine (CPU tensors; BS may differ between ranks).
 
     x: (BS, H) bf16, fp16 or fp32. Combine does not read it.
-    expert_ids: (BS, K) int32, -1 or 0..E-1.
+    expert_ids: (BS, K) int32, -1 or 0..E-1; behind them zero, copy and const experts, to which no row travels.
     scales: (E, H) fp32 smooth scales, quant_mode 2 only.
     x_active_mask: (BS,) or (BS, K) bool; None: everything is active.
     expert_scales: (BS, K) fp32, the weights of combine; without elements combine only adds.
     shared_expert_x: (BS, H), or (a, b, H) with a * b = BS, in combine's dtype; added last with weight 1.
+    ori_x: (BS, H), the rows of copy and const experts, in combine's dtype.
+    const_expert_alpha_1, const_expert_alpha_2: (C,) or (C, H), in combine's dtype.
+    const_expert_v: (C, H), in combine's dtype.
     """
 
     x: torch.Tensor
@@ -26,6 +29,36 @@ class RankInput:
     x_active_mask: torch.Tensor | None = None
     expert_scales: torch.Tensor | None = None
     shared_expert_x: torch.Tensor | None = None
+    ori_x: torch.Tensor | None = None
+    const_expert_alpha_1: torch.Tensor | None = None
+    const_expert_alpha_2: torch.Tensor | None = None
+    const_expert_v: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Special:
+    """How many experts there are to which no row travels; their ids follow the others in this order."""
+
+    zero: int = 0
+    copy: int = 0
+    const: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.zero + self.copy + self.const
+
+    def kind(self, expert: int, experts: int) -> tuple[str, int]:
+        """What an id of experts..experts+total-1 is, "zero", "copy" or "const", and which one of these."""
+        place = expert - experts
+        for name in ("zero", "copy"):
+            if place < getattr(self, name):
+                return name, place
+            place -= getattr(self, name)
+        return "const", place
+
+
+NO_SPECIAL = Special()
 
 
 @dataclass
@@ -166,6 +199,6 @@ def active_pairs(given: RankInput) -> list[tuple[int, int, int]]:
     return pairs
 
 
-def routed_pairs(given: RankInput) -> list[tuple[int, int, int]]:
-    """(token, k, expert id) of every pair that travels, in flat order."""
-    return [pair for pair in active_pairs(given) if pair[2] != -1]
+def routed_pairs(given: RankInput, experts: int) -> list[tuple[int, int, int]]:
+    """(token, k, expert id) of every pair that travels to one of E = ``experts``, in flat order."""
+    return [pair for pair in active_pairs(given) if 0 <= pair[2] < experts]

@@ -163,6 +163,7 @@ def dispatch(place: DevicePlace, case: Case, *, call: Call = _call, **changes: A
         "tp_world_size": case.tp,
         "quant_mode": case.quant_mode,
         "global_bs": case.global_bs,
+        **case.special_attributes,
         "expert_token_nums_type": case.nums_type,
     }
     outputs: tuple[torch.Tensor, ...] = call("dispatch", place, case, _moved(place, values | changes))
@@ -190,6 +191,7 @@ def combine(
         "tp_world_size": case.tp,
         "global_bs": case.global_bs,
         "comm_quant_mode": case.comm_quant_mode,
+        **case.special_attributes,
     }
     result: torch.Tensor = call("combine", place, case, _moved(place, values | changes))
     return result

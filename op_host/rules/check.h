@@ -100,9 +100,6 @@ private:
                     Wide(tp_rank), Wide(tp)) &&
                Need(shard == 0, "expert_shard_type",
                     "expert_shard_type is %lld, only 0 is supported: CANN has no other", Wide(shard)) &&
-               ASCEND_MOE_ONLY(0, zero_expert_num, kSpecialExperts) &&
-               ASCEND_MOE_ONLY(0, copy_expert_num, kSpecialExperts) &&
-               ASCEND_MOE_ONLY(0, const_expert_num, kSpecialExperts) &&
                ASCEND_MOE_ONLY(0, out_dtype, "it is for int32 rows, which CANN refuses too") && Refused() &&
                Algorithm();
 #undef ASCEND_MOE_ONLY
@@ -143,7 +140,17 @@ private:
         const int64_t experts = MOE_ATTRIBUTE(call_, moe_expert_num), world = MOE_ATTRIBUTE(call_, ep_world_size);
         return InRange("moe_expert_num", experts, 1, kMaxExperts) &&
                Need(experts % world == 0, "moe_expert_num",
-                    "moe_expert_num is %lld, it must be a multiple of ep_world_size %lld", Wide(experts), Wide(world));
+                    "moe_expert_num is %lld, it must be a multiple of ep_world_size %lld", Wide(experts),
+                    Wide(world)) &&
+               SpecialExperts("zero_expert_num", SpecialOf(call_).zero) &&
+               SpecialExperts("copy_expert_num", SpecialOf(call_).copy) &&
+               SpecialExperts("const_expert_num", SpecialOf(call_).constant);
+    }
+    bool SpecialExperts(const char* name, int64_t experts) {
+        return InRange(name, experts, 0, kMaxSpecialExperts) &&
+               Need(experts == 0 || call_.contract != kContractV1, name,
+                    "%s is %lld: use npu_moe_distribute_dispatch_v2 and _combine_v2, V1 has no such experts", name,
+                    Wide(experts));
     }
 
     // Of a tensor that is required, and its number of dimensions.
@@ -185,7 +192,7 @@ private:
     }
     bool Ids() {
         const TensorDesc& ids = MOE_TENSOR(call_, expert_ids);
-        const int64_t most = std::min<int64_t>(kMaxTopK, MOE_ATTRIBUTE(call_, moe_expert_num));
+        const int64_t most = std::min<int64_t>(kMaxTopK, MOE_ATTRIBUTE(call_, moe_expert_num) + SpecialOf(call_).All());
         return Typed("expert_ids", kTensor_expert_ids, 2, kTypeInt32) &&
                Need(ids.dims[0] <= kMaxBatch, "expert_ids", "expert_ids has BS = %lld tokens, at most %u are supported",
                     Wide(ids.dims[0]), kMaxBatch) &&
@@ -235,7 +242,7 @@ private:
                Typed("ep_send_counts", kTensor_ep_send_counts, 1, kTypeInt32) &&
                Need(counts >= slots, "ep_send_counts",
                     "ep_send_counts has %lld elements, it must have at least W*L = %lld", Wide(counts), Wide(slots)) &&
-               Weights(ids) && SharedX();
+               Weights(ids) && SharedX() && OriginalX() && ConstExperts();
     }
     bool CommQuant() {
         const int64_t mode = MOE_ATTRIBUTE(call_, comm_quant_mode);
@@ -269,6 +276,48 @@ private:
                Need(flat || split, "shared_expert_x",
                     "shared_expert_x has shape %s, it must be (%lld, %lld) or (a, b, %lld) with a*b = %lld",
                     ShapeText(shared).text, Wide(batch), Wide(hidden), Wide(hidden), Wide(batch));
+    }
+
+    // Rows of copy and const experts.
+    bool OriginalX() {
+        const SpecialNumbers special = SpecialOf(call_);
+        const TensorDesc& rows = MOE_TENSOR(call_, expand_x);
+        const bool given = MOE_GIVEN(call_, ori_x);
+        return Need(given || special.copy + special.constant == 0, "ori_x",
+                    "ori_x is None, copy_expert_num %lld and const_expert_num %lld need it: pass dispatch's x",
+                    Wide(special.copy), Wide(special.constant)) &&
+               (!given || Matrix("ori_x", kTensor_ori_x, static_cast<uint32_t>(rows.dtype),
+                                 MOE_TENSOR(call_, expert_ids).dims[0], rows.dims[1]));
+    }
+    bool ConstExperts() {
+        const uint32_t type = static_cast<uint32_t>(MOE_TENSOR(call_, expand_x).dtype);
+        const int64_t experts = SpecialOf(call_).constant, hidden = MOE_TENSOR(call_, expand_x).dims[1];
+        const TensorDesc &first = MOE_TENSOR(call_, const_expert_alpha_1),
+                         &second = MOE_TENSOR(call_, const_expert_alpha_2);
+        return Alphas("const_expert_alpha_1", kTensor_const_expert_alpha_1) &&
+               Alphas("const_expert_alpha_2", kTensor_const_expert_alpha_2) &&
+               Need(experts == 0 || first.rank == second.rank, "const_expert_alpha_2",
+                    "const_expert_alpha_2 has shape %s, const_expert_alpha_1 %s: they must be equal",
+                    ShapeText(second).text, ShapeText(first).text) &&
+               NeedsConst("const_expert_v", kTensor_const_expert_v) &&
+               (!MOE_GIVEN(call_, const_expert_v) ||
+                Matrix("const_expert_v", kTensor_const_expert_v, type, experts, hidden));
+    }
+    bool NeedsConst(const char* name, TensorIndex index) {
+        const int64_t experts = SpecialOf(call_).constant;
+        return Need(experts == 0 || Given(call_, index), name, "%s is None, const_expert_num %lld needs it", name,
+                    Wide(experts));
+    }
+    // (C,), a factor an expert; or (C, H), by which the row says its own.
+    bool Alphas(const char* name, TensorIndex index) {
+        if (!NeedsConst(name, index)) return false;
+        if (!Given(call_, index)) return true;
+        const TensorDesc &alphas = Tensor(call_, index), &rows = MOE_TENSOR(call_, expand_x);
+        const int64_t experts = SpecialOf(call_).constant, hidden = rows.dims[1];
+        const bool fits = alphas.rank == 1 || (alphas.rank == 2 && alphas.dims[1] == hidden);
+        return Type(name, index, static_cast<uint32_t>(rows.dtype)) &&
+               Need(fits && alphas.dims[0] == experts, name, "%s has shape %s, it must be (%lld,) or (%lld, %lld)",
+                    name, ShapeText(alphas).text, Wide(experts), Wide(experts), Wide(hidden));
     }
 
     bool Batches() {

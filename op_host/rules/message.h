@@ -73,7 +73,7 @@ public:
                     "%s: rank %d, token %d, k %d has expert id %d%s; an active id is -1 (not routed) or in "
                     "0..%lld",
                     Op(), At(kRecCulprit), At(kRecDetail0) >> 8, At(kRecDetail0) & 0xFF, At(kRecDetail1),
-                    Saturated(At(kRecDetail1)), static_cast<long long>(At(kRecExperts)) - 1);
+                    Saturated(At(kRecDetail1)), static_cast<long long>(At(kRecIds)) - 1);
             case kRoutingOverflow:
                 return Format(
                     "%s: rank %d routes %d rows to rank %d, its capacity is maxBS*min(K, L) = %d rows: do "

@@ -87,10 +87,10 @@
     INPUT(expand_scales, kTypeFp32, kOptional, kBoth)                                                                 \
     INPUT(shared_expert_x, kRows, kOptional, kBoth)                                                                   \
     REFUSED(elastic_info, kV2, "CANN no longer has it")                                                               \
-    REFUSED(ori_x, kV2, kSpecialExperts)                                                                              \
-    REFUSED(const_expert_alpha_1, kV2, kSpecialExperts)                                                               \
-    REFUSED(const_expert_alpha_2, kV2, kSpecialExperts)                                                               \
-    REFUSED(const_expert_v, kV2, kSpecialExperts)                                                                     \
+    INPUT(ori_x, kRows, kOptional, kV2)                                                                               \
+    INPUT(const_expert_alpha_1, kRows, kOptional, kV2)                                                                \
+    INPUT(const_expert_alpha_2, kRows, kOptional, kV2)                                                                \
+    INPUT(const_expert_v, kRows, kOptional, kV2)                                                                      \
     REFUSED(performance_info, kV2, "not built yet")
 
 #define ASCEND_MOE_COMBINE_OUTPUTS(OUTPUT, RENAMED)                                                                   \
@@ -163,7 +163,6 @@ namespace moe {
 // Element types that differ from column to column: rows as a caller has them, and as dispatch sends them.
 constexpr uint32_t kRows = 100, kWireRows = 101;
 constexpr bool kRequired = true, kOptional = false;
-constexpr const char* kSpecialExperts = "zero, copy and const experts are not built yet";
 
 struct OpTensor {
     const char* name;

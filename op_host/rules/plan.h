@@ -95,6 +95,12 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * kCyclesPerMicro;
     info.meeting = static_cast<uint32_t>(call.meeting);
     info.part = static_cast<uint32_t>(call.part);
+    const SpecialNumbers special = SpecialOf(call);
+    info.firstCopy = info.experts + static_cast<uint32_t>(special.zero);
+    info.firstConst = info.firstCopy + static_cast<uint32_t>(special.copy);
+    info.ids = info.firstConst + static_cast<uint32_t>(special.constant);
+    const bool mixes = !dispatch && special.constant != 0;
+    info.alphaRank = mixes ? static_cast<uint32_t>(MOE_TENSOR(call, const_expert_alpha_1).rank) : 0;
     info.algorithm = AlgorithmOf(call, info);
 }
 

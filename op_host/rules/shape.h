@@ -25,6 +25,17 @@ struct CallSizes {
 
 inline int64_t SafeDiv(int64_t a, int64_t b) { return b > 0 ? a / b : 0; }
 
+// Experts that no row travels to, by kind, in the order of their ids behind the others. V1's functions have none.
+struct SpecialNumbers {
+    int64_t zero, copy, constant;
+    int64_t All() const { return zero + copy + constant; }
+};
+inline SpecialNumbers SpecialOf(const CallSpec& call) {
+    const auto number = [](int64_t value) { return value == kNoValue ? 0 : value; };
+    return {number(MOE_ATTRIBUTE(call, zero_expert_num)), number(MOE_ATTRIBUTE(call, copy_expert_num)),
+            number(MOE_ATTRIBUTE(call, const_expert_num))};
+}
+
 // Is this rank one of the shared-expert ranks? The first ones; the last ones for shard type 1 (V1 only).
 inline bool IsSharedRank(const CallSpec& call) {
     const int64_t shared = MOE_ATTRIBUTE(call, shared_expert_rank_num), rank = MOE_ATTRIBUTE(call, ep_rank_id);

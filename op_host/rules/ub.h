@@ -158,7 +158,7 @@ private:
     }
     uint32_t PieceBytes() const {
         const MoeDistributeCombineTiling& tiling = plan_.combine;
-        return SumPieceBytes(info_, tiling.hasSharedExpertX != 0, tiling.partElements, TypeSize(info_.xType));
+        return SumPieceBytes(info_, HasPlainTerms(tiling), tiling.partElements, TypeSize(info_.xType));
     }
     // Of WeightedSum.
     void Results() {
@@ -167,6 +167,10 @@ private:
         Add("results", (wide ? 1 : 2) * CeilTo(part * size, kBlock));
         Add("fp32 term", part * 4);
         if (!wide) Add("fp32 sum", part * 4);
+        if (info_.alphaRank != 0) {
+            Add("factors of const experts", ConstFactorBytes(info_.alphaRank, static_cast<uint32_t>(size)));
+            Add("fp32 terms of const experts", part * 4);
+        }
         if (info_.quantMode == 0) return;
         Add("rows of codes as elements", CodedLanes(part) * size);
         Add("their scales", CodedScaleBytes(part) + CodedLanes(part) * 4);
@@ -252,8 +256,9 @@ private:
         ReturnedRows(info_.quantMode != 0 ? tiling.sendRows * row : ReturnChunkBytes(row, tiling.sendRows));
         Add("positions", kChunkPairs * 4);
         Add("weights", kChunkPairs * 4);
-        Add("addresses", SumEntries(info_.topK) * 8);
-        Add("their weights", SumEntries(info_.topK) * 4);
+        Add("addresses", SumEntries(info_) * 8);
+        Add("their weights", SumEntries(info_) * 4);
+        if (info_.alphaRank != 0) Add("their kinds", SumEntries(info_) * 8);
         Add("rows of a token", kChunkPairs / info_.topK * 4);
         Add("rows to sum",
             tiling.sumRing / tiling.sumGroup * SumGroupBytes(info_.experts, tiling.sumGroup, PieceBytes()));

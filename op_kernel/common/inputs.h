@@ -17,6 +17,10 @@ struct CombineArguments {
     GM_ADDR expertScales;
     GM_ADDR xActiveMask;
     GM_ADDR sharedExpertX;
+    GM_ADDR oriX;
+    GM_ADDR constAlpha1;
+    GM_ADDR constAlpha2;
+    GM_ADDR constV;
     GM_ADDR x;
     GM_ADDR errorRecord;
     GM_ADDR workspace;

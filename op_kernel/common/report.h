@@ -45,7 +45,7 @@ public:
         words.SetValue(kRecReporter, static_cast<int32_t>(verdict.reporter));
         words.SetValue(kRecCapacity, static_cast<int32_t>(info_->capacity));
         words.SetValue(kRecWaitedMillis, static_cast<int32_t>(info_->deadlineCycles / (1000 * kCyclesPerMicro)));
-        words.SetValue(kRecExperts, static_cast<int32_t>(info_->experts));
+        words.SetValue(kRecIds, static_cast<int32_t>(info_->ids));
         words.SetValue(kRecMaxBatch, static_cast<int32_t>(info_->maxBatch));
         words.SetValue(kRecTopK, static_cast<int32_t>(info_->topK));
         words.SetValue(kRecWorld, static_cast<int32_t>(info_->world));

@@ -62,7 +62,7 @@ private:
 constexpr int32_t kNotRouted = -1;  // id -1: nowhere
 constexpr int32_t kInactive = -2;   // masked
 
-// Streams expert_ids and x_active_mask. `Id(i)` is the routed expert, kNotRouted or kInactive.
+// Streams expert_ids and x_active_mask. `Id(i)` is the routed or special expert, kNotRouted or kInactive.
 class PairReader {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expertIds, GM_ADDR mask) {
@@ -98,7 +98,13 @@ public:
         return id == kInactive ? kInvalid : id;
     }
     __aicore__ inline bool Routed(int32_t id) const { return id >= 0 && id < static_cast<int32_t>(info_->experts); }
-    __aicore__ inline bool Invalid(int32_t id) const { return id != kNotRouted && id != kInactive && !Routed(id); }
+    // Zero, copy and const experts have ids behind the others.
+    __aicore__ inline bool Special(int32_t id) const {
+        return id >= static_cast<int32_t>(info_->experts) && id < static_cast<int32_t>(info_->ids);
+    }
+    __aicore__ inline bool Invalid(int32_t id) const {
+        return id != kNotRouted && id != kInactive && (id < 0 || id >= static_cast<int32_t>(info_->ids));
+    }
     __aicore__ inline int32_t RawId(uint32_t i) { return idBuf_.Get<int32_t>().GetValue(i); }
 
 private:

@@ -3,16 +3,21 @@
 #ifndef ASCEND_MOE_COMMON_WEIGHTED_SUM_H
 #define ASCEND_MOE_COMMON_WEIGHTED_SUM_H
 
-#include "inputs.h"
+#include "const_experts.h"
 #include "quantize.h"
 
 namespace moe {
+
+// A const expert has two terms, which are added to each other before they are weighted and added to the sum.
+enum class TermKind : uint32_t { kWhole, kFirst, kSecond };
 
 struct Term {
     GM_ADDR address;
     float weight;
     bool weighted;   // else it is added as it is
     bool travelled;  // it lies as rows come back, else as x does
+    TermKind kind;
+    float factor;  // of the two terms of a const expert: each has its own, before the weight
 };
 
 // The terms of a token's sum in their order: its rows by ascending k, then shared_expert_x. Terms that never
@@ -22,7 +27,7 @@ struct Term {
 template <typename XType, typename Rows>
 class Terms {
 public:
-    // UB: weights of a chunk of pairs.
+    // UB: weights of a chunk of pairs; ConstFactors where there are const experts.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling,
                                 const CombineArguments& arguments, Rows& rows) {
         info_ = &tiling.info;
@@ -30,6 +35,9 @@ public:
         sharedX_ = tiling.hasSharedExpertX != 0 ? arguments.sharedExpertX : nullptr;
         scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(arguments.expertScales), info_->batch * info_->topK);
         pipe.InitBuffer(scaleBuf_, kChunkPairs * sizeof(float));
+        oriX_ = arguments.oriX;
+        constV_ = arguments.constV;
+        if (info_->alphaRank != 0) factors_.Init(pipe, *info_, arguments);
     }
     // Begins to load a chunk of tokens, from `token` on, at most ChunkTokens. The caller waits for MTE2.
     __aicore__ inline void Load(RoutingTable& routing, uint32_t token, uint32_t tokens) {
@@ -49,31 +57,57 @@ public:
     __aicore__ inline void Begin(uint32_t token) {
         token_ = token;
         k_ = 0;
-        active_ = false;
+        active_ = second_ = false;
     }
     // False: the token has no more terms.
     __aicore__ inline bool Next(RoutingTable& routing, Term& term) {
+        if (second_) return NextSecond(term);
         while (k_ < info_->topK) {
             const uint32_t k = k_++, i = (token_ - first_) * info_->topK + k;
             const int32_t id = routing.pairs().Id(i, token_);
             active_ = active_ || id != kInactive;
-            if (!routing.pairs().Routed(id)) continue;
-            term.address = rows_->Address(routing, id, token_, k, i);
+            term.travelled = routing.pairs().Routed(id);
+            if (!term.travelled && !routing.pairs().Special(id)) continue;
+            term.kind = TermKind::kWhole;
+            term.address = term.travelled ? rows_->Address(routing, id, token_, k, i) : Special(id, term);
             if (term.address == nullptr) continue;
             term.weighted = info_->hasWeights != 0;
             term.weight = term.weighted ? scaleBuf_.Get<float>().GetValue(i) : 1.0f;
-            term.travelled = true;
             return true;
         }
         return NextOwn(term);
     }
 
 private:
+    __aicore__ inline GM_ADDR RowOf(GM_ADDR rows, uint32_t row) const {
+        return rows + static_cast<uint64_t>(row) * info_->hidden * sizeof(XType);
+    }
+    // Where the row of a special expert lies; nullptr: a zero expert has none.
+    __aicore__ inline GM_ADDR Special(int32_t id, Term& term) {
+        const uint32_t expert = static_cast<uint32_t>(id);
+        if (expert < info_->firstCopy) return nullptr;
+        if (expert >= info_->firstConst) {
+            const_ = expert - info_->firstConst;
+            factors_.Find(const_, token_, term.factor, secondFactor_);
+            term.kind = TermKind::kFirst;
+            second_ = true;
+        }
+        return RowOf(oriX_, token_);
+    }
+    // The other term of the const expert; the weight is that of the first.
+    __aicore__ inline bool NextSecond(Term& term) {
+        second_ = false;
+        term.address = RowOf(constV_, const_);
+        term.kind = TermKind::kSecond;
+        term.factor = secondFactor_;
+        return true;
+    }
     // What this rank adds itself, to tokens with an active pair.
     __aicore__ inline bool NextOwn(Term& term) {
         if (k_ != info_->topK || !active_ || sharedX_ == nullptr) return false;
         ++k_;
-        term.address = sharedX_ + static_cast<uint64_t>(token_) * info_->hidden * sizeof(XType);
+        term.address = RowOf(sharedX_, token_);
+        term.kind = TermKind::kWhole;
         term.weight = 1.0f;
         term.weighted = term.travelled = false;
         return true;
@@ -88,6 +122,12 @@ private:
     uint32_t token_ = 0;
     uint32_t k_ = 0;       // of the next term; topK: the rank's own
     bool active_ = false;  // a pair of the token is
+    ConstFactors<XType> factors_;
+    GM_ADDR oriX_ = nullptr;
+    GM_ADDR constV_ = nullptr;
+    uint32_t const_ = 0;         // the const expert of the term before,
+    float secondFactor_ = 0.0f;  // the factor of its other term,
+    bool second_ = false;        // and whether that is the next
 };
 
 // The parts of H that cores share while they sum. With kQuant rows that travelled lie as codes and scales: in UB a part
@@ -99,7 +139,7 @@ public:
         hidden_ = tiling.info.hidden;
         elements_ = tiling.partElements;
         parts_ = tiling.partsPerToken;
-        pieceBytes_ = SumPieceBytes(tiling.info, tiling.hasSharedExpertX != 0, elements_, sizeof(XType));
+        pieceBytes_ = SumPieceBytes(tiling.info, HasPlainTerms(tiling), elements_, sizeof(XType));
     }
     // (token, part) of `batch` tokens are numbered from 0 on.
     __aicore__ inline uint32_t Items(uint32_t batch) const { return batch * parts_; }
@@ -151,13 +191,14 @@ private:
 template <typename XType, bool kQuant>
 class WeightedSum {
 public:
-    // UB for parts of `elements`: two results (one in fp32), a weighted row, and the sum unless it is fp32 as
-    // the result is.
-    __aicore__ inline void Init(TPipe& pipe, uint32_t elements) {
+    // UB for parts of `elements`: two results (one in fp32), a weighted row, the sum unless it is fp32 as the result
+    // is, and with `mixes` the terms of a const expert.
+    __aicore__ inline void Init(TPipe& pipe, uint32_t elements, bool mixes) {
         const uint32_t bytes = static_cast<uint32_t>(elements * sizeof(XType));
         pipe.InitBuffer(outQueue_, kFloat ? 1 : 2, bytes);
         pipe.InitBuffer(termBuf_, static_cast<uint32_t>(elements * sizeof(float)));
         if (!kFloat) pipe.InitBuffer(sumBuf_, static_cast<uint32_t>(elements * sizeof(float)));
+        if (mixes) pipe.InitBuffer(mixBuf_, static_cast<uint32_t>(elements * sizeof(float)));
         if constexpr (kQuant) decoder_.Init(pipe, elements);
         scalesAt_ = elements;
     }
@@ -173,30 +214,24 @@ public:
         AscendC::PipeBarrier<PIPE_V>();  // the cast of the sum before has read it
         AscendC::Duplicate(sum_, 0.0f, elements_);
     }
-    // Adds the part of a term that RowParts has loaded, times `weight` when it is weighted.
-    __aicore__ inline void Add(const LocalTensor<int8_t>& piece, bool travelled, float weight, bool weighted) {
-        LocalTensor<float> term = termBuf_.template Get<float>();
+    // Adds the part of a term that RowParts has loaded, times its weight when it is weighted.
+    __aicore__ inline void Add(const LocalTensor<int8_t>& piece, const Term& term) {
+        const LocalTensor<float> to = termBuf_.template Get<float>();
         LocalTensor<XType> row = piece.template ReinterpretCast<XType>();
         AscendC::PipeBarrier<PIPE_V>();  // the term of the row before has been added
+        if (term.kind != TermKind::kWhole) {
+            Mix(row, term);
+            return;
+        }
         if constexpr (kQuant) {
-            if (travelled) {
-                row = decoder_.Decode(piece, piece[scalesAt_].template ReinterpretCast<XType>(), term, elements_);
+            if (term.travelled) {
+                row = decoder_.Decode(piece, piece[scalesAt_].template ReinterpretCast<XType>(), to, elements_);
                 AscendC::PipeBarrier<PIPE_V>();
             }
         }
-        if constexpr (kFloat) {
-            if (weighted) {
-                AscendC::Muls(term, row, weight, elements_);
-            } else {
-                term = row;
-            }
-        } else {
-            AscendC::Cast(term, row, AscendC::RoundMode::CAST_NONE, elements_);
-            AscendC::PipeBarrier<PIPE_V>();
-            if (weighted) AscendC::Muls(term, term, weight, elements_);
-        }
+        const LocalTensor<float> value = Scaled(to, row, term.weight, term.weighted);
         AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Add(sum_, sum_, term, elements_);
+        AscendC::Add(sum_, sum_, value, elements_);
     }
     // Rounds the sum to XType and stores it at `x`.
     __aicore__ inline void Store(GM_ADDR x) {
@@ -214,9 +249,38 @@ public:
 private:
     static constexpr bool kFloat = AscendC::IsSameType<XType, float>::value;
 
+    // `row` in fp32, in `to` or where it is, times `weight` when it is weighted.
+    __aicore__ inline LocalTensor<float> Scaled(const LocalTensor<float>& to, const LocalTensor<XType>& row,
+                                                float weight, bool weighted) {
+        if constexpr (kFloat) {
+            if (!weighted) return row;
+            AscendC::Muls(to, row, weight, elements_);
+        } else {
+            AscendC::Cast(to, row, AscendC::RoundMode::CAST_NONE, elements_);
+            AscendC::PipeBarrier<PIPE_V>();
+            if (weighted) AscendC::Muls(to, to, weight, elements_);
+        }
+        return to;
+    }
+    // The first term of a const expert waits for the second, which is added to it; then both are as one.
+    __aicore__ inline void Mix(const LocalTensor<XType>& row, const Term& term) {
+        const LocalTensor<float> mixed = mixBuf_.template Get<float>(), second = termBuf_.template Get<float>();
+        const bool first = term.kind == TermKind::kFirst;
+        Scaled(first ? mixed : second, row, term.factor, true);
+        if (first) return;
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Add(mixed, mixed, second, elements_);
+        AscendC::PipeBarrier<PIPE_V>();
+        if (term.weighted) {
+            AscendC::Muls(mixed, mixed, term.weight, elements_);
+            AscendC::PipeBarrier<PIPE_V>();
+        }
+        AscendC::Add(sum_, sum_, mixed, elements_);
+    }
+
     AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
     BlockDecoder<XType> decoder_;
-    UbBuf termBuf_, sumBuf_;
+    UbBuf termBuf_, sumBuf_, mixBuf_;
     LocalTensor<XType> out_;
     LocalTensor<float> sum_;
     uint32_t elements_ = 0;

@@ -40,7 +40,7 @@ public:
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Maxs(room, id, kNotRouted, lanes);
         AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Mins(room, room, static_cast<int32_t>(info_->experts) - 1, lanes);
+        AscendC::Mins(room, room, static_cast<int32_t>(info_->ids) - 1, lanes);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Compare(Bits(0), id, room, AscendC::CMPMODE::EQ, lanes_);
         AscendC::PipeBarrier<PIPE_V>();
@@ -132,9 +132,7 @@ private:
         return InvalidOf(*info_, kInvalidExpertId, i / info_->topK << 8 | i % info_->topK,
                          static_cast<uint32_t>(ids.GetValue(i)));
     }
-    __aicore__ inline bool IsId(int32_t id) const {
-        return id >= kNotRouted && id < static_cast<int32_t>(info_->experts);
-    }
+    __aicore__ inline bool IsId(int32_t id) const { return id >= kNotRouted && id < static_cast<int32_t>(info_->ids); }
 
     const MoeDistributeInfo* info_ = nullptr;
     UbBuf idBuf_, indexBuf_, bitBuf_, maskBuf_, halfBuf_;

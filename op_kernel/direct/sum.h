@@ -92,12 +92,13 @@ public:
         perGroup_ = tiling.sumGroup;
         groups_ = tiling.sumRing / tiling.sumGroup;
         room_ = SumGroupBytes(info_->experts, tiling.sumGroup, parts_.PieceBytes());
-        const uint32_t entries = SumEntries(info_->topK);
+        const uint32_t entries = SumEntries(*info_);
         pipe.InitBuffer(addressBuf_, entries * sizeof(uint64_t));
         pipe.InitBuffer(weightBuf_, entries * sizeof(float));
         pipe.InitBuffer(listBuf_, kChunkPairs / info_->topK * sizeof(uint32_t));
         pipe.InitBuffer(queue_, Ring(groups_), room_);
-        sum_.Init(pipe, tiling.partElements);
+        if (info_->alphaRank != 0) pipe.InitBuffer(mixBuf_, entries * sizeof(uint64_t));
+        sum_.Init(pipe, tiling.partElements, info_->alphaRank != 0);
     }
     // The queue that rows load into. Before Begin other steps may use it. Its tensors hold `room` int32.
     __aicore__ inline Queue& queue() { return queue_; }
@@ -152,6 +153,7 @@ private:
         terms_.Begin(token);
         for (Term term; terms_.Next(routing, term); ++count) {
             address.SetValue(base + count, reinterpret_cast<uint64_t>(term.address) | (term.travelled ? 0 : kPlain));
+            if (info_->alphaRank != 0) KeepMix(base + count, term);
             if (!term.weighted) continue;
             weight.SetValue(base + count, term.weight);
             ++weighted;
@@ -159,7 +161,12 @@ private:
         listed_ = count;
         listBuf_.Get<uint32_t>().SetValue(token - terms_.first(), count | weighted << kWeightedFrom);
     }
-    __aicore__ inline uint32_t Base(uint32_t token) const { return (token - terms_.first()) * (info_->topK + 1); }
+    __aicore__ inline uint32_t Base(uint32_t token) const { return (token - terms_.first()) * TermsPerToken(*info_); }
+    // With const experts: how each term is added, besides.
+    __aicore__ inline void KeepMix(uint32_t at, const Term& term) {
+        mixBuf_.Get<uint32_t>().SetValue(2 * at, static_cast<uint32_t>(term.kind));
+        mixBuf_.Get<float>().SetValue(2 * at + 1, term.factor);
+    }
 
     // ---- loads, ahead of the sums ----
     __aicore__ inline void BeginChunk(RoutingTable& routing) {
@@ -215,7 +222,12 @@ private:
     __aicore__ inline void AddTerm(RoutingTable& routing, uint32_t at, float weight, bool weighted) {
         if (used_ == 0) group_ = TakeGroup();
         const bool travelled = !kQuant || (addressBuf_.Get<uint64_t>().GetValue(at) & kPlain) == 0;
-        sum_.Add(group_[used_ * parts_.PieceBytes()], travelled, weight, weighted);
+        Term term = {nullptr, weight, weighted, travelled, TermKind::kWhole, 1.0f};
+        if (info_->alphaRank != 0) {
+            term.kind = static_cast<TermKind>(mixBuf_.Get<uint32_t>().GetValue(2 * at));
+            term.factor = mixBuf_.Get<float>().GetValue(2 * at + 1);
+        }
+        sum_.Add(group_[used_ * parts_.PieceBytes()], term);
         if (++used_ < perGroup_) return;
         queue_.FreeTensor(group_);
         used_ = 0;
@@ -230,7 +242,7 @@ private:
     RowParts<XType, kQuant> parts_;
     Queue queue_;
     WeightedSum<XType, kQuant> sum_;
-    UbBuf addressBuf_, weightBuf_, listBuf_;
+    UbBuf addressBuf_, weightBuf_, listBuf_, mixBuf_;
     LocalTensor<int8_t> group_;    // being summed
     uint32_t used_ = 0;            // terms of it
     uint32_t perGroup_ = 1;        // of all

@@ -70,6 +70,10 @@ struct MoeDistributeInfo {
     uint32_t lentGeneration;  // combine: of the lent block, if expand_x lies in one; 0: nothing is published there
     uint32_t part;            // kPartWhole, kPartSend or kPartFinish
     uint32_t meeting;         // kMeetByBlocks or kMeetBySyncAll
+    uint32_t ids;             // legal ids are below it: E, then zero, copy and const experts, to which no row travels
+    uint32_t firstCopy;       // id of the first copy expert,
+    uint32_t firstConst;      // and of the first const expert
+    uint32_t alphaRank;       // combine: const_expert_alpha_1 and _2: 0 no const experts, 1 (C,), 2 (C, H)
     uint64_t dataBytes;       // data area of every rank
     uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none
     uint64_t deadlineCycles;  // longest wait
@@ -341,8 +345,23 @@ MOE_FN uint32_t SumPieceBytes(const MoeDistributeInfo& info, bool plainTerms, ui
     const bool coded = info.quantMode != 0 && !plainTerms;
     return coded ? elements + PayloadBytes(elements / kCodesOfScale, kScaleBytes) : elements * size;
 }
-// Terms of the sums of a chunk of tokens: its pairs, and one more for each token.
-MOE_FN uint32_t SumEntries(uint32_t topK) { return kChunkPairs / topK * (topK + 1); }
+// Whether sums may have terms that never travelled: rows of copy and const experts, and shared_expert_x.
+MOE_FN bool HasPlainTerms(const MoeDistributeCombineTiling& tiling) {
+    return tiling.hasSharedExpertX != 0 || tiling.info.firstCopy < tiling.info.ids;
+}
+// Terms that a token may have: its pairs, of which one of a const expert has two, and shared_expert_x.
+MOE_FN uint32_t TermsPerToken(const MoeDistributeInfo& info) { return (info.alphaRank != 0 ? 2 : 1) * info.topK + 1; }
+// Of a chunk of tokens.
+MOE_FN uint32_t SumEntries(const MoeDistributeInfo& info) { return kChunkPairs / info.topK * TermsPerToken(info); }
+
+// UB for the factors of const experts (ConstFactors): three tensors as given and, where these are narrower, in fp32;
+// two sums. Factors that are given take a block each of them; products take kDotLanes elements at a time.
+constexpr uint32_t kDotLanes = 256;
+MOE_FN uint32_t ConstFactorBytes(uint32_t alphaRank, uint32_t elementBytes) {
+    const uint32_t lanes = alphaRank == 2 ? kDotLanes : kBlockWords, fp32 = static_cast<uint32_t>(sizeof(float));
+    const uint32_t given = static_cast<uint32_t>(CeilTo(lanes * elementBytes, kBlock));
+    return 3 * given + (elementBytes == fp32 ? 2 : 5) * lanes * fp32;
+}
 
 }  // namespace moe
 

@@ -24,14 +24,15 @@
 namespace moe {
 
 // ---- limits -------------------------------------------------------------------------------------------
-constexpr uint32_t kMaxWorld = 384;     // W, EP ranks
-constexpr uint32_t kMaxPlanned = 768;   // of a plan: what CANN's own operators allow
-constexpr uint32_t kMaxSlots = 2048;    // W * L, (source rank, local expert) pairs a rank serves
-constexpr uint32_t kMaxExperts = 1024;  // E
-constexpr uint32_t kMaxTopK = 32;       // K
-constexpr uint32_t kMaxBatch = 4096;    // tokens a rank
-constexpr uint32_t kMaxHidden = 16384;  // elements of a row
-constexpr uint32_t kMaxCores = 64;      // AIV cores a launch
+constexpr uint32_t kMaxWorld = 384;            // W, EP ranks
+constexpr uint32_t kMaxPlanned = 768;          // of a plan: what CANN's own operators allow
+constexpr uint32_t kMaxSlots = 2048;           // W * L, (source rank, local expert) pairs a rank serves
+constexpr uint32_t kMaxExperts = 1024;         // E
+constexpr uint32_t kMaxTopK = 32;              // K
+constexpr uint32_t kMaxSpecialExperts = 1024;  // of each kind: zero, copy and const
+constexpr uint32_t kMaxBatch = 4096;           // tokens a rank
+constexpr uint32_t kMaxHidden = 16384;         // elements of a row
+constexpr uint32_t kMaxCores = 64;             // AIV cores a launch
 
 // ---- units --------------------------------------------------------------------------------------------
 constexpr uint32_t kBlock = 32;           // bytes: smallest unit of MTE and of a status
@@ -290,7 +291,7 @@ enum ErrorRecord : uint32_t {
     kRecReporter,
     kRecCapacity,
     kRecWaitedMillis,
-    kRecExperts,
+    kRecIds,  // info.ids
     kRecMaxBatch,
     kRecTopK,
     kRecWorld,

@@ -20,7 +20,7 @@ public:
         parts_.Init(tiling);
         terms_.Init(pipe, tiling, arguments, rows);
         pipe.InitBuffer(inQueue_, Ring(tiling.sumRing), parts_.PieceBytes());
-        sum_.Init(pipe, tiling.partElements);
+        sum_.Init(pipe, tiling.partElements, tiling.info.alphaRank != 0);
     }
 
     // The share of core `core` of `cores`. Calls told.Tell once, with the first pair of the share whose row has not
@@ -56,7 +56,7 @@ private:
             parts_.Load(piece, term.address, term.travelled, part);
             inQueue_.EnQue(piece);
             piece = inQueue_.template DeQue<int8_t>();
-            sum_.Add(piece, term.travelled, term.weight, term.weighted);
+            sum_.Add(piece, term);
             inQueue_.FreeTensor(piece);
         }
     }

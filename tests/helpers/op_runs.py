@@ -161,6 +161,7 @@ def check_traffic(case: Case, runs: Sequence[RankRun]) -> None:
         "weights": case.weights,
         "cores": case.cores,
         "comm_quant_mode": case.comm_quant_mode,
+        "special": case.specials,
     }
     predicted = {name: ref.predict_traffic(case.inputs, algorithm=name, **sizes) for name in ("window", "direct")}
     for rank, one in enumerate(runs):

@@ -1,0 +1,152 @@
+"""Zero, copy and const experts: no row travels to them, and combine adds their terms at their place in k."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import op_runs
+import pytest
+import torch
+from op_runs import Clusters
+
+import ascend_moe
+import ascend_moe.reference as ref
+from ascend_moe import LocalCluster
+from ascend_moe.reference import cases
+from ascend_moe.reference.cases import Case
+
+ALGORITHMS = ["window", "direct"]
+SPECIAL = {"zero": (3, 0, 0), "copy": (0, 2, 0), "const": (0, 0, 2), "all": (2, 1, 2)}
+BASE = Case(contract=2, local=2, topk=4, batch=9, cores=5, shared=2, batches="zero rank", ids="mixed")
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[Clusters]:
+    opened = Clusters()
+    yield opened
+    opened.close()
+
+
+def run(clusters: Clusters, case: Case) -> list[Any]:
+    """Runs a case, and compares every bit and every byte moved with the reference."""
+    case = cases.legal(case)
+    runs = op_runs.run(clusters[case.world], case)
+    op_runs.check(case, runs)
+    return runs
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_every_kind(
+    clusters: Clusters, kind: str, dtype: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    for seed, mask in enumerate(("none", "token", "pair", "prefix")):
+        case = replace(BASE, special=SPECIAL[kind], dtype=dtype, mask=mask, seed=seed, plain=seed == 2)
+        for alphas in (1, 2) if case.special[2] else (1,):
+            run(clusters, replace(case, alphas=alphas, weights=seed == 1, quant="int8" if seed == 3 else "none"))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_rows_in_parts(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cores that share H find the same factors; rows of 300 elements end within a chunk of a dot product."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    for width in (304, 2560, 7168):
+        for cores in (1, 3, 24, 48):
+            run(clusters, replace(BASE, special=(1, 1, 3), alphas=2, width=width, cores=cores, batch=3, seed=cores))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_drawn(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    some = [value for value in cases.CHOICES["special"] if sum(value)]
+    for seed in range(60):
+        run(clusters, cases.draw(seed, special=some, contract=(2,)))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_more_picks_than_experts(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K is 12, E is 4; and 32, which is the most, of 2 and 1024 of each other kind."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    run(clusters, replace(BASE, special=(4, 4, 0), topk=12, ids="distinct"))
+    run(clusters, replace(BASE, special=(1024, 1024, 1024), local=1, topk=32, ids="distinct", alphas=1))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_nothing_travels(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ids are of special experts, or -1: counts are zero, and sums are what this rank adds itself."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    x = torch.linspace(-2, 2, 3 * 32).reshape(3, 32)
+    ids = torch.tensor([[3, 3], [-1, 2], [2, -1]], dtype=torch.int32)  # copy twice, zero, zero
+    weights = torch.tensor([[0.5, 0.25], [1.0, 2.0], [3.0, 4.0]])
+    given = ref.RankInput(x, ids, expert_scales=weights, shared_expert_x=x * 8, ori_x=x)
+    case = Case.of([given, given], 2, contract=2, special=(1, 1, 0))
+    runs = op_runs.run(clusters[2], case)
+    op_runs.check(case, runs)
+    for one in runs:
+        assert not one.dispatched[4].any() and not one.dispatched[3].any()
+        assert torch.equal(one.result, torch.stack([0.75 * x[0] + 8 * x[0], 8 * x[1], 8 * x[2]]))
+
+
+def test_window_and_direct_have_equal_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = cases.legal(replace(BASE, special=(1, 2, 3), alphas=2, dtype="bf16", width=1040, cores=6, odd=True))
+    results = []
+    for algorithm in ALGORITHMS:
+        monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+        with LocalCluster(case.world) as cluster:
+            results.append([one.result for one in op_runs.run(cluster, case)])
+    for ours, theirs in zip(*results, strict=True):
+        assert ref.same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_id_behind_the_last(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says which ids there are: with a core that makes lists, and without."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    for cores in (2, 16):
+        case = cases.legal(replace(BASE, special=(2, 1, 2), ids="bad", cores=cores, batches="equal", seed=1))
+        runs = op_runs.run(clusters[case.world], case)
+        op_runs.check(case, runs)
+        assert "0..8" in str(runs[0]), runs[0]
+
+
+def test_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between servers rows go V1's way: expand_idx of such pairs is 0."""
+    monkeypatch.setenv("ASCEND_MOE_CONTEXT", "a2")
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    with LocalCluster(4) as cluster:
+        for seed in range(4):
+            case = cases.legal(replace(BASE, world=4, special=(1, 2, 2), alphas=1 + seed % 2, seed=seed))
+            op_runs.check(case, op_runs.run(cluster, case))
+
+
+def test_a_layer_of_longcat(clusters: Clusters) -> None:
+    """As LongCat's layer would call the ops: identity experts are copy experts, and ori_x is the layer's input."""
+    case = cases.legal(replace(BASE, special=(0, 6, 0), topk=6, batch=7, batches="equal", ids="distinct", shared=0))
+
+    def layer(rank: int, group_ep: str) -> torch.Tensor:
+        given = case.inputs[rank]
+        hidden_states, topk_ids, topk_weights = given.x, given.expert_ids, given.expert_scales
+        moe = {"group_ep": group_ep, "ep_world_size": 2, "ep_rank_id": rank, "moe_expert_num": case.experts}
+        sent = ascend_moe.npu_moe_distribute_dispatch_v2(
+            x=hidden_states, expert_ids=topk_ids, copy_expert_num=6, global_bs=0, **moe
+        )
+        rows = case.expert_rows(rank, sent[0], sent[1], sent[4])
+        return ascend_moe.npu_moe_distribute_combine_v2(
+            expand_x=rows, expert_ids=topk_ids, assist_info_for_combine=sent[2], ep_send_counts=sent[4],
+            expert_scales=topk_weights, tp_send_counts=sent[5], ori_x=hidden_states, copy_expert_num=6, **moe,
+        )  # fmt: skip
+
+    results = clusters[2].run(layer)
+    inputs = [replace(given, ori_x=given.x) for given in case.inputs]
+
+    def expert(number: int, row: torch.Tensor) -> torch.Tensor:
+        factor = 1 + torch.tensor(float(number)) / 7
+        return (row.float() * factor + factor / 3).to(row.dtype)
+
+    assert any((given.expert_ids >= case.experts).any() for given in inputs)
+    for result, want in zip(results, ref.dense(inputs, expert, case.experts, case.specials), strict=True):
+        assert torch.equal(result, want)
