@@ -25,6 +25,8 @@ _COMMON = (
     "group_ep", "ep_world_size", "ep_rank_id", "moe_expert_num", "group_tp", "tp_world_size", "tp_rank_id",
     "expert_shard_type", "shared_expert_num", "shared_expert_rank_num", "global_bs", "comm_alg",
 )  # fmt: skip
+# Combine's tensors of copy and const experts.
+_SPECIAL_TENSORS = ("ori_x", "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
 _NARROW = 8  # fp32 columns of the narrowest row: rows are multiples of 32 bytes
 _WIDEST = 16384  # elements of a row
 
@@ -127,6 +129,10 @@ class _Route:
     def __init__(self, op: Any, given: dict[str, Any]) -> None:
         self.contract = op.contract
         self.arguments = {name: given[name] for name in _COMMON if name in given}
+        self.special = tuple(given.get(f"{kind}_expert_num", 0) for kind in ("zero", "copy", "const"))
+        # Rows and gradients of special experts do not travel either: a backward's calls leave them out.
+        if sum(self.special):
+            self.arguments["zero_expert_num"] = sum(self.special)
 
     def dispatch(self, x: Tensor, ids: Tensor, mask: Tensor | None, weights: Tensor | None) -> Any:
         """Always the V2 op: its rows are V1's, and its triples have the slots."""
@@ -235,13 +241,15 @@ class _Combine(torch.autograd.Function):
         ctx.save_for_backward(
             given["expert_ids"], given["x_active_mask"], index, given["ep_send_counts"], weights,
             rows if ctx.wanted["expert_scales"] and ctx.weighted else None,
+            *(given.get(name) for name in _SPECIAL_TENSORS),
         )  # fmt: skip
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gy: Tensor) -> Any:
-        saved = ctx.saved_tensors  # once: where activations are recomputed it is the recomputation
+        every = ctx.saved_tensors  # once: where activations are recomputed it is the recomputation
+        saved, tensors = every[: -len(_SPECIAL_TENSORS)], every[-len(_SPECIAL_TENSORS) :]
         mask, grads = saved[1], dict[str, Tensor | None]()
         if ctx.wanted["shared_expert_x"]:
             active = None if mask is None else mask if mask.dim() == 1 else mask.any(1)
@@ -249,6 +257,14 @@ class _Combine(torch.autograd.Function):
             grads["shared_expert_x"] = shared.reshape(ctx.shared_shape)
         if ctx.wanted["expand_x"] or saved[-1] is not None:
             grads["expand_x"], grads["expert_scales"] = _rows_back(ctx, gy, *saved)
+        if sum(ctx.route.special[1:]):
+            weights = saved[4] if ctx.weighted else None
+            own = _special_back(ctx.route, gy.float(), saved[0], mask, weights, *tensors)
+            for name, tensor in zip(_SPECIAL_TENSORS, tensors, strict=True):
+                if tensor is not None and name in own and ctx.wanted[name]:
+                    grads[name] = own[name].to(tensor.dtype)
+            if grads.get("expert_scales") is not None:
+                grads["expert_scales"] = grads["expert_scales"] + own["expert_scales"]
         return None, None, *(grads.get(name) for name in registration.OPERATORS[ctx.name].names)
 
 
@@ -288,6 +304,53 @@ def _rows_back(
         columns = _columns(values, slots, ids.shape[1])
         gw = route.add_rows(columns, ids, mask, sent[2], sent[4], 2)[:, : ids.shape[1]]
     return gz, gw
+
+
+def _special_back(
+    route: _Route,
+    gy: Tensor,
+    ids: Tensor,
+    mask: Tensor | None,
+    weights: Tensor | None,
+    x: Tensor,
+    alpha_1: Tensor | None,
+    alpha_2: Tensor | None,
+    v: Tensor | None,
+) -> dict[str, Tensor]:
+    """The gradients, in fp32, of what copy and const experts add to a combine; by the names of its tensors."""
+    zero, copies, constants = route.special
+    first = int(route.arguments["moe_expert_num"]) + zero
+    active = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask if mask.dim() == 2 else mask[:, None]
+    w = torch.ones_like(ids, dtype=torch.float32) if weights is None else weights
+    copied = active & (ids >= first) & (ids < first + copies)
+    x = x.float()
+    gain = (gy * x).sum(1)  # (BS,): of a copy's weight
+    factor = torch.where(copied, w, 0.0).sum(1)  # (BS,): of x
+    grads = {"expert_scales": torch.where(copied, gain[:, None], 0.0)}
+    if not constants or alpha_1 is None or alpha_2 is None or v is None:
+        return grads | {"ori_x": gy * factor[:, None]}
+    first += copies
+    mixed = active & (ids >= first) & (ids < first + constants)
+    place = torch.where(mixed, ids - first, 0).long()
+    # (BS, C): the weights of a token's pairs of each const expert, added.
+    w_of = torch.zeros(len(ids), constants, device=ids.device).scatter_add_(1, place, torch.where(mixed, w, 0.0))
+    products = [x @ alpha.float().T if alpha.dim() == 2 else alpha.float() for alpha in (alpha_1, alpha_2)]
+    a1, a2 = (alpha.expand(w_of.shape) for alpha in products)
+    if alpha_1.dim() == 2:
+        a1, a2 = torch.sigmoid(a1 - a2), torch.sigmoid(a2 - a1)
+    of_v = gy @ v.float().T  # (BS, C)
+    picked = (a1 * gain[:, None] + a2 * of_v).gather(1, place)
+    grads["expert_scales"] = grads["expert_scales"] + torch.where(mixed, picked, 0.0)
+    grads["const_expert_v"] = (w_of * a2).T @ gy
+    gx = gy * (factor + (w_of * a1).sum(1))[:, None]
+    g1, g2 = w_of * gain[:, None], w_of * of_v
+    if alpha_1.dim() == 1:
+        alphas = g1.sum(0), g2.sum(0)
+    else:
+        g1 = a1 * a2 * (g1 - g2)  # of the first product; the other's is its opposite
+        alphas = g1.T @ x, -(g1.T @ x)
+        gx = gx + g1 @ (alpha_1.float() - alpha_2.float())
+    return grads | {"ori_x": gx, "const_expert_alpha_1": alphas[0], "const_expert_alpha_2": alphas[1]}
 
 
 def _used(route: _Route, counts: Tensor) -> int | None:

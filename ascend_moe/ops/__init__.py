@@ -110,7 +110,8 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
 
     Args:
         x: (BS, H) bfloat16, float16 or float32; rows a multiple of 32 bytes, H <= 16384.
-        expert_ids: (BS, K) int32 in 0..E-1, or -1: not routed. BS <= 4096, K <= 32.
+        expert_ids: (BS, K) int32 in 0..E-1, or -1: not routed; behind E-1 the ids of zero, copy and const experts.
+            BS <= 4096, K <= 32.
         group_ep: name of the EP group: ``ascend_moe.comm_name``, a live c10d group name, or a LocalCluster's.
         ep_world_size, ep_rank_id: W, at most 384, and this rank's place in the group.
         moe_expert_num: E, a multiple of W, at most 1024.
@@ -121,6 +122,8 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
         quant_mode: 0 none, 2 int8 with one scale a token.
         global_bs: 0 (every rank has the same BS) or W * the largest BS.
         expert_token_nums_type: 0 cumulative, 1 counts.
+        zero_expert_num, copy_expert_num, const_expert_num: experts that no row travels to, at most 1024 of each; their
+            ids follow E-1 in this order. K may be as large as all experts together. Combine says what they add.
         comm_alg: how rows travel; the same on all ranks, every output the same bit for bit. 'window', and
             CANN's names for it 'fullmesh', 'fullmesh_v1', 'fullmesh_v2': into the window of who gets them.
             'hierarchy': the same on one server, where CANN's two-level sum rounds as this one does; refused
@@ -144,9 +147,7 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
     Accepted and ignored, CANN alone uses them:
     group_tp with one TP rank (tp_world_size 0 or 1, tp_rank_id 0).
     Refused by name until they are supported: tp_world_size 2, shared_expert_rank_num above 0,
-    shared_expert_num above 1, expert_shard_type 1,
-    zero_expert_num, copy_expert_num, const_expert_num, elastic_info, performance_info, y_dtype,
-    x_dtype, scales_dtype.
+    shared_expert_num above 1, expert_shard_type 1, elastic_info, performance_info, y_dtype, x_dtype, scales_dtype.
 
     Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
     ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order.
@@ -268,13 +269,12 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
     Accepted and ignored, CANN alone uses them:
     tp_send_counts, expand_scales, group_tp with one TP rank (tp_world_size 0 or 1, tp_rank_id 0).
     Refused by name until they are supported: tp_world_size 2, shared_expert_rank_num above 0,
-    shared_expert_num above 1, expert_shard_type 1,
-    zero_expert_num, copy_expert_num, const_expert_num, elastic_info, performance_info,
-    ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v.
+    shared_expert_num above 1, expert_shard_type 1, elastic_info, performance_info.
 
     Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
     ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order.
-    Differentiable for expand_x, expert_scales and shared_expert_x: docs/training.md.
+    Differentiable for expand_x, expert_scales, shared_expert_x, ori_x, const_expert_alpha_1, const_expert_alpha_2 and
+    const_expert_v: docs/training.md.
 
     Raises:
         ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.

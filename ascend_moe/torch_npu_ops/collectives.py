@@ -32,6 +32,8 @@ _COMBINE_NORM = "npu_moe_distribute_combine_add_rms_norm"
 _COMBINE = "npu_moe_distribute_combine_v2"
 # combine_v2's name for expand_idx.
 _INDEX = "assist_info_for_combine"
+# Of copy and const experts.
+_SPECIAL = ("ori_x", "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
 # Arguments that combine_v2 does not have.
 _OWN = (
     "residual_x", "gamma", "norm_eps", "activation_scale", "weight_scale", "group_list", "group_list_type",
@@ -100,9 +102,9 @@ def npu_moe_distribute_combine_add_rms_norm(
             moe_expert_num, global_bs, comm_alg: as for `npu_moe_distribute_combine_v2`.
         tp_send_counts, expand_scales, group_tp, tp_rank_id, group_list_type: accepted and ignored.
         activation_scale, weight_scale, group_list: must be None. out_dtype: must be 0.
-        elastic_info, ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v, tp_world_size,
-            expert_shard_type, shared_expert_num, shared_expert_rank_num, comm_quant_mode, zero_expert_num,
-            copy_expert_num, const_expert_num: what `npu_moe_distribute_combine_v2` takes.
+        ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v: as there, dtype of expand_x.
+        elastic_info, tp_world_size, expert_shard_type, shared_expert_num, shared_expert_rank_num, comm_quant_mode,
+            zero_expert_num, copy_expert_num, const_expert_num: what `npu_moe_distribute_combine_v2` takes.
 
     Returns:
         y ``(BS, 1, H)`` of expand_x's dtype; rstd ``(BS, 1, 1)`` fp32; x ``(BS, 1, H)``, the sum that was
@@ -123,16 +125,16 @@ def npu_moe_distribute_combine_add_rms_norm(
     batch, hidden = expert_ids.shape[0], expand_x.shape[1]
     need_shape("residual_x", residual_x, (batch, 1, hidden))
     need_shape("gamma", gamma, (hidden,))
-    for name, value in (("residual_x", residual_x), ("gamma", gamma), ("shared_expert_x", shared_expert_x)):
-        if value is not None:
-            need_dtype(name, value, expand_x.dtype)
-    shared = None if shared_expert_x is None else shared_expert_x.float()
+    for name in ("residual_x", "gamma", "shared_expert_x", *_SPECIAL):
+        if given[name] is not None:
+            need_dtype(name, given[name], expand_x.dtype)
+    wide = {name: value.float() for name in (*_SPECIAL, "shared_expert_x") if (value := given[name]) is not None}
     rows = expand_x
     if comm_quant_mode == 2:
         _need_codes(expand_x, expert_scales)
         given["comm_quant_mode"] = 0
         rows = _as_codes(expand_x) if hidden % _CODES_OF_SCALE == 0 else expand_x  # which combine refuses
-    acc = _combined(**given | {"expand_x": rows.float(), "shared_expert_x": shared})
+    acc = _combined(**given | wide | {"expand_x": rows.float()})
     return _normalised(acc.unsqueeze(1) + residual_x.float(), gamma, norm_eps, expand_x.dtype)
 
 

@@ -258,7 +258,7 @@ def wrong_integers(op: str, world: int) -> Iterator[Bad]:
         "shared_expert_rank_num": ((-1, 1, 2), "only 0"),
     }
     zeros = ["zero_expert_num", "copy_expert_num", "const_expert_num"] if op.endswith("_v2") else []
-    rules |= dict.fromkeys(zeros, ((-1, 1, 2), "only 0 is supported: zero, copy and const experts are not built yet"))
+    rules |= dict.fromkeys(zeros, ((-1, 1025), "0..1024"))
     if not is_dispatch(op):
         rules["comm_quant_mode"] = ((-1, 1, 3), "only 0 and 2 are supported: CANN has no other for int8 rows")
     if op == "combine":
@@ -318,17 +318,46 @@ def wrong_names(op: str, world: int) -> Iterator[Bad]:
 
 
 def unsupported_tensors(op: str, world: int) -> Iterator[Bad]:
-    special = dict.fromkeys(("ori_x", *(f"const_expert_{end}" for end in ("v", "alpha_1", "alpha_2"))), "not built yet")
     always = {"elastic_info": "CANN no longer has it", "performance_info": "not built yet"}
     names = {
         "dispatch_v2": always,
         "combine": dict.fromkeys(("activation_scale", "weight_scale", "group_list"), "CANN takes no other"),
-        "combine_v2": always | special,
+        "combine_v2": always,
     }
     for name, why in names.get(op, {}).items():
         for dtype in ("int32", "int64", "float32"):
             given = {name: torch.ones(4, dtype=DTYPES[dtype])}
             yield local(op, name, f"given as {dtype}", given, "is given", "only None is supported", why)
+
+
+def wrong_special_tensors(op: str, world: int) -> Iterator[Bad]:
+    """Of copy and const experts."""
+    if op != "combine_v2":
+        return
+
+    def ones(*shape: int, dtype: str = "bfloat16") -> torch.Tensor:
+        return torch.ones(shape, dtype=DTYPES[dtype])
+
+    alphas = {f"const_expert_alpha_{i}": ones(2) for i in (1, 2)}
+    whole = {"const_expert_num": 2, "ori_x": ones(BS, H), **alphas, "const_expert_v": ones(2, H)}
+    yield local(op, "ori_x", "none for a copy", {"copy_expert_num": 1}, "ori_x is None", "copy_expert_num 1")
+    for name in (*alphas, "const_expert_v", "ori_x"):
+        yield local(op, name, "none for a const", whole | {name: None}, f"{name} is None", "const_expert_num 2")
+        if name != "ori_x":
+            yield local(op, name, "without experts", {name: whole[name]}, f"{name} has shape", "(0")
+        given = whole | {name: torch.ones_like(whole[name], dtype=torch.float16)}
+        yield local(op, name, "float16", given, f"{name} is float16, it must be bfloat16")
+    for shape in ((BS - 1, H), (BS, H - 16), (0, H)):
+        yield local(op, "ori_x", str(shape), whole | {"ori_x": ones(*shape)}, f"{shape}, it must be ({BS}, {H})")
+    for shape in ((1, H), (3, H), (2, H - 16)):
+        given = whole | {"const_expert_v": ones(*shape)}
+        yield local(op, "const_expert_v", str(shape), given, f"{shape}, it must be (2, {H})")
+    for name in alphas:
+        for shape in ((1,), (3,), (3, H), (2, H - 16), (2, 1), (2, H, 1)):
+            words = (f"has shape {shape}", f"(2,) or (2, {H})")
+            yield local(op, name, str(shape), whole | {name: ones(*shape)}, *words)
+    other = whole | {"const_expert_alpha_2": ones(2, H)}
+    yield local(op, "const_expert_alpha_2", "another shape", other, "they must be equal")
 
 
 # ---- bad values in good tensors: ids, counts, positions and triples, which the kernels find
@@ -396,5 +425,5 @@ def wrong_values(op: str, world: int) -> Iterator[Bad]:
 
 PARTS: tuple[Callable[[str, int], Iterator[Bad]], ...] = (
     *(wrong_dtypes, wrong_dimensions, wrong_layouts, wrong_sizes, wrong_integers),
-    *(wrong_names, unsupported_tensors, wrong_values),
+    *(wrong_names, unsupported_tensors, wrong_special_tensors, wrong_values),
 )

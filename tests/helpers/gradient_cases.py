@@ -15,6 +15,10 @@ from ascend_moe.comm import LocalCluster
 from ascend_moe.reference.cases import Case
 
 
+# What a rank adds to its sums itself.
+_OWN = ("shared_expert_x", "ori_x", "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
+
+
 @dataclass(frozen=True)
 class Trip:
     """Dispatch, experts that are linear, combine. ``inside``: the experts apply the weights, combine only adds."""
@@ -27,7 +31,7 @@ class Trip:
     def leaves(self, rank: int) -> list[Tensor]:
         """The tensors of a rank that have a gradient."""
         given = self.case.inputs[rank]
-        every = [given.x, given.expert_scales, given.shared_expert_x]
+        every = [given.x, given.expert_scales, *(getattr(given, name) for name in _OWN)]
         # Of no rows numpy makes strides of 0, which gradcheck does not take.
         return [torch.empty(tensor.shape).copy_(tensor) for tensor in every if tensor is not None]
 
@@ -35,13 +39,12 @@ class Trip:
         *_, y = self.steps(rank, group_ep, *leaves)
         return y
 
-    def steps(
-        self, rank: int, group_ep: str, x: Tensor, weights: Tensor, shared: Tensor | None = None
-    ) -> Iterator[Tensor]:
+    def steps(self, rank: int, group_ep: str, x: Tensor, weights: Tensor, *own: Tensor) -> Iterator[Tensor]:
         """Returns the steps of dispatch, and of combine."""
         case, given = self.case, self.case.inputs[rank]
         options: dict[str, Any] = {"x_active_mask": given.x_active_mask, "global_bs": case.global_bs}
         options |= {"comm_alg": self.comm_alg} if case.contract == 2 else {}
+        options |= case.special_attributes
         place = group_ep, case.world, rank, case.experts
         version = "_v2" if case.contract == 2 else ""
         extra = {"expert_scales": weights} if self.inside else {}
@@ -57,7 +60,7 @@ class Trip:
             count = int(sent[4][case.experts - 1])
             order = torch.randperm(count, generator=torch.Generator().manual_seed(rank))
             rows, index = rows[order], index.view(-1)[: 3 * count].view(count, 3)[order].reshape(-1)
-        options |= {"shared_expert_x": shared} if shared is not None else {}
+        options |= dict(zip([name for name in _OWN if getattr(given, name) is not None], own, strict=True))
         yield combine(rows, given.expert_ids, index, sent[4], weights, *place, **options)
 
     def factors(self, rank: int, counts: Tensor, shape: Sequence[int]) -> Tensor:

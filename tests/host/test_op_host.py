@@ -106,7 +106,7 @@ REFUSED = [
     dispatch().changed(expert_ids=(INT, (15, 4))),
     dispatch().changed(x_active_mask=(torch.bool, (15,))),
     dispatch().changed(comm_alg="quick"),
-    dispatch(contract=2).changed(copy_expert_num=1),
+    dispatch(contract=2).changed(copy_expert_num=1025),
     combine().changed(tp_world_size=2),
     combine().changed(moe_expert_num=31),
     combine().changed(expand_idx=(INT, (3,))),

@@ -111,6 +111,7 @@ SUITE_TESTS = [
     "kernels/test_failures_collective.py::test_combine_that_routes_otherwise_than_dispatch",
     "kernels/test_failures_collective.py::test_every_rank_is_told_the_global_bs_of_the_largest_batch",
     "torch/test_bad_arguments.py",
+    "kernels/test_special_experts.py",
     "kernels/test_failures_threads.py::test_words_from_before_the_wrap_are_not_corrupt",
     "kernels/test_coded_rows.py",
     "kernels/test_sequences.py::test_that_the_poison_lies_where_the_rows_go",

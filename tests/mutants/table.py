@@ -311,8 +311,8 @@ PATCHES = r"""
 = canary: combine leaves out the row of k = 0: wrong data in every run
 ! window | wrong result | seen
 @ common/weighted_sum
-- if (!routing.pairs().Routed(id)) continue;
-+ if (k == 0 || !routing.pairs().Routed(id)) continue;
+- if (!term.travelled && !routing.pairs().Special(id)) continue;
++ if (k == 0 || (!term.travelled && !routing.pairs().Special(id))) continue;
 
 # A failure that core 0 finds late, or one core alone, leaves zeros in all of x.
 = sums_not_heard: combine keeps its sums of an op in which another core has failed
@@ -730,8 +730,29 @@ PATCHES = r"""
 - const uint32_t k = k_++, i = (token_ - first_) * info_->topK + k;
 + const uint32_t k = info_->topK - 1 - k_++, i = (token_ - first_) * info_->topK + k;
 = expert scale left out
-- if (weighted) AscendC::Muls(term, term, weight, elements_);
+- if (weighted) AscendC::Muls(to, to, weight, elements_);
 + (void)weight;
+= the last special id is refused
+@ common/routing
+- (id < 0 || id >= static_cast<int32_t>(info_->ids));
++ (id < 0 || id + 1 >= static_cast<int32_t>(info_->ids));
+= a copy expert adds nothing
+@ common/weighted_sum
+- if (expert < info_->firstCopy) return nullptr;
++ if (expert < info_->firstConst) return nullptr;
+= a const expert mixes its own vector by the first factor
+- term.factor = secondFactor_;
++ (void)secondFactor_;
+= a const expert's vector is that of the first
+- term.address = RowOf(constV_, const_);
++ term.address = RowOf(constV_, 0);
+= a const expert is not weighted
+- AscendC::Muls(mixed, mixed, term.weight, elements_);
++ AscendC::PipeBarrier<PIPE_V>();
+= products of const experts leave out the last elements
+@ common/const_experts
+- for (uint32_t at = 0; at < info_->hidden; at += kDotLanes) {
++ for (uint32_t at = 0; at + kDotLanes <= info_->hidden || at == 0; at += kDotLanes) {
 = weight of another pair
 @ window/dispatch
 - weightBuf_.Get<int32_t>().GetValue(i));

@@ -17,6 +17,7 @@ from ascend_moe import autograd
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, MC2Dispatcher
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import Case
+from ascend_moe.reference.records import active_pairs
 
 # gradcheck warns of every input that is not fp64.
 pytestmark = pytest.mark.filterwarnings("ignore:Input #.*double precision")
@@ -34,6 +35,9 @@ CASES = [
     small(world=2, mask="nobody", shared=2),
     small(world=2, batches="one rank only", ids="mixed", seed=1),
     small(world=2, batches="no tokens"),
+    small(world=2, special=(2, 0, 0), topk=3),
+    small(world=4, special=(1, 2, 0), mask="pair", batches="zero rank", shared=2),
+    small(world=2, special=(1, 1, 2), topk=5, ids="mixed", mask="token", batches="unequal"),
 ]
 
 
@@ -41,6 +45,39 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_gradients_are_the_numeric_ones(case: Case, inside: bool, clusters: Any) -> None:
     check_numbers(clusters[case.world], Trip(case, inside=inside))
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_gradients_of_const_experts_that_mix_by_products(weighted: bool, clusters: Any) -> None:
+    """The factors are a softmax, so steps are not exact: compared with what torch makes of the formula."""
+    case = small(world=2, special=(1, 2, 3), alphas=2, topk=5, mask="pair", batch=6, units=5, ids="mixed", seed=1)
+    names = ("expert_scales", "ori_x", "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
+
+    def run(rank: int, group_ep: str) -> None:
+        given, (zero, copies, _) = case.inputs[rank], case.special
+        leaves = [getattr(given, name).clone().requires_grad_() for name in names]
+        trip, grad = Trip(case), torch.linspace(-1, 1, given.x.numel()).reshape(given.x.shape)
+        weights, x, alpha_1, alpha_2, v = leaves
+        used = weights if weighted else torch.empty(0)
+        found = torch.autograd.grad(trip.run(rank, group_ep, given.x, used, *leaves[1:]), leaves[1:], grad)
+        first = case.experts + zero
+        total = torch.zeros_like(x)
+        for token, k, expert in active_pairs(given):
+            if first <= expert < first + copies:
+                term = x[token]
+            elif expert >= first + copies:
+                place = expert - first - copies
+                share = torch.stack([alpha_1[place] @ x[token], alpha_2[place] @ x[token]]).softmax(0)
+                term = share[0] * x[token] + share[1] * v[place]
+            else:
+                continue
+            factor = weights[token, k] if weighted else 1.0
+            total = total + torch.nn.functional.one_hot(torch.tensor(token), len(x))[:, None] * (factor * term)
+        for name, ours, theirs in zip(names[1:], found, torch.autograd.grad(total, leaves[1:], grad), strict=True):
+            assert ours.any(), name
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
+
+    clusters[2].run(run)
 
 
 @pytest.mark.parametrize("comm_alg", ["window", "direct"])
@@ -52,7 +89,7 @@ def test_numeric_gradients_by_each_algorithm(comm_alg: str, clusters: Any) -> No
     "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(6, 200))]
 )
 def test_numeric_gradients_of_cases_by_chance(seed: int, clusters: Any) -> None:
-    choices: dict[str, Any] = {"dtype": ("fp32",), "quant": ("none",), "odd": (False,), "shared": (0, 2)}
+    choices: dict[str, Any] = {"dtype": ("fp32",), "quant": ("none",), "odd": (False,), "shared": (0, 2), "alphas": (1,)}
     case = cases.draw(seed, **choices, batch=(1, 2, 4))
     algorithm = ("", "window", "direct")[seed % 3]
     check_numbers(clusters[case.world], Trip(case, algorithm, inside=seed % 2 == 1))
