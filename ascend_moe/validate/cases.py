@@ -92,3 +92,6 @@ def _edges(world: int) -> Iterator[Case]:
         yield replace(base, name="plain, after an error", ids="distinct")
     yield Case("rows back as int8, with shared_expert_x", world, batch=5, units=20, contract=2, shared=2, coded=True)
     yield Case("shared_expert_x, three dimensions", world, batch=4, contract=2, shared=3)
+    # Not with alphas of (C, H): the exp of a device need not round as the reference's.
+    special = Case("zero, copy and const experts", world, topk=4, batch=5, contract=2, shared=2, special=(2, 1, 2))
+    yield replace(special, batches="zero rank", mask="pair", ids="mixed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -532,3 +533,63 @@ def test_combine_reports() -> None:
     assert swapped.endswith("in all 2 of 3 rows; it holds the bits of row 2")
     assert "has shape (2, 2), expected (3, 2)" in ref.validate("combine", want[:2], want).text
     assert "has dtype torch.float64" in ref.validate("combine", want.double(), want).text
+
+
+def special(ids: list[int], weights: list[float] | None, alphas: tuple[list[Any], list[Any]]) -> torch.Tensor:
+    """The sum of a token with E = 1, a zero, a copy and two const experts; expert 0 returns 100, ori_x is (1, -2)."""
+    given = ref.RankInput(
+        torch.zeros(1, 2),
+        torch.tensor([ids], dtype=torch.int32),
+        expert_scales=torch.empty(0) if weights is None else torch.tensor([weights]),
+        ori_x=torch.tensor([[1.0, -2.0]]),
+        const_expert_alpha_1=torch.tensor(alphas[0]),
+        const_expert_alpha_2=torch.tensor(alphas[1]),
+        const_expert_v=torch.tensor([[10.0, 20.0], [4.0, 8.0]]),
+    )
+    kinds = ref.Special(1, 1, 2)
+    (sent,) = ref.dispatch([given], moe_expert_num=1, special=kinds)
+    assert sent.ep_recv_counts.tolist() == [ids.count(0)] and len(sent.assist_info) == ids.count(0)
+    (out,) = ref.combine([given], [torch.full((9, 2), 100.0)], [sent], moe_expert_num=1, special=kinds)
+    return out[0]
+
+
+FACTORS = ([3.0, 0.5], [0.25, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("ids", "weights", "want"),
+    [
+        ([1], [7.0], [0.0, 0.0]),  # zero
+        ([2], [0.5], [0.5, -1.0]),  # copy
+        ([2, 2], None, [2.0, -4.0]),  # twice, without weights
+        ([3], [2.0], [11.0, -2.0]),  # 2 * (3 * (1, -2) + 0.25 * (10, 20))
+        ([4], None, [8.5, 15.0]),  # 0.5 * (1, -2) + 2 * (4, 8)
+        ([0, 1, 4, -1, 2], [0.01, 9.0, 2.0, 9.0, 4.0], [22.0, 23.0]),  # 1 + 17 + 4; 1 + 30 - 8
+    ],
+    ids=str,
+)
+def test_special_experts_add_the_worked_numbers(ids: list[int], weights: list[float] | None, want: list[float]) -> None:
+    assert special(ids, weights, FACTORS).tolist() == want
+
+
+def test_const_experts_whose_alphas_are_vectors() -> None:
+    """d1 = (2, 1) . (1, -2) = 0 and d2 = (0, 0) . (1, -2) = 0: halves; (0, -1) and (-1, 0): e^2 and e^-1."""
+    alphas = ([[2.0, 1.0], [0.0, -1.0]], [[0.0, 0.0], [-1.0, 0.0]])
+    assert special([3], [1.0], alphas).tolist() == [5.5, 9.0]
+    share = math.exp(2) / (math.exp(2) + math.exp(-1))
+    want = [share * 1 + (1 - share) * 4, share * -2 + (1 - share) * 8]
+    torch.testing.assert_close(special([4], [1.0], alphas), torch.tensor(want), rtol=1e-6, atol=1e-6)
+
+
+def test_products_of_const_experts_are_rounded_one_by_one() -> None:
+    """1/3 * 3 - 1 is 0 with a rounded product, and not with a fused one."""
+    third = np.float32(1) / np.float32(3)
+    row = ref.const_row(np.full(8, 3, np.float32), third, np.float32(1), np.full(8, -1, np.float32))
+    assert not row.any()
+
+
+def test_an_id_behind_the_special_ones_is_a_fault() -> None:
+    for last, fault in ((4, None), (5, "InvalidExpertId")):
+        one = ref.RankInput(torch.zeros(1, 2), torch.tensor([[last]], dtype=torch.int32))
+        found = ref.check([one], 1, special=ref.Special(1, 1, 2))
+        assert (found and found.kind) == fault
