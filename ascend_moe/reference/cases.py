@@ -270,7 +270,9 @@ class Case:
         ids = self._within_capacity(ids)
         if self.ids == "bad" and guilty:
             for _ in range(int(rng.integers(1, 4))):
-                ids[rng.integers(batch), rng.integers(self.topk)] = rng.choice([*BAD_IDS, experts + self.specials.total])
+                ids[rng.integers(batch), rng.integers(self.topk)] = rng.choice(
+                    [*BAD_IDS, experts + self.specials.total]
+                )
         return ids
 
     def _with_special(self, given: RankInput, rank: int) -> RankInput:
@@ -289,7 +291,9 @@ class Case:
         if not special.const:
             return given
         rng, sizes = self._rng("constants"), (special.const, self.hidden)  # the same on every rank, as in practice
-        v, *alphas = (torch.from_numpy(_values(rng, sizes, odd)).to(self.torch_dtype) for odd in (self.odd, False, False))
+        v, *alphas = (
+            torch.from_numpy(_values(rng, sizes, odd)).to(self.torch_dtype) for odd in (self.odd, False, False)
+        )
         alphas = [alpha if self.alphas == 2 else alpha[:, 0].contiguous() for alpha in alphas]
         return replace(given, const_expert_alpha_1=alphas[0], const_expert_alpha_2=alphas[1], const_expert_v=v)
 
@@ -434,7 +438,9 @@ def draw(seed: int, **choices: Sequence[Any]) -> Case:
     hot experts, duplicate ids and ids of -1 among them.
     """
     rng = np.random.default_rng([seed, _STREAMS.index("draw")])
-    given = sorted((CHOICES | choices).items(), key=lambda item: (_LATER.index(item[0]) if item[0] in _LATER else -1, item[0]))
+    given = sorted(
+        (CHOICES | choices).items(), key=lambda item: (_LATER.index(item[0]) if item[0] in _LATER else -1, item[0])
+    )
     chosen = {name: values[int(rng.integers(len(values)))] for name, values in given}
     batches, ids = (choices.get(name, CHOICES[name]) for name in ("batches", "ids"))
     turn = seed % len(batches)

@@ -14,7 +14,6 @@ import ascend_moe
 from ascend_moe.comm import LocalCluster
 from ascend_moe.reference.cases import Case
 
-
 # What a rank adds to its sums itself.
 _OWN = ("shared_expert_x", "ori_x", "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
 

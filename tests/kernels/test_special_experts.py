@@ -40,9 +40,7 @@ def run(clusters: Clusters, case: Case) -> list[Any]:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("kind", SPECIAL)
-def test_every_kind(
-    clusters: Clusters, kind: str, dtype: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kind(clusters: Clusters, kind: str, dtype: str, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for seed, mask in enumerate(("none", "token", "pair", "prefix")):
         case = replace(BASE, special=SPECIAL[kind], dtype=dtype, mask=mask, seed=seed, plain=seed == 2)

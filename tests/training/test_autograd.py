@@ -89,7 +89,13 @@ def test_numeric_gradients_by_each_algorithm(comm_alg: str, clusters: Any) -> No
     "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(6, 200))]
 )
 def test_numeric_gradients_of_cases_by_chance(seed: int, clusters: Any) -> None:
-    choices: dict[str, Any] = {"dtype": ("fp32",), "quant": ("none",), "odd": (False,), "shared": (0, 2), "alphas": (1,)}
+    choices: dict[str, Any] = {
+        "dtype": ("fp32",),
+        "quant": ("none",),
+        "odd": (False,),
+        "shared": (0, 2),
+        "alphas": (1,),
+    }
     case = cases.draw(seed, **choices, batch=(1, 2, 4))
     algorithm = ("", "window", "direct")[seed % 3]
     check_numbers(clusters[case.world], Trip(case, algorithm, inside=seed % 2 == 1))
