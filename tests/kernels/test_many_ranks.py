@@ -124,7 +124,9 @@ def test_a_rank_that_does_not_call_is_named(monkeypatch: pytest.MonkeyPatch) -> 
             if outcome is None:
                 continue
             assert type(outcome.error) is CommTimeout and outcome.error.rank == missing, f"{rank}: {outcome!r}"
-            assert f"missing: rank {missing}" in str(outcome.error) and "its function has returned" in str(outcome.error)
+            assert f"missing: rank {missing}" in str(outcome.error) and "its function has returned" in str(
+                outcome.error
+            )
 
 
 @pytest.mark.parametrize("source", [1, SMALL[0][0] - 2])
