@@ -218,7 +218,8 @@ def plan(request: Request) -> Report:
     violations, fit = _violations(request, cores), None
     ops: dict[str, OpPlan] = {}
     # More ranks than the ops run are planned all the same, up to what CANN's own operators take.
-    if not violations or [violation.argument for violation in violations] == [_TOO_MANY]:
+    too_many = [violation.argument for violation in violations] == [_TOO_MANY]
+    if not violations or (too_many and request.ranks <= limits()["planned_world_size"]):
         trip = _RoundTrip(request, cores)
         fit, refused = _fit(trip, request, cores)
         if refused is not None:
@@ -388,8 +389,10 @@ def _violations(request: Request, cores: int) -> list[Violation]:
     if soc_of(request.soc).series == "A2" and request.ranks % share:  # as it is refused where a group opens
         message = f"ranks_per_server is {share}, it must divide the {request.ranks} ranks: on an A2 every server has "
         found.append(Violation("ranks_per_server", message + "as many ranks of a group"))
-    if settings.MAX_WORLD < request.ranks <= limits()["planned_world_size"]:
+    if request.ranks > settings.MAX_WORLD:
         found.append(Violation(_TOO_MANY, f"ep_world_size is {request.ranks}, it must be in 1..{settings.MAX_WORLD}"))
+        if request.ranks > limits()["planned_world_size"]:
+            at = _set_right(request, _TOO_MANY)
     while (error := _RoundTrip(at, cores).refused(0)) is not None:
         if error.argument == "comm_alg" and library.lib().am_comm_algorithm(request.comm_alg.encode()) < 0:
             raise error  # a name that means nothing
@@ -465,7 +468,8 @@ def _set_right(request: Request, argument: str) -> Request:
     """The nearest configuration that keeps the rule about this argument."""
     most = limits()
     if argument == "ep_world_size":
-        return replace(request, ranks=min(request.ranks, most["ep_world_size"]), ranks_per_server=0)
+        sharing = [ranks for ranks in range(1, most["ep_world_size"] + 1) if request.experts % ranks == 0]
+        return replace(request, ranks=max(sharing), ranks_per_server=0)
     if argument == "moe_expert_num":
         experts = min(request.experts, most["moe_expert_num"])
         return replace(request, experts=max(1, experts // request.ranks) * request.ranks)

@@ -295,7 +295,7 @@ def test_a_configuration_is_judged_by_what_it_needs() -> None:
     assert found.level == OK and "HCCL_BUFFSIZE" in found.what
     (found,) = group.fits(replace(fitting, window_mib=200, comm_alg="window"))
     assert found.level == ERROR and "export HCCL_BUFFSIZE=" in found.fix
-    assert len(list(group.fits(replace(fitting, ranks=100, experts=2000, hidden=9000)))) >= 3
+    assert len(list(group.fits(replace(fitting, ranks=1000, experts=2000, hidden=9000)))) >= 3
 
 
 def test_a_fix_is_the_least_of_what_was_asked_and_names_less_by_auto() -> None:

@@ -243,7 +243,8 @@ def test_weights_may_be_on_the_input_and_results_in_place() -> None:
 @pytest.mark.parametrize(
     ("changed", "rule"),
     [
-        ({"activation": "gelu"}, r"activation is 'gelu'; need one of silu"),
+        ({"activation": "mish"}, r"'mish'"),
+        ({"activation": "relu2"}, r"activation is 'relu2', which has no gate"),
         ({"apply_router_weight_on_input": True}, r"needs K = 1; topk_ids has K = 3"),
         ({"global_num_experts": 16}, r"global_num_experts is 16; without expert_map"),
         ({"expert_map": torch.zeros(3, dtype=torch.int32)}, r"expert_map is \(3,\); it must be \(8,\)"),
