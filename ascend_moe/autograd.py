@@ -263,8 +263,9 @@ class _Combine(torch.autograd.Function):
             for name, tensor in zip(_SPECIAL_TENSORS, tensors, strict=True):
                 if tensor is not None and name in own and ctx.wanted[name]:
                     grads[name] = own[name].to(tensor.dtype)
-            if grads.get("expert_scales") is not None:
-                grads["expert_scales"] = grads["expert_scales"] + own["expert_scales"]
+            routed = grads.get("expert_scales")
+            if routed is not None:
+                grads["expert_scales"] = routed + own["expert_scales"]
         return None, None, *(grads.get(name) for name in registration.OPERATORS[ctx.name].names)
 
 

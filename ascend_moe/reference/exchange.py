@@ -372,13 +372,15 @@ def _dot(a: Row, b: Row) -> np.float32:
     total = lanes[0]
     for lane in lanes[1:]:
         total = total + lane
-    return np.float32(total)
+    found: np.float32 = np.float32(total)
+    return found
 
 
 def _share(mine: np.float32, other: np.float32) -> np.float32:
     """The share of the first of two numbers in their softmax: 1 / (1 + exp(other - mine))."""
     power = np.float32(np.exp(np.float64(other - mine)))
-    return np.float32(1) / (np.float32(1) + power)
+    share: np.float32 = np.float32(1) / (np.float32(1) + power)
+    return share
 
 
 def dense(
@@ -409,9 +411,10 @@ def dense(
                 if expert < moe_expert_num:
                     y = expert_fn(expert, given.x[token]).float()
                 else:
-                    y = _dense_special(given, token, *special.kind(expert, moe_expert_num))
-                    if y is None:
+                    made = _dense_special(given, token, *special.kind(expert, moe_expert_num))
+                    if made is None:
                         continue
+                    y = made
                 total = total.add(y.mul(given.expert_scales[token, k]))
             if given.shared_expert_x is not None:
                 total = total.add(given.shared_expert_x.reshape(out.shape)[token].float())

@@ -1,4 +1,4 @@
-"""More ranks than have their status messages in UB together: equal to the reference, and failures that name the rank."""
+"""More ranks than have their status messages in UB together: equal to the reference; failures name the rank."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Who finds a mutant. On the fast engine: a part of the suite, the tests of zero copy, of "many ranks", those at the
-# "borders" of what the kernels check, those of what comes of "failures", `ascend-moe run`. On the checked engine: explore mode with cases
+# "borders" of what the kernels check, those of what comes of "failures", `ascend-moe run`. On the checked engine:
+# explore mode with cases
 # of the algorithm "window" or "direct", of ranks on several "servers", of "lent" rows, of "roles" (direct, some cores
 # make lists), of "long lists", of "shared rows" (direct, owners read a row once for all their experts), of "large"
 # shares, with "faults" (ranks that die or call no more, wrong inputs, spoilt blocks), or with "forged" counts in a

@@ -1,4 +1,4 @@
-"""Numbers of kernels that become fields of 8 or 16 bits: in one place, with a bound. Read off the sources, and compiled.
+"""Numbers of kernels that become fields of 8 or 16 bits: in one place, with a bound. Read and compiled.
 
 A repeat of 256 becomes 0, and a comparison that repeats 0 times finds all words equal.
 """
