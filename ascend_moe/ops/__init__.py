@@ -258,6 +258,12 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
         ep_send_counts: (>= W*L,) int32, dispatch's ep_recv_counts.
         expert_scales: (BS, K) float32 weights; without elements the rows are only added.
         shared_expert_x: (BS, H) or (a, b, H) with a*b = BS, added last with weight 1.
+        zero_expert_num, copy_expert_num, const_expert_num: as given to dispatch. A pair of a zero expert adds nothing,
+            one of a copy expert its weight times ori_x, one of a const expert its weight times
+            alpha_1*ori_x + alpha_2*v, each at its place in k.
+        ori_x: (BS, H), dtype of expand_x; needed with copy or const experts.
+        const_expert_alpha_1, const_expert_alpha_2: (C,), the factors of C const experts, or (C, H): the factors are
+            the softmax of their products with ori_x. const_expert_v: (C, H). All of the dtype of expand_x.
         comm_quant_mode: 2: rows come back as int8, which takes 1.25 bytes an element: of each block of 8 the codes
             rint(v / b) with b = max|v| / 127, and b in the dtype of expand_x, bfloat16 or float16. Rows that stay on
             their rank are rounded too. Not for window tensors (``window_empty``); without gradients.

@@ -390,9 +390,11 @@ def _violations(request: Request, cores: int) -> list[Violation]:
         message = f"ranks_per_server is {share}, it must divide the {request.ranks} ranks: on an A2 every server has "
         found.append(Violation("ranks_per_server", message + "as many ranks of a group"))
     if request.ranks > settings.MAX_WORLD:
-        found.append(Violation(_TOO_MANY, f"ep_world_size is {request.ranks}, it must be in 1..{settings.MAX_WORLD}"))
-        if request.ranks > limits()["planned_world_size"]:
-            at = _set_right(request, _TOO_MANY)
+        planned = limits()["planned_world_size"]
+        beyond = request.ranks > planned
+        most = planned if beyond else settings.MAX_WORLD
+        found.append(Violation(_TOO_MANY, f"ep_world_size is {request.ranks}, it must be in 1..{most}"))
+        at = _set_right(request, _TOO_MANY) if beyond else request
     while (error := _RoundTrip(at, cores).refused(0)) is not None:
         if error.argument == "comm_alg" and library.lib().am_comm_algorithm(request.comm_alg.encode()) < 0:
             raise error  # a name that means nothing

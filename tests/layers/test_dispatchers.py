@@ -36,6 +36,7 @@ def make_case(seed: int, world: int) -> Case:
         tp=(0,),
         tail=(False,),
         coded=(False,),
+        special=((0, 0, 0),),  # of the ops alone
         batches=("equal", "unequal", "zero rank"),
         ids=("distinct", "any", "minus", "hot", "mixed", "bad", "overflow"),
     )
