@@ -176,9 +176,9 @@ def test_errors_of_the_place_are_the_same_after_a_good_call(group_ep: str) -> No
 def test_a_variable_that_changes_takes_effect(group_ep: str, monkeypatch: pytest.MonkeyPatch) -> None:
     warm(group_ep)
     for name, good, bad in (
-        ("ASCEND_MOE_AIV_CORES", "3", "0"),
-        ("ASCEND_MOE_TIMEOUT_S", "7", "never"),
-        ("ASCEND_MOE_COMM_ALG", "window", "pigeons"),
+        ("ASCEND_MOE_AIV_CORES", "5", "0"),
+        ("ASCEND_MOE_TIMEOUT_S", "9", "never"),
+        ("ASCEND_MOE_COMM_ALG", "fullmesh", "pigeons"),
     ):
         with monkeypatch.context() as changed:
             changed.setenv(name, bad)
