@@ -14,7 +14,7 @@ from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher
 from ascend_moe.errors import need, with_typed_errors
 from ascend_moe.experts import Activation, grouped_mlp, quantize_weight
 from ascend_moe.experts.weights import Codes, fit_state_dict, keep_codes, quantize_for, without_casts
-from ascend_moe.moe_config import BIASED
+from ascend_moe.moe_config import ROUTERS
 from ascend_moe.moe_config import MoEConfig as MoEConfig
 from ascend_moe.routing import deepseek_v2, deepseek_v3, deepseek_v4, sigmoid_of_topk, softmax_topk, sparsemixer
 
@@ -25,6 +25,69 @@ def _need_floats(name: str, dtype: torch.dtype) -> None:
     need(dtype in ROW_DTYPES, name, "is {}; need torch.bfloat16, torch.float16 or torch.float32", dtype)
 
 
+# ---- routers: each gives weights (BS, K) fp32 and ids (BS, K) int32 of fp32 logits (BS, E)
+
+
+def _softmax(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
+    config = layer.config
+    if config.n_group > 1:
+        weights, ids = deepseek_v2(logits, config.top_k, config.n_group, config.topk_group)
+    elif layer.gate_weight.dtype == torch.float32:
+        weights, ids = softmax_topk(logits, config.top_k, renormalize=False)
+    else:
+        weights, chosen = torch.topk(torch.softmax(logits, -1), config.top_k)
+        ids = chosen.int()
+    if config.renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    scaled = config.routed_scaling_factor != 1.0
+    return weights * config.routed_scaling_factor if scaled else weights, ids
+
+
+def _deepseek_v3(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
+    config = layer.config
+    assert layer.gate_bias is not None
+    groups, scaling = (config.n_group, config.topk_group), config.routed_scaling_factor
+    return deepseek_v3(logits, layer.gate_bias, config.top_k, *groups, config.renormalize, scaling)
+
+
+def _deepseek_v4(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
+    return deepseek_v4(logits, layer.config.top_k, layer.gate_bias, layer.config.routed_scaling_factor)
+
+
+def _hash(layer: MoELayer, logits: Tensor, input_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    need(input_ids is not None, "input_ids", "is None; router 'hash' chooses experts by the tokens' ids")
+    assert input_ids is not None
+    hashed = {"input_ids": input_ids.reshape(-1), "tid2eid": layer.tid2eid}
+    return deepseek_v4(logits, layer.config.top_k, scaling=layer.config.routed_scaling_factor, **hashed)
+
+
+def _softmax_bias(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
+    return softmax_topk(logits, layer.config.top_k, layer.config.renormalize, layer.gate_bias)
+
+
+def _sparsemixer(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
+    return sparsemixer(logits, layer.config.top_k, layer.config.jitter_eps)
+
+
+def _llama4(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
+    if layer.gate_weight.dtype == torch.float32:
+        return sigmoid_of_topk(logits, layer.config.top_k)
+    values, chosen = torch.topk(logits, layer.config.top_k)
+    return torch.sigmoid(values), chosen.int()
+
+
+#: By the names of ``ROUTERS``; a name without a function is refused when a layer is made.
+_ROUTES: dict[str, Callable[[MoELayer, Tensor, Tensor | None], tuple[Tensor, Tensor]]] = {
+    "softmax": _softmax,
+    "deepseek_v3": _deepseek_v3,
+    "deepseek_v4": _deepseek_v4,
+    "hash": _hash,
+    "softmax_bias": _softmax_bias,
+    "sparsemixer": _sparsemixer,
+    "llama4": _llama4,
+}
+
+
 class MoELayer(nn.Module):
     """Routes tokens, runs this rank's experts, and sums their weighted rows.
 
@@ -33,7 +96,7 @@ class MoELayer(nn.Module):
     gate_bias, which only chooses. R is H, or the config's latent_size.
 
     Parameters (L experts of this rank, from rank * L on):
-        gate_weight (E, H) in ``router_dtype``, gate_bias (E,) fp32 (routers of ``BIASED``), logit_bias (E,) in
+        gate_weight (E, H) in ``router_dtype``, gate_bias (E,) fp32 (routers that are ``biased``), logit_bias (E,) in
         ``router_dtype``, tid2eid (V, K) int32 (router "hash"), if configured,
         w_gate_up (L, R, 2I), w_down (L, I, R), gate_up_bias (L, 2I), down_bias (L, R) in ``dtype``, the biases if
         configured, w_latent_in (H, R), w_latent_out (R, H) in ``dtype``, with a latent_size,
@@ -91,7 +154,9 @@ class MoELayer(nn.Module):
             return nn.Parameter(torch.empty(shape, dtype=kind, device=device), requires_grad=trainable)
 
         self.gate_weight = parameter(config.num_experts, hidden, kind=router_dtype)
-        biased = config.router in BIASED
+        rule = "is {!r}, which MoELayer cannot route by; need one of {}"
+        need(config.router in _ROUTES, "router", rule, config.router, tuple(_ROUTES))
+        biased = ROUTERS[config.router].biased
         self.gate_bias = parameter(config.num_experts, kind=torch.float32) if biased else None
         if self.gate_bias is not None:
             self.gate_bias.requires_grad_(False)
@@ -270,39 +335,8 @@ class MoELayer(nn.Module):
         the lower id is chosen; by a softmax or llama4 router in bf16 or fp16, which has many, the one that torch.topk
         takes, as in transformers.
         """
-        config = self.config
         logits = functional.linear(tokens.to(self.gate_weight.dtype), self.gate_weight, self.logit_bias).float()
-        if config.router == "hash":
-            need(input_ids is not None, "input_ids", "is None; router 'hash' chooses experts by the tokens' ids")
-            assert input_ids is not None
-            hashed = {"input_ids": input_ids.reshape(-1), "tid2eid": self.tid2eid}
-            return deepseek_v4(logits, config.top_k, scaling=config.routed_scaling_factor, **hashed)
-        if config.router == "deepseek_v4":
-            return deepseek_v4(logits, config.top_k, self.gate_bias, config.routed_scaling_factor)
-        if config.router == "sparsemixer":
-            return sparsemixer(logits, config.top_k, config.jitter_eps)
-        if config.router == "llama4":
-            if self.gate_weight.dtype == torch.float32:
-                return sigmoid_of_topk(logits, config.top_k)
-            values, chosen = torch.topk(logits, config.top_k)
-            return torch.sigmoid(values), chosen.int()
-        if config.router == "softmax_bias":
-            return softmax_topk(logits, config.top_k, config.renormalize, self.gate_bias)
-        if config.router == "deepseek_v3":
-            assert self.gate_bias is not None
-            groups, scaling = (config.n_group, config.topk_group), config.routed_scaling_factor
-            return deepseek_v3(logits, self.gate_bias, config.top_k, *groups, config.renormalize, scaling)
-        if config.n_group > 1:
-            weights, ids = deepseek_v2(logits, config.top_k, config.n_group, config.topk_group)
-        elif self.gate_weight.dtype == torch.float32:
-            weights, ids = softmax_topk(logits, config.top_k, renormalize=False)
-        else:
-            weights, chosen = torch.topk(torch.softmax(logits, -1), config.top_k)
-            ids = chosen.int()
-        if config.renormalize:
-            weights = weights / weights.sum(-1, keepdim=True)
-        scaled = config.routed_scaling_factor != 1.0
-        return weights * config.routed_scaling_factor if scaled else weights, ids
+        return _ROUTES[self.config.router](self, logits, input_ids)
 
     def run_experts(self, sent: Dispatched) -> Tensor:
         """Runs the expert MLP over dispatched rows; returns (>= n, R) in the layer's dtype."""

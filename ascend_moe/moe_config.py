@@ -4,13 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ascend_moe.choices import ACTIVATIONS, ALIASES
 from ascend_moe.errors import need, need_one_of
 
-ROUTERS = ("softmax", "deepseek_v3", "deepseek_v4", "hash", "softmax_bias", "sparsemixer", "llama4")
-#: Routers with a correction bias, which only chooses.
-BIASED = ("deepseek_v3", "deepseek_v4", "softmax_bias")
+
+class Router(NamedTuple):
+    """Holds what a configuration must know of a router.
+
+    biased: it has a correction bias, which only chooses. grouped: it may choose by groups of experts. chooses: the only
+    top_k that it has; 0: any.
+    """
+
+    biased: bool = False
+    grouped: bool = False
+    chooses: int = 0
+
+
+#: By name; `ascend_moe.layer` has the function of each.
+ROUTERS = {
+    "softmax": Router(grouped=True),
+    "deepseek_v3": Router(biased=True, grouped=True),
+    "deepseek_v4": Router(biased=True),
+    "hash": Router(),
+    "softmax_bias": Router(biased=True),
+    "sparsemixer": Router(chooses=2),
+    "llama4": Router(chooses=1),
+}
 
 
 @dataclass(frozen=True)
@@ -75,12 +96,13 @@ class MoEConfig:
             value = getattr(self, name)
             need(isinstance(value, int), name, "is a {}; it must be an int", type(value).__name__)
             need(value >= 1, name, "is {}; need at least 1", value)
-        need(self.router in ROUTERS, "router", "is {!r}; need one of {}", self.router, ROUTERS)
+        need(self.router in ROUTERS, "router", "is {!r}; need one of {}", self.router, tuple(ROUTERS))
+        router = ROUTERS[self.router]
         for name, wanted in (("latent_size", 0), ("vocab_size", int(self.router == "hash"))):
             need(getattr(self, name) >= wanted, name, "is {}; need at least {}", getattr(self, name), wanted)
-        grouped = self.n_group > 1 and self.router not in ("softmax", "deepseek_v3")
-        need(not grouped, "n_group", "is {}; router {!r} has no groups", self.n_group, self.router)
-        most = {"llama4": 1, "sparsemixer": 2}.get(self.router, self.top_k)
+        fits = self.n_group == 1 or router.grouped
+        need(fits, "n_group", "is {}; router {!r} has no groups", self.n_group, self.router)
+        most = router.chooses or self.top_k
         need(self.top_k == most, "top_k", "is {}; router {!r} chooses {}", self.top_k, self.router, most)
         divides = self.num_experts % self.n_group == 0 and self.topk_group <= self.n_group
         rule = "is {} and topk_group {}; n_group must divide the {} experts and topk_group be at most n_group"

@@ -26,7 +26,7 @@ from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError, need, with_typed_errors
 from ascend_moe.experts import Activation
 from ascend_moe.layer import MoEConfig, MoELayer
-from ascend_moe.moe_config import BIASED
+from ascend_moe.moe_config import ROUTERS
 
 #: Names of an expert's gate, up and down matrices; without a gate the last two.
 _EXPERT_STYLES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
@@ -170,7 +170,7 @@ class _Block:
         config, dtype = self.config, self.dtype
         experts, hidden = config.num_experts, config.hidden_size
         tensors = {"gate_weight": self.tensor(f"{self.router}.weight", (experts, hidden)).float()}
-        if config.router in BIASED:
+        if ROUTERS[config.router].biased:
             names = [name.format(self.router) for name in _BIASES]
             name = next((n for n in names if f"{self.prefix}.{n}" in self.files), names[0])
             tensors["gate_bias"] = self.tensor(name, (experts,), (1, experts)).float().reshape(experts)

@@ -17,6 +17,7 @@ from ascend_moe.comm import LocalCluster, lookup
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig, MoELayer
+from ascend_moe.moe_config import ROUTERS
 from ascend_moe.ops import calls
 
 CARRIERS = ["window v2", "window v1", "all-to-all", "all-gather"]
@@ -229,6 +230,13 @@ def test_wrong_configurations_name_the_argument(values: dict[str, Any], argument
     with pytest.raises(ArgumentError) as caught:
         MoEConfig(**{**vars(SMALL), **values})
     assert caught.value.argument == argument
+
+
+def test_a_router_that_only_the_config_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ROUTERS, "argmax", ROUTERS["softmax"])
+    with pytest.raises(ArgumentError, match=r"'argmax', which MoELayer cannot route by; need one") as caught:
+        MoELayer(MoEConfig(32, 24, 8, 3, router="argmax"), one_rank())
+    assert caught.value.argument == "router"
 
 
 # ---- rows in window tensors
