@@ -271,7 +271,7 @@ def host_jobs(scratch: Path) -> Iterator[Job]:
             yield Job(source, way, symbol, added)
     made = scratch / "op_api"
     subprocess.run([sys.executable, ROOT / "tools/op_description.py", "aclnn", made], check=True)
-    includes = (f"-I{ROOT / 'op_host/op_api'}",)
+    includes = (f"-I{ROOT / 'op_host/op_api'}", f"-I{made}")
     yield Job(made / "aclnn_ascend_moe.cpp", "op_api", "aclnnAscendMoeProbeGetWorkspaceSize", includes)
 
 
