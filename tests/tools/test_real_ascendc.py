@@ -22,7 +22,8 @@ def test_the_matrix_has_every_mode_and_option() -> None:
     for name, has in check.FEATURES.items():
         having = {(case.dtype, case.algorithm) for case in cases if has(case)}
         expected = {"A2's context": {"window"}, "lent rows": {"direct"}}.get(name, {"window", "direct"})
-        assert having == set(itertools.product(DTYPES, expected)), name
+        dtypes = set(DTYPES) - ({"fp32"} if name == "int8 return" else set())
+        assert having == set(itertools.product(dtypes, expected)), name
     for contract in (1, 2):
         assert {case.mask for case in cases if case.contract == contract} == set(MASKS)
     on_a2 = {(case.dtype, case.quant, case.contract) for case in cases if case.servers}
@@ -41,3 +42,20 @@ def test_the_table_counts_what_is_equal() -> None:
     assert head.split()[-3:] == ["bf16", "fp16", "fp32"]
     assert [" ".join(row.split()) for row in rows] == ["direct, int8, V2 1 of 2 0 of 0 1 of 1"]
     assert "2 with shared_expert_x, 0 with a mask" in features
+
+
+def test_every_control_still_changes_a_kernel() -> None:
+    for control in check.CONTROLS:
+        text = (check.ROOT / "op_kernel" / control.file).read_text()
+        assert text.count(control.old) == 1 and control.new != control.old, control.name
+
+
+def test_entries_are_declared_as_their_sources_have_them() -> None:
+    for op, file in check.ENTRIES.items():
+        declared = check.declaration(file)
+        assert (
+            declared.startswith('extern "C"')
+            and declared.endswith(");\n")
+            and f"ascend_moe_distribute_{op}(" in declared
+        )
+        assert declared.count("GM_ADDR") <= check.ARGUMENTS

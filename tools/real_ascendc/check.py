@@ -34,6 +34,7 @@ import torch
 from ascend_moe.explore import draws, program
 from ascend_moe.explore.engine import Call, Options, World
 from ascend_moe.reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS
+from ascend_moe.settings import MAX_WORLD
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -83,8 +84,8 @@ CONTROLS = (
     Broken(
         "an Add reaches past its buffer",
         "common/weighted_sum.h",
-        "AscendC::Add(sum_, sum_, term, elements_)",
-        "AscendC::Add(sum_, sum_, term, elements_ + 1024)",
+        "AscendC::Add(sum_, sum_, value, elements_)",
+        "AscendC::Add(sum_, sum_, value, elements_ + 1024)",
         r"Failed to .*Add|tensor size",
     ),
     Broken(
@@ -95,6 +96,14 @@ CONTROLS = (
         r"event \d+ of pipes",
     ),
 )
+
+
+def declaration(file: str) -> str:
+    """The declaration of a kernel entry, as its source has it."""
+    found = re.search(r'extern "C" [^{;]*', (ROOT / "op_kernel" / file).read_text())
+    if found is None:
+        raise headers_check.CheckError(f'op_kernel/{file} has no extern "C" entry')
+    return found[0].strip() + ";\n"
 
 
 class Builder:
@@ -111,6 +120,7 @@ class Builder:
         generated = {name: text for name, text in headers.generated.items() if str(headers_check.SHIM) not in text}
         generated["stub_fun.h"] = f'#include "{HERE / "intrinsics.h"}"\n'
         generated["model/model_factory_mask.h"], generated["dlog_pub.h"] = MASK_HEADER, LOG_HEADER
+        generated["entries.h"] = "".join(map(declaration, ENTRIES.values()))
         for name, text in generated.items():
             (scratch / "generated" / name).parent.mkdir(parents=True, exist_ok=True)
             (scratch / "generated" / name).write_text(text)
@@ -164,8 +174,8 @@ PAGE = 4096
 STATE = 1 << 20
 INPUT, OUTPUT, SHARED = range(3)
 RECORD_BYTES = 256
-TABLE_MAGIC, MOST_RANKS = 0x57494E44, 64
-FLAGS = 16
+TABLE_MAGIC = 0x57494E44
+FLAGS, ARGUMENTS = 16, 24
 POISONS = (0x7F, 0xFF, 0xA5)
 DISPATCH, COMBINE, _ = op_description.operators(op_description.DESCRIPTION.read_text())
 INFO_WORDS = ("op", "key", "cores", "type", "workspace", "window", "tiling", "transport", "algorithm")
@@ -173,7 +183,10 @@ INFO_WORDS = ("op", "key", "cores", "type", "workspace", "window", "tiling", "tr
 
 def raw(tensor: torch.Tensor) -> bytes:
     """The bytes of a tensor."""
-    return bytes(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()) if tensor.numel() else b""
+    if tensor.numel() == 0:
+        return b""
+    elements = tensor.contiguous().as_strided((tensor.numel(),), (1,))  # one element may have any stride
+    return bytes(elements.view(torch.uint8).numpy().tobytes())
 
 
 def values(data: bytes, dtype: torch.dtype) -> bytes:
@@ -224,8 +237,8 @@ class Job:
     def _table(self, rank: int) -> int:
         """WindowTable of op_kernel/common/contexts.h."""
         head = struct.pack("<4I2Q", TABLE_MAGIC, rank, self.size, 0, self.window, STATE)
-        areas = (*self._addresses(MOST_RANKS), *self._addresses(MOST_RANKS, self.window))
-        return self._put(head + struct.pack(f"<{2 * MOST_RANKS}Q", *areas))
+        areas = (*self._addresses(MAX_WORLD), *self._addresses(MAX_WORLD, self.window))
+        return self._put(head + struct.pack(f"<{2 * MAX_WORLD}Q", *areas))
 
     def _a2(self, rank: int) -> int:
         """A2Context of op_kernel/common/contexts.h: all ranks on one server."""
@@ -277,12 +290,12 @@ class Job:
         workspace = self._put(bytes([self.poison]) * info["workspace"]) if info["workspace"] else 0
         add("workspace", workspace, info["workspace"], OUTPUT)
         add("tiling", self._put(tiling.raw), info["tiling"], INPUT)
-        given = arguments + [0] * (16 - len(arguments))
+        given = arguments + [0] * (ARGUMENTS - len(arguments))
         for rank, window in enumerate(self.windows):
             add(f"window of rank {rank}", window, self.window + STATE, SHARED)
         at = self._put(b"".join(ranges))
         head = (call.rank, 1 if dispatch else 2, info["key"], info["cores"], BASE + self.contexts[call.rank])
-        return struct.pack(f"<{8 + 16 + FLAGS}Q", *head, at, len(ranges), call.lent, *given, *[0] * FLAGS)
+        return struct.pack(f"<{8 + ARGUMENTS + FLAGS}Q", *head, at, len(ranges), call.lent, *given, *[0] * FLAGS)
 
     def run(self, runner: Path) -> list[str]:
         """Returns what differs from the twin, from the reference or from the rules; nothing when all is well."""
@@ -335,19 +348,24 @@ def _run(command: Sequence[str], seconds: float) -> tuple[str, int]:
 # ---- cases
 
 
+SPECIAL = ((0, 0, 0), (1, 2, 0), (0, 0, 2), (2, 1, 1), (0, 0, 0))  # zero, copy and const experts
+
+
 def matrix() -> Iterator[program.Program]:
     """Every dtype, algorithm, quantization and contract, on two worlds each; the other options go by turns."""
     modes = itertools.product(DTYPES, ("window", "direct"), QUANTS, (1, 2), (False, True))
     for number, (dtype, algorithm, quant, contract, larger) in enumerate(modes):
         turn = number + 3 * (number // 4)  # no option depends on contract and world, which are the last two bits
         world = 3 + turn % 2 if larger else 2
+        rows = program.ROWS[turn % 3] if algorithm == "direct" else "own"
         yield program.Program(
             world=world, cores=2 + turn % 3, local=1 + turn % 3, topk=2, batch=4 + number % 5, units=1 + turn % 4,
             dtype=dtype, quant=quant, contract=contract, seed=number, algorithm=algorithm, sequence="DCDC",
             weights=turn % 2 == 0, plain=turn % 4 == 1, mask=MASKS[turn % len(MASKS)], ids=IDS[number % len(IDS)],
             batches=BATCHES[number % 4], nums_type=turn // 2 % 2, tp=turn // 4 % 2, odd=turn % 6 == 5,
             shared=(0, 2, 3)[turn % 3] if contract == 2 else 0,
-            rows=program.ROWS[turn % 3] if algorithm == "direct" else "own",
+            rows=rows, coded=turn % 2 == 1 and dtype != "fp32" and rows == "own",
+            special=SPECIAL[turn % len(SPECIAL)] if contract == 2 else (0, 0, 0), alphas=1 + turn % 2,
             servers=world if algorithm == "window" and larger == (contract == 1) else 0,
         )  # fmt: skip
 
@@ -380,6 +398,9 @@ LARGER = (
     "w2,c8,l3,k3,b40,u2,v2,s17,bf16,int8,ids:distinct,equal,DC,window,weights",
     "w2,c9,l4,k4,b37,u65,v1,s18,fp32,smooth,ids:any,equal,DC,window,weights",
     "w1,c12,l8,k3,b70,u3,v2,s19,fp16,int8,ids:hot,mask:token,equal,DC,window,weights",
+    "w2,c8,l3,k4,b20,u65,v2,s20,bf16,int8,equal,DC,window,weights,coded,special:1-1-2",
+    "w2,c9,l3,k4,b20,u3,v2,s21,fp16,none,mask:token,unequal,DC,direct,coded,special:2-3-1,alphas",
+    "w3,c2,l2,k2,b6,u2,v1,s22,bf16,none,unequal,DCDC,window,coded",
 )
 
 
@@ -401,6 +422,8 @@ FEATURES: dict[str, Callable[[program.Program], bool]] = {
     "a mask": lambda case: case.mask != "none",
     "ids of -1": lambda case: any(bool((inputs.expert_ids == -1).any()) for inputs in case.inputs),
     "A2's context": lambda case: case.servers > 0,
+    "int8 return": lambda case: case.coded,
+    "special experts": lambda case: sum(case.special) > 0,
     "lent rows": lambda case: case.rows != "own",
     "a rank without tokens": lambda case: 0 in case.batch_sizes,
     "NaN and infinities": lambda case: case.odd,

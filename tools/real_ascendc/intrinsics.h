@@ -174,6 +174,11 @@ T Compute(T a, T b, F f) {
 
 // ---- reductions of a repeat ----
 
+inline bool On(int repeat, int lane, int lanes) {
+    return g_core.counter ? static_cast<uint64_t>(repeat * lanes + lane) < g_core.mask[0]
+                          : (g_core.mask[lane / 64] >> lane % 64 & 1) != 0;
+}
+
 // The value at place 0 and its lane at place 1 of each repeat's result, equal values by the lowest lane. Numbers win
 // over NaN, as on the twin: no document says what an NPU does.
 template <class T, class Better>
@@ -181,10 +186,8 @@ void Extreme(const char* name, T* to, T* from, int repeats, int dr, int sb, int 
     const Operand<T> s(name, from, sb, sr);
     for (int r = 0; r < repeats; ++r) {
         int best = -1;
-        const bool counter = g_core.counter;
         for (int i = 0; i < Lanes<T>(); ++i) {
-            const bool on = counter ? static_cast<uint64_t>(r * Lanes<T>() + i) < g_core.mask[0]
-                                    : (g_core.mask[i / 64] >> i % 64 & 1) != 0;
+            const bool on = On(r, i, Lanes<T>());
             if (on && (best < 0 || std::isnan(Value(*s.At(r, best))) || better(*s.At(r, i), *s.At(r, best)))) best = i;
         }
         if (best < 0) continue;
@@ -196,6 +199,27 @@ void Extreme(const char* name, T* to, T* from, int repeats, int dr, int sb, int 
         const T lane = FromBits<T>(static_cast<Bits>(best));
         if (order != ONLY_INDEX) at[order == INDEX_VALUE ? 1 : 0] = value;
         if (order != ONLY_VALUE) at[order == VALUE_INDEX ? 1 : 0] = lane;
+    }
+}
+
+// One value a block of 32 bytes, the blocks of a repeat behind one another.
+template <class T, class Better>
+void ExtremeOfBlocks(const char* name, T* to, T* from, int repeats, int dr, int sb, int sr, Better better) {
+    constexpr int kBlocks = 8, kInBlock = 32 / static_cast<int>(sizeof(T));
+    const Operand<T> s(name, from, sb, sr);
+    for (int r = 0; r < repeats; ++r) {
+        for (int block = 0; block < kBlocks; ++block) {
+            const T* best = nullptr;
+            for (int i = block * kInBlock; i < (block + 1) * kInBlock; ++i) {
+                if (!On(r, i, Lanes<T>())) continue;
+                const T* value = s.At(r, i);
+                if (best == nullptr || std::isnan(Value(*best)) || better(*value, *best)) best = value;
+            }
+            if (best == nullptr) continue;
+            T* at = to + r * dr * kBlocks + block;
+            Ub(name, at, sizeof(T));
+            *at = *best;
+        }
     }
 }
 
@@ -231,6 +255,7 @@ void Compare(const char* name, uint8_t* to, T* from, int repeats, int sb, int sr
 REAL_BINARY(vadd, REAL_COMPUTE(+))
 REAL_BINARY(vsub, REAL_COMPUTE(-))
 REAL_BINARY(vmul, REAL_COMPUTE(*))
+REAL_BINARY(vdiv, REAL_COMPUTE(/))
 REAL_BINARY(vmax, x > y ? x : y)
 REAL_BINARY(vmin, x < y ? x : y)
 REAL_SCALAR(vadds, REAL_COMPUTE(+))
@@ -247,6 +272,14 @@ void vabs(T* to, T* from, int repeats, int db, int sb, int dr, int sr) {
         real::Unary("vabs", to, from, repeats, db, sb, dr, sr, [](float x) { return std::fabs(x); });
     else
         real::Fail("vabs of half is not modelled");
+}
+template <class T>
+void vexp(T* to, T* from, int repeats, int db, int sb, int dr, int sr) {
+    if constexpr (std::is_same_v<T, float>)
+        real::Unary("vexp", to, from, repeats, db, sb, dr, sr,
+                    [](float x) { return static_cast<float>(std::exp(static_cast<double>(x))); });
+    else
+        real::Fail("vexp of half is not modelled");
 }
 template <class T, class S>
 void vector_dup(T* to, S value, int repeats, int db, int, int dr, int) {
@@ -310,6 +343,11 @@ template <class T>
 void vcmin(T* to, T* from, int repeats, int dr, int sb, int sr, Order_t order) {
     real::Extreme("vcmin", to, from, repeats, dr, sb, sr, order,
                   [](T a, T b) { return real::Value(a) < real::Value(b); });
+}
+template <class T>
+void vcgmax(T* to, T* from, int repeats, int dr, int sb, int sr) {
+    real::ExtremeOfBlocks("vcgmax", to, from, repeats, dr, sb, sr,
+                          [](T a, T b) { return real::Value(a) > real::Value(b); });
 }
 #define REAL_COMPARE(name, op)                                                                            \
     template <class T>                                                                                    \
@@ -493,8 +531,8 @@ REAL_NOTHING(AscendCUpdateTbufPoolStatus)
         real::Fail(#name " is not modelled"); \
     }
 // clang-format off
-REAL_REST(vaxpy) REAL_REST(vcadd) REAL_REST(vcgadd) REAL_REST(vcgmax) REAL_REST(vcgmin) REAL_REST(vcpadd)
-REAL_REST(vdiv) REAL_REST(vexp) REAL_REST(vln) REAL_REST(vlrelu) REAL_REST(vrec) REAL_REST(vrsqrt) REAL_REST(vsqrt)
+REAL_REST(vaxpy) REAL_REST(vcadd) REAL_REST(vcgadd) REAL_REST(vcgmin) REAL_REST(vcpadd)
+REAL_REST(vln) REAL_REST(vlrelu) REAL_REST(vrec) REAL_REST(vrsqrt) REAL_REST(vsqrt)
 REAL_REST(vconv_bf162s32a) REAL_REST(vconv_bf162s32c) REAL_REST(vconv_bf162s32f) REAL_REST(vconv_bf162s32r)
 REAL_REST(vconv_bf162s32z) REAL_REST(vconv_f162s16a) REAL_REST(vconv_f162s16c) REAL_REST(vconv_f162s16f)
 REAL_REST(vconv_f162s16r) REAL_REST(vconv_f162s16z) REAL_REST(vconv_f162s32a) REAL_REST(vconv_f162s32c)

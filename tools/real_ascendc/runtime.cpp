@@ -12,12 +12,14 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "intrinsics.h"
 #include "kernel_operator.h"
 
 #include "../../op_kernel/protocol/tiling.h"
+#include "entries.h"  // made by check.py: the declarations of the kernel entries
 
 // ---- globals of CANN's CPU library ----
 
@@ -190,14 +192,26 @@ int Clock(int, timespec* time) {
 
 // ---- the runner ----
 
-extern "C" void ascend_moe_distribute_dispatch(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
-                                               GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
-extern "C" void ascend_moe_distribute_combine(GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR,
-                                              GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR, GM_ADDR);
-
 namespace {
 
 using real::g_core;
+
+// A kernel entry's parameters, the tiling last.
+template <typename... Gm>
+constexpr size_t Count(void (*)(Gm...)) {
+    static_assert(sizeof...(Gm) <= real::kArguments);
+    return sizeof...(Gm);
+}
+
+template <typename... Gm, size_t... index>
+void Launch(void (*kernel)(Gm...), const uint64_t* arguments, std::index_sequence<index...>) {
+    kernel(reinterpret_cast<Gm>(arguments[index])...);
+}
+
+template <typename... Gm>
+void Launch(void (*kernel)(Gm...), const uint64_t* arguments) {
+    Launch(kernel, arguments, std::index_sequence_for<Gm...>());
+}
 
 void OnSignal(int number) { real::Fail("signal %d (%s)", number, strsignal(number)); }
 
@@ -214,13 +228,10 @@ void OnSignal(int number) { real::Fail("signal %d (%s)", number, strsignal(numbe
     g_core.ub_bytes = static_cast<uint64_t>(hardware.bufferInitLen.at(AscendC::Hardware::UB));
     memset(g_core.ub, static_cast<int>(g_core.job->poison), g_core.ub_bytes);
     AscendC::SetHcclContext<0>(reinterpret_cast<GM_ADDR>(step.context));
-    GM_ADDR a[16];
-    for (int i = 0; i < 16; ++i) a[i] = reinterpret_cast<GM_ADDR>(step.arguments[i]);
     if (step.op == 1)
-        ascend_moe_distribute_dispatch(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12],
-                                       a[13], a[14]);
+        Launch(ascend_moe_distribute_dispatch, step.arguments);
     else
-        ascend_moe_distribute_combine(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12]);
+        Launch(ascend_moe_distribute_combine, step.arguments);
     for (int from = 0; from < 16; ++from)
         for (int to = 0; to < 16; ++to)
             for (int id = 0; id < 8; ++id)
@@ -279,8 +290,9 @@ int main(int count, char** words) {
             if (steps[i].rank != rank) continue;
             g_core.step = &steps[i];
             if (steps[i].lent != 0)
-                reinterpret_cast<moe::MoeDistributeCombineTiling*>(steps[i].arguments[12])->info.lentGeneration =
-                    static_cast<uint32_t>(steps[i].lent);
+                reinterpret_cast<moe::MoeDistributeCombineTiling*>(
+                    steps[i].arguments[Count(ascend_moe_distribute_combine) - 1])
+                    ->info.lentGeneration = static_cast<uint32_t>(steps[i].lent);
             if (!InProcesses(steps[i].cores, RunCore)) {
                 __atomic_store_n(&job.failed, 1, __ATOMIC_RELEASE);
                 _exit(2);
