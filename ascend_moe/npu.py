@@ -105,6 +105,11 @@ class TorchNpuPatch:
                 self._originals[name] = before
                 setattr(self._module, name, globals()[name])
 
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """The names of torch_npu that this call has replaced and not put back."""
+        return tuple(self._originals)
+
     def undo(self) -> None:
         """Puts torch_npu's own functions back, except where somebody replaced ours since. Idempotent."""
         while self._originals:

@@ -220,6 +220,14 @@ PROVEN = Setting[tuple[str, ...]](
     "has written; `none`, `all`, or names with commas between them; the same on all ranks",
     "the verdict's file in `ASCEND_MOE_CACHE`",
 )
+PATCH = Setting(
+    "ASCEND_MOE_PATCH",
+    _choice("0", "1"),
+    "0",
+    "0 or 1",
+    "`1`: in every process that vLLM starts, its plug-in loader puts this package's operators in torch_npu's place",
+    "0",
+)
 CHECK_PAIRS = Setting(
     "ASCEND_MOE_CHECK_PAIRS",
     _choice("0", "1"),
@@ -332,7 +340,7 @@ VALIDATE_OUTCOME = _path(
 TABLE: dict[str, tuple[Setting[Any], ...]] = {
     "How the ops run": (
         HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, NEAR_STORES, MEETING,
-        CONTEXT, PROVEN, CHECK_PAIRS, ENGINE, LOG,
+        CONTEXT, PROVEN, PATCH, CHECK_PAIRS, ENGINE, LOG,
     ),
     "How the twin runs": (ISA, FORWARD, SEED),
     "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE, CALLS),

@@ -8,13 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from .. import settings, verdict
 from .._releases import PAIRS, pair_of
 from .._text import installed_version
 from ..errors import AscendMoeError
-from ..native import library
+from ..native import library, opp
 from ..verdict import cann_version
 from . import Finding, error, fine, warn
 from .machine import version_numbers
@@ -29,10 +30,7 @@ MATRIX: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "9.1": ((2, 10), (2, 10)),
 }
 LEAST_CANN_FOR_V2 = (8, 3)
-SYMBOLS = (
-    b"aclnnAscendMoeDistributeDispatchGetWorkspaceSize",
-    b"aclnnAscendMoeDistributeCombineGetWorkspaceSize",
-)
+PLUGIN = "ascend_moe"  # its name in pyproject.toml
 _ROOT = Path("/usr/local/Ascend")
 _PROBE = """
 import os, torch, torch_npu
@@ -51,6 +49,7 @@ def findings(root: Path = _ROOT) -> Iterator[Finding]:
     yield from _pair(torch_npu, cann)
     yield _driver(root)
     yield from _package()
+    yield _plugin()
     if torch_npu:
         yield _probe(cann)
     yield from _verdicts(bool(torch_npu))
@@ -146,22 +145,39 @@ def _driver(root: Path) -> Finding:
     return fine("driver", f"{version}, {devices} devices in /dev, npu-smi {smi or 'not in PATH'}")
 
 
-def opp_libraries() -> list[Path]:
-    """Every libcust_opapi.so that torch_npu would look into, in its order."""
-    folders = [Path(folder) for folder in os.environ.get("ASCEND_CUSTOM_OPP_PATH", "").split(":") if folder]
-    opp = os.environ.get("ASCEND_OPP_PATH", "")
-    if opp:
-        vendors = Path(opp) / "vendors"
-        folders += sorted(folder for folder in vendors.glob("*") if folder.is_dir())
-    return [path for folder in folders if (path := folder / "op_api" / "lib" / "libcust_opapi.so").is_file()]
+def _owners() -> Iterator[Finding]:
+    """Which tree CANN takes an operator from: each of ours, and each of MC2 that several trees have."""
+    topic = "operators of packages"
+    for op, trees in sorted(opp.owners().items()):
+        first, *others = map(str, trees)
+        if others and op in opp.OURS:
+            what = f"{op} comes from {first}, not from {', '.join(others)}"
+            fix = "leave one of them in ASCEND_CUSTOM_OPP_PATH, the newest"
+            yield warn(topic, what, "of two packages with one operator CANN takes the first", fix)
+        elif op in opp.OURS or (others and op.startswith("MoeDistribute")):
+            yield fine(topic, f"{op} comes from {first}" + f", not from {', '.join(others)}" * bool(others))
+
+
+def _plugin() -> Finding:
+    """Whether vLLM's plug-in loader puts our operators in torch_npu's place."""
+    topic, names = "vLLM plug-in", os.environ.get("VLLM_PLUGINS")
+    if settings.PATCH.text() != "1":
+        return fine(topic, f"off: {settings.PATCH.name}=1 turns it on in every process of vLLM")
+    if names is not None and PLUGIN not in (name.strip() for name in names.split(",")):
+        why = "vLLM loads the plug-ins that it names, and no others"
+        return warn(topic, f"{settings.PATCH.name}=1, but VLLM_PLUGINS={names}", why, f"add {PLUGIN} to VLLM_PLUGINS")
+    if not any(entry.name == PLUGIN for entry in entry_points(group="vllm.general_plugins")):
+        why = "vLLM finds plug-ins by the metadata of installed packages"
+        return warn(topic, f"{settings.PATCH.name}=1, but the package is not installed", why, "pip install ascend_moe")
+    return fine(topic, "on: vLLM's processes run this package's operators")
 
 
 def _package() -> Iterator[Finding]:
     topic = "operator package"
-    libraries = opp_libraries()
-    ours = [path for path in libraries if all(symbol in path.read_bytes() for symbol in SYMBOLS)]
-    if ours:
-        yield fine(topic, f"installed: {ours[0]}")
+    yield from _owners()
+    libraries, ours = opp.libraries(), opp.ours()
+    if ours is not None:
+        yield fine(topic, f"installed: {ours}")
         return
     if settings.VNPU.is_set():
         yield fine(topic, "the virtual NPU brings its own")

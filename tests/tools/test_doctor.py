@@ -24,6 +24,7 @@ from ascend_moe import verdict
 from ascend_moe.doctor import ERROR, OK, WARN, Finding, machine, settings
 from ascend_moe.doctor import cann as doctor_cann
 from ascend_moe.native import library as _lib
+from ascend_moe.native import opp
 from ascend_moe.plan import Request
 from ascend_moe.settings import PROVABLE
 
@@ -155,7 +156,24 @@ def built(m: pytest.MonkeyPatch, folder: Path | None) -> None:
     m.setattr(doctor_cann.library, "vnpu_folder_if_built", lambda: folder)
 
 
-OURS = b"..".join(doctor_cann.SYMBOLS)
+def plugin(m: pytest.MonkeyPatch, installed: bool = True, **variables: str) -> None:
+    """The package is installed, with its entry point, or is not; variables of vLLM."""
+    entries = [importlib.metadata.EntryPoint("ascend_moe", "somewhere", "vllm.general_plugins")] * installed
+    m.setattr(doctor_cann, "entry_points", lambda group: entries)
+    for name, value in variables.items():
+        m.setenv(name, value)
+
+
+def vendors(m: pytest.MonkeyPatch, root: Path, op: str) -> None:
+    """Two operator packages, a before b, have kernels of an operator."""
+    for name in "ab":
+        folder = root / name / "op_impl/ai_core/tbe/config/ascend910_93"
+        folder.mkdir(parents=True)
+        (folder / "aic-ascend910_93-ops-info.json").write_text(json.dumps({op: {}}))
+    m.setenv("ASCEND_CUSTOM_OPP_PATH", f"{root / 'a'}:{root / 'b'}")
+
+
+OURS = b"..".join(opp.SYMBOLS)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +205,15 @@ OURS = b"..".join(doctor_cann.SYMBOLS)
         (lambda m, root: pair(m, root, "2.9.0", "8.5.0", "2.13.0"), "torch_npu", ERROR, "torch==2.9.*"),
         (lambda m, root: package(m, root, b"aclnnElse"), "operator package", ERROR, "1 packages of others"),
         (lambda m, root: package(m, root, OURS), "operator package", OK, "someone"),
+        (lambda m, root: plugin(m), "vLLM plug-in", OK, "off: ASCEND_MOE_PATCH=1"),
+        (lambda m, root: plugin(m, ASCEND_MOE_PATCH="1"), "vLLM plug-in", OK, "on: "),
+        (lambda m, root: plugin(m, False, ASCEND_MOE_PATCH="1"), "vLLM plug-in", WARN, "not installed"),
+        (
+            lambda m, root: plugin(m, ASCEND_MOE_PATCH="1", VLLM_PLUGINS="ascend, other"),
+            *("vLLM plug-in", WARN, "add ascend_moe to VLLM_PLUGINS"),
+        ),
+        (lambda m, root: vendors(m, root, opp.OURS[0]), "operators of packages", WARN, "a, not from"),
+        (lambda m, root: vendors(m, root, "MoeDistributeDispatchV2"), "operators of packages", OK, "a, not from"),
         (lambda m, root: driver(root, "24.1.0"), "driver", WARN, "24.1.0"),
         (lambda m, root: driver(root, "25.3.rc1"), "driver", OK, "25.3.rc1"),
         (lambda m, root: built(m, Path("/somewhere")), "virtual NPU", OK, "in /somewhere"),
@@ -239,7 +266,7 @@ def test_symbols_are_those_of_the_package(tmp_path: Path) -> None:
     tool = _lib.native_source_root() / "tools" / "op_description.py"
     subprocess.run([sys.executable, "-S", str(tool), "aclnn", str(tmp_path)], check=True)
     sources = "".join(path.read_text() for path in tmp_path.glob("*.[hc]*"))
-    assert all(symbol.decode() in sources for symbol in doctor_cann.SYMBOLS)
+    assert all(symbol.decode() in sources for symbol in opp.SYMBOLS)
 
 
 def broken_torch_npu(folder: Path) -> Path:
