@@ -1,0 +1,56 @@
+"""The files by which people take part say what the project says elsewhere, and refer to commands that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+TREE = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(not (TREE / ".github").is_dir(), reason="not in a source tree")
+YAML = sorted([*TREE.glob(".github/**/*.yml"), TREE / ".pre-commit-config.yaml", TREE / "CITATION.cff"])
+
+
+def table(page: str) -> str:
+    """The table of tests that a change needs."""
+    found = re.search(r"\| you changed \|.*?\n(?=\n|$)", (TREE / page).read_text(), re.DOTALL)
+    assert found is not None
+    return found[0].strip()
+
+
+def test_the_form_of_a_change_has_the_table_of_contributing() -> None:
+    assert table(".github/pull_request_template.md") == table("CONTRIBUTING.md")
+
+
+@pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
+def test_every_command_is_a_target_of_make(path: Path) -> None:
+    text = path.read_text()
+    assert yaml.safe_load(text)
+    targets = set(re.findall(r"^([a-z-]+(?: [a-z-]+)*):", (TREE / "Makefile").read_text(), re.MULTILINE))
+    known = {target for line in targets for target in line.split()}
+    assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= known
+
+
+@pytest.mark.parametrize("path", [path for path in YAML if path.parent.name == "ISSUE_TEMPLATE"], ids=lambda p: p.name)
+def test_a_form_asks_for_what_doctor_says(path: Path) -> None:
+    form = yaml.safe_load(path.read_text())
+    assert {"name", "description", "body"} <= form.keys()
+    for field in form["body"]:
+        assert field["type"] in ("textarea", "input") and field["attributes"]["label"]
+    if path.name != "wish.yml":
+        assert "ascend-moe doctor --json" in path.read_text()
+
+
+def test_citation_has_the_version_of_the_package() -> None:
+    version = re.search(r'^version = "(.*)"', (TREE / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    assert yaml.safe_load((TREE / "CITATION.cff").read_text())["version"] == version[1]
+
+
+def test_the_container_is_built_from_a_file_that_exists() -> None:
+    folder = TREE / ".devcontainer"
+    build = json.loads((folder / "devcontainer.json").read_text())["build"]
+    assert (folder / build["dockerfile"]).read_text().count("FROM ") == 1
