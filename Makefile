@@ -19,6 +19,7 @@
 #   make bench-check   fails where the bounds of docs/performance.md are not kept
 #   make size          files and lines by folder, and the aims             SINCE=commit
 #   make lib           the libraries into the source tree, for PYTHONPATH=. without installing
+#   make docs          the site of the documentation into build/site; docs-serve shows it while you write
 #   make wheel         dist/*.whl with everything, for every Python and torch from 2.10 on
 #   make wheel-check   that wheel with two torch versions and two Pythons in clean environments
 #   make opp-check     the operator package, built with CANN 9.1's own CMake functions   ASC_DEVKIT=dir [HOST_HEADERS=dir]
@@ -76,7 +77,7 @@ every_change := not npu and not nightly and not mutants
 .DEFAULT_GOAL := install
 .PHONY: install all demo tiny t test test-npu vnpu nightly nightly-tests test-npu-nightly lint format asan tsan mutants \
 	soak explore model bench bench-check size lib wheel wheel-check clean headers-check address-space-check \
-	real-ascendc asc-folders opp-check kernel-coverage
+	real-ascendc asc-folders opp-check kernel-coverage docs docs-serve
 
 # The venv with the build backend, and cmake and ninja where the system has none.
 $(bin)/scikit-build-core:
@@ -120,7 +121,7 @@ test-npu test-npu-nightly: $(bin)/scikit-build-core $(torch_npu)
 
 # Every lane that .ci/run leaves out, each to its end whatever the others find. The list of failures comes last.
 nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan kernel-coverage
-nightly_lanes += bench-check wheel-check
+nightly_lanes += bench-check wheel-check docs
 nightly_lanes += $(if $(and $(ASC_DEVKIT),$(ASC_TOOLS)),real-ascendc) $(if $(ASC_DEVKIT),opp-check)
 nightly:
 	@failed=""; for lane in $(nightly_lanes); do \
@@ -210,6 +211,19 @@ lib:
 	cmake -S . -B build/dev $(if $(wildcard $(bin)/python),-DPython3_EXECUTABLE=$(bin)/python)
 	cmake --build build/dev
 	cmake --install build/dev --prefix . --component lib
+
+# An environment of its own: the site needs neither torch nor a compiler.
+docs_bin := $(CURDIR)/build/docs-venv/bin
+$(docs_bin)/mkdocs: pyproject.toml
+	test -x $(docs_bin)/pip || $(PYTHON) -m venv $(CURDIR)/build/docs-venv
+	$(docs_bin)/pip install --quiet $(shell sed -n 's/^docs = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ,)
+	touch $@
+
+docs: $(docs_bin)/mkdocs
+	NO_MKDOCS_2_WARNING=1 $(docs_bin)/mkdocs build --strict --quiet
+
+docs-serve: $(docs_bin)/mkdocs
+	NO_MKDOCS_2_WARNING=1 $(docs_bin)/mkdocs serve
 
 wheel: $(bin)/scikit-build-core
 	$(pip_torch)

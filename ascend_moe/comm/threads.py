@@ -196,9 +196,9 @@ class LocalCluster:
             The results by rank.
 
         Raises:
-            Whatever the rank at the root of a failure raised, with ``.others`` = {rank: exception} of the
-            other ranks that raised. A rank that fails is lost to the others, whose ops raise PeerLost at
-            once; a rank that merely returns is waited for until the deadline.
+            BaseException: whatever the rank at the root of a failure raised, with ``.others`` = {rank: exception} of
+                the other ranks that raised. A rank that fails is lost to the others, whose ops raise PeerLost at
+                once; a rank that merely returns is waited for until the deadline.
             AscendMoeError: outside ``with``, or while another ``run`` is going on.
         """
         with self.changed:
