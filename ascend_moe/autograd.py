@@ -259,7 +259,10 @@ class _Combine(torch.autograd.Function):
             grads["expand_x"], grads["expert_scales"] = _rows_back(ctx, gy, *saved)
         if sum(ctx.route.special[1:]):
             weights = saved[4] if ctx.weighted else None
-            own = _special_back(ctx.route, gy.float(), saved[0], mask, weights, *tensors)
+            ids, experts = saved[0], int(ctx.route.arguments["moe_expert_num"])
+            active = True if mask is None else mask if mask.dim() == 2 else mask[:, None]
+            kept = active & (ids >= experts)
+            own = special_back(experts, ctx.route.special, gy.float(), ids, kept, weights, *tensors)
             for name, tensor in zip(_SPECIAL_TENSORS, tensors, strict=True):
                 if tensor is not None and name in own and ctx.wanted[name]:
                     grads[name] = own[name].to(tensor.dtype)
@@ -307,21 +310,24 @@ def _rows_back(
     return gz, gw
 
 
-def _special_back(
-    route: _Route,
+def special_back(
+    experts: int,
+    special: tuple[int, int, int],
     gy: Tensor,
     ids: Tensor,
-    mask: Tensor | None,
+    active: Tensor,
     weights: Tensor | None,
     x: Tensor,
     alpha_1: Tensor | None,
     alpha_2: Tensor | None,
     v: Tensor | None,
 ) -> dict[str, Tensor]:
-    """The gradients, in fp32, of what copy and const experts add to a combine; by the names of its tensors."""
-    zero, copies, constants = route.special
-    first = int(route.arguments["moe_expert_num"]) + zero
-    active = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask if mask.dim() == 2 else mask[:, None]
+    """The gradients, in fp32, of what copy and const experts add to a combine; by the names of its tensors.
+
+    experts: E; behind them come ``special``: zero, copy and const experts. active: (BS, K) bool, pairs that count.
+    """
+    zero, copies, constants = special
+    first = experts + zero
     w = torch.ones_like(ids, dtype=torch.float32) if weights is None else weights
     copied = active & (ids >= first) & (ids < first + copies)
     x = x.float()

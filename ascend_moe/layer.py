@@ -25,7 +25,7 @@ def _need_floats(name: str, dtype: torch.dtype) -> None:
     need(dtype in ROW_DTYPES, name, "is {}; need torch.bfloat16, torch.float16 or torch.float32", dtype)
 
 
-# ---- routers: each gives weights (BS, K) fp32 and ids (BS, K) int32 of fp32 logits (BS, E)
+# ---- routers: each gives weights (BS, K) fp32 and ids (BS, K) int32 of fp32 logits (BS, E), of special experts too
 
 
 def _softmax(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -62,7 +62,10 @@ def _hash(layer: MoELayer, logits: Tensor, input_ids: Tensor | None) -> tuple[Te
 
 
 def _softmax_bias(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
-    return softmax_topk(logits, layer.config.top_k, layer.config.renormalize, layer.gate_bias)
+    config = layer.config
+    weights, ids = softmax_topk(logits, config.top_k, config.renormalize, layer.gate_bias)
+    scaled = config.routed_scaling_factor != 1.0
+    return weights * config.routed_scaling_factor if scaled else weights, ids
 
 
 def _sparsemixer(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -93,11 +96,14 @@ class MoELayer(nn.Module):
 
     All ranks of the dispatcher's group call ``forward`` together. A new layer has no values in its weights:
     load them (``ascend_moe.checkpoint``) or call ``init_weights``. They require grad in a trainable layer, but for
-    gate_bias, which only chooses. R is H, or the config's latent_size.
+    gate_bias, which only chooses. R is H, or the config's latent_size. E counts special experts too, behind the others,
+    where the router chooses.
 
     Parameters (L experts of this rank, from rank * L on):
         gate_weight (E, H) in ``router_dtype``, gate_bias (E,) fp32 (routers that are ``biased``), logit_bias (E,) in
         ``router_dtype``, tid2eid (V, K) int32 (router "hash"), if configured,
+        const_expert_alpha_1, const_expert_alpha_2 (C, R), without const_expert_gate (C,), const_expert_v (C, R) in
+        ``dtype``, of C const experts, the same on all ranks,
         w_gate_up (L, R, 2I), w_down (L, I, R), gate_up_bias (L, 2I), down_bias (L, R) in ``dtype``, the biases if
         configured, w_latent_in (H, R), w_latent_out (R, H) in ``dtype``, with a latent_size,
         shared_gate_up (H, 2S), shared_down (S, H), shared_gate (H,) in ``dtype``, if configured.
@@ -105,7 +111,7 @@ class MoELayer(nn.Module):
 
     Args:
         config: the layer's numbers.
-        dispatcher: carries the rows. It must have the config's num_experts.
+        dispatcher: carries the rows. It must have the config's num_experts, and its special experts.
         dtype: bf16, fp16 or fp32, of the weights and of x.
         router_dtype: bf16, fp16 or fp32, of gate_weight and of the product of x with it. The scores are fp32 in any
             case. Take the model's dtype for the experts that a model chooses whose router computes in it.
@@ -114,7 +120,7 @@ class MoELayer(nn.Module):
         trainable: the weights require grad. Every rank's backward then calls the same ops, also without tokens.
 
     Raises:
-        ArgumentError: the dispatcher has another number of experts, or a dtype is none of the three.
+        ArgumentError: the dispatcher has another number of experts of any kind, or a dtype is none of the three.
     """
 
     tid2eid: Tensor | None
@@ -138,6 +144,10 @@ class MoELayer(nn.Module):
         rule += "build it with the config's num_experts"
         fits = dispatcher.num_experts == config.num_experts
         need(fits, "dispatcher", rule, dispatcher.num_experts, config.num_experts)
+        for name, number in config.special._asdict().items():
+            other = getattr(dispatcher.special, name)
+            rule = "has {} {}, the config {}; build it with **config.special.given"
+            need(other == number, "dispatcher", rule, name, other, number)
         _need_floats("dtype", dtype)
         _need_floats("router_dtype", router_dtype)
         self.config = config
@@ -153,14 +163,14 @@ class MoELayer(nn.Module):
         def parameter(*shape: int, kind: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=kind, device=device), requires_grad=trainable)
 
-        self.gate_weight = parameter(config.num_experts, hidden, kind=router_dtype)
+        self.gate_weight = parameter(config.all_experts, hidden, kind=router_dtype)
         rule = "is {!r}, which MoELayer cannot route by; need one of {}"
         need(config.router in _ROUTES, "router", rule, config.router, tuple(_ROUTES))
         biased = ROUTERS[config.router].biased
-        self.gate_bias = parameter(config.num_experts, kind=torch.float32) if biased else None
+        self.gate_bias = parameter(config.all_experts, kind=torch.float32) if biased else None
         if self.gate_bias is not None:
             self.gate_bias.requires_grad_(False)
-        self.logit_bias = parameter(config.num_experts, kind=router_dtype) if config.router_bias else None
+        self.logit_bias = parameter(config.all_experts, kind=router_dtype) if config.router_bias else None
         table = (config.vocab_size, config.top_k)
         hashed = config.router == "hash"
         self.register_buffer("tid2eid", torch.empty(table, dtype=torch.int32, device=device) if hashed else None)
@@ -173,6 +183,11 @@ class MoELayer(nn.Module):
         self.shared_gate_up = parameter(hidden, parts * shared) if shared else None
         self.shared_down = parameter(shared, hidden) if shared else None
         self.shared_gate = parameter(hidden) if config.shared_expert_gate else None
+        count = config.const_expert_num
+        alphas = (count, row) if config.const_expert_gate else (count,)
+        self.const_expert_alpha_1 = parameter(*alphas) if count else None
+        self.const_expert_alpha_2 = parameter(*alphas) if count else None
+        self.const_expert_v = parameter(count, row) if count else None
         self.register_buffer("w_gate_up_scale", None)
         self.register_buffer("w_down_scale", None)
 
@@ -198,9 +213,13 @@ class MoELayer(nn.Module):
         fill(self.w_latent_out, last + 2, self.config.row_size)
         if self.tid2eid is not None:
             table = torch.rand(
-                len(self.tid2eid), self.config.num_experts, generator=torch.Generator().manual_seed(seed)
+                len(self.tid2eid), self.config.all_experts, generator=torch.Generator().manual_seed(seed)
             )
             self.tid2eid.copy_(table.argsort(1)[:, : self.config.top_k])
+        behind, gate = last + 3 + 2 * self.config.num_experts, self.config.const_expert_gate
+        fill(self.const_expert_alpha_1, behind, self.config.row_size if gate else 4)
+        fill(self.const_expert_alpha_2, behind + 1, self.config.row_size if gate else 4)
+        fill(self.const_expert_v, behind + 2, 1)
         first = self.dispatcher.rank * self.dispatcher.local_experts
         for local in range(self.dispatcher.local_experts):
             fill(self.w_gate_up[local], 5 + 2 * (first + local), self.config.row_size)
@@ -307,11 +326,11 @@ class MoELayer(nn.Module):
             global_bs=self.global_bs if global_bs is None else global_bs,
         )
         rows = self.run_experts(sent)
-        shared = self.run_shared(tokens)
+        shared, special = self.run_shared(tokens), self.special_rows(entering)
         if self.w_latent_out is None and (shared is None or self.dispatcher.fuses_shared_expert):
-            out = self.dispatcher.combine(rows, sent, weights, shared_expert_x=shared)
+            out = self.dispatcher.combine(rows, sent, weights, shared_expert_x=shared, **special)
         else:
-            out = self.leave(self.dispatcher.combine(rows, sent, weights), shared)
+            out = self.leave(self.dispatcher.combine(rows, sent, weights, **special), shared)
             if mask is not None:
                 active = mask if mask.dim() == 1 else mask.any(1)
                 out = out.masked_fill(~active[:, None], 0.0)
@@ -322,6 +341,14 @@ class MoELayer(nn.Module):
         if self.config.router == "llama4":
             tokens, weights = (tokens.float() * weights).to(tokens.dtype), torch.ones_like(weights)
         return (tokens if self.w_latent_in is None else tokens @ self.w_latent_in), weights
+
+    def special_rows(self, entering: Tensor) -> dict[str, Tensor | None]:
+        """Returns what combine takes for copy and const experts, of the rows (BS, R) that are dispatched."""
+        if not self.config.special.need_rows:
+            return {}
+        constants = ("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
+        given: dict[str, Tensor | None] = {name: getattr(self, name) for name in constants}
+        return {"ori_x": entering, **given}
 
     def leave(self, out: Tensor, shared: Tensor | None) -> Tensor:
         """Returns the layer's output of combine's (BS, R) and the shared expert's rows, where combine added none."""

@@ -22,6 +22,38 @@ class Router(NamedTuple):
     chooses: int = 0
 
 
+class SpecialExperts(NamedTuple):
+    """Holds how many experts there are to which no row travels; their ids follow the routed ones in this order.
+
+    A zero expert adds nothing, a copy expert its input, a const expert a mix of its input and a row of its own.
+    """
+
+    zero_expert_num: int = 0
+    copy_expert_num: int = 0
+    const_expert_num: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self)
+
+    @property
+    def given(self) -> dict[str, int]:
+        """Those that there are, as arguments of the operators."""
+        return {name: number for name, number in self._asdict().items() if number}
+
+    @property
+    def need_rows(self) -> bool:
+        """Whether combine needs the rows that were dispatched."""
+        return self.copy_expert_num + self.const_expert_num > 0
+
+    def check(self) -> SpecialExperts:
+        """Returns itself; raises ArgumentError unless all are whole numbers from 0 on."""
+        for name, number in self._asdict().items():
+            need(type(number) is int and number >= 0, name, "is {!r}; need a whole number of at least 0", number)
+        return self
+
+
 #: By name; `ascend_moe.layer` has the function of each.
 ROUTERS = {
     "softmax": Router(grouped=True),
@@ -42,12 +74,12 @@ class MoEConfig:
         hidden_size: H.
         moe_intermediate_size: I, width of one expert.
         num_experts: E, routed experts on all ranks together.
-        top_k: K, experts of a token.
+        top_k: K, experts of a token, special ones among them.
         router: "softmax" (Mixtral, Qwen2/3-MoE, DeepSeek-V2), "deepseek_v3" (sigmoid scores; a correction
             bias for the choice; a group counts by the sum of its two best experts), "deepseek_v4" (sqrt(softplus)
             scores; a correction bias), "hash" (these scores; ids by a table of token ids), "softmax_bias"
             (ERNIE-4.5: softmax and a correction bias), "sparsemixer" (Phi-3.5-MoE) or "llama4" (sigmoid of the
-            largest logit, which multiplies the expert's input; top_k 1).
+            largest logit, which multiplies the expert's input; top_k 1). LongCat-Flash's is "softmax_bias".
         renormalize: the K weights are divided by their sum.
         n_group, topk_group: a token chooses from its best topk_group of n_group groups of experts. With
             router "softmax" a group counts by its best expert.
@@ -61,6 +93,11 @@ class MoEConfig:
         latent_size: width of the rows that are dispatched, which a matrix makes of x, and another turns the sums
             back (Nemotron-3, Kimi-K3); the shared expert has x. 0: x itself is dispatched.
         interleaved: gate and up are in turn in w_gate_up's columns (gpt-oss).
+        zero_expert_num, copy_expert_num, const_expert_num: experts behind the routed ones, which the router chooses as
+            well, and to which no row travels: `SpecialExperts`. LongCat's "zero" experts give back their input, so
+            they are copy experts. Their input is the row that is dispatched.
+        const_expert_gate: a const expert's two factors are the softmax of two products with its input (MoE++), else
+            two numbers.
         activation: of routed and shared experts, a name of `ascend_moe.experts.activations`.
         activation_numbers: its numbers that are not its defaults: limit, alpha, bias, beta, linear_beta.
     """
@@ -82,6 +119,10 @@ class MoEConfig:
     expert_bias: bool = False
     latent_size: int = 0
     interleaved: bool = False
+    zero_expert_num: int = 0
+    copy_expert_num: int = 0
+    const_expert_num: int = 0
+    const_expert_gate: bool = True
     activation: str = "swiglu"
     activation_numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
 
@@ -89,6 +130,16 @@ class MoEConfig:
     def row_size(self) -> int:
         """Elements of a row that is dispatched."""
         return self.latent_size or self.hidden_size
+
+    @property
+    def special(self) -> SpecialExperts:
+        """The experts to which no row travels."""
+        return SpecialExperts(self.zero_expert_num, self.copy_expert_num, self.const_expert_num)
+
+    @property
+    def all_experts(self) -> int:
+        """Experts that the router chooses from: E and the special ones."""
+        return self.num_experts + self.special.total
 
     def __post_init__(self) -> None:
         need_one_of("activation", self.activation, (*ACTIVATIONS, *ALIASES))
@@ -100,6 +151,9 @@ class MoEConfig:
         router = ROUTERS[self.router]
         for name, wanted in (("latent_size", 0), ("vocab_size", int(self.router == "hash"))):
             need(getattr(self, name) >= wanted, name, "is {}; need at least {}", getattr(self, name), wanted)
+        special = self.special.check().total
+        rule = "is {} with {} zero, copy and const experts, which are in no group; need 1"
+        need(self.n_group == 1 or special == 0, "n_group", rule, self.n_group, special)
         fits = self.n_group == 1 or router.grouped
         need(fits, "n_group", "is {}; router {!r} has no groups", self.n_group, self.router)
         most = router.chooses or self.top_k
@@ -107,7 +161,7 @@ class MoEConfig:
         divides = self.num_experts % self.n_group == 0 and self.topk_group <= self.n_group
         rule = "is {} and topk_group {}; n_group must divide the {} experts and topk_group be at most n_group"
         need(divides, "n_group", rule, self.n_group, self.topk_group, self.num_experts)
-        choice = self.num_experts // self.n_group * self.topk_group
+        choice = self.num_experts // self.n_group * self.topk_group + special
         rule = "is {}, but a token chooses from {} experts"
         need(self.top_k <= choice, "top_k", rule, self.top_k, choice)
         shared = self.shared_intermediate_size

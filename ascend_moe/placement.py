@@ -165,6 +165,7 @@ def remap(
     *,
     source_rank: int | torch.Tensor | None = None,
     world_size: int = 0,
+    replicas: int = 0,
 ) -> torch.Tensor:
     """Replace logical experts by one of their copies, which depends on these arguments alone.
 
@@ -172,7 +173,8 @@ def remap(
     same numbers. Nothing is read on the host.
 
     Args:
-        ids: ``(T, K)`` int32 or int64, logical experts; a negative id stays.
+        ids: ``(T, K)`` int32 or int64, logical experts; a negative id stays. With replicas also ids from E on, of zero,
+            copy and const experts, which have no copies: id E + i becomes replicas + i.
         table: ``(E, C)`` int32 or int64: copies of each expert, padded with -1; a layer of
             `Balance.logical_to_physical`.
         token_index: ``(T,)`` int32 or int64, the number of each token: copy ``token_index % copies``
@@ -180,6 +182,7 @@ def remap(
         source_rank: the rank that each token comes from, one for all or ``(T,)``: copy
             ``source_rank // ceil(world_size / copies)`` (balance_mode 0). Instead of token_index.
         world_size: W, with source_rank.
+        replicas: copies of all experts together, which dispatch takes for its number of experts; 0: no id is E or more.
 
     Returns:
         Physical experts, shaped and typed as ids; -1 for an expert without copies.
@@ -190,7 +193,8 @@ def remap(
     need_dims("ids", ids, 2, dtypes=_INDEX_DTYPES)
     need_dims("table", table, 2, dtypes=_INDEX_DTYPES)
     need((token_index is None) != (source_rank is None), "token_index", "or source_rank must be given, and not both")
-    logical = ids.clamp(min=0).long()
+    need(replicas >= 0, "replicas", "is {}; need the number of all copies, or 0", replicas)
+    logical = ids.clamp(min=0, max=len(table) - 1 if replicas else None).long()
     copies = (table >= 0).sum(1).clamp(min=1)[logical]
     if token_index is not None:
         need_shape("token_index", token_index, (ids.shape[0],), dtypes=_INDEX_DTYPES)
@@ -200,6 +204,8 @@ def remap(
         ranks = torch.as_tensor(source_rank, device=ids.device)
         column = ranks.reshape(-1, 1) // ((world_size + copies - 1) // copies)
     physical = torch.where(ids >= 0, table[logical, column], ids)
+    if replicas:
+        physical = torch.where(ids >= len(table), ids - len(table) + replicas, physical)
     return narrow("table", physical) if ids.dtype == torch.int32 else physical.to(ids.dtype)
 
 

@@ -6,13 +6,14 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from ascend_moe.comm.place import Place
 from ascend_moe.errors import need
+from ascend_moe.moe_config import SpecialExperts
 
 R = TypeVar("R")
 ROW_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -43,6 +44,39 @@ class Dispatched:
     expand_idx: Tensor
     expand_scales: Tensor
     handle: Any = field(default=None, repr=False)
+
+
+class SpecialTensors(NamedTuple):
+    """Holds combine's tensors of copy and const experts, by the operators' names."""
+
+    ori_x: Tensor | None = None
+    const_expert_alpha_1: Tensor | None = None
+    const_expert_alpha_2: Tensor | None = None
+    const_expert_v: Tensor | None = None
+
+    @property
+    def given(self) -> dict[str, Tensor]:
+        """Those that there are."""
+        return {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
+
+    def check(self, experts: SpecialExperts, like: Tensor) -> None:
+        """Raises unless these are the tensors that the experts need, for dispatch's x (``like``)."""
+        count, (bs, hidden) = experts.const_expert_num, like.shape
+        rule = "is None, copy_expert_num {} and const_expert_num {} need it: pass dispatch's x"
+        there = self.ori_x is not None or not experts.need_rows
+        need(there, "ori_x", rule, experts.copy_expert_num, count)
+        alphas = ((count,), (count, hidden))
+        for name, tensor in self._asdict().items():
+            shapes = ((bs, hidden),) if name == "ori_x" else alphas[1:] if name.endswith("_v") else alphas
+            needed = name != "ori_x" and count > 0
+            need(tensor is not None or not needed, name, "is None, const_expert_num {} needs it", count)
+            if tensor is not None:
+                fits = tuple(tensor.shape) in shapes and tensor.dtype == like.dtype
+                need(fits, name, "is {}; need {} {}", tensor, " or ".join(map(str, shapes)), like.dtype)
+        if count and self.const_expert_alpha_1 is not None and self.const_expert_alpha_2 is not None:
+            first, second = self.const_expert_alpha_1.shape, self.const_expert_alpha_2.shape
+            rule = "has shape {}, const_expert_alpha_1 {}: they must be equal"
+            need(first == second, "const_expert_alpha_2", rule, second, first)
 
 
 class Begun(Generic[R]):
@@ -86,6 +120,8 @@ class Dispatcher(ABC):
     Expert e of ``num_experts`` (E) lives on rank e // L, L = E / ``world_size``. Every rank of the
     group must call ``dispatch``, then ``combine``, in the same order. Both are differentiable
     (`ascend_moe.autograd`): a backward communicates too, so all ranks run the same one.
+
+    Ids behind E - 1 are of ``special`` experts: their pairs stay on this rank, which adds their terms in combine.
     """
 
     #: combine adds shared_expert_x in fp32 before its one rounding; otherwise it rejects the argument.
@@ -95,7 +131,7 @@ class Dispatcher(ABC):
     #: the most tokens of a rank that one call takes; None: any number.
     max_batch: int | None = None
 
-    def __init__(self, place: Place, num_experts: int) -> None:
+    def __init__(self, place: Place, num_experts: int, special: SpecialExperts = SpecialExperts()) -> None:  # noqa: B008
         world_size = place.world
         fits = num_experts >= 1 and num_experts % world_size == 0
         rule = "is {}, not a positive multiple of the {} ranks; choose a world size that divides it"
@@ -104,6 +140,7 @@ class Dispatcher(ABC):
         self.rank = place.rank
         self.world_size = world_size
         self.num_experts = num_experts
+        self.special = special.check()
         self.local_experts = num_experts // world_size
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
@@ -127,7 +164,8 @@ class Dispatcher(ABC):
 
         Args:
             x: (BS, H) bf16, fp16 or fp32; BS may be 0.
-            expert_ids: (BS, K) int32; -1 is not routed, equal ids of a token are routed each.
+            expert_ids: (BS, K) int32; -1 is not routed, equal ids of a token are routed each. Behind E - 1 come the
+                ids of zero, copy and const experts, in this order, to which no row is sent.
             expert_scales: (BS, K) fp32, which come beside the rows as ``expand_scales``. On all ranks or on none.
             scales: (E, H) fp32 smoothing factors, only with quant_mode 2.
             x_active_mask: bool, (BS,) or (BS, K); pairs that are False are not routed.
@@ -161,6 +199,7 @@ class Dispatcher(ABC):
         expert_scales: Tensor | None = None,
         *,
         shared_expert_x: Tensor | None = None,
+        **special: Tensor | None,
     ) -> Tensor:
         """Returns (BS, H): for every token the sum over k of expert_scales[t, k] * its expert row.
 
@@ -172,9 +211,16 @@ class Dispatcher(ABC):
             dispatched: what ``dispatch`` of this dispatcher returned.
             expert_scales: (BS, K) fp32; None: the rows are only added.
             shared_expert_x: (BS, H) in x's dtype, added with weight 1.
+            special: ``ori_x`` (BS, H), what copy and const experts get of each token: dispatch's x.
+                ``const_expert_alpha_1``, ``const_expert_alpha_2``: (C,) or (C, H); ``const_expert_v``: (C, H), of C
+                const experts. All in x's dtype; what they are for: ``npu_moe_distribute_combine_v2``.
+
+        Raises:
+            ArgumentError: a tensor does not fit, or one of ``special`` is missing or none of these.
+            Other errors: as dispatch.
         """
         self._check_own(dispatched)
-        return self._combine(expert_out, dispatched, expert_scales, shared_expert_x)
+        return self._combine(expert_out, dispatched, expert_scales, shared_expert_x, self._special_rows(special))
 
     def begin_combine(
         self,
@@ -183,10 +229,11 @@ class Dispatcher(ABC):
         expert_scales: Tensor | None = None,
         *,
         shared_expert_x: Tensor | None = None,
+        **special: Tensor | None,
     ) -> Begun[Tensor]:
         """Sends the rows home; ``finish`` of the result returns what ``combine`` returns. As ``begin_dispatch``."""
         self._check_own(dispatched)
-        return self._begin_combine(expert_out, dispatched, expert_scales, shared_expert_x)
+        return self._begin_combine(expert_out, dispatched, expert_scales, shared_expert_x, self._special_rows(special))
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
         """Memory like ``expand_x``, in ``dtype``, that combine sends from without a copy; None: any."""
@@ -216,6 +263,13 @@ class Dispatcher(ABC):
             "expert_token_nums_type": expert_token_nums_type,
         }
 
+    def _special_rows(self, given: dict[str, Tensor | None]) -> SpecialTensors:
+        """The tensors of copy and const experts that combine was given."""
+        for name in given:
+            known = SpecialTensors._fields
+            need(name in known, name, "is no argument of combine, which takes shared_expert_x and {}", ", ".join(known))
+        return SpecialTensors(**given)
+
     def _check_own(self, dispatched: Dispatched) -> None:
         rule = "does not come from this {}; pass what its dispatch returned"
         need(getattr(dispatched.handle, "owner", None) is self, "dispatched", rule, type(self).__name__)
@@ -226,7 +280,12 @@ class Dispatcher(ABC):
 
     @abstractmethod
     def _combine(
-        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
+        self,
+        expert_out: Tensor,
+        dispatched: Dispatched,
+        expert_scales: Tensor | None,
+        shared: Tensor | None,
+        special: SpecialTensors,
     ) -> Tensor:
         """``combine`` of what this object has dispatched."""
 
@@ -235,9 +294,14 @@ class Dispatcher(ABC):
         return Begun(lambda: sent)
 
     def _begin_combine(
-        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
+        self,
+        expert_out: Tensor,
+        dispatched: Dispatched,
+        expert_scales: Tensor | None,
+        shared: Tensor | None,
+        special: SpecialTensors,
     ) -> Begun[Tensor]:
-        result = self._combine(expert_out, dispatched, expert_scales, shared)
+        result = self._combine(expert_out, dispatched, expert_scales, shared, special)
         return Begun(lambda: result)
 
 

@@ -19,18 +19,26 @@ from ascend_moe._narrow import id_text
 from ascend_moe.comm import group_of, process_group, size_and_rank
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import rows as row_ops
-from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher, check_combine, check_dispatch
+from ascend_moe.dispatchers.base import (
+    ROW_DTYPES,
+    Dispatched,
+    Dispatcher,
+    SpecialTensors,
+    check_combine,
+    check_dispatch,
+)
 from ascend_moe.dispatchers.rows import Routing, active_pairs, first_invalid, route
-from ascend_moe.errors import ConfigMismatch, InvalidExpertId, RoutingOverflow, need
+from ascend_moe.errors import ConfigMismatch, InvalidExpertId, RoutingOverflow, need, with_typed_errors
+from ascend_moe.moe_config import SpecialExperts
 from ascend_moe.ops.collectives import exchange, gather
 
 if TYPE_CHECKING:
     from ascend_moe.ops.collectives import Group
 
-#: int32 words of a header: seven fields of the configuration, scales given, error code and three details.
+#: int32 words of a header: ten fields of the configuration, scales given, error code and three details.
 HEADER_WORDS = 16
-_FIELDS = ("H", "K", "E", "maxBS", "dtype", "quant_mode", "expert_scales")
-_SMOOTH, _CODE = 7, 8
+_FIELDS = ("H", "K", "E", "maxBS", "dtype", "quant_mode", "expert_scales", *SpecialExperts._fields)
+_SMOOTH, _CODE = 10, 11
 _BAD_ID, _OVERFLOW = 1, 2  # 0: nothing is wrong
 
 
@@ -44,13 +52,16 @@ class Config(NamedTuple):
     dtype: int  # index into ROW_DTYPES
     quant_mode: int
     weighted: bool  # expert_scales were given
+    zero: int
+    copy: int
+    const: int
     smooth: bool
 
 
 def plan(expert_ids: Tensor, mask: Tensor | None, config: Config, world: int) -> tuple[Routing, tuple[int, ...]]:
     """This rank's routing, and the header words of what is wrong with it (with a bad id, no rows)."""
     active = active_pairs(expert_ids, mask)
-    bad = first_invalid(expert_ids, active, config.experts)
+    bad = first_invalid(expert_ids, active, config.experts + config.zero + config.copy + config.const)
     if bad is not None:
         token, k = divmod(bad, config.topk)
         nothing = route(expert_ids, torch.zeros_like(active), config.experts)
@@ -73,8 +84,8 @@ def raise_if_any(headers: list[list[int]], rank: int) -> None:
         code, *details = words[_CODE:]
         if code == _BAD_ID:
             token, k, expert_id = details[:3]
-            experts = words[_FIELDS.index("E")]
-            text = f"rank {source}: expert_ids[{token}, {k}] is {id_text(expert_id)}; need -1 or 0..{experts - 1}"
+            ids = words[_FIELDS.index("E")] + sum(words[_FIELDS.index(name)] for name in SpecialExperts._fields)
+            text = f"rank {source}: expert_ids[{token}, {k}] is {id_text(expert_id)}; need -1 or 0..{ids - 1}"
             found = {"rank": source, "token": token, "k": k, "expert_id": expert_id}
             raise InvalidExpertId(text, argument="expert_ids", **found)
         if code == _OVERFLOW:
@@ -113,7 +124,7 @@ class _Call:
     """One dispatch of this rank: what was given, and its routing."""
 
     x: Tensor
-    expert_ids: Tensor
+    expert_ids: Tensor  # -1 where a pair is not routed
     weights: Tensor | None
     scales: Tensor | None
     config: Config
@@ -128,6 +139,7 @@ class _Call:
 class _Handle:
     owner: Dispatcher
     x: Tensor
+    expert_ids: Tensor
     routing: Routing
     rows: int  # that arrived here
     position: Tensor  # (BS*K,) int64, row of a pair among the rows that come back
@@ -163,9 +175,19 @@ class CollectiveDispatcher(Dispatcher):
         group: as `comm.group_of`, None for the default group; or a `Place`, a LocalCluster's name. Between the threads
             of a LocalCluster, which has no process group, its windows carry the rows.
         num_experts: E, a multiple of the group's size.
+        zero_expert_num, copy_expert_num, const_expert_num: experts behind E - 1, of `MC2Dispatcher`.
     """
 
-    def __init__(self, group: object, num_experts: int) -> None:
+    @with_typed_errors
+    def __init__(
+        self,
+        group: object,
+        num_experts: int,
+        *,
+        zero_expert_num: int = 0,
+        copy_expert_num: int = 0,
+        const_expert_num: int = 0,
+    ) -> None:
         self.group: Group
         if isinstance(group, (Place, str, tuple)):
             place = Place.of(group, "process_group")
@@ -173,19 +195,21 @@ class CollectiveDispatcher(Dispatcher):
         else:
             self.group = found = group_of("process_group", group)
             place = Place(str(getattr(found, "group_name", "")), found.size(), found.rank())
-        super().__init__(place, num_experts)
+        super().__init__(place, num_experts, SpecialExperts(zero_expert_num, copy_expert_num, const_expert_num))
 
     def _dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Dispatched:
         max_bs = check_dispatch(x, expert_ids, given, world=self.world_size, experts=self.num_experts)
         weights, scales, quant_mode = given["expert_scales"], given["scales"], given["quant_mode"]
         size = (x.size(1), expert_ids.size(1), self.num_experts, max_bs, ROW_DTYPES.index(x.dtype), quant_mode)
-        config = Config(*size, weights is not None, scales is not None)
+        config = Config(*size, weights is not None, *self.special, scales is not None)
         routing, problem = plan(expert_ids, given["x_active_mask"], config, self.world_size)
         words = [*config, *problem]
         header = torch.tensor(words + [0] * (HEADER_WORDS - len(words)), dtype=torch.int32, device=x.device)
-        arrived = self._send(_Call(x, expert_ids, weights, scales, config, routing), header)
+        ids = torch.where(routing.routed, expert_ids, -1)
+        arrived = self._send(_Call(x, ids, weights, scales, config, routing), header)
         expand_x, dynamic_scales = row_ops.open_rows(arrived.words, x.size(1), x.dtype, quant_mode)
-        handle = _Handle(self, x.detach(), routing, expand_x.size(0), arrived.position, arrived.way, scales is not None)
+        kept = (x.detach(), expert_ids, routing, expand_x.size(0))
+        handle = _Handle(self, *kept, arrived.position, arrived.way, scales is not None)
         expand_scales = dynamic_scales.new_empty(0) if arrived.weights is None else arrived.weights
         if torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in (x, weights)):
             expand_x, dynamic_scales, expand_scales = _Sent.apply(  # type: ignore[no-untyped-call]
@@ -196,14 +220,22 @@ class CollectiveDispatcher(Dispatcher):
         return Dispatched(expand_x, dynamic_scales, nums, ends, routing.expand_idx, expand_scales, handle)
 
     def _combine(
-        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
+        self,
+        expert_out: Tensor,
+        dispatched: Dispatched,
+        expert_scales: Tensor | None,
+        shared: Tensor | None,
+        special: SpecialTensors,
     ) -> Tensor:
         handle: _Handle = dispatched.handle
         check_combine(expert_out, handle.rows, handle.x, expert_scales, handle.routing.routed.size(1), shared)
+        special.check(self.special, handle.x)
         rows = expert_out[: handle.rows]
         if expert_scales is None:
             expert_scales = torch.ones(handle.routing.routed.shape, dtype=torch.float32, device=rows.device)
-        result: Tensor = _Summed.apply(self, handle, rows, expert_scales, shared)  # type: ignore[no-untyped-call]
+        result: Tensor = _Summed.apply(  # type: ignore[no-untyped-call]
+            self, handle, rows, expert_scales, shared, *special
+        )
         return result
 
     @abstractmethod
@@ -218,11 +250,22 @@ class CollectiveDispatcher(Dispatcher):
     def _send_back(self, rows: Tensor, way: Any) -> Tensor:
         """Sends (n, H) rows in expand_x order back; returns those that come here, packed."""
 
-    def _add_rows(self, rows: Tensor, handle: _Handle, weights: Tensor, shared: Tensor | None) -> Tensor:
-        """(BS, H): for every token the weighted sum of its rows."""
+    def _add_rows(
+        self,
+        rows: Tensor,
+        handle: _Handle,
+        weights: Tensor,
+        shared: Tensor | None,
+        special: SpecialTensors | None = None,
+    ) -> Tensor:
+        """(BS, H): for every token the weighted sum of its rows, with those of copy and const experts where given."""
         words = self._send_back(rows, handle.way)
         (home,) = row_ops.unpack(words, (rows.size(1), rows.dtype))
-        return row_ops.weighted_sum(home, handle.position, handle.routing, weights, shared)
+        own, first = None, self.num_experts + self.special.zero_expert_num
+        if special is not None and self.special.need_rows:
+            pairs = (handle.expert_ids, handle.routing.special)
+            own = row_ops.special_rows(*pairs, first, self.special.copy_expert_num, special)
+        return row_ops.weighted_sum(home, handle.position, handle.routing, weights, shared, own)
 
     def _values_of_pairs(self, values: Tensor, handle: _Handle) -> Tensor:
         """(BS, K) fp32: the value (n,) of every pair's row, 0 for pairs that were not routed."""
@@ -280,18 +323,24 @@ class _Summed(torch.autograd.Function):
     """Combine. Its backward sends the gradients of the sums, and the weights, where dispatch sent the tokens."""
 
     @staticmethod
-    def forward(
-        ctx: Any, dispatcher: CollectiveDispatcher, handle: _Handle, rows: Tensor, weights: Tensor, shared: Tensor
-    ) -> Tensor:
+    def forward(  # type: ignore[no-untyped-def]
+        ctx: Any,
+        dispatcher: CollectiveDispatcher,
+        handle: _Handle,
+        rows: Tensor,
+        weights: Tensor,
+        shared: Tensor,
+        *special: Tensor | None,
+    ):
         ctx.dispatcher, ctx.handle = dispatcher, handle
-        ctx.save_for_backward(weights, rows if ctx.needs_input_grad[3] else None)
+        ctx.save_for_backward(weights, rows if ctx.needs_input_grad[3] else None, *special)
         ctx.shared_shape = None if shared is None else shared.shape
-        return dispatcher._add_rows(rows, handle, weights, shared)
+        return dispatcher._add_rows(rows, handle, weights, shared, SpecialTensors(*special))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gy: Tensor) -> Any:
-        weights, rows = ctx.saved_tensors
+        weights, rows, *special = ctx.saved_tensors
         dispatcher, handle, routing = ctx.dispatcher, ctx.handle, ctx.handle.routing
         gz = gw = shared = None
         if ctx.needs_input_grad[4]:
@@ -304,7 +353,15 @@ class _Summed(torch.autograd.Function):
             gz = (sent * factors).to(gy.dtype)
         if rows is not None:
             gw = dispatcher._values_of_pairs((sent.float() * rows.float()).sum(1), handle)
-        return None, None, gz, gw, shared
+        own: list[Tensor | None] = [None] * len(special)
+        if dispatcher.special.need_rows:
+            experts = dispatcher.num_experts, dispatcher.special
+            found = autograd.special_back(*experts, gy.float(), handle.expert_ids, routing.special, weights, *special)
+            gw = None if gw is None else gw + found["expert_scales"]
+            for at, (name, tensor) in enumerate(zip(SpecialTensors._fields, special, strict=True)):
+                if ctx.needs_input_grad[5 + at] and name in found:
+                    own[at] = found[name].to(tensor.dtype)
+        return None, None, gz, gw, shared, *own
 
 
 # ---- all-to-all
@@ -322,10 +379,11 @@ class AllToAllDispatcher(CollectiveDispatcher):
     Args:
         group: as of `CollectiveDispatcher`.
         num_experts: E, a multiple of the group's size, at most 2048.
+        special: as of `CollectiveDispatcher`.
     """
 
-    def __init__(self, group: object, num_experts: int) -> None:
-        super().__init__(group, num_experts)
+    def __init__(self, group: object, num_experts: int, **special: int) -> None:
+        super().__init__(group, num_experts, **special)
         need(num_experts <= MAX_EXPERTS, "num_experts", "is {}; need at most {}", num_experts, MAX_EXPERTS)
         # A place of fixed size, so that ranks that disagree on E still exchange whole headers.
         self._count_words = -(-MAX_EXPERTS // self.world_size)
@@ -395,7 +453,7 @@ class AllGatherDispatcher(CollectiveDispatcher):
         raise_if_any(headers, self.rank)
         # One rank's smoothing scales make rows differ by expert; all ranks must gather the same shape.
         by_pair = any(words[_SMOOTH] for words in headers)
-        ids = torch.where(routing.routed, call.expert_ids, -1)
+        ids = call.expert_ids
         payload, all_ids, all_weights = self._gather_tokens(call, ids, by_pair)
         pairs, table = self._select(all_ids, call.config.max_bs * topk)
         own = None if all_weights is None else all_weights.reshape(-1)[pairs]

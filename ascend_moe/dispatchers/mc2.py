@@ -12,8 +12,9 @@ from torch import Tensor
 from ascend_moe import ops
 from ascend_moe.comm import name_of, window_empty
 from ascend_moe.comm.place import Place
-from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher
+from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher, SpecialTensors
 from ascend_moe.errors import need, with_typed_errors
+from ascend_moe.moe_config import SpecialExperts
 from ascend_moe.ops.begin import begin_combine, begin_dispatch
 from ascend_moe.ops.collectives import MAX_BATCH
 
@@ -35,6 +36,8 @@ class MC2Dispatcher(Dispatcher):
         num_experts: E, a multiple of W.
         contract: "v2" (triples) or "v1" (expand_idx; its combine takes no shared_expert_x).
         comm_alg: as the V2 ops take it.
+        zero_expert_num, copy_expert_num, const_expert_num: experts behind E - 1 to which no row travels, with contract
+            "v2"; combine then takes ``ori_x`` and the tensors of const experts.
         comm_quant_mode: 2: combine's rows come back as int8, a scale for each 8 elements; for bfloat16 and float16 rows
             without gradients.
         zero_copy: ``empty_expert_out`` gives window tensors, from which a direct combine sends without a
@@ -58,9 +61,15 @@ class MC2Dispatcher(Dispatcher):
         comm_quant_mode: int = 0,
         zero_copy: bool = False,
         ops: Any = None,
+        zero_expert_num: int = 0,
+        copy_expert_num: int = 0,
+        const_expert_num: int = 0,
     ) -> None:
-        super().__init__(Place(name_of("group_ep", group_ep), world_size, rank), num_experts)
+        special = SpecialExperts(zero_expert_num, copy_expert_num, const_expert_num)
+        super().__init__(Place(name_of("group_ep", group_ep), world_size, rank), num_experts, special)
         need(contract in ("v1", "v2"), "contract", "is {!r}; need 'v1' or 'v2'", contract)
+        for name, number in special.given.items():
+            need(contract == "v2", name, "is {}, which the V1 ops do not take: use contract 'v2'", number)
         rule = "is {!r}, which the V1 ops do not take: use contract 'v2'"
         need(not comm_alg or contract == "v2", "comm_alg", rule, comm_alg)
         rule = "goes with contract 'v2' and comm_alg '', 'auto' or 'direct'; these are {!r} and {!r}"
@@ -75,7 +84,8 @@ class MC2Dispatcher(Dispatcher):
         self.fuses_shared_expert = contract == "v2"
         # By position what the ops take so: torch takes longer for keywords.
         self._group = (self.place.group_ep, world_size, rank, num_experts)
-        self._options = {"comm_alg": comm_alg} if comm_alg else {}
+        self._options: dict[str, Any] = {"comm_alg": comm_alg} if comm_alg else {}
+        self._options |= special.given
         self._combine_options = {"comm_quant_mode": comm_quant_mode} if comm_quant_mode else {}
         self._dispatch_op, self._begin_dispatch_op = self._operator("dispatch", ops, begin_dispatch)
         self._combine_op, self._begin_combine_op = self._operator("combine", ops, begin_combine)
@@ -165,19 +175,34 @@ class MC2Dispatcher(Dispatcher):
         return window_empty(dispatched.expand_x.shape, dtype=dtype, **self.place.arguments())
 
     def _combine(
-        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
+        self,
+        expert_out: Tensor,
+        dispatched: Dispatched,
+        expert_scales: Tensor | None,
+        shared: Tensor | None,
+        special: SpecialTensors,
     ) -> Tensor:
         arguments, options = self._combine_call(expert_out, dispatched, expert_scales, shared)
-        result: Tensor = self._combine_op(*arguments, **options)
+        result: Tensor = self._combine_op(*arguments, **options, **self._given_special(special))
         return result
 
     def _begin_combine(
-        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
+        self,
+        expert_out: Tensor,
+        dispatched: Dispatched,
+        expert_scales: Tensor | None,
+        shared: Tensor | None,
+        special: SpecialTensors,
     ) -> Begun[Tensor]:
         if not self.sends_first:
-            return super()._begin_combine(expert_out, dispatched, expert_scales, shared)
+            return super()._begin_combine(expert_out, dispatched, expert_scales, shared, special)
         arguments, options = self._combine_call(expert_out, dispatched, expert_scales, shared)
-        return Begun(self._begin_combine_op(*arguments, **options).finish)
+        return Begun(self._begin_combine_op(*arguments, **options, **self._given_special(special)).finish)
+
+    def _given_special(self, special: SpecialTensors) -> dict[str, Tensor]:
+        for name, tensor in special.given.items():
+            need(self.contract == "v2", name, "is {}, which the V1 ops do not take: use contract 'v2'", tensor)
+        return special.given
 
     def _combine_call(
         self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None

@@ -6,10 +6,13 @@ results agree in every bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass
@@ -21,7 +24,8 @@ class Routing:
         counts: (E,) int64, pairs per expert.
         position: (BS*K,) int64, place of a pair in ``order``; 0 where not routed.
         expand_idx: (BS*K,) int32, earlier pairs with the same id; 0 where not routed.
-        routed: (BS, K) bool, active pairs whose id is not -1.
+        routed: (BS, K) bool, active pairs whose id is one of 0..E-1.
+        special: (BS, K) bool, active pairs whose id is E or more.
         active: (BS,) bool, tokens with an active pair.
     """
 
@@ -30,6 +34,7 @@ class Routing:
     position: Tensor
     expand_idx: Tensor
     routed: Tensor
+    special: Tensor
     active: Tensor
 
 
@@ -40,15 +45,15 @@ def active_pairs(expert_ids: Tensor, mask: Tensor | None) -> Tensor:
     return mask if mask.dim() == 2 else mask[:, None].expand_as(expert_ids)
 
 
-def first_invalid(expert_ids: Tensor, active: Tensor, experts: int) -> int | None:
-    """Flat index of the first active id that is neither -1 nor in 0..E-1."""
-    wrong = (active & ((expert_ids < -1) | (expert_ids >= experts))).reshape(-1)
+def first_invalid(expert_ids: Tensor, active: Tensor, ids: int) -> int | None:
+    """Flat index of the first active id that is neither -1 nor in 0..ids-1."""
+    wrong = (active & ((expert_ids < -1) | (expert_ids >= ids))).reshape(-1)
     return int(wrong.to(torch.uint8).argmax()) if bool(wrong.any()) else None
 
 
 def route(expert_ids: Tensor, active: Tensor, experts: int) -> Routing:
     """Sorts the routed pairs by expert, stably; ids must have passed ``first_invalid``."""
-    routed = active & (expert_ids >= 0)
+    routed = active & (expert_ids >= 0) & (expert_ids < experts)
     flat = routed.reshape(-1)
     key = torch.where(flat, expert_ids.reshape(-1), experts)
     counts = torch.bincount(key, minlength=experts + 1)[:experts]
@@ -58,7 +63,7 @@ def route(expert_ids: Tensor, active: Tensor, experts: int) -> Routing:
     start = counts.cumsum(0) - counts
     earlier = position - start[key.clamp(max=experts - 1).long()]
     expand_idx = torch.where(flat, earlier, 0).to(torch.int32)
-    return Routing(order, counts, position, expand_idx, routed, active.any(1))
+    return Routing(order, counts, position, expand_idx, routed, active & (expert_ids >= experts), active.any(1))
 
 
 def quantize_dispatch_rows(rows: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -166,25 +171,108 @@ def segments(counts: Tensor, starts: Tensor) -> Tensor:
 
 
 def weighted_sum(
-    rows: Tensor, position: Tensor, routing: Routing, expert_scales: Tensor, shared: Tensor | None
+    rows: Tensor,
+    position: Tensor,
+    routing: Routing,
+    expert_scales: Tensor,
+    shared: Tensor | None,
+    own_rows: OwnRows | None = None,
 ) -> Tensor:
-    """(BS, H): fp32 sum over ascending k of expert_scales * rows[position], + shared; one cast."""
+    """(BS, H): fp32 sum over ascending k of expert_scales * rows[position], + shared; one cast.
+
+    own_rows: of the pairs of special experts, which stand at their place in k; None: they add nothing.
+    """
     bs, topk = routing.routed.shape
     acc = torch.zeros(bs, rows.size(1), dtype=torch.float32, device=rows.device)
     at = position.view(bs, topk)
     for k in range(topk):
         tokens = routing.routed[:, k].nonzero().squeeze(1)
-        if tokens.numel() == 0:
-            continue
-        every = tokens.numel() == bs
-        index, weight = (at[:, k], expert_scales[:, k]) if every else (at[tokens, k], expert_scales[tokens, k])
-        # Two roundings, product then sum: addcmul or a matmul could fuse them.
-        term = rows.index_select(0, index).float().mul_(weight[:, None])
-        if every:
-            acc.add_(term)
-        else:
-            acc[tokens] += term
+        if tokens.numel() > 0:
+            index = at[:, k] if len(tokens) == bs else at[tokens, k]
+            _add(acc, tokens, rows.index_select(0, index).float(), expert_scales[:, k])
+        if own_rows is not None:
+            for kept, values in own_rows(k):
+                _add(acc, kept, values, expert_scales[:, k])
     if shared is not None:
         acc.add_(shared.reshape(acc.shape).float())
     acc.masked_fill_(~routing.active[:, None], 0.0)
     return acc.to(rows.dtype)
+
+
+def _add(acc: Tensor, tokens: Tensor, values: Tensor, weights: Tensor) -> None:
+    """Adds weights (BS,) * values (n, H), of which there is one a token, to these tokens' rows."""
+    # Two roundings, product then sum: addcmul or a matmul could fuse them.
+    if len(tokens) == len(acc):
+        acc.add_(values.mul_(weights[:, None]))
+    else:
+        acc[tokens] += values.mul_(weights[tokens, None])
+
+
+# ---- rows of copy and const experts
+
+#: Of each k: tokens (n,) and their rows (n, H) fp32, which may be written.
+OwnRows = Callable[[int], Iterable[tuple[Tensor, Tensor]]]
+
+
+def special_rows(expert_ids: Tensor, special: Tensor, first: int, copies: int, tensors: Any) -> OwnRows:
+    """What copy and const experts add.
+
+    Args:
+        expert_ids: (BS, K). special: (BS, K) bool, pairs of special experts.
+        first, copies: the id of the first copy expert, and how many there are; behind them come const experts.
+        tensors: combine's ``ori_x``, ``const_expert_alpha_1``, ``const_expert_alpha_2`` and ``const_expert_v``.
+    """
+
+    def of(k: int) -> Iterable[tuple[Tensor, Tensor]]:
+        ids = torch.where(special[:, k], expert_ids[:, k].long(), -1)
+        copied = ((ids >= first) & (ids < first + copies)).nonzero().squeeze(1)
+        if copied.numel() > 0:
+            yield copied, tensors.ori_x[copied].to(torch.float32, copy=True)
+        mixed = (ids >= first + copies).nonzero().squeeze(1)
+        if mixed.numel() > 0:
+            place = ids[mixed] - (first + copies)
+            rest = (each[place].float() for each in tensors[1:])
+            yield mixed, const_rows(tensors.ori_x[mixed].float(), *rest)
+
+    return of
+
+
+def const_rows(rows: Tensor, alpha_1: Tensor, alpha_2: Tensor, v: Tensor) -> Tensor:
+    """(n, H): a1 * row + a2 * v of rows (n, H), all fp32, every product rounded.
+
+    alpha_1, alpha_2: a1 and a2, (n,); or (n, H), whose products with the rows say them: (a1, a2) is their softmax.
+    """
+    if alpha_1.dim() == 1:
+        a1, a2 = alpha_1, alpha_2
+    else:
+        d1, d2 = _dots(alpha_1, rows), _dots(alpha_2, rows)
+        a1, a2 = _share(d1, d2), _share(d2, d1)
+    own = rows * a1[:, None]
+    return own.add_(v * a2[:, None])
+
+
+_DOT_LANES = 256  # of the kernels' dot product: element h goes into lane h mod 256
+_LAST_LANES = 8  # lanes that are added one by one
+
+
+def _dots(a: Tensor, b: Tensor) -> Tensor:
+    """(n,): the sums of a * b (n, H) in the kernels' order: into lanes by ascending h, then halves, then one by one."""
+    products = functional.pad(a * b, (0, -a.size(1) % _DOT_LANES)).view(len(a), -1, _DOT_LANES)
+    lanes = torch.zeros_like(products[:, 0])
+    for chunk in products.unbind(1):
+        lanes.add_(chunk)
+    while lanes.size(1) > _LAST_LANES:
+        half = lanes.size(1) // 2
+        lanes = lanes[:, :half] + lanes[:, half:]
+    total = lanes[:, 0].clone()
+    for lane in lanes.unbind(1)[1:]:
+        total.add_(lane)
+    return total
+
+
+def _share(mine: Tensor, other: Tensor) -> Tensor:
+    """The share of the first of two numbers in their softmax: 1 / (1 + exp(other - mine))."""
+    difference = other - mine
+    # The exponential of the CPU's kernels is rounded once; NPUs have no float64.
+    power = difference.exp() if difference.device.type == "npu" else difference.double().exp().float()
+    return torch.ones_like(power) / (1 + power)

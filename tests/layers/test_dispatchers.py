@@ -16,9 +16,10 @@ import ascend_moe.reference as ref
 from ascend_moe import plan
 from ascend_moe.comm import LocalCluster
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatched, MC2Dispatcher
-from ascend_moe.dispatchers.base import OnTheWay
+from ascend_moe.dispatchers.base import OnTheWay, SpecialTensors
 from ascend_moe.dispatchers.rows import quantize_dispatch_rows
 from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingOverflow
+from ascend_moe.moe_config import SpecialExperts
 from ascend_moe.reference.cases import Case, draw
 
 KINDS = [AllToAllDispatcher, AllGatherDispatcher]
@@ -36,7 +37,6 @@ def make_case(seed: int, world: int) -> Case:
         tp=(0,),
         tail=(False,),
         coded=(False,),
-        special=((0, 0, 0),),  # of the ops alone
         batches=("equal", "unequal", "zero rank"),
         ids=("distinct", "any", "minus", "hot", "mixed", "bad", "overflow"),
     )
@@ -61,7 +61,13 @@ def call(dispatcher: Any, case: Case, rank: int) -> tuple[Dispatched, torch.Tens
     rows = case.expert_rows(rank, sent.expand_x, sent.dynamic_scales, sent.ep_recv_counts)
     rows = torch.cat([rows, torch.full((3, case.hidden), float("nan"), dtype=rows.dtype)])
     weights = None if case.plain else one.expert_scales
-    return sent, rows, dispatcher.combine(rows, sent, weights, shared_expert_x=one.shared_expert_x)
+    special = {name: getattr(one, name) for name in SpecialTensors._fields}
+    return sent, rows, dispatcher.combine(rows, sent, weights, shared_expert_x=one.shared_expert_x, **special)
+
+
+def numbers(case: Case) -> dict[str, int]:
+    """The case's special experts, as the dispatchers take them."""
+    return dict(zip(SpecialExperts._fields, case.special, strict=True))
 
 
 class InTwoSteps:
@@ -114,13 +120,15 @@ def test_every_dispatcher_equals_the_reference(kind: Any, world: int) -> None:
     for seed in SEEDS:
         case = make_case(seed * 10 + world, world)
         kinds |= {case.mask, case.ids, case.quant, case.dtype, case.batches, f"shared {case.shared}"}
+        kinds |= {name for name, number in numbers(case).items() if number and case.fault() is None}
+        kinds |= {f"alphas {case.alphas}"} if case.special[2] else set()
 
         def body(rank: int, group: Any, case: Case = case) -> Any:
-            return call(kind(group, case.experts), case, rank)
+            return call(kind(group, case.experts, **numbers(case)), case, rank)
 
         check_outcomes(case, ranks.outcomes(body))
     wanted = {"token", "pair", "minus", "hot", "smooth", "shared 2", "fp16", "unequal", "zero rank"}
-    wanted |= {"bad", "overflow"}
+    wanted |= {"bad", "overflow", "alphas 1", "alphas 2", *SpecialExperts._fields}
     assert wanted <= kinds or world == 1, f"the cases leave out {wanted - kinds}"
 
 
@@ -129,7 +137,9 @@ def test_collectives_over_a_local_cluster_are_equal_to_reference(kind: Any) -> N
     """Its threads have no process group: the windows carry the rows."""
     cases = [make_case(seed * 10 + 2, 2) for seed in range(20)]
     with LocalCluster(2) as cluster:
-        by_rank = cluster.run(lambda rank, name: [outcome(kind(name, case.experts), case, rank) for case in cases])
+        by_rank = cluster.run(
+            lambda rank, name: [outcome(kind(name, case.experts, **numbers(case)), case, rank) for case in cases]
+        )
     for case, *outcomes in zip(cases, *by_rank, strict=True):
         check_outcomes(case, outcomes)
 
@@ -141,11 +151,11 @@ def test_window_equal_to_reference(contract: str, begun: bool) -> None:
     cases = [make_case(seed * 10 + 2, 2) for seed in SEEDS]
     # Windows take rows of whole 32 bytes, and K up to E.
     cases = [case for case in cases if case.hidden % 16 == 0 and case.topk <= case.experts]
-    if contract == "v1":  # its combine takes no shared expert
-        cases = [replace(case, shared=0) for case in cases]
+    if contract == "v1":  # its combine takes no shared expert, and knows no special ones
+        cases = [replace(case, shared=0) for case in cases if not sum(case.special)]
 
     def one_call(rank: int, group_ep: str, case: Case) -> Any:
-        dispatcher = MC2Dispatcher(group_ep, 2, rank, case.experts, contract)
+        dispatcher = MC2Dispatcher(group_ep, 2, rank, case.experts, contract, **numbers(case))
         assert dispatcher.sends_first == (contract == "v2")
         return outcome(InTwoSteps(dispatcher) if begun else dispatcher, case, rank)
 
@@ -166,6 +176,8 @@ def test_windows_survive_calls_that_are_refused() -> None:
     refused("zero_copy", MC2Dispatcher, "g", 2, 0, 4, zero_copy=True, contract="v1")
     refused("zero_copy", MC2Dispatcher, "g", 2, 0, 4, zero_copy=True, comm_alg="window")
     refused("comm_alg", MC2Dispatcher, "g", 2, 0, 4, contract="v1", comm_alg="direct")
+    refused("const_expert_num", MC2Dispatcher, "g", 2, 0, 4, contract="v1", const_expert_num=2)
+    refused("copy_expert_num", MC2Dispatcher, "g", 2, 0, 4, copy_expert_num=-1)
 
     def body(rank: int, group_ep: str) -> torch.Tensor:
         one, other = (MC2Dispatcher(group_ep, 2, rank, 4, contract) for contract in ("v1", "v2"))
@@ -173,6 +185,7 @@ def test_windows_survive_calls_that_are_refused() -> None:
         combined = (sent.expand_x, sent, torch.ones(2, 2))
         refused("dispatched", other.combine, *combined)
         refused("shared_expert_x", one.combine, *combined, shared_expert_x=torch.ones(2, 16))
+        refused("ori_x", one.combine, *combined, ori_x=torch.ones(2, 16))
         return one.combine(*combined)
 
     with LocalCluster(2) as cluster:
@@ -197,6 +210,7 @@ def arguments(bs: int = 2, topk: int = 2, hidden: int = 16, experts: int = 4) ->
         ("dtype", {"x": torch.ones(2, 16, dtype=torch.float16)}, "float32", "float16"),
         ("quant_mode", {"quant_mode": 2}, 0, 2),
         ("expert_scales", {"expert_scales": torch.ones(2, 2)}, "None", "given"),
+        ("copy_expert_num", {"special": {"copy_expert_num": 3}}, 0, 3),
     ],
 )
 def test_ranks_that_differ_get_an_error_and_go_on(
@@ -204,7 +218,7 @@ def test_ranks_that_differ_get_an_error_and_go_on(
 ) -> None:
     def body(rank: int, group: Any) -> Any:
         given = {"experts": 4, **arguments(), **(change if rank == 1 else {})}
-        dispatcher = kind(group, given.pop("experts"))
+        dispatcher = kind(group, given.pop("experts"), **given.pop("special", {}))
         with pytest.raises(ConfigMismatch) as caught:
             dispatcher.dispatch(**given)
         sound = kind(group, 4).dispatch(**arguments())  # the group is still usable
@@ -281,12 +295,38 @@ def test_wrong_arguments_of_combine_are_refused(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_tensors_of_special_experts_are_checked(kind: Any) -> None:
+    own = {"ori_x": torch.ones(2, 16), "const_expert_v": torch.ones(1, 16)}
+    own |= dict.fromkeys(("const_expert_alpha_1", "const_expert_alpha_2"), torch.ones(1))
+
+    def body(rank: int, group: Any) -> torch.Tensor:
+        dispatcher = kind(group, 2, zero_expert_num=1, copy_expert_num=1, const_expert_num=1)
+        sent = dispatcher.dispatch(torch.ones(2, 16), torch.tensor([[2, 3], [4, -1]], dtype=torch.int32))
+        for name, value in [
+            *((name, None) for name in own),
+            ("ori_x", torch.ones(2, 8)),
+            ("ori_x", torch.ones(2, 16).half()),
+            ("const_expert_alpha_1", torch.ones(2)),
+            ("const_expert_alpha_2", torch.ones(1, 16)),
+            ("const_expert_v", torch.ones(1)),
+            ("const_expert_w", torch.ones(1)),
+        ]:
+            refused(name, dispatcher.combine, sent.expand_x, sent, **{**own, name: value})
+        assert not sent.ep_recv_counts.any()
+        return dispatcher.combine(sent.expand_x, sent, **own)
+
+    for result in threads(2).run(body):
+        assert torch.equal(result, torch.tensor([[1.0], [2.0]]).expand(2, 16))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_masked_ids_are_not_looked_at(kind: Any) -> None:
     """test_every_dispatcher_equals_the_reference has the errors of ids that count."""
     bad, mask = torch.tensor([[0, 1], [7, -1]], dtype=torch.int32), torch.tensor([True, False])
 
     def body(rank: int, group: Any) -> int:
-        sent = kind(group, 2).dispatch(torch.ones(2, 16), bad, x_active_mask=mask)
+        smooth = {"scales": torch.ones(2, 16), "quant_mode": 2} if rank else {"quant_mode": 2}  # rows of pairs
+        sent = kind(group, 2).dispatch(torch.ones(2, 16), bad, x_active_mask=mask, **smooth)
         return int(sent.ep_recv_counts[-1])
 
     assert threads(2).run(body) == [2, 2]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,14 +27,15 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 SMALL = MoEConfig(32, 24, 8, 3, shared_intermediate_size=16)
 
 
-def run(carrier: str, world: int, experts: int, body: Callable[[Dispatcher, int], Any]) -> list[Any]:
+def run(carrier: str, world: int, experts: int, body: Callable[[Dispatcher, int], Any], **special: int) -> list[Any]:
     """body(dispatcher, rank) on every rank of ``world``, over the named dispatcher; results by rank."""
     kind, _, contract = carrier.partition(" ")
     if kind == "window":
         with LocalCluster(world) as cluster:
-            return cluster.run(lambda rank, group: body(MC2Dispatcher(group, world, rank, experts, contract), rank))
+            made = functools.partial(MC2Dispatcher, num_experts=experts, contract=contract, **special)
+            return cluster.run(lambda rank, group: body(made(group, world, rank), rank))
     peer = AllToAllDispatcher if kind == "all-to-all" else AllGatherDispatcher
-    return threads(world).run(lambda rank, group: body(peer(group, experts), rank))
+    return threads(world).run(lambda rank, group: body(peer(group, experts, **special), rank))
 
 
 def share(x: torch.Tensor, world: int, rank: int) -> torch.Tensor:
@@ -145,6 +148,87 @@ def test_masks_and_unequal_batches(carrier: str, mask_kind: str) -> None:
     assert mask_kind == "none" or not all(mask.all() for mask in masks)
 
 
+ROUTED_SPECIAL = {
+    "softmax": {"renormalize": False, "routed_scaling_factor": 2.5},
+    "softmax_bias": {"renormalize": False, "routed_scaling_factor": 6.0},
+    "deepseek_v3": {},
+    "deepseek_v4": {"shared_intermediate_size": 16},
+    "hash": {"vocab_size": 50},
+    "sparsemixer": {"top_k": 2},
+    "llama4": {"top_k": 1, "num_experts": 2},
+    "latent": {"router": "softmax", "latent_size": 16, "shared_intermediate_size": 16},
+    "numbers": {"router": "softmax", "const_expert_gate": False, "router_bias": True},
+}
+
+
+@pytest.mark.parametrize("carrier", CARRIERS[:1] + CARRIERS[2:])
+@pytest.mark.parametrize("name", ROUTED_SPECIAL)
+def test_special_experts_are_chosen_and_add_their_terms(name: str, carrier: str) -> None:
+    """Each router over experts of all kinds, K above E, against the formula; every gradient against one process's."""
+    numbers = {"router": name, "num_experts": 4, "top_k": 7, **ROUTED_SPECIAL[name]}
+    config = MoEConfig(32, 24, **numbers, zero_expert_num=2, copy_expert_num=1, const_expert_num=2)
+    x = torch.randn(26, 32, generator=torch.Generator().manual_seed(1))
+    mask, tokens = torch.rand(26, generator=torch.Generator().manual_seed(2)) < 0.8, torch.arange(26)
+
+    def body(dispatcher: Dispatcher, rank: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        ranks = dispatcher.world_size
+        mine = slice(*((0, 17), (17, 26))[rank]) if ranks == 2 else slice(0, 26)
+        layer = MoELayer(config, dispatcher, dtype=FP32, global_bs=ranks * 26, trainable=True).init_weights(3)
+        y = layer(x[mine], mask[mine], input_ids=tokens[mine])
+        y.square().sum().backward()
+        return y.detach(), {key: value.grad for key, value in layer.named_parameters() if value.requires_grad}
+
+    special = config.special.given
+    ((alone, grads),) = run("all-to-all", 1, config.num_experts, body, **special)
+    whole = MoELayer(config, AllToAllDispatcher(threads(1).groups[0], config.num_experts, **special), dtype=FP32)
+    with torch.no_grad():
+        wanted, ids = of_the_formula(whole.init_weights(3), x, tokens)
+    torch.testing.assert_close(alone, wanted * mask[:, None], rtol=1e-5, atol=1e-5)
+    kinds = {int(kind) for kind in torch.bucketize(ids.long(), torch.tensor([0, 4, 6, 7]), right=True).unique()}
+    assert kinds == {1, 2, 3, 4} or name == "llama4"
+    found = run(carrier, 2, config.num_experts, body, **special)
+    torch.testing.assert_close(torch.cat([y for y, _ in found]), alone, rtol=1e-5, atol=1e-5)
+    for key, grad in grads.items():
+        parts = [each[key] for _, each in found]
+        owned = key in ("w_gate_up", "w_down")
+        torch.testing.assert_close(torch.cat(parts) if owned else sum(parts), grad, rtol=1e-3, atol=1e-3)
+        assert grad.any(), key
+
+
+def of_the_formula(layer: MoELayer, x: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The layer's rows, every expert of every token by itself, and the chosen ids."""
+    config, first = layer.config, layer.config.num_experts
+    weights, ids = layer.route(x, tokens)
+    rows, weights = layer.enter(x, weights)
+    total = torch.zeros_like(rows)
+    for token, k in itertools.product(range(len(x)), range(config.top_k)):
+        expert, row = int(ids[token, k]), rows[token]
+        place = expert - first - config.zero_expert_num - config.copy_expert_num
+        if expert < first:
+            term = layer.activation((row @ layer.w_gate_up[expert])[None])[0] @ layer.w_down[expert]
+        elif expert < first + config.zero_expert_num:
+            continue
+        elif place < 0:
+            term = row
+        else:
+            alphas = [layer.const_expert_alpha_1[place], layer.const_expert_alpha_2[place]]
+            if config.const_expert_gate:
+                alphas = list(torch.stack([alpha @ row for alpha in alphas]).softmax(0))
+            term = alphas[0] * row + alphas[1] * layer.const_expert_v[place]
+        total[token] += weights[token, k] * term
+    return layer.leave(total, layer.run_shared(x)), ids
+
+
+def test_the_dispatcher_has_the_configs_special_experts() -> None:
+    config = replace(SMALL, copy_expert_num=3)
+    with pytest.raises(ArgumentError, match=r"has copy_expert_num 0, the config 3; build it with \*\*config.special"):
+        MoELayer(config, one_rank())
+    layer = MoELayer(config, AllToAllDispatcher(threads(1).groups[0], 8, **config.special.given))
+    assert layer.gate_weight.shape == (11, 32) and layer.w_down.shape[0] == 8
+    with pytest.raises(ArgumentError, match="which the V1 ops do not take"):
+        MC2Dispatcher("g", 1, 0, 8, "v1", **config.special.given)
+
+
 def test_int8_experts_are_close_to_float_and_equal_on_all_worlds() -> None:
     """int8 experts stay close to the float layer, and agree in every bit for all EP sizes and carriers."""
     x = torch.randn(16, 32, generator=torch.Generator().manual_seed(2))
@@ -224,6 +308,10 @@ def test_wrong_arguments_are_refused() -> None:
         ({"top_k": 9}, "top_k"),
         ({"shared_intermediate_size": -1}, "shared_intermediate_size"),
         ({"shared_intermediate_size": 0, "shared_expert_gate": True}, "shared_intermediate_size"),
+        ({"zero_expert_num": -1}, "zero_expert_num"),
+        ({"const_expert_num": 1.0}, "const_expert_num"),
+        ({"top_k": 12, "copy_expert_num": 3}, "top_k"),
+        ({"n_group": 2, "topk_group": 1, "copy_expert_num": 1}, "n_group"),
     ],
 )
 def test_wrong_configurations_name_the_argument(values: dict[str, Any], argument: str) -> None:

@@ -135,6 +135,16 @@ def test_remap_equals_update_expert(world: int, dtype: torch.dtype) -> None:
             assert found.dtype == dtype and torch.equal(found, expected)
 
 
+def test_remap_leads_special_experts_past_the_copies() -> None:
+    table = balance(skewed(1, 8), 12, 4).logical_to_physical[0]
+    ids = torch.randint(-1, 13, (20, 6), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    found = remap(ids, table, torch.arange(20), replicas=12)
+    routed = remap(ids.where(ids < 8, -1), table, torch.arange(20))
+    assert torch.equal(found, torch.where(ids < 8, routed, ids + 4)) and int((ids >= 8).sum()) > 10
+    with pytest.raises(ArgumentError, match="replicas is -1; need"):
+        remap(ids, table, torch.arange(20), replicas=-1)
+
+
 def test_remap_is_of_the_token_not_of_the_rank() -> None:
     table = balance(skewed(1, 8), 12, 4).logical_to_physical[0]
     ids = torch.randint(-1, 8, (20, 2), generator=torch.Generator().manual_seed(1))

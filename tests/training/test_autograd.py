@@ -15,6 +15,7 @@ from torch import Tensor
 import ascend_moe
 from ascend_moe import autograd
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, MC2Dispatcher
+from ascend_moe.dispatchers.base import SpecialTensors
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import Case
 from ascend_moe.reference.records import active_pairs
@@ -209,8 +210,9 @@ def test_rows_that_did_not_arrive_have_a_gradient_of_zero(
 def carried(dispatcher: Dispatcher, case: Case, by_experts: bool) -> list[Tensor]:
     """A rank's result and its gradients, the experts being linear; the weights multiply there, or in combine."""
     given = case.inputs[dispatcher.rank]
-    shared = given.shared_expert_x
-    leaves = [each.detach().clone().requires_grad_() for each in (given.x, given.expert_scales, shared)]
+    own = {name: each for name in SpecialTensors._fields if (each := getattr(given, name)) is not None}
+    every = (given.x, given.expert_scales, given.shared_expert_x, *own.values())
+    leaves = [each.detach().clone().requires_grad_() for each in every]
     options: dict[str, Any] = {"x_active_mask": given.x_active_mask, "global_bs": case.global_bs}
     options |= {"expert_scales": leaves[1]} if by_experts else {}
     sent = dispatcher.dispatch(leaves[0], given.expert_ids, **options)
@@ -221,7 +223,8 @@ def carried(dispatcher: Dispatcher, case: Case, by_experts: bool) -> list[Tensor
         assert torch.equal(sent.expand_scales[:count] != 0, torch.ones(count, dtype=torch.bool))
         rows = rows * torch.nn.functional.pad(sent.expand_scales[:count], (0, len(rows) - count))[:, None]
     weights = None if by_experts else leaves[1]
-    y = dispatcher.combine(rows.to(case.torch_dtype), sent, weights, shared_expert_x=leaves[2])
+    special = dict(zip(own, leaves[3:], strict=True))
+    y = dispatcher.combine(rows.to(case.torch_dtype), sent, weights, shared_expert_x=leaves[2], **special)
     (y.float() * (1 + torch.arange(y.numel()).view(y.shape) % 7)).sum().backward()
     return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
@@ -233,6 +236,9 @@ def carried(dispatcher: Dispatcher, case: Case, by_experts: bool) -> list[Tensor
         small(world=2, ids="mixed", mask="pair", batches="unequal", shared=2),
         small(world=4, ids="hot", mask="token", batches="zero rank", shared=2),
         small(world=2, batches="no tokens", shared=2),
+        small(world=2, special=(1, 2, 0), topk=3, ids="mixed", mask="pair", batches="zero rank", shared=2),
+        small(world=2, special=(1, 1, 2), topk=5, ids="mixed", mask="token", batches="unequal", shared=2),
+        small(world=2, special=(0, 1, 2), alphas=2, topk=5, ids="mixed", shared=2, seed=1),
     ],
     ids=lambda case: case.name,
 )
@@ -241,7 +247,8 @@ def test_all_dispatchers_have_the_same_gradients(case: Case, dtype: str, by_expe
     case = replace(case, dtype=dtype, width=16)
     world = case.world
     expected = clusters[world].run(functools.partial(gradients_by, MC2Dispatcher.from_group, case, by_experts))
-    assert all(len(found) == 4 for found in expected)
+    leaves = 4 + (4 if case.special[2] else 1 if case.special[1] else 0)
+    assert all(len(found) == leaves for found in expected)
     for kind in (AllToAllDispatcher, AllGatherDispatcher):
         body = functools.partial(gradients_by, kind, case, by_experts)
         for ranks in (threads(world), clusters[world]):  # over a process group, and over a LocalCluster's windows
@@ -250,4 +257,4 @@ def test_all_dispatchers_have_the_same_gradients(case: Case, dtype: str, by_expe
 
 
 def gradients_by(kind: Any, case: Case, by_experts: bool, rank: int, group: Any) -> list[Tensor]:
-    return carried(kind(group, case.experts), case, by_experts)
+    return carried(kind(group, case.experts, **case.special_attributes), case, by_experts)

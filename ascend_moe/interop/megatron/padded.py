@@ -104,9 +104,7 @@ class PaddedDispatcher(Dispatcher):
             rows, first_part.dynamic_scales, counts, ends, first_part.expand_idx, weights, _Handle(self, parts)
         )
 
-    def _combine(
-        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
-    ) -> Tensor:
+    def _combine(self, expert_out: Tensor, dispatched: Dispatched, *_: Any) -> Tensor:
         home = []
         for part in dispatched.handle.parts:
             own = _cut(expert_out, len(dispatched.ep_recv_counts), part.first, part.count)
