@@ -55,14 +55,22 @@ def cores(count: int) -> Any:
     return mock.patch.dict(os.environ, ASCEND_MOE_AIV_CORES=str(count))
 
 
-def dispatch(case: Case, rank: int, group_ep: str) -> tuple[torch.Tensor, ...]:
-    return validate_run.dispatch(DevicePlace(group_ep, case.world, rank), case)
+def dispatch(case: Case, rank: int, group_ep: str, **call: validate_run.Call) -> tuple[torch.Tensor, ...]:
+    """``call`` makes it, where that is given."""
+    return validate_run.dispatch(DevicePlace(group_ep, case.world, rank), case, **call)
 
 
-def combine(case: Case, rank: int, group_ep: str, rows: torch.Tensor, sent: Sequence[torch.Tensor]) -> torch.Tensor:
+def combine(
+    case: Case,
+    rank: int,
+    group_ep: str,
+    rows: torch.Tensor,
+    sent: Sequence[torch.Tensor],
+    **call: validate_run.Call,
+) -> torch.Tensor:
     """``sent``: dispatch's outputs. What only CANN reads is passed as its callers do, uninitialised."""
-    other = {"tp_send_counts": torch.empty(1, dtype=torch.int32)} if case.tp else {}
-    return validate_run.combine(DevicePlace(group_ep, case.world, rank), case, rows, sent, **other)
+    other: dict[str, Any] = {"tp_send_counts": torch.empty(1, dtype=torch.int32)} if case.tp else {}
+    return validate_run.combine(DevicePlace(group_ep, case.world, rank), case, rows, sent, **other, **call)
 
 
 def expert_rows(case: Case, rank: int, sent: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -70,26 +78,32 @@ def expert_rows(case: Case, rank: int, sent: Sequence[torch.Tensor]) -> torch.Te
     return case.expert_rows(rank, sent[0], sent[1], sent[4])
 
 
-def run_rank(case: Case, rank: int, group_ep: str, lend: Lend | None = None) -> RankRun | AscendMoeError:
+def run_rank(
+    case: Case, rank: int, group_ep: str, lend: Lend | None = None, call: validate_run.Call | None = None
+) -> RankRun | AscendMoeError:
     """One rank's dispatch and combine. A collective error is a result: the communicator stays usable.
 
     ``lend`` puts the rows for combine where it gets them: (case, rank, group_ep, rows, rows at most) -> rows.
+    ``call`` makes both calls, where that is given.
     """
+    made = {"call": call} if call else {}
     try:
-        sent = dispatch(case, rank, group_ep)
+        sent = dispatch(case, rank, group_ep, **made)
         end = comm.lookup(group_ep, case.world, rank)
         moved, first = [calls.traffic(end)], end.algorithm
         rows = expert_rows(case, rank, sent)
         given = lend(case, rank, group_ep, rows, sent[0].shape[0]) if lend else rows
-        result = combine(case, rank, group_ep, given, sent)
+        result = combine(case, rank, group_ep, given, sent, **made)
         return RankRun(sent, rows, result, [*moved, calls.traffic(end)], (first, end.algorithm))
     except AscendMoeError as error:
         return error
 
 
-def run(cluster: comm.LocalCluster, case: Case, lend: Lend | None = None) -> list[RankRun | AscendMoeError]:
+def run(
+    cluster: comm.LocalCluster, case: Case, lend: Lend | None = None, call: validate_run.Call | None = None
+) -> list[RankRun | AscendMoeError]:
     with cores(case.cores):
-        return cluster.run(lambda rank, group_ep: run_rank(case, rank, group_ep, lend))
+        return cluster.run(lambda rank, group_ep: run_rank(case, rank, group_ep, lend, call))
 
 
 # ---- comparing

@@ -1,0 +1,147 @@
+"""Options together: every two values that can meet do, with the reference's bits; the others are refused as the page
+says, docs/operators.md, "Options that do not go together"."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import begin_ranks
+import op_runs
+import option_sets
+import pytest
+import torch
+from option_sets import ALL, OptionSet, Worlds
+
+import ascend_moe
+from ascend_moe import LocalCluster
+from ascend_moe.native.library import native_source_root
+from ascend_moe.reference.cases import Case
+from ascend_moe.validate import run as validate_run
+from ascend_moe.validate.run import DevicePlace
+
+LEAST_EACH = 5
+worlds = pytest.fixture(scope="module")(option_sets.worlds)
+
+
+def check(worlds: Worlds, sets: list[OptionSet], least: int) -> None:
+    met = Counter(frozenset(pair) for each in sets for pair in each.pairs)
+    legal = {frozenset(pair) for pair in option_sets.legal_pairs()}
+    assert set(met) == legal, "a pair is drawn that is refused, or never"
+    assert min(met.values()) >= least, met.most_common()[-3:]
+    for options in sets:
+        try:
+            worlds.run(options)
+        except Exception as error:
+            raise AssertionError(f"{options}") from error
+
+
+def test_every_pair_of_values(worlds: Worlds) -> None:
+    """Some sets in which each pair meets."""
+    sets = option_sets.covering([option_sets.draw(seed) for seed in range(150)])
+    assert len(sets) < 40
+    check(worlds, sets, 1)
+
+
+@pytest.mark.nightly
+def test_every_pair_of_values_often(worlds: Worlds, capsys: pytest.CaptureFixture[str]) -> None:
+    """All sets; prints how often each pair meets."""
+    sets = [option_sets.draw(seed) for seed in range(ALL)]
+    with capsys.disabled():
+        print(f"\n{option_sets.table(sets)}")
+    check(worlds, sets, LEAST_EACH)
+
+
+# ---- what is refused
+
+PLACE = DevicePlace("", 2, 0)
+SMALL = Case(world=2, contract=2, ids="distinct", cores=2)
+FIRST = replace(SMALL, contract=1)
+
+
+def dispatch(case: Case, **changes: Any) -> Callable[[DevicePlace], Any]:
+    return lambda place: validate_run.dispatch(place, case, **changes)
+
+
+def combine(case: Case, **changes: Any) -> Callable[[DevicePlace], Any]:
+    """Behind a dispatch of the same."""
+
+    def call(place: DevicePlace) -> Any:
+        sent = op_runs.dispatch(case, place.rank, place.group_ep)
+        rows = op_runs.expert_rows(case, place.rank, sent)
+        values = {name: value(place, rows) if callable(value) else value for name, value in changes.items()}
+        return validate_run.combine(place, case, values.pop("expand_x", rows), sent, **values)
+
+    return call
+
+
+def lent(place: DevicePlace, rows: torch.Tensor) -> torch.Tensor:
+    return ascend_moe.window_empty(tuple(rows.shape), dtype=rows.dtype, **place.arguments())
+
+
+def begun(place: DevicePlace) -> Any:
+    ops = begin_ranks.TwoLaunches(place, FIRST)
+    sent = op_runs.dispatch(FIRST, place.rank, place.group_ep)
+    return ops.combine(sent[0], sent)
+
+
+#: By the first two columns of the page's list: pairs of the generator, and calls that must raise.
+CALLS: dict[tuple[str, str], tuple[tuple[tuple[str, str], tuple[str, str]] | None, Callable[[DevicePlace], Any]]] = {
+    ("algorithm `direct`", "ranks on several servers"): (option_sets.REFUSED[0], dispatch(SMALL, comm_alg="direct")),
+    ("`scales`", "`quant_mode` 0"): (option_sets.REFUSED[1], dispatch(SMALL, scales=torch.ones(4, SMALL.hidden))),
+    ("`zero_expert_num`", "V1's functions"): (option_sets.REFUSED[2], dispatch(FIRST, zero_expert_num=1)),
+    ("`copy_expert_num`", "V1's functions"): (option_sets.REFUSED[3], dispatch(FIRST, copy_expert_num=1)),
+    ("`const_expert_num`", "V1's functions"): (option_sets.REFUSED[4], dispatch(FIRST, const_expert_num=1)),
+    ("`shared_expert_x`", "V1's functions"): (
+        option_sets.REFUSED[5],
+        combine(FIRST, shared_expert_x=torch.ones(SMALL.batch, SMALL.hidden, dtype=SMALL.torch_dtype)),
+    ),
+    ("`begin_combine`", "V1's tensors"): (option_sets.REFUSED[6], begun),
+    ("`comm_quant_mode` 2", "float32 rows"): (
+        option_sets.REFUSED[7],
+        combine(replace(SMALL, dtype="fp32"), comm_quant_mode=2),
+    ),
+    ("`comm_quant_mode` 2", "a tensor of `window_empty`"): (None, combine(SMALL, comm_quant_mode=2, expand_x=lent)),
+    ("`comm_quant_mode` 2", "gradients of expand_x or expert_scales"): (
+        None,
+        combine(SMALL, comm_quant_mode=2, expand_x=lambda place, rows: rows.requires_grad_()),
+    ),
+}
+
+
+def listed() -> dict[tuple[str, str], tuple[str, str]]:
+    """The page's list: error and text by the first two columns."""
+    page = (native_source_root() / "docs/operators.md").read_text()
+    section = page.split("## Options that do not go together\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
+    texts = {}
+    for option, other, said, reason in rows[1:]:
+        match = re.fullmatch(r"`(\w+)`: `([^`]+)`", said)
+        assert match and len(reason) > 20, said
+        texts[option, other] = (match[1], match[2])
+    return texts
+
+
+def test_the_page_lists_every_refused_pair() -> None:
+    assert set(listed()) == set(CALLS)
+    assert [pair for pair, _ in CALLS.values() if pair is not None] == list(option_sets.REFUSED)
+
+
+@pytest.mark.parametrize(("option", "other"), CALLS)
+def test_refused_as_the_page_says(option: str, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank raises it; the group stays usable."""
+    error, text = listed()[option, other]
+    if other == "ranks on several servers":
+        monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "1")
+
+    def body(rank: int, group_ep: str) -> None:
+        with pytest.raises(Exception, match=re.escape(text)) as raised:
+            CALLS[option, other][1](DevicePlace(group_ep, 2, rank))
+        assert type(raised.value).__name__ == error
+
+    with LocalCluster(2) as cluster:
+        cluster.run(body)
+        op_runs.check(SMALL, op_runs.run(cluster, SMALL))
