@@ -1,0 +1,234 @@
+"""docs/operators.md, "Argument by argument": its column of ours is what the description of the operators has
+(op_host/rules/op.h), and what the calls take and refuse."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import bad_arguments
+import pytest
+import torch
+from bad_arguments import BS, H, K
+
+import ascend_moe
+from ascend_moe import LocalCluster, npu, plan
+from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.native.library import native_source_root as source_root
+
+sys.path.append(str(source_root() / "tools"))
+
+import op_description
+
+ROOT = source_root()
+TEXT = op_description.DESCRIPTION.read_text()
+WORLD = 2
+ROWS_DTYPES = ("bf16", "fp16", "fp32")
+NORM: Callable[..., Any] = npu.npu_moe_distribute_combine_add_rms_norm
+OPS = {"D1": ("dispatch", "kV1"), "D2": ("dispatch_v2", "kV2"), "C1": ("combine", "kV1"), "C2": ("combine_v2", "kV2")}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{short: getattr(ascend_moe, f"npu_moe_distribute_{op}") for short, (op, _) in OPS.items()},
+    "N": NORM,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """An argument of one function, as the page has it: what ours takes, and what is said of that."""
+
+    argument: str
+    function: str
+    takes: str
+    said: str
+    npu: str
+
+
+def lines() -> list[Line]:
+    section = (ROOT / "docs/operators.md").read_text().split("\n## Argument by argument\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
+    found = []
+    for arguments, functions, a2, a3, cpu, npu_cell in rows[1:]:
+        assert a2 and a3, arguments
+        takes, _, said = cpu.partition(": ")
+        found += [
+            Line(argument, function, takes.partition(" (")[0], said, npu_cell)
+            for argument in arguments.split(", ")
+            for function in functions.split()
+        ]
+    assert len({(line.argument, line.function) for line in found}) == len(found)
+    return found
+
+
+OURS = [line for line in lines() if line.function != "S"]
+
+
+def described(function: str) -> dict[str, op_description.Row]:
+    """The arguments of a function in the description, by name."""
+    op = next(op for op in op_description.operators(TEXT) if op.type.endswith("Dispatch") == (function[0] == "D"))
+    contract = OPS[function][1]
+    rows = [row for row in [*op.inputs, *op.attributes] if row.functions in (contract, "kBoth")]
+    return {row.v2_name if contract == "kV2" else row.name: row for row in rows}
+
+
+def reasons() -> dict[str, str]:
+    """Why a function's argument takes no value, as the description says it."""
+    macros = [f"ASCEND_MOE_{op}_{part}" for op in ("DISPATCH", "COMBINE") for part in ("INPUTS", "ATTRIBUTES")]
+    rows = [row for macro in macros for row in op_description.cells(TEXT, macro) if row[0] == "REFUSED"]
+    return {name: why.strip('"') for _, name, _, why in rows}
+
+
+def test_it_has_every_argument_of_every_function() -> None:
+    for function, called in FUNCTIONS.items():
+        listed = {line.argument for line in OURS if line.function == function}
+        assert listed == set(inspect.signature(called).parameters), function
+        if function in OPS:
+            assert listed == set(described(function)), function
+    of_others = {line.argument for line in lines() if line.function == "S"}
+    assert of_others == {"comm_type", "comm_cmd_info", "y", "quant_expand_x"}
+    for op in ("dispatch", "combine"):
+        assert not any(hasattr(ascend_moe, f"npu_moe_distribute_{op}_{half}") for half in ("setup", "teardown"))
+
+
+def test_its_dtypes_and_reasons_are_the_descriptions() -> None:
+    names = {"float": "fp32", "bf16": "bf16", "int32": "int32", "bool": "bool"}
+    for function in OPS:
+        for line in OURS:
+            row = described(function).get(line.argument)
+            if line.function != function or row is None:
+                continue
+            if row.kind == "REFUSED":
+                assert (line.takes, line.said) == ("None", reasons()[line.argument]), line
+            elif row.type and line.takes not in ("any", "None"):
+                types = ROWS_DTYPES if row.type == "kRows" else (names[op_description.TYPES[row.type]],)
+                assert tuple(line.takes.split(", ")) == types, line
+
+
+def test_an_npu_takes_what_a_cpu_takes() -> None:
+    """The same rules are asked, op_host/rules/check.h."""
+    others = {line.argument: line.npu for line in OURS if line.npu != "the same"}
+    assert set(others) == {"group_ep", "comm_alg"} and others["comm_alg"].startswith("the same; ")
+
+
+# ---- what the calls say
+
+
+def valid_calls(group_ep: str, rank: int) -> dict[str, dict[str, Any]]:
+    """Legal arguments of every function."""
+    calls = bad_arguments.valid_calls(group_ep, WORLD, rank)
+    found = {short: calls[op] for short, (op, _) in OPS.items()}
+    norm = dict(found["C2"])
+    norm["expand_idx"] = norm.pop("assist_info_for_combine")
+    norm |= {"residual_x": torch.ones(BS, 1, H).bfloat16(), "gamma": torch.ones(H).bfloat16()}
+    return {**found, "N": norm}
+
+
+def integers(line: Line) -> tuple[list[int], list[int]]:
+    """Values that the page says are legal, and some that it does not name."""
+    if match := re.fullmatch(r"(\d+)\.\.(\d+)", line.takes):
+        low, high = int(match[1]), int(match[2])
+        least = WORLD if line.said == "a multiple of W" else low
+        return [least, high], [low - 1, high + 1]
+    if re.fullmatch(r"\d+(, \d+)*", line.takes):
+        legal = [int(value) for value in line.takes.split(", ")]
+        return legal, [value for value in range(-1, max(legal) + 3) if value not in legal]
+    special = {
+        "0..W-1": ([0, 1], [-1, WORLD]),
+        "0 or W * the largest BS": ([0, WORLD * BS, WORLD * 4096], [-1, WORLD * BS - WORLD, WORLD * BS + 1]),
+    }
+    return special.get(line.takes, ([], []))
+
+
+def values(line: Line) -> tuple[list[Any], list[Any]]:
+    """The same of any argument."""
+    if line.takes == "None":
+        tensor = "dtype" not in line.argument
+        wrong: list[Any] = [torch.ones(BS, H).bfloat16(), torch.ones(4), torch.ones(4).long()]
+        return [None], wrong if tensor else [0, 1, 27]
+    if line.takes == "any":
+        known: dict[str, list[Any]] = {"group_tp": ["", "no group"], "group_list_type": [-1, 0, 7]}
+        return known.get(line.argument, [None, torch.ones(3), torch.ones(2, 2).int()]), []
+    if line.argument == "comm_alg":
+        return [name.strip('"') for name in line.takes.split(", ")], ["fullmesh_v3", "Window", "0"]
+    if line.takes == "a float":
+        return [0.0, 1e-6], [-1.0, float("inf"), float("nan")]
+    if set(line.takes.split(", ")) <= {*ROWS_DTYPES, "int32", "bool"}:
+        names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+        fits = {names.get(name, name) for name in line.takes.split(", ")}
+        shape = (BS, H) if line.argument in ("x", "expand_x", "ori_x", "shared_expert_x") else (BS, K)
+        others = [dtype for name, dtype in bad_arguments.DTYPES.items() if name not in fits]
+        return [], [torch.ones(shape).to(dtype) for dtype in others]
+    return integers(line)
+
+
+def refused(function: str, valid: Mapping[str, Any], line: Line, value: Any) -> bool:
+    """Whether the call is refused for this argument; another rule that it breaks then does not count."""
+    changes = {line.argument: value}
+    if line.argument == "scales":
+        changes["quant_mode"] = 2
+    try:
+        FUNCTIONS[function](**{**valid, **changes})
+    except AscendMoeError as error:
+        if not isinstance(error, ArgumentError):
+            return False  # legal, but the call's ids are not
+        assert "\n" not in str(error)
+        if error.argument == line.argument and line.takes == "None" and function != "N":
+            assert line.said in str(error), error
+        return bool(error.argument == line.argument)
+    return False
+
+
+def wrongly_taken(valid: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    for line in OURS:
+        legal, others = values(line)
+        # The group's numbers are legal alone.
+        legal = [] if line.argument in ("ep_world_size", "ep_rank_id") else legal
+        for value in legal:
+            if refused(line.function, valid[line.function], line, value):
+                yield f"{line}: {value} is refused"
+        for value in others:
+            if not refused(line.function, valid[line.function], line, value):
+                yield f"{line}: {value} is taken"
+
+
+def test_calls_take_and_refuse_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "2")
+
+    def body(rank: int, group_ep: str) -> list[str]:
+        return list(wrongly_taken(valid_calls(group_ep, rank)))
+
+    assert all(values(line) != ([], []) or line.argument == "group_ep" for line in OURS)
+    with LocalCluster(WORLD) as cluster:
+        for wrong in cluster.run(body):
+            assert not wrong, "\n".join(wrong)
+
+
+# ---- the numbers, here and in README
+
+
+def test_its_numbers_and_readmes_are_the_limits() -> None:
+    limits, takes = plan.limits(), {(line.argument, line.function): line for line in OURS}
+    world, experts = limits["ep_world_size"], limits["moe_expert_num"]
+    hidden, batch, topk = limits["hidden"], limits["batch"], limits["topk"]
+    assert takes["ep_world_size", "D2"].takes == f"1..{world}"
+    assert takes["moe_expert_num", "D2"].takes == f"1..{experts}"
+    assert f"H 1..{hidden}," in takes["x", "D2"].said and f"BS 0..{batch}" in takes["x", "D2"].said
+    assert f"K 1..{topk}," in takes["expert_ids", "D2"].said
+    section = re.sub(r"\s+", " ", (ROOT / "README.md").read_text().split("\n## Limits\n")[1])
+    assert section.lstrip().startswith(
+        f"K 1..{topk} experts a token, H to {hidden} (rows of whole 32 bytes), BS to {batch} tokens a rank, "
+        f"E to {experts} experts, W to {world} ranks."
+    )
+    # Values that CANN has, or had, and that are refused here, and no more, are named there.
+    named = set(re.findall(r"`(\w+)`(?! \d)", section.split("Refused by name")[1].split("comm_alg")[0]))
+    assert named == {
+        line.argument for line in OURS if line.takes == "None" and line.argument in ("elastic_info", "performance_info")
+    }
+    for argument, words in {
+        "tp_world_size": "`tp_world_size` 2",
+        "shared_expert_rank_num": "shared experts on ranks",
+    }.items():
+        assert takes[argument, "D2"].takes in ("0", "0, 1") and words in section
