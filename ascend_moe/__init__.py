@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         LocalCluster,
         MoEConfig,
         MoELayer,
+        agree,
         algorithm_of,
         begin_combine,
         begin_dispatch,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         npu_moe_distribute_dispatch_v2,
         patch_torch_npu,
         set_int8_gradient,
+        shrink,
         trace,
         window_empty,
     )
@@ -38,6 +40,7 @@ __all__ = [
     "LocalCluster",
     "MoEConfig",
     "MoELayer",
+    "agree",
     "algorithm_of",
     "begin_combine",
     "begin_dispatch",
@@ -51,6 +54,7 @@ __all__ = [
     "npu_moe_distribute_dispatch_v2",
     "patch_torch_npu",
     "set_int8_gradient",
+    "shrink",
     "trace",
     "window_empty",
 ]

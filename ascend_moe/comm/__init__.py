@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ascend_moe import settings
-from ascend_moe.comm import lent, threads
+from ascend_moe.comm import lent, regrouped, threads
 from ascend_moe.comm.board import store_host
 from ascend_moe.comm.communicator import Communicator
 from ascend_moe.comm.liveness import out_of_descriptors
@@ -90,7 +90,7 @@ def comm_name(process_group: ProcessGroup | None = None) -> str:
     group = group_of("process_group", process_group)
     if not _initialized() or group not in _c10d()._world.pg_map:
         raise _no_group("process_group", "is not a live process group with this rank as a member; ")
-    if _has_hccl(group):
+    if has_hccl(group):
         hccl: Any = group._get_backend(torch.device("npu"))
         name = str(hccl.get_hccl_comm_name(group.rank()))
         _handed_out[name] = weakref.ref(group)
@@ -112,7 +112,9 @@ def group_of(argument: str, given: object = None) -> ProcessGroup:
         ArgumentError: it is none of these, the group was destroyed, or this rank is not in it.
     """
     if isinstance(given, str):
-        cluster, found = _find(given)
+        cluster, found = find(given)
+        if regrouped.find(given) is not None:
+            raise _no_group(argument, f"{given!r} was made by shrink or grow and has no process group; ")
         if cluster is not None:
             raise _no_group(argument, f"{given!r} is a LocalCluster's name, which has no process group; ")
         if found is None:
@@ -169,8 +171,8 @@ def _no_group(argument: str, why: str) -> ArgumentError:
     return ArgumentError(f"{argument} {why}{fix}", argument=argument)
 
 
-def _find(group_ep: object) -> tuple[LocalCluster | None, ProcessGroup | None]:
-    """The cluster or the live process group of this name; neither for an unknown one."""
+def find(group_ep: object) -> tuple[LocalCluster | None, ProcessGroup | None]:
+    """The cluster or the live process group of this name; neither for an unknown one or one of `regrouped`."""
     if not isinstance(group_ep, str):
         return None, None
     cluster = threads.find(group_ep)
@@ -179,7 +181,7 @@ def _find(group_ep: object) -> tuple[LocalCluster | None, ProcessGroup | None]:
 
 def process_group(group_ep: str) -> ProcessGroup | None:
     """The live process group of this name; None where it is a LocalCluster's, or nobody's."""
-    return _find(group_ep)[1]
+    return find(group_ep)[1]
 
 
 def size_and_rank(group_ep: str) -> tuple[int, int | None] | None:
@@ -187,7 +189,9 @@ def size_and_rank(group_ep: str) -> tuple[int, int | None] | None:
 
     The rank is None where the calling thread could be any rank.
     """
-    cluster, group = _find(group_ep)
+    if (made := regrouped.find(group_ep)) is not None:
+        return made.communicator.world, made.communicator.rank
+    cluster, group = find(group_ep)
     if cluster is not None:
         return cluster.world_size, cluster.rank_here()
     return None if group is None else (group.size(), group.rank())
@@ -200,7 +204,7 @@ size_and_rank._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def device_of(group_ep: str) -> torch.device:
     """Where the group's windows are: the current NPU for an HCCL group, else the CPU."""
-    _, group = _find(group_ep)
+    _, group = find(group_ep)
     if group is None or not _names_hccl(group_ep, group):
         return torch.device("cpu")
     return torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined,unused-ignore]
@@ -214,12 +218,15 @@ def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
         CommTimeout, PeerLost, ConfigMismatch: as ``comm_name``.
     """
     _check_name(group_ep)
-    cluster, group = _find(group_ep)
+    if (made := regrouped.find(group_ep)) is not None:
+        _check_place(group_ep, made.communicator.world, made.communicator.rank, ep_world_size, ep_rank_id)
+        return made.communicator
+    cluster, group = find(group_ep)
     if cluster is not None:
         _check_place(group_ep, cluster.world_size, cluster.rank_here(), ep_world_size, ep_rank_id)
         return cluster.end(ep_rank_id)
     if group is None:
-        raise _unknown(group_ep)
+        raise unknown(group_ep)
     _check_place(group_ep, group.size(), group.rank(), ep_world_size, ep_rank_id)
     if _names_hccl(group_ep, group):
         raise _wrong_group(
@@ -241,8 +248,8 @@ def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
     _check_name(group_ep)
     end = _known_on_device(group_ep)
     if end is None:
-        _, group = _find(group_ep)
-        if "npu" in _devices and group is not None and _has_hccl(group):
+        _, group = find(group_ep)
+        if "npu" in _devices and group is not None and has_hccl(group):
             device = torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined,unused-ignore]
             end = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, device)
         else:
@@ -279,14 +286,21 @@ def epoch_on(group_ep: str, rank: int) -> int:
 
 def _end_here(group_ep: str, rank: int | None, opens: bool = True) -> Communicator | None:
     """The end of a rank of this process, None where it is not open; ``opens``: a LocalCluster's is opened then."""
-    cluster, group = _find(group_ep)
+    if (made := regrouped.find(group_ep)) is not None:
+        return made.communicator
+    cluster, group = find(group_ep)
     if cluster is not None:
         rank = (cluster.rank_here() or 0) if rank is None else rank
         return cluster.end(rank) if opens else cluster.open_end(rank)
     if group is None:
-        raise _unknown(group_ep)
+        raise unknown(group_ep)
+    return end_if_open(group_ep, group)
+
+
+def end_if_open(group_ep: str, group: ProcessGroup) -> Communicator | None:
+    """This rank's end of a process group; None where it is not open."""
     entry = _entries.get((group_ep, group.rank()))
-    return None if entry is None or entry.communicator.closed else entry.communicator
+    return None if entry is None or entry.group() is not group or entry.communicator.closed else entry.communicator
 
 
 @with_typed_errors
@@ -323,7 +337,7 @@ def window_empty(
         Other errors: the communicator has failed before.
     """
     sizes, size = lent.byte_size(shape, dtype)
-    _, group = _find(group_ep)
+    _, group = find(group_ep)
     if group is not None and _names_hccl(group_ep, group):
         device = torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined]
         end = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, device)
@@ -345,14 +359,14 @@ def hccl_group(group_ep: str, ep_world_size: int, ep_rank_id: int) -> ProcessGro
             ep_world_size or ep_rank_id is not this rank's.
     """
     _check_name(group_ep)
-    cluster, group = _find(group_ep)
-    if cluster is not None or (group is not None and not _has_hccl(group)):
+    cluster, group = find(group_ep)
+    if cluster is not None or (group is not None and not has_hccl(group)):
         raise _wrong_group(
             f"group_ep={group_ep!r} has its windows in CPU memory, but the tensors are on an NPU: use the "
             "name of an HCCL group (init_process_group('hccl')), or move the tensors to the CPU"
         )
     if group is None:
-        raise _unknown(group_ep, hccl=True)
+        raise unknown(group_ep, hccl=True)
     if not _names_hccl(group_ep, group):
         raise _wrong_group(
             f"group_ep={group_ep!r} is c10d's name of an HCCL group, ops on an NPU need HCCL's own: "
@@ -377,6 +391,7 @@ def close(group_ep: str) -> None:
     cluster = threads.find(group_ep)
     if cluster is not None:
         cluster.close()
+    regrouped.close(group_ep)
     for device in _devices.values():
         device.close(group_ep)
     for key in [key for key in list(_entries) if key[0] == group_ep]:
@@ -424,13 +439,14 @@ def _initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _has_hccl(group: ProcessGroup) -> bool:
+def has_hccl(group: ProcessGroup) -> bool:
+    """Whether the group's windows are on NPUs."""
     return "hccl" in _c10d()._world.pg_map[group][0]
 
 
 def _names_hccl(name: str, group: ProcessGroup) -> bool:
     """Whether the name is HCCL's own, of an HCCL group, and not c10d's."""
-    return _has_hccl(group) and name != group.group_name
+    return has_hccl(group) and name != group.group_name
 
 
 def is_alive(reference: weakref.ref[ProcessGroup]) -> bool:
@@ -442,7 +458,7 @@ def is_alive(reference: weakref.ref[ProcessGroup]) -> bool:
 def _hccl_named(name: str) -> ProcessGroup | None:
     """The group whose HCCL communicator has this name, when HCCL was asked for the name directly."""
     for group in list(_c10d()._world.pg_map):
-        if _has_hccl(group):
+        if has_hccl(group):
             hccl: Any = group._get_backend(torch.device("npu"))
             # Without init_comm=False HCCL would create the communicator, collectively.
             if str(hccl.get_hccl_comm_name(group.rank(), init_comm=False)) == name:
@@ -467,11 +483,13 @@ def _resolve(name: str) -> ProcessGroup | None:
     return group if group in _c10d()._world.pg_map else None
 
 
-def _unknown(name: str, hccl: bool = False) -> ArgumentError:
+def unknown(name: str, hccl: bool = False) -> ArgumentError:
     """The error for a name that no group has; ``hccl``: only names of HCCL communicators would do."""
     known = [handed for handed in sorted(_handed_out) if not hccl or _resolve(handed) is not None]
     if not hccl:
-        known += threads.names() + sorted(_c10d()._world.pg_names.values() if _initialized() else ())
+        known += (
+            threads.names() + regrouped.names() + sorted(_c10d()._world.pg_names.values() if _initialized() else ())
+        )
     listed = f"known are {', '.join(map(repr, known))}" if known else "none is known"
     why = "" if known or _initialized() else " and torch.distributed is not initialised"
     kind = "HCCL communicator" if hccl else "communicator"
@@ -543,6 +561,7 @@ def _forget() -> None:
 
 @atexit.register
 def _close_all() -> None:
+    regrouped.close_all()
     for entry in list(_entries.values()):
         with contextlib.suppress(AscendMoeError):
             entry.communicator.close(wait_s=1)

@@ -6,14 +6,19 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ascend_moe import log
+from ascend_moe.comm.ballot import Ballot
 from ascend_moe.comm.ends import GroupEnd, take_number
 from ascend_moe.comm.lent import LentMemory, no_room
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.native import binding, library
 from ascend_moe.native.plans import ALGORITHMS
 from ascend_moe.native.windows import MIB, context_kind, near_stores, ranks_per_server, timeout_s
+
+if TYPE_CHECKING:
+    from ascend_moe.comm.links import Links
 
 
 class Communicator(GroupEnd):
@@ -26,6 +31,8 @@ class Communicator(GroupEnd):
         context_kind, ranks_per_server: the settings' values when it was opened. ASCEND_MOE_RANKS_PER_SERVER
             simulates an A2 cluster: a rank reaches ranks of other servers by items that a copy agent carries.
         number: one of its own in this process.
+        ballot: by which the ranks that are left agree who they are. Hold ``end`` while it is used.
+        links: as given.
         failed: the first fatal error, set by the op that met it; later ops raise it again at once.
     """
 
@@ -42,6 +49,8 @@ class Communicator(GroupEnd):
         release: Callable[[], None],
         unmap: Callable[[], None] | None = None,
         alive: Callable[[], bool] | None = None,
+        gone: Callable[[int], bool] = lambda rank: False,
+        links: Links | None = None,
     ) -> None:
         """Creates the native communicator; owns nothing else until that has succeeded.
 
@@ -53,6 +62,8 @@ class Communicator(GroupEnd):
             unmap: of this rank's own window, called after that, and once no window tensor lives; None:
                 ``release`` sees to it, with ``when_unused``.
             alive: whether the group is still the one that this was opened for; None: always. Each call asks.
+            gone: whether a rank has ended or closed its end.
+            links: the connections to the other ranks' processes; None: all ranks are in this one.
         """
         binding.library()  # nothing is to be given back yet, should it be missing
         self.name = name
@@ -72,6 +83,8 @@ class Communicator(GroupEnd):
             raise AscendMoeError(f"rank {rank}: the communicator of group {name!r} could not be created")
         self._handle: int | None = handle
         self.number = take_number(self)
+        self.links = links
+        self.ballot = Ballot(name, rank, list(bases), gone)
         self.alive, lib = alive, library.lib()
         servers, near = self.ranks_per_server, near_stores()
         if lib.am_comm_use_context(handle, self.context_kind) or lib.am_comm_use_servers(handle, servers, near):

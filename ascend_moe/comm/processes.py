@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from ascend_moe import settings
 from ascend_moe.comm.board import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_TIMEOUT_S, Board
 from ascend_moe.comm.communicator import Communicator
+from ascend_moe.comm.links import BoardMaker, Links
 from ascend_moe.comm.liveness import (
     PeerWatch,
     describe_process,
@@ -175,15 +176,16 @@ class Opening:
     def __init__(
         self,
         name: str,
-        store: Store,
+        store: Store | None,
         rank: int,
         world: int,
         data_bytes: int,
         lent_bytes: int,
         timeout: float,
         host: int | None = None,
+        board: BoardMaker | None = None,
     ) -> None:
-        """``host``: the rank that serves the store, as ``store_host`` says."""
+        """``host``: the rank that serves the store, as ``store_host`` says. ``board``: where ranks meet without one."""
         self.name = name
         self.rank = rank
         self.world = world
@@ -191,7 +193,10 @@ class Opening:
         self.prefix = f"rank {rank}: opening the windows of group {name!r}"
         total = library.lib().am_window_total_bytes(data_bytes, lent_bytes)
         self.mine = Post(data_bytes, lent_bytes, total)
-        self.board = Board(store, rank, self.mine, host, self.prefix, "windows")
+        if store is not None:
+            self.board = Board(store, rank, self.mine, host, self.prefix, "windows")
+        elif board is not None:
+            self.board = board(self.mine, self.prefix)
         self.peers: dict[int, Peer] = {}
         self.digest = b""  # of the names of all openings, once every window is mapped
         self.askers: list[socket.socket] = []  # our ends of the connections to us
@@ -474,6 +479,7 @@ class Opening:
         """
         owner, peers = os.getpid(), self.peers
         ends = [peers.get(rank) for rank in range(self.world)]
+        links = Links(self.rank, peers, self.askers)
 
         def release() -> None:
             for asker in self.askers if os.getpid() == owner else ():  # a forked child leaves the peers alone
@@ -493,6 +499,8 @@ class Opening:
                 release=release,
                 unmap=self._unmap,
                 alive=alive,
+                gone=links.gone,
+                links=links,
             )
         except BaseException:
             release()

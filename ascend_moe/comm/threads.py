@@ -27,7 +27,7 @@ P = ParamSpec("P")
 INTERRUPT_GRACE_S = 0.8  # for ranks to leave their ops after Ctrl-C
 
 _numbers = itertools.count()
-_here = threading.local()  # .place = (cluster, rank) in a rank's thread
+_here = threading.local()  # .places = {cluster: rank} in a rank's thread, the cluster whose run() it is first
 _entered: dict[str, LocalCluster] = {}
 
 
@@ -98,6 +98,7 @@ class _Windows:
                     lent_bytes,
                     describe=cluster.describe_rank,
                     release=functools.partial(self._left, rank),
+                    gone=self.gone,
                 )
                 self.ends.append(end)
                 self.open.add(rank)
@@ -105,6 +106,10 @@ class _Windows:
             self.close()
             self._free()
             raise
+
+    def gone(self, rank: int) -> bool:
+        """The rank's function has returned or raised, or it has closed its end."""
+        return rank not in self.open or self._cluster.has_ended(rank)
 
     def _left(self, rank: int) -> None:
         with self._cluster.changed:
@@ -171,6 +176,10 @@ class LocalCluster:
         self._closed: set[int] = set()  # of them, those that have closed and not asked for windows since
         self._errors: dict[int, tuple[float, BaseException]] = {}
         self._left_open = False  # left, or given up, while functions ran: the last one closes
+        self._parts: dict[tuple[int, ...], LocalCluster] = {}  # what shrink has made, by its ranks and the try
+        self._whole: LocalCluster | None = None  # what this was made of
+        self._came: set[int] = set()  # of a part: its ranks that have come to shrink
+        self._broken = False  # of a part: a rank has gone before all had come
 
     def __enter__(self) -> LocalCluster:
         if self._left_open:
@@ -197,8 +206,9 @@ class LocalCluster:
 
         Raises:
             BaseException: whatever the rank at the root of a failure raised, with ``.others`` = {rank: exception} of
-                the other ranks that raised. A rank that fails is lost to the others, whose ops raise PeerLost at
-                once; a rank that merely returns is waited for until the deadline.
+                the other ranks that raised, and ``.results`` = {rank: result} of those that returned. A rank that
+                fails is lost to the others, whose ops raise PeerLost at once; a rank that merely returns is waited
+                for until the deadline.
             AscendMoeError: outside ``with``, or while another ``run`` is going on.
         """
         with self.changed:
@@ -207,14 +217,17 @@ class LocalCluster:
                 raise AscendMoeError(f"{self.name}: run() is going on already: use another cluster")
             self._active = set(range(self.world_size))
             self._closed = set()
-            self._errors = {}
+            self._errors, self._parts = {}, {}
         results: dict[int, T] = {}
         with _default_dtype_kept():
             self._run_ranks(lambda rank: functools.partial(fn, rank, self.name, *args, **kwargs), results)
         if self._errors:
             self._close_windows()
             errors, self._errors = self._errors, {}
-            raise self._root_cause(errors)
+            root = self._root_cause(errors)
+            with contextlib.suppress(AttributeError):
+                root.results = results  # type: ignore[attr-defined]
+            raise root
         return [results[rank] for rank in range(self.world_size)]
 
     def _run_ranks(self, function_of: Callable[[int], Callable[[], T]], results: dict[int, T]) -> None:
@@ -234,14 +247,15 @@ class LocalCluster:
             raise
 
     def _body(self, rank: int, fn: Callable[[], T], results: dict[int, T]) -> None:
-        _here.place = (self, rank)
+        places = _here.places = {self: rank}
         raised = None
         try:
             binding.set_place(self._number * MAX_WORLD + rank + 1)
             results[rank] = fn()
         except BaseException as error:  # also SystemExit: raised again by run()
             raised = error
-        self._finished(rank, raised)
+        for cluster, place in reversed(places.items()):  # of what shrink has made, the last first
+            cluster._finished(place, raised)
 
     def _finished(self, rank: int, error: BaseException | None) -> None:
         with self.changed:
@@ -251,8 +265,10 @@ class LocalCluster:
                     self._windows.mark_lost(rank)
             self._active.discard(rank)
             self.changed.notify_all()
-            close = self._left_open and not self._active
+            close = (self._left_open or self._whole is not None) and not self._active
         if close:
+            if self._whole is not None:
+                _entered.pop(self.name, None)
             self._close_windows()
 
     def _interrupt(self) -> None:
@@ -260,14 +276,19 @@ class LocalCluster:
         with self.changed:
             self._left_open = True  # should the moment not do, or be interrupted again
             binding.forget()
-            if self._windows is not None:
-                for rank in range(self.world_size):
-                    self._windows.mark_lost(rank)
+            self._mark_all_lost()
             self.changed.notify_all()
             if self.changed.wait_for(lambda: not self._active, INTERRUPT_GRACE_S):
                 self._left_open = False
         if not self._left_open:
             self._close_windows()
+
+    def _mark_all_lost(self) -> None:
+        if self._windows is not None:
+            for rank in range(self.world_size):
+                self._windows.mark_lost(rank)
+        for part in self._parts.values():
+            part._mark_all_lost()
 
     def _root_cause(self, raised: dict[int, tuple[float, BaseException]]) -> BaseException:
         """The earliest exception; for a lost peer, what that peer itself raised."""
@@ -286,6 +307,46 @@ class LocalCluster:
         also = f"; ranks {sorted(errors)} raised too, see .others" if errors else ""
         _first_cause(error).__cause__ = RankRaised(f"rank {root} of {self.name}{also}")
         return error
+
+    # ---- ranks that go on without another
+
+    def has_ended(self, rank: int) -> bool:
+        """The rank's function has returned or raised; never while no function runs."""
+        return rank in self._errors or bool(self._active and rank not in self._active)
+
+    def shrink(self, rank: int, alive: list[int], attempt: int, seconds: float) -> tuple[LocalCluster, int]:
+        """In the functions of ``alive``: a cluster of these ranks' threads, and this thread's rank in it.
+
+        The cluster lasts as long as their functions. ``attempt`` tells tries of equal ranks apart.
+
+        Raises:
+            PeerLost: one of them has ended. CommTimeout: one of them has not come within ``seconds``.
+        """
+        key, deadline = (attempt, *alive), time.monotonic() + seconds
+        with self.changed:
+            part = self._parts.get(key)
+            if part is None:
+                part = self._parts[key] = LocalCluster(len(alive), window_mib=self._window_mib)
+                part._whole, part._active = self, set(range(len(alive)))
+            place = alive.index(rank)
+            part._came.add(place)
+            self.changed.notify_all()
+            while len(part._came) < len(alive) and not part._broken:
+                absent = [other for other in alive if alive.index(other) not in part._came]
+                ended = [other for other in absent if self.has_ended(other)]
+                if ended or time.monotonic() >= deadline:
+                    part._broken = True
+                    self.changed.notify_all()
+                else:
+                    self.changed.wait(min(deadline - time.monotonic(), 0.05))
+            if not part._broken:
+                _entered[part.name] = part
+                _here.places[part] = place
+                return part, place
+            absent = [other for other in alive if alive.index(other) not in part._came] or [rank]
+        seen = f"rank {absent[0]} has not come to shrink: {self.describe_rank(absent[0])}"
+        lost = PeerLost if self.has_ended(absent[0]) else CommTimeout
+        raise lost(f"{self.name}: {seen}; agree again", rank=absent[0], ranks=absent, phase="shrink")
 
     # ---- communicators
 
@@ -351,8 +412,8 @@ class LocalCluster:
 
     def rank_here(self) -> int | None:
         """The rank whose function this thread runs, None in any other thread."""
-        cluster, rank = getattr(_here, "place", (None, None))
-        return rank if cluster is self else None
+        places: dict[LocalCluster, int] = getattr(_here, "places", {})
+        return places.get(self)
 
     def describe_rank(self, rank: int) -> str:
         """Returns what can be seen of a rank, e.g. ``its function raised ValueError: no``."""

@@ -36,6 +36,7 @@ SIGNATURES: Signatures = {
     "am_window_alloc": (c_void_p, (c_uint64,)),
     "am_window_map": (c_void_p, (c_int, c_uint64)),
     "am_window_unmap": (None, (c_void_p, c_uint64)),
+    "am_window_ballot": (c_uint32, (c_void_p, c_uint32, c_uint32, c_uint32)),
     "am_comm_create": (c_void_p, (c_int, c_int, POINTER(c_void_p), c_uint64, c_uint64, POINTER(c_int))),
     "am_comm_use_context": (c_int, (c_void_p, c_int)),
     "am_comm_use_servers": (c_int, (c_void_p, c_int, c_int)),

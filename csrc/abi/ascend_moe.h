@@ -10,6 +10,9 @@ AM_API uint64_t am_window_total_bytes(uint64_t data_bytes, uint64_t lent_bytes);
 AM_API void* am_window_alloc(uint64_t total_bytes);
 AM_API void* am_window_map(int fd, uint64_t total_bytes);
 AM_API void am_window_unmap(void* base, uint64_t total_bytes);
+// Words of a window by which its group agrees on its survivors, 0 in a fresh window: puts `desired` in the place of
+// `expected` in one step that all ranks see alike. Returns what was there before; 0 beyond the last word.
+AM_API uint32_t am_window_ballot(void* base, uint32_t word, uint32_t expected, uint32_t desired);
 
 // One rank's end of a communicator. `live_fds`, by rank, become readable when the peer has gone; null or -1:
 // none.

@@ -396,6 +396,13 @@ void am_window_unmap(void* base, uint64_t total_bytes) {
     if (base != nullptr) munmap(base, total_bytes);
 }
 
+uint32_t am_window_ballot(void* base, uint32_t word, uint32_t expected, uint32_t desired) {
+    if (word >= ops::kBallotWords) return 0;
+    auto* words = reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + ops::kBallotOffset);
+    __atomic_compare_exchange_n(words + word, &expected, desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    return expected;  // what was there, if the exchange failed
+}
+
 void am_window_layout(int world, uint64_t* out) {
     out[0] = ops::kHeaderBytes + ops::kStateAreaBytes;
     out[1] = ops::kHeaderBytes;

@@ -14,12 +14,15 @@
 
 namespace ops {
 
-// The first page is the twin's: a count of sleepers and the doorbell that wakes them, and, in a cache line of its own,
-// whether its rank is in an op.
+// The first page is the twin's: a count of sleepers and the doorbell that wakes them, in a cache line of its own
+// whether its rank is in an op, and behind that the words by which the ranks that are left agree who they are
+// (ascend_moe/comm/ballot.py). No kernel reads or writes it.
 constexpr uint64_t kHeaderBytes = 4096;
 constexpr uint64_t kSleepersOffset = 64;
 constexpr uint64_t kDoorbellOffset = kSleepersOffset + sizeof(uint32_t);
 constexpr uint64_t kInOpOffset = 256;
+constexpr uint64_t kBallotOffset = 512;
+constexpr uint64_t kBallotWords = (kHeaderBytes - kBallotOffset) / sizeof(uint32_t);
 constexpr uint64_t kStateAreaBytes = moe::kMiB;
 
 // Header, state, data, lent area; on A2 contexts the state area comes last.

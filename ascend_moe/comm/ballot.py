@@ -1,0 +1,104 @@
+"""Lets the ranks that are left of a group agree who they are: votes and decisions in the first page of its windows.
+
+A round: every rank votes in its own page. A rank that sees the votes of all who can still vote, or whose deadline has
+passed, writes the list of the voters in its own page, and then puts its number into the one word of the round, in the
+page of rank 0, unless a number is there. The list of the rank whose number it is decides. So the ranks have one list
+whatever happens meanwhile: a rank that dies at any step has decided for all or for nobody, and one that comes late
+finds the decision. The pages are shared memory of the machine: those of a rank that has died stay as they are until
+nobody maps them. No kernel reads them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from ascend_moe.errors import AscendMoeError, CommTimeout
+from ascend_moe.native import library
+from ascend_moe.settings import MAX_WORLD
+
+ROUNDS = 32
+_VOTED = 0  # twice the round of a rank's last vote, and 1 if it is fine
+_DECIDED = 1  # by round, in rank 0's page: 1 + the rank whose list it is
+_LISTS = 64  # by round: a bit a rank
+_BITS = 32
+_LIST_WORDS = MAX_WORLD // _BITS
+_PAUSE_S = 0.001  # between two looks at the votes
+
+
+class Ballot:
+    """One rank's view of the rounds of its group.
+
+    Attributes:
+        round: of the last decision; 0 before any.
+        members: the ranks that `agree` has last decided on; all before that.
+    """
+
+    def __init__(self, name: str, rank: int, bases: Sequence[int], gone: Callable[[int], bool]) -> None:
+        """``bases``: every rank's window in this process. ``gone``: whether a rank can vote no more."""
+        self._name, self._rank, self._bases, self._gone = name, rank, bases, gone
+        self.round = 0
+        self.members = list(range(len(bases)))
+
+    def agree(self, seconds: float) -> list[int]:
+        """The ranks that are left: those that come here within ``seconds``. Collective among ``members``.
+
+        Raises:
+            CommTimeout: the others have decided without this rank.
+            AscendMoeError: no round is left.
+        """
+        decision = self._decide(self.members, True, seconds) if self._rank in self.members else self.members
+        self.members = decision
+        if self._rank not in decision:
+            raise CommTimeout(
+                f"rank {self._rank}: group {self._name!r} has gone on as ranks {', '.join(map(str, decision))} without "
+                f"this rank, which came after their deadline: end this process; a new one may come back by "
+                f"ascend_moe.grow",
+                rank=self._rank,
+                ranks=decision,
+                phase="agree",
+            )
+        return decision
+
+    def all_fine(self, ranks: Sequence[int], fine: bool, seconds: float) -> bool:
+        """Whether all of ``ranks`` have come here fine, the same answer on all of them. Collective among them."""
+        return self._decide(ranks, fine, seconds) == list(ranks)
+
+    def _decide(self, ranks: Sequence[int], fine: bool, seconds: float) -> list[int]:
+        """Votes in the next round; returns who of ``ranks`` has voted that it is fine, as one of them has seen it."""
+        number = self.round + 1
+        if number > ROUNDS:
+            text = f"rank {self._rank}: group {self._name!r} has agreed {ROUNDS} times, and cannot again: close it"
+            raise AscendMoeError(text, rank=self._rank)
+        self._swap(self._rank, _VOTED, self._word(self._rank, _VOTED), 2 * number + int(fine))
+        deadline = time.monotonic() + seconds
+        while (decision := self._decision(number)) is None:
+            late = time.monotonic() >= deadline
+            left = [rank for rank in ranks if not self._gone(rank)]
+            if late or all(self._word(rank, _VOTED) >= 2 * number for rank in left):
+                self._propose(number, [rank for rank in left if self._word(rank, _VOTED) > 2 * number])
+            else:
+                time.sleep(_PAUSE_S)
+        self.round = number
+        return decision
+
+    def _propose(self, number: int, alive: Sequence[int]) -> None:
+        begin = _LISTS + (number - 1) * _LIST_WORDS
+        for at in range(_LIST_WORDS):
+            bits = sum(1 << (rank % _BITS) for rank in alive if rank // _BITS == at)
+            self._swap(self._rank, begin + at, 0, bits)
+        self._swap(0, _DECIDED + number - 1, 0, self._rank + 1)
+
+    def _decision(self, number: int) -> list[int] | None:
+        chosen = self._word(0, _DECIDED + number - 1)
+        if not chosen:
+            return None
+        begin = _LISTS + (number - 1) * _LIST_WORDS
+        words = [self._word(chosen - 1, begin + at) for at in range(_LIST_WORDS)]
+        return [rank for rank in range(len(self._bases)) if words[rank // _BITS] >> rank % _BITS & 1]
+
+    def _word(self, rank: int, word: int) -> int:
+        return self._swap(rank, word, 0, 0)
+
+    def _swap(self, rank: int, word: int, expected: int, desired: int) -> int:
+        return int(library.lib().am_window_ballot(self._bases[rank], word, expected, desired))

@@ -1,0 +1,195 @@
+"""Lets the ranks of a group go on when one of them is lost: ``agree`` who is left, ``shrink`` to a group of these."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ascend_moe import comm
+from ascend_moe.comm import regrouped
+from ascend_moe.comm.communicator import Communicator
+from ascend_moe.comm.links import LinkBoard
+from ascend_moe.comm.place import Place
+from ascend_moe.comm.processes import Opening
+from ascend_moe.comm.regrouped import Regrouped
+from ascend_moe.comm.threads import LocalCluster
+from ascend_moe.errors import ArgumentError, AscendMoeError, PeerLost, need, with_typed_errors
+from ascend_moe.native.windows import timeout_s
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the calling rank stands in an open group."""
+
+    name: str
+    rank: int
+    end: Communicator
+    cluster: LocalCluster | None  # whose ranks are threads
+    made: Regrouped | None  # by shrink or grow
+
+    @property
+    def origins(self) -> list[int]:
+        return list(range(self.end.world)) if self.made is None else self.made.origins
+
+    @property
+    def first_world(self) -> int:
+        return self.end.world if self.made is None else self.made.first_world
+
+
+def standing(group_ep: str) -> Standing:
+    """Where this rank stands in a group whose windows are open, failed or not.
+
+    Raises:
+        ArgumentError: no such group, its windows are on NPUs, or this rank's end is not open.
+    """
+    comm.need_name("group_ep", group_ep)
+    made = regrouped.find(group_ep)
+    if made is not None:
+        return Standing(group_ep, made.communicator.rank, made.communicator, None, made)
+    cluster, group = comm.find(group_ep)
+    if cluster is not None:
+        rank = cluster.rank_here()
+        need(rank is not None, "group_ep", "of {!r} is a LocalCluster's: call it in the thread of a rank", group_ep)
+        assert rank is not None
+        return Standing(group_ep, rank, cluster.end(rank), cluster, None)
+    if group is None:
+        raise comm.unknown(group_ep)
+    if comm.has_hccl(group):
+        rule = "of {!r} is an HCCL communicator, and lost ranks are survived on CPUs alone: make a process group of "
+        need(False, "group_ep", rule + "the ranks that are left", group_ep)
+    end = comm.end_if_open(group_ep, group)
+    rule = "of {!r} has no open windows here: call it before close, and on a group that ops have used"
+    if end is None:
+        raise ArgumentError("group_ep " + rule.format(group_ep), argument="group_ep")
+    return Standing(group_ep, end.rank, end, None, None)
+
+
+def _seconds(timeout: float | None) -> float:
+    rule = "is {}; it must be seconds above 0, or None for ASCEND_MOE_TIMEOUT_S"
+    whole = isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0
+    need(timeout is None or whole, "timeout", rule, timeout)
+    return timeout_s() if timeout is None else float(timeout)
+
+
+@with_typed_errors
+def agree(group_ep: str, timeout: float | None = None) -> list[int]:
+    """Returns the ranks of a group that are left, the same list on each of them. Collective among them.
+
+    To call after PeerLost or CommTimeout, or when the ranks decide so. It returns as soon as every rank has called it
+    whose process lives and has its end open, and at the latest after ``timeout``: a rank that has not called by then,
+    stopped or busy with something else, is left out, and told so when it calls. Whatever dies meanwhile, the ranks that
+    return have one list; who died in the last moment may be in it, and ``shrink`` says so. Needs no store and no rank
+    in particular. May be called again.
+
+    Args:
+        group_ep: name of a group on CPUs whose windows are open: of a process group, of a LocalCluster in the function
+            of a rank, or one that `shrink` has made. That ops have failed on it does not matter.
+        timeout: seconds to wait for ranks that live; None: ASCEND_MOE_TIMEOUT_S.
+
+    Returns:
+        ranks of this group, ascending.
+
+    Raises:
+        CommTimeout: the others have gone on without this rank; ``.ranks`` are they.
+        ArgumentError: no such group, no open windows, or a group of NPUs.
+    """
+    seconds, here = _seconds(timeout), standing(group_ep)
+    with here.end.end:  # no close, which unmaps the ballots, meanwhile
+        _ = here.end.handle
+        return here.end.ballot.agree(seconds)
+
+
+@with_typed_errors
+def shrink(group_ep: str, alive: Sequence[int], timeout: float | None = None) -> Place:
+    """Makes a group of the ranks that are left, with windows and epochs of its own, and closes the old one.
+
+    Collective among ``alive``. The ranks are numbered anew in their order; L, the experts of a rank, stays, so that
+    moe_expert_num is L times the new number of ranks (`placement.shrunk` has the tables). Windows of the lost ranks are
+    not used. Either all ranks of ``alive`` get their place, or all of them an error and keep the old group, to agree
+    again. torch.distributed knows nothing of the new group: its process groups stay as they are, and their collectives
+    still wait for the lost rank.
+
+    Args:
+        group_ep: as of `agree`.
+        alive: ranks of this group, as `agree` has returned them; this rank is one of them.
+        timeout: seconds to wait for ranks that live; None: ASCEND_MOE_TIMEOUT_S.
+
+    Returns:
+        the place in the new group: ``group_ep``, ``world`` and ``rank``, as ops and dispatchers take them.
+
+    Raises:
+        PeerLost: another of these ranks has died or failed meanwhile. CommTimeout: it did not come. Agree again.
+        ConfigMismatch: ranks pass different lists, or their settings differ.
+        ArgumentError: ``alive`` is no such list.
+    """
+    seconds, here = _seconds(timeout), standing(group_ep)
+    ranks = _checked(here, alive)
+    if here.cluster is not None:
+        part, rank = here.cluster.shrink(here.rank, ranks, here.end.ballot.round, seconds)
+        part.end(rank)
+        here.cluster.close()
+        return Place(part.name, part.world_size, rank)
+    links = here.end.links
+    assert links is not None
+    name, topic = regrouped.next_name(group_ep), f"shrink {here.end.ballot.round}"
+    origins = [here.origins[rank] for rank in ranks]
+    opening = Opening(
+        name,
+        None,
+        ranks.index(here.rank),
+        len(ranks),
+        here.end.data_bytes,
+        here.end.lent_bytes,
+        seconds,
+        board=functools.partial(LinkBoard, links, topic, ranks),
+    )
+    made = open_together(here, ranks, opening, seconds)
+    regrouped.add(Regrouped(made, origins, here.first_world))
+    comm.close(group_ep)
+    return Place(name, made.world, made.rank)
+
+
+def open_together(here: Standing, ranks: Sequence[int], opening: Opening, seconds: float) -> Communicator:
+    """Opens the windows of a new group on all of ``ranks`` of the old one, or on none of them.
+
+    Raises:
+        What the opening raised here; PeerLost: another rank of ``ranks`` has not opened them.
+    """
+    made: Communicator | None = None
+    failure: Exception | None = None
+    try:
+        opening.run()
+        made = opening.communicator()
+    except (AscendMoeError, OSError) as error:
+        failure = error
+    with here.end.end:
+        _ = here.end.handle
+        fine = here.end.ballot.all_fine(ranks, made is not None, seconds)
+    if made is not None and fine:
+        return made
+    if made is not None:
+        made.close()
+    if isinstance(failure, AscendMoeError):
+        raise failure
+    if failure is not None:
+        raise AscendMoeError(f"{opening.prefix} failed here: {failure}", rank=here.rank) from failure
+    links = here.end.links
+    lost = next((rank for rank in ranks if links is not None and links.gone(rank)), None)
+    who = "another rank" if lost is None else f"rank {lost}"
+    text = f"{opening.prefix}: {who} of group {here.name!r} has failed meanwhile: agree again"
+    raise PeerLost(text, rank=lost, phase="open")
+
+
+def _checked(here: Standing, alive: Sequence[int]) -> list[int]:
+    """``alive`` as a list."""
+    ranks = list(alive) if isinstance(alive, (list, tuple, range)) else []
+    numbers = all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks)
+    fits = bool(ranks) and numbers and ranks == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < here.end.world
+    rule = "is {!r}; it must be the list of ranks that ascend_moe.agree has returned, ascending, of 0..{}"
+    need(fits, "alive", rule, alive, here.end.world - 1)
+    need(here.rank in ranks, "alive", "is {}; it must contain this rank, which is {}", ranks, here.rank)
+    left = here.end.ballot.members
+    rule = "is {}; ascend_moe.agree has returned {}, and no other rank can come back to this group"
+    need(set(ranks) <= set(left), "alive", rule, ranks, left)
+    return ranks

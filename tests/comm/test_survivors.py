@@ -1,0 +1,203 @@
+"""Lost ranks are survived: agree, shrink, and layers on what is left, between processes that are killed and stopped."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import survivor_cases as cases
+from rank_processes import Outcome, Ranks, fork_server, nothing_left, values
+
+import ascend_moe
+from ascend_moe.comm.place import Place
+
+__all__ = ["fork_server", "nothing_left"]  # fixtures
+TIMEOUT_S = 5.0
+
+
+def ended(ranks: Ranks, alive: list[int], seconds: float = 60) -> list[cases.Survived]:
+    return values([ranks.wait(rank, seconds) for rank in alive])
+
+
+def check(found: list[cases.Survived], alive: list[int], layers: int) -> None:
+    """All have gone on together, to be these ranks."""
+    assert len({str(each.alive) for each in found}) == 1, [each.alive for each in found]
+    assert found[0].alive[-1] == alive or len(found[0].alive) > 1
+    assert [each.place.rank for each in found] == list(range(len(alive)))
+    assert {(each.place.world, each.place.group_ep) for each in found} == {(len(alive), found[0].place.group_ep)}
+    assert {each.layers for each in found} == {layers}
+
+
+def kill_drawn(seed: int, layers: int, rank0_hosts: bool = False) -> None:
+    draw = random.Random(seed)
+    victim = 0 if rank0_hosts else draw.randrange(4)
+    alive = [rank for rank in range(4) if rank != victim]
+    with Ranks(4, rank0_hosts=rank0_hosts, timeout_s=20) as ranks:
+        before = [ranks.pid(rank) for rank in alive]
+        values(ranks.call(cases.layers_at, "", 1))
+        for rank in range(4):
+            ranks.start(rank, cases.go_on_here, layers)
+        time.sleep(draw.random() * 0.1)
+        ranks.kill(victim)
+        found = ended(ranks, alive)
+        check(found, alive, layers)
+        assert found[0].alive == [alive] and {each.error for each in found} == {"PeerLost"}
+        assert [ranks.pid(rank) for rank in alive] == before
+
+
+# ---- one is killed
+
+
+@pytest.mark.parametrize(("seed", "rank0_hosts"), [(1, False), (2, True)])
+def test_three_of_four_go_on_for_100_layers(seed: int, rank0_hosts: bool) -> None:
+    """Also where the store has died with rank 0."""
+    kill_drawn(seed, 100, rank0_hosts)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(50))
+def test_kills_at_drawn_moments(seed: int) -> None:
+    kill_drawn(1000 + seed, 100, rank0_hosts=seed % 5 == 0)
+
+
+def test_two_at_once_and_then_one_alone() -> None:
+    with Ranks(4, timeout_s=20) as ranks:
+        values(ranks.call(cases.layers_at, "", 1))
+        for rank in range(4):
+            ranks.start(rank, cases.go_on_here, 10)
+        time.sleep(0.05)
+        ranks.kill(0)
+        ranks.kill(2)
+        found = ended(ranks, [1, 3])
+        check(found, [1, 3], 10)
+        assert found[0].alive[-1] == [1, 3]
+        name = found[0].place.group_ep
+        ranks.kill(1)
+        ((alive, place),) = values(ranks.call(cases.agree_and_shrink, name, ranks=[3]))
+        assert (alive, place.world, place.rank) == ([1], 1, 0)
+        assert values(ranks.call(cases.layers_at, place.group_ep, 3, ranks=[3])) == [3]
+
+
+# ---- within agree and shrink
+
+
+def kill_within(point: str, seed: int, layers: int) -> None:
+    draw = random.Random(seed)
+    first, second = draw.sample(range(4), 2)
+    alive = [rank for rank in range(4) if rank not in (first, second)]
+    with Ranks(4, timeout_s=20) as ranks:
+        values(ranks.call(cases.layers_at, "", 1))
+        values(ranks.call(cases.die_at, point, seed, ranks=[second]))
+        for rank in range(4):
+            ranks.start(rank, cases.go_on_here, layers)
+        time.sleep(0.05)
+        ranks.kill(first)
+        found = ended(ranks, alive)
+        check(found, alive, layers)
+        assert all(rank in set(each) for each in found[0].alive for rank in range(len(alive)) if len(each) == 4)
+
+
+@pytest.mark.parametrize("point", ["vote", "decided", "open"])
+def test_one_more_is_killed_within_agree_or_shrink(point: str) -> None:
+    kill_within(point, 1, 5)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("point", ["enter", "vote", "propose", "decided", "open"])
+def test_kills_within_agree_and_shrink(point: str, seed: int) -> None:
+    kill_within(point, seed, 20)
+
+
+def test_a_stopped_rank_is_left_out_and_told_so() -> None:
+    with Ranks(3, timeout_s=1) as ranks:
+        values(ranks.call(cases.layers_at, "0", 2))
+        ranks.stop(1)
+        left = values(ranks.call(cases.agree_and_shrink, ranks=[0, 2]))
+        assert [alive for alive, _ in left] == [[0, 2]] * 2
+        name = left[0][1].group_ep
+        ranks.resume(1)
+        late, again = (ranks.call(ascend_moe.agree, "0", ranks=[1])[0] for _ in range(2))
+        for outcome in (late, again):
+            assert outcome.error == "CommTimeout" and outcome.details["ranks"] == [0, 2], outcome
+            assert "without this rank" in outcome.text and "ascend_moe.grow" in outcome.text
+        assert values(ranks.call(cases.layers_at, name, 3, ranks=[0, 2])) == [3, 3]
+
+
+def test_a_rank_that_never_calls_is_left_out_at_the_deadline() -> None:
+    with Ranks(3, timeout_s=20) as ranks:
+        values(ranks.call(ascend_moe.comm_name))
+        outcomes = ranks.call(ascend_moe.agree, "0", 0.5, ranks=[0, 1])
+        assert values(outcomes) == [[0, 1]] * 2
+        assert all(0.4 < outcome.seconds < 2 for outcome in outcomes)
+
+
+def test_all_may_agree_and_shrink_with_nobody_lost() -> None:
+    """Fresh windows after a timeout, twice; what ``close`` and descriptors say of the old ones."""
+    with Ranks(3, timeout_s=20) as ranks:
+        values(ranks.call(ascend_moe.comm_name))
+        name = "0"
+        files = None
+        for generation in range(1, 4):
+            found = values(ranks.call(cases.agree_and_shrink, name))
+            assert [alive for alive, _ in found] == [[0, 1, 2]] * 3
+            name = found[0][1].group_ep
+            assert name == f"0~{generation}"
+            assert values(ranks.call(cases.layers_at, name, 2)) == [2] * 3
+            count = values(ranks.call(cases.opened_files))
+            assert files is None or count == files, "fresh windows leave nothing of the old ones"
+            files = count
+        values(ranks.call(ascend_moe.close, name))
+        gone = ranks.call(ascend_moe.agree, name)
+        assert {outcome.error for outcome in gone} == {"ArgumentError"}
+
+
+# ---- mistakes
+
+
+def refused(outcome: Outcome, argument: str, *words: str) -> None:
+    assert outcome.error == "ArgumentError" and outcome.details["argument"] == argument, outcome
+    assert "\n" not in outcome.text and all(word in outcome.text for word in words), outcome.text
+
+
+def test_likely_mistakes_are_named() -> None:
+    with Ranks(3, timeout_s=2) as ranks:
+        refused(ranks.call(ascend_moe.agree, "0", ranks=[0])[0], "group_ep", "no open windows", "before close")
+        refused(ranks.call(ascend_moe.agree, "nobody", ranks=[0])[0], "group_ep", "names no live communicator")
+        values(ranks.call(ascend_moe.comm_name))
+        refused(ranks.call(ascend_moe.agree, "0", -1, ranks=[0])[0], "timeout", "seconds above 0")
+        for alive, words in (
+            ([0, 0], "ascending"),
+            ([2, 0], "ascending"),
+            ([0, 3], "0..2"),
+            ([], "ascending"),
+            (None, "ascend_moe.agree"),
+            ([1, 2], "must contain this rank, which is 0"),
+        ):
+            refused(ranks.call(ascend_moe.shrink, "0", alive, ranks=[0])[0], "alive", words)
+        ranks.start(0, ascend_moe.shrink, "0", [0, 1])
+        ranks.start(1, ascend_moe.shrink, "0", [0, 1, 2])
+        ranks.start(2, ascend_moe.shrink, "0", [0, 1, 2])
+        first, second, third = (ranks.wait(rank) for rank in range(3))
+        assert first.error == "ConfigMismatch" and first.details["field"] == "alive", first
+        assert second.error == "ConfigMismatch" and "ascend_moe.agree" in second.text, second
+        assert third.error in ("ConfigMismatch", "PeerLost", "CommTimeout"), third
+        assert values(ranks.call(cases.layers_at, "0", 2)) == [2] * 3, "the old group stays as it was"
+
+
+def test_a_rank_that_was_left_out_stays_out() -> None:
+    with Ranks(3, timeout_s=1) as ranks:
+        values(ranks.call(ascend_moe.comm_name))
+        values(ranks.call(ascend_moe.agree, "0", 0.3, ranks=[0, 1]))
+        for outcome in ranks.call(ascend_moe.shrink, "0", [0, 1, 2], ranks=[0, 1]):
+            refused(outcome, "alive", "ascend_moe.agree has returned [0, 1]")
+
+
+def test_place_takes_the_new_name() -> None:
+    with Ranks(2, timeout_s=20) as ranks:
+        values(ranks.call(ascend_moe.comm_name))
+        place = values(ranks.call(cases.agree_and_shrink))[0][1]
+        assert place == Place("0~1", 2, 0)
+        outcome = ranks.call(cases.comm_group, "0~1", ranks=[0])[0]
+        refused(outcome, "group", "has no process group")

@@ -1,0 +1,123 @@
+"""Has what ranks do in the tests of lost ranks: layers until one is lost, and layers after that, each checked."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+import failure_cases
+
+import ascend_moe
+from ascend_moe import comm
+from ascend_moe.comm.ballot import Ballot
+from ascend_moe.comm.place import Place
+from ascend_moe.comm.processes import Opening
+from ascend_moe.errors import CommError, PeerLost
+from ascend_moe.validate.run import DevicePlace
+
+
+@dataclass
+class Survived:
+    """What a rank has gone through: the ranks that were left each time, and the place where it goes on."""
+
+    alive: list[list[int]]
+    place: Place
+    error: str
+    layers: int
+
+
+def layers(place: Place, count: int, first: int = 0) -> int:
+    """Dispatch and combine of so many layers, every one compared with the reference; the number of them."""
+    here = DevicePlace(place.group_ep, place.world, place.rank)
+    for number in range(first, first + count):
+        failure_cases.round_trip(here, number % 5, 1 + number % 2)
+    return count
+
+
+def go_on(place: Place, count: int, timeout: float | None = None) -> Survived:
+    """Layers on a group that loses ranks: agrees, shrinks and goes on until ``count`` layers have followed a loss."""
+    past: list[list[int]] = []
+    error = ""
+    for _ in range(place.world):
+        try:
+            done = layers(place, count if past else 10**6)
+            return Survived(past, place, error, done)
+        except CommError as lost:
+            error = error or type(lost).__name__
+        while True:
+            past.append(ascend_moe.agree(place.group_ep, timeout))
+            try:
+                place = ascend_moe.shrink(place.group_ep, past[-1], timeout)
+                break
+            except PeerLost:  # one more
+                continue
+    raise AssertionError(f"more ranks are lost than there were: {past}")
+
+
+# ---- in rank processes
+
+
+def go_on_here(count: int, timeout: float | None = None) -> Survived:
+    return go_on(Place.of(), count, timeout)
+
+
+def layers_at(name: str, count: int, first: int = 0) -> int:
+    return layers(Place.of(name or None), count, first)
+
+
+def agree_and_shrink(name: str = "", timeout: float | None = None) -> tuple[list[int], Place]:
+    place = Place.of(name or None)
+    alive = ascend_moe.agree(place.group_ep, timeout)
+    return alive, ascend_moe.shrink(place.group_ep, alive, timeout)
+
+
+def die_at(point: str, seed: int = 0) -> None:
+    """This process kills itself in its next agree or shrink: before its vote or among the words of it, when it has
+    written the decision, when it has one, or in the opening of the new windows.
+    """
+    left = random.Random(seed).randrange(1, 6)
+    swap, propose, meet, decide = Ballot._swap, Ballot._propose, Opening._meet, Ballot._decide
+
+    def killed(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def swapping(self: Ballot, *words: int) -> int:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            killed()
+        return swap(self, *words)
+
+    def proposing(self: Ballot, *words: Any) -> None:
+        propose(self, *words)
+        killed()
+
+    def deciding(self: Ballot, *words: Any) -> None:
+        decide(self, *words)
+        killed()
+
+    def meeting(self: Opening) -> None:
+        meet(self)
+        killed()
+
+    patches: dict[str, tuple[type, dict[str, Any]]] = {
+        "enter": (Ballot, {"agree": killed}),
+        "vote": (Ballot, {"_swap": swapping}),
+        "propose": (Ballot, {"_propose": proposing, "_decide": deciding}),  # another may propose first
+        "decided": (Ballot, {"_decide": deciding}),
+        "open": (Opening, {"_meet": meeting}),
+    }
+    kind, functions = patches[point]
+    for name, function in functions.items():
+        setattr(kind, name, function)
+
+
+def opened_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def comm_group(name: str) -> None:
+    comm.group_of("group", name)
