@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher
-from ascend_moe.errors import need, with_typed_errors
+from ascend_moe.errors import need, need_shape, with_typed_errors
 from ascend_moe.experts import Activation, grouped_mlp, quantize_weight
 from ascend_moe.experts.weights import Codes, fit_state_dict, keep_codes, quantize_for, without_casts
 from ascend_moe.moe_config import ROUTERS
 from ascend_moe.moe_config import MoEConfig as MoEConfig
+from ascend_moe.placement import Balance, contiguous_balance, remap, shrunk
 from ascend_moe.routing import deepseek_v2, deepseek_v3, deepseek_v4, sigmoid_of_topk, softmax_topk, sparsemixer
 
 _EXPERTS = ("w_gate_up", "w_down")
@@ -111,7 +113,10 @@ class MoELayer(nn.Module):
 
     Args:
         config: the layer's numbers.
-        dispatcher: carries the rows. It must have the config's num_experts, and its special experts.
+        dispatcher: carries the rows. It must have the config's num_experts, or the physical experts of ``placement``,
+            and the config's special experts.
+        placement: where the copies of hot experts are (``ascend_moe.placement.balance`` of one layer); L are then
+            physical experts, and every copy must get the weights of its expert. None: no copies.
         dtype: bf16, fp16 or fp32, of the weights and of x.
         router_dtype: bf16, fp16 or fp32, of gate_weight and of the product of x with it. The scores are fp32 in any
             case. Take the model's dtype for the experts that a model chooses whose router computes in it.
@@ -123,6 +128,7 @@ class MoELayer(nn.Module):
         ArgumentError: the dispatcher has another number of experts of any kind, or a dtype is none of the three.
     """
 
+    copies: Tensor | None
     tid2eid: Tensor | None
     w_gate_up_scale: Tensor | None
     w_down_scale: Tensor | None
@@ -138,12 +144,14 @@ class MoELayer(nn.Module):
         device: torch.device | str | None = None,
         global_bs: int = 0,
         trainable: bool = False,
+        placement: Balance | None = None,
     ) -> None:
         super().__init__()
-        rule = "has {} experts, the config {}; "
-        rule += "build it with the config's num_experts"
-        fits = dispatcher.num_experts == config.num_experts
-        need(fits, "dispatcher", rule, dispatcher.num_experts, config.num_experts)
+        self._place_experts(placement, config.num_experts, device)
+        rule = "has {} experts, the {} {}; "
+        rule += "build it with the config's num_experts" if placement is None else "build it with as many"
+        whose, experts = ("config", config.num_experts) if placement is None else ("placement", len(self._slots))
+        need(dispatcher.num_experts == experts, "dispatcher", rule, dispatcher.num_experts, whose, experts)
         for name, number in config.special._asdict().items():
             other = getattr(dispatcher.special, name)
             rule = "has {} {}, the config {}; build it with **config.special.given"
@@ -191,6 +199,31 @@ class MoELayer(nn.Module):
         self.register_buffer("w_gate_up_scale", None)
         self.register_buffer("w_down_scale", None)
 
+    def _place_experts(self, placement: Balance | None, experts: int, device: torch.device | str | None) -> None:
+        """Takes the copies of each expert, and the expert of each physical one; without a placement one of each."""
+        if placement is not None:
+            need_shape("placement", placement.replica_counts, (1, experts))
+        self._placement = placement
+        self._slots = list(range(experts)) if placement is None else placement.physical_to_logical[0].tolist()
+        table = None if placement is None else placement.logical_to_physical[0].to(device=device, dtype=torch.int32)
+        self.register_buffer("copies", table, persistent=False)
+
+    @with_typed_errors
+    def shrink(self, place: Place, alive: Sequence[int]) -> None:
+        """Goes on at a place that ``ascend_moe.shrink`` has made of ``alive``; this rank's weights stay.
+
+        Pairs of an expert go to the copies that are left of it. Where none is left its term is missing in the sums, and
+        the other weights stay as they are.
+
+        Raises:
+            ArgumentError: the dispatcher is no MC2Dispatcher, or ``alive`` are no ranks of its group.
+        """
+        old, device = self.dispatcher, self.gate_weight.device
+        before = contiguous_balance(old.num_experts) if self._placement is None else self._placement
+        after = shrunk(before, old.world_size, alive)
+        self.dispatcher = old.moved(place)
+        self._place_experts(after, self.config.num_experts, device)
+
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> MoELayer:
         """Fills in random weights, the same for any number of ranks; rows stay near RMS 1. Returns self."""
@@ -221,12 +254,12 @@ class MoELayer(nn.Module):
         fill(self.const_expert_alpha_2, behind + 1, self.config.row_size if gate else 4)
         fill(self.const_expert_v, behind + 2, 1)
         first = self.dispatcher.rank * self.dispatcher.local_experts
-        for local in range(self.dispatcher.local_experts):
-            fill(self.w_gate_up[local], 5 + 2 * (first + local), self.config.row_size)
-            fill(self.w_down[local], 6 + 2 * (first + local), self.config.moe_intermediate_size)
+        for local, expert in enumerate(self._slots[first : first + self.dispatcher.local_experts]):
+            fill(self.w_gate_up[local], 5 + 2 * expert, self.config.row_size)
+            fill(self.w_down[local], 6 + 2 * expert, self.config.moe_intermediate_size)
             if self.gate_up_bias is not None and self.down_bias is not None:
-                fill(self.gate_up_bias[local], last + 3 + 2 * (first + local), 100)
-                fill(self.down_bias[local], last + 4 + 2 * (first + local), 100)
+                fill(self.gate_up_bias[local], last + 3 + 2 * expert, 100)
+                fill(self.down_bias[local], last + 4 + 2 * expert, 100)
         return self
 
     @torch.no_grad()
@@ -317,6 +350,8 @@ class MoELayer(nn.Module):
             need(pairs or mask.numel() == bs, "x_active_mask", rule, mask.shape, bs, bs, topk)
             mask = mask.reshape((bs, topk) if pairs else (bs,))
         weights, ids = self.route(tokens) if input_ids is None else self.route(tokens, input_ids)
+        if self.copies is not None:
+            ids = remap(ids, self.copies, source_rank=self.dispatcher.rank, world_size=self.dispatcher.world_size)
         entering, weights = self.enter(tokens, weights)
         sent = self.dispatcher.dispatch(
             entering,

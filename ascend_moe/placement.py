@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -155,6 +155,40 @@ def _inverse(physical: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     table = torch.full((layers, experts, int(counts.max()) if layers else 1), -1)
     table[torch.arange(layers)[:, None], logical, column] = places
     return table
+
+
+def contiguous_balance(experts: int, layers: int = 1) -> Balance:
+    """The placement of ``experts`` without a copy: expert e is physical expert e."""
+    order = torch.arange(experts)
+    return Balance(order.expand(layers, -1), order[:, None].expand(layers, -1, 1), torch.ones(layers, experts).long())
+
+
+@with_typed_errors
+def shrunk(found: Balance, ranks: int, alive: Sequence[int]) -> Balance:
+    """The placement of the ranks that are left of a group: their copies, numbered as the smaller group has them.
+
+    Rank r of ``alive`` keeps its L physical experts; they are those of the place of r in ``alive``. An expert whose
+    every copy was on a lost rank has none: its row of logical_to_physical is -1, to which `remap` maps its pairs, and
+    no row travels for them.
+
+    Args:
+        found: of the group before.
+        ranks: W before.
+        alive: what ``ascend_moe.agree`` has returned: ranks before, ascending.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+    """
+    replicas = found.physical_to_logical.shape[1]
+    divides = ranks >= 1 and replicas % ranks == 0
+    need(divides, "ranks", "is {}; it must divide the {} physical experts", ranks, replicas)
+    fits = list(alive) == sorted(set(alive)) and len(alive) > 0 and alive[0] >= 0 and alive[-1] < ranks
+    need(fits, "alive", "is {}; it must be ranks of 0..{}, ascending", list(alive), ranks - 1)
+    layers, experts = found.replica_counts.shape
+    left = found.physical_to_logical.reshape(layers, ranks, -1)[:, list(alive)].reshape(layers, -1).cpu()
+    counts = torch.zeros(layers, experts, dtype=torch.int64).scatter_add_(1, left, torch.ones_like(left))
+    device = found.physical_to_logical.device
+    return Balance(*(each.to(device) for each in (left, _inverse(left, counts), counts)))
 
 
 @with_typed_errors

@@ -143,6 +143,15 @@ class Dispatcher(ABC):
         self.special = special.check()
         self.local_experts = num_experts // world_size
 
+    def moved(self, place: Place) -> Dispatcher:
+        """Returns one of this kind with these options for another place, with as many experts a rank.
+
+        Raises:
+            ArgumentError: this kind needs a process group, which a group that ``ascend_moe.shrink`` has made has not.
+        """
+        need(False, "place", "of {!r} has no process group, which {} needs", place.group_ep, type(self).__name__)
+        raise AssertionError
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
         """This one: it stands for ranks and keeps nothing of a call, so that copies of a layer share it."""
         return self

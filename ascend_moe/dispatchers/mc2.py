@@ -82,6 +82,7 @@ class MC2Dispatcher(Dispatcher):
         self.comm_alg = comm_alg
         self.zero_copy = zero_copy
         self.fuses_shared_expert = contract == "v2"
+        self._ops, self._comm_quant_mode = ops, comm_quant_mode
         # By position what the ops take so: torch takes longer for keywords.
         self._group = (self.place.group_ep, world_size, rank, num_experts)
         self._options: dict[str, Any] = {"comm_alg": comm_alg} if comm_alg else {}
@@ -103,6 +104,20 @@ class MC2Dispatcher(Dispatcher):
         """
         place = Place.of(process_group, "process_group")
         return cls(place.group_ep, place.world, place.rank, num_experts, contract, **options)
+
+    def moved(self, place: Place) -> MC2Dispatcher:
+        """Returns one with these options for another place, with as many experts a rank."""
+        return type(self)(
+            place.group_ep,
+            place.world,
+            place.rank,
+            self.local_experts * place.world,
+            self.contract,
+            comm_alg=self.comm_alg,
+            comm_quant_mode=self._comm_quant_mode,
+            zero_copy=self.zero_copy,
+            ops=self._ops,
+        )
 
     @property
     def group_ep(self) -> str:

@@ -1,0 +1,106 @@
+"""A layer that loses a rank: tables of the ranks that are left, and outputs that stay where experts have copies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ascend_moe
+from ascend_moe.dispatchers import MC2Dispatcher
+from ascend_moe.errors import ArgumentError, PeerLost
+from ascend_moe.layer import MoEConfig, MoELayer
+from ascend_moe.placement import Balance, balance, contiguous_balance, remap, shrunk
+
+CONFIG = MoEConfig(64, 32, 6, 3)
+LOAD = torch.tensor([[9.0, 1.0, 5.0, 2.0, 7.0, 3.0]])
+
+
+class Dies(BaseException):
+    """What the lost rank raises."""
+
+
+@pytest.mark.parametrize("alive", [[0], [1, 2, 3], [0, 2], [0, 1, 2, 3]])
+@pytest.mark.parametrize("replicas", [8, 12, 24])
+def test_tables_name_the_survivors_slots(replicas: int, alive: list[int]) -> None:
+    before, each = balance(LOAD, replicas, 4), replicas // 4
+    after = shrunk(before, 4, alive)
+    kept = [before.physical_to_logical[0, rank * each + slot].item() for rank in alive for slot in range(each)]
+    assert after.physical_to_logical[0].tolist() == kept
+    for expert in range(6):
+        slots = [slot for slot, held in enumerate(kept) if held == expert]
+        row = after.logical_to_physical[0, expert].tolist()
+        assert row == slots + [-1] * (len(row) - len(slots)) and after.replica_counts[0, expert] == len(slots)
+        found = remap(torch.tensor([[expert]]), after.logical_to_physical[0], torch.tensor([5]))
+        assert found.item() == (slots[5 % len(slots)] if slots else -1)
+
+
+def test_tables_refuse() -> None:
+    for ranks, alive, argument in ((5, [0], "ranks"), (4, [1, 0], "alive"), (4, [], "alive"), (4, [4], "alive")):
+        with pytest.raises(ArgumentError) as caught:
+            shrunk(contiguous_balance(8), ranks, alive)
+        assert caught.value.argument == argument
+
+
+def outputs(placement: Balance | None, physical: int, victim: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Of ranks 0 and up but the victim: a layer's output before and after it has lost the victim."""
+
+    def work(rank: int, group_ep: str) -> tuple[torch.Tensor, torch.Tensor]:
+        carrier = MC2Dispatcher(group_ep, 4, rank, physical)
+        layer = MoELayer(CONFIG, carrier, dtype=torch.float32, placement=placement).init_weights(3)
+        x = torch.randn(5, 64, generator=torch.Generator().manual_seed(rank))
+        before = layer(x)
+        if rank == victim:
+            raise Dies
+        with pytest.raises(PeerLost):
+            layer(x)
+        alive = ascend_moe.agree(group_ep)
+        layer.shrink(ascend_moe.shrink(group_ep, alive), alive)
+        assert layer.dispatcher.num_experts == physical // 4 * 3
+        return before, layer(x)
+
+    with ascend_moe.LocalCluster(4, window_mib=2) as cluster:
+        with pytest.raises(Dies) as lost:
+            cluster.run(work)
+    results: dict[int, tuple[torch.Tensor, torch.Tensor]] = lost.value.results  # type: ignore[attr-defined]
+    return [results[rank] for rank in sorted(results)]
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_a_layer_with_copies_keeps_its_outputs(victim: int) -> None:
+    placement = balance(torch.ones(1, 6), 12, 4)
+    assert shrunk(placement, 4, [rank for rank in range(4) if rank != victim]).replica_counts.min() >= 1
+    for before, after in outputs(placement, 12, victim):
+        torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-6)
+
+
+def test_terms_of_experts_without_a_copy_are_left_out() -> None:
+    """Experts 2 and 3 of 8 were on rank 1: the sums of the others are those of a layer in which they give nothing."""
+    config = MoEConfig(64, 32, 8, 3)
+
+    def work(rank: int, group_ep: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        layer = MoELayer(config, MC2Dispatcher(group_ep, 4, rank, 8), dtype=torch.float32).init_weights(3)
+        x = torch.randn(5, 64, generator=torch.Generator().manual_seed(rank))
+        silent = MoELayer(config, layer.dispatcher, dtype=torch.float32).init_weights(3)
+        if rank == 1:
+            torch.nn.init.zeros_(silent.w_down)
+        want = silent(x)
+        if rank == 1:
+            return None
+        alive = ascend_moe.agree(group_ep)
+        layer.shrink(ascend_moe.shrink(group_ep, alive), alive)
+        return want, layer(x)
+
+    with ascend_moe.LocalCluster(4, window_mib=2) as cluster:
+        for result in filter(None, cluster.run(work)):
+            torch.testing.assert_close(result[1], result[0], rtol=1e-5, atol=1e-6)
+
+
+def test_other_dispatchers_and_placements_are_refused() -> None:
+    def work(rank: int, group_ep: str) -> None:
+        with pytest.raises(ArgumentError, match="placement"):
+            MoELayer(CONFIG, MC2Dispatcher(group_ep, 1, 0, 6), placement=contiguous_balance(4))
+        with pytest.raises(ArgumentError, match="has 6 experts, the placement 12"):
+            MoELayer(CONFIG, MC2Dispatcher(group_ep, 1, 0, 6), placement=balance(LOAD, 12, 4))
+
+    with ascend_moe.LocalCluster(1, window_mib=2) as cluster:
+        cluster.run(work)
