@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from dataclasses import dataclass, field
 
 from ascend_moe.comm.communicator import Communicator
@@ -21,12 +22,19 @@ class Regrouped:
         origins: the ranks' numbers in the group that was first, by rank, ascending.
         first_world: ranks of that group.
         steps: calls of ``grow`` so far.
+        door: where processes that come back knock; rank 0's alone.
     """
 
     communicator: Communicator
     origins: list[int]
     first_world: int
     steps: int = field(default=0)
+    door: socket.socket | None = field(default=None)
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks of that group that are not in this one."""
+        return [rank for rank in range(self.first_world) if rank not in self.origins]
 
 
 _groups: dict[str, Regrouped] = {}
@@ -52,6 +60,8 @@ def close(name: str, wait_s: float | None = None) -> None:
     group = _groups.get(name)
     if group is not None:
         group.communicator.close(wait_s=wait_s)
+        if group.door is not None:
+            group.door.close()
         _groups.pop(name, None)
 
 

@@ -65,7 +65,8 @@ def standing(group_ep: str) -> Standing:
     return Standing(group_ep, end.rank, end, None, None)
 
 
-def _seconds(timeout: float | None) -> float:
+def seconds_of(timeout: float | None) -> float:
+    """The timeout, or ASCEND_MOE_TIMEOUT_S for None."""
     rule = "is {}; it must be seconds above 0, or None for ASCEND_MOE_TIMEOUT_S"
     whole = isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0
     need(timeout is None or whole, "timeout", rule, timeout)
@@ -94,7 +95,7 @@ def agree(group_ep: str, timeout: float | None = None) -> list[int]:
         CommTimeout: the others have gone on without this rank; ``.ranks`` are they.
         ArgumentError: no such group, no open windows, or a group of NPUs.
     """
-    seconds, here = _seconds(timeout), standing(group_ep)
+    seconds, here = seconds_of(timeout), standing(group_ep)
     with here.end.end:  # no close, which unmaps the ballots, meanwhile
         _ = here.end.handle
         return here.end.ballot.agree(seconds)
@@ -123,7 +124,7 @@ def shrink(group_ep: str, alive: Sequence[int], timeout: float | None = None) ->
         ConfigMismatch: ranks pass different lists, or their settings differ.
         ArgumentError: ``alive`` is no such list.
     """
-    seconds, here = _seconds(timeout), standing(group_ep)
+    seconds, here = seconds_of(timeout), standing(group_ep)
     ranks = _checked(here, alive)
     if here.cluster is not None:
         part, rank = here.cluster.shrink(here.rank, ranks, here.end.ballot.round, seconds)

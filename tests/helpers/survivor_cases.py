@@ -108,6 +108,7 @@ def die_at(point: str, seed: int = 0) -> None:
         "vote": (Ballot, {"_swap": swapping}),
         "propose": (Ballot, {"_propose": proposing, "_decide": deciding}),  # another may propose first
         "decided": (Ballot, {"_decide": deciding}),
+        "map": (Opening, {"_meet": killed}),
         "open": (Opening, {"_meet": meeting}),
     }
     kind, functions = patches[point]
@@ -121,3 +122,32 @@ def opened_files() -> int:
 
 def comm_group(name: str) -> None:
     comm.group_of("group", name)
+
+
+# ---- coming back
+
+
+def steps_with_return(name: str, first: int, most: int) -> tuple[ascend_moe.comm.growing.Grown, int]:
+    """Layers of a group that went on, until somebody is back; then, and the layers after that."""
+    for step in range(first, first + most):
+        grown = ascend_moe.grow(name, step, job="test")
+        if grown is not None:
+            return grown, layers(grown.place, 5, grown.step)
+        layers(Place.of(name), 1, step)
+    raise AssertionError("nobody came back")
+
+
+def come_back(first: str, rank: int, timeout: float | None = None) -> tuple[ascend_moe.comm.growing.Grown, int]:
+    """What a process that was started anew does."""
+    grown = ascend_moe.grow(first, rank=rank, timeout=timeout, job="test")
+    assert grown is not None
+    return grown, layers(grown.place, 5, grown.step)
+
+
+def nobody_back(name: str, step: int) -> bool:
+    return ascend_moe.grow(name, step, job="test") is None
+
+
+def die_while_coming_back(first: str, rank: int) -> None:
+    die_at("map")
+    ascend_moe.grow(first, rank=rank, job="test")
