@@ -203,6 +203,15 @@ MEETING = Setting(
     "which probe 8 of `validate --bringup` names; may differ between ranks, changes no result",
     "`blocks`",
 )
+STAMPS = Setting(
+    "ASCEND_MOE_STAMPS",
+    _choice("0", "1"),
+    "0",
+    "0 or 1",
+    "`1`: every core of an op leaves the cycle at which it began each phase, as `validate --bringup --times` prints "
+    "them; may differ between ranks, changes no result",
+    "0",
+)
 CONTEXT = Setting(
     "ASCEND_MOE_CONTEXT",
     _choice(*CONTEXTS),
@@ -340,7 +349,7 @@ VALIDATE_OUTCOME = _path(
 TABLE: dict[str, tuple[Setting[Any], ...]] = {
     "How the ops run": (
         HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, NEAR_STORES, MEETING,
-        CONTEXT, PROVEN, PATCH, CHECK_PAIRS, ENGINE, LOG,
+        STAMPS, CONTEXT, PROVEN, PATCH, CHECK_PAIRS, ENGINE, LOG,
     ),
     "How the twin runs": (ISA, FORWARD, SEED),
     "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE, CALLS),

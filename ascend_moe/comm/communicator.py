@@ -13,7 +13,7 @@ from ascend_moe.comm.ballot import Ballot
 from ascend_moe.comm.ends import GroupEnd, take_number
 from ascend_moe.comm.lent import LentMemory, no_room
 from ascend_moe.errors import AscendMoeError
-from ascend_moe.native import binding, library
+from ascend_moe.native import binding, library, stamps
 from ascend_moe.native.plans import ALGORITHMS
 from ascend_moe.native.windows import MIB, context_kind, near_stores, ranks_per_server, timeout_s
 
@@ -126,6 +126,11 @@ class Communicator(GroupEnd):
         """The number on the wire of this rank's last op, failed or not; 0 when none has run, or when closed."""
         with self.end:
             return 0 if self._handle is None else int(library.lib().am_comm_epoch(self._handle))
+
+    def stamps(self, op: str) -> list[stamps.Stamp]:
+        """What the cores of this rank's last dispatch or combine have left; none without `settings.STAMPS`."""
+        with self.use() as handle:
+            return stamps.of_communicator(handle, op)
 
     @contextmanager
     def use(self) -> Iterator[int]:

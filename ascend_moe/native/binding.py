@@ -21,7 +21,7 @@ from ..errors import LibraryError
 from . import library as native_library
 
 LIBRARY_NAME = "libascend_moe_torch.so"
-INTERFACE = 8  # as in csrc/torch/api.cpp
+INTERFACE = 9  # as in csrc/torch/api.cpp
 OLDEST_TORCH = (2, 10)
 _TEXT_BYTES = 1024
 _SLICE_MS = 50  # of a wait for a lock: between them Python sees its signals
@@ -52,6 +52,7 @@ class Settings(ctypes.Structure):
         ("most_window_mib", c_int64),
         ("cores", c_int64),
         ("meeting", c_int64),
+        ("stamps", c_int64),
         ("deadline_micros", c_int64),
         ("first_deadline_micros", c_int64),
         ("comm_alg", ctypes.c_char * 64),

@@ -76,7 +76,7 @@ def _spec_type() -> Any:
             ("part", ctypes.c_int32),
             ("near_stores", ctypes.c_int32),
             ("meeting", ctypes.c_int32),
-            ("reserved", ctypes.c_int32),
+            ("stamps", ctypes.c_int32),
             ("planned", ctypes.c_int64),
         ]
 

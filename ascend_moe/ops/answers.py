@@ -27,6 +27,7 @@ VARIABLES = (
     settings.AIV_CORES.name,
     settings.COMM_ALG.name,
     settings.MEETING.name,
+    settings.STAMPS.name,
     settings.TIMEOUT_S.name,
     "HCCL_EXEC_TIMEOUT",
 )
@@ -104,6 +105,7 @@ def _settings(pointer: Any, answer: Any) -> None:
     told.world, told.rank = world, -1 if rank is None else rank
     told.most_window_mib, told.cores = MAX_WINDOW_MIB, cores
     told.meeting = settings.MEETINGS.index(settings.MEETING.get())
+    told.stamps = int(settings.STAMPS.get())
     told.deadline_micros, told.first_deadline_micros = int(deadline * 1e6), int(first_deadline * 1e6)
     told.comm_alg = algorithm.encode()[:_NAME_BYTES]
 

@@ -23,7 +23,7 @@ from ..comm import servers
 from ..comm.ends import GroupEnd, take_number
 from ..comm.lent import LentMemory, no_room
 from ..errors import ArgumentError, AscendMoeError, WindowTooSmall
-from ..native import binding, library
+from ..native import binding, library, stamps
 from ..native.plans import ALGORITHMS
 from ..native.windows import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, near_stores, timeout_s
 from . import calls, npu_adapter
@@ -34,7 +34,8 @@ _HCCL_EXEC_TIMEOUT_S = 1836.0
 _MARGIN_S = 10.0
 OWN_OPTION = 'pg_options.hccl_config["hccl_buffer_size"]'  # of a group, goes before HCCL_BUFFSIZE
 _MAGIC, _CODE = 0, 1  # words of the record
-PROBE_CONTEXT, PROBE_CLEAR, PROBE_PASSED, PROBE_REPORT = 1, 15, 0x600D, (64, 8)  # of op_kernel/probe/tiling.h
+# Of op_kernel/probe/tiling.h.
+PROBE_CONTEXT, PROBE_CLEAR, PROBE_STAMPS, PROBE_PASSED, PROBE_REPORT = 1, 15, 16, 0x600D, (64, 8)
 _ANEW = " - this group has failed for good: destroy its process group and make a new one, on all ranks"
 
 
@@ -183,27 +184,42 @@ class NpuCommunicator(GroupEnd):
         On an A2 it is the last MiB of the only window. What lies there may be what a framework's first broadcast has
         carried, or, in memory that was another group's, the abort of that group, which would end the first op.
         """
-        self._launch_probe(PROBE_CLEAR)
+        self._probed(PROBE_CLEAR)
 
     def _data_address(self) -> int:
         """Returns the data address of this rank's window, as its kernels find it."""
-        words = self._launch_probe(PROBE_CONTEXT)
+        words = self._probed(PROBE_CONTEXT)[0]
         return words[2] | words[3] << 32
 
-    def _launch_probe(self, mode: int) -> list[int]:
-        """The first words of core 0's report, once the launch has ended."""
-        npu_adapter.load()
-        report = torch.zeros(PROBE_REPORT, dtype=torch.int32, device=self.device)
-        place = (self.name, self.world, self.rank)
-        machine = (self.buffer_mib, 0, self.ranks_per_server)
-        torch.ops.ascend_moe_npu.probe(*place, mode, 1, 1, 0, *machine, report)
-        words: list[int] = [word & 0xFFFFFFFF for word in report.view(-1)[:4].tolist()]
+    def stamps(self, op: str) -> list[stamps.Stamp]:
+        """What the cores of this rank's last dispatch or combine have left; none without `settings.STAMPS`.
+
+        Waits for that op. Launches the probe kernel, which copies a block of every core at a time.
+        """
+        blocks = stamps.words_of_core() // PROBE_REPORT[1]
+        first = (stamps.OPS[op] - 1) * blocks + 1
+        parts = [self._launch_probe(PROBE_STAMPS, first + block) for block in range(blocks)]
+        return stamps.of_words([word for core in zip(*parts, strict=True) for part in core for word in part])
+
+    def _probed(self, mode: int) -> list[list[int]]:
+        """Every core's report, where core 0 has passed."""
+        report = self._launch_probe(mode)
+        words = report[0]
         if words[0] != PROBE_PASSED:
             raise AscendMoeError(
                 f"group {self.name!r}, rank {self.rank}: its windows are not as planned (field {words[1]}: "
                 f"{words[2]}, found {words[3]}): run ascend-moe validate --bringup"
             )
-        return words
+        return report
+
+    def _launch_probe(self, mode: int, rounds: int = 1) -> list[list[int]]:
+        """Every core's report, once the launch has ended."""
+        npu_adapter.load()
+        report = torch.zeros(PROBE_REPORT, dtype=torch.int32, device=self.device)
+        place = (self.name, self.world, self.rank)
+        machine = (self.buffer_mib, 0, self.ranks_per_server)
+        torch.ops.ascend_moe_npu.probe(*place, mode, 1, rounds, 0, *machine, report)
+        return [[word & 0xFFFFFFFF for word in block] for block in report.tolist()]
 
     def check(self) -> None:
         """Waits for the device, then raises what the ops so far found."""

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from .. import plan as planning
-from .. import timeline
+from .. import settings, timeline
 from ..comm.lent import DTYPES
 from ..errors import ArgumentError, AscendMoeError, need
-from ..native import library
+from ..native import library, stamps
 from ..native.windows import CONTEXT_A2, CONTEXT_TABLE, MIB
 from ..ops import calls
 from ..plan import Request
@@ -62,6 +62,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_timed_create": (c_void_p, (c_int, c_uint64, c_uint64)),
     "am_timed_lent": (c_void_p, (c_void_p, c_int)),
     "am_timed_destroy": (None, (c_void_p,)),
+    "am_timed_communicator": (c_void_p, (c_void_p, c_int)),
+    "am_comm_stamps": (None, (c_void_p, c_int, c_void_p)),
     "am_timed_servers": (c_int, (c_void_p, c_int)),
     "am_timed_cost_names": (c_char_p, ()),
     "am_timed_run": (None, (c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p)),
@@ -225,6 +227,11 @@ class TimedWorld:
             result.meetings,
         )
 
+    def stamps(self, op: str, rank: int) -> list[stamps.Stamp]:
+        """What the cores of a rank have left of the last ``op``; none without `settings.STAMPS`."""
+        communicator = self._library.am_timed_communicator(self._handle, rank)
+        return stamps.of_communicator(communicator, op, self._library)
+
     def _inputs(self, op: str, rank: int) -> dict[str, torch.Tensor]:
         one, ids = self.request, self.routing.ids[rank]
         dtype = DTYPES[one.dtype]
@@ -270,6 +277,7 @@ class TimedWorld:
         spec.context_kind = CONTEXT_A2 if self._servers else CONTEXT_TABLE
         spec.ranks_per_server = self._servers
         spec.deadline_micros, spec.lent_mib = 10_000_000, self._lent_mib
+        spec.stamps = int(settings.STAMPS.get())
         return spec
 
     def _fill(self, step: _Step, op: str, rank: int) -> None:

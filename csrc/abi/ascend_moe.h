@@ -96,6 +96,12 @@ AM_API int am_run(void* comm, void* plan, const void* const* inputs, void* const
                   uint64_t fault_bytes);
 // Code of the algorithm that the last op ran (am_comm_algorithm); 0: none has run.
 AM_API uint32_t am_comm_algorithm_run(void* comm);
+// Stamps of phases (settings: ASCEND_MOE_STAMPS): those of an op (1 dispatch, 2 combine) that the cores of this rank
+// have left in its window, am_stamp_words() of each of 64 cores; and such words as text: "core<tab>phase<tab>cycles" a
+// line, cycles from the first core's launch on, of the cores that took part in the op of core 0.
+AM_API uint64_t am_stamp_words(void);
+AM_API void am_comm_stamps(void* comm, int op, uint32_t* words);
+AM_API uint64_t am_stamps_text(const uint32_t* words, char* text, uint64_t bytes);
 // Runs the probe kernel of the bring-up (op_kernel/ascend_moe_probe.cpp) with this tiling; `report` has a
 // block a core. 0, or a fault of the kernel as above.
 AM_API int am_probe(void* comm, const void* tiling, uint64_t tiling_bytes, uint32_t* report, char* fault,
@@ -150,6 +156,8 @@ AM_API int am_explore_code(void* exploration, int step, int32_t* record);
 AM_API void* am_timed_create(int world, uint64_t data_bytes, uint64_t lent_bytes);
 AM_API void* am_timed_lent(void* timed, int rank);
 AM_API void am_timed_destroy(void* timed);
+// A rank's communicator, for am_comm_stamps.
+AM_API void* am_timed_communicator(void* timed, int rank);
 // Uses A2 contexts in which this many ranks share a server; 0 (the default): window tables. To call before a
 // program.
 AM_API int am_timed_servers(void* timed, int ranks_per_server);

@@ -155,6 +155,7 @@ void* am_timed_create(int world, uint64_t data_bytes, uint64_t lent_bytes) {
 }
 void am_timed_destroy(void* timed) { delete static_cast<ops::TimedWorld*>(timed); }
 
+void* am_timed_communicator(void* timed, int rank) { return &ops::WorldAt(timed).ranks_.Of(rank); }
 void* am_timed_lent(void* timed, int rank) { return ops::WorldAt(timed).Lend(rank); }
 
 int am_timed_servers(void* timed, int ranks_per_server) {

@@ -24,6 +24,7 @@ struct AmTorchSettings {
     int64_t most_window_mib;  // that any window can have
     int64_t cores;
     int64_t meeting;                                 // kMeetByBlocks or kMeetBySyncAll
+    int64_t stamps;                                  // 1: cores leave stamps of their phases
     int64_t deadline_micros, first_deadline_micros;  // of an op, of a communicator's first op
     char comm_alg[64];                               // what is in force; one that is longer is unknown
 };

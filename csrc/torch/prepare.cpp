@@ -28,6 +28,7 @@ public:
         spec_.comm_alg = whole ? engine().comm_algorithm(settings.comm_alg) : -1;
         spec_.cores = settings.cores;
         spec_.meeting = static_cast<int32_t>(settings.meeting);
+        spec_.stamps = static_cast<int32_t>(settings.stamps);
         spec_.deadline_micros = settings.deadline_micros;
         memcpy(spec_.attributes, arguments.attributes(), sizeof(spec_.attributes));
         for (const Parameter& parameter : op.parameters) Add(parameter);

@@ -363,7 +363,7 @@ using SharedEnd = std::shared_ptr<End>;
 
 namespace {
 
-constexpr int kInterface = 8;
+constexpr int kInterface = 9;
 
 End& EndOf(void* end) { return **static_cast<SharedEnd*>(end); }
 

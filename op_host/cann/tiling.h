@@ -165,6 +165,8 @@ inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttrib
     call.near_stores = near != nullptr && strcmp(near, "1") == 0 ? 1 : 0;
     const char* meeting = getenv("ASCEND_MOE_MEETING");
     call.meeting = meeting != nullptr && strcmp(meeting, "syncall") == 0 ? kMeetBySyncAll : kMeetByBlocks;
+    const char* stamps = getenv("ASCEND_MOE_STAMPS");
+    call.stamps = stamps != nullptr && strcmp(stamps, "1") == 0 ? 1 : 0;
     call.lent_mib = LentMiBOf();
     if (call.lent_mib < 0) return ReportError(op, "ASCEND_MOE_LENT_MIB is no whole number of MiB");
     const int64_t taken = (soc.IsA2() ? kA2StateMiB : 0) + call.lent_mib;

@@ -68,8 +68,8 @@ struct CallSpec {
     int32_t part;         // kPartWhole, kPartSend or kPartFinish
     int32_t near_stores;  // over several servers: 1: ranks of the own server are reached by stores, 0: by BatchWrite
     int32_t meeting;      // kMeetByBlocks or kMeetBySyncAll
-    int32_t reserved;
-    int64_t planned;  // 1: nothing will run, and W may be up to kMaxPlanned
+    int32_t stamps;       // 1: cores leave stamps of their phases
+    int64_t planned;      // 1: nothing will run, and W may be up to kMaxPlanned
 };
 
 inline int64_t Attribute(const CallSpec& call, AttributeIndex index) { return call.attributes[index]; }

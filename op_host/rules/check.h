@@ -80,7 +80,8 @@ private:
     bool Context() {
         return InRange("context_kind", call_.context_kind, kContextTable, kContextA2) &&
                InRange("ranks_per_server", call_.ranks_per_server, 0, MostRanks()) &&
-               InRange("meeting", call_.meeting, kMeetByBlocks, kMeetBySyncAll);
+               InRange("meeting", call_.meeting, kMeetByBlocks, kMeetBySyncAll) &&
+               InRange("stamps", call_.stamps, 0, 1);
     }
 
     // What this package does not do yet, or never will on this path: refused by name and with the reason,

@@ -94,6 +94,7 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.triples = info.contract == kContractV2 && info.transport == kTransportMemory ? 1 : 0;
     info.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * kCyclesPerMicro;
     info.meeting = static_cast<uint32_t>(call.meeting);
+    info.stamps = static_cast<uint32_t>(call.stamps);
     info.part = static_cast<uint32_t>(call.part);
     const SpecialNumbers special = SpecialOf(call);
     info.firstCopy = info.experts + static_cast<uint32_t>(special.zero);

@@ -7,12 +7,16 @@
 #include "../protocol/tiling.h"
 #include "../protocol/window.h"
 
-// Names the step of the op that a core begins, for timelines on the twin; nothing on an NPU.
+// Names the phase of the op (protocol/window.h) that a core begins, for timelines on the twin; nothing on an NPU.
 #ifdef TWIN_PHASE
-#define MOE_PHASE(name) TWIN_PHASE(name)
+#define MOE_MARK(name) TWIN_PHASE((static_cast<void>(moe::kIn##name), #name))
 #else
-#define MOE_PHASE(name)
+#define MOE_MARK(name)
 #endif
+// The same, and a stamp where the launch was asked for them; `stamps`: PhaseStamps.
+#define MOE_PHASE(stamps, name) \
+    MOE_MARK(name);             \
+    (stamps).Begin(moe::kIn##name)
 
 // Counts a meeting of the cores by blocks, for predictions on the twin; nothing on an NPU.
 #ifdef TWIN_MEETING

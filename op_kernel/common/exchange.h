@@ -11,6 +11,7 @@
 #define ASCEND_MOE_COMMON_EXCHANGE_H
 
 #include "report.h"
+#include "stamps.h"
 #include "wait.h"
 
 namespace moe {
@@ -21,6 +22,7 @@ public:
     // 0 has then written the error record. `tiling`: in GM, `head`: of its copy in this core.
     __aicore__ inline bool Enter(TPipe& pipe, const MoeDistributeInfo& info, uint32_t op, GM_ADDR workspace,
                                  GM_ADDR record, GM_ADDR tiling, const MoeDistributeMc2Head& head) {
+        stamps_.Init(info);
         pipe_ = &pipe;
         info_ = &info;
         workspace_ = workspace;
@@ -39,13 +41,17 @@ public:
         epoch_ = word_.Read();
         if (info.part != kPartFinish) epoch_ = NextEpoch(epoch_);
         config_.Init(info, op);
+        entered_ = true;
         sender_.Init(context_, info, epoch_);
         items_.Init(sender_, info, workspace);
         report_.Init(context_, info, op, epoch_, record);
         return true;
     }
     // The end of every launch, whatever Enter has found: on A2 HCCL's server waits for it.
-    __aicore__ inline void Exit() { link_.Close(); }
+    __aicore__ inline void Exit() {
+        if (info_->stamps != 0 && entered_) stamps_.Store(*pipe_, context_, config_.op, epoch_, core_);
+        link_.Close();
+    }
     __aicore__ inline void BoardInit() {
         const uint32_t mark = VerdictMark(epoch_, info_->part == kPartFinish);
         board_.Init(*pipe_, context_.state(info_->rank), info_->world, mark, core_, info_->cores, info_->meeting);
@@ -114,7 +120,7 @@ public:
     // a row in the item to a rank of another server.
     template <typename Counts>
     __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes) {
-        MOE_PHASE("SetStatus");
+        MOE_PHASE(stamps_, SetStatus);
         const uint32_t bytes = StatusMessageBytes(config_.counts), ring = MessagesInUb(*info_);
         if (prepared_ == 0) MessagesInit();
         if (Failed()) prepared_ = 0;
@@ -153,7 +159,7 @@ public:
     // error.
     template <typename Arrived>
     __aicore__ inline bool WaitStatus(Arrived& arrived) {
-        MOE_PHASE("WaitStatus");
+        MOE_PHASE(stamps_, WaitStatus);
         const uint32_t first = PartBegin(info_->world, core_, info_->cores);
         const uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
         StatusWaiter waiter;
@@ -169,7 +175,7 @@ public:
     // Direct: every core waits for the messages of all sources, and no meeting follows; FailWatch says why
     // that is enough. Core 0 must call CheckCountsHashes() afterwards.
     __aicore__ inline bool WaitForAll(StatusWaiter& waiter) {
-        MOE_PHASE("WaitStatus");
+        MOE_PHASE(stamps_, WaitStatus);
         FailWatch fail;
         fail.Init(*pipe_, context_, epoch_);
         waiter.InitAll(*pipe_, context_, sender_.servers(), *info_, config_, epoch_);
@@ -214,6 +220,7 @@ public:
     __aicore__ inline TPipe& pipe() { return *pipe_; }
     __aicore__ inline const WindowContext& context() const { return context_; }
     __aicore__ inline WindowSender& sender() { return sender_; }
+    __aicore__ inline PhaseStamps& stamps() { return stamps_; }
     __aicore__ inline const Verdict& verdict() const { return verdict_; }
     __aicore__ inline uint32_t core() const { return core_; }
     __aicore__ inline uint32_t epoch() const { return epoch_; }
@@ -295,6 +302,8 @@ private:
     uint32_t epoch_ = 0;
     uint32_t lentBlocks_ = 0;
     uint32_t prepared_ = 0;  // messages that are filled already
+    bool entered_ = false;
+    PhaseStamps stamps_;
 };
 
 }  // namespace moe

@@ -112,7 +112,7 @@ private:
 
     // A single plan of UB for the whole op, because a new plan would have to wait for stores under way.
     __aicore__ inline void BuffInit() {
-        MOE_PHASE("BuffInit");
+        MOE_PHASE(exchange_.stamps(), BuffInit);
         TPipe& pipe = exchange_.pipe();
         exchange_.BoardInit();
         RoutingInit();
@@ -159,7 +159,7 @@ private:
         sum_.Prepare(routing_);
     }
     __aicore__ inline bool SumRows() {
-        MOE_PHASE("SumRows");
+        MOE_PHASE(exchange_.stamps(), SumRows);
         if (mine_.code == kOk) sum_.Begin(routing_);
         const bool good = exchange_.core() != 0 || Judge();
         exchange_.Tell(Verdict());

@@ -138,14 +138,14 @@ private:
         // LookForAborts waited for MTE2, so the ids have arrived too.
         if (mine.code == kOk && role_ == Role::kRows) PublishRows();
         if (mine.code == kOk && role_ == Role::kLists) {
-            MOE_PHASE("PublishLists");
+            MOE_PHASE(exchange_.stamps(), PublishLists);
             mine = expertLists_.Make();
         }
         return exchange_.Agree(mine);
     }
     // Phase 4. UB plan 2: routing tables, all histograms, expand_idx and list entries of the current chunk.
     __aicore__ inline void MakeLists() {
-        MOE_PHASE("PublishLists");
+        MOE_PHASE(exchange_.stamps(), PublishLists);
         exchange_.NextPlan();
         RoutingInit();
         places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
@@ -160,7 +160,7 @@ private:
     // UB plan 1 (phases 1 to 3): routing tables and rows in flight; for a core that makes lists, all pairs of
     // the rank and its lists.
     __aicore__ inline void BuffInit() {
-        MOE_PHASE("BuffInit");
+        MOE_PHASE(exchange_.stamps(), BuffInit);
         exchange_.BoardInit();
         TakeRole();
         lists_ = exchange_.Half();
@@ -201,7 +201,7 @@ private:
     // Stores the rows of this core's tokens into the own half: a row a token, or with smooth scales, which
     // make a row depend on its expert, a row a pair.
     __aicore__ inline void PublishRows() {
-        MOE_PHASE("PublishRows");
+        MOE_PHASE(exchange_.stamps(), PublishRows);
         for (uint32_t at = firstRow_; at < endRow_; at += ChunkPairs()) {
             const uint32_t count = Min(ChunkPairs(), endRow_ - at);
             if (info_->hasWeights != 0) PublishWeights(at, count);
@@ -318,7 +318,7 @@ private:
         }
     }
     __aicore__ inline bool GatherRows() {
-        MOE_PHASE("GatherRows");
+        MOE_PHASE(exchange_.stamps(), GatherRows);
         FindSegments();
         if constexpr (!kSmooth) {
             if (tiling_->sharedLanes != 0) {

@@ -106,7 +106,7 @@ public:
     __aicore__ inline void Load() { counts_.Load(args_->epSendCounts); }
     // The counts must have arrived. Queues the copies of rows; they run while the scalar unit goes on.
     __aicore__ inline void Begin() {
-        MOE_PHASE("ReturnRows");
+        MOE_PHASE(exchange_->stamps(), ReturnRows);
         uint32_t rows = 0;
         possible_ = counts_.Total(rows);
         if (!possible_) return;

@@ -1,6 +1,6 @@
 // The probes. Each tests one assumption of the operators about the hardware or HCCL, with the code that the
 // operators use for it. They write to data areas only, which HCCL overwrites anyway: a communicator stays
-// fresh. kProbeClear is no probe: it makes one fresh.
+// fresh. kProbeClear and kProbeStamps are no probes: one makes it fresh, the other tells what its ops have left.
 //
 // mode            | function      | which cores  | reads                 | writes                 | who meets
 // ----------------+---------------+--------------+-----------------------+------------------------+----------
@@ -47,7 +47,8 @@
 // kProbeStride    | Strides       | even store,  | rows of the next rank | rows of the next rank  | cores of
 //                 |               | odd load     |                       |                        | the rank
 // kProbeClear     | Clear         | all          | nothing               | this rank's state area |
-// all, last       | Report        | all          | nothing               | report [cores] blocks  |
+// kProbeStamps    | Stamps        | all          | its stamps            | its block of report    |
+// all but the one | Report        | all          | nothing               | report [cores] blocks  |
 //
 // "Meets" here: a core waits for a flag, block or answer of another rank. A core without work reports
 // "passed". Peers, next and before are ranks of the own server: stores may not reach others.
@@ -97,7 +98,11 @@ public:
         } else if (tiling_->mode == kProbeClear) {
             Clear();
         }
-        Report();
+        if (tiling_->mode == kProbeStamps && code_ == 0) {
+            Stamps();
+        } else {
+            Report();
+        }
         link_.Close();
     }
 

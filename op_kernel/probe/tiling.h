@@ -27,7 +27,8 @@ enum ProbeMode : uint32_t {
     kProbeBatch = 13,       // an item of BatchWrite is whole when its last block is there
     kProbeStride = 14,      // times of rows by their stride
     kProbeClear = 15,       // no probe: zeroes the state area of this rank, before the first op of a group on A2
-    kProbeModeEnd = 16
+    kProbeStamps = 16,      // no probe: reports the stamps that the last ops of this rank have left
+    kProbeModeEnd = 17
 };
 // Blocks of the operator's output `report`: one for each core that a launch may have.
 constexpr uint32_t kProbeReportBlocks = kMaxCores;
@@ -64,7 +65,8 @@ struct MoeProbeTiling {
 // kPrWhere, where kProbePull has passed: the rows moved in kPrCycles. kPrWanted and kPrSeen, where kProbeContext has:
 // the address of the rank's own data area. kProbeMeeting: kPrCycles of SyncAll, kPrWhere of meetings by blocks, as many
 // as rounds. kProbeStride: kPrWhere rows, and their cycles by stride in kPrWanted, kPrSeen, kPrCycles. kProbeBatch:
-// kPrWhere rows of 16 KiB an item, kPrDone items.
+// kPrWhere rows of 16 KiB an item, kPrDone items. kProbeStamps has no such words: `rounds` is the number of a block,
+// from 1 on, of the stamps of dispatch, then of combine, and a core reports that one of its own.
 enum ProbeReport : uint32_t { kPrCode, kPrWhere, kPrWanted, kPrSeen, kPrDone, kPrCycles, kPrCores };
 enum ProbeCode : uint32_t {
     kProbePassed = 0x600D,

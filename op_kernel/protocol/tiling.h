@@ -73,6 +73,7 @@ struct MoeDistributeInfo {
     uint32_t ids;             // legal ids are below it: E, then zero, copy and const experts, to which no row travels
     uint32_t firstCopy;       // id of the first copy expert,
     uint32_t firstConst;      // and of the first const expert
+    uint32_t stamps;          // 1: every core leaves stamps of its phases in the state area
     uint32_t alphaRank;       // combine: const_expert_alpha_1 and _2: 0 no const experts, 1 (C,), 2 (C, H)
     uint64_t dataBytes;       // data area of every rank
     uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none

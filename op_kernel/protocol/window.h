@@ -4,7 +4,7 @@
 // A rank has two areas, and a third where memory is lent. `data` holds rows, `state` holds everything that
 // must survive or be polled:
 //   state: control block | error record | abort blocks, one a source rank | status messages [parity][source] |
-//          verdicts of the rank's own cores [meeting][core]
+//          verdicts of the rank's own cores [meeting][core] | stamps of its cores [op][core]
 //   data:  half 0 | half 1; in a half, region s belongs to source rank s
 //   lent:  right behind data: tensors of window_empty, which the rank's own caller fills;
 //          peers read them when a message of direct combine says so
@@ -76,7 +76,14 @@ constexpr uint32_t kVerdictRounds = 3;
 MOE_FN uint64_t VerdictOffset(uint32_t world, uint32_t round) {
     return StatusOffset(world, 2, 0) + static_cast<uint64_t>(round) * kMaxCores * kBlock;
 }
-MOE_FN uint64_t StateBytes(uint32_t world) { return CeilTo(VerdictOffset(world, kVerdictRounds), 4096); }
+// Stamps of the last dispatch and of the last combine, from those cores that were asked for them (info.stamps).
+constexpr uint32_t kStampWords = 2 * kBlockWords;
+constexpr uint32_t kStampedOps = 2;
+MOE_FN uint64_t StampsOffset(uint32_t world, uint32_t op, uint32_t core) {
+    return VerdictOffset(world, kVerdictRounds) +
+           (static_cast<uint64_t>(op - 1) * kMaxCores + core) * kStampWords * sizeof(uint32_t);
+}
+MOE_FN uint64_t StateBytes(uint32_t world) { return CeilTo(StampsOffset(world, kStampedOps + 1, 0), 4096); }
 
 static_assert(kErrorRecordOffset + kErrorRecordWords * sizeof(int32_t) <= kFailOffset &&
                   kFailOffset + kBlock <= kAbortOffset,
@@ -215,6 +222,33 @@ MOE_FN uint32_t FailWord(uint32_t epoch) { return kFailMagic ^ epoch; }
 enum VerdictBlock : uint32_t { kVbMark, kVbCode, kVbSource, kVbDetail0, kVbDetail1, kVbDetail2, kVbReporter, kVbLast };
 // `finish`: of the second launch of an op, whose cores meet afresh.
 MOE_FN uint32_t VerdictMark(uint32_t epoch, bool finish) { return kVerdictMagic ^ epoch ^ (finish ? 1u << 31 : 0u); }
+
+// ---- phases of an op, and the stamps of a core ----
+// The only home of these names: MOE_PHASE takes no other, and timelines, predictions and stamps print them. A core is
+// in a phase until the next one begins; in "launch" it is before the first, and at "end" all it has stored has left.
+#define ASCEND_MOE_PHASES(X)      \
+    X(BuffInit)                   \
+    X(SendBuffInit)               \
+    X(AlltoAllDispatch)           \
+    X(PublishRows)                \
+    X(PublishLists)               \
+    X(ReturnRows)                 \
+    X(SetWaitTpStatusAndDisPatch) \
+    X(SetStatus)                  \
+    X(WaitStatus)                 \
+    X(GatherRows)                 \
+    X(LocalWindowCopy)            \
+    X(SumRows)
+#define ASCEND_MOE_PHASE(name) kIn##name,
+enum Phase : uint32_t { kInLaunch, ASCEND_MOE_PHASES(ASCEND_MOE_PHASE) kAtEnd };
+#undef ASCEND_MOE_PHASE
+// Words of a core's stamps: the mark; how many there are | algorithm << 8; a byte each for the phases that begin; the
+// low words of GetSystemCycle then. The first is the launch's.
+enum StampBlock : uint32_t { kStMark, kStCount, kStPhases, kStCycles = 5 };
+constexpr uint32_t kMostStamps = kStampWords - kStCycles, kStampsOfWord = 4;
+static_assert(kMostStamps <= (kStCycles - kStPhases) * kStampsOfWord && kAtEnd < 256, "a phase is a byte");
+constexpr uint32_t kStampMagic = 0x5354414Du;
+MOE_FN uint32_t StampMark(uint32_t epoch) { return kStampMagic ^ epoch; }
 
 // ---- errors -------------------------------------------------------------------------------------------
 enum ErrorCode : uint32_t {

@@ -134,7 +134,7 @@ private:
     // UB plan 1 (phases 1 to 3): routing tables, rows in flight, and of the current chunk of pairs
     // expand_idx, row numbers, and the tails of rows.
     __aicore__ inline void SendBuffInit() {
-        MOE_PHASE("SendBuffInit");
+        MOE_PHASE(exchange_.stamps(), SendBuffInit);
         exchange_.BoardInit();
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
         places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
@@ -149,7 +149,7 @@ private:
 
     // Gives each pair of this core's share its place, and sends its row to the owner's window.
     __aicore__ inline void AlltoAllDispatch() {
-        MOE_PHASE("AlltoAllDispatch");
+        MOE_PHASE(exchange_.stamps(), AlltoAllDispatch);
         if (exchange_.verdict().code != kOk) return;  // the status message carries the reason, no row leaves
         for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
             const uint32_t count = Min(kChunkPairs, routing_.end() - at);
@@ -268,7 +268,7 @@ private:
 
     // UB plan 3 (phase 6): the segment table, all counts, and copyRing chunks of window rows.
     __aicore__ inline void LocalWindowCopy() {
-        MOE_PHASE("LocalWindowCopy");
+        MOE_PHASE(exchange_.stamps(), LocalWindowCopy);
         exchange_.NextPlan();
         SegmentTable segments;
         segments.Init(exchange_.pipe(), *info_);

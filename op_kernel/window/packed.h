@@ -142,7 +142,7 @@ private:
 
     // UB plan 1 (phases 1 to 5).
     __aicore__ inline void PlanInit() {
-        MOE_PHASE("BuffInit");
+        MOE_PHASE(exchange_.stamps(), BuffInit);
         BuffInit();
         loader_.Init(exchange_.pipe(), *tiling_, args_.expandX, rowBytes_);
         segments_.Init(exchange_.pipe(), *info_);
@@ -158,7 +158,7 @@ private:
     // Sends this core's share of the rows back to their sources; checks its share of expand_idx before.
     template <bool kRdma>
     __aicore__ inline Verdict SetWaitTpStatusAndDisPatch() {
-        MOE_PHASE("SetWaitTpStatusAndDisPatch");
+        MOE_PHASE(exchange_.stamps(), SetWaitTpStatusAndDisPatch);
         const Verdict verdict = CheckOwnIndex();
         if (exchange_.verdict().code != kOk) return verdict;
         const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
@@ -182,7 +182,7 @@ private:
 
     // UB plan 2 (phase 6): the routing tables again, and the sums of this core's share.
     __aicore__ inline void LocalWindowCopy() {
-        MOE_PHASE("LocalWindowCopy");
+        MOE_PHASE(exchange_.stamps(), LocalWindowCopy);
         exchange_.NextPlan();
         RoutingInit();
         routing_.LoadTotals();

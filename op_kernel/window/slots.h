@@ -158,7 +158,7 @@ private:
 
     // UB plan 1 (phases 1 to 4).
     __aicore__ inline void PlanInit() {
-        MOE_PHASE("BuffInit");
+        MOE_PHASE(exchange_.stamps(), BuffInit);
         BuffInit();
         loader_.Init(exchange_.pipe(), *tiling_, args_.expandX, stride_);
         // MayOverflow compares the pairs of a token.
@@ -177,7 +177,7 @@ private:
     // Sends each row of the share [begin, end) to the slot (token, k) of the source that its triple names. All triples
     // of a chunk are checked before its first store, while the first rows come.
     __aicore__ inline Verdict SetWaitTpStatusAndDisPatch(uint32_t begin, uint32_t end) {
-        MOE_PHASE("SetWaitTpStatusAndDisPatch");
+        MOE_PHASE(exchange_.stamps(), SetWaitTpStatusAndDisPatch);
         Verdict verdict;
         if (begin == end) return verdict;
         uint32_t row = begin, count = BeginRows(row, begin, end);
@@ -216,7 +216,7 @@ private:
 
     // UB plan 2 (phase 5): the ids again, and the sums of this core's share.
     __aicore__ inline bool LocalWindowCopy() {
-        MOE_PHASE("LocalWindowCopy");
+        MOE_PHASE(exchange_.stamps(), LocalWindowCopy);
         exchange_.NextPlan();
         RoutingInit();
         SlotRows rows;

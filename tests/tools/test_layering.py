@@ -63,8 +63,8 @@ FORBIDDEN = [
     ("op_host", r"\btwin::|\bTWIN_"),
     ("twin", r"\b(moe|ops)::|moe_distribute"),
 ]
-# Only the waits, and the probe of what they stand on, may look at the clock or say that they poll.
-POLLS = {f"op_kernel/{name}.h" for name in ("common/base", "common/verdict", "common/wait")}
+# Only the waits, stamps, and the probe of what waits stand on, may look at the clock or say that they poll.
+POLLS = {f"op_kernel/{name}.h" for name in ("common/base", "common/stamps", "common/verdict", "common/wait")}
 POLLS |= {f"op_kernel/probe/{name}.h" for name in ("device", "probe", "shared")}
 
 

@@ -207,6 +207,7 @@ void Complete(moe::CallSpec& spec, const std::vector<uint8_t>& tiling) {
     spec.ranks_per_server = static_cast<int32_t>(info.ranksPerServer);
     spec.near_stores = info.nearRanks > 1 ? 1 : 0;
     spec.meeting = static_cast<int32_t>(info.meeting);
+    spec.stamps = static_cast<int32_t>(info.stamps);
     spec.window_mib = info.windowMiB;
     spec.lent_mib = static_cast<int64_t>(info.lentBytes / moe::kMiB);
     spec.cores = info.cores;

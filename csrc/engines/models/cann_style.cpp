@@ -225,7 +225,7 @@ private:
     }
 
     __aicore__ inline void Send() {
-        MOE_PHASE("AlltoAllDispatch");
+        MOE_MARK(AlltoAllDispatch);
         LoadIds();
         pipe_->InitBuffer(inQueue_, 2, static_cast<uint32_t>(CeilTo(info_->hidden * sizeof(XType), kBlock)));
         pipe_->InitBuffer(outQueue_, 2, unit_);
@@ -272,7 +272,7 @@ private:
 
     // Each core counts for its share of the experts; flags leave when the slowest core's last row has.
     __aicore__ inline void SetStatus() {
-        MOE_PHASE("SetStatus");
+        MOE_MARK(SetStatus);
         const uint32_t begin = PartBegin(info_->experts, core_, info_->cores);
         const uint32_t end = PartBegin(info_->experts, core_ + 1, info_->cores);
         pipe_->InitBuffer(statusBuf_, Max(end - begin, 1) * kBlock);
@@ -297,7 +297,7 @@ private:
 
     // The share's flags; its counts; and the sum of its counts to all cores, by way of the workspace.
     __aicore__ inline void WaitStatus() {
-        MOE_PHASE("WaitStatus");
+        MOE_MARK(WaitStatus);
         pipe_->Reset();
         wait_.Init(*pipe_, mine_);
         pipe_->InitBuffer(countBuf_, PaddedInts(Max(mine_, 1)) * sizeof(int32_t));
@@ -333,7 +333,7 @@ private:
 
     // Window rows of this core's slots to the outputs: payload, scale and triple of every row by themselves.
     __aicore__ inline void LocalWindowCopy() {
-        MOE_PHASE("LocalWindowCopy");
+        MOE_MARK(LocalWindowCopy);
         pipe_->InitBuffer(copyQueue_, 2, unit_);
         pipe_->InitBuffer(endBuf_, PaddedInts(Max(mine_, 1)) * sizeof(int32_t));
         uint32_t row = before_;
@@ -437,7 +437,7 @@ private:
     }
 
     __aicore__ inline void Send() {
-        MOE_PHASE("SetWaitTpStatusAndDisPatch");
+        MOE_MARK(SetWaitTpStatusAndDisPatch);
         const uint32_t slots = info_->world * info_->localExperts;
         pipe_->InitBuffer(totalBuf_, kBlock);
         GlobalTensor<int32_t> counts = View<int32_t>(gm_.sendCounts, slots);
@@ -477,7 +477,7 @@ private:
     }
 
     __aicore__ inline void LocalWindowCopy() {
-        MOE_PHASE("LocalWindowCopy");
+        MOE_MARK(LocalWindowCopy);
         pipe_->Reset();
         const uint32_t end = PartBegin(info_->batch, core_ + 1, info_->cores);
         const uint32_t begin = PartBegin(info_->batch, core_, info_->cores);

@@ -1,0 +1,57 @@
+"""Stamps of phases that the cores of an op leave in their window (``settings.STAMPS``)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from . import library
+
+CORES = 64  # moe::kMaxCores: as many have a place
+OPS = {"dispatch": 1, "combine": 2}  # moe::kOpDispatch, kOpCombine
+LAUNCH, END = "launch", "end"
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """That a core began a phase, ``cycles`` after the first core of its rank began the launch."""
+
+    core: int
+    phase: str
+    cycles: int
+
+
+def words_of_core() -> int:
+    """Words that a core has in the window, for each op."""
+    return int(library.lib().am_stamp_words())
+
+
+def of_communicator(handle: int, op: str, native: Any = None) -> list[Stamp]:
+    """What the cores of this rank's last ``op`` have left, core by core; ``native``: another engine's library."""
+    words = (ctypes.c_uint32 * (CORES * words_of_core()))()
+    (native or library.lib()).am_comm_stamps(handle, OPS[op], words)
+    return of_words([*words])
+
+
+def of_words(words: Sequence[int]) -> list[Stamp]:
+    """The stamps in the words of all cores, those of the first core first. Empty: none were left."""
+    given = (ctypes.c_uint32 * (CORES * words_of_core()))(*words)
+    lib = library.lib()
+    text = ctypes.create_string_buffer(lib.am_stamps_text(given, None, 0))
+    lib.am_stamps_text(given, text, len(text))
+    lines = [line.split("\t") for line in text.value.decode().splitlines()]
+    return [Stamp(int(core), phase, int(cycles)) for core, phase, cycles in lines]
+
+
+def spent(stamps: Sequence[Stamp]) -> list[dict[str, int]]:
+    """Of each core: cycles by phase, in its order; `LAUNCH` is what the core did before the first phase."""
+    cores: list[dict[str, int]] = []
+    for first, then in pairwise([*stamps, Stamp(-1, END, 0)]):
+        if first.phase == LAUNCH:
+            cores.append({})
+        if first.phase != END and first.core == then.core:
+            cores[-1][first.phase] = cores[-1].get(first.phase, 0) + then.cycles - first.cycles
+    return cores

@@ -1,0 +1,133 @@
+"""Stamps of phases: their clock, their order, what they cost, and that an op with them gives the same."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+
+import ascend_moe
+from ascend_moe import comm, explore
+from ascend_moe.native import library
+from ascend_moe.native.stamps import END, LAUNCH, Stamp, of_words, spent, words_of_core
+from ascend_moe.plan import Request
+from ascend_moe.plan.soc import cost_table
+from ascend_moe.predict.world import TimedWorld
+from ascend_moe.reference.cases import Case
+from ascend_moe.settings import STAMPS
+from ascend_moe.timeline import PHASE, Event
+from ascend_moe.validate.run import DevicePlace, run_case
+
+ORDER = {
+    ("window", "dispatch"): ["SendBuffInit", "AlltoAllDispatch", "SetStatus", "WaitStatus", "LocalWindowCopy"],
+    ("window", "combine"): ["BuffInit", "SetWaitTpStatusAndDisPatch", "SetStatus", "WaitStatus", "LocalWindowCopy"],
+    ("direct", "dispatch"): ["BuffInit", "PublishRows", "PublishLists", "SetStatus", "WaitStatus", "GatherRows"],
+    ("direct", "combine"): ["BuffInit", "ReturnRows", "SetStatus", "WaitStatus", "SumRows"],
+}
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_stamps_are_the_engines_times_and_cost_nothing_where_they_are_off(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(ranks=4, experts=32, topk=4, hidden=2048, batch=4, quant=True, soc="Ascend910_9391", cores=12)
+    costs = {name: cost.value for name, cost in cost_table(request.soc).items()}
+    counted, times = {}, {}
+    for given in ("1", "0"):
+        monkeypatch.setenv(STAMPS.name, given)
+        with TimedWorld(request, algorithm, 0, False) as world:
+            for op in ("dispatch", "combine"):
+                found = world.run(op, costs, events=100_000)
+                counted[op, given], times[op, given] = found.instructions, found.us
+                stamps = world.stamps(op, 1)
+                if given == "1":
+                    assert_same(stamps, [event for event in found.events if event.rank == 1], ORDER[algorithm, op])
+                else:
+                    assert not stamps
+    for op in ("dispatch", "combine"):  # a store a core, when all else is done
+        assert counted[op, "1"] == counted[op, "0"] + request.ranks * request.cores
+        assert times[op, "0"] < times[op, "1"] < times[op, "0"] + 2
+
+
+def assert_same(stamps: list[Stamp], events: list[Event], order: list[str]) -> None:
+    """A phase with instructions begins in the timeline with the first of them, at most 2 us after its stamp."""
+    inner = {(stamp.core, stamp.phase): stamp.cycles for stamp in stamps if stamp.phase not in (LAUNCH, END)}
+    marks = {(e.core, e.phase): e.start_ns / 20 for e in events if e.name == PHASE and e.phase != LAUNCH}
+    assert inner.keys() >= marks.keys()
+    late = [cycles - inner[place] for place, cycles in marks.items()]
+    assert max(late) - min(late) <= 100
+    assert [name for name in order if name in {phase for _, phase in inner}] == order
+    ends = [stamp for stamp in stamps if stamp.phase in (LAUNCH, END)]
+    assert [stamp.phase for stamp in ends] == [LAUNCH, END] * 12 and min(stamp.cycles for stamp in ends) == 0
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_ops_with_stamps_give_the_same(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an op ends early."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "3")
+    monkeypatch.setenv("HCCL_BUFFSIZE", "4")
+
+    def body(rank: int, group_ep: str, ids: str) -> None:
+        end, place = comm.lookup(group_ep, 3, rank), DevicePlace(group_ep, 3, rank)
+        case = Case("stamped", 3, contract=2, batches="unequal", ids=ids, seed=2)
+        wrong = [result.text for result in run_case(place, case) if not result.ok]
+        assert not wrong, wrong
+        for op in ("dispatch", "combine"):
+            stamps = end.stamps(op)
+            if not STAMPS.is_set():
+                assert not stamps
+            elif ids != "bad" or op == "dispatch":
+                assert {stamp.core for stamp in stamps} == {0, 1, 2}
+            for core in range(3):
+                own = [stamp for stamp in stamps if stamp.core == core]
+                assert not own or (own[0].phase, own[-1].phase) == (LAUNCH, END)
+                assert all(then.cycles >= first.cycles for first, then in pairwise(own))
+                names = [stamp.phase for stamp in own[1:-1]]
+                assert names == [name for name in ORDER[algorithm, op] if name in names]
+
+    with ascend_moe.LocalCluster(3) as cluster:
+        cluster.run(lambda rank, group_ep: body(rank, group_ep, "any"))
+        monkeypatch.setenv(STAMPS.name, "1")
+        for ids in ("any", "bad", "hot"):
+            cluster.run(lambda rank, group_ep, ids=ids: body(rank, group_ep, ids))
+
+
+@pytest.mark.parametrize("text", ["v1,DC,window", "v2,DC,window", "v2,DC,direct"])
+def test_no_schedule_finds_a_race_in_stamps(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STAMPS.name, "1")
+    found = explore.campaign([explore.parse(f"w2,c3,l2,k2,b3,{text}")], 30, 1, a_case=30)
+    assert found.finding is None, found.finding
+
+
+def test_stamps_of_cycles_that_wrap_around_and_of_an_older_op_are_told_apart() -> None:
+    words = [0] * (64 * words_of_core())
+
+    def put(core: int, mark: int, *cycles: int) -> None:
+        at = core * words_of_core()
+        words[at : at + 2] = mark, len(cycles)
+        words[at + 2] = sum(phase << 8 * i for i, phase in enumerate((0, 1, 13)))
+        words[at + 5 : at + 5 + len(cycles)] = [cycle & 0xFFFFFFFF for cycle in cycles]
+
+    put(0, 7, -1, 10, 30)
+    put(1, 7, -5, 2, 25)
+    put(2, 6, 1, 2, 3)
+    found = of_words(words)
+    assert found == [
+        *(Stamp(0, name, cycles) for name, cycles in ((LAUNCH, 4), ("BuffInit", 15), (END, 35))),
+        *(Stamp(1, name, cycles) for name, cycles in ((LAUNCH, 0), ("BuffInit", 7), (END, 30))),
+    ]
+    assert spent(found) == [{LAUNCH: 11, "BuffInit": 20}, {LAUNCH: 7, "BuffInit": 23}]
+
+
+def test_every_phase_is_begun_somewhere_and_has_a_home_alone() -> None:
+    root = library.native_source_root()
+    text = (root / "op_kernel/protocol/window.h").read_text()
+    block = re.search(r"define ASCEND_MOE_PHASES\(X\)(.*?)\n#", text, re.DOTALL)
+    assert block is not None
+    names = re.findall(r"X\((\w+)\)", block[1])
+    code = "".join(path.read_text() for path in sorted((root / "op_kernel").rglob("*.h")))
+    begun = re.findall(r"MOE_PHASE\([\w.\->()]+, (\w+)\)", code)
+    assert len(set(names)) == len(names) and set(begun) - {"name"} == set(names)
+    assert {name for order in ORDER.values() for name in order} == set(names)
