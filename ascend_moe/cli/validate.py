@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ascend_moe import validate as validation
     from ascend_moe.validate import probes
+    from ascend_moe.validate.times import Phase
 
 app = typer.Typer()
 DEFAULT_RANKS = 4
@@ -45,6 +46,9 @@ def validate(
     bring_up: Annotated[
         bool, typer.Option("--bringup", help="Instead: probe one by one what new silicon must do.")
     ] = False,
+    times: Annotated[
+        bool, typer.Option("--times", help="With --bringup: where the time of an op goes, beside the model's phases.")
+    ] = False,
     comm_alg: options.CommAlg = "",
     as_json: options.Json = "",
 ) -> None:
@@ -61,9 +65,21 @@ def validate(
             raise ArgumentError(f"--dtype {name!r} is none of {', '.join(DTYPES)}", argument="dtype")
     if ranks is not None and not 1 <= ranks <= MAX_WORLD:
         raise ArgumentError(f"--ranks {ranks} must be in 1..{MAX_WORLD}", argument="ranks")
-    own = ["--seed", str(seed), "--extra", str(extra), "--dtype", dtype, *["--bringup"] * bring_up]
+    if times and not bring_up:
+        raise ArgumentError("--times goes with --bringup: give both", argument="times")
+    what = "" if not bring_up else "times" if times else "probes"
+    own = [
+        "--seed",
+        str(seed),
+        "--extra",
+        str(extra),
+        "--dtype",
+        dtype,
+        *["--bringup"] * bring_up,
+        *["--times"] * times,
+    ]
     with options.comm_alg_of_ops(comm_alg):
-        raise typer.Exit(_validate(device, ranks, own, (seed, extra, names), bring_up, as_json))
+        raise typer.Exit(_validate(device, ranks, own, (seed, extra, names), what, as_json))
 
 
 def _validate(
@@ -71,10 +87,13 @@ def _validate(
     ranks: int | None,
     own: Sequence[str],
     drawn: tuple[int, int, tuple[str, ...]],
-    bring_up: bool,
+    bring_up: str,
     as_json: str,
 ) -> int:
-    """The command's exit code. ``own``: its options, for ranks that it starts; ``drawn``: what calls are made."""
+    """The command's exit code. ``own``: its options, for ranks that it starts; ``drawn``: what calls are made.
+
+    ``bring_up``: "", "probes", or "times" for the probes and times.
+    """
     from ascend_moe import validate as validation
     from ascend_moe.native import binding, library
     from ascend_moe.validate import bringup
@@ -90,7 +109,9 @@ def _validate(
     if bring_up:
         ranks = ranks or 2
         started("validate", f"{here.about}: every probe on {ranks} ranks")
-        return _report(f"{here.about}, {ranks} ranks", bringup.on_threads(ranks), as_json)
+        findings = bringup.on_threads(ranks)
+        phases = bringup.times_on_threads(ranks) if bring_up == "times" else []
+        return _report(f"{here.about}, {ranks} ranks", findings, as_json, phases=phases, ranks=ranks)
     library.lib()  # what is missing is said before anything starts
     binding.library()
     ranks = ranks or DEFAULT_RANKS
@@ -105,7 +126,7 @@ def _validate(
     return _print({"text": validation.text(outcome), **outcome.as_dict()}, as_json)
 
 
-def _rank(device: validation.Device, choose: validation.Choose, bring_up: bool, as_json: str) -> int:
+def _rank(device: validation.Device, choose: validation.Choose, bring_up: str, as_json: str) -> int:
     """One rank of torchrun. Rank 0 prints what came of it, or leaves it for the process that started it."""
     import torch.distributed as dist
 
@@ -117,14 +138,17 @@ def _rank(device: validation.Device, choose: validation.Choose, bring_up: bool, 
     found: dict[str, Any] | None = None
     if bring_up:
         findings, kept = bringup.in_group(device, place)
+        phases = bringup.times_in_group(device, place, findings) if bring_up == "times" else []
+        ranks = dist.get_world_size()
         if dist.get_rank() == 0:
             found = {"about": about, "findings": [asdict(finding) for finding in findings], "kept": kept}
+            found |= {"times": [asdict(phase) for phase in phases], "ranks": ranks}
     elif (outcome := validation.processes(place, about, choose)) is not None:
         found = {"text": validation.text(outcome), **outcome.as_dict()}
     if found is not None and path:
         path.write_text(json.dumps(found))
     elif found is not None and bring_up:
-        code = _report(about, findings, as_json, kept)
+        code = _report(about, findings, as_json, kept, phases, ranks)
         code = 0 if code == 3 else code  # torchrun takes it for a crash, and says so at length
     elif found is not None:
         code = _print(found, as_json)
@@ -146,9 +170,10 @@ def open_group(device: validation.Device) -> tuple[torch.device, str]:
     return torch.device("cpu"), f"cpu, {dist.get_world_size()} processes, gloo"
 
 
-def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bring_up: bool, as_json: str) -> int:
+def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bring_up: str, as_json: str) -> int:
     """Starts torchrun on the NPUs of this machine and reports what its rank 0 leaves behind."""
     from ascend_moe.validate import probes
+    from ascend_moe.validate.times import Phase
 
     ranks = ranks or (device.count if bring_up else min(device.count, MAX_WORLD))
     if ranks > device.count and not device.virtual and not bring_up:
@@ -163,7 +188,8 @@ def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bri
         if found is None:
             raise AscendMoeError(f"bringup: {why}")
         findings = [probes.Finding(**finding) for finding in found["findings"]]
-        return _report(found["about"], findings, as_json, found["kept"])
+        phases = [Phase(**phase) for phase in found["times"]]
+        return _report(found["about"], findings, as_json, found["kept"], phases, found["ranks"])
     if found is None:
         print(f"ascend-moe validate: {why}", file=sys.stderr)
         return 1
@@ -188,14 +214,22 @@ def _print(outcome: dict[str, Any], as_json: str) -> int:
     return 0 if outcome["ok"] else 1
 
 
-def _report(about: str, findings: Sequence[probes.Finding], as_json: str, kept: str = "") -> int:
-    """Prints the findings of --bringup, and what was kept of them; returns the exit code."""
-    from ascend_moe.validate import probes
+def _report(
+    about: str,
+    findings: Sequence[probes.Finding],
+    as_json: str,
+    kept: str = "",
+    phases: Sequence[Phase] = (),
+    ranks: int = 0,
+) -> int:
+    """Prints the findings of --bringup, what was kept of them, and --times; returns the exit code."""
+    from ascend_moe.validate import probes, times
 
     lines = [about, "", *map(str, findings), "", probes.summary(findings), *[kept] * bool(kept)]
-    show(
-        {"device": about, "findings": [asdict(finding) for finding in findings], "kept": kept},
-        as_json,
-        lambda: print("\n".join(lines)),
-    )
+    if phases:
+        lines += ["", *times.lines(phases, times.configuration(ranks))]
+    printed = {"device": about, "findings": [asdict(finding) for finding in findings], "kept": kept}
+    if phases:
+        printed["times"] = [asdict(phase) for phase in phases]
+    show(printed, as_json, lambda: print("\n".join(lines)))
     return probes.exit_code(findings)

@@ -24,8 +24,9 @@ from ascend_moe import comm, settings, verdict
 from ascend_moe.comm.servers import ServerPost, topology
 from ascend_moe.errors import AscendMoeError, CommError, CommTimeout
 from ascend_moe.ops.npu_communicator import soc_of
+from ascend_moe.plan import Request, plan
 from ascend_moe.reference.cases import Case
-from ascend_moe.validate import Device
+from ascend_moe.validate import Device, times
 from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SERVERS, SKIPPED, Finding, Probe, Skipped
 from ascend_moe.validate.probes_kernel import Npu, Twin
 from ascend_moe.validate.run import run_case
@@ -36,6 +37,7 @@ _COLLECT_S = 60.0
 BATCH = "BatchWrite order"
 DEADLINE_S = 2.0
 SOON_S = 1.0  # in which a failed communicator refuses
+ALGORITHMS = ("window", "direct")  # whose phases are timed
 LATE_S = 1.5  # after the deadline, by which a wait must have ended
 
 
@@ -192,6 +194,49 @@ def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES) -> list[Fin
             cluster.run(body)
         findings.append(_together(probe, [verdicts[rank] for rank in range(ranks)]))
     return findings
+
+
+def times_on_threads(ranks: int) -> list[times.Phase]:
+    """Phases of both algorithms, ranks as threads, and what the model says of as many cores."""
+    request, found = times.configuration(ranks), []
+    with times.stamped():
+        for algorithm in ALGORITHMS:
+            with comm.LocalCluster(ranks, window_mib=_window_mib(request)) as cluster:
+
+                def body(rank: int, group_ep: str, algorithm: str = algorithm) -> list[times.Round]:
+                    return times.rounds(DevicePlace(group_ep, ranks, rank), request, algorithm)
+
+                found += times.phases(cluster.run(body), algorithm)
+    return times.with_prediction(found, request, "")
+
+
+def _window_mib(request: Request) -> int:
+    return plan(request).buffsize_mib
+
+
+def times_in_group(device: Device, place: torch.device, findings: Sequence[Finding]) -> list[times.Phase]:
+    """The same on the ranks of the default group. Collective; only rank 0 has the phases.
+
+    On NPUs not after the probe of the servers has failed, and direct only where what it rests on has passed.
+    """
+    rank, world, on_npu = dist.get_rank(), dist.get_world_size(), device.kind == "npu"
+    passed = frozenset(finding.name for finding in findings if finding.verdict == PASS)
+    if on_npu and SERVERS.name not in passed:
+        return []
+    safe = not on_npu or verdict.allows("direct", passed)
+    request, found = times.configuration(world), []
+    store: Any = dist.distributed_c10d._get_default_store()
+    with times.stamped():
+        for algorithm in ALGORITHMS if safe else ALGORITHMS[:1]:
+            name = comm.comm_name(dist.new_group())
+            own = times.rounds(DevicePlace(name, world, rank, place), request, algorithm)
+            store.set(f"ascend_moe/bringup/times/{algorithm}/{rank}", json.dumps(own))
+            keys = [f"ascend_moe/bringup/times/{algorithm}/{other}" for other in range(world)]
+            store.wait(keys, timedelta(seconds=_COLLECT_S))
+            comm.close(name)
+            if rank == 0:
+                found += times.phases([json.loads(store.get(key)) for key in keys], algorithm)
+    return times.with_prediction(found, request, soc_of(place) if on_npu else "") if rank == 0 else []
 
 
 def in_group(device: Device, place: torch.device) -> tuple[list[Finding], str]:

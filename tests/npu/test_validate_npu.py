@@ -12,6 +12,7 @@ import pytest
 from npu_runs import launch
 
 from ascend_moe import verdict
+from ascend_moe.validate import times
 from ascend_moe.validate.bringup import OP_PROBES
 from ascend_moe.validate.probes import KERNEL_PROBES, SERVERS
 
@@ -59,7 +60,7 @@ def test_every_probe_of_the_bringup_passes(soc: str, cores: int, tmp_path: Path)
     report = tmp_path / "report"
     env = {"ASCEND_MOE_VNPU_REPORT": str(report), "ASCEND_MOE_PROVEN": ""}
     verdict.forget(kind := verdict.Machine(f"virtual {soc}", "", verdict.ONE_SERVER))
-    code, printed = on_vnpu(soc, "validate", "--bringup", "--json", **env)
+    code, printed = on_vnpu(soc, "validate", "--bringup", "--times", "--json", **env)
     assert f"verdict: virtual {soc}, " in read(printed)["kept"] and "comm_alg auto is direct" in read(printed)["kept"]
     kept = verdict.read(kind.path)
     verdict.forget(kind)
@@ -75,7 +76,13 @@ def test_every_probe_of_the_bringup_passes(soc: str, cores: int, tmp_path: Path)
     assert f"on {cores} cores" in found["context layout"]["detail"]
     ranks = [json.loads(line) for line in report.read_text().splitlines()]
     launches = {rank["rank"]: rank["launches"]["AscendMoeProbe"] for rank in ranks if rank["rank"]}
-    assert launches == {"0": 19, "1": 19}  # BatchWrite has nothing to show on one server
+    reads = 2 * times.ROUNDS * 2 * 2  # by algorithm, round and op: stamps are two blocks a core
+    assert launches == {"0": 19 + reads, "1": 19 + reads}  # BatchWrite has nothing to show on one server
+    phases = [phase for phase in read(printed)["times"] if phase["name"] == "launch"]
+    assert {(phase["op"], phase["algorithm"]) for phase in phases} == {
+        (op, algorithm) for op in ("dispatch", "combine") for algorithm in ("window", "direct")
+    }
+    assert {phase["cores"] for phase in phases} == {cores} and all(phase["slowest"] > 0 for phase in phases)
 
 
 def test_doctor_says_that_the_device_is_virtual() -> None:

@@ -1,0 +1,167 @@
+"""Where the time of an op goes: stamps of its phases, beside what the model predicts for the same configuration.
+
+`ascend-moe validate --bringup --times` on the ranks of a group, or on threads of the twin. What a CPU takes says
+nothing about an NPU: there it shows that the stamps work.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from .. import comm, settings
+from .._text import filled, table
+from ..dispatchers import MC2Dispatcher
+from ..errors import AscendMoeError
+from ..native.stamps import LAUNCH, OPS, spent
+from ..ops import npu_communicator
+from ..plan import Request
+from ..predict import predict
+from .probes_kernel import CYCLES_PER_MICRO
+from .run import DevicePlace
+
+ROUNDS, WARM_UPS = 20, 4
+EXPERTS, MOST_PREDICTED = 256, 64  # ranks; more take minutes
+NOTE = (
+    "slowest: core of all ranks; mean: of all cores; each the median of {} rounds. The model's launch is all of it, "
+    "that of the stamps what a core does of it itself. The phases of the model are those of its critical path."
+)
+
+
+# By op, then phase: cycles of the slowest core, of all cores together, and how many cores have it.
+Round = Mapping[str, Mapping[str, tuple[int, int, int]]]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Microseconds of one phase, and how many cores of a rank have it.
+
+    ``predicted`` is 0 where the model was not asked, or has none on its critical path.
+    """
+
+    op: str
+    algorithm: str
+    name: str
+    slowest: float
+    mean: float
+    cores: int
+    predicted: float = 0.0
+
+
+def configuration(ranks: int) -> Request:
+    """What is run: int8 rows in dispatch, bf16 rows in combine, at least an expert a rank."""
+    experts = ranks * max(1, EXPERTS // ranks)
+    return Request(ranks=ranks, experts=experts, topk=min(8, experts), hidden=7168, batch=32, quant=True)
+
+
+def about(request: Request) -> str:
+    """The configuration in words."""
+    return (
+        f"{request.ranks} ranks, {request.batch} tokens each, H {request.hidden}, K {request.topk}, "
+        f"E {request.experts}, int8 rows in dispatch, bf16 rows in combine, contract {request.contract}"
+    )
+
+
+@contextmanager
+def stamped() -> Iterator[None]:
+    """Ops of this process leave stamps meanwhile."""
+    name, before = settings.STAMPS.name, os.environ.get(settings.STAMPS.name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        os.environ.update({} if before is None else {name: before})
+
+
+def rounds(place: DevicePlace, request: Request, algorithm: str) -> list[Round]:
+    """What this rank's cores took in each round. Collective, while `stamped`."""
+    generator = torch.Generator().manual_seed(place.rank)
+    x = torch.randn(request.batch, request.hidden, generator=generator).bfloat16().to(place.device)
+    scores = torch.rand(request.batch, request.experts, generator=generator)
+    weights, ids = (part.to(place.device) for part in scores.topk(request.topk))
+    dispatcher = MC2Dispatcher(place.group_ep, place.world, place.rank, request.experts, comm_alg=algorithm)
+    found: list[Round] = []
+    for number in range(WARM_UPS + ROUNDS):
+        sent = dispatcher.dispatch(x, ids.int(), quant_mode=2)
+        dispatcher.combine(sent.expand_x.to(x.dtype), sent, weights)
+        if number >= WARM_UPS:
+            found.append({op: _summed(spent(_end(place).stamps(op))) for op in OPS})
+    npu_communicator.check(place.group_ep)
+    return found
+
+
+def _summed(cores: Sequence[Mapping[str, int]]) -> dict[str, tuple[int, int, int]]:
+    names = dict.fromkeys(name for core in cores for name in core)
+    own = {name: [core[name] for core in cores if name in core] for name in names}
+    return {name: (max(cycles), sum(cycles), len(cycles)) for name, cycles in own.items()}
+
+
+def _end(place: DevicePlace) -> Any:
+    where = place.group_ep, place.world, place.rank
+    return npu_communicator.find(*where, place.device) if place.device.type == "npu" else comm.lookup(*where)
+
+
+def phases(ranks: Sequence[Sequence[Round]], algorithm: str) -> list[Phase]:
+    """The rounds of all ranks as microseconds by phase.
+
+    Raises:
+        AscendMoeError: a rank has left no stamps.
+    """
+    result = []
+    for op in OPS:
+        for rank, own in enumerate(ranks):
+            if not all(each[op] for each in own):
+                raise AscendMoeError(f"rank {rank} left no stamps of {op}: it runs operators of another version")
+        by_round = [[rank[number][op] for rank in ranks] for number in range(len(ranks[0]))]
+        for name in dict.fromkeys(name for each in by_round for rank in each for name in rank):
+            here = [[rank[name] for rank in each if name in rank] for each in by_round]
+            cores = [sum(count for _, _, count in each) for each in here]
+            slowest = median(max(most for most, _, _ in each) for each in here)
+            mean = median(sum(total for _, total, _ in each) / count for each, count in zip(here, cores, strict=True))
+            times = (slowest / CYCLES_PER_MICRO, mean / CYCLES_PER_MICRO)
+            result.append(Phase(op, algorithm, name, *times, cores[0] // len(ranks)))
+    return result
+
+
+def with_prediction(measured: Sequence[Phase], request: Request, soc: str) -> list[Phase]:
+    """The same with the model's times where it is quick enough to ask.
+
+    ``soc``: of the ranks; "": the model's own choice.
+    """
+    if request.ranks > MOST_PREDICTED:
+        return list(measured)
+    asked = replace(request, soc=soc or request.soc, cores=cores_of(measured))
+    found: list[Phase] = []
+    for algorithm in dict.fromkeys(phase.algorithm for phase in measured):
+        model = predict(asked, algorithm=algorithm)
+        of_op = {"dispatch": model.dispatch.phases, "combine": model.combine.phases}
+        own = [phase for phase in measured if phase.algorithm == algorithm]
+        found += [replace(phase, predicted=of_op[phase.op].get(phase.name, 0.0)) for phase in own]
+    return found
+
+
+def cores_of(measured: Sequence[Phase]) -> int:
+    """Cores of a rank: all of them launch."""
+    return max(phase.cores for phase in measured if phase.name == LAUNCH)
+
+
+def lines(found: Sequence[Phase], request: Request) -> list[str]:
+    """The phases as tables."""
+    text = [f"phases, us: {about(request)}"]
+    for op, algorithm in dict.fromkeys((phase.op, phase.algorithm) for phase in found):
+        own = [phase for phase in found if (phase.op, phase.algorithm) == (op, algorithm)]
+        rows = [[phase.name, *_numbers(phase), str(phase.cores)] for phase in own]
+        text += ["", *table([[f"{op}, {algorithm}", "model", "slowest", "mean", "cores"], *rows])]
+    return [*text, "", *filled(NOTE.format(ROUNDS).split())]
+
+
+def _numbers(phase: Phase) -> list[str]:
+    model = f"{phase.predicted:.1f}" if phase.predicted else "-"
+    return [model, f"{phase.slowest:.1f}", f"{phase.mean:.1f}"]
