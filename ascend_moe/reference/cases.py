@@ -59,6 +59,7 @@ class Case:
     expert_scales too. ``plain``: combine's expert_scales have no elements. ``coded``: rows come back as int8
     (comm_quant_mode 2). ``special``: zero, copy and const experts; some ids are theirs. ``alphas``: dimensions of the
     alphas of const experts. ``cores``: AIV cores of a launch.
+    ``share``: the ranks of a server where combine sums by algorithm hierarchy, 0 where by another.
     ``name`` is for reports. ``given``: tensors made by hand, see ``of``.
     """
 
@@ -86,6 +87,7 @@ class Case:
     width: int = 0
     special: tuple[int, int, int] = (0, 0, 0)
     alphas: int = 1
+    share: int = 0
     seed: int = 0
     given: tuple[RankInput, ...] | None = field(default=None, compare=False, repr=False)
 
@@ -350,6 +352,7 @@ class Case:
         """Returns what combine must make of every rank's expert rows."""
         inputs = [replace(given, expert_scales=self.weights_of(given)) for given in self.inputs]
         numbers = {"global_bs": self.global_bs, "comm_quant_mode": self.comm_quant_mode}
+        numbers["ranks_per_server"] = self.share
         return combine(inputs, rows, dispatched, moe_expert_num=self.experts, special=self.specials, **numbers)
 
     def weights_of(self, inputs: RankInput) -> torch.Tensor | None:

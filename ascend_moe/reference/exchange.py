@@ -266,6 +266,7 @@ def combine(
     global_bs: int = 0,
     comm_quant_mode: int = 0,
     special: Special = NO_SPECIAL,
+    ranks_per_server: int = 0,
 ) -> list[torch.Tensor]:
     """All ranks' combine outputs, (BS, H) in the dtype of ``expand_xs``.
 
@@ -275,13 +276,15 @@ def combine(
     The sum of a token is fp32: from 0, k ascending, each product rounded, then added (no FMA); then
     shared_expert_x; then one round-to-nearest-even cast. Inactive tokens give zeros. A copy expert's row is ori_x, a
     const expert's what ``const_row`` makes of it; a zero expert adds nothing.
+    ranks_per_server R > 0: by comm_alg "hierarchy", of servers of R ranks, see ``_sum_by_server``; comm_quant_mode 2
+    then codes the servers' sums, and no row.
     Raises ValueError when the routed pairs are not exactly the rows that dispatch delivered.
     """
-    group_of(inputs, moe_expert_num, global_bs)
+    group = group_of(inputs, moe_expert_num, global_bs)
     returned: list[dict[tuple[int, int], Row]] = [{} for _ in inputs]
     for rows, result in zip(expand_xs, dispatched, strict=True):
         arrived = rows.detach()[: len(result.assist_info)]
-        if comm_quant_mode == 2:
+        if comm_quant_mode == 2 and ranks_per_server == 0:
             arrived = restore_blocks(*quantize_blocks(arrived))
         values = arrived.float().numpy()
         for i, (source, token, k) in enumerate(result.assist_info.tolist()):
@@ -295,14 +298,29 @@ def combine(
         out = np.zeros((batch, hidden), np.float32)
         mask = given.x_active_mask
         for token in range(batch):
-            if mask is None or bool(mask[token].any()):
+            if mask is not None and not bool(mask[token].any()):
+                continue
+            if ranks_per_server == 0:
                 out[token] = _sum(given, token, returned[rank], hidden)
+                continue
+            of_server = ranks_per_server * group.local_experts
+            servers = {
+                (token, k): expert // of_server
+                for k, expert in enumerate(given.expert_ids[token].tolist())
+                if 0 <= expert < moe_expert_num
+            }
+            rounding = _rounding(expand_xs[rank].dtype, comm_quant_mode)
+            out[token] = _sum_by_server(given, token, returned[rank], hidden, servers, rounding)
         outputs.append(torch.from_numpy(out).to(expand_xs[rank].dtype))
     return outputs
 
 
 def _sum(given: RankInput, token: int, returned: dict[tuple[int, int], Row], hidden: int) -> Row:
-    acc = np.zeros(hidden, np.float32)
+    return _add_shared(given, token, _add_pairs(given, token, returned, np.zeros(hidden, np.float32)))
+
+
+def _add_pairs(given: RankInput, token: int, returned: dict[tuple[int, int], Row], acc: Row) -> Row:
+    """Adds the weighted rows that ``returned`` has of a token, k ascending."""
     with np.errstate(all="ignore"):
         for k in range(given.expert_ids.shape[1]):
             if (token, k) in returned:
@@ -312,9 +330,49 @@ def _sum(given: RankInput, token: int, returned: dict[tuple[int, int], Row], hid
                 if given.expert_scales.numel() > 0:
                     term = term * np.float32(given.expert_scales[token, k].item())
                 acc = acc + term
-        if given.shared_expert_x is not None:
-            acc = acc + given.shared_expert_x.detach().reshape(-1, hidden)[token].float().numpy()
     return acc
+
+
+def _add_shared(given: RankInput, token: int, acc: Row) -> Row:
+    if given.shared_expert_x is None:
+        return acc
+    with np.errstate(all="ignore"):
+        return acc + given.shared_expert_x.detach().reshape(-1, acc.size)[token].float().numpy()
+
+
+def _rounding(dtype: torch.dtype, comm_quant_mode: int) -> Callable[[Row], Row]:
+    """What the sum of a server becomes on its way: its value in ``dtype``, and as codes with comm_quant_mode 2."""
+
+    def rounded(row: Row) -> Row:
+        value = torch.from_numpy(row).to(dtype)[None]
+        if comm_quant_mode == 2:
+            value = restore_blocks(*quantize_blocks(value))
+        sent: Row = value[0].float().numpy()
+        return sent
+
+    return rounded
+
+
+def _sum_by_server(
+    given: RankInput,
+    token: int,
+    returned: dict[tuple[int, int], Row],
+    hidden: int,
+    servers: dict[tuple[int, int], int],
+    rounding: Callable[[Row], Row],
+) -> Row:
+    """The sum of a token by algorithm hierarchy; ``servers``: of each of its pairs.
+
+    Each server sums its rows in fp32, from 0, k ascending, and rounds the sum. The token's rank adds these in fp32,
+    from 0, servers ascending; then its special experts, k ascending; then shared_expert_x.
+    """
+    acc = np.zeros(hidden, np.float32)
+    for server in sorted({servers[pair] for pair in servers if pair in returned}):
+        rows = {pair: returned[pair] for pair in returned if servers.get(pair) == server}
+        with np.errstate(all="ignore"):
+            acc = acc + rounding(_add_pairs(given, token, rows, np.zeros(hidden, np.float32)))
+    others = {pair: row for pair, row in returned.items() if pair not in servers}
+    return _add_shared(given, token, _add_pairs(given, token, others, acc))
 
 
 def _special_rows(given: RankInput, experts: int, special: Special) -> dict[tuple[int, int], Row]:
@@ -502,6 +560,41 @@ def predict_traffic(
         again = shares or group.local_experts >= _MANY_EXPERTS or padded > _LIST_ENTRIES
         moved.append(Traffic(written, read, *rows, (4 + 8 * weights) * received * cores * again))
     return moved
+
+
+def predict_crossings(
+    inputs: Sequence[RankInput],
+    *,
+    moe_expert_num: int,
+    ranks_per_server: int,
+    hidden: int,
+    dtype: torch.dtype,
+    quant_mode: int = 0,
+    comm_quant_mode: int = 0,
+) -> list[tuple[int, int]]:
+    """Bytes of rows that each rank sends to other servers by comm_alg "hierarchy": in dispatch, in combine.
+
+    Dispatch: a token's row once for each other server that owns one of its experts, with 32 bytes that name it, and K
+    ids, row numbers and weights of 4 bytes, each rounded up to 32 bytes. Combine: a sum for each such row of the ranks
+    of the other servers that have this rank's number there.
+    """
+    world, of_server = len(inputs), moe_expert_num // len(inputs) * ranks_per_server
+    crossing = [[0] * (world // ranks_per_server) for _ in inputs]  # by rank and server
+    for rank, given in enumerate(inputs):
+        pairs = {(token, expert // of_server) for token, _, expert in routed_pairs(given, moe_expert_num)}
+        for _, server in pairs:
+            crossing[rank][server] += server != rank // ranks_per_server
+    topk = int(inputs[0].expert_ids.shape[1])
+    row = _align32(hidden * (1 if quant_mode else dtype.itemsize)) + 32 * (quant_mode != 0)
+    record = row + 32 + 3 * _align32(4 * topk)
+    back = coded_row_bytes(hidden)[0] if comm_quant_mode == 2 else _align32(hidden * dtype.itemsize)
+    sums = [
+        sum(
+            crossing[peer][rank // ranks_per_server] for peer in range(rank % ranks_per_server, world, ranks_per_server)
+        )
+        for rank in range(world)
+    ]
+    return [(record * sum(rows), back * sent) for rows, sent in zip(crossing, sums, strict=True)]
 
 
 _MANY_CORES = 8  # from here on cores share the rows that several experts of a rank get
