@@ -351,7 +351,13 @@ class MoELayer(nn.Module):
             mask = mask.reshape((bs, topk) if pairs else (bs,))
         weights, ids = self.route(tokens) if input_ids is None else self.route(tokens, input_ids)
         if self.copies is not None:
-            ids = remap(ids, self.copies, source_rank=self.dispatcher.rank, world_size=self.dispatcher.world_size)
+            ids = remap(
+                ids,
+                self.copies,
+                source_rank=self.dispatcher.rank,
+                world_size=self.dispatcher.world_size,
+                replicas=self.dispatcher.num_experts,
+            )
         entering, weights = self.enter(tokens, weights)
         sent = self.dispatcher.dispatch(
             entering,

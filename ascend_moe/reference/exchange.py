@@ -337,7 +337,9 @@ def _add_shared(given: RankInput, token: int, acc: Row) -> Row:
     if given.shared_expert_x is None:
         return acc
     with np.errstate(all="ignore"):
-        return acc + given.shared_expert_x.detach().reshape(-1, acc.size)[token].float().numpy()
+        shared: Row = given.shared_expert_x.detach().reshape(-1, acc.size)[token].float().numpy()
+        total: Row = acc + shared
+        return total
 
 
 def _rounding(dtype: torch.dtype, comm_quant_mode: int) -> Callable[[Row], Row]:

@@ -104,3 +104,20 @@ def test_other_dispatchers_and_placements_are_refused() -> None:
 
     with ascend_moe.LocalCluster(1, window_mib=2) as cluster:
         cluster.run(work)
+
+
+def test_special_experts_lie_behind_the_copies() -> None:
+    """A layer with copies of experts gives what the layer without them gives, zero and copy experts among the ids."""
+    config = MoEConfig(64, 32, 6, 3, zero_expert_num=1, copy_expert_num=2)
+
+    def work(rank: int, group_ep: str, placement: Balance | None, physical: int) -> torch.Tensor:
+        carrier = MC2Dispatcher(group_ep, 2, rank, physical, **config.special.given)
+        layer = MoELayer(config, carrier, dtype=torch.float32, placement=placement).init_weights(3)
+        x = torch.randn(9, 64, generator=torch.Generator().manual_seed(rank))
+        assert (layer.route(x)[1] >= config.num_experts).any()
+        return layer(x)
+
+    with ascend_moe.LocalCluster(2, window_mib=2) as cluster:
+        plain = cluster.run(lambda rank, group: work(rank, group, None, 6))
+        copied = cluster.run(lambda rank, group: work(rank, group, balance(LOAD, 10, 2), 10))
+    assert all(map(torch.equal, plain, copied))
