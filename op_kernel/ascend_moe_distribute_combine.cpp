@@ -8,28 +8,18 @@
 extern "C" __global__ __aicore__ void ascend_moe_distribute_combine(
     GM_ADDR expandX, GM_ADDR expertIds, GM_ADDR expandIdx, GM_ADDR epSendCounts, GM_ADDR expertScales,
     GM_ADDR tpSendCounts, GM_ADDR xActiveMask, GM_ADDR expandScales, GM_ADDR sharedExpertX, GM_ADDR oriX,
-    GM_ADDR constExpertAlpha_1, GM_ADDR constExpertAlpha_2, GM_ADDR constExpertV, GM_ADDR x, GM_ADDR errorRecord,
-    GM_ADDR workspaceGM, GM_ADDR tilingGM) {
+    GM_ADDR constExpertAlpha_1, GM_ADDR constExpertAlpha_2, GM_ADDR constExpertV, GM_ADDR performanceInfo, GM_ADDR x,
+    GM_ADDR errorRecord, GM_ADDR workspaceGM, GM_ADDR tilingGM) {
     KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIV_1_0);
     REGISTER_TILING_DEFAULT(moe::MoeDistributeCombineTiling);
     GET_TILING_DATA_WITH_STRUCT(moe::MoeDistributeCombineTiling, tiling, tilingGM);
     (void)tpSendCounts;
     (void)expandScales;
-    const moe::CombineArguments arguments = {expandX,
-                                             expertIds,
-                                             expandIdx,
-                                             epSendCounts,
-                                             expertScales,
-                                             xActiveMask,
-                                             sharedExpertX,
-                                             oriX,
-                                             constExpertAlpha_1,
-                                             constExpertAlpha_2,
-                                             constExpertV,
-                                             x,
-                                             errorRecord,
-                                             workspaceGM,
-                                             tilingGM};
+    const moe::CombineArguments arguments = {
+        expandX,      expertIds,       expandIdx, epSendCounts,       expertScales,
+        xActiveMask,  sharedExpertX,   oriX,      constExpertAlpha_1, constExpertAlpha_2,
+        constExpertV, performanceInfo, x,         errorRecord,        workspaceGM,
+        tilingGM};
     constexpr bool kCodes = !AscendC::IsSameType<DTYPE_X, float>::value;  // rows of fp32 travel as they are
     AscendC::TPipe pipe;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE)) {

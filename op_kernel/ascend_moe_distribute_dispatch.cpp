@@ -6,16 +6,28 @@
 #include "window/dispatch.h"
 
 extern "C" __global__ __aicore__ void ascend_moe_distribute_dispatch(
-    GM_ADDR x, GM_ADDR expertIds, GM_ADDR scales, GM_ADDR xActiveMask, GM_ADDR expertScales, GM_ADDR expandX,
-    GM_ADDR dynamicScales, GM_ADDR expandIdx, GM_ADDR expertTokenNums, GM_ADDR epRecvCounts, GM_ADDR tpRecvCounts,
-    GM_ADDR expandScales, GM_ADDR errorRecord, GM_ADDR workspaceGM, GM_ADDR tilingGM) {
+    GM_ADDR x, GM_ADDR expertIds, GM_ADDR scales, GM_ADDR xActiveMask, GM_ADDR expertScales, GM_ADDR performanceInfo,
+    GM_ADDR expandX, GM_ADDR dynamicScales, GM_ADDR expandIdx, GM_ADDR expertTokenNums, GM_ADDR epRecvCounts,
+    GM_ADDR tpRecvCounts, GM_ADDR expandScales, GM_ADDR errorRecord, GM_ADDR workspaceGM, GM_ADDR tilingGM) {
     KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIV_1_0);
     REGISTER_TILING_DEFAULT(moe::MoeDistributeDispatchTiling);
     GET_TILING_DATA_WITH_STRUCT(moe::MoeDistributeDispatchTiling, tiling, tilingGM);
-    const moe::DispatchArguments arguments = {
-        x,         expertIds,       scales,       xActiveMask,  expertScales, expandX,     dynamicScales,
-        expandIdx, expertTokenNums, epRecvCounts, tpRecvCounts, expandScales, errorRecord, workspaceGM,
-        tilingGM};
+    const moe::DispatchArguments arguments = {x,
+                                              expertIds,
+                                              scales,
+                                              xActiveMask,
+                                              expertScales,
+                                              performanceInfo,
+                                              expandX,
+                                              dynamicScales,
+                                              expandIdx,
+                                              expertTokenNums,
+                                              epRecvCounts,
+                                              tpRecvCounts,
+                                              expandScales,
+                                              errorRecord,
+                                              workspaceGM,
+                                              tilingGM};
     AscendC::TPipe pipe;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH)) {
         moe::Run<moe::MoeDistributeDispatch<DTYPE_X, false, false>, moe::kPlain>(arguments, tiling, pipe);

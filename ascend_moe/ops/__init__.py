@@ -119,6 +119,10 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
         x_active_mask: (BS,) or (BS, K) bool; masked pairs are not sent and their ids not looked at.
         expert_scales: (BS, K) float32: expand_scales then has the weight of every row, and ep_recv_counts is
             longer, as in CANN. Given on all ranks or on none.
+        performance_info: (W,) int64: to element r the op adds the microseconds that this rank has waited for rank r's
+            message, from the begin of its wait on; a rank that never came counts until the wait has ended. The op
+            writes into this tensor, which torch is not told: give a tensor of your own, and under torch.compile an
+            input of the graph. May be given on some ranks alone.
         quant_mode: 0 none, 2 int8 with one scale a token.
         global_bs: 0 (every rank has the same BS) or W * the largest BS.
         expert_token_nums_type: 0 cumulative, 1 counts.
@@ -147,7 +151,8 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
     Accepted and ignored, CANN alone uses them:
     group_tp with one TP rank (tp_world_size 0 or 1, tp_rank_id 0).
     Refused by name until they are supported: tp_world_size 2, shared_expert_rank_num above 0,
-    shared_expert_num above 1, expert_shard_type 1, elastic_info, performance_info, y_dtype, x_dtype, scales_dtype.
+    shared_expert_num above 1, expert_shard_type 1, elastic_info (`ascend_moe.agree` and `ascend_moe.shrink` survive a
+    lost rank), y_dtype, x_dtype, scales_dtype.
 
     Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
     ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order.
@@ -267,6 +272,7 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
         comm_quant_mode: 2: rows come back as int8, which takes 1.25 bytes an element: of each block of 8 the codes
             rint(v / b) with b = max|v| / 127, and b in the dtype of expand_x, bfloat16 or float16. Rows that stay on
             their rank are rounded too. Not for window tensors (``window_empty``); without gradients.
+        performance_info: (W,) int64, as dispatch's.
         comm_alg: as dispatch's; 'direct' takes rows and assist_info_for_combine in dispatch's order only.
 
     Returns:
@@ -275,7 +281,7 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
     Accepted and ignored, CANN alone uses them:
     tp_send_counts, expand_scales, group_tp with one TP rank (tp_world_size 0 or 1, tp_rank_id 0).
     Refused by name until they are supported: tp_world_size 2, shared_expert_rank_num above 0,
-    shared_expert_num above 1, expert_shard_type 1, elastic_info, performance_info.
+    shared_expert_num above 1, expert_shard_type 1, elastic_info.
 
     Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
     ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order.

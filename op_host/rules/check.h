@@ -216,7 +216,16 @@ private:
                (!scales || Matrix("scales", kTensor_scales, kTypeFp32, experts, x.dims[1])) &&
                InRange("expert_token_nums_type", MOE_ATTRIBUTE(call_, expert_token_nums_type), 0, 1) &&
                (!MOE_GIVEN(call_, expert_scales) ||
-                Matrix("expert_scales", kTensor_expert_scales, kTypeFp32, ids.dims[0], ids.dims[1]));
+                Matrix("expert_scales", kTensor_expert_scales, kTypeFp32, ids.dims[0], ids.dims[1])) &&
+               Performance();
+    }
+    bool Performance() {
+        if (!MOE_GIVEN(call_, performance_info)) return true;
+        const int64_t length = MOE_TENSOR(call_, performance_info).dims[0], world = MOE_ATTRIBUTE(call_, ep_world_size);
+        return Typed("performance_info", kTensor_performance_info, 1, kTypeInt64) &&
+               Need(length == world, "performance_info",
+                    "performance_info has %lld elements, it must have ep_world_size = %lld: microseconds for each rank",
+                    Wide(length), Wide(world));
     }
 
     bool Combine() {
@@ -243,7 +252,7 @@ private:
                Typed("ep_send_counts", kTensor_ep_send_counts, 1, kTypeInt32) &&
                Need(counts >= slots, "ep_send_counts",
                     "ep_send_counts has %lld elements, it must have at least W*L = %lld", Wide(counts), Wide(slots)) &&
-               Weights(ids) && SharedX() && OriginalX() && ConstExperts();
+               Weights(ids) && SharedX() && OriginalX() && ConstExperts() && Performance();
     }
     bool CommQuant() {
         const int64_t mode = MOE_ATTRIBUTE(call_, comm_quant_mode);

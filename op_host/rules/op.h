@@ -33,8 +33,8 @@
     INPUT(scales, kTypeFp32, kOptional, kBoth)                                                                        \
     INPUT(x_active_mask, kTypeBool, kOptional, kBoth)                                                                 \
     INPUT(expert_scales, kTypeFp32, kOptional, kBoth)                                                                 \
-    REFUSED(elastic_info, kV2, "CANN no longer has it")                                                               \
-    REFUSED(performance_info, kV2, "not built yet")
+    REFUSED(elastic_info, kV2, "CANN no longer has it; ascend_moe.agree and ascend_moe.shrink survive a lost rank")   \
+    INPUT(performance_info, kTypeInt64, kOptional, kV2)
 
 #define ASCEND_MOE_DISPATCH_OUTPUTS(OUTPUT, RENAMED)                                                                  \
     OUTPUT(expand_x, kWireRows)                                                                                       \
@@ -86,12 +86,12 @@
     REFUSED(group_list, kV1, "CANN takes no other")                                                                   \
     INPUT(expand_scales, kTypeFp32, kOptional, kBoth)                                                                 \
     INPUT(shared_expert_x, kRows, kOptional, kBoth)                                                                   \
-    REFUSED(elastic_info, kV2, "CANN no longer has it")                                                               \
+    REFUSED(elastic_info, kV2, "CANN no longer has it; ascend_moe.agree and ascend_moe.shrink survive a lost rank")   \
     INPUT(ori_x, kRows, kOptional, kV2)                                                                               \
     INPUT(const_expert_alpha_1, kRows, kOptional, kV2)                                                                \
     INPUT(const_expert_alpha_2, kRows, kOptional, kV2)                                                                \
     INPUT(const_expert_v, kRows, kOptional, kV2)                                                                      \
-    REFUSED(performance_info, kV2, "not built yet")
+    INPUT(performance_info, kTypeInt64, kOptional, kV2)
 
 #define ASCEND_MOE_COMBINE_OUTPUTS(OUTPUT, RENAMED)                                                                   \
     OUTPUT(x, kRows)                                                                                                  \

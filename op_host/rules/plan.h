@@ -102,6 +102,7 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.ids = info.firstConst + static_cast<uint32_t>(special.constant);
     const bool mixes = !dispatch && special.constant != 0;
     info.alphaRank = mixes ? static_cast<uint32_t>(MOE_TENSOR(call, const_expert_alpha_1).rank) : 0;
+    info.measures = MOE_GIVEN(call, performance_info) ? 1 : 0;
     info.algorithm = AlgorithmOf(call, info);
 }
 

@@ -68,6 +68,7 @@ private:
         Add("BatchWrite item", kBlock);
         Add("abort blocks", AbortBytes(info_.world));
         Add("awaited runs", static_cast<uint64_t>(ofFirst ? first : most) * run);
+        if (info_.measures != 0) Add("times of the sources", WaitTimesBytes(most));
     }
 
     // Rows of x on their way out, and what quantizes them.
@@ -180,6 +181,7 @@ private:
     void AllRuns() {
         Add("fail block", kBlock);
         Add("abort blocks", AbortBytes(info_.world));
+        if (info_.measures != 0) Add("times of the sources", WaitTimesBytes(info_.world));
         Add("runs of all sources", WaitBytes(info_.world, info_.cores, Counts(), info_.localExperts));
         if (info_.cores > 1)
             Add("their comparison", MatchBytes(MessagesAtOnce(info_.world, info_.cores, Counts()), Counts()));

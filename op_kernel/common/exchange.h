@@ -19,11 +19,14 @@ namespace moe {
 class Exchange {
 public:
     // Reads the context and the epoch. False: the context is not the one that this tiling was made for; core
-    // 0 has then written the error record. `tiling`: in GM, `head`: of its copy in this core.
+    // 0 has then written the error record. `performance`: performance_info, if info.measures. `tiling`: in GM, `head`:
+    // of its copy in this core.
     __aicore__ inline bool Enter(TPipe& pipe, const MoeDistributeInfo& info, uint32_t op, GM_ADDR workspace,
-                                 GM_ADDR record, GM_ADDR tiling, const MoeDistributeMc2Head& head) {
+                                 GM_ADDR performance, GM_ADDR record, GM_ADDR tiling,
+                                 const MoeDistributeMc2Head& head) {
         stamps_.Init(info);
         pipe_ = &pipe;
+        performance_ = performance;
         info_ = &info;
         workspace_ = workspace;
         core_ = static_cast<uint32_t>(AscendC::GetBlockIdx());
@@ -164,6 +167,7 @@ public:
         const uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
         StatusWaiter waiter;
         waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, first, count);
+        if (info_->measures != 0) waiter.Measure(*pipe_, performance_, epoch_);
         Verdict mine = verdict_;
         Worsen(mine, waiter.Wait());
         if (mine.code == kOk || mine.code == kRoutingMismatch) {
@@ -179,6 +183,7 @@ public:
         FailWatch fail;
         fail.Init(*pipe_, context_, epoch_);
         waiter.InitAll(*pipe_, context_, sender_.servers(), *info_, config_, epoch_);
+        if (info_->measures != 0 && core_ == 0) waiter.Measure(*pipe_, performance_, epoch_);
         if (core_ == 0) {
             const Verdict verdict = waiter.Wait();
             if (verdict.code != kOk) fail.Post(verdict.code);
@@ -286,6 +291,7 @@ private:
     static constexpr uint32_t kWordBytes = sizeof(uint32_t);
     TPipe* pipe_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
+    GM_ADDR performance_ = nullptr;
     GM_ADDR workspace_ = nullptr;
     WindowContext context_;
     EpochWord word_;

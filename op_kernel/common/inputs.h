@@ -21,6 +21,7 @@ struct CombineArguments {
     GM_ADDR constAlpha1;
     GM_ADDR constAlpha2;
     GM_ADDR constV;
+    GM_ADDR performanceInfo;
     GM_ADDR x;
     GM_ADDR errorRecord;
     GM_ADDR workspace;

@@ -14,6 +14,7 @@ struct DispatchArguments {
     GM_ADDR scales;
     GM_ADDR xActiveMask;
     GM_ADDR expertScales;
+    GM_ADDR performanceInfo;
     GM_ADDR expandX;
     GM_ADDR dynamicScales;
     GM_ADDR expandIdx;

@@ -108,6 +108,58 @@ private:
     uint32_t epoch_ = 0;
 };
 
+// Where performance_info is given: adds to its element of each source the microseconds from the begin of the wait until
+// the core first saw that source's message. What never came counts until the wait has ended.
+class WaitTimes {
+public:
+    // `times`: performance_info [W] int64, of which this core keeps `count` from `first` on.
+    __aicore__ inline void Init(TPipe& pipe, GM_ADDR times, uint32_t epoch, uint32_t first, uint32_t count) {
+        count_ = count;
+        epoch_ = epoch;
+        if (count == 0) return;
+        pipe.InitBuffer(seenBuf_, static_cast<uint32_t>(CeilTo(count * sizeof(uint32_t), kBlock)));
+        pipe.InitBuffer(sumBuf_, static_cast<uint32_t>(CeilTo(count * 2 * sizeof(uint32_t), kBlock)));
+        times_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ uint32_t*>(times + static_cast<uint64_t>(first) * 2 * sizeof(uint32_t)), count * 2);
+        for (uint32_t i = 0; i < count; ++i) seenBuf_.Get<uint32_t>().SetValue(i, kUnseen);
+    }
+    __aicore__ inline bool given() const { return count_ != 0; }
+    __aicore__ inline void Begin(int64_t now) { begun_ = now; }
+    // `message`: of the source at `index` of the range, as last loaded.
+    __aicore__ inline void Look(uint32_t index, const LocalTensor<uint32_t>& message) {
+        LocalTensor<uint32_t> seen = seenBuf_.Get<uint32_t>();
+        if (seen.GetValue(index) == kUnseen && message.GetValue(kH0Magic) == HeaderWord(epoch_))
+            seen.SetValue(index, Micros());
+    }
+    __aicore__ inline void Store() {
+        LocalTensor<uint32_t> seen = seenBuf_.Get<uint32_t>(), sums = sumBuf_.Get<uint32_t>();
+        const uint32_t end = Micros();
+        CopyIn(sums, times_, 2 * count_);
+        SyncFunc<HardEvent::MTE2_S>();
+        for (uint32_t i = 0; i < count_; ++i) {
+            const uint32_t low = sums.GetValue(2 * i);
+            const uint32_t sum = low + (seen.GetValue(i) == kUnseen ? end : seen.GetValue(i));
+            sums.SetValue(2 * i, sum);
+            if (sum < low) sums.SetValue(2 * i + 1, sums.GetValue(2 * i + 1) + 1);
+        }
+        SyncFunc<HardEvent::S_MTE3>();
+        CopyOut(times_, sums, 2 * count_);
+    }
+
+private:
+    static constexpr uint32_t kUnseen = 0xFFFFFFFFu;
+
+    __aicore__ inline uint32_t Micros() const {
+        return static_cast<uint32_t>(static_cast<uint64_t>(AscendC::GetSystemCycle() - begun_) / kCyclesPerMicro);
+    }
+
+    GlobalTensor<uint32_t> times_;  // low and high words
+    UbBuf seenBuf_, sumBuf_;
+    int64_t begun_ = 0;
+    uint32_t count_ = 0;
+    uint32_t epoch_ = 0;
+};
+
 // Waits for the status messages of a contiguous range of source ranks: those of this server in the state
 // area, those of others behind the rows that they came with. Where InitAll takes them in parts, each part is waited for
 // after the one before, and only Kept() of its messages stays.
@@ -163,42 +215,19 @@ public:
         return counts;
     }
 
+    // After Init or InitAll, on the one core that keeps the times of these sources. `times`: performance_info.
+    __aicore__ inline void Measure(TPipe& pipe, GM_ADDR times, uint32_t epoch) {
+        times_.Init(pipe, times, epoch, first_, count_);
+    }
+
     // Returns kOk, the worst collective error of the messages, or a fatal one. On a timeout `source` is the
     // first rank that is missing.
     __aicore__ inline Verdict Wait() {
-        Verdict worst;
         const int64_t start = AscendC::GetSystemCycle();
-        uint32_t next = 0, looks = 0;
-        bool lastLook = false;
-        odd_ = false;
-        for (BeginPart(0); next < count_;) {
-            const uint32_t before = next;
-            Load(next);
-            next = matching_ ? Match(next, worst) : Advance(next, stop_, worst);
-            if (worst.code >= kFirstFatal) break;
-            if (next == stop_) EndPart();
-            if (next == count_) break;
-            if (matching_ && next != before) continue;  // it has judged a message: the next may be there
-            Verdict abort;
-            const bool expired = AscendC::GetSystemCycle() - start > static_cast<int64_t>(info_->deadlineCycles);
-            // Aborts are rare, and a look at them takes as long as one at the messages.
-            const bool aborted = (expired || lastLook || looks++ % kLooksAnAbort == 0) && aborts_.Look(abort);
-            if (lastLook) {
-                // What was missing before is still missing after a fresh look.
-                if (!aborted) {
-                    abort.code = kCommTimeout;
-                    abort.source = first_ + next;
-                    abort.reporter = info_->rank;
-                }
-                return abort;
-            }
-            lastLook = aborted || expired;
-            odd_ = expired;  // what is odd then will not become right
-            if (!lastLook) {
-                MOE_POLL_HINT();
-            }
-        }
-        return worst;
+        times_.Begin(start);
+        const Verdict verdict = WaitSince(start);
+        if (times_.given()) times_.Store();
+        return verdict;
     }
 
     // Checks the counts hashes that Wait() has left. `rowsKnown`: the numbers of rows are right. Messages of parts are
@@ -257,6 +286,43 @@ private:
     static constexpr uint32_t kLooksAnAbort = 16;
 #endif
 
+    __aicore__ inline Verdict WaitSince(int64_t start) {
+        Verdict worst;
+        uint32_t next = 0, looks = 0;
+        bool lastLook = false;
+        odd_ = false;
+        for (BeginPart(0); next < count_;) {
+            const uint32_t before = next;
+            Load(next);
+            if (times_.given()) {
+                for (uint32_t i = next; i < stop_; ++i) times_.Look(i, Message(i));
+            }
+            next = matching_ ? Match(next, worst) : Advance(next, stop_, worst);
+            if (worst.code >= kFirstFatal) break;
+            if (next == stop_) EndPart();
+            if (next == count_) break;
+            if (matching_ && next != before) continue;  // it has judged a message: the next may be there
+            Verdict abort;
+            const bool expired = AscendC::GetSystemCycle() - start > static_cast<int64_t>(info_->deadlineCycles);
+            // Aborts are rare, and a look at them takes as long as one at the messages.
+            const bool aborted = (expired || lastLook || looks++ % kLooksAnAbort == 0) && aborts_.Look(abort);
+            if (lastLook) {
+                // What was missing before is still missing after a fresh look.
+                if (!aborted) {
+                    abort.code = kCommTimeout;
+                    abort.source = first_ + next;
+                    abort.reporter = info_->rank;
+                }
+                return abort;
+            }
+            lastLook = aborted || expired;
+            odd_ = expired;  // what is odd then will not become right
+            if (!lastLook) {
+                MOE_POLL_HINT();
+            }
+        }
+        return worst;
+    }
     __aicore__ inline bool InParts() const { return atOnce_ < count_; }
     __aicore__ inline LocalTensor<uint32_t> Kept(uint32_t source, uint32_t block) {
         const LocalTensor<uint32_t> words = InParts() ? keptBuf_.Get<uint32_t>() : buf_.Get<uint32_t>();
@@ -336,6 +402,7 @@ private:
     GlobalTensor<uint32_t> messages_;
     UbBuf buf_, keptBuf_;
     AbortWatch aborts_;
+    WaitTimes times_;
     StatusReader reader_;
     MessageMatch match_;
     ServerMap servers_;

@@ -74,6 +74,7 @@ struct MoeDistributeInfo {
     uint32_t firstCopy;       // id of the first copy expert,
     uint32_t firstConst;      // and of the first const expert
     uint32_t stamps;          // 1: every core leaves stamps of its phases in the state area
+    uint32_t measures;        // performance_info given
     uint32_t alphaRank;       // combine: const_expert_alpha_1 and _2: 0 no const experts, 1 (C,), 2 (C, H)
     uint64_t dataBytes;       // data area of every rank
     uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none
@@ -199,6 +200,12 @@ MOE_FN uint32_t WaitBytes(uint32_t world, uint32_t cores, uint32_t counts, uint3
     const uint32_t together = MessagesAtOnce(world, cores, counts);
     return together * StatusMessageBytes(counts) +
            (together < world ? world * KeptBytes(world, cores, counts, localExperts) : 0);
+}
+
+// UB of WaitTimes: of each source when its message was seen, and its word pair of performance_info.
+MOE_FN uint32_t WaitTimesBytes(uint32_t sources) {
+    return static_cast<uint32_t>(CeilTo(sources * sizeof(uint32_t), kBlock) +
+                                 CeilTo(sources * 2 * sizeof(uint32_t), kBlock));
 }
 
 // UB for MessageMatch, which compares `world` messages together: the expected message, a block and a number for

@@ -37,6 +37,7 @@ from table import (
     SHARED_ROWS,
     SUITE,
     SUMS,
+    TIMES,
     TWO_LAUNCHES,
     WINDOW,
     ZERO_COPY,
@@ -130,6 +131,7 @@ PARTS = {
         "kernels/test_contexts.py::test_a_record_keeps_the_first_failure_until_a_fatal_one",
     ],
     MANY_RANKS: ["kernels/test_many_ranks.py"],
+    TIMES: ["kernels/test_wait_times.py"],
     FAILURES: [
         "kernels/test_failures_told.py",
         "kernels/test_failures_corrupt.py",

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Who finds a mutant. On the fast engine: a part of the suite, the tests of zero copy, of "many ranks", those at the
-# "borders" of what the kernels check, those of what comes of "failures", `ascend-moe run`. On the checked engine:
+# "borders" of what the kernels check, those of what comes of "failures", those of the "times" in performance_info,
+# `ascend-moe run`. On the checked engine:
 # explore mode with cases
 # of the algorithm "window" or "direct", of ranks on several "servers", of "lent" rows, of "roles" (direct, some cores
 # make lists), of "long lists", of "shared rows" (direct, owners read a row once for all their experts), of "large"
@@ -22,6 +23,7 @@ LONG_LISTS, SHARED_ROWS, FAULTS = "long lists", "shared rows", "faults"
 LARGE, FORGED, SUMS, TWO_LAUNCHES, DRAWN = "large", "forged", "sums", "two launches", "drawn"
 PROBES = "probes"  # of the bring-up, on both engines
 MANY_RANKS, IN_PARTS = "many ranks", "parts"
+TIMES = "times"
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,29 @@ PATCHES = r"""
 = hashes_of_the_last_part_only: core 0 checks the hashes of the messages that it has in UB
 ! many ranks
 - if (InParts()) nextToHash_ = 0;
+
+# What performance_info counts.
+= times_replaced: the sum of earlier calls is lost
+! times
+@ common/wait
+- const uint32_t sum = low + (seen
++ const uint32_t sum = (seen
+= times_without_carry: a carry into the upper half is lost
+! times
+- if (sum < low) sums.SetValue(
++ if (false) sums.SetValue(
+= times_of_the_whole_wait: every source has the time of the last one
+! times
+- const uint32_t sum = low + (seen.GetValue(i) == kUnseen ? end : seen.GetValue(i));
++ const uint32_t sum = low + end;
+= times_of_missing_left_out: a source that never came has no time
+! times
+- (seen.GetValue(i) == kUnseen ? end : seen.GetValue(i));
++ (seen.GetValue(i) == kUnseen ? 0 : seen.GetValue(i));
+= times_at_the_wrong_place: each core adds to the elements of the first sources
+! times
+- (times + static_cast<uint64_t>(first) * 2 * sizeof(uint32_t)), count * 2);
++ (times), count * 2);
 
 # Pipes that do not wait for another.
 % window | missing pipe synchronisation, uninitialised UB read | unseen
