@@ -13,7 +13,7 @@ from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
 from ascend_moe.interop.deep_ep.layout import Config
 from ascend_moe.interop.deep_ep.place import BufferPlace, Group, refused
 
-_LEAVING_OUT = "a rank cannot be left out of a group yet: make a new group of those that live"
+_LEAVING_OUT = "Buffer(enable_shrink=True) has it; or ascend_moe.agree and ascend_moe.shrink, and a new one"
 
 
 class BufferBase:

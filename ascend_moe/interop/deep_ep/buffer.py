@@ -32,7 +32,9 @@ class Buffer(_NormalMode, _LowLatencyMode, metaclass=_ByFlavour):
         group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode,
             allow_mnnvl: as of `BufferBase`, which has the limits too.
         explicitly_destroy: ``destroy`` may be called.
-        enable_shrink: no effect. comm: must be None.
+        enable_shrink: low-latency calls can go on without a rank, one machine's processes or a LocalCluster: when one
+            is lost, the call raises PeerLost on every rank that is left, the mask has it from then on, and the next
+            calls are theirs alone, with the ranks' old numbers. comm: must be None.
         flavour: "deepep", or "ascend": the call makes an ``AscendBuffer``, with sgl-kernel-npu's rows, counts and
             handles, and takes its arguments.
 

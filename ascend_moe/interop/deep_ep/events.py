@@ -123,6 +123,7 @@ class Costs:
 
     def __init__(self, argument: str, stats: Tensor | None, place: Place) -> None:
         self._row, self._place = stats, place
+        self._ranks = list(range(place.world))
         if stats is None:
             return
         need_shape(argument, stats, (place.world,), (place.world, place.world))
@@ -130,6 +131,11 @@ class Costs:
         rule = "is on {}, where the kernels do not time their waits; pass None"
         need(stats.device.type == "cpu", argument, rule, stats.device)
         self._row = stats if stats.dim() == 1 else stats[place.rank]
+
+    def among(self, place: Place, ranks: list[int]) -> Costs:
+        """Returns itself: the calls are now of a smaller group, of these ranks of the Buffer's."""
+        self._place, self._ranks = place, ranks
+        return self
 
     def of(self, call: Callable[P, R]) -> Callable[P, R]:
         """The same call, whose waits are added. A recording of `ascend_moe.trace` may be going on."""
@@ -142,7 +148,7 @@ class Costs:
             with events_of(self._place.rank) as events:
                 result = call(*args, **kwargs)
             waited = waited_for(events, self._place.world)
-            row.add_(torch.tensor([round(micros) for micros in waited], dtype=row.dtype))
+            row[self._ranks] += torch.tensor([round(micros) for micros in waited], dtype=row.dtype)
             return result
 
         return timed

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from functools import cached_property
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,10 +15,14 @@ from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, typed_
 from ascend_moe.interop.deep_ep import events
 from ascend_moe.interop.deep_ep.base import BufferBase
 from ascend_moe.interop.deep_ep.events import Costs, EventOverlap
+from ascend_moe.interop.deep_ep.mask import RankMask, mapped
 from ascend_moe.interop.deep_ep.place import Handle, call_of, need_whole
 from ascend_moe.interop.deep_ep.received import Received, results_of
 from ascend_moe.interop.deep_ep.rows import Format
 from ascend_moe.ops.pairs import SentIds
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MOST_ALIVE = 2  # results, as in DeepEP, whose windows hold two
 
@@ -27,6 +32,33 @@ class _LowLatencyMode(BufferBase):
     """The calls of low-latency mode, and which results are alive."""
 
     _results: tuple[Received, ...] = ()
+    enable_shrink: bool = False
+
+    @cached_property
+    def _mask(self) -> RankMask:
+        return RankMask(self._place)
+
+    def _shrinkable(self, name: str) -> RankMask:
+        need(self.enable_shrink, name, "needs a Buffer that was made with enable_shrink=True")
+        return self._mask
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Leaves a rank out of low-latency calls from the next one on: no row goes to its experts, none comes from it.
+
+        To be called on all other ranks with the same rank. mask=False takes back what no call has done yet.
+        """
+        self._shrinkable("low_latency_update_mask_buffer").update(rank_to_mask, mask)
+
+    def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
+        """Writes into ``(W,)`` int32 1 for ranks that are left out, told so or lost, else 0."""
+        self._shrinkable("low_latency_query_mask_buffer").query(mask_status)
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Takes back what no call has done yet. Raises ArgumentError where ranks are left out already."""
+        self._shrinkable("low_latency_clean_mask_buffer").clean()
+
+    def _watched(self, call: Callable[P, R]) -> Callable[P, R]:
+        return self._mask.watched(call) if self.enable_shrink else call
 
     @torch.no_grad()
     def low_latency_dispatch(
@@ -83,15 +115,21 @@ class _LowLatencyMode(BufferBase):
                 "with the handle, or drop the result",
                 argument="handle",
             )
-        rows, ids = format.pack(x), narrow("topk_idx", topk_idx)
         self._on_the_way.settle()
-        named, way = wide_ids_named(topk_idx, self._place.rank), self._place.dispatcher(num_experts)
+        self._mask.apply()
+        rows, ids = format.pack(x), mapped(narrow("topk_idx", topk_idx), self._mask.table(local))
+        place = self._mask.place
+        costs.among(place, self._mask.alive)
+        named, way = wide_ids_named(topk_idx, place.rank), place.dispatcher(local * place.world)
         if return_recv_hook:
-            finish = costs.of(named(named(way.begin_dispatch)(rows, ids, max_tokens=tokens).finish))
+            begun = self._watched(named(way.begin_dispatch))(rows, ids, max_tokens=tokens)
+            finish = self._watched(costs.of(named(begun.finish)))
         else:
-            arrived = costs.of(named(way.dispatch))(rows, ids, max_tokens=tokens)
+            arrived = self._watched(costs.of(named(way.dispatch)))(rows, ids, max_tokens=tokens)
             finish = lambda: arrived  # noqa: E731
-        result = results_of(way, tokens, x, format, SentIds(ids), cumulative_local_expert_recv_stats)
+        result = results_of(
+            way, tokens, x, format, SentIds(ids), cumulative_local_expert_recv_stats, self._mask, self._place.world
+        )
         result.finish = finish
         self._results = (*self._results, result)
         width = result.width
@@ -141,6 +179,7 @@ class _LowLatencyMode(BufferBase):
         costs = Costs("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, self._place)
         given_x = x
         result = call_of(handle, Received, "low_latency_dispatch")
+        costs.among(result.way.place, result.ranks)
         shape = (result.way.local_experts, result.width, result.hidden)
         rule = "is of a dispatch whose hook was not called, or has raised: call it first"
         need(result.finish is None, "handle", rule)
@@ -156,14 +195,14 @@ class _LowLatencyMode(BufferBase):
         assert result.places is not None and result.sent is not None
         rows = x.reshape(-1, result.hidden)
         rows = rows.index_select(0, result.places.clamp(max=rows.shape[0] - 1))
-        ids = result.ids.checked("topk_idx", narrow("topk_idx", topk_idx))
+        ids = result.ids.checked("topk_idx", mapped(narrow("topk_idx", topk_idx), result.table))
         sent = result.way.resume(ids, result.sent.expand_idx, result.sent.ep_recv_counts, max_tokens=result.tokens)
         self._on_the_way.settle()
         given = (rows, sent, topk_weights)
         if return_recv_hook:
-            finish = costs.of(result.way.begin_combine(*given).finish)
+            finish = self._watched(costs.of(self._watched(result.way.begin_combine)(*given).finish))
         else:
-            total = costs.of(result.way.combine)(*given)
+            total = self._watched(costs.of(result.way.combine))(*given)
         result.combined, result.next_rows = True, None
         hook = events.nothing
         if return_recv_hook:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
+from ascend_moe.interop.deep_ep.mask import RankMask
 from ascend_moe.interop.deep_ep.rows import FP8, Format, places_of
 from ascend_moe.ops.pairs import SentIds
 
@@ -27,6 +28,9 @@ class Received:
     count: Tensor  # (L,) int32
     source: Tensor  # (L * M + 1,) int32, the token of each row: M = tokens * W; the last is nobody's
     range: Tensor  # (L, W) int64: rows of each source rank, and from bit 32 on where they begin
+    world: int  # W, of the Buffer's group; the op's may be smaller, of these ranks of it
+    ranks: list[int]
+    table: Tensor | None  # (E,): the op's numbers of the experts, when it is
     values: list[Tensor]  # until received: (L * M + 1, H), with fp8 scales ((L + 1), columns, M)
     shown: weakref.ref[Tensor] | None = None  # what the caller holds
     finish: Callable[[], Dispatched] | None = None  # None: received
@@ -39,7 +43,7 @@ class Received:
     @property
     def width(self) -> int:
         """M, rows that a local expert has room for."""
-        return self.tokens * self.way.world_size
+        return self.tokens * self.world
 
     def alive(self) -> bool:
         """Still to be received; or neither combined nor dropped."""
@@ -61,7 +65,7 @@ class Received:
         rows = int(counts[-1]) if counts.device.type == "cpu" else sent.expand_x.shape[0]
         table = counts.diff(prepend=counts.new_zeros(1)).view(self.way.local_experts, -1).long()
         begins = table.cumsum(1) - table
-        self.range.copy_(table | begins << 32)
+        self.range[:, self.ranks] = table | begins << 32
         self.count.copy_(table.sum(1))
         if self.stats is not None:
             self.stats += self.count
@@ -88,11 +92,18 @@ class Received:
 
 
 def results_of(
-    way: MC2Dispatcher, tokens: int, x: Tensor, format: Format, ids: SentIds, stats: Tensor | None
+    way: MC2Dispatcher,
+    tokens: int,
+    x: Tensor,
+    format: Format,
+    ids: SentIds,
+    stats: Tensor | None,
+    mask: RankMask,
+    world: int,
 ) -> Received:
     """Without values. Zeros on the CPU, where they cost nothing until they are touched."""
     make = torch.zeros if x.device.type == "cpu" else torch.empty
-    local, width, hidden = way.local_experts, tokens * way.world_size, x.shape[1]
+    local, width, hidden = way.local_experts, tokens * world, x.shape[1]
     values = [make(local * width + 1, hidden, dtype=FP8 if format.fp8 else x.dtype, device=x.device)]
     if format.fp8:  # a column of scales is contiguous, as DeepEP has them
         values.append(make(local + 1, format.columns(hidden), width, dtype=format.scales, device=x.device))
@@ -105,6 +116,9 @@ def results_of(
         stats,
         count=make(local, dtype=torch.int32, device=x.device),
         source=make(local * width + 1, dtype=torch.int32, device=x.device),
-        range=make(local, way.world_size, dtype=torch.int64, device=x.device),
+        range=torch.zeros(local, world, dtype=torch.int64, device=x.device),
+        world=world,
+        ranks=mask.alive,
+        table=mask.table(local),
         values=values,
     )
