@@ -310,6 +310,15 @@ def _clear_together(end: NpuCommunicator, group: Any) -> None:
         _cleared.add(group)
 
 
+def before_opening(group_ep: str, world: int, rank: int, device: torch.device) -> tuple[int, int]:
+    """The layout of the context, and ranks of a server, that an end will be opened with: opens and launches nothing.
+
+    Collective at first. Raises as ``find``.
+    """
+    group = comm.hccl_group(group_ep, world, rank)
+    return context_kind(soc_of(device)), _agreed(group_ep, group, device)[0]
+
+
 def _agreed(group_ep: str, group: Any, device: torch.device) -> tuple[int, frozenset[str]]:
     """Ranks a server, and what bring-up has proven, with which an end of the group is opened. Collective at first."""
     end = _ends.get(group_ep)

@@ -183,22 +183,25 @@ class Npu:
         """Whose reports a launch returns: this one's."""
         return range(self.place.rank, self.place.rank + 1)
 
+    # What the probe of the servers asks: on an A2 the opening of an end launches a kernel, and that is too early.
+
     @property
     def near(self) -> int:
         """Ranks of a server."""
-        return self._end().ranks_per_server
+        return self._before_opening()[1]
 
     @property
     def hosts(self) -> list[str]:
         """The host name of every rank."""
         place = self.place
         group = comm.hccl_group(place.group_ep, place.world, place.rank)
-        return [post.host for post in servers.gather(place.group_ep, group, MEET_S, self._end().soc)]
+        posts = servers.gather(place.group_ep, group, MEET_S, npu_communicator.soc_of(place.device))
+        return [post.host for post in posts]
 
     @property
     def layout(self) -> str:
         """Returns the layout of HCCL's context: "a3" or "a2"."""
-        kind = self._end().context_kind
+        kind = self._before_opening()[0]
         return next(name for name, number in CONTEXTS.items() if number == kind)
 
     def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
@@ -222,6 +225,10 @@ class Npu:
         self.cores = words[0][CORES]
         found = [Seen(self.place.rank, core, *block[:6]) for core, block in enumerate(words)]
         return found[: max(self.cores, 1)], seconds
+
+    def _before_opening(self) -> tuple[int, int]:
+        place = self.place
+        return npu_communicator.before_opening(place.group_ep, place.world, place.rank, place.device)
 
     def _end(self) -> npu_communicator.NpuCommunicator:
         place = self.place

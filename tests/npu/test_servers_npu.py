@@ -45,7 +45,8 @@ def test_bringup_asks_for_host_names_first(share: str, right: bool, tmp_path: Pa
     env = {"HOSTS": "aabb", "ASCEND_MOE_RANKS_PER_SERVER": share, "ASCEND_MOE_VNPU_REPORT": str(report)}
     code, printed = on_vnpu(A2, "validate", "--bringup", "--json", devices=4, python_path=tmp_path, **env)
     first, *others = read(printed)["findings"]
-    launched = [json.loads(line)["launches"] for line in report.read_text().splitlines()]
+    lines = report.read_text().splitlines() if report.is_file() else []  # a process that launches nothing has none
+    launched = [json.loads(line)["launches"] for line in lines]
     assert first["name"] == "servers"
     if right:
         assert first["verdict"] == "PASS" and "2 ranks a server, 2 server(s), 2 host name(s)" in first["detail"]
@@ -55,5 +56,5 @@ def test_bringup_asks_for_host_names_first(share: str, right: bool, tmp_path: Pa
         names = "ranks 0 and 2 are to share a server (4 ranks do), but their host names are a and b"
         assert code == 1 and first["verdict"] == "FAIL" and names in first["detail"]
         assert {other["verdict"] for other in others} == {"SKIPPED"}
-        assert launched == [{"AscendMoeProbe": 1}] * 4  # as the group opens each rank clears its own state area
+        assert not any("AscendMoeProbe" in line for line in launched)  # nor has a rank cleared its state area
         assert len(others) == 18

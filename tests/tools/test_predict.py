@@ -410,3 +410,10 @@ def test_text_and_json_say_the_same() -> None:
     for prediction in found["predictions"]:
         for op in (prediction["dispatch"], prediction["combine"]):
             assert sum(op["phases_us"].values()) == pytest.approx(op["us"], rel=1e-3)
+
+
+@pytest.mark.parametrize("soc, opens", [("Ascend910B3", 1), ("Ascend910_9391", 0)])
+def test_what_opening_hccls_server_takes_is_said_to_be_unknown(soc: str, opens: int) -> None:
+    request = Request(ranks=8, experts=64, topk=4, hidden=7168, batch=8, soc=soc, cores=8)
+    said = " ".join(report.head(request))
+    assert report.server_opens(request) == opens and ("is not known" in said) == bool(opens)

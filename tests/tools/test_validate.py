@@ -20,17 +20,19 @@ import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import cli, errors, foreign, settings, validate
+from ascend_moe import cli, comm, errors, foreign, settings, validate
 from ascend_moe.cli import validate as validate_cli
+from ascend_moe.comm import servers
 from ascend_moe.native import library
 from ascend_moe.native.windows import MIB
+from ascend_moe.ops import npu_communicator
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate import bringup, probes, times
 from ascend_moe.validate import run as validate_run
 from ascend_moe.validate.bringup import OP_PROBES
 from ascend_moe.validate.cases import matrix
 from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SERVERS, SKIPPED, Finding, Probe, exit_code, summary
-from ascend_moe.validate.probes_kernel import MODES, PASSED, Twin
+from ascend_moe.validate.probes_kernel import MODES, PASSED, Npu, Twin
 from ascend_moe.validate.run import BAD, DevicePlace
 
 FEW = [
@@ -389,6 +391,21 @@ def test_servers_probe_compares_host_names(near: int, hosts: str, verdict: str, 
     assert found.verdict == verdict and text in found.detail, found
     on_a3 = SERVERS.on(Elsewhere(world=len(names), near=near))  # any rank of a supernode is near
     assert on_a3.verdict == PASS and f"{len(names)} ranks on {len(set(names))} host(s)" in on_a3.detail
+
+
+@pytest.mark.parametrize("share, verdict", [(4, FAIL), (2, PASS)])
+def test_host_names_are_judged_before_anything_is_launched(
+    share: int, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an A2 an end that opens clears its state area, by a launch."""
+    posts = [servers.ServerPost(host=host) for host in "aabb"]
+    monkeypatch.setattr(npu_communicator, "find", lambda *place: pytest.fail("an end was opened"))
+    monkeypatch.setattr(npu_communicator, "soc_of", lambda device: "Ascend910B3")
+    monkeypatch.setattr(npu_communicator, "_agreed", lambda *place: (share, frozenset()))
+    monkeypatch.setattr(comm, "hccl_group", lambda *place: object())
+    monkeypatch.setattr(servers, "gather", lambda *place: posts)
+    found = SERVERS.on(Npu(DevicePlace("g", 4, 0)))
+    assert found.verdict == verdict and ("their host names are a and b" in found.detail) == (verdict == FAIL)
 
 
 def test_store_probe_stays_on_its_server() -> None:
