@@ -192,6 +192,7 @@ private:
         // count as a poll.
         const uint64_t spare = tiling_->world * kSourceBytes, room = tiling_->dataBytes - spare;
         const uint32_t moves = core_ > 1 ? 0 : Min(kProbeMoves, static_cast<uint32_t>(room / 2 / kRowBytes));
+        SyncFunc<HardEvent::S_MTE2>();  // the last row has been checked
         const int64_t start = AscendC::GetSystemCycle();
         for (uint32_t n = 0; n < moves; ++n) {
             GM_ADDR row = context_.data(next_) + spare + (core_ * moves + n) * static_cast<uint64_t>(kRowBytes);
