@@ -105,7 +105,7 @@ class _Reach:
         items = math.ceil(len(self._ids()) * tiling["parts_per_token"] / case.cores)
         parts = tiling["parts_per_token"] > 1 and items > 0
         yield "sum ring", items * case.topk > tiling["sum_ring"] and max(self._routed()) > 0
-        yield "sums", items > tiling["chunk_pairs"] // case.topk * tiling["parts_per_token"]
+        yield "sums", items > tiling["chunk_tokens"] * tiling["parts_per_token"]
         yield "parts", parts
         yield "shorter part", parts and case.hidden % tiling["part_elements"] != 0
         yield "shared in parts", parts and bool(case.shared)

@@ -166,6 +166,7 @@ uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
         Field(fields, "sum_group", call.combine.sumGroup);
         Field(fields, "return_ring", call.combine.returnRing);
         Field(fields, "quant_piece", call.combine.quantPiece);
+        Field(fields, "chunk_tokens", moe::ChunkTokens(call.combine.info));
     }
     return ops::GiveText(fields, text, bytes);
 }

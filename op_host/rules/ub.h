@@ -261,7 +261,7 @@ private:
         Add("addresses", SumEntries(info_) * 8);
         Add("their weights", SumEntries(info_) * 4);
         if (info_.alphaRank != 0) Add("their kinds", SumEntries(info_) * 8);
-        Add("rows of a token", kChunkPairs / info_.topK * 4);
+        Add("rows of a token", ChunkTokens(info_) * 4);
         Add("rows to sum",
             tiling.sumRing / tiling.sumGroup * SumGroupBytes(info_.experts, tiling.sumGroup, PieceBytes()));
         Results();

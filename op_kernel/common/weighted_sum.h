@@ -49,7 +49,7 @@ public:
         if (info_->hasWeights != 0) CopyIn(scaleBuf_.Get<float>(), scales_[begin], count);
     }
     __aicore__ inline void Place(RoutingTable& routing) { rows_->Place(routing, first_, tokens_); }
-    __aicore__ inline uint32_t ChunkTokens() const { return kChunkPairs / info_->topK; }
+    __aicore__ inline uint32_t ChunkTokens() const { return moe::ChunkTokens(*info_); }
     __aicore__ inline uint32_t first() const { return first_; }
     __aicore__ inline uint32_t tokens() const { return tokens_; }
 

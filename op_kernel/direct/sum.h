@@ -95,7 +95,7 @@ public:
         const uint32_t entries = SumEntries(*info_);
         pipe.InitBuffer(addressBuf_, entries * sizeof(uint64_t));
         pipe.InitBuffer(weightBuf_, entries * sizeof(float));
-        pipe.InitBuffer(listBuf_, kChunkPairs / info_->topK * sizeof(uint32_t));
+        pipe.InitBuffer(listBuf_, ChunkTokens(*info_) * sizeof(uint32_t));
         pipe.InitBuffer(queue_, Ring(groups_), room_);
         if (info_->alphaRank != 0) pipe.InitBuffer(mixBuf_, entries * sizeof(uint64_t));
         sum_.Init(pipe, tiling.partElements, info_->alphaRank != 0);

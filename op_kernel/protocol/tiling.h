@@ -359,8 +359,11 @@ MOE_FN bool HasPlainTerms(const MoeDistributeCombineTiling& tiling) {
 }
 // Terms that a token may have: its pairs, of which one of a const expert has two, and shared_expert_x.
 MOE_FN uint32_t TermsPerToken(const MoeDistributeInfo& info) { return (info.alphaRank != 0 ? 2 : 1) * info.topK + 1; }
-// Of a chunk of tokens.
-MOE_FN uint32_t SumEntries(const MoeDistributeInfo& info) { return kChunkPairs / info.topK * TermsPerToken(info); }
+// Tokens whose sums are prepared together. Of const experts' terms more is kept than of rows: chunks by terms then.
+MOE_FN uint32_t ChunkTokens(const MoeDistributeInfo& info) {
+    return kChunkPairs / (info.alphaRank != 0 ? TermsPerToken(info) : info.topK);
+}
+MOE_FN uint32_t SumEntries(const MoeDistributeInfo& info) { return ChunkTokens(info) * TermsPerToken(info); }
 
 // UB for the factors of const experts (ConstFactors): three tensors as given and, where these are narrower, in fp32;
 // two sums. Factors that are given take a block each of them; products take kDotLanes elements at a time.

@@ -86,11 +86,21 @@ void SetPlace(Dice& dice, Scope scope, moe::CallSpec& call) {
     call.comm_rank = call.attributes[moe::kAttribute_ep_rank_id] = dice.Below(static_cast<uint32_t>(world));
 }
 
+// Zero, copy and const experts: none in half of the calls of V2, and few where the checked engine makes their rows.
+moe::SpecialNumbers DrawSpecial(Dice& dice, Scope scope, int32_t contract) {
+    if (contract == static_cast<int32_t>(moe::kContractV1) || dice.Odds(2)) return {};
+    const int64_t most = scope == kSmall || scope == kShort ? 6 : moe::kMaxSpecialExperts;
+    const auto number = [&] { return dice.Odds(3) ? 0 : dice.Spread(most); };
+    const int64_t zero = number(), copy = number();
+    return {zero, copy, number()};
+}
+
 struct Sizes {
     int64_t batch, topK, hidden, experts;
     uint32_t type;
+    moe::SpecialNumbers special;
 };
-Sizes DrawSizes(Dice& dice, Scope scope, int64_t world) {
+Sizes DrawSizes(Dice& dice, Scope scope, int64_t world, int32_t contract) {
     static const int64_t kHidden[] = {64, 1024, 2048, 4096, 5120, 7168, 7168, 7680, 8192, 12288, 16384, 16384};
     static const uint32_t kTypes[] = {moe::kTypeFp32, moe::kTypeFp32, moe::kTypeFp16, moe::kTypeBf16};
     Sizes sizes = {};
@@ -98,7 +108,8 @@ Sizes DrawSizes(Dice& dice, Scope scope, int64_t world) {
     const int64_t unit = moe::kBlock / moe::TypeSize(sizes.type);
     sizes.hidden = dice.Odds(4) ? dice.Spread(moe::kMaxHidden / unit) * unit : dice.Of(kHidden);
     sizes.experts = world * dice.Spread(moe::kMaxExperts / world);
-    sizes.topK = dice.Spread(std::min<int64_t>(moe::kMaxTopK, sizes.experts));
+    sizes.special = DrawSpecial(dice, scope, contract);
+    sizes.topK = dice.Spread(std::min<int64_t>(moe::kMaxTopK, sizes.experts + sizes.special.All()));
     sizes.batch = dice.Odds(20) ? 0 : dice.Spread(moe::kMaxBatch);
     if (scope == kSmall || scope == kShort) sizes.topK = std::min<int64_t>(sizes.topK, 1 + dice.Below(4));
     if (scope == kSmall) sizes.batch = 1 + dice.Below(3);
@@ -109,16 +120,36 @@ Sizes DrawSizes(Dice& dice, Scope scope, int64_t world) {
     return sizes;
 }
 
+// What copy and const experts need: the tensors of a combine; with alphas of two dimensions the row says its factors.
+void GiveSpecial(Dice& dice, const Sizes& sizes, moe::CallSpec& call) {
+    const int64_t constant = sizes.special.constant;
+    if (sizes.special.copy + constant == 0) return;
+    Give(call, moe::kTensor_ori_x, sizes.type, {sizes.batch, sizes.hidden});
+    if (constant == 0) return;
+    const bool rows = !dice.Odds(3);
+    for (const uint32_t alphas : {moe::kTensor_const_expert_alpha_1, moe::kTensor_const_expert_alpha_2}) {
+        if (rows) {
+            Give(call, alphas, sizes.type, {constant, sizes.hidden});
+        } else {
+            Give(call, alphas, sizes.type, {constant});
+        }
+    }
+    Give(call, moe::kTensor_const_expert_v, sizes.type, {constant, sizes.hidden});
+}
+
 // A dispatch, or a combine of what the dispatch would return; `sent` is that dispatch then.
 void DrawCall(uint64_t seed, Scope scope, moe::CallSpec& call, moe::CallSpec& sent) {
     Dice dice(seed);
     memset(&call, 0, sizeof(call));
     SetPlace(dice, scope, call);
     const int64_t world = call.comm_world;
-    const Sizes sizes = DrawSizes(dice, scope, world);
+    const Sizes sizes = DrawSizes(dice, scope, world, call.contract);
     call.op = static_cast<int32_t>(moe::kOpDispatch);
     call.attributes[moe::kAttribute_moe_expert_num] = sizes.experts;
     call.attributes[moe::kAttribute_expert_token_nums_type] = dice.Below(2);
+    call.attributes[moe::kAttribute_zero_expert_num] = sizes.special.zero;
+    call.attributes[moe::kAttribute_copy_expert_num] = sizes.special.copy;
+    call.attributes[moe::kAttribute_const_expert_num] = sizes.special.constant;
     if (scope < kSmall && dice.Odds(3))
         call.attributes[moe::kAttribute_global_bs] =
             world * std::max<int64_t>(sizes.batch, dice.Spread(moe::kMaxBatch));
@@ -154,6 +185,7 @@ void DrawCall(uint64_t seed, Scope scope, moe::CallSpec& call, moe::CallSpec& se
         Give(call, moe::kTensor_expert_scales, moe::kTypeFp32, {0});
     }
     if (!v1 && dice.Odds(3)) Give(call, moe::kTensor_shared_expert_x, sizes.type, {sizes.batch, sizes.hidden});
+    GiveSpecial(dice, sizes, call);
     if (sizes.type != moe::kTypeFp32 && dice.Odds(2))
         call.attributes[moe::kAttribute_comm_quant_mode] = moe::kBlockQuant;
 }
@@ -201,8 +233,9 @@ std::string Described(const moe::CallSpec& call, const moe::CallPlan& plan, uint
          << ";batch=" << info.batch << ";hidden=" << info.hidden << ";type=" << info.xType
          << ";quant=" << info.quantMode << ";scales=" << info.hasScales << ";weights=" << info.hasWeights
          << ";mask=" << info.maskRank << ";contract=" << info.contract << ";algorithm=" << info.algorithm
-         << ";list_cores=" << call.list_cores << ";shared=" << (dispatch ? 0 : plan.combine.hasSharedExpertX)
-         << ";ub_bytes=" << call.ub_bytes
+         << ";zero=" << info.firstCopy - info.experts << ";copy=" << info.firstConst - info.firstCopy
+         << ";const=" << info.ids - info.firstConst << ";alphas=" << info.alphaRank << ";list_cores=" << call.list_cores
+         << ";shared=" << (dispatch ? 0 : plan.combine.hasSharedExpertX) << ";ub_bytes=" << call.ub_bytes
          << ";free=" << static_cast<int64_t>(call.ub_bytes) - static_cast<int64_t>(bytes) << ";ids=" << fullest.ids
          << ";pair=" << moe::PairName(fullest.pair) << ";split=" << IsSplit(plan);
     return line.str();

@@ -97,6 +97,8 @@ def program_of(plan: dict[str, str]) -> program.Program:
             dtype=dtype,
             quant="none" if not dispatch or not number["quant"] else "smooth" if number["scales"] else "int8",
             coded=bool(number["quant"] and not dispatch),
+            special=(number["zero"], number["copy"], number["const"]),
+            alphas=number["alphas"] or 1,
             weights=bool(number["weights"] and dispatch),
             plain=not number["weights"] and not dispatch,
             shared=2 * number["shared"],

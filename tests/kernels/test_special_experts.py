@@ -58,6 +58,15 @@ def test_rows_in_parts(clusters: Clusters, algorithm: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_more_tokens_than_a_chunk_has(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ChunkTokens in op_kernel/protocol/tiling.h: 170 tokens of one pair each, 7 of 32 pairs."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    for topk, batch in ((1, 360), (32, 20)):
+        for special in ((1, 1, 3), (1, 1, 0)):
+            run(clusters, replace(BASE, special=special, topk=topk, batch=batch, cores=1, batches="unequal"))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_drawn(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     some = [value for value in cases.CHOICES["special"] if sum(value)]
