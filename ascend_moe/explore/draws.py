@@ -218,9 +218,19 @@ KINDS: dict[str, Kind] = {
     # One of the kinds of ``FAULTY`` in which something goes wrong.
     "faults": Kind(_SMALL),
     "large": Kind(_LARGE),
+    # More messages than a core has in UB together; of many experts in parts.
+    "many ranks": Kind(
+        _SMALL
+        | _OPTIONS
+        | {"world": (65, 72), "cores": (2,), "local": (1, 2, 14), "topk": (1, 2), "batch": (1,), "units": (1,)}
+        | {"ids": ("distinct", "any", "minus")},
+        {"sequence": ("D", "DC"), "algorithm": ("window", "window", "direct")},
+        1,
+    ),
 }
 FAULTY = ("small", "options", "servers", "roles", "small", "chunks")
 LARGE_EACH = 480  # cases, of which one is large
+MANY_EACH = 2399  # cases, of which one has many ranks: it takes as long as hundreds of others
 # The other cases by turns, a prime number of them: batches and ids go by turns, too, and every kind meets all.
 CYCLE = (
     *("small", "options", "rings", "faults", "chunks", "servers", "parts", "faults", "small", "tails", "roles"),
@@ -249,6 +259,7 @@ def draw_of(kind: str, seed: int) -> Program:
 def draw_for(place: int, seed: int = 0) -> tuple[Program, int]:
     """The ``place``-th case of a campaign, and how many schedules it gets."""
     kind = "large" if place % LARGE_EACH == LARGE_EACH - 1 else CYCLE[place % len(CYCLE)]
+    kind = "many ranks" if place % MANY_EACH == MANY_EACH // 2 else kind
     return draw_of(kind, seed + place), KINDS[kind].schedules
 
 
