@@ -236,7 +236,9 @@ class MoELayer(nn.Module):
 
         hidden = self.config.hidden_size
         fill(self.gate_weight, 0, hidden)
-        fill(self.gate_bias, 1, 100)
+        # A softmax over many experts is near 1 / E: a bias that is larger would choose alone.
+        softmax = self.config.router == "softmax_bias"
+        fill(self.gate_bias, 1, (10 * self.config.all_experts) ** 2 if softmax else 100)
         fill(self.shared_gate_up, 2, hidden)
         fill(self.shared_down, 3, self.config.shared_intermediate_size)
         fill(self.shared_gate, 4, hidden)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ascend_moe.choices import ACTIVATIONS, ALIASES
 from ascend_moe.errors import need, need_one_of
@@ -38,7 +38,7 @@ class SpecialExperts(NamedTuple):
         return sum(self)
 
     @property
-    def given(self) -> dict[str, int]:
+    def given(self) -> dict[str, Any]:
         """Those that there are, as arguments of the operators."""
         return {name: number for name, number in self._asdict().items() if number}
 

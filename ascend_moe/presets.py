@@ -147,6 +147,20 @@ PRESETS: dict[str, Preset] = {
         MoEConfig(hidden_size=3072, moe_intermediate_size=1536, num_experts=256, top_k=8, router="deepseek_v3"),
         narrow=128,
     ),
+    "longcat-flash": Preset(
+        "a layer of LongCat-Flash (560B)",
+        MoEConfig(
+            hidden_size=6144,
+            moe_intermediate_size=2048,
+            num_experts=512,
+            top_k=12,
+            router="softmax_bias",
+            renormalize=False,
+            routed_scaling_factor=6.0,
+            copy_expert_num=256,
+        ),
+        narrow=32,
+    ),
     "tiny": Preset(
         "a small layer for quick tries",
         MoEConfig(hidden_size=128, moe_intermediate_size=64, num_experts=16, top_k=4),

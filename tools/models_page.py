@@ -38,6 +38,7 @@ def rows() -> list[str]:
         shared = "yes" if config.shared_intermediate_size else ""
         shared += ", gated" if config.shared_expert_gate else ""
         router = config.router + (", groups" if config.n_group > 1 else "") + (", bias" if config.router_bias else "")
+        router += ", copy experts" if config.copy_expert_num else ""
         cells = [f"`{name}`" + (" ¹" if name in RENAMED else ""), router]
         cells += [config.activation + (f" ({numbers})" if numbers else ""), shared]
         cells += [f"{row.errors[world]:.0e}" for world in WORLDS]

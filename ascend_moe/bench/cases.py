@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe.choices import QUANTS
-from ascend_moe.errors import ArgumentError, need_one_of
+from ascend_moe.errors import ArgumentError, need, need_one_of
 from ascend_moe.ops.collectives import MAX_BATCH
 from ascend_moe.plan import Request, require
 from ascend_moe.presets import PRESETS
@@ -129,6 +129,9 @@ def matrix(
     """
     for preset in presets:
         need_one_of("preset", preset, PRESETS)
+        special = PRESETS[preset].published.special.total
+        rule = "is {!r}, with {} experts to which no row travels: bench's ways do not know them; take another"
+        need(special == 0, "preset", rule, preset, special)
     need_one_of("sweep", sweep, ("", *SWEEPS))
     for argument, value, names in (("skew", skew, SKEWS), ("quant", quant, QUANTS), ("dtype", dtype, DTYPES)):
         need_one_of(argument, value, names)

@@ -6,7 +6,7 @@ Layouts of the experts (all with any shard files):
   ``experts.N.{gate,up,down}_proj.weight`` (Qwen, DeepSeek; Nemotron has no gate), bf16, fp16, fp32, or fp8 with
   ``weight_scale_inv`` blocks (DeepSeek-V3);
 * fused: ``experts.gate_up_proj`` (E, 2I, H) and ``experts.down_proj`` (E, H, I), or both transposed; Granite calls
-  them ``input_linear.weight`` and ``output_linear.weight``;
+  them ``input_linear.weight`` and ``output_linear.weight``. Zero experts may have rows there that nobody reads;
 * fused in MX's fp4: ``experts.gate_up_proj_blocks`` and ``_scales`` (gpt-oss).
 """
 
@@ -36,6 +36,7 @@ _FUSED_UP = (("experts.up_proj", "experts.down_proj"),)
 #: Where a correction bias lies, from the block or below the router.
 _BIASES = (
     "{}.e_score_correction_bias",
+    "router.e_score_correction_bias",
     "e_score_correction_bias",
     "moe_statics.e_score_correction_bias",
     "{}.moe_statics.e_score_correction_bias",
@@ -168,7 +169,7 @@ class _Block:
     def router_tensors(self) -> dict[str, Tensor]:
         """The router's, and the matrices around the experts that have a width of their own."""
         config, dtype = self.config, self.dtype
-        experts, hidden = config.num_experts, config.hidden_size
+        experts, hidden = config.all_experts, config.hidden_size
         tensors = {"gate_weight": self.tensor(f"{self.router}.weight", (experts, hidden)).float()}
         if ROUTERS[config.router].biased:
             names = [name.format(self.router) for name in _BIASES]
@@ -297,7 +298,9 @@ class _Block:
         # Either matrix may be square, but both only without a gate: together they show the axis order.
         as_rows = ((experts, width, row), (experts, row, inner))
         as_columns = ((experts, row, width), (experts, inner, row))
-        shapes = (self.files.shape(names[0]), self.files.shape(names[1]))
+        shapes = tuple(self.files.shape(name) for name in names)
+        if experts < config.all_experts:  # LongCat's gate_up_proj has places for experts without weights
+            shapes = tuple((experts if of in (experts, config.all_experts) else of, *rest) for of, *rest in shapes)
         if shapes not in (as_rows, as_columns):
             raise ArgumentError(
                 f"{names[0]} is {shapes[0]} and {names[1]} is {shapes[1]}; with config.json's numbers they "

@@ -185,7 +185,6 @@ class _Model:
         shared_gate: the shared expert has a gate. None: where ``shared`` is a width.
         topk: the key of K.
         more: reads further fields of MoEConfig.
-        missing: why there is no such layer.
     """
 
     experts: str
@@ -199,12 +198,9 @@ class _Model:
     shared_gate: bool | None = None
     topk: str = "num_experts_per_tok"
     more: Callable[[_Values], Json] | None = None
-    missing: str = ""
 
     def read(self, config: _Values) -> MoEConfig:
         """The numbers, from every key that a layer of this model depends on."""
-        if self.missing:
-            raise _unfit(f"has model_type {config.get('model_type', None)!r}: {self.missing}")
         more = {} if self.more is None else self.more(config)
         if "activation" not in more:
             more["activation"] = _ACTIVATIONS[config.only("hidden_act", *_ACTIVATIONS)]
@@ -302,6 +298,14 @@ def _phimoe(config: _Values) -> Json:
     return {"jitter_eps": config.float("router_jitter_noise", 0.01)}
 
 
+def _longcat(config: _Values) -> Json:
+    """Its zero experts give back their input."""
+    config.only("zero_expert_type", "identity")
+    config.only("norm_topk_prob", False)
+    config.only("router_bias", False)
+    return {"copy_expert_num": config.int("zero_expert_num", 256)}
+
+
 def _llama4(config: _Values) -> Json:
     return {"shared_intermediate_size": config.int("intermediate_size")}
 
@@ -377,7 +381,12 @@ MODEL_TYPES: dict[str, _Model] = {
         _like_deepseek_v3(shared="moe_shared_expert_intermediate_size"), shared_gate=False, more=_nemotron
     ),
     "longcat_flash": _Model(
-        "n_routed_experts", missing="its zero experts, which give back their input, are not built yet"
+        "n_routed_experts",
+        "expert_ffn_hidden_size",
+        router="softmax_bias",
+        scaling=6.0,
+        topk="moe_topk",
+        more=_longcat,
     ),
 }
 #: Models whose language model is another one's, by their text_config.

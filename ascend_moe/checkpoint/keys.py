@@ -25,14 +25,14 @@ HARMLESS = frozenset(
     attn_logit_softcapping attn_module_list_cfg attn_output_gate attn_type_list add_full_attention_sink_bias
     add_swa_attention_sink_bias block_size clip_qkv full_attention_interval full_attn_alpha_factor
     full_attn_beta_factor head_dim hybrid_layer_pattern hybrid_block_size index_head_dim index_n_heads index_topk
-    index_topk_freq indexer_rope_interleave indexer_types kv_lora_rank layer_types layernorm_full_attention_alpha
-    layernorm_full_attention_beta layernorm_linear_attention_alpha layernorm_linear_attention_beta
-    linear_attn_alpha_factor linear_attn_beta_factor linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads
-    linear_num_value_heads linear_value_head_dim mamba_ssm_dtype max_window_layers num_attention_heads
-    num_key_value_heads num_swa_attention_heads q_lora_rank qk_head_dim qk_nope_head_dim qk_norm_type
-    qk_rope_head_dim qkv_bias sliding_window sliding_window_size swa_attention_sink_bias swa_head_dim
-    swa_num_attention_heads swa_num_key_value_heads swa_rope_theta swa_v_head_dim use_qk_norm use_sliding_window
-    v_head_dim
+    index_share_for_mtp_iteration index_skip_topk_offset index_topk_freq index_topk_pattern indexer_rope_interleave
+    indexer_types kv_lora_rank layer_types layernorm_full_attention_alpha layernorm_full_attention_beta
+    layernorm_linear_attention_alpha layernorm_linear_attention_beta linear_attn_alpha_factor linear_attn_beta_factor
+    linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads linear_value_head_dim
+    mamba_ssm_dtype max_window_layers num_attention_heads num_key_value_heads num_swa_attention_heads q_lora_rank
+    qk_head_dim qk_nope_head_dim qk_norm_type qk_rope_head_dim qkv_bias sliding_window sliding_window_size
+    swa_attention_sink_bias swa_head_dim swa_num_attention_heads swa_num_key_value_heads swa_rope_theta swa_v_head_dim
+    use_qk_norm use_sliding_window v_head_dim attention_method mla_scale_kv_lora mla_scale_q_lora
 
     max_model_len max_position_embeddings original_max_position_embeddings partial_rotary_factor rope_interleave
     rope_parameters rope_scaling rope_theta rotary_dim
@@ -44,13 +44,13 @@ HARMLESS = frozenset(
     interleave_moe_layer_step intermediate_size_mlp moe_layers layers_block_type hybrid_override_pattern
     moe_layer_end_index moe_layer_interval moe_layer_start_index num_hash_layers moe_layer_num_skipped
     decoder_sparse_step first_k_dense_replace intermediate_size mlp_intermediate_size mlp_layer_types
-    mlp_only_layers moe_layer_freq dense_intermediate_size
+    mlp_only_layers moe_layer_freq dense_intermediate_size ffn_hidden_size num_layers
 
-    initial_context_length router_dtype use_rmsnorm use_qkv_bias embedding_dropout output_dropout norm_head
-    eod_token_id eod_id lm_head_bias num_logits_to_keep input_jitter_noise moe_capacity moe_shared_expert_overlap
-    mtp_layers_block_type mtp_loss_scaling_factor model_max_length aux_loss_alpha ep_size mtp_transformer_layers
-    num_mtp_layers num_mtp_modules num_nextn_predict_layers mtp_num_hidden_layers mtp_use_dedicated_embeddings
-    output_router_logits pretraining_tp router_aux_loss_coef seq_aux use_mtp
+    initial_context_length moe_router_dtype router_dtype use_rmsnorm use_qkv_bias embedding_dropout output_dropout
+    norm_head eod_token_id eod_id lm_head_bias num_logits_to_keep input_jitter_noise moe_capacity
+    moe_shared_expert_overlap mtp_layers_block_type mtp_loss_scaling_factor model_max_length aux_loss_alpha ep_size
+    mtp_transformer_layers num_mtp_layers num_mtp_modules num_nextn_predict_layers mtp_num_hidden_layers
+    mtp_use_dedicated_embeddings output_router_logits pretraining_tp router_aux_loss_coef seq_aux use_mtp
     """.split()  # noqa: SIM905
 )
 

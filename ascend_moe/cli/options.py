@@ -26,10 +26,23 @@ MAX_SEED = 2**62  # numbers of ranks and rounds are added to it, and torch's gen
 
 
 def shape_of(
-    name: str | None, hidden: int | None = None, topk: int | None = None, experts: int | None = None
+    name: str | None,
+    hidden: int | None = None,
+    topk: int | None = None,
+    experts: int | None = None,
+    *,
+    special: bool = False,
 ) -> dict[str, Any]:
-    """H, K and E of the options; the rest is the preset's, or ``DEFAULT_PRESET``'s."""
+    """H, K and E of the options; the rest is the preset's, or ``DEFAULT_PRESET``'s.
+
+    special: the command knows experts to which no row travels; else a preset that has them is refused.
+    """
     layer = preset(name or DEFAULT_PRESET).published
+    if layer.special.total and not special:
+        rule = (
+            f"{name} has {layer.special.total} experts to which no row travels, which this command does not know: give "
+        )
+        bad("--preset", rule + "another, or --hidden, --topk and --experts")
     usual = {"hidden": layer.hidden_size, "topk": layer.top_k, "experts": layer.num_experts}
     given = {"hidden": hidden, "topk": topk, "experts": experts}
     return usual | {key: value for key, value in given.items() if value is not None}
@@ -125,6 +138,15 @@ def request_of(
     hidden: Hidden = None,
     topk: TopK = None,
     experts: Experts = None,
+    zero_experts: Annotated[
+        int | None, typer.Option("--zero-experts", metavar="N", help="Experts that add nothing; K counts them too.")
+    ] = None,
+    copy_experts: Annotated[
+        int | None, typer.Option("--copy-experts", metavar="N", help="Experts that give back their input.")
+    ] = None,
+    const_experts: Annotated[
+        int | None, typer.Option("--const-experts", metavar="N", help="Experts that mix it with a row of their own.")
+    ] = None,
     dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of x.")] = "bf16",
     quant: Quant = "none",
     smooth: Annotated[bool, typer.Option("--smooth", help="With smooth scales; implies int8.")] = False,
@@ -150,9 +172,12 @@ def request_of(
     if global_bs is not None and (global_bs < 1 or global_bs % max(1, ranks)):
         text = f"--global-bs {global_bs} must be a multiple of the {ranks} ranks"
         raise ArgumentError(text, argument="global_bs")
+    usual = planning.special_of(PRESETS[preset].published.special._asdict() if preset in PRESETS else {})
+    asked = {"zero_experts": zero_experts, "copy_experts": copy_experts, "const_experts": const_experts}
     return Request(
         ranks=ranks,
-        **shape_of(preset, hidden, topk, experts),
+        **shape_of(preset, hidden, topk, experts, special=True),
+        **usual | {name: number for name, number in asked.items() if number is not None},
         batch=global_bs // ranks if global_bs else 128 if batch is None else batch,
         equal_batches=global_bs is None,
         dtype=dtype,

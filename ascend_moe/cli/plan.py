@@ -18,6 +18,8 @@ from ascend_moe.settings import DEFAULT_WINDOW_MIB
 
 app = typer.Typer()
 
+_SPECIAL = ("zero_experts", "copy_experts", "const_experts")
+
 
 @app.command()
 @options.with_configuration
@@ -43,9 +45,9 @@ def plan(
 
 def _of_checkpoint(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
     """Puts the layers' numbers into the options; returns what else the files say."""
-    for name in ("preset", "hidden", "topk", "experts"):
+    for name in ("preset", "hidden", "topk", "experts", *_SPECIAL):
         if asked[name] is not None:
-            options.bad(f"--{name}", "the numbers come from --checkpoint: leave one of them out")
+            options.bad(f"--{name.replace('_', '-')}", "the numbers come from --checkpoint: leave one of them out")
     from ascend_moe.checkpoint import layer_kinds
     from ascend_moe.checkpoint.config import moe_config, read_json, text_values
 
@@ -59,6 +61,7 @@ def _of_checkpoint(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
     dtype = text_values(values).get("dtype") or text_values(values).get("torch_dtype")
     known = {name: short for short, name in DTYPES.items()}
     asked |= {"hidden": config.row_size, "topk": config.top_k, "experts": config.num_experts}
+    asked |= planning.special_of(config.special._asdict())
     asked["dtype"] = known.get(str(dtype), "bf16")
     found = {"model_type": text_values(values)["model_type"], "router": config.router, "activation": config.activation}
     return {"checkpoint": found | {"hidden_size": config.hidden_size, "layers": kinds}}
@@ -95,12 +98,14 @@ def _head(report: Report) -> str:
     one = report.request
     local = report.window["local_experts"]
     batch = f"BS {one.batch}" if one.equal_batches else f"BS up to {one.batch}"
+    special = [f"{getattr(one, name)} {name.split('_')[0]}" for name in _SPECIAL if getattr(one, name)]
+    kinds = f" + {' + '.join(special)} experts" if special else ""
     rows = f"{one.dtype} rows" + (", int8 on the way" if one.quant else "")
     rows += ", smooth scales" if one.smooth else ""
     rows += ", expert_scales on the way" if one.weights else ""
     rows += ", back as int8" if one.comm_quant else ""
     return (
-        f"{batch}, H {one.hidden}, K {one.topk}, E {one.experts} ({local} a rank), W {one.ranks}, {rows}, "
+        f"{batch}, H {one.hidden}, K {one.topk}, E {one.experts} ({local} a rank){kinds}, W {one.ranks}, {rows}, "
         f"contract {one.contract}\n{one.soc} ({report.soc.series}), {report.cores} AIV cores"
     )
 

@@ -106,7 +106,7 @@ def _layer(
             bad("--layer", "it counts the layers of a checkpoint: give --checkpoint too")
         found = preset(name or DEFAULT_PRESET)
         width = found.published.moe_intermediate_size
-        hidden, topk, experts = options.shape_of(name, *shape).values()
+        hidden, topk, experts = options.shape_of(name, *shape, special=True).values()
         config = replace(found.config(), hidden_size=hidden, top_k=topk, num_experts=experts)
         narrowed = width if config.moe_intermediate_size < width else None
         return (

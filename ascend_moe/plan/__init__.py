@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ctypes import POINTER, c_char_p, c_int64, c_uint64, c_void_p
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -29,6 +29,7 @@ from .soc import soc as soc_of
 CONTRACTS = {"v1": 1, "v2": 2}
 _BLOCK = 32  # bytes that a row is a multiple of
 _TOO_MANY = "ep_world_size"  # violated by more ranks than the ops run
+_SPECIAL = ("zero", "copy", "const")  # of the experts to which no row travels
 _MOST = {"ranks": 1 << 12, "experts": 1 << 16, "topk": 1 << 10, "hidden": 1 << 20, "batch": 1 << 20}
 
 
@@ -43,6 +44,8 @@ class Request:
         quant: int8 rows (quant_mode 2); smooth: with smooth scales.
         weights: expert_scales are given to dispatch too, so that they travel with the rows.
         comm_quant: rows come back as int8 (comm_quant_mode 2).
+        zero_experts, copy_experts, const_experts: experts behind the others to which no row travels; K counts them too.
+            Const experts have alphas of shape (C, H), which take the most UB.
         contract: v1 (npu_moe_distribute_dispatch) or v2 (..._v2).
         cores: AIV cores of a launch; 0: all of the SoC.
         window_mib: HCCL_BUFFSIZE as it is exported; 0: not told, nothing to compare with.
@@ -66,6 +69,9 @@ class Request:
     comm_alg: str = ""
     weights: bool = False
     comm_quant: bool = False
+    zero_experts: int = 0
+    copy_experts: int = 0
+    const_experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -240,6 +246,11 @@ def require(request: Request) -> None:
         raise ArgumentError(violation.message, argument=violation.argument)
 
 
+def special_of(numbers: Mapping[str, int]) -> dict[str, Any]:
+    """The fields of a `Request` that the operators' zero_expert_num, copy_expert_num and const_expert_num come to."""
+    return {f"{kind}_experts": numbers.get(f"{kind}_expert_num", 0) for kind in _SPECIAL}
+
+
 def exported_mib(default: int) -> int:
     """HCCL_BUFFSIZE of this shell, ``default`` when it is not set."""
     given = settings.HCCL_BUFFSIZE.text()
@@ -248,7 +259,7 @@ def exported_mib(default: int) -> int:
 
 
 def limits() -> dict[str, int]:
-    """Our limits by name: ranks (ep_world_size), slots W*L, experts, K, tokens a rank, H, cores, UB."""
+    """Our limits by name: ranks (ep_world_size), slots W*L, experts, special ones, K, tokens a rank, H, cores, UB."""
     return fields_of(_library().am_need_limits)
 
 
@@ -276,13 +287,15 @@ def cann_need(request: Request) -> list[CannNeed]:
 
 
 def _check(request: Request) -> None:
-    for name in ("ranks", "experts", "topk", "hidden", "batch", "cores", "window_mib", "ranks_per_server"):
+    special = tuple(f"{kind}_experts" for kind in _SPECIAL)
+    for name in ("ranks", "experts", "topk", "hidden", "batch", "cores", "window_mib", "ranks_per_server", *special):
         given = getattr(request, name)
         need(type(given) is int, name, "is {!r}; need a whole number", given)
     need(isinstance(request.comm_alg, str), "comm_alg", "is {!r}; need a name", request.comm_alg)
     most = _MOST | {"cores": calls.MAX_CORES, "window_mib": MAX_WINDOW_MIB, "ranks_per_server": request.ranks}
+    most |= dict.fromkeys(special, _MOST["experts"])
     for name, high in most.items():
-        value, low = getattr(request, name), 0 if name == "batch" else 1
+        value, low = getattr(request, name), 0 if name in ("batch", *special) else 1
         kept = low <= value <= high or (value == 0 and name not in _MOST)  # 0: the default
         need(kept, name, "is {}; need {}..{}", value, low, high)
     for name, names in (("dtype", DTYPES), ("contract", CONTRACTS)):
@@ -310,6 +323,7 @@ def call_spec(op: int, request: Request, shapes: calls.NamedShapes, cores: int, 
         "expert_token_nums_type": 1,
         "comm_quant_mode": 2 if request.comm_quant else 0,  # of dispatch too, whose window it shares
     }
+    attributes |= {f"{kind}_expert_num": getattr(request, f"{kind}_experts") for kind in _SPECIAL}
     call = calls.describe(op, CONTRACTS[request.contract], "group", request.comm_alg, shapes, attributes)
     chip = soc_of(request.soc)
     servers = _ranks_per_server(request)
@@ -345,6 +359,12 @@ def _combine(request: Request, cores: int, window_mib: int) -> Any:
         ("ep_send_counts", "int32", sent[4][1]),
         ("expert_scales", "float32", (request.batch, request.topk)),
     )
+    dtype, of_const = DTYPES[request.dtype], (request.const_experts, request.hidden)
+    if request.copy_experts + request.const_experts:
+        shapes = (*shapes, ("ori_x", dtype, (request.batch, request.hidden)))
+    if request.const_experts:
+        names = ("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
+        shapes = (*shapes, *((name, dtype, of_const) for name in names))
     return call_spec(calls.OP_COMBINE, request, shapes, cores, window_mib)
 
 
@@ -472,6 +492,10 @@ def _set_right(request: Request, argument: str) -> Request:
     if argument == "ep_world_size":
         sharing = [ranks for ranks in range(1, most["ep_world_size"] + 1) if request.experts % ranks == 0]
         return replace(request, ranks=max(sharing), ranks_per_server=0)
+    if argument.endswith("_expert_num") and argument != "moe_expert_num":
+        name, none = argument.replace("_expert_num", "_experts"), request.contract == "v1"
+        fitting: dict[str, Any] = {name: 0 if none else min(getattr(request, name), most["special_experts"])}
+        return replace(request, **fitting)
     if argument == "moe_expert_num":
         experts = min(request.experts, most["moe_expert_num"])
         return replace(request, experts=max(1, experts // request.ranks) * request.ranks)
@@ -485,7 +509,8 @@ def _set_right(request: Request, argument: str) -> Request:
         batch = min(request.batch, most["batch"])
         if batch != request.batch:
             return replace(request, batch=batch)
-        return replace(request, topk=min(request.topk, most["topk"], request.experts))
+        every = request.experts + request.zero_experts + request.copy_experts + request.const_experts
+        return replace(request, topk=min(request.topk, most["topk"], every))
     return request
 
 

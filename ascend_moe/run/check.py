@@ -12,6 +12,7 @@ from torch import Tensor
 from ascend_moe import reference
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.base import Dispatcher
+from ascend_moe.moe_config import MoEConfig
 from ascend_moe.native.windows import ranks_per_server
 from ascend_moe.ops.calls import core_count
 from ascend_moe.run.layers import Progress, RankRecord, RunSpec, build
@@ -50,7 +51,8 @@ def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> 
     """Runs every check over the records of all ranks."""
     inputs = [record.given for record in records]
     experts, mode, share = spec.config.num_experts, 2 if spec.quant else 0, ranks_per_server()
-    common: dict[str, Any] = {"moe_expert_num": experts, "global_bs": spec.global_bs}
+    special = reference.Special(*spec.config.special)
+    common: dict[str, Any] = {"moe_expert_num": experts, "global_bs": spec.global_bs, "special": special}
     progress("reference", 0, 2)
     sent = reference.dispatch(inputs, quant_mode=mode, **common)
     progress("reference", 1, 2)
@@ -135,6 +137,26 @@ def _furthest(got: Tensor, want: Tensor) -> float:
     return float((got - want).abs().nan_to_num(nan=torch.inf).max()) if got.numel() else 0.0
 
 
+def _special_terms(records: Sequence[RankRecord], config: MoEConfig) -> Tensor:
+    """(sum of BS, R) fp32: what copy and const experts add."""
+    parts = []
+    for record in records:
+        row, ids = record.x.float(), record.expert_ids.long() - config.num_experts - config.zero_expert_num
+        copied = record.expert_scales * ((ids >= 0) & (ids < config.copy_expert_num))
+        part = row * copied.sum(1, keepdim=True)
+        constants = [record.special.get(f"const_expert_{name}") for name in ("alpha_1", "alpha_2", "v")]
+        for place in range(config.const_expert_num):
+            alpha_1, alpha_2, v = (tensor[place].float() for tensor in constants if tensor is not None)
+            if config.const_expert_gate:
+                factors = torch.stack([row @ alpha_1, row @ alpha_2]).softmax(0)
+            else:
+                factors = torch.stack([alpha_1, alpha_2])[:, None]
+            chosen = (record.expert_scales * (ids == config.copy_expert_num + place)).sum(1)
+            part += (factors[0] * chosen)[:, None] * row + (factors[1] * chosen)[:, None] * v
+        parts.append(part)
+    return torch.cat(parts)
+
+
 class _Holder(Dispatcher):
     """Says which experts to hold, and carries nothing."""
 
@@ -157,7 +179,7 @@ def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress
     x = torch.cat([record.x for record in records]).float()
     ids = torch.cat([record.expert_ids for record in records])
     scales = torch.cat([record.expert_scales for record in records])
-    out = torch.zeros_like(x)
+    out = _special_terms(records, config)
     one_expert = 3 * config.row_size * config.moe_intermediate_size * 4
     held = max(1, min(config.num_experts, _SLICE_BYTES // one_expert))
     while config.num_experts % held:
@@ -165,7 +187,7 @@ def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress
     slices = config.num_experts // held
     for number in range(slices):
         progress("dense layer", number, slices)
-        layer = build(spec, _Holder(Place("nobody", slices, number), config.num_experts))
+        layer = build(spec, _Holder(Place("nobody", slices, number), config.num_experts, config.special))
         if number == 0 and layer.shared_gate_up is not None and layer.w_latent_out is None:
             shared = layer.run_shared(torch.cat([record.tokens for record in records]))
             assert shared is not None

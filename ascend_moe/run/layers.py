@@ -20,7 +20,7 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.ops import calls
 from ascend_moe.ops.collectives import MAX_BATCH
-from ascend_moe.plan import Request, window_need
+from ascend_moe.plan import Request, special_of, window_need
 from ascend_moe.reference import RankInput
 from ascend_moe.reference.cases import DTYPES
 from ascend_moe.settings import MAX_WORLD
@@ -148,6 +148,7 @@ def needed_mib(spec: RunSpec) -> int:
         equal_batches=False,
         dtype=next(name for name, dtype in DTYPES.items() if dtype == spec.dtype),
         quant=spec.quant,
+        **special_of(config.special._asdict()),
     )
     return window_need(request)["buffsize_mib"]
 
@@ -169,6 +170,7 @@ class RankRecord:
 
     ``tokens``: of the layer; ``x``: what was dispatched of them; ``shared``: what combine added.
     ``dispatched``: dispatch's seven outputs, the rows cut to n; ``expert_rows``: (n, H) of the experts.
+    ``special``: what combine takes for copy and const experts.
     ``steady``: every pass, and MoELayer.forward, gave the bits of ``out``. ``seconds``: by phase, one number
     a timed pass. ``traffic``: by op, the twin's MTE byte counters. ``algorithms``: what each op ran.
     ``needed_mib``: for any routing.
@@ -189,17 +191,20 @@ class RankRecord:
     algorithms: dict[str, str] = field(default_factory=dict)
     window_mib: int = 0
     needed_mib: int = 0
+    special: dict[str, Tensor | None] = field(default_factory=dict)
 
     @property
     def given(self) -> RankInput:
         """Returns what the rank gave to dispatch and combine."""
-        return RankInput(self.x, self.expert_ids, expert_scales=self.expert_scales, shared_expert_x=self.shared)
+        weights, shared = self.expert_scales, self.shared
+        return RankInput(self.x, self.expert_ids, expert_scales=weights, shared_expert_x=shared, **self.special)
 
 
 @torch.no_grad()
 def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> RankRecord:
     """Runs one rank; collective over ``group_ep``."""
-    dispatcher = MC2Dispatcher(group_ep, spec.ranks, rank, spec.config.num_experts)
+    config = spec.config
+    dispatcher = MC2Dispatcher(group_ep, spec.ranks, rank, config.num_experts, **config.special.given)
     progress("weights of the experts", 0, 0)
     layer = build(spec, dispatcher)
     if spec.quant:
@@ -237,9 +242,9 @@ def _pass(
     traffic, algorithms = _moved(dispatcher, "dispatch")
     resumed = now()
     expert_rows, beside = layer.run_experts(sent), layer.run_shared(tokens)
-    shared = beside if layer.w_latent_out is None else None
+    shared, special = beside if layer.w_latent_out is None else None, layer.special_rows(x)
     computed = now()
-    out = dispatcher.combine(expert_rows, sent, weights, shared_expert_x=shared)
+    out = dispatcher.combine(expert_rows, sent, weights, shared_expert_x=shared, **special)
     result = out if layer.w_latent_out is None else layer.leave(out, beside)
     combined = now()
     of_combine = _moved(dispatcher, "combine")
@@ -255,6 +260,7 @@ def _pass(
     )
     kept = expert_rows[:rows].clone()
     record = RankRecord(dispatcher.rank, tokens, x, ids, weights, shared, outputs, kept, out, False)
+    record.special = special
     record.traffic, record.algorithms = traffic | of_combine[0], algorithms | of_combine[1]
     return record, (routed - start, dispatched - routed, computed - resumed, combined - computed), result
 

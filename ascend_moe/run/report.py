@@ -158,11 +158,13 @@ def about(spec: RunSpec, source: str, backend: str, width: int | None, text: str
     if config.n_group > 1:
         router += f", {config.topk_group} of {config.n_group} groups"
     shared = ", a shared expert" if config.shared_intermediate_size else ""
+    kinds = [f"{number} {name.split('_')[0]}" for name, number in config.special.given.items()]
+    special = f" + {' + '.join(kinds)} experts" if kinds else ""
     lines = [
         source,
         f"{spec.ranks} ranks ({backend}), {rows}; dispatch and combine are AscendC kernels on the CPU twin",
         f"H {config.hidden_size}, K {config.top_k}, E {config.num_experts} "
-        f"({config.num_experts // spec.ranks} a rank), {router}{shared}",
+        f"({config.num_experts // spec.ranks} a rank){special}, {router}{shared}",
     ]
     if width is not None:
         gb = 3 * config.num_experts * config.hidden_size * spec.dtype.itemsize / 1e9
@@ -185,8 +187,9 @@ _LABEL, _TOTAL = 9, 8  # columns of "  rank 0 ", and of the row's sum
 
 
 def tokens_per_expert(expert_ids: Sequence[Tensor], experts: int) -> Tensor:
-    """(W, E) int64: how many (token, k) of rank r go to expert e; ids of (BS, K), -1 not counted."""
-    counts = [torch.bincount(ids[ids >= 0].flatten().long(), minlength=experts) for ids in expert_ids]
+    """(W, E) int64: how many (token, k) of rank r go to expert e; ids of (BS, K), 0..E-1 counted."""
+    routed = [ids[(ids >= 0) & (ids < experts)].flatten().long() for ids in expert_ids]
+    counts = [torch.bincount(ids, minlength=experts) for ids in routed]
     return torch.stack(counts)
 
 

@@ -102,6 +102,7 @@ uint64_t am_need_limits(char* text, uint64_t bytes) {
     Field(fields, "planned_world_size", moe::kMaxPlanned);
     Field(fields, "slots", moe::kMaxSlots);
     Field(fields, "moe_expert_num", moe::kMaxExperts);
+    Field(fields, "special_experts", moe::kMaxSpecialExperts);
     Field(fields, "topk", moe::kMaxTopK);
     Field(fields, "batch", moe::kMaxBatch);
     Field(fields, "hidden", moe::kMaxHidden);

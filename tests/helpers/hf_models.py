@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,11 @@ MORE_MODELS |= {
          "moe_shared_expert_intermediate_size": 40, "moe_latent_size": 16, "routed_scaling_factor": 2.5,
          "layers_block_type": ["attention", "moe"]},
     ),
+    "longcat_flash": (
+        "LongcatFlash",
+        LATENT_HEADS | {"n_routed_experts": 8, "zero_expert_num": 4, "moe_topk": 5, "expert_ffn_hidden_size": 24,
+                        "num_hidden_layers": 4, "num_key_value_heads": 4, "head_dim": 4},  # two attentions a layer
+    ),
     "bailing_hybrid": (
         "BailingHybrid",
         LATENT_HEADS | {"num_experts": 16, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "head_dim": 8,
@@ -120,6 +125,7 @@ class Saved:
     block: nn.Module
     experts: int
     hidden: int
+    special: dict[str, int] = field(default_factory=dict)  # of dispatchers: what the router has besides
 
 
 def save(
@@ -138,7 +144,9 @@ def save(
     if base != name:
         rename(directory, name, renamed)
     experts = next(value.shape[0] for key, value in router_of(block).named_parameters() if key.endswith("weight"))
-    return Saved(directory, fp32_routing(block), experts, model.config.hidden_size)
+    zero = getattr(model.config, "zero_expert_num", 0)
+    special = {"copy_expert_num": zero} if zero else {}
+    return Saved(directory, fp32_routing(block), experts - zero, model.config.hidden_size, special)
 
 
 def make(name: str) -> tuple[Any, nn.Module]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from dataclasses import dataclass
 
@@ -38,8 +39,10 @@ def furthest(name: str, world: int) -> float:
     expected = run_block(checkpoint.block, x)
     assert 0.1 <= float(expected.square().mean().sqrt()) <= 10
 
+    carrier = functools.partial(MC2Dispatcher, num_experts=checkpoint.experts, **checkpoint.special)
+
     def body(rank: int, group: str) -> Tensor:
-        layer = build_layer(checkpoint.directory, LAYER, MC2Dispatcher(group, world, rank, checkpoint.experts))
+        layer = build_layer(checkpoint.directory, LAYER, carrier(group, world, rank))
         return layer(x.chunk(world)[rank])
 
     with LocalCluster(world) as cluster:
@@ -56,7 +59,7 @@ def elsewhere(name: str) -> dict[torch.dtype, float]:
     with torch.no_grad():
         beside = [checkpoint.block.e_score_correction_bias] if name == "minimax_m2" else []
         chosen = chosen_by(gate(tokens, *beside), len(tokens))
-    carrier, shares = AllToAllDispatcher(threads(1).groups[0], checkpoint.experts), {}
+    carrier, shares = AllToAllDispatcher(threads(1).groups[0], checkpoint.experts, **checkpoint.special), {}
     for kind in (torch.float32, torch.bfloat16):
         ids = build_layer(checkpoint.directory, LAYER, carrier, router_dtype=kind).route(tokens)[1]
         shares[kind] = float((ids.long().sort().values != chosen.sort().values).any(1).float().mean())
@@ -126,7 +129,7 @@ def generated(name: str, world: int = 2, new: int = 32) -> tuple[Tensor, Tensor]
         alone = model.generate(prompts, **options)
 
     def body(rank: int, group: str) -> Tensor:
-        mine, carrier = copies[rank], MC2Dispatcher(group, world, rank, checkpoint.experts)
+        mine, carrier = copies[rank], MC2Dispatcher(group, world, rank, checkpoint.experts, **checkpoint.special)
         for layer, part, number in places(mine):
             built = build_layer(checkpoint.directory, number, carrier)
             setattr(layer, part, Answer(built, pair=name in ("gpt_oss", "llama4_text")))

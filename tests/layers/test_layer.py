@@ -77,7 +77,7 @@ def equals_transformers(model: str, carrier: str, world: int, fused: bool, dtype
         assert layer.w_down.shape[0] == checkpoint.experts // world
         return layer(share(x, world, rank)[None])[0]  # any leading dimensions
 
-    result = torch.cat(run(carrier, world, checkpoint.experts, body))
+    result = torch.cat(run(carrier, world, checkpoint.experts, body, **checkpoint.special))
     assert result.dtype == dtype
     torch.testing.assert_close(result, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 

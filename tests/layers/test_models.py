@@ -37,8 +37,8 @@ def test_the_row_of_the_page(name: str) -> None:
     assert min(row.elsewhere.values()) < 0.005 and max(row.elsewhere.values()) < 0.01
 
 
-def alone(experts: int) -> AllToAllDispatcher:
-    return AllToAllDispatcher(threads(1).groups[0], experts)
+def alone(experts: int, **special: int) -> AllToAllDispatcher:
+    return AllToAllDispatcher(threads(1).groups[0], experts, **special)
 
 
 @pytest.mark.parametrize("name", ["kimi_k2", "bailing_moe_v2"])
@@ -221,6 +221,12 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
          "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "use_qkv_bias": False, "use_rmsnorm": True},
         {"router": "deepseek_v3", "n_group": 4, "shared_intermediate_size": 40, "routed_scaling_factor": 2.5},
     ),
+    "longcat_flash": (
+        {"attention_method": "MLA", "ffn_hidden_size": 12288, "expert_ffn_hidden_size": 2048, "hidden_size": 6144,
+         "mla_scale_kv_lora": True, "mla_scale_q_lora": True, "moe_topk": 12, "n_routed_experts": 512, "num_layers": 28,
+         "routed_scaling_factor": 6.0, "zero_expert_num": 256, "zero_expert_type": "identity", "use_cache": True},
+        {"router": "softmax_bias", "num_experts": 512, "copy_expert_num": 256, "top_k": 12, "renormalize": False},
+    ),
 }  # fmt: skip
 
 
@@ -233,22 +239,27 @@ def test_configs_as_they_are_published(kind: str) -> None:
     if kind == "gpt_oss":
         with pytest.raises(ArgumentError, match="has num_experts_per_tok 4 and experts_per_token 5"):
             moe_config({"model_type": kind, **values, "experts_per_token": 5})
+    for name, value in {"zero_expert_type": "drop", "router_bias": True}.items() if kind == "longcat_flash" else ():
+        with pytest.raises(ArgumentError, match=f"has {name} "):
+            moe_config({"model_type": kind, **values, name: value})
 
 
 # ---- MoELayer's parts that only some types have
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "nemotron_h", "llama4_text", "phimoe", "ernie4_5_moe"])
+@pytest.mark.parametrize("name", ["gpt_oss", "nemotron_h", "llama4_text", "phimoe", "ernie4_5_moe", "longcat_flash"])
 def test_casts_gradients_and_int8(name: str) -> None:
     checkpoint = saved(name)
     config, x = load_layer(checkpoint.directory, LAYER).config, torch.randn(6, checkpoint.hidden)
-    layer = MoELayer(config, alone(checkpoint.experts), dtype=torch.float32, trainable=True).init_weights(1)
+    layer = MoELayer(
+        config, alone(checkpoint.experts, **checkpoint.special), dtype=torch.float32, trainable=True
+    ).init_weights(1)
     layer(x).square().sum().backward()
     used = {key for key, value in layer.named_parameters() if value.grad is not None and value.grad.abs().sum() > 0}
     assert used == {key for key, value in layer.named_parameters() if value.requires_grad}
-    half = build_layer(checkpoint.directory, LAYER, alone(checkpoint.experts)).bfloat16()
+    half = build_layer(checkpoint.directory, LAYER, alone(checkpoint.experts, **checkpoint.special)).bfloat16()
     assert half(x.bfloat16()).dtype == torch.bfloat16 and half.gate_weight.dtype == torch.float32
-    frozen = build_layer(checkpoint.directory, LAYER, alone(checkpoint.experts))
+    frozen = build_layer(checkpoint.directory, LAYER, alone(checkpoint.experts, **checkpoint.special))
     exact = frozen(x)
     if name == "gpt_oss":
         with pytest.raises(ArgumentError, match="expert_bias is True; int8 rows take no bias"):
@@ -275,7 +286,16 @@ def test_masks_leave_the_shared_expert_of_a_latent_layer_out() -> None:
 
 
 WHOLE = ["qwen3_moe", "mixtral", "olmoe", "deepseek_v3", "deepseek_v4", "minimax_m2", "glm4_moe", "dots1", "granitemoe"]
-WHOLE += ["phimoe", "llama4_text", "gpt_oss", "hunyuan_v1_moe", "ernie4_5_moe", "nemotron_h", "glm_moe_dsa"]
+WHOLE += [
+    "longcat_flash",
+    "phimoe",
+    "llama4_text",
+    "gpt_oss",
+    "hunyuan_v1_moe",
+    "ernie4_5_moe",
+    "nemotron_h",
+    "glm_moe_dsa",
+]
 NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in WHOLE[1:]]
 
 

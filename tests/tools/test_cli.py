@@ -158,6 +158,7 @@ def test_run_checks_a_layer_of_a_checkpoint(tmp_path: Path, args: list[str]) -> 
     [
         ("nemotron_h", 1),
         ("deepseek_v4", 0),
+        ("longcat_flash", 1),
         pytest.param("gpt_oss", 1, marks=nightly),
         pytest.param("llama4_text", 1, marks=nightly),
     ],
@@ -171,6 +172,7 @@ def test_run_and_plan_take_layers_with_parts_of_their_own(name: str, layer: int)
     said = {
         "nemotron_h": ("activation relu2, hidden size 32; layers: 1 routed, 1 dense", "H 16, K 3, E 8 (4 a rank)"),
         "deepseek_v4": ("router deepseek_v4, activation swiglu, hidden size 32; layers: 1 routed, 1 hash", "H 32, K 3"),
+        "longcat_flash": ("layers: 2 routed BS", "H 32, K 5, E 8 (4 a rank) + 4 copy experts"),
         "gpt_oss": ("activation clipped_swiglu, hidden size 32; layers: 2 routed BS", "H 32, K 2"),
         "llama4_text": ("router llama4, activation swiglu, hidden size 32; layers: 2 routed BS", "H 32, K 1"),
     }[name]
@@ -184,10 +186,11 @@ def test_plan_of_a_checkpoint(tmp_path: Path) -> None:
     assert code == 0 and "layers: no files, not known" in output and "bf16 rows" in output, output
     code, output = invoke("plan", "--checkpoint", str(tmp_path), "-r", "2", "--json", "-")
     assert json.loads(output)["checkpoint"]["router"] == "softmax"
-    (tmp_path / "config.json").write_text('{"model_type": "longcat_flash"}')
+    (tmp_path / "config.json").write_text('{"model_type": "longcat_next"}')
     for options, said in (
         (["--topk", "2"], "'--topk': the numbers come from --checkpoint: leave one of them out"),
-        ([], "'--checkpoint': config.json has model_type 'longcat_flash': its zero experts"),
+        (["--copy-experts", "2"], "'--copy-experts': the numbers come from --checkpoint: leave one of them out"),
+        ([], "'--checkpoint': config.json has model_type 'longcat_next'; need one of"),
     ):
         code, output = invoke("plan", "--checkpoint", str(tmp_path), *options)
         assert code == 2 and said in " ".join(output.split()), output
@@ -263,6 +266,7 @@ def test_checks_notice(finished: tuple[RunSpec, list[RankRecord]], fault: Any, c
         ("deepseek-v4-flash", "DeepseekV4Config"),
         ("glm-5", "GlmMoeDsaConfig"),
         ("gpt-oss-120b", "GptOssConfig"),
+        ("longcat-flash", "LongcatFlashConfig"),
         ("minimax-m2", "MiniMaxM2Config"),
         ("mixtral", "MixtralConfig"),
         ("qwen3-30b", "Qwen3MoeConfig"),

@@ -157,17 +157,25 @@ def assert_ub_is_taken(one: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", one.comm_alg)
     dispatch, combine = ops_of(one)
     x = torch.ones(one.batch, one.hidden, dtype=getattr(torch, plan.DTYPES[one.dtype]))
-    ids = (torch.arange(one.batch * one.topk, dtype=torch.int32) % one.experts).reshape(one.batch, one.topk)
+    special = {f"{kind}_expert_num": getattr(one, f"{kind}_experts") for kind in ("zero", "copy", "const")}
+    ids = torch.arange(one.batch * one.topk, dtype=torch.int32) % (one.experts + sum(special.values()))
+    ids = ids.reshape(one.batch, one.topk)
+    own = {}
+    if sum(special.values()):
+        names = ("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
+        own = {name: torch.ones(one.const_experts, one.hidden, dtype=x.dtype) for name in names}
+        own |= {"ori_x": x, **special}
     scales = torch.ones(one.experts, one.hidden) if one.smooth else None
     weights = torch.ones(ids.shape) if one.weights else None
 
     def rank_body(rank: int, group_ep: str) -> list[int]:
         place = (group_ep, one.ranks, rank, one.experts)
         end = comm.lookup(*place[:3])
-        sent = dispatch(x, ids, *place, scales=scales, expert_scales=weights, quant_mode=2 * one.quant)
+        known = special if own else {}  # V1 has no such arguments
+        sent = dispatch(x, ids, *place, scales=scales, expert_scales=weights, quant_mode=2 * one.quant, **known)
         taken = [_taken(end)]
         # Combine is given as many rows as dispatch allocates, as in the plan.
-        combine(sent[0].to(x.dtype), ids, sent[2], sent[4], torch.ones(ids.shape), *place)
+        combine(sent[0].to(x.dtype), ids, sent[2], sent[4], torch.ones(ids.shape), *place, **own)
         return [*taken, _taken(end)]
 
     with ascend_moe.LocalCluster(one.ranks) as cluster:
@@ -195,6 +203,29 @@ def assert_ub_is_taken(one: Request, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ub_is_what_the_kernels_take(algorithm, kind, rows, hidden, cores, monkeypatch) -> None:
     one = Request(ranks=3, experts=36, hidden=hidden, topk=4, batch=70, cores=cores, comm_alg=algorithm)
     assert_ub_is_taken(replace(one, **kind, **rows), monkeypatch)
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+@pytest.mark.parametrize(("hidden", "cores"), [(304, 6), (7168, 8)])
+def test_ub_is_what_the_kernels_take_with_special_experts(hidden, cores, algorithm, monkeypatch) -> None:
+    one = Request(ranks=2, experts=4, hidden=hidden, topk=9, batch=40, cores=cores, comm_alg=algorithm)
+    assert_ub_is_taken(replace(one, zero_experts=1, copy_experts=1, const_experts=3), monkeypatch)
+
+
+def test_special_experts_are_in_the_plan() -> None:
+    """K counts them, the window does not; LongCat's preset has them; what breaks a limit is named once."""
+    preset = Request(ranks=16, experts=512, hidden=6144, topk=12, batch=128, copy_experts=256)
+    assert plan.plan(preset).ok
+    few = replace(preset, experts=16, topk=20)
+    assert plan.plan(few).ok and plan.plan(few).window == plan.plan(replace(few, copy_experts=300)).window
+    for wrong, names in (
+        (replace(few, copy_experts=3), ["expert_ids"]),
+        (replace(few, copy_experts=2000), ["copy_expert_num"]),
+        (replace(few, topk=12, contract="v1"), ["copy_expert_num"]),
+    ):
+        assert [found.argument for found in plan.plan(wrong).violations] == names, wrong
+    with pytest.raises(ArgumentError, match=r"zero_experts is -1; need 0\.\."):
+        plan.plan(replace(few, zero_experts=-1))
 
 
 @pytest.mark.parametrize("contract", ["v1", "v2"])
@@ -312,6 +343,11 @@ def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = presets.preset("qwen3-30b").published.hidden_size
     wanted = {"ranks": 8, "batch": 64, "equal_batches": False, "hidden": hidden}
     assert wanted.items() <= found["request"].items()
+    code, said, _ = commands.said("plan", "-p", "longcat-flash", "--zero-experts", "3", "--const-experts", "2")
+    assert code == 0 and "E 512 (32 a rank) + 3 zero + 256 copy + 2 const experts, W 16" in said
+    assert "factors of const experts" in said
+    code, _, said = commands.said("predict", "-p", "longcat-flash")
+    assert code == 2 and "has 256 experts to which no row travels, which this" in " ".join(said.split())
     assert {need["version"] for need in found["cann"]} >= {"A3 V1", "A3 V2", "A2 fullmesh", "A2 hierarchy"}
     assert found["ops"]["dispatch"]["ub_peak"] > 0
 
