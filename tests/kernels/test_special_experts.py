@@ -120,6 +120,74 @@ def test_an_id_behind_the_last(clusters: Clusters, algorithm: str, monkeypatch: 
         assert "0..8" in str(runs[0]), runs[0]
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_with_rows_that_come_back_as_int8(clusters: Clusters, dtype: str, algorithm: str, monkeypatch: Any) -> None:
+    """comm_quant_mode 2 rounds the rows that travel, and no term of these experts."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    for seed, (kind, special) in enumerate(SPECIAL.items()):
+        case = replace(BASE, special=special, dtype=dtype, coded=True, seed=seed, mask="pair" if seed % 2 else "none")
+        run(clusters, replace(case, alphas=2 if kind == "all" else 1, plain=kind == "copy"))
+
+
+def arguments_of(case: Case, rank: int, group_ep: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What both ops of a rank take, what dispatch takes besides, and combine."""
+    given = case.inputs[rank]
+    both = {"group_ep": group_ep, "ep_world_size": case.world, "ep_rank_id": rank, "moe_expert_num": case.experts}
+    both |= {"expert_ids": given.expert_ids, "x_active_mask": given.x_active_mask, "global_bs": case.global_bs}
+    names = ("ori_x", "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
+    own: dict[str, Any] = {name: getattr(given, name) for name in (*names, "expert_scales", "shared_expert_x")}
+    return both | case.special_attributes, {"x": given.x}, own
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_begin_and_finish(clusters: Clusters, kind: str, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two launches each: dispatch and combine give the reference's bits; the tensors live until finish."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    case = cases.legal(replace(BASE, special=SPECIAL[kind], alphas=2 if kind == "all" else 1, mask="pair", seed=4))
+
+    def trip(rank: int, group_ep: str) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        both, first, second = arguments_of(case, rank, group_ep)
+        sent = ascend_moe.begin_dispatch(**both, **first).finish()
+        rows = case.expert_rows(rank, sent[0], sent[1], sent[4])
+        back = {"expand_x": rows, "assist_info_for_combine": sent[2], "ep_send_counts": sent[4]}
+        return sent, rows, ascend_moe.begin_combine(**both, **back, **second).finish()
+
+    with op_runs.cores(case.cores):
+        runs = clusters[case.world].run(trip)
+    expected = case.dispatched()
+    sums = case.combined([rows for _, rows, _ in runs], expected)
+    for rank, (sent, _, result) in enumerate(runs):
+        op_runs.check_dispatch(2, rank, sent, expected[rank])
+        assert torch.equal(result, sums[rank])
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_shapes_without_data_and_compiled_programs(clusters: Clusters, kind: str) -> None:
+    """On Meta as on the CPU, K above E too; a whole compiled graph gives the bits of the ops."""
+    case = cases.legal(
+        replace(BASE, world=1, local=2, special=SPECIAL[kind], topk=min(4, 2 + sum(SPECIAL[kind])), batches="equal")
+    )
+
+    def trip(both: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+        sent = ascend_moe.npu_moe_distribute_dispatch_v2(**both, **first)
+        back = {"expand_x": sent[0], "assist_info_for_combine": sent[2], "ep_send_counts": sent[4]}
+        return (*sent, ascend_moe.npu_moe_distribute_combine_v2(**both, **back, **second))
+
+    def body(rank: int, group_ep: str) -> tuple[Any, ...]:
+        given = arguments_of(case, rank, group_ep)
+        bare = [{k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in part.items()} for part in given]
+        compiled = torch.compile(trip, fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            return trip(*given), trip(*bare), compiled(*given)
+
+    ((eager, shapes, compiled),) = clusters[1].run(body)
+    assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in eager]
+    assert all(each.device.type == "meta" for each in shapes)
+    assert torch.equal(compiled[-1], eager[-1]) and torch.equal(compiled[4], eager[4])
+
+
 def test_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between servers rows go V1's way: expand_idx of such pairs is 0."""
     monkeypatch.setenv("ASCEND_MOE_CONTEXT", "a2")
