@@ -17,6 +17,7 @@ from ascend_moe.npu import _npu_distribute_barrier, npu_moe_distribute_combine_a
 
 OPS = torch.ops.ascend_moe
 EXPERTS, TOPK, HIDDEN = 4, 2, 48
+SPECIAL = {"zero_expert_num": 1, "copy_expert_num": 1, "const_expert_num": 2}
 NAME = "npu_moe_distribute_combine_add_rms_norm"
 
 
@@ -137,9 +138,10 @@ def layer(
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    chosen = torch.randint(0, EXPERTS, (batch, TOPK), generator=generator, dtype=torch.int32)
+    every = EXPERTS + sum(kwargs.get(name, 0) for name in SPECIAL)
+    chosen = torch.randint(0, every, (batch, TOPK), generator=generator, dtype=torch.int32)
     place = (group, world, rank, EXPERTS)
-    common = {name: kwargs[name] for name in ("x_active_mask", "global_bs") if name in kwargs}
+    common = {name: kwargs[name] for name in ("x_active_mask", "global_bs", *SPECIAL) if name in kwargs}
     sent = npu_moe_distribute_dispatch_v2(random(batch, HIDDEN), chosen, *place, **common)
     weights = torch.rand((batch, TOPK), generator=generator)
     args = (sent[0] * 2, chosen, sent[2], sent[4], weights, random(batch, 1, HIDDEN), random(HIDDEN), *place)
@@ -147,7 +149,7 @@ def layer(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("form", ["plain", "shared", "masked", "unequal", "none here"])
+@pytest.mark.parametrize("form", ["plain", "shared", "masked", "unequal", "none here", "numbers", "products"])
 def test_add_rms_norm_is_the_formula(form: str, dtype: torch.dtype) -> None:
     world, eps = 2, 1e-5
 
@@ -156,6 +158,11 @@ def test_add_rms_norm_is_the_formula(form: str, dtype: torch.dtype) -> None:
         kwargs: dict[str, Any] = {"global_bs": world * 5} if form in ("unequal", "none here") else {}
         if form == "masked":
             kwargs["x_active_mask"] = torch.tensor([[True, False], [False, False]] * 2 + [[True, True]])
+        if form in ("numbers", "products"):  # copy and const experts, whose factors are either
+            alphas, own = ((2,) if form == "numbers" else (2, HIDDEN)), torch.Generator().manual_seed(9 + rank)
+            shapes = {"ori_x": (batch, HIDDEN), "const_expert_v": (2, HIDDEN)}
+            shapes |= {"const_expert_alpha_1": alphas, "const_expert_alpha_2": alphas}
+            kwargs |= {name: torch.randn(shape, generator=own).to(dtype) for name, shape in shapes.items()} | SPECIAL
         args, kwargs = layer(rank, world, group, dtype, batch, **kwargs)
         if form == "shared":
             kwargs["shared_expert_x"] = torch.randn(batch, 1, HIDDEN).to(dtype)
@@ -166,6 +173,8 @@ def test_add_rms_norm_is_the_formula(form: str, dtype: torch.dtype) -> None:
         shared = kwargs.pop("shared_expert_x", None)
         wide = None if shared is None else shared.float()
         kwargs["shared_expert_x"] = wide
+        for name in ("ori_x", "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v"):
+            kwargs |= {name: kwargs[name].float()} if name in kwargs else {}
         acc = npu_moe_distribute_combine_v2(args[0].float(), *args[1:5], *args[7:], **kwargs)
         # Each rounding where the formula has one; a sum rounded before the residual is another.
         total, gamma = acc + args[5].reshape(batch, HIDDEN).float(), args[6].float()
