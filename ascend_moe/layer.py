@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from ascend_moe.moe_config import ROUTERS
 from ascend_moe.moe_config import MoEConfig as MoEConfig
 from ascend_moe.placement import Balance, contiguous_balance, remap, shrunk
 from ascend_moe.routing import deepseek_v2, deepseek_v3, deepseek_v4, sigmoid_of_topk, softmax_topk, sparsemixer
+from ascend_moe.routing.replay import RouteCapture, RouterReplay, divided, replayed
 
 _EXPERTS = ("w_gate_up", "w_down")
 
@@ -27,62 +28,74 @@ def _need_floats(name: str, dtype: torch.dtype) -> None:
     need(dtype in ROW_DTYPES, name, "is {}; need torch.bfloat16, torch.float16 or torch.float32", dtype)
 
 
-# ---- routers: each gives weights (BS, K) fp32 and ids (BS, K) int32 of fp32 logits (BS, E), of special experts too
+# ---- routers: each gives weights (BS, K) fp32 and ids (BS, K) int32 of fp32 logits (BS, E), of special experts too; given
+# ids are its ids
 
 
-def _softmax(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
+class _Hints(NamedTuple):
+    """What a router may need besides the logits: the tokens' ids (...,), and the experts (BS, K) to take."""
+
+    input_ids: Tensor | None
+    ids: Tensor | None
+
+
+def _softmax(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
     config = layer.config
     if config.n_group > 1:
-        weights, ids = deepseek_v2(logits, config.top_k, config.n_group, config.topk_group)
-    elif layer.gate_weight.dtype == torch.float32:
-        weights, ids = softmax_topk(logits, config.top_k, renormalize=False)
+        weights, ids = deepseek_v2(logits, config.top_k, config.n_group, config.topk_group, ids=hints.ids)
+    elif layer.gate_weight.dtype == torch.float32 or hints.ids is not None:
+        weights, ids = softmax_topk(logits, config.top_k, renormalize=False, ids=hints.ids)
     else:
         weights, chosen = torch.topk(torch.softmax(logits, -1), config.top_k)
         ids = chosen.int()
     if config.renormalize:
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights / weights.sum(-1, keepdim=True) if hints.ids is None else divided(weights)
     scaled = config.routed_scaling_factor != 1.0
     return weights * config.routed_scaling_factor if scaled else weights, ids
 
 
-def _deepseek_v3(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
+def _deepseek_v3(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
     config = layer.config
     assert layer.gate_bias is not None
     groups, scaling = (config.n_group, config.topk_group), config.routed_scaling_factor
-    return deepseek_v3(logits, layer.gate_bias, config.top_k, *groups, config.renormalize, scaling)
+    return deepseek_v3(logits, layer.gate_bias, config.top_k, *groups, config.renormalize, scaling, ids=hints.ids)
 
 
-def _deepseek_v4(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
-    return deepseek_v4(logits, layer.config.top_k, layer.gate_bias, layer.config.routed_scaling_factor)
+def _deepseek_v4(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
+    config = layer.config
+    return deepseek_v4(logits, config.top_k, layer.gate_bias, config.routed_scaling_factor, ids=hints.ids)
 
 
-def _hash(layer: MoELayer, logits: Tensor, input_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+def _hash(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
+    top_k, scaling, input_ids = layer.config.top_k, layer.config.routed_scaling_factor, hints.input_ids
+    if hints.ids is not None:
+        return deepseek_v4(logits, top_k, scaling=scaling, ids=hints.ids)
     need(input_ids is not None, "input_ids", "is None; router 'hash' chooses experts by the tokens' ids")
     assert input_ids is not None
     hashed = {"input_ids": input_ids.reshape(-1), "tid2eid": layer.tid2eid}
-    return deepseek_v4(logits, layer.config.top_k, scaling=layer.config.routed_scaling_factor, **hashed)
+    return deepseek_v4(logits, top_k, scaling=scaling, **hashed)
 
 
-def _softmax_bias(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
+def _softmax_bias(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
     config = layer.config
-    weights, ids = softmax_topk(logits, config.top_k, config.renormalize, layer.gate_bias)
+    weights, ids = softmax_topk(logits, config.top_k, config.renormalize, layer.gate_bias, ids=hints.ids)
     scaled = config.routed_scaling_factor != 1.0
     return weights * config.routed_scaling_factor if scaled else weights, ids
 
 
-def _sparsemixer(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
-    return sparsemixer(logits, layer.config.top_k, layer.config.jitter_eps)
+def _sparsemixer(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
+    return sparsemixer(logits, layer.config.top_k, layer.config.jitter_eps, ids=hints.ids)
 
 
-def _llama4(layer: MoELayer, logits: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
-    if layer.gate_weight.dtype == torch.float32:
-        return sigmoid_of_topk(logits, layer.config.top_k)
+def _llama4(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
+    if layer.gate_weight.dtype == torch.float32 or hints.ids is not None:
+        return sigmoid_of_topk(logits, layer.config.top_k, ids=hints.ids)
     values, chosen = torch.topk(logits, layer.config.top_k)
     return torch.sigmoid(values), chosen.int()
 
 
 #: By the names of ``ROUTERS``; a name without a function is refused when a layer is made.
-_ROUTES: dict[str, Callable[[MoELayer, Tensor, Tensor | None], tuple[Tensor, Tensor]]] = {
+_ROUTES: dict[str, Callable[[MoELayer, Tensor, _Hints], tuple[Tensor, Tensor]]] = {
     "softmax": _softmax,
     "deepseek_v3": _deepseek_v3,
     "deepseek_v4": _deepseek_v4,
@@ -123,6 +136,8 @@ class MoELayer(nn.Module):
         device: where the weights are.
         global_bs: default of ``forward``.
         trainable: the weights require grad. Every rank's backward then calls the same ops, also without tokens.
+        replay: records the experts that the router chooses, or gives them, by its action.
+        capture: keeps the logical ids of the last forwards on the device. Both may be set later, as attributes.
 
     Raises:
         ArgumentError: the dispatcher has another number of experts of any kind, or a dtype is none of the three.
@@ -145,8 +160,11 @@ class MoELayer(nn.Module):
         global_bs: int = 0,
         trainable: bool = False,
         placement: Balance | None = None,
+        replay: RouterReplay | None = None,
+        capture: RouteCapture | None = None,
     ) -> None:
         super().__init__()
+        self.replay, self.capture = replay, capture
         self._place_experts(placement, config.num_experts, device)
         rule = "has {} experts, the {} {}; "
         rule += "build it with the config's num_experts" if placement is None else "build it with as many"
@@ -403,10 +421,14 @@ class MoELayer(nn.Module):
 
         Only the product with gate_weight is in ``router_dtype``; all arithmetic after it is in fp32. Of equal scores
         the lower id is chosen; by a softmax or llama4 router in bf16 or fp16, which has many, the one that torch.topk
-        takes, as in transformers.
+        takes, as in transformers. ``replay`` may give the ids, ``capture`` keeps them.
         """
         logits = functional.linear(tokens.to(self.gate_weight.dtype), self.gate_weight, self.logit_bias).float()
-        return _ROUTES[self.config.router](self, logits, input_ids)
+        router = _ROUTES[self.config.router]
+        weights, ids = replayed(self.replay, lambda given: router(self, logits, _Hints(input_ids, given)))
+        if self.capture is not None:
+            self.capture(ids)
+        return weights, ids
 
     def run_experts(self, sent: Dispatched) -> Tensor:
         """Runs the expert MLP over dispatched rows; returns (>= n, R) in the layer's dtype."""

@@ -1,22 +1,26 @@
 """vLLM's FusedMoE over aligned blocks, with its own names: every rank has all tokens, all-reduces add up their parts.
 
-`moe_align_block_size` groups (token, k) pairs into blocks of one expert, `fused_experts` runs the expert MLP over
-them, `moe_sum` adds a token's k rows. With data parallelism `naive_multicast` gives every rank all tokens before,
-`all_reduce_dp` and `all_reduce_tp` sum and slice behind. With expert parallelism an expert_map names the experts of
-this rank. For the same layer over dispatch and combine, see `ascend_moe.MoELayer`.
+`select_experts` chooses the experts. `moe_align_block_size` groups (token, k) pairs into blocks of one expert,
+`fused_experts` runs the expert MLP over them, `moe_sum` adds a token's k rows. With data parallelism `naive_multicast`
+gives every rank all tokens before, `all_reduce_dp` and `all_reduce_tp` sum and slice behind. With expert parallelism an
+expert_map names the experts of this rank. For the same layer over dispatch and combine, see `ascend_moe.MoELayer`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import distributed as dist
 
 from ascend_moe.comm import group_of
 from ascend_moe.dispatchers.base import ROW_DTYPES
-from ascend_moe.errors import need, need_dims, need_dtype, need_shape, with_typed_errors
+from ascend_moe.errors import need, need_dims, need_dtype, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import Activation, grouped_mlp
 from ascend_moe.ops.collectives import gather
 from ascend_moe.permute import batched_moe_align_block_size, moe_align_block_size, need_pairs
+from ascend_moe.routing.gating import BY_MAX, BY_TOP2_SUM, SIGMOID, SOFTMAX, SQRT_SOFTPLUS, Groups, gating_top_k
+from ascend_moe.routing.replay import taken
 
 __all__ = [
     "all_reduce_dp",
@@ -26,7 +30,81 @@ __all__ = [
     "moe_align_block_size",
     "moe_sum",
     "naive_multicast",
+    "select_experts",
 ]
+
+_SCORES = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "sqrtsoftplus": SQRT_SOFTPLUS}
+
+
+@with_typed_errors
+def select_experts(
+    hidden_states: torch.Tensor,
+    router_logits: torch.Tensor,
+    top_k: int,
+    use_grouped_topk: bool,
+    renormalize: bool,
+    topk_group: int | None = None,
+    num_expert_group: int | None = None,
+    custom_routing_function: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None,
+    scoring_func: str = "softmax",
+    routed_scaling_factor: float = 1.0,
+    e_score_correction_bias: torch.Tensor | None = None,
+    indices_type: torch.dtype | None = None,
+    *,
+    ids: torch.Tensor | None = None,
+    capture_fn: Callable[[torch.Tensor], None] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chooses experts, or takes those that are given, and hands them out before any placement.
+
+    Args:
+        hidden_states: ``(T, H)``; for custom_routing_function only.
+        router_logits: ``(T, E)`` bf16, fp16 or fp32.
+        top_k: K.
+        use_grouped_topk: a token chooses from its best topk_group of num_expert_group groups; both are needed. A group
+            counts by its best expert, with a correction bias by the sum of its two best.
+        renormalize: divide the K weights by their sum.
+        custom_routing_function: called with hidden_states, router_logits, top_k, renormalize instead; takes no ids.
+        scoring_func: "softmax", "sigmoid" or "sqrtsoftplus".
+        routed_scaling_factor: multiplies the weights.
+        e_score_correction_bias: ``(E,)``, added to the scores for the choice only.
+        indices_type: of the ids; None: int32.
+        ids: ``(T, K)``, experts that are taken instead of the best; -1 is none (`ascend_moe.routing.replay`).
+        capture_fn: gets the ids, a `RouteCapture` or a function.
+
+    Returns:
+        weights ``(T, K)`` float32, ids ``(T, K)``, the best first or as they were given.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: vLLM ``FusedMoE.select_experts``, vllm-ascend ``select_experts``.
+    """
+    if custom_routing_function is not None:
+        need(ids is None, "ids", "are given beside custom_routing_function, which takes none; leave one out")
+        weights, chosen = custom_routing_function(
+            hidden_states=hidden_states, gating_output=router_logits, topk=top_k, renormalize=renormalize
+        )
+    else:
+        need_one_of("scoring_func", scoring_func, _SCORES)
+        groups = Groups()
+        if use_grouped_topk:
+            rule = "is {} and topk_group {}; use_grouped_topk needs both"
+            fits = num_expert_group is not None and topk_group is not None
+            need(fits, "num_expert_group", rule, num_expert_group, topk_group)
+            mode = BY_MAX if e_score_correction_bias is None else BY_TOP2_SUM
+            groups = Groups(int(num_expert_group or 0), int(topk_group or 0), mode)
+        bias, kind = e_score_correction_bias, _SCORES[scoring_func]
+        softmax = kind == SOFTMAX
+        weights, chosen, scores = gating_top_k(
+            router_logits.float(), top_k, bias, groups, kind, int(renormalize and softmax), routed_scaling_factor,
+            1e-20, not renormalize, ids=ids,
+        )  # fmt: skip
+        if not renormalize and not softmax:  # the operator always divides these
+            weights = taken(scores, chosen.long()) * routed_scaling_factor
+    chosen = chosen.to(indices_type or torch.int32)
+    if capture_fn is not None:
+        capture_fn(chosen)
+    return weights.float(), chosen
 
 
 @with_typed_errors

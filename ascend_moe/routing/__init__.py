@@ -1,7 +1,7 @@
 """Routers: they choose the experts of every token, and the weights of the experts' rows.
 
 `gating` has torch_npu's operators and the routers of Hugging Face models, `topk` Megatron-LM's, `losses` what keeps
-the experts of the latter evenly loaded.
+the experts of the latter evenly loaded. With `replay` all of them take ids from outside, and hand theirs out.
 """
 
 from ascend_moe.routing.gating import (
@@ -23,6 +23,7 @@ from ascend_moe.routing.losses import (
     switch_load_balancing_loss_func,
     z_loss_func,
 )
+from ascend_moe.routing.replay import RouteCapture, RouterReplay, RouterReplayAction
 from ascend_moe.routing.topk import (
     apply_router_token_dropping,
     get_capacity,
@@ -32,6 +33,9 @@ from ascend_moe.routing.topk import (
 
 __all__ = [
     "MoEAuxLossAutoScaler",
+    "RouteCapture",
+    "RouterReplay",
+    "RouterReplayAction",
     "apply_router_token_dropping",
     "compute_routing_scores_for_aux_loss",
     "deepseek_v2",

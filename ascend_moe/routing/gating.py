@@ -13,6 +13,7 @@ import torch
 
 from ascend_moe._torch_npu import npu_operator
 from ascend_moe.errors import ArgumentError, need, with_typed_errors
+from ascend_moe.routing.replay import divided, given_ids, taken
 
 SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 0, 1, 2
 BY_MAX, BY_TOP2_SUM = 0, 1
@@ -93,8 +94,12 @@ def gating_top_k(
     out_flag: bool,
     input_ids: torch.Tensor | None = None,
     tid2eid: torch.Tensor | None = None,
+    ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`npu_moe_gating_top_k` in plain torch, on any device; the bias may have another float type than x."""
+    """`npu_moe_gating_top_k` in plain torch, on any device; the bias may have another float type than x.
+
+    ids: ``(T, k)``, the experts that are taken whatever their scores; see `ascend_moe.routing.replay`.
+    """
     _check_logits(x, (2,))
     if bias is not None:
         fits = tuple(bias.shape) == (x.shape[1],) and bias.is_floating_point()
@@ -103,14 +108,19 @@ def gating_top_k(
     need(norm_type in (SOFTMAX, SIGMOID, SQRT_SOFTPLUS), "norm_type", "is {}; it must be 0, 1 or 2", norm_type)
     _check_choice(x.shape[1], k, groups)
     scores = normalise(x, norm_type)
-    if input_ids is None and tid2eid is None:
-        ids = _choose(scores, bias, k, groups)
-    else:
-        need(renorm == 0, "renorm", "is {}; it must be 0 where ids come from tid2eid", renorm)
-        ids = _look_up(input_ids, tid2eid, x.shape[0], k, x.shape[1])
     divide = norm_type != SOFTMAX or renorm == 1
-    weights = _weigh(scores, ids, divide, routed_scaling_factor, eps).to(x.dtype)
-    return weights, ids.to(torch.int32), scores if out_flag else torch.zeros_like(scores)
+    if ids is not None:
+        chosen = given_ids(ids, x.shape[0], k, x.shape[1])
+        weights = taken(scores, chosen)
+        weights = (divided(weights, eps) if divide else weights) * routed_scaling_factor
+    else:
+        if input_ids is None and tid2eid is None:
+            chosen = _choose(scores, bias, k, groups)
+        else:
+            need(renorm == 0, "renorm", "is {}; it must be 0 where ids come from tid2eid", renorm)
+            chosen = _look_up(input_ids, tid2eid, x.shape[0], k, x.shape[1])
+        weights = _weigh(scores, chosen, divide, routed_scaling_factor, eps)
+    return weights.to(x.dtype), chosen.to(torch.int32), scores if out_flag else torch.zeros_like(scores)
 
 
 @npu_operator
@@ -189,7 +199,12 @@ def npu_moe_gating_top_k_softmax_v2(
 
 @with_typed_errors
 def softmax_topk(
-    logits: torch.Tensor, k: int, renormalize: bool, bias: torch.Tensor | None = None
+    logits: torch.Tensor,
+    k: int,
+    renormalize: bool,
+    bias: torch.Tensor | None = None,
+    *,
+    ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The router of Mixtral (renormalize True) and of Qwen2/3-MoE (renormalize is its norm_topk_prob).
 
@@ -198,6 +213,7 @@ def softmax_topk(
         k: experts a token.
         renormalize: divide the k weights by their sum.
         bias: ``(E,)``, added to the softmax for the choice only (ERNIE-4.5).
+        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routing.replay`.
 
     Returns:
         weights ``(T, k)`` float32, the largest (biased) score first, and expert ids ``(T, k)`` int32.
@@ -207,16 +223,26 @@ def softmax_topk(
     """
     _check_logits(logits, (2,))
     _check_choice(logits.shape[1], k, Groups())
+    if ids is not None:
+        chosen = given_ids(ids, logits.shape[0], k, logits.shape[1])
+        weights = taken(normalise(logits, SOFTMAX), chosen)
+        return (divided(weights) if renormalize else weights), chosen.int()
     if bias is None:
-        weights, ids, _ = npu_moe_gating_top_k_softmax(logits.float(), None, k)
+        weights, chosen, _ = npu_moe_gating_top_k_softmax(logits.float(), None, k)
     else:
-        weights, ids, _ = npu_moe_gating_top_k(logits.float(), k, bias=bias.float())
-    return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), ids
+        weights, chosen, _ = npu_moe_gating_top_k(logits.float(), k, bias=bias.float())
+    return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), chosen
 
 
 @with_typed_errors
 def deepseek_v2(
-    logits: torch.Tensor, k: int, n_group: int = 1, topk_group: int = 1, scaling: float = 1.0
+    logits: torch.Tensor,
+    k: int,
+    n_group: int = 1,
+    topk_group: int = 1,
+    scaling: float = 1.0,
+    *,
+    ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """DeepSeek-V2's router: softmax; a group counts by its best expert; weights are not divided by their sum.
 
@@ -225,6 +251,7 @@ def deepseek_v2(
         k: experts a token.
         n_group, topk_group: a token chooses from topk_group of n_group groups (1, 1: "greedy").
         scaling: routed_scaling_factor.
+        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routing.replay`.
 
     Returns:
         weights ``(T, k)`` float32, the largest first, and expert ids ``(T, k)`` int32.
@@ -232,10 +259,13 @@ def deepseek_v2(
     Raises:
         ArgumentError: as `npu_moe_gating_top_k`.
     """
-    weights, ids, _ = npu_moe_gating_top_k(
+    if ids is not None:
+        groups = Groups(n_group, topk_group)
+        return gating_top_k(logits.float(), k, None, groups, SOFTMAX, 0, scaling, 1e-20, False, ids=ids)[:2]
+    weights, chosen, _ = npu_moe_gating_top_k(
         logits.float(), k, k_group=topk_group, group_count=n_group, routed_scaling_factor=scaling
     )
-    return weights, ids
+    return weights, chosen
 
 
 @with_typed_errors
@@ -247,6 +277,8 @@ def deepseek_v3(
     topk_group: int = 1,
     renorm: bool = True,
     scaling: float = 1.0,
+    *,
+    ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """DeepSeek-V3's router: sigmoid; a bias for the choice; a group counts by its two best experts.
 
@@ -257,6 +289,7 @@ def deepseek_v3(
         n_group, topk_group: a token chooses from topk_group of n_group groups.
         renorm: norm_topk_prob: divide the k weights by their sum.
         scaling: routed_scaling_factor.
+        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routing.replay`.
 
     Returns:
         weights ``(T, k)`` float32, the highest biased score first, and expert ids ``(T, k)`` int32.
@@ -264,7 +297,12 @@ def deepseek_v3(
     Raises:
         ArgumentError: as `npu_moe_gating_top_k`.
     """
-    weights, ids, scores = npu_moe_gating_top_k(
+    if ids is not None:
+        _check_logits(logits, (2,))
+        chosen = given_ids(ids, logits.shape[0], k, logits.shape[1])
+        weights = taken(normalise(logits, SIGMOID), chosen)
+        return (divided(weights, 1e-20) if renorm else weights) * scaling, chosen.int()
+    weights, chosen, scores = npu_moe_gating_top_k(
         logits.float(),
         k,
         bias=None if bias is None else bias.float(),
@@ -277,8 +315,8 @@ def deepseek_v3(
     )
     if not renorm:
         # The operator always divides sigmoid weights by their sum; its scores are not divided.
-        weights = scores.gather(1, ids.to(torch.int64)) * scaling
-    return weights, ids
+        weights = scores.gather(1, chosen.to(torch.int64)) * scaling
+    return weights, chosen
 
 
 @with_typed_errors
@@ -290,6 +328,7 @@ def deepseek_v4(
     *,
     input_ids: torch.Tensor | None = None,
     tid2eid: torch.Tensor | None = None,
+    ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """DeepSeek-V4's routers: the square root of softplus; weights divided by their sum; ids by score or by a table.
 
@@ -299,6 +338,7 @@ def deepseek_v4(
         bias: e_score_correction_bias ``(E,)`` for the choice; the weights are without it.
         scaling: routed_scaling_factor.
         input_ids, tid2eid: of a hash layer: token ids ``(T,)`` and the experts ``(V, k)`` of each id.
+        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routing.replay`.
 
     Returns:
         weights ``(T, k)`` float32 and expert ids ``(T, k)`` int32; a hash layer's in the table's order.
@@ -306,20 +346,25 @@ def deepseek_v4(
     Raises:
         ArgumentError: as `npu_moe_gating_top_k`.
     """
-    weights, ids, _ = npu_moe_gating_top_k(
+    if ids is not None:
+        return gating_top_k(logits.float(), k, None, Groups(), SQRT_SOFTPLUS, 0, scaling, 1e-20, False, ids=ids)[:2]
+    weights, chosen, _ = npu_moe_gating_top_k(
         logits.float(), k, bias=None if bias is None else bias.float(), norm_type=SQRT_SOFTPLUS,
         routed_scaling_factor=scaling, input_ids=input_ids, tid2eid=tid2eid,
     )  # fmt: skip
-    return weights, ids
+    return weights, chosen
 
 
 @with_typed_errors
-def sigmoid_of_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def sigmoid_of_topk(
+    logits: torch.Tensor, k: int, *, ids: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Llama-4's router: the k largest logits, and their sigmoids as weights, which are not divided by their sum.
 
     Args:
         logits: ``(T, E)`` float.
         k: experts a token.
+        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routing.replay`.
 
     Returns:
         weights ``(T, k)`` float32, the largest first, and expert ids ``(T, k)`` int32.
@@ -329,12 +374,17 @@ def sigmoid_of_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.T
     """
     _check_logits(logits, (2,))
     _check_choice(logits.shape[1], k, Groups())
-    ids = best(logits.detach().float(), k)
-    return torch.sigmoid(logits.float().gather(1, ids)), ids.to(torch.int32)
+    if ids is not None:
+        chosen = given_ids(ids, logits.shape[0], k, logits.shape[1])
+        return taken(torch.sigmoid(logits.float()), chosen), chosen.int()
+    chosen = best(logits.detach().float(), k)
+    return torch.sigmoid(logits.float().gather(1, chosen)), chosen.to(torch.int32)
 
 
 @with_typed_errors
-def sparsemixer(logits: torch.Tensor, k: int = 2, jitter_eps: float = 0.01) -> tuple[torch.Tensor, torch.Tensor]:
+def sparsemixer(
+    logits: torch.Tensor, k: int = 2, jitter_eps: float = 0.01, *, ids: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Phi-3.5-MoE's router, as it runs without training: two experts, one after the other.
 
     A weight is the softmax over the experts that are left and whose logit is near the largest of these: within
@@ -344,6 +394,8 @@ def sparsemixer(logits: torch.Tensor, k: int = 2, jitter_eps: float = 0.01) -> t
         logits: ``(T, E)`` float.
         k: 2.
         jitter_eps: router_jitter_noise.
+        ids: ``(T, 2)``, the experts that are taken; see `ascend_moe.routing.replay`. "Near" is near the taken one's
+            logit then.
 
     Returns:
         weights ``(T, 2)`` float32, not divided by their sum, and expert ids ``(T, 2)`` int32.
@@ -355,16 +407,22 @@ def sparsemixer(logits: torch.Tensor, k: int = 2, jitter_eps: float = 0.01) -> t
     need(k == 2, "k", "is {}; the sparse mixer chooses 2 experts", k)
     _check_choice(logits.shape[1], k, Groups())
     left = scores = logits.float()
-    weights, ids = [], []
-    for _ in range(k):
-        chosen = best(left.detach(), 1)
+    given = None if ids is None else given_ids(ids, logits.shape[0], k, logits.shape[1])
+    weights, taken_ids = [], []
+    for place in range(k):
+        if given is None:
+            chosen = expert = best(left.detach(), 1)
+        else:
+            expert = given[:, place : place + 1]
+            chosen = expert.clamp(min=0)
         largest = left.detach().gather(1, chosen)
         factor = torch.maximum(scores.detach().abs(), largest)
         far = (largest - scores.detach()) / factor > 2 * jitter_eps
-        weights.append(torch.softmax(left.masked_fill(far, -torch.inf), -1).gather(1, chosen))
-        ids.append(chosen)
+        near = torch.softmax(left.masked_fill(far, -torch.inf), -1)
+        weights.append(near.gather(1, chosen) if given is None else taken(near, expert))
+        taken_ids.append(expert)
         left = left.scatter(1, chosen, -torch.inf)
-    return torch.cat(weights, 1), torch.cat(ids, 1).to(torch.int32)
+    return torch.cat(weights, 1), torch.cat(taken_ids, 1).to(torch.int32)
 
 
 def _check_logits(x: torch.Tensor, dims: tuple[int, ...]) -> None:

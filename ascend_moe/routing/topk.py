@@ -10,6 +10,7 @@ import torch
 
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.routing.gating import SIGMOID, SOFTMAX, SQRT_SOFTPLUS, best, normalise
+from ascend_moe.routing.replay import RouterReplay, divided, given_ids, taken
 
 SCORE_FUNCTIONS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "sqrtsoftplus": SQRT_SOFTPLUS}
 DROP_POLICIES = ("probs", "position")
@@ -27,7 +28,7 @@ def topk_routing_with_score_function(
     score_function: str = "softmax",
     expert_bias: torch.Tensor | None = None,
     fused: bool = False,
-    router_replay: Any = None,
+    router_replay: RouterReplay | Any = None,
     dense_output: bool = False,
     precomputed_indices: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,9 +45,11 @@ def topk_routing_with_score_function(
             are divided by their sum + 1e-20 if k is more than 1.
         expert_bias: ``(E,)``, added to the scores for the choice only; softmax ignores it.
         fused: ignored, there is one implementation.
-        router_replay: has ``get_replay_topk(scores, topk, num_groups, group_topk, compute)``, which chooses.
+        router_replay: a `RouterReplay`, or what has its ``get_replay_topk(scores, topk, num_groups, group_topk,
+            compute)``, which chooses.
         dense_output: see Returns.
-        precomputed_indices: ``(T, k)`` int64: these experts are taken.
+        precomputed_indices: ``(T, k)`` int16, int32 or int64: these experts are taken; -1 is none
+            (`ascend_moe.routing.replay`).
 
     Returns:
         probabilities ``(T, E)`` of the logits' type, 0 where not chosen, and the map ``(T, E)`` bool; with
@@ -62,31 +65,44 @@ def topk_routing_with_score_function(
     tokens, experts = logits.shape
     if expert_bias is not None:
         need_shape("expert_bias", expert_bias, (experts,))
-    if precomputed_indices is not None:
-        need_shape("precomputed_indices", precomputed_indices, (tokens, topk), dtypes=(torch.int64,))
     softmax = score_function == "softmax"
     late = softmax and not use_pre_softmax
     scores = logits if late else normalise(logits, SCORE_FUNCTIONS[score_function])
-    ids = precomputed_indices
-    if ids is None:
+    if precomputed_indices is not None:
+        ids = given_ids(precomputed_indices, tokens, topk, experts)
+    else:
         choice = scores.detach()
         if expert_bias is not None and not softmax:
             choice = choice + expert_bias.detach().float()
         find: _Find = _limited_topk
         find = find if router_replay is None else _replayed(router_replay)
         ids = find(choice, topk, num_groups, group_topk)[1]
-    weights = scores.gather(1, ids)
-    if late:
-        weights = torch.softmax(weights, dim=-1, dtype=torch.float32)
-    elif not softmax and topk > 1:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    given = precomputed_indices is not None or router_replay is not None
+    weights = _weights_of(scores, ids, late, not softmax and topk > 1, given)
     if scaling_factor:
         weights = weights * scaling_factor
     weights = weights.to(logits.dtype)
     if dense_output:
         return weights, ids
+    if given:  # ids of -1 go into a column of their own
+        columns = torch.where(ids < 0, experts, ids)
+        chosen = logits.new_zeros(tokens, experts + 1, dtype=torch.bool).scatter(1, columns, True)
+        return logits.new_zeros(tokens, experts + 1).scatter(1, columns, weights)[:, :-1], chosen[:, :-1]
     chosen = torch.zeros(tokens, experts, dtype=torch.bool, device=logits.device).scatter(1, ids, True)
     return torch.zeros_like(logits).scatter(1, ids, weights), chosen
+
+
+def _weights_of(scores: torch.Tensor, ids: torch.Tensor, late: bool, divide: bool, given: bool) -> torch.Tensor:
+    """The weights ``(T, k)`` of chosen experts, or of given ones, among which are ids of -1."""
+    weights = taken(scores, ids, -torch.inf if late else 0.0) if given else scores.gather(1, ids)
+    if late:
+        nothing = (ids < 0).all(-1, keepdim=True) if given else None
+        weights = weights if nothing is None else weights.masked_fill(nothing, 0.0)
+        weights = torch.softmax(weights, dim=-1, dtype=torch.float32)
+        return weights if not given else torch.where(ids >= 0, weights, 0.0)
+    if divide:
+        return divided(weights, 1e-20) if given else weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights
 
 
 def check_logits(logits: torch.Tensor, topk: int, score_function: str) -> None:

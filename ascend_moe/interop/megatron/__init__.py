@@ -14,6 +14,8 @@ from ascend_moe.permute import permute, sort_chunks_by_idxs, unpermute
 from ascend_moe.placement import folded_groups, rank_groups
 from ascend_moe.routing import (
     MoEAuxLossAutoScaler,
+    RouterReplay,
+    RouterReplayAction,
     apply_router_token_dropping,
     compute_routing_scores_for_aux_loss,
     get_capacity,
@@ -32,6 +34,8 @@ __all__ = [
     "MoEAuxLossAutoScaler",
     "MoELayer",
     "RouterConfig",
+    "RouterReplay",
+    "RouterReplayAction",
     "SharedExpertCall",
     "SharedExpertMLP",
     "Splits",

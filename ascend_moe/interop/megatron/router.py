@@ -12,6 +12,7 @@ from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typ
 from ascend_moe.experts.weights import FittedModule
 from ascend_moe.routing import (
     MoEAuxLossAutoScaler,
+    RouterReplay,
     apply_router_token_dropping,
     compute_routing_scores_for_aux_loss,
     get_tokens_per_expert_and_token_count,
@@ -52,6 +53,7 @@ class RouterConfig:
     moe_pad_expert_input_to_capacity: bool = False
     calculate_per_token_loss: bool = False
     add_bias_linear: bool = False
+    moe_enable_routing_replay: bool = False
     params_dtype: torch.dtype = torch.float32
 
 
@@ -77,6 +79,7 @@ class TopKRouter(FittedModule):
         device: of the parameters.
 
     Attributes:
+        router_replay: with moe_enable_routing_replay a `RouterReplay`, else None.
         losses: the values of the last forward by name, divided by their coefficients, as "load_balancing_loss",
             "seq_load_balancing_loss", "global_load_balancing_loss" and "z_loss"; this rank's part.
 
@@ -107,6 +110,7 @@ class TopKRouter(FittedModule):
         self.bias = nn.Parameter(torch.empty(experts, **made)) if config.add_bias_linear else None
         self.tp_cp_group = getattr(pg_collection, "tp_cp", None)
         self.tp_dp_cp_group = getattr(pg_collection, "tp_dp_cp", None)
+        self.router_replay = RouterReplay() if getattr(config, "moe_enable_routing_replay", False) else None
         self.losses: dict[str, Tensor] = {}
         zeros = torch.zeros(experts, dtype=torch.float32, device=device)
         biased, counted = config.moe_router_enable_expert_bias, self.get_aux_loss_coeff("global_aux_loss") > 0
@@ -199,6 +203,7 @@ class TopKRouter(FittedModule):
             scaling_factor=config.moe_router_topk_scaling_factor,
             score_function=config.moe_router_score_function,
             expert_bias=self.expert_bias,
+            router_replay=self.router_replay,
         )
         if active is not None:
             routing_map = routing_map & active[:, None]

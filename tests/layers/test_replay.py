@@ -1,0 +1,230 @@
+"""Routing that is given and routing that is handed out, in every router and in MoELayer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ascend_moe.comm import LocalCluster
+from ascend_moe.dispatchers import MC2Dispatcher
+from ascend_moe.errors import ArgumentError
+from ascend_moe.interop.fused_moe import select_experts
+from ascend_moe.interop.vllm_ascend.operators import moe_gating_top_k, moe_gating_top_k_hash
+from ascend_moe.layer import MoEConfig, MoELayer
+from ascend_moe.moe_config import ROUTERS
+from ascend_moe.routing import RouteCapture, RouterReplay, RouterReplayAction, topk_routing_with_score_function
+
+E, K, T, H = 8, 2, 6, 32
+RECORD, FORWARD, BACKWARD = RouterReplayAction
+CONFIGS = [
+    *({"router": name} for name in ROUTERS),
+    {"router": "softmax", "n_group": 4, "topk_group": 2, "renormalize": False},
+    {"router": "deepseek_v3", "n_group": 4, "topk_group": 2, "renormalize": False, "routed_scaling_factor": 2.5},
+]
+
+
+def layer_of(numbers: dict[str, Any], dispatcher: Any, **given: Any) -> MoELayer:
+    chooses = ROUTERS[numbers["router"]].chooses or K
+    more: dict[str, Any] = {"vocab_size": 10} if numbers["router"] == "hash" else {}
+    return MoELayer(MoEConfig(H, 16, E, chooses, **numbers, **more), dispatcher, **given).init_weights(3)
+
+
+@pytest.mark.parametrize("numbers", CONFIGS, ids=lambda numbers: "-".join(map(str, numbers.values())))
+def test_every_router_takes_ids_and_hands_them_out(numbers: dict[str, Any]) -> None:
+    """Its own ids give the same bits; others the weights of these experts, with gradients; -1 has weight 0."""
+    with LocalCluster(1) as cluster:
+        cluster.run(lambda rank, group: takes_ids(numbers, MC2Dispatcher(group, 1, rank, E)))
+
+
+def takes_ids(numbers: dict[str, Any], dispatcher: Any) -> None:
+    layer = layer_of(numbers, dispatcher, dtype=torch.float32, trainable=True)
+    topk, x, input_ids = layer.config.top_k, torch.randn(T, H, generator=torch.manual_seed(1)), torch.arange(T)
+    own_weights, own_ids = layer.route(x, input_ids)
+    layer.replay, layer.capture = RouterReplay(register=False), RouteCapture(T + 2, topk, steps=2)
+    layer.replay.set_router_replay_action(RECORD)
+    assert torch.equal(layer.route(x, input_ids)[1], own_ids)
+    recorded = layer.replay.get_recorded_indices()
+    assert recorded is not None and torch.equal(recorded, own_ids) and torch.equal(layer.capture.last()[0], own_ids)
+    layer.replay.set_router_replay_action(FORWARD)
+    layer.replay.set_target_indices(recorded.short())
+    weights, ids = layer.route(x)
+    assert torch.equal(weights, own_weights) and torch.equal(ids, own_ids)
+    turned = recorded.flip(1)
+    layer.replay.set_target_indices(turned)
+    if numbers["router"] != "sparsemixer":  # its second weight depends on the first choice
+        torch.testing.assert_close(layer.route(x)[0], own_weights.flip(1))
+    others = (recorded + 3) % E
+    others[0] = -1
+    others[1, -1] = -1
+    layer.replay.set_target_indices(others)
+    weights, ids = layer.route(x)
+    assert torch.equal(ids, others.int()) and torch.equal(layer.capture.last()[-1], others.short())
+    assert torch.equal(weights == 0, others < 0)
+    if layer.config.renormalize and numbers["router"] not in ("sparsemixer", "llama4"):
+        torch.testing.assert_close(weights[2:].sum(1), torch.ones(T - 2))
+    weights[:, 0].sum().backward()  # type: ignore[no-untyped-call]
+    assert layer.gate_weight.grad is not None and bool(layer.gate_weight.grad.isfinite().all())
+    assert bool(layer.gate_weight.grad.any()) or layer.config.renormalize
+    out = layer(x, input_ids=input_ids)
+    assert bool((out[0] == 0).all()) and bool(out[2].any())
+
+
+def test_wrong_ids_and_numbers_are_refused() -> None:
+    logits, replay = torch.randn(3, 5), RouterReplay(register=False)
+    replay.set_router_replay_action(FORWARD)
+    for ids, text in (
+        (None, "replay has no ids to replay; call set_target_indices"),
+        (torch.zeros(3, 1, dtype=torch.int64), r"ids is \(3, 1\).*must be \(3, 2\)"),
+        (torch.full((3, 2), 5), r"ids are 5\.\.5; they must be -1\.\.4"),
+        (torch.full((3, 2), -2), r"ids are -2\.\.-2; they must be -1\.\.4"),
+    ):
+        if ids is not None:
+            replay.set_target_indices(ids)
+        with pytest.raises(ArgumentError, match=text):
+            topk_routing_with_score_function(logits, 2, router_replay=replay)
+    replay.clear_indices()
+    replay.set_router_replay_action(BACKWARD)
+    with pytest.raises(ArgumentError, match="has given the ids of every set_target_indices"):
+        topk_routing_with_score_function(logits, 2, router_replay=replay)
+    capture = RouteCapture(4, 2)
+    with pytest.raises(ArgumentError, match=r"ids are \(5, 2\); the capture takes up to 4 tokens of 2"):
+        capture(torch.zeros(5, 2, dtype=torch.int32))
+    with pytest.raises(ArgumentError, match="steps is 2; the ring keeps 1"):
+        capture.last(2)
+    with pytest.raises(ArgumentError, match=r"dtype is torch\.int64; need torch\.int16 or"):
+        RouteCapture(4, 2, dtype=torch.int64)
+    with pytest.raises(ArgumentError, match="steps is 0"):
+        RouteCapture(4, 2, steps=0)
+
+
+def test_a_capture_keeps_the_last_steps_of_any_size() -> None:
+    capture = RouteCapture(4, 2, steps=3, dtype=torch.int32)
+    assert capture.last() == [] and "3 steps of 4 x 2" in repr(capture)
+    steps = [torch.full((size, 2), size, dtype=torch.int64) for size in (1, 4, 0, 2, 3)]
+    for step in steps:
+        capture(step)
+    assert all(torch.equal(kept, step.int()) for kept, step in zip(capture.last(), steps[2:], strict=True))
+    assert torch.equal(capture.last(1)[0], steps[-1].int()) and capture.last(0) == []
+    assert int(capture.seen) == 5 and capture.tokens.tolist() == [2, 3, 0] and not capture.state_dict()
+    capture.clear()
+    assert capture.last() == []
+
+
+@pytest.mark.parametrize(
+    "backend", ["eager", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("aot_eager", "inductor"))]
+)
+def test_capture_and_replay_in_a_compiled_router(backend: str) -> None:
+    """The ring's place is counted on the device: a compiled graph that runs again writes the next step."""
+
+    class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.capture = RouteCapture(T, K, steps=4)
+
+        def forward(self, logits: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            return select_experts(logits, logits, K, False, True, ids=ids, capture_fn=self.capture)
+
+    router, graphs = Router(), []
+    torch._dynamo.reset()
+    compiled = torch.compile(router, backend=backend, fullgraph=True, dynamic=False)
+    expected = []
+    for seed in range(3):
+        logits = torch.randn(T, E, generator=torch.manual_seed(seed))
+        expected.append(torch.topk(logits, K).indices)
+        graphs.append(compiled(logits)[1])
+    given = expected[0].flip(0)
+    weights, ids = compiled(logits, given)
+    assert torch.equal(ids, given.int())
+    torch.testing.assert_close(weights, torch.softmax(logits.gather(1, given), -1))
+    kept = router.capture.last()
+    assert all(torch.equal(a, b.short()) for a, b in zip(kept, [*expected, given], strict=True))
+
+
+def test_select_experts_and_vllm_ascends_operator_take_the_same_ids() -> None:
+    logits, bias = torch.randn(T, E, generator=torch.manual_seed(2)), torch.randn(E)
+    for scoring, kind in (("softmax", 0), ("sigmoid", 1), ("sqrtsoftplus", 2)):
+        own = select_experts(logits, logits, K, False, True, scoring_func=scoring, e_score_correction_bias=bias)
+        again = select_experts(logits, logits, K, False, True, scoring_func=scoring, ids=own[1])
+        assert torch.equal(own[0], again[0]) and torch.equal(own[1], again[1])
+        want = moe_gating_top_k(logits, K, 1, 1, 0, int(kind == 0), kind, False, 1.0, 1e-20, bias)
+        assert torch.equal(own[0], want[0]) and torch.equal(own[1], want[1])
+        # vllm-ascend's operator of hash layers is a replay where each token is an id of its own.
+        ids = torch.randint(0, E, (T, K), generator=torch.manual_seed(kind))
+        hashed = moe_gating_top_k_hash(logits, K, input_ids=torch.arange(T), tid2eid=ids, norm_type=kind)
+        given = select_experts(logits, logits, K, False, kind != 0, scoring_func=scoring, ids=ids)
+        assert torch.equal(hashed[0], given[0]) and torch.equal(hashed[1], given[1])
+    scores = torch.sigmoid(logits)
+    plain = select_experts(logits, logits, K, False, False, scoring_func="sigmoid", routed_scaling_factor=2.0, ids=ids)
+    assert torch.equal(plain[0], scores.gather(1, ids) * 2.0)
+    grouped = select_experts(logits, logits, K, True, True, 1, 4, indices_type=torch.int64)
+    assert grouped[1].dtype == torch.int64 and bool((grouped[1] // 2 == grouped[1][:, :1] // 2).all())
+    with pytest.raises(ArgumentError, match="scoring_func is 'tanh'"):
+        select_experts(logits, logits, K, False, True, scoring_func="tanh")
+
+
+def test_two_dtypes_choose_alike_with_replayed_ids_and_the_loss_of_an_rl_step_falls() -> None:
+    """A bf16 model generates, an fp32 model of the same weights trains: mean |log p - log q| of the actions."""
+    with LocalCluster(1) as cluster:
+        without, replayed, moved = cluster.run(lambda rank, group: rl_step(MC2Dispatcher(group, 1, rank, 64)))[0]
+    assert moved > 0, "the dtypes chose alike by themselves: the case shows nothing"
+    assert replayed < without / 2, (replayed, without)
+
+
+def rl_step(dispatcher: Any) -> tuple[float, float, int]:
+    torch.manual_seed(0)
+    config, tokens, actions = MoEConfig(H, 16, 64, 4), 512, 12
+    head = torch.randn(H, actions)
+    trained = MoELayer(config, dispatcher, dtype=torch.float32, trainable=True).init_weights(3)
+    served = MoELayer(config, dispatcher, router_dtype=torch.bfloat16).init_weights(3)
+    served.capture = RouteCapture(tokens, config.top_k)
+    x = torch.randn(tokens, H)
+    with torch.no_grad():
+        old = torch.log_softmax(served(x.bfloat16()).float() @ head, -1)
+    taken = torch.multinomial(old.exp(), 1)
+    trained.replay, trained.capture = RouterReplay(register=False), RouteCapture(tokens, config.top_k, steps=2)
+
+    def loss() -> Tensor:
+        new = torch.log_softmax(trained(x) @ head, -1)
+        return (new - old).gather(1, taken).abs().mean()
+
+    without = float(loss().detach())
+    trained.replay.set_target_indices(served.capture.last()[0])
+    trained.replay.set_router_replay_action(FORWARD)
+    replayed = loss()
+    replayed.backward()  # type: ignore[no-untyped-call]
+    assert trained.gate_weight.grad is not None and bool(trained.gate_weight.grad.any())
+    own, given = (step.sort(1).values for step in trained.capture.last())
+    assert torch.equal(given, served.capture.last()[0].sort(1).values)
+    return without, float(replayed.detach()), int((own != given).any(1).sum())
+
+
+def test_a_backward_that_computes_forwards_anew_takes_each_forwards_ids() -> None:
+    """Two micro-batches, both forwards before both backwards, as a pipeline runs them."""
+    weight = torch.randn(E, H, generator=torch.manual_seed(4), requires_grad=True)
+    batches = [torch.randn(T, H, generator=torch.manual_seed(seed)) for seed in (5, 6)]
+    given = [torch.randint(0, E - 1, (T, 1)) + torch.tensor([[0, 1]]) for _ in batches]
+
+    def run(x: Tensor) -> Tensor:
+        return topk_routing_with_score_function(x @ weight.t(), K, router_replay=replay, dense_output=True)[0]
+
+    def gradient(again: bool) -> Tensor:
+        weight.grad = torch.zeros_like(weight)
+        outs = []
+        replay.clear_indices()
+        replay.set_router_replay_action(FORWARD)
+        for x, ids in zip(batches, given, strict=True):
+            replay.set_target_indices(ids)
+            out = checkpoint(run, x, use_reentrant=False) if again else run(x)
+            outs.append((out * torch.tensor([1.0, 3.0])).sum())
+        replay.set_router_replay_action(BACKWARD)
+        for out in outs:
+            out.backward()  # type: ignore[no-untyped-call]
+        return weight.grad.clone()
+
+    replay = RouterReplay(register=False)
+    plain, again = gradient(False), gradient(True)
+    assert torch.equal(plain, again) and bool(plain.any()) and replay.replay_backward_list == []
