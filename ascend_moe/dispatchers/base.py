@@ -131,7 +131,7 @@ class Dispatcher(ABC):
     #: the most tokens of a rank that one call takes; None: any number.
     max_batch: int | None = None
 
-    def __init__(self, place: Place, num_experts: int, special: SpecialExperts = SpecialExperts()) -> None:  # noqa: B008
+    def __init__(self, place: Place, num_experts: int, special: SpecialExperts | None = None) -> None:
         world_size = place.world
         fits = num_experts >= 1 and num_experts % world_size == 0
         rule = "is {}, not a positive multiple of the {} ranks; choose a world size that divides it"
@@ -140,7 +140,7 @@ class Dispatcher(ABC):
         self.rank = place.rank
         self.world_size = world_size
         self.num_experts = num_experts
-        self.special = special.check()
+        self.special = (special or SpecialExperts()).check()
         self.local_experts = num_experts // world_size
 
     def moved(self, place: Place) -> Dispatcher:
