@@ -28,8 +28,8 @@ def _need_floats(name: str, dtype: torch.dtype) -> None:
     need(dtype in ROW_DTYPES, name, "is {}; need torch.bfloat16, torch.float16 or torch.float32", dtype)
 
 
-# ---- routers: each gives weights (BS, K) fp32 and ids (BS, K) int32 of fp32 logits (BS, E), of special experts too; given
-# ids are its ids
+# ---- routers: each gives weights (BS, K) fp32 and ids (BS, K) int32 of fp32 logits (BS, E), of special experts too;
+# given ids are its ids
 
 
 class _Hints(NamedTuple):
