@@ -7,7 +7,8 @@ Layouts of the experts (all with any shard files):
   ``weight_scale_inv`` blocks (DeepSeek-V3);
 * fused: ``experts.gate_up_proj`` (E, 2I, H) and ``experts.down_proj`` (E, H, I), or both transposed; Granite calls
   them ``input_linear.weight`` and ``output_linear.weight``. Zero experts may have rows there that nobody reads;
-* fused in MX's fp4: ``experts.gate_up_proj_blocks`` and ``_scales`` (gpt-oss).
+* fused in MX's fp4: ``experts.gate_up_proj_blocks`` and ``_scales`` (gpt-oss);
+* published, quantised by ModelSlim or compressed-tensors: see `ascend_moe.checkpoint.quantized`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from ascend_moe.checkpoint.config import Fp8Format, moe_config, need_directory, read_json
 from ascend_moe.checkpoint.files import CheckpointFiles, Read, dequantize_fp8, dequantize_mxfp4
+from ascend_moe.checkpoint.quantized import Quantized
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError, need, with_typed_errors
 from ascend_moe.experts import Activation
@@ -60,12 +62,14 @@ class LayerWeights:
 
     Attributes:
         config: the layer's numbers.
-        tensors: by the names of MoELayer's parameters.
+        tensors: by the names of MoELayer's parameters; int8 experts with their scales, as after ``quantize_``.
+        dtype: of the layer.
         reads: every read from the files, in order; ``bytes_read`` is the sum of their sizes.
     """
 
     config: MoEConfig
     tensors: dict[str, Tensor]
+    dtype: torch.dtype
     reads: list[Read]
 
     @property
@@ -85,18 +89,26 @@ def build_layer(
     device: torch.device | str = "cpu",
     global_bs: int = 0,
     config: MoEConfig | None = None,
+    dequantize: bool = False,
 ) -> MoELayer:
     """Builds a MoELayer with the weights of ``load_layer`` for the dispatcher's rank.
 
     ``router_dtype``, ``device`` and ``global_bs`` are MoELayer's, the other arguments and errors load_layer's.
     """
     weights = load_layer(
-        directory, layer, rank=dispatcher.rank, world=dispatcher.world_size, dtype=dtype, config=config
+        directory,
+        layer,
+        rank=dispatcher.rank,
+        world=dispatcher.world_size,
+        dtype=dtype,
+        config=config,
+        dequantize=dequantize,
     )
-    kind = weights.tensors["w_down"].dtype
     module = MoELayer(
-        weights.config, dispatcher, dtype=kind, router_dtype=router_dtype, device="meta", global_bs=global_bs
+        weights.config, dispatcher, dtype=weights.dtype, router_dtype=router_dtype, device="meta", global_bs=global_bs
     )
+    if "w_down_scale" in weights.tensors:
+        module.quantize_()
     module.load_state_dict({name: value.to(device) for name, value in weights.tensors.items()}, assign=True)
     return module
 
@@ -110,6 +122,7 @@ def load_layer(
     world: int = 1,
     dtype: torch.dtype | None = None,
     config: MoEConfig | None = None,
+    dequantize: bool = False,
 ) -> LayerWeights:
     """Reads the router, the shared expert and experts rank * L .. (rank + 1) * L - 1 of one layer.
 
@@ -119,6 +132,8 @@ def load_layer(
         rank, world: whose experts.
         dtype: of the experts' weights; None: config.json's, else bf16. The router's are fp32.
         config: replaces the numbers of config.json.
+        dequantize: experts in int8 by channel, whose activations are int8 by token (W8A8), become floats too. Else they
+            keep their codes, and dispatch sends int8 rows.
 
     Raises:
         ArgumentError: a file, layer or tensor is missing or does not fit. The message has what was looked for
@@ -141,13 +156,13 @@ def load_layer(
         if (table := f"{prefix}.{router}.tid2eid") in files:  # DeepSeek-V4's first layers
             need(config.router == "deepseek_v4", "directory", "has {}, a table of router 'hash'", table)
             config = replace(config, router="hash", vocab_size=files.shape(table)[0])
-        reader = _Block(files, prefix, router, config, dtype, fp8)
+        reader = _Block(files, prefix, router, config, dtype, fp8, Quantized.of(directory, values), dequantize)
         tensors = reader.router_tensors()
         local = config.num_experts // world
         tensors.update(reader.experts(range(rank * local, (rank + 1) * local)))
         tensors.update(reader.shared())
         reader.need_no_more()
-        return LayerWeights(config, tensors, files.reads)
+        return LayerWeights(config, tensors, dtype, files.reads)
 
 
 @dataclass
@@ -160,6 +175,8 @@ class _Block:
     config: MoEConfig
     dtype: torch.dtype
     fp8: Fp8Format
+    quantized: Quantized
+    dequantize: bool
 
     @property
     def gated(self) -> bool:
@@ -188,8 +205,11 @@ class _Block:
         return tensors
 
     def tensor(self, name: str, *shapes: tuple[int, ...]) -> Tensor:
-        """A whole tensor of one of the shapes; fp8 matrices come as fp32."""
+        """A whole tensor of one of the shapes; quantised matrices come as fp32."""
         full = f"{self.prefix}.{name}"
+        matrix = next((shape for shape in shapes if len(shape) == 2 and shape[0] > 1), None)
+        if matrix and (value := self.quantized.read(self.files, full, matrix)) is not None:
+            return value
         if (actual := self.files.shape(full)) not in shapes:
             text = f"{full} is {actual}; config.json's numbers make it {shapes[0]}"
             raise ArgumentError(text, argument="directory")
@@ -219,6 +239,8 @@ class _Block:
         gate_up = torch.empty(len(experts), row, width, dtype=self.dtype)
         down = torch.empty(len(experts), inner, row, dtype=self.dtype)
         read_expert = self._reader_of(experts[0])
+        if (coded := self._coded(experts)) is not None:
+            return coded
         for local, expert in enumerate(experts):
             read_expert(expert, gate_up[local], down[local])
         tensors = {"w_gate_up": gate_up, "w_down": down}
@@ -231,6 +253,30 @@ class _Block:
                 )
                 tensors[own] = _floating(self.files.read(name, rows), name).to(self.dtype)
         return tensors
+
+    def _coded(self, experts: range) -> dict[str, Tensor] | None:
+        """Codes and scales of experts in W8A8, as a layer has them after ``quantize_``; None: they become floats."""
+        row, inner = self.config.row_size, self.config.moe_intermediate_size
+        style = self._style(experts[0])
+        if self.dequantize or not self.quantized.rows_are_int8 or self.config.expert_bias or style is None:
+            return None
+        ups = style[:2] if self.gated else style[1:2]
+        made: dict[str, list[Tensor]] = {"w_gate_up": [], "w_gate_up_scale": [], "w_down": [], "w_down_scale": []}
+        for expert in experts:
+            for own, parts, shape in (("w_gate_up", ups, (inner, row)), ("w_down", style[2:], (row, inner))):
+                names = [f"{self.prefix}.experts.{expert}.{part}.weight" for part in parts]
+                coded = [self.quantized.coded(self.files, name, shape) for name in names]
+                there = [each for each in coded if each is not None]
+                if len(there) < len(coded):
+                    return None
+                made[own].append(torch.cat([each.codes for each in there]).t().contiguous())
+                made[f"{own}_scale"].append(torch.cat([each.scale for each in there]))
+        return {name: torch.stack(parts) for name, parts in made.items()}
+
+    def _style(self, first: int) -> tuple[str, str, str] | None:
+        """How an expert's own matrices are called; None: there are none."""
+        base, up = f"{self.prefix}.experts.{first}", 0 if self.gated else 1
+        return next((s for s in _EXPERT_STYLES if self.quantized.finds(self.files, f"{base}.{s[up]}.weight")), None)
 
     def _reader_of(self, first: int) -> _ReadExpert:
         """What reads an expert, by the tensors that there are."""
@@ -247,7 +293,8 @@ class _Block:
         if inner == 0:
             return {}
         styles = [(base, style) for base in _SHARED for style in _EXPERT_STYLES]
-        there = (pair for pair in styles if f"{self.prefix}.{pair[0]}.{pair[1][2]}.weight" in self.files)
+        names = {pair: f"{self.prefix}.{pair[0]}.{pair[1][2]}.weight" for pair in styles}
+        there = (pair for pair in styles if self.quantized.finds(self.files, names[pair]))
         base, style = next(there, styles[0])
         gate_up = torch.empty(hidden, (2 if self.gated else 1) * inner, dtype=self.dtype)
         down = torch.empty(inner, hidden, dtype=self.dtype)
@@ -267,7 +314,7 @@ class _Block:
 
     def _single_expert(self, first: int) -> _ReadExpert:
         base = f"{self.prefix}.experts.{first}"
-        style = next((s for s in _EXPERT_STYLES if f"{base}.{s[0 if self.gated else 1]}.weight" in self.files), None)
+        style = self._style(first)
         if style is None:
             raise self.files.missing(
                 f"{base}.{_EXPERT_STYLES[0][0]}.weight (nor {_EXPERT_STYLES[1][0]}.weight, nor the fused "

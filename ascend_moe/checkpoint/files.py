@@ -65,6 +65,10 @@ class CheckpointFiles:
         """Shape of a tensor, from its file's header."""
         return tuple(self._slice(name).get_shape())
 
+    def dtype(self, name: str) -> str:
+        """Dtype of a tensor as safetensors names it (BF16, I8 …), from its file's header."""
+        return str(self._slice(name).get_dtype())
+
     def read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
         """The tensor, or ``rows`` of its leading dimension; only these bytes are read."""
         part = self._slice(name)
