@@ -165,6 +165,13 @@ def run_repeat(rounds: int) -> dict[str, int]:
     return resources()
 
 
+def run_faulty(case: Case) -> None:
+    """Dispatch and combine of a case in which every rank must raise."""
+    outcome = op_runs.run_rank(case, here().rank, here().group_ep)
+    if isinstance(outcome, AscendMoeError):
+        raise outcome
+
+
 _kept: dict[str, tuple[int, tuple[torch.Tensor, ...]]] = {}
 
 
