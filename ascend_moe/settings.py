@@ -199,9 +199,9 @@ MEETING = Setting(
     _choice(*MEETINGS),
     "blocks",
     f"one of {', '.join(MEETINGS)}",
-    "how the cores of a rank wait for each other: for blocks of every core, or by `syncall`: take the faster, "
-    "which probe 8 of `validate --bringup` names; may differ between ranks, changes no result",
-    "`blocks`",
+    "how the cores of a rank wait for each other: for blocks of every core, or by `syncall`; goes before what probe 8 "
+    "of `validate --bringup` has timed; may differ between ranks, changes no result",
+    "NPU: the faster by the verdict of bring-up; else `blocks`",
 )
 STAMPS = Setting(
     "ASCEND_MOE_STAMPS",

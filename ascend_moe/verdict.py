@@ -15,18 +15,19 @@ import re
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from . import settings
 from ._text import write_whole
 from .errors import AscendMoeError
 from .native.build import cache_directory
-from .settings import PROVABLE
+from .settings import MEETINGS, PROVABLE
 
 NEEDS: dict[str, tuple[str, ...]] = {"direct": PROVABLE}  # by what asks; names of probes (validate/probes.py)
 ONE_SERVER, SEVERAL_SERVERS = TOPOLOGIES = ("one-server", "several-servers")
 PASS = "PASS"
+MEETING_PROBE = "meeting"
 MAX_AGE_DAYS = 180
 COMMAND = "ascend-moe validate --bringup"
 _FORMAT, _DAY_S = 1, 86400.0
@@ -51,7 +52,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a bring-up has found. ``ranks``: that it ran on; ``written``: seconds since 1970; ``probes``: by name."""
+    """What a bring-up has found. ``ranks``: that it ran on; ``written``: seconds since 1970; ``probes``: by name.
+
+    ``meetings``: microseconds of a meeting of a rank's cores, by `MEETINGS`; empty: not timed.
+    """
 
     soc: str
     cann: str
@@ -59,6 +63,7 @@ class Verdict:
     ranks: int
     written: float
     probes: Mapping[str, str]
+    meetings: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def passed(self) -> frozenset[str]:
@@ -105,6 +110,20 @@ def proven(soc: str, topology: str, ranks: int) -> frozenset[str]:
     return frozenset()
 
 
+def faster_meeting(soc: str, topology: str) -> str:
+    """Which of `MEETINGS` is the faster among the cores of a rank, as bring-up has timed both; "": not known.
+
+    The number of ranks is no matter, and ranks may differ: no other rank takes part in a meeting.
+    """
+    for each in TOPOLOGIES[TOPOLOGIES.index(topology) :]:
+        with contextlib.suppress(AscendMoeError, OSError):
+            found = read(machine(soc, each).path)
+            if found is not None:
+                timed = found.probes.get(MEETING_PROBE) == PASS and set(found.meetings) == set(MEETINGS)
+                return min(MEETINGS, key=found.meetings.__getitem__) if timed else ""
+    return ""
+
+
 def allows(what: str, passed: frozenset[str]) -> bool:
     """Whether every probe that ``what`` needs is among those that have passed."""
     return passed.issuperset(NEEDS[what])
@@ -116,14 +135,17 @@ def about(found: Verdict) -> str:
     where = f"{found.soc}, CANN {found.cann or 'unknown'}, {found.topology.replace('-', ' ')}, {found.ranks} ranks"
     missing = [name for name in PROVABLE if name not in found.passed]
     auto = f"window ({', '.join(missing)} not passed)" if missing else "direct"
-    return f"{where}, {days} day(s) old: comm_alg auto is {auto}"
+    times = ", ".join(f"{found.meetings[way]:.2f} us by {way}" for way in MEETINGS if way in found.meetings)
+    return f"{where}, {days} day(s) old: comm_alg auto is {auto}" + (f"; a meeting takes {times}" if times else "")
 
 
-def write(kind: Machine, ranks: int, probes: Mapping[str, str]) -> Path:
+def write(kind: Machine, ranks: int, probes: Mapping[str, str], meetings: Mapping[str, float] | None = None) -> Path:
     """Keeps what a bring-up of so many ranks has found, in the place of an earlier verdict."""
     path = kind.path
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    verdict = Verdict(**asdict(kind), ranks=ranks, written=time.time(), probes=dict(probes))
+    verdict = Verdict(
+        **asdict(kind), ranks=ranks, written=time.time(), probes=dict(probes), meetings=dict(meetings or {})
+    )
     write_whole(path, json.dumps({"format": _FORMAT, **asdict(verdict)}, indent=2) + "\n")
     path.chmod(0o644)  # whatever the umask is: a file that others may write does not count
     return path
@@ -161,12 +183,13 @@ def read(path: Path) -> Verdict | None:
             raise ValueError
         verdict = Verdict(**words)
         days, probes, ranks = (time.time() - verdict.written) / _DAY_S, dict(verdict.probes), int(verdict.ranks)
+        meetings = {way: float(us) for way, us in verdict.meetings.items()}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise _unusable(path, "is no verdict of this version") from None
     if not -1 <= days <= MAX_AGE_DAYS:
         age = f"is {days:.0f} days old, at most {MAX_AGE_DAYS} count" if days > 0 else "is of the future"
         raise _unusable(path, age)
-    return Verdict(verdict.soc, verdict.cann, verdict.topology, ranks, verdict.written, probes)
+    return Verdict(verdict.soc, verdict.cann, verdict.topology, ranks, verdict.written, probes, meetings)
 
 
 def _unusable(path: Path, why: str) -> AscendMoeError:

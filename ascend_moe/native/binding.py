@@ -74,6 +74,7 @@ class _EndFacts(ctypes.Structure):
         ("near_stores", c_int32),
         ("auto_is_window", c_int32),
         ("buffer_mib", c_int64),
+        ("meeting", c_int64),
         ("on_npu", c_int32),
         ("of_process_group", c_int32),
     ]

@@ -81,13 +81,20 @@ class NpuCommunicator(GroupEnd):
             is 0 on an A3, whose stores reach the ranks of other servers.
         proven: the bring-up's probes that have passed on this machine (``verdict``).
         auto_is_window: whether comm_alg "auto" means window here: no bring-up has passed what direct needs.
+        meeting: how the cores of this rank meet the faster, as bring-up has timed it; "": not known.
         algorithm: what the last op was launched as, "window" or "direct"; "" before any.
         failed: the first fatal error; later ops raise it at once, after ``ascend_moe.close(name)`` too, until
             the process group is made anew.
     """
 
     def __init__(
-        self, name: str, group: Any, device: torch.device, ranks_per_server: int, proven: frozenset[str]
+        self,
+        name: str,
+        group: Any,
+        device: torch.device,
+        ranks_per_server: int,
+        proven: frozenset[str],
+        meeting: str = "",
     ) -> None:
         self.name, self.device = name, device
         self.group = weakref.ref(group)
@@ -96,7 +103,7 @@ class NpuCommunicator(GroupEnd):
         self.context_kind = context_kind(self.soc)
         on_a2 = self.context_kind == CONTEXT_A2
         self.ranks_per_server = ranks_per_server
-        self.proven = proven
+        self.proven, self.meeting = proven, meeting
         self.auto_is_window = not verdict.allows("direct", proven)
         options = getattr(group._get_backend(torch.device("npu")), "options", None)
         own = (getattr(options, "hccl_config", None) or {}).get("hccl_buffer_size")
@@ -131,6 +138,7 @@ class NpuCommunicator(GroupEnd):
             near_stores=near_stores(),
             auto_is_window=self.auto_is_window,
             buffer_mib=self.buffer_mib,
+            meeting=1 + settings.MEETINGS.index(meeting) if meeting else 0,
             on_npu=True,
             of_process_group=True,
         )
@@ -279,6 +287,7 @@ def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: st
     except ArgumentError as error:
         raise type(error)(f"{op_name}: {error}" if op_name else str(error), **error.details) from None
     share, proven = _agreed(group_ep, group, device)  # without the lock: it waits for the other ranks
+    meeting = _faster_meeting(group_ep, group, device)
     with _lock:
         end = _ends.get(group_ep)
         if end is None or end.group() is not group or end.device != device:
@@ -289,7 +298,7 @@ def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: st
                         with contextlib.suppress(AscendMoeError):
                             closed.check()
                     closed.raise_if_failed()
-            end = _ends[group_ep] = NpuCommunicator(group_ep, group, device, share, proven)
+            end = _ends[group_ep] = NpuCommunicator(group_ep, group, device, share, proven, meeting)
     if end.context_kind == CONTEXT_A2 and group not in _cleared:
         _clear_together(end, group)
     return end
@@ -308,6 +317,16 @@ def _clear_together(end: NpuCommunicator, group: Any) -> None:
             log.say(logging.WARNING, "the state area of group %s was not cleared: %s", end.name, error, rank=end.rank)
         servers.meet_again(end.name, group, deadline_s(first=True), "clear state")
         _cleared.add(group)
+
+
+def _faster_meeting(group_ep: str, group: Any, device: torch.device) -> str:
+    """What ``verdict.faster_meeting`` knows of this machine. After ``_agreed``, whose posts of the ranks it reads."""
+    end = _ends.get(group_ep)
+    if end is not None and end.group() is group:
+        return end.meeting
+    soc = soc_of(device)
+    posts = servers.gather(group_ep, group, deadline_s(first=True), soc)
+    return verdict.faster_meeting(soc, servers.topology(posts))
 
 
 def before_opening(group_ep: str, world: int, rank: int, device: torch.device) -> tuple[int, int]:

@@ -27,7 +27,17 @@ from ascend_moe.ops.npu_communicator import soc_of
 from ascend_moe.plan import Request, plan
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate import Device, times
-from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SERVERS, SKIPPED, Finding, Probe, Skipped
+from ascend_moe.validate.probes import (
+    FAIL,
+    KERNEL_PROBES,
+    PASS,
+    SERVERS,
+    SKIPPED,
+    Finding,
+    Judged,
+    Probe,
+    Skipped,
+)
 from ascend_moe.validate.probes_kernel import Npu, Twin
 from ascend_moe.validate.run import run_case
 
@@ -185,7 +195,7 @@ def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES) -> list[Fin
     """The probes through the ops, ranks as threads."""
     findings = []
     for probe in probes:
-        verdicts: dict[int, tuple[str, str]] = {}
+        verdicts: dict[int, Judged] = {}
 
         def body(rank: int, group_ep: str, probe: Probe = probe, verdicts: Any = verdicts) -> None:
             verdicts[rank] = _verdict(probe, DevicePlace(group_ep, ranks, rank, torch.device("cpu")))
@@ -285,7 +295,8 @@ def _kind_of_machine(place: torch.device) -> verdict.Machine:
 def _keep(kind: verdict.Machine, world: int, findings: Sequence[Finding]) -> str:
     """Writes the verdict; a sentence about it."""
     try:
-        path = verdict.write(kind, world, {finding.name: finding.verdict for finding in findings})
+        meetings = next((finding.figures for finding in findings if finding.name == verdict.MEETING_PROBE), {})
+        path = verdict.write(kind, world, {finding.name: finding.verdict for finding in findings}, meetings)
         found = verdict.read(path)
     except (OSError, AscendMoeError) as error:
         return f"verdict: not kept, {error}: export {settings.PROVEN.name} on all ranks instead"
@@ -297,14 +308,16 @@ def _by_rank(probe: Probe) -> Probe:
     return replace(probe, run=lambda place: probe.run(Npu(place)))
 
 
-def _verdict(probe: Probe, place: DevicePlace) -> tuple[str, str]:
-    """Verdict and detail of one rank."""
-    verdict, text = probe.verdict(place)
+def _verdict(probe: Probe, place: DevicePlace) -> Judged:
+    """Verdict, detail and figures of one rank."""
+    verdict, text, figures = probe.verdict(place)
     named = verdict != FAIL or text.startswith(f"rank {place.rank}, core")
-    return verdict, text if named else f"rank {place.rank}: {text}"
+    return verdict, text if named else f"rank {place.rank}: {text}", figures
 
 
-def _together(probe: Probe, verdicts: Sequence[tuple[str, str]]) -> Finding:
-    """The worst of all ranks."""
-    worst = min(verdicts, key=lambda verdict: (FAIL, SKIPPED, PASS).index(verdict[0]))
-    return Finding(probe.name, probe.assumption, *worst)
+def _together(probe: Probe, verdicts: Sequence[Judged]) -> Finding:
+    """The worst of all ranks, in each figure too."""
+    verdict, text, _ = min(verdicts, key=lambda each: (FAIL, SKIPPED, PASS).index(each[0]))
+    names = dict.fromkeys(name for each in verdicts for name in each[2])
+    figures = {name: max(each[2].get(name, 0.0) for each in verdicts) for name in names}
+    return Finding(probe.name, probe.assumption, verdict, text, figures)

@@ -6,8 +6,8 @@ failure means. On the CPU the twin is the device, so that the probes themselves 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import settings
@@ -25,15 +25,19 @@ CLOCK_TOLERANCE = 0.2
 
 @dataclass(frozen=True)
 class Finding:
-    """Holds the finding of one probe. ``detail``: what was seen, or why it was not run."""
+    """Holds the finding of one probe. ``detail``: what was seen, or why it was not run; ``figures``: for a verdict."""
 
     name: str
     assumption: str
     verdict: str
     detail: str
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.verdict:<8} {self.name}: {self.assumption}\n         {self.detail}"
+
+
+Judged = tuple[str, str, dict[str, float]]  # verdict, detail, figures
 
 
 class Skipped(Exception):
@@ -42,11 +46,14 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Probe:
-    """``run`` returns what it has seen; it raises AssertionError or an AscendMoeError where that is wrong."""
+    """``run`` returns what it has seen; it raises AssertionError or an AscendMoeError where that is wrong.
+
+    Some return figures by name behind it, which later launches go by.
+    """
 
     name: str
     assumption: str
-    run: Callable[[Any], str]
+    run: Callable[[Any], str | tuple[str, dict[str, float]]]
 
     def skipped(self, why: str) -> Finding:
         """The finding of a probe that is not run."""
@@ -56,14 +63,15 @@ class Probe:
         """Runs it; whatever happens becomes a finding."""
         return Finding(self.name, self.assumption, *self.verdict(device))
 
-    def verdict(self, device: Any) -> tuple[str, str]:
-        """Verdict and detail of a run."""
+    def verdict(self, device: Any) -> Judged:
+        """Verdict, detail and figures of a run."""
         try:
-            return PASS, self.run(device)
+            seen = self.run(device)
+            return (PASS, seen, {}) if isinstance(seen, str) else (PASS, *seen)
         except Skipped as why:
-            return SKIPPED, f"not run: {why}"
+            return SKIPPED, f"not run: {why}", {}
         except (AssertionError, Stopped, RuntimeError) as error:  # AscendMoeError is one
-            return FAIL, str(error.__cause__ or error).partition("\n")[0]
+            return FAIL, str(error.__cause__ or error).partition("\n")[0], {}
 
 
 # ---- by the probe kernel ----
@@ -137,14 +145,15 @@ def _order(device: Any) -> str:
     return f"{ROUNDS} rows of 16 KiB a rank, each complete when its flag was seen"
 
 
-def _meeting(device: Any) -> str:
+def _meeting(device: Any) -> tuple[str, dict[str, float]]:
     found, _ = _launch(device, "meeting", ROUNDS)
     assert {seen.done for seen in found} == {ROUNDS}, "cores left the loop early"
     sync, blocks = (max(each) / ROUNDS / CYCLES_PER_MICRO for each in _meeting_cycles(found))
     faster = "syncall" if sync < blocks else "blocks"
     return (
         f"{ROUNDS} meetings of {device.cores} cores, every other by SyncAll; one takes {sync:.2f} us by SyncAll, "
-        f"{blocks:.2f} us by blocks: {settings.MEETING.name}={faster} is the faster"
+        f"{blocks:.2f} us by blocks: {settings.MEETING.name}={faster} is the faster",
+        {"blocks": blocks, "syncall": sync},
     )
 
 

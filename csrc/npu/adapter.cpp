@@ -38,7 +38,8 @@ struct Parts {
           window_mib(launch.window_mib),
           timeout_us(launch.timeout_us),
           part(launch.part),
-          ranks_per_server(launch.ranks_per_server) {
+          ranks_per_server(launch.ranks_per_server),
+          meeting(launch.meeting) {
         // 0 for those that one contract has and the other has not.
 #define AM_ATTRIBUTE(name)                            \
     name = launch.attributes[moe::kAttribute_##name]; \
@@ -60,7 +61,7 @@ struct Parts {
     std::string group_ep_text, group_tp_text, comm_alg_text;
     // The aclnn entries take char*.
     char *group_ep = group_ep_text.data(), *group_tp = group_tp_text.data(), *comm_alg = comm_alg_text.data();
-    int64_t contract, window_mib, timeout_us, part, ranks_per_server;
+    int64_t contract, window_mib, timeout_us, part, ranks_per_server, meeting;
 };
 
 // The arguments of an aclnn entry in the order of the description, each with a comma before it.

@@ -38,6 +38,7 @@ struct AmTorchEnd {
     int32_t context_kind, ranks_per_server, near_stores;
     int32_t auto_is_window;  // NPU: no bring-up has shown that direct's loads of other ranks' rows are right
     int64_t buffer_mib;      // NPU: HCCL_BUFFSIZE of the group
+    int64_t meeting;         // NPU: 1 + the way that bring-up has found the faster (MEETINGS of settings); 0: not known
     int32_t on_npu;
     int32_t of_process_group;  // `alive` is asked in each call
 };
@@ -120,6 +121,7 @@ struct AmNpuLaunch {
     const int64_t* attributes;  // by AttributeIndex of op_host; kNoValue: absent
     const char *group_ep, *group_tp, *comm_alg;
     int64_t window_mib, timeout_us, part, ranks_per_server;
+    int64_t meeting;       // as AmTorchEnd has it
     void* const* outputs;  // in the order of the op
     void* record;          // the error record on the device
     void* host_record;     // pinned memory, where it is copied to; null: not this time

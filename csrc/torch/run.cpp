@@ -157,6 +157,7 @@ void QueueOnNpu(const Op& op, const Prepared& call, uint32_t part, const Argumen
     launch.timeout_us = end.launched() ? call.timeout_us : call.first_timeout_us;
     launch.part = part;
     launch.ranks_per_server = end.facts().ranks_per_server;
+    launch.meeting = end.facts().meeting;
     launch.outputs = to;
     launch.record = end.record();
     launch.host_record = end.host_record();

@@ -52,6 +52,7 @@ struct CannAttributes {
     int64_t window_mib;
     int64_t timeout_us;
     int64_t ranks_per_server;
+    int64_t meeting;  // 1 + kMeetByBlocks or kMeetBySyncAll, of which bring-up has shown the faster; 0: not known
 };
 
 constexpr struct {
@@ -145,6 +146,8 @@ inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attr
             others.timeout_us = given;
         } else if (strcmp(attribute.name, "ranks_per_server") == 0) {
             others.ranks_per_server = given;
+        } else if (strcmp(attribute.name, "meeting") == 0) {
+            others.meeting = given;
         }
     }
     return true;

@@ -105,6 +105,14 @@ inline int64_t DeadlineMicrosOf(int64_t attribute) {
     return seconds * kMicros;
 }
 
+// How the cores of a rank meet: as ASCEND_MOE_MEETING says, else in the way that bring-up has found the faster here.
+inline int32_t MeetingOf(int64_t attribute) {
+    const char* text = getenv("ASCEND_MOE_MEETING");
+    const bool told = text != nullptr && *text != '\0';
+    const bool sync = told ? strcmp(text, "syncall") == 0 : attribute == kMeetBySyncAll + 1;
+    return static_cast<int32_t>(sync ? kMeetBySyncAll : kMeetByBlocks);
+}
+
 // ---- the tiling itself ----
 
 // How HCCL is to set up the communicator: opType and algorithm of the one communication task of the kernel.
@@ -163,8 +171,7 @@ inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttrib
     if (!DescribeServers(op, soc, given, call)) return false;
     const char* near = getenv("ASCEND_MOE_NEAR_STORES");
     call.near_stores = near != nullptr && strcmp(near, "1") == 0 ? 1 : 0;
-    const char* meeting = getenv("ASCEND_MOE_MEETING");
-    call.meeting = meeting != nullptr && strcmp(meeting, "syncall") == 0 ? kMeetBySyncAll : kMeetByBlocks;
+    call.meeting = MeetingOf(given.meeting);
     const char* stamps = getenv("ASCEND_MOE_STAMPS");
     call.stamps = stamps != nullptr && strcmp(stamps, "1") == 0 ? 1 : 0;
     call.lent_mib = LentMiBOf();

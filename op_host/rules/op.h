@@ -71,7 +71,8 @@
     INTEGER(window_mib, kOptional, 0, kNeither)                                                                       \
     INTEGER(timeout_us, kOptional, 0, kNeither)                                                                       \
     INTEGER(part, kOptional, 0, kNeither)                                                                             \
-    INTEGER(ranks_per_server, kOptional, 0, kNeither)
+    INTEGER(ranks_per_server, kOptional, 0, kNeither)                                                                 \
+    INTEGER(meeting, kOptional, 0, kNeither)
 
 #define ASCEND_MOE_COMBINE_INPUTS(INPUT, RENAMED, REFUSED)                                                            \
     INPUT(expand_x, kRows, kRequired, kBoth)                                                                          \
@@ -120,7 +121,8 @@
     INTEGER(window_mib, kOptional, 0, kNeither)                                                                       \
     INTEGER(timeout_us, kOptional, 0, kNeither)                                                                       \
     INTEGER(part, kOptional, 0, kNeither)                                                                             \
-    INTEGER(ranks_per_server, kOptional, 0, kNeither)
+    INTEGER(ranks_per_server, kOptional, 0, kNeither)                                                                 \
+    INTEGER(meeting, kOptional, 0, kNeither)
 
 // The bring-up's; not one of torch_npu's functions.
 #define ASCEND_MOE_PROBE_INPUTS(INPUT, RENAMED, REFUSED)

@@ -173,3 +173,31 @@ def test_kinds_of_machines_do_not_share_a_file() -> None:
         for each in verdict.TOPOLOGIES
     ]
     assert len({kind.path for kind in kinds}) == len(kinds)
+
+
+def test_the_faster_meeting_is_the_one_that_was_timed(tmp_path: Path) -> None:
+    """Only where its probe has passed and both were timed; of any number of ranks; that of several servers too."""
+    kind = verdict.machine(SOC, SEVERAL_SERVERS)
+    for meetings, faster in (
+        ({"blocks": 2.0, "syncall": 1.5}, "syncall"),
+        ({"blocks": 1.5, "syncall": 2.0}, "blocks"),
+        ({"blocks": 2.0, "syncall": 2.0}, "blocks"),
+        ({"syncall": 1.0}, ""),
+        ({}, ""),
+    ):
+        path = verdict.write(kind, 2, ALL, meetings)
+        assert {verdict.faster_meeting(SOC, topology) for topology in verdict.TOPOLOGIES} == {faster}
+        found = verdict.read(path)
+        assert found is not None and found.meetings == meetings
+        assert ("us by syncall" in verdict.about(found)) == ("syncall" in meetings)
+    verdict.write(kind, 2, {**ALL, "meeting": "FAIL"}, {"blocks": 2.0, "syncall": 1.5})
+    assert verdict.faster_meeting(SOC, SEVERAL_SERVERS) == ""
+    assert verdict.faster_meeting("Ascend910B3", SEVERAL_SERVERS) == ""
+    words = json.loads(kind.path.read_text())
+    del words["meetings"]  # an older version's
+    kind.path.write_text(json.dumps(words))
+    found = verdict.read(kind.path)
+    assert found is not None and not found.meetings
+    kind.path.write_text(json.dumps(words | {"meetings": {"blocks": "soon"}}))
+    with pytest.raises(AscendMoeError, match="is no verdict of this version"):
+        verdict.read(kind.path)

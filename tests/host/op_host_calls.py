@@ -230,9 +230,11 @@ def tile(call: Call | str) -> Tiled:
     return _tiled(probe().probe_tile, call.encode() if isinstance(call, str) else call.text())
 
 
-def plan(call: Call, window_mib: int = 200, deadline_micros: int = 20_000_000) -> Tiled:
-    """The twin's plan of the same call. The deadline is conftest's ASCEND_MOE_TIMEOUT_S."""
+def plan(call: Call, window_mib: int = 200, deadline_micros: int = 20_000_000, **fields: int) -> Tiled:
+    """The twin's plan of the same call. The deadline is conftest's ASCEND_MOE_TIMEOUT_S; ``fields``: of the spec."""
     spec = call.spec(window_mib, deadline_micros)
+    for name, value in fields.items():
+        setattr(spec, name, value)
     assert ctypes.sizeof(spec) == probe().probe_spec_bytes()
     return _tiled(probe().probe_plan, ctypes.byref(spec))
 

@@ -168,6 +168,12 @@ def test_head_asks_hccl_for_the_task_of_the_soc(make, soc: str, task: int, algor
         ({"ASCEND_MOE_TIMEOUT_S": "0.5"}, {}, {"deadline_micros": 500_000}),
         ({"ASCEND_MOE_TIMEOUT_S": "0.5"}, {"timeout_us": 1234}, {"deadline_micros": 1234}),
         ({"ASCEND_MOE_TIMEOUT_S": ""}, {}, {"deadline_micros": 300_000_000}),
+        ({"ASCEND_MOE_STAMPS": "1"}, {}, {"stamps": 1}),
+        ({"ASCEND_MOE_MEETING": "syncall"}, {}, {"meeting": 1}),
+        ({"ASCEND_MOE_MEETING": "syncall"}, {"meeting": 1}, {"meeting": 1}),
+        ({"ASCEND_MOE_MEETING": "blocks"}, {"meeting": 2}, {"meeting": 0}),
+        ({"ASCEND_MOE_MEETING": ""}, {"meeting": 2}, {"meeting": 1}),  # as bring-up has timed
+        ({}, {"meeting": 1}, {"meeting": 0}),
         # Without ASCEND_MOE_TIMEOUT_S 10 s less than the op-execute timeout in ms, but something.
         (100_000, {}, {"deadline_micros": 90_000_000}),
         (5_000, {}, {"deadline_micros": 1_000_000}),

@@ -65,6 +65,7 @@ def test_every_probe_of_the_bringup_passes(soc: str, cores: int, tmp_path: Path)
     kept = verdict.read(kind.path)
     verdict.forget(kind)
     assert kept is not None and kept.ranks == 2 and verdict.allows("direct", kept.passed)
+    assert set(kept.meetings) == {"blocks", "syncall"} and min(kept.meetings.values()) > 0
     found = {finding["name"]: finding for finding in read(printed)["findings"]}
     assert dict(kept.probes) == {name: finding["verdict"] for name, finding in found.items()}
     names = [probe.name for probe in (SERVERS, *KERNEL_PROBES, *OP_PROBES)]
