@@ -194,6 +194,15 @@ NEAR_STORES = Setting(
     "`1`: on several servers of A2 stores reach the ranks of the own server, not BatchWrite; the same on all ranks",
     "0, until probe 2 of `validate --bringup` has passed",
 )
+RDMA_FLAGS = Setting(
+    "ASCEND_MOE_RDMA_FLAGS",
+    _choice("0", "1"),
+    "0",
+    "0 or 1",
+    "`1`: rows between servers of A2 travel in blocks of 480 bytes and a flag of 32, which the receiver checks, so "
+    "that it does not depend on the order within an item; the same on all ranks",
+    "0: set it where probe 11 of `validate --bringup` fails",
+)
 MEETING = Setting(
     "ASCEND_MOE_MEETING",
     _choice(*MEETINGS),
@@ -348,7 +357,7 @@ VALIDATE_OUTCOME = _path(
 # By heading of the page.
 TABLE: dict[str, tuple[Setting[Any], ...]] = {
     "How the ops run": (
-        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, NEAR_STORES, MEETING,
+        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, NEAR_STORES, RDMA_FLAGS, MEETING,
         STAMPS, CONTEXT, PROVEN, PATCH, CHECK_PAIRS, ENGINE, LOG,
     ),
     "How the twin runs": (ISA, FORWARD, SEED),

@@ -164,6 +164,9 @@ def request_of(
         int,
         typer.Option("--ranks-per-server", metavar="N", help="0: a full server of the SoC.", show_default=False),
     ] = 0,
+    rdma_flags: Annotated[
+        bool, typer.Option("--rdma-flags", help="ASCEND_MOE_RDMA_FLAGS is 1: flagged blocks between servers.")
+    ] = False,
 ) -> Request:
     """The configuration that the options describe."""
     ranks = 16 if ranks is None else ranks
@@ -191,6 +194,7 @@ def request_of(
         comm_alg=comm_alg,
         weights=weights,
         comm_quant=comm_quant,
+        rdma_flags=rdma_flags,
     )
 
 

@@ -83,15 +83,21 @@ def text(report: Report) -> str:
     lines += [*_window(report, report.fit), *_cann(report)]
     for name, op in report.ops.items():
         lines += ["", f"{name}: algorithm {op.algorithm}, tiling key {op.tiling['tiling_key']}"]
-        skipped = ("algorithm", "tiling_key", "transport")
+        skipped = ("algorithm", "tiling_key", "transport", "rdma_flags")
         tiling = {key: value for key, value in op.tiling.items() if key not in skipped}
         lines += table([[key.replace("_", " "), value] for key, value in tiling.items()])
         if op.tiling["transport"]:
-            lines.append("  ranks of other servers are reached by RDMA")
+            lines.append("  ranks of other servers are reached by RDMA" + _flags(report, name))
         sizes = f"{op.ub_peak:,} of {report.ub_bytes:,}".replace(",", " ")
         lines.append(f"  UB of a core: {sizes} bytes in the fullest step, {op.fullest}")
         lines += table(_steps(op), "    ")
     return "\n".join(lines)
+
+
+def _flags(report: Report, op: str) -> str:
+    """What flagged blocks add to the largest item between two ranks."""
+    extra = report.window[f"{op}_flag_bytes"]
+    return f", in flagged blocks: up to {extra} bytes more to each of them" if extra else ""
 
 
 def _head(report: Report) -> str:

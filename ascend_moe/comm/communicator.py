@@ -15,7 +15,7 @@ from ascend_moe.comm.lent import LentMemory, no_room
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.native import binding, library, stamps
 from ascend_moe.native.plans import ALGORITHMS
-from ascend_moe.native.windows import MIB, context_kind, near_stores, ranks_per_server, timeout_s
+from ascend_moe.native.windows import MIB, context_kind, near_stores, ranks_per_server, rdma_flags, timeout_s
 
 if TYPE_CHECKING:
     from ascend_moe.comm.links import Links
@@ -100,6 +100,7 @@ class Communicator(GroupEnd):
             context_kind=self.context_kind,
             ranks_per_server=self.ranks_per_server,
             near_stores=near,
+            rdma_flags=rdma_flags(),
             of_process_group=alive is not None,
         )
         log.opened(name, rank, self.world, data_bytes // MIB, lent_bytes // MIB)

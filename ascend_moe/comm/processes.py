@@ -42,7 +42,7 @@ from ascend_moe.comm.liveness import (
 )
 from ascend_moe.errors import AscendMoeError, CommError, CommTimeout, ConfigMismatch, PeerLost
 from ascend_moe.native import library
-from ascend_moe.native.windows import MIB, context_kind, near_stores, ranks_per_server
+from ascend_moe.native.windows import MIB, context_kind, near_stores, ranks_per_server, rdma_flags
 from ascend_moe.settings import CONTEXTS
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class Post:
     machine: str = field(default_factory=lambda: machine_id())
     ranks_per_server: int = field(default_factory=ranks_per_server)
     near_stores: int = field(default_factory=near_stores)
+    rdma_flags: int = field(default_factory=rdma_flags)
     context: str = field(default_factory=lambda: CONTEXTS[context_kind()])
     left: int = 0  # when the rank gave up, as ``started``
     why: str = ""
@@ -164,6 +165,7 @@ _ALIKE = (
     (settings.RANKS_PER_SERVER.name, "ranks_per_server", "", _EXPORT),
     (settings.CONTEXT.name, "context", "", _EXPORT),
     (settings.NEAR_STORES.name, "near_stores", "", _EXPORT),
+    (settings.RDMA_FLAGS.name, "rdma_flags", "", _EXPORT),
     (settings.HCCL_BUFFSIZE.name, "data_bytes", "MiB", _EXPORT),
     (settings.LENT_MIB.name, "lent_bytes", "MiB", _EXPORT),
     ("window layout", "total", "bytes", "install one version of ascend_moe on every rank"),

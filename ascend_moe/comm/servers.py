@@ -26,7 +26,7 @@ from ascend_moe import settings, verdict
 from ascend_moe.comm.board import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_TIMEOUT_S, Board, store_host
 from ascend_moe.comm.liveness import machine_id
 from ascend_moe.errors import ArgumentError, CommTimeout, ConfigMismatch
-from ascend_moe.native.windows import near_stores, ranks_per_server
+from ascend_moe.native.windows import near_stores, ranks_per_server, rdma_flags
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -49,6 +49,7 @@ class ServerPost:
         share: ASCEND_MOE_RANKS_PER_SERVER, 0: not set.
         local_world: LOCAL_WORLD_SIZE, 0: not set.
         near_stores: ASCEND_MOE_NEAR_STORES.
+        rdma_flags: ASCEND_MOE_RDMA_FLAGS.
         proven: probes that bring-up has passed, with commas between them, by topology (of ``verdict.TOPOLOGIES``).
         token: of this post alone.
         seen: of the tokens of all posts that this rank has read; "" before it has read all.
@@ -59,6 +60,7 @@ class ServerPost:
     share: int = field(default_factory=ranks_per_server)
     local_world: int = field(default_factory=_local_world)
     near_stores: int = field(default_factory=near_stores)
+    rdma_flags: int = field(default_factory=rdma_flags)
     proven: dict[str, str] = field(default_factory=dict)
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     seen: str = ""
@@ -202,6 +204,7 @@ def agreed(name: str, rank: int, posts: Sequence[ServerPost], ranks: Sequence[in
         for setting, ours, theirs in (
             (settings.RANKS_PER_SERVER, mine.share, post.share),
             (settings.NEAR_STORES, mine.near_stores, post.near_stores),
+            (settings.RDMA_FLAGS, mine.rdma_flags, post.rdma_flags),
         ):
             if ours != theirs:
                 text = f"{setting.name} differs in group {name!r}: {ours} on rank {rank}, {theirs} on rank {other}"

@@ -11,7 +11,15 @@ from typing import Any
 from .. import settings, verdict
 from ..errors import AscendMoeError
 from ..native import library
-from ..native.windows import MIB, context_kind, ranks_per_server, timeout_s, window_data_bytes, window_lent_bytes
+from ..native.windows import (
+    MIB,
+    context_kind,
+    ranks_per_server,
+    rdma_flags,
+    timeout_s,
+    window_data_bytes,
+    window_lent_bytes,
+)
 from ..ops.calls import comm_algorithm, core_count
 from ..ops.npu_communicator import deadline_s
 from ..settings import Setting
@@ -33,6 +41,9 @@ def _findings() -> Iterator[Finding]:
         settings.RANKS_PER_SERVER: lambda: f"{ranks_per_server()} ranks a server, on the twin and on A2",
         settings.COMM_ALG: _algorithm,
         settings.PROVEN: _proven,
+        settings.RDMA_FLAGS: lambda: (
+            "each 512 bytes between A2 servers " + ("carry a flag" if rdma_flags() else "are rows")
+        ),
         settings.MEETING: lambda: f"the cores of a rank meet by {settings.MEETING.get()}",
         settings.LENT_MIB: lambda: lent.format(window_lent_bytes(0) // MIB),
         settings.ISA: lambda: f"vector loops are {settings.ISA.get()}",

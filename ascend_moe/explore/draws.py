@@ -124,7 +124,13 @@ KINDS: dict[str, Kind] = {
     ),
     "servers": Kind(
         _SMALL | _OPTIONS | {"local": (1, 2, 3, 4, 18), "batch": (2, 3, 5), "world": (2, 3, 4, 4)},
-        {"servers": (1, 2, 2, 3), "near": (False, True), "sequence": ("DC", "DCDC"), "algorithm": ("window",)},
+        {
+            "servers": (1, 2, 2, 3),
+            "near": (False, True),
+            "sequence": ("DC", "DCDC"),
+            "algorithm": ("window",),
+            "flags": (False, True),
+        },
         4,
     ),
     "roles": Kind(

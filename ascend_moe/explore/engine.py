@@ -170,6 +170,7 @@ class PlannedProgram:
         spec.context_kind = CONTEXTS.index("a2" if self.program.servers else "table")
         spec.ranks_per_server, spec.near_stores = self.program.servers, self.program.near
         spec.meeting, spec.stamps = MEETINGS.index(MEETING.get()), int(STAMPS.get())
+        spec.rdma_flags = self.program.flags
         if self.program.spare:
             row = int(call.inputs["x" if call.op == calls.OP_DISPATCH else "expand_x"][:1].nbytes) + 2 * _BLOCK
             spec.ub_bytes = self._least_ub(spec) + (self.program.spare - 1) * row
@@ -226,7 +227,7 @@ class _Options(ctypes.Structure):
     _fields_ = [
         *((name, c_uint64) for name in ("seed", "schedules", "max_steps")),
         *((name, c_uint32) for name in ("policy", "store_order", "explicit_sync", "hang_is_finding")),
-        *((name, c_uint32) for name in ("pct_depth", "epoch", "vary_epoch", "trace")),
+        *((name, c_uint32) for name in ("pct_depth", "epoch", "vary_epoch", "trace", "reordered")),
         ("choices", c_void_p),
         ("choice_count", c_uint64),
         ("kill_rank", c_int32),
@@ -323,7 +324,8 @@ class Options:
 
     ``explicit_sync``: dependent vector instructions need PipeBarrier<PIPE_V> (no help from a compiler).
     ``accepted``: error codes that an op may end with, beside success; ``hang_is_finding`` False lets time
-    pass when nothing can move, so that waits expire.
+    pass when nothing can move, so that waits expire. ``reordered``: the agent between servers moves the blocks of 512
+    bytes of an item in any order, as it always does where a program has ``flags``.
     """
 
     policy: str = "mixed"
@@ -334,6 +336,7 @@ class Options:
     epoch: int = 0
     vary_epoch: bool = True
     trace: bool = False
+    reordered: bool = False
     choices: tuple[int, ...] = ()
     max_steps: int = 3_000_000
     faults: Faults = field(default_factory=Faults)
@@ -442,11 +445,13 @@ class World:
         return seen
 
     def _run(self, seed: int, schedules: int, options: Options) -> RunResult:
+        assert self.program is not None
         choices = (c_uint16 * max(len(options.choices), 1))(*options.choices)
         values = {**vars(options), **vars(options.faults), "seed": seed, "schedules": schedules}
         values |= {
             "policy": POLICIES[options.policy],
             "store_order": ("fifo", "unordered", "both").index(options.store_order),
+            "reordered": options.reordered or self.program.program.flags,
             "choices": ctypes.addressof(choices),
             "choice_count": len(options.choices),
             "corrupt_stale": options.faults.corrupt_how == "stale",

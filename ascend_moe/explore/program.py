@@ -44,7 +44,7 @@ _RARE = (
     "nums_type",
     "tp",
 )  # spelled out where they are not the default
-_FLAGS = ("weights", "plain", "coded", "odd", "tail", "near")
+_FLAGS = ("weights", "plain", "coded", "odd", "tail", "near", "flags")
 # What a word of a case that is no number sets.
 _WORDS: dict[str, tuple[str, object]] = {
     **{word: ("algorithm", word) for word in ALGORITHMS},
@@ -67,7 +67,8 @@ class Program(Case):
     ``sequence``: D is a dispatch, C a combine of the oldest dispatch that has none yet; d and c the same in two
     launches, one that sends and one that waits. Each dispatch has tensors of its own, see ``case_of``.
     ``servers`` ranks share a server; 0: all ranks share one. A copy agent reaches all other ranks, with ``near``
-    those of other servers only.
+    those of other servers only. With ``flags`` rows travel in flagged blocks, and the agent moves the blocks of an
+    item in any order.
     ``algorithm``: comm_alg of all ops, or "mixed". ``rows``: where combine's rows lie: "own" tensors, "lent"
     window tensors, or "partly", the one or the other by op and rank; "early" is lent memory that is written
     again one op too early, which is a bug. ``list_cores`` of direct dispatch make lists, the others publish
@@ -88,6 +89,7 @@ class Program(Case):
     ub_bytes: int = 0
     spare: int = 0
     near: bool = False
+    flags: bool = False
     fault_kind: str = ""
 
     def case_of(self, dispatch: int) -> Case:
@@ -166,6 +168,7 @@ def checked(case: Program) -> Program:
     )
     by_copies = not servers or case.algorithm == "window"
     need(by_copies, "{} reads other ranks' windows, servers must be 0", case.algorithm)
+    need(bool(servers) or not case.flags, "flags are of rows between servers, servers must not be 0")
     most = limits()["moe_expert_num"]
     need(case.experts <= most, "{} experts (w*l) are too many, at most {}", case.experts, most)
     ids = case.experts + case.specials.total
@@ -191,7 +194,7 @@ def window_mib(case: Program) -> int:
     """MiB of a window, and of a lent area, in which every routing of a program fits; a power of two."""
     batch = max(case.batch, 1)  # of a rank that has none
     row, pairs = case.units * 32, batch * case.topk
-    returned = case.world * (batch * min(case.topk, case.local) * (row + 128) + 1024)
+    returned = case.world * (batch * min(case.topk, case.local) * (row + 128) * 16 // 15 + 2048)
     half = max(returned, pairs * (row + 96))
     lent = 4 * case.world * batch * min(case.topk, case.local) * row
     return 1 << max(0, (max(2 * half, lent) // _MIB).bit_length())

@@ -77,6 +77,7 @@ class _EndFacts(ctypes.Structure):
         ("meeting", c_int64),
         ("on_npu", c_int32),
         ("of_process_group", c_int32),
+        ("rdma_flags", c_int32),
     ]
 
 

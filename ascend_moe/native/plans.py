@@ -77,6 +77,7 @@ def _spec_type() -> Any:
             ("near_stores", ctypes.c_int32),
             ("meeting", ctypes.c_int32),
             ("stamps", ctypes.c_int32),
+            ("rdma_flags", ctypes.c_int32),
             ("planned", ctypes.c_int64),
         ]
 

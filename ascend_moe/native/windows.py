@@ -26,6 +26,11 @@ def near_stores() -> int:
     return int(settings.NEAR_STORES.get())
 
 
+def rdma_flags() -> int:
+    """1: rows between servers lie in flagged blocks: ASCEND_MOE_RDMA_FLAGS, default 0."""
+    return int(settings.RDMA_FLAGS.get())
+
+
 def context_kind() -> int:
     """Layout of the communication context of CPU kernels: ASCEND_MOE_CONTEXT, as an index into ``CONTEXTS``.
 

@@ -25,7 +25,7 @@ from ..comm.lent import LentMemory, no_room
 from ..errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ..native import binding, library, stamps
 from ..native.plans import ALGORITHMS
-from ..native.windows import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, near_stores, timeout_s
+from ..native.windows import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, near_stores, rdma_flags, timeout_s
 from . import calls, npu_adapter
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -136,6 +136,7 @@ class NpuCommunicator(GroupEnd):
             context_kind=self.context_kind,
             ranks_per_server=self.ranks_per_server,
             near_stores=near_stores(),
+            rdma_flags=rdma_flags(),
             auto_is_window=self.auto_is_window,
             buffer_mib=self.buffer_mib,
             meeting=1 + settings.MEETINGS.index(meeting) if meeting else 0,

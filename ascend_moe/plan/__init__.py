@@ -50,6 +50,7 @@ class Request:
         cores: AIV cores of a launch; 0: all of the SoC.
         window_mib: HCCL_BUFFSIZE as it is exported; 0: not told, nothing to compare with.
         ranks_per_server: ranks that share a server; 0: the SoC's.
+        rdma_flags: ASCEND_MOE_RDMA_FLAGS is 1: rows between servers of A2 lie in flagged blocks.
     """
 
     ranks: int
@@ -72,6 +73,7 @@ class Request:
     zero_experts: int = 0
     copy_experts: int = 0
     const_experts: int = 0
+    rdma_flags: bool = False
 
 
 @dataclass(frozen=True)
@@ -329,6 +331,7 @@ def call_spec(op: int, request: Request, shapes: calls.NamedShapes, cores: int, 
     servers = _ranks_per_server(request)
     call.context_kind = CONTEXT_A2 if chip.window_holds_state else CONTEXT_A3
     call.ranks_per_server = servers if servers < request.ranks else 0
+    call.rdma_flags = request.rdma_flags
     call.comm_world, call.comm_rank = request.ranks, rank
     call.window_mib, call.cores, call.deadline_micros = window_mib, cores, 1_000_000
     call.planned = request.ranks > settings.MAX_WORLD

@@ -128,6 +128,11 @@ uint64_t am_need_window(const void* dispatch_spec, char* text, uint64_t bytes) {
     Field(fields, "buffsize_mib",
           moe::NeededMiB(info, std::max(need.dispatchRegion, need.combineRegion),
                          std::max(need.dispatchHalf, need.combineHalf)));
+    const bool direct = info.algorithm == moe::kAlgorithmDirect;
+    const uint64_t sent = direct ? 0 : static_cast<uint64_t>(info.capacity) * moe::TailedRowBytes(info);
+    const uint64_t returned = info.capacity * moe::ReturnedRowOf(call, info);
+    Field(fields, "dispatch_flag_bytes", moe::BytesOnWire(info, sent) - sent);
+    Field(fields, "combine_flag_bytes", moe::BytesOnWire(info, returned) - returned);
     Field(fields, "algorithm", info.algorithm);
     Field(fields, "state_bytes", moe::StateBytes(info.world));
     Field(fields, "state_in_window_mib", moe::StateMiB(info));
@@ -147,6 +152,7 @@ uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
     Field(fields, "workspace_bytes", call.workspaceBytes);
     Field(fields, "algorithm", dispatch ? call.dispatch.info.algorithm : call.combine.info.algorithm);
     Field(fields, "transport", dispatch ? call.dispatch.info.transport : call.combine.info.transport);
+    Field(fields, "rdma_flags", dispatch ? call.dispatch.info.rdmaFlags : call.combine.info.rdmaFlags);
     Field(fields, "histograms", moe::HistogramsAtOnce(dispatch ? call.dispatch.info : call.combine.info));
     Field(fields, "chunk_pairs", moe::kChunkPairs);
     if (dispatch) {

@@ -43,6 +43,7 @@ struct am_explore_options {
     uint32_t epoch;       // that the first op follows
     uint32_t vary_epoch;  // by seed: fresh windows, or just before the wrap
     uint32_t trace;
+    uint32_t reordered;
     const uint16_t* choices;
     uint64_t choice_count;
     twin::Injection faults;
@@ -242,6 +243,7 @@ twin::RunOptions Exploration::Translate(const am_explore_options& options, uint6
     run.choices.assign(options.choices, options.choices + options.choice_count);
     run.injection = options.faults;
     // Where every schedule is run, or a block is changed whole, halves would only make more of the same.
+    run.reordered = options.reordered != 0;
     run.torn = run.unordered && run.policy != twin::Policy::kExhaustive && run.injection.corrupt_block == 0;
     return run;
 }

@@ -41,6 +41,7 @@ struct AmTorchEnd {
     int64_t meeting;         // NPU: 1 + the way that bring-up has found the faster (MEETINGS of settings); 0: not known
     int32_t on_npu;
     int32_t of_process_group;  // `alive` is asked in each call
+    int32_t rdma_flags;        // rows between servers lie in flagged blocks
 };
 
 // What Python does for the library. A text that is returned is the message of an error that Python keeps for

@@ -51,6 +51,7 @@ public:
         spec_.context_kind = end.context_kind;
         spec_.ranks_per_server = end.ranks_per_server;
         spec_.near_stores = end.near_stores;
+        spec_.rdma_flags = end.rdma_flags;
         if (end.auto_is_window != 0 && ByItself()) spec_.comm_alg = moe::kCommAlgWindow;
         spec_.window_mib = end.window_mib;
         spec_.lent_mib = end.lent_mib;

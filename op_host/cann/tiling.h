@@ -174,6 +174,8 @@ inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttrib
     call.meeting = MeetingOf(given.meeting);
     const char* stamps = getenv("ASCEND_MOE_STAMPS");
     call.stamps = stamps != nullptr && strcmp(stamps, "1") == 0 ? 1 : 0;
+    const char* flags = getenv("ASCEND_MOE_RDMA_FLAGS");
+    call.rdma_flags = flags != nullptr && strcmp(flags, "1") == 0 ? 1 : 0;
     call.lent_mib = LentMiBOf();
     if (call.lent_mib < 0) return ReportError(op, "ASCEND_MOE_LENT_MIB is no whole number of MiB");
     const int64_t taken = (soc.IsA2() ? kA2StateMiB : 0) + call.lent_mib;

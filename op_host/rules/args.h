@@ -69,6 +69,7 @@ struct CallSpec {
     int32_t near_stores;  // over several servers: 1: ranks of the own server are reached by stores, 0: by BatchWrite
     int32_t meeting;      // kMeetByBlocks or kMeetBySyncAll
     int32_t stamps;       // 1: cores leave stamps of their phases
+    int32_t rdma_flags;   // over several servers: 1: rows of BatchWrite lie in flagged blocks
     int64_t planned;      // 1: nothing will run, and W may be up to kMaxPlanned
 };
 

@@ -31,8 +31,9 @@ inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint64_t back) {
     const bool triples = info.triples != 0;
     const uint64_t stride = TailedRowBytes(info);
     // A status run follows the rows that come over RDMA.
-    const uint64_t run = info.transport == kTransportRdma ? StatusStride(info.world) : 0;
-    return {info.capacity * stride + run, triples ? 0 : info.capacity * back + run, 0,
+    const uint64_t run = info.transport == kTransportRdma ? FarMessageBytes(info.world) : 0;
+    return {BytesOnWire(info, info.capacity * stride) + run,
+            triples ? 0 : BytesOnWire(info, info.capacity * back) + run, 0,
             triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * SlotBytes(static_cast<uint32_t>(back)) : 0};
 }
 
@@ -88,6 +89,7 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.contextKind = static_cast<uint32_t>(call.context_kind);
     info.transport = TransportOf(call);
     info.ranksPerServer = static_cast<uint32_t>(call.ranks_per_server);
+    info.rdmaFlags = info.transport == kTransportRdma && call.rdma_flags != 0 ? 1 : 0;
     info.nearRanks = call.near_stores != 0 ? static_cast<uint32_t>(call.ranks_per_server) : 1;
     // Over RDMA both contracts send rows in V1's way; expand_idx then fills the first BS*K words of V2's
     // tensor.

@@ -13,7 +13,8 @@ constexpr uint32_t kMaxSendRing = 4;
 constexpr uint32_t kMaxReturnRing = 4;
 constexpr uint32_t kMaxTailRing = 4;
 constexpr uint32_t kMostPart = 8192;                                 // elements that are summed at a time
-constexpr uint32_t kPartUnit = 32;                                   // of them
+constexpr uint32_t kPartUnit = 32;                                   // of them,
+constexpr uint32_t kFlaggedUnit = 128;                               // where scales of them end at whole blocks
 constexpr uint32_t kQuantWhole = 7168;                               // longest row that is quantized in one piece,
 constexpr uint32_t kQuantPieces[] = {kQuantWhole, 2048, 1024, 512};  // and the pieces of others, the largest that fits
 
@@ -45,8 +46,12 @@ inline uint32_t SharedLanes(const MoeDistributeInfo& info) {
     return CeilDiv(Max(1, Min(kMostSharedLanes, entries)), kSharedLaneUnit) * kSharedLaneUnit;
 }
 
+// A part of a row of codes in flagged blocks is loaded in whole blocks of 32 bytes, its scales too.
+inline uint32_t PartUnit(const MoeDistributeInfo& info) {
+    return info.rdmaFlags != 0 && info.quantMode != 0 ? kFlaggedUnit : kPartUnit;
+}
 inline void SetParts(const MoeDistributeInfo& info, uint32_t parts, MoeDistributeCombineTiling& tiling) {
-    tiling.partElements = static_cast<uint32_t>(CeilTo(CeilDiv(info.hidden, parts), kPartUnit));
+    tiling.partElements = static_cast<uint32_t>(CeilTo(CeilDiv(info.hidden, parts), PartUnit(info)));
     tiling.partsPerToken = CeilDiv(info.hidden, tiling.partElements);
 }
 // Cores that share one token's H while combine sums, when there are more cores than tokens.
@@ -182,7 +187,7 @@ private:
     }
     // Smaller parts of H while combine sums. False: they are the smallest.
     bool MoreParts() {
-        if (plan_.combine.partElements == kPartUnit) return false;
+        if (plan_.combine.partElements <= PartUnit(info_)) return false;
         for (uint32_t parts = plan_.combine.partsPerToken, before = parts; plan_.combine.partsPerToken == before;)
             SetParts(info_, ++parts, plan_.combine);
         return true;

@@ -66,6 +66,7 @@ private:
         if (ofFirst) Add("abort blocks at entry", before);
         Add("status run", run);
         Add("BatchWrite item", kBlock);
+        Add("flags of blocks", 2 * FlagBytes(info_) + FlagBitBytes(info_));
         Add("abort blocks", AbortBytes(info_.world));
         Add("awaited runs", static_cast<uint64_t>(ofFirst ? first : most) * run);
         if (info_.measures != 0) Add("times of the sources", WaitTimesBytes(most));

@@ -127,7 +127,7 @@ public:
         const uint32_t bytes = StatusMessageBytes(config_.counts), ring = MessagesInUb(*info_);
         if (prepared_ == 0) MessagesInit();
         if (Failed()) prepared_ = 0;
-        items_.BuffInit(*pipe_);
+        items_.BuffInit(*pipe_, *info_, epoch_);
         for (uint32_t i = FirstPeer(), sent = 0; i < info_->world; i += Senders(), ++sent) {
             const uint32_t peer = PeerAfter(i), at = sent % ring;
             uint32_t rows = 0;
@@ -159,15 +159,16 @@ public:
 
     // Window: waits for the messages of this core's share of the sources, and if all are good calls
     // arrived.Arrived(source, message) for each. Then the cores meet for the third time. True: no core has an
-    // error.
+    // error. `rowBytes`: as of SetStatus.
     template <typename Arrived>
-    __aicore__ inline bool WaitStatus(Arrived& arrived) {
+    __aicore__ inline bool WaitStatus(Arrived& arrived, uint32_t rowBytes) {
         MOE_PHASE(stamps_, WaitStatus);
         const uint32_t first = PartBegin(info_->world, core_, info_->cores);
         const uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
         StatusWaiter waiter;
         waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, first, count);
         if (info_->measures != 0) waiter.Measure(*pipe_, performance_, epoch_);
+        if (info_->rdmaFlags != 0) waiter.WaitForBlocks(*pipe_, rowBytes, epoch_);
         Verdict mine = verdict_;
         Worsen(mine, waiter.Wait());
         if (mine.code == kOk || mine.code == kRoutingMismatch) {
@@ -233,6 +234,18 @@ public:
     __aicore__ inline GM_ADDR Region(uint32_t source) const {
         return context_.data(info_->rank) + RegionOffset(context_.data_bytes(), info_->world, Parity(epoch_), source) +
                sender_.rows_at();
+    }
+    // Loads `count` rows from number `row` of `source`'s region on.
+    __aicore__ inline void LoadRows(const LocalTensor<int8_t>& rows, uint32_t source, int32_t row, uint32_t stride,
+                                    uint32_t count) const {
+        GM_ADDR place = Region(source) + RowPlace(row, stride, info_->rdmaFlags != 0);
+        if (info_->rdmaFlags != 0) {
+            LoadFlagged(rows, place, count * stride);
+            return;
+        }
+        GlobalTensor<int8_t> window;
+        window.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(place), static_cast<uint64_t>(count) * stride);
+        AscendC::DataCopy(rows, window, count * stride);
     }
     __aicore__ inline GM_ADDR Half() const { return HalfOf(info_->rank); }
     // The half of this epoch of any rank: direct reads those of its peers.

@@ -53,7 +53,7 @@ public:
             LocalTensor<uint32_t> headers = headerBuf.Get<uint32_t>();
             LoadHeaders(headers, sender.servers());
             // This rank has not sent its message yet: it found the failure at entry and awaits nobody.
-            if (Arrived(headers, info_->rank)) ListAwaited(headers, words);
+            if (Arrived(headers, info_->rank)) ListAwaited(headers, words, verdict);
             if (verdict.reporter == info_->rank) {
                 const LocalTensor<uint32_t> block = abortBuf.Get<uint32_t>();
                 SetAbort(block, verdict);
@@ -130,10 +130,13 @@ private:
         const uint32_t seen = headers.GetValue(other + kH0Magic) ^ kStatusMagic;
         return NextEpoch(seen) == epoch_ ? other : HeaderAt(Parity(epoch_), rank);
     }
-    __aicore__ inline void ListAwaited(const LocalTensor<uint32_t>& headers, const LocalTensor<int32_t>& words) {
+    __aicore__ inline void ListAwaited(const LocalTensor<uint32_t>& headers, const LocalTensor<int32_t>& words,
+                                       const Verdict& verdict) {
+        // A message may have come, and not all blocks of its rows.
+        const bool late = info_->rdmaFlags != 0 && verdict.code == kCommTimeout && verdict.reporter == info_->rank;
         uint32_t count = 0;
         for (uint32_t rank = 0; rank < info_->world; ++rank) {
-            if (Arrived(headers, rank)) continue;
+            if (Arrived(headers, rank) && !(late && rank == verdict.source)) continue;
             if (count < kMaxAwaited) {
                 const uint32_t at = kRecAwaited + count * 3, header = NewestHeader(headers, rank);
                 words.SetValue(at, static_cast<int32_t>(rank));

@@ -6,6 +6,7 @@
 #define ASCEND_MOE_COMMON_SEND_H
 
 #include "contexts.h"
+#include "flagged.h"
 
 // The header of Hccl<> has moved between toolkits.
 #if __has_include("lib/hccl/hccl.h")
@@ -53,6 +54,7 @@ public:
         parity_ = Parity(epoch);
         servers_.Init(info);
         if (info.transport == kTransportRdma) rowsAt_ = RowsEnd(context.data_bytes(), info.world);
+        flagged_ = info.rdmaFlags != 0;
     }
     // Where row 0 of a region lies: at its start, or over RDMA where its rows end, and rows count from below
     // 0.
@@ -63,12 +65,18 @@ public:
     template <bool kRdma>
     __aicore__ inline void PutRows(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows, uint32_t bytes) {
         if constexpr (kRdma) {
-            if (servers_.Far(peer)) {
+            const bool far = servers_.Far(peer);
+            if (flagged_) {
+                const uint64_t place = rowsAt_ + FlaggedRowOffset(offset - rowsAt_);
+                StoreFlagged((far ? Staged(parity_, peer) : Own(peer)) + place, rows, bytes);
+                return;
+            }
+            if (far) {
                 StoreRows(Staged(parity_, peer) + offset, rows, bytes);
                 return;
             }
         }
-        StoreRows(context_->data(peer) + Region(parity_, context_->rank()) + offset, rows, bytes);
+        StoreRows(Own(peer) + offset, rows, bytes);
     }
     // Bytes into a slot of the peer's half, whoever the source: the return path of rows with triples.
     __aicore__ inline void PutSlot(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows, uint32_t bytes) {
@@ -92,7 +100,11 @@ public:
     // Stages the one abort block that all far peers get.
     __aicore__ inline void StageAbort(const LocalTensor<uint32_t>& block) { StoreWords(StagedAbort(), block, kBlock); }
 
-    // What a far peer gets: `rowBytes` of rows, and the message behind them.
+    // Flags the staged blocks that have `rowBytes` of rows for a far peer.
+    __aicore__ inline void PutFlags(uint32_t peer, uint64_t rowBytes, BlockFlags& flags) {
+        flags.Put(Staged(parity_, peer) + rowsAt_, FlaggedBlocks(rowBytes));
+    }
+    // What a far peer gets: `rowBytes` of rows, or of blocks of rows, and the message behind them.
     __aicore__ inline BatchItem ItemOf(uint32_t peer, uint64_t rowBytes, uint32_t runBytes) const {
         const uint64_t target = Region(parity_, context_->rank());
         return Item(Staged(parity_, peer) + rowsAt_ - rowBytes, context_->data(peer) + target + rowsAt_ - rowBytes,
@@ -111,6 +123,10 @@ public:
 private:
     __aicore__ inline uint64_t Region(uint32_t half, uint32_t rank) const {
         return RegionOffset(context_->data_bytes(), context_->world(), half, rank);
+    }
+    // This rank's region of the peer's half.
+    __aicore__ inline GM_ADDR Own(uint32_t peer) const {
+        return context_->data(peer) + Region(parity_, context_->rank());
     }
     __aicore__ inline GM_ADDR Staged(uint32_t half, uint32_t peer) const {
         return context_->staging() + Region(half, peer);
@@ -141,6 +157,7 @@ private:
     ServerMap servers_;
     uint32_t parity_ = 0;
     uint64_t rowsAt_ = 0;
+    bool flagged_ = false;
 };
 
 inline constexpr AscendC::HcclServerConfig kServerClient = {AscendC::CoreType::DEFAULT, 0};  // core 0
@@ -149,16 +166,24 @@ inline constexpr AscendC::HcclServerConfig kServerClient = {AscendC::CoreType::D
 // its own peers on other servers into the first; core 0 posts both.
 class ItemList {
 public:
-    __aicore__ inline void Init(const WindowSender& sender, const MoeDistributeInfo& info, GM_ADDR workspace) {
+    __aicore__ inline void Init(WindowSender& sender, const MoeDistributeInfo& info, GM_ADDR workspace) {
         sender_ = &sender;
         world_ = info.world;
         items_ = workspace + ItemsOffset(info.cores, info.experts, info.world, info.localExperts);
     }
-    __aicore__ inline void BuffInit(TPipe& pipe) { pipe.InitBuffer(buf_, kBlock); }
+    __aicore__ inline void BuffInit(TPipe& pipe, const MoeDistributeInfo& info, uint32_t epoch) {
+        pipe.InitBuffer(buf_, kBlock);
+        flagged_ = info.rdmaFlags != 0;
+        if (flagged_) flags_.Init(pipe, info, epoch);
+    }
     // The item that carries `rowBytes` of rows to a peer, and the message behind them. The item before has left: the
     // caller has waited for that before it filled this message.
     __aicore__ inline void Put(uint32_t peer, uint64_t rowBytes, uint32_t messageBytes) {
         LocalTensor<uint64_t> words = buf_.Get<uint64_t>();
+        if (flagged_) {
+            sender_->PutFlags(peer, rowBytes, flags_);
+            rowBytes = FlaggedBytes(rowBytes);
+        }
         WindowSender::SetItem(words, sender_->ItemOf(peer, rowBytes, messageBytes));
         SyncFunc<HardEvent::S_MTE3>();
         GlobalTensor<uint64_t> list;
@@ -174,9 +199,11 @@ public:
 private:
     static constexpr uint32_t kItemWords = kBlock / sizeof(uint64_t);
     static_assert(sizeof(BatchItem) == kBlock, "an item is a block");
-    const WindowSender* sender_ = nullptr;
+    WindowSender* sender_ = nullptr;
     GM_ADDR items_ = nullptr;
     UbBuf buf_;
+    BlockFlags flags_;
+    bool flagged_ = false;
     uint32_t world_ = 0;
 };
 

@@ -185,6 +185,12 @@ public:
         atOnce_ = stop_ = count;
         if (count > 0) pipe.InitBuffer(buf_, count * messageWords_ * sizeof(uint32_t));
     }
+    // Between servers: a message with rows counts as there when all blocks of its item are. `rowBytes`: of a row.
+    __aicore__ inline void WaitForBlocks(TPipe& pipe, uint32_t rowBytes, uint32_t epoch) {
+        rowBytes_ = rowBytes;
+        flags_.Init(pipe, *info_, epoch);
+        flags_.InitBits(pipe, *info_);
+    }
     // Direct, in place of Init, for all ranks: Wait() then compares messages together by vector instructions, and word
     // by word only if one differs; if all are as expected, it leaves the hashes to JudgeHashes(). A launch of a
     // single core compares word by word.
@@ -393,10 +399,21 @@ private:
             if (reader_.Judge(Message(next), first_ + next, servers_.Far(first_ + next), odd_, verdict) ==
                 StatusReader::kPending)
                 break;
+            if (rowBytes_ != 0 && verdict.code == kOk && !BlocksCome(next)) break;
             Worsen(worst, verdict);
             if (worst.code >= kFirstFatal) break;
         }
         return next;
+    }
+
+    __aicore__ inline bool BlocksCome(uint32_t index) {
+        const uint32_t source = first_ + index;
+        if (!servers_.Far(source)) return true;
+        const LocalTensor<uint32_t> message = Message(index);
+        uint64_t rows = 0;
+        for (uint32_t i = 0; i < info_->localExperts; ++i) rows += message.GetValue(StatusWriter::CountWord(i));
+        return flags_.Come(reinterpret_cast<GM_ADDR>(FarMessage(*context_, parity_, source)),
+                           FlaggedBlocks(rows * rowBytes_));
     }
 
     GlobalTensor<uint32_t> messages_;
@@ -404,6 +421,8 @@ private:
     AbortWatch aborts_;
     WaitTimes times_;
     StatusReader reader_;
+    BlockFlags flags_;
+    uint32_t rowBytes_ = 0;  // 0: nobody looks at flags
     MessageMatch match_;
     ServerMap servers_;
     const WindowContext* context_ = nullptr;

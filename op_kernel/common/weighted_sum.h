@@ -4,6 +4,7 @@
 #define ASCEND_MOE_COMMON_WEIGHTED_SUM_H
 
 #include "const_experts.h"
+#include "flagged.h"
 #include "quantize.h"
 
 namespace moe {
@@ -139,6 +140,7 @@ public:
         hidden_ = tiling.info.hidden;
         elements_ = tiling.partElements;
         parts_ = tiling.partsPerToken;
+        flagged_ = tiling.info.rdmaFlags != 0;
         pieceBytes_ = SumPieceBytes(tiling.info, HasPlainTerms(tiling), elements_, sizeof(XType));
     }
     // (token, part) of `batch` tokens are numbered from 0 on.
@@ -157,6 +159,10 @@ public:
             }
         }
         const uint32_t bytes = static_cast<uint32_t>(Elements(part) * sizeof(XType));
+        if (flagged_ && travelled) {
+            LoadFlagged(piece, FlaggedPlace(term, Column(part)), bytes);
+            return;
+        }
         GlobalTensor<int8_t> source;
         source.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(term + Column(part)), bytes);
         AscendC::DataCopy(piece, source, bytes);
@@ -174,6 +180,12 @@ private:
         GlobalTensor<int8_t> row;
         row.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(term), CodedRowBytes(hidden_));
         const uint32_t first = part * elements_, count = Elements(part);
+        if (flagged_) {
+            const uint32_t scales = BlockScalesOffset(hidden_) + first / kCodesOfScale * kScaleBytes;
+            LoadFlagged(piece, FlaggedPlace(term, first), PayloadBytes(count, 1));
+            LoadFlagged(piece[elements_], FlaggedPlace(term, scales), PayloadBytes(count / kCodesOfScale, kScaleBytes));
+            return;
+        }
         if (parts_ == 1) {
             CopyIn(piece, row, BlockScalesOffset(hidden_) + count / kCodesOfScale * kScaleBytes);
             return;
@@ -186,6 +198,7 @@ private:
     uint32_t elements_ = 0;  // of a part
     uint32_t parts_ = 1;     // of a token
     uint32_t pieceBytes_ = 0;
+    bool flagged_ = false;  // rows that travelled lie in flagged blocks
 };
 
 template <typename XType, bool kQuant>

@@ -76,6 +76,7 @@ struct MoeDistributeInfo {
     uint32_t stamps;          // 1: every core leaves stamps of its phases in the state area
     uint32_t measures;        // performance_info given
     uint32_t alphaRank;       // combine: const_expert_alpha_1 and _2: 0 no const experts, 1 (C,), 2 (C, H)
+    uint32_t rdmaFlags;       // 1: rows between servers lie in flagged blocks
     uint64_t dataBytes;       // data area of every rank
     uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none
     uint64_t deadlineCycles;  // longest wait
@@ -88,6 +89,15 @@ constexpr uint32_t kTypeFp32 = 1, kTypeFp16 = 2, kTypeBf16 = 3, kTypeInt8 = 4;
 MOE_FN uint32_t Owner(const MoeDistributeInfo& info, uint32_t expert) { return expert / info.localExperts; }
 MOE_FN uint32_t Local(const MoeDistributeInfo& info, uint32_t expert) { return expert % info.localExperts; }
 MOE_FN uint32_t Server(const MoeDistributeInfo& info, uint32_t rank) { return rank / info.nearRanks; }
+
+// What travels for rows of so many bytes, and the room that they take.
+MOE_FN uint64_t BytesOnWire(const MoeDistributeInfo& info, uint64_t rowBytes) {
+    return info.rdmaFlags != 0 ? FlaggedBytes(rowBytes) : rowBytes;
+}
+// UB for the flags of blocks: so many at a time, and a bit for each of their words.
+constexpr uint32_t kFlagsAtOnce = 128;
+MOE_FN uint32_t FlagBytes(const MoeDistributeInfo& info) { return info.rdmaFlags != 0 ? kFlagsAtOnce * kBlock : 0; }
+MOE_FN uint32_t FlagBitBytes(const MoeDistributeInfo& info) { return info.rdmaFlags != 0 ? kFlagsAtOnce : 0; }
 
 MOE_FN uint32_t TailBlocks(const MoeDistributeInfo& info) { return info.triples + info.hasWeights; }
 

@@ -100,16 +100,31 @@ MOE_FN uint64_t RegionOffset(uint64_t dataBytes, uint32_t world, uint32_t parity
 }
 
 // Over RDMA rows are packed towards the end of a region and end where its status message begins, so that rows
-// and message leave as a contiguous item. The place of the message is fixed.
+// and message leave as a contiguous item. The place of the message is fixed, and begins a block of 512 bytes.
+MOE_FN uint64_t FarMessageBytes(uint32_t world) { return CeilTo(StatusStride(world), 512); }
 MOE_FN uint64_t RowsEnd(uint64_t dataBytes, uint32_t world) {
-    const uint64_t region = RegionBytes(dataBytes, world), message = StatusStride(world);
+    const uint64_t region = RegionBytes(dataBytes, world), message = FarMessageBytes(world);
     return region < message ? 0 : region - message;
 }
+// With ASCEND_MOE_RDMA_FLAGS rows lie there in flagged blocks: 480 bytes of rows, then 32 bytes that say of which epoch
+// the block is. So a reader does not depend on the order in which the blocks of an item arrive.
+constexpr uint32_t kFlaggedBlock = 512, kFlaggedPayload = kFlaggedBlock - kBlock;
+constexpr uint32_t kFlagMagic = 0x464C4147u;
+MOE_FN uint32_t FlagWord(uint32_t epoch) { return kFlagMagic ^ epoch; }
+MOE_FN uint64_t FlaggedBlocks(uint64_t rowBytes) { return (rowBytes + kFlaggedPayload - 1) / kFlaggedPayload; }
+MOE_FN uint64_t FlaggedBytes(uint64_t rowBytes) { return FlaggedBlocks(rowBytes) * kFlaggedBlock; }
 constexpr uint64_t kA2StateBytes = kMiB;  // A2: the last of windowsIn
 
 // Bytes to a row from row 0, modulo 2^64: rows before it have negative numbers.
 MOE_FN uint64_t RowOffsetBytes(int32_t row, uint32_t stride) {
     return static_cast<uint64_t>(static_cast<int64_t>(row) * stride);
+}
+
+// The same where rows lie in flagged blocks, which end where row 0 would begin.
+MOE_FN uint64_t FlaggedRowOffset(uint64_t offset) { return offset - FlaggedBlocks(0 - offset) * kBlock; }
+MOE_FN uint64_t RowPlace(int32_t row, uint32_t stride, bool flagged) {
+    const uint64_t offset = RowOffsetBytes(row, stride);
+    return flagged ? FlaggedRowOffset(offset) : offset;
 }
 
 // A row on the wire: payload, then 32 B with the fp32 scale when quantized. In the algorithm "window" its tail

@@ -264,7 +264,7 @@ private:
 
     __aicore__ inline bool WaitDispatch() {
         keeper_.Init(*info_, args_.workspace);
-        return exchange_.WaitStatus(keeper_);
+        return exchange_.WaitStatus(keeper_, rowStride_);
     }
 
     // UB plan 3 (phase 6): the segment table, all counts, and copyRing chunks of window rows.
@@ -309,12 +309,8 @@ private:
         }
     }
     __aicore__ inline void CopyChunk(uint32_t source, int32_t windowRow, uint32_t row, uint32_t count) {
-        GlobalTensor<int8_t> window;
-        window.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int8_t*>(exchange_.Region(source) + RowOffsetBytes(windowRow, rowStride_)),
-            static_cast<uint64_t>(count) * rowStride_);
         LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
-        AscendC::DataCopy(chunk, window, count * rowStride_);
+        exchange_.LoadRows(chunk, source, windowRow, rowStride_, count);
         copyQueue_.EnQue(chunk);
         chunk = copyQueue_.template DeQue<int8_t>();
         const uint32_t rowBytes = static_cast<uint32_t>(info_->hidden * wireSize_);

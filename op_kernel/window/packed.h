@@ -66,7 +66,7 @@ public:
     __aicore__ inline GM_ADDR Address(RoutingTable& routing, int32_t id, uint32_t, uint32_t, uint32_t i) {
         const uint32_t owner = Owner(*info_, static_cast<uint32_t>(id));
         const int32_t row = routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);
-        return half_ + owner * regionBytes_ + RowOffsetBytes(row, rowBytes_);
+        return half_ + owner * regionBytes_ + RowPlace(row, rowBytes_, info_->rdmaFlags != 0);
     }
     // Counts and expand_idx say that all rows have come.
     __aicore__ inline Verdict missing() const { return Verdict(); }
@@ -112,7 +112,7 @@ private:
             return;
         }
         if (exchange_.Sent()) return;
-        if (exchange_.WaitStatus(*this)) {
+        if (exchange_.WaitStatus(*this, rowBytes_)) {
             LocalWindowCopy();
         } else {
             Leave();

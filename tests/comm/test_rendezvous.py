@@ -208,6 +208,7 @@ def test_store_that_fails(
         ("ASCEND_MOE_RANKS_PER_SERVER", {"ranks_per_server": 2, "context": "a2", "data_bytes": 1 << 19}, 0, 2),
         ("ASCEND_MOE_CONTEXT", {"context": "a3"}, "table", "a3"),
         ("ASCEND_MOE_NEAR_STORES", {"near_stores": 1}, 0, 1),
+        ("ASCEND_MOE_RDMA_FLAGS", {"rdma_flags": 1}, 0, 1),
         ("HCCL_BUFFSIZE", {"data_bytes": 2 << 20}, 1, 2),
         ("ASCEND_MOE_LENT_MIB", {"lent_bytes": 5 << 20}, 1, 5),
         ("window layout", {"total": 1 << 21}, 0, 1 << 21),

@@ -58,6 +58,20 @@ def test_equal_to_reference(
         assert_equal_to_reference(monkeypatch, cluster, algorithm, local, contract=contract, **kind)
 
 
+@pytest.mark.parametrize(("share", "flags", "contract"), [(8, "0", 1), (12, "1", 2)])
+def test_between_servers_equal_to_reference(
+    share: int, flags: str, contract: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """72 ranks, several to a server, reached by BatchWrite."""
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "240")
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
+    monkeypatch.setenv("ASCEND_MOE_NEAR_STORES", flags)
+    monkeypatch.setenv("ASCEND_MOE_RDMA_FLAGS", flags)
+    with LocalCluster(72, window_mib=2) as cluster:
+        kind = {"topk": 4, "ids": "distinct", "batches": "zero rank", "seed": share}
+        assert_equal_to_reference(monkeypatch, cluster, "window", 2, contract=contract, **kind)
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_parts_that_are_not_the_whole(algorithm: str) -> None:
     """The sizes above are what they are said to be: else no test would meet a part."""

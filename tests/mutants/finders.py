@@ -24,6 +24,7 @@ from table import (
     DRAWN,
     FAILURES,
     FAULTS,
+    FLAGS,
     FORGED,
     IN_PARTS,
     LARGE,
@@ -62,7 +63,7 @@ SEEDS = (11, 22_000, 33_000, 44_000, 55_000)
 LIMIT = 200  # schedules, on the median over the seeds
 MOST_SCHEDULES = 2000  # schedules after which a seed has not found it
 DTYPE = "bf16"  # of the cases that are searched
-SEARCHES = (WINDOW, SERVERS, DIRECT, LENT, ROLES, TWO_LAUNCHES)
+SEARCHES = (WINDOW, SERVERS, FLAGS, DIRECT, LENT, ROLES, TWO_LAUNCHES)
 
 # Ranks of which not all messages are in UB together.
 IN_PARTS_CASE = "w65,c2,l15,k1,b1,u1,v2,none,D,direct"
@@ -178,7 +179,10 @@ def cases(seed: int, finder: str) -> Iterator[explore.Program]:
             drawn = replace(drawn, contract=2, sequence="dcdc")
         rows = "lent" if finder == LENT else "own"
         coded = drawn.coded and rows == "own"
-        yield replace(drawn, servers=1 + seed % 2 if finder == SERVERS else 0, rows=rows, coded=coded)
+        if finder == FLAGS:  # rows of several blocks
+            drawn = replace(drawn, flags=True, world=max(2, drawn.world), units=drawn.units + 30)
+        servers = 1 + seed % 2 if finder in (SERVERS, FLAGS) else 0
+        yield replace(drawn, servers=servers, rows=rows, coded=coded)
         seed += 1
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 # "borders" of what the kernels check, those of what comes of "failures", those of the "times" in performance_info,
 # `ascend-moe run`. On the checked engine:
 # explore mode with cases
-# of the algorithm "window" or "direct", of ranks on several "servers", of "lent" rows, of "roles" (direct, some cores
-# make lists), of "long lists", of "shared rows" (direct, owners read a row once for all their experts), of "large"
+# of the algorithm "window" or "direct", of ranks on several "servers", also with "flags" in blocks that come in any
+# order, of "lent" rows, of "roles" (direct, some cores make lists), of "long lists", of "shared rows" (direct, owners
+# read a row once for all their experts), of "large"
 # shares, with "faults" (ranks that die or call no more, wrong inputs, spoilt blocks), or with "forged" counts in a
 # status message, also where combine keeps its "sums" then, or of ops in "two launches"; or what `ascend-moe explore
 # -n 2000` has "drawn"; or a case of so many ranks that their messages are matched in "parts".
@@ -21,6 +22,7 @@ SUITE, ZERO_COPY, BORDERS, FAILURES, RUN = "suite", "zero copy", "borders", "fai
 WINDOW, SERVERS, DIRECT, LENT, ROLES = "window", "servers", "direct", "lent", "roles"
 LONG_LISTS, SHARED_ROWS, FAULTS = "long lists", "shared rows", "faults"
 LARGE, FORGED, SUMS, TWO_LAUNCHES, DRAWN = "large", "forged", "sums", "two launches", "drawn"
+FLAGS = "flags"
 PROBES = "probes"  # of the bring-up, on both engines
 MANY_RANKS, IN_PARTS = "many ranks", "parts"
 TIMES = "times"
@@ -399,6 +401,25 @@ PATCHES = r"""
 @ common/exchange
 - link_.Post(items_.address(), sender_.servers().FarCount())
 + link_.Post(items_.address(), 2 * sender_.servers().FarCount())
+= flags_unchecked: a message alone says that its rows have come
+! flags | wrong result
+@ common/wait
+- if (rowBytes_ != 0 && verdict.code == kOk && !BlocksCome(next)) break;
+= first_block_unchecked: the flag of the first block of an item is not looked at
+! flags | wrong result
+@ common/flagged
+- while (seen_ < blocks) {
++ while (seen_ + 1 < blocks) {
+= flags_of_any_epoch: a flag does not say of which epoch its block is
+! flags | wrong result
+@ protocol/window
+- return kFlagMagic ^ epoch;
++ return kFlagMagic;
+= flags_of_the_source_before: blocks that have come of one source count for the next
+! flags | wrong result
+@ common/flagged
+- seen_ = 0;
+  return true;
 = rows_taken_from_start: dispatch takes rows from the start of a region, not towards its end
 @ window/dispatch
 - if (info_->transport == kTransportRdma) segments.AlignEnd();

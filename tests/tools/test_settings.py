@@ -67,6 +67,7 @@ BAD = [
     *((settings.TIMEOUT_S, text) for text in ("0", "-3", "nan", "inf", "soon")),
     (settings.AIV_CORES, "65"),
     (settings.RANKS_PER_SERVER, "-1"),
+    (settings.RDMA_FLAGS, "yes"),
     (settings.CONTEXT, "a4"),
     (settings.ISA, "foo"),
     (settings.FORWARD, "2"),

@@ -206,6 +206,7 @@ void Complete(moe::CallSpec& spec, const std::vector<uint8_t>& tiling) {
     spec.context_kind = static_cast<int32_t>(info.contextKind);
     spec.ranks_per_server = static_cast<int32_t>(info.ranksPerServer);
     spec.near_stores = info.nearRanks > 1 ? 1 : 0;
+    spec.rdma_flags = static_cast<int32_t>(info.rdmaFlags);
     spec.meeting = static_cast<int32_t>(info.meeting);
     spec.stamps = static_cast<int32_t>(info.stamps);
     spec.window_mib = info.windowMiB;

@@ -53,6 +53,9 @@ void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Touc
         }
         if (!t.write && dirty_lines_ > 0) CheckDirty(core, pipe, begin, access.bytes, t);
         TouchGmPiece(core, pipe, begin, access.bytes, t, range, flag_store);
+        // Single blocks among rows are flags of rows that an agent brings: the core may poll them.
+        if (!t.write && small_block && range.kind == GmKind::kWindowData)
+            core.looked.push_back({begin, begin + access.bytes});
         if (!t.write && options_.trace && range.window()) Trace(core, "load", &range, begin, access.bytes, 0);
     }
     if (!t.write) Mix(access.begin ^ static_cast<uint64_t>(core.global) << 48 ^ landings_ << 20);

@@ -343,7 +343,8 @@ bool World::AgentPending(const CoreState& core) const {
                        [](const CopyQueues* queues) { return queues->Pending(); });
 }
 
-// The next 32 bytes to some peer, or the rest of an item; `all`: everything that was posted.
+// The next 32 bytes to some peer, or the rest of an item, or of a block where items are reordered; `all`: everything
+// that was posted.
 void World::MoveAgents(CoreState& core, bool all) {
     while (AgentPending(core)) {
         scratch_.clear();
@@ -355,6 +356,8 @@ void World::MoveAgents(CoreState& core, bool all) {
         const uint32_t picked = scratch_[Choose(static_cast<uint32_t>(scratch_.size()), 1)];
         CopyQueues& queues = *core.agents[picked >> kPeerBits];
         const uint32_t peer = picked & ((1u << kPeerBits) - 1);
+        const uint32_t blocks = options_.reordered ? queues.Cut(peer) : 0;
+        if (blocks > 1) queues.Prefer(peer, Choose(blocks, 1));
         const bool whole = all || Choose(2, 4) == 0;
         bool ended = false;
         do {

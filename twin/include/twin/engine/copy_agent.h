@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "twin/engine/atomic_store.h"
@@ -47,7 +48,7 @@ public:
         remaining_.push_back(static_cast<uint32_t>(items.size()));
         for (CopyItem& item : items) {
             while (queues_.size() <= item.peer) queues_.emplace_back();
-            queues_[item.peer].push_back({item, 0, posted_});
+            queues_[item.peer].push_back({item, 0, posted_, 0});
         }
         return posted_;
     }
@@ -65,6 +66,35 @@ public:
         return done;
     }
     void Clear() { *this = CopyQueues(); }
+
+    // Cuts the first item of a queue at multiples of 512 bytes of its destination. Returns how many blocks of it are
+    // left, 0 in the middle of a block.
+    uint32_t Cut(uint32_t peer) {
+        std::deque<Waiting>& queue = queues_[peer];
+        if (queue.front().moved != 0) return 0;
+        if (queue.front().number == 0) {
+            const Waiting whole = queue.front();
+            queue.pop_front();
+            --remaining_[whole.task - 1];
+            ++cut_;
+            for (uint64_t end = whole.item.bytes; end > 0;) {
+                const uint64_t last = (whole.item.to + end - 1) / kCutBytes * kCutBytes;
+                const uint64_t begin = last > whole.item.to ? last - whole.item.to : 0;
+                CopyItem block = whole.item;
+                block.from += begin;
+                block.to += begin;
+                block.bytes = end - begin;
+                queue.push_front({block, 0, whole.task, cut_});
+                ++remaining_[whole.task - 1];
+                end = begin;
+            }
+        }
+        uint32_t blocks = 0;
+        while (blocks < queue.size() && queue[blocks].number == queue.front().number) ++blocks;
+        return blocks;
+    }
+    // Of the blocks that Cut has counted, this moves next.
+    void Prefer(uint32_t peer, uint32_t block) { std::swap(queues_[peer][0], queues_[peer][block]); }
 
     // The piece that Step would move now: at most 32 bytes, aligned so at its destination.
     CopyItem Next(uint32_t peer) const {
@@ -101,10 +131,13 @@ private:
         CopyItem item;
         uint64_t moved;
         uint32_t task;
+        uint32_t number;  // of the item that it is a block of; 0: it is no block
     };
+    static constexpr uint64_t kCutBytes = 512;
     std::vector<std::deque<Waiting>> queues_;  // by peer
     std::vector<uint32_t> remaining_;          // items of each task
     uint32_t posted_ = 0;
+    uint32_t cut_ = 0;  // items that are
 };
 
 }  // namespace twin

@@ -42,6 +42,7 @@ struct RunOptions {
     Policy policy = Policy::kLate;
     uint64_t seed = 0;
     bool unordered = false;       // stores of a core to one rank land in any order, piece by piece
+    bool reordered = false;       // an item of BatchWrite moves in blocks of 512 bytes, which come in any order
     bool torn = false;            // and blocks of 32 bytes in two halves
     bool explicit_sync = true;    // no help from the compiler: dependent V instructions need PipeBarrier<PIPE_V>
     bool hang_is_finding = true;  // else time passes when nobody can move, and waits expire
