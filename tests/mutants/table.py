@@ -235,8 +235,8 @@ PATCHES = r"""
 % window | race between ranks, wrong part of a window, wrong result | seen, model
 = single_half: rows of all epochs go to half 0
 @ common/send
-- Region(parity_, context_->rank()) + offset, rows
-+ Region(0, context_->rank()) + offset, rows
+- context_->data(peer) + Region(parity_, context_->rank())
++ context_->data(peer) + Region(0, context_->rank())
 @
 - HalfOffset(context_->data_bytes(), parity_)
 + HalfOffset(context_->data_bytes(), 0)
@@ -1169,7 +1169,7 @@ PATCHES = r"""
 + || !Arrived(headers, rank) || here != 0) continue;
 = ranks that are awaited are not listed
 ! failures
-- if (Arrived(headers, info_->rank)) ListAwaited(headers, words);
+- if (Arrived(headers, info_->rank)) ListAwaited(headers, words, verdict);
 + (void)0;
 = of a missing rank the header of the same parity
 ! failures
