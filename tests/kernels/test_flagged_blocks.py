@@ -61,15 +61,15 @@ def test_drawn_cases_equal_the_reference(monkeypatch: pytest.MonkeyPatch, seeds:
 def test_the_least_window_has_room_for_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number that the message asks for is the least that works, and plan says the same."""
     servers(monkeypatch, 1)
-    case = Case(world=2, local=1, topk=1, units=128, batch=256, dtype="fp16", batches="equal", ids="any")
+    case = Case(world=2, local=1, topk=1, units=128, batch=300, dtype="fp16", batches="equal", ids="any")
     with LocalCluster(2, window_mib=2) as cluster:
         errors = op_runs.run(cluster, case)
     assert all(isinstance(error, WindowTooSmall) for error in errors), errors
     needed = errors[0].needed_mib  # type: ignore[union-attr]
-    asked = Request(2, 2, 1, case.hidden, 256, dtype="fp16", soc="Ascend910B1", ranks_per_server=1)
+    asked = Request(2, 2, 1, case.hidden, case.batch, dtype="fp16", soc="Ascend910B1", ranks_per_server=1)
     flagged, usual = plan.plan(replace(asked, rdma_flags=True)), plan.plan(asked)
     assert flagged.buffsize_mib == needed > usual.buffsize_mib
-    rows = 256 * case.hidden * 2
+    rows = case.batch * case.hidden * 2
     assert flagged.window["dispatch_flag_bytes"] == -(-rows // 480) * 512 - rows
     assert usual.window["dispatch_flag_bytes"] == 0
     with LocalCluster(2, window_mib=needed) as cluster:
