@@ -264,11 +264,13 @@ def test_a_call_that_does_not_fit_is_refused_by_name() -> None:
         assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("contract", ["v1", "v2"])
-def test_ub_between_servers_fits(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("contract", "flags"), [("v1", False), ("v2", False), ("v1", True)])
+def test_ub_between_servers_fits(contract: str, flags: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on an A2 context whose ranks are on two servers."""
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    monkeypatch.setenv("ASCEND_MOE_RDMA_FLAGS", str(int(flags)))
     one = Request(4, 16, 2, 1024, 20, contract=contract, cores=3, soc="Ascend910B1", ranks_per_server=2)
+    one = replace(one, rdma_flags=flags)
     assert plan.plan(one).ops["dispatch"].tiling["transport"] == 1
     assert_ub_is_taken(one, monkeypatch)
 
