@@ -250,7 +250,10 @@ public:
     __aicore__ inline uint32_t Elements(uint32_t at) const { return Min(piece_, hidden_ - at); }
 
 private:
-    static constexpr float kSmallest = 0x1p-149f;  // below every scale but 0: 0 / 0 is no code
+    // In the place of a scale of 0, because 0 / 0 is no code. Every other scale is at least 2^-140, also of the least
+    // bf16, and stays as it is: kInstead - scale * kHuge is less. No number here is subnormal, and where a unit
+    // flushes such scales to 0, their rows have codes 0.
+    static constexpr float kInstead = 0x1p-20f, kHuge = 0x1p127f;
 
     __aicore__ inline void QuantizePiece(const LocalTensor<int8_t>& codes, const LocalTensor<XType>& scales,
                                          const LocalTensor<XType>& row, uint32_t count) {
@@ -268,8 +271,11 @@ private:
         AscendC::Muls(scale, scale, 1.0f / 127.0f, static_cast<int32_t>(blocks));
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Cast(scales, scale, AscendC::RoundMode::CAST_RINT, blocks);
+        AscendC::Muls(scratch, scale, -kHuge, static_cast<int32_t>(blocks));
         AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Maxs(scale, scale, kSmallest, static_cast<int32_t>(blocks));
+        AscendC::Adds(scratch, scratch, kInstead, static_cast<int32_t>(blocks));
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Max(scale, scale, scratch, static_cast<int32_t>(blocks));
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Brcb(scratch, scale, Repeats(CodedLanes(count) / kRepeatWords), {1, kBlockWords});
         AscendC::PipeBarrier<PIPE_V>();

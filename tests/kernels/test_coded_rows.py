@@ -6,7 +6,9 @@ import ctypes
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import op_runs
 import pytest
 import torch
@@ -17,6 +19,7 @@ import ascend_moe.reference as ref
 from ascend_moe import plan
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError, AscendMoeError, ConfigMismatch
+from ascend_moe.native import library
 from ascend_moe.reference.cases import Case
 
 WORLD = 4
@@ -46,6 +49,34 @@ def clusters() -> Iterator[op_runs.Clusters]:
     opened = op_runs.Clusters()
     yield opened
     opened.close()
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_no_scale_divides_by_zero_and_none_but_zero_changes(dtype: torch.dtype, flushes: bool) -> None:
+    """Of every maximum that a block can have, also on a unit that flushes subnormal numbers to 0."""
+    text = (library.native_source_root() / "op_kernel/common/quantize.h").read_text()
+    found = re.search(r"kInstead = (\S+)f, kHuge = (\S+)f;", text)
+    assert found is not None
+    instead, huge = (np.float32(float.fromhex(number)) for number in found.groups())
+    least = np.float32(2.0**-126)
+
+    def unit(values: Any) -> Any:
+        values = np.float32(values)
+        return np.where(np.abs(values) < least, np.float32(0), values) if flushes else values
+
+    most = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(dtype).float().numpy()
+    most = unit(most[~np.isnan(most)])
+    with np.errstate(all="ignore"):
+        scale = unit(most * (np.float32(1) / np.float32(127)))
+        divisor = np.maximum(scale, unit(unit(scale * -huge) + instead))
+        assert (unit(np.array([instead, huge])) == [instead, huge]).all() and (divisor > 0).all()
+        assert np.array_equal(divisor, np.where(scale == 0, instead, scale))
+        for value in (np.zeros_like(most), most, unit(most / 2)):
+            quotient = np.rint(unit(value / divisor))
+            assert (np.abs(quotient[np.isfinite(most)]) <= 128).all()
+            assert not np.isnan(quotient[np.isfinite(most)]).any()
+            assert (quotient[scale == 0] == 0).all()
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])

@@ -837,7 +837,7 @@ PATCHES = r"""
 % suite
 = codes are made by the scale that was rounded
 @ common/quantize
-- AscendC::Maxs(scale, scale, kSmallest, static_cast<int32_t>(blocks));
+- AscendC::Max(scale, scale, scratch, static_cast<int32_t>(blocks));
 + AscendC::Cast(scale, scales, AscendC::RoundMode::CAST_NONE, blocks);
 = scales of every piece lie with those of the first
 - at / kCodesOfScale * kScaleBytes];
