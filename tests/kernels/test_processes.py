@@ -108,6 +108,7 @@ def between_servers(rank: int, world: int) -> tuple[list[Run], str, str]:
     return runs, "", ""
 
 
+@pytest.mark.nightly  # ranks as threads are in every change: test_flagged_blocks
 def test_flags_between_servers_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = run_processes(2, functools.partial(between_servers, world=2), tmp_path)
     monkeypatch.setenv(SERVERS, "1")  # bytes moved are compared with it
