@@ -128,8 +128,8 @@ class Quantized:
     def _scheme(self, files: CheckpointFiles, name: str) -> str | Weights | None:
         if self.described is not None:
             said = self.described.get(name, _FLOAT)
-            rule = f"says {{!r:.40}} of {{}} in {DESCRIPTION}; need {_FLOAT} or {_W8A8}"
-            need(said in (_FLOAT, _W8A8), "directory", rule, said, name)
+            rule = "says {!r:.40} of {} in {}; need {} or {}"
+            need(said in (_FLOAT, _W8A8), "directory", rule, said, name, DESCRIPTION, _FLOAT, _W8A8)
             return None if said == _FLOAT else str(said)
         weights = self.weights_of(name)
         packed = f"{name}_packed" in files
