@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import begin_ranks
@@ -18,7 +19,6 @@ from option_sets import ALL, OptionSet, Worlds
 
 import ascend_moe
 from ascend_moe import LocalCluster
-from ascend_moe.native.library import native_source_root
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate import run as validate_run
 from ascend_moe.validate.run import DevicePlace
@@ -114,7 +114,7 @@ CALLS: dict[tuple[str, str], tuple[tuple[tuple[str, str], tuple[str, str]] | Non
 
 def listed() -> dict[tuple[str, str], tuple[str, str]]:
     """The page's list: error and text by the first two columns."""
-    page = (native_source_root() / "docs/operators.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs/operators.md").read_text()
     section = page.split("## Options that do not go together\n")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
     texts = {}

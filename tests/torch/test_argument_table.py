@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import bad_arguments
@@ -18,13 +19,12 @@ from bad_arguments import BS, H, K
 import ascend_moe
 from ascend_moe import LocalCluster, npu, plan
 from ascend_moe.errors import ArgumentError, AscendMoeError
-from ascend_moe.native.library import native_source_root as source_root
 
-sys.path.append(str(source_root() / "tools"))
+ROOT = Path(__file__).resolve().parents[2]  # of the tree: an installed package has no pages
+sys.path.append(str(ROOT / "tools"))
 
 import op_description
 
-ROOT = source_root()
 TEXT = op_description.DESCRIPTION.read_text()
 WORLD = 2
 ROWS_DTYPES = ("bf16", "fp16", "fp32")
