@@ -20,10 +20,11 @@ import ascend_moe
 from ascend_moe import LocalCluster, npu, plan
 from ascend_moe.errors import ArgumentError, AscendMoeError
 
-ROOT = Path(__file__).resolve().parents[2]  # of the tree: an installed package has no pages
-sys.path.append(str(ROOT / "tools"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 import op_description
+
+ROOT = Path(__file__).resolve().parents[2]  # of the tree: an installed package has no pages
 
 TEXT = op_description.DESCRIPTION.read_text()
 WORLD = 2
