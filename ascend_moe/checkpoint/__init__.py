@@ -234,13 +234,13 @@ class _Block:
 
     def experts(self, experts: range) -> dict[str, Tensor]:
         """w_gate_up (L, R, 2I) and w_down (L, I, R) of consecutive experts, and their biases."""
+        if (coded := self._coded(experts)) is not None:
+            return coded
         row, inner = self.config.row_size, self.config.moe_intermediate_size
         width = (2 if self.gated else 1) * inner
         gate_up = torch.empty(len(experts), row, width, dtype=self.dtype)
         down = torch.empty(len(experts), inner, row, dtype=self.dtype)
         read_expert = self._reader_of(experts[0])
-        if (coded := self._coded(experts)) is not None:
-            return coded
         for local, expert in enumerate(experts):
             read_expert(expert, gate_up[local], down[local])
         tensors = {"w_gate_up": gate_up, "w_down": down}

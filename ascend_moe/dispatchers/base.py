@@ -79,6 +79,14 @@ class SpecialTensors(NamedTuple):
             need(first == second, "const_expert_alpha_2", rule, second, first)
 
 
+class SumTerms(NamedTuple):
+    """Holds what a combine's sums have besides the experts' rows: their weights, and terms that never travel."""
+
+    expert_scales: Tensor | None
+    shared: Tensor | None
+    special: SpecialTensors
+
+
 class Begun(Generic[R]):
     """A call that may only have sent. Until ``finish`` its tensors must stay as they are."""
 
@@ -229,7 +237,8 @@ class Dispatcher(ABC):
             Other errors: as dispatch.
         """
         self._check_own(dispatched)
-        return self._combine(expert_out, dispatched, expert_scales, shared_expert_x, self._special_rows(special))
+        terms = SumTerms(expert_scales, shared_expert_x, self._special_rows(special))
+        return self._combine(expert_out, dispatched, terms)
 
     def begin_combine(
         self,
@@ -242,7 +251,8 @@ class Dispatcher(ABC):
     ) -> Begun[Tensor]:
         """Sends the rows home; ``finish`` of the result returns what ``combine`` returns. As ``begin_dispatch``."""
         self._check_own(dispatched)
-        return self._begin_combine(expert_out, dispatched, expert_scales, shared_expert_x, self._special_rows(special))
+        terms = SumTerms(expert_scales, shared_expert_x, self._special_rows(special))
+        return self._begin_combine(expert_out, dispatched, terms)
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
         """Memory like ``expand_x``, in ``dtype``, that combine sends from without a copy; None: any."""
@@ -288,29 +298,15 @@ class Dispatcher(ABC):
         """``dispatch``, with its options as the ops take them. The result's handle has this object as ``owner``."""
 
     @abstractmethod
-    def _combine(
-        self,
-        expert_out: Tensor,
-        dispatched: Dispatched,
-        expert_scales: Tensor | None,
-        shared: Tensor | None,
-        special: SpecialTensors,
-    ) -> Tensor:
+    def _combine(self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms) -> Tensor:
         """``combine`` of what this object has dispatched."""
 
     def _begin_dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Begun[Dispatched]:
         sent = self._dispatch(x, expert_ids, given)
         return Begun(lambda: sent)
 
-    def _begin_combine(
-        self,
-        expert_out: Tensor,
-        dispatched: Dispatched,
-        expert_scales: Tensor | None,
-        shared: Tensor | None,
-        special: SpecialTensors,
-    ) -> Begun[Tensor]:
-        result = self._combine(expert_out, dispatched, expert_scales, shared, special)
+    def _begin_combine(self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms) -> Begun[Tensor]:
+        result = self._combine(expert_out, dispatched, terms)
         return Begun(lambda: result)
 
 

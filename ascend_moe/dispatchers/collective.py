@@ -24,6 +24,7 @@ from ascend_moe.dispatchers.base import (
     Dispatched,
     Dispatcher,
     SpecialTensors,
+    SumTerms,
     check_combine,
     check_dispatch,
 )
@@ -219,15 +220,9 @@ class CollectiveDispatcher(Dispatcher):
         nums = nums if given["expert_token_nums_type"] == 1 else nums.cumsum(0)
         return Dispatched(expand_x, dynamic_scales, nums, ends, routing.expand_idx, expand_scales, handle)
 
-    def _combine(
-        self,
-        expert_out: Tensor,
-        dispatched: Dispatched,
-        expert_scales: Tensor | None,
-        shared: Tensor | None,
-        special: SpecialTensors,
-    ) -> Tensor:
+    def _combine(self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms) -> Tensor:
         handle: _Handle = dispatched.handle
+        expert_scales, shared, special = terms
         check_combine(expert_out, handle.rows, handle.x, expert_scales, handle.routing.routed.size(1), shared)
         special.check(self.special, handle.x)
         rows = expert_out[: handle.rows]

@@ -12,7 +12,7 @@ from torch import Tensor
 from ascend_moe import ops
 from ascend_moe.comm import name_of, window_empty
 from ascend_moe.comm.place import Place
-from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher, SpecialTensors
+from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher, SpecialTensors, SumTerms
 from ascend_moe.errors import need, with_typed_errors
 from ascend_moe.moe_config import SpecialExperts
 from ascend_moe.ops.begin import begin_combine, begin_dispatch
@@ -189,30 +189,16 @@ class MC2Dispatcher(Dispatcher):
             return None
         return window_empty(dispatched.expand_x.shape, dtype=dtype, **self.place.arguments())
 
-    def _combine(
-        self,
-        expert_out: Tensor,
-        dispatched: Dispatched,
-        expert_scales: Tensor | None,
-        shared: Tensor | None,
-        special: SpecialTensors,
-    ) -> Tensor:
-        arguments, options = self._combine_call(expert_out, dispatched, expert_scales, shared)
-        result: Tensor = self._combine_op(*arguments, **options, **self._given_special(special))
+    def _combine(self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms) -> Tensor:
+        arguments, options = self._combine_call(expert_out, dispatched, terms)
+        result: Tensor = self._combine_op(*arguments, **options, **self._given_special(terms.special))
         return result
 
-    def _begin_combine(
-        self,
-        expert_out: Tensor,
-        dispatched: Dispatched,
-        expert_scales: Tensor | None,
-        shared: Tensor | None,
-        special: SpecialTensors,
-    ) -> Begun[Tensor]:
+    def _begin_combine(self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms) -> Begun[Tensor]:
         if not self.sends_first:
-            return super()._begin_combine(expert_out, dispatched, expert_scales, shared, special)
-        arguments, options = self._combine_call(expert_out, dispatched, expert_scales, shared)
-        return Begun(self._begin_combine_op(*arguments, **options, **self._given_special(special)).finish)
+            return super()._begin_combine(expert_out, dispatched, terms)
+        arguments, options = self._combine_call(expert_out, dispatched, terms)
+        return Begun(self._begin_combine_op(*arguments, **options, **self._given_special(terms.special)).finish)
 
     def _given_special(self, special: SpecialTensors) -> dict[str, Tensor]:
         for name, tensor in special.given.items():
@@ -220,10 +206,11 @@ class MC2Dispatcher(Dispatcher):
         return special.given
 
     def _combine_call(
-        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None, shared: Tensor | None
+        self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         handle: _Handle = dispatched.handle
+        expert_scales = terms.expert_scales
         if expert_scales is None:
             expert_scales = torch.empty(0, dtype=torch.float32, device=expert_out.device)
         arguments = (expert_out, *handle.tensors, expert_scales, *self._group)
-        return arguments, {"shared_expert_x": shared, **handle.options, **self._options, **self._combine_options}
+        return arguments, {"shared_expert_x": terms.shared, **handle.options, **self._options, **self._combine_options}

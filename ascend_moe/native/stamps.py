@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from ..settings import MAX_CORES
 from . import library
+from .plans import OP_COMBINE, OP_DISPATCH
 
-CORES = 64  # moe::kMaxCores: as many have a place
-OPS = {"dispatch": 1, "combine": 2}  # moe::kOpDispatch, kOpCombine
+OPS = {"dispatch": OP_DISPATCH, "combine": OP_COMBINE}
 LAUNCH, END = "launch", "end"
 
 
@@ -31,14 +32,14 @@ def words_of_core() -> int:
 
 def of_communicator(handle: int, op: str, native: Any = None) -> list[Stamp]:
     """What the cores of this rank's last ``op`` have left, core by core; ``native``: another engine's library."""
-    words = (ctypes.c_uint32 * (CORES * words_of_core()))()
+    words = (ctypes.c_uint32 * (MAX_CORES * words_of_core()))()
     (native or library.lib()).am_comm_stamps(handle, OPS[op], words)
     return of_words([*words])
 
 
 def of_words(words: Sequence[int]) -> list[Stamp]:
     """The stamps in the words of all cores, those of the first core first. Empty: none were left."""
-    given = (ctypes.c_uint32 * (CORES * words_of_core()))(*words)
+    given = (ctypes.c_uint32 * (MAX_CORES * words_of_core()))(*words)
     lib = library.lib()
     text = ctypes.create_string_buffer(lib.am_stamps_text(given, None, 0))
     lib.am_stamps_text(given, text, len(text))
