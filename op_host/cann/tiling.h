@@ -105,6 +105,12 @@ inline int64_t DeadlineMicrosOf(int64_t attribute) {
     return seconds * kMicros;
 }
 
+// 1 where a variable that is 0 or 1 is 1.
+inline int32_t SwitchedOn(const char* variable) {
+    const char* text = getenv(variable);
+    return text != nullptr && strcmp(text, "1") == 0 ? 1 : 0;
+}
+
 // How the cores of a rank meet: as ASCEND_MOE_MEETING says, else in the way that bring-up has found the faster here.
 inline int32_t MeetingOf(int64_t attribute) {
     const char* text = getenv("ASCEND_MOE_MEETING");
@@ -169,13 +175,10 @@ inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttrib
     }
     call.context_kind = static_cast<int32_t>(soc.IsA2() ? kContextA2 : kContextA3);
     if (!DescribeServers(op, soc, given, call)) return false;
-    const char* near = getenv("ASCEND_MOE_NEAR_STORES");
-    call.near_stores = near != nullptr && strcmp(near, "1") == 0 ? 1 : 0;
+    call.near_stores = SwitchedOn("ASCEND_MOE_NEAR_STORES");
     call.meeting = MeetingOf(given.meeting);
-    const char* stamps = getenv("ASCEND_MOE_STAMPS");
-    call.stamps = stamps != nullptr && strcmp(stamps, "1") == 0 ? 1 : 0;
-    const char* flags = getenv("ASCEND_MOE_RDMA_FLAGS");
-    call.rdma_flags = flags != nullptr && strcmp(flags, "1") == 0 ? 1 : 0;
+    call.stamps = SwitchedOn("ASCEND_MOE_STAMPS");
+    call.rdma_flags = SwitchedOn("ASCEND_MOE_RDMA_FLAGS");
     call.lent_mib = LentMiBOf();
     if (call.lent_mib < 0) return ReportError(op, "ASCEND_MOE_LENT_MIB is no whole number of MiB");
     const int64_t taken = (soc.IsA2() ? kA2StateMiB : 0) + call.lent_mib;

@@ -101,14 +101,15 @@ MOE_FN uint64_t RegionOffset(uint64_t dataBytes, uint32_t world, uint32_t parity
 
 // Over RDMA rows are packed towards the end of a region and end where its status message begins, so that rows
 // and message leave as a contiguous item. The place of the message is fixed, and begins a block of 512 bytes.
-MOE_FN uint64_t FarMessageBytes(uint32_t world) { return CeilTo(StatusStride(world), 512); }
+constexpr uint32_t kFlaggedBlock = 512;
+MOE_FN uint64_t FarMessageBytes(uint32_t world) { return CeilTo(StatusStride(world), kFlaggedBlock); }
 MOE_FN uint64_t RowsEnd(uint64_t dataBytes, uint32_t world) {
     const uint64_t region = RegionBytes(dataBytes, world), message = FarMessageBytes(world);
     return region < message ? 0 : region - message;
 }
 // With ASCEND_MOE_RDMA_FLAGS rows lie there in flagged blocks: 480 bytes of rows, then 32 bytes that say of which epoch
 // the block is. So a reader does not depend on the order in which the blocks of an item arrive.
-constexpr uint32_t kFlaggedBlock = 512, kFlaggedPayload = kFlaggedBlock - kBlock;
+constexpr uint32_t kFlaggedPayload = kFlaggedBlock - kBlock;
 constexpr uint32_t kFlagMagic = 0x464C4147u;
 MOE_FN uint32_t FlagWord(uint32_t epoch) { return kFlagMagic ^ epoch; }
 MOE_FN uint64_t FlaggedBlocks(uint64_t rowBytes) { return (rowBytes + kFlaggedPayload - 1) / kFlaggedPayload; }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -11,11 +11,11 @@ from unittest import mock
 import torch
 
 import ascend_moe.reference as ref
-from ascend_moe import comm
-from ascend_moe.errors import AscendMoeError
+from ascend_moe import LocalCluster, comm
+from ascend_moe.errors import AscendMoeError, WindowTooSmall
 from ascend_moe.native.windows import ranks_per_server
 from ascend_moe.ops import calls
-from ascend_moe.reference.cases import Case
+from ascend_moe.reference.cases import Case, draw
 from ascend_moe.validate import run as validate_run
 from ascend_moe.validate.run import DevicePlace
 
@@ -131,6 +131,31 @@ def check(case: Case, runs: Sequence[RankRun | AscendMoeError], traffic: Callabl
     if not 0 < ranks_per_server() < case.world:
         (traffic or check_traffic)(case, good)
     return True
+
+
+def check_drawn(seeds: Iterable[int], world: int, window_mib: int) -> None:
+    """Runs the case of each seed that has so many ranks, sound or with bad ids, and checks it."""
+    with LocalCluster(world, window_mib=window_mib) as cluster:
+        for seed in seeds:
+            case = draw(
+                seed,
+                world=(world,),
+                local=(1, 2, 3),
+                topk=(1, 2, 3, 4),
+                batch=range(7),
+                cores=(1, 2, 8),
+                ids=("distinct", "any", "minus", "hot", "mixed", "overflow", "bad"),
+            )
+            if case.world == world:
+                check(case, run(cluster, case))
+
+
+def refused_window(case: Case, window_mib: int) -> tuple[int, str]:
+    """The MiB that every rank asks for where the window is too small for a case, and rank 0's text."""
+    with LocalCluster(case.world, window_mib=window_mib) as cluster:
+        errors = run(cluster, case)
+    assert all(isinstance(error, WindowTooSmall) for error in errors), errors
+    return errors[0].needed_mib, str(errors[0])  # type: ignore[union-attr]
 
 
 def check_dispatch(

@@ -25,7 +25,7 @@ from ascend_moe.native.library import lib
 from ascend_moe.native.windows import MIB, context_kind, ranks_per_server, window_data_bytes
 from ascend_moe.ops import calls
 from ascend_moe.plan import Request
-from ascend_moe.reference.cases import Case, draw, legal
+from ascend_moe.reference.cases import Case, legal
 from ascend_moe.settings import CONTEXTS
 
 KINDS = range(len(CONTEXTS))
@@ -85,30 +85,15 @@ def test_drawn_cases_between_servers_equal_the_reference(
     monkeypatch: pytest.MonkeyPatch, share: int, near: bool, seeds: range
 ) -> None:
     servers(monkeypatch, share, near=near)
-    with LocalCluster(5, window_mib=WINDOW_MIB) as cluster:
-        for seed in seeds:
-            case = draw(
-                seed,
-                world=(5,),
-                local=(1, 2, 3),
-                topk=(1, 2, 3, 4),
-                batch=range(7),
-                cores=(1, 2, 8),
-                ids=("distinct", "any", "minus", "hot", "mixed", "overflow", "bad"),
-            )
-            if case.world == 5:
-                op_runs.check(case, op_runs.run(cluster, case))
+    op_runs.check_drawn(seeds, 5, WINDOW_MIB)
 
 
 def test_a_window_too_small_for_rows_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run takes its place in the region: the number that the message asks for is the least that works."""
     servers(monkeypatch, 1)
     case = Case(world=2, local=1, topk=1, units=64, batch=256, dtype="fp16", batches="equal", ids="any")
-    with LocalCluster(2, window_mib=2) as cluster:
-        errors = op_runs.run(cluster, case)
-    assert all(isinstance(error, WindowTooSmall) for error in errors), errors
-    needed = errors[0].needed_mib  # type: ignore[union-attr]
-    assert f"HCCL_BUFFSIZE={needed}" in str(errors[0])
+    needed, text = op_runs.refused_window(case, 2)
+    assert f"HCCL_BUFFSIZE={needed}" in text
     with LocalCluster(2, window_mib=needed) as cluster:
         op_runs.check(case, op_runs.run(cluster, case))
     if needed > 2:

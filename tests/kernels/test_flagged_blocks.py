@@ -13,7 +13,7 @@ from ascend_moe import LocalCluster, explore, plan
 from ascend_moe.errors import WindowTooSmall
 from ascend_moe.explore import Options, Program
 from ascend_moe.plan import Request
-from ascend_moe.reference.cases import Case, draw, legal
+from ascend_moe.reference.cases import Case, legal
 
 WINDOW_MIB = 4
 MATRIX = [
@@ -50,22 +50,14 @@ def test_every_mode_gives_the_reference(monkeypatch: pytest.MonkeyPatch, share: 
 @pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 100), marks=pytest.mark.nightly)])
 def test_drawn_cases_equal_the_reference(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     servers(monkeypatch, 2)
-    with LocalCluster(5, window_mib=WINDOW_MIB) as cluster:
-        for seed in seeds:
-            ids = ("distinct", "any", "minus", "hot", "mixed", "overflow", "bad")
-            case = draw(seed, world=(5,), local=(1, 2, 3), topk=(1, 2, 3, 4), batch=range(7), cores=(1, 2, 8), ids=ids)
-            if case.world == 5:
-                op_runs.check(case, op_runs.run(cluster, case))
+    op_runs.check_drawn(seeds, 5, WINDOW_MIB)
 
 
 def test_the_least_window_has_room_for_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number that the message asks for is the least that works, and plan says the same."""
     servers(monkeypatch, 1)
     case = Case(world=2, local=1, topk=1, units=128, batch=300, dtype="fp16", batches="equal", ids="any")
-    with LocalCluster(2, window_mib=2) as cluster:
-        errors = op_runs.run(cluster, case)
-    assert all(isinstance(error, WindowTooSmall) for error in errors), errors
-    needed = errors[0].needed_mib  # type: ignore[union-attr]
+    needed, _ = op_runs.refused_window(case, 2)
     asked = Request(2, 2, 1, case.hidden, case.batch, dtype="fp16", soc="Ascend910B1", ranks_per_server=1)
     flagged, usual = plan.plan(replace(asked, rdma_flags=True)), plan.plan(asked)
     assert flagged.buffsize_mib == needed > usual.buffsize_mib

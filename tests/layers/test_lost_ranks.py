@@ -120,5 +120,5 @@ def test_special_experts_lie_behind_the_copies() -> None:
     with ascend_moe.LocalCluster(2, window_mib=2) as cluster:
         plain = cluster.run(lambda rank, group: work(rank, group, None, 6))
         copied = cluster.run(lambda rank, group: work(rank, group, balance(LOAD, 10, 2), 10))
-    for one_each, several in zip(plain, copied, strict=True):  # products of other shapes: the last bits may differ
-        torch.testing.assert_close(several, one_each, rtol=1e-5, atol=1e-6)
+    for found, expected in zip(copied, plain, strict=True):  # products of other shapes: the last bits may differ
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
