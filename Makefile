@@ -19,7 +19,9 @@
 #   make bench-check   fails where the bounds of docs/performance.md are not kept
 #   make size          files and lines by folder, and the aims             SINCE=commit
 #   make lib           the libraries into the source tree, for PYTHONPATH=. without installing
-#   make docs          the site of the documentation into build/site; docs-serve shows it while you write
+#   make docs          the site of the documentation into build/site, in English and Chinese
+#   make docs-serve    shows it while you write                            DOCS=mkdocs.zh.yml
+#   make translations  pages in Chinese that are older than their sources, and what changed there
 #   make wheel         dist/*.whl with everything, for every Python and torch from 2.10 on
 #   make wheel-check   that wheel with two torch versions and two Pythons in clean environments
 #   make opp-check     the operator package, built with CANN 9.1's own CMake functions   ASC_DEVKIT=dir [HOST_HEADERS=dir]
@@ -41,6 +43,7 @@ BENCH_ARGS ?=
 WHEEL_CHECK_ARGS ?=
 REAL_ASCENDC_ARGS ?=
 T ?= kernels/direct
+DOCS ?= mkdocs.yml
 SINCE ?=
 
 bin := $(abspath $(VENV))/bin
@@ -77,7 +80,7 @@ every_change := not npu and not nightly and not mutants
 .DEFAULT_GOAL := install
 .PHONY: install all demo tiny t test test-npu vnpu nightly nightly-tests test-npu-nightly lint format asan tsan mutants \
 	soak explore model bench bench-check size lib wheel wheel-check clean headers-check address-space-check \
-	real-ascendc asc-folders opp-check kernel-coverage docs docs-serve
+	real-ascendc asc-folders opp-check kernel-coverage docs docs-serve translations
 
 # The venv with the build backend, and cmake and ninja where the system has none.
 $(bin)/scikit-build-core:
@@ -121,7 +124,7 @@ test-npu test-npu-nightly: $(bin)/scikit-build-core $(torch_npu)
 
 # Every lane that .ci/run leaves out, each to its end whatever the others find. The list of failures comes last.
 nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan kernel-coverage
-nightly_lanes += bench-check wheel-check docs
+nightly_lanes += bench-check wheel-check docs translations
 nightly_lanes += $(if $(and $(ASC_DEVKIT),$(ASC_TOOLS)),real-ascendc) $(if $(ASC_DEVKIT),opp-check)
 nightly:
 	@failed=""; for lane in $(nightly_lanes); do \
@@ -221,9 +224,15 @@ $(docs_bin)/mkdocs: pyproject.toml
 
 docs: $(docs_bin)/mkdocs
 	NO_MKDOCS_2_WARNING=1 $(docs_bin)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(docs_bin)/mkdocs build --strict --quiet -f mkdocs.zh.yml
+	$(docs_bin)/python tools/site_links.py build/site
 
 docs-serve: $(docs_bin)/mkdocs
-	NO_MKDOCS_2_WARNING=1 $(docs_bin)/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(docs_bin)/mkdocs serve -f $(DOCS)
+
+# Fails where a page in another language is older than its source, or shows other code.
+translations:
+	$(PYTHON) tools/translations.py
 
 wheel: $(bin)/scikit-build-core
 	$(pip_torch)

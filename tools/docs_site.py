@@ -3,22 +3,34 @@
 README becomes the first page, CONTRIBUTING and their like pages of their own; every other file that a page links to is
 copied beside the pages. The API reference has a page a public module, with every public name; a name that has no
 docstring, or that griffe does not find, fails a strict build.
+
+The site in Chinese is a build of its own, of README.zh.md and docs/zh/, that lies in the folder zh of the site in
+English. Links from one to the other are written "site:" and the file's path on the whole site until a page is complete.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import griffe
+import translations
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
+
+with contextlib.suppress(ImportError):
+    import jieba  # of the search, for pages with Chinese words
+
+    jieba.setLogLevel(logging.WARNING)
+
 PACKAGE = ROOT / "ascend_moe"
 # Pages that do not lie in docs/: by file, the name on the site.
 ELSEWHERE = {
@@ -28,6 +40,9 @@ ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
     "examples/README.md": "examples.md",
 }
+CHINESE = "docs/zh/"
+ELSEWHERE_IN_CHINESE = {"README.zh.md": "index.md"}
+OLDER = '!!! warning "英文页面较新"\n    [英文原文]({}) 在本页翻译之后有改动，内容以英文页面为准。\n\n'
 LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
 # What users import beside ascend_moe itself.
 MODULES = (
@@ -36,22 +51,6 @@ MODULES = (
     *("interop.deep_ep", "interop.fused_moe", "interop.megatron", "interop.sglang", "interop.vllm"),
     *("interop.vllm_ascend", "interop.vllm_plugin", "interop.cann_ops_transformer", "standin.torch_npu"),
 )
-
-
-class Docstrings(griffe.Extension):
-    """Makes of this package's docstrings what griffe's parser and Markdown read as meant."""
-
-    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        if obj.docstring is None:
-            return
-        text = obj.docstring.value
-        # A list of arguments may go on in the next lines, deeper: "x, y,\n    z: as there".
-        while True:
-            joined = re.sub(r"(?m)^( *(?:\w+, )*\w+,)\n +(?=(?:\w+, )*\w+[,:])", r"\1 ", text)
-            if joined == text:
-                break
-            text = joined
-        obj.docstring.value = text.replace("][", "]\\[")  # "sums over [expert][rank]" is no link
 
 
 def public_names(module: str) -> list[str]:
@@ -99,11 +98,19 @@ def api_page(module: str) -> str:
     return "\n".join(head)
 
 
+def in_chinese(config: MkDocsConfig) -> bool:
+    """Whether this is the build of the pages in Chinese."""
+    return Path(config.docs_dir) == ROOT / CHINESE
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that lie elsewhere, the files that pages link to, and the API reference."""
-    for source, name in ELSEWHERE.items():
+    """Adds the pages that lie elsewhere; in English the files that pages link to, and the API reference."""
+    for source, name in (ELSEWHERE_IN_CHINESE if in_chinese(config) else ELSEWHERE).items():
         files.append(File.generated(config, name, content=(ROOT / source).read_text()))
-    for target in sorted({target for page in files.documentation_pages() for target in _outside(page)}):
+    targets = sorted({target for page in files.documentation_pages() for target in _outside(page, config)})
+    if in_chinese(config):
+        return files
+    for target in targets:
         content = (ROOT / target).read_bytes()
         name = _place(target)
         files.append(File.generated(config, name, content=content.decode() if name.endswith(".md") else content))
@@ -116,32 +123,35 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def _folder_of(page: File) -> Path:
-    """The folder of the repository from which a page's links count."""
+def _source(page: File, config: MkDocsConfig) -> str:
+    """The file of the repository from which a page is made."""
     if page.src_uri.startswith("source/"):
-        return (ROOT / page.src_uri.removeprefix("source/")).parent
-    source = next((source for source, name in ELSEWHERE.items() if name == page.src_uri), f"docs/{page.src_uri}")
-    return (ROOT / source).parent
+        return page.src_uri.removeprefix("source/")
+    elsewhere, folder = (ELSEWHERE_IN_CHINESE, CHINESE) if in_chinese(config) else (ELSEWHERE, "docs/")
+    return next((source for source, name in elsewhere.items() if name == page.src_uri), folder + page.src_uri)
 
 
-def _links(page: File) -> Iterator[tuple[str, Path]]:
+def _links(page: File, config: MkDocsConfig) -> Iterator[tuple[str, Path]]:
     """The links of a page to files of this repository: as written, and what they mean."""
+    folder = (ROOT / _source(page, config)).parent
     for match in LINK.finditer(page.content_string):
         if "://" not in match[2] and not page.src_uri.startswith("api/"):
-            yield match[2], (_folder_of(page) / match[2]).resolve()
+            yield match[2], (folder / match[2]).resolve()
 
 
-def _outside(page: File) -> Iterator[str]:
-    for written, path in _links(page):
+def _outside(page: File, config: MkDocsConfig) -> Iterator[str]:
+    for written, path in _links(page, config):
         if not path.is_relative_to(ROOT) or not path.exists():
             raise PluginError(f"{page.src_uri}: {written} is no file of this repository")
         inside = path.relative_to(ROOT).as_posix()
-        if path.is_file() and not inside.startswith("docs/") and inside not in ELSEWHERE:
+        if path.is_file() and not inside.startswith("docs/") and inside not in {*ELSEWHERE, *ELSEWHERE_IN_CHINESE}:
             yield inside
 
 
 def _place(target: str) -> str:
-    """Where a file of the repository lies on the site."""
+    """Where a file of the repository lies on the site, before a page becomes HTML."""
+    if target in ELSEWHERE_IN_CHINESE:
+        return f"zh/{ELSEWHERE_IN_CHINESE[target]}"
     if target.startswith("docs/"):
         return target.removeprefix("docs/")
     if target in ELSEWHERE:
@@ -152,16 +162,43 @@ def _place(target: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Points links between files of the repository to where these files lie on the site."""
+    """Points links between files of the repository to where these files lie on the site; marks an old translation."""
     if page.file.src_uri.startswith("api/"):
         return markdown
-    folder = _folder_of(page.file)
+    source = _source(page.file, config)
+    chinese = in_chinese(config)
 
     def rewritten(match: re.Match[str]) -> str:
         if "://" in match[2]:
             return match[0]
-        target = (folder / match[2]).resolve().relative_to(ROOT).as_posix()
-        up = "../" * page.file.src_uri.count("/")
-        return f"{match[1]}{up}{_place(target)}{match[3] or ''}{match[4]}"
+        place = _place((ROOT / source).parent.joinpath(match[2]).resolve().relative_to(ROOT).as_posix())
+        if place.startswith("zh/") != chinese:
+            place = "site:" + re.sub(r"\.md$", ".html", place)
+        else:
+            place = "../" * page.file.src_uri.count("/") + (place.removeprefix("zh/") if chinese else place)
+        return f"{match[1]}{place}{match[3] or ''}{match[4]}"
 
-    return LINK.sub(rewritten, markdown)
+    if not chinese:
+        return LINK.sub(rewritten, markdown)
+    text = LINK.sub(rewritten, markdown)
+    if translations.read(ROOT, source).is_stale:
+        older = OLDER.format(f"site:{page.file.dest_uri}")
+        text = re.sub(r"^# .*\n", lambda title: f"{title[0]}\n{older}", text, count=1, flags=re.MULTILINE)
+    return text
+
+
+def on_page_context(context: Any, page: Any, config: MkDocsConfig, nav: Any) -> Any:
+    """Points the switch of languages to the same page in the other language, or to its first page."""
+    name = page.file.dest_uri
+    translated = name == "index.html" or (ROOT / CHINESE / page.file.src_uri).exists()
+    config.extra["alternate"] = [
+        {"name": "English", "link": f"site:{name}", "lang": "en"},
+        {"name": "中文", "link": f"site:zh/{name if translated else 'index.html'}", "lang": "zh"},
+    ]
+    return context
+
+
+def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
+    """Makes links to the other language relative, so that the site can be opened from a disk."""
+    up = "../" * (page.file.dest_uri.count("/") + in_chinese(config))
+    return output.replace('"site:', f'"{up}')
