@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-TREE = Path(__file__).resolve().parents[2]
-sys.path.append(str(TREE / "tools"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 import translations
 
+TREE = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not (TREE / "docs").is_dir(), reason="not in a source tree")
 PAGES = translations.pages(TREE)
 HEADS = ["", "<!-- translation of docs/page.md -->\n", "<!-- translation of a.md, text {} -->\n"]
