@@ -1,9 +1,10 @@
-// UB of one core by item, in every step of a plan: what the kernels' InitBuffer calls add up to on the core that needs
-// most. The rings of a plan are chosen by these sums (rings.h), so a plan that is refused for want of UB needs no other
-// account of it.
+// UB of one core by item, in every step of a plan: the entries of the classes (op_kernel/protocol/ub.h) that the step's
+// kernel has, on the core that needs most. The rings of a plan are chosen by these sums (rings.h), so a plan that is
+// refused for want of UB needs no other account of it.
 #pragma once
 
 #include "call_plan.h"
+#include "protocol/ub.h"
 
 namespace moe {
 
@@ -33,30 +34,25 @@ public:
     uint64_t Bytes() const { return bytes_; }
 
 private:
-    // UB is carved in blocks.
     void Add(const char* name, uint64_t bytes) {
         if (bytes == 0) return;
         const uint64_t blocks = CeilTo(bytes, kBlock);
         items_[count_++] = {name, static_cast<uint32_t>(blocks)};
         bytes_ += blocks;
     }
-    uint32_t Ints(uint32_t n) const { return PaddedInts(n) * 4; }
     uint32_t Counts() const { return MessageCounts(info_.algorithm, plan_.op, info_.localExperts); }
-    uint32_t Slots() const { return info_.world * info_.localExperts; }
+    uint32_t ElementBytes() const { return TypeSize(info_.xType); }
 
     // The first step of a core.
-    void Entry() { Add("epoch", kBlock); }
+    void Entry() { Add("epoch", kEpochWordBytes); }
     void Routing() {
-        const uint32_t lanes = Ints(info_.experts);
-        Add("expert ids", kChunkPairs * 4);
-        if (info_.maskRank != 0) Add("mask", kChunkPairs);
-        Add("counts, totals, places", 3 * lanes);
+        const RoutingTableUb table(info_);
+        Add("expert ids", table.pairs.ids);
+        Add("mask", table.pairs.mask);
+        Add("counts, totals, places", 3 * table.experts);
     }
-    void Places() { Add("histograms, places", RowPlacesBytes(info_)); }
-    void Segments() {
-        Add("segments", 2 * Ints(Slots()));
-        Add("rows by source", Ints(info_.world));
-    }
+    void Places() { Add("histograms, places", RowPlacesUb(info_).Bytes()); }
+    void Segments() { Add("segments, rows by source", SegmentTableUb(info_).Bytes()); }
     // Sending a run, and waiting for a share of the sources. Core 0, which has `before` bytes from the entry
     // besides, may have one source fewer than others.
     void Status(uint32_t before) {
@@ -64,208 +60,169 @@ private:
         const uint32_t first = info_.world / info_.cores, most = CeilDiv(info_.world, info_.cores);
         const bool ofFirst = before + first * run >= most * run;
         if (ofFirst) Add("abort blocks at entry", before);
-        Add("status run", run);
-        Add("BatchWrite item", kBlock);
-        Add("flags of blocks", 2 * FlagBytes(info_) + FlagBitBytes(info_));
-        Add("abort blocks", AbortBytes(info_.world));
-        Add("awaited runs", static_cast<uint64_t>(ofFirst ? first : most) * run);
-        if (info_.measures != 0) Add("times of the sources", WaitTimesBytes(most));
+        OwnRun();
+        Add("flags of blocks", BlockFlagsUb(info_).Bytes());
+        Waiter({info_, info_.localExperts, ofFirst ? first : most}, most);
+    }
+    // `timed`: sources whose times are kept where performance_info is given.
+    void Waiter(const StatusWaiterUb& waiter, uint32_t timed) {
+        Add("abort blocks", waiter.aborts);
+        if (info_.measures != 0) Add("times of the sources", WaitTimesUb(timed).Bytes());
+        Add("awaited runs", waiter.messages);
+        Add("counts of all sources", waiter.kept);
+        Add("comparison of runs", waiter.match);
     }
 
     // Rows of x on their way out, and what quantizes them.
     void SendRows() {
-        const MoeDistributeDispatchTiling& tiling = plan_.dispatch;
-        const uint64_t row = static_cast<uint64_t>(info_.hidden) * TypeSize(info_.xType);
-        Add("rows of x", tiling.sendRing * CeilTo(row, kBlock));
-        if (info_.quantMode != 0) {
-            const uint64_t values = CeilTo(tiling.quantPiece * 4ull, kBlock);
-            Add("int8 rows", static_cast<uint64_t>(tiling.sendRing) * (PayloadBytes(info_.hidden, 1) + kBlock));
-            Add("fp32 rows of the quantizer", 2 * values);
-            Add("its reduction", QuantReduceBytes(info_.hidden, tiling.quantPiece));
-            if (info_.hasScales != 0) Add("smooth scales", values);
-        }
+        const RowLoaderUb loader(plan_.dispatch, ElementBytes());
+        Add("rows of x", loader.Bytes() - loader.quantizer);
+        Add("quantizer of rows", loader.quantizer);
     }
     void DispatchSend() {
+        const SendChunkUb chunk(plan_.dispatch, TailedRowBytes(info_));
         Entry();
         Routing();
         Places();
         SendRows();
-        Add("expand_idx, row numbers", 2 * kChunkPairs * 4);
-        if (info_.triples != 0) Add("triples", kChunkPairs * kBlock);
-        if (info_.hasWeights != 0) Add("weights", kChunkPairs * (4 + kBlock));
-        Add("rows with tails", plan_.dispatch.tailRing * TailedRowBytes(info_));
+        Add("expand_idx, row numbers", chunk.index + chunk.rows);
+        Add("triples, weights", chunk.tails + chunk.weights);
+        Add("rows with tails", chunk.ring * InBlocks(chunk.row));
         Add("abort blocks", AbortBytes(info_.world));
     }
     void DispatchStatus() {
-        Add("counts", Ints(info_.experts));
+        Add("counts", SendCountsBytes(info_.experts));
         Status(0);
     }
     void DispatchCopy() {
-        const uint64_t stride =
-            DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, TailBlocks(info_));
+        const CopyOutUb copy(plan_.dispatch, TailedRowBytes(info_));
+        const uint32_t run = StatusMessageBytes(info_.localExperts);
         Segments();
-        Add("messages of all sources", static_cast<uint64_t>(info_.world) * StatusMessageBytes(info_.localExperts));
-        if (FindsPlaces(info_))
-            Add("their sums", ScanBytes(info_.world, info_.localExperts, StatusMessageBytes(info_.localExperts)));
-        Add("rows of the window", plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
-        Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);
+        Add("messages of all sources", copy.messages);
+        if (FindsPlaces(info_)) Add("their sums", SegmentScanUb(info_.world, info_.localExperts, run).Bytes());
+        Add("rows of the window", copy.ring * InBlocks(copy.chunk));
+        Add("expert_token_nums", DispatchCountsBytes(info_.localExperts));
     }
 
     void CombineSend() {
         Entry();
         Routing();
         Places();
-        if (info_.triples != 0) {
-            SendCounts();
-            Add("counts of the messages", CountsMatchBytes(info_.experts));
-            Add("triples", Ints((kChunkPairs + 1) * kTripleWords));
-        } else {
+        const uint32_t row = ReturnedRowBytes(info_, ElementBytes());
+        if (info_.triples == 0) {
+            const PackedCombineUb packed(info_);
             Segments();
-            Add("expand_idx", kChunkPairs * 4);
-            Add("ep_send_counts", Ints(Slots()));
-        }
-        const uint32_t row = ReturnedRowBytes(info_, TypeSize(info_.xType));
-        ReturnedRows(plan_.combine.sendRows * (info_.triples != 0 ? SlotBytes(row) : row));
-        if (info_.triples != 0) {
-            Add("abort blocks at entry", AbortBytes(info_.world));
-            OwnRun();
-            AllRuns();
-        } else {
+            Add("expand_idx, ep_send_counts", packed.Bytes());
+            ReturnedRows(ReturnLoaderUb(plan_.combine, row, ElementBytes()));
             Status(AbortBytes(info_.world));
+            return;
         }
+        Add("ep_send_counts", ReturnCountsUb(info_).Bytes());
+        Add("counts of the messages", CountsMatchBytes(info_.experts));
+        Add("triples", kTripleReaderBytes);
+        ReturnedRows(ReturnLoaderUb(plan_.combine, SlotBytes(row), ElementBytes()));
+        Add("abort blocks at entry", AbortBytes(info_.world));
+        OwnRun();
+        AllRuns();
     }
-    // Rows of expand_x on their way, in chunks of so many bytes, and what makes codes of them.
-    void ReturnedRows(uint64_t chunkBytes) {
-        const MoeDistributeCombineTiling& tiling = plan_.combine;
-        if (info_.quantMode == 0) return Add("rows of expand_x", tiling.returnRing * CeilTo(chunkBytes, kBlock));
-        const uint64_t rows = UnquantizedBytes(tiling, TypeSize(info_.xType));
-        Add("rows of expand_x", tiling.returnRing * CeilTo(rows, kBlock));
-        Add("rows of codes", tiling.returnRing * CeilTo(chunkBytes, kBlock));
-        Add("fp32 rows of the quantizer", 2 * CodedLanes(tiling.quantPiece) * 4ull);
-        Add("its scales", CodedScaleBytes(tiling.quantPiece));
+    // Rows of expand_x on their way, in chunks, and what makes codes of them.
+    void ReturnedRows(const ReturnLoaderUb& loader) {
+        Add("rows of expand_x", loader.Bytes() - loader.quantizer);
+        Add("quantizer of blocks", loader.quantizer);
     }
     void CombineSum() {
+        const TokenSumUb queue(plan_.combine, ElementBytes());
         Routing();
         if (info_.triples != 0) {
-            Add("marks of rows", kChunkPairs * kBlock);
+            Add("marks of rows", kChunkBlockBytes);
         } else {
-            Add("expand_idx", kChunkPairs * 4);
+            Add("expand_idx", kChunkIntBytes);
         }
+        Add("rows to sum", queue.Bytes());
         Sums();
     }
+    // Of Terms and WeightedSum.
     void Sums() {
-        Add("weights", kChunkPairs * 4);
-        Add("rows to sum", plan_.combine.sumRing * CeilTo(PieceBytes(), kBlock));
-        Results();
-    }
-    uint32_t PieceBytes() const {
-        const MoeDistributeCombineTiling& tiling = plan_.combine;
-        return SumPieceBytes(info_, HasPlainTerms(tiling), tiling.partElements, TypeSize(info_.xType));
-    }
-    // Of WeightedSum.
-    void Results() {
-        const uint32_t part = plan_.combine.partElements, size = TypeSize(info_.xType);
-        const bool wide = info_.xType == kTypeFp32;
-        Add("results", (wide ? 1 : 2) * CeilTo(part * size, kBlock));
-        Add("fp32 term", part * 4);
-        if (!wide) Add("fp32 sum", part * 4);
-        if (info_.alphaRank != 0) {
-            Add("factors of const experts", ConstFactorBytes(info_.alphaRank, static_cast<uint32_t>(size)));
-            Add("fp32 terms of const experts", part * 4);
-        }
-        if (info_.quantMode == 0) return;
-        Add("rows of codes as elements", CodedLanes(part) * size);
-        Add("their scales", CodedScaleBytes(part) + CodedLanes(part) * 4);
+        const TermsUb terms(info_, ElementBytes());
+        const WeightedSumUb sum(plan_.combine, ElementBytes());
+        Add("weights", terms.weights);
+        Add("factors of const experts", terms.factors);
+        Add("results, sums in fp32", sum.Bytes() - sum.mix - sum.decoder);
+        Add("fp32 terms of const experts", sum.mix);
+        Add("codes as elements", sum.decoder);
     }
 
     // Waiting for all sources, whose runs stay.
     void AllRuns() {
-        Add("fail block", kBlock);
-        Add("abort blocks", AbortBytes(info_.world));
-        if (info_.measures != 0) Add("times of the sources", WaitTimesBytes(info_.world));
-        Add("runs of all sources", WaitBytes(info_.world, info_.cores, Counts(), info_.localExperts));
-        if (info_.cores > 1)
-            Add("their comparison", MatchBytes(MessagesAtOnce(info_.world, info_.cores, Counts()), Counts()));
+        Add("fail block", kFailWatchBytes);
+        Waiter({info_, Counts()}, info_.world);
     }
     void OwnRun() {
-        Add("status runs", MessagesInUb(info_) * StatusMessageBytes(Counts()));
-        Add("BatchWrite item", kBlock);
+        const ItemListUb list(info_);
+        Add("status runs", SentMessagesBytes(info_, Counts()));
+        Add("BatchWrite item", list.Bytes());
     }
     void DirectPublish() {
         Entry();
         Routing();
         SendRows();
-        if (info_.hasWeights != 0) Add("weights", kChunkPairs * 4);
+        if (info_.hasWeights != 0) Add("weights", kChunkIntBytes);
         Add("abort blocks", AbortBytes(info_.world));
     }
     void DirectLists() {
+        const ListChunkUb chunk(info_);
         Routing();
         Places();
-        if (info_.triples == 0) Add("expand_idx", kChunkPairs * 4);
-        Add("list entries", kChunkPairs * kBlock);
+        Add("expand_idx", chunk.index);
+        Add("list entries", chunk.entries);
     }
     void DirectExpertLists() {
-        const uint32_t pairs = info_.batch * info_.topK, lanes = ListLanes(pairs),
-                       experts = CeilDiv(info_.experts, plan_.dispatch.listCores);
+        const ExpertListsUb lists(info_, CeilDiv(info_.experts, plan_.dispatch.listCores));
         Entry();
-        Add("expert ids, pair numbers", 2 * lanes * 4);
-        Add("comparisons", 2 * CeilTo(CeilTo(lanes, 128) / 8, kBlock));
-        if (info_.maskRank != 0) {
-            const uint32_t masks = Max(1, info_.maskRank == 1 ? info_.batch : pairs);
-            Add("mask", CeilTo(masks, kBlock));
-            Add("mask as numbers", CeilTo(masks, 128) * 2);
-        }
-        Add("counts", Ints(experts));
-        Add("lists", ListInts(lanes, experts) * 4);
-        if (info_.triples == 0) Add("positions", kPositionBlocks * (kBlock + 4));
+        Add("expert ids, comparisons, mask", lists.pairs.Bytes());
+        Add("counts", lists.counts);
+        Add("lists", lists.lists);
+        Add("positions", lists.positions);
         Add("abort blocks", AbortBytes(info_.world));
     }
     void DirectGather() {
-        const uint64_t stride = DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, 0);
-        Add("counts", Ints(info_.experts));
+        const uint32_t stride = DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, 0);
+        Add("counts", SendCountsBytes(info_.experts));
         OwnRun();
         AllRuns();
         Segments();
-        if (ScansSegments(info_.world, info_.cores))
-            Add("their sums", ScanBytes(info_.world, info_.localExperts,
-                                        KeptBytes(info_.world, info_.cores, Counts(), info_.localExperts)));
-        if (plan_.dispatch.sharedLanes != 0) {
-            Add("lists, places, triples", SharedRowBytes(info_, plan_.dispatch.sharedLanes));
-        } else {
-            Add("lists", kChunkPairs * 4);
-            if (info_.triples != 0) Add("triples", kChunkPairs * kTripleWords * 4);
+        if (ScansSegments(info_.world, info_.cores)) {
+            const uint32_t kept = KeptBytes(info_.world, info_.cores, Counts(), info_.localExperts);
+            Add("sums of the counts", SegmentScanUb(info_.world, info_.localExperts, kept).Bytes());
         }
-        if (info_.hasWeights != 0) Add("weights", kWeightRows * (4 + kBlock));
-        Add("rows of the sources", plan_.dispatch.copyRing * CeilTo(plan_.dispatch.copyRows * stride, kBlock));
-        Add("expert_token_nums", CeilTo(info_.localExperts * 8ull, kBlock) + kBlock);
+        if (plan_.dispatch.sharedLanes != 0) {
+            const SharedRowGatherUb gather(plan_.dispatch, stride);
+            Add("lists, places, triples", gather.order.Bytes() + gather.places + gather.triples);
+            Add("rows of the sources", gather.ring * InBlocks(gather.row));
+        } else {
+            const DirectGatherUb gather(plan_.dispatch, stride);
+            Add("lists, triples", gather.lists + gather.triples);
+            Add("rows of the sources", gather.ring * InBlocks(gather.chunk));
+        }
+        if (info_.hasWeights != 0) Add("weights", WeightGatherUb().Bytes());
+        Add("expert_token_nums", DispatchCountsBytes(info_.localExperts));
     }
     // One plan for the whole op.
-    void SendCounts() {
-        Add("segments", 2 * Ints(Slots()));
-        Add("their check", ReturnCountLanes(info_.world, Slots()) * 4 + Ints(Slots()) + 2 * kBlock);
-    }
     void DirectReturn() {
         const MoeDistributeCombineTiling& tiling = plan_.combine;
-        const uint32_t row = ReturnedRowBytes(info_, TypeSize(info_.xType));
+        const RowReturnUb back(tiling, ReturnedRowBytes(info_, ElementBytes()), ElementBytes());
+        const DirectSumUb sum(tiling, ElementBytes());
         Entry();
         Routing();
-        if (info_.triples == 0) {
-            Add("expand_idx", kChunkPairs * 4);
-            Add("largest positions", Ints(info_.experts));
-        }
-        SendCounts();
+        if (info_.triples == 0) Add("expand_idx, largest positions", IndexBoundsUb(info_).Bytes());
         Add("counts of the messages", CountsMatchBytes(info_.experts));
-        if (info_.triples != 0) Add("triples", Ints((kChunkPairs + 1) * kTripleWords));
-        ReturnedRows(info_.quantMode != 0 ? tiling.sendRows * row : ReturnChunkBytes(row, tiling.sendRows));
-        Add("positions", kChunkPairs * 4);
-        Add("weights", kChunkPairs * 4);
-        Add("addresses", SumEntries(info_) * 8);
-        Add("their weights", SumEntries(info_) * 4);
-        if (info_.alphaRank != 0) Add("their kinds", SumEntries(info_) * 8);
-        Add("rows of a token", ChunkTokens(info_) * 4);
-        Add("rows to sum",
-            tiling.sumRing / tiling.sumGroup * SumGroupBytes(info_.experts, tiling.sumGroup, PieceBytes()));
-        Results();
+        Add("ep_send_counts", back.counts.Bytes());
+        Add("triples", back.triples);
+        Add("rows of expand_x", back.ring * InBlocks(back.chunk) + back.loader);
+        Add("positions", kReturnedRowsBytes);
+        Add("terms", sum.Bytes() - sum.groups * InBlocks(sum.group));
+        Add("rows to sum", sum.groups * InBlocks(sum.group));
+        Sums();
         Add("abort blocks at entry", AbortBytes(info_.world));
         OwnRun();
         AllRuns();

@@ -5,6 +5,7 @@
 #include "kernel_operator.h"
 
 #include "../protocol/tiling.h"
+#include "../protocol/ub.h"
 #include "../protocol/window.h"
 
 // Names the phase of the op (protocol/window.h) that a core begins, for timelines on the twin; nothing on an NPU.

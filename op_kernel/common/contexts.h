@@ -208,7 +208,7 @@ public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context) {
         control_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kControlOffset),
                                  kBlockWords);
-        pipe.InitBuffer(buf_, kBlock);
+        pipe.InitBuffer(buf_, kEpochWordBytes);
     }
     // A control block without our magic is a fresh window: its epoch is 0.
     __aicore__ inline uint32_t Read() {

@@ -274,9 +274,7 @@ private:
     }
     // Starts with the next rank, so that not all ranks send to rank 0 first.
     __aicore__ inline uint32_t PeerAfter(uint32_t i) const { return (info_->rank + 1 + i) % info_->world; }
-    __aicore__ inline void MessagesInit() {
-        pipe_->InitBuffer(messageBuf_, MessagesInUb(*info_) * StatusMessageBytes(config_.counts));
-    }
+    __aicore__ inline void MessagesInit() { pipe_->InitBuffer(messageBuf_, SentMessagesBytes(*info_, config_.counts)); }
     __aicore__ inline LocalTensor<uint32_t> MessageAt(uint32_t at) {
         return messageBuf_.Get<uint32_t>()[at * (StatusMessageBytes(config_.counts) / kWordBytes)];
     }

@@ -69,12 +69,12 @@ class BlockFlags {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, uint32_t epoch) {
         word_ = static_cast<int32_t>(FlagWord(epoch));
-        pipe.InitBuffer(flagBuf_, FlagBytes(info));
+        pipe.InitBuffer(flagBuf_, BlockFlagsUb(info).flags);
         AscendC::Duplicate(flagBuf_.Get<int32_t>(), word_, kLanes);
     }
     // UB of a reader besides.
     __aicore__ inline void InitBits(TPipe& pipe, const MoeDistributeInfo& info) {
-        pipe.InitBuffer(bitBuf_, FlagBitBytes(info));
+        pipe.InitBuffer(bitBuf_, BlockFlagsUb(info).bits);
     }
     // Stores this epoch's flag into each of `blocks` blocks.
     __aicore__ inline void Put(GM_ADDR end, uint64_t blocks) {

@@ -68,9 +68,9 @@ public:
         info_ = &tiling.info;
     }
     __aicore__ inline void Store(TPipe& pipe, SegmentTable& segments) {
-        const uint32_t numsBytes = static_cast<uint32_t>(CeilTo(info_->localExperts * sizeof(int64_t), kBlock));
+        const uint32_t numsBytes = DispatchCountsBytes(info_->localExperts) - kBlock;
         UbBuf numsBuf;
-        pipe.InitBuffer(numsBuf, numsBytes + kBlock);
+        pipe.InitBuffer(numsBuf, DispatchCountsBytes(info_->localExperts));
         LocalTensor<int64_t> nums = numsBuf.Get<int64_t>();
         int64_t before = 0;
         for (uint32_t l = 0; l < info_->localExperts; ++l) {
@@ -122,7 +122,7 @@ public:
     // Begins to load the totals.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
         localExperts_ = info.localExperts;
-        pipe.InitBuffer(buf_, PaddedInts(info.experts) * sizeof(int32_t));
+        pipe.InitBuffer(buf_, SendCountsBytes(info.experts));
         GlobalTensor<int32_t> totals;
         totals.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + TotalsOffset(info.cores, info.experts)),
                                info.experts);

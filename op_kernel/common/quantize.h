@@ -30,12 +30,12 @@ public:
         hidden_ = info.hidden;
         piece_ = piece;
         payload_ = PayloadBytes(info.hidden, sizeof(int8_t));
-        const uint32_t bytes = static_cast<uint32_t>(CeilTo(piece_ * sizeof(float), kBlock));
-        pipe.InitBuffer(valueBuf_, bytes);
-        pipe.InitBuffer(scratchBuf_, bytes);
-        pipe.InitBuffer(reduceBuf_, QuantReduceBytes(hidden_, piece_));
+        const RowQuantizerUb ub(hidden_, piece_, kSmooth);
+        pipe.InitBuffer(valueBuf_, ub.values);
+        pipe.InitBuffer(scratchBuf_, ub.values);
+        pipe.InitBuffer(reduceBuf_, ub.reduce);
         if (kSmooth) {
-            pipe.InitBuffer(smoothBuf_, bytes);
+            pipe.InitBuffer(smoothBuf_, ub.smooth);
             scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(scales),
                                     static_cast<uint64_t>(info.experts) * hidden_);
         }
@@ -135,16 +135,17 @@ class RowLoader {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeDispatchTiling& tiling, GM_ADDR x, GM_ADDR scales) {
         const MoeDistributeInfo& info = tiling.info;
-        const uint8_t ring = Ring(tiling.sendRing);
+        const RowLoaderUb ub(tiling, sizeof(XType));
+        const uint8_t ring = Ring(ub.ring);
         hidden_ = info.hidden;
         rowBytes_ = static_cast<uint32_t>(hidden_ * sizeof(XType));
         x_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(x), static_cast<uint64_t>(info.batch) * rowBytes_);
         if constexpr (kQuant) {
-            pipe.InitBuffer(inQueue_, ring, rowBytes_);
-            pipe.InitBuffer(outQueue_, ring, PayloadBytes(hidden_, sizeof(int8_t)) + kBlock);
+            pipe.InitBuffer(inQueue_, ring, ub.row);
+            pipe.InitBuffer(outQueue_, ring, ub.wire);
             quantizer_.Init(pipe, info, scales, tiling.quantPiece);
         } else {
-            pipe.InitBuffer(copyQueue_, ring, rowBytes_);
+            pipe.InitBuffer(copyQueue_, ring, ub.row);
         }
     }
     __aicore__ inline LocalTensor<int8_t> Fetch(uint32_t token, uint32_t expert) {
@@ -234,9 +235,10 @@ public:
         hidden_ = hidden;
         piece_ = piece;
         const uint32_t lanes = CodedLanes(piece);
-        pipe.InitBuffer(valueBuf_, static_cast<uint32_t>(lanes * sizeof(float)));
-        pipe.InitBuffer(scratchBuf_, static_cast<uint32_t>(lanes * sizeof(float)));
-        pipe.InitBuffer(scaleBuf_, CodedScaleBytes(piece));
+        const BlockQuantizerUb ub(piece);
+        pipe.InitBuffer(valueBuf_, ub.values);
+        pipe.InitBuffer(scratchBuf_, ub.values);
+        pipe.InitBuffer(scaleBuf_, ub.scales);
         // The blocks behind a piece, up to a whole repeat, have maxima too, which nobody reads.
         AscendC::Duplicate(scratchBuf_.Get<float>(), 0.0f, static_cast<int32_t>(lanes));
     }
@@ -296,9 +298,10 @@ public:
     // UB for `elements`: two tables, of the type of rows and in fp32, and the scales.
     __aicore__ inline void Init(TPipe& pipe, uint32_t elements) {
         const uint32_t lanes = CodedLanes(elements);
-        pipe.InitBuffer(rowBuf_, static_cast<uint32_t>(lanes * sizeof(XType)));
-        pipe.InitBuffer(wideBuf_, static_cast<uint32_t>(lanes * sizeof(float)));
-        pipe.InitBuffer(scaleBuf_, CodedScaleBytes(elements));
+        const BlockDecoderUb ub(elements, sizeof(XType));
+        pipe.InitBuffer(rowBuf_, ub.row);
+        pipe.InitBuffer(wideBuf_, ub.wide);
+        pipe.InitBuffer(scaleBuf_, ub.scales);
         // Scales behind those of a part, up to a whole repeat, go nowhere.
         AscendC::Duplicate(scaleBuf_.Get<float>(), 0.0f, static_cast<int32_t>(lanes / kCodesOfScale));
     }
@@ -332,17 +335,18 @@ public:
     // row that is longer than a piece, and the quantizer's.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling, GM_ADDR expandX,
                                 uint32_t stride) {
-        const uint8_t ring = Ring(tiling.returnRing);
+        const ReturnLoaderUb ub(tiling, stride, sizeof(XType));
+        const uint8_t ring = Ring(ub.ring);
         rowBytes_ = static_cast<uint32_t>(tiling.info.hidden * sizeof(XType));
         stride_ = stride;
         rows_ = expandX;
         if constexpr (kQuant) {
             piece_ = tiling.quantPiece;
-            pipe.InitBuffer(inQueue_, ring, UnquantizedBytes(tiling, sizeof(XType)));
-            pipe.InitBuffer(outQueue_, ring, tiling.sendRows * stride_);
+            pipe.InitBuffer(inQueue_, ring, ub.elements);
+            pipe.InitBuffer(outQueue_, ring, ub.chunk);
             quantizer_.Init(pipe, tiling.info.hidden, tiling.quantPiece);
         } else {
-            pipe.InitBuffer(copyQueue_, ring, tiling.sendRows * stride_);
+            pipe.InitBuffer(copyQueue_, ring, ub.chunk);
         }
     }
     // Begins to load rows [row, row + count), at most sendRows.

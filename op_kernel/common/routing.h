@@ -69,11 +69,12 @@ public:
         info_ = &info;
         kept_ = 0;
         ids_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expertIds), info.batch * info.topK);
-        pipe.InitBuffer(idBuf_, kChunkPairs * sizeof(int32_t));
+        const PairReaderUb ub(info);
+        pipe.InitBuffer(idBuf_, ub.ids);
         if (info.maskRank != 0) {
             mask_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(mask),
                                   info.maskRank == 1 ? info.batch : info.batch * info.topK);
-            pipe.InitBuffer(maskBuf_, kChunkPairs);
+            pipe.InitBuffer(maskBuf_, ub.mask);
         }
     }
     // Loads pairs [begin, begin + count), count <= kChunkPairs.
@@ -146,9 +147,10 @@ public:
         if (info.batch >= info.cores)
             ShareTokens(PartBegin(info.batch, core, info.cores), PartBegin(info.batch, core + 1, info.cores));
         pairs_.Init(pipe, info, expertIds, mask);
-        pipe.InitBuffer(runningBuf_, lanes_ * sizeof(int32_t));
-        pipe.InitBuffer(totalBuf_, lanes_ * sizeof(int32_t));
-        pipe.InitBuffer(prefixBuf_, lanes_ * sizeof(int32_t));
+        const RoutingTableUb ub(info);
+        pipe.InitBuffer(runningBuf_, ub.experts);
+        pipe.InitBuffer(totalBuf_, ub.experts);
+        pipe.InitBuffer(prefixBuf_, ub.experts);
         histograms_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace),
                                     static_cast<uint64_t>(info.cores) * lanes_);
         rows_.Init(workspace, lanes_, info.cores);

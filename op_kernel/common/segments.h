@@ -14,9 +14,10 @@ public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info) {
         world_ = info.world;
         localExperts_ = info.localExperts;
-        pipe.InitBuffer(endBuf_, PaddedInts(slots()) * sizeof(int32_t));
-        pipe.InitBuffer(offsetBuf_, PaddedInts(slots()) * sizeof(int32_t));
-        pipe.InitBuffer(sourceBuf_, PaddedInts(world_) * sizeof(int32_t));
+        const SegmentTableUb ub(info);
+        pipe.InitBuffer(endBuf_, ub.slots);
+        pipe.InitBuffer(offsetBuf_, ub.slots);
+        pipe.InitBuffer(sourceBuf_, ub.sources);
     }
     // From counts as the sources gave them, counts(source, local expert).
     template <typename Counts>
@@ -118,11 +119,11 @@ public:
         localExperts_ = info.localExperts;
         rowWords_ = rowWords;
         firstWord_ = firstBlock * kBlockWords;
-        const uint32_t slotBytes = world_ * localExperts_ * sizeof(int32_t);
-        pipe.InitBuffer(placeBuf_, slotBytes);
-        pipe.InitBuffer(spareBuf_, slotBytes);
-        pipe.InitBuffer(sumBuf_, world_ * rowWords * sizeof(int32_t));
-        pipe.InitBuffer(baseBuf_, rowWords * sizeof(int32_t));
+        const SegmentScanUb ub(world_, localExperts_, static_cast<uint32_t>(rowWords * sizeof(int32_t)));
+        pipe.InitBuffer(placeBuf_, ub.slots);
+        pipe.InitBuffer(spareBuf_, ub.slots);
+        pipe.InitBuffer(sumBuf_, ub.rows);
+        pipe.InitBuffer(baseBuf_, ub.base);
         FindPlaces();
     }
     // Uses up the counts.
@@ -236,15 +237,15 @@ public:
         atOnce_ = HistogramsAtOnce(info);
         histograms_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace),
                                     static_cast<uint64_t>(info.cores) * lanes_);
-        pipe.InitBuffer(rowsBuf_, atOnce_ * lanes_ * sizeof(int32_t));
+        const RowPlacesUb ub(info);
+        pipe.InitBuffer(rowsBuf_, ub.histograms);
         byVectors_ = FindsPlaces(info);
         if (!byVectors_) return;
-        pipe.InitBuffer(placeBuf_, info.experts * sizeof(int32_t));
-        pipe.InitBuffer(totalBuf_, info.experts * sizeof(int32_t));
-        pipe.InitBuffer(firstBuf_, info.experts * sizeof(int32_t));
-        pipe.InitBuffer(spareBuf_, info.experts * sizeof(int32_t));
-        pipe.InitBuffer(reduceBuf_,
-                        CeilTo(info.world * sizeof(float), kBlock) + 2 * kBlock + MatchReduceBytes(info.world));
+        pipe.InitBuffer(placeBuf_, ub.experts);
+        pipe.InitBuffer(totalBuf_, ub.experts);
+        pipe.InitBuffer(firstBuf_, ub.experts);
+        pipe.InitBuffer(spareBuf_, ub.experts);
+        pipe.InitBuffer(reduceBuf_, ub.reduce);
     }
     // After all cores have counted. The first owner over its capacity is the verdict.
     __aicore__ inline Verdict Find() {
@@ -355,10 +356,11 @@ public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info) {
         info_ = &info;
         slots_ = info.world * info.localExperts;
-        pipe.InitBuffer(endBuf_, PaddedInts(slots_) * sizeof(int32_t));
-        pipe.InitBuffer(startBuf_, PaddedInts(slots_) * sizeof(int32_t));
-        pipe.InitBuffer(countBuf_, ReturnCountLanes(info.world, slots_) * sizeof(float));
-        pipe.InitBuffer(workBuf_, (PaddedInts(slots_) + 2 * kBlockWords) * sizeof(float));
+        const ReturnCountsUb ub(info);
+        pipe.InitBuffer(endBuf_, ub.slots);
+        pipe.InitBuffer(startBuf_, ub.slots);
+        pipe.InitBuffer(countBuf_, ub.sums);
+        pipe.InitBuffer(workBuf_, ub.work);
     }
     // Begins to load; the caller waits for MTE2.
     __aicore__ inline void Load(GM_ADDR epSendCounts) {

@@ -172,7 +172,7 @@ public:
         items_ = workspace + ItemsOffset(info.cores, info.experts, info.world, info.localExperts);
     }
     __aicore__ inline void BuffInit(TPipe& pipe, const MoeDistributeInfo& info, uint32_t epoch) {
-        pipe.InitBuffer(buf_, kBlock);
+        pipe.InitBuffer(buf_, ItemListUb(info).item);
         flagged_ = info.rdmaFlags != 0;
         if (flagged_) flags_.Init(pipe, info, epoch);
     }

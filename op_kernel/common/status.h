@@ -322,10 +322,11 @@ public:
         blocks_ = StatusMessageBytes(config.counts) / kBlock;
         words_ = count * blocks_ * kBlockWords;
         capacity_ = static_cast<int32_t>(info.capacity);
-        pipe.InitBuffer(patternBuf_, blocks_ * kBlock);
-        pipe.InitBuffer(sourceBuf_, MatchSourceBytes(count));
-        pipe.InitBuffer(wordBuf_, words_ * sizeof(int32_t));
-        pipe.InitBuffer(reduceBuf_, MatchReduceBytes(words_));
+        const MessageMatchUb ub(count, config.counts);
+        pipe.InitBuffer(patternBuf_, ub.pattern);
+        pipe.InitBuffer(sourceBuf_, ub.sources);
+        pipe.InitBuffer(wordBuf_, ub.words);
+        pipe.InitBuffer(reduceBuf_, ub.reduce);
         NumberSources();
         StatusWriter writer;
         writer.Init(patternBuf_.Get<uint32_t>(), info, config, epoch);

@@ -8,14 +8,12 @@ namespace moe {
 
 // In direct readers count positions again instead of reading triples, so the rows must be in dispatch's order: the
 // triples of a segment are of its source, in ascending order of (token, k). Window takes rows in any order.
-constexpr uint32_t kTripleRows = 512;  // triples in UB at a time
-
 class TripleReader {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx) {
         info_ = &info;
         expandIdx_ = expandIdx;
-        pipe.InitBuffer(buf_, PaddedInts((kTripleRows + 1) * kTripleWords) * sizeof(int32_t));
+        pipe.InitBuffer(buf_, kTripleReaderBytes);
     }
     // Rows [begin, end) are this core's share. Begins to load their first triples, before the copies of rows.
     __aicore__ inline void Begin(uint32_t begin, uint32_t end) {

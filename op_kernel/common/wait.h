@@ -82,7 +82,7 @@ public:
         epoch_ = epoch;
         block_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kFailOffset),
                                kBlockWords);
-        pipe.InitBuffer(buf_, kBlock);
+        pipe.InitBuffer(buf_, kFailWatchBytes);
     }
     __aicore__ inline void Post(uint32_t code) {
         LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
@@ -117,8 +117,9 @@ public:
         count_ = count;
         epoch_ = epoch;
         if (count == 0) return;
-        pipe.InitBuffer(seenBuf_, static_cast<uint32_t>(CeilTo(count * sizeof(uint32_t), kBlock)));
-        pipe.InitBuffer(sumBuf_, static_cast<uint32_t>(CeilTo(count * 2 * sizeof(uint32_t), kBlock)));
+        const WaitTimesUb ub(count);
+        pipe.InitBuffer(seenBuf_, ub.seen);
+        pipe.InitBuffer(sumBuf_, ub.sums);
         times_.SetGlobalBuffer(
             reinterpret_cast<__gm__ uint32_t*>(times + static_cast<uint64_t>(first) * 2 * sizeof(uint32_t)), count * 2);
         for (uint32_t i = 0; i < count; ++i) seenBuf_.Get<uint32_t>().SetValue(i, kUnseen);
@@ -183,7 +184,7 @@ public:
                                                                      StatusOffset(info.world, Parity(epoch), 0)),
                                   static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
         atOnce_ = stop_ = count;
-        if (count > 0) pipe.InitBuffer(buf_, count * messageWords_ * sizeof(uint32_t));
+        if (count > 0) pipe.InitBuffer(buf_, StatusWaiterUb(info, config.counts, count).messages);
     }
     // Between servers: a message with rows counts as there when all blocks of its item are. `rowBytes`: of a row.
     __aicore__ inline void WaitForBlocks(TPipe& pipe, uint32_t rowBytes, uint32_t epoch) {
@@ -201,7 +202,7 @@ public:
         count_ = info.world;
         firstKept_ = FirstKeptBlock(info.world, info.cores, config.counts, info.localExperts);
         keptWords_ = KeptBytes(info.world, info.cores, config.counts, info.localExperts) / sizeof(uint32_t);
-        if (InParts()) pipe.InitBuffer(keptBuf_, count_ * keptWords_ * sizeof(uint32_t));
+        if (InParts()) pipe.InitBuffer(keptBuf_, StatusWaiterUb(info, config.counts).kept);
         matching_ = info.cores > 1;
         nextToHash_ = count_;
         if (matching_) match_.Init(pipe, info, config, epoch, together);

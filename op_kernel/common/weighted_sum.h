@@ -35,7 +35,7 @@ public:
         rows_ = &rows;
         sharedX_ = tiling.hasSharedExpertX != 0 ? arguments.sharedExpertX : nullptr;
         scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(arguments.expertScales), info_->batch * info_->topK);
-        pipe.InitBuffer(scaleBuf_, kChunkPairs * sizeof(float));
+        pipe.InitBuffer(scaleBuf_, TermsUb(*info_, sizeof(XType)).weights);
         oriX_ = arguments.oriX;
         constV_ = arguments.constV;
         if (info_->alphaRank != 0) factors_.Init(pipe, *info_, arguments);
@@ -204,16 +204,14 @@ private:
 template <typename XType, bool kQuant>
 class WeightedSum {
 public:
-    // UB for parts of `elements`: two results (one in fp32), a weighted row, the sum unless it is fp32 as the result
-    // is, and with `mixes` the terms of a const expert.
-    __aicore__ inline void Init(TPipe& pipe, uint32_t elements, bool mixes) {
-        const uint32_t bytes = static_cast<uint32_t>(elements * sizeof(XType));
-        pipe.InitBuffer(outQueue_, kFloat ? 1 : 2, bytes);
-        pipe.InitBuffer(termBuf_, static_cast<uint32_t>(elements * sizeof(float)));
-        if (!kFloat) pipe.InitBuffer(sumBuf_, static_cast<uint32_t>(elements * sizeof(float)));
-        if (mixes) pipe.InitBuffer(mixBuf_, static_cast<uint32_t>(elements * sizeof(float)));
-        if constexpr (kQuant) decoder_.Init(pipe, elements);
-        scalesAt_ = elements;
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling) {
+        const WeightedSumUb ub(tiling, sizeof(XType));
+        pipe.InitBuffer(outQueue_, Ring(ub.results), ub.result);
+        pipe.InitBuffer(termBuf_, ub.term);
+        if (ub.sum != 0) pipe.InitBuffer(sumBuf_, ub.sum);
+        if (ub.mix != 0) pipe.InitBuffer(mixBuf_, ub.mix);
+        if constexpr (kQuant) decoder_.Init(pipe, tiling.partElements);
+        scalesAt_ = tiling.partElements;
     }
     // The next sum is zero and has so many elements.
     __aicore__ inline void Begin(uint32_t elements) {

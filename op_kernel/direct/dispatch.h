@@ -150,8 +150,9 @@ private:
         exchange_.NextPlan();
         RoutingInit();
         places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
-        if (!triples_) exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
-        exchange_.pipe().InitBuffer(entryBuf_, kChunkPairs * kBlock);
+        const ListChunkUb ub(*info_);
+        if (ub.index != 0) exchange_.pipe().InitBuffer(indexBuf_, ub.index);
+        exchange_.pipe().InitBuffer(entryBuf_, ub.entries);
         KeepPairs();
         exchange_.Fail(places_.Find());
         routing_.StoreTotals();
@@ -180,7 +181,7 @@ private:
         if (role_ == Role::kRows && firstRow_ < endRow_)
             routing_.pairs().Keep(firstRow_, Min(ChunkPairs(), endRow_ - firstRow_));
         rows_.Init(exchange_.pipe(), *tiling_, args_.x, args_.scales);
-        if (info_->hasWeights != 0) exchange_.pipe().InitBuffer(weightBuf_, kChunkPairs * sizeof(float));
+        if (info_->hasWeights != 0) exchange_.pipe().InitBuffer(weightBuf_, kChunkIntBytes);
         expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
     }
 

@@ -9,8 +9,6 @@
 
 namespace moe {
 
-constexpr uint32_t kListInts = 512;  // list entries in UB at a time; a piece of a list takes whole blocks
-
 class DirectGather {
 public:
     __aicore__ inline void Init(Exchange& exchange, const DispatchArguments& arguments,
@@ -24,9 +22,10 @@ public:
         rowStride_ = DispatchRowStride(info_->hidden, WireSize(*info_), quantized, 0);
         publishedRows_ = info_->maxBatch * info_->topK / pairsOfRow_;
         rowsOffset_ = PublishedRowsOffset(info_->world, info_->capacity);
-        exchange.pipe().InitBuffer(listBuf_, kListInts * sizeof(int32_t));
-        if (info_->triples != 0) exchange.pipe().InitBuffer(tripleBuf_, kListInts * kTripleWords * sizeof(int32_t));
-        exchange.pipe().InitBuffer(queue_, Ring(tiling.copyRing), tiling.copyRows * rowStride_);
+        const DirectGatherUb ub(tiling, rowStride_);
+        exchange.pipe().InitBuffer(listBuf_, ub.lists);
+        if (ub.triples != 0) exchange.pipe().InitBuffer(tripleBuf_, ub.triples);
+        exchange.pipe().InitBuffer(queue_, Ring(ub.ring), ub.chunk);
     }
 
     // Begins to load the list entries of this core's share.
@@ -230,8 +229,9 @@ public:
         info_ = &info;
         weightsOffset_ = weightsOffset;
         output_ = arguments.expandScales;
-        exchange.pipe().InitBuffer(listBuf_, kWeightRows * sizeof(int32_t));
-        exchange.pipe().InitBuffer(weightBuf_, kWeightRows * kBlock);
+        const WeightGatherUb ub;
+        exchange.pipe().InitBuffer(listBuf_, ub.lists);
+        exchange.pipe().InitBuffer(weightBuf_, ub.weights);
     }
     __aicore__ inline void Run(SegmentTable& segments) {
         const uint32_t rows = Min(segments.Rows(), info_->expandRows);

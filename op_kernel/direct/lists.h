@@ -18,13 +18,15 @@ public:
         info_ = &info;
         pairs_ = info.batch * info.topK;
         lanes_ = ListLanes(pairs_);
-        pipe.InitBuffer(idBuf_, lanes_ * sizeof(int32_t));
-        pipe.InitBuffer(indexBuf_, lanes_ * sizeof(int32_t));
-        pipe.InitBuffer(bitBuf_, 2 * BitBytes());
+        const RankPairsUb ub(info);
+        bitBytes_ = ub.bits;
+        pipe.InitBuffer(idBuf_, ub.ids);
+        pipe.InitBuffer(indexBuf_, ub.ids);
+        pipe.InitBuffer(bitBuf_, 2 * ub.bits);
         if (info.maskRank != 0) {
             masks_ = info.maskRank == 1 ? info.batch : pairs_;
-            pipe.InitBuffer(maskBuf_, CeilTo(Max(1, masks_), kBlock));
-            pipe.InitBuffer(halfBuf_, CeilTo(Max(1, masks_), kHalfLanes) * sizeof(half));
+            pipe.InitBuffer(maskBuf_, ub.mask);
+            pipe.InitBuffer(halfBuf_, ub.halves);
         }
         if (pairs_ != 0) Load(expertIds, mask);
     }
@@ -69,11 +71,7 @@ public:
     }
 
 private:
-    static constexpr uint32_t kHalfLanes = 128;  // of a repeat
-    __aicore__ inline uint32_t BitBytes() const {
-        return static_cast<uint32_t>(CeilTo(CeilTo(lanes_, kHalfLanes) / 8, kBlock));
-    }
-    __aicore__ inline LocalTensor<uint8_t> Bits(uint32_t turn) { return bitBuf_.Get<uint8_t>()[turn % 2 * BitBytes()]; }
+    __aicore__ inline LocalTensor<uint8_t> Bits(uint32_t turn) { return bitBuf_.Get<uint8_t>()[turn % 2 * bitBytes_]; }
     __aicore__ inline uint32_t Gather(const LocalTensor<int32_t>& to, uint32_t turn, uint32_t count) {
         uint64_t found = 0;
         const AscendC::GatherMaskParams once(1, 1, 8, 8);
@@ -139,6 +137,7 @@ private:
     uint32_t pairs_ = 0;
     uint32_t lanes_ = 0;
     uint32_t masks_ = 0;
+    uint32_t bitBytes_ = 0;  // of a comparison
 };
 
 // With roles, without triples: expand_idx of a pair is its position in its expert's list. No instruction scatters, so
@@ -147,8 +146,9 @@ class PairPositions {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx) {
         expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
-        pipe.InitBuffer(tableBuf_, kPositionBlocks * kBlock);
-        pipe.InitBuffer(numberBuf_, kPositionBlocks * sizeof(int32_t));
+        const PairPositionsUb ub;
+        pipe.InitBuffer(tableBuf_, ub.table);
+        pipe.InitBuffer(numberBuf_, ub.numbers);
     }
     __aicore__ inline void Begin() {
         const LocalTensor<int32_t> number = numberBuf_.Get<int32_t>();
@@ -206,8 +206,9 @@ public:
             reinterpret_cast<__gm__ int32_t*>(args.workspace + TotalsOffset(info.cores, info.experts)),
             PaddedInts(info.experts));
         pairs_.Init(pipe, info, args.expertIds, args.xActiveMask);
-        pipe.InitBuffer(countBuf_, PaddedInts(Max(1, count_)) * sizeof(int32_t));
-        pipe.InitBuffer(listBuf_, ListInts(pairs_.Lanes(), count_) * sizeof(int32_t));
+        const ExpertListsUb ub(info, count_);
+        pipe.InitBuffer(countBuf_, ub.counts);
+        pipe.InitBuffer(listBuf_, ub.lists);
         if (info.triples == 0) positions_.Init(pipe, info, args.expandIdx);
     }
     // Makes and stores the lists. The verdict is a bad id, or an owner over its capacity.

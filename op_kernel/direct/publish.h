@@ -24,8 +24,9 @@ public:
         bounds_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + BoundsOffset(info)),
                                 static_cast<uint64_t>(info.cores) * lanes_);
         rows_.Init(workspace + BoundsOffset(info), lanes_, info.cores);
-        pipe.InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
-        pipe.InitBuffer(largestBuf_, lanes_ * sizeof(int32_t));
+        const IndexBoundsUb ub(info);
+        pipe.InitBuffer(indexBuf_, ub.index);
+        pipe.InitBuffer(largestBuf_, ub.experts);
     }
     // Stores the largest positions of this core's share. A negative position counts as INT32_MAX.
     __aicore__ inline void Store(RoutingTable& routing) {
@@ -90,7 +91,8 @@ public:
         exchange_ = &exchange;
         args_ = &arguments;
         info_ = &tiling.info;
-        chunkBytes_ = ReturnChunkBytes(rowBytes, tiling.sendRows);
+        const RowReturnUb ub(tiling, rowBytes, sizeof(XType));
+        chunkBytes_ = ub.chunk;
         chunkRows_ = tiling.sendRows;
         rowBytes_ = rowBytes;
         TPipe& pipe = exchange.pipe();
@@ -99,7 +101,7 @@ public:
         if constexpr (kQuant) {
             loader_.Init(pipe, tiling, arguments.expandX, rowBytes_);
         } else {
-            pipe.InitBuffer(queue_, Ring(tiling.returnRing), chunkBytes_);
+            pipe.InitBuffer(queue_, Ring(ub.ring), chunkBytes_);
         }
     }
     // Begins to load the counts.

@@ -24,11 +24,12 @@ public:
         room_ = lanes;
         width_ = SharedRowSources(info);
         TPipe& pipe = exchange.pipe();
-        pipe.InitBuffer(listBuf_, room_ * sizeof(int32_t));
-        pipe.InitBuffer(keyBuf_, room_ * sizeof(float));
-        pipe.InitBuffer(indexBuf_, room_ * sizeof(int32_t));
-        pipe.InitBuffer(sortedBuf_, 2 * room_ * sizeof(float));
-        pipe.InitBuffer(spareBuf_, 2 * room_ * sizeof(float));
+        const RowOrderUb ub(lanes);
+        pipe.InitBuffer(listBuf_, ub.lanes);
+        pipe.InitBuffer(keyBuf_, ub.lanes);
+        pipe.InitBuffer(indexBuf_, ub.lanes);
+        pipe.InitBuffer(sortedBuf_, ub.sorted);
+        pipe.InitBuffer(spareBuf_, ub.sorted);
         AscendC::CreateVecIndex(indexBuf_.Get<int32_t>(), static_cast<int32_t>(0), room_);
     }
     // Chooses the sources: the ranks begin..end-1 after this rank.
@@ -164,9 +165,10 @@ public:
         share_ = SharedRowShare(*info_, tiling.sharedLanes);
         order_.Init(exchange, *info_, tiling.sharedLanes);
         TPipe& pipe = exchange.pipe();
-        pipe.InitBuffer(placeBuf_, PaddedInts(share_) * sizeof(int32_t));
-        if (info_->triples != 0) pipe.InitBuffer(tripleBuf_, share_ * kBlock);
-        pipe.InitBuffer(queue_, Ring(ring_), rowStride_);
+        const SharedRowGatherUb ub(tiling, rowStride_);
+        pipe.InitBuffer(placeBuf_, ub.places);
+        if (ub.triples != 0) pipe.InitBuffer(tripleBuf_, ub.triples);
+        pipe.InitBuffer(queue_, Ring(ub.ring), ub.row);
     }
     // Begins to load the lists of this core's sources.
     __aicore__ inline void Begin(SegmentTable& segments) {

@@ -21,7 +21,7 @@ public:
         expandX_ = expandX;
         rowBytes_ = rowBytes;
         index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
-        exchange.pipe().InitBuffer(positionBuf_, kChunkPairs * sizeof(int32_t));
+        exchange.pipe().InitBuffer(positionBuf_, kReturnedRowsBytes);
     }
 
     // Begins to load positions where they are given: expand_idx.
@@ -90,15 +90,15 @@ public:
         item_ = PartBegin(items, core, info_->cores);
         end_ = PartBegin(items, core + 1, info_->cores);
         perGroup_ = tiling.sumGroup;
-        groups_ = tiling.sumRing / tiling.sumGroup;
-        room_ = SumGroupBytes(info_->experts, tiling.sumGroup, parts_.PieceBytes());
-        const uint32_t entries = SumEntries(*info_);
-        pipe.InitBuffer(addressBuf_, entries * sizeof(uint64_t));
-        pipe.InitBuffer(weightBuf_, entries * sizeof(float));
-        pipe.InitBuffer(listBuf_, ChunkTokens(*info_) * sizeof(uint32_t));
+        const DirectSumUb ub(tiling, sizeof(XType));
+        groups_ = ub.groups;
+        room_ = ub.group;
+        pipe.InitBuffer(addressBuf_, ub.addresses);
+        pipe.InitBuffer(weightBuf_, ub.weights);
+        pipe.InitBuffer(listBuf_, ub.lists);
         pipe.InitBuffer(queue_, Ring(groups_), room_);
-        if (info_->alphaRank != 0) pipe.InitBuffer(mixBuf_, entries * sizeof(uint64_t));
-        sum_.Init(pipe, tiling.partElements, info_->alphaRank != 0);
+        if (ub.mix != 0) pipe.InitBuffer(mixBuf_, ub.mix);
+        sum_.Init(pipe, tiling);
     }
     // The queue that rows load into. Before Begin other steps may use it. Its tensors hold `room` int32.
     __aicore__ inline Queue& queue() { return queue_; }

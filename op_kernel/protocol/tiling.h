@@ -94,10 +94,8 @@ MOE_FN uint32_t Server(const MoeDistributeInfo& info, uint32_t rank) { return ra
 MOE_FN uint64_t BytesOnWire(const MoeDistributeInfo& info, uint64_t rowBytes) {
     return info.rdmaFlags != 0 ? FlaggedBytes(rowBytes) : rowBytes;
 }
-// UB for the flags of blocks: so many at a time, and a bit for each of their words.
+// Flags of blocks in UB at a time.
 constexpr uint32_t kFlagsAtOnce = 128;
-MOE_FN uint32_t FlagBytes(const MoeDistributeInfo& info) { return info.rdmaFlags != 0 ? kFlagsAtOnce * kBlock : 0; }
-MOE_FN uint32_t FlagBitBytes(const MoeDistributeInfo& info) { return info.rdmaFlags != 0 ? kFlagsAtOnce : 0; }
 
 MOE_FN uint32_t TailBlocks(const MoeDistributeInfo& info) { return info.triples + info.hasWeights; }
 
@@ -140,14 +138,9 @@ constexpr uint32_t kManyCores = 8;
 
 constexpr uint32_t kChunkPairs = 512;  // pairs in UB at a time
 
-// Direct dispatch with roles, UB of a core that makes lists: the ids of all pairs of the rank (ListLanes);
-// then ListInts int32, which first hold two copies of the ids as scratch, then the core's lists, each from a
-// block on; and without triples a table of positions (kPositionBlocks). InitBuffer takes no empty buffer: a rank
-// without pairs has lanes, too.
+// Direct dispatch with roles: pairs of a rank at most, and lanes of them in UB.
 constexpr uint32_t kMostListPairs = 8192;
-constexpr uint32_t kPositionBlocks = 64;
 MOE_FN uint32_t ListLanes(uint32_t pairs) { return CeilDiv(Max(1, pairs), 64) * 64; }
-MOE_FN uint32_t ListInts(uint32_t lanes, uint32_t experts) { return 2 * lanes + (experts + 1) * kBlockWords; }
 
 // Direct combine adds ep_send_counts by source: as rows of ReturnCountUnit lanes, which is a multiple of a
 // block and of W.
@@ -165,25 +158,11 @@ MOE_FN uint32_t MessagesInUb(const MoeDistributeInfo& info) {
     return info.algorithm == kAlgorithmDirect && info.world > 1 ? kMostMessagesInUb : 1;
 }
 
-// UB for VerdictBoard: a block to post, those of all cores and what they should be, in whole repeats of 256 bytes,
-// a bit a word, and a block to tell.
 constexpr uint32_t kRepeatWords = 64;
-MOE_FN uint32_t VerdictLanes(uint32_t cores) {
-    return static_cast<uint32_t>(CeilTo(cores * kBlockWords, kRepeatWords));
-}
-MOE_FN uint32_t VerdictBytes(uint32_t cores) {
-    const uint32_t lanes = VerdictLanes(cores);
-    return 2 * kBlock + 2 * lanes * static_cast<uint32_t>(sizeof(uint32_t)) +
-           static_cast<uint32_t>(CeilTo(lanes / 8, kBlock));
-}
 
 // A vector instruction repeats at most so often, and a DataCopyPad has at most so many pieces.
 constexpr uint32_t kMostRepeats = 255, kMostPieces = 4095;
 static_assert(2 * kMaxPlanned <= kMostPieces && kChunkPairs <= kMostPieces, "one copy loads a block of each");
-
-// Abort blocks that a core looks at together.
-constexpr uint32_t kAbortsAtOnce = 128;
-MOE_FN uint32_t AbortBytes(uint32_t world) { return Min(world, kAbortsAtOnce) * kBlock; }
 
 // Messages that a core of direct, or of window combine in V2, waits for and compares together, a repeat each: those of
 // up to kWholeWorld ranks; of more ranks as many as kMatchedBytes hold, in parts of equal size but for the last.
@@ -205,43 +184,7 @@ MOE_FN uint32_t FirstKeptBlock(uint32_t world, uint32_t cores, uint32_t counts, 
 MOE_FN uint32_t KeptBytes(uint32_t world, uint32_t cores, uint32_t counts, uint32_t localExperts) {
     return StatusMessageBytes(counts) - FirstKeptBlock(world, cores, counts, localExperts) * kBlock;
 }
-// UB of StatusWaiter: messages, and what is kept of all where these are not all messages.
-MOE_FN uint32_t WaitBytes(uint32_t world, uint32_t cores, uint32_t counts, uint32_t localExperts) {
-    const uint32_t together = MessagesAtOnce(world, cores, counts);
-    return together * StatusMessageBytes(counts) +
-           (together < world ? world * KeptBytes(world, cores, counts, localExperts) : 0);
-}
 
-// UB of WaitTimes: of each source when its message was seen, and its word pair of performance_info.
-MOE_FN uint32_t WaitTimesBytes(uint32_t sources) {
-    return static_cast<uint32_t>(CeilTo(sources * sizeof(uint32_t), kBlock) +
-                                 CeilTo(sources * 2 * sizeof(uint32_t), kBlock));
-}
-
-// UB for MessageMatch, which compares `world` messages together: the expected message, a block and a number for
-// each source, the differences of all words, and scratch of their reduction.
-MOE_FN uint32_t MatchSourceBytes(uint32_t world) {
-    return static_cast<uint32_t>(CeilTo(world, kBlockWords)) * (kBlock + sizeof(int32_t));
-}
-MOE_FN uint32_t MatchReduceBytes(uint32_t words) {
-    return kBlock + static_cast<uint32_t>(CeilTo(2 * CeilDiv(words, 64) * sizeof(float), kBlock));
-}
-MOE_FN uint32_t MatchBytes(uint32_t world, uint32_t counts) {
-    const uint32_t message = StatusMessageBytes(counts);
-    return (world + 1) * message + MatchSourceBytes(world) +
-           MatchReduceBytes(world * message / static_cast<uint32_t>(sizeof(int32_t)));
-}
-// UB for CountsMatch: two tables [E] in whole repeats, and a bit a lane.
-MOE_FN uint32_t CountsLanes(uint32_t experts) { return static_cast<uint32_t>(CeilTo(experts, kRepeatWords)); }
-MOE_FN uint32_t CountsMatchBytes(uint32_t experts) {
-    const uint32_t lanes = CountsLanes(experts);
-    return 2 * lanes * static_cast<uint32_t>(sizeof(int32_t)) + static_cast<uint32_t>(CeilTo(lanes / 8, kBlock));
-}
-// UB for SegmentScan, the prefix sums over the counts of those messages: two tables [L][W] int32, the words
-// that are kept of all messages, and of a message.
-MOE_FN uint32_t ScanBytes(uint32_t world, uint32_t localExperts, uint32_t keptBytes) {
-    return 2 * world * localExperts * static_cast<uint32_t>(sizeof(int32_t)) + (world + 1) * keptBytes;
-}
 // Histograms that are in UB at a time: those of all cores, or as many as fit beside what else is there.
 MOE_FN uint32_t HistogramsAtOnce(const MoeDistributeInfo& info) {
     constexpr uint32_t kKiB = 1024, kLongRow = 32 * kKiB;
@@ -254,14 +197,6 @@ MOE_FN uint32_t HistogramsAtOnce(const MoeDistributeInfo& info) {
 MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && world % kBlockWords == 0; }
 MOE_FN bool FindsPlaces(const MoeDistributeInfo& info) {
     return ScansSegments(info.world, info.cores) && info.transport == kTransportMemory;
-}
-// UB of RowPlaces: the histograms; four tables [E] and scratch where places are found by vectors.
-MOE_FN uint32_t RowPlacesBytes(const MoeDistributeInfo& info) {
-    const uint32_t lanes = PaddedInts(info.experts) * static_cast<uint32_t>(sizeof(int32_t));
-    const uint32_t rows = HistogramsAtOnce(info) * lanes;
-    if (!FindsPlaces(info)) return rows;
-    return rows + 4 * lanes + PaddedInts(info.world) * static_cast<uint32_t>(sizeof(int32_t)) + 2 * kBlock +
-           MatchReduceBytes(info.world);
 }
 
 // Shared rows: direct dispatch reads a row once for all experts of its owner, where the host gives sharedLanes. A group
@@ -279,12 +214,6 @@ MOE_FN uint32_t SharedRowShare(const MoeDistributeInfo& info, uint32_t lanes) {
     const uint32_t cores = Max(1, info.cores / SharedRowGroups(info));
     return Min(lanes, CeilDiv(2 * lanes, 2 * cores - 1)) + info.topK;
 }
-// UB of it: entries, keys and numbers, the same sorted, room to sort; places and triples.
-MOE_FN uint32_t SharedRowBytes(const MoeDistributeInfo& info, uint32_t lanes) {
-    const uint32_t share = SharedRowShare(info, lanes);
-    return (7 * lanes + PaddedInts(share)) * static_cast<uint32_t>(sizeof(int32_t)) +
-           (info.triples != 0 ? share * kBlock : 0);
-}
 
 // A tensor of a queue takes an event id of a pair of pipes while it is on its way, and one of another pair from the
 // time when it is free until it is filled again. A pair has kEventIds: one is left to single waits, and one to the
@@ -293,16 +222,6 @@ constexpr uint32_t kEventIds = 8, kMostRing = kEventIds - 2;
 
 // ---- dispatch ----
 constexpr uint32_t kMostGatherRing = kMostRing;  // chunks on their way while direct gathers
-constexpr uint32_t kWeightRows = 64;             // rows whose weights direct gathers at a time
-
-// Quantizing pieces of a row that are fp32 in UB at a time: UB of the reduction. The maximum, those of the pieces, and
-// ReduceMax's scratch, a value and its index of every 256 bytes.
-MOE_FN uint32_t QuantMaximaWords(uint32_t hidden, uint32_t piece) { return PaddedInts(CeilDiv(hidden, piece)); }
-MOE_FN uint32_t QuantReduceBytes(uint32_t hidden, uint32_t piece) {
-    const uint32_t maxima = QuantMaximaWords(hidden, piece), lanes = Max(piece, maxima);
-    return kBlock + static_cast<uint32_t>(maxima * sizeof(float) +
-                                          CeilTo(2 * CeilDiv(lanes, kRepeatWords) * sizeof(float), kBlock));
-}
 
 struct MoeDistributeDispatchTiling {
     MoeDistributeMc2Head mc2;
@@ -339,29 +258,9 @@ struct MoeDistributeCombineTiling {
 // rows.
 constexpr uint32_t kReturnChunkBytes = 16 * 1024;
 MOE_FN uint32_t ReturnChunkBytes(uint32_t rowBytes, uint32_t rows) { return Min(rows * rowBytes, kReturnChunkBytes); }
-// Bytes of expand_x that are in UB while they become codes: a chunk of rows, or a piece of a row.
-MOE_FN uint32_t UnquantizedBytes(const MoeDistributeCombineTiling& tiling, uint32_t size) {
-    const uint32_t hidden = tiling.info.hidden;
-    return (tiling.quantPiece < hidden ? tiling.quantPiece : tiling.sendRows * hidden) * size;
-}
-// Bytes of a group of parts of rows that direct combine sums; a row of a histogram [E] int32 fits too.
-MOE_FN uint32_t SumGroupBytes(uint32_t experts, uint32_t pieces, uint32_t pieceBytes) {
-    return Max(pieces * pieceBytes, PaddedInts(experts) * static_cast<uint32_t>(sizeof(int32_t)));
-}
 // A row on its way back; `size`: of an element of expand_x.
 MOE_FN uint32_t ReturnedRowBytes(const MoeDistributeInfo& info, uint32_t size) {
     return info.quantMode != 0 ? CodedRowBytes(info.hidden) : info.hidden * size;
-}
-// UB of BlockQuantizer and BlockDecoder for so many elements: fp32 values and two more tables, in whole repeats, and a
-// scale for each block of codes.
-MOE_FN uint32_t CodedLanes(uint32_t elements) { return static_cast<uint32_t>(CeilTo(elements, kRepeatWords)); }
-MOE_FN uint32_t CodedScaleBytes(uint32_t elements) {
-    return CodedLanes(elements) / kCodesOfScale * static_cast<uint32_t>(sizeof(float));
-}
-// Bytes of a part of a term in UB: of a row that came back, or of one that never travelled.
-MOE_FN uint32_t SumPieceBytes(const MoeDistributeInfo& info, bool plainTerms, uint32_t elements, uint32_t size) {
-    const bool coded = info.quantMode != 0 && !plainTerms;
-    return coded ? elements + PayloadBytes(elements / kCodesOfScale, kScaleBytes) : elements * size;
 }
 // Whether sums may have terms that never travelled: rows of copy and const experts, and shared_expert_x.
 MOE_FN bool HasPlainTerms(const MoeDistributeCombineTiling& tiling) {
@@ -374,15 +273,6 @@ MOE_FN uint32_t ChunkTokens(const MoeDistributeInfo& info) {
     return kChunkPairs / (info.alphaRank != 0 ? TermsPerToken(info) : info.topK);
 }
 MOE_FN uint32_t SumEntries(const MoeDistributeInfo& info) { return ChunkTokens(info) * TermsPerToken(info); }
-
-// UB for the factors of const experts (ConstFactors): three tensors as given and, where these are narrower, in fp32;
-// two sums. Factors that are given take a block each of them; products take kDotLanes elements at a time.
-constexpr uint32_t kDotLanes = 256;
-MOE_FN uint32_t ConstFactorBytes(uint32_t alphaRank, uint32_t elementBytes) {
-    const uint32_t lanes = alphaRank == 2 ? kDotLanes : kBlockWords, fp32 = static_cast<uint32_t>(sizeof(float));
-    const uint32_t given = static_cast<uint32_t>(CeilTo(lanes * elementBytes, kBlock));
-    return 3 * given + (elementBytes == fp32 ? 2 : 5) * lanes * fp32;
-}
 
 }  // namespace moe
 

@@ -19,8 +19,9 @@ public:
         x_ = arguments.x;
         parts_.Init(tiling);
         terms_.Init(pipe, tiling, arguments, rows);
-        pipe.InitBuffer(inQueue_, Ring(tiling.sumRing), parts_.PieceBytes());
-        sum_.Init(pipe, tiling.partElements, tiling.info.alphaRank != 0);
+        const TokenSumUb ub(tiling, sizeof(XType));
+        pipe.InitBuffer(inQueue_, Ring(ub.ring), ub.piece);
+        sum_.Init(pipe, tiling);
     }
 
     // The share of core `core` of `cores`. Calls told.Tell once, with the first pair of the share whose row has not

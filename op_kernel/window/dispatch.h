@@ -140,11 +140,12 @@ private:
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
         places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
         rows_.Init(exchange_.pipe(), *tiling_, args_.x, args_.scales);
-        exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
-        exchange_.pipe().InitBuffer(rowBuf_, kChunkPairs * sizeof(int32_t));
-        if (tailBytes_ != 0) exchange_.pipe().InitBuffer(tailBuf_, kChunkPairs * tailBytes_);
-        if (tiling_->tailRing != 0) exchange_.pipe().InitBuffer(tailQueue_, Ring(tiling_->tailRing), rowStride_);
-        if (weights_) exchange_.pipe().InitBuffer(weightBuf_, kChunkPairs * sizeof(float));
+        const SendChunkUb ub(*tiling_, rowStride_);
+        exchange_.pipe().InitBuffer(indexBuf_, ub.index);
+        exchange_.pipe().InitBuffer(rowBuf_, ub.rows);
+        if (ub.tails != 0) exchange_.pipe().InitBuffer(tailBuf_, ub.tails);
+        if (ub.ring != 0) exchange_.pipe().InitBuffer(tailQueue_, Ring(ub.ring), ub.row);
+        if (ub.weights != 0) exchange_.pipe().InitBuffer(weightBuf_, ub.weights);
         expandIdx_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_.expandIdx));
     }
 
@@ -273,8 +274,9 @@ private:
         exchange_.NextPlan();
         SegmentTable segments;
         segments.Init(exchange_.pipe(), *info_);
+        const CopyOutUb ub(*tiling_, rowStride_);
         UbBuf messagesBuf;
-        exchange_.pipe().InitBuffer(messagesBuf, info_->world * keeper_.words() * sizeof(uint32_t));
+        exchange_.pipe().InitBuffer(messagesBuf, ub.messages);
         KeptCounts counts = {messagesBuf.Get<int32_t>(), keeper_.words()};
         AscendC::DataCopy(messagesBuf.Get<uint32_t>(), keeper_.messages(), info_->world * keeper_.words());
         if (SegmentScan::Suits(*info_) && info_->transport == kTransportMemory) {
@@ -287,7 +289,7 @@ private:
             segments.FromCounts(counts);
         }
         if (info_->transport == kTransportRdma) segments.AlignEnd();
-        exchange_.pipe().InitBuffer(copyQueue_, Ring(tiling_->copyRing), tiling_->copyRows * rowStride_);
+        exchange_.pipe().InitBuffer(copyQueue_, Ring(ub.ring), ub.chunk);
         CopyRows(segments);
         if (exchange_.core() == 0) counts_.Store(exchange_.pipe(), segments);
         AscendC::PipeBarrier<PIPE_ALL>();

@@ -57,7 +57,7 @@ public:
         half_ = half;
         regionBytes_ = regionBytes;
         index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
-        pipe.InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
+        pipe.InitBuffer(indexBuf_, kChunkIntBytes);
     }
     __aicore__ inline void Load(uint32_t begin, uint32_t count) {
         CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
@@ -146,8 +146,9 @@ private:
         BuffInit();
         loader_.Init(exchange_.pipe(), *tiling_, args_.expandX, rowBytes_);
         segments_.Init(exchange_.pipe(), *info_);
-        exchange_.pipe().InitBuffer(indexBuf_, kChunkPairs * sizeof(int32_t));
-        exchange_.pipe().InitBuffer(prefixBuf_, PaddedInts(segments_.slots()) * sizeof(int32_t));
+        const PackedCombineUb ub(*info_);
+        exchange_.pipe().InitBuffer(indexBuf_, ub.index);
+        exchange_.pipe().InitBuffer(prefixBuf_, ub.counts);
     }
     __aicore__ inline Verdict LoadAllSegments() {
         const Verdict verdict = LoadSegments(*info_, args_.epSendCounts, prefixBuf_.Get<int32_t>(), segments_);

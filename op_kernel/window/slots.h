@@ -50,7 +50,7 @@ public:
         mark_ = static_cast<uint64_t>(SlotMark(epoch)) << 32 | SlotMark(epoch);
         rowBytes_ = rowBytes;
         half_ = half;
-        pipe.InitBuffer(markBuf_, kChunkPairs * kBlock);
+        pipe.InitBuffer(markBuf_, kChunkBlockBytes);
     }
     // Begins to load the marks of a chunk of pairs.
     __aicore__ inline void Load(uint32_t begin, uint32_t count) {
