@@ -10,18 +10,17 @@ from typing import Any, NamedTuple, ParamSpec
 import torch
 from torch.autograd.function import once_differentiable
 
-from ascend_moe._torch_npu import compute_dtype, npu_operator, on_npu, resolve_dtype
+from ascend_moe._torch_npu import npu_operator, on_npu, resolve_dtype
 from ascend_moe.errors import ArgumentError, need, need_unset
 from ascend_moe.experts.groups import COUNTS, CUMSUM, PAIRS, read_groups
+from ascend_moe.experts.int4 import Int4Matrix, Matrix, codes_of, scales_of_groups
+from ascend_moe.experts.products import antiquant_matmul, float_matmul, int8_matmul, w4a8_matmul
 
 Tensors = Sequence[torch.Tensor]
 P = ParamSpec("P")
 
 # Arguments that only torch_npu's own operator has.
 NPU_ONLY = (
-    "offset",
-    "antiquant_scale",
-    "antiquant_offset",
     "activation_input",
     "activation_quant_scale",
     "activation_quant_offset",
@@ -45,11 +44,13 @@ class _Segment(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """Lists with one entry for each expert."""
+    """Lists with one entry for each expert. ``antiquant``: scale and offset are those of codes that meet float rows."""
 
-    weight: list[torch.Tensor]
+    weight: Sequence[Matrix]
     bias: list[torch.Tensor] | None
     scale: list[torch.Tensor] | None
+    offset: list[torch.Tensor] | None = None
+    antiquant: bool = False
 
 
 # ---- gradients
@@ -67,7 +68,8 @@ def has_products_for_gradients(given: dict[str, Any]) -> bool:
     single = len(x) == 1 and x[0].dim() == 2 and x[0].is_floating_point()
     grouped = isinstance(given["group_list"], torch.Tensor) and given["group_list_type"] in (None, CUMSUM, COUNTS)
     form = grouped and given["group_type"] == 0 and given["split_item"] in (2, 3)
-    return single and form and not given["scale"] and not given["per_token_scale"]
+    scaled = given["scale"] or given["per_token_scale"] or given["antiquant_scale"]
+    return single and form and not scaled
 
 
 def multiply_with_gradient(multiply: Callable[..., Any], given: dict[str, Any]) -> list[torch.Tensor]:
@@ -176,15 +178,28 @@ def npu_grouped_matmul(
     ``y = (x @ weight [+ int32 bias]) * scale [* per_token_scale] [+ float bias]``, summed exactly in int32,
     scaled in float32 in that order.
 
+    int8 x, int4 weights (W4A8): ``y = (sum over groups of ((x - 8) @ weight) * scale + bias [+ sum(x) * offset]) *
+    per_token_scale``, a group's sum exact in int32, the rest in float32 in that order. bias is ``8 * sum(weight *
+    scale)`` over K, so that the 8 goes: torch_npu takes the low half of x as a signed int4.
+
+    Float x, int4 or int8 weights (W4A16, W8A16): ``y = x @ ((weight + antiquant_offset) * antiquant_scale) + bias``,
+    in float32, rounded once.
+
     Args:
         x: one ``(M, K)`` matrix that group_list cuts, or one matrix for each expert (``(..., K)`` with
             split_item 0/1); bf16, fp16, fp32 or int8. group_type 2: one float ``(M, K)``, whose columns
             group_list cuts.
         weight: one ``(E, K, N)`` tensor or E tensors ``(K, N)``; x's type, any strides. group_type 2: one
-            ``(K, N)``, whose rows group_list cuts.
-        bias: ``[(E, N)]`` for a single weight, else E tensors ``(N,)``; float, or int32 with int8 x.
-        scale: per output channel of int8 weights, shaped like bias; fp32, bf16 or fp16.
-        per_token_scale: one tensor for each x, ``(M,)`` or ``(M, 1)`` fp32; needs scale.
+            ``(K, N)``, whose rows group_list cuts. int4: int32 ``(E, K, N / 8)`` or E of ``(K, N / 8)``, eight
+            numbers in each, the first in the lowest bits (`ascend_moe.experts.int4`).
+        bias: ``[(E, N)]`` for a single weight, else E tensors ``(N,)``; float, or int32 with int8 x. W4A8 needs it,
+            fp32.
+        scale: per output channel of int8 weights, shaped like bias; fp32, bf16 or fp16. int4: also ``(E, G, N)`` for
+            G groups of K's rows, and int64 or uint64 whose low half is an fp32.
+        offset: W4A8: ``(E, N)`` or ``(E, 1, N)`` fp32, the offset of int4 codes times their scale. bias does
+            not have it: assumed, as CANN's documentation has no formula.
+        antiquant_scale, antiquant_offset: with float x: ``(E, N)`` or ``(E, G, N)``, or E of ``(N,)`` or ``(G, N)``.
+        per_token_scale: one tensor for each x, ``(M,)`` or ``(M, 1)`` fp32; needs scale. W4A8 needs it.
         group_list: int64 ``(E,)``, pairs ``(n, 2)``, or a Python list; may cover fewer than M rows.
         split_item: 0/1 returns one tensor for each group, 2/3 one for all.
         group_type: 0 with a group_list tensor, 2 for the product of each group's columns and rows (the
@@ -212,12 +227,17 @@ def npu_grouped_matmul(
         return [_products_of_columns(x, weight, group_list, split_item, group_list_type, output_dtype)]
     _check_modes(x, group_list, split_item, group_type, group_list_type)
     single = len(weight) == 1 and weight[0].dim() == 3
-    matrices = list(weight[0].unbind(0) if single else weight)
+    plain = list(weight[0].unbind(0) if single else weight)
     rule = "has shapes {}; it must be one (E, K, N) tensor or a list of (K, N)"
-    need(bool(matrices) and all(w.dim() == 2 for w in matrices), "weight", rule, _shapes(weight))
-    parameters = (_per_expert(bias, matrices, "bias"), _per_expert(scale, matrices, "scale"))
-    weights = _Weights(matrices, *parameters)
-    out_dtype = _check_dtypes(x, weights, per_token_scale, resolve_dtype(output_dtype, "output_dtype"))
+    need(bool(plain) and all(w.dim() == 2 for w in plain), "weight", rule, _shapes(weight))
+    out = resolve_dtype(output_dtype, "output_dtype")
+    if antiquant_scale or antiquant_offset or offset or any(w.dtype == torch.int32 for w in plain):
+        scales = {"scale": scale, "offset": offset, "antiquant_scale": antiquant_scale}
+        weights = _narrow(x[0], plain, bias, scales | {"antiquant_offset": antiquant_offset}, per_token_scale)
+        out_dtype = _narrow_output(x[0].dtype, out)
+    else:
+        weights = _Weights(plain, _per_expert(bias, plain, "bias"), _per_expert(scale, plain, "scale"))
+        out_dtype = _check_dtypes(x, weights, per_token_scale, out)
     segments, rows = _segments(x, per_token_scale, group_list, group_list_type, len(weights.weight))
     if split_item in (0, 1):
         return [_product(segment, weights, out_dtype) for segment in segments]
@@ -279,7 +299,53 @@ def _shapes(tensors: Tensors) -> list[tuple[int, ...]]:
     return [tuple(tensor.shape) for tensor in tensors]
 
 
-def _per_expert(tensors: Tensors | None, weights: list[torch.Tensor], argument: str) -> list[torch.Tensor] | None:
+def _narrow(
+    x: torch.Tensor,
+    weight: list[torch.Tensor],
+    bias: Tensors | None,
+    scales: dict[str, Tensors | None],
+    per_token_scale: Tensors | None,
+) -> _Weights:
+    """The weights of a W4A8 call (int8 x), a W4A16 or a W8A16 call (float x), checked."""
+    integer, int4 = x.dtype == torch.int8, all(w.dtype == torch.int32 for w in weight)
+    kinds = ", ".join(sorted({str(w.dtype) for w in weight}))
+    need(integer or x.dtype in _FLOATS, "x", "is {}; it must be bf16, fp16, fp32 or int8", x.dtype)
+    wanted, also = ("scale", "offset") if integer else ("antiquant_scale", "antiquant_offset")
+    for name, value in scales.items():
+        need(name in (wanted, also) or not value, name, "does not go with {} x; {} does", x.dtype, wanted)
+    fits = int4 or (not integer and all(w.dtype == torch.int8 for w in weight))
+    named = next((name for name in (also, wanted) if scales[name]), "weight")
+    rule = "goes with x of {} and weights of int32 (eight int4 each)" + ("" if integer else " or int8") + ", not {}"
+    need(fits, named, rule, x.dtype, kinds)
+    need(bool(scales[wanted]), wanted, "is missing; {} weights need it beside x of {}", kinds, x.dtype)
+    need(integer or not per_token_scale, "per_token_scale", "goes with int8 x; x is {}", x.dtype)
+    matrices: list[Matrix] = [Int4Matrix(w, x.shape[-1]) for w in weight] if int4 else list(weight)
+    if integer:
+        need(bool(per_token_scale), "per_token_scale", "is missing; int8 rows and int4 weights need it")
+        need(bool(bias), "bias", "is missing; int4 weights take 8 * the sum of weight * scale over K, (E, N) fp32")
+    biases = _per_expert(bias, matrices, "bias")
+    if biases is not None:
+        rule = "is {}; it must be " + ("fp32" if integer else "float")
+        fits = all(b.dtype == torch.float32 if integer else b.is_floating_point() for b in biases)
+        need(fits, "bias", rule, biases[0].dtype)
+    scale, offset = (scales_of_groups(scales[name], matrices, name) for name in (wanted, also))
+    if scale is not None and offset is not None:
+        same = all(s.shape == o.shape for s, o in zip(scale, offset, strict=True))
+        rule = "has other groups than {}: it must have the same shape"
+        need(same, also, rule, wanted)
+        need(not integer or offset[0].shape[0] == 1, "offset", "has groups of K; it must be (E, N) or (E, 1, N)")
+    return _Weights(matrices, biases, scale, offset, not integer)
+
+
+def _narrow_output(dtype: torch.dtype, output_dtype: torch.dtype | None) -> torch.dtype:
+    allowed = _DEQUANTIZED if dtype == torch.int8 else (dtype, None)
+    rule = "is {}; {} rows with these weights give {}"
+    given = output_dtype in allowed
+    need(given, "output_dtype", rule, output_dtype, dtype, ", ".join(str(a) for a in allowed if a is not None))
+    return output_dtype or dtype
+
+
+def _per_expert(tensors: Tensors | None, weights: Sequence[Matrix], argument: str) -> list[torch.Tensor] | None:
     if tensors is None or len(tensors) == 0:
         return None
     experts, width = len(weights), weights[0].shape[1]
@@ -302,7 +368,7 @@ def _check_dtypes(
     dtypes = sorted({str(t.dtype) for t in (*x, *weights.weight)})
     if len(dtypes) > 1:
         raise ArgumentError(
-            f"x and weight mix {', '.join(dtypes)}; they must have one type (antiquantization is NPU-only)",
+            f"x and weight mix {', '.join(dtypes)}; they must have one type, or give antiquant_scale for int8 weights",
             argument="weight",
         )
     name = "per_token_scale" if scale is None else "scale"
@@ -384,66 +450,25 @@ def _product(segment: _Segment, weights: _Weights, out_dtype: torch.dtype) -> to
     rule = "of {} does not fit weight of {} (expert {}); "
     rule += "x's last size must be the weight's first"
     need(x.dim() >= 2 and x.shape[-1] == weight.shape[0], "x", rule, x.shape, weight.shape, segment.expert)
+    scale, offset = (None if each is None else each[segment.expert] for each in (weights.scale, weights.offset))
+    if weights.antiquant:
+        assert scale is not None
+        return antiquant_matmul(x, codes_of(weight), scale, offset, bias)
+    rows = x.reshape(-1, x.shape[-1])
+    if isinstance(weight, Int4Matrix):
+        assert scale is not None and bias is not None and segment.per_token_scale is not None
+        y = w4a8_matmul(rows, segment.per_token_scale, weight.codes(), scale, bias, offset)
+        return y.to(out_dtype).reshape(*x.shape[:-1], weight.shape[1])
     if x.dtype != torch.int8:
         return float_matmul(x, weight, bias)
-    total = int8_matmul(x.reshape(-1, x.shape[-1]), weight)
+    total = int8_matmul(rows, weight)
     if bias is not None and not bias.is_floating_point():
         total = total + bias
-    if weights.scale is not None:
-        y = total.float() * weights.scale[segment.expert].float()
+    if scale is not None:
+        y = total.float() * scale.float()
         if segment.per_token_scale is not None:
             y = y * segment.per_token_scale.float().unsqueeze(1)
         if bias is not None and bias.is_floating_point():
             y = y + bias.float()
         total = y.to(out_dtype)
     return total.reshape(*x.shape[:-1], weight.shape[1])
-
-
-# ---- the product of one group of rows with one expert's weight, exact for integers
-#
-# Groups go one by one through torch.matmul, not through torch._grouped_mm. On the CPU that function loops
-# over the groups too, refuses rows whose size in bytes is no multiple of 16, and leaves the rows behind the
-# last group uninitialised.
-
-# 1024 products of two int8 values are at most 2**24 together: every partial sum is a float32 integer.
-_EXACT_FLOAT32_TERMS = 1024
-
-
-def int8_matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Exact ``(m, K) int8 @ (K, N) int8 -> (m, N) int32``, any shape, strides and machine."""
-    if _int8_instructions_are_exact():
-        # torch has no public int8 product. This private one takes any shape on the CPU.
-        return torch._int_mm(x, weight)
-    return int8_matmul_by_float32(x, weight)
-
-
-def int8_matmul_by_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`int8_matmul` for machines without integer dot products: float32 in slices that cannot round."""
-    total = x.new_zeros((x.shape[0], weight.shape[1]), dtype=torch.int32)
-    for first in range(0, x.shape[1], _EXACT_FLOAT32_TERMS):
-        part = slice(first, first + _EXACT_FLOAT32_TERMS)
-        total += torch.matmul(x[:, part].float(), weight[part].float()).to(torch.int32)
-    return total
-
-
-def float_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``(..., K) @ (K, N) [+ (N,)]`` in x's type: float32 sums, one rounding at the end; differentiable."""
-    if bias is None and (x.dtype in (torch.float32, torch.float64) or _multiplies_natively(x.dtype)):
-        return torch.matmul(x, weight)
-    wide = compute_dtype(x.dtype)
-    product = torch.matmul(x.to(wide), weight.to(wide))
-    if bias is not None:
-        product = product + bias.to(wide)
-    return product.to(x.dtype)
-
-
-def _int8_instructions_are_exact() -> bool:
-    # Older x86 adds pairs of 8-bit products in 16 bits, with saturation; VNNI adds them in 32.
-    supported = getattr(torch.cpu, "_is_vnni_supported", None)
-    return bool(supported is not None and supported())
-
-
-def _multiplies_natively(dtype: torch.dtype) -> bool:
-    # Without bf16 instructions torch falls back to a scalar loop, hundreds of times slower than float32.
-    # float16 has that fallback on most CPUs, so it always goes through float32.
-    return dtype == torch.bfloat16 and torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

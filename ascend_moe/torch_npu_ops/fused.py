@@ -30,26 +30,30 @@ def npu_grouped_matmul_swiglu_quant(
     bias: torch.Tensor | None = None,
     offset: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """W8A8 gate/up product, dequantization, ``silu(left) * right`` and int8 quantization of each row.
+    """W8A8 or W4A8 gate/up product, dequantization, ``silu(left) * right`` and int8 quantization of each row.
 
     Args:
         x: ``(M, K)`` int8.
-        weight: ``(E, K, N)`` int8 (on the NPU in FRACTAL_NZ).
+        weight: ``(E, K, N)`` int8 (on the NPU in FRACTAL_NZ), or int4: int32 ``(E, K, N / 8)``.
         group_list: ``(E,)`` int64 running sums, up to M.
-        weight_scale: ``(E, N)`` float. x_scale: ``(M,)`` fp32.
-        bias, offset: must be None.
+        weight_scale: ``(E, N)`` float; int4: as scale of `ascend_moe.experts.npu_grouped_matmul`. x_scale: ``(M,)``
+            fp32.
+        bias: int4 weights need it: ``(E, N)`` fp32, ``8 * sum(weight * scale)`` over K; else None.
+        offset: must be None.
 
     Returns:
         int8 ``(M, N/2)``; fp32 scales ``(M,)``, formulas in `ascend_moe.experts.quant`; an fp32 scalar
         without meaning. Rows behind the last group are zero here, undefined on the NPU.
 
     Raises:
-        ArgumentError: a rule above is broken; int4 weights exist on NPUs only.
+        ArgumentError: a rule above is broken.
 
     Source: torch_npu ``npu_grouped_matmul_swiglu_quant``; NPU tensors go there.
     """
-    need_unset(bias=bias, offset=offset)
-    codes, scale = grouped_matmul_swiglu_quant(x, [weight], [weight_scale], x_scale, group_list)
+    need_unset(offset=offset)
+    codes, scale = grouped_matmul_swiglu_quant(
+        x, [weight], [weight_scale], x_scale, group_list, assist=[] if bias is None else [bias], assist_name="bias"
+    )
     return codes, scale, scale.new_zeros(())
 
 
@@ -79,25 +83,26 @@ def npu_grouped_matmul_swiglu_quant_v2(
 
     Args:
         x, x_scale, group_list: as there.
-        weight, weight_scale: ``[(E, K, N)]`` int8 and ``[(E, N)]`` float.
+        weight, weight_scale: ``[(E, K, N)]`` int8 and ``[(E, N)]`` float; int4 as there, in lists of one too.
+        weight_assist_matrix: ``[(E, N)]`` fp32, with int4 weights: bias there.
         smooth_scale: ``(E, N/2)`` or ``(E,)`` fp32, multiplied in before the quantization.
         group_list_type: 0 running sums, 1 counts.
         dequant_mode, quant_mode: 0: a scale a row of x, a column of weight, and a row of the result.
         dequant_dtype, quant_dtype: float32 (6) and int8 (1).
         tuning_config: a hint for the NPU, ignored here.
-        weight_assist_matrix, bias, x_dtype, weight_dtype, weight_scale_dtype, x_scale_dtype: must be None.
+        bias, x_dtype, weight_dtype, weight_scale_dtype, x_scale_dtype: must be None.
 
     Returns:
         int8 ``(M, N/2)`` and fp32 scales ``(M,)``, as there.
 
     Raises:
-        ArgumentError: a rule above is broken; int4, fp8, fp4 and MX modes exist on NPUs only.
+        ArgumentError: a rule above is broken; int4 rows, fp8, fp4 and MX modes exist on NPUs only.
 
     Source: torch_npu ``npu_grouped_matmul_swiglu_quant_v2``; NPU tensors go there.
     """
     need_unset(
-        weight_assist_matrix=weight_assist_matrix, bias=bias, x_dtype=x_dtype, weight_dtype=weight_dtype,
-        weight_scale_dtype=weight_scale_dtype, x_scale_dtype=x_scale_dtype,
+        bias=bias, x_dtype=x_dtype, weight_dtype=weight_dtype, weight_scale_dtype=weight_scale_dtype,
+        x_scale_dtype=x_scale_dtype,
     )  # fmt: skip
     need_rows_in_int8(dequant_mode, quant_mode, dequant_dtype, quant_dtype)
     for name, tensors in (("weight", weight), ("weight_scale", weight_scale)):
@@ -105,8 +110,9 @@ def npu_grouped_matmul_swiglu_quant_v2(
     list_type = group_list_type or 0
     need_only("group_list_type", list_type, CUMSUM, COUNTS)
     return grouped_matmul_swiglu_quant(
-        x, weight, weight_scale, x_scale, group_list, group_list_type=list_type, smooth_scale=smooth_scale
-    )
+        x, weight, weight_scale, x_scale, group_list, group_list_type=list_type, smooth_scale=smooth_scale,
+        assist=weight_assist_matrix,
+    )  # fmt: skip
 
 
 def need_rows_in_int8(
@@ -131,14 +137,19 @@ def grouped_matmul_swiglu_quant(
     group_list_type: int = CUMSUM,
     smooth_scale: torch.Tensor | None = None,
     swiglu_limit: float = 0.0,
+    assist: Sequence[torch.Tensor] | None = None,
+    assist_name: str = "weight_assist_matrix",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`npu_grouped_matmul_swiglu_quant` and its v2 as one composition, for a weight of each expert and a limit too.
 
     Args:
         x, x_scale, group_list, group_list_type, smooth_scale: as there.
-        weight, weight_scale: ``[(E, K, N)]`` int8 and ``[(E, N)]`` float, or E tensors ``(K, N)`` and ``(N,)``.
+        weight, weight_scale: ``[(E, K, N)]`` int8 and ``[(E, N)]`` float, or E tensors ``(K, N)`` and ``(N,)``; int4:
+            int32 ``(…, K, N / 8)``, and scale as `npu_grouped_matmul`'s.
         swiglu_limit: above 0: before the activation the left half is cut at it, the right half at both sides. 0:
             no limit.
+        assist: with int4 weights, and then needed: `npu_grouped_matmul`'s bias.
+        assist_name: what errors call it.
 
     Returns:
         int8 ``(M, N/2)`` and fp32 scales ``(M,)``, as there.
@@ -148,31 +159,61 @@ def grouped_matmul_swiglu_quant(
     """
     for name, tensors in (("weight", weight), ("weight_scale", weight_scale)):
         need(len(tensors) > 0, name, "has no tensors; it must have one for all experts, or one for each")
-    single = len(weight) == 1 and weight[0].dim() == 3
-    if single:
-        need(len(weight_scale) == 1, "weight_scale", "has {} tensors for one weight of all experts", len(weight_scale))
-        scales = weight_scale[0]
-        _check_product(x, weight[0], scales, "weight", "weight_scale")
-    else:
-        scales = _stacked_scales(x, weight, weight_scale)
-    experts, width = scales.shape
-    need(width % 2 == 0, "weight", "has N = {} columns; SwiGLU needs an even number", width)
     need(swiglu_limit >= 0, "swiglu_limit", "is {}; it must be at least 0 (0: no limit)", swiglu_limit)
     need_shape("x_scale", x_scale, (x.shape[0],), (x.shape[0], 1))
+    form: dict[str, Any] = {"group_list": group_list, "group_list_type": group_list_type, "group_type": 0}
+    if weight[0].dtype == torch.int32:
+        experts, width, rows = _int4_rows(x, weight, weight_scale, x_scale, (assist_name, assist), form)
+        dequantization: dict[str, Any] = {}
+    else:
+        need(not assist, assist_name, "is given; it belongs to int4 weights (int32)")
+        scales = _scales_of_int8(x, weight, weight_scale)
+        experts, width = scales.shape
+        form |= {"split_item": 3, "output_dtype": torch.int32}
+        rows = npu_grouped_matmul([x], list(weight), **form)[0]
+        dequantization = {"weight_scale": scales, "activation_scale": x_scale}
+    need(width % 2 == 0, "weight", "has N = {} columns; SwiGLU needs an even number", width)
     if smooth_scale is not None:
         need_shape("smooth_scale", smooth_scale, (experts, width // 2), (experts,))
         smooth_scale = smooth_scale.reshape(experts, -1).expand(experts, width // 2)
-    sums = npu_grouped_matmul(
-        [x], list(weight), group_list=group_list, group_list_type=group_list_type, group_type=0, split_item=3,
-        output_dtype=torch.int32,
-    )[0]  # fmt: skip
     # Variant 2 with these two numbers is silu(left) * right behind the limit.
     limited: dict[str, Any] = {"swiglu_mode": 2, "clamp_limit": swiglu_limit, "glu_alpha": 1.0, "glu_bias": 0.0}
     return npu_dequant_swiglu_quant(
-        sums, weight_scale=scales, activation_scale=x_scale, quant_scale=smooth_scale,
-        group_index=as_counts(group_list, group_list_type), activate_left=True, quant_mode=DYNAMIC,
-        **(limited if swiglu_limit > 0 else {}),
+        rows, quant_scale=smooth_scale, group_index=as_counts(group_list, group_list_type), activate_left=True,
+        quant_mode=DYNAMIC, **dequantization, **(limited if swiglu_limit > 0 else {}),
     )  # fmt: skip
+
+
+def _int4_rows(
+    x: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    weight_scale: Sequence[torch.Tensor],
+    x_scale: torch.Tensor,
+    named: tuple[str, Sequence[torch.Tensor] | None],
+    form: dict[str, Any],
+) -> tuple[int, int, torch.Tensor]:
+    """How many experts, N, and the fp32 rows ``(M, N)`` of the product with int4 weights."""
+    name, assist = named
+    need_dims("x", x, 2, dtypes=(torch.int8,))
+    need(bool(assist), name, "is missing; int4 weights need 8 * sum(weight * scale) over K")
+    assert assist is not None
+    single = len(weight) == 1 and weight[0].dim() == 3
+    rows = npu_grouped_matmul(
+        [x], list(weight), scale=list(weight_scale), bias=list(assist), per_token_scale=[x_scale.reshape(-1)],
+        split_item=3, output_dtype=torch.float32, **form,
+    )[0]  # fmt: skip
+    return (weight[0].shape[0] if single else len(weight)), rows.shape[1], rows
+
+
+def _scales_of_int8(
+    x: torch.Tensor, weight: Sequence[torch.Tensor], weight_scale: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """The scales ``(E, N)`` of int8 weights, in one tensor or one an expert; checks both."""
+    if len(weight) > 1 or weight[0].dim() != 3:
+        return _stacked_scales(x, weight, weight_scale)
+    need(len(weight_scale) == 1, "weight_scale", "has {} tensors for one weight of all experts", len(weight_scale))
+    _check_product(x, weight[0], weight_scale[0], "weight", "weight_scale")
+    return weight_scale[0]
 
 
 def _stacked_scales(
@@ -196,9 +237,9 @@ def _stacked_scales(
 
 
 def need_int8_weight(name: str, weight: torch.Tensor) -> None:
-    """Raise unless the weight is int8; the types that carry int4 weights are named."""
+    """Raise unless the weight is int8; other types that carry int4 weights are named."""
     if weight.dtype in (torch.int32, torch.uint8, torch.quint4x2):
-        rule = f"is {weight.dtype}: int4 weights (W4A8, W4A4) are not supported; pass int8 weights (W8A8)"
+        rule = f"is {weight.dtype}, which carries int4: this call takes int8 weights (W8A8)"
         raise ArgumentError(f"{name} {rule}", argument=name)
     need_dtype(name, weight, torch.int8)
 

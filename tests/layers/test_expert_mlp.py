@@ -11,7 +11,7 @@ from torch.nn.functional import silu
 import ascend_moe
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import grouped_mlp, npu_dynamic_quant, quantize_weight
-from ascend_moe.experts.grouped_matmul import float_matmul
+from ascend_moe.experts.products import float_matmul
 
 L, H, INNER, ROWS = 4, 32, 24, 14
 COUNTS = [5, 0, 1, 4]

@@ -13,8 +13,8 @@ from expert_values import EACH_FLOAT, FLOATS, grouped, int8s
 from torch_npu_calls import values as drawn
 
 from ascend_moe.errors import ArgumentError
-from ascend_moe.experts import grouped_matmul, npu_grouped_matmul
-from ascend_moe.experts.grouped_matmul import int8_matmul, int8_matmul_by_float32
+from ascend_moe.experts import npu_grouped_matmul, products
+from ascend_moe.experts.products import int8_matmul, int8_matmul_by_float32
 
 
 def small_integers(*shape: int, dtype: torch.dtype = torch.float32, seed: int) -> torch.Tensor:
@@ -57,7 +57,7 @@ def test_one_output_is_the_loop_over_experts(dtype: torch.dtype, list_type: int,
 @EACH_FLOAT
 def test_sums_are_float32_and_rounded_once(dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native:  # a CPU without bf16 products
-        monkeypatch.setattr(grouped_matmul, "_multiplies_natively", lambda dtype: False)
+        monkeypatch.setattr(products, "_multiplies_natively", lambda dtype: False)
     x = small_integers(30, 1031, dtype=dtype, seed=3)
     weight = small_integers(2, 1031, 17, dtype=dtype, seed=4)
     bias, counts = torch.tensor([[0.5] * 17, [-3.25] * 17]), [13, 17]

@@ -53,7 +53,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "group_list": [None, *(tensor(ends) for ends in ([1, 5], [3, 2], [1, 2, 3])), ids(2)],
         "act_type": [1],
         "scale_dtype": [300],
-        **{name: [[ones(3)]] for name in NPU_ONLY[:5]},  # the others are numbers
+        **{name: [[ones(2, 3)]] for name in ("offset", "antiquant_scale", "antiquant_offset", *NPU_ONLY[:3])},
     },
     "npu_grouped_matmul int8": {"output_dtype": [None, torch.bfloat16], "bias": [[ones(2, 3)]]},
     "npu_swiglu": {"dim": [2], "input": [ones(2, 4, dtype=int32)]},

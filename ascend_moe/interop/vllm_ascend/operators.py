@@ -76,10 +76,9 @@ def moe_gating_top_k_hash(
     return gating_top_k(x, k, bias, groups, norm_type, renorm, routed_scaling_factor, eps, out_flag, **hashed)
 
 
-def _need_no_int4(**arguments: Any) -> None:
-    for name, value in arguments.items():
-        absent = value is None or (isinstance(value, (list, tuple)) and len(value) == 0)
-        need(absent, name, "belongs to int4 weights, which are not supported; leave it out")
+def _need_absent(name: str, value: Any) -> None:
+    absent = value is None or (isinstance(value, (list, tuple)) and len(value) == 0)
+    need(absent, name, "is given; vllm-ascend passes None, and nothing else is supported")
 
 
 _HALVES = 1  # swiglu_mode with limit, alpha and bias: torch_npu's 2; its 1, interleaved columns, is not among these
@@ -111,26 +110,34 @@ def swiglu_quant_of_one(
     swiglu_limit: float = 0.0,
     **rows: torch.Tensor,
 ) -> Triple:
-    """``grouped_matmul_swiglu_quant`` and ``…_weight_nz``: int8 weight ``(E, K, N)``, group_list running sums.
+    """``grouped_matmul_swiglu_quant`` and ``…_weight_nz``: weight ``(E, K, N)``, group_list running sums.
 
-    As `ascend_moe.npu.npu_grouped_matmul_swiglu_quant`. swiglu_limit above 0: the gate (left half) is cut at it, up at
-    both sides, before silu. int4 weights, and bias and offset, which belong to them, are refused.
+    As `ascend_moe.npu.npu_grouped_matmul_swiglu_quant`, int4 weights with their bias too. swiglu_limit above 0: the
+    gate (left half) is cut at it, up at both sides, before silu. offset is refused.
     """
-    need_int8_weight("weight", weight)
-    _need_no_int4(bias=bias, offset=offset)
+    _need_int8_or_words(weight)
+    _need_absent("offset", offset)
     if on_npu(rows["x"]) and swiglu_limit == 0:
-        return npu_grouped_matmul_swiglu_quant(weight=weight, weight_scale=weight_scale, **rows)
-    return _with_offset(weight=[weight], weight_scale=[weight_scale], swiglu_limit=swiglu_limit, **rows)
+        return npu_grouped_matmul_swiglu_quant(weight=weight, weight_scale=weight_scale, bias=bias, **rows)
+    assist = [] if bias is None else [bias]
+    return _with_offset(weight=[weight], weight_scale=[weight_scale], swiglu_limit=swiglu_limit, assist=assist, **rows)
 
 
-def swiglu_quant_of_lists(*, bias: torch.Tensor | None, offset: torch.Tensor | None, **call: Any) -> Triple:
+def _need_int8_or_words(weight: torch.Tensor) -> None:
+    if weight.dtype != torch.int32:
+        need_int8_weight("weight", weight)
+
+
+def swiglu_quant_of_lists(
+    *, bias: torch.Tensor | Sequence[torch.Tensor] | None, offset: torch.Tensor | None, **call: Any
+) -> Triple:
     """``grouped_matmul_swiglu_quant_weight_nz_tensor_list``: the same with a weight ``(K, N)`` of each expert."""
-    _need_no_int4(bias=bias, offset=offset)
-    return _with_offset(**call)
+    _need_absent("offset", offset)
+    return _with_offset(assist=[bias] if isinstance(bias, torch.Tensor) else bias, **call)
 
 
 def _with_offset(**call: Any) -> Triple:
-    codes, scale = grouped_matmul_swiglu_quant(**call)
+    codes, scale = grouped_matmul_swiglu_quant(**call, assist_name="bias")
     return codes, scale, scale.new_zeros(())
 
 
@@ -148,18 +155,21 @@ def swiglu_quant_v2(
     tuning_config: Sequence[int],
     **call: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``grouped_matmul_swiglu_quant_v2``: int8 weights, one or one an expert; group_list sums (0) or counts (1).
+    """``grouped_matmul_swiglu_quant_v2``: weights, one or one an expert; group_list sums (0) or counts (1).
 
-    transpose_weight: weights are ``(…, N, K)``. dequant_dtype, quant_dtype: 0, or the numbers of float32 and int8.
-    None means 0. tuning_config: a hint for the NPU.
+    Weights are int8, or int4 in int32 with their weight_assist_matrix. transpose_weight: int8 weights are ``(…, N, K)``.
+    dequant_dtype, quant_dtype: 0, or the numbers of float32 and int8. None means 0. tuning_config: a hint for the NPU.
     """
     for matrix in weight:
-        need_int8_weight("weight", matrix)
-    _need_no_int4(weight_assist_matrix=weight_assist_matrix, bias=bias)
+        _need_int8_or_words(matrix)
+        need(not transpose_weight or matrix.dtype == torch.int8, "transpose_weight", "is True; int4 lie along N")
+    _need_absent("bias", bias)
     need_rows_in_int8(dequant_mode, quant_mode, dequant_dtype or None, quant_dtype or None)
     need(group_list_type in (0, 1), "group_list_type", "is {}; it must be 0 (sums) or 1 (counts)", group_list_type)
     matrices = [matrix.transpose(-1, -2) for matrix in weight] if transpose_weight else weight
-    return grouped_matmul_swiglu_quant(weight=matrices, group_list_type=group_list_type, **call)
+    return grouped_matmul_swiglu_quant(
+        weight=matrices, group_list_type=group_list_type, assist=weight_assist_matrix, **call
+    )
 
 
 def ffn_of_any_release(

@@ -109,21 +109,40 @@ def test_grouped_matmul_swiglu_quant(limit: float) -> None:
         assert torch.equal(plain[0], y) and torch.equal(plain[1], scales)
 
 
-def test_int4_is_refused_by_name() -> None:
-    rows, scale, sums = codes(2, H), randn(1, 2 * F), torch.tensor([2])
-    packed = torch.zeros(1, H, 2 * F // 8, dtype=INT32)
-    calls = (
-        lambda: C.grouped_matmul_swiglu_quant(rows, packed, scale, scale[0, :2], sums),
-        lambda: C.grouped_matmul_swiglu_quant_weight_nz_tensor_list(rows, [packed[0]], [scale[0]], scale[0, :2], sums),
-        lambda: C.grouped_matmul_swiglu_quant_v2(rows, [packed], [scale], scale[0, :2], sums),
+def test_int4_as_vllm_ascend_passes_it_gives_the_same_from_every_form() -> None:
+    """Its w4a8.py: bytes of two int4 viewed as int32, scales as int64 of fp32 bits, bias 8 * sum(weight * scale)."""
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randint(-8, 8, (2, H, 2 * F), dtype=torch.int8, generator=generator)
+    scale = torch.rand(2, 2 * F, generator=generator) / 10
+    pairs = (weight[..., 1::2] << 4) | (weight[..., ::2] & 15)
+    packed, bits = pairs.view(INT32), torch.from_numpy(scale.numpy().view("uint32").astype("int64"))
+    bias = 8 * (weight.float() * scale[:, None]).sum(1)
+    rows, x_scale, counts = codes(5, H), torch.rand(5, generator=generator), torch.tensor([2, 3])
+    call = {"x_scale": x_scale, "group_list": counts.cumsum(0), "swiglu_limit": 0.5}
+    y, scales = C.grouped_matmul_swiglu_quant_v2(
+        rows, [packed], [bits], x_scale, counts, weight_assist_matrix=[bias], group_list_type=1, swiglu_limit=0.5
     )
-    for call in calls:
-        with pytest.raises(
-            ArgumentError, match=r"weight is torch.int32: int4 weights \(W4A8, W4A4\) are not supported"
-        ):
+    forms = (
+        C.grouped_matmul_swiglu_quant_weight_nz(x=rows, weight=packed, weight_scale=bits, bias=bias, **call),
+        C.grouped_matmul_swiglu_quant_v2(
+            rows, list(packed), list(bits), x_scale, counts, weight_assist_matrix=list(bias), group_list_type=1,
+            swiglu_limit=0.5,
+        ),
+    )  # fmt: skip
+    assert all(torch.equal(form[0], y) and torch.equal(form[1], scales) for form in forms)
+    for start, stop, expert in ((0, 2, 0), (2, 5, 1)):
+        exact = rows[start:stop].double() @ (weight[expert].double() * scale[expert].double())
+        gate, up = (exact * x_scale[start:stop, None].double()).chunk(2, 1)
+        expected = torch.nn.functional.silu(gate.clamp(max=0.5)) * up.clamp(-0.5, 0.5)
+        torch.testing.assert_close(scales[start:stop].double(), expected.abs().amax(1) / 127, atol=0, rtol=1e-4)
+    for call in (
+        lambda: C.grouped_matmul_swiglu_quant(rows, packed, bits, x_scale, counts.cumsum(0)),
+        lambda: C.grouped_matmul_swiglu_quant_v2(rows, [packed], [bits], x_scale, counts, group_list_type=1),
+    ):
+        with pytest.raises(ArgumentError, match=r"(bias|weight_assist_matrix) is missing; int4 weights need"):
             call()
-    with pytest.raises(ArgumentError, match=r"bias belongs to int4 weights"):
-        C.grouped_matmul_swiglu_quant(rows, codes(1, H, 2 * F), scale, scale[0, :2], sums, bias=scale)
+    with pytest.raises(ArgumentError, match=r"belongs to int4 weights"):
+        C.grouped_matmul_swiglu_quant(rows, codes(2, H, 2 * F), scale, x_scale, counts.cumsum(0), bias=bias)
 
 
 @pytest.mark.parametrize("quant_mode", [-1, 1])

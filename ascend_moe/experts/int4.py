@@ -1,0 +1,110 @@
+"""Weights of 4 bits: how they lie in memory, and the scales of their groups.
+
+An int4 is a two's complement number, -8..7. Eight lie in an int32, or two in a byte, the first in the lowest bits: so
+both are the same memory. They lie along N, as torch_npu and vllm-ascend have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ascend_moe.errors import need, need_dtype, with_typed_errors
+from ascend_moe.experts.quant import scale_of_bits
+
+IN_WORD = 8  # int4 in an int32
+IN_BYTE = 2
+MOST = 7
+
+
+@with_typed_errors
+def pack_int4(codes: torch.Tensor) -> torch.Tensor:
+    """Packs int8 codes ``(..., N)`` of -8..7 into int32 ``(..., N / 8)``, the first of eight in the lowest bits.
+
+    Raises:
+        ArgumentError: codes are not int8, N is no multiple of 8, or a code is out of range.
+
+    Source: torch_npu ``npu_convert_weight_to_int4pack`` and ``npu_quantize`` with quint4x2.
+    """
+    need_dtype("codes", codes, torch.int8)
+    rule = "is {}; its last dimension must be a multiple of 8, the int4 of an int32"
+    need(codes.dim() > 0 and codes.shape[-1] % IN_WORD == 0, "codes", rule, codes.shape)
+    if not codes.is_meta:
+        need(not bool(((codes > MOST) | (codes < -MOST - 1)).any()), "codes", "must be -8..7, which 4 bits hold")
+    halves = codes & 15
+    return (halves[..., ::2] | (halves[..., 1::2] << 4)).contiguous().view(torch.int32)
+
+
+@with_typed_errors
+def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
+    """Gives the int8 codes ``(..., N)`` of int32 ``(..., N / 8)``, or of int8 or uint8 bytes ``(..., N / 2)``.
+
+    Raises:
+        ArgumentError: packed has another dtype.
+    """
+    need_dtype("packed", packed, torch.int32, torch.int8, torch.uint8)
+    pairs = packed.contiguous().view(torch.uint8)
+    numbers = torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2)
+    return ((numbers ^ 8).to(torch.int8)) - 8
+
+
+def words_of(packed: torch.Tensor) -> torch.Tensor:
+    """int32 ``(..., N / 8)`` of int4 that lie in int32 or in bytes; the same memory where it can be viewed so."""
+    return packed if packed.dtype == torch.int32 else packed.contiguous().view(torch.int32)
+
+
+class Int4Matrix:
+    """One expert's weight ``(K, N)`` of int4 in int32 words, unpacked only where it is multiplied.
+
+    The words lie along N; those of a transposed weight (``(N, K / 8)`` in memory) lie along K.
+    """
+
+    dtype = torch.int32
+
+    def __init__(self, words: torch.Tensor, rows: int) -> None:
+        self.words = words
+        self.device = words.device
+        first, second = words.shape
+        self.transposed = first != rows and first * IN_WORD == rows and words.stride(0) == 1
+        self.shape = (rows, second) if self.transposed else (first, second * IN_WORD)
+
+    def codes(self) -> torch.Tensor:
+        """int8 ``(K, N)``."""
+        return unpack_int4(self.words.t()).t() if self.transposed else unpack_int4(self.words)
+
+
+Matrix = torch.Tensor | Int4Matrix
+
+
+def codes_of(weight: Matrix) -> torch.Tensor:
+    """The int8 codes ``(K, N)`` of a weight in int4 or int8."""
+    return weight.codes() if isinstance(weight, Int4Matrix) else weight
+
+
+def scales_of_groups(
+    tensors: Sequence[torch.Tensor] | None, weights: Sequence[Matrix], argument: str
+) -> list[torch.Tensor] | None:
+    """A ``(G, N)`` fp32 for each expert, whose K rows are G groups of one scale each.
+
+    ``tensors``: one ``(E, N)`` or ``(E, G, N)``, or E of ``(N,)`` or ``(G, N)``; floats, or int64 and uint64 whose low
+    half is an fp32. None or empty: None.
+    """
+    if not tensors:
+        return None
+    experts = len(weights)
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    single = len(tensors) == 1 and (experts > 1 or tensors[0].dim() == 3) and tensors[0].dim() in (2, 3)
+    each = list(tensors[0].unbind(0)) if single else list(tensors)
+    (rows, width), made = weights[0].shape, []
+    rule = "has shapes {}; {} experts with K={}, N={} need ({}, N) or ({}, G, N), or {} tensors (N,) or (G, N), "
+    rule += "G a divisor of K"
+    for scale in each:
+        scale = scale.unsqueeze(0) if scale.dim() == 1 else scale
+        fits = len(each) == experts and scale.dim() == 2 and scale.shape[1] == width
+        fits = fits and scale.shape[0] > 0 and rows % scale.shape[0] == 0
+        need(fits, argument, rule, shapes, experts, rows, width, experts, experts, experts)
+        known = scale.is_floating_point() or scale.dtype in (torch.int64, torch.uint64)
+        need(known, argument, "is {}; it must be float, or int64 whose low half is an fp32", scale.dtype)
+        made.append(scale_of_bits(scale).float())
+    return made
