@@ -157,7 +157,7 @@ def swiglu_quant_v2(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``grouped_matmul_swiglu_quant_v2``: weights, one or one an expert; group_list sums (0) or counts (1).
 
-    Weights are int8, or int4 in int32 with their weight_assist_matrix. transpose_weight: int8 weights are ``(…, N, K)``.
+    Weights are int8, or int4 in int32 with weight_assist_matrix. transpose_weight: int8 weights are ``(…, N, K)``.
     dequant_dtype, quant_dtype: 0, or the numbers of float32 and int8. None means 0. tuning_config: a hint for the NPU.
     """
     for matrix in weight:
