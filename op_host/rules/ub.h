@@ -70,7 +70,7 @@ private:
         if (info_.measures != 0) Add("times of the sources", WaitTimesUb(timed).Bytes());
         Add("awaited runs", waiter.messages);
         Add("counts of all sources", waiter.kept);
-        Add("comparison of runs", waiter.match);
+        Add("their comparison", waiter.match);
     }
 
     // Rows of x on their way out, and what quantizes them.
