@@ -13,7 +13,9 @@ from torch.nn import functional
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher
 from ascend_moe.errors import need, need_shape, with_typed_errors
-from ascend_moe.experts import Activation, grouped_mlp, quantize_weight
+from ascend_moe.experts import Activation, grouped_mlp, quantize_weight, quantize_weight_int4
+from ascend_moe.experts.int4 import bits_of
+from ascend_moe.experts.quant import scale_of_bits
 from ascend_moe.experts.weights import Codes, fit_state_dict, keep_codes, quantize_for, without_casts
 from ascend_moe.moe_config import ROUTERS
 from ascend_moe.moe_config import MoEConfig as MoEConfig
@@ -147,6 +149,8 @@ class MoELayer(nn.Module):
     tid2eid: Tensor | None
     w_gate_up_scale: Tensor | None
     w_down_scale: Tensor | None
+    w_gate_up_correction: Tensor | None
+    w_down_correction: Tensor | None
 
     @with_typed_errors
     def __init__(
@@ -214,8 +218,9 @@ class MoELayer(nn.Module):
         self.const_expert_alpha_1 = parameter(*alphas) if count else None
         self.const_expert_alpha_2 = parameter(*alphas) if count else None
         self.const_expert_v = parameter(count, row) if count else None
-        self.register_buffer("w_gate_up_scale", None)
-        self.register_buffer("w_down_scale", None)
+        for name in _EXPERTS:
+            self.register_buffer(f"{name}_scale", None)
+            self.register_buffer(f"{name}_correction", None)
 
     def _place_experts(self, placement: Balance | None, experts: int, device: torch.device | str | None) -> None:
         """Takes the copies of each expert, and the expert of each physical one; without a placement one of each."""
@@ -283,39 +288,72 @@ class MoELayer(nn.Module):
         return self
 
     @torch.no_grad()
-    def quantize_(self) -> MoELayer:
-        """Turns the routed experts' weights into int8, one scale an output channel (W8A8). Returns self.
+    def quantize_(self, bits: int = 8, groups: tuple[int, int] = (1, 1)) -> MoELayer:
+        """Turns the routed experts' weights into int8, one scale an output channel (W8A8), or int4 (W4A8).
 
-        From then on dispatch sends int8 rows, each with one scale (quant_mode 2).
+        From then on dispatch sends int8 rows, each with one scale (quant_mode 2). Returns self. A layer that is
+        quantized already stays as it is.
+
+        Args:
+            bits: 8 or 4. int4 lie in int32 by eight, with fp32 buffers w_gate_up_correction (L, 2I) and
+                w_down_correction (L, R) beside the scales (L, G, 2I) and (L, G, R): `quantize_weight_int4`.
+            groups: with 4 bits: groups of w_gate_up's and of w_down's rows that share a scale, divisors of R and I.
+
+        Raises:
+            ArgumentError: the layer is trainable or its experts have biases, or a size does not divide.
         """
-        rule = "is True; int8 weights have no gradient: make the layer without it"
+        need(bits in (4, 8), "bits", "is {}; it must be 8 or 4", bits)
+        need(bits == 4 or tuple(groups) == (1, 1), "groups", "is {}; int8 weights have a scale a channel", groups)
+        rule = "is True; quantized weights have no gradient: make the layer without it"
         need(not self.w_gate_up.requires_grad, "trainable", rule)
         need(self.gate_up_bias is None, "expert_bias", "is True; int8 rows take no bias: leave the experts in float")
         if self.quant_mode:
             return self
-        for name in _EXPERTS:
-            codes, scale = quantize_weight(getattr(self, name))
-            setattr(self, name, Codes(codes))
-            setattr(self, f"{name}_scale", scale)
+        for name, count in zip(_EXPERTS, groups, strict=True):
+            weight = getattr(self, name)
+            rule = "is {}; it must divide {} rows of {}"
+            need(count > 0 and weight.shape[1] % count == 0, "groups", rule, count, weight.shape[1], name)
+            made = quantize_weight(weight) if bits == 8 else quantize_weight_int4(weight, weight.shape[1] // count)
+            setattr(self, name, Codes(made[0]))
+            setattr(self, f"{name}_scale", made[1])
+            setattr(self, f"{name}_correction", made[2] if len(made) > 2 else None)
         self._fit_scales()
         return self
 
+    @property
+    def _int4(self) -> bool:
+        return self.w_down_correction is not None
+
     def _fit_scales(self) -> None:
-        """Scales are fp32, but the NPU's grouped matmul wants the output's type for the second product."""
-        if self.w_down_scale is not None:
+        """Scales are fp32, but the NPU wants the output's type for the second int8 product, int64 for int4's."""
+        if self.w_down_scale is None or self.w_gate_up_scale is None:
+            return
+        if self._int4:
+            for name in _EXPERTS:
+                setattr(self, f"{name}_scale", self._int4_scale(getattr(self, f"{name}_scale")))
+        else:
             half = self.w_down_scale.device.type == "npu" and self.dtype == torch.bfloat16
             self.w_down_scale = self.w_down_scale.to(torch.bfloat16 if half else torch.float32)
 
+    def _int4_scale(self, scale: Tensor) -> Tensor:
+        on_npu = self.w_down.device.type == "npu"
+        if (scale.dtype == torch.int64) == on_npu:
+            return scale
+        return bits_of(scale) if on_npu else scale_of_bits(scale)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Floats for int8 weights are quantized; codes come with their scales, and into int8 weights only."""
+        """Floats for quantized weights are quantized; codes come with their scales, and into quantized weights only."""
         for name in _EXPERTS:
-            names, scale = (prefix + name, f"{prefix}{name}_scale"), getattr(self, f"{name}_scale")
-            given = state_dict.get(names[0])
-            if scale is not None:
-                quantize_for(state_dict, *names, self.dtype, getattr(self, name), scale)
+            own = {part: getattr(self, f"{name}{part}") for part in ("", "_scale", "_correction")}
+            given = state_dict.get(prefix + name)
+            if self.quant_mode:
+                quantize_for(state_dict, prefix + name, self.dtype, {k: v for k, v in own.items() if v is not None})
+                if self._int4 and given is not None:
+                    state_dict[f"{prefix}{name}_scale"] = self._int4_scale(state_dict[f"{prefix}{name}_scale"])
             elif given is not None:
-                rule = "is int8, the layer's weights are {}: call quantize_() before load_state_dict"
-                need(given.dtype != torch.int8, names[0], rule, self.dtype)
+                rule = "is {}, the layer's weights are {}: call quantize_() before load_state_dict"
+                coded = given.dtype in (torch.int8, torch.int32)
+                need(not coded, prefix + name, rule, str(given.dtype).removeprefix("torch."), self.dtype)
         fit_state_dict(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
         if self.quant_mode:
@@ -326,6 +364,7 @@ class MoELayer(nn.Module):
         dtype = fn(self.gate_weight.new_empty(0, dtype=self.dtype)).dtype
         _need_floats("dtype", dtype)
         kept = [self.gate_weight, self.gate_bias, self.logit_bias, self.w_gate_up_scale, self.w_down_scale]
+        kept += [self.w_gate_up_correction, self.w_down_correction]
         kept += [self.w_gate_up, self.w_down] if self.quant_mode else []
         super()._apply(without_casts(fn, kept), recurse)  # type: ignore[no-untyped-call]
         self.dtype = dtype
@@ -450,8 +489,8 @@ class MoELayer(nn.Module):
             output_dtype=self.dtype,
             out=out,
             activation=self.activation,
-            gate_up_bias=self.gate_up_bias,
-            down_bias=self.down_bias,
+            gate_up_bias=self.w_gate_up_correction if self._int4 else self.gate_up_bias,
+            down_bias=self.w_down_correction if self._int4 else self.down_bias,
         )
 
     def run_shared(self, tokens: Tensor) -> Tensor | None:
@@ -468,5 +507,5 @@ class MoELayer(nn.Module):
     def extra_repr(self) -> str:
         """Config, ranks and carrier, for print(layer)."""
         carrier = self.dispatcher
-        mode = "W8A8" if self.quant_mode else str(self.dtype).removeprefix("torch.")
+        mode = ("W4A8" if self._int4 else "W8A8") if self.quant_mode else str(self.dtype).removeprefix("torch.")
         return f"{self.config}, {mode}, rank {carrier.rank} of {carrier.world_size}, {type(carrier).__name__}"

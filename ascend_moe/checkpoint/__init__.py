@@ -3,8 +3,8 @@
 Layouts of the experts (all with any shard files):
 
 * published: one matrix an expert: ``experts.N.{w1,w3,w2}.weight`` (Mixtral) or
-  ``experts.N.{gate,up,down}_proj.weight`` (Qwen, DeepSeek; Nemotron has no gate), bf16, fp16, fp32, or fp8 with
-  ``weight_scale_inv`` blocks (DeepSeek-V3);
+  ``experts.N.{gate,up,down}_proj.weight`` (Qwen, DeepSeek; Nemotron has no gate), bf16, fp16, fp32, fp8 with
+  ``weight_scale_inv`` blocks (DeepSeek-V3) or ``weight_scale`` by channel or tensor, or fp4 (DeepSeek-V4);
 * fused: ``experts.gate_up_proj`` (E, 2I, H) and ``experts.down_proj`` (E, H, I), or both transposed; Granite calls
   them ``input_linear.weight`` and ``output_linear.weight``. Zero experts may have rows there that nobody reads;
 * fused in MX's fp4: ``experts.gate_up_proj_blocks`` and ``_scales`` (gpt-oss);
@@ -22,11 +22,13 @@ import torch
 from torch import Tensor
 
 from ascend_moe.checkpoint.config import Fp8Format, moe_config, need_directory, read_json
-from ascend_moe.checkpoint.files import CheckpointFiles, Read, dequantize_fp8, dequantize_mxfp4
+from ascend_moe.checkpoint.files import CheckpointFiles, Read, dequantize_fp4, dequantize_mxfp4, read_fp8
+from ascend_moe.checkpoint.modelslim import Coded
 from ascend_moe.checkpoint.quantized import Quantized
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError, need, with_typed_errors
 from ascend_moe.experts import Activation
+from ascend_moe.experts.int4 import IN_WORD, correction_of, pack_int4
 from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.moe_config import ROUTERS
 
@@ -53,6 +55,7 @@ _ROUTER = re.compile(
     r"\.(?P<router>gate|router|gate\.wg|router\.layer|router\.classifier)\.weight"
 )
 _ReadExpert = Callable[[int, Tensor, Tensor], None]  # expert, out gate_up (H, 2I), out down (I, H)
+_FP8 = torch.float8_e4m3fn
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -62,7 +65,7 @@ class LayerWeights:
 
     Attributes:
         config: the layer's numbers.
-        tensors: by the names of MoELayer's parameters; int8 experts with their scales, as after ``quantize_``.
+        tensors: by the names of MoELayer's parameters; int8 and int4 experts as after ``quantize_``.
         dtype: of the layer.
         reads: every read from the files, in order; ``bytes_read`` is the sum of their sizes.
     """
@@ -107,7 +110,10 @@ def build_layer(
     module = MoELayer(
         weights.config, dispatcher, dtype=weights.dtype, router_dtype=router_dtype, device="meta", global_bs=global_bs
     )
-    if "w_down_scale" in weights.tensors:
+    if "w_down_correction" in weights.tensors:
+        gate_up, down = (weights.tensors[f"{name}_scale"].shape[1] for name in ("w_gate_up", "w_down"))
+        module.quantize_(4, (gate_up, down))
+    elif "w_down_scale" in weights.tensors:
         module.quantize_()
     module.load_state_dict({name: value.to(device) for name, value in weights.tensors.items()}, assign=True)
     return module
@@ -132,8 +138,9 @@ def load_layer(
         rank, world: whose experts.
         dtype: of the experts' weights; None: config.json's, else bf16. The router's are fp32.
         config: replaces the numbers of config.json.
-        dequantize: experts in int8 by channel, whose activations are int8 by token (W8A8), become floats too. Else they
-            keep their codes, and dispatch sends int8 rows.
+        dequantize: experts in int8 by channel, whose activations are int8 by token (W8A8), and in int4 become floats
+            too. Else they keep their codes, and dispatch sends int8 rows; with int4 (W4A8) also where the file leaves
+            the activations in float.
 
     Raises:
         ArgumentError: a file, layer or tensor is missing or does not fit. The message has what was looked for
@@ -210,13 +217,23 @@ class _Block:
         matrix = next((shape for shape in shapes if len(shape) == 2 and shape[0] > 1), None)
         if matrix and (value := self.quantized.read(self.files, full, matrix)) is not None:
             return value
+        fp4 = self.fp8.fp4_experts and ".experts." in full and full in self.files
+        if matrix and fp4 and self.files.dtype(full) in ("I8", "U8"):
+            return self._fp4(full, *matrix)
         if (actual := self.files.shape(full)) not in shapes:
             text = f"{full} is {actual}; config.json's numbers make it {shapes[0]}"
             raise ArgumentError(text, argument="directory")
         value = self.files.read(full)
-        if value.dtype == torch.float8_e4m3fn:
-            return dequantize_fp8(full, value, self.files.read(f"{full}_scale_inv"), self.fp8)
-        return _floating(value, full)
+        return read_fp8(self.files, full, value, self.fp8) if value.dtype == _FP8 else _floating(value, full)
+
+    def _fp4(self, name: str, rows: int, columns: int) -> Tensor:
+        """An fp4 matrix (N, K): bytes (N, K / 2), and e8m0 exponents of 32 numbers each."""
+        codes = self.files.part(name, (rows, columns // 2), torch.int8, torch.uint8)
+        exponents = f"{name.removesuffix('.weight')}.scale"
+        if exponents not in self.files:
+            exponents = f"{name}_scale_inv"
+        kinds = (torch.float8_e8m0fnu, torch.uint8)
+        return dequantize_fp4(name, codes, self.files.part(exponents, (rows, columns // 32), *kinds))
 
     def need_no_more(self) -> None:
         """Raises for the first tensor of the block whose like no rank reads: it would be left out of the result."""
@@ -255,23 +272,42 @@ class _Block:
         return tensors
 
     def _coded(self, experts: range) -> dict[str, Tensor] | None:
-        """Codes and scales of experts in W8A8, as a layer has them after ``quantize_``; None: they become floats."""
+        """Codes and scales of experts that stay int8 or int4, as a layer has them after ``quantize_``; None: floats.
+
+        All experts of the layer decide, on every rank alike; their data is read only when it is decided.
+        """
         row, inner = self.config.row_size, self.config.moe_intermediate_size
         style = self._style(experts[0])
-        if self.dequantize or not self.quantized.rows_are_int8 or self.config.expert_bias or style is None:
+        if self.dequantize or self.config.expert_bias or style is None:
             return None
-        ups = style[:2] if self.gated else style[1:2]
-        made: dict[str, list[Tensor]] = {"w_gate_up": [], "w_gate_up_scale": [], "w_down": [], "w_down_scale": []}
+        sides = {
+            "w_gate_up": (style[:2] if self.gated else style[1:2], (inner, row)),
+            "w_down": (style[2:], (row, inner)),
+        }
+
+        def names(expert: int, parts: tuple[str, ...]) -> list[str]:
+            return [f"{self.prefix}.experts.{expert}.{part}.weight" for part in parts]
+
+        everyone = range(self.config.num_experts)
+        bits = {
+            self.quantized.keeps(self.files, name)
+            for parts, _ in sides.values()
+            for expert in everyone
+            for name in names(expert, parts)
+        }
+        packs = row % IN_WORD == 0 and len(sides["w_gate_up"][0]) * inner % IN_WORD == 0
+        if bits not in ({8}, {4}) or (bits == {4} and not packs):
+            return None
+        own = [(name, shape) for parts, shape in sides.values() for e in experts for name in names(e, parts)]
+        if not all(self.quantized.symmetric(self.files, name, shape) for name, shape in own):
+            return None
+        made: dict[str, list[Tensor]] = {}
         for expert in experts:
-            for own, parts, shape in (("w_gate_up", ups, (inner, row)), ("w_down", style[2:], (row, inner))):
-                names = [f"{self.prefix}.experts.{expert}.{part}.weight" for part in parts]
-                coded = [self.quantized.coded(self.files, name, shape) for name in names]
-                there = [each for each in coded if each is not None]
-                if len(there) < len(coded):
-                    return None
-                made[own].append(torch.cat([each.codes for each in there]).t().contiguous())
-                made[f"{own}_scale"].append(torch.cat([each.scale for each in there]))
-        return {name: torch.stack(parts) for name, parts in made.items()}
+            for own_name, (parts, shape) in sides.items():
+                coded = [self.quantized.coded(self.files, name, shape) for name in names(expert, parts)]
+                for name, tensor in _joined(own_name, coded, bits == {4}).items():
+                    made.setdefault(name, []).append(tensor)
+        return {name: torch.stack(tensors) for name, tensors in made.items()}
 
     def _style(self, first: int) -> tuple[str, str, str] | None:
         """How an expert's own matrices are called; None: there are none."""
@@ -357,10 +393,26 @@ class _Block:
 
         def read_expert(expert: int, gate_up: Tensor, down: Tensor) -> None:
             for name, out in zip(names, (gate_up, down), strict=True):
-                value = _floating(self.files.read(name, (expert, expert + 1))[0], name)
+                value = self.files.read(name, (expert, expert + 1))[0]
+                if value.dtype == _FP8:
+                    value = read_fp8(self.files, name, value, self.fp8, expert)
+                value = _floating(value, name)
                 out.copy_(value.t() if shapes == as_rows else value)
 
         return read_expert
+
+
+def _joined(name: str, coded: list[Coded], int4: bool) -> dict[str, Tensor]:
+    """One expert's codes (K, N) of matrices side by side, with their scales, and of int4 the correction."""
+    codes = torch.cat([each.codes for each in coded]).t().contiguous()
+    if not int4:
+        return {name: codes, f"{name}_scale": torch.cat([each.scale.reshape(-1) for each in coded])}
+    groups = [each.scale.shape[1] for each in coded]
+    need(len(set(groups)) == 1, "directory", "has gate and up with {} groups of scales; need as many", groups)
+    scale = torch.cat([each.scale for each in coded]).t().contiguous()
+    given = [each.correction for each in coded if each.correction is not None]
+    correction = torch.cat(given) if len(given) == len(coded) else correction_of(codes, scale)
+    return {name: pack_int4(codes), f"{name}_scale": scale, f"{name}_correction": correction}
 
 
 @with_typed_errors
@@ -403,7 +455,7 @@ def _find_block(files: CheckpointFiles, layer: int) -> tuple[str, str]:
 def _floating(value: Tensor, name: str) -> Tensor:
     if value.dtype not in _DTYPES.values():
         raise ArgumentError(
-            f"{name} is {value.dtype}; need bf16, fp16, fp32, or fp8 by expert with weight_scale_inv",
+            f"{name} is {value.dtype}; need bf16, fp16, fp32, or fp8 with its scales",
             argument="directory",
         )
     return value

@@ -46,11 +46,15 @@ def read_object(path: Path) -> Json:
 
 @dataclass(frozen=True)
 class Fp8Format:
-    """Holds what a config says of fp8 weights: sides of a block with one scale; whether bytes are exponents."""
+    """Holds what a config says of fp8 weights: sides of a block with one scale; whether bytes are exponents.
+
+    fp4_experts: the experts' weights are fp4 instead (DeepSeek-V4).
+    """
 
     rows: int = 128
     columns: int = 128
     exponents: bool = False
+    fp4_experts: bool = False
 
     @staticmethod
     def of(values: Json) -> Fp8Format:
@@ -62,7 +66,8 @@ class Fp8Format:
             sides = (Fp8Format.rows, Fp8Format.columns)
         if not isinstance(sides, (list, tuple)) or len(sides) != 2 or not all(type(n) is int and n > 0 for n in sides):
             raise _unfit(f"has weight_block_size {sides!r:.60}; need two numbers of at least 1")
-        return Fp8Format(sides[0], sides[1], known and quantized.get("scale_fmt") == "ue8m0")
+        dtype = values.get("expert_dtype") or (quantized.get("expert_dtype") if known else None)
+        return Fp8Format(sides[0], sides[1], known and quantized.get("scale_fmt") == "ue8m0", dtype == "fp4")
 
 
 def moe_config(values: Json) -> MoEConfig:

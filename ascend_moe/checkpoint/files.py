@@ -14,7 +14,7 @@ from ascend_moe.checkpoint.config import Fp8Format, need_directory, read_object
 from ascend_moe.errors import ArgumentError, LibraryError, need
 
 INDEX = "model.safetensors.index.json"
-_SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
+SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,27 @@ class CheckpointFiles:
     def read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
         """The tensor, or ``rows`` of its leading dimension; only these bytes are read."""
         part = self._slice(name)
-        tensor: Tensor = part[:] if rows is None else part[rows[0] : rows[1]]
+        if not part.get_shape():  # safetensors has no slice of a scalar
+            tensor: Tensor = self._handle(self._file_of[name]).get_tensor(name)
+        else:
+            tensor = part[:] if rows is None else part[rows[0] : rows[1]]
         self.reads.append(Read(self._file_of[name], name, rows, tensor.numel() * tensor.element_size()))
         return tensor
+
+    def part(self, name: str, shape: tuple[int, ...], *dtypes: torch.dtype) -> Tensor:
+        """The whole tensor, which must have that shape and one of these dtypes.
+
+        Raises:
+            ArgumentError: there is none, or it has another shape or dtype.
+        """
+        if name not in self:
+            raise self.missing(name, name.rsplit(".", 1)[0])
+        actual = self.shape(name)
+        need(actual == shape, "directory", "has {} of {}; config.json's numbers make it {}", name, actual, shape)
+        value = self.read(name)
+        rule = "has {} of {}; need {}"
+        need(value.dtype in dtypes, "directory", rule, name, value.dtype, " or ".join(map(str, dtypes)))
+        return value
 
     def missing(self, wanted: str, near: str) -> ArgumentError:
         """The error for a tensor that is not there; ``near`` is the prefix whose names are shown."""
@@ -139,30 +157,62 @@ def dequantize_mxfp4(name: str, blocks: Tensor, scales: Tensor) -> Tensor:
     return torch.ldexp(_E2M1[codes.long()], scales.int()[..., None] - _E8M0_BIAS).flatten(-2)
 
 
+def dequantize_fp4(name: str, codes: Tensor, exponents: Tensor) -> Tensor:
+    """fp32 (R, C) of fp4 codes (R, C / 2), two a byte, the low half first, and e8m0 exponents (R, C / 32)."""
+    rows, groups = exponents.shape
+    blocks = codes.view(torch.uint8).reshape(rows, groups, -1)
+    return dequantize_mxfp4(name, blocks, exponents.view(torch.uint8))
+
+
+def read_fp8(files: CheckpointFiles, name: str, codes: Tensor, fp8: Fp8Format, row: int | None = None) -> Tensor:
+    """fp32 matrix from fp8 codes (R, C) and the scales beside them: one a block, a row, a column, or one.
+
+    ``name``: of the codes, of which ``row`` is one of the leading dimension. The scales' is name_scale_inv (blocks),
+    name_scale, or .scale instead of .weight (DeepSeek-V4: blocks).
+
+    Raises:
+        ArgumentError: there are no scales, or their shape or values fit no meaning.
+    """
+    own = f"{name.removesuffix('.weight')}.scale" if name.endswith(".weight") else ""
+    named = [each for each in (f"{name}_scale_inv", f"{name}_scale", own) if each in files]
+    if not named:
+        raise files.missing(f"{name}_scale_inv (nor {name}_scale)", name.rsplit(".", 1)[0])
+    scale = files.read(named[0]) if row is None else files.read(named[0], (row, row + 1))[0]
+    if named[0] != f"{name}_scale":
+        return dequantize_fp8(named[0], codes, scale, fp8)
+    rows, columns = codes.shape
+    shapes: tuple[tuple[int, ...], ...] = ((rows, 1), (rows,), (1, columns), (1, 1), (1,), ())
+    rule = "has {} of {}; need one scale a row, a column, or one: {}"
+    need(tuple(scale.shape) in shapes, "directory", rule, named[0], scale.shape, shapes)
+    need(scale.dtype in SCALES, "directory", "has {} of {}; it must be float", named[0], scale.dtype)
+    wide = scale.float()
+    need(bool(wide.isfinite().all()), "directory", "has {} with values that are not finite: download it anew", named[0])
+    return codes.float() * (wide.unsqueeze(1) if tuple(scale.shape) == (rows,) and rows > 1 else wide)
+
+
 def dequantize_fp8(name: str, codes: Tensor, scale_inv: Tensor, fp8: Fp8Format) -> Tensor:
     """fp32 matrix from fp8 codes (R, C) and one multiplier a block: (ceil(R / rows), ceil(C / columns)).
 
-    Multipliers are fp32, bf16, fp16 or e8m0. Bytes are e8m0 where the format says that they are exponents. Other
-    integers have no meaning here.
+    ``name`` is the multipliers'. They are fp32, bf16, fp16 or e8m0. Bytes are e8m0 where the format says that they are
+    exponents. Other integers have no meaning here.
     """
     rows, columns = codes.shape
     wanted = (-(-rows // fp8.rows), -(-columns // fp8.columns))
     if tuple(scale_inv.shape) != wanted:
         raise ArgumentError(
-            f"{name}_scale_inv is {tuple(scale_inv.shape)}; a {rows} x {columns} matrix in blocks of "
+            f"{name} is {tuple(scale_inv.shape)}; a {rows} x {columns} matrix in blocks of "
             f"{fp8.rows} x {fp8.columns} needs {wanted}",
             argument="directory",
         )
     if scale_inv.dtype == torch.uint8 and fp8.exponents:
         scale_inv = scale_inv.view(torch.float8_e8m0fnu)
-    if scale_inv.dtype not in _SCALE_DTYPES:
+    if scale_inv.dtype not in SCALES:
         raise ArgumentError(
-            f"{name}_scale_inv is {scale_inv.dtype}; need a float, or uint8 with scale_fmt ue8m0 in "
-            "quantization_config",
+            f"{name} is {scale_inv.dtype}; need a float, or uint8 with scale_fmt ue8m0 in quantization_config",
             argument="directory",
         )
     scale = scale_inv.float()
     if not bool(scale.isfinite().all()):
-        raise ArgumentError(f"{name}_scale_inv has values that are not finite: download it anew", argument="directory")
+        raise ArgumentError(f"{name} has values that are not finite: download it anew", argument="directory")
     full = scale.repeat_interleave(fp8.rows, 0)[:rows]
     return codes.to(torch.float32) * full.repeat_interleave(fp8.columns, 1)[:, :columns]

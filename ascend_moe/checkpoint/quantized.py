@@ -1,11 +1,11 @@
 """Quantised matrices of published files: which scheme a file says, and the matrix behind its codes.
 
-* ModelSlim (msmodelslim): quant_model_description.json names a scheme for every tensor. W8A8_DYNAMIC has ``weight``
-  int8 (N, K), ``weight_scale`` and ``weight_offset`` (N, 1): ``(code - offset) * scale``.
+* ModelSlim (msmodelslim): `ascend_moe.checkpoint.modelslim`.
 * compressed-tensors: quantization_config of config.json. Formats int-quantized (int8) and float-quantized (fp8 e4m3)
   have ``weight`` (N, K) and ``weight_scale``: (N, 1) by channel, one value by tensor, or one a block. pack-quantized
   has ``weight_packed`` int32, ``weight_shape`` (2,), and ``weight_scale`` (N, K / group) or (N, 1): numbers of 4 or
-  8 bits, plus half their range, the first in the lowest bits of an int32.
+  8 bits, plus half their range, the first in the lowest bits of an int32. Integers that are not symmetric have
+  ``weight_zero_point`` of the scale's shape, int8, or int32 packed along N: ``(code - zero) * scale``.
 """
 
 from __future__ import annotations
@@ -13,27 +13,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ascend_moe.checkpoint.config import Json, read_object
-from ascend_moe.checkpoint.files import CheckpointFiles
+from ascend_moe.checkpoint.config import Json
+from ascend_moe.checkpoint.files import SCALES, CheckpointFiles
+from ascend_moe.checkpoint.modelslim import Coded, ModelSlim
 from ascend_moe.errors import ArgumentError, need
 
-DESCRIPTION = "quant_model_description.json"
-_FLOAT, _W8A8 = "FLOAT", "W8A8_DYNAMIC"
 _FORMATS = ("int-quantized", "float-quantized", "pack-quantized")
-_SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
 _FP8 = torch.float8_e4m3fn
-
-
-class Coded(NamedTuple):
-    """A matrix as int8 codes (N, K) and one scale fp32 (N,) an output channel."""
-
-    codes: Tensor
-    scale: Tensor
 
 
 class Weights(NamedTuple):
@@ -44,6 +35,7 @@ class Weights(NamedTuple):
     strategy: str
     group_size: int
     block: tuple[int, int]
+    symmetric: bool = True
 
 
 @dataclass(frozen=True)
@@ -51,13 +43,13 @@ class Quantized:
     """Reads the matrices that a description or a quantization_config says are quantised.
 
     Attributes:
-        described: scheme of each tensor, of ModelSlim's description; None: there is none.
+        modelslim: ModelSlim's description; None: there is none.
         groups: targets and weights of each compressed-tensors group.
         ignored: names, classes or "re:" patterns that are left in float.
         rows_are_int8: the activations are quantised by token, to int8.
     """
 
-    described: dict[str, Any] | None = None
+    modelslim: ModelSlim | None = None
     groups: list[tuple[list[str], Weights]] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     rows_are_int8: bool = False
@@ -69,8 +61,8 @@ class Quantized:
         Raises:
             ArgumentError: a format of compressed-tensors that is not read, or a quantization_config of another form.
         """
-        if (path := Path(directory) / DESCRIPTION).is_file():
-            return Quantized(described=read_object(path), rows_are_int8=True)
+        if (described := ModelSlim.of(directory)) is not None:
+            return Quantized(described, rows_are_int8=True)
         said = values.get("quantization_config") or values.get("compression_config") or {}
         if not isinstance(said, dict) or said.get("quant_method") != "compressed-tensors":
             return Quantized()
@@ -95,16 +87,41 @@ class Quantized:
             return None
         return next((weights for targets, weights in self.groups if any(_matches(t, module) for t in targets)), None)
 
-    def coded(self, files: CheckpointFiles, name: str, shape: tuple[int, ...]) -> Coded | None:
-        """The codes of an int8 matrix (N, K) with a scale a channel; None: it is none, or its zero is not code 0."""
-        scheme = self._scheme(files, name)
-        if scheme == _W8A8:
-            codes, scale, offset = self._described(files, name, shape)
-            return Coded(codes, scale.reshape(-1)) if not bool(offset.any()) else None
-        if isinstance(scheme, Weights) and (scheme.form, scheme.strategy) == ("int-quantized", "channel"):
-            codes = _part(files, name, shape, torch.int8)
-            return Coded(codes, _part(files, f"{name}_scale", (shape[0], 1), *_SCALES).float().reshape(-1))
-        return None
+    def keeps(self, files: CheckpointFiles, name: str) -> int:
+        """Bits of the codes that a layer can keep of a matrix, 8 or 4; 0: it becomes floats. Reads no data.
+
+        8: int8 with a scale a channel, whose rows are int8. 4: int4 with a scale a channel or group; the rows become
+        int8, also where a file leaves them in float.
+        """
+        if self.modelslim is not None:
+            return self.modelslim.bits(name)
+        weights = self.weights_of(name)
+        packed = weights is not None and weights.form == "pack-quantized" and f"{name}_packed" in files
+        if weights is None or not weights.symmetric or not (packed or f"{name}_scale" in files):
+            return 0
+        if packed and weights.bits == 4:
+            return 4
+        integer = weights.strategy == "channel" and (packed or weights.form == "int-quantized")
+        return 8 if integer and self.rows_are_int8 else 0
+
+    def symmetric(self, files: CheckpointFiles, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether the zero of a matrix that ``keeps`` names is code 0."""
+        return self.modelslim is None or self.modelslim.symmetric(files, name, shape)
+
+    def coded(self, files: CheckpointFiles, name: str, shape: tuple[int, ...]) -> Coded:
+        """The codes and scales of a symmetric matrix (N, K) that ``keeps`` names.
+
+        Raises:
+            ArgumentError: a scale is missing, a tensor has another shape or dtype.
+        """
+        if self.modelslim is not None:
+            return self.modelslim.coded(files, name, shape)
+        weights = self.weights_of(name)
+        assert weights is not None
+        if weights.form == "pack-quantized":
+            return Coded(_unpacked(files, name, shape, weights), _scale(files, name, shape, weights))
+        codes = files.part(name, shape, torch.int8)
+        return Coded(codes, files.part(f"{name}_scale", (shape[0], 1), *SCALES).float())
 
     def read(self, files: CheckpointFiles, name: str, shape: tuple[int, ...]) -> Tensor | None:
         """The matrix (N, K) in fp32; None: it is not quantised in a way that this class reads.
@@ -112,25 +129,20 @@ class Quantized:
         Raises:
             ArgumentError: a scale is missing, a tensor has another shape or dtype, the scheme is not read.
         """
-        scheme = self._scheme(files, name)
-        if scheme is None:
+        if self.modelslim is not None:
+            return self.modelslim.read(files, name, shape) if self.modelslim.bits(name) else None
+        weights = self._scheme(files, name)
+        if weights is None:
             return None
-        if scheme == _W8A8:
-            codes, scale, offset = self._described(files, name, shape)
-            return (codes.float() - offset) * scale
-        assert isinstance(scheme, Weights)
-        if scheme.form == "pack-quantized":
-            return _unpacked(files, name, shape, scheme)
-        codes = _part(files, name, shape, torch.int8 if scheme.form == "int-quantized" else _FP8)
-        scale = _scale(files, name, shape, scheme)
-        return codes.float() * scale
+        if weights.form == "pack-quantized":
+            codes = _unpacked(files, name, shape, weights)
+        else:
+            codes = files.part(name, shape, torch.int8 if weights.form == "int-quantized" else _FP8)
+        scale = _spread(_scale(files, name, shape, weights), shape, weights)
+        values = codes.float() if weights.symmetric else codes.float() - _zeros(files, name, shape, weights)
+        return values * scale
 
-    def _scheme(self, files: CheckpointFiles, name: str) -> str | Weights | None:
-        if self.described is not None:
-            said = self.described.get(name, _FLOAT)
-            rule = "says {!r:.40} of {} in {}; need {} or {}"
-            need(said in (_FLOAT, _W8A8), "directory", rule, said, name, DESCRIPTION, _FLOAT, _W8A8)
-            return None if said == _FLOAT else str(said)
+    def _scheme(self, files: CheckpointFiles, name: str) -> Weights | None:
         weights = self.weights_of(name)
         packed = f"{name}_packed" in files
         if weights is None:
@@ -140,11 +152,6 @@ class Quantized:
             return weights if packed else None
         # A float matrix beside the scheme is a module that is no Linear: routers often are not ignored by name.
         return weights if f"{name}_scale" in files or files.dtype(name) in ("I8", "F8_E4M3") else None
-
-    def _described(self, files: CheckpointFiles, name: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-        codes, column = _part(files, name, shape, torch.int8), (shape[0], 1)
-        scale, offset = (_part(files, f"{name}_{part}", column, *_SCALES).float() for part in ("scale", "offset"))
-        return codes, scale, offset
 
 
 def _weights(group: Json, said: Json) -> Weights:
@@ -164,7 +171,9 @@ def _weights(group: Json, said: Json) -> Weights:
     rule = "has {} weights of {} bits, type {!r:.20}, strategy {!r:.20}; need bits {}, type {}, strategy {}"
     fits = strategy in strategies and bits in sizes and kind == wanted
     need(fits, "directory", rule, form, bits, kind, strategy, sizes, wanted, strategies)
-    need(weights.get("symmetric", True) is True, "directory", "has weights with zero points; need symmetric ones")
+    symmetric = weights.get("symmetric", True)
+    rule = "has symmetric {!r:.20} of {} weights; need true" + ("" if kind == "float" else " or false")
+    need(symmetric is True or (symmetric is False and kind == "int"), "directory", rule, symmetric, form)
     need(weights.get("actorder") is None, "directory", "has actorder {!r:.20}; need none", weights.get("actorder"))
     size = weights.get("group_size") or 0
     need(
@@ -173,7 +182,8 @@ def _weights(group: Json, said: Json) -> Weights:
     block = weights.get("block_structure") or (0, 0)
     sides = isinstance(block, (list, tuple)) and len(block) == 2 and all(type(side) is int for side in block)
     need(sides and (strategy != "block" or min(block) > 0), "directory", "has block_structure {!r:.30}", block)
-    return Weights(str(form), int(bits or 0), str(strategy), size if strategy == "group" else 0, (block[0], block[1]))
+    group_size = size if strategy == "group" else 0
+    return Weights(str(form), int(bits or 0), str(strategy), group_size, (block[0], block[1]), symmetric)
 
 
 def _matches(pattern: str, module: str) -> bool:
@@ -183,39 +193,51 @@ def _matches(pattern: str, module: str) -> bool:
     return pattern == "Linear" or pattern == module
 
 
-def _part(files: CheckpointFiles, name: str, shape: tuple[int, ...], *dtypes: torch.dtype) -> Tensor:
-    """A tensor of that shape and one of these dtypes."""
-    if name not in files:
-        raise files.missing(name, name.rsplit(".", 1)[0])
-    actual = files.shape(name)
-    need(actual == shape, "directory", "has {} of {}; config.json's numbers make it {}", name, actual, shape)
-    value = files.read(name)
-    need(value.dtype in dtypes, "directory", "has {} of {}; need {}", name, value.dtype, " or ".join(map(str, dtypes)))
-    return value
+def _scale_shape(shape: tuple[int, ...], weights: Weights) -> tuple[int, ...]:
+    rows, columns = shape
+    high, wide = weights.block if weights.strategy == "block" else (1, weights.group_size or columns)
+    return (-(-rows // high), -(-columns // wide))
 
 
 def _scale(files: CheckpointFiles, name: str, shape: tuple[int, ...], weights: Weights) -> Tensor:
-    """Scales in fp32, as they are multiplied with a matrix (N, K)."""
-    rows, columns = shape
-    if weights.strategy == "channel":
-        return _part(files, f"{name}_scale", (rows, 1), *_SCALES).float()
+    """Scales in fp32: (N, 1) by channel, (N, G) by group, one a block, or one value."""
+    single = f"{name}_scale"
     if weights.strategy == "tensor":
-        single = f"{name}_scale"
-        return _part(files, single, () if single in files and files.shape(single) == () else (1,), *_SCALES).float()
+        return files.part(single, () if single in files and files.shape(single) == () else (1,), *SCALES).float()
+    return files.part(single, _scale_shape(shape, weights), *SCALES).float()
+
+
+def _zeros(files: CheckpointFiles, name: str, shape: tuple[int, ...], weights: Weights) -> Tensor:
+    """Zero points in fp32, as they are subtracted from a matrix (N, K)."""
+    zero = f"{name}_zero_point"
+    if weights.form != "pack-quantized":
+        single = weights.strategy == "tensor"
+        wanted = files.shape(zero) if single and zero in files else _scale_shape(shape, weights)
+        return files.part(zero, wanted, torch.int8).float()
+    rows, groups = _scale_shape(shape, weights)
+    packed = files.part(zero, (-(-rows // (32 // weights.bits)), groups), torch.int32)
+    return _spread(_numbers(packed.t(), weights.bits)[:, :rows].t().float(), shape, weights)
+
+
+def _spread(scale: Tensor, shape: tuple[int, ...], weights: Weights) -> Tensor:
+    """Scales as they are multiplied with a matrix (N, K)."""
+    if weights.strategy not in ("block", "group"):
+        return scale
     high, wide = weights.block if weights.strategy == "block" else (1, weights.group_size)
-    scale = _part(files, f"{name}_scale", (-(-rows // high), -(-columns // wide)), *_SCALES).float()
-    return scale.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
+    return scale.repeat_interleave(high, 0)[: shape[0]].repeat_interleave(wide, 1)[:, : shape[1]]
+
+
+def _numbers(packed: Tensor, bits: int) -> Tensor:
+    """The signed numbers along the last dimension of int32 words, which hold them plus half their range."""
+    places = torch.arange(32 // bits, dtype=torch.int32) * bits
+    return ((packed[..., None] >> places) & ((1 << bits) - 1)).flatten(-2) - (1 << (bits - 1))
 
 
 def _unpacked(files: CheckpointFiles, name: str, shape: tuple[int, ...], weights: Weights) -> Tensor:
-    """fp32 (N, K) of numbers of 4 or 8 bits, packed along K into int32."""
+    """int8 codes (N, K) of numbers of 4 or 8 bits, packed along K into int32."""
     rows, columns = shape
-    each = 32 // weights.bits
-    stated = _part(files, f"{name}_shape", (2,), torch.int64, torch.int32).tolist()
+    stated = files.part(f"{name}_shape", (2,), torch.int64, torch.int32).tolist()
     rule = "has {}_shape {}; config.json's numbers make it {}"
     need(stated == [rows, columns], "directory", rule, name, stated, [rows, columns])
-    packed = _part(files, f"{name}_packed", (rows, -(-columns // each)), torch.int32)
-    places = torch.arange(each, dtype=torch.int32) * weights.bits
-    numbers = (packed[..., None] >> places) & ((1 << weights.bits) - 1)
-    codes = numbers.flatten(1)[:, :columns] - (1 << (weights.bits - 1))
-    return codes.float() * _scale(files, name, shape, weights)
+    packed = files.part(f"{name}_packed", (rows, -(-columns // (32 // weights.bits))), torch.int32)
+    return _numbers(packed, weights.bits)[:, :columns].to(torch.int8)

@@ -19,6 +19,7 @@ from ascend_moe.errors import ArgumentError, need, need_shape, with_typed_errors
 from ascend_moe.experts.activations import Activation
 from ascend_moe.experts.grouped_matmul import npu_grouped_matmul
 from ascend_moe.experts.groups import COUNTS, as_counts, read_groups
+from ascend_moe.experts.int4 import logical_shape, quantize_weight_int4
 from ascend_moe.experts.quant import (
     DYNAMIC,
     dequant_activate_quant,
@@ -38,6 +39,7 @@ __all__ = [
     "npu_grouped_matmul",
     "npu_swiglu",
     "quantize_weight",
+    "quantize_weight_int4",
 ]
 
 Weights = torch.Tensor | Sequence[torch.Tensor]  # one tensor of all experts, or a tensor an expert
@@ -66,19 +68,22 @@ def grouped_mlp(
     """``activation(x @ gate, x @ up) @ down`` for every row, with the weights of that row's local expert.
 
     Unquantized: grouped matmul, activation, grouped matmul in expand_x's type. W8A8, when dynamic_scales is
-    given: int8 product to int32, dequantize + activation + quantize per row, int8 product to output_dtype.
+    given: int8 product to int32, dequantize + activation + quantize per row, int8 product to output_dtype. W4A8, with
+    int32 weights beside it: int4 product to fp32 (on an NPU bf16), activation, quantize per row, int4 product.
 
     Args:
         expand_x: ``(A, H)`` rows by local expert, from dispatch: bf16, fp16, fp32; W8A8 int8.
         w_gate_up: ``(L, H, 2I)``, gate in the first I columns, up in the last; expand_x's type, any strides.
             ``(L, H, I)`` where the activation has no gate.
-        w_down: ``(L, I, H)``; expand_x's type, any strides. Either may be a list of L tensors, one an expert.
+        w_down: ``(L, I, H)``; expand_x's type, any strides. Either may be a list of L tensors, one an expert. Both
+            may be int4: int32 ``(L, H, 2I / 8)`` and ``(L, I, H / 8)``, of `quantize_weight_int4`.
         expert_token_nums: ``(L,)`` int64, from dispatch; may cover fewer than A rows. Never read on the
             host for NPU tensors.
         group_list_type: 1 counts, 0 running sums; the expert_token_nums_type given to dispatch.
         dynamic_scales: W8A8: float32 ``(A,)``, from dispatch: row = codes * scale.
         w_gate_up_scale, w_down_scale: W8A8: ``(L, 2I)`` and ``(L, H)`` from `quantize_weight`. The NPU
-            wants a bf16 w_down_scale for bf16 output, fp32 for fp16.
+            wants a bf16 w_down_scale for bf16 output, fp32 for fp16. W4A8: ``(L, G, 2I)`` and ``(L, G, H)`` too, and
+            int64 of the bits, which the NPU wants.
         output_dtype: W8A8: None takes w_down_scale's type if that is bf16 or fp16, else bf16.
             Unquantized: None or expand_x's type.
         topk_scales: ``(A,)`` or ``(A, 1)``, a weight for each row of the result (for routing weights that
@@ -89,7 +94,8 @@ def grouped_mlp(
         swiglu_limit: above 0: before silu the gate is cut at this value, up at both plus and minus it. 0: no limit.
             The limit of `Activation`'s swiglu under another name.
         activation: a name of `ascend_moe.experts.activations`, or an `Activation` with its numbers.
-        gate_up_bias, down_bias: ``(L, 2I)`` and ``(L, H)``, added to the two products; unquantized only.
+        gate_up_bias, down_bias: ``(L, 2I)`` and ``(L, H)``, added to the two products; unquantized only. W4A8 needs
+            both, fp32: the third result of `quantize_weight_int4`.
         operators: whose npu_grouped_matmul, npu_swiglu and npu_dequant_swiglu_quant are called; None: this package's.
 
     Returns:
@@ -131,12 +137,19 @@ def grouped_mlp(
         if output_dtype is None:
             halves = (torch.bfloat16, torch.float16)
             output_dtype = scales.down.dtype if scales.down.dtype in halves else torch.bfloat16
+    if scales is not None and gate_up_weights[0].dtype == torch.int32:
+        # The NPU's int4 product takes counts only.
+        by_counts = partial(ops.npu_grouped_matmul, group_type=0, group_list=counts, group_list_type=COUNTS)
+        hidden, scale = _w4a8_hidden(ops, by_counts, x, gate_up_weights, biases[0], weights, scales, act)
+        y = by_counts(
+            [hidden], down_weights, split_item=2, output_dtype=output_dtype, per_token_scale=[scale],
+            scale=_scale_list(scales.down, down_weights), **biases[1],
+        )[0]  # fmt: skip
+    elif scales is not None:
         hidden, scale = _w8a8_hidden(ops, multiply, x, gate_up_weights, counts, weights, scales, act)
-        # A list of weights goes with a list of scales.
-        down_scales = [scales.down] if down_weights[0].dim() == 3 else list(scales.down.unbind(0))
         y = multiply(
-            [hidden], down_weights, split_item=2, output_dtype=output_dtype, scale=down_scales,
-            per_token_scale=[scale],
+            [hidden], down_weights, split_item=2, output_dtype=output_dtype, per_token_scale=[scale],
+            scale=_scale_list(scales.down, down_weights),
         )[0]  # fmt: skip
     if out is not None:
         _check_out(out, expand_x.shape, y)
@@ -149,6 +162,7 @@ _functions = SimpleNamespace(
     npu_grouped_matmul=npu_grouped_matmul,
     npu_swiglu=npu_swiglu,
     npu_dequant_swiglu_quant=npu_dequant_swiglu_quant,
+    npu_dynamic_quant=npu_dynamic_quant,
 )
 Multiply = Callable[..., list[torch.Tensor]]
 
@@ -172,14 +186,19 @@ def _weight_list(weights: Weights) -> list[torch.Tensor]:
     return [weights] if isinstance(weights, torch.Tensor) else list(weights)
 
 
+def _scale_list(scales: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    """A list of weights goes with a list of scales."""
+    return [scales] if weights[0].dim() == 3 else list(scales.unbind(0))
+
+
 def whole_shape(weights: Weights, argument: str) -> tuple[int, ...]:
-    """The shape of the weights of all experts as one tensor."""
+    """The shape of the weights of all experts as one tensor; of int4 in int32, in numbers."""
     if isinstance(weights, torch.Tensor):
-        return tuple(weights.shape)
-    first: tuple[int, ...] = tuple(weights[0].shape)
+        return logical_shape(weights)
+    first = logical_shape(weights[0])
     if len(weights) == 1 and len(first) == 3:
         return first
-    if any(tuple(weight.shape) != first for weight in weights):
+    if any(logical_shape(weight) != first for weight in weights):
         shapes = sorted({tuple(weight.shape) for weight in weights})
         need(False, argument, "has shapes {}; a list must have a matrix of one shape for each expert", shapes)
     return (len(weights), *first)
@@ -219,10 +238,12 @@ def _biases(
     """The bias argument of the two products."""
     given: list[dict[str, Any]] = []
     for name, bias, weights in (("gate_up_bias", gate_up_bias, w_gate_up), ("down_bias", down_bias, w_down)):
+        int4 = _weight_list(weights)[0].dtype == torch.int32
+        need(bias is not None or not int4, name, "is missing; int4 weights need it (quantize_weight_int4)")
         if bias is not None:
-            need(expand_x.dtype != torch.int8, name, "is given; W8A8 rows take no bias")
+            need(int4 or expand_x.dtype != torch.int8, name, "is given; W8A8 rows take no bias")
             count, _, width = whole_shape(weights, name)
-            need_shape(name, bias, (count, width), dtypes=(expand_x.dtype,))
+            need_shape(name, bias, (count, width), dtypes=(torch.float32 if int4 else expand_x.dtype,))
             one = isinstance(weights, torch.Tensor) or len(weights) == 1
             given.append({"bias": [bias] if one else list(bias.unbind(0))})
         else:
@@ -253,7 +274,7 @@ def _check_scales(
     w_gate_up_scale: torch.Tensor | None,
     w_down_scale: torch.Tensor | None,
 ) -> _Scales | None:
-    """The scales of a W8A8 call, None for an unquantized one."""
+    """The scales of a W8A8 or W4A8 call, None for an unquantized one."""
     if dynamic_scales is not None and w_gate_up_scale is not None and w_down_scale is not None:
         need(expand_x.dtype == torch.int8, "expand_x", "is {}; with scales it must be int8", expand_x.dtype)
         return _Scales(dynamic_scales, w_gate_up_scale, w_down_scale)
@@ -267,6 +288,25 @@ def _check_scales(
         fits = (value is None) != (expand_x.dtype == torch.int8)
         need(fits, name, rule, "missing" if value is None else "given", expand_x.dtype)
     return None
+
+
+def _w4a8_hidden(
+    ops: Any,
+    multiply: Multiply,
+    x: torch.Tensor,
+    w_gate_up: list[torch.Tensor],
+    bias: dict[str, Any],
+    weights: torch.Tensor | None,
+    scales: _Scales,
+    act: Activation,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Input of the down product after int4 weights: int8 codes, and one scale for each row."""
+    gate_up = multiply(
+        [x], w_gate_up, split_item=2, scale=_scale_list(scales.gate_up, w_gate_up), per_token_scale=[scales.dynamic],
+        output_dtype=torch.bfloat16 if on_npu(x) else torch.float32, **bias,
+    )[0]  # fmt: skip
+    hidden, hidden_scale = ops.npu_dynamic_quant(_activated(ops, gate_up, act))
+    return hidden, hidden_scale if weights is None else hidden_scale * weights
 
 
 def _w8a8_hidden(

@@ -49,6 +49,52 @@ def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
     return ((numbers ^ 8).to(torch.int8)) - 8
 
 
+@with_typed_errors
+def quantize_weight_int4(weight: torch.Tensor, group_size: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantizes expert weights to int4 for W4A8 (`ascend_moe.experts.grouped_mlp`): scale = amax / 7.
+
+    Args:
+        weight: ``(..., K, N)`` float, N a multiple of 8.
+        group_size: rows of K that share a scale, a divisor of K; 0: all.
+
+    Returns:
+        int32 ``(..., K, N / 8)``, fp32 scale ``(..., G, N)``, and fp32 ``(..., N)``: `correction_of` both.
+
+    Raises:
+        ArgumentError: weight is not a float matrix or a stack of them, or a size does not divide.
+    """
+    rule = "is {} {}; it must be float and (..., K, N), N a multiple of 8"
+    fits = weight.dim() >= 2 and weight.is_floating_point() and weight.shape[-1] % IN_WORD == 0
+    need(fits, "weight", rule, weight.shape, weight.dtype)
+    rows, size = weight.shape[-2], group_size or weight.shape[-2]
+    need(size > 0 and rows % size == 0, "group_size", "is {}; it must divide the weight's {} rows", group_size, rows)
+    groups = weight.float().reshape(*weight.shape[:-2], rows // size, size, weight.shape[-1])
+    scale = groups.abs().amax(-2) / MOST
+    codes = torch.nan_to_num(groups / scale.unsqueeze(-2)).round().clamp(-MOST - 1, MOST).to(torch.int8).flatten(-3, -2)
+    return pack_int4(codes), scale, correction_of(codes, scale)
+
+
+def correction_of(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """fp32 ``(..., N)``: ``8 * sum(code * scale)`` over K, of int8 ``(..., K, N)`` and ``(..., G, N)``: W4A8's bias.
+
+    torch_npu's int4 product takes x - 8: the low half of a row's byte as a signed int4.
+    """
+    groups = codes.reshape(*codes.shape[:-2], scale.shape[-2], -1, codes.shape[-1])
+    sums = groups.sum(-2, dtype=torch.int32)
+    return (8.0 * sums * scale).sum(-2)
+
+
+def bits_of(scale: torch.Tensor) -> torch.Tensor:
+    """The int64 whose low halves are the fp32 scales, as NPUs take them for int4 weights."""
+    return scale.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+
+
+def logical_shape(weight: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a weight in numbers, not in words of eight int4."""
+    *rows, width = weight.shape
+    return (*rows, width * (IN_WORD if weight.dtype == torch.int32 else 1))
+
+
 def words_of(packed: torch.Tensor) -> torch.Tensor:
     """int32 ``(..., N / 8)`` of int4 that lie in int32 or in bytes; the same memory where it can be viewed so."""
     return packed if packed.dtype == torch.int32 else packed.contiguous().view(torch.int32)

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from ascend_moe.errors import need, need_dtype, need_shape
+from ascend_moe.experts.int4 import logical_shape, quantize_weight_int4
 from ascend_moe.experts.quant import quantize_weight
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 
 
 class Codes(nn.Parameter):
-    """A parameter of int8 or fp8 codes, which mean nothing without their scales.
+    """A parameter of int8, int4 or fp8 codes, which mean nothing without their scales.
 
     A copy of another dtype into it, into its ``data`` or into a part of them raises ArgumentError: floats would become
     codes and keep the old scales. Operators get a plain tensor from ``detach()``.
@@ -89,32 +91,43 @@ def fit_state_dict(module: nn.Module, state_dict: dict[str, Any], prefix: str) -
                 state_dict[prefix + name] = given.to(own.dtype)
 
 
-def quantize_for(
-    state_dict: dict[str, Any], name: str, scale_name: str, dtype: torch.dtype, codes: Tensor, scale: Tensor
-) -> None:
-    """Put codes and scales into a state dict in the place of float weights, for a layer that has int8 weights.
+def quantize_for(state_dict: dict[str, Any], name: str, dtype: torch.dtype, own: dict[str, Tensor]) -> None:
+    """Put codes and what belongs to them into a state dict in the place of float weights, for a quantized layer.
 
     Args:
         state_dict: is changed.
-        name, scale_name: in the state dict.
+        name: of the codes in the state dict.
         dtype: of the layer, to which weights are rounded first, as in a layer that is loaded and then quantized.
-        codes, scale: of the layer.
+        own: the layer's tensors by what follows the name: codes "", "_scale", and "_correction" for int4 ones.
 
     Raises:
         ArgumentError: codes without scales or scales without codes, or a wrong shape or dtype.
     """
-    given, beside = state_dict.get(name), state_dict.get(scale_name)
+    codes, beside = own[""], [f"{name}{part}" for part in own if part]
+    given = state_dict.get(name)
+    there = [each for each in beside if state_dict.get(each) is not None]
     if given is None:
-        need(beside is None, scale_name, "is given without {}; codes and scales go together", name)
+        need(not there, (there or beside)[0], "is given without {}; codes and scales go together", name)
         return
-    need_shape(name, given, tuple(codes.shape), dtypes=(torch.int8, *FLOATS))
-    if given.dtype != torch.int8:
-        need(beside is None, scale_name, "is given beside {} of {}; scales belong to int8 codes", name, given.dtype)
-        state_dict[name], state_dict[scale_name] = quantize_weight(given.to(dtype))
+    kind = str(codes.dtype).removeprefix("torch.")
+    if given.dtype in FLOATS:
+        rule = "is given beside {} of {}; scales belong to {} codes"
+        need(not there, (there or beside)[0], rule, name, given.dtype, kind)
+        need_shape(name, given, logical_shape(codes))
+        if codes.dtype == torch.int8:
+            made: tuple[Tensor, ...] = quantize_weight(given.to(dtype))
+        else:
+            groups = own["_scale"].shape[-2]
+            made = quantize_weight_int4(given.to(dtype), given.shape[-2] // groups)
+        state_dict.update(zip((name, *beside), made, strict=True))
         return
-    need(beside is not None, name, "is int8 without {}; codes and scales go together", scale_name)
-    assert beside is not None
-    need_shape(scale_name, beside, tuple(scale.shape), dtypes=(torch.float32, torch.bfloat16))
+    need_shape(name, given, tuple(codes.shape), dtypes=(codes.dtype, *FLOATS))
+    for part, tensor in own.items():
+        if part:
+            value = state_dict.get(f"{name}{part}")
+            need(value is not None, name, "is {} without {}; codes and scales go together", kind, f"{name}{part}")
+            assert value is not None
+            need_shape(f"{name}{part}", value, tuple(tensor.shape), dtypes=_SCALE_DTYPES)
 
 
 def without_casts(fn: Callable[[Tensor], Tensor], kept: Iterable[Tensor | None]) -> Callable[[Tensor], Tensor]:

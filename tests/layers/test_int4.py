@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from expert_values import EACH_FLOAT, int8s
 from torch import Tensor
 
+from ascend_moe import LocalCluster, MoEConfig, MoELayer
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
-from ascend_moe.experts import npu_grouped_matmul
+from ascend_moe.experts import grouped_mlp, npu_grouped_matmul
 from ascend_moe.experts.int4 import pack_int4, unpack_int4
 from ascend_moe.npu import npu_grouped_matmul_swiglu_quant, npu_grouped_matmul_swiglu_quant_v2
 
@@ -207,3 +210,55 @@ def test_wrong_int4_calls_are_named_in_one_line(change: dict[str, Any], text: st
     with pytest.raises(ArgumentError, match=re.escape(text)) as error:
         npu_grouped_matmul(**call | change)
     assert "\n" not in str(error.value)
+
+
+def test_a_layer_of_int4_weights_takes_floats_and_codes_and_keeps_them() -> None:
+    """quantize_(4) of loaded floats, and floats loaded into it: the same codes; a cast keeps them; lists run alike."""
+    config = MoEConfig(hidden_size=32, moe_intermediate_size=16, num_experts=4, top_k=2)
+
+    def rank_main(rank: int, group: str) -> None:
+        made = [MC2Dispatcher(group, 1, rank, 4) for _ in range(2)]
+        layer = MoELayer(config, made[0], dtype=torch.float32).init_weights()
+        floats = layer.state_dict()
+        for groups, text in (((3, 1), "groups is 3; it must divide 32 rows of w_gate_up"), ((1, 0), "divide 16 rows")):
+            with pytest.raises(ArgumentError, match=text):
+                MoELayer(config, made[1], dtype=torch.float32).init_weights().quantize_(4, groups)
+        with pytest.raises(ArgumentError, match=r"bits is 2; it must be 8 or 4"):
+            layer.quantize_(2)
+        layer.quantize_(4, (4, 2))
+        other = MoELayer(config, made[1], dtype=torch.float32).init_weights(1).quantize_(4, (4, 2))
+        other.load_state_dict(floats | {name: floats[name] for name in ("w_gate_up", "w_down")}, strict=False)
+        state = layer.state_dict()
+        assert state["w_gate_up"].dtype == torch.int32 and state["w_gate_up_scale"].shape == (4, 4, 32)
+        assert all(torch.equal(value, other.state_dict()[name]) for name, value in state.items())
+        with pytest.raises(ArgumentError, match=r"w_down is int32 without w_down_correction"):
+            other.load_state_dict({name: value for name, value in state.items() if name != "w_down_correction"})
+        with pytest.raises(ArgumentError, match=r"w_gate_up is int32, the layer's weights are torch.float32"):
+            MoELayer(config, made[1], dtype=torch.float32).load_state_dict(state)
+        x = torch.randn(3, 32, generator=torch.Generator().manual_seed(2))
+        y = layer(x)
+        assert torch.equal(copy.deepcopy(layer)(x), y)
+        half = copy.deepcopy(layer).bfloat16()
+        assert half.w_down.dtype == torch.int32 and half.w_down_correction is not None
+        torch.testing.assert_close(half(x.bfloat16()).float(), y, rtol=0.1, atol=0.1)
+        sent = layer.dispatcher.dispatch(x, layer.route(x)[1], quant_mode=2)
+        call = {
+            "w_gate_up_scale": layer.w_gate_up_scale,
+            "w_down_scale": layer.w_down_scale,
+            "dynamic_scales": sent.dynamic_scales,
+        }
+        call |= {"gate_up_bias": layer.w_gate_up_correction, "down_bias": layer.w_down_correction}
+        weights = (layer.w_gate_up.detach(), layer.w_down.detach())
+        one = grouped_mlp(sent.expand_x, *weights, sent.expert_token_nums, **call)
+        sums = sent.expert_token_nums.cumsum(0)
+        each = grouped_mlp(sent.expand_x, *(list(w) for w in weights), sums, group_list_type=0, **call)
+        compiled = torch.compile(grouped_mlp, backend="aot_eager")(
+            sent.expand_x, *weights, sent.expert_token_nums, **call
+        )
+        used = int(sums[-1])
+        assert torch.equal(one, each) and torch.equal(one[:used], compiled[:used])
+        with pytest.raises(ArgumentError, match=r"gate_up_bias is missing; int4 weights need it"):
+            grouped_mlp(sent.expand_x, *weights, sent.expert_token_nums, **call | {"gate_up_bias": None})
+
+    with LocalCluster(1) as cluster:
+        cluster.run(rank_main)

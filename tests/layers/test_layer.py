@@ -396,7 +396,7 @@ def test_what_a_trainable_layer_has_no_gradient_for() -> None:
         layer = MoELayer(config, dispatcher, dtype=FP32, trainable=True).init_weights()
         layer(torch.randn(5, 32)).sum().backward()
         assert {name for name, weight in layer.named_parameters() if weight.grad is None} == {"gate_bias"}
-        with pytest.raises(ArgumentError, match="trainable is True; int8 weights have no gradient"):
+        with pytest.raises(ArgumentError, match="trainable is True; quantized weights have no gradient"):
             layer.quantize_()
         assert not any(weight.requires_grad for weight in MoELayer(config, dispatcher).parameters())
 

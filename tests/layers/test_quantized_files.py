@@ -18,7 +18,9 @@ from ascend_moe.checkpoint import build_layer, load_layer
 from ascend_moe.comm import LocalCluster
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
-from ascend_moe.experts import quantize_weight
+from ascend_moe.experts import npu_dynamic_quant, npu_grouped_matmul, quantize_weight
+from ascend_moe.experts.int4 import unpack_int4
+from ascend_moe.npu import npu_grouped_matmul_swiglu_quant_v2
 
 EXPERT = re.compile(rf"layers\.{LAYER}\.mlp\.experts\.\d+\.\w+_proj\.weight$")
 Tensors = dict[str, Tensor]
@@ -41,6 +43,48 @@ def modelslim(tensors: Tensors, name: str, offset: float = 0.0) -> Tensor:
     codes = (units + offset).round().clamp(-128, 127).to(torch.int8)
     tensors |= {name: codes, f"{name}_scale": scale, f"{name}_offset": torch.full_like(scale, offset)}
     return (codes.double() - offset) * scale.double()
+
+
+def modelslim_int4(tensors: Tensors, name: str, group: int = 0, packed: bool = True) -> Tensor:
+    """int4 codes, two output channels a byte, scales an output channel, by group second ones; the bias of x - 8.
+
+    The channels' scales are powers of two where there are second ones: their product is then exact.
+    """
+    matrix = tensors[name]
+    rows, columns = matrix.shape
+    units, scale = channel(matrix.reshape(-1, group or columns), 7)
+    codes, scale = units.round().to(torch.int8).reshape(rows, columns), scale.reshape(rows, -1)
+    exact = codes.double() * scale.double().repeat_interleave(columns // scale.shape[1], 1)
+    even, odd = codes[::2], codes[1::2]
+    tensors[name] = (odd << 4) | (even & 15) if packed else codes
+    first = torch.full((rows, 1), 0.25) if group else scale
+    tensors |= {f"{name}_scale": first, f"{name}_offset": torch.zeros(rows, 1)}
+    if group:
+        tensors |= {f"{name}_scale_second": scale * 4, f"{name}_offset_second": torch.zeros_like(scale)}
+    if packed:
+        bias, parts = (8 * exact.sum(1)).float(), 16 if "down_proj" in name else 1
+        tensors[f"{name.removesuffix('.weight')}.scale_bias"] = (bias[:, None] / parts).repeat(1, parts)
+    return exact
+
+
+def zero_points(tensors: Tensors, name: str, bits: int, group: int = 0) -> Tensor:
+    """Codes that are not symmetric, and the code of zero; by group packed along the channels."""
+    matrix, half = tensors.pop(name), 1 << (bits - 1)
+    rows, columns = matrix.shape
+    grouped = matrix.reshape(rows, -1, group or columns)
+    low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
+    scale = (high - low) / (2 * half - 1)
+    zero = (-half - low / scale).round().clamp(-half, half - 1)
+    codes = (grouped / scale + zero).round().clamp(-half, half - 1)
+    exact = ((codes - zero).double() * scale.double()).reshape(rows, columns)
+    codes, zero, scale = codes.reshape(rows, columns), zero[..., 0], scale[..., 0]
+    if group:
+        tensors |= {f"{name}_packed": words(codes, bits), f"{name}_shape": torch.tensor([rows, columns])}
+        tensors[f"{name}_zero_point"] = words(zero.t(), bits).t().contiguous()
+    else:
+        tensors |= {name: codes.to(torch.int8), f"{name}_zero_point": zero.to(torch.int8)}
+    tensors[f"{name}_scale"] = scale
+    return exact
 
 
 def int8_channel(tensors: Tensors, name: str) -> Tensor:
@@ -80,17 +124,25 @@ def fp8_exponents(tensors: Tensors, name: str) -> Tensor:
     return tensors[name].double() * full.double()
 
 
-def packed(tensors: Tensors, name: str, bits: int, group: int) -> Tensor:
+def words(codes: Tensor, bits: int) -> Tensor:
     """Codes plus half their range, 32 / bits in an int32, the first in the lowest bits."""
+    numbers = (codes.long() + (1 << (bits - 1))).reshape(len(codes), -1, 32 // bits)
+    sums = (numbers << (torch.arange(32 // bits) * bits)).sum(-1)
+    return torch.where(sums >= 1 << 31, sums - (1 << 32), sums).int()
+
+
+def packed(tensors: Tensors, name: str, bits: int, group: int) -> Tensor:
+    """Symmetric codes by group of K, in words."""
     matrix, half = tensors.pop(name), 1 << (bits - 1)
     rows, columns = matrix.shape
     units, scale = channel(matrix.reshape(-1, group), half - 1)
     codes = units.round().reshape(rows, columns).long()
-    numbers = (codes + half).reshape(rows, -1, 32 // bits)
-    words = (numbers << (torch.arange(32 // bits) * bits)).sum(-1)
-    words = torch.where(words >= 1 << 31, words - (1 << 32), words).int()
     scale = scale.reshape(rows, -1)
-    tensors |= {f"{name}_packed": words, f"{name}_scale": scale, f"{name}_shape": torch.tensor([rows, columns])}
+    tensors |= {
+        f"{name}_packed": words(codes, bits),
+        f"{name}_scale": scale,
+        f"{name}_shape": torch.tensor([rows, columns]),
+    }
     return codes.double() * scale.double().repeat_interleave(group, 1)
 
 
@@ -100,19 +152,56 @@ def compressed(form: str, weights: dict[str, Any], rows: dict[str, Any] | None =
     return said | {"ignore": ["lm_head", r"re:.*mlp\.gate$", r"re:.*layers\.0\..*"]} | more
 
 
-FORMATS: dict[str, tuple[Callable[[Tensors, str], Tensor], dict[str, Any] | None]] = {
-    "ModelSlim": (modelslim, None),
-    "ModelSlim with offsets": (lambda tensors, name: modelslim(tensors, name, 3.0), None),
+def fp8_method(**more: Any) -> dict[str, Any]:
+    return {"quant_method": "fp8", "activation_scheme": "dynamic"} | more
+
+
+def fp8_tensor(tensors: Tensors, name: str) -> Tensor:
+    scale = tensors[name].abs().amax() / 448
+    tensors |= {name: (tensors[name] / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+    return tensors[name].double() * scale.double()
+
+
+W8A8, W4A8 = {"scheme": "W8A8_DYNAMIC"}, {"scheme": "W4A8_DYNAMIC", "version": "1.0.0"}
+ASYMMETRIC = {"symmetric": False}
+#: How a matrix is written, and quantization_config, or a description's scheme and what it says besides.
+FORMATS: dict[str, tuple[Callable[[Tensors, str], Tensor], dict[str, Any]]] = {
+    "ModelSlim": (modelslim, W8A8),
+    "ModelSlim with offsets": (lambda tensors, name: modelslim(tensors, name, 3.0), W8A8),
+    "ModelSlim W4A8": (modelslim_int4, W4A8 | {"group_size": 0}),
+    "ModelSlim W4A8 by group": (
+        lambda tensors, name: modelslim_int4(tensors, name, 8), W4A8 | {"group_size": 8}
+    ),
+    "ModelSlim W4A8, older": (
+        lambda tensors, name: modelslim_int4(tensors, name, 8, packed=False), W4A8 | {"version": "0", "group_size": 8}
+    ),
     "int8 by channel": (int8_channel, compressed("int-quantized", INT8, TOKENS)),
     "int8 by tensor": (int8_tensor, compressed("int-quantized", INT8 | {"strategy": "tensor"}, TOKENS)),
+    "int8 with zero points": (
+        lambda tensors, name: zero_points(tensors, name, 8), compressed("int-quantized", INT8 | ASYMMETRIC, TOKENS)
+    ),
     "fp8 by channel": (fp8_channel, compressed("float-quantized", FP8)),
     "fp8 by block": (fp8_block, compressed("float-quantized", FP8 | BLOCK)),
     "fp8 by block, e8m0 scales": (fp8_exponents, compressed("float-quantized", FP8 | BLOCK)),
-    "int4 by group": (lambda tensors, name: packed(tensors, name, 4, 8), compressed("pack-quantized", INT4)),
+    "fp8 by channel, quant_method fp8": (fp8_channel, fp8_method()),
+    "fp8 by tensor, quant_method fp8": (fp8_tensor, fp8_method()),
+    "int4 by group": (lambda tensors, name: packed(tensors, name, 4, 8), compressed("pack-quantized", INT4, TOKENS)),
+    "int4 by group, float rows": (
+        lambda tensors, name: packed(tensors, name, 4, 8), compressed("pack-quantized", INT4)
+    ),
+    "int4 with zero points": (
+        lambda tensors, name: zero_points(tensors, name, 4, 8), compressed("pack-quantized", INT4 | ASYMMETRIC)
+    ),
     "int8 by channel, packed": (
         lambda tensors, name: packed(tensors, name, 8, tensors[name].shape[1]), compressed("pack-quantized", INT8)
     ),
+    "int8 by channel, packed, int8 rows": (
+        lambda tensors, name: packed(tensors, name, 8, tensors[name].shape[1]),
+        compressed("pack-quantized", INT8, TOKENS),
+    ),
 }  # fmt: skip
+KEPT_INT8 = ("ModelSlim", "int8 by channel", "int8 by channel, packed, int8 rows")
+KEPT_INT4 = tuple(kind for kind in FORMATS if "W4A8" in kind or "int4 by group" in kind)
 
 
 def written(kind: str, target: Path, change: Callable[[Tensors], None] | None = None) -> tuple[Path, Tensors]:
@@ -120,14 +209,15 @@ def written(kind: str, target: Path, change: Callable[[Tensors], None] | None = 
     write, said = FORMATS[kind]
     source = saved("qwen3_moe").directory
     tensors = load_file(source / "model.safetensors")
+    before = dict.fromkeys(tensors, "FLOAT")
     exact = {name: write(tensors, name) for name in sorted(tensors) if EXPERT.search(name)}
-    described = dict.fromkeys(tensors, "FLOAT")
-    described |= {f"{name}{part}": "W8A8_DYNAMIC" for name in exact for part in ("", "_scale", "_offset")}
     if change is not None:
         change(tensors)
     save_file(tensors, target / "model.safetensors")
     values = json.loads((source / "config.json").read_text())
-    if said is None:
+    if (scheme := said.get("scheme")) is not None:
+        described = before | {name: scheme for name in tensors if re.sub(r"\.\w+$", ".weight", name) in exact}
+        described |= {"model_quant_type": scheme} | {key: said[key] for key in said if key != "scheme"}
         (target / "quant_model_description.json").write_text(json.dumps(described))
     else:
         values["quantization_config"] = said
@@ -153,7 +243,7 @@ def test_a_matrix_is_the_formulas_value(kind: str, tmp_path: Path) -> None:
         assert torch.equal(got["w_down"][local], matrix(exact, 4 + local, "down").float())
 
 
-@pytest.mark.parametrize("kind", ["ModelSlim", "int8 by channel"])
+@pytest.mark.parametrize("kind", KEPT_INT8)
 def test_int8_by_channel_stays_int8_and_equals_a_layer_that_was_quantised(kind: str, tmp_path: Path) -> None:
     directory, _ = written(kind, tmp_path)
     plain = load_layer(saved("qwen3_moe").directory, LAYER).tensors
@@ -175,6 +265,111 @@ def test_int8_by_channel_stays_int8_and_equals_a_layer_that_was_quantised(kind: 
             assert mode == 2 and torch.equal(out, other) and bool(out.any())
 
 
+def codes_of(exact: Tensor, scale: Tensor) -> Tensor:
+    """The int8 codes (K, N) behind values (K, N) and scales (G, N)."""
+    return (exact / scale.double().repeat_interleave(len(exact) // len(scale), 0)).round().to(torch.int8)
+
+
+@pytest.mark.parametrize("kind", KEPT_INT4)
+def test_int4_stays_int4_and_runs_as_the_operators_chain(kind: str, tmp_path: Path) -> None:
+    """Rows int8 by token on the wire; each expert's rows by the int4 product, the activation, and the int4 product."""
+    directory, exact = written(kind, tmp_path)
+    got = load_layer(directory, LAYER, dtype=torch.float32)
+    for name, parts in (("w_gate_up", ("gate", "up")), ("w_down", ("down",))):
+        words_of, scale, correction = (got.tensors[f"{name}{part}"] for part in ("", "_scale", "_correction"))
+        for expert in range(8):
+            values = matrix(exact, expert, *parts)
+            assert torch.equal(unpack_int4(words_of[expert]), codes_of(values, scale[expert]))
+            torch.testing.assert_close(correction[expert].double(), 8 * values.sum(0), rtol=1e-5, atol=1e-5)
+    if "float rows" not in kind:
+        names = [read.name for read in got.reads]
+        assert len(names) == len(set(names))  # nothing is read twice
+    x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(1))
+
+    def rank_main(rank: int, group: str) -> tuple[Tensor, ...]:
+        kinds = [{}, {"dequantize": True}]
+        layers = [
+            build_layer(directory, LAYER, MC2Dispatcher(group, 2, rank, 8), dtype=torch.float32, **more)
+            for more in kinds
+        ]
+        layer = layers[0]
+        assert layer.quant_mode == 2 and layers[1].quant_mode == 0 and "W4A8" in repr(layer)
+        weights, ids = layer.route(x[rank])
+        state = layer.state_dict()
+        layer.load_state_dict({name: value.clone() for name, value in state.items()})
+        return layer(x[rank]), layers[1](x[rank]), weights, ids
+
+    with LocalCluster(2) as cluster:
+        for rank, (out, other, weights, ids) in enumerate(cluster.run(rank_main)):
+            codes, scales = npu_dynamic_quant(x[rank])
+            expected = torch.zeros(5, 32)
+            for choice in range(3):
+                counts = torch.bincount(ids[:, choice], minlength=8)
+                order = ids[:, choice].long().argsort(stable=True)
+                hidden, row = npu_grouped_matmul_swiglu_quant_v2(
+                    codes[order], [got.tensors["w_gate_up"]], [got.tensors["w_gate_up_scale"]], scales[order], counts,
+                    weight_assist_matrix=[got.tensors["w_gate_up_correction"]], group_list_type=1,
+                )  # fmt: skip
+                (rows,) = npu_grouped_matmul(
+                    [hidden], [got.tensors["w_down"]], scale=[got.tensors["w_down_scale"]], per_token_scale=[row],
+                    bias=[got.tensors["w_down_correction"]], group_list=counts, group_list_type=1, group_type=0,
+                    split_item=2, output_dtype=torch.float32,
+                )  # fmt: skip
+                expected += rows[order.argsort()] * weights[:, choice, None]
+            torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+            assert bool(out.any()) and float((out - other).abs().max()) < 0.05 * float(other.abs().max())
+
+
+def test_worked_numbers_of_modelslims_bytes(tmp_path: Path) -> None:
+    """Channels 4 and 5 of a column are -8 and 7: the byte is 0x78. Scale 0.25, second scale 2: -4 and 3.5."""
+    name = f"model.layers.{LAYER}.mlp.experts.2.down_proj.weight"
+
+    def put(tensors: Tensors) -> None:
+        tensors[name][2, 9] = 0x78
+        tensors[f"{name}_scale_second"][4:6, 1] = 2.0
+
+    directory, _ = written("ModelSlim W4A8 by group", tmp_path, put)
+    down = load_layer(directory, LAYER, dtype=torch.float32, dequantize=True).tensors["w_down"]
+    assert down[2, 9, 4:6].tolist() == [-4.0, 3.5]
+
+
+@pytest.mark.parametrize("scales", ["_scale_inv", "_scale"])
+def test_fused_fp8_experts_become_the_formulas_values(scales: str, tmp_path: Path) -> None:
+    """(E, N, K) of all experts: scales of 12 x 12 blocks, or a scale an output channel."""
+    source, exact = saved("qwen3_moe").directory, {}
+    tensors = load_file(source / "model.safetensors")
+    base = f"model.layers.{LAYER}.mlp.experts"
+    for fused, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+        stacks: tuple[list[Tensor], ...] = ([], [], [])
+        for expert in range(8):
+            matrices = [tensors.pop(f"{base}.{expert}.{part}.weight") for part in parts]
+            one = {"m": torch.cat(matrices)}
+            value = (fp8_block if scales == "_scale_inv" else fp8_channel)(one, "m")
+            for stack, each in zip(stacks, (one["m"].view(torch.uint8), one["m_scale"], value), strict=True):
+                stack.append(each)
+        tensors[f"{base}.{fused}"] = torch.stack(stacks[0]).view(torch.float8_e4m3fn)
+        tensors[f"{base}.{fused}{scales}"], exact[fused] = torch.stack(stacks[1]), torch.stack(stacks[2])
+    save_file(tensors, tmp_path / "model.safetensors")
+    values = json.loads((source / "config.json").read_text())
+    values["quantization_config"] = fp8_method(weight_block_size=[12, 12])
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    loaded = load_layer(tmp_path, LAYER, rank=1, world=2, dtype=torch.float32)
+    assert torch.equal(loaded.tensors["w_gate_up"], exact["gate_up_proj"][4:].transpose(1, 2).float())
+    assert torch.equal(loaded.tensors["w_down"], exact["down_proj"][4:].transpose(1, 2).float())
+    assert all(read.rows is not None for read in loaded.reads if ".experts." in read.name)
+
+
+def test_matrices_are_read_once_where_not_all_experts_are_int8(tmp_path: Path) -> None:
+    """One expert of one rank in float makes all experts of all ranks floats, and no matrix is read for nothing."""
+    name = f"model.layers.{LAYER}.mlp.experts.1.down_proj.weight"
+    plain = load_file(saved("qwen3_moe").directory / "model.safetensors")[name]
+    directory, _ = written("int8 by channel", tmp_path, lambda t: t.update({name: plain}) or t.pop(f"{name}_scale"))
+    for rank in range(2):
+        loaded = load_layer(directory, LAYER, rank=rank, world=2)
+        names = [read.name for read in loaded.reads]
+        assert "w_down_scale" not in loaded.tensors and len(names) == len(set(names))
+
+
 def test_worked_numbers_of_packed_int4(tmp_path: Path) -> None:
     """Codes -8, -7, 0, 1, 2, 3, 6, 7 and scale 0.5: the word is 0xFEBA9810, the values half the codes."""
     codes = torch.tensor([-8, -7, 0, 1, 2, 3, 6, 7])
@@ -187,7 +382,7 @@ def test_worked_numbers_of_packed_int4(tmp_path: Path) -> None:
         tensors[f"{name}_scale"][5, 1] = 0.5
 
     directory, _ = written("int4 by group", tmp_path, put)
-    down = load_layer(directory, LAYER, dtype=torch.float32).tensors["w_down"]
+    down = load_layer(directory, LAYER, dtype=torch.float32, dequantize=True).tensors["w_down"]
     assert down[2, 8:16, 5].tolist() == [-4.0, -3.5, 0.0, 0.5, 1.0, 1.5, 3.0, 3.5]
 
 
@@ -199,6 +394,30 @@ WRONG: list[tuple[str, Callable[[Tensors], Any], str]] = [
     ("int8 by channel", lambda tensors: tensors.pop(f"{UP}_scale"), r"has no tensor .*up_proj\.weight_scale"),
     ("int8 by channel", lambda tensors: tensors.update({f"{UP}_scale": torch.ones(16)}),
      r"weight_scale of \(16,\); config\.json's numbers make it \(16, 1\)"),
+    ("ModelSlim W4A8", lambda tensors: tensors.pop(f"{UP}_scale"), r"has no tensor .*up_proj\.weight_scale"),
+    ("ModelSlim W4A8", lambda tensors: tensors.pop(f"{UP}_offset"), r"has no tensor .*up_proj\.weight_offset"),
+    ("ModelSlim W4A8", lambda tensors: tensors.pop(UP.replace(".weight", ".scale_bias")),
+     r"has no tensor .*up_proj\.scale_bias"),
+    ("ModelSlim W4A8", lambda tensors: tensors.update({UP: torch.zeros(16, 32, dtype=torch.int8)}),
+     r"up_proj\.weight of \(16, 32\); config\.json's numbers make it \(8, 32\)"),
+    ("ModelSlim W4A8", lambda tensors: tensors.update({f"{UP}_offset": torch.ones(16, 1)}),
+     r"up_proj\.weight_offset that is not zero; W4A8_DYNAMIC is symmetric"),
+    ("ModelSlim W4A8 by group", lambda tensors: tensors.pop(f"{UP}_scale_second"),
+     r"has no .*up_proj\.weight_scale_second, though quant_model_description\.json says group_size 8"),
+    ("ModelSlim W4A8 by group", lambda tensors: tensors.pop(f"{UP}_offset_second"),
+     r"has no tensor .*up_proj\.weight_offset_second"),
+    ("ModelSlim W4A8 by group", lambda tensors: tensors.update({f"{UP}_scale_second": torch.ones(16, 5)}),
+     r"scale_second of 5 groups, which do not divide 32 columns"),
+    ("ModelSlim W4A8, older", lambda tensors: tensors.update({UP: torch.full((16, 32), 9, dtype=torch.int8)}),
+     r"up_proj\.weight with codes that are no int4"),
+    ("int8 with zero points", lambda tensors: tensors.pop(f"{UP}_zero_point"),
+     r"has no tensor .*up_proj\.weight_zero_point"),
+    ("int4 with zero points", lambda tensors: tensors.update({f"{UP}_zero_point": torch.zeros(16, 4)}),
+     r"weight_zero_point of \(16, 4\); config\.json's numbers make it \(2, 4\)"),
+    ("fp8 by channel, quant_method fp8", lambda tensors: tensors.pop(f"{UP}_scale"),
+     r"has no tensor .*up_proj\.weight_scale_inv \(nor .*up_proj\.weight_scale\)"),
+    ("fp8 by channel, quant_method fp8", lambda tensors: tensors.update({f"{UP}_scale": torch.ones(5, 1)}),
+     r"weight_scale of \(5, 1\); need one scale a row, a column, or one"),
     ("int4 by group", lambda tensors: tensors.update({f"{UP}_shape": torch.tensor([16, 40])}),
      r"weight_shape \[16, 40\]; config\.json's numbers make it \[16, 32\]"),
     ("int4 by group", lambda tensors: tensors.update({f"{UP}_packed": torch.zeros(16, 5, dtype=torch.int32)}),
@@ -222,7 +441,7 @@ def test_unknown_schemes_are_refused_and_ignored_matrices_stay_float(tmp_path: P
     for said, text in (
         (compressed("marlin-24", INT8), "has compressed-tensors format 'marlin-24'; need one of"),
         (compressed("int-quantized", INT8 | {"num_bits": 6}), "of 6 bits"),
-        (compressed("int-quantized", INT8 | {"symmetric": False}), "has weights with zero points"),
+        (compressed("float-quantized", FP8 | {"symmetric": False}), "has symmetric False of float-quantized weights"),
         (compressed("pack-quantized", INT4 | {"group_size": None}), "has group_size"),
         (compressed("pack-quantized", INT4 | {"actorder": "group"}), "has actorder 'group'"),
         (compressed("int-quantized", INT8) | {"config_groups": None}, "has config_groups None"),
@@ -233,8 +452,10 @@ def test_unknown_schemes_are_refused_and_ignored_matrices_stay_float(tmp_path: P
             load_layer(directory, LAYER)
     directory, exact = written("ModelSlim", tmp_path)
     path = directory / "quant_model_description.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {UP: "W4A8_DYNAMIC"}))
-    with pytest.raises(ArgumentError, match=r"says 'W4A8_DYNAMIC' of .*up_proj\.weight .*need FLOAT or W8A8_DYNAMIC"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {UP: "W8A8_MIX"}))
+    with pytest.raises(
+        ArgumentError, match=r"says 'W8A8_MIX' of .*up_proj\.weight .*need FLOAT, W8A8_DYNAMIC or W4A8_"
+    ):
         load_layer(directory, LAYER)
     name = f"model.layers.{LAYER}.mlp.experts.1.down_proj.weight"
     plain = load_file(saved("qwen3_moe").directory / "model.safetensors")[name]
