@@ -107,6 +107,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that lie elsewhere; in English the files that pages link to, and the API reference."""
     for source, name in (ELSEWHERE_IN_CHINESE if in_chinese(config) else ELSEWHERE).items():
         files.append(File.generated(config, name, content=(ROOT / source).read_text()))
+    worker = ROOT / "tools" / "iframe-worker.js"
+    files.append(File.generated(config, f"assets/{worker.name}", content=worker.read_text()))
     targets = sorted({target for page in files.documentation_pages() for target in _outside(page, config)})
     if in_chinese(config):
         return files
@@ -180,7 +182,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
     if not chinese:
         return LINK.sub(rewritten, markdown)
-    text = LINK.sub(rewritten, markdown)
+    text = LINK.sub(rewritten, translations.HEAD.sub("", markdown))
     if translations.read(ROOT, source).is_stale:
         older = OLDER.format(f"site:{page.file.dest_uri}")
         text = re.sub(r"^# .*\n", lambda title: f"{title[0]}\n{older}", text, count=1, flags=re.MULTILINE)
