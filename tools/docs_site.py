@@ -43,6 +43,10 @@ ELSEWHERE = {
 CHINESE = "docs/zh/"
 ELSEWHERE_IN_CHINESE = {"README.zh.md": "index.md"}
 OLDER = '!!! warning "英文页面较新"\n    [英文原文]({}) 在本页翻译之后有改动，内容以英文页面为准。\n\n'
+FULL_WIDTH = "[\u3000-\u303f\uff00-\uffef]"
+# A new line in text that is no space: between Chinese characters, and beside a full-width sign.
+NO_SPACE = re.compile(rf"(?<={FULL_WIDTH})\n|\n(?={FULL_WIDTH})|(?<=[\u4e00-\u9fff])\n(?=[\u4e00-\u9fff])")
+BLOCK = re.compile(r"(<pre\b.*?</pre>)", re.DOTALL)
 LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
 # What users import beside ascend_moe itself.
 MODULES = (
@@ -107,8 +111,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that lie elsewhere; in English the files that pages link to, and the API reference."""
     for source, name in (ELSEWHERE_IN_CHINESE if in_chinese(config) else ELSEWHERE).items():
         files.append(File.generated(config, name, content=(ROOT / source).read_text()))
-    worker = ROOT / "tools" / "iframe-worker.js"
-    files.append(File.generated(config, f"assets/{worker.name}", content=worker.read_text()))
+    for asset in sorted((ROOT / "tools" / "site").iterdir()):
+        files.append(File.generated(config, f"assets/{asset.name}", content=asset.read_text()))
     targets = sorted({target for page in files.documentation_pages() for target in _outside(page, config)})
     if in_chinese(config):
         return files
@@ -187,6 +191,12 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
         older = OLDER.format(f"site:{page.file.dest_uri}")
         text = re.sub(r"^# .*\n", lambda title: f"{title[0]}\n{older}", text, count=1, flags=re.MULTILINE)
     return text
+
+
+def on_page_content(html: str, page: Any, config: MkDocsConfig, files: Files) -> str:
+    """Takes spaces out of Chinese text that only a new line in the source would make; code stays as it is."""
+    parts = BLOCK.split(html)
+    return "".join(part if part.startswith("<pre") else NO_SPACE.sub("", part) for part in parts)
 
 
 def on_page_context(context: Any, page: Any, config: MkDocsConfig, nav: Any) -> Any:

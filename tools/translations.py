@@ -64,8 +64,8 @@ def read(root: Path, page: str) -> Translation:
 
 
 def pages(root: Path = ROOT) -> list[str]:
-    """The translated pages of a repository, in order."""
-    found = [*root.glob("*.zh.md"), *(root / "docs" / "zh").rglob("*.md")]
+    """The translated pages and pictures of a repository, in order."""
+    found = [*root.glob("*.zh.md"), *(root / "docs" / "zh").rglob("*.md"), *(root / "docs" / "zh").rglob("*.svg")]
     return sorted(path.relative_to(root).as_posix() for path in found)
 
 
