@@ -2,7 +2,8 @@
 
 Two interfaces over the same three calls, with the same bits: vllm-ascend's ``dispatch_ffn_combine``, and CANN's
 ``get_symm_buffer_for_mega_moe`` with ``mega_moe``. Tensors on CPU and NPU take one path. bf16 (and, in the first,
-fp16 and fp32) weights, or int8 weights with one scale an output channel, which mean int8 rows in dispatch.
+fp16 and fp32) weights, or int8 weights with one scale an output channel, or int4 weights: both mean int8 rows in
+dispatch.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ascend_moe.fused.arguments import (
     check_tokens,
     check_weight_type,
     experts_of,
+    is_int4,
     need_beside,
     need_int,
     need_number,
@@ -67,12 +69,15 @@ def dispatch_ffn_combine(
 
     Args:
         x: (T, H) bf16, fp16 or fp32. Ranks may have different T, on the CPU.
-        weight1: L tensors (H, 2F), gate left and up right, or one (L, H, 2F) in a list; x's dtype or int8.
+        weight1: L tensors (H, 2F), gate left and up right, or one (L, H, 2F) in a list; x's dtype or int8; int4: int32
+            of eight each, (…, H, 2F / 8).
         weight2: L tensors (F, H) or one (L, F, H), weight1's dtype.
         expert_idx: (T, K) int32 in 0..E-1, or -1: not routed.
         scale1, scale2: with int8 weights L tensors (2F,) and (H,), or one (L, 2F) and (L, H): fp32, bf16, or
-            int64 whose low 32 bits are an fp32's. Else None, empty or zeros.
-        bias1, bias2: None, empty or zeros; others belong to int4 weights, which are not supported.
+            int64 whose low 32 bits are an fp32's; with int4 also by group, (G, 2F) and (G, H). Else None, empty or
+            zeros.
+        bias1, bias2: with int4 weights L tensors (2F,) and (H,), or one of all: fp32, 8 * sum(weight * scale) over the
+            rows. Else None, empty or zeros.
         probs: (T, K) fp32, the weight of each expert's row.
         group: name of the EP group: ``ascend_moe.comm_name``, HCCL's, or a LocalCluster's; or as `comm.group_of`.
         max_output_size: the most rows that a rank may receive, the same on all ranks; 0: no limit. Where W*T*min(K, L)
@@ -182,7 +187,7 @@ def get_symm_buffer_for_mega_moe(
         num_topk: K. hidden: H.
         intermediate_hidden: F, or 2F: vllm-ascend passes the width of the first product.
         max_recv_token_num: the most rows that a rank may receive; 0: no limit.
-        dispatch_quant_mode: 0 for bf16 weights, 2 for int8 weights.
+        dispatch_quant_mode: 0 for bf16 weights, 2 for int8 and int4 weights.
         dispatch_quant_out_dtype: None or int8, in torch's or torch_npu's number.
         combine_quant_mode: 0.
         comm_alg: as of `ascend_moe.npu_moe_distribute_dispatch_v2`.
@@ -260,21 +265,23 @@ def mega_moe(
         x: (T, H) bf16, T at most the buffer's num_max_tokens_per_rank.
         topk_ids: (T, K) int32, or -1: not routed. topk_weights: (T, K) fp32 or bf16.
         l1_weights, l2_weights: L tensors (H, 2F) and (F, H), gate left and up right, or one tensor of all
-            experts in a list; bf16, or int8 where the buffer's dispatch_quant_mode is 2.
+            experts in a list; bf16, or int8 or int4 where the buffer's dispatch_quant_mode is 2. int4 are int32 of
+            eight, or, with weight1_type and weight2_type, int8 of two, as vllm-ascend has them.
         sym_buffer: of get_symm_buffer_for_mega_moe.
         l1_weights_sf, l2_weights_sf: with int8 weights L tensors (2F,) and (H,), or one of all experts: fp32,
-            bf16, or int64 or uint64 whose low 32 bits are an fp32's.
-        l1_bias, l2_bias: None, empty or zeros; others belong to int4 weights, which are not supported.
+            bf16, or int64 or uint64 whose low 32 bits are an fp32's; with int4 also by group.
+        l1_bias, l2_bias: as bias1 and bias2 of `dispatch_ffn_combine`.
         x_active_mask: (T,) or (T, K), bool or int8; an inactive token is not sent and its result is zeros.
         activation: "swiglu", or another gated one of `ascend_moe.experts.activations`; "situglu" is vllm-ascend's.
         activation_clamp: the activation's limit; with "swiglu" the gate is cut at this value before silu, up at both
             plus and minus it. None: no limit, or the activation's own.
         beta, linear_beta: of "situglu"; None: 1 and 0.
-        weight1_type, weight2_type: None, or the weights' own type as torch.dtype or torch_npu's number.
+        weight1_type, weight2_type: None, or the weights' own type as torch.dtype or torch_npu's number; 285: int4.
         shared_l1_weights, shared_l2_weights: experts that every token of this rank passes, as l1_weights and
-            l2_weights, any number of them; bf16, or int8 with shared_l1_weights_sf and shared_l2_weights_sf.
+            l2_weights, any number of them; bf16, int8 with shared_l1_weights_sf and shared_l2_weights_sf, or int4 in
+            int32 with shared_l1_bias and shared_l2_bias too.
             They run here, and combine adds the sum of their rows with weight 1.
-        shared_l1_bias, shared_l2_bias: None, empty or zeros.
+        shared_l1_bias, shared_l2_bias: as l1_bias and l2_bias.
 
     Returns:
         y (T, H) bf16; expert_token_nums (L,) int32, the rows of each local expert.
@@ -300,7 +307,15 @@ def mega_moe(
         "l1_weights": l1_weights, "l2_weights": l2_weights, "l1_weights_sf": l1_weights_sf,
         "l2_weights_sf": l2_weights_sf, "l1_bias": l1_bias, "l2_bias": l2_bias,
     }  # fmt: skip
-    experts = experts_of(x, given)
+    types = {name: is_int4(kind) for name, kind in (("weight1_type", weight1_type), ("weight2_type", weight2_type))}
+    need(
+        len(set(types.values())) == 1,
+        "weight2_type",
+        "is {}, weight1_type {}; both must be int4, or none",
+        weight2_type,
+        weight1_type,
+    )
+    experts = experts_of(x, given, types["weight1_type"])
     shared_given = {
         "shared_l1_weights": shared_l1_weights, "shared_l2_weights": shared_l2_weights,
         "shared_l1_weights_sf": shared_l1_weights_sf, "shared_l2_weights_sf": shared_l2_weights_sf,

@@ -13,11 +13,13 @@ from ascend_moe._torch_npu import on_npu, resolve_dtype
 from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dims, need_dtype, need_shape
 from ascend_moe.experts import whole_shape
+from ascend_moe.experts.int4 import bits_of, words_of
 from ascend_moe.experts.quant import scale_of_bits
 
 TensorList = Tensor | Sequence[Tensor]
 INT8 = 2  # quant_mode of dispatch: int8 rows, a scale each
 _NPU_INT4 = 285  # torch_npu.int4
+BYTES_IN_WORD = 4
 
 
 class Tokens(NamedTuple):
@@ -29,7 +31,7 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Experts:
-    """Weights as `grouped_mlp` takes them, L = count experts of width 2 * F."""
+    """Weights as `grouped_mlp` takes them, L = count experts of width 2 * F; biases are of int4 weights."""
 
     gate_up: Tensor | list[Tensor]
     down: Tensor | list[Tensor]
@@ -38,6 +40,8 @@ class Experts:
     count: int
     hidden: int
     double: int
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
 
     @property
     def quant_mode(self) -> int:
@@ -63,14 +67,18 @@ def tensors_of(name: str, value: TensorList | None) -> list[Tensor]:
     return tensors
 
 
-def experts_of(x: Tensor, given: dict[str, TensorList | None]) -> Experts:
-    """Weights, scales and biases, which are ``given`` in this order by their names in the call."""
+def experts_of(x: Tensor, given: dict[str, TensorList | None], int4_bytes: bool = False) -> Experts:
+    """Weights, scales and biases, which are ``given`` in this order by their names in the call.
+
+    int32 weights are eight int4 each; int8 and uint8 ones are two int4 each where ``int4_bytes``.
+    """
     need_dims("x", x, 2, dtypes=ROW_DTYPES)
     names = list(given)
     lists = [tensors_of(name, value) for name, value in given.items()]
-    for name, weights in zip(names[:2], lists[:2], strict=True):
+    for place, (name, weights) in enumerate(zip(names[:2], lists[:2], strict=True)):
         need(len(weights) > 0, name, "is empty; it must be L tensors, or one of all L experts")
-        _check_weight_dtype(name, weights, x.dtype)
+        lists[place] = _words(name, weights) if int4_bytes else weights
+        _check_weight_dtype(name, lists[place], x.dtype, biased=len(names) > 4)
         need_beside(x, name, *weights)
     first, second = whole_shape(lists[0], names[0]), whole_shape(lists[1], names[1])
     need(len(first) == 3 and first[2] % 2 == 0, names[0], "is {}; it must be (L, H, 2F), or L of (H, 2F)", first)
@@ -78,8 +86,14 @@ def experts_of(x: Tensor, given: dict[str, TensorList | None]) -> Experts:
     need(second == (count, double // 2, hidden), names[1], "is {}; it must be {}", second, (count, double // 2, hidden))
     dtype = lists[0][0].dtype
     need(lists[1][0].dtype == dtype, names[1], "is {}; it must be {}'s {}", lists[1][0].dtype, names[0], dtype)
+    gate_up, down = (weights[0] if weights[0].dim() == 3 else weights for weights in lists[:2])
+    if dtype == torch.int32:
+        scales = [_int4_scale(names[2], lists[2], hidden, double, count, x)]
+        scales.append(_int4_scale(names[3], lists[3], double // 2, hidden, count, x))
+        biases = [_int4_bias(names[4], lists[4], double, count, x), _int4_bias(names[5], lists[5], hidden, count, x)]
+        return Experts(gate_up, down, scales[0], scales[1], count, hidden, double, biases[0], biases[1])
     for name, tensors in zip(names[4:], lists[4:], strict=True):
-        _need_nothing(name, tensors, "a bias belongs to int4 weights, which are not supported")
+        _need_nothing(name, tensors, f"a bias belongs to int4 weights, {names[0]} is {dtype}")
     gate_up_scale = down_scale = None
     if dtype == torch.int8:
         gate_up_scale = _scale(names[2], lists[2], count, double, x)
@@ -89,26 +103,42 @@ def experts_of(x: Tensor, given: dict[str, TensorList | None]) -> Experts:
     else:
         for name, tensors in zip(names[2:4], lists[2:4], strict=True):
             _need_nothing(name, tensors, f"scales go with int8 weights, {names[0]} is {dtype}")
-    gate_up, down = (weights[0] if weights[0].dim() == 3 else weights for weights in lists[:2])
     return Experts(gate_up, down, gate_up_scale, down_scale, count, hidden, double)
 
 
-def _check_weight_dtype(name: str, weights: list[Tensor], dtype: torch.dtype) -> None:
+def _words(name: str, weights: list[Tensor]) -> list[Tensor]:
+    """int4 in int32, of bytes of two as well."""
+    for weight in weights:
+        need_dtype(name, weight, torch.int32, torch.int8, torch.uint8)
+        fits = weight.dtype == torch.int32 or weight.shape[-1] % BYTES_IN_WORD == 0
+        need(fits, name, "is {}; of int4 in bytes N must be a multiple of 8", weight.shape)
+    return [words_of(weight) for weight in weights]
+
+
+def _check_weight_dtype(name: str, weights: list[Tensor], dtype: torch.dtype, biased: bool) -> None:
     kinds = {tensor.dtype for tensor in weights}
-    packed = [kind for kind in kinds if kind in (torch.int32, torch.uint8) or "int4" in str(kind)]
-    rule = "is {0[0]}, which carries int4, and int4 weights are not supported: give int8 with one scale a channel"
+    packed = [kind for kind in kinds if kind == torch.uint8 or "int4" in str(kind)]
+    rule = "is {0[0]}: int4 are int32 of eight, or in mega_moe bytes of two with the weights' type given as int4"
     need(not packed, name, rule, packed)
-    if len(kinds) > 1 or not kinds <= {dtype, torch.int8}:
+    rule = "is torch.int32, which carries int4, and this call has no bias for it: give int8 with one scale a channel"
+    need(biased or torch.int32 not in kinds, name, rule)
+    if len(kinds) > 1 or not kinds <= {dtype, torch.int8, torch.int32}:
         shown = ", ".join(sorted(map(str, kinds)))
-        need(False, name, "is {}; it must be x's type {}, or int8", shown, dtype)
+        need(False, name, "is {}; it must be x's type {}, int8, or int32 of eight int4", shown, dtype)
+
+
+def is_int4(value: torch.dtype | int | None) -> bool:
+    """Whether a weights' type is int4, torch_npu's number or a dtype of that name."""
+    return value == _NPU_INT4 or "int4" in str(value)
 
 
 def check_weight_type(name: str, value: torch.dtype | int | None, weights: TensorList) -> None:
-    int4 = value == _NPU_INT4 or "int4" in str(value)
-    need(not int4, name, "is int4, which is not supported: give int8 weights with one scale a channel")
-    kind = resolve_dtype(value, name)
     first = tensors_of(name, weights)[:1]
     own = first[0].dtype if first else None
+    if is_int4(value):
+        need(own in (None, torch.int8, torch.uint8, torch.int32), name, "is int4; the weights are {}", own)
+        return
+    kind = resolve_dtype(value, name)
     need(kind is None or kind == own, name, "is {}; the weights are {}", kind, own)
 
 
@@ -130,6 +160,43 @@ def _scale(name: str, tensors: list[Tensor], count: int, width: int, x: Tensor) 
         need(tensor.dtype == tensors[0].dtype, name, "mixes {} and {}; it must be one", tensors[0].dtype, tensor.dtype)
     floats = [scale_of_bits(tensor).reshape(-1) for tensor in tensors]
     return torch.cat(floats).reshape(count, width) if len(floats) > 1 else floats[0].reshape(count, width)
+
+
+def _int4_scale(name: str, tensors: list[Tensor], rows: int, width: int, count: int, x: Tensor) -> Tensor:
+    """(L, G, width) of G groups of rows, as `grouped_mlp` takes them on x's device: fp32, or on an NPU int64."""
+    need_beside(x, name, *tensors)
+    single = len(tensors) == 1 and tensors[0].dim() > 1
+    each = (
+        list(tensors[0].reshape(count, -1, width).unbind(0)) if single and _fits(tensors[0], count, width) else tensors
+    )
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    rule = "has shapes {}; int4 weights need {} tensors ({},) or (G, {}), or one of all experts, G a divisor of {}"
+    groups = [tensor.numel() // width for tensor in each]
+    fits = len(each) == count and len(set(groups)) == 1 and groups[0] > 0 and rows % groups[0] == 0
+    fits = fits and all(tensor.shape[-1] == width for tensor in each)
+    need(fits, name, rule, shapes, count, width, width, rows)
+    for tensor in each:
+        need_dtype(name, tensor, torch.float32, torch.bfloat16, torch.int64, torch.uint64)
+        need(tensor.dtype == each[0].dtype, name, "mixes {} and {}; it must be one", each[0].dtype, tensor.dtype)
+    scale = torch.stack([scale_of_bits(tensor).reshape(groups[0], width).float() for tensor in each])
+    return bits_of(scale) if on_npu(x) else scale
+
+
+def _fits(tensor: Tensor, count: int, width: int) -> bool:
+    return tensor.shape[0] == count and tensor.shape[-1] == width
+
+
+def _int4_bias(name: str, tensors: list[Tensor], width: int, count: int, x: Tensor) -> Tensor:
+    """(L, width) fp32."""
+    values = sum(tensor.numel() for tensor in tensors)
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    rule = "has shapes {}; int4 weights need 8 * sum(weight * scale) over the rows: {} tensors ({},), or one ({}, {})"
+    fits = len(tensors) in (1, count) and values == count * width
+    need(fits, name, rule, shapes, count, width, count, width)
+    need_beside(x, name, *tensors)
+    for tensor in tensors:
+        need_dtype(name, tensor, torch.float32)
+    return torch.cat([tensor.reshape(-1, width) for tensor in tensors])
 
 
 def check_tokens(

@@ -90,6 +90,8 @@ def _mlp(
         output_dtype=dtype,
         out=out,
         activation=activation,
+        gate_up_bias=experts.gate_up_bias,
+        down_bias=experts.down_bias,
     )
 
 
@@ -99,12 +101,15 @@ def run_shared(x: Tensor, shared: Experts, activation: Activation) -> Tensor:
     count = torch.full((1,), len(x), dtype=torch.int64, device=x.device)
     results = []
     for number in range(shared.count):
+        one = slice(number, number + 1)
         expert = Experts(
             shared.gate_up[number].unsqueeze(0),
             shared.down[number].unsqueeze(0),
-            None if shared.gate_up_scale is None else shared.gate_up_scale[number : number + 1],
-            None if shared.down_scale is None else shared.down_scale[number : number + 1],
+            None if shared.gate_up_scale is None else shared.gate_up_scale[one],
+            None if shared.down_scale is None else shared.down_scale[one],
             *(1, shared.hidden, shared.double),
+            None if shared.gate_up_bias is None else shared.gate_up_bias[one],
+            None if shared.down_bias is None else shared.down_bias[one],
         )
         results.append(_mlp(rows, expert, count, scales, x.dtype, activation))
     if len(results) == 1:

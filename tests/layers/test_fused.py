@@ -66,6 +66,42 @@ def test_both_calls_are_the_layer(clusters: Any, world: int, int8: bool) -> None
     clusters[world].run(body)
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_int4_weights_of_both_calls_are_the_three_calls(clusters: Any, groups: int) -> None:
+    """Lists and stacked, scales as int64; in mega_moe also bytes of two with their type, as vllm-ascend has them."""
+
+    def body(rank: int, group: str) -> None:
+        mine = Rank(rank, 2, int4=groups)
+        buffer, expected = mine.buffer(group), mine.three_calls(group)
+        for form in ("stacked", "list", "int64", "uint64"):
+            same(mine.one_call(group, form), expected)
+            same(mine.mega(buffer, form), expected)
+        words, types = (mine.w1, mine.w2), {"weight1_type": 285, "weight2_type": 285}
+        same(mine.mega(buffer, **types), expected)
+        mine.w1, mine.w2 = (each.view(torch.int8) for each in words)
+        same(mine.mega(buffer, "list", **types), expected)
+        mine.w1, mine.w2 = words
+        config = MoEConfig(H, F, L * 2, K)
+        layer = MoELayer(config, MC2Dispatcher(group, 2, rank, L * 2)).init_weights(3).quantize_(4, (groups, groups))
+        mine.w1, mine.w2, mine.s1, mine.s2 = layer.w_gate_up, layer.w_down, layer.w_gate_up_scale, layer.w_down_scale
+        mine.b1, mine.b2 = layer.w_gate_up_correction, layer.w_down_correction
+        mine.probs, mine.ids = layer.route(mine.x)
+        own = Rank(9, 2, int4=groups)  # its first expert is the shared one
+        shared = {"shared_l1_weights": own.w1[:1], "shared_l2_weights": own.w2[:1], "shared_l1_weights_sf": own.s1[:1]}
+        shared |= {"shared_l2_weights_sf": own.s2[:1], "shared_l1_bias": own.b1[:1], "shared_l2_bias": own.b2[:1]}
+        with torch.no_grad():
+            assert torch.equal(mine.one_call(group)[0], layer(mine.x))
+            with_shared = mine.mega(buffer, **shared)[0]
+        rows, scales = npu_dynamic_quant(mine.x)
+        alone = grouped_mlp(
+            rows, own.w1[:1], own.w2[:1], torch.tensor([len(rows)]), dynamic_scales=scales, output_dtype=BF16,
+            w_gate_up_scale=own.s1[:1], w_down_scale=own.s2[:1], gate_up_bias=own.b1[:1], down_bias=own.b2[:1],
+        )  # fmt: skip
+        assert torch.equal(with_shared, mine.three_calls(group, shared=alone)[0])
+
+    clusters[2].run(body)
+
+
 def limited(mine: Rank, limit: float) -> torch.Tensor:
     """The layer's definition for one rank, unquantized, in float32 from bf16 gate and up."""
     out = torch.zeros(len(mine.x), H)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -35,14 +36,16 @@ def test_errors_of_all_ranks(clusters: Any) -> None:
 WRONG = {
     "weight1": {
         "is empty": {"weight1": []},
-        "carries int4": {"weight1": [torch.zeros(L, H, 2 * F // 8, dtype=I32)]},
-        "torch.uint8, which carries int4": {"weight1": [torch.zeros(L, H, F, dtype=torch.uint8)]},
-        "must be x's type torch.bfloat16, or int8": {"weight1": [torch.zeros(L, H, 2 * F)]},
+        "torch.uint8: int4 are int32 of eight": {"weight1": [torch.zeros(L, H, F, dtype=torch.uint8)]},
+        "must be x's type torch.bfloat16, int8, or int32": {"weight1": [torch.zeros(L, H, 2 * F)]},
         "L of (H, 2F)": {"weight1": [torch.zeros(L, H, 2 * F + 1, dtype=BF16)]},
         "must have a matrix of one shape": {"weight1": [torch.zeros(H, n, dtype=BF16) for n in (64, 64, 64, 32)]},
         "a list of tensors": {"weight1": [1]},
     },
-    "weight2": {"it must be (4, 32, 64)": {"weight2": [torch.zeros(L, F, 32, dtype=BF16)]}},
+    "weight2": {
+        "it must be (4, 32, 64)": {"weight2": [torch.zeros(L, F, 32, dtype=BF16)]},
+        "it must be weight1's torch.int32": {"weight1": [torch.zeros(L, H, 2 * F // 8, dtype=I32)]},
+    },
     "scale1": {"scales go with int8 weights": {"scale1": [torch.ones(L, 2 * F)]}},
     "bias1": {"a bias belongs to int4": {"bias1": [torch.ones(L, 2 * F)]}},
     "bias2": {"a bias belongs to int4": {"bias2": torch.ones(L, H)}},
@@ -123,6 +126,39 @@ def test_wrong_scales_of_int8_weights(clusters: Any) -> None:
     clusters[1].run(body)
 
 
+def test_wrong_scales_and_biases_of_int4_weights(clusters: Any) -> None:
+    def body(rank: int, group: str) -> None:
+        mine = Rank(rank, 1, int4=2)
+        assert mine.s1 is not None and mine.b2 is not None
+        sound: dict[str, Any] = {
+            "x": mine.x, "weight1": [mine.w1], "weight2": [mine.w2], "expert_idx": mine.ids, "scale1": [mine.s1],
+            "scale2": [mine.s2], "bias1": [mine.b1], "bias2": [mine.b2], "probs": mine.probs, "group": group,
+            "max_output_size": 0, "out": torch.empty_like(mine.x), "expert_token_nums": torch.empty(L, dtype=I32),
+        }  # fmt: skip
+        dispatch_ffn_combine(**sound)
+        bits = mine.s1.view(I32).long()
+        for argument, wrong, rule in (
+            ("scale1", None, "need 4 tensors (64,) or (G, 64)"),
+            ("scale1", [mine.s1[:, :, :5]], "has shapes [(4, 2, 5)]; int4 weights need"),
+            ("scale1", [torch.ones(L, 3, 2 * F)], "G a divisor of 64"),
+            ("scale1", [mine.s1.half()], "is torch.float16"),
+            ("scale1", [*mine.s1[:3], bits[3]], "mixes torch.float32 and torch.int64"),
+            ("bias1", None, "int4 weights need 8 * sum(weight * scale)"),
+            ("bias2", [mine.b2.double()], "is torch.float64"),
+        ):
+            with pytest.raises(ArgumentError, match=re.escape(rule)) as raised:
+                dispatch_ffn_combine(**sound | {argument: wrong})
+            assert raised.value.argument == argument and "\n" not in str(raised.value)
+        buffer = mine.buffer(group)
+        with pytest.raises(ArgumentError, match=r"weight2_type is None, weight1_type 285; both must be int4"):
+            mine.mega(buffer, weight1_type=285)
+        mine.w1 = mine.w1.view(torch.int8)[..., :30]
+        with pytest.raises(ArgumentError, match=r"l1_weights is .*; of int4 in bytes N must be a multiple of 8"):
+            mine.mega(buffer, weight1_type=285, weight2_type=285)
+
+    clusters[1].run(body)
+
+
 MEGA_WRONG = {
     "l1_weights": {"has quantization 0 by its dtype": {"buffer": {"dispatch_quant_mode": 2}}},
     "l1_bias": {"a bias belongs to int4": {"l1_bias": [torch.ones(L, 2 * F)]}},
@@ -139,7 +175,10 @@ MEGA_WRONG = {
         "is a NoneType": {"topk_weights": None},
         "is torch.float16": {"topk_weights": torch.ones(9, K).half()},
     },
-    "weight1_type": {"is int4": {"weight1_type": 285}, "the weights are torch.bfloat16": {"weight1_type": 258}},
+    "weight1_type": {
+        "is int4; the weights are torch.bfloat16": {"weight1_type": 285},
+        "the weights are torch.bfloat16": {"weight1_type": 258},
+    },
     "weight2_type": {"is the number 4444": {"weight2_type": 4444}},
     "shared_l2_weights": {"is empty": {"shared_l1_weights": [torch.zeros(H, 2 * F, dtype=BF16)]}},
     "shared_l1_bias": {

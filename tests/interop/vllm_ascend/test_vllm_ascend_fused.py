@@ -54,6 +54,10 @@ def test_dispatch_gmm_combine_decode() -> None:
         ):  # fmt: skip
             with pytest.raises(ArgumentError, match=f"^{next(iter(wrong))} is "):
                 C.dispatch_gmm_combine_decode(**call | wrong, **lists)
+        with pytest.raises(
+            ArgumentError, match=r"gmm1_permuted_weight is torch.int32, which carries int4, and this call"
+        ):
+            C.dispatch_gmm_combine_decode(**call, **lists | {"gmm1_permuted_weight": list(c1[mine].view(INT32))})
 
     with LocalCluster(2) as cluster:
         cluster.run(rank)
