@@ -86,7 +86,8 @@ def _softmax_bias(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tenso
 
 
 def _sparsemixer(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
-    return sparsemixer(logits, layer.config.top_k, layer.config.jitter_eps, ids=hints.ids)
+    training = layer.training and layer.gate_weight.requires_grad
+    return sparsemixer(logits, layer.config.top_k, layer.config.jitter_eps, ids=hints.ids, training=training)
 
 
 def _llama4(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
@@ -137,7 +138,8 @@ class MoELayer(nn.Module):
             case. Take the model's dtype for the experts that a model chooses whose router computes in it.
         device: where the weights are.
         global_bs: default of ``forward``.
-        trainable: the weights require grad. Every rank's backward then calls the same ops, also without tokens.
+        trainable: the weights require grad. Every rank's backward then calls the same ops, also without tokens. Router
+            "sparsemixer" draws experts then, until ``eval()``.
         replay: records the experts that the router chooses, or gives them, by its action.
         capture: keeps the logical ids of the last forwards on the device. Both may be set later, as attributes.
 
@@ -417,30 +419,50 @@ class MoELayer(nn.Module):
                 world_size=self.dispatcher.world_size,
                 replicas=self.dispatcher.num_experts,
             )
-        entering, weights = self.enter(tokens, weights)
+        entering, ids, weights, mask = self.enter(tokens, ids, weights, mask)
+        largest = self.global_bs if global_bs is None else global_bs
         sent = self.dispatcher.dispatch(
-            entering,
-            ids,
-            x_active_mask=mask,
-            quant_mode=self.quant_mode,
-            global_bs=self.global_bs if global_bs is None else global_bs,
+            entering, ids, x_active_mask=mask, quant_mode=self.quant_mode, global_bs=largest * self.rows_of_a_token
         )
         rows = self.run_experts(sent)
         shared, special = self.run_shared(tokens), self.special_rows(entering)
-        if self.w_latent_out is None and (shared is None or self.dispatcher.fuses_shared_expert):
+        if not self.leaves_apart and (shared is None or self.dispatcher.fuses_shared_expert):
             out = self.dispatcher.combine(rows, sent, weights, shared_expert_x=shared, **special)
         else:
             out = self.leave(self.dispatcher.combine(rows, sent, weights, **special), shared)
             if mask is not None:
                 active = mask if mask.dim() == 1 else mask.any(1)
+                if self.rows_of_a_token > 1:
+                    active = active.view(bs, self.rows_of_a_token).any(1)
                 out = out.masked_fill(~active[:, None], 0.0)
         return out.view_as(x)
 
-    def enter(self, tokens: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns what is dispatched of tokens (BS, H), (BS, R), and the weights (BS, K) that combine multiplies."""
+    @property
+    def rows_of_a_token(self) -> int:
+        """Rows that are dispatched of a token: one, but K of router "llama4", whose weights multiply them."""
+        return self.config.top_k if self.config.router == "llama4" else 1
+
+    @property
+    def leaves_apart(self) -> bool:
+        """Whether `leave` makes the output of combine's rows, so that combine does not add the shared expert's."""
+        return self.w_latent_out is not None or self.rows_of_a_token > 1
+
+    def enter(
+        self, tokens: Tensor, ids: Tensor, weights: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Returns the rows that are dispatched of tokens (BS, H), with their ids, combine's weights and the mask.
+
+        They are (BS, R), (BS, K), (BS, K); of router "llama4", whose weights multiply the rows, a row a pair:
+        (BS * K, R), (BS * K, 1), (BS * K, 1).
+        """
         if self.config.router == "llama4":
-            tokens, weights = (tokens.float() * weights).to(tokens.dtype), torch.ones_like(weights)
-        return (tokens if self.w_latent_in is None else tokens @ self.w_latent_in), weights
+            topk = ids.size(1)
+            pairs = tokens.float()[:, None] * weights[..., None]
+            tokens, ids = pairs.to(tokens.dtype).flatten(0, 1), ids.reshape(-1, 1)
+            weights = torch.ones_like(weights).reshape(-1, 1)
+            if mask is not None:
+                mask = (mask if mask.dim() > 1 else mask[:, None].expand(-1, topk)).reshape(-1)
+        return (tokens if self.w_latent_in is None else tokens @ self.w_latent_in), ids, weights, mask
 
     def special_rows(self, entering: Tensor) -> dict[str, Tensor | None]:
         """Returns what combine takes for copy and const experts, of the rows (BS, R) that are dispatched."""
@@ -451,7 +473,9 @@ class MoELayer(nn.Module):
         return {"ori_x": entering, **given}
 
     def leave(self, out: Tensor, shared: Tensor | None) -> Tensor:
-        """Returns the layer's output of combine's (BS, R) and the shared expert's rows, where combine added none."""
+        """Returns the layer's output of combine's rows and the shared expert's, where combine added none."""
+        if self.rows_of_a_token > 1:
+            out = out.view(-1, self.rows_of_a_token, out.size(1)).float().sum(1).to(out.dtype)
         out = out if self.w_latent_out is None else out @ self.w_latent_out
         return out if shared is None else (out.float() + shared.float()).to(out.dtype)  # one more rounding
 

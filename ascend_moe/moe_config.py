@@ -14,12 +14,13 @@ class Router(NamedTuple):
     """Holds what a configuration must know of a router.
 
     biased: it has a correction bias, which only chooses. grouped: it may choose by groups of experts. chooses: the only
-    top_k that it has; 0: any.
+    top_k that it has; 0: any. scores: what becomes of the logits, as config.json calls it.
     """
 
     biased: bool = False
     grouped: bool = False
     chooses: int = 0
+    scores: str = "softmax"
 
 
 class SpecialExperts(NamedTuple):
@@ -57,12 +58,12 @@ class SpecialExperts(NamedTuple):
 #: By name; `ascend_moe.layer` has the function of each.
 ROUTERS = {
     "softmax": Router(grouped=True),
-    "deepseek_v3": Router(biased=True, grouped=True),
-    "deepseek_v4": Router(biased=True),
-    "hash": Router(),
+    "deepseek_v3": Router(biased=True, grouped=True, scores="sigmoid"),
+    "deepseek_v4": Router(biased=True, scores="sqrtsoftplus"),
+    "hash": Router(scores="sqrtsoftplus"),
     "softmax_bias": Router(biased=True),
     "sparsemixer": Router(chooses=2),
-    "llama4": Router(chooses=1),
+    "llama4": Router(scores="sigmoid"),
 }
 
 
@@ -78,8 +79,8 @@ class MoEConfig:
         router: "softmax" (Mixtral, Qwen2/3-MoE, DeepSeek-V2), "deepseek_v3" (sigmoid scores; a correction
             bias for the choice; a group counts by the sum of its two best experts), "deepseek_v4" (sqrt(softplus)
             scores; a correction bias), "hash" (these scores; ids by a table of token ids), "softmax_bias"
-            (ERNIE-4.5: softmax and a correction bias), "sparsemixer" (Phi-3.5-MoE) or "llama4" (sigmoid of the
-            largest logit, which multiplies the expert's input; top_k 1). LongCat-Flash's is "softmax_bias".
+            (ERNIE-4.5: softmax and a correction bias), "sparsemixer" (Phi-3.5-MoE) or "llama4" (sigmoids of the
+            largest logits, which multiply the experts' inputs). LongCat-Flash's is "softmax_bias".
         renormalize: the K weights are divided by their sum.
         n_group, topk_group: a token chooses from its best topk_group of n_group groups of experts. With
             router "softmax" a group counts by its best expert.

@@ -13,7 +13,7 @@ from typing import Any
 
 from ascend_moe.checkpoint.keys import HARMLESS, NEUTRAL
 from ascend_moe.errors import ArgumentError, need
-from ascend_moe.moe_config import MoEConfig
+from ascend_moe.moe_config import ROUTERS, MoEConfig
 
 Json = dict[str, Any]
 
@@ -234,9 +234,10 @@ class _Model:
         return MoEConfig(**numbers | more)
 
     def _check_router(self, config: _Values) -> None:
-        scores = {"deepseek_v3": "sigmoid", "deepseek_v4": "sqrtsoftplus"}.get(self.router, "softmax")
-        config.only(config.same("scoring_func", "score_function", "moe_router_activation_func"), scores)
-        if self.router in ("deepseek_v3", "deepseek_v4"):
+        router = ROUTERS[self.router]
+        name = config.same("scoring_func", "score_function", "moe_router_activation_func")
+        config.only(name, router.scores)
+        if router.biased:
             config.only("topk_method", "noaux_tc")
             config.only("use_routing_bias", True)
             config.only("moe_router_enable_expert_bias", True)

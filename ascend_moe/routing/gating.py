@@ -383,12 +383,20 @@ def sigmoid_of_topk(
 
 @with_typed_errors
 def sparsemixer(
-    logits: torch.Tensor, k: int = 2, jitter_eps: float = 0.01, *, ids: torch.Tensor | None = None
+    logits: torch.Tensor,
+    k: int = 2,
+    jitter_eps: float = 0.01,
+    *,
+    ids: torch.Tensor | None = None,
+    training: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Phi-3.5-MoE's router, as it runs without training: two experts, one after the other.
+    """Phi-3.5-MoE's router: chooses two experts, one after the other.
 
     A weight is the softmax over the experts that are left and whose logit is near the largest of these: within
     2 * jitter_eps of max(that one, the logit's absolute value). The second is chosen without the first.
+
+    In training each is drawn by these softmaxes (Gumbel). A drawn one that is not the likeliest has, in three of four
+    tokens, a third of its weight, with the gradient of the whole: Heun's third-order estimate.
 
     Args:
         logits: ``(T, E)`` float.
@@ -396,12 +404,15 @@ def sparsemixer(
         jitter_eps: router_jitter_noise.
         ids: ``(T, 2)``, the experts that are taken; see `ascend_moe.routing.replay`. "Near" is near the taken one's
             logit then.
+        training: draws with torch's generator.
 
     Returns:
         weights ``(T, 2)`` float32, not divided by their sum, and expert ids ``(T, 2)`` int32.
 
     Raises:
         ArgumentError: logits are not ``(T, E)`` float, E is 1, or k is not 2.
+
+    Source: transformers ``phimoe``.
     """
     _check_logits(logits, (2,))
     need(k == 2, "k", "is {}; the sparse mixer chooses 2 experts", k)
@@ -418,11 +429,28 @@ def sparsemixer(
         largest = left.detach().gather(1, chosen)
         factor = torch.maximum(scores.detach().abs(), largest)
         far = (largest - scores.detach()) / factor > 2 * jitter_eps
-        near = torch.softmax(left.masked_fill(far, -torch.inf), -1)
-        weights.append(near.gather(1, chosen) if given is None else taken(near, expert))
+        candidates = left.masked_fill(far, -torch.inf)
+        if training and given is None:
+            drawn = candidates.detach() - torch.empty_like(candidates).exponential_().log()
+            chosen = expert = drawn.max(-1, keepdim=True).indices
+        near = torch.softmax(candidates, -1)
+        weight = near.gather(1, chosen) if given is None else taken(near, expert)
+        weights.append(_estimated(weight, near.detach(), chosen) if training else weight)
         taken_ids.append(expert)
         left = left.scatter(1, chosen, -torch.inf)
     return torch.cat(weights, 1), torch.cat(taken_ids, 1).to(torch.int32)
+
+
+# Heun's third-order method, with the digits that the model's code has.
+_KEPT, _THIRD, _REST = 0.75, 0.3333, 0.6667
+
+
+def _estimated(weight: torch.Tensor, near: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """weight ``(T, 1)``, or a third of it, with the gradient of the whole."""
+    likeliest = near.max(-1, keepdim=True).indices
+    whole = (chosen == likeliest) | (torch.rand_like(weight) > _KEPT)
+    share = torch.add(_THIRD, whole, alpha=_REST).to(weight.dtype)
+    return weight.detach() * share + (weight - weight.detach())
 
 
 def _check_logits(x: torch.Tensor, dims: tuple[int, ...]) -> None:

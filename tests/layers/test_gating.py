@@ -230,6 +230,32 @@ def test_the_sparse_mixer_is_transformers_own() -> None:
         sparsemixer(logits, 3)
 
 
+def test_the_sparse_mixer_draws_in_training_as_transformers_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under one seed: the same experts, the same weights, some of them a third, and the same gradients.
+
+    Theirs draws the second expert's number twice, and uses the second one: here only once.
+    """
+    monkeypatch.setattr(torch.Tensor, "uniform_", lambda drawn: drawn)
+    from transformers.models.phimoe.modeling_phimoe import sparsemixer as theirs
+
+    for eps, seed in ((0.1, 1), (0.5, 2), (0.9, 3)):
+        start = torch.randn(300, 8, generator=torch.Generator().manual_seed(seed)) - 1
+        logits, other = start.clone().requires_grad_(), start.clone().requires_grad_()
+        torch.manual_seed(seed)
+        weights, ids = sparsemixer(logits, 2, eps, training=True)
+        torch.manual_seed(seed)
+        wanted, chosen = theirs(other, eps, training=True)
+        assert torch.equal(ids.long(), chosen) and torch.equal(weights, wanted)
+        assert not torch.equal(ids, sparsemixer(start, 2, eps)[1])
+        factors = torch.randn(300, 2, generator=torch.Generator().manual_seed(9))
+        (weights * factors).sum().backward()
+        (wanted * factors).sum().backward()
+        assert logits.grad is not None and bool(logits.grad.any())
+        torch.testing.assert_close(logits.grad, other.grad)
+        again, same = sparsemixer(start, 2, eps, ids=ids, training=True)
+        assert torch.equal(same, ids) and again.shape == (300, 2)
+
+
 def test_sigmoids_of_the_largest_logits() -> None:
     logits = logits_of(9, 16, 5)
     weights, ids = sigmoid_of_topk(logits, 3)

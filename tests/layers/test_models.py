@@ -282,6 +282,95 @@ def test_masks_leave_the_shared_expert_of_a_latent_layer_out() -> None:
     assert not y[~mask].any()
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_llama4_of_several_experts_is_transformers_block(world: int, tmp_path: Path) -> None:
+    """K 3: each of a token's rows is weighed by its own expert's score before the expert; masked tokens give zeros."""
+    import transformers
+
+    sizes = {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 8, "interleave_moe_layer_step": 1}
+    torch.manual_seed(4)
+    model = transformers.Llama4ForCausalLM(
+        transformers.Llama4TextConfig(**SIZES | {"intermediate_size_mlp": 48} | sizes)
+    )
+    block = model.model.layers[LAYER].feed_forward
+    with torch.no_grad():
+        for value in block.parameters():
+            value.normal_(0, value.shape[-1] ** -0.5)
+    model.float().save_pretrained(tmp_path)
+    x = torch.randn(world, 7, 32, generator=torch.manual_seed(5))
+    mask = torch.tensor([True, False, True, True, True, False, True])
+
+    def body(rank: int, group: str) -> tuple[Tensor, Tensor]:
+        layer = build_layer(tmp_path, LAYER, MC2Dispatcher(group, world, rank, 8), dtype=torch.float32)
+        few = layer(x[rank, : 7 - 2 * rank], global_bs=7 * world)
+        torch.testing.assert_close(few, layer(x[rank])[: 7 - 2 * rank], rtol=1e-5, atol=1e-5)
+        return layer(x[rank]), layer(x[rank], mask)
+
+    with torch.no_grad(), LocalCluster(world) as cluster:
+        for rank, (y, masked) in enumerate(cluster.run(body)):
+            wanted = block(x[rank : rank + 1])[0].reshape(7, 32)
+            torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(masked[mask], y[mask], rtol=1e-5, atol=1e-5)
+            assert not masked[~mask].any()
+
+
+@pytest.mark.parametrize("form", ["int8, e8m0", "uint8, uint8"])
+def test_fp4_experts_of_deepseek_v4_become_exact_weights(form: str, tmp_path: Path) -> None:
+    """e2m1 two a byte, the low half first, and a power of two for 32 numbers: transformers' own dequantisation.
+
+    Worked: byte 0xA3 is 1.5 (3) and -1 (10 = -(2)); exponent 128 doubles them: 3 and -2.
+    """
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    source = saved("deepseek_v4").directory
+    values = json.loads((source / "config.json").read_text()) | {"moe_intermediate_size": 32, "expert_dtype": "fp4"}
+    values["quantization_config"] = {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [16, 16]}
+    generator, wanted, tensors = torch.Generator().manual_seed(7), {}, load_file(source / "model.safetensors")
+    decode = Fp8Dequantize(None)._dequantize_one
+    base = next(name for name in tensors if f"layers.{LAYER}." in name and ".experts." in name).split(".experts.")[0]
+    for name in [name for name in tensors if name.startswith(f"{base}.experts.")]:
+        del tensors[name]
+    for expert in range(8):
+        for part in ("w1", "w2", "w3"):
+            codes = torch.randint(0, 256, (32, 16), dtype=torch.uint8, generator=generator)
+            exponents = torch.randint(118, 132, (32, 1), dtype=torch.uint8, generator=generator)
+            codes[5, 3], exponents[5] = 0xA3, 128
+            name = f"{base}.experts.{expert}.{part}"
+            wanted[expert, part] = decode(codes.view(torch.int8), exponents, torch.float32)
+            assert wanted[expert, part][5, 6:8].tolist() == [3.0, -2.0]
+            kinds = (torch.int8, torch.float8_e8m0fnu) if form.startswith("int8") else (torch.uint8, torch.uint8)
+            tensors[f"{name}.weight"], tensors[f"{name}.scale"] = codes.view(kinds[0]), exponents.view(kinds[1])
+    for part in ("w1", "w2", "w3"):  # the shared expert is fp8 by block
+        shape = (32, 32)
+        tensors[f"{base}.shared_experts.{part}.weight"] = torch.randn(shape, generator=generator).to(
+            torch.float8_e4m3fn
+        )
+        tensors[f"{base}.shared_experts.{part}.scale"] = torch.full((2, 2), 128, dtype=torch.uint8).view(kinds[1])
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    loaded = load_layer(tmp_path, LAYER, rank=1, world=2, dtype=torch.float32)
+    for local in range(4):
+        parts = [wanted[4 + local, part] for part in ("w1", "w3")]
+        assert torch.equal(loaded.tensors["w_gate_up"][local], torch.cat(parts).t())
+        assert torch.equal(loaded.tensors["w_down"][local], wanted[4 + local, "w2"].t())
+    shared = 2 * tensors[f"{base}.shared_experts.w2.weight"].float().t()
+    assert torch.equal(loaded.tensors["shared_down"], shared)
+    wrong = f"{base}.experts.5.w2"
+    for change, text in (
+        (lambda t: t.pop(f"{wrong}.scale"), r"has no tensor .*experts\.5\.w2\.weight_scale_inv"),
+        (lambda t: t.update({f"{wrong}.scale": t[f"{wrong}.scale"][:, :0]}), r"w2\.scale of \(32, 0\); config"),
+        (
+            lambda t: t.update({f"{wrong}.weight": t[f"{wrong}.weight"][:, :8].clone()}),
+            r"w2\.weight of \(32, 8\); config",
+        ),
+    ):
+        changed = dict(tensors)
+        change(changed)
+        save_file(changed, tmp_path / "model.safetensors")
+        with pytest.raises(ArgumentError, match=text):
+            load_layer(tmp_path, LAYER, rank=1, world=2, dtype=torch.float32)
+
+
 # ---- whole models
 
 
