@@ -422,7 +422,11 @@ class MoELayer(nn.Module):
         entering, ids, weights, mask = self.enter(tokens, ids, weights, mask)
         largest = self.global_bs if global_bs is None else global_bs
         sent = self.dispatcher.dispatch(
-            entering, ids, x_active_mask=mask, quant_mode=self.quant_mode, global_bs=largest * self.rows_of_a_token
+            entering,
+            ids,
+            x_active_mask=mask,
+            quant_mode=self.quant_mode,
+            global_bs=largest * self.config.rows_of_a_token,
         )
         rows = self.run_experts(sent)
         shared, special = self.run_shared(tokens), self.special_rows(entering)
@@ -432,20 +436,15 @@ class MoELayer(nn.Module):
             out = self.leave(self.dispatcher.combine(rows, sent, weights, **special), shared)
             if mask is not None:
                 active = mask if mask.dim() == 1 else mask.any(1)
-                if self.rows_of_a_token > 1:
-                    active = active.view(bs, self.rows_of_a_token).any(1)
+                if self.config.rows_of_a_token > 1:
+                    active = active.view(bs, self.config.rows_of_a_token).any(1)
                 out = out.masked_fill(~active[:, None], 0.0)
         return out.view_as(x)
 
     @property
-    def rows_of_a_token(self) -> int:
-        """Rows that are dispatched of a token: one, but K of router "llama4", whose weights multiply them."""
-        return self.config.top_k if self.config.router == "llama4" else 1
-
-    @property
     def leaves_apart(self) -> bool:
         """Whether `leave` makes the output of combine's rows, so that combine does not add the shared expert's."""
-        return self.w_latent_out is not None or self.rows_of_a_token > 1
+        return self.w_latent_out is not None or self.config.rows_of_a_token > 1
 
     def enter(
         self, tokens: Tensor, ids: Tensor, weights: Tensor, mask: Tensor | None = None
@@ -474,8 +473,8 @@ class MoELayer(nn.Module):
 
     def leave(self, out: Tensor, shared: Tensor | None) -> Tensor:
         """Returns the layer's output of combine's rows and the shared expert's, where combine added none."""
-        if self.rows_of_a_token > 1:
-            out = out.view(-1, self.rows_of_a_token, out.size(1)).float().sum(1).to(out.dtype)
+        if self.config.rows_of_a_token > 1:
+            out = out.view(-1, self.config.rows_of_a_token, out.size(1)).float().sum(1).to(out.dtype)
         out = out if self.w_latent_out is None else out @ self.w_latent_out
         return out if shared is None else (out.float() + shared.float()).to(out.dtype)  # one more rounding
 

@@ -133,6 +133,11 @@ class MoEConfig:
         return self.latent_size or self.hidden_size
 
     @property
+    def rows_of_a_token(self) -> int:
+        """Rows that are dispatched of a token: one, but K of router "llama4", whose weights multiply them."""
+        return self.top_k if self.router == "llama4" else 1
+
+    @property
     def special(self) -> SpecialExperts:
         """The experts to which no row travels."""
         return SpecialExperts(self.zero_expert_num, self.copy_expert_num, self.const_expert_num)

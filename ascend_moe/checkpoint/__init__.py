@@ -271,41 +271,47 @@ class _Block:
                 tensors[own] = _floating(self.files.read(name, rows), name).to(self.dtype)
         return tensors
 
-    def _coded(self, experts: range) -> dict[str, Tensor] | None:
-        """Codes and scales of experts that stay int8 or int4, as a layer has them after ``quantize_``; None: floats.
+    def kept_bits(self, first: int = 0) -> int:
+        """Bits of the codes that the layer keeps of its experts, 8 or 4; 0: they become floats.
 
-        All experts of the layer decide, on every rank alike; their data is read only when it is decided.
+        All experts decide, on every rank alike, by names only; ``first`` says what they are called.
         """
-        row, inner = self.config.row_size, self.config.moe_intermediate_size
-        style = self._style(experts[0])
+        style = self._style(first)
         if self.dequantize or self.config.expert_bias or style is None:
-            return None
-        sides = {
+            return 0
+        everyone = range(self.config.num_experts)
+        bits = {self.quantized.keeps(self.files, name) for name, _ in self._matrices(everyone, style)}
+        sides = (self.config.row_size, len(self._sides(style)["w_gate_up"][0]) * self.config.moe_intermediate_size)
+        packs = all(side % IN_WORD == 0 for side in sides)
+        return bits.pop() if bits == {8} or (bits == {4} and packs) else 0
+
+    def _sides(self, style: tuple[str, ...]) -> dict[str, tuple[tuple[str, ...], tuple[int, int]]]:
+        """The parts and the shape (N, K) of each, of gate and up and of down."""
+        row, inner = self.config.row_size, self.config.moe_intermediate_size
+        return {
             "w_gate_up": (style[:2] if self.gated else style[1:2], (inner, row)),
             "w_down": (style[2:], (row, inner)),
         }
 
-        def names(expert: int, parts: tuple[str, ...]) -> list[str]:
-            return [f"{self.prefix}.experts.{expert}.{part}.weight" for part in parts]
+    def _matrices(self, experts: range, style: tuple[str, ...]) -> list[tuple[str, tuple[int, int]]]:
+        sides = self._sides(style).values()
+        return [(self._of(expert, part), shape) for parts, shape in sides for expert in experts for part in parts]
 
-        everyone = range(self.config.num_experts)
-        bits = {
-            self.quantized.keeps(self.files, name)
-            for parts, _ in sides.values()
-            for expert in everyone
-            for name in names(expert, parts)
-        }
-        packs = row % IN_WORD == 0 and len(sides["w_gate_up"][0]) * inner % IN_WORD == 0
-        if bits not in ({8}, {4}) or (bits == {4} and not packs):
+    def _of(self, expert: int, part: str) -> str:
+        return f"{self.prefix}.experts.{expert}.{part}.weight"
+
+    def _coded(self, experts: range) -> dict[str, Tensor] | None:
+        """Codes and scales of experts that stay int8 or int4, as a layer has them after ``quantize_``; None: floats."""
+        style, bits = self._style(experts[0]), self.kept_bits(experts[0])
+        if style is None or not bits:
             return None
-        own = [(name, shape) for parts, shape in sides.values() for e in experts for name in names(e, parts)]
-        if not all(self.quantized.symmetric(self.files, name, shape) for name, shape in own):
+        if not all(self.quantized.symmetric(self.files, name, shape) for name, shape in self._matrices(experts, style)):
             return None
         made: dict[str, list[Tensor]] = {}
         for expert in experts:
-            for own_name, (parts, shape) in sides.items():
-                coded = [self.quantized.coded(self.files, name, shape) for name in names(expert, parts)]
-                for name, tensor in _joined(own_name, coded, bits == {4}).items():
+            for own_name, (parts, shape) in self._sides(style).items():
+                coded = [self.quantized.coded(self.files, self._of(expert, part), shape) for part in parts]
+                for name, tensor in _joined(own_name, coded, bits == 4).items():
                     made.setdefault(name, []).append(tensor)
         return {name: torch.stack(tensors) for name, tensors in made.items()}
 
@@ -413,6 +419,23 @@ def _joined(name: str, coded: list[Coded], int4: bool) -> dict[str, Tensor]:
     given = [each.correction for each in coded if each.correction is not None]
     correction = torch.cat(given) if len(given) == len(coded) else correction_of(codes, scale)
     return {name: pack_int4(codes), f"{name}_scale": scale, f"{name}_correction": correction}
+
+
+@with_typed_errors
+def kept_bits(directory: str | Path, layer: int) -> int:
+    """Tells how many bits the codes have that `load_layer` keeps of a layer's experts: 8, 4, or 0: they become floats.
+
+    Reads names only. Codes of 8 bits whose zero is not code 0, which their data show, become floats all the same.
+
+    Raises:
+        ArgumentError: as `load_layer`.
+    """
+    values = read_json(directory)
+    with CheckpointFiles(directory) as files:
+        prefix, router = _find_block(files, layer)
+        quantized = Quantized.of(directory, values)
+        config, fp8 = moe_config(values), Fp8Format.of(values)
+        return _Block(files, prefix, router, config, torch.float32, fp8, quantized, False).kept_bits()
 
 
 @with_typed_errors

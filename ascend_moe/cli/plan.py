@@ -38,7 +38,8 @@ def plan(
     """
     asked["window"] = asked["window"] or planning.exported_mib(0)
     about = {} if checkpoint is None else _of_checkpoint(checkpoint, asked)
-    report = planning.plan(options.request_of(**asked))
+    rows, request = asked.pop("rows_of_a_token", 1), options.request_of(**asked)
+    report = planning.plan(replace(request, batch=request.batch * rows))
     show(report.as_dict() | about, as_json, lambda: print("".join(map(_sentence, about.values())) + text(report)))
     raise typer.Exit(0 if report.ok else 1)
 
@@ -48,7 +49,7 @@ def _of_checkpoint(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
     for name in ("preset", "hidden", "topk", "experts", *_SPECIAL):
         if asked[name] is not None:
             options.bad(f"--{name.replace('_', '-')}", "the numbers come from --checkpoint: leave one of them out")
-    from ascend_moe.checkpoint import layer_kinds
+    from ascend_moe.checkpoint import kept_bits, layer_kinds
     from ascend_moe.checkpoint.config import moe_config, read_json, text_values
 
     try:
@@ -56,12 +57,16 @@ def _of_checkpoint(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
         config = moe_config(values)
         has_files = any(directory.glob("*.safetensors*"))
         kinds = layer_kinds(directory) if has_files else {}
+        routed = kinds.get("routed", []) + kinds.get("hash", [])
+        coded = bool(routed) and all(kept_bits(directory, layer) > 0 for layer in routed)  # else some rows are floats
     except ArgumentError as error:
         options.bad("--checkpoint", str(error))
     dtype = text_values(values).get("dtype") or text_values(values).get("torch_dtype")
     known = {name: short for short, name in DTYPES.items()}
-    asked |= {"hidden": config.row_size, "topk": config.top_k, "experts": config.num_experts}
+    asked |= {"hidden": config.row_size, "topk": config.top_k // config.rows_of_a_token, "experts": config.num_experts}
+    asked["rows_of_a_token"] = config.rows_of_a_token
     asked |= planning.special_of(config.special._asdict())
+    asked["quant"] = "int8" if coded else asked["quant"]
     asked["dtype"] = known.get(str(dtype), "bf16")
     found = {"model_type": text_values(values)["model_type"], "router": config.router, "activation": config.activation}
     return {"checkpoint": found | {"hidden_size": config.hidden_size, "layers": kinds}}

@@ -80,7 +80,7 @@ def run(
             config=config,
             batches=batches,
             dtype=getattr(torch, DTYPES[dtype]),
-            quant=quant == "int8",
+            quant=quant == "int8" or _has_codes(checkpoint, layer or 0),
             text=wanted,
             seed=seed,
             iterations=iterations,
@@ -95,6 +95,18 @@ def run(
     head = about(spec, source, backend, width, text.name if text else DEFAULT_TEXT, note)
     with options.comm_alg_of_ops(comm_alg):
         raise typer.Exit(execute(spec, head, backend, as_json))
+
+
+def _has_codes(checkpoint: Path | None, layer: int) -> bool:
+    """Whether a checkpoint's experts stay int8 or int4. What is wrong with its files the run says."""
+    if checkpoint is None:
+        return False
+    from ascend_moe.checkpoint import kept_bits
+
+    try:
+        return kept_bits(checkpoint, layer) > 0
+    except ArgumentError:
+        return False
 
 
 def _layer(

@@ -52,7 +52,7 @@ def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> 
     inputs = [record.given for record in records]
     experts, mode, share = spec.config.num_experts, 2 if spec.quant else 0, ranks_per_server()
     special = reference.Special(*spec.config.special)
-    common: dict[str, Any] = {"moe_expert_num": experts, "global_bs": spec.global_bs, "special": special}
+    common: dict[str, Any] = {"moe_expert_num": experts, "global_bs": spec.global_rows, "special": special}
     progress("reference", 0, 2)
     sent = reference.dispatch(inputs, quant_mode=mode, **common)
     progress("reference", 1, 2)
@@ -170,7 +170,8 @@ class _Holder(Dispatcher):
 def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> Tensor:
     """The layer without dispatch and combine, fp32, all tokens (sum of BS, R) in one process.
 
-    With a latent width R it ends where combine does: before the matrix that leads back, without the shared expert.
+    With a latent width R, and with several rows of a token, it ends where combine does: before the matrix that leads
+    back or the sum of these rows, without the shared expert.
 
     Every token visits its K experts with the weights that its rank's router gave; the experts' weights are
     made or read again, a slice of experts at a time, never quantized.
@@ -187,8 +188,9 @@ def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress
     slices = config.num_experts // held
     for number in range(slices):
         progress("dense layer", number, slices)
-        layer = build(spec, _Holder(Place("nobody", slices, number), config.num_experts, config.special))
-        if number == 0 and layer.shared_gate_up is not None and layer.w_latent_out is None:
+        holder = _Holder(Place("nobody", slices, number), config.num_experts, config.special)
+        layer = build(spec, holder, floats=True)
+        if number == 0 and layer.shared_gate_up is not None and not layer.leaves_apart:
             shared = layer.run_shared(torch.cat([record.tokens for record in records]))
             assert shared is not None
             out += shared.float()

@@ -35,7 +35,7 @@ class RunSpec:
     Attributes:
         batches: BS of every rank; W is their number.
         dtype: of x, expert rows and weights.
-        quant: W8A8: int8 rows with one scale each, int8 weights.
+        quant: int8 rows with one scale each, int8 weights (W8A8), or the codes that a checkpoint has.
         text: at least sum(batches) bytes, one token each.
         iterations: timed passes, after an untimed one.
         checkpoint, layer: a Hugging Face checkpoint and its decoder layer; None: random weights.
@@ -60,6 +60,11 @@ class RunSpec:
     def global_bs(self) -> int:
         """W * maxBS, as unequal batches need it."""
         return self.ranks * max(self.batches)
+
+    @property
+    def global_rows(self) -> int:
+        """The same of the rows that are dispatched, which may be several of a token."""
+        return self.global_bs * self.config.rows_of_a_token
 
     def __post_init__(self) -> None:
         experts = self.config.num_experts
@@ -128,10 +133,12 @@ def token_ids(spec: RunSpec, rank: int) -> Tensor:
     return torch.tensor(list(spec.text[first : first + count]), dtype=torch.int64)
 
 
-def build(spec: RunSpec, dispatcher: Dispatcher) -> MoELayer:
-    """The layer with the dispatcher's share of the experts, not quantized."""
+def build(spec: RunSpec, dispatcher: Dispatcher, *, floats: bool = False) -> MoELayer:
+    """The layer with the dispatcher's share of the experts, not quantized but by a checkpoint, and not with floats."""
     if spec.checkpoint is not None:
-        return build_layer(spec.checkpoint, spec.layer, dispatcher, dtype=spec.dtype, global_bs=spec.global_bs)
+        return build_layer(
+            spec.checkpoint, spec.layer, dispatcher, dtype=spec.dtype, global_bs=spec.global_bs, dequantize=floats
+        )
     layer = MoELayer(spec.config, dispatcher, dtype=spec.dtype, global_bs=spec.global_bs)
     return layer.init_weights(spec.seed)
 
@@ -142,9 +149,9 @@ def needed_mib(spec: RunSpec) -> int:
     request = Request(
         ranks=spec.ranks,
         experts=config.num_experts,
-        topk=config.top_k,
+        topk=config.top_k // config.rows_of_a_token,
         hidden=config.row_size,
-        batch=max(spec.batches),
+        batch=max(spec.batches) * config.rows_of_a_token,
         equal_batches=False,
         dtype=next(name for name, dtype in DTYPES.items() if dtype == spec.dtype),
         quant=spec.quant,
@@ -237,7 +244,9 @@ def _pass(
     weights, ids = layer.route(tokens, input_ids)
     x, ids, weights, _ = layer.enter(tokens, ids, weights)
     routed = now()
-    sent = dispatcher.dispatch(x, ids, quant_mode=layer.quant_mode, global_bs=layer.global_bs * layer.rows_of_a_token)
+    sent = dispatcher.dispatch(
+        x, ids, quant_mode=layer.quant_mode, global_bs=layer.global_bs * layer.config.rows_of_a_token
+    )
     dispatched = now()
     traffic, algorithms = _moved(dispatcher, "dispatch")
     resumed = now()

@@ -153,7 +153,8 @@ def about(spec: RunSpec, source: str, backend: str, width: int | None, text: str
     ``width``: of the published experts where the run's are narrower, else None; ``note``: one more sentence.
     """
     config, dtype = spec.config, str(spec.dtype).removeprefix("torch.")
-    rows = "int8 rows and experts (W8A8)" if spec.quant else f"{dtype} rows"
+    experts = "coded experts" if spec.checkpoint else "int8 experts (W8A8)"
+    rows = f"int8 rows, {experts}" if spec.quant else f"{dtype} rows"
     router = f"{'sigmoid' if config.router == 'deepseek_v3' else config.router} router"
     if config.n_group > 1:
         router += f", {config.topk_group} of {config.n_group} groups"

@@ -1,9 +1,8 @@
-"""Quantised files as they are published: each is written here from its format's description, loaded, and compared."""
+"""Quantised files as they are published: each is written from its format's description, loaded, and compared."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,21 @@ from typing import Any
 import pytest
 import torch
 from hf_models import LAYER, saved
+from quantized_files import (
+    FORMATS,
+    FP8,
+    INT4,
+    INT8,
+    KEPT_INT4,
+    KEPT_INT8,
+    TOKENS,
+    Tensors,
+    compressed,
+    fp8_block,
+    fp8_channel,
+    fp8_method,
+    written,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,208 +35,6 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import npu_dynamic_quant, npu_grouped_matmul, quantize_weight
 from ascend_moe.experts.int4 import unpack_int4
 from ascend_moe.npu import npu_grouped_matmul_swiglu_quant_v2
-
-EXPERT = re.compile(rf"layers\.{LAYER}\.mlp\.experts\.\d+\.\w+_proj\.weight$")
-Tensors = dict[str, Tensor]
-INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
-FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
-BLOCK = {"strategy": "block", "block_structure": [12, 12]}
-INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 8}
-TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
-
-
-def channel(matrix: Tensor, most: float) -> tuple[Tensor, Tensor]:
-    """A matrix (N, K) in units of its channels' scales (N, 1)."""
-    scale = matrix.abs().amax(1, keepdim=True) / most
-    return matrix / scale, scale
-
-
-def modelslim(tensors: Tensors, name: str, offset: float = 0.0) -> Tensor:
-    """int8 codes, scales and offsets an output channel; the value is (code - offset) * scale."""
-    units, scale = channel(tensors[name], 127)
-    codes = (units + offset).round().clamp(-128, 127).to(torch.int8)
-    tensors |= {name: codes, f"{name}_scale": scale, f"{name}_offset": torch.full_like(scale, offset)}
-    return (codes.double() - offset) * scale.double()
-
-
-def modelslim_int4(tensors: Tensors, name: str, group: int = 0, packed: bool = True) -> Tensor:
-    """int4 codes, two output channels a byte, scales an output channel, by group second ones; the bias of x - 8.
-
-    The channels' scales are powers of two where there are second ones: their product is then exact.
-    """
-    matrix = tensors[name]
-    rows, columns = matrix.shape
-    units, scale = channel(matrix.reshape(-1, group or columns), 7)
-    codes, scale = units.round().to(torch.int8).reshape(rows, columns), scale.reshape(rows, -1)
-    exact = codes.double() * scale.double().repeat_interleave(columns // scale.shape[1], 1)
-    even, odd = codes[::2], codes[1::2]
-    tensors[name] = (odd << 4) | (even & 15) if packed else codes
-    first = torch.full((rows, 1), 0.25) if group else scale
-    tensors |= {f"{name}_scale": first, f"{name}_offset": torch.zeros(rows, 1)}
-    if group:
-        tensors |= {f"{name}_scale_second": scale * 4, f"{name}_offset_second": torch.zeros_like(scale)}
-    if packed:
-        bias, parts = (8 * exact.sum(1)).float(), 16 if "down_proj" in name else 1
-        tensors[f"{name.removesuffix('.weight')}.scale_bias"] = (bias[:, None] / parts).repeat(1, parts)
-    return exact
-
-
-def zero_points(tensors: Tensors, name: str, bits: int, group: int = 0) -> Tensor:
-    """Codes that are not symmetric, and the code of zero; by group packed along the channels."""
-    matrix, half = tensors.pop(name), 1 << (bits - 1)
-    rows, columns = matrix.shape
-    grouped = matrix.reshape(rows, -1, group or columns)
-    low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
-    scale = (high - low) / (2 * half - 1)
-    zero = (-half - low / scale).round().clamp(-half, half - 1)
-    codes = (grouped / scale + zero).round().clamp(-half, half - 1)
-    exact = ((codes - zero).double() * scale.double()).reshape(rows, columns)
-    codes, zero, scale = codes.reshape(rows, columns), zero[..., 0], scale[..., 0]
-    if group:
-        tensors |= {f"{name}_packed": words(codes, bits), f"{name}_shape": torch.tensor([rows, columns])}
-        tensors[f"{name}_zero_point"] = words(zero.t(), bits).t().contiguous()
-    else:
-        tensors |= {name: codes.to(torch.int8), f"{name}_zero_point": zero.to(torch.int8)}
-    tensors[f"{name}_scale"] = scale
-    return exact
-
-
-def int8_channel(tensors: Tensors, name: str) -> Tensor:
-    units, scale = channel(tensors[name], 127)
-    tensors |= {name: units.round().to(torch.int8), f"{name}_scale": scale}
-    return tensors[name].double() * scale.double()
-
-
-def int8_tensor(tensors: Tensors, name: str) -> Tensor:
-    scale = tensors[name].abs().amax().reshape(1) / 127
-    tensors |= {name: (tensors[name] / scale).round().to(torch.int8), f"{name}_scale": scale}
-    return tensors[name].double() * scale.double()
-
-
-def fp8_channel(tensors: Tensors, name: str) -> Tensor:
-    units, scale = channel(tensors[name], 448)
-    scale = scale.bfloat16()
-    tensors |= {name: units.to(torch.float8_e4m3fn), f"{name}_scale": scale}
-    return tensors[name].double() * scale.double()
-
-
-def fp8_block(tensors: Tensors, name: str, side: int = 12) -> Tensor:
-    rows, columns = tensors[name].shape
-    scale = torch.rand(-(-rows // side), -(-columns // side), generator=torch.manual_seed(rows)) + 0.5
-    full = scale.repeat_interleave(side, 0)[:rows].repeat_interleave(side, 1)[:, :columns]
-    tensors |= {name: (tensors[name] / full).to(torch.float8_e4m3fn), f"{name}_scale": scale}
-    return tensors[name].double() * full.double()
-
-
-def fp8_exponents(tensors: Tensors, name: str) -> Tensor:
-    """Scales of blocks as e8m0: powers of two."""
-    fp8_block(tensors, name)
-    scale = tensors[f"{name}_scale"].log2().round().exp2()
-    tensors[f"{name}_scale"] = scale.to(torch.float8_e8m0fnu)
-    rows, columns = tensors[name].shape
-    full = scale.repeat_interleave(12, 0)[:rows].repeat_interleave(12, 1)[:, :columns]
-    return tensors[name].double() * full.double()
-
-
-def words(codes: Tensor, bits: int) -> Tensor:
-    """Codes plus half their range, 32 / bits in an int32, the first in the lowest bits."""
-    numbers = (codes.long() + (1 << (bits - 1))).reshape(len(codes), -1, 32 // bits)
-    sums = (numbers << (torch.arange(32 // bits) * bits)).sum(-1)
-    return torch.where(sums >= 1 << 31, sums - (1 << 32), sums).int()
-
-
-def packed(tensors: Tensors, name: str, bits: int, group: int) -> Tensor:
-    """Symmetric codes by group of K, in words."""
-    matrix, half = tensors.pop(name), 1 << (bits - 1)
-    rows, columns = matrix.shape
-    units, scale = channel(matrix.reshape(-1, group), half - 1)
-    codes = units.round().reshape(rows, columns).long()
-    scale = scale.reshape(rows, -1)
-    tensors |= {
-        f"{name}_packed": words(codes, bits),
-        f"{name}_scale": scale,
-        f"{name}_shape": torch.tensor([rows, columns]),
-    }
-    return codes.double() * scale.double().repeat_interleave(group, 1)
-
-
-def compressed(form: str, weights: dict[str, Any], rows: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": rows}
-    said = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
-    return said | {"ignore": ["lm_head", r"re:.*mlp\.gate$", r"re:.*layers\.0\..*"]} | more
-
-
-def fp8_method(**more: Any) -> dict[str, Any]:
-    return {"quant_method": "fp8", "activation_scheme": "dynamic"} | more
-
-
-def fp8_tensor(tensors: Tensors, name: str) -> Tensor:
-    scale = tensors[name].abs().amax() / 448
-    tensors |= {name: (tensors[name] / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
-    return tensors[name].double() * scale.double()
-
-
-W8A8, W4A8 = {"scheme": "W8A8_DYNAMIC"}, {"scheme": "W4A8_DYNAMIC", "version": "1.0.0"}
-ASYMMETRIC = {"symmetric": False}
-#: How a matrix is written, and quantization_config, or a description's scheme and what it says besides.
-FORMATS: dict[str, tuple[Callable[[Tensors, str], Tensor], dict[str, Any]]] = {
-    "ModelSlim": (modelslim, W8A8),
-    "ModelSlim with offsets": (lambda tensors, name: modelslim(tensors, name, 3.0), W8A8),
-    "ModelSlim W4A8": (modelslim_int4, W4A8 | {"group_size": 0}),
-    "ModelSlim W4A8 by group": (
-        lambda tensors, name: modelslim_int4(tensors, name, 8), W4A8 | {"group_size": 8}
-    ),
-    "ModelSlim W4A8, older": (
-        lambda tensors, name: modelslim_int4(tensors, name, 8, packed=False), W4A8 | {"version": "0", "group_size": 8}
-    ),
-    "int8 by channel": (int8_channel, compressed("int-quantized", INT8, TOKENS)),
-    "int8 by tensor": (int8_tensor, compressed("int-quantized", INT8 | {"strategy": "tensor"}, TOKENS)),
-    "int8 with zero points": (
-        lambda tensors, name: zero_points(tensors, name, 8), compressed("int-quantized", INT8 | ASYMMETRIC, TOKENS)
-    ),
-    "fp8 by channel": (fp8_channel, compressed("float-quantized", FP8)),
-    "fp8 by block": (fp8_block, compressed("float-quantized", FP8 | BLOCK)),
-    "fp8 by block, e8m0 scales": (fp8_exponents, compressed("float-quantized", FP8 | BLOCK)),
-    "fp8 by channel, quant_method fp8": (fp8_channel, fp8_method()),
-    "fp8 by tensor, quant_method fp8": (fp8_tensor, fp8_method()),
-    "int4 by group": (lambda tensors, name: packed(tensors, name, 4, 8), compressed("pack-quantized", INT4, TOKENS)),
-    "int4 by group, float rows": (
-        lambda tensors, name: packed(tensors, name, 4, 8), compressed("pack-quantized", INT4)
-    ),
-    "int4 with zero points": (
-        lambda tensors, name: zero_points(tensors, name, 4, 8), compressed("pack-quantized", INT4 | ASYMMETRIC)
-    ),
-    "int8 by channel, packed": (
-        lambda tensors, name: packed(tensors, name, 8, tensors[name].shape[1]), compressed("pack-quantized", INT8)
-    ),
-    "int8 by channel, packed, int8 rows": (
-        lambda tensors, name: packed(tensors, name, 8, tensors[name].shape[1]),
-        compressed("pack-quantized", INT8, TOKENS),
-    ),
-}  # fmt: skip
-KEPT_INT8 = ("ModelSlim", "int8 by channel", "int8 by channel, packed, int8 rows")
-KEPT_INT4 = tuple(kind for kind in FORMATS if "W4A8" in kind or "int4 by group" in kind)
-
-
-def written(kind: str, target: Path, change: Callable[[Tensors], None] | None = None) -> tuple[Path, Tensors]:
-    """A checkpoint in that format, and the experts' matrices (N, K) behind it in float64."""
-    write, said = FORMATS[kind]
-    source = saved("qwen3_moe").directory
-    tensors = load_file(source / "model.safetensors")
-    before = dict.fromkeys(tensors, "FLOAT")
-    exact = {name: write(tensors, name) for name in sorted(tensors) if EXPERT.search(name)}
-    if change is not None:
-        change(tensors)
-    save_file(tensors, target / "model.safetensors")
-    values = json.loads((source / "config.json").read_text())
-    if (scheme := said.get("scheme")) is not None:
-        described = before | {name: scheme for name in tensors if re.sub(r"\.\w+$", ".weight", name) in exact}
-        described |= {"model_quant_type": scheme} | {key: said[key] for key in said if key != "scheme"}
-        (target / "quant_model_description.json").write_text(json.dumps(described))
-    else:
-        values["quantization_config"] = said
-    (target / "config.json").write_text(json.dumps(values))
-    return target, exact
 
 
 def matrix(exact: Tensors, expert: int, *parts: str) -> Tensor:

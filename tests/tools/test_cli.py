@@ -21,7 +21,8 @@ import pytest
 import torch
 import transformers
 import typer
-from hf_models import LAYER, save, saved
+from hf_models import LAYER, SIZES, save, saved
+from quantized_files import written
 
 from ascend_moe import cli, predict, run, validate
 from ascend_moe.checkpoint.config import moe_config
@@ -177,6 +178,35 @@ def test_run_and_plan_take_layers_with_parts_of_their_own(name: str, layer: int)
         "llama4_text": ("router llama4, activation swiglu, hidden size 32; layers: 2 routed BS", "H 32, K 1"),
     }[name]
     assert code == 0 and all(sentence in output for sentence in (*said, "fp32 rows")), output
+
+
+@pytest.mark.parametrize(
+    "kind", ["ModelSlim W4A8 by group", *(pytest.param(k, marks=nightly) for k in ("ModelSlim", "int4 by group"))]
+)
+def test_run_and_plan_take_quantised_experts(kind: str, tmp_path: Path) -> None:
+    """int8 rows, as dispatch and combine of the reference have them; near the layer of the dequantised weights."""
+    directory = str(written(kind, tmp_path)[0])
+    code, output = invoke("run", "--checkpoint", directory, "--layer", "1", "-r", "2", "-b", "9,5", "-n", "1")
+    assert code == 0 and "PASS in" in output and "int8 rows, coded experts" in output, output
+    code, output = invoke("plan", "--checkpoint", directory, "-r", "2")
+    assert code == 0 and "fp32 rows, contract" in output, output  # layer 0 is in float
+
+
+def test_plan_says_that_rows_are_int8_where_all_experts_have_codes(tmp_path: Path) -> None:
+    written("ModelSlim W4A8", tmp_path, layers=(0, 1))
+    code, output = invoke("plan", "--checkpoint", str(tmp_path), "-r", "2")
+    assert code == 0 and "fp32 rows, int8 on the way" in output, output
+
+
+def test_run_and_plan_take_several_rows_of_a_token(tmp_path: Path) -> None:
+    """llama4 of K 3: three rows of each token to one expert each."""
+    sizes = {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 8, "interleave_moe_layer_step": 1}
+    config = transformers.Llama4TextConfig(**SIZES | {"intermediate_size_mlp": 48} | sizes)
+    transformers.Llama4ForCausalLM(config).save_pretrained(tmp_path)
+    code, output = invoke("run", "--checkpoint", str(tmp_path), "--layer", "1", "-r", "2", "-b", "9,5", "-n", "1")
+    assert code == 0 and "PASS in" in output, output
+    code, output = invoke("plan", "--checkpoint", str(tmp_path), "-r", "2", "-b", "10")
+    assert code == 0 and "BS 30, H 32, K 1, E 8" in output, output
 
 
 def test_plan_of_a_checkpoint(tmp_path: Path) -> None:
