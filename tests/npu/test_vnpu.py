@@ -56,6 +56,10 @@ def test_models_of_transformers_compute_generate_and_train() -> None:
     run("model_checks.py").must_pass()
 
 
+def test_routing_is_captured_and_replayed_and_int4_experts_run() -> None:
+    run("routing_checks.py").must_pass()
+
+
 def test_devices_memory_streams_and_graphs() -> None:
     script = str(HERE / "runtime_checks.py")
     done = launch("--soc", "Ascend910B3", "--devices", "4", "--no-verify", "--", sys.executable, script)
