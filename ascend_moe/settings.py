@@ -243,7 +243,7 @@ PATCH = Setting(
     _choice("0", "1"),
     "0",
     "0 or 1",
-    "`1`: in every process that vLLM starts, its plug-in loader puts this package's operators in torch_npu's place",
+    "`1`: in every process of vLLM and SGLang, their plug-in loaders put this package's operators in torch_npu's place",
     "0",
 )
 CHECK_PAIRS = Setting(

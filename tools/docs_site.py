@@ -53,7 +53,8 @@ MODULES = (
     *("errors", "settings", "dispatchers", "experts", "experts.activations", "routing", "permute", "placement"),
     *("checkpoint", "fused", "npu", "torch_npu_ops", "reference", "timeline", "foreign", "plan"),
     *("interop.deep_ep", "interop.fused_moe", "interop.megatron", "interop.sglang", "interop.vllm"),
-    *("interop.vllm_ascend", "interop.vllm_plugin", "interop.cann_ops_transformer", "standin.torch_npu"),
+    *("interop.vllm_ascend", "interop.vllm_plugin", "interop.sglang_plugin", "interop.cann_ops_transformer"),
+    "standin.torch_npu",
 )
 
 

@@ -32,18 +32,27 @@ def load() -> None:
     """
     if settings.PATCH.get() != "1":
         return
-    beside_npu = importlib.util.find_spec("torch_npu") is not None
-    if beside_npu:
-        _need_package()
+    replaced = replace_operators()
     with suppress(ImportError):  # a built vllm-ascend defines its own operators, which stay
         importlib.import_module(_COMPILED)
     defined = vllm_ascend.register()
-    replaced = sorted(npu.patch_torch_npu().replaced) if beside_npu else []
     log.configure()
     text = "%s=1: replaced %s in torch_npu, defined %s in torch.ops.%s; without the variable nothing is replaced"
     words = [", ".join(names) or "nothing" for names in (replaced, defined)]
     level = logging.WARNING if replaced or defined else logging.INFO
     log.say(level, text, settings.PATCH.name, *words, vllm_ascend.NAMESPACE)
+
+
+def replace_operators() -> list[str]:
+    """Makes dispatch and combine of torch_npu this package's, where torch_npu is; the names that this call has replaced.
+
+    Raises:
+        LibraryError: as `load`.
+    """
+    if importlib.util.find_spec("torch_npu") is None:
+        return []
+    _need_package()
+    return sorted(npu.patch_torch_npu().replaced)
 
 
 def _need_package() -> None:

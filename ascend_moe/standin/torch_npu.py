@@ -193,6 +193,7 @@ def _add_modules(changes: _Changes) -> None:
     groups = SimpleNamespace(ProcessGroupHCCL=ProcessGroupHCCL)
     own = {
         "npu": runtime,
+        "npu_fusion_attention": npu_fusion_attention,
         "npu_format_cast": npu_format_cast,
         "npu_format_cast_": npu_format_cast,
         "get_npu_format": get_npu_format,
@@ -242,6 +243,14 @@ def npu_format_cast(tensor: torch.Tensor, acl_format: int, **_: Any) -> torch.Te
 def get_npu_format(tensor: torch.Tensor) -> int:
     """2, ACL's number for plain strides."""
     return 2
+
+
+def npu_fusion_attention(*args: Any, **kwargs: Any) -> None:
+    """Attention, which is not here. The name is: transformers imports it where torch_npu is. Raises ArgumentError."""
+    raise ArgumentError(
+        "npu_fusion_attention: the stand-in of torch_npu has no attention; use torch's scaled_dot_product_attention",
+        argument="npu_fusion_attention",
+    )
 
 
 @with_typed_errors

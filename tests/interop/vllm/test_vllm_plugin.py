@@ -1,4 +1,4 @@
-"""vLLM's plug-in: by one variable every process that vLLM starts runs this package's operators, without it none."""
+"""The plug-ins of vLLM and SGLang: by one variable every process that they start runs this package's operators."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import pytest
 import ascend_moe
 from ascend_moe import settings
 from ascend_moe.errors import ArgumentError, LibraryError
-from ascend_moe.interop import vllm_plugin
+from ascend_moe.interop import sglang_plugin, vllm_plugin
 from ascend_moe.native import opp
 
 RANKS = 3
+VLLM, SGLANG = "vllm.general_plugins", "sglang.srt.plugins"
 PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 # torch_npu as far as it is looked at: its operator says who ran.
 TORCH_NPU = """
@@ -33,14 +34,15 @@ npu = SimpleNamespace(is_available=lambda: {npus})
 WORKER = """
 import json, os, sys
 from importlib.metadata import entry_points
-plugins = {entry.name: entry for entry in entry_points(group="vllm.general_plugins")}
+rank, world, group = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+plugins = {entry.name: entry for entry in entry_points(group=group)}
+assert plugins
 for entry in plugins.values():
     entry.load()()
     entry.load()()  # vLLM may load the plug-ins of a process more than once
-untouched = {"vllm", "torch_npu"}.isdisjoint(sys.modules)
+untouched = {"vllm", "sglang", "torch_npu"}.isdisjoint(sys.modules)
 import torch, torch_npu
 import torch.distributed as dist
-rank, world = map(int, sys.argv[1:])
 names = sorted(name for name in dir(torch.ops._C_ascend) if "moe" in name)
 found = {"untouched": untouched, "names": names, "ran": torch_npu.npu_moe_distribute_dispatch_v2.__module__}
 if found["ran"].startswith("ascend_moe"):
@@ -61,16 +63,17 @@ print(json.dumps(found))
 def site(tmp_path: Path) -> Path:
     """A folder with torch_npu, and with what an installation of this package tells of its plug-ins."""
     (tmp_path / "torch_npu.py").write_text(TORCH_NPU.format(npus=False))
-    section = re.search(r'\[project\.entry-points\."(vllm.*?)"\]\n(.*?)\n\n', PYPROJECT.read_text(), re.DOTALL)
-    assert section is not None
+    sections = re.findall(r'\[project\.entry-points\."(.*?)"\]\n(.*?)\n\n', PYPROJECT.read_text(), re.DOTALL)
+    assert [group for group, _ in sections] == [VLLM, SGLANG]
+    told = "\n".join(f"[{group}]\n{entries.replace(chr(34), '')}" for group, entries in sections)
     about = tmp_path / "ascend_moe_plugin-0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ascend_moe_plugin\nVersion: 0\n")
-    (about / "entry_points.txt").write_text(f"[{section[1]}]\n{section[2].replace(chr(34), '')}\n")
+    (about / "entry_points.txt").write_text(f"{told}\n")
     return tmp_path
 
 
-def started(site: Path, ranks: int = RANKS, **variables: str) -> Iterator[tuple[dict[str, Any], str]]:
+def started(site: Path, ranks: int = RANKS, group: str = VLLM, **variables: str) -> Iterator[tuple[dict[str, Any], str]]:
     """What these processes found, and what each logged."""
     package = str(Path(ascend_moe.__file__).parents[1])
     paths = [str(site), package, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -78,7 +81,7 @@ def started(site: Path, ranks: int = RANKS, **variables: str) -> Iterator[tuple[
     env |= {"PYTHONPATH": os.pathsep.join(paths), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **variables}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), str(ranks)],
+            [sys.executable, "-c", WORKER, str(rank), str(ranks), group],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=site,
         )
         for rank in range(ranks)
@@ -102,9 +105,37 @@ def test_every_process_runs_our_operators(site: Path) -> None:
         assert "npu_moe_distribute_dispatch_v2" in line and "moe_gating_top_k" in line
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", ["ops", "default"])
+def test_every_process_of_sglang_runs_our_operators(site: Path, mode: str) -> None:
+    for found, logged in started(site, group=SGLANG, ASCEND_MOE_PATCH="1", DEEP_USE_MODE=mode):
+        assert found["ran"].startswith("ascend_moe.ops") and found["right"] and found["names"] == [], found
+        assert "ASCEND_MOE_PATCH=1: replaced _npu_distribute_barrier, npu_moe_distribute_combine" in logged
+        assert ("DEEP_USE_MODE is not ops" in logged) == (mode != "ops")
+
+
+def test_sglang_plugin_replaces_and_warns(site: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    monkeypatch.setenv("ASCEND_MOE_PATCH", "0")
+    try:
+        sglang_plugin.load()
+        assert "torch_npu" not in sys.modules
+        monkeypatch.setenv("ASCEND_MOE_PATCH", "1")
+        with caplog.at_level("INFO", logger="ascend_moe"):
+            sglang_plugin.load()
+            sglang_plugin.load()
+        assert sys.modules["torch_npu"].npu_moe_distribute_dispatch_v2 is ascend_moe.npu_moe_distribute_dispatch_v2
+        first, mode, second, _ = [record.getMessage() for record in caplog.records]
+        assert "replaced _npu_distribute_barrier" in first and "replaced nothing" in second and "not ops" in mode
+    finally:
+        sys.modules.pop("torch_npu", None)  # this file's, not a wheel's
+
+
+@pytest.mark.parametrize("group", [VLLM, SGLANG])
 @pytest.mark.parametrize("ranks", [1, pytest.param(RANKS, marks=pytest.mark.nightly)])
-def test_without_the_variable_nothing_is_touched_or_imported(site: Path, ranks: int) -> None:
-    for found, logged in started(site, ranks):
+def test_without_the_variable_nothing_is_touched_or_imported(site: Path, ranks: int, group: str) -> None:
+    for found, logged in started(site, ranks, group):
         assert found == {"untouched": True, "names": [], "ran": "torch_npu"} and "ascend_moe" not in logged
 
 

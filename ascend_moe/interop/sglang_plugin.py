@@ -1,0 +1,31 @@
+"""Puts this package's operators into every process of SGLang, by one variable: ASCEND_MOE_PATCH=1.
+
+SGLang calls each entry point of the group ``sglang.srt.plugins`` in the server's process and in those of its schedulers.
+The deep_ep of sgl-kernel-npu calls torch_npu's dispatch and combine where DEEP_USE_MODE is ops; with the variable these
+are this package's. Without it nothing is done, and neither sglang nor torch_npu is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from ascend_moe import log, settings
+from ascend_moe.interop import vllm_plugin
+
+
+def load() -> None:
+    """Replaces torch_npu's operators where ASCEND_MOE_PATCH is 1. A second call changes nothing.
+
+    Raises:
+        LibraryError, ArgumentError: as `ascend_moe.interop.vllm_plugin.load`. SGLang logs them, and goes on without.
+    """
+    if settings.PATCH.get() != "1":
+        return
+    replaced = vllm_plugin.replace_operators()
+    log.configure()
+    level = logging.WARNING if replaced else logging.INFO
+    text = "%s=1: replaced %s in torch_npu; without the variable nothing is replaced"
+    log.say(level, text, settings.PATCH.name, ", ".join(replaced) or "nothing")
+    if os.environ.get("DEEP_USE_MODE", "").strip().lower() != "ops":
+        log.say(logging.WARNING, "DEEP_USE_MODE is not ops: sgl-kernel-npu's deep_ep does not call these operators")
