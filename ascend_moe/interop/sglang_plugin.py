@@ -1,8 +1,8 @@
 """Puts this package's operators into every process of SGLang, by one variable: ASCEND_MOE_PATCH=1.
 
-SGLang calls each entry point of the group ``sglang.srt.plugins`` in the server's process and in those of its schedulers.
-The deep_ep of sgl-kernel-npu calls torch_npu's dispatch and combine where DEEP_USE_MODE is ops; with the variable these
-are this package's. Without it nothing is done, and neither sglang nor torch_npu is imported.
+SGLang calls each entry point of the group ``sglang.srt.plugins`` in the server's process and in its schedulers'. The
+deep_ep of sgl-kernel-npu calls torch_npu's dispatch and combine where DEEP_USE_MODE is ops; with the variable these are
+this package's. Without it nothing is done, and neither sglang nor torch_npu is imported.
 """
 
 from __future__ import annotations

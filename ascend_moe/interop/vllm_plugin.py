@@ -44,7 +44,7 @@ def load() -> None:
 
 
 def replace_operators() -> list[str]:
-    """Makes dispatch and combine of torch_npu this package's, where torch_npu is; the names that this call has replaced.
+    """Makes dispatch and combine of torch_npu this package's, where torch_npu is. Returns the names replaced.
 
     Raises:
         LibraryError: as `load`.

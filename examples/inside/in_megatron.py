@@ -1,4 +1,6 @@
-"""Megatron-LM's flex dispatcher, backend "deepep", over this package: torchrun --nproc-per-node 2 examples/inside/in_megatron.py
+"""Megatron-LM's flex dispatcher, backend "deepep", over this package.
+
+torchrun --nproc-per-node 2 examples/inside/in_megatron.py
 
 An installed megatron-core's own dispatcher runs, unchanged; where there is none, one that makes its calls (stand_ins/).
 """
@@ -58,11 +60,13 @@ def main() -> None:
     token_dispatcher._DeepepManager = MC2Manager  # the other way in: no deep_ep, one row an expert
     _, by_manager = step(alone)
     near = all(torch.allclose(a.float(), b.float(), rtol=2**-7) for a, b in zip(by_deep_ep, by_manager, strict=True))
-    told: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, f"rank {dist.get_rank()}: rows of its experts {rows}, both ways and gradients: {near}")
     if dist.get_rank() == 0:
-        ours = "a stand-in of Megatron-LM" if "stand_ins" in token_dispatcher.__file__ else "Megatron-LM's own dispatcher"
-        print(ours, *told, sep="\n")
+        stand_in = "stand_ins" in token_dispatcher.__file__
+        print("a stand-in of Megatron-LM" if stand_in else "Megatron-LM's own dispatcher", flush=True)
+    for turn in range(dist.get_world_size()):
+        if turn == dist.get_rank():
+            print(f"rank {turn}: rows of its experts {rows}, both ways and gradients equal: {near}", flush=True)
+        dist.barrier()
     dist.destroy_process_group()
 
 

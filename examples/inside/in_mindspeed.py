@@ -1,4 +1,6 @@
-"""MindSpeed's fused pair over this package: torchrun --nproc-per-node 2 examples/inside/in_mindspeed.py
+"""MindSpeed's fused pair over this package.
+
+torchrun --nproc-per-node 2 examples/inside/in_mindspeed.py
 
 A MindSpeed on PYTHONPATH runs its own mindspeed.ops.grouped_matmul_mc2, unchanged; where there is none, functions that
 make its calls (stand_ins/).
@@ -19,7 +21,7 @@ if importlib.util.find_spec("torch_npu") is None:
     standin.install()  # off the NPU: "npu" means CPU, and torch_npu's operators are this package's
 
 sys.path.append(str(Path(__file__).parent / "stand_ins"))  # the last place to look
-from mindspeed.ops import grouped_matmul_mc2  # noqa: E402
+from mindspeed.ops import grouped_matmul_mc2
 
 E, H, F, T = 4, 32, 16, 8  # experts of all ranks, elements of a token and within an expert, tokens of a rank
 
@@ -58,11 +60,14 @@ def gradients(balanced: bool) -> str:
 
 def main() -> None:
     dist.init_process_group("hccl")
-    told: list[list[str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, [gradients(balanced=True), gradients(balanced=False)])
+    told = [gradients(balanced=True), gradients(balanced=False)]
     if dist.get_rank() == 0:
-        ours = "a stand-in of MindSpeed" if "stand_ins" in grouped_matmul_mc2.__file__ else "MindSpeed's own functions"
-        print(ours, *sum(told, []), sep="\n")
+        stand_in = "stand_ins" in grouped_matmul_mc2.__file__
+        print("a stand-in of MindSpeed" if stand_in else "MindSpeed's own functions", flush=True)
+    for turn in range(dist.get_world_size()):
+        if turn == dist.get_rank():
+            print(*told, sep="\n", flush=True)
+        dist.barrier()
     dist.destroy_process_group()
 
 

@@ -1,4 +1,6 @@
-"""SGLang's DeepEP dispatcher over this package: DEEP_USE_MODE=ops torchrun --nproc-per-node 2 examples/inside/in_sglang.py
+"""SGLang's DeepEP dispatcher over this package.
+
+DEEP_USE_MODE=ops torchrun --nproc-per-node 2 examples/inside/in_sglang.py
 
 An installed SGLang's own dispatcher runs, unchanged; where there is none, one that makes its calls (stand_ins/).
 """
@@ -55,11 +57,13 @@ def round_trip(mode: str) -> str:
 def main() -> None:
     dist.init_process_group("hccl")
     utils.get_server_args = lambda: None  # a server has arguments, this program none
-    told: list[list[str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, [round_trip("normal"), round_trip("low_latency")])
+    told = [round_trip("normal"), round_trip("low_latency")]
     if dist.get_rank() == 0:
-        ours = "a stand-in of SGLang" if "stand_ins" in deepep.__file__ else "SGLang's own dispatcher"
-        print(ours, *sorted(sum(told, [])), sep="\n")
+        print("a stand-in of SGLang" if "stand_ins" in deepep.__file__ else "SGLang's own dispatcher", flush=True)
+    for turn in range(dist.get_world_size()):
+        if turn == dist.get_rank():
+            print(*told, sep="\n", flush=True)
+        dist.barrier()
     dist.destroy_process_group()
 
 

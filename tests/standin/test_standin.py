@@ -170,6 +170,12 @@ def test_quant_matmul_follows_its_formula(stand_in: Any, lead: tuple[int, ...]) 
             stand_in.npu_quant_matmul(**given)
 
 
+def test_attention_has_a_name_and_is_refused(stand_in: Any) -> None:
+    """transformers imports the name where torch_npu is."""
+    with pytest.raises(ArgumentError, match=r"^npu_fusion_attention: the stand-in .* use torch's"):
+        stand_in.npu_fusion_attention(torch.ones(1), torch.ones(1), torch.ones(1), 1, "BSH")
+
+
 def test_uninstall_leaves_cann_ops_transformer(stand_in: Any) -> None:
     standin.uninstall()
     cann_ops_transformer.install()

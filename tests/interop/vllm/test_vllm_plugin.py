@@ -73,7 +73,9 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def started(site: Path, ranks: int = RANKS, group: str = VLLM, **variables: str) -> Iterator[tuple[dict[str, Any], str]]:
+def started(
+    site: Path, ranks: int = RANKS, group: str = VLLM, **variables: str
+) -> Iterator[tuple[dict[str, Any], str]]:
     """What these processes found, and what each logged."""
     package = str(Path(ascend_moe.__file__).parents[1])
     paths = [str(site), package, *filter(None, [os.environ.get("PYTHONPATH")])]

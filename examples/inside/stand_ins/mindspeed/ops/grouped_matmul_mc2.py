@@ -36,9 +36,7 @@ class Pair(torch.autograd.Function):
         ctx.counts = send.tolist(), receive.tolist()
         more = {"mm_x": None, "mm_weight": None}
         if there:
-            y, _, rows = torch_npu.npu_alltoallv_gmm(
-                x, weights, *ctx.place, *ctx.counts, permute_out_flag=True, **more
-            )
+            y, _, rows = torch_npu.npu_alltoallv_gmm(x, weights, *ctx.place, *ctx.counts, permute_out_flag=True, **more)
         else:
             rows, (y, _) = x, torch_npu.npu_gmm_alltoallv(x, weights, *ctx.place, *ctx.counts, **more)
         ctx.save_for_backward(rows, weights)
@@ -60,9 +58,13 @@ class Pair(torch.autograd.Function):
         return None, gx, gw, None, None, None
 
 
-def all2all_grouped_matmul(inputs: Tensor, weights: Tensor, group: Any, send_counts: Tensor, recv_counts: Tensor) -> Tensor:
+def all2all_grouped_matmul(
+    inputs: Tensor, weights: Tensor, group: Any, send_counts: Tensor, recv_counts: Tensor
+) -> Tensor:
     return Pair.apply(True, inputs, weights, group, send_counts, recv_counts)
 
 
-def grouped_matmul_all2all(inputs: Tensor, weights: Tensor, group: Any, send_counts: Tensor, recv_counts: Tensor) -> Tensor:
+def grouped_matmul_all2all(
+    inputs: Tensor, weights: Tensor, group: Any, send_counts: Tensor, recv_counts: Tensor
+) -> Tensor:
     return Pair.apply(False, inputs, weights, group, send_counts, recv_counts)

@@ -125,7 +125,9 @@ class _DeepepManager:
 class MoEFlexTokenDispatcher:
     """The six phases, without tensor parallelism."""
 
-    def __init__(self, num_local_experts: int, local_expert_indices: list[int], config: Any, pg_collection: Any) -> None:
+    def __init__(
+        self, num_local_experts: int, local_expert_indices: list[int], config: Any, pg_collection: Any
+    ) -> None:
         self._comm_manager = _DeepepManager(
             group=pg_collection.tp_ep,
             num_local_experts=num_local_experts,
