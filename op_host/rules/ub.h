@@ -61,6 +61,7 @@ private:
         const bool ofFirst = before + first * run >= most * run;
         if (ofFirst) Add("abort blocks at entry", before);
         OwnRun();
+        Add("fail block", kFailWatchBytes);
         Add("flags of blocks", BlockFlagsUb(info_).Bytes());
         Waiter({info_, info_.localExperts, ofFirst ? first : most}, most);
     }
@@ -183,7 +184,7 @@ private:
         Add("counts", lists.counts);
         Add("lists", lists.lists);
         Add("positions", lists.positions);
-        Add("abort blocks", AbortBytes(info_.world));
+        Add("fail block", kFailWatchBytes);
     }
     void DirectGather() {
         const uint32_t stride = DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, 0);

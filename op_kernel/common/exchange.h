@@ -1,7 +1,7 @@
 // What dispatch and combine of both algorithms do with the other ranks, and with the other cores of their
 // rank. An op in two launches ends the first after SetStatus (Sent). An op calls, in this order:
 //   Enter                     the link to HCCL's server on A2; context and epoch
-//   BoardInit, Open           first meeting; direct: LookForAborts, then Agree
+//   BoardInit, Open           first meeting; direct: LookForFailure, then Agree
 //   MeetAfterSend             second meeting; none in direct combine and with roles
 //   SetStatus                 a status message to every rank
 //   WaitStatus                third meeting; direct: WaitForAll and CheckCountsHashes, no meeting. Combine then calls
@@ -72,14 +72,28 @@ public:
         }
         return Agree(mine);
     }
-    // The failure that the abort blocks tell, or kOk. In direct every core calls this before it writes into
-    // its rank's half, because after a failure peers may still read there.
+    // The failure that the abort blocks tell, or kOk. Window combine with slots: every core looks, because rows leave
+    // for other ranks before the cores meet, and the memory of a lost rank may be gone.
     __aicore__ inline Verdict LookForAborts() {
         AbortWatch aborts;
         aborts.Init(*pipe_, context_);
         Verdict abort;
         aborts.Look(abort);
         return abort;
+    }
+    // Direct: before a core writes into its rank's half, where peers may still read when an op of this rank has failed.
+    // Core 0 looks at the abort blocks, for all; the others at what core 0 has left of such an op, and what they return
+    // then is less than what core 0 finds. An abort that has come since keeps no core from writing: this rank has had
+    // all messages of the op before, so nobody reads any more what lies in the half of this op.
+    __aicore__ inline Verdict LookForFailure() {
+        if (core_ == 0) return LookForAborts();
+        FailWatch fail;
+        fail.Init(*pipe_, context_, epoch_);
+        Verdict failure;
+        if (!fail.FailedBefore()) return failure;
+        failure.code = kKernelFault;
+        failure.source = info_->world;
+        return failure;
     }
     // The meeting alone; result as of Open.
     __aicore__ inline bool Agree(const Verdict& mine) {
@@ -166,7 +180,12 @@ public:
         const uint32_t first = PartBegin(info_->world, core_, info_->cores);
         const uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
         StatusWaiter waiter;
+        FailWatch fail;
+        fail.Init(*pipe_, context_, epoch_);
         waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, first, count);
+        // In a SyncAll core 0 could call nobody: there every core looks at aborts.
+        const bool calls = info_->meeting == kMeetByBlocks && info_->cores > 1;
+        if (calls && core_ != 0) waiter.ListenTo(fail);
         if (info_->measures != 0) waiter.Measure(*pipe_, performance_, epoch_);
         if (info_->rdmaFlags != 0) waiter.WaitForBlocks(*pipe_, rowBytes, epoch_);
         Verdict mine = verdict_;
@@ -174,7 +193,11 @@ public:
         if (mine.code == kOk || mine.code == kRoutingMismatch) {
             for (uint32_t i = 0; i < count; ++i) Worsen(mine, arrived.Arrived(first + i, waiter.Message(i)));
         }
-        verdict_ = board_.Meet(2, mine);
+        if (calls && core_ == 0) {
+            verdict_ = board_.Meet(2, mine, AbortCaller(waiter.aborts(), fail));
+        } else {
+            verdict_ = board_.Meet(2, mine);
+        }
         return verdict_.code == kOk;
     }
     // Direct: every core waits for the messages of all sources, and no meeting follows; FailWatch says why
@@ -214,7 +237,13 @@ public:
     }
 
     __aicore__ inline void Report() {
-        if (core_ == 0) report_.Write(*pipe_, verdict_, sender_, link_, items_.aborts());
+        if (core_ != 0) return;
+        report_.Write(*pipe_, verdict_, sender_, link_, items_.aborts());
+        if (verdict_.code < kFirstFatal) return;
+        FailWatch fail;
+        fail.Init(*pipe_, context_, epoch_);
+        fail.Post(verdict_.code);
+        AscendC::PipeBarrier<PIPE_ALL>();
     }
     // Waits for all pipes and gives all of UB back. Buffers made after this belong to a new plan of UB.
     __aicore__ inline void NextPlan() {

@@ -75,8 +75,11 @@ public:
                            static_cast<int32_t>(2 * lanes_));
         SyncFunc<HardEvent::V_MTE2>();
     }
-    // Drains this core's own stores, meets the others, and returns the worst verdict of all.
-    __aicore__ inline Verdict Meet(uint32_t round, const Verdict& mine) {
+    // Drains this core's own stores, meets the others, and returns the worst verdict of all. Calls idle() after each
+    // look in vain.
+    __aicore__ inline Verdict Meet(uint32_t round, const Verdict& mine) { return Meet(round, mine, Idle()); }
+    template <typename Idler>
+    __aicore__ inline Verdict Meet(uint32_t round, const Verdict& mine, Idler&& idle) {
         AscendC::PipeBarrier<PIPE_ALL>();
         if (cores_ == 1) return mine;
         Post(Row(round), buf_.Get<uint32_t>(), mine);
@@ -86,7 +89,7 @@ public:
         } else {
             MOE_MEETING();
         }
-        return Await(Row(round));
+        return Await(Row(round), idle);
     }
     // The same in two halves, of which the first waits for nobody and drains nothing: only the verdict is told. Each
     // once after the last meeting of a launch. A launch of a single core has nobody to tell.
@@ -94,17 +97,22 @@ public:
         if (cores_ == 1) return;
         Post(Row(round), buf_.Get<uint32_t>()[(VerdictBytes(cores_) - kBlock) / kBlock * kBlockWords], mine);
     }
-    __aicore__ inline Verdict Hear(uint32_t round) { return cores_ == 1 ? Verdict() : Await(Row(round)); }
+    __aicore__ inline Verdict Hear(uint32_t round) { return cores_ == 1 ? Verdict() : Await(Row(round), Idle()); }
 
 private:
+    struct Idle {
+        __aicore__ inline void operator()() const {}
+    };
     __aicore__ inline GlobalTensor<uint32_t> Row(uint32_t round) const {
         GlobalTensor<uint32_t> row;
         row.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(board_ + round * kMaxCores * kBlock),
                             cores_ * kBlockWords);
         return row;
     }
-    __aicore__ inline Verdict Await(const GlobalTensor<uint32_t>& row) {
+    template <typename Idler>
+    __aicore__ inline Verdict Await(const GlobalTensor<uint32_t>& row, Idler&& idle) {
         while (!Look(row)) {
+            idle();
             MOE_POLL_HINT();
         }
         return fine_ ? Verdict() : Worst();

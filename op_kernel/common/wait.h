@@ -8,7 +8,16 @@
 
 namespace moe {
 
-// Abort blocks of this rank's state area, many in one contiguous read.
+// Looks at messages, or at the cores of the own rank, for one look at aborts.
+#ifdef TWIN_POLL_SLEEPS  // until something has changed, which may be an abort
+constexpr uint32_t kLooksAnAbort = 1;
+#else
+constexpr uint32_t kLooksAnAbort = 16;
+#endif
+
+// Abort blocks of this rank's state area, many in one contiguous read. In a wait core 0 alone reads them, and calls the
+// other cores by the fail block; when its time is over, or it is called, every core reads them for itself, so that all
+// give the same reason.
 class AbortWatch {
 public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context) {
@@ -95,17 +104,46 @@ public:
     }
     // kOk while core 0 has not given up.
     __aicore__ inline uint32_t Look() {
-        LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
-        SyncFunc<HardEvent::S_MTE2>();
-        AscendC::DataCopy(words, block_, kBlockWords);
-        SyncFunc<HardEvent::MTE2_S>();
+        const LocalTensor<uint32_t> words = Load();
         return words.GetValue(kFbMagic) == FailWord(epoch_) ? words.GetValue(kFbCode) : kOk;
+    }
+    // Whether an op of this rank has failed for good.
+    __aicore__ inline bool FailedBefore() {
+        const LocalTensor<uint32_t> words = Load();
+        return words.GetValue(kFbMagic) == FailWord(words.GetValue(kFbEpoch)) && words.GetValue(kFbCode) >= kFirstFatal;
     }
 
 private:
+    __aicore__ inline LocalTensor<uint32_t> Load() {
+        const LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
+        SyncFunc<HardEvent::S_MTE2>();
+        AscendC::DataCopy(words, block_, kBlockWords);
+        SyncFunc<HardEvent::MTE2_S>();
+        return words;
+    }
     GlobalTensor<uint32_t> block_;
     UbBuf buf_;
     uint32_t epoch_ = 0;
+};
+
+// Core 0 of window, while it waits for the other cores, each of which waits for a share of the sources: calls them when
+// there is an abort. If all of them have their messages nevertheless, the op is right, and the next op finds the abort.
+class AbortCaller {
+public:
+    __aicore__ inline AbortCaller(AbortWatch& aborts, FailWatch& fail) : aborts_(&aborts), fail_(&fail) {}
+    // After a look in vain.
+    __aicore__ inline void operator()() {
+        if (called_ || ++looks_ % kLooksAnAbort != 0) return;
+        Verdict abort;
+        called_ = aborts_->Look(abort);
+        if (called_) fail_->Post(abort.code);
+    }
+
+private:
+    AbortWatch* aborts_;
+    FailWatch* fail_;
+    uint32_t looks_ = 0;
+    bool called_ = false;
 };
 
 // Where performance_info is given: adds to its element of each source the microseconds from the begin of the wait until
@@ -192,6 +230,9 @@ public:
         flags_.Init(pipe, *info_, epoch);
         flags_.InitBits(pipe, *info_);
     }
+    // A core that looks at aborts when core 0 calls it.
+    __aicore__ inline void ListenTo(FailWatch& fail) { fail_ = &fail; }
+    __aicore__ inline AbortWatch& aborts() { return aborts_; }
     // Direct, in place of Init, for all ranks: Wait() then compares messages together by vector instructions, and word
     // by word only if one differs; if all are as expected, it leaves the hashes to JudgeHashes(). A launch of a
     // single core compares word by word.
@@ -287,12 +328,10 @@ public:
     __aicore__ inline uint32_t firstKept() const { return firstKept_; }
 
 private:
-#ifdef TWIN_POLL_SLEEPS  // until something has changed, which may be an abort
-    static constexpr uint32_t kLooksAnAbort = 1;
-#else
-    static constexpr uint32_t kLooksAnAbort = 16;
-#endif
-
+    __aicore__ inline bool Told(bool forItself, Verdict& abort) {
+        if (fail_ != nullptr && !forItself) return fail_->Look() != kOk;
+        return aborts_.Look(abort);
+    }
     __aicore__ inline Verdict WaitSince(int64_t start) {
         Verdict worst;
         uint32_t next = 0, looks = 0;
@@ -312,7 +351,8 @@ private:
             Verdict abort;
             const bool expired = AscendC::GetSystemCycle() - start > static_cast<int64_t>(info_->deadlineCycles);
             // Aborts are rare, and a look at them takes as long as one at the messages.
-            const bool aborted = (expired || lastLook || looks++ % kLooksAnAbort == 0) && aborts_.Look(abort);
+            const bool last = expired || lastLook;
+            const bool aborted = (last || looks++ % kLooksAnAbort == 0) && Told(last, abort);
             if (lastLook) {
                 // What was missing before is still missing after a fresh look.
                 if (!aborted) {
@@ -439,6 +479,7 @@ private:
     uint32_t nextToHash_ = 0;  // the first message whose hashes are still to be checked
     bool odd_ = false;         // whether words that are none of a message make it corrupt
     bool matching_ = false;
+    FailWatch* fail_ = nullptr;
 };
 
 }  // namespace moe

@@ -8,8 +8,8 @@
 // phase | function            | which cores  | reads                  | writes                   | who meets
 // ------+---------------------+--------------+------------------------+--------------------------+----------
 // 0     | Exchange::Enter     | all          | context, epoch word    | nothing                  |
-// 1     | LookForAborts       | all          | abort blocks           | nothing: after a failure |
-//       |                     |              |                        | peers may still read     |
+// 1     | LookForFailure      | all          | core 0: abort blocks,  | nothing: after a failure |
+//       |                     |              | others: fail block     | peers may still read     |
 //       |                     |              |                        | this half                |
 // 2     | RowReturn::Begin    | all: a share | expand_x [A][H],       | own half: the rows as in |
 //       | (index: after Count)| of the bytes | ep_send_counts [L*W]   | expand_x, without this   |
@@ -94,7 +94,7 @@ private:
     __aicore__ inline Verdict Publish() {
         return_.Load();
         routing_.Fetch();
-        Verdict mine = exchange_.LookForAborts();
+        Verdict mine = exchange_.LookForFailure();
         if (mine.code != kOk) return mine;
         SyncFunc<HardEvent::MTE2_S>();
         if (triples_) return_.Begin();

@@ -10,8 +10,8 @@
 // phase | function            | which cores  | reads                  | writes                   | who meets
 // ------+---------------------+--------------+------------------------+--------------------------+----------
 // 0     | Exchange::Enter     | all          | context, epoch word    | nothing                  |
-// 1     | LookForAborts       | all          | abort blocks           | nothing: after a failure |
-//       |                     |              |                        | peers may still read     |
+// 1     | LookForFailure      | all          | core 0: abort blocks,  | nothing: after a failure |
+//       |                     |              | others: fail block     | peers may still read     |
 //       |                     |              |                        | this half                |
 // 2     | PublishRows         | all: a share | expert_ids,            | own half: rows [BS], or  |
 //       |                     | of the       | x_active_mask, x       | with smooth scales       |
@@ -123,7 +123,7 @@ private:
     // failed.
     __aicore__ inline bool FillTogether() {
         KeepPairs();
-        Verdict mine = exchange_.LookForAborts();
+        Verdict mine = exchange_.LookForFailure();
         if (mine.code == kOk) {
             PublishRows();
             mine = routing_.Count();
@@ -135,8 +135,8 @@ private:
     }
     // With roles. The list of an expert is a single core's work, so the cores meet once. False as above.
     __aicore__ inline bool FillApart() {
-        Verdict mine = exchange_.LookForAborts();
-        // LookForAborts waited for MTE2, so the ids have arrived too.
+        Verdict mine = exchange_.LookForFailure();
+        // LookForFailure waited for MTE2, so the ids have arrived too.
         if (mine.code == kOk && role_ == Role::kRows) PublishRows();
         if (mine.code == kOk && role_ == Role::kLists) {
             MOE_PHASE(exchange_.stamps(), PublishLists);

@@ -229,7 +229,8 @@ MOE_FN uint32_t HashMix(uint32_t hash, uint32_t word) { return (hash ^ word) * 1
 // The magic stands in both halves.
 enum AbortBlock : uint32_t { kAbMagic, kAbEpoch, kAbCode, kAbCulprit, kAbReporter, kAbDetail0, kAbDetail1, kAbMark };
 
-// ---- fail block, words: from core 0 to the other cores of its rank; sticky as aborts are ----
+// ---- fail block, words: from core 0 to the other cores of its rank: why it has given up, or that there is an abort. A
+// fatal code of an earlier epoch says that the communicator has failed: sticky as aborts are ----
 enum FailBlock : uint32_t { kFbMagic, kFbEpoch, kFbCode };  // the magic keyed by the epoch
 MOE_FN uint32_t FailWord(uint32_t epoch) { return kFailMagic ^ epoch; }
 

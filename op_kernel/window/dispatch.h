@@ -22,10 +22,10 @@
 //       |                     | of the peers |                        | every rank; RDMA: staged | cores of
 //       |                     |              |                        | with a BatchWrite item,  | the rank
 //       |                     |              |                        | core 0 posts the items   |
-// 5     | WaitDispatch        | all: a share | status messages, abort | workspace: messages [W]  | all
-//       |                     | of the       | blocks                 | int32                    | ranks,
-//       |                     | sources      |                        |                          | then
-//       |                     |              |                        |                          | cores of
+// 5     | WaitDispatch        | all: a share | status messages; core  | workspace: messages [W]  | all
+//       |                     | of the       | 0: abort blocks,       | int32; core 0, when it   | ranks,
+//       |                     | sources      | others: fail block     | finds an abort: fail     | then
+//       |                     |              |                        | block                    | cores of
 //       |                     |              |                        |                          | the rank
 // 6     | LocalWindowCopy     | all: a share | counts, rows in the    | expand_x [A][H],         |
 //       |                     | of the rows  | own half               | dynamic_scales [A] fp32, |

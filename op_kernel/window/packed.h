@@ -22,10 +22,10 @@
 //       |                     | of the peers | are in UB              | every rank; RDMA: staged | cores of
 //       |                     |              |                        | with a BatchWrite item,  | the rank
 //       |                     |              |                        | core 0 posts the items   |
-// 5     | WaitStatus, Arrived | all: a share | status messages, abort | nothing: compares their  | all
-//       |                     | of the       | blocks                 | counts with its totals   | ranks,
-//       |                     | owners       |                        | in UB                    | then
-//       |                     |              |                        |                          | cores of
+// 5     | WaitStatus, Arrived | all: a share | status messages; core  | compares their counts    | all
+//       |                     | of the       | 0: abort blocks,       | with its totals in UB;   | ranks,
+//       |                     | owners       | others: fail block     | core 0, when it finds an | then
+//       |                     |              |                        | abort: fail block        | cores of
 //       |                     |              |                        |                          | the rank
 // 6     | LocalWindowCopy     | all: a share | rows in the own half,  | x [BS][H]                |
 //       |                     | of (token,   | expert_ids,            |                          |

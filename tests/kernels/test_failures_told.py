@@ -33,7 +33,10 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[ascend_moe.LocalCluster]
 
 
 def test_a_rank_that_gives_up_tells_all_others(cluster: ascend_moe.LocalCluster) -> None:
-    """The ranks that wait are told, and the one that comes later: each at once, long before its own deadline."""
+    """The ranks that wait are told, and the one that comes later: each at once, long before its own deadline.
+
+    In the op after that no core of theirs writes into the rank's half.
+    """
     waited = threading.Barrier(WORLD)
 
     def body(rank: int, group_ep: str) -> tuple[Caught, Caught]:
@@ -42,9 +45,14 @@ def test_a_rank_that_gives_up_tells_all_others(cluster: ascend_moe.LocalCluster)
         with answers.deadline(int(SOON * 1e6)) if rank == IMPATIENT else contextlib.nullcontext():
             first = Caught(None, None, 0, 0) if rank == ABSENT else caught(cases.dispatch, place, 1)
             waited.wait()
+            state = states[rank] = State.of(cluster, rank)
+            later = next_epoch(state.epoch)
+            state.poison(later)
+            waited.wait()
             second = caught(cases.dispatch, place, 1)
-        states[rank] = State.of(cluster, rank)
         waited.wait()
+        if rank != ABSENT:  # its op has failed, and peers may still read here
+            assert state.poisoned(later), f"rank {rank} has written rows after a failure"
         if not ranks_per_server():  # else the words lie elsewhere
             aborts = [source for source in range(WORLD) if states[rank].abort(source)[0] == ABORT_MAGIC]
             assert aborts == [IMPATIENT], f"rank {rank} has abort blocks of {aborts}"

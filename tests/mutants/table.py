@@ -1056,8 +1056,23 @@ PATCHES = r"""
 + verdict.reporter = rank_;
 = aborts are looked at when time is over
 ! failures
-- (expired || lastLook || looks++ % kLooksAnAbort == 0) && aborts_.Look(abort);
-+ (expired) && aborts_.Look(abort);
+- (last || looks++ % kLooksAnAbort == 0) && Told(last, abort);
++ (expired) && Told(last, abort);
+= core 0 looks at no abort while it waits for the other cores
+! failures
+- if (called_ || ++looks_ % kLooksAnAbort != 0) return;
++ return;
+= a core that is called reads no reason
+! failures
+- const bool last = expired || lastLook;
++ const bool last = expired;
+= core 0 does not leave that an op of its rank has failed
+! failures
+@ common/exchange
+- fail.Post(verdict_.code);
+  AscendC::PipeBarrier<PIPE_ALL>();
++ AscendC::PipeBarrier<PIPE_ALL>();
+@ common/wait
 = the fail block is not looked at
 - if (given.code != kOk) return given;
 -  MOE_POLL_HINT();
