@@ -69,6 +69,31 @@ def test_a_rank_that_gives_up_tells_all_others(cluster: ascend_moe.LocalCluster)
             assert call.ended - began < AT_ONCE_S
 
 
+def test_direct_writes_no_row_after_window_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What core 0 leaves of a failure is known to all cores in the next op, whatever the algorithm of the first."""
+
+    def fail(rank: int, group_ep: str) -> type | None:
+        place = DevicePlace(group_ep, WORLD, rank)
+        assert cases.round_trip(place, 3) == "right"
+        # The rank that gives up first is told by nobody; its second core has tokens.
+        with answers.deadline(int(SOON * 1e6)) if rank == WORLD - 1 else contextlib.nullcontext():
+            return None if rank == ABSENT else type(caught(cases.dispatch, place, 1).error)
+
+    def fail_again(rank: int, group_ep: str) -> bool:
+        if rank == ABSENT:
+            return True
+        state = State.of(cluster, rank)
+        later = next_epoch(state.epoch)
+        state.poison(later)
+        assert type(caught(cases.dispatch, DevicePlace(group_ep, WORLD, rank), 1).error) is CommTimeout
+        return state.poisoned(later)
+
+    with opened(WORLD, "window", 0, timeout_s=30, cores=2) as cluster:
+        assert cluster.run(fail) == [None if rank == ABSENT else CommTimeout for rank in range(WORLD)]
+        monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
+        assert cluster.run(fail_again) == [True] * WORLD
+
+
 @pytest.mark.parametrize("cluster", [("window", 0)], indirect=True, ids=str)
 def test_of_two_failures_at_once_the_rank_that_is_missing_counts(cluster: ascend_moe.LocalCluster) -> None:
     """A core finds words that nobody has sent, another finds none, at the same deadline: the worse of both is said."""
