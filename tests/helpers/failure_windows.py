@@ -10,9 +10,10 @@ from ascend_moe.native import library
 
 BLOCK = 32  # bytes
 WORDS = 8  # of a block
-STATUS_MAGIC, ABORT_MAGIC, RECORD_MAGIC = 0x4D4F4530, 0x41424F52, 0x4D4F4552
+STATUS_MAGIC, ABORT_MAGIC, RECORD_MAGIC, FAIL_MAGIC = 0x4D4F4530, 0x41424F52, 0x4D4F4552, 0x4641494C
+TIMEOUT = 17  # CommTimeout
 MAX_SLOTS = 2048  # (source, local expert) pairs of a rank
-RECORD_AT, ABORTS_AT = 512, 1024  # the error record stands behind the control block
+RECORD_AT, FAIL_AT, ABORTS_AT = 512, 768, 1024  # the error record stands behind the control block
 HEADER_BLOCKS, COUNTS_PER_BLOCK = 2, 4
 
 
@@ -70,9 +71,19 @@ class State:
 
     def forge_abort(self, source: int, word: int, value: int) -> None:
         """The source has seen a timeout of itself in the last op, but for one word of the block."""
-        block = [ABORT_MAGIC, self.epoch, 17, source, source, 0, 0, ABORT_MAGIC]
+        block = [ABORT_MAGIC, self.epoch, TIMEOUT, source, source, 0, 0, ABORT_MAGIC]
         block[word] = value
         self.abort(source)[:] = block
+
+    def forge_fail(self) -> None:
+        """The last op of the rank has failed for good."""
+        self.words(FAIL_AT, 3)[:] = [FAIL_MAGIC ^ self.epoch, self.epoch, TIMEOUT]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the fail block says so to the rank's next op, in whatever op that was."""
+        magic, epoch, code = self.words(FAIL_AT, 3)
+        return magic == FAIL_MAGIC ^ epoch and code == TIMEOUT
 
     @property
     def record(self) -> list[int]:

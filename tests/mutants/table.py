@@ -1073,6 +1073,10 @@ PATCHES = r"""
   AscendC::PipeBarrier<PIPE_ALL>();
 + AscendC::PipeBarrier<PIPE_ALL>();
 @ common/wait
+= a core does not look whether its rank has failed before
+! failures
+- return words.GetValue(kFbMagic) == FailWord(words.GetValue(kFbEpoch)) &&
++ return false && words.GetValue(kFbMagic) == FailWord(words.GetValue(kFbEpoch)) &&
 = the fail block is not looked at
 - if (given.code != kOk) return given;
 -  MOE_POLL_HINT();
