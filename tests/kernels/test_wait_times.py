@@ -51,10 +51,15 @@ def check_times(place: DevicePlace, times: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 2, 8])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_late_rank_has_the_time(algorithm: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", [*ALGORITHMS, "RDMA", "RDMA with flags"])
+def test_the_late_rank_has_the_time(way: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of both ops, beside outputs that are the reference's bit for bit."""
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
+    algorithm = way if way in ALGORITHMS else "window"
+    if way != algorithm:
+        monkeypatch.setenv("HCCL_BUFFSIZE", "4")
+        monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "1")
+        monkeypatch.setenv("ASCEND_MOE_RDMA_FLAGS", str(int("flags" in way)))
     gates = [threading.Barrier(WORLD) for _ in range(2)]
 
     def work(place: DevicePlace) -> None:

@@ -454,6 +454,24 @@ def check_direct_combine_publishes_window_tensors_where_they_lie() -> None:
     assert type(error) is WindowTooSmall and error.details["variable"] == "ASCEND_MOE_LENT_MIB", error
 
 
+def check_performance_info_counts_the_waits_for_a_late_rank() -> None:
+    trip, slept_s, before = Trip(5), 0.3, [7] * WORLD
+    trip.run(HCCL, v2=True).check()
+    for algorithm in ("window", "direct"):
+        times = [torch.tensor(before).npu() for _ in range(2)]
+        common = {**place(HCCL), "comm_alg": algorithm}
+        meet()
+        time.sleep(slept_s * (RANK == 1))
+        sent = OP["dispatch_v2"](trip.x, trip.ids, performance_info=times[0], **common)
+        meet()
+        time.sleep(slept_s * (RANK == 1))
+        back = sent[0], trip.ids, sent[2], sent[4], trip.weights
+        assert torch.equal(OP["combine_v2"](*back, performance_info=times[1], **common), trip.out)
+        for waited in (given.cpu().tolist() for given in times):
+            assert all(0 <= micros - 7 < 60e6 for micros in waited), waited
+            assert (waited[1] >= slept_s * 0.5e6) == (RANK == 0), (algorithm, RANK, waited)
+
+
 def check_ranks_without_tokens_launch_too() -> None:
     """One of them, then all."""
     before = launches()
