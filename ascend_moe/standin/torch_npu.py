@@ -31,6 +31,7 @@ from ascend_moe import log, npu
 from ascend_moe._torch_npu import resolve_dtype
 from ascend_moe.comm import comm_name
 from ascend_moe.errors import ArgumentError, LibraryError, need, need_dims, need_dtype, need_shape, with_typed_errors
+from ascend_moe.experts.int4 import pack_int4
 from ascend_moe.experts.quant import scale_of_bits
 from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
 from ascend_moe.standin import npu as standin_npu
@@ -198,6 +199,7 @@ def _add_modules(changes: _Changes) -> None:
         "npu_format_cast_": npu_format_cast,
         "get_npu_format": get_npu_format,
         "npu_quant_matmul": npu_quant_matmul,
+        "npu_convert_weight_to_int4pack": npu_convert_weight_to_int4pack,
         "_C": SimpleNamespace(_distributed_c10d=groups, _npu_get_soc_version=standin_npu.get_soc_version),
         "__version__": VERSION,
         "__path__": [],
@@ -251,6 +253,21 @@ def npu_fusion_attention(*args: Any, **kwargs: Any) -> None:
         "npu_fusion_attention: the stand-in of torch_npu has no attention; use torch's scaled_dot_product_attention",
         argument="npu_fusion_attention",
     )
+
+
+@with_typed_errors
+def npu_convert_weight_to_int4pack(weight: torch.Tensor, inner_k_tiles: int = 0) -> torch.Tensor:
+    """Packs int32 numbers of -8..7, ``(K, N)``, into int32 ``(K, N / 8)``: eight each, the first in the lowest bits.
+
+    Raises:
+        ArgumentError: weight is not so, or inner_k_tiles is not 0.
+
+    Source: torch_npu ``npu_convert_weight_to_int4pack``, as vllm-ascend's W4A16 calls it.
+    """
+    need(inner_k_tiles == 0, "inner_k_tiles", "is {}; it must be 0", inner_k_tiles)
+    need_dims("weight", weight, 2, dtypes=(torch.int32,))
+    need(bool(((weight >= -8) & (weight <= 7)).all()), "weight", "must be -8..7, which 4 bits hold")
+    return pack_int4(weight.to(torch.int8))
 
 
 @with_typed_errors

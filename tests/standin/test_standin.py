@@ -148,6 +148,26 @@ assert compiled(torch.ones(2), "cpu").tolist() == [2, 2]
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
+def test_w4a16_as_vllm_ascend_packs_and_multiplies_it(stand_in: Any) -> None:
+    """Its w4a16.py: int32 numbers (E * K, N) packed by eight, scales and zero offsets by group of K, bf16 rows."""
+    generator = torch.Generator().manual_seed(4)
+    numbers = torch.randint(-8, 8, (2 * H, F), generator=generator).int()
+    packed = stand_in.npu_convert_weight_to_int4pack(numbers).view(2, H, -1)
+    assert packed.dtype == INT32 and packed.shape == (2, H, F // 8)
+    scale = 0.5 ** torch.randint(1, 4, (2, 4, F), generator=generator).to(BF16)
+    x, counts = torch.randint(-3, 4, (5, H), generator=generator).to(BF16), torch.tensor([2, 3])
+    (y,) = stand_in.npu_grouped_matmul(
+        x=[x], weight=[packed], antiquant_scale=[scale], antiquant_offset=[torch.zeros_like(scale)], split_item=2,
+        group_list_type=1, group_type=0, group_list=counts, output_dtype=BF16,
+    )  # fmt: skip
+    dense = numbers.view(2, H, F).double() * scale.double().repeat_interleave(H // 4, 1)
+    expected = torch.cat([x[:2].double() @ dense[0], x[2:].double() @ dense[1]])
+    assert torch.equal(y, expected.to(BF16))
+    for wrong, text in ((numbers.long(), "weight is torch.int64"), (numbers + 1, "weight must be -8")):
+        with pytest.raises(ArgumentError, match=text):
+            stand_in.npu_convert_weight_to_int4pack(wrong)
+
+
 @pytest.mark.parametrize("lead", [(5,), (2, 3)])
 def test_quant_matmul_follows_its_formula(stand_in: Any, lead: tuple[int, ...]) -> None:
     x, weight, scale = codes(*lead, H), codes(H, F, seed=1), randn(F).abs() / 100
