@@ -24,6 +24,7 @@
 #   make translations  pages in Chinese that are older than their sources, and what changed there
 #   make wheel         dist/*.whl with everything, for every Python and torch from 2.10 on
 #   make wheel-check   that wheel with two torch versions and two Pythons in clean environments
+#   make release VERSION=1.2.0   dist/1.2.0: sdist, wheels for x86-64 and aarch64, sums; uploads nothing
 #   make opp-check     the operator package, built with CANN 9.1's own CMake functions   ASC_DEVKIT=dir [HOST_HEADERS=dir]
 #   make real-ascendc  the kernels over CANN's own AscendC                 ASC_DEVKIT=dir ASC_TOOLS=dir
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu with any of them: torch for CPUs, a tenth of PyPI's with CUDA
@@ -41,6 +42,9 @@ EXPLORE_ARGS ?=
 MODEL_ARGS ?=
 BENCH_ARGS ?=
 WHEEL_CHECK_ARGS ?=
+VERSION ?=
+PROJECT_URL ?=
+RELEASE_TESTS ?= test
 REAL_ASCENDC_ARGS ?=
 T ?= kernels/direct
 DOCS ?= mkdocs.yml
@@ -80,7 +84,7 @@ every_change := not npu and not nightly and not mutants
 .DEFAULT_GOAL := install
 .PHONY: install all demo tiny t test test-npu vnpu nightly nightly-tests test-npu-nightly lint format asan tsan mutants \
 	soak explore model bench bench-check size lib wheel wheel-check clean headers-check address-space-check \
-	real-ascendc asc-folders opp-check kernel-coverage docs docs-serve translations
+	real-ascendc asc-folders opp-check kernel-coverage docs docs-serve translations release
 
 # The venv with the build backend, and cmake and ninja where the system has none.
 $(bin)/scikit-build-core:
@@ -215,11 +219,14 @@ lib:
 	cmake --build build/dev
 	cmake --install build/dev --prefix . --component lib
 
+# What pyproject.toml lists for an extra.
+extra = $(shell sed -n 's/^$1 = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ,)
+
 # An environment of its own: the site needs neither torch nor a compiler.
 docs_bin := $(CURDIR)/build/docs-venv/bin
 $(docs_bin)/mkdocs: pyproject.toml
 	test -x $(docs_bin)/pip || $(PYTHON) -m venv $(CURDIR)/build/docs-venv
-	$(docs_bin)/pip install --quiet $(shell sed -n 's/^docs = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ,)
+	$(docs_bin)/pip install --quiet $(call extra,docs)
 	touch $@
 
 docs: $(docs_bin)/mkdocs
@@ -240,6 +247,15 @@ wheel: $(bin)/scikit-build-core
 
 wheel-check: wheel
 	$(PYTHON) tools/wheel_check.py dist/ascend_moe-*-py3-none-*.whl $(WHEEL_CHECK_ARGS)
+
+# Made of the commit that is checked out, whatever VERSION pyproject.toml has; CONTRIBUTING.md tells the way around it.
+release: $(bin)/scikit-build-core
+	@test -n "$(VERSION)" || { echo "usage: make release VERSION=1.2.0 [PROJECT_URL=https://host/owner/ascend_moe] \
+	[RELEASE_TESTS=test|tiny|none]"; exit 2; }
+	$(pip_torch)
+	$(bin)/python -m pip install --quiet $(call extra,release)
+	PATH="$(bin):$$PATH" $(bin)/python tools/release.py $(VERSION) --project-url '$(PROJECT_URL)' --torch '$(TORCH)' \
+		$(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') --tests $(RELEASE_TESTS)
 
 # Compiles every kernel entry against real CANN headers, and the host side where they are a toolkit's.
 headers-check:

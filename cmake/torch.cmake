@@ -23,9 +23,14 @@ target_compile_options(ascend_moe_torch PRIVATE -Wall -Wextra -Werror=return-typ
 target_compile_definitions(ascend_moe_torch PRIVATE TORCH_TARGET_VERSION=0x020a000000000000ULL)
 target_include_directories(ascend_moe_torch PRIVATE op_kernel op_host csrc)
 target_include_directories(ascend_moe_torch SYSTEM PRIVATE ${am_torch_folder}/include)
-target_link_options(ascend_moe_torch PRIVATE -Wl,-z,noexecstack -Wl,--allow-shlib-undefined)
-target_link_libraries(ascend_moe_torch PRIVATE
-  ${am_torch_folder}/lib/libtorch_cpu.so Threads::Threads ${CMAKE_DL_LIBS})
+# The linker needs the library's name alone. An empty one has it, so that a wheel for another processor can be built
+# beside this one's torch.
+set(am_torch_stub ${CMAKE_CURRENT_BINARY_DIR}/torch_stub)
+file(CONFIGURE OUTPUT ${am_torch_stub}/empty.cpp CONTENT "")
+add_library(torch_stub SHARED ${am_torch_stub}/empty.cpp)
+set_target_properties(torch_stub PROPERTIES OUTPUT_NAME torch_cpu LIBRARY_OUTPUT_DIRECTORY ${am_torch_stub})
+target_link_options(ascend_moe_torch PRIVATE -Wl,-z,noexecstack -Wl,--no-as-needed -Wl,--unresolved-symbols=ignore-all)
+target_link_libraries(ascend_moe_torch PRIVATE torch_stub Threads::Threads ${CMAKE_DL_LIBS})
 if(ASCEND_MOE_SANITIZE)
   target_compile_options(ascend_moe_torch PRIVATE -fsanitize=${ASCEND_MOE_SANITIZE} -fno-omit-frame-pointer)
   target_link_options(ascend_moe_torch PRIVATE -fsanitize=${ASCEND_MOE_SANITIZE})

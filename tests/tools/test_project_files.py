@@ -44,10 +44,13 @@ def test_a_form_asks_for_what_doctor_says(path: Path) -> None:
         assert "ascend-moe doctor --json" in path.read_text()
 
 
-def test_citation_has_the_version_of_the_package() -> None:
-    version = re.search(r'^version = "(.*)"', (TREE / "pyproject.toml").read_text(), re.MULTILINE)
-    assert version is not None
-    assert yaml.safe_load((TREE / "CITATION.cff").read_text())["version"] == version[1]
+def test_the_version_stands_in_one_place() -> None:
+    """And the section of the changelog that is being written belongs to it."""
+    pyproject = (TREE / "pyproject.toml").read_text()
+    (version,) = re.findall(r'^version = "(.*)"', pyproject, re.MULTILINE)
+    assert "version" not in yaml.safe_load((TREE / "CITATION.cff").read_text())
+    section = re.search(r"^## (.*?), ", (TREE / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert section is not None and version.startswith(section[1])
 
 
 def test_the_container_is_built_from_a_file_that_exists() -> None:
