@@ -23,7 +23,6 @@ import argparse
 import contextlib
 import difflib
 import hashlib
-import io
 import os
 import platform
 import re
@@ -31,7 +30,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -175,8 +173,8 @@ def check_machine() -> None:
 def export(version: str, url: str) -> tuple[Path, str]:
     """The commit's files with the release's version, and the patch that leads there."""
     tree = WORK / "tree"
-    with tarfile.open(fileobj=io.BytesIO(git("archive", "HEAD"))) as tar:
-        tar.extractall(tree, filter="fully_trusted")
+    tree.mkdir()
+    subprocess.run(["tar", "-x"], cwd=tree, input=git("archive", "HEAD"), check=True)
     day = time.strftime("%Y-%m-%d", time.gmtime(int(git("log", "-1", "--format=%ct"))))
     before = {name: (tree / name).read_text() for name in ("pyproject.toml", "CHANGELOG.md")}
     pyproject = with_version(before["pyproject.toml"], version)
@@ -196,9 +194,8 @@ def make_sdist(tree: Path, version: str, url: str, out: Path, env: Mapping[str, 
         readme.write_text(with_addresses(readme.read_text(), url, version))
     options = ["--no-isolation", "--skip-dependency-check", "--outdir", out]
     run([sys.executable, "-m", "build", "--sdist", *options, source], WORK, env)
-    with tarfile.open(out / f"ascend_moe-{version}.tar.gz") as tar:
-        tar.extractall(WORK / "unpacked", filter="data")
-    return WORK / "unpacked" / f"ascend_moe-{version}"
+    run(["tar", "-xf", out / f"ascend_moe-{version}.tar.gz"], WORK, env)
+    return WORK / f"ascend_moe-{version}"
 
 
 def make_wheel(source: Path, version: str, machine: str, out: Path, env: Mapping[str, str]) -> Path:
