@@ -22,4 +22,5 @@ check "ruff format" ruff format --check .
 check "mypy --strict ascend_moe" mypy
 check "clang-format (${#cxx[@]} files)" clang-format --dry-run -Werror "${cxx[@]}"
 check "shellcheck" shellcheck build.sh tools/*.sh .ci/run examples/cluster/*.sh
+check "hadolint" hadolint docker/*.Dockerfile
 exit "$failed"

@@ -11,6 +11,7 @@ import yaml
 
 TREE = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not (TREE / ".github").is_dir(), reason="not in a source tree")
+DOCKERFILES = sorted(TREE.glob("docker/*.Dockerfile"))
 YAML = sorted([*TREE.glob(".github/**/*.yml"), TREE / ".pre-commit-config.yaml", TREE / "CITATION.cff"])
 
 
@@ -26,9 +27,15 @@ def test_the_form_of_a_change_has_the_table_of_contributing() -> None:
 
 
 @pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
+def test_the_file_has_a_form(path: Path) -> None:
+    assert yaml.safe_load(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "path", [*YAML, *DOCKERFILES, TREE / ".devcontainer" / "devcontainer.json"], ids=lambda path: path.name
+)
 def test_every_command_is_a_target_of_make(path: Path) -> None:
     text = path.read_text()
-    assert yaml.safe_load(text)
     targets = set(re.findall(r"^([a-z-]+(?: [a-z-]+)*):", (TREE / "Makefile").read_text(), re.MULTILINE))
     known = {target for line in targets for target in line.split()}
     assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= known
@@ -53,7 +60,32 @@ def test_the_version_stands_in_one_place() -> None:
     assert section is not None and version.startswith(section[1])
 
 
-def test_the_container_is_built_from_a_file_that_exists() -> None:
+# ---- containers: make lint has a linter for them ----
+
+
+def stages(dockerfile: Path) -> list[str]:
+    return re.findall(r"^FROM \S+ AS (\S+)$", dockerfile.read_text(), re.MULTILINE)
+
+
+def test_the_development_container_is_a_stage_of_a_file_that_exists() -> None:
     folder = TREE / ".devcontainer"
     build = json.loads((folder / "devcontainer.json").read_text())["build"]
-    assert (folder / build["dockerfile"]).read_text().count("FROM ") == 1
+    assert build["target"] in stages(folder / build["dockerfile"])
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_an_image_copies_files_that_exist(path: Path) -> None:
+    text = path.read_text()
+    copied = re.findall(r"^COPY (?!--from)(\S+) ", text, re.MULTILINE)
+    assert copied and all((TREE / name).exists() for name in copied)
+    assert set(re.findall(r"^COPY --from=(\S+)", text, re.MULTILINE)) <= set(stages(path))
+    assert f"docker build -f docker/{path.name} " in text
+
+
+def test_the_image_for_npus_has_a_stage_for_each_kind_that_is_built() -> None:
+    dockerfile = TREE / "docker" / "npu.Dockerfile"
+    text = dockerfile.read_text()
+    (known,) = re.findall(r"^known_socs=\((.*)\)$", (TREE / "build.sh").read_text(), re.MULTILINE)
+    assert re.findall(r"^ENV SOC=(.*)$", text, re.MULTILINE) == known.split()
+    assert stages(dockerfile) == re.findall(r"--build-arg SERIES=(\w+)", text)[::-1]
+    assert f"ARG SERIES={stages(dockerfile)[-1]}\n" in text and "Not run by us" in text
