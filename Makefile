@@ -129,6 +129,7 @@ test-npu test-npu-nightly: $(bin)/scikit-build-core $(torch_npu)
 # Every lane that .ci/run leaves out, each to its end whatever the others find. The list of failures comes last.
 nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan kernel-coverage
 nightly_lanes += bench-check wheel-check docs translations
+nightly_lanes += $(if $(shell command -v aarch64-linux-gnu-g++),release-nightly)
 nightly_lanes += $(if $(and $(ASC_DEVKIT),$(ASC_TOOLS)),real-ascendc) $(if $(ASC_DEVKIT),opp-check)
 nightly:
 	@failed=""; for lane in $(nightly_lanes); do \
@@ -136,6 +137,8 @@ nightly:
 		case $$lane in \
 			explore-nightly) $(MAKE) explore EXPLORE_ARGS="-n 100000" ;; \
 			model-nightly) $(MAKE) model MODEL_ARGS=--full ;; \
+			release-nightly) $(MAKE) release RELEASE_TESTS=tiny \
+				VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) ;; \
 			*) $(MAKE) $$lane NIGHTLY=1 ;; \
 		esac || failed="$$failed $$lane"; \
 	done; test -z "$$failed" || { echo "nightly: FAIL in$$failed"; exit 1; }; echo "nightly: PASS"
