@@ -150,7 +150,10 @@ def clean_environment() -> dict[str, str]:
     flags = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "MAKEFLAGS", "MFLAGS")
     kept = {name: value for name, value in os.environ.items() if name not in flags}
     prefixes = ("ASCEND", "PYTHON", "SKBUILD", "CMAKE_ARGS", "LD_", "TORCH")
-    return {name: value for name, value in kept.items() if not name.startswith(prefixes)} | {"LC_ALL": "C", "TZ": "UTC"}
+    return {name: value for name, value in kept.items() if not name.startswith(prefixes)} | {
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+    }
 
 
 def git(*words: str) -> bytes:

@@ -55,9 +55,9 @@ def test_no_number_is_narrowed_without_a_bound() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "cast"),
     [
-        ("direct/publish.h", "Ring(tiling.returnRing)", "static_cast<uint8_t>(tiling.returnRing)", True),
+        ("direct/publish.h", "Ring(ub.ring)", "static_cast<uint8_t>(ub.ring)", True),
         ("common/segments.h", "const uint8_t stride = Repeats(", "const uint8_t stride = uint8_t(", True),
-        ("direct/publish.h", "Ring(tiling.returnRing)", "tiling.returnRing", False),
+        ("direct/publish.h", "Ring(ub.ring)", "ub.ring", False),
         ("common/segments.h", "Repeats(Min(kMostRepeats, world_ - source))", "world_ - source", False),
     ],
 )
