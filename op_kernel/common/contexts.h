@@ -113,8 +113,41 @@ public:
         lentBytes_ = info.lentBytes;
     }
     // Compares the context with the tiling. Nobody may use an address of the context before this returns no
-    // field.
-    __aicore__ inline ContextMismatch Check() const {
+    // field. What every address needs is read here, once: of a peer on A3 two loads are left, each of which waits for
+    // the one before.
+    __aicore__ inline ContextMismatch Check() {
+        const ContextMismatch mismatch = Compare();
+        if (mismatch.field != kContextFieldCount) return mismatch;
+        if (kind_ == kContextA3) peers_ = reinterpret_cast<__gm__ A3Pointer*>(context_ + A3()->remoteStart);
+        own_ = WindowOf(rank_);
+        return mismatch;
+    }
+    __aicore__ inline uint32_t rank() const { return rank_; }
+    __aicore__ inline uint32_t world() const { return world_; }
+    __aicore__ inline uint64_t data_bytes() const { return dataBytes_; }
+    // The window memory that callers own between window_empty and the combine that publishes it.
+    __aicore__ inline uint64_t lent_bytes() const { return lentBytes_; }
+    __aicore__ inline GM_ADDR lent(uint32_t rank) const { return data(rank) + dataBytes_; }
+    __aicore__ inline GM_ADDR data(uint32_t rank) const { return rank == rank_ ? own_ : WindowOf(rank); }
+    __aicore__ inline GM_ADDR state(uint32_t rank) const {
+        if (kind_ == kContextTable) return reinterpret_cast<GM_ADDR>(Table()->state[rank]);
+        if (kind_ == kContextA2) return data(rank) + dataBytes_ + lentBytes_;
+        return reinterpret_cast<GM_ADDR>(rank == rank_ ? A3()->windowsExp : A3Of(rank)->windowsExp);
+    }
+    // A2: this rank's own windowsOut, laid out as windowsIn is.
+    __aicore__ inline GM_ADDR staging() const {
+        return reinterpret_cast<GM_ADDR>(Many() ? A2Data(rank_)->localOut.address : A2()->windowsOut[rank_]);
+    }
+    __aicore__ inline GM_ADDR address() const { return context_; }
+    __aicore__ inline bool a2() const { return kind_ == kContextA2; }
+
+private:
+    __aicore__ inline GM_ADDR WindowOf(uint32_t rank) const {
+        if (kind_ == kContextTable) return reinterpret_cast<GM_ADDR>(Table()->data[rank]);
+        if (kind_ == kContextA2) return A2Window(rank);
+        return reinterpret_cast<GM_ADDR>(rank == rank_ ? A3()->windowsIn : A3Of(rank)->windowsIn);
+    }
+    __aicore__ inline ContextMismatch Compare() const {
         if (context_ == nullptr) return Differs(kContextFieldAddress, 1, 0);
         if (kind_ == kContextA3) {
             const uint32_t start = A3()->remoteStart;
@@ -129,30 +162,6 @@ public:
         if (Table()->magic != kWindowTableMagic) return Differs(kContextFieldMagic, kWindowTableMagic, Table()->magic);
         return Compare(Table()->rank, Table()->world, Table()->windowBytes, Table()->stateBytes);
     }
-    __aicore__ inline uint32_t rank() const { return rank_; }
-    __aicore__ inline uint32_t world() const { return world_; }
-    __aicore__ inline uint64_t data_bytes() const { return dataBytes_; }
-    // The window memory that callers own between window_empty and the combine that publishes it.
-    __aicore__ inline uint64_t lent_bytes() const { return lentBytes_; }
-    __aicore__ inline GM_ADDR lent(uint32_t rank) const { return data(rank) + dataBytes_; }
-    __aicore__ inline GM_ADDR data(uint32_t rank) const {
-        if (kind_ == kContextTable) return reinterpret_cast<GM_ADDR>(Table()->data[rank]);
-        if (kind_ == kContextA2) return A2Window(rank);
-        return reinterpret_cast<GM_ADDR>(rank == rank_ ? A3()->windowsIn : A3Of(rank)->windowsIn);
-    }
-    __aicore__ inline GM_ADDR state(uint32_t rank) const {
-        if (kind_ == kContextTable) return reinterpret_cast<GM_ADDR>(Table()->state[rank]);
-        if (kind_ == kContextA2) return A2Window(rank) + dataBytes_ + lentBytes_;
-        return reinterpret_cast<GM_ADDR>(rank == rank_ ? A3()->windowsExp : A3Of(rank)->windowsExp);
-    }
-    // A2: this rank's own windowsOut, laid out as windowsIn is.
-    __aicore__ inline GM_ADDR staging() const {
-        return reinterpret_cast<GM_ADDR>(Many() ? A2Data(rank_)->localOut.address : A2()->windowsOut[rank_]);
-    }
-    __aicore__ inline GM_ADDR address() const { return context_; }
-    __aicore__ inline bool a2() const { return kind_ == kContextA2; }
-
-private:
     __aicore__ inline ContextMismatch Differs(uint32_t field, uint32_t ours, uint32_t theirs) const {
         ContextMismatch found;
         found.field = field;
@@ -177,8 +186,7 @@ private:
     __aicore__ inline __gm__ WindowTable* Table() const { return reinterpret_cast<__gm__ WindowTable*>(context_); }
     __aicore__ inline __gm__ A3Context* A3() const { return reinterpret_cast<__gm__ A3Context*>(context_); }
     __aicore__ inline __gm__ A3Remote* A3Of(uint32_t rank) const {
-        const __gm__ A3Pointer* peers = reinterpret_cast<__gm__ A3Pointer*>(context_ + A3()->remoteStart);
-        return reinterpret_cast<__gm__ A3Remote*>(peers[rank].device);
+        return reinterpret_cast<__gm__ A3Remote*>(peers_[rank].device);
     }
     __aicore__ inline __gm__ A2Context* A2() const { return reinterpret_cast<__gm__ A2Context*>(context_); }
     __aicore__ inline __gm__ A2Remote* A2Data(uint32_t rank) const {
@@ -193,6 +201,8 @@ private:
 
     static constexpr uint64_t kMostKiB = 0x7FFFFFFF;
     GM_ADDR context_ = nullptr;
+    GM_ADDR own_ = nullptr;              // this rank's window
+    __gm__ A3Pointer* peers_ = nullptr;  // A3
     uint32_t kind_ = kContextTable;
     uint32_t rank_ = 0;
     uint32_t world_ = 0;

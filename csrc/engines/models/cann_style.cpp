@@ -189,6 +189,7 @@ public:
         numsType_ = tiling.tokenNumsType;
         core_ = static_cast<uint32_t>(AscendC::GetBlockIdx());
         context_.Init(AscendC::GetHcclContext<0>(), *info_);
+        context_.Check();
         wire_ = PayloadBytes(info_->hidden, quant_ ? sizeof(int8_t) : sizeof(XType));
         unit_ = static_cast<uint32_t>(AlignTo(wire_ + 2 * kBlock, 512));
         slotBytes_ = static_cast<uint64_t>(info_->maxBatch) * unit_;
@@ -418,6 +419,7 @@ public:
         info_ = &tiling.info;
         core_ = static_cast<uint32_t>(AscendC::GetBlockIdx());
         context_.Init(AscendC::GetHcclContext<0>(), *info_);
+        context_.Check();
         rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
         slotBytes_ = AlignTo(rowBytes_, 512);
         half_ = TakeHalf(context_, kCombinePhase, core_);
