@@ -123,6 +123,15 @@ def _below(op: Any, keys: Any, given: dict[str, Any]) -> Any:
         return op.overload.redispatch(keys, *args, **kwargs)
 
 
+def _need_one_level(given: dict[str, Any], wanted: Any) -> None:
+    """Between servers hierarchy sums by the weights that dispatch has sent: no backward can go the same way."""
+    if not any(wanted) or calls.comm_algorithm(given.get("comm_alg", "")) != "hierarchy":
+        return
+    group, world, rank = (given[name] for name in ("group_ep", "ep_world_size", "ep_rank_id"))
+    several = comm.size_and_rank(group) is not None and 0 < comm.ranks_per_server(group, world, rank) < world
+    need(not several, "comm_alg", 'is "hierarchy" between servers, which has no gradient: use "window" in both ops')
+
+
 class _Route:
     """The routing of a call, for the calls of its backward. Tensors are saved beside it."""
 
@@ -179,6 +188,7 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: Any, keys: Any, *values: Any) -> Any:
         given = dict(zip(op.names, values, strict=True))
+        _need_one_level(given, ctx.needs_input_grad)
         outputs = _below(op, keys, given)
         wanted = dict(zip(op.names, ctx.needs_input_grad[2:], strict=True))
         ctx.want_x, ctx.want_weights = wanted["x"], wanted["expert_scales"]
@@ -227,6 +237,7 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: Any, keys: Any, *values: Any) -> Any:
         given = dict(zip(op.names, values, strict=True))
+        _need_one_level(given, ctx.needs_input_grad)
         ctx.wanted = dict(zip(op.names, ctx.needs_input_grad[2:], strict=True))
         if ctx.wanted["expand_x"] or ctx.wanted["expert_scales"]:
             rule = "is 2, whose rounded rows have no gradient, nor their weights: use 0, or torch.no_grad()"

@@ -4,6 +4,7 @@
 #include "window/packed.h"
 #include "window/slots.h"
 #include "direct/combine.h"
+#include "hierarchy/combine.h"
 
 extern "C" __global__ __aicore__ void ascend_moe_distribute_combine(
     GM_ADDR expandX, GM_ADDR expertIds, GM_ADDR expandIdx, GM_ADDR epSendCounts, GM_ADDR expertScales,
@@ -44,6 +45,14 @@ extern "C" __global__ __aicore__ void ascend_moe_distribute_combine(
         op.Process(pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_DIRECT_QUANT)) {
         moe::MoeDistributeDirectCombine<DTYPE_X, kCodes> op;
+        op.Init(arguments, tiling);
+        op.Process(pipe);
+    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_HIERARCHY)) {
+        moe::HierarchyCombine<DTYPE_X, false> op;
+        op.Init(arguments, tiling);
+        op.Process(pipe);
+    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_HIERARCHY_QUANT)) {
+        moe::HierarchyCombine<DTYPE_X, kCodes> op;
         op.Init(arguments, tiling);
         op.Process(pipe);
     }

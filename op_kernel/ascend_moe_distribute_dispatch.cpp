@@ -3,6 +3,7 @@
 #include "kernel_operator.h"
 
 #include "direct/dispatch.h"
+#include "hierarchy/dispatch.h"
 #include "window/dispatch.h"
 
 extern "C" __global__ __aicore__ void ascend_moe_distribute_dispatch(
@@ -41,5 +42,9 @@ extern "C" __global__ __aicore__ void ascend_moe_distribute_dispatch(
         moe::Run<moe::MoeDistributeDirectDispatch<DTYPE_X, true, false>, moe::kQuantized>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT_SMOOTH)) {
         moe::Run<moe::MoeDistributeDirectDispatch<DTYPE_X, true, true>, moe::kQuantized>(arguments, tiling, pipe);
+    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_HIERARCHY)) {
+        moe::Run<moe::HierarchyDispatch<DTYPE_X, false>, moe::kPlain>(arguments, tiling, pipe);
+    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_HIERARCHY_QUANT)) {
+        moe::Run<moe::HierarchyDispatch<DTYPE_X, true>, moe::kQuantized>(arguments, tiling, pipe);
     }
 }

@@ -15,7 +15,7 @@ from ..settings import MAX_WINDOW_MIB
 from . import library as _lib
 
 OP_DISPATCH, OP_COMBINE = 1, 2
-ALGORITHMS = ("", "window", "direct")  # by the code that the kernels have for them
+ALGORITHMS = ("", "window", "direct", "hierarchy")  # by the code that the kernels have for them
 MAX_CORES = 64
 _NO_VALUE = -(2**63)
 _OTHER_TYPE = "another dtype"

@@ -59,7 +59,7 @@ class Case:
     expert_scales too. ``plain``: combine's expert_scales have no elements. ``coded``: rows come back as int8
     (comm_quant_mode 2). ``special``: zero, copy and const experts; some ids are theirs. ``alphas``: dimensions of the
     alphas of const experts. ``cores``: AIV cores of a launch.
-    ``share``: the ranks of a server where combine sums by algorithm hierarchy, 0 where by another.
+    ``share``: the ranks of a server where the ops run algorithm hierarchy, 0 where another.
     ``name`` is for reports. ``given``: tensors made by hand, see ``of``.
     """
 
@@ -122,6 +122,11 @@ class Case:
         """The attributes of both ops that say so; none where there are none."""
         names = ("zero_expert_num", "copy_expert_num", "const_expert_num")
         return dict(zip(names, self.special, strict=True)) if self.specials.total else {}
+
+    @property
+    def comm_attributes(self) -> dict[str, str]:
+        """comm_alg as an attribute of both ops, where it is hierarchy."""
+        return {"comm_alg": "hierarchy"} if self.share else {}
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -457,6 +462,9 @@ def legal(case: AnyCase) -> AnyCase:
         case = replace(case, world=max(case.world, 2), local=1, topk=max(case.topk, 2))
     if case.ids in FAULTS:
         case = replace(case, batch=max(case.batch, 1))
+    if case.share:  # what hierarchy needs
+        quant = "int8" if case.quant == "smooth" else case.quant
+        case = replace(case, contract=2, weights=True, plain=False, quant=quant)
     two = case.contract == 2
     case = replace(case, shared=case.shared if two else 0, special=case.special if two else (0, 0, 0))
     case = replace(case, coded=case.coded and case.dtype != "fp32", alphas=case.alphas if case.special[2] else 1)

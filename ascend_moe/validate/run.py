@@ -96,7 +96,7 @@ def run_case(place: DevicePlace, case: Case) -> Iterable[Result]:
         rank=place.rank,
         contract=f"v{case.contract}",
         exact_shapes=True,
-        ranks_per_server=comm.ranks_per_server(place.group_ep, place.world, place.rank),
+        ranks_per_server=0 if case.share else comm.ranks_per_server(place.group_ep, place.world, place.rank),
     )
     yield result("dispatch", report.ok, "" if report.ok else report.text)
     rows = [
@@ -165,6 +165,7 @@ def dispatch(place: DevicePlace, case: Case, *, call: Call = _call, **changes: A
         "global_bs": case.global_bs,
         **case.special_attributes,
         "expert_token_nums_type": case.nums_type,
+        **case.comm_attributes,
     }
     outputs: tuple[torch.Tensor, ...] = call("dispatch", place, case, _moved(place, values | changes))
     return outputs
@@ -192,6 +193,7 @@ def combine(
         "global_bs": case.global_bs,
         "comm_quant_mode": case.comm_quant_mode,
         **case.special_attributes,
+        **case.comm_attributes,
     }
     result: torch.Tensor = call("combine", place, case, _moved(place, values | changes))
     return result

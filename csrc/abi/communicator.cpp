@@ -178,7 +178,8 @@ bool Communicator::far(int peer) const { return staging_ != nullptr && peer / ne
 uint8_t* Communicator::StatusMessageOf(int peer, uint32_t parity) const {
     const uint32_t world = static_cast<uint32_t>(world_), source = static_cast<uint32_t>(peer);
     if (!far(peer)) return state(rank_) + moe::StatusOffset(world, parity, source);
-    return data(rank_) + moe::RegionOffset(data_bytes_, world, parity, source) + moe::RowsEnd(data_bytes_, world);
+    return data(rank_) + moe::RegionOffset(data_bytes_, world, parity, source) +
+           moe::RowsEnd(data_bytes_, world, world);
 }
 
 bool Communicator::IsFarStatus(uintptr_t address) const {
@@ -266,12 +267,24 @@ void* Communicator::context() {
 }
 
 void Communicator::ListRanges() {
+    const bool levels =
+        staging_ != nullptr && ranks_per_server_ > 1 && world_ % static_cast<int>(ranks_per_server_) == 0;
+    relay_ranges_.clear();
+    if (levels) {
+        ListAreas(true);
+        relay_ranges_ = std::move(ranges_);
+    }
+    ListAreas(false);
+}
+
+// `levels`: for ops of hierarchy.
+void Communicator::ListAreas(bool levels) {
     ranges_.clear();
     const uint64_t state_bytes = moe::StateBytes(static_cast<uint32_t>(world_));
     for (int r = 0; r < world_; ++r) {
         uint32_t* doorbell = DoorbellOf(bases_[static_cast<size_t>(r)]);
         if (r == rank_ && staging_ != nullptr) {
-            ListOwnData(data(r));
+            ListOwnData(data(r), levels);
         } else {
             // Far peers poll in their data.
             ranges_.push_back(RangeOf(data(r), data_bytes_, twin::GmKind::kWindowData, "data window", r,
@@ -309,9 +322,10 @@ void Communicator::ListRanges() {
 }
 
 // This rank's own data: where status messages of far peers arrive, blocks are read whole.
-void Communicator::ListOwnData(uint8_t* data) {
-    const uint32_t world = static_cast<uint32_t>(world_);
-    const uint64_t run = moe::RowsEnd(data_bytes_, world);
+void Communicator::ListOwnData(uint8_t* data, bool levels) {
+    const uint32_t world = static_cast<uint32_t>(world_), lanes = levels ? ranks_per_server_ : 0;
+    const uint32_t regions = moe::RegionsOf(world, lanes), mine = levels ? static_cast<uint32_t>(rank_) / lanes : 0;
+    const uint64_t run = moe::RowsEnd(data_bytes_, world, regions);
     uint64_t at = 0;
     const auto list = [&](uint64_t end, const char* name, bool blocks) {
         if (end == at) return;
@@ -319,11 +333,18 @@ void Communicator::ListOwnData(uint8_t* data) {
         ranges_.back().atomic_blocks = blocks;
         at = end;
     };
-    for (uint32_t i = 0; i < 2 * world; ++i) {
-        if (!far(static_cast<int>(i % world))) continue;
-        const uint64_t begin = moe::RegionOffset(data_bytes_, world, i / world, i % world) + run;
+    for (uint32_t i = 0; i < 2 * regions; ++i) {
+        const uint32_t region = i % regions;
+        const bool of_server = region >= world;
+        const bool awaited = of_server ? region - world != mine
+                             : levels  ? region / lanes != mine
+                                       : far(static_cast<int>(region));
+        if (!awaited) continue;
+        const uint64_t rows = of_server ? moe::RelayEnd(data_bytes_, world, lanes) : run;
+        const uint64_t begin = moe::RegionOffset(data_bytes_, regions, i / regions, region) + rows;
         list(begin, "data window", false);
-        list(begin + moe::StatusStride(world), "status messages in the data window", true);
+        list(begin + (of_server ? moe::RelayMessageOffset(world, lanes) : moe::StatusStride(world)),
+             "status messages in the data window", true);
     }
     list(data_bytes_, "data window", false);
 }

@@ -74,7 +74,10 @@ public:
     void CheckServed() const;
 
     // Ranges of all windows and of the context; a launch adds its tensors.
-    const std::vector<twin::GmRange>& ranges() const { return ranges_; }
+    // `algorithm`: of the op; hierarchy polls other places of the data area than window.
+    const std::vector<twin::GmRange>& ranges(uint32_t algorithm = moe::kAlgorithmWindow) const {
+        return algorithm == moe::kAlgorithmHierarchy ? relay_ranges_ : ranges_;
+    }
     // Scratch of at least this many bytes, kept between launches.
     uint8_t* Workspace(uint64_t bytes);
 
@@ -101,7 +104,8 @@ private:
     void FillTable();
     void FillContext();
     void ListRanges();
-    void ListOwnData(uint8_t* data);
+    void ListAreas(bool levels);
+    void ListOwnData(uint8_t* data, bool levels);
     void DropStaging();
 
     int rank_;
@@ -123,6 +127,7 @@ private:
     std::unique_ptr<uint8_t, void (*)(void*)> blob_{nullptr, free};  // of an HCCL context
     std::unique_ptr<twin::CopyAgent> agent_;
     std::vector<twin::GmRange> ranges_;
+    std::vector<twin::GmRange> relay_ranges_;  // for hierarchy, where ranks are on several servers
     std::vector<uint8_t> workspace_;
     twin::Device device_;
     std::mutex mutex_;

@@ -92,8 +92,9 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
     spec_.name = plan.dispatch() ? "dispatch" : "combine";
     spec_.tiling_key = plan.call.tilingKey;
     spec_.hccl_context[0] = reinterpret_cast<uintptr_t>(comm.context());
-    spec_.ranges.reserve(comm.ranges().size() + kMostArguments);  // a range an argument
-    spec_.ranges = comm.ranges();
+    const std::vector<twin::GmRange>& areas = comm.ranges(info.algorithm);
+    spec_.ranges.reserve(areas.size() + kMostArguments);  // a range an argument
+    spec_.ranges = areas;
     if (twin::kChecked) {
         // Missing ranks have as long to come as the kernel would wait for them.
         spec_.deadline_s = static_cast<double>(info.deadlineCycles) / (moe::kCyclesPerMicro * 1e6);
@@ -191,6 +192,8 @@ const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) co
         if (!write && owner != info.rank) return "rows are read from a rank's own window only";
         // After a failure the kernel reads the status message of a far rank's last op.
         if (other_half(at) && !comm_.IsFarStatus(begin)) return kOtherHalf;
+        // A rank of hierarchy stores rows for others: into regions that they have at its server.
+        if (info.algorithm == moe::kAlgorithmHierarchy) return other_half(at) ? kOtherHalf : nullptr;
         const uint64_t region = moe::RegionOffset(bytes_of_data, info.world, parity, info.rank);
         if (write && !slots && (at < region || at + bytes > region + moe::RegionBytes(bytes_of_data, info.world)))
             return "it lies outside this rank's own region";
@@ -210,8 +213,10 @@ void OpLaunch::Finish() {
     const bool quantized = info.quantMode != 0, triples = info.triples != 0;
     ZeroTail(Out::expand_x, shapes, rows * info.hidden * moe::TypeSize(info.wireType));
     ZeroTail(Out::dynamic_scales, shapes, quantized ? rows * sizeof(float) : 0);
-    ZeroTail(Out::expand_idx, shapes,
-             (triples ? rows * moe::kTripleWords : static_cast<uint64_t>(info.batch) * info.topK) * sizeof(int32_t));
+    if (info.algorithm != moe::kAlgorithmHierarchy)  // it has records there
+        ZeroTail(
+            Out::expand_idx, shapes,
+            (triples ? rows * moe::kTripleWords : static_cast<uint64_t>(info.batch) * info.topK) * sizeof(int32_t));
     ZeroTail(Out::ep_recv_counts, shapes, slots * sizeof(int32_t));
     ZeroTail(Out::expand_scales, shapes, info.hasWeights != 0 ? rows * sizeof(float) : 0);
 }

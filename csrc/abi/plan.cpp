@@ -118,7 +118,7 @@ uint64_t am_need_window(const void* dispatch_spec, char* text, uint64_t bytes) {
     moe::FillInfo(call, info);
     const moe::WindowNeed need = moe::WindowNeedOf(info, moe::ReturnedRowOf(call, info));
     std::string fields;
-    const uint64_t regions = info.world;
+    const uint64_t regions = info.regions;
     Field(fields, "dispatch_bytes",
           2 * std::max(regions * moe::CeilTo(need.dispatchRegion, 512), moe::CeilTo(need.dispatchHalf, 512)));
     Field(fields, "combine_bytes",

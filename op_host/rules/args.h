@@ -83,6 +83,15 @@ inline bool HasElements(const TensorDesc& tensor) {
 #define MOE_TENSOR(call, name) ::moe::Tensor(call, ::moe::kTensor_##name)
 #define MOE_GIVEN(call, name) ::moe::Given(call, ::moe::kTensor_##name)
 
+inline const char* AlgorithmName(uint32_t algorithm) {
+    switch (algorithm) {
+        case kAlgorithmWindow: return "window";
+        case kAlgorithmDirect: return "direct";
+        case kAlgorithmHierarchy: return "hierarchy";
+        default: return "?";
+    }
+}
+
 inline uint32_t TypeSize(uint32_t type) {
     switch (type) {
         case kTypeFp32:

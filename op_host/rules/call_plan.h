@@ -27,13 +27,28 @@ inline uint32_t TailedRowBytes(const MoeDistributeInfo& info) {
 }
 
 // The steps of a launch that have UB of their own: a kernel gives its UB back between them.
-enum class Step : uint32_t { kSend, kStatus, kCopy, kSum, kPublish, kLists, kGather, kReturn };
+enum class Step : uint32_t {
+    kSend,
+    kStatus,
+    kCopy,
+    kSum,
+    kPublish,
+    kLists,
+    kGather,
+    kReturn,
+    kForward,
+    kServerSum,
+    kWaitSums
+};
 constexpr Step kWindowDispatchSteps[] = {Step::kSend, Step::kStatus, Step::kCopy},
                kWindowCombineSteps[] = {Step::kSend, Step::kSum},
                kDirectDispatchSteps[] = {Step::kPublish, Step::kLists, Step::kGather},
-               kDirectCombineSteps[] = {Step::kReturn};
+               kDirectCombineSteps[] = {Step::kReturn},
+               kHierarchyDispatchSteps[] = {Step::kSend, Step::kStatus, Step::kForward, Step::kCopy},
+               kHierarchyCombineSteps[] = {Step::kSend, Step::kServerSum, Step::kWaitSums, Step::kSum};
 inline const char* StepName(Step step) {
-    static constexpr const char* kNames[] = {"send", "status", "copy", "sum", "publish", "lists", "gather", "return"};
+    static constexpr const char* kNames[] = {"send",   "status", "copy",    "sum",        "publish",  "lists",
+                                             "gather", "return", "forward", "server sum", "wait sums"};
     return kNames[static_cast<uint32_t>(step)];
 }
 
@@ -50,6 +65,8 @@ constexpr StepList ListOf(const Step (&steps)[n]) {
 // In their order.
 inline StepList StepsOf(const CallPlan& plan) {
     const bool direct = plan.info().algorithm == kAlgorithmDirect;
+    if (plan.info().algorithm == kAlgorithmHierarchy)
+        return plan.op == kOpDispatch ? ListOf(kHierarchyDispatchSteps) : ListOf(kHierarchyCombineSteps);
     if (plan.op == kOpDispatch) return direct ? ListOf(kDirectDispatchSteps) : ListOf(kWindowDispatchSteps);
     return direct ? ListOf(kDirectCombineSteps) : ListOf(kWindowCombineSteps);
 }

@@ -127,14 +127,40 @@ private:
         return Need(call_.comm_alg >= 0 && call_.comm_alg < kCommAlgCount, "comm_alg",
                     "comm_alg must be one of '', 'window', 'fullmesh', 'fullmesh_v1', 'fullmesh_v2', "
                     "'hierarchy', 'direct', 'auto'") &&
-               Need(call_.comm_alg != kCommAlgHierarchy || near, "comm_alg",
-                    "comm_alg is 'hierarchy', which is built for the ranks of one server so far, but there are %lld "
-                    "ranks with %d a server: use 'window', or 'auto'",
-                    Wide(call_.comm_world), call_.ranks_per_server) &&
+               (!HasTwoLevels(call_) || TwoLevels()) &&
                Need(!direct || near, "comm_alg",
                     "comm_alg is 'direct', which reads other ranks' windows; %lld ranks with %d a server "
                     "reach each other by RDMA, which cannot: use 'window', or 'auto'",
                     Wide(call_.comm_world), call_.ranks_per_server);
+    }
+
+    // What the two levels of hierarchy cannot do.
+    bool TwoLevels() {
+        const int64_t world = call_.comm_world;
+        const int32_t lanes = call_.ranks_per_server;
+        const TensorDesc& weights = MOE_TENSOR(call_, expert_scales);
+        const bool empty = MOE_TENSOR(call_, expert_ids).dims[0] == 0;  // no tokens
+        return Need(call_.contract == kContractV2, "comm_alg",
+                    "comm_alg is 'hierarchy', with %lld ranks and %d a server V1 has no way for it: use "
+                    "npu_moe_distribute_dispatch_v2 and _combine_v2",
+                    Wide(world), lanes) &&
+               Need(lanes > 1 && world % lanes == 0, "comm_alg",
+                    "comm_alg is 'hierarchy', there are %lld ranks with %d a server: every server must have the same "
+                    "number of them, and more than one; use 'window', or 'auto'",
+                    Wide(world), lanes) &&
+               Need(MOE_GIVEN(call_, expert_scales) && (HasElements(weights) || empty), "expert_scales",
+                    "expert_scales is %s, comm_alg 'hierarchy' needs it in dispatch and combine: a server sums its "
+                    "rows by dispatch's weights",
+                    MOE_GIVEN(call_, expert_scales) ? "empty" : "None") &&
+               Need(!MOE_GIVEN(call_, scales), "scales",
+                    "scales is given, only None is supported with comm_alg 'hierarchy': a row goes to a server once, "
+                    "for all of its experts") &&
+               Need(call_.rdma_flags == 0, "comm_alg",
+                    "comm_alg is 'hierarchy', which has no flags: unset ASCEND_MOE_RDMA_FLAGS on all ranks, or use "
+                    "'window'") &&
+               Need(!MOE_GIVEN(call_, performance_info), "performance_info",
+                    "performance_info is given, only None is supported with comm_alg 'hierarchy': a rank waits for "
+                    "those that relay, not for the sources");
     }
 
     bool Experts() {
@@ -249,10 +275,27 @@ private:
                     "assist_info_for_combine has %lld elements, between servers it must have at least "
                     "BS*K = %lld: pass dispatch's own tensor",
                     Wide(length), Wide(pairs)) &&
-               Typed("ep_send_counts", kTensor_ep_send_counts, 1, kTypeInt32) &&
+               KeptRecords(length) && Typed("ep_send_counts", kTensor_ep_send_counts, 1, kTypeInt32) &&
                Need(counts >= slots, "ep_send_counts",
                     "ep_send_counts has %lld elements, it must have at least W*L = %lld", Wide(counts), Wide(slots)) &&
                Weights(ids) && SharedX() && OriginalX() && ConstExperts() && Performance();
+    }
+    // Behind the triples.
+    bool KeptRecords(int64_t length) {
+        if (!HasTwoLevels(call_)) return true;
+        const CallSizes sizes = SizesOf(call_);
+        MoeDistributeInfo info = {};
+        info.world = static_cast<uint32_t>(sizes.world);
+        info.topK = static_cast<uint32_t>(sizes.topK);
+        info.maxBatch = static_cast<uint32_t>(sizes.maxBatch);
+        info.capacity = Capacity(info.maxBatch, info.topK, static_cast<uint32_t>(sizes.localExperts));
+        info.nearRanks = static_cast<uint32_t>(call_.ranks_per_server);
+        const int64_t needed =
+            static_cast<int64_t>((KeptRecordsOffset(info) + KeptRecordsBytes(info)) / sizeof(int32_t));
+        return Need(length >= needed, "assist_info_for_combine",
+                    "assist_info_for_combine has %lld elements, comm_alg 'hierarchy' needs at least %lld: pass "
+                    "dispatch's own tensor",
+                    Wide(length), Wide(needed));
     }
     bool CommQuant() {
         const int64_t mode = MOE_ATTRIBUTE(call_, comm_quant_mode);

@@ -27,7 +27,19 @@ public:
             case Step::kReturn: Return(); break;
             case Step::kStatus:
             case Step::kLists: break;  // single waits
+            case Step::kForward:
+                Through(plan.dispatch.sendRing, 1);
+                Through(kRelayedMessages, 1);
+                break;
+            case Step::kServerSum:
+                Through(kRelayedMessages, 1);
+                Sums(plan.combine.sumRing, 1);
+                if (info_.quantMode != 0) Out(1);
+                break;
+            case Step::kWaitSums: break;  // only ServerTokens
         }
+        const bool forwards = step == Step::kForward || step == Step::kServerSum || step == Step::kCopy;
+        if (info_.algorithm == kAlgorithmHierarchy && !forwards) In(1, 1);  // ServerTokens
     }
     uint32_t Of(EventPair pair) const { return held_[static_cast<uint32_t>(pair)]; }
     EventPair Fullest() const { return static_cast<EventPair>(std::max_element(held_, held_ + kPairs) - held_); }
@@ -71,7 +83,7 @@ private:
     // ReturnLoader.
     void ReturnedRows() {
         const uint32_t ring = plan_.combine.returnRing;
-        if (info_.quantMode == 0) return Through(ring, 1);
+        if (!CodesRows(info_)) return Through(ring, 1);
         In(ring, 1);
         Out(ring);
     }

@@ -53,10 +53,7 @@ inline std::string FieldValue(int32_t field, int32_t value) {
         case kFieldScales:
         case kFieldWeights: return value != 0 ? "given" : "None";
         case kFieldWindow: return std::to_string(value) + " MiB";
-        case kFieldAlgorithm:
-            return value == static_cast<int32_t>(kAlgorithmDirect)   ? "direct"
-                   : value == static_cast<int32_t>(kAlgorithmWindow) ? "window"
-                                                                     : "?";
+        case kFieldAlgorithm: return AlgorithmName(static_cast<uint32_t>(value));
         default: return std::to_string(value);
     }
 }
@@ -95,6 +92,15 @@ public:
                         "%s: the abort block of rank %d holds code %#x, which no rank can have written; is "
                         "anything else writing into these windows?",
                         Op(), At(kRecCulprit), At(kRecDetail1));
+                }
+                if (At(kRecDetail0) == static_cast<int32_t>(kRelayBlockIndex) ||
+                    At(kRecDetail0) == static_cast<int32_t>(kRecordIndex)) {
+                    return Format(
+                        "%s: what rank %d has sent to this server holds %#x in %s, which no rank of epoch %u can have "
+                        "written; is anything else writing into these windows?",
+                        Op(), At(kRecCulprit), At(kRecDetail1),
+                        At(kRecDetail0) == static_cast<int32_t>(kRecordIndex) ? "a record" : "the number of its rows",
+                        Epoch());
                 }
                 return Format(
                     "%s: the status run of rank %d holds %#x in block %d, which no rank of epoch %u can have "
@@ -173,6 +179,12 @@ private:
     }
     std::string Triple() const {
         static const char* const kWords[] = {"source rank", "token", "k", "?"};
+        if (At(kRecDetail0) == static_cast<int32_t>(kTripleRecords)) {
+            return Format(
+                "combine: assist_info_for_combine of rank %d holds %d behind its triples, which comm_alg \"hierarchy\" "
+                "cannot have written: pass dispatch's own tensor, and the same comm_alg to both ops",
+                At(kRecCulprit), At(kRecDetail1));
+        }
         if ((At(kRecDetail0) & 3) == static_cast<int32_t>(kTripleOrder)) {
             return Format(
                 "combine: assist_info_for_combine of rank %d is not in dispatch's order at row %d (token %d, "
@@ -199,7 +211,8 @@ private:
                       Ours().c_str(), At(kRecRank), Theirs().c_str(), At(kRecCulprit));
     }
     int MismatchExpert() const {
-        return static_cast<int>(static_cast<uint32_t>(At(kRecDetail0)) & ~(kMismatchIndex | kMismatchRow));
+        return static_cast<int>(static_cast<uint32_t>(At(kRecDetail0)) &
+                                ~(kMismatchIndex | kMismatchRow | kMismatchSums));
     }
     std::string Routing() const {
         const uint32_t expert = static_cast<uint32_t>(At(kRecDetail0));
@@ -208,6 +221,13 @@ private:
                 "combine: the row of token %d, k %d of rank %d, which expert %d owns, has not come back: give combine "
                 "dispatch's own assist_info_for_combine and the same expert_ids and x_active_mask",
                 At(kRecDetail1), At(kRecDetail2), At(kRecCulprit), MismatchExpert());
+        }
+        if (expert & kMismatchSums) {
+            return Format(
+                "combine: server %u returns sums of %d tokens to rank %d, whose expert_ids and mask send %d to it; "
+                "give "
+                "combine the same expert_ids and x_active_mask as dispatch",
+                expert & ~kMismatchSums, At(kRecDetail2), At(kRecCulprit), At(kRecDetail1));
         }
         if (expert & kMismatchIndex) {
             return Format(

@@ -25,9 +25,20 @@ inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint64_t back) {
     const uint64_t returned = static_cast<uint64_t>(info.world) * info.capacity;
     return {0, 0, PublishedWeightsOffset(info, stride) + weights, returned * back};
 }
+// Regions of ranks have rows for an owner, and come back as they are; those of servers have records with rows, and sums
+// of `back` bytes.
+inline WindowNeed HierarchyNeedOf(const MoeDistributeInfo& info, uint64_t back) {
+    const uint64_t message = FarMessageBytes(info.world), tail = RelayTailBytes(info.world, info.nearRanks);
+    const uint64_t row = DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, 0);
+    const uint64_t plain = static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
+    const uint64_t tails = (1 + info.hasWeights) * kBlock;  // combine does not know of dispatch's
+    return {std::max(info.capacity * (row + tails) + message, info.maxBatch * (row + RecordBytes(info.topK)) + tail),
+            std::max(info.capacity * plain + message, info.maxBatch * back + tail), 0, 0};
+}
 // `back`: bytes of a row on its way back.
 inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint64_t back) {
     if (info.algorithm == kAlgorithmDirect) return DirectNeedOf(info, back);
+    if (info.algorithm == kAlgorithmHierarchy) return HierarchyNeedOf(info, back);
     const bool triples = info.triples != 0;
     const uint64_t stride = TailedRowBytes(info);
     // A status run follows the rows that come over RDMA.
@@ -53,6 +64,7 @@ inline uint64_t DirectHalfOf(const CallSpec& call, const MoeDistributeInfo& info
 // by memory and its rows fit.
 inline uint32_t AlgorithmOf(const CallSpec& call, const MoeDistributeInfo& info) {
     if (call.comm_alg == kCommAlgDirect) return kAlgorithmDirect;
+    if (HasTwoLevels(call)) return kAlgorithmHierarchy;
     if (call.comm_alg < kCommAlgAuto || info.transport != kTransportMemory) return kAlgorithmWindow;
     return DirectHalfOf(call, info) <= HalfBytes(info.dataBytes) ? kAlgorithmDirect : kAlgorithmWindow;
 }
@@ -90,10 +102,13 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.transport = TransportOf(call);
     info.ranksPerServer = static_cast<uint32_t>(call.ranks_per_server);
     info.rdmaFlags = info.transport == kTransportRdma && call.rdma_flags != 0 ? 1 : 0;
-    info.nearRanks = call.near_stores != 0 ? static_cast<uint32_t>(call.ranks_per_server) : 1;
+    const bool levels = HasTwoLevels(call);
+    info.nearRanks = call.near_stores != 0 || levels ? static_cast<uint32_t>(call.ranks_per_server) : 1;
+    info.regions = RegionsOf(info.world, levels ? info.nearRanks : 0);
     // Over RDMA both contracts send rows in V1's way; expand_idx then fills the first BS*K words of V2's
-    // tensor.
-    info.triples = info.contract == kContractV2 && info.transport == kTransportMemory ? 1 : 0;
+    // tensor. With two levels rows have triples, and come back packed all the same.
+    const bool carried = info.transport == kTransportMemory || (levels && dispatch);
+    info.triples = info.contract == kContractV2 && carried ? 1 : 0;
     info.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * kCyclesPerMicro;
     info.meeting = static_cast<uint32_t>(call.meeting);
     info.stamps = static_cast<uint32_t>(call.stamps);
@@ -111,7 +126,7 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
 // HCCL_BUFFSIZE for such a region and half. A2 has the state area in the window's last MiB.
 inline uint32_t StateMiB(const MoeDistributeInfo& info) { return info.contextKind == kContextA2 ? 1 : 0; }
 inline int64_t NeededMiB(const MoeDistributeInfo& info, uint64_t regionBytes, uint64_t halfBytes) {
-    const uint64_t half = std::max(CeilTo(halfBytes, 512), info.world * CeilTo(regionBytes, 512));
+    const uint64_t half = std::max(CeilTo(halfBytes, 512), info.regions * CeilTo(regionBytes, 512));
     return static_cast<int64_t>((2 * half + kMiB - 1) / kMiB) + StateMiB(info);
 }
 
@@ -133,7 +148,7 @@ inline bool CheckWindow(const CallSpec& call, const MoeDistributeInfo& info, Cal
     const uint64_t region = dispatch ? need.dispatchRegion : need.combineRegion,
                    half = dispatch ? need.dispatchHalf : need.combineHalf;
     plan.windowBytes = std::max(region, half);
-    if (region <= RegionBytes(info.dataBytes, info.world) && half <= HalfBytes(info.dataBytes)) return true;
+    if (region <= RegionBytes(info.dataBytes, info.regions) && half <= HalfBytes(info.dataBytes)) return true;
     result.kind = kCheckWindow;
     // Dispatch names what the round trip needs; combine what is left of it.
     const uint64_t whole = dispatch ? std::max(need.dispatchRegion, need.combineRegion) : need.combineRegion;
@@ -166,13 +181,18 @@ inline void PlanDispatch(const CallSpec& call, const MoeDistributeInfo& info, Ca
     static const uint32_t kDirectKeys[] = {ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT,
                                            ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT,
                                            ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT_SMOOTH};
-    plan.tilingKey = (direct ? kDirectKeys : kWindowKeys)[kind];
+    static const uint32_t kHierarchyKeys[] = {ASCEND_MOE_TILING_KEY_DISPATCH_HIERARCHY,
+                                              ASCEND_MOE_TILING_KEY_DISPATCH_HIERARCHY_QUANT};
+    const bool levels = info.algorithm == kAlgorithmHierarchy;
+    plan.tilingKey = levels ? kHierarchyKeys[quant] : (direct ? kDirectKeys : kWindowKeys)[kind];
     plan.dispatch.info = info;
     plan.dispatch.tokenNumsType = static_cast<uint32_t>(MOE_ATTRIBUTE(call, expert_token_nums_type));
     plan.dispatch.tpWorldSize = static_cast<uint32_t>(MOE_ATTRIBUTE(call, tp_world_size));
     RingChooser rings(plan, UbOf(call));
     if (direct) {
         rings.DirectDispatch(call.list_cores);
+    } else if (levels) {
+        rings.HierarchyDispatch();
     } else {
         rings.WindowDispatch();
     }
@@ -183,13 +203,17 @@ inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, Cal
     static const uint32_t kKeys[][2] = {
         {ASCEND_MOE_TILING_KEY_COMBINE, ASCEND_MOE_TILING_KEY_COMBINE_QUANT},
         {ASCEND_MOE_TILING_KEY_COMBINE_SLOTS, ASCEND_MOE_TILING_KEY_COMBINE_SLOTS_QUANT},
-        {ASCEND_MOE_TILING_KEY_COMBINE_DIRECT, ASCEND_MOE_TILING_KEY_COMBINE_DIRECT_QUANT}};
-    plan.tilingKey = kKeys[direct ? 2 : info.triples][info.quantMode != 0];
+        {ASCEND_MOE_TILING_KEY_COMBINE_DIRECT, ASCEND_MOE_TILING_KEY_COMBINE_DIRECT_QUANT},
+        {ASCEND_MOE_TILING_KEY_COMBINE_HIERARCHY, ASCEND_MOE_TILING_KEY_COMBINE_HIERARCHY_QUANT}};
+    const bool levels = info.algorithm == kAlgorithmHierarchy;
+    plan.tilingKey = kKeys[levels ? 3 : direct ? 2 : info.triples][info.quantMode != 0];
     plan.combine.info = info;
     plan.combine.hasSharedExpertX = MOE_GIVEN(call, shared_expert_x) ? 1 : 0;
     RingChooser rings(plan, UbOf(call));
     if (direct) {
         rings.DirectCombine();
+    } else if (levels) {
+        rings.HierarchyCombine();
     } else {
         rings.WindowCombine();
     }
@@ -208,8 +232,7 @@ inline bool CheckUb(const CallSpec& call, const CallPlan& plan, CheckResult& res
         "%s has H = %u %s, which with E %u, W %u, K %u on %u cores needs %llu bytes of UB a core in the step %s of "
         "'%s', a core has %u: use %sa smaller H, or fewer experts",
         result.argument, info.hidden, TypeName(info.xType), info.experts, info.world, info.topK, info.cores,
-        static_cast<unsigned long long>(bytes), StepName(step),
-        info.algorithm == kAlgorithmDirect ? "direct" : "window", UbOf(call),
+        static_cast<unsigned long long>(bytes), StepName(step), AlgorithmName(info.algorithm), UbOf(call),
         info.xType == kTypeFp32 ? "bfloat16 or float16, " : "");
     return false;
 }

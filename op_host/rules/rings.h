@@ -46,13 +46,18 @@ inline uint32_t SharedLanes(const MoeDistributeInfo& info) {
     return CeilDiv(Max(1, Min(kMostSharedLanes, entries)), kSharedLaneUnit) * kSharedLaneUnit;
 }
 
-// A part of a row of codes in flagged blocks is loaded in whole blocks of 32 bytes, its scales too.
+// A part of a row of codes in flagged blocks is loaded in whole blocks of 32 bytes, its scales too; in hierarchy parts
+// of codes are made.
 inline uint32_t PartUnit(const MoeDistributeInfo& info) {
-    return info.rdmaFlags != 0 && info.quantMode != 0 ? kFlaggedUnit : kPartUnit;
+    const bool whole = info.rdmaFlags != 0 || info.algorithm == kAlgorithmHierarchy;
+    return whole && info.quantMode != 0 ? kFlaggedUnit : kPartUnit;
 }
 inline void SetParts(const MoeDistributeInfo& info, uint32_t parts, MoeDistributeCombineTiling& tiling) {
     tiling.partElements = static_cast<uint32_t>(CeilTo(CeilDiv(info.hidden, parts), PartUnit(info)));
     tiling.partsPerToken = CeilDiv(info.hidden, tiling.partElements);
+    // A whole row of codes is loaded with the scales where they lie in it.
+    if (tiling.partsPerToken == 1 && info.rdmaFlags == 0)
+        tiling.partElements = static_cast<uint32_t>(CeilTo(info.hidden, kPartUnit));
 }
 // Cores that share one token's H while combine sums, when there are more cores than tokens.
 inline void SplitTokens(const MoeDistributeInfo& info, MoeDistributeCombineTiling& tiling) {
@@ -82,6 +87,10 @@ public:
 
     void WindowDispatch() {
         SendRows(Step::kSend);
+        CopiedRows();
+    }
+    // Chunks of window rows in flight while they become expand_x, and rows of each.
+    void CopiedRows() {
         const uint32_t most = ChunkRows(TailedRowBytes(info_));
         plan_.dispatch.copyRing = 2;
         if (Grow(plan_.dispatch.copyRows, 1, most, Step::kCopy)) return;
@@ -100,6 +109,20 @@ public:
         SplitTokens(info_, plan_.combine);
         plan_.combine.sumGroup = 1;
         while (!Grow(plan_.combine.sumRing, 2, kMostRing, Step::kSum) && MoreParts()) continue;
+    }
+    void HierarchyDispatch() {
+        InPieces(plan_.dispatch.quantPiece, [this] { return SendRings(Step::kSend); });
+        while (!Fits(Step::kForward) && plan_.dispatch.sendRing > 1) --plan_.dispatch.sendRing;
+        CopiedRows();
+    }
+    void HierarchyCombine() {
+        ReturnedChunks();
+        SplitTokens(info_, plan_.combine);
+        plan_.combine.sumGroup = 1;
+        do {
+            Grow(plan_.combine.sumRing, 2, kMostRing, Step::kSum);
+            while (!Fits(Step::kServerSum) && plan_.combine.sumRing > 2) --plan_.combine.sumRing;
+        } while (!(Fits(Step::kSum) && Fits(Step::kServerSum)) && MoreParts());
     }
     void DirectCombine() {
         plan_.combine.sendRows = Max(1, kReturnChunkBytes / RowBytes());
@@ -145,7 +168,8 @@ private:
     }
     // In window also rows with their tails, where cores are many and there is room for two rows besides.
     bool SendRings(Step step) {
-        const bool tails = step == Step::kSend && TailBlocks(info_) != 0 && info_.cores >= kManyCores;
+        const bool window = step == Step::kSend && info_.algorithm == kAlgorithmWindow;
+        const bool tails = window && TailBlocks(info_) != 0 && info_.cores >= kManyCores;
         plan_.dispatch.tailRing = tails ? kMaxTailRing : 0;
         plan_.dispatch.sendRing = 2;
         if (!Fits(step)) plan_.dispatch.tailRing = 0;

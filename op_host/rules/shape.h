@@ -91,6 +91,11 @@ inline uint32_t TransportOf(const CallSpec& call) {
     return far && call.context_kind == static_cast<int32_t>(kContextA2) ? kTransportRdma : kTransportMemory;
 }
 
+// comm_alg "hierarchy" has two levels between servers; within one it is the window algorithm.
+inline bool HasTwoLevels(const CallSpec& call) {
+    return call.comm_alg == kCommAlgHierarchy && TransportOf(call) == kTransportRdma;
+}
+
 inline void DispatchShapes(const CallSpec& call, OutputDesc* out) {
     const CallSizes sizes = SizesOf(call);
     const int64_t tp = MOE_ATTRIBUTE(call, tp_world_size);

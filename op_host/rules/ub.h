@@ -27,6 +27,9 @@ public:
             case Step::kLists: plan.dispatch.listCores == 0 ? DirectLists() : DirectExpertLists(); break;
             case Step::kGather: DirectGather(); break;
             case Step::kReturn: DirectReturn(); break;
+            case Step::kForward: Forward(); break;
+            case Step::kServerSum: ServerSum(); break;
+            case Step::kWaitSums: WaitSums(); break;
         }
     }
     const UbItem* begin() const { return items_; }
@@ -86,6 +89,12 @@ private:
         Routing();
         Places();
         SendRows();
+        if (TwoLevels()) {
+            Add("tokens by server", ServerTokensUb(info_).Bytes());
+            Add("tails, weights, records", SendRecordsUb(info_).Bytes());
+            Add("abort blocks", AbortBytes(info_.world));
+            return;
+        }
         Add("expand_idx, row numbers", chunk.index + chunk.rows);
         Add("triples, weights", chunk.tails + chunk.weights);
         Add("rows with tails", chunk.ring * InBlocks(chunk.row));
@@ -93,6 +102,7 @@ private:
     }
     void DispatchStatus() {
         Add("counts", SendCountsBytes(info_.experts));
+        if (TwoLevels()) RelayTables();
         Status(0);
     }
     void DispatchCopy() {
@@ -109,6 +119,7 @@ private:
         Entry();
         Routing();
         Places();
+        if (TwoLevels()) return ReturnToLane();
         const uint32_t row = ReturnedRowBytes(info_, ElementBytes());
         if (info_.triples == 0) {
             const PackedCombineUb packed(info_);
@@ -134,7 +145,9 @@ private:
     void CombineSum() {
         const TokenSumUb queue(plan_.combine, ElementBytes());
         Routing();
-        if (info_.triples != 0) {
+        if (TwoLevels()) {
+            RelayTables();
+        } else if (info_.triples != 0) {
             Add("marks of rows", kChunkBlockBytes);
         } else {
             Add("expand_idx", kChunkIntBytes);
@@ -151,6 +164,47 @@ private:
         Add("results, sums in fp32", sum.Bytes() - sum.mix - sum.decoder);
         Add("fp32 terms of const experts", sum.mix);
         Add("codes as elements", sum.decoder);
+    }
+
+    // Hierarchy.
+    bool TwoLevels() const { return info_.algorithm == kAlgorithmHierarchy; }
+    void RelayTables() {
+        Add("tokens by server", ServerTokensUb(info_).Bytes());
+        Add("items of servers", RelayUb(info_).Bytes());
+    }
+    // A share of the sources again.
+    void AwaitedRuns() {
+        const uint32_t most = CeilDiv(info_.world, info_.cores);
+        Add("fail block", kFailWatchBytes);
+        Waiter({info_, info_.localExperts, most}, most);
+    }
+    void Forward() {
+        const uint32_t row = DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, 0);
+        Add("items of servers", RelayUb(info_).Bytes());
+        Add("messages on their way", RelayUb(info_).Messages());
+        Add("rows with records", ForwardUb(plan_.dispatch, row).Bytes());
+        AwaitedRuns();
+    }
+    void ReturnToLane() {
+        Segments();
+        Add("tokens by server", ServerTokensUb(info_).Bytes());
+        Add("ep_send_counts, numbers of records", ReturnToLaneUb(info_).Bytes());
+        ReturnedRows(ReturnLoaderUb(ServerSumTiling(plan_.combine), info_.hidden * ElementBytes(), ElementBytes()));
+        Status(AbortBytes(info_.world));
+    }
+    void ServerSum() {
+        const ServerSumsUb sums(plan_.combine, ElementBytes());
+        Add("items of servers", RelayUb(info_).Bytes());
+        Add("messages on their way", RelayUb(info_).Messages());
+        Add("rows that came, records", sums.came + sums.kept + sums.record);
+        Add("rows to sum", sums.ring * InBlocks(sums.piece));
+        Add("results, sums in fp32", sums.sum);
+        Add("codes of sums", sums.codes + sums.quantizer);
+    }
+    void WaitSums() {
+        Routing();
+        RelayTables();
+        AwaitedRuns();
     }
 
     // Waiting for all sources, whose runs stay.

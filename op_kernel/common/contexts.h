@@ -109,6 +109,7 @@ public:
         kind_ = info.contextKind;
         rank_ = info.rank;
         world_ = info.world;
+        regions_ = info.regions;
         dataBytes_ = info.dataBytes;
         lentBytes_ = info.lentBytes;
     }
@@ -124,6 +125,7 @@ public:
     }
     __aicore__ inline uint32_t rank() const { return rank_; }
     __aicore__ inline uint32_t world() const { return world_; }
+    __aicore__ inline uint32_t regions() const { return regions_; }  // of a half
     __aicore__ inline uint64_t data_bytes() const { return dataBytes_; }
     // The window memory that callers own between window_empty and the combine that publishes it.
     __aicore__ inline uint64_t lent_bytes() const { return lentBytes_; }
@@ -206,6 +208,7 @@ private:
     uint32_t kind_ = kContextTable;
     uint32_t rank_ = 0;
     uint32_t world_ = 0;
+    uint32_t regions_ = 0;
     uint64_t dataBytes_ = 0;
     uint64_t lentBytes_ = 0;
 };

@@ -45,7 +45,7 @@ public:
         if (info.part != kPartFinish) epoch_ = NextEpoch(epoch_);
         config_.Init(info, op);
         entered_ = true;
-        sender_.Init(context_, info, epoch_);
+        sender_.Init(context_, info, op, epoch_);
         items_.Init(sender_, info, workspace);
         report_.Init(context_, info, op, epoch_, record);
         return true;
@@ -56,7 +56,7 @@ public:
         link_.Close();
     }
     __aicore__ inline void BoardInit() {
-        const uint32_t mark = VerdictMark(epoch_, info_->part == kPartFinish);
+        const uint32_t mark = VerdictMark(epoch_, info_->part == kPartFinish) ^ levelMark_;
         board_.Init(*pipe_, context_.state(info_->rank), info_->world, mark, core_, info_->cores, info_->meeting);
     }
 
@@ -106,11 +106,14 @@ public:
     __aicore__ inline void Fail(const Verdict& verdict) { Worsen(verdict_, verdict); }
     // The second meeting: after it the rows, or lists, of all cores of this rank have left. Agrees on the
     // worst of the verdicts so far and `mine`.
-    __aicore__ inline void MeetAfterSend(const Verdict& mine) {
+    __aicore__ inline void MeetAfterSend(const Verdict& mine) { MeetAt(1, mine); }
+    // Hierarchy, after the third meeting and before the next plan of UB: meetings begin anew.
+    __aicore__ inline void BeginSecondLevel() { levelMark_ = kSecondLevelMark; }
+    __aicore__ inline void MeetAt(uint32_t round, const Verdict& mine) {
         sender_.Flush();
         Verdict all = verdict_;
         Worsen(all, mine);
-        verdict_ = board_.Meet(1, all);
+        verdict_ = board_.Meet(round, all);
     }
 
     // ---- status messages ----
@@ -153,14 +156,18 @@ public:
             }
             SyncFunc<HardEvent::S_MTE3>();
             sender_.PutStatus(peer, MessageAt(at), bytes);
-            if (sender_.servers().Far(peer)) items_.Put(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
+            if (sender_.servers().Far(peer) && info_->algorithm != kAlgorithmHierarchy)
+                items_.Put(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
         }
         // Direct does not wait for its stores: the messages stay in UB until the plan of UB ends.
         if (ring == 1) sender_.Flush();
-        if (info_->transport == kTransportRdma) {
-            AscendC::SyncAll<true>();  // all cores have staged rows, messages and items
-            if (core_ == 0) link_.Post(items_.address(), sender_.servers().FarCount());
-        }
+        if (info_->transport == kTransportRdma && info_->algorithm != kAlgorithmHierarchy)
+            PostItems(sender_.servers().FarCount());
+    }
+    // When all cores have staged rows, messages and items, core 0 posts the first `count` items of the list.
+    __aicore__ inline void PostItems(uint32_t count) {
+        AscendC::SyncAll<true>();
+        if (core_ == 0) link_.Post(items_.address(), count);
     }
 
     // Whether this launch is over: it was to send alone, and has no error. With an error it waits as a whole op does,
@@ -173,9 +180,9 @@ public:
 
     // Window: waits for the messages of this core's share of the sources, and if all are good calls
     // arrived.Arrived(source, message) for each. Then the cores meet for the third time. True: no core has an
-    // error. `rowBytes`: as of SetStatus.
+    // error. `rowBytes`: as of SetStatus. `awaited`: hierarchy: which messages; a source is then the rank of a place.
     template <typename Arrived>
-    __aicore__ inline bool WaitStatus(Arrived& arrived, uint32_t rowBytes) {
+    __aicore__ inline bool WaitStatus(Arrived& arrived, uint32_t rowBytes, Awaited awaited = Awaited::kOwn) {
         MOE_PHASE(stamps_, WaitStatus);
         const uint32_t first = PartBegin(info_->world, core_, info_->cores);
         const uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
@@ -183,6 +190,7 @@ public:
         FailWatch fail;
         fail.Init(*pipe_, context_, epoch_);
         waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, first, count);
+        if (awaited != Awaited::kOwn) waiter.WaitFor(awaited);
         // In a SyncAll core 0 could call nobody: there every core looks at aborts.
         const bool calls = info_->meeting == kMeetByBlocks && info_->cores > 1;
         if (calls && core_ != 0) waiter.ListenTo(fail);
@@ -254,6 +262,8 @@ public:
 
     __aicore__ inline TPipe& pipe() { return *pipe_; }
     __aicore__ inline const WindowContext& context() const { return context_; }
+    __aicore__ inline const StatusConfig& config() const { return config_; }
+    __aicore__ inline GM_ADDR items() const { return items_.address(); }
     __aicore__ inline WindowSender& sender() { return sender_; }
     __aicore__ inline PhaseStamps& stamps() { return stamps_; }
     __aicore__ inline const Verdict& verdict() const { return verdict_; }
@@ -261,8 +271,8 @@ public:
     __aicore__ inline uint32_t epoch() const { return epoch_; }
     // In this rank's own half: row 0 of `source`'s region, and the half as a whole.
     __aicore__ inline GM_ADDR Region(uint32_t source) const {
-        return context_.data(info_->rank) + RegionOffset(context_.data_bytes(), info_->world, Parity(epoch_), source) +
-               sender_.rows_at();
+        return context_.data(info_->rank) +
+               RegionOffset(context_.data_bytes(), info_->regions, Parity(epoch_), source) + sender_.rows_at();
     }
     // Loads `count` rows from number `row` of `source`'s region on.
     __aicore__ inline void LoadRows(const LocalTensor<int8_t>& rows, uint32_t source, int32_t row, uint32_t stride,
@@ -282,6 +292,9 @@ public:
         return context_.data(rank) + HalfOffset(context_.data_bytes(), Parity(epoch_));
     }
 
+    // Whether messages carry an error, and no rows.
+    __aicore__ inline bool Failed() const { return verdict_.code != kOk && verdict_.code != kRoutingMismatch; }
+
 private:
     __aicore__ inline bool TakeEpoch() {
         // From here on this epoch is taken, and no block of it has left yet. A failed op takes its epoch, too: else the
@@ -289,8 +302,6 @@ private:
         if (core_ == 0) word_.Publish(epoch_);
         return verdict_.code < kFirstFatal;
     }
-    // Whether messages carry an error, and no rows.
-    __aicore__ inline bool Failed() const { return verdict_.code != kOk && verdict_.code != kRoutingMismatch; }
     // How many cores send messages. With kManyCores or more core 0 sends none where it has to publish the epoch, and
     // to prepare its judgement, at that time.
     __aicore__ inline uint32_t Senders() const {
@@ -346,6 +357,7 @@ private:
     Verdict verdict_;
     uint32_t core_ = 0;
     uint32_t epoch_ = 0;
+    uint32_t levelMark_ = 0;
     uint32_t lentBlocks_ = 0;
     uint32_t prepared_ = 0;  // messages that are filled already
     bool entered_ = false;

@@ -97,7 +97,7 @@ private:
         const DataCopyExtParams params{Pieces(2 * info_->world), kBlock, stride - kBlock, 0, 0};
         const DataCopyPadExtParams<uint32_t> pad{false, 0, 0, 0};
         AscendC::DataCopyPad(headers, messages, params, pad);
-        if (info_->transport == kTransportRdma) {
+        if (info_->transport == kTransportRdma && info_->algorithm != kAlgorithmHierarchy) {
             AscendC::PipeBarrier<PIPE_ALL>();
             LoadFarHeaders(headers, servers);
         }
@@ -137,6 +137,8 @@ private:
         uint32_t count = 0;
         for (uint32_t rank = 0; rank < info_->world; ++rank) {
             if (Arrived(headers, rank) && !(late && rank == verdict.source)) continue;
+            // Messages of other servers may wait for their relay.
+            if (info_->algorithm == kAlgorithmHierarchy && rank != verdict.source) continue;
             if (count < kMaxAwaited) {
                 const uint32_t at = kRecAwaited + count * 3, header = NewestHeader(headers, rank);
                 words.SetValue(at, static_cast<int32_t>(rank));

@@ -20,13 +20,31 @@ namespace moe {
 // Where the status message of a far rank arrives.
 __aicore__ inline __gm__ uint32_t* FarMessage(const WindowContext& context, uint32_t parity, uint32_t rank) {
     return reinterpret_cast<__gm__ uint32_t*>(context.data(context.rank()) +
-                                              RegionOffset(context.data_bytes(), context.world(), parity, rank) +
-                                              RowsEnd(context.data_bytes(), context.world()));
+                                              RegionOffset(context.data_bytes(), context.regions(), parity, rank) +
+                                              RowsEnd(context.data_bytes(), context.world(), context.regions()));
+}
+
+// Hierarchy: in this rank's window, or in its windowsOut, where rows of a server's region end; and the message of one
+// of its ranks.
+__aicore__ inline uint64_t RelayOffset(const WindowContext& context, const MoeDistributeInfo& info, uint32_t parity,
+                                       uint32_t server) {
+    return RegionOffset(context.data_bytes(), info.regions, parity, info.world + server) +
+           RelayEnd(context.data_bytes(), info.world, info.nearRanks);
+}
+__aicore__ inline __gm__ uint32_t* RelayedMessage(const WindowContext& context, const MoeDistributeInfo& info,
+                                                  uint32_t parity, uint32_t server, uint32_t lane) {
+    return reinterpret_cast<__gm__ uint32_t*>(context.data(info.rank) + RelayOffset(context, info, parity, server) +
+                                              RelayMessageOffset(info.world, lane));
 }
 
 // Which ranks are far: all but a contiguous range.
 class ServerMap {
 public:
+    // All ranks are near.
+    __aicore__ inline void InitNear(uint32_t world) {
+        begin_ = 0;
+        world_ = end_ = world;
+    }
     __aicore__ inline void Init(const MoeDistributeInfo& info) {
         world_ = info.world;
         end_ = world_;
@@ -47,13 +65,28 @@ private:
     uint32_t end_ = 0;
 };
 
+__aicore__ inline void StoreRows(GM_ADDR to, const LocalTensor<int8_t>& rows, uint32_t bytes) {
+    GlobalTensor<int8_t> window;
+    window.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(to), bytes);
+    CopyOut(window, rows, bytes);
+}
+__aicore__ inline void StoreWords(GM_ADDR to, const LocalTensor<uint32_t>& words, uint32_t bytes) {
+    GlobalTensor<uint32_t> window;
+    window.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(to), bytes / sizeof(uint32_t));
+    AscendC::DataCopy(window, words, bytes / sizeof(uint32_t));
+}
+
 class WindowSender {
 public:
-    __aicore__ inline void Init(const WindowContext& context, const MoeDistributeInfo& info, uint32_t epoch) {
+    __aicore__ inline void Init(const WindowContext& context, const MoeDistributeInfo& info, uint32_t op,
+                                uint32_t epoch) {
         context_ = &context;
         parity_ = Parity(epoch);
         servers_.Init(info);
-        if (info.transport == kTransportRdma) rowsAt_ = RowsEnd(context.data_bytes(), info.world);
+        if (info.transport == kTransportRdma) rowsAt_ = RowsEnd(context.data_bytes(), info.world, info.regions);
+        info_ = &info;
+        relays_ = info.algorithm == kAlgorithmHierarchy;
+        toForwarder_ = op == kOpCombine;
         flagged_ = info.rdmaFlags != 0;
     }
     // Where row 0 of a region lies: at its start, or over RDMA where its rows end, and rows count from below
@@ -88,7 +121,7 @@ public:
     // This rank's status message, after everybody's Flush. A far peer's is staged, and leaves with its item.
     __aicore__ inline void PutStatus(uint32_t peer, const LocalTensor<uint32_t>& message, uint32_t bytes) {
         if (servers_.Far(peer)) {
-            StoreWords(Staged(parity_, peer) + rowsAt_, message, bytes);
+            StoreWords(relays_ ? Relayed(peer) : Staged(parity_, peer) + rowsAt_, message, bytes);
         } else {
             StoreWords(context_->state(peer) + StatusOffset(context_->world(), parity_, context_->rank()), message,
                        bytes);
@@ -122,7 +155,7 @@ public:
 
 private:
     __aicore__ inline uint64_t Region(uint32_t half, uint32_t rank) const {
-        return RegionOffset(context_->data_bytes(), context_->world(), half, rank);
+        return RegionOffset(context_->data_bytes(), context_->regions(), half, rank);
     }
     // This rank's region of the peer's half.
     __aicore__ inline GM_ADDR Own(uint32_t peer) const {
@@ -130,6 +163,16 @@ private:
     }
     __aicore__ inline GM_ADDR Staged(uint32_t half, uint32_t peer) const {
         return context_->staging() + Region(half, peer);
+    }
+    // Hierarchy: where the message to a rank of another server lies until it is relayed. In dispatch behind the records
+    // for that server; in combine at the rank of this server that has the peer's lane, behind the rows of that peer.
+    __aicore__ inline GM_ADDR Relayed(uint32_t peer) const {
+        const uint32_t server = Server(*info_, peer), lane = Lane(*info_, peer);
+        if (!toForwarder_)
+            return context_->staging() + RelayOffset(*context_, *info_, parity_, server) +
+                   RelayMessageOffset(info_->world, lane);
+        const uint32_t region = server * info_->nearRanks + Lane(*info_, info_->rank);
+        return context_->data(servers_.begin() + lane) + Region(parity_, region) + rowsAt_;
     }
     __aicore__ inline GM_ADDR StagedAbort() const {
         return context_->staging() + context_->data_bytes() + AbortOffset(context_->rank());
@@ -143,20 +186,13 @@ private:
         item.peer = peer;
         return item;
     }
-    __aicore__ inline void StoreRows(GM_ADDR to, const LocalTensor<int8_t>& rows, uint32_t bytes) {
-        GlobalTensor<int8_t> window;
-        window.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(to), bytes);
-        CopyOut(window, rows, bytes);
-    }
-    __aicore__ inline void StoreWords(GM_ADDR to, const LocalTensor<uint32_t>& words, uint32_t bytes) {
-        GlobalTensor<uint32_t> window;
-        window.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(to), bytes / sizeof(uint32_t));
-        AscendC::DataCopy(window, words, bytes / sizeof(uint32_t));
-    }
     const WindowContext* context_ = nullptr;
     ServerMap servers_;
     uint32_t parity_ = 0;
     uint64_t rowsAt_ = 0;
+    const MoeDistributeInfo* info_ = nullptr;
+    bool relays_ = false;       // hierarchy: messages to far ranks
+    bool toForwarder_ = false;  // go to this server's rank of their lane, not to windowsOut
     bool flagged_ = false;
 };
 

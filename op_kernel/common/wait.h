@@ -199,6 +199,20 @@ private:
     uint32_t epoch_ = 0;
 };
 
+// Hierarchy: which messages a rank waits for. The place of a rank of this server is in the state area, always.
+enum class Awaited : uint32_t {
+    kOwn,       // not hierarchy: of the rank itself
+    kRecords,   // dispatch, first wait: of the rank (s, i): what the rank of server s with this lane sends to rank i
+                // here
+    kRelayed,   // dispatch, second: its own, which the rank of this server with its lane has relayed
+    kReturned,  // combine, first: of the rank (s, i): what rank i here sends to the rank of server s with this lane
+    kSums       // combine, second: its own, which the rank of its server with this lane has relayed
+};
+
+// Hierarchy: the second wait of an op is so much longer than the first. A rank that relays has then given up first, and
+// says which rank it missed.
+constexpr int64_t kRelayCycles = 1000 * 1000 * static_cast<int64_t>(kCyclesPerMicro);
+
 // Waits for the status messages of a contiguous range of source ranks: those of this server in the state
 // area, those of others behind the rows that they came with. Where InitAll takes them in parts, each part is waited for
 // after the one before, and only Kept() of its messages stays.
@@ -211,6 +225,7 @@ public:
         info_ = &info;
         servers_ = servers;
         context_ = &context;
+        deadline_ = static_cast<int64_t>(info.deadlineCycles);
         parity_ = Parity(epoch);
         first_ = first;
         count_ = count;
@@ -223,6 +238,12 @@ public:
                                   static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
         atOnce_ = stop_ = count;
         if (count > 0) pipe.InitBuffer(buf_, StatusWaiterUb(info, config.counts, count).messages);
+    }
+    // Hierarchy, after Init.
+    __aicore__ inline void WaitFor(Awaited awaited) {
+        awaited_ = awaited;
+        if (awaited == Awaited::kRelayed) servers_.InitNear(info_->world);
+        if (awaited == Awaited::kRelayed || awaited == Awaited::kSums) deadline_ += kRelayCycles;
     }
     // Between servers: a message with rows counts as there when all blocks of its item are. `rowBytes`: of a row.
     __aicore__ inline void WaitForBlocks(TPipe& pipe, uint32_t rowBytes, uint32_t epoch) {
@@ -349,7 +370,7 @@ private:
             if (next == count_) break;
             if (matching_ && next != before) continue;  // it has judged a message: the next may be there
             Verdict abort;
-            const bool expired = AscendC::GetSystemCycle() - start > static_cast<int64_t>(info_->deadlineCycles);
+            const bool expired = AscendC::GetSystemCycle() - start > deadline_;
             // Aborts are rare, and a look at them takes as long as one at the messages.
             const bool last = expired || lastLook;
             const bool aborted = (last || looks++ % kLooksAnAbort == 0) && Told(last, abort);
@@ -357,7 +378,7 @@ private:
                 // What was missing before is still missing after a fresh look.
                 if (!aborted) {
                     abort.code = kCommTimeout;
-                    abort.source = first_ + next;
+                    abort.source = CulpritOf(first_ + next);
                     abort.reporter = info_->rank;
                 }
                 return abort;
@@ -422,8 +443,27 @@ private:
     }
     __aicore__ inline void LoadFar(uint32_t rank) {
         GlobalTensor<uint32_t> message;
-        message.SetGlobalBuffer(FarMessage(*context_, parity_, rank), messageWords_);
+        message.SetGlobalBuffer(PlaceOf(rank), messageWords_);
         AscendC::DataCopy(Message(rank - first_), message, messageWords_);
+    }
+    // Where the message of a far rank's place lies, who has written it, and who has failed if it does not come.
+    __aicore__ inline __gm__ uint32_t* PlaceOf(uint32_t rank) const {
+        if (awaited_ == Awaited::kRecords || awaited_ == Awaited::kSums)
+            return RelayedMessage(*context_, *info_, parity_, Server(*info_, rank), Lane(*info_, rank));
+        return FarMessage(*context_, parity_, rank);
+    }
+    __aicore__ inline uint32_t SourceOf(uint32_t rank) const {
+        if (awaited_ == Awaited::kRecords && servers_.Far(rank))
+            return Server(*info_, rank) * info_->nearRanks + Lane(*info_, info_->rank);
+        if (awaited_ == Awaited::kReturned && servers_.Far(rank)) return servers_.begin() + Lane(*info_, rank);
+        return rank;
+    }
+    __aicore__ inline uint32_t CulpritOf(uint32_t rank) const {
+        const uint32_t server = Server(*info_, rank), mine = Server(*info_, info_->rank);
+        if (server == mine) return rank;
+        if (awaited_ == Awaited::kRelayed) return mine * info_->nearRanks + Lane(*info_, rank);
+        if (awaited_ == Awaited::kSums) return server * info_->nearRanks + Lane(*info_, info_->rank);
+        return SourceOf(rank);
     }
     // Compares all messages of the part at once. While some are missing, judges one message a look: so a bad message is
     // found soon, and the core is not busy with the others when the last message comes.
@@ -437,7 +477,7 @@ private:
     __aicore__ inline uint32_t Advance(uint32_t next, uint32_t end, Verdict& worst) {
         for (; next < end; ++next) {
             Verdict verdict;
-            if (reader_.Judge(Message(next), first_ + next, servers_.Far(first_ + next), odd_, verdict) ==
+            if (reader_.Judge(Message(next), SourceOf(first_ + next), servers_.Far(first_ + next), odd_, verdict) ==
                 StatusReader::kPending)
                 break;
             if (rowBytes_ != 0 && verdict.code == kOk && !BlocksCome(next)) break;
@@ -469,6 +509,8 @@ private:
     const WindowContext* context_ = nullptr;
     uint32_t parity_ = 0;
     const MoeDistributeInfo* info_ = nullptr;
+    int64_t deadline_ = 0;
+    Awaited awaited_ = Awaited::kOwn;
     uint32_t first_ = 0;
     uint32_t count_ = 0;
     uint32_t atOnce_ = 0;           // sources of a part

@@ -244,11 +244,17 @@ public:
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Add(sum_, sum_, value, elements_);
     }
+    // The sum, rounded to XType, until Drop: in place of Store.
+    __aicore__ inline LocalTensor<XType> Take() {
+        AscendC::PipeBarrier<PIPE_V>();
+        if constexpr (!kFloat) AscendC::Cast(out_, sum_, AscendC::RoundMode::CAST_RINT, elements_);
+        return out_;
+    }
+    __aicore__ inline void Drop() { outQueue_.FreeTensor(out_); }
     // Rounds the sum to XType and stores it at `x`.
     __aicore__ inline void Store(GM_ADDR x) {
         const uint32_t bytes = static_cast<uint32_t>(elements_ * sizeof(XType));
-        AscendC::PipeBarrier<PIPE_V>();
-        if constexpr (!kFloat) AscendC::Cast(out_, sum_, AscendC::RoundMode::CAST_RINT, elements_);
+        Take();
         outQueue_.EnQue(out_);
         out_ = outQueue_.template DeQue<XType>();
         GlobalTensor<int8_t> target;

@@ -5,20 +5,25 @@
 #include "window.h"
 
 // Tiling keys are macros with decimal literals, because the op compiler reads them as text.
-// Dispatch: 1000 for "window" or 2000 for "direct", + quant_mode + 10 when smooth scales are given.
+// Dispatch: 1000 for "window", 2000 for "direct", 3000 for "hierarchy", + quant_mode + 10 when smooth scales are given.
 #define ASCEND_MOE_TILING_KEY_DISPATCH 1000
 #define ASCEND_MOE_TILING_KEY_DISPATCH_QUANT 1002
 #define ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH 1012
 #define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT 2000
 #define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT 2002
 #define ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT_SMOOTH 2012
-// Combine: 1000 for "window" with packed rows, 1100 for "window" with slots, 2000 for "direct", + comm_quant_mode.
+#define ASCEND_MOE_TILING_KEY_DISPATCH_HIERARCHY 3000
+#define ASCEND_MOE_TILING_KEY_DISPATCH_HIERARCHY_QUANT 3002
+// Combine: 1000 for "window" with packed rows, 1100 for "window" with slots, 2000 for "direct", 3000 for "hierarchy",
+// + comm_quant_mode.
 #define ASCEND_MOE_TILING_KEY_COMBINE 1000
 #define ASCEND_MOE_TILING_KEY_COMBINE_QUANT 1002
 #define ASCEND_MOE_TILING_KEY_COMBINE_SLOTS 1100
 #define ASCEND_MOE_TILING_KEY_COMBINE_SLOTS_QUANT 1102
 #define ASCEND_MOE_TILING_KEY_COMBINE_DIRECT 2000
 #define ASCEND_MOE_TILING_KEY_COMBINE_DIRECT_QUANT 2002
+#define ASCEND_MOE_TILING_KEY_COMBINE_HIERARCHY 3000
+#define ASCEND_MOE_TILING_KEY_COMBINE_HIERARCHY_QUANT 3002
 
 namespace moe {
 
@@ -58,7 +63,7 @@ struct MoeDistributeInfo {
     uint32_t maskRank;        // x_active_mask: 0 none, 1 (BS,), 2 (BS, K)
     uint32_t globalBsGiven;   // 0: equal batches
     uint32_t expandRows;      // rows of expand_x
-    uint32_t algorithm;       // kAlgorithmWindow or kAlgorithmDirect
+    uint32_t algorithm;       // kAlgorithmWindow, kAlgorithmDirect or kAlgorithmHierarchy
     uint32_t windowMiB;       // data area
     uint32_t capacity;        // rows that one source may send to one owner
     uint32_t contextKind;     // kContextTable, kContextA3 or kContextA2
@@ -77,6 +82,7 @@ struct MoeDistributeInfo {
     uint32_t measures;        // performance_info given
     uint32_t alphaRank;       // combine: const_expert_alpha_1 and _2: 0 no const experts, 1 (C,), 2 (C, H)
     uint32_t rdmaFlags;       // 1: rows between servers lie in flagged blocks
+    uint32_t regions;         // of a half of the data area: W, and in hierarchy one more a server
     uint64_t dataBytes;       // data area of every rank
     uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none
     uint64_t deadlineCycles;  // longest wait
@@ -89,6 +95,8 @@ constexpr uint32_t kTypeFp32 = 1, kTypeFp16 = 2, kTypeBf16 = 3, kTypeInt8 = 4;
 MOE_FN uint32_t Owner(const MoeDistributeInfo& info, uint32_t expert) { return expert / info.localExperts; }
 MOE_FN uint32_t Local(const MoeDistributeInfo& info, uint32_t expert) { return expert % info.localExperts; }
 MOE_FN uint32_t Server(const MoeDistributeInfo& info, uint32_t rank) { return rank / info.nearRanks; }
+MOE_FN uint32_t Servers(const MoeDistributeInfo& info) { return info.world / info.nearRanks; }
+MOE_FN uint32_t Lane(const MoeDistributeInfo& info, uint32_t rank) { return rank % info.nearRanks; }
 
 // What travels for rows of so many bytes, and the room that they take.
 MOE_FN uint64_t BytesOnWire(const MoeDistributeInfo& info, uint64_t rowBytes) {
@@ -137,6 +145,22 @@ MOE_FN uint64_t WorkspaceBytes(const MoeDistributeInfo& info) {
 constexpr uint32_t kManyCores = 8;
 
 constexpr uint32_t kChunkPairs = 512;  // pairs in UB at a time
+
+// Hierarchy: tokens whose records and tails of rows are in UB together.
+constexpr uint32_t kRecordTokens = 32, kRecordPairs = 256;
+constexpr uint32_t kServerRows = 8,
+                   kRelayedMessages = 2;  // rows of the cores' tokens a server, and messages, on their way
+MOE_FN uint32_t RecordTokens(uint32_t topK) { return Max(1, Min(kRecordTokens, kRecordPairs / topK)); }
+// Where combine finds the records of this server's pairs again: behind the triples of assist_info_for_combine, in
+// blocks of int32. [S] blocks with the numbers of records, then [S][maxBS] records.
+MOE_FN uint64_t KeptRecordsOffset(const MoeDistributeInfo& info) {
+    return CeilTo(static_cast<uint64_t>(info.world) * info.capacity * kTripleWords * sizeof(int32_t), kBlock);
+}
+MOE_FN uint64_t KeptRecordsBytes(const MoeDistributeInfo& info) {
+    if (info.maxBatch == 0) return 0;  // the tensor is empty
+    return static_cast<uint64_t>(Servers(info)) *
+           (kBlock + static_cast<uint64_t>(info.maxBatch) * RecordBytes(info.topK));
+}
 
 // Direct dispatch with roles: pairs of a rank at most, and lanes of them in UB.
 constexpr uint32_t kMostListPairs = 8192;
@@ -261,6 +285,17 @@ MOE_FN uint32_t ReturnChunkBytes(uint32_t rowBytes, uint32_t rows) { return Min(
 // A row on its way back; `size`: of an element of expand_x.
 MOE_FN uint32_t ReturnedRowBytes(const MoeDistributeInfo& info, uint32_t size) {
     return info.quantMode != 0 ? CodedRowBytes(info.hidden) : info.hidden * size;
+}
+// Whether comm_quant_mode makes codes of rows; in hierarchy it makes them of sums.
+MOE_FN bool CodesRows(const MoeDistributeInfo& info) {
+    return info.quantMode != 0 && info.algorithm != kAlgorithmHierarchy;
+}
+// How a server sums: plain rows, which all travelled.
+MOE_FN MoeDistributeCombineTiling ServerSumTiling(const MoeDistributeCombineTiling& tiling) {
+    MoeDistributeCombineTiling plain = tiling;
+    plain.info.quantMode = 0;
+    plain.info.alphaRank = 0;
+    return plain;
 }
 // Whether sums may have terms that never travelled: rows of copy and const experts, and shared_expert_x.
 MOE_FN bool HasPlainTerms(const MoeDistributeCombineTiling& tiling) {

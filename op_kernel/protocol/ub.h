@@ -256,6 +256,17 @@ struct WeightedSumUb {
     MOE_FN uint32_t Bytes() const { return results * InBlocks(result) + term + sum + mix + decoder; }
 };
 
+// ---- common/arrived.h ----
+// Messages of all sources, and chunks of rows of the window; direct dispatch has the latter, too.
+struct CopyOutUb {
+    uint32_t messages, ring, chunk;
+    MOE_FN CopyOutUb(const MoeDistributeDispatchTiling& tiling, uint32_t stride)
+        : messages(tiling.info.world * StatusMessageBytes(tiling.info.localExperts)),
+          ring(tiling.copyRing),
+          chunk(tiling.copyRows * stride) {}
+    MOE_FN uint32_t Bytes() const { return messages + ring * InBlocks(chunk); }
+};
+
 // ---- window/dispatch.h ----
 // What a chunk of pairs has while rows are sent, and the queue of rows with tails. `stride`: of a row in the window.
 struct SendChunkUb {
@@ -267,16 +278,6 @@ struct SendChunkUb {
           row(stride) {}
     MOE_FN uint32_t Bytes() const { return index + rows + tails + weights + ring * InBlocks(row); }
 };
-// Messages of all sources, and chunks of rows of the window; direct dispatch has the latter, too.
-struct CopyOutUb {
-    uint32_t messages, ring, chunk;
-    MOE_FN CopyOutUb(const MoeDistributeDispatchTiling& tiling, uint32_t stride)
-        : messages(tiling.info.world * StatusMessageBytes(tiling.info.localExperts)),
-          ring(tiling.copyRing),
-          chunk(tiling.copyRows * stride) {}
-    MOE_FN uint32_t Bytes() const { return messages + ring * InBlocks(chunk); }
-};
-
 // ---- window/packed.h: expand_idx of a chunk, ep_send_counts ----
 struct PackedCombineUb {
     uint32_t index = kChunkIntBytes, counts;
@@ -296,6 +297,66 @@ struct TokenSumUb {
     MOE_FN TokenSumUb(const MoeDistributeCombineTiling& tiling, uint32_t size)
         : ring(tiling.sumRing), piece(SumPieceBytes(tiling.info, HasPlainTerms(tiling), tiling.partElements, size)) {}
     MOE_FN uint32_t Bytes() const { return ring * InBlocks(piece); }
+};
+
+// ---- hierarchy/relay.h ----
+// ServerTokens: three tables [S], and rows of the cores' on their way.
+struct ServerTokensUb {
+    uint32_t servers, rows;
+    MOE_FN explicit ServerTokensUb(const MoeDistributeInfo& info)
+        : servers(PaddedIntBytes(Servers(info))), rows(Min(info.cores, kServerRows) * servers) {}
+    MOE_FN uint32_t Bytes() const { return 3 * servers + rows; }
+};
+// Relay: a block and an item; where messages are passed on, a ring of them.
+struct RelayUb {
+    uint32_t block = kBlock, item = kBlock, message;
+    MOE_FN explicit RelayUb(const MoeDistributeInfo& info) : message(StatusMessageBytes(info.localExperts)) {}
+    MOE_FN uint32_t Bytes() const { return block + item; }
+    MOE_FN uint32_t Messages() const { return kRelayedMessages * message; }
+};
+
+// ---- hierarchy/dispatch.h ----
+// Of some tokens: tails of their rows, weights, records.
+struct SendRecordsUb {
+    uint32_t tails, weights, records;
+    MOE_FN explicit SendRecordsUb(const MoeDistributeInfo& info)
+        : tails(RecordTokens(info.topK) * info.topK * TailBlocks(info) * kBlock),
+          weights(PaddedIntBytes(RecordTokens(info.topK) * info.topK)),
+          records(RecordTokens(info.topK) * RecordBytes(info.topK)) {}
+    MOE_FN uint32_t Bytes() const { return tails + weights + records; }
+};
+// Rows with their records, and tails for the rows that become of them. `row`: bytes without a tail.
+struct ForwardUb {
+    uint32_t ring, record;
+    MOE_FN ForwardUb(const MoeDistributeDispatchTiling& tiling, uint32_t row)
+        : ring(tiling.sendRing),
+          record(row + RecordBytes(tiling.info.topK) + tiling.info.topK * TailBlocks(tiling.info) * kBlock) {}
+    MOE_FN uint32_t Bytes() const { return ring * record; }
+};
+
+// ---- hierarchy/combine.h ----
+// While rows go to the ranks that sum them: ep_send_counts; a number; numbers of kept records.
+struct ReturnToLaneUb {
+    uint32_t counts, number = kBlock, kept;
+    MOE_FN explicit ReturnToLaneUb(const MoeDistributeInfo& info)
+        : counts(PaddedIntBytes(info.world * info.localExperts)), kept(Servers(info) * kBlock) {}
+    MOE_FN uint32_t Bytes() const { return counts + number + kept; }
+};
+// A server's sums: rows that have come, of each place; numbers of kept records; a record; parts of rows; codes.
+struct ServerSumsUb {
+    uint32_t came, kept, record, ring, piece, sum, codes = 0, quantizer = 0;
+    MOE_FN ServerSumsUb(const MoeDistributeCombineTiling& tiling, uint32_t size)
+        : came(tiling.info.world * kBlock),
+          kept(Servers(tiling.info) * kBlock),
+          record(RecordBytes(tiling.info.topK)),
+          ring(tiling.sumRing),
+          piece(tiling.partElements * size),
+          sum(WeightedSumUb(ServerSumTiling(tiling), size).Bytes()) {
+        if (tiling.info.quantMode == 0) return;
+        codes = CodedRowBytes(tiling.info.hidden);
+        quantizer = BlockQuantizerUb(tiling.partElements).Bytes();
+    }
+    MOE_FN uint32_t Bytes() const { return came + kept + record + ring * InBlocks(piece) + sum + codes + quantizer; }
 };
 
 // ---- direct/lists.h ----

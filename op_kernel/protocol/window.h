@@ -103,8 +103,8 @@ MOE_FN uint64_t RegionOffset(uint64_t dataBytes, uint32_t world, uint32_t parity
 // and message leave as a contiguous item. The place of the message is fixed, and begins a block of 512 bytes.
 constexpr uint32_t kFlaggedBlock = 512;
 MOE_FN uint64_t FarMessageBytes(uint32_t world) { return CeilTo(StatusStride(world), kFlaggedBlock); }
-MOE_FN uint64_t RowsEnd(uint64_t dataBytes, uint32_t world) {
-    const uint64_t region = RegionBytes(dataBytes, world), message = FarMessageBytes(world);
+MOE_FN uint64_t RowsEnd(uint64_t dataBytes, uint32_t world, uint32_t regions) {
+    const uint64_t region = RegionBytes(dataBytes, regions), message = FarMessageBytes(world);
     return region < message ? 0 : region - message;
 }
 // With ASCEND_MOE_RDMA_FLAGS rows lie there in flagged blocks: 480 bytes of rows, then 32 bytes that say of which epoch
@@ -115,6 +115,31 @@ MOE_FN uint32_t FlagWord(uint32_t epoch) { return kFlagMagic ^ epoch; }
 MOE_FN uint64_t FlaggedBlocks(uint64_t rowBytes) { return (rowBytes + kFlaggedPayload - 1) / kFlaggedPayload; }
 MOE_FN uint64_t FlaggedBytes(uint64_t rowBytes) { return FlaggedBlocks(rowBytes) * kFlaggedBlock; }
 constexpr uint64_t kA2StateBytes = kMiB;  // A2: the last of windowsIn
+
+// Algorithm "hierarchy": a half has a region more for each server, W + s for server s. What goes to that server, or
+// comes from it, by way of the ranks of a lane lies there: rows that end at RelayEnd(), a block that counts them, and a
+// place for the message of (dispatch: to) each of its ranks. A lane is a rank's number within its server.
+MOE_FN uint32_t RegionsOf(uint32_t world, uint32_t lanes) { return lanes == 0 ? world : world + world / lanes; }
+MOE_FN uint64_t RelayMessageOffset(uint32_t world, uint32_t lane) {
+    return kBlock + static_cast<uint64_t>(lane) * StatusStride(world);
+}
+MOE_FN uint64_t RelayTailBytes(uint32_t world, uint32_t lanes) {
+    return CeilTo(RelayMessageOffset(world, lanes), kFlaggedBlock);
+}
+MOE_FN uint64_t RelayEnd(uint64_t dataBytes, uint32_t world, uint32_t lanes) {
+    const uint64_t region = RegionBytes(dataBytes, RegionsOf(world, lanes)), tail = RelayTailBytes(world, lanes);
+    return region < tail ? 0 : region - tail;
+}
+// The block, words; the magic is keyed by the epoch.
+enum RelayBlock : uint32_t { kRbMagic, kRbOp, kRbSource, kRbRows, kRbHash, kRbEpoch = 7 };
+constexpr uint32_t kRelayMagic = 0x52454C59u;
+MOE_FN uint32_t RelayWord(uint32_t epoch) { return kRelayMagic ^ epoch; }
+// A record names the pairs of a token: a block with the token; then, each from a block on, K ids, or -1 where a pair is
+// routed nowhere, K numbers of their rows at the owners, and K weights. In dispatch the token's row lies before it.
+constexpr uint32_t kRecordLists = 3;
+MOE_FN uint32_t RecordBytes(uint32_t topK) {
+    return kBlock + kRecordLists * static_cast<uint32_t>(CeilTo(topK * sizeof(int32_t), kBlock));
+}
 
 // Bytes to a row from row 0, modulo 2^64: rows before it have negative numbers.
 MOE_FN uint64_t RowOffsetBytes(int32_t row, uint32_t stride) {
@@ -186,7 +211,7 @@ constexpr uint32_t kOpDispatch = 1, kOpCombine = 2;
 // The phase of a message says where the rows lie that it announces: final: in the reader's window; published:
 // in the sender's own half; lent: in the sender's lent area.
 constexpr uint32_t kPhaseFinal = 1, kPhasePublished = 2, kPhaseLent = 3;
-constexpr uint32_t kAlgorithmWindow = 1, kAlgorithmDirect = 2;
+constexpr uint32_t kAlgorithmWindow = 1, kAlgorithmDirect = 2, kAlgorithmHierarchy = 3;
 constexpr uint32_t kContractV1 = 1, kContractV2 = 2;
 
 // How many counts a message has.
@@ -239,6 +264,9 @@ MOE_FN uint32_t FailWord(uint32_t epoch) { return kFailMagic ^ epoch; }
 enum VerdictBlock : uint32_t { kVbMark, kVbCode, kVbSource, kVbDetail0, kVbDetail1, kVbDetail2, kVbReporter, kVbLast };
 // `finish`: of the second launch of an op, whose cores meet afresh.
 MOE_FN uint32_t VerdictMark(uint32_t epoch, bool finish) { return kVerdictMagic ^ epoch ^ (finish ? 1u << 31 : 0u); }
+// Of the second level of hierarchy: its meetings begin at the first block again. All cores have seen what lay there,
+// because all have posted to the blocks after it.
+constexpr uint32_t kSecondLevelMark = 1u << 30;
 
 // ---- phases of an op, and the stamps of a core ----
 // The only home of these names: MOE_PHASE takes no other, and timelines, predictions and stamps print them. A core is
@@ -255,7 +283,9 @@ MOE_FN uint32_t VerdictMark(uint32_t epoch, bool finish) { return kVerdictMagic 
     X(WaitStatus)                 \
     X(GatherRows)                 \
     X(LocalWindowCopy)            \
-    X(SumRows)
+    X(SumRows)                    \
+    X(ForwardRows)                \
+    X(SumServer)
 #define ASCEND_MOE_PHASE(name) kIn##name,
 enum Phase : uint32_t { kInLaunch, ASCEND_MOE_PHASES(ASCEND_MOE_PHASE) kAtEnd };
 #undef ASCEND_MOE_PHASE
@@ -290,12 +320,18 @@ constexpr uint32_t kFirstFatal = kPeerLost;
 constexpr uint32_t kCountsOfSource = 0x80000000u;
 // kCorruptStatus: the block of detail 0 when it is not one of a status message.
 constexpr uint32_t kAbortBlockIndex = 0xFFFFu;
+constexpr uint32_t kRelayBlockIndex = 0xFFFEu;  // of hierarchy: the block that counts rows,
+constexpr uint32_t kRecordIndex = 0xFFFDu;      // a record
 // kInvalidTriple: the word of detail 0 when the triple is none of dispatch's at this row.
 constexpr uint32_t kTripleOrder = 3;
+// kInvalidTriple: detail 0 when not a triple is wrong, but a record of hierarchy behind them.
+constexpr uint32_t kTripleRecords = 0xFFFFFFFFu;
 // kRoutingMismatch: set in detail 0 beside the expert when expand_idx, not a count, is at odds.
 constexpr uint32_t kMismatchIndex = 0x80000000u;
 // kRoutingMismatch: set in detail 0 beside the expert when the row of a pair has not come; details: token, k.
 constexpr uint32_t kMismatchRow = 0x40000000u;
+// kRoutingMismatch: set in detail 0 beside a server when the number of its sums is at odds (hierarchy).
+constexpr uint32_t kMismatchSums = 0x20000000u;
 
 // Fields of the configuration, as a mismatch names them.
 enum ConfigField : uint32_t {

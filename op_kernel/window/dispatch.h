@@ -27,7 +27,7 @@
 //       |                     | sources      | others: fail block     | finds an abort: fail     | then
 //       |                     |              |                        | block                    | cores of
 //       |                     |              |                        |                          | the rank
-// 6     | LocalWindowCopy     | all: a share | counts, rows in the    | expand_x [A][H],         |
+// 6     | ArrivedRows::Copy   | all: a share | counts, rows in the    | expand_x [A][H],         |
 //       |                     | of the rows  | own half               | dynamic_scales [A] fp32, |
 //       |                     |              |                        | expand_scales [A] fp32,  |
 //       |                     |              |                        | triples [A][3] int32;    |
@@ -43,44 +43,11 @@
 #ifndef ASCEND_MOE_WINDOW_DISPATCH_H
 #define ASCEND_MOE_WINDOW_DISPATCH_H
 
-#include "../common/outputs.h"
-#include "../common/exchange.h"
+#include "../common/arrived.h"
 #include "../common/quantize.h"
 #include "../common/routing.h"
 
 namespace moe {
-
-// Phase 5: each core stores the messages of its sources in the workspace, [W] messages, so that in phase 6 every
-// core has the counts of all sources.
-class MessageKeeper {
-public:
-    __aicore__ inline void Init(const MoeDistributeInfo& info, GM_ADDR workspace) {
-        words_ = StatusMessageBytes(info.localExperts) / static_cast<uint32_t>(sizeof(int32_t));
-        messages_.SetGlobalBuffer(
-            reinterpret_cast<__gm__ uint32_t*>(workspace + CountsOffset(info.cores, info.experts)),
-            static_cast<uint64_t>(info.world) * words_);
-    }
-    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
-        SyncFunc<HardEvent::S_MTE3>();
-        AscendC::DataCopy(messages_[static_cast<uint64_t>(source) * words_], message, words_);
-        return Verdict();
-    }
-    __aicore__ inline const GlobalTensor<uint32_t>& messages() const { return messages_; }
-    __aicore__ inline uint32_t words() const { return words_; }
-
-private:
-    GlobalTensor<uint32_t> messages_;
-    uint32_t words_ = 0;
-};
-
-// Those of all sources, loaded into UB in phase 6: their counts.
-struct KeptCounts {
-    LocalTensor<int32_t> values;
-    uint32_t words;
-    __aicore__ inline int32_t operator()(uint32_t source, uint32_t localExpert) const {
-        return values.GetValue(source * words + StatusWriter::CountWord(localExpert));
-    }
-};
 
 template <typename XType, bool kQuant, bool kSmooth>
 class MoeDistributeDispatch {
@@ -96,6 +63,7 @@ public:
         rowStride_ = DispatchRowStride(info_->hidden, wireSize_, kQuant, TailBlocks(*info_));
         tailBytes_ = TailBlocks(*info_) * kBlock;
         tailOffset_ = rowStride_ - tailBytes_;
+        arrived_.Init(args_, tiling, rowStride_, tailBytes_);
     }
 
     __aicore__ inline void Process(TPipe& pipe) {
@@ -118,7 +86,7 @@ private:
             Leave();
             return;
         }
-        LocalWindowCopy();
+        arrived_.Copy(exchange_, keeper_, counts_);  // UB plan 3 (phase 6)
     }
     // False: the communicator has failed before.
     __aicore__ inline bool Send() {
@@ -268,63 +236,6 @@ private:
         return exchange_.WaitStatus(keeper_, rowStride_);
     }
 
-    // UB plan 3 (phase 6): the segment table, all counts, and copyRing chunks of window rows.
-    __aicore__ inline void LocalWindowCopy() {
-        MOE_PHASE(exchange_.stamps(), LocalWindowCopy);
-        exchange_.NextPlan();
-        SegmentTable segments;
-        segments.Init(exchange_.pipe(), *info_);
-        const CopyOutUb ub(*tiling_, rowStride_);
-        UbBuf messagesBuf;
-        exchange_.pipe().InitBuffer(messagesBuf, ub.messages);
-        KeptCounts counts = {messagesBuf.Get<int32_t>(), keeper_.words()};
-        AscendC::DataCopy(messagesBuf.Get<uint32_t>(), keeper_.messages(), info_->world * keeper_.words());
-        if (SegmentScan::Suits(*info_) && info_->transport == kTransportMemory) {
-            SegmentScan scan;
-            scan.Init(exchange_.pipe(), *info_, keeper_.words(), 0);
-            SyncFunc<HardEvent::MTE2_V>();
-            scan.Run(counts.values, segments);
-        } else {
-            SyncFunc<HardEvent::MTE2_S>();
-            segments.FromCounts(counts);
-        }
-        if (info_->transport == kTransportRdma) segments.AlignEnd();
-        exchange_.pipe().InitBuffer(copyQueue_, Ring(ub.ring), ub.chunk);
-        CopyRows(segments);
-        if (exchange_.core() == 0) counts_.Store(exchange_.pipe(), segments);
-        AscendC::PipeBarrier<PIPE_ALL>();
-    }
-
-    // This core's share of expand_x is contiguous. A chunk ends where its segment (local expert, source)
-    // ends, because the next segment lies in another region of the window.
-    __aicore__ inline void CopyRows(SegmentTable& segments) {
-        const uint32_t begin = PartBegin(segments.Rows(), exchange_.core(), info_->cores);
-        const uint32_t end = PartBegin(segments.Rows(), exchange_.core() + 1, info_->cores);
-        if (begin == end) return;
-        uint32_t slot = segments.Seek(begin);
-        for (uint32_t row = begin; row < end;) {
-            while (segments.End(slot) <= row) ++slot;
-            const uint32_t count = Min(tiling_->copyRows, Min(end, segments.End(slot)) - row);
-            const int32_t at = segments.Offset(slot) + static_cast<int32_t>(row - segments.Start(slot));
-            CopyChunk(slot % info_->world, at, row, count);
-            row += count;
-        }
-    }
-    __aicore__ inline void CopyChunk(uint32_t source, int32_t windowRow, uint32_t row, uint32_t count) {
-        LocalTensor<int8_t> chunk = copyQueue_.template AllocTensor<int8_t>();
-        exchange_.LoadRows(chunk, source, windowRow, rowStride_, count);
-        copyQueue_.EnQue(chunk);
-        chunk = copyQueue_.template DeQue<int8_t>();
-        const uint32_t rowBytes = static_cast<uint32_t>(info_->hidden * wireSize_);
-        StoreField(args_.expandX, row, chunk, rowBytes, rowStride_, count);
-        if (kQuant)
-            StoreField(args_.dynamicScales, row, chunk[PayloadBytes(info_->hidden, wireSize_)], sizeof(float),
-                       rowStride_, count);
-        if (triples_)
-            StoreField(args_.expandIdx, row, chunk[tailOffset_], kTripleWords * sizeof(int32_t), rowStride_, count);
-        if (weights_) StoreField(args_.expandScales, row, chunk[rowStride_ - kBlock], sizeof(float), rowStride_, count);
-        copyQueue_.FreeTensor(chunk);
-    }
     // After a failure core 0 writes zero counts, so that callers see no rows, and the error record.
     __aicore__ inline void Leave() {
         if (exchange_.core() != 0) return;
@@ -342,7 +253,7 @@ private:
     RowLoader<XType, kQuant, kSmooth> rows_;
     DispatchCounts counts_;
     MessageKeeper keeper_;
-    AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
+    ArrivedRows<kQuant> arrived_;
     AscendC::TQue<AscendC::QuePosition::VECOUT, 1> tailQueue_;
     GlobalTensor<int32_t> expandIdx_;
     UbBuf indexBuf_, rowBuf_, tailBuf_, weightBuf_;

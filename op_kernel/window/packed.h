@@ -190,7 +190,7 @@ private:
         routing_.Place();
         PackedRows rows;
         rows.Init(exchange_.pipe(), *info_, args_.expandIdx, rowBytes_, exchange_.Half() + exchange_.sender().rows_at(),
-                  RegionBytes(exchange_.context().data_bytes(), info_->world));
+                  RegionBytes(exchange_.context().data_bytes(), info_->regions));
         TokenSum<XType, kQuant, PackedRows> sum;
         sum.Init(exchange_.pipe(), *tiling_, args_, rows);
         sum.Run(routing_, exchange_.core(), info_->cores, *this);

@@ -126,15 +126,15 @@ def check(case: Case, runs: Sequence[RankRun | AscendMoeError], traffic: Callabl
     expected = case.dispatched()
     for rank, one in enumerate(good):
         options = {"quantized": case.quant_mode != 0, "exact_shapes": True}
-        check_dispatch(case.contract, rank, one.dispatched, expected[rank], **options)
+        check_dispatch(case.contract, rank, one.dispatched, expected[rank], share=case.share, **options)
     check_sums(case, good, expected)
     if not 0 < ranks_per_server() < case.world:
         (traffic or check_traffic)(case, good)
     return True
 
 
-def check_drawn(seeds: Iterable[int], world: int, window_mib: int) -> None:
-    """Runs the case of each seed that has so many ranks, sound or with bad ids, and checks it."""
+def check_drawn(seeds: Iterable[int], world: int, window_mib: int, **choices: Sequence[Any]) -> None:
+    """Runs the case of each seed that has so many ranks, sound or with bad ids, and checks it; ``choices``: of draw."""
     with LocalCluster(world, window_mib=window_mib) as cluster:
         for seed in seeds:
             case = draw(
@@ -145,6 +145,7 @@ def check_drawn(seeds: Iterable[int], world: int, window_mib: int) -> None:
                 batch=range(7),
                 cores=(1, 2, 8),
                 ids=("distinct", "any", "minus", "hot", "mixed", "overflow", "bad"),
+                **choices,
             )
             if case.world == world:
                 check(case, run(cluster, case))
@@ -159,10 +160,10 @@ def refused_window(case: Case, window_mib: int) -> tuple[int, str]:
 
 
 def check_dispatch(
-    contract: int, rank: int, got: Sequence[torch.Tensor], want: ref.DispatchResult, **options: bool
+    contract: int, rank: int, got: Sequence[torch.Tensor], want: ref.DispatchResult, share: int = 0, **options: bool
 ) -> None:
-    """A rank's outputs of dispatch equal the reference."""
-    form = {"contract": f"v{contract}", "ranks_per_server": ranks_per_server()}
+    """A rank's outputs of dispatch equal the reference. ``share``: of the case: hierarchy has triples everywhere."""
+    form = {"contract": f"v{contract}", "ranks_per_server": 0 if share else ranks_per_server()}
     report = ref.validate("dispatch", got, want, rank=rank, **form, **options)
     assert report.ok, report.text
 

@@ -116,14 +116,22 @@ REFUSED = [
     combine(dtype=torch.float32).changed(comm_quant_mode=2),
     combine().changed(shared_expert_x=(torch.bfloat16, (16, 256))),
     dispatch(soc=A2, share=4).changed(comm_alg="direct"),
+    dispatch(soc=A2, share=4, contract=2).changed(comm_alg="hierarchy"),
+    combine(soc=A2, share=1, contract=2).changed(comm_alg="hierarchy"),
+    combine(soc=A2, share=4).changed(comm_alg="hierarchy"),
+]
+# Two levels, between servers.
+LEVELS = [
+    dispatch(soc=A2, share=4, contract=2).changed(comm_alg="hierarchy", expert_scales=(torch.float32, (16, 4))),
     combine(soc=A2, share=4, contract=2).changed(comm_alg="hierarchy"),
+    combine(soc=A2, share=2, contract=2).changed(comm_alg="hierarchy", comm_quant_mode=2),
 ]
 
 
 def test_tiling_is_the_twins_plan() -> None:
     """The same bytes behind CANN's head, key, cores and workspace; or the same refusal, word for word."""
     accepted, head = [], probe().probe_head_bytes()
-    for call in [*MATRIX, *REFUSED]:
+    for call in [*MATRIX, *LEVELS, *REFUSED]:
         cann, twin = tile(call), plan(call)
         if twin.error:
             assert cann.error == f"{call.op_type}: {twin.error}", call
@@ -135,7 +143,7 @@ def test_tiling_is_the_twins_plan() -> None:
         assert (cann.workspaces, cann.workspace) == (1, SYSTEM_WORKSPACE + twin.workspace), call
         accepted.append((call, twin))
     assert len({twin.data for _, twin in accepted}) >= 50
-    assert {twin.key for _, twin in accepted} == {1000, 1002, 1012, 1100, 1102}
+    assert {twin.key for _, twin in accepted} == {1000, 1002, 1012, 1100, 1102, 3000, 3002}
     assert 0 in {call.tensors["expert_ids"][1][0] for call, _ in accepted}
 
 

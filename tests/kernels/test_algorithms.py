@@ -34,7 +34,7 @@ def test_between_servers_direct_and_hierarchy_are_refused(monkeypatch: pytest.Mo
             sent = cases.dispatch(place, 1, 2, comm_alg=comm_alg)
             assert ascend_moe.algorithm_of(group_ep) == "window"
             cases.check_dispatch(place, sent, 1, 2)
-        for comm_alg, why in (("direct", "which reads other ranks' windows"), ("hierarchy", "ranks of one server")):
+        for comm_alg, why in (("direct", "which reads other ranks' windows"), ("hierarchy", "and more than one")):
             with pytest.raises(errors.ArgumentError, match=why) as raised:
                 cases.dispatch(place, 1, 2, comm_alg=comm_alg)
             assert raised.value.argument == "comm_alg" and "2 ranks with 1 a server" in str(raised.value)

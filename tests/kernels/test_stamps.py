@@ -107,7 +107,7 @@ def test_stamps_of_cycles_that_wrap_around_and_of_an_older_op_are_told_apart() -
     def put(core: int, mark: int, *cycles: int) -> None:
         at = core * words_of_core()
         words[at : at + 2] = mark, len(cycles)
-        words[at + 2] = sum(phase << 8 * i for i, phase in enumerate((0, 1, 13)))
+        words[at + 2] = sum(phase << 8 * i for i, phase in enumerate((0, 1, 15)))
         words[at + 5 : at + 5 + len(cycles)] = [cycle & 0xFFFFFFFF for cycle in cycles]
 
     put(0, 7, -1, 10, 30)

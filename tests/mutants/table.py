@@ -79,8 +79,8 @@ PATCHES = r"""
 + if (seen == MessageMatch::kExpected) { EndPart(); return worst; }
 = missing_rank_named_within_its_part: a timeout names the rank's place in its part
 ! many ranks
-- abort.source = first_ + next;
-+ abort.source = first_ + next - part_;
+- abort.source = CulpritOf(first_ + next);
++ abort.source = CulpritOf(first_ + next - part_);
 = part_loaded_over_part: no V_MTE2 between what is kept of a part and the load of the next
 ! parts | missing pipe synchronisation, wrong result, race between cores
 - SyncFunc<HardEvent::V_MTE2>();
@@ -155,9 +155,9 @@ PATCHES = r"""
   }
   // Where the total of
 = segments_before_loaded: no MTE2_S before kept counts become segments
-@ window/dispatch
+@ common/arrived
 - SyncFunc<HardEvent::MTE2_S>();
-  segments.FromCounts(counts);
+  segments.FromCounts(kept);
 = added_before_weighted: no PIPE_V between weighting a row and adding it
 ! window | same-pipe hazard | unseen
 @ common/weighted_sum
@@ -192,7 +192,7 @@ PATCHES = r"""
 + word_.Publish(epoch_);
 = no_sync_before_flags: cores do not meet before the flags, the last one sends them all
 ! window | race between cores, race between ranks | seen, model
-- verdict_ = board_.Meet(1, all);
+- verdict_ = board_.Meet(round, all);
 + verdict_ = all;
 @
 - uint32_t i = FirstPeer(), sent = 0; i < info_->world; i += Senders(), ++sent
@@ -241,8 +241,8 @@ PATCHES = r"""
 - HalfOffset(context_->data_bytes(), parity_)
 + HalfOffset(context_->data_bytes(), 0)
 @ common/exchange
-- info_->world, Parity(epoch_), source)
-+ info_->world, 0, source)
+- info_->regions, Parity(epoch_), source)
++ info_->regions, 0, source)
 @
 - HalfOffset(context_.data_bytes(), Parity(epoch_))
 + HalfOffset(context_.data_bytes(), 0)
@@ -283,7 +283,13 @@ PATCHES = r"""
 + uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
 + while (count > 0 && !arrived.Awaits(first + count - 1)) --count;
   StatusWaiter waiter;
-@ window/dispatch
+@ common/arrived
++ __aicore__ inline bool Awaits(uint32_t) const { return true; }
+  __aicore__ inline Verdict Arrived(
+@ hierarchy/dispatch
++ __aicore__ inline bool Awaits(uint32_t) const { return true; }
+  __aicore__ inline Verdict Arrived(
+@ hierarchy/combine
 + __aicore__ inline bool Awaits(uint32_t) const { return true; }
   __aicore__ inline Verdict Arrived(
 @ window/packed
@@ -399,8 +405,8 @@ PATCHES = r"""
 - static_cast<uint64_t>(world_) * kItemWords
 + 2 * static_cast<uint64_t>(world_) * kItemWords
 @ common/exchange
-- link_.Post(items_.address(), sender_.servers().FarCount())
-+ link_.Post(items_.address(), 2 * sender_.servers().FarCount())
+- PostItems(sender_.servers().FarCount())
++ PostItems(2 * sender_.servers().FarCount())
 = flags_unchecked: a message alone says that its rows have come
 ! flags | wrong result
 @ common/wait
@@ -421,7 +427,7 @@ PATCHES = r"""
 - seen_ = 0;
   return true;
 = rows_taken_from_start: dispatch takes rows from the start of a region, not towards its end
-@ window/dispatch
+@ common/arrived
 - if (info_->transport == kTransportRdma) segments.AlignEnd();
 
 # Direct: what the fast suite sees of these is what the tests of direct see.
@@ -710,6 +716,7 @@ PATCHES = r"""
 - tail.SetValue(2, static_cast<int32_t>(k))
 + tail.SetValue(2, static_cast<int32_t>(k == 1 ? 0 : k))
 = chunks run over the end of a segment
+@ common/arrived
 - Min(end, segments.End(slot)) - row);
 + end - row);
 = expert_token_nums types swapped
@@ -747,7 +754,7 @@ PATCHES = r"""
 - writers_[at].SetCount(i, count);
 + writers_[at].SetCount(i, 0);
 = status leaves before the rows of other cores
-- verdict_ = board_.Meet(1, all);
+- verdict_ = board_.Meet(round, all);
 + verdict_ = all;
 = the higher rank's error is reported
 @ common/verdict

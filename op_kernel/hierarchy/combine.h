@@ -1,0 +1,509 @@
+// MoeDistributeCombine, algorithm "hierarchy": a rank hands the rows of every source to the rank of its own server that
+// has the source's lane. That rank sums them, weighted, in fp32 and in ascending k, a sum for each token, and sends the
+// rounded sums to the source. The source adds the servers' sums in ascending order, then its special experts and
+// shared_expert_x.
+//
+// "Source" is the rank whose token a row is. A: rows of expand_x. S: servers.
+//
+// phase | function            | which cores  | reads                  | writes                   | who meets
+// ------+---------------------+--------------+------------------------+--------------------------+----------
+// 0     | Exchange::Enter     | all          | context, epoch word    | nothing                  |
+// 1     | RoutingTable::Count,| all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
+//       | ServerTokens::Count,| of the       | int32, x_active_mask,  | [cores][E] int32, tokens | the rank
+//       | LoadSegments,       | tokens, all  | ep_send_counts [L*W];  | a server [cores][S]      |
+//       | Exchange::Open      | segments     | core 0: abort blocks   | int32; core 0: epoch     |
+// 2     | RowPlaces::Find,    | all; core 0  | histograms             | workspace: totals [E]    |
+//       | StoreTotals         | stores       |                        | int32                    |
+// 3     | SetWaitTp-          | all: a share | expand_x [A][H]        | halves of this server:   | cores of
+//       | StatusAndDisPatch,  | of the rows  |                        | rows                     | the rank
+//       | MeetAfterSend       |              |                        |                          |
+// 4     | SetStatus           | all: a share | nothing: the segments  | messages: state areas    |
+//       |                     | of the peers | are in UB              | and halves of this server|
+// 5     | WaitStatus, Arrived | all: a share | messages of this       | workspace: rows [W]      | the
+//       |                     | of the places| server's ranks to this | int32 that have come     | server,
+//       |                     |              | one and its lane       |                          | then
+//       |                     |              |                        |                          | cores
+// 6     | SumServer,          | all: a share | records behind the     | windowsOut: sums,        | cores of
+//       | StageMessages,      | of (token,   | triples, rows in the   | messages; own half: the  | the rank
+//       | StageItems, Post    | part of H),  | own half               | sums of its own tokens;  |
+//       |                     | messages     |                        | an item a server         |
+// 7     | WaitStatus, Arrived | all: a share | messages of the far    | nothing: compares        | all
+//       |                     | of the places| ranks, numbers of sums | counts with its totals   | ranks,
+//       |                     |              |                        |                          | cores
+// 8     | SumRows             | all: a share | sums in the own half,  | x [BS][H]                |
+//       |                     | of (token,   | other terms (Terms)    |                          |
+//       |                     | part of H)   |                        |                          |
+//
+// Errors go as in dispatch. A RoutingMismatch is this rank's alone, and stops nothing that others wait for. After any
+// failure Leave writes zeros into x, and core 0 the error record. Of two launches send ends after phase 4; finish
+// counts its ids anew, and goes on from phase 5.
+#ifndef ASCEND_MOE_HIERARCHY_COMBINE_H
+#define ASCEND_MOE_HIERARCHY_COMBINE_H
+
+#include "../common/inputs.h"
+#include "../common/weighted_sum.h"
+#include "relay.h"
+
+namespace moe {
+
+// Rows of pairs never come back as such: Terms then has the special experts and shared_expert_x alone.
+class NoRows {
+public:
+    __aicore__ inline void Load(uint32_t, uint32_t) {}
+    __aicore__ inline void Place(RoutingTable&, uint32_t, uint32_t) {}
+    __aicore__ inline GM_ADDR Address(RoutingTable&, int32_t, uint32_t, uint32_t, uint32_t) { return nullptr; }
+};
+
+// The sums of a core's share of the items (token, part of H), of what the servers have sent and of the source's own
+// terms.
+template <typename XType, bool kQuant>
+class SourceSums {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling,
+                                const CombineArguments& arguments, RoutingTable& routing, Relay& relay, uint32_t core) {
+        info_ = &tiling.info;
+        routing_ = &routing;
+        relay_ = &relay;
+        x_ = arguments.x;
+        sumBytes_ = ReturnedRowBytes(*info_, sizeof(XType));
+        parts_.Init(tiling);
+        terms_.Init(pipe, tiling, arguments, none_);
+        tokens_.Init(pipe, *info_, arguments.workspace);
+        tokens_.Use(routing, core);
+        const TokenSumUb ub(tiling, sizeof(XType));
+        pipe.InitBuffer(inQueue_, Ring(ub.ring), ub.piece);
+        sum_.Init(pipe, tiling);
+        const uint32_t items = parts_.Items(info_->batch);
+        begin_ = PartBegin(items, core, info_->cores);
+        end_ = PartBegin(items, core + 1, info_->cores);
+    }
+    __aicore__ inline void Run() {
+        if (begin_ == end_) return;
+        tokens_.Seek(parts_.Token(begin_));
+        for (uint32_t item = begin_; item < end_;) {
+            const uint32_t first = parts_.Token(item);
+            terms_.Load(*routing_, first, Min(terms_.ChunkTokens(), parts_.Token(end_ - 1) + 1 - first));
+            SyncFunc<HardEvent::MTE2_S>();
+            for (; item < end_ && parts_.Token(item) < first + terms_.tokens(); ++item) {
+                const uint32_t token = parts_.Token(item), part = parts_.Part(item);
+                if (item == begin_ || part == 0) FindSums(token);
+                sum_.Begin(parts_.Elements(part));
+                for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, TermKind::kWhole, 0.0f}, part);
+                terms_.Begin(token);
+                for (Term term; terms_.Next(*routing_, term);) Add(term, part);
+                sum_.Store(parts_.Place(x_, token, part));
+            }
+        }
+    }
+
+private:
+    // Where the servers' sums of a token lie, servers ascending.
+    __aicore__ inline void FindSums(uint32_t token) {
+        count_ = 0;
+        for (uint32_t k = 0; k < info_->topK; ++k) {
+            const int32_t id = routing_->pairs().Id((token - terms_.first()) * info_->topK + k, token);
+            if (!routing_->pairs().Routed(id)) continue;
+            const uint32_t server = ServerOf(*info_, id);
+            if (!tokens_.First(server, token)) continue;
+            const uint32_t fromEnd = tokens_.Total(server) - tokens_.Take(server);
+            uint32_t at = count_++;
+            for (; at > 0 && servers_[at - 1] > server; --at) {
+                servers_[at] = servers_[at - 1];
+                sums_[at] = sums_[at - 1];
+            }
+            servers_[at] = server;
+            sums_[at] = relay_->Arrived(server) - static_cast<uint64_t>(fromEnd) * sumBytes_;
+        }
+    }
+    __aicore__ inline void Add(const Term& term, uint32_t part) {
+        LocalTensor<int8_t> piece = inQueue_.template AllocTensor<int8_t>();
+        parts_.Load(piece, term.address, term.travelled, part);
+        inQueue_.EnQue(piece);
+        piece = inQueue_.template DeQue<int8_t>();
+        sum_.Add(piece, term);
+        inQueue_.FreeTensor(piece);
+    }
+
+    const MoeDistributeInfo* info_ = nullptr;
+    RoutingTable* routing_ = nullptr;
+    Relay* relay_ = nullptr;
+    GM_ADDR x_ = nullptr;
+    NoRows none_;
+    Terms<XType, NoRows> terms_;
+    ServerTokens tokens_;
+    RowParts<XType, kQuant> parts_;
+    AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
+    WeightedSum<XType, kQuant> sum_;
+    uint32_t servers_[kMaxTopK];
+    GM_ADDR sums_[kMaxTopK];
+    uint32_t count_ = 0;  // servers of the token
+    uint32_t sumBytes_ = 0;
+    uint32_t begin_ = 0, end_ = 0;  // items
+};
+
+template <typename XType, bool kQuant>
+class HierarchyCombine {
+public:
+    __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
+        args_ = arguments;
+        tiling_ = &tiling;
+        info_ = &tiling.info;
+        rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
+        sumBytes_ = ReturnedRowBytes(*info_, sizeof(XType));
+        kept_.Init(*info_, args_.expandIdx);
+        arrivedRows_.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(args_.workspace + CountsOffset(info_->cores, info_->experts)),
+            info_->world * kBlockWords);
+    }
+    __aicore__ inline void Process(TPipe& pipe) {
+        if (exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.performanceInfo, args_.errorRecord,
+                            args_.tiling, tiling_->mc2))
+            Run();
+        exchange_.Exit();
+    }
+
+    // Exchange::SetStatus calls Select and Rows: rows of a local expert that go back to `peer`.
+    __aicore__ inline void Select(uint32_t) {}
+    __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
+        const uint32_t slot = localExpert * info_->world + peer;
+        return segments_.End(slot) - segments_.Start(slot);
+    }
+    // Exchange::WaitStatus calls this for each message of this core's share: of the rank of a place, in phase 7 that of
+    // the place itself.
+    __aicore__ inline Verdict Arrived(uint32_t place, const LocalTensor<uint32_t>& message) {
+        if (!second_) StoreRowsThatCame(place, message);
+        if (second_ || Server(*info_, place) == Mine()) return CompareCounts(*info_, routing_, place, message);
+        return Verdict();
+    }
+
+private:
+    __aicore__ inline void Run() {
+        PlanInit();
+        if (!Send()) {
+            Leave();
+            return;
+        }
+        if (exchange_.Sent()) return;
+        if (Relayed() && WaitSums()) {
+            SumRows();
+        } else {
+            Leave();
+        }
+    }
+    // Finish counts alone. False: the communicator has failed before.
+    __aicore__ inline bool Send() {
+        const bool sends = info_->part != kPartFinish;
+        tokens_.Count();
+        Verdict mine = routing_.Count();
+        if (sends) {
+            Worsen(mine, LoadAllSegments());
+            Worsen(mine, LoadKept());
+        }
+        if (sends ? !exchange_.Open(mine) : !exchange_.Agree(mine)) return false;
+        exchange_.Fail(places_.Find());
+        routing_.StoreTotals();
+        if (sends) ReturnRowsToLane();
+        exchange_.MeetAfterSend(Verdict());
+        if (sends) exchange_.SetStatus(*this, rowBytes_);
+        return true;
+    }
+
+    // UB plan 1 (phases 1 to 5).
+    __aicore__ inline void PlanInit() {
+        MOE_PHASE(exchange_.stamps(), BuffInit);
+        TPipe& pipe = exchange_.pipe();
+        exchange_.BoardInit();
+        routing_.Init(pipe, *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
+        tokens_.Init(pipe, *info_, args_.workspace);
+        tokens_.Use(routing_, exchange_.core());
+        places_.Init(pipe, *info_, routing_, args_.workspace, exchange_.core());
+        loader_.Init(pipe, *tiling_, args_.expandX, rowBytes_);
+        segments_.Init(pipe, *info_);
+        const ReturnToLaneUb ub(*info_);
+        pipe.InitBuffer(prefixBuf_, ub.counts);
+        pipe.InitBuffer(cameBuf_, ub.number);
+        pipe.InitBuffer(keptBuf_, ub.kept);
+    }
+    // The numbers of the records that dispatch has kept.
+    __aicore__ inline Verdict LoadKept() {
+        GlobalTensor<int32_t> kept;
+        const uint32_t words = Servers(*info_) * kBlockWords;
+        if (info_->maxBatch == 0) {
+            for (uint32_t w = 0; w < words; ++w) keptBuf_.Get<int32_t>().SetValue(w, 0);
+            return Verdict();
+        }
+        kept.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(kept_.Count(0)), words);
+        AscendC::DataCopy(keptBuf_.Get<int32_t>(), kept, words);
+        SyncFunc<HardEvent::MTE2_S>();
+        for (uint32_t server = 0; server < Servers(*info_); ++server) {
+            if (Kept(server) > info_->maxBatch) return InvalidOf(*info_, kInvalidTriple, kTripleRecords, Kept(server));
+        }
+        return Verdict();
+    }
+    __aicore__ inline Verdict LoadAllSegments() {
+        const Verdict verdict = LoadSegments(*info_, args_.epSendCounts, prefixBuf_.Get<int32_t>(), segments_);
+        if (verdict.code == kOk) segments_.AlignEnd();
+        return verdict;
+    }
+    // Hands this core's share of the rows to the ranks of this server that sum them.
+    __aicore__ inline void ReturnRowsToLane() {
+        MOE_PHASE(exchange_.stamps(), SetWaitTpStatusAndDisPatch);
+        if (exchange_.Failed()) return;
+        const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
+        const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
+        if (begin == end) return;
+        uint32_t slot = segments_.Seek(begin);
+        for (uint32_t row = begin; row < end;) {
+            while (segments_.End(slot) <= row) ++slot;
+            const uint32_t count = Min(tiling_->sendRows, Min(end, segments_.End(slot)) - row);
+            loader_.Load(row, count);
+            const LocalTensor<int8_t> chunk = loader_.Take();
+            const int32_t at = segments_.Offset(slot) + static_cast<int32_t>(row - segments_.Start(slot));
+            StoreRows(LanePlace(slot % info_->world) + RowOffsetBytes(at, rowBytes_), chunk, count * rowBytes_);
+            loader_.Free(chunk);
+            row += count;
+        }
+    }
+    // Where rows of a source end that this rank returns: at the rank of this server with the source's lane, in the
+    // region that has the source's server and this rank's lane.
+    __aicore__ inline GM_ADDR LanePlace(uint32_t source) {
+        const uint32_t forwarder = Mine() * info_->nearRanks + Lane(*info_, source);
+        return RegionEnd(forwarder, Server(*info_, source) * info_->nearRanks + Lane(*info_, info_->rank));
+    }
+    __aicore__ inline GM_ADDR RegionEnd(uint32_t rank, uint32_t region) {
+        const WindowContext& context = exchange_.context();
+        return context.data(rank) +
+               RegionOffset(context.data_bytes(), info_->regions, Parity(exchange_.epoch()), region) +
+               exchange_.sender().rows_at();
+    }
+    __aicore__ inline uint32_t Mine() const { return Server(*info_, info_->rank); }
+
+    // How many rows the rank of a place has handed over: for the other cores.
+    __aicore__ inline void StoreRowsThatCame(uint32_t place, const LocalTensor<uint32_t>& message) {
+        uint32_t rows = 0;
+        for (uint32_t l = 0; l < info_->localExperts; ++l) rows += message.GetValue(StatusWriter::CountWord(l));
+        LocalTensor<int32_t> came = cameBuf_.Get<int32_t>();
+        SyncFunc<HardEvent::MTE3_S>();
+        for (uint32_t w = 0; w < kBlockWords; ++w) came.SetValue(w, static_cast<int32_t>(rows));
+        SyncFunc<HardEvent::S_MTE3>();
+        AscendC::DataCopy(arrivedRows_[place * kBlockWords], came, kBlockWords);
+    }
+
+    // Phases 5 and 6. False: a fatal error.
+    __aicore__ inline bool Relayed() {
+        exchange_.WaitStatus(*this, 0, Awaited::kReturned);
+        if (exchange_.verdict().code >= kFirstFatal) return false;
+        exchange_.BeginSecondLevel();
+        exchange_.NextPlan();
+        Relay relay;
+        relay.Init(exchange_, *info_);
+        relay.InitMessages();
+        const Verdict mine = SumServer(relay);  // UB plan 2
+        relay.StageMessages();
+        exchange_.MeetAt(0, mine);
+        if (exchange_.verdict().code >= kFirstFatal) return false;
+        relay.StageItems(*this, sumBytes_);
+        relay.Post();
+        return true;
+    }
+
+    // Rows that have come, a block a place; numbers of records, a record, sums.
+    __aicore__ inline Verdict SumServer(Relay& relay) {
+        MOE_PHASE(exchange_.stamps(), SumServer);
+        TPipe& pipe = exchange_.pipe();
+        const ServerSumsUb ub(*tiling_, sizeof(XType));
+        pipe.InitBuffer(rowsBuf_, ub.came);
+        pipe.InitBuffer(keptBuf_, ub.kept);
+        if (exchange_.Failed()) return Verdict();
+        AscendC::DataCopy(rowsBuf_.Get<int32_t>(), arrivedRows_, info_->world * kBlockWords);
+        Verdict verdict = LoadKept();
+        if (verdict.code != kOk) return verdict;
+        UbBuf recordBuf;
+        pipe.InitBuffer(recordBuf, ub.record);
+        ServerSums sums;
+        sums.Init(pipe, *tiling_);
+        for (uint32_t server = 0; server < Servers(*info_); ++server) {
+            const uint32_t tokens = Kept(server);
+            GM_ADDR place = server == Mine() ? relay.Arrived(server) : relay.Staged(server);
+            const uint32_t items = sums.Items(tokens);
+            const uint32_t end = PartBegin(items, exchange_.core() + 1, info_->cores);
+            for (uint32_t item = PartBegin(items, exchange_.core(), info_->cores); item < end; ++item) {
+                verdict = LoadRecord(recordBuf.Get<int32_t>(), server, sums.Token(item));
+                if (verdict.code != kOk) return verdict;
+                SumRecord(sums, recordBuf.Get<int32_t>(), server, sums.Part(item),
+                          place - static_cast<uint64_t>(tokens - sums.Token(item)) * sumBytes_);
+            }
+        }
+        return verdict;
+    }
+    __aicore__ inline uint32_t Kept(uint32_t server) {
+        return static_cast<uint32_t>(keptBuf_.Get<int32_t>().GetValue(server * kBlockWords));
+    }
+    // A record, whose rows have all come.
+    __aicore__ inline Verdict LoadRecord(const LocalTensor<int32_t>& words, uint32_t server, uint32_t number) {
+        GlobalTensor<int32_t> source;
+        const uint32_t count = kept_.bytes() / static_cast<uint32_t>(sizeof(int32_t));
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(kept_.Record(server, number)), count);
+        SyncFunc<HardEvent::S_MTE2>();
+        AscendC::DataCopy(words, source, count);
+        SyncFunc<HardEvent::MTE2_S>();
+        RecordView record;
+        record.Init(words, info_->topK);
+        for (uint32_t k = 0; k < info_->topK; ++k) {
+            if (!Here(record.Id(k))) continue;
+            const int32_t row = record.Row(k), came = CameFrom(Region(server, record.Id(k)));
+            if (row >= 0 || row < -came)
+                return InvalidOf(*info_, kInvalidTriple, kTripleRecords, static_cast<uint32_t>(row));
+        }
+        return Verdict();
+    }
+    __aicore__ inline int32_t CameFrom(uint32_t place) { return rowsBuf_.Get<int32_t>().GetValue(place * kBlockWords); }
+    __aicore__ inline bool Here(int32_t id) const {
+        return id >= 0 && id < static_cast<int32_t>(info_->experts) && ServerOf(*info_, id) == Mine();
+    }
+    // The region of the rows that the owner of an expert has handed over for the source of a server.
+    __aicore__ inline uint32_t Region(uint32_t server, int32_t id) const {
+        return server * info_->nearRanks + Lane(*info_, Owner(*info_, static_cast<uint32_t>(id)));
+    }
+
+    // How sums are made here, of plain rows, and stored as rows or codes.
+    class ServerSums {
+    public:
+        __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling) {
+            const ServerSumsUb ub(tiling, sizeof(XType));
+            plain_ = ServerSumTiling(tiling);
+            parts_.Init(plain_);
+            pipe.InitBuffer(inQueue_, Ring(ub.ring), ub.piece);
+            sum_.Init(pipe, plain_);
+            if constexpr (kQuant) {
+                quantizer_.Init(pipe, tiling.info.hidden, tiling.partElements);
+                pipe.InitBuffer(codeQueue_, 1, ub.codes);
+            }
+        }
+        __aicore__ inline uint32_t Items(uint32_t tokens) const { return parts_.Items(tokens); }
+        __aicore__ inline uint32_t Token(uint32_t item) const { return parts_.Token(item); }
+        __aicore__ inline uint32_t Part(uint32_t item) const { return parts_.Part(item); }
+        __aicore__ inline void Begin(uint32_t part) { sum_.Begin(parts_.Elements(part)); }
+        __aicore__ inline void Add(GM_ADDR row, float weight, uint32_t part) {
+            const Term term = {row, weight, true, true, TermKind::kWhole, 0.0f};
+            LocalTensor<int8_t> piece = inQueue_.template AllocTensor<int8_t>();
+            parts_.Load(piece, row, false, part);
+            inQueue_.EnQue(piece);
+            piece = inQueue_.template DeQue<int8_t>();
+            sum_.Add(piece, term);
+            inQueue_.FreeTensor(piece);
+        }
+        __aicore__ inline void Store(GM_ADDR place, uint32_t part) {
+            if constexpr (kQuant) {
+                StoreCodes(place, part);
+            } else {
+                sum_.Store(parts_.Place(place, 0, part));
+            }
+        }
+
+    private:
+        __aicore__ inline void StoreCodes(GM_ADDR place, uint32_t part) {
+            const uint32_t elements = parts_.Elements(part), first = part * plain_.partElements;
+            const uint32_t scales = BlockScalesOffset(plain_.info.hidden) + first / kCodesOfScale * kScaleBytes;
+            LocalTensor<int8_t> row = codeQueue_.template AllocTensor<int8_t>();
+            quantizer_.Quantize(row, sum_.Take(), first);
+            sum_.Drop();
+            codeQueue_.EnQue(row);
+            row = codeQueue_.template DeQue<int8_t>();
+            StoreRows(place + first, row[first], elements);
+            StoreRows(place + scales, row[scales], elements / kCodesOfScale * kScaleBytes);
+            codeQueue_.FreeTensor(row);
+        }
+
+        MoeDistributeCombineTiling plain_;
+        RowParts<XType, false> parts_;
+        WeightedSum<XType, false> sum_;
+        BlockQuantizer<XType> quantizer_;
+        AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
+        AscendC::TQue<AscendC::QuePosition::VECOUT, 1> codeQueue_;
+    };
+    __aicore__ inline void SumRecord(ServerSums& sums, const LocalTensor<int32_t>& words, uint32_t server,
+                                     uint32_t part, GM_ADDR place) {
+        RecordView record;
+        record.Init(words, info_->topK);
+        sums.Begin(part);
+        for (uint32_t k = 0; k < info_->topK; ++k) {
+            if (!Here(record.Id(k))) continue;
+            GM_ADDR row =
+                RegionEnd(info_->rank, Region(server, record.Id(k))) + RowOffsetBytes(record.Row(k), rowBytes_);
+            sums.Add(row, words.ReinterpretCast<float>().GetValue(record.WeightAt(k)), part);
+        }
+        sums.Store(place, part);
+    }
+
+public:
+    // Relay::StageItems: sums for the ranks of a server.
+    __aicore__ inline uint32_t Total(uint32_t server) { return Kept(server); }
+
+private:
+    // UB plan 3 (phase 7): totals, messages.
+    __aicore__ inline bool WaitSums() {
+        exchange_.NextPlan();
+        second_ = true;
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
+        routing_.LoadTotals();
+        Relay relay;
+        relay.Init(exchange_, *info_);
+        if (!exchange_.WaitStatus(*this, 0, Awaited::kSums)) return false;
+        // The cores have met: all messages are there, and so are the numbers of the sums.
+        totals_.Init(exchange_.pipe(), *info_, args_.workspace);
+        totals_.Find(0);
+        Verdict mine;
+        for (uint32_t server = 0; server < Servers(*info_); ++server) {
+            uint32_t rows = 0;
+            if (server != Mine()) {
+                Worsen(mine, relay.Rows(server, rows));
+            } else {
+                rows = kept_.LoadCount(relay, server);
+            }
+            if (rows != totals_.Total(server) && mine.code == kOk)
+                mine = MismatchOf(*info_, server | kMismatchSums, totals_.Total(server), rows);
+        }
+        exchange_.Fail(mine);
+        return exchange_.verdict().code == kOk;
+    }
+
+    // UB plan 4 (phase 8): the ids again, and the sums of this core's share.
+    __aicore__ inline void SumRows() {
+        MOE_PHASE(exchange_.stamps(), SumRows);
+        exchange_.NextPlan();
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
+        Relay relay;
+        relay.Init(exchange_, *info_);
+        SourceSums<XType, kQuant> sums;
+        sums.Init(exchange_.pipe(), *tiling_, args_, routing_, relay, exchange_.core());
+        sums.Run();
+        AscendC::PipeBarrier<PIPE_ALL>();
+    }
+
+    __aicore__ inline void Leave() {
+        exchange_.NextPlan();
+        ZeroSums(exchange_, *tiling_, args_.x, rowBytes_);
+        exchange_.Report();
+    }
+
+    CombineArguments args_;
+    const MoeDistributeCombineTiling* tiling_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    Exchange exchange_;
+    RoutingTable routing_;
+    ServerTokens tokens_, totals_;
+    RowPlaces places_;
+    ReturnLoader<XType, false> loader_;
+    SegmentTable segments_;
+    KeptRecords kept_;
+    GlobalTensor<int32_t> arrivedRows_;
+    UbBuf prefixBuf_, cameBuf_, rowsBuf_, keptBuf_;
+    uint32_t rowBytes_ = 0;
+    uint32_t sumBytes_ = 0;
+    bool second_ = false;
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_HIERARCHY_COMBINE_H

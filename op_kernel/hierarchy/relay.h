@@ -1,0 +1,326 @@
+// Algorithm "hierarchy": what goes between servers. A rank's lane is its number within its server. The ranks of a lane
+// send each other one item a server and op: rows, a block that counts them, and the messages of (dispatch: to) all
+// ranks of that server. docs/rdma.md has the steps.
+#ifndef ASCEND_MOE_HIERARCHY_RELAY_H
+#define ASCEND_MOE_HIERARCHY_RELAY_H
+
+#include "../common/exchange.h"
+#include "../common/routing.h"
+
+namespace moe {
+
+// The server of an expert's owner.
+__aicore__ inline uint32_t ServerOf(const MoeDistributeInfo& info, int32_t id) {
+    return Server(info, Owner(info, static_cast<uint32_t>(id)));
+}
+
+// How many tokens of this rank have a pair on each server. A token's record, and its sum on the way back, has the
+// number of such tokens before it. A core's share is the tokens of its pairs (ShareTokens), by ascending token.
+class ServerTokens {
+public:
+    // UB: tables [S] int32, and rows of them on their way.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
+        info_ = &info;
+        const ServerTokensUb ub(info);
+        lanes_ = PaddedInts(Servers(info));
+        atOnce_ = Min(info.cores, kServerRows);
+        rows_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + BoundsOffset(info)),
+                              static_cast<uint64_t>(info.cores) * lanes_);
+        ofCores_.Init(workspace + BoundsOffset(info), lanes_, info.cores);
+        pipe.InitBuffer(nextBuf_, ub.servers);
+        pipe.InitBuffer(totalBuf_, ub.servers);
+        pipe.InitBuffer(seenBuf_, ub.servers);
+        pipe.InitBuffer(queue_, 1, ub.rows);
+    }
+    // The table whose pairs are counted: it shares tokens between cores from here on.
+    __aicore__ inline void Use(RoutingTable& routing, uint32_t core) {
+        routing_ = &routing;
+        core_ = core;
+        routing.ShareTokens(PartBegin(info_->batch, core, info_->cores),
+                            PartBegin(info_->batch, core + 1, info_->cores));
+    }
+    // Counts this core's tokens and hands the numbers to the other cores.
+    __aicore__ inline void Count() {
+        Clear(nextBuf_);
+        Clear(seenBuf_);
+        SyncFunc<HardEvent::V_S>();
+        CountTokens(routing_->begin() / info_->topK, routing_->end() / info_->topK);
+        SyncFunc<HardEvent::S_MTE3>();
+        AscendC::DataCopy(rows_[static_cast<uint64_t>(core_) * lanes_], nextBuf_.Get<int32_t>(), lanes_);
+    }
+    // After the cores have met. The next token that is taken is the first of the share of `core`.
+    __aicore__ inline void Find(uint32_t core) {
+        SyncFunc<HardEvent::S_V>();
+        SyncFunc<HardEvent::MTE3_V>();
+        Clear(nextBuf_);
+        Clear(totalBuf_);
+        Clear(seenBuf_);
+        const uint32_t room = atOnce_ * lanes_;
+        ofCores_.Fold<false>(queue_, room, nextBuf_.Get<int32_t>(), 0, lanes_, 0, core);
+        ofCores_.Fold<false>(queue_, room, totalBuf_.Get<int32_t>(), 0, lanes_, 0, info_->cores);
+        SyncFunc<HardEvent::V_S>();
+    }
+    // The same for any token.
+    __aicore__ inline void Seek(uint32_t token) {
+        uint32_t core = 0;
+        while (core + 1 < info_->cores && PartBegin(info_->batch, core + 1, info_->cores) <= token) ++core;
+        Find(core);
+        CountTokens(PartBegin(info_->batch, core, info_->cores), token);
+    }
+    // Whether this pair is the token's first on its server. Tokens come by ascending number, each once.
+    __aicore__ inline bool First(uint32_t server, uint32_t token) {
+        LocalTensor<int32_t> seen = seenBuf_.Get<int32_t>();
+        if (seen.GetValue(server) == static_cast<int32_t>(token + 1)) return false;
+        seen.SetValue(server, static_cast<int32_t>(token + 1));
+        return true;
+    }
+    // The number of the token's record for that server.
+    __aicore__ inline uint32_t Take(uint32_t server) {
+        LocalTensor<int32_t> next = nextBuf_.Get<int32_t>();
+        const int32_t number = next.GetValue(server);
+        next.SetValue(server, number + 1);
+        return static_cast<uint32_t>(number);
+    }
+    __aicore__ inline uint32_t Total(uint32_t server) {
+        return static_cast<uint32_t>(totalBuf_.Get<int32_t>().GetValue(server));
+    }
+
+private:
+    __aicore__ inline void Clear(UbBuf& buf) {
+        AscendC::Duplicate(buf.Get<int32_t>(), static_cast<int32_t>(0), static_cast<int32_t>(lanes_));
+    }
+    __aicore__ inline void CountTokens(uint32_t token, uint32_t end) {
+        const uint32_t topK = info_->topK, chunk = kChunkPairs / topK;
+        for (; token < end;) {
+            const uint32_t count = Min(chunk, end - token);
+            routing_->pairs().Load(token * topK, count * topK);
+            for (uint32_t i = 0; i < count * topK; ++i) {
+                const int32_t id = routing_->pairs().Id(i, token + i / topK);
+                if (!routing_->pairs().Routed(id)) continue;
+                const uint32_t server = ServerOf(*info_, id);
+                if (First(server, token + i / topK)) Take(server);
+            }
+            token += count;
+        }
+    }
+
+    const MoeDistributeInfo* info_ = nullptr;
+    RoutingTable* routing_ = nullptr;
+    GlobalTensor<int32_t> rows_;
+    CoreRows ofCores_;
+    AscendC::TQue<AscendC::QuePosition::VECIN, 1> queue_;
+    UbBuf nextBuf_, totalBuf_, seenBuf_;
+    uint32_t core_ = 0;
+    uint32_t lanes_ = 0;
+    uint32_t atOnce_ = 1;
+};
+
+// The places of a server's region, and what is staged there and posted.
+class Relay {
+public:
+    // UB: a block and an item.
+    __aicore__ inline void Init(Exchange& exchange, const MoeDistributeInfo& info) {
+        exchange_ = &exchange;
+        info_ = &info;
+        const RelayUb ub(info);
+        exchange.pipe().InitBuffer(blockBuf_, ub.block);
+        exchange.pipe().InitBuffer(itemBuf_, ub.item);
+    }
+    // UB besides, where messages are passed on.
+    __aicore__ inline void InitMessages() {
+        exchange_->pipe().InitBuffer(messageQueue_, kRelayedMessages, RelayUb(*info_).message);
+    }
+    // Where the rows of a server's region end: as they came, and as they are staged.
+    __aicore__ inline GM_ADDR Arrived(uint32_t server) const {
+        return exchange_->context().data(info_->rank) + Offset(server);
+    }
+    __aicore__ inline GM_ADDR Staged(uint32_t server) const { return exchange_->context().staging() + Offset(server); }
+    // Stages the block that counts the rows for each server of this core's share, and the item that carries all.
+    // Totals: rows of `rowBytes` for a server.
+    template <typename Totals>
+    __aicore__ inline void StageItems(Totals& totals, uint32_t rowBytes) {
+        const uint32_t begin = PartBegin(Servers(*info_), exchange_->core(), info_->cores);
+        const uint32_t end = PartBegin(Servers(*info_), exchange_->core() + 1, info_->cores);
+        for (uint32_t server = begin; server < end; ++server) {
+            if (server == Server(*info_, info_->rank)) continue;
+            const uint32_t rows = exchange_->Failed() ? 0 : totals.Total(server);
+            SyncFunc<HardEvent::MTE3_S>();
+            FillBlock(rows);
+            FillItem(server, static_cast<uint64_t>(rows) * rowBytes);
+            SyncFunc<HardEvent::S_MTE3>();
+            StoreWords(Staged(server), blockBuf_.Get<uint32_t>(), kBlock);
+            StoreWords(exchange_->items() + ItemIndex(server) * kBlock, itemBuf_.Get<uint32_t>(), kBlock);
+        }
+        exchange_->sender().Flush();
+    }
+    __aicore__ inline void Post() { exchange_->PostItems(Servers(*info_) - 1); }
+
+    // The number of rows that have come from a server, whose messages are there; corrupt: none can have sent that.
+    __aicore__ inline Verdict Rows(uint32_t server, uint32_t& rows) {
+        LocalTensor<uint32_t> block = blockBuf_.Get<uint32_t>();
+        LoadBlock(Arrived(server));
+        rows = block.GetValue(kRbRows);
+        const uint32_t from = LaneRank(server), epoch = exchange_->epoch(), most = info_->maxBatch;
+        const bool good = block.GetValue(kRbMagic) == RelayWord(epoch) && block.GetValue(kRbEpoch) == epoch &&
+                          block.GetValue(kRbOp) == exchange_->config().op && block.GetValue(kRbSource) == from &&
+                          block.GetValue(kRbHash) == HashOf(from, rows) && rows <= most;
+        if (good) return Verdict();
+        Verdict verdict = InvalidOf(*info_, kCorruptStatus, kRelayBlockIndex, rows);
+        verdict.source = from;
+        rows = 0;
+        return verdict;
+    }
+    // Stores a block that begins with a number.
+    __aicore__ inline void StoreNumber(GM_ADDR place, uint32_t number) {
+        SyncFunc<HardEvent::MTE3_S>();
+        ClearBlock().SetValue(0, number);
+        SyncFunc<HardEvent::S_MTE3>();
+        StoreWords(place, blockBuf_.Get<uint32_t>(), kBlock);
+        SyncFunc<HardEvent::MTE3_S>();
+    }
+    __aicore__ inline uint32_t LoadNumber(GM_ADDR place) {
+        LoadBlock(place);
+        return blockBuf_.Get<uint32_t>().GetValue(0);
+    }
+    // The rank of a server that has this rank's lane.
+    __aicore__ inline uint32_t LaneRank(uint32_t server) const {
+        return server * info_->nearRanks + Lane(*info_, info_->rank);
+    }
+
+    // Dispatch: the messages of the far ranks of this lane, as they came, to the state areas of this server's ranks.
+    __aicore__ inline void PassMessagesOn() {
+        const WindowContext& context = exchange_->context();
+        const uint32_t parity = Parity(exchange_->epoch()), lanes = info_->nearRanks;
+        for (uint32_t place = Begin(); place < End(); ++place) {
+            const uint32_t server = Server(*info_, place), lane = Lane(*info_, place);
+            if (server == Server(*info_, info_->rank)) continue;
+            const uint32_t target = Server(*info_, info_->rank) * lanes + lane;
+            Move(reinterpret_cast<GM_ADDR>(RelayedMessage(context, *info_, parity, server, lane)),
+                 context.state(target) + StatusOffset(info_->world, parity, LaneRank(server)));
+        }
+    }
+    // Combine: the messages of this server's ranks to the far ranks of this lane, behind the sums for these.
+    __aicore__ inline void StageMessages() {
+        const WindowContext& context = exchange_->context();
+        for (uint32_t place = Begin(); place < End(); ++place) {
+            const uint32_t server = Server(*info_, place), lane = Lane(*info_, place);
+            if (server == Server(*info_, info_->rank)) continue;
+            Move(reinterpret_cast<GM_ADDR>(FarMessage(context, Parity(exchange_->epoch()), place)),
+                 Staged(server) + RelayMessageOffset(info_->world, lane));
+        }
+    }
+
+private:
+    __aicore__ inline uint64_t Offset(uint32_t server) const {
+        return RelayOffset(exchange_->context(), *info_, Parity(exchange_->epoch()), server);
+    }
+    __aicore__ inline uint32_t Begin() const { return PartBegin(info_->world, exchange_->core(), info_->cores); }
+    __aicore__ inline uint32_t End() const { return PartBegin(info_->world, exchange_->core() + 1, info_->cores); }
+    __aicore__ inline uint32_t ItemIndex(uint32_t server) const {
+        return server < Server(*info_, info_->rank) ? server : server - 1;
+    }
+    __aicore__ inline uint32_t HashOf(uint32_t source, uint32_t rows) const {
+        return HashMix(HashMix(exchange_->config().hash, source), rows);
+    }
+    __aicore__ inline void LoadBlock(GM_ADDR place) {
+        GlobalTensor<uint32_t> source;
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(place), kBlockWords);
+        SyncFunc<HardEvent::S_MTE2>();
+        AscendC::DataCopy(blockBuf_.Get<uint32_t>(), source, kBlockWords);
+        SyncFunc<HardEvent::MTE2_S>();
+    }
+    __aicore__ inline LocalTensor<uint32_t> ClearBlock() {
+        LocalTensor<uint32_t> block = blockBuf_.Get<uint32_t>();
+        for (uint32_t w = 0; w < kBlockWords; ++w) block.SetValue(w, 0);
+        return block;
+    }
+    __aicore__ inline void FillBlock(uint32_t rows) {
+        LocalTensor<uint32_t> block = ClearBlock();
+        block.SetValue(kRbMagic, RelayWord(exchange_->epoch()));
+        block.SetValue(kRbOp, exchange_->config().op);
+        block.SetValue(kRbSource, info_->rank);
+        block.SetValue(kRbRows, rows);
+        block.SetValue(kRbHash, HashOf(info_->rank, rows));
+        block.SetValue(kRbEpoch, exchange_->epoch());
+    }
+    __aicore__ inline void FillItem(uint32_t server, uint64_t rowBytes) {
+        const uint32_t peer = LaneRank(server);
+        const uint64_t target =
+            RelayOffset(exchange_->context(), *info_, Parity(exchange_->epoch()), Server(*info_, info_->rank)) -
+            rowBytes;
+        BatchItem item;
+        item.local = reinterpret_cast<uint64_t>(Staged(server) - rowBytes);
+        item.remote = reinterpret_cast<uint64_t>(exchange_->context().data(peer) + target);
+        item.bytes =
+            rowBytes + RelayMessageOffset(info_->world, info_->nearRanks - 1) + StatusMessageBytes(info_->localExperts);
+        item.type = 0;
+        item.peer = peer;
+        WindowSender::SetItem(itemBuf_.Get<uint64_t>(), item);
+    }
+    __aicore__ inline void Move(GM_ADDR from, GM_ADDR to) {
+        const uint32_t words = StatusMessageBytes(info_->localExperts) / static_cast<uint32_t>(sizeof(uint32_t));
+        GlobalTensor<uint32_t> source;
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(from), words);
+        LocalTensor<uint32_t> message = messageQueue_.template AllocTensor<uint32_t>();
+        AscendC::DataCopy(message, source, words);
+        messageQueue_.EnQue(message);
+        message = messageQueue_.template DeQue<uint32_t>();
+        StoreWords(to, message, words * static_cast<uint32_t>(sizeof(uint32_t)));
+        messageQueue_.FreeTensor(message);
+    }
+
+    Exchange* exchange_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> messageQueue_;
+    UbBuf blockBuf_, itemBuf_;
+};
+
+// The records of this server's pairs, behind the triples of assist_info_for_combine: [S] numbers, [S][maxBS] records.
+class KeptRecords {
+public:
+    __aicore__ inline void Init(const MoeDistributeInfo& info, GM_ADDR assist) {
+        info_ = &info;
+        counts_ = assist + KeptRecordsOffset(info);
+        records_ = counts_ + static_cast<uint64_t>(Servers(info)) * kBlock;
+        bytes_ = RecordBytes(info.topK);
+    }
+    __aicore__ inline GM_ADDR Count(uint32_t server) const { return counts_ + static_cast<uint64_t>(server) * kBlock; }
+    __aicore__ inline GM_ADDR Record(uint32_t server, uint32_t number) const {
+        return records_ + (static_cast<uint64_t>(server) * info_->maxBatch + number) * bytes_;
+    }
+    __aicore__ inline uint32_t bytes() const { return bytes_; }  // of a record
+    // Stores the number of a server's records, and loads it.
+    __aicore__ inline void StoreCount(Relay& relay, uint32_t server, uint32_t count) const {
+        if (info_->maxBatch != 0) relay.StoreNumber(Count(server), count);
+    }
+    __aicore__ inline uint32_t LoadCount(Relay& relay, uint32_t server) const {
+        return info_->maxBatch != 0 ? relay.LoadNumber(Count(server)) : 0;
+    }
+
+private:
+    const MoeDistributeInfo* info_ = nullptr;
+    GM_ADDR counts_ = nullptr;
+    GM_ADDR records_ = nullptr;
+    uint32_t bytes_ = 0;
+};
+
+// A record's lists in UB.
+struct RecordView {
+    LocalTensor<int32_t> words;
+    uint32_t list;  // words from a list to the next
+    __aicore__ inline void Init(const LocalTensor<int32_t>& record, uint32_t topK) {
+        words = record;
+        list = PaddedInts(topK);
+    }
+    __aicore__ inline uint32_t IdAt(uint32_t k) const { return kBlockWords + k; }
+    __aicore__ inline uint32_t RowAt(uint32_t k) const { return kBlockWords + list + k; }
+    __aicore__ inline uint32_t WeightAt(uint32_t k) const { return kBlockWords + 2 * list + k; }
+    __aicore__ inline uint32_t Token() const { return static_cast<uint32_t>(words.GetValue(0)); }
+    __aicore__ inline int32_t Id(uint32_t k) const { return words.GetValue(IdAt(k)); }
+    __aicore__ inline int32_t Row(uint32_t k) const { return words.GetValue(RowAt(k)); }
+    __aicore__ inline int32_t WeightBits(uint32_t k) const { return words.GetValue(WeightAt(k)); }
+};
+
+}  // namespace moe
+
+#endif  // ASCEND_MOE_HIERARCHY_RELAY_H

@@ -1,0 +1,133 @@
+"""comm_alg "hierarchy" between servers: dispatch gives window's tensors, combine the reference's two roundings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import op_runs
+import pytest
+import torch
+
+import ascend_moe
+from ascend_moe import LocalCluster
+from ascend_moe.errors import ArgumentError
+from ascend_moe.reference.cases import Case, legal
+from ascend_moe.validate.run import DevicePlace
+from ascend_moe.validate.run import combine as op_combine
+from ascend_moe.validate.run import dispatch as op_dispatch
+
+WINDOW_MIB = 8
+
+
+@pytest.fixture(autouse=True)
+def servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_CONTEXT", "a2")
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "10")
+
+
+MATRIX = [
+    Case(world=4, local=2, topk=3, share=2, cores=1, seed=1),
+    Case(world=4, local=2, topk=3, share=2, cores=3, ids="mixed", seed=2),
+    Case(world=4, local=3, topk=4, share=2, quant="int8", dtype="fp16", batches="unequal", cores=5, seed=3),
+    Case(world=4, local=1, topk=2, share=2, dtype="fp32", mask="token", batches="zero rank", seed=4),
+    Case(world=8, local=2, topk=8, share=4, ids="hot", batch=9, shared=2, odd=True, seed=5),
+    Case(world=8, local=1, topk=5, share=2, quant="int8", ids="minus", mask="prefix", tail=True, units=9, seed=6),
+    Case(world=8, local=4, topk=3, share=2, mask="pair", batches="global_bs", nums_type=0, tp=1, cores=13, seed=7),
+    Case(world=16, local=1, topk=4, share=8, batch=3, units=5, coded=True, cores=2, seed=8),
+    Case(world=16, local=2, topk=6, share=4, batch=3, quant="int8", coded=True, ids="mixed", cores=1, seed=9),
+    Case(world=6, local=2, topk=4, share=3, special=(1, 2, 1), alphas=2, shared=3, batches="unequal", seed=10),
+    Case(world=4, local=2, topk=4, share=2, special=(1, 1, 1), coded=True, dtype="fp16", ids="hot", seed=11),
+    Case(world=4, local=2, share=2, batch=0, seed=12),
+    Case(world=4, local=2, share=2, ids="bad", seed=13),
+    Case(world=4, local=1, share=2, ids="overflow", batches="unequal", seed=14),
+    Case(world=4, local=2, topk=2, share=2, batch=70, width=2048, coded=True, cores=4, seed=15),
+    Case(world=4, local=2, topk=8, share=2, batch=2, width=4096, coded=True, cores=48, seed=16),
+    Case(world=4, local=8, topk=32, share=2, batch=5, cores=48, ids="any", seed=17),
+]
+
+
+@pytest.mark.parametrize("spec", MATRIX, ids=lambda case: f"W{case.world}R{case.share}-{case.seed}")
+def test_both_ops_give_the_reference(monkeypatch: pytest.MonkeyPatch, spec: Case) -> None:
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(spec.share))
+    case = legal(spec)
+    with LocalCluster(case.world, window_mib=WINDOW_MIB) as cluster:
+        runs = op_runs.run(cluster, case)
+    op_runs.check(case, runs)
+    if case.fault() is None:
+        assert {run.algorithms for run in runs} == {("hierarchy", "hierarchy")}
+
+
+@pytest.mark.parametrize(("world", "share"), [(4, 2), (6, 3), (6, 2)])
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 80), marks=pytest.mark.nightly)])
+def test_drawn_cases_equal_the_reference(monkeypatch: pytest.MonkeyPatch, world: int, share: int, seeds: range) -> None:
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
+    op_runs.check_drawn(seeds, world, WINDOW_MIB, share=(share,))
+
+
+def test_what_it_cannot_do_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each refusal names the argument and the reason; the group works on afterwards."""
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "hierarchy")  # of calls that say none: all of V1
+    case = legal(Case(world=4, local=2, topk=2, share=2))
+    smooth = torch.ones(case.experts, case.hidden)
+    refused: list[tuple[Case, dict[str, Any], str, str]] = [
+        (replace(case, contract=1, share=0), {}, "comm_alg", "npu_moe_distribute_dispatch_v2"),
+        (replace(case, weights=False), {}, "expert_scales", "expert_scales is None"),
+        (replace(case, quant="int8"), {"scales": smooth}, "scales", "for all of its experts"),
+        (case, {"performance_info": torch.zeros(4, dtype=torch.int64)}, "performance_info", "those that relay"),
+    ]
+
+    def body(rank: int, group_ep: str) -> str:
+        place = DevicePlace(group_ep, case.world, rank)
+        for other, changes, argument, why in refused:
+            with pytest.raises(ArgumentError, match=why) as raised:
+                op_dispatch(place, other, **changes)
+            assert raised.value.argument == argument
+        sent = op_dispatch(place, case)
+        rows = op_runs.expert_rows(case, rank, sent)
+        with pytest.raises(ArgumentError, match="expert_scales is empty"):
+            op_combine(place, case, rows, sent, expert_scales=torch.empty(0))
+        with pytest.raises(ArgumentError, match=r"hierarchy' needs at least \d+: pass dispatch's own"):
+            op_combine(place, case, rows, (*sent[:2], sent[2][: 3 * len(sent[0])], *sent[3:]))
+        op_combine(place, case, rows, sent)
+        return ascend_moe.algorithm_of(group_ep)
+
+    with LocalCluster(case.world, window_mib=WINDOW_MIB) as cluster:
+        assert cluster.run(body) == ["hierarchy"] * case.world
+
+
+def test_servers_of_different_sizes_or_of_one_rank_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for world, share in ((5, 2), (4, 1)):
+        monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
+        case = legal(Case(world=world, share=share))
+        with LocalCluster(world, window_mib=WINDOW_MIB) as cluster:
+            for error in op_runs.run(cluster, case):
+                assert isinstance(error, ArgumentError) and error.argument == "comm_alg"
+                assert f"there are {world} ranks with {share} a server" in str(error)
+
+
+@pytest.mark.parametrize("near", ["0", "1"])
+def test_ops_of_all_algorithms_follow_each_other(monkeypatch: pytest.MonkeyPatch, near: str) -> None:
+    """Half by half window and hierarchy write other regions of the same memory."""
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    monkeypatch.setenv("ASCEND_MOE_NEAR_STORES", near)
+    shape = {"world": 4, "local": 2, "topk": 3, "contract": 2, "weights": True, "batches": "unequal", "cores": 3}
+    cases = [Case(**shape, share=share, seed=seed) for seed, share in enumerate((2, 0, 2, 2, 0, 0, 2))]
+    with LocalCluster(4, window_mib=WINDOW_MIB) as cluster:
+
+        def body(rank: int, group_ep: str) -> list[op_runs.RankRun | Any]:
+            sent = [op_runs.dispatch(case, rank, group_ep) for case in cases]
+            order = [4, 0, 6, 5, 1, 3, 2]
+            results: dict[int, op_runs.RankRun] = {}
+            for at in order:
+                rows = op_runs.expert_rows(cases[at], rank, sent[at])
+                results[at] = op_runs.RankRun(
+                    sent[at], rows, op_runs.combine(cases[at], rank, group_ep, rows, sent[at]), []
+                )
+            return [results[at] for at in range(len(cases))]
+
+        with op_runs.cores(3):
+            runs = cluster.run(body)
+    for at, case in enumerate(cases):
+        op_runs.check(case, [of_rank[at] for of_rank in runs])
