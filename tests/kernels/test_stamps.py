@@ -24,6 +24,20 @@ ORDER = {
     ("window", "combine"): ["BuffInit", "SetWaitTpStatusAndDisPatch", "SetStatus", "WaitStatus", "LocalWindowCopy"],
     ("direct", "dispatch"): ["BuffInit", "PublishRows", "PublishLists", "SetStatus", "WaitStatus", "GatherRows"],
     ("direct", "combine"): ["BuffInit", "ReturnRows", "SetStatus", "WaitStatus", "SumRows"],
+    ("hierarchy", "dispatch"): [
+        *(
+            "SendBuffInit",
+            "AlltoAllDispatch",
+            "SetStatus",
+            "WaitStatus",
+            "ForwardRows",
+            "WaitStatus",
+            "LocalWindowCopy",
+        ),
+    ],
+    ("hierarchy", "combine"): [
+        *("BuffInit", "SetWaitTpStatusAndDisPatch", "SetStatus", "WaitStatus", "SumServer", "WaitStatus", "SumRows"),
+    ],
 }
 
 
