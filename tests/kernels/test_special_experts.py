@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -96,6 +97,20 @@ def test_nothing_travels(clusters: Clusters, algorithm: str, monkeypatch: pytest
     for one in runs:
         assert not one.dispatched[4].any() and not one.dispatched[3].any()
         assert torch.equal(one.result, torch.stack([0.75 * x[0] + 8 * x[0], 8 * x[1], 8 * x[2]]))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_inputs_may_share_memory(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They begin at one address with unequal lengths, or overlap."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    table = torch.linspace(-2, 2, 6 * 32).reshape(6, 32)
+    ids = torch.tensor([[0, 2, 4], [1, 3, 5], [3, 0, 5]], dtype=torch.int32)  # 2: zero, 3: copy, 4 and 5: const
+    threes, twos = [table[:3], table[1:4], table[2:5]], [table[:2], table[1:3]]
+    for ori_x, shared, consts, alphas in itertools.product(threes, threes, twos, twos):
+        special = {"ori_x": ori_x, "shared_expert_x": shared, "const_expert_v": consts}
+        special |= {"const_expert_alpha_1": alphas, "const_expert_alpha_2": alphas}
+        given = ref.RankInput(table[:3], ids, expert_scales=torch.ones(3, 3), **special)
+        run(clusters, Case.of([given, given], 2, contract=2, special=(1, 1, 2)))
 
 
 def test_window_and_direct_have_equal_bits(monkeypatch: pytest.MonkeyPatch) -> None:

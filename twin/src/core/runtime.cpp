@@ -134,8 +134,19 @@ uint64_t TilingKey() { return g_current_core->launch->spec->tiling_key; }
 uintptr_t HcclContext(int index) { return g_current_core->launch->spec->hccl_context[index]; }
 
 void GmMap::Assign(const std::vector<GmRange>& ranges) {
-    ranges_ = ranges;
-    std::sort(ranges_.begin(), ranges_.end(), [](const GmRange& a, const GmRange& b) { return a.begin < b.begin; });
+    std::vector<GmRange> sorted = ranges;
+    std::sort(sorted.begin(), sorted.end(), [](const GmRange& a, const GmRange& b) { return a.begin < b.begin; });
+    ranges_.clear();
+    for (const GmRange& range : sorted) {
+        // A caller may pass a tensor twice, or a part of another one: what either holds is legal.
+        if (!ranges_.empty() && ranges_.back().end > range.begin && ranges_.back().kind == GmKind::kTensor &&
+            range.kind == GmKind::kTensor) {
+            ranges_.back().end = std::max(ranges_.back().end, range.end);
+            ranges_.back().bulk &= range.bulk;
+        } else {
+            ranges_.push_back(range);
+        }
+    }
 }
 
 std::vector<GmRange>::const_iterator GmMap::After(uintptr_t address) const {

@@ -22,7 +22,7 @@ public:
 
 private:
     std::vector<GmRange>::const_iterator After(uintptr_t address) const;  // the first range that begins behind it
-    std::vector<GmRange> ranges_;                                         // sorted by address
+    std::vector<GmRange> ranges_;  // sorted by address; tensors that overlap are one
 };
 
 // CrossCoreSetFlag and CrossCoreWaitFlag of one launch: a counter a core and flag id.
