@@ -107,8 +107,7 @@ class PlannedProgram:
             own = {"quant_mode": case.quant_mode, "expert_token_nums_type": case.nums_type, "tp_world_size": case.tp}
             attributes = attributes_of(name, self._common(rank) | own)
             call = Call(rank, name, given, attributes)
-            # Between servers both contracts have V1's expand_idx.
-            triples = case.contract == 2 and not 0 < self.program.servers < case.world
+            triples = faults.has_triples(self.program)
             index = want.assist_info.flatten() if triples else want.expand_idx
             call.expected = {0: want.expand_x, 2: index, 3: want.expert_token_nums, 4: want.ep_recv_counts}
             scales = {1: want.dynamic_scales, 5: want.tp_recv_counts if case.tp else None, 6: want.expand_scales}

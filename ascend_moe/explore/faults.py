@@ -51,8 +51,9 @@ def _combines(program: Program) -> bool:
 
 
 def has_triples(program: Program) -> bool:
-    """Whether rows carry triples: the V2 contract, between servers it has V1's expand_idx."""
-    return program.contract == 2 and not 0 < program.servers < program.world
+    """Whether rows carry triples: the V2 contract, between servers it has V1's expand_idx but in hierarchy."""
+    one_level = 0 < program.servers < program.world and program.algorithm != "hierarchy"
+    return program.contract == 2 and not one_level
 
 
 def with_fault(program: Program, seed: int) -> Program:

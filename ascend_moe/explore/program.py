@@ -16,6 +16,7 @@ from .faults import FAULTS, applies
 _MIB = 1 << 20
 # D: dispatch, C: combine of the oldest dispatch that has none yet; d, c: the same in two launches.
 ALGORITHMS = ("window", "direct", "mixed")  # mixed: op by op one or the other
+TWO_LEVELS = "hierarchy"  # between servers alone
 SEQUENCES = ("DC", "DCDC", "DDCC", "DCDCDC", "DDCCDC", "DDDCCC")
 ROWS = ("own", "lent", "partly", "early")
 _KEYS = {
@@ -47,7 +48,7 @@ _RARE = (
 _FLAGS = ("weights", "plain", "coded", "odd", "tail", "near", "flags")
 # What a word of a case that is no number sets.
 _WORDS: dict[str, tuple[str, object]] = {
-    **{word: ("algorithm", word) for word in ALGORITHMS},
+    **{word: ("algorithm", word) for word in (*ALGORITHMS, TWO_LEVELS)},
     **{word: ("rows", word) for word in ROWS},
     **{word.replace(" ", "-"): ("batches", word) for word in BATCHES},
     **{f"ids:{word}": ("ids", word) for word in (*IDS, SPARSE)},
@@ -69,9 +70,9 @@ class Program(Case):
     ``servers`` ranks share a server; 0: all ranks share one. A copy agent reaches all other ranks, with ``near``
     those of other servers only. With ``flags`` rows travel in flagged blocks, and the agent moves the blocks of an
     item in any order.
-    ``algorithm``: comm_alg of all ops, or "mixed". ``rows``: where combine's rows lie: "own" tensors, "lent"
-    window tensors, or "partly", the one or the other by op and rank; "early" is lent memory that is written
-    again one op too early, which is a bug. ``list_cores`` of direct dispatch make lists, the others publish
+    ``algorithm``: comm_alg of all ops, "hierarchy" between servers, or "mixed". ``rows``: where combine's rows lie:
+    "own" tensors, "lent" window tensors, or "partly", the one or the other by op and rank; "early" is lent memory that
+    is written again one op too early, which is a bug. ``list_cores`` of direct dispatch make lists, the others publish
     rows; 0: all do both. ``ub_bytes`` of UB a core are granted; 0: as many as CANN grants. ``spare``: UB of the plans:
     the least that they run with, and ``spare`` - 1 rows more, so that few rows or chunks are on their way at a time;
     0: ``ub_bytes``. ``fault_kind``: one of ``FAULTS`` goes wrong, where and how follows from ``seed``.
@@ -95,6 +96,7 @@ class Program(Case):
     def case_of(self, dispatch: int) -> Case:
         """The tensors of the ``dispatch``-th op of the sequence: other values and other routes for each."""
         values = {name.name: getattr(self, name.name) for name in fields(Case)}
+        values["share"] = self.servers if self.algorithm == TWO_LEVELS else 0
         return Case(**values | {"seed": self.seed * 7919 + dispatch})
 
     def algorithm_of(self, op: int) -> str:
@@ -166,7 +168,11 @@ def checked(case: Program) -> Program:
         case.ub_bytes,
         granted,
     )
-    by_copies = not servers or case.algorithm == "window"
+    by_copies = not servers or case.algorithm in ("window", TWO_LEVELS)
+    equal = 1 < servers < case.world and case.world % servers == 0
+    rule = "hierarchy needs v2, weights, no smooth scales and no flags, and servers of equal numbers of ranks, not {}"
+    able = case.contract == 2 and case.weights and not case.plain and case.quant != "smooth" and not case.flags
+    need(case.algorithm != TWO_LEVELS or (equal and able), rule, servers)
     need(by_copies, "{} reads other ranks' windows, servers must be 0", case.algorithm)
     need(bool(servers) or not case.flags, "flags are of rows between servers, servers must not be 0")
     most = limits()["moe_expert_num"]

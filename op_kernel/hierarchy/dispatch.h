@@ -269,6 +269,7 @@ private:
             reinterpret_cast<__gm__ int8_t*>(relay.Arrived(server) - static_cast<uint64_t>(rows - number) * bytes),
             bytes);
         LocalTensor<int8_t> row = recordQueue_.template AllocTensor<int8_t>();
+        SyncFunc<HardEvent::S_MTE2>();  // the record before has been read
         AscendC::DataCopy(row, place, bytes);
         recordQueue_.EnQue(row);
         row = recordQueue_.template DeQue<int8_t>();

@@ -29,6 +29,7 @@ from table import (
     IN_PARTS,
     LARGE,
     LENT,
+    LEVELS,
     LONG_LISTS,
     MANY_RANKS,
     PROBES,
@@ -133,6 +134,7 @@ PARTS = {
     ],
     MANY_RANKS: ["kernels/test_many_ranks.py"],
     TIMES: ["kernels/test_wait_times.py"],
+    LEVELS: ["kernels/hierarchy/test_results.py", "kernels/hierarchy/test_failures.py"],
     FAILURES: [
         "kernels/test_failures_told.py",
         "kernels/test_failures_corrupt.py",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 # Who finds a mutant. On the fast engine: a part of the suite, the tests of zero copy, of "many ranks", those at the
 # "borders" of what the kernels check, those of what comes of "failures", those of the "times" in performance_info,
+# those of the "two levels" of hierarchy,
 # `ascend-moe run`. On the checked engine:
 # explore mode with cases
 # of the algorithm "window" or "direct", of ranks on several "servers", also with "flags" in blocks that come in any
@@ -26,6 +27,7 @@ FLAGS = "flags"
 PROBES = "probes"  # of the bring-up, on both engines
 MANY_RANKS, IN_PARTS = "many ranks", "parts"
 TIMES = "times"
+LEVELS = "two levels"
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,25 @@ PATCHES = r"""
 - if (InParts()) nextToHash_ = 0;
 
 # What performance_info counts.
+= records_of_own_server_left_out: the number of the records of this server's own tokens is not kept
+! two levels
+@ hierarchy/dispatch
+- kept_.StoreCount(relay, Mine(), exchange_.Failed() ? 0 : totals.Total(Mine()));
++ kept_.StoreCount(relay, Mine(), 0);
+= servers_by_first_pair: the source adds the sums of servers in the order of its pairs
+! two levels
+@ hierarchy/combine
+- for (; at > 0 && servers_[at - 1] > server; --at) {
++ for (; at > kMaxTopK; --at) {
+= a_collective_error_stops_messages: a rank that has an error does not pass messages on
+! two levels
+@ hierarchy/dispatch
+- relay.PassMessagesOn();
++ if (!exchange_.Failed()) relay.PassMessagesOn();
+= forwarder_takes_rows_from_the_start: rows of a server are taken from where they would begin if there were most
+! two levels
+- relay.Arrived(server) - static_cast<uint64_t>(rows - number) * bytes),
++ relay.Arrived(server) - static_cast<uint64_t>(info_->maxBatch - number) * bytes),
 = times_replaced: the sum of earlier calls is lost
 ! times
 @ common/wait

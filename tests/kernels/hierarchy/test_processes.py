@@ -1,0 +1,50 @@
+"""comm_alg "hierarchy" between real processes on two simulated servers, and when one of them is killed."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import comm_cases
+import level_ranks
+import pytest
+from rank_processes import Ranks, assert_named, fork_server, nothing_left, values
+
+__all__ = ["fork_server", "nothing_left"]  # fixtures
+SOON_S = 2.0
+
+
+def opened(ranks: Ranks) -> None:
+    for name, value in (("ASCEND_MOE_RANKS_PER_SERVER", "2"), ("ASCEND_MOE_AIV_CORES", "2")):
+        values(ranks.call(comm_cases.set_env, name, value))
+    assert values(ranks.call(level_ranks.layers, 2)) == ["right"] * 4
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 6))])
+def test_a_rank_killed_at_any_time_is_named_by_all(seed: int) -> None:
+    """Others are in the same op then, in its first level or its second."""
+    drawn = random.Random(seed)
+    victim = drawn.randrange(4)
+    with Ranks(4, timeout_s=30.0) as ranks:
+        opened(ranks)
+        for rank in range(4):
+            ranks.start(rank, level_ranks.layers, 100000)
+        time.sleep(drawn.uniform(0.2, 0.5))
+        ranks.kill(victim)
+        killed = time.monotonic()
+        for rank in range(4):
+            if rank != victim:
+                assert_named(ranks.wait(rank), "PeerLost", victim)
+        assert time.monotonic() - killed < SOON_S
+
+
+def test_a_rank_that_never_comes_dies_and_is_named() -> None:
+    """The others wait for it in the first level, or for whoever relays its rows in the second."""
+    with Ranks(4, timeout_s=30.0) as ranks:
+        opened(ranks)
+        for rank in (0, 1, 3):
+            ranks.start(rank, level_ranks.layers, 1)
+        time.sleep(0.3)
+        ranks.kill(2)
+        for rank in (0, 1, 3):
+            assert_named(ranks.wait(rank), "PeerLost", 2)
