@@ -31,6 +31,7 @@ MATRIX: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 }
 LEAST_CANN_FOR_V2 = (8, 3)
 PLUGIN = "ascend_moe"  # its name in pyproject.toml
+PLUGIN_GROUPS = ("vllm.general_plugins", "sglang.srt.plugins")  # where vLLM and SGLang look for it
 _ROOT = Path("/usr/local/Ascend")
 _PROBE = """
 import os, torch, torch_npu
@@ -159,17 +160,19 @@ def _owners() -> Iterator[Finding]:
 
 
 def _plugin() -> Finding:
-    """Whether vLLM's plug-in loader puts our operators in torch_npu's place."""
-    topic, names = "vLLM plug-in", os.environ.get("VLLM_PLUGINS")
+    """Whether the plug-in loaders of vLLM and SGLang put our operators in torch_npu's place."""
+    topic, names = "plug-in", os.environ.get("VLLM_PLUGINS")
     if settings.PATCH.text() != "1":
-        return fine(topic, f"off: {settings.PATCH.name}=1 turns it on in every process of vLLM")
+        return fine(topic, f"off: {settings.PATCH.name}=1 turns it on in every process of vLLM and SGLang")
     if names is not None and PLUGIN not in (name.strip() for name in names.split(",")):
         why = "vLLM loads the plug-ins that it names, and no others"
         return warn(topic, f"{settings.PATCH.name}=1, but VLLM_PLUGINS={names}", why, f"add {PLUGIN} to VLLM_PLUGINS")
-    if not any(entry.name == PLUGIN for entry in entry_points(group="vllm.general_plugins")):
-        why = "vLLM finds plug-ins by the metadata of installed packages"
-        return warn(topic, f"{settings.PATCH.name}=1, but the package is not installed", why, "pip install ascend_moe")
-    return fine(topic, "on: vLLM's processes run this package's operators")
+    missing = [group for group in PLUGIN_GROUPS if not any(e.name == PLUGIN for e in entry_points(group=group))]
+    if missing:
+        why = "vLLM and SGLang find plug-ins by the metadata of installed packages"
+        what = f"{settings.PATCH.name}=1, but the package is not installed with its entry in {', '.join(missing)}"
+        return warn(topic, what, why, "pip install ascend_moe")
+    return fine(topic, "on: the processes of vLLM and SGLang run this package's operators")
 
 
 def _package() -> Iterator[Finding]:

@@ -128,14 +128,15 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
         expert_token_nums_type: 0 cumulative, 1 counts.
         zero_expert_num, copy_expert_num, const_expert_num: experts that no row travels to, at most 1024 of each; their
             ids follow E-1 in this order. K may be as large as all experts together. Combine says what they add.
-        comm_alg: how rows travel; the same on all ranks, every output the same bit for bit. 'window', and
-            CANN's names for it 'fullmesh', 'fullmesh_v1', 'fullmesh_v2': into the window of who gets them.
-            'hierarchy': the same on one server, where CANN's two-level sum rounds as this one does; refused
-            across servers.
+        comm_alg: how rows travel; the same on all ranks. 'window', and CANN's names for it 'fullmesh',
+            'fullmesh_v1', 'fullmesh_v2': into the window of who gets them.
+            'hierarchy': the same on one server, where CANN's two-level sum rounds as this one does. Between servers
+            of an A2 cluster a row goes once to each server; needs expert_scales, and has its own triples and a
+            rounding a server (docs/rdma.md).
             'direct': they stay with their sender, and who gets them reads them there; not between servers
             (RDMA), and combine takes rows and assist_info_for_combine in dispatch's order only. 'auto':
             'direct' where it can and fits, else 'window' (``ascend_moe.algorithm_of``). '':
-            ASCEND_MOE_COMM_ALG, without it 'auto'.
+            ASCEND_MOE_COMM_ALG, without it 'auto'. With 'window' and 'direct' every output is the same bit for bit.
 
     Returns:
         expand_x (A, H), dtype of x or int8, rows by (local expert, source rank, flat (token, k));
@@ -253,7 +254,7 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
     """Returns the experts' rows to their tokens and sums them, weighted by expert_scales.
 
     fp32, multiply then add, k ascending, one rounding to the dtype of expand_x: bit-exact whatever the
-    number of ranks or cores. Rows of inactive tokens are zeros.
+    number of ranks or cores ('hierarchy' between servers rounds once more a server). Rows of inactive tokens are zeros.
 
     Args:
         expand_x: (>= rows, H) bfloat16, float16 or float32, in dispatch's row order.

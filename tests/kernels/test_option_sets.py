@@ -60,6 +60,9 @@ def test_every_pair_of_values_often(worlds: Worlds, capsys: pytest.CaptureFixtur
 PLACE = DevicePlace("", 2, 0)
 SMALL = Case(world=2, contract=2, ids="distinct", cores=2)
 FIRST = replace(SMALL, contract=1)
+#: Two servers of two ranks, and algorithm hierarchy.
+FAR = Case(world=4, contract=2, ids="distinct", cores=2, share=2, weights=True)
+HIERARCHY = "`hierarchy` between servers"
 
 
 def dispatch(case: Case, **changes: Any) -> Callable[[DevicePlace], Any]:
@@ -91,6 +94,14 @@ def begun(place: DevicePlace) -> Any:
 #: By the first two columns of the page's list: pairs of the generator, and calls that must raise.
 CALLS: dict[tuple[str, str], tuple[tuple[tuple[str, str], tuple[str, str]] | None, Callable[[DevicePlace], Any]]] = {
     ("algorithm `direct`", "ranks on several servers"): (option_sets.REFUSED[0], dispatch(SMALL, comm_alg="direct")),
+    (HIERARCHY, "V1's functions"): (None, dispatch(replace(FAR, contract=1, share=0, weights=False))),
+    (HIERARCHY, "`scales`"): (None, dispatch(replace(FAR, quant="int8"), scales=torch.ones(FAR.experts, FAR.hidden))),
+    (HIERARCHY, "dispatch without `expert_scales`"): (None, dispatch(replace(FAR, weights=False))),
+    (HIERARCHY, "combine with empty `expert_scales`"): (None, combine(FAR, expert_scales=torch.empty(0))),
+    (HIERARCHY, "`performance_info`"): (None, dispatch(FAR, performance_info=torch.zeros(4, dtype=torch.int64))),
+    (HIERARCHY, "`ASCEND_MOE_RDMA_FLAGS=1`"): (None, dispatch(FAR)),
+    (HIERARCHY, "a rank a server, or servers of different sizes"): (None, dispatch(FAR)),
+    (HIERARCHY, "gradients"): (None, combine(FAR, expand_x=lambda place, rows: rows.requires_grad_())),
     ("`scales`", "`quant_mode` 0"): (option_sets.REFUSED[1], dispatch(SMALL, scales=torch.ones(4, SMALL.hidden))),
     ("`zero_expert_num`", "V1's functions"): (option_sets.REFUSED[2], dispatch(FIRST, zero_expert_num=1)),
     ("`copy_expert_num`", "V1's functions"): (option_sets.REFUSED[3], dispatch(FIRST, copy_expert_num=1)),
@@ -110,6 +121,21 @@ CALLS: dict[tuple[str, str], tuple[tuple[tuple[str, str], tuple[str, str]] | Non
         combine(SMALL, comm_quant_mode=2, expand_x=lambda place, rows: rows.requires_grad_()),
     ),
 }
+
+
+#: What refuses every call of a group, by the variables that its ranks have.
+OF_THE_GROUP = {
+    "`ASCEND_MOE_RDMA_FLAGS=1`": {"ASCEND_MOE_RDMA_FLAGS": "1"},
+    "a rank a server, or servers of different sizes": {"ASCEND_MOE_RANKS_PER_SERVER": "1"},
+}
+
+
+def environment(option: str, other: str) -> dict[str, str]:
+    """The variables of a row's group."""
+    if option != HIERARCHY:
+        return {"ASCEND_MOE_RANKS_PER_SERVER": "1"} if other == "ranks on several servers" else {}
+    two = {"ASCEND_MOE_CONTEXT": "a2", "ASCEND_MOE_RANKS_PER_SERVER": "2", "ASCEND_MOE_COMM_ALG": "hierarchy"}
+    return two | OF_THE_GROUP.get(other, {})
 
 
 def listed() -> dict[tuple[str, str], tuple[str, str]]:
@@ -134,14 +160,18 @@ def test_the_page_lists_every_refused_pair() -> None:
 def test_refused_as_the_page_says(option: str, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank raises it; the group stays usable."""
     error, text = listed()[option, other]
-    if other == "ranks on several servers":
-        monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "1")
+    case = FAR if option == HIERARCHY else SMALL
+    for name, value in environment(option, other).items():
+        monkeypatch.setenv(name, value)
 
     def body(rank: int, group_ep: str) -> None:
         with pytest.raises(Exception, match=re.escape(text)) as raised:
-            CALLS[option, other][1](DevicePlace(group_ep, 2, rank))
+            CALLS[option, other][1](DevicePlace(group_ep, case.world, rank))
         assert type(raised.value).__name__ == error
 
-    with LocalCluster(2) as cluster:
+    with LocalCluster(case.world, window_mib=8) as cluster:
         cluster.run(body)
-        op_runs.check(SMALL, op_runs.run(cluster, SMALL))
+        if other in OF_THE_GROUP:  # no call of this group with this algorithm is right
+            monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
+            case = replace(case, share=0, weights=False)
+        op_runs.check(case, op_runs.run(cluster, case))

@@ -157,10 +157,13 @@ def built(m: pytest.MonkeyPatch, folder: Path | None) -> None:
     m.setattr(doctor_cann.library, "vnpu_folder_if_built", lambda: folder)
 
 
-def plugin(m: pytest.MonkeyPatch, installed: bool = True, **variables: str) -> None:
-    """The package is installed, with its entry point, or is not; variables of vLLM."""
-    entries = [importlib.metadata.EntryPoint("ascend_moe", "somewhere", "vllm.general_plugins")] * installed
-    m.setattr(doctor_cann, "entry_points", lambda group: entries)
+BOTH = ("vllm.general_plugins", "sglang.srt.plugins")
+
+
+def plugin(m: pytest.MonkeyPatch, groups: tuple[str, ...] = BOTH, **variables: str) -> None:
+    """The package is installed, with its entry points in these groups; variables of vLLM."""
+    entry = importlib.metadata.EntryPoint
+    m.setattr(doctor_cann, "entry_points", lambda group: [entry("ascend_moe", "somewhere", group)] * (group in groups))
     for name, value in variables.items():
         m.setenv(name, value)
 
@@ -206,12 +209,13 @@ OURS = b"..".join(opp.SYMBOLS)
         (lambda m, root: pair(m, root, "2.9.0", "8.5.0", "2.13.0"), "torch_npu", ERROR, "torch==2.9.*"),
         (lambda m, root: package(m, root, b"aclnnElse"), "operator package", ERROR, "1 packages of others"),
         (lambda m, root: package(m, root, OURS), "operator package", OK, "someone"),
-        (lambda m, root: plugin(m), "vLLM plug-in", OK, "off: ASCEND_MOE_PATCH=1"),
-        (lambda m, root: plugin(m, ASCEND_MOE_PATCH="1"), "vLLM plug-in", OK, "on: "),
-        (lambda m, root: plugin(m, False, ASCEND_MOE_PATCH="1"), "vLLM plug-in", WARN, "not installed"),
+        (lambda m, root: plugin(m), "plug-in", OK, "off: ASCEND_MOE_PATCH=1 turns it on in every process of vLLM and SG"),
+        (lambda m, root: plugin(m, ASCEND_MOE_PATCH="1"), "plug-in", OK, "on: the processes of vLLM and SGLang"),
+        (lambda m, root: plugin(m, (), ASCEND_MOE_PATCH="1"), "plug-in", WARN, "vllm.general_plugins, sglang.srt.plug"),
+        (lambda m, root: plugin(m, BOTH[:1], ASCEND_MOE_PATCH="1"), "plug-in", WARN, "entry in sglang.srt.plugins "),
         (
             lambda m, root: plugin(m, ASCEND_MOE_PATCH="1", VLLM_PLUGINS="ascend, other"),
-            *("vLLM plug-in", WARN, "add ascend_moe to VLLM_PLUGINS"),
+            *("plug-in", WARN, "add ascend_moe to VLLM_PLUGINS"),
         ),
         (lambda m, root: vendors(m, root, opp.OURS[0]), "operators of packages", WARN, "a, not from"),
         (lambda m, root: vendors(m, root, "MoeDistributeDispatchV2"), "operators of packages", OK, "a, not from"),
