@@ -209,7 +209,7 @@ OURS = b"..".join(opp.SYMBOLS)
         (lambda m, root: pair(m, root, "2.9.0", "8.5.0", "2.13.0"), "torch_npu", ERROR, "torch==2.9.*"),
         (lambda m, root: package(m, root, b"aclnnElse"), "operator package", ERROR, "1 packages of others"),
         (lambda m, root: package(m, root, OURS), "operator package", OK, "someone"),
-        (lambda m, root: plugin(m), "plug-in", OK, "off: ASCEND_MOE_PATCH=1 turns it on in every process of vLLM and SG"),
+        (lambda m, root: plugin(m), "plug-in", OK, "off: ASCEND_MOE_PATCH=1 turns it on in every process of vLLM and "),
         (lambda m, root: plugin(m, ASCEND_MOE_PATCH="1"), "plug-in", OK, "on: the processes of vLLM and SGLang"),
         (lambda m, root: plugin(m, (), ASCEND_MOE_PATCH="1"), "plug-in", WARN, "vllm.general_plugins, sglang.srt.plug"),
         (lambda m, root: plugin(m, BOTH[:1], ASCEND_MOE_PATCH="1"), "plug-in", WARN, "entry in sglang.srt.plugins "),
