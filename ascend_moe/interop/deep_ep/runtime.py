@@ -200,8 +200,8 @@ class Runtime(FusedCalls):
         total = combine_rows(self.place, x, ids, src_idx, counts, topk_weights, most)
         return total, topk_weights, EventHandle()
 
-    internode_dispatch = refused("internode_dispatch", "comm_alg 'hierarchy' across servers is not built yet")
-    internode_combine = refused("internode_combine", "comm_alg 'hierarchy' across servers is not built yet")
+    internode_dispatch = refused("internode_dispatch", "it has no weights, by which comm_alg 'hierarchy' sums")
+    internode_combine = refused("internode_combine", "it has no weights, by which comm_alg 'hierarchy' sums")
     # They show the insides of another implementation.
     notify_verify = refused("notify_verify", "get_dispatch_layout and dispatch return all counts")
     get_notify_send_data = refused("get_notify_send_data", "get_dispatch_layout and dispatch return all counts")
