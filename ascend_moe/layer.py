@@ -424,6 +424,7 @@ class MoELayer(nn.Module):
         sent = self.dispatcher.dispatch(
             entering,
             ids,
+            expert_scales=weights if self.dispatcher.weighs_first else None,
             x_active_mask=mask,
             quant_mode=self.quant_mode,
             global_bs=largest * self.config.rows_of_a_token,

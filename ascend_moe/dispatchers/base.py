@@ -136,6 +136,8 @@ class Dispatcher(ABC):
     fuses_shared_expert = True
     #: begin_dispatch and begin_combine only send; otherwise they do all at once.
     sends_first = False
+    #: rows are weighed before they come back: dispatch needs the expert_scales that combine will get.
+    weighs_first = False
     #: the most tokens of a rank that one call takes; None: any number.
     max_batch: int | None = None
 

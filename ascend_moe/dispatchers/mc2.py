@@ -16,6 +16,7 @@ from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher, SpecialTe
 from ascend_moe.errors import need, with_typed_errors
 from ascend_moe.moe_config import SpecialExperts
 from ascend_moe.ops.begin import begin_combine, begin_dispatch
+from ascend_moe.ops.calls import comm_algorithm
 from ascend_moe.ops.collectives import MAX_BATCH
 
 
@@ -35,7 +36,8 @@ class MC2Dispatcher(Dispatcher):
         rank: this rank.
         num_experts: E, a multiple of W.
         contract: "v2" (triples) or "v1" (expand_idx; its combine takes no shared_expert_x).
-        comm_alg: as the V2 ops take it.
+        comm_alg: as the V2 ops take it. "hierarchy" (or ASCEND_MOE_COMM_ALG) weighs rows on the servers of their
+            experts: give dispatch the expert_scales of combine.
         zero_expert_num, copy_expert_num, const_expert_num: experts behind E - 1 to which no row travels, with contract
             "v2"; combine then takes ``ori_x`` and the tensors of const experts.
         comm_quant_mode: 2: combine's rows come back as int8, a scale for each 8 elements; for bfloat16 and float16 rows
@@ -82,6 +84,7 @@ class MC2Dispatcher(Dispatcher):
         self.comm_alg = comm_alg
         self.zero_copy = zero_copy
         self.fuses_shared_expert = contract == "v2"
+        self.weighs_first = contract == "v2" and comm_algorithm(comm_alg) == "hierarchy"
         self._ops, self._comm_quant_mode = ops, comm_quant_mode
         # By position what the ops take so: torch takes longer for keywords.
         self._group = (self.place.group_ep, world_size, rank, num_experts)

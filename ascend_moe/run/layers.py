@@ -245,7 +245,11 @@ def _pass(
     x, ids, weights, _ = layer.enter(tokens, ids, weights)
     routed = now()
     sent = dispatcher.dispatch(
-        x, ids, quant_mode=layer.quant_mode, global_bs=layer.global_bs * layer.config.rows_of_a_token
+        x,
+        ids,
+        expert_scales=weights if dispatcher.weighs_first else None,
+        quant_mode=layer.quant_mode,
+        global_bs=layer.global_bs * layer.config.rows_of_a_token,
     )
     dispatched = now()
     traffic, algorithms = _moved(dispatcher, "dispatch")

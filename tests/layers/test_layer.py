@@ -45,6 +45,28 @@ def share(x: torch.Tensor, world: int, rank: int) -> torch.Tensor:
 FP32, BF16 = torch.float32, torch.bfloat16
 
 
+@pytest.mark.parametrize("by", ["argument", "variable"])
+def test_two_servers_of_hierarchy(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer gives dispatch the weights of combine, since rows are weighed on the servers of their experts."""
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    if by == "variable":
+        monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "hierarchy")
+    x = torch.randn(4, 6, SMALL.hidden_size, generator=torch.Generator().manual_seed(1))
+
+    def run_layer(comm_alg: str) -> torch.Tensor:
+        def body(rank: int, group: str) -> torch.Tensor:
+            dispatcher = MC2Dispatcher(group, 4, rank, SMALL.num_experts, comm_alg=comm_alg)
+            assert dispatcher.weighs_first == (comm_alg != "window")
+            layer = MoELayer(SMALL, dispatcher, dtype=torch.float32).init_weights(2)
+            with torch.no_grad():
+                return layer(x[rank])
+
+        with LocalCluster(4) as cluster:
+            return torch.stack(cluster.run(body))
+
+    torch.testing.assert_close(run_layer("hierarchy" if by == "argument" else ""), run_layer("window"))
+
+
 @pytest.mark.parametrize("fused", [False, True], ids=["published", "fused"])
 @pytest.mark.parametrize("model", MORE_MODELS)
 def test_the_layers_of_further_models_equal_transformers(model: str, fused: bool) -> None:

@@ -28,8 +28,8 @@ class BufferBase:
 
     W is at most 384; a rank has at most 4096 tokens a call; K is at most 32. No gradients: the calls are each other's
     backward, as in DeepEP. ``config``, ``allocate_on_comm_stream`` have no effect; calls run on the current stream.
-    Ranks of several servers need comm_alg "hierarchy", which sums by dispatch's weights: these calls have none in
-    dispatch, or add rows without them, and the ops refuse that by name.
+    Between servers normal mode runs comm_alg "hierarchy": a row goes once to a server, whose sum comes back rounded.
+    Low latency is refused there: hierarchy weighs rows before they come back, and its weights come with combine.
     """
 
     num_sms: int = 20

@@ -102,6 +102,7 @@ class _LowLatencyMode(BufferBase):
         """
         costs = Costs("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, self._place)
         format, tokens = Format(use_fp8, round_scale, use_ue8m0), num_max_dispatch_tokens_per_rank
+        self._place.need_one_server("low latency", "weighs rows before they come back, and these weights come last")
         local = self._place.local_experts(num_experts)
         _check(x, topk_idx, tokens, cumulative_local_expert_recv_stats, local)
         format.check(x.shape[1])

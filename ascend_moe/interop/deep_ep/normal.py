@@ -77,7 +77,7 @@ class _NormalMode(BufferBase):
             four are None.
 
         Collective. Raises:
-            ArgumentError: a rule above is broken, or hierarchy across servers would be needed.
+            ArgumentError: a rule above is broken.
             InvalidExpertId: on every rank; an id of topk_idx is none. Not looked at with num_worst_tokens.
             Others: as the ops.
         """
@@ -110,7 +110,7 @@ class _NormalMode(BufferBase):
         heads, table = table[:, : len(head)], table[:, len(head) :]
         tokens = num_worst_tokens // world if at_once else most_tokens(heads, topk_idx, world * local)
         way, tokens = place.dispatcher(world), max(tokens, 1)
-        out = way.dispatch(pack(*columns, *beside), ranks, max_tokens=tokens)
+        out = way.dispatch(pack(*columns, *beside), ranks, expert_scales=_ones(way, ranks), max_tokens=tokens)
         counts = out.ep_recv_counts
         number = num_worst_tokens or int(counts[-1])
         sent = Sent(way, ranks, out, tokens, number)
@@ -182,7 +182,8 @@ def _dispatch_again(x: Tensor | tuple[Tensor, Tensor], handle: object) -> Any:
     sent = call_of(handle, Sent, "dispatch")
     columns = check_x(x)
     need_shape("x", columns[0], (sent.ranks.shape[0], columns[0].shape[1]))
-    out = sent.way.dispatch(pack(*columns), sent.ranks, max_tokens=sent.tokens).expand_x
+    ones = _ones(sent.way, sent.ranks)
+    out = sent.way.dispatch(pack(*columns), sent.ranks, expert_scales=ones, max_tokens=sent.tokens).expand_x
     return _x(unpack(_first(out, sent.rows), *_layout(columns)))
 
 
@@ -235,7 +236,12 @@ def _ranks(in_rank: Tensor, slots: int, checked: bool) -> Tensor:
 
 
 def _sum(sent: Sent, rows: Tensor, bias: Tensor | None) -> Tensor:
-    return sent.way.combine(rows.contiguous(), sent.arrived, shared_expert_x=bias)
+    return sent.way.combine(rows.contiguous(), sent.arrived, _ones(sent.way, sent.ranks), shared_expert_x=bias)
+
+
+def _ones(way: MC2Dispatcher, ranks: Tensor) -> Tensor | None:
+    """The weights of rows that are only added, for a way that needs some."""
+    return torch.ones(ranks.shape, device=ranks.device) if way.weighs_first else None
 
 
 def _layout(columns: list[Tensor]) -> Layout:

@@ -42,6 +42,12 @@ class BufferPlace(Place):
         need(equal, "group", "has {} ranks, {} a server; a Buffer needs as many on every server", self.world, here)
         return here if here < self.world else 0
 
+    def need_one_server(self, what: str, why: str) -> None:
+        """Raise ArgumentError where the ranks are on several servers, for what cannot run comm_alg "hierarchy"."""
+        rule = "has {} ranks, {} a server; {} is not there between servers, because comm_alg 'hierarchy' {}: use {}"
+        servers, instead = self.ranks_per_server, "deep_ep.Buffer's dispatch and combine"
+        need(not servers, "group", rule, self.world, servers, what, why, instead)
+
     def local_experts(self, experts: int) -> int:
         """L of E experts. Raises ArgumentError where the ranks do not share them equally."""
         need_whole("num_experts", experts, self.world, MOST_EXPERTS)

@@ -42,6 +42,7 @@ def dispatch_rows(
 ) -> Dispatched:
     """One dispatch. ``tokens``: most of a rank."""
     need_one_of("quant_mode", quant, (*QUANT_MODES, FP8_ROWS))
+    place.need_one_server("AscendBuffer", "keeps more of a dispatch than its handles hold")
     dispatch = wide_ids_named(ids, place.rank)(place.dispatcher(experts).dispatch)
     sent = (costs.of(dispatch) if costs else dispatch)(
         pack(*cast_fp8_rows(x)) if quant == FP8_ROWS else x.contiguous(),
@@ -200,8 +201,8 @@ class Runtime(FusedCalls):
         total = combine_rows(self.place, x, ids, src_idx, counts, topk_weights, most)
         return total, topk_weights, EventHandle()
 
-    internode_dispatch = refused("internode_dispatch", "it has no weights, by which comm_alg 'hierarchy' sums")
-    internode_combine = refused("internode_combine", "it has no weights, by which comm_alg 'hierarchy' sums")
+    internode_dispatch = refused("internode_dispatch", "between servers use deep_ep.Buffer's dispatch and combine")
+    internode_combine = refused("internode_combine", "between servers use deep_ep.Buffer's dispatch and combine")
     # They show the insides of another implementation.
     notify_verify = refused("notify_verify", "get_dispatch_layout and dispatch return all counts")
     get_notify_send_data = refused("get_notify_send_data", "get_dispatch_layout and dispatch return all counts")
