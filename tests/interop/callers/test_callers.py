@@ -5,7 +5,7 @@ One row a version of a caller: which keywords it passes to dispatch and to combi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,13 +13,16 @@ import op_runs
 import pytest
 import torch
 
+import ascend_moe
 import ascend_moe.reference as ref
+from ascend_moe import LocalCluster
 from ascend_moe import npu as torch_npu
 from ascend_moe.reference.cases import Case
 
 Kwargs = dict[str, Any]
 Given = ref.RankInput
 WORLD = 2
+SERVERS, SHARE = 2, 2  # servers, ranks of each, where callers ask for hierarchy
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,12 @@ def _mask(given: Given) -> Kwargs:
 
 
 def _ascend_dispatch(tp: bool, mask: bool, nums_type: bool, **more: Any) -> Callable[[Case, int, str], Kwargs]:
+    """``more``: expert_scales=True passes the weights; anything else as it stands."""
+
     def kwargs(case: Case, rank: int, group: str) -> Kwargs:
         named = {"scales": None, "quant_mode": case.quant_mode, **_constants(case), **more}
+        if more.get("expert_scales"):
+            named["expert_scales"] = case.inputs[rank].expert_scales
         named |= _tp(group) if tp else {}
         named |= _mask(case.inputs[rank]) if mask else {}
         return named | ({"expert_token_nums_type": case.nums_type} if nums_type else {})
@@ -101,6 +108,8 @@ def _ascend_combine(tp: bool, mask: bool, **more: Any) -> Callable[[Case, int, s
     return kwargs
 
 
+_TO_SERVERS: Kwargs = {"tp": False, "nums_type": True, "expert_scales": True, "comm_alg": "hierarchy"}
+_FROM_SERVERS: Kwargs = {"tp": False, "expand_scales": True, "comm_alg": "hierarchy"}
 VLLM_ASCEND = [
     Caller(
         f"vllm-ascend {versions}{' int8' if quant == 'int8' else ''}{label}",
@@ -136,9 +145,8 @@ VLLM_ASCEND = [
             {"tp": True, "mask": True, "nums_type": True}, {"tp": True, "mask": True, "expand_scales": True},
         ),
         (
-            "0.18.0", " hierarchy", "_v2", _ascend(contract=2, batches="zero rank", nums_type=0),
-            {"tp": False, "mask": False, "nums_type": True, "comm_alg": "hierarchy"},
-            {"tp": False, "mask": False, "expand_scales": True, "comm_alg": "hierarchy"},
+            "0.18.0", " hierarchy", "_v2", _ascend(contract=2, batches="zero rank", nums_type=0, weights=True),
+            _TO_SERVERS | {"mask": False}, _FROM_SERVERS | {"mask": False},
         ),
         (
             "0.23.0", " no mask", "_v2", _ascend(contract=2, tp=1, nums_type=1),
@@ -149,13 +157,31 @@ VLLM_ASCEND = [
 ]  # fmt: skip
 
 
+# The same between servers: batches are equal where a mask is passed.
+VLLM_ASCEND_SERVERS = [
+    Caller(
+        f"vllm-ascend {versions} hierarchy, {label}{' int8' if quant == 'int8' else ''}",
+        "_v2",
+        _ascend(world=SERVERS * SHARE, share=SHARE, contract=2, nums_type=0, weights=True, quant=quant, **sizes),
+        _ascend_dispatch(mask=mask, **_TO_SERVERS),
+        _ascend_combine(mask=mask, **_FROM_SERVERS, **more),
+    )
+    for quant in ("none", "int8")
+    for versions, label, mask, more, sizes in (
+        ("0.18.0", "mask", True, {}, {"mask": "prefix"}),
+        ("0.18.0", "unequal batches", False, {}, {"batches": "zero rank"}),
+        ("0.23.0", "comm_quant_mode", True, {"comm_quant_mode": 2}, {"mask": "prefix", "coded": True}),
+    )
+]
+
+
 # ---- sgl-kernel-npu's low latency strategy: no tp, weights to dispatch too, ids behind the mask are not written
 
 
-def _padded_inputs(dtype: torch.dtype, hidden: int, shared: bool) -> list[Given]:
+def _padded_inputs(dtype: torch.dtype, hidden: int, shared: bool, world: int = WORLD) -> list[Given]:
     """Six rows a rank, of which the first four are tokens; the others are what memory held."""
     rng, inputs = torch.Generator().manual_seed(5), []
-    for rank in range(WORLD):
+    for rank in range(world):
         x = torch.randn(6, hidden, generator=rng).to(dtype)
         ids = torch.stack([torch.randperm(8, generator=rng)[:3] for _ in range(6)]).to(torch.int32)
         weights = torch.rand(6, 3, generator=rng)
@@ -208,6 +234,38 @@ SGL_KERNEL_NPU = [
 ]
 
 
+def _sgl_ops_dispatch(case: Case, rank: int, group: str) -> Kwargs:
+    """Of the strategy "ops", as it is made by default: global_bs is its most tokens a rank times W."""
+    given = {"global_bs": case.global_bs, "expert_shard_type": 0, "comm_alg": "hierarchy"}
+    return _sgl_dispatch(case, rank, group) | given
+
+
+def _sgl_ops_combine(case: Case, rank: int, group: str, sent: tuple[Any, ...]) -> Kwargs:
+    given = {"global_bs": case.global_bs, "expert_shard_type": 0, "comm_alg": "hierarchy", "tp_send_counts": None}
+    return _sgl_combine(case, rank, group, sent) | given
+
+
+SGL_KERNEL_NPU_SERVERS = [
+    Caller(
+        f"sgl-kernel-npu ops hierarchy quant_mode {mode}{' with shared_expert_x' if shared else ''}",
+        "_v2",
+        Case.of(
+            _padded_inputs(torch.bfloat16, 64, shared, SERVERS * SHARE),
+            8,
+            global_bs=8 * SERVERS * SHARE,
+            contract=2,
+            quant=quant,
+            weights=True,
+            share=SHARE,
+        ),
+        _sgl_ops_dispatch,
+        _sgl_ops_combine,
+    )
+    for mode, quant in ((0, "none"), (2, "int8"))
+    for shared in (False, True)
+]
+
+
 # ---- smooth scales, with the output of a shared expert added by combine
 
 
@@ -237,12 +295,29 @@ def test_callers_call_gives_what_the_reference_gives(
     caller: Caller, algorithm: str, clusters: op_runs.Clusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    case = caller.case
+    _check(caller.case, clusters[caller.case.world].run(caller.run))
+
+
+@pytest.mark.parametrize("caller", [*VLLM_ASCEND_SERVERS, *SGL_KERNEL_NPU_SERVERS], ids=lambda caller: caller.name)
+def test_callers_call_between_servers_gives_what_the_reference_gives(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(SHARE))
+
+    def run(rank: int, group: str) -> tuple[op_runs.RankRun, str]:
+        return caller.run(rank, group), ascend_moe.algorithm_of(group)
+
+    with LocalCluster(caller.case.world, window_mib=8) as cluster:
+        runs, algorithms = zip(*cluster.run(run), strict=True)
+    assert {*algorithms} == {"hierarchy"}
+    _check(caller.case, runs)
+
+
+def _check(case: Case, runs: Sequence[op_runs.RankRun]) -> None:
     expected = case.dispatched()
-    runs = clusters[case.world].run(caller.run)
     for rank, one in enumerate(runs):
         options = {"quantized": case.quant_mode != 0, "exact_shapes": True}
-        op_runs.check_dispatch(case.contract, rank, one.dispatched, expected[rank], **options)
+        op_runs.check_dispatch(case.contract, rank, one.dispatched, expected[rank], share=case.share, **options)
     op_runs.check_sums(case, runs, expected)
 
 
