@@ -58,6 +58,9 @@ def dequantize_rows(expand_x: Tensor, dynamic_scales: Tensor, dtype: torch.dtype
 
     Returns:
         ``(A, H)``: codes times the row's scale, in fp32, rounded once.
+
+    Raises:
+        ArgumentError: expand_x is not ``(A, H)`` int8, or dynamic_scales has not one scale a row.
     """
     fits = expand_x.dim() == 2 and expand_x.dtype == torch.int8
     need(fits, "expand_x", "is {} {}; need (A, H) int8", expand_x.shape, expand_x.dtype)

@@ -28,7 +28,12 @@ C = TypeVar("C")
 
 
 class AscendMoeError(RuntimeError):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises on purpose.
+
+    Args:
+        message: the one line.
+        details: what becomes the error's attributes, by name.
+    """
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -44,66 +49,172 @@ class AscendMoeError(RuntimeError):
 
 
 class ArgumentError(AscendMoeError, ValueError):
-    """An argument of this call breaks a rule: ``.argument``. ``.rank``, where it is given, passed it."""
+    """Raised where an argument breaks a rule: shape, dtype, range, a mode that is not supported.
+
+    Every rank raises it where combine got an ``ep_send_counts`` or ``assist_info_for_combine`` that dispatch cannot
+    have returned: give combine dispatch's tensors; ``direct`` also needs them in dispatch's order.
+
+    Attributes:
+        argument: its name.
+        rank: the rank that passed it, where that is known.
+
+    What to do: the text has the rule and the value.
+    """
 
 
 class WindowTooSmall(ArgumentError):
-    """The window is too small for this call. Export ``.needed_mib`` as HCCL_BUFFSIZE, or as ``.variable``."""
+    """Raised where the window cannot hold what this call may send.
+
+    Attributes:
+        needed_mib: what it needs, in MiB.
+        variable: the variable to export it as.
+
+    What to do: export ``HCCL_BUFFSIZE`` as the text says, on all ranks, before the group's first op;
+    ``ascend-moe plan`` says it beforehand.
+    """
 
 
 class WindowTensorError(ArgumentError):
-    """Combine cannot send from this tensor: it is spent, or of other windows. ``.generation``."""
+    """Raised where a tensor of ``window_empty`` was used twice, or belongs to another window.
+
+    Attributes:
+        generation: the tensor's number.
+        epoch: that of the combine that has consumed it, or 0.
+
+    What to do: take a new one for every combine (docs/zero_copy.md).
+    """
 
 
 class InvalidExpertId(AscendMoeError, ValueError):
-    """An active expert id is neither -1 nor in 0..E-1. ``.rank .token .k .expert_id``."""
+    """Raised where an active id is neither -1 nor in 0..E-1.
+
+    Attributes:
+        rank, token, k: where it is.
+        expert_id: the id.
+
+    What to do: look at the router of that rank; int64 ids of the adapters: one that int32 does not hold is told as
+    "2147483647 or more" by the other ranks.
+    """
 
 
 class RoutingOverflow(AscendMoeError):
-    """A source routes more rows to one owner than its capacity. ``.rank .owner .rows .capacity``."""
+    """Raised where a rank sends one owner more rows than maxBS · min(K, L): the window has no room for more duplicates.
+
+    Attributes:
+        rank, owner: who sends, and to whom.
+        rows, capacity: how many, and the most.
+
+    What to do: no duplicate ids, or a larger ``global_bs``.
+    """
 
 
 class RoutingMismatch(AscendMoeError):
-    """Combine's routing tensors disagree with the rows that arrived. ``.rank .expert .ours .theirs``.
+    """Raised where combine's ids, mask or counts give an expert other rows than the dispatch's.
 
-    Where the row of a pair has not come at all: ``.rank .expert .token .k``.
+    The rank that sees it raises it; ids permuted within equal counts are seen with ``ASCEND_MOE_CHECK_PAIRS=1``.
+
+    Attributes:
+        rank, expert: whose rows.
+        ours, theirs: the two numbers of rows.
+        token, k: instead of these where the row of a pair has not come at all.
+
+    What to do: give combine what dispatch got and returned.
     """
 
 
 class ConfigMismatch(AscendMoeError):
-    """Two ranks called with different configurations. ``.field .rank .ours .theirs``."""
+    """Raised where ranks called with different H, K, E, BS, dtype, mode or op, or opened a group with other settings.
+
+    Attributes:
+        field: what differs.
+        rank: the other rank.
+        ours, theirs: the two values.
+
+    What to do: the text has both values.
+    """
 
 
 class CommError(AscendMoeError):
-    """The communicator has failed and must be closed. ``.rank`` caused it, ``.reporter`` found it."""
+    """The communicator has failed and must be closed.
+
+    Attributes:
+        rank: who caused it.
+        reporter: who found it.
+    """
 
 
 class PeerLost(CommError):
-    """A peer's process has died or closed its end."""
+    """Raised where a rank's process has died or closed its end; known within 2 s on a CPU.
+
+    Attributes:
+        rank: who is lost.
+        reporter: who found it.
+
+    What to do: see why that rank ended.
+    """
 
 
 class CommTimeout(CommError):
-    """A peer did not arrive before the deadline."""
+    """Raised where a rank did not arrive within ``ASCEND_MOE_TIMEOUT_S``.
+
+    Attributes:
+        rank: who did not come.
+        reporter: who waited.
+
+    What to do: the text says what that rank was last seen doing, and whether it is in an op or in Python code; did
+    every rank call the same ops in the same order?
+    """
 
 
 class CorruptStatus(CommError):
-    """A status block holds what no rank of this epoch can have written."""
+    """Raised where a status block holds what no rank of this epoch can have written.
 
+    Attributes:
+        rank: whose block.
+        reporter: who read it.
 
-class KernelFault(AscendMoeError):
-    """The twin stopped a kernel that broke a rule of the hardware (bounds, alignment, queues)."""
+    What to do: something else wrote into the window: another library on the same communicator?
+    """
 
 
 class LibraryError(AscendMoeError, ImportError):
-    """The native library is missing, or was built from other sources."""
+    """Raised where a native library is missing, does not load, or was built from other sources.
+
+    What to do: the text has the command that builds it.
+    """
 
 
-class TwinBuildError(AscendMoeError):
-    """A kernel source does not compile on the twin. ``.source .command .output`` of the compiler."""
+class KernelFault(AscendMoeError):
+    """Raised where the twin stopped a kernel that broke a rule of the hardware: bounds, alignment, queues, races.
+
+    Attributes:
+        rank: where, for the kernels of this package.
+
+    What to do: the text names file and line (docs/foreign_kernels.md).
+    """
 
 
 class TwinFault(KernelFault):
-    """The twin stopped a launched kernel. ``.kernel .rank .finding``; ``.seed .policy`` in checked mode."""
+    """Raised where the twin stopped a kernel of your own, launched by ``ascend_moe.foreign``.
+
+    Attributes:
+        kernel, rank: what ran, and where.
+        finding: the finding's class.
+        seed, policy: of the schedule, in checked mode.
+
+    What to do: the text names file and line; the same seed and policy show it again.
+    """
+
+
+class TwinBuildError(AscendMoeError):
+    """Raised where a kernel source does not compile on the twin.
+
+    Attributes:
+        source, command: the file, and the compiler's command.
+        output: all that the compiler said.
+
+    What to do: ``output`` has the compiler's error.
+    """
 
 
 # ---- rules of arguments
@@ -133,14 +244,14 @@ def _name(dtype: object) -> str:
 
 
 def need_unset(**arguments: object) -> None:
-    """Raise for the first argument that is set: only NPUs have the mode that it selects."""
+    """Raise for the first of ``arguments`` that is set: only NPUs have the mode that it selects."""
     for name, value in arguments.items():
         empty = value is None or (isinstance(value, (list, tuple)) and len(value) == 0)
         need(empty, name, "is not supported off the NPU; leave it out")
 
 
 def need_only(argument: str, value: int | None, *allowed: int | None) -> None:
-    """Raise unless ``value`` is one of ``allowed``, the modes that run off the NPU."""
+    """Raise unless ``value`` of ``argument`` is one of ``allowed``, the modes that run off the NPU."""
     if value not in allowed:
         need(False, argument, "is {}; off the NPU it must be {}", value, ", ".join(map(str, allowed)))
 
@@ -149,12 +260,12 @@ Dtypes = tuple["torch.dtype", ...]
 
 
 def need_tensor(argument: str, value: object) -> None:
-    """Raise unless ``value`` is a tensor."""
+    """Raise unless ``value`` of ``argument`` is a tensor."""
     need(hasattr(value, "is_floating_point"), argument, "is a {}; it must be a tensor", type(value).__name__)
 
 
 def need_shape(argument: str, tensor: torch.Tensor, *shapes: tuple[int, ...], dtypes: Dtypes | None = None) -> None:
-    """Raise unless ``tensor`` has one of the shapes, and one of the dtypes."""
+    """Raise unless ``tensor`` of ``argument`` has one of ``shapes``, as ``(T, K)``, and one of ``dtypes``."""
     need_tensor(argument, tensor)
     if tuple(tensor.shape) not in shapes:
         need(False, argument, "is {}; it must be {}", tensor.shape, " or ".join(str(tuple(shape)) for shape in shapes))
@@ -162,14 +273,14 @@ def need_shape(argument: str, tensor: torch.Tensor, *shapes: tuple[int, ...], dt
 
 
 def need_dtype(argument: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None:
-    """Raise unless ``tensor`` has one of the dtypes."""
+    """Raise unless ``tensor`` of ``argument``, of any shape ``(...,)``, has one of ``dtypes``."""
     need_tensor(argument, tensor)
     if tensor.dtype not in dtypes:
         need(False, argument, "is {}; it must be {}", tensor.dtype, " or ".join(map(_name, dtypes)))
 
 
 def need_dims(argument: str, tensor: torch.Tensor, *dims: int, dtypes: Dtypes | None = None) -> None:
-    """Raise unless ``tensor`` has one of the numbers of dimensions, and one of the dtypes."""
+    """Raise unless ``tensor`` of ``argument`` has ``dims`` dimensions, 2 for ``(T, K)``, and one of ``dtypes``."""
     need_tensor(argument, tensor)
     if tensor.dim() not in dims:
         need(False, argument, "is {}; it must be {}", tensor.shape, " or ".join(f"{count}-D" for count in dims))
@@ -177,18 +288,18 @@ def need_dims(argument: str, tensor: torch.Tensor, *dims: int, dtypes: Dtypes | 
 
 
 def need_one_of(argument: str, value: object, names: Iterable[str]) -> None:
-    """Raise unless ``value`` is one of the names."""
+    """Raise unless ``value`` of ``argument`` is one of ``names``."""
     if value not in (listed := list(names)):
         need(False, argument, "is {!r}; need one of {}", value, ", ".join(filter(None, listed)))
 
 
 def unknown_argument(function: Callable[..., object], given: Iterable[str]) -> TypeError | None:
-    """The error for the first name that is no argument of ``function``, with the nearest one that is."""
+    """The error for the first name of ``given`` that is no argument of ``function``, with the nearest one that is."""
     return unknown_name(function.__qualname__, list(inspect.signature(function).parameters), given)
 
 
 def unknown_name(function: str, names: Sequence[str], given: Iterable[str]) -> TypeError | None:
-    """The same of a function's name and the names of its arguments."""
+    """The same of the name of ``function`` and the ``names`` of its arguments, for those ``given``."""
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
@@ -198,7 +309,7 @@ def unknown_name(function: str, names: Sequence[str], given: Iterable[str]) -> T
 
 
 def with_right_names(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, where the error about a misspelt argument has the nearest right name."""
+    """``function``, where the TypeError that it raises about a misspelt argument has the nearest right name."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -219,7 +330,7 @@ def with_signature_of(
     """Makes a method take what ``model``, a method too, takes: a signature that several classes share stands once.
 
     The method names those arguments that it uses, or takes all as ``**keywords``; it gets them by name, with model's
-    defaults. Without a docstring it has model's. This decorator is the outermost.
+    defaults, and raises TypeError as model does. Without a docstring it has model's. This decorator is the outermost.
     """
     signature = inspect.signature(model)
     _, *known = signature.parameters.values()
@@ -263,7 +374,7 @@ def _misfit(error: Exception) -> bool:
 
 
 def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, where what Python or a library says of arguments that no rule of it looks at is an ArgumentError.
+    """``function``, which raises ArgumentError for what Python or a library says of arguments that no rule looks at.
 
     Our own errors, those classes that torch has made itself, and a call that does not fit the signature stay,
     a misspelt argument with the nearest right name.

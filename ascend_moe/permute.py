@@ -318,7 +318,13 @@ def _padded(counts: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.
 
 
 def need_pairs(tokens: int, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> None:
-    """Raise unless ids are ``(T, K)`` int32 or int64, K at least 1, and weights ``(T, K)``."""
+    """Raise ArgumentError unless ids and weights fit the tokens.
+
+    Args:
+        tokens: T.
+        topk_ids: ``(T, K)`` int32 or int64, K at least 1.
+        topk_weights: ``(T, K)``.
+    """
     need_dims("topk_ids", topk_ids, 2, dtypes=_INDEX_DTYPES)
     fits = topk_ids.shape[0] == tokens and topk_ids.shape[1] >= 1
     need(fits, "topk_ids", "is {} for {} tokens; it must be (T, K), K at least 1", topk_ids.shape, tokens)

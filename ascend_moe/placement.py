@@ -23,7 +23,12 @@ _INDEX_DTYPES = (torch.int32, torch.int64)
 
 @dataclass(frozen=True)
 class ExpertPlacement:
-    """Expert e of ``num_experts`` lives whole on rank ``e // local_experts``."""
+    """Expert e of ``num_experts`` lives whole on rank ``e // local_experts``.
+
+    Attributes:
+        num_experts: E, a multiple of ranks.
+        ranks: W.
+    """
 
     num_experts: int
     ranks: int
@@ -158,7 +163,7 @@ def _inverse(physical: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
 
 def contiguous_balance(experts: int, layers: int = 1) -> Balance:
-    """The placement of ``experts`` without a copy: expert e is physical expert e."""
+    """The placement of ``experts`` without a copy, for each of ``layers``: expert e is physical expert e."""
     order = torch.arange(experts)
     return Balance(order.expand(layers, -1), order[:, None].expand(layers, -1, 1), torch.ones(layers, experts).long())
 
@@ -249,6 +254,9 @@ def eplb_table(table: torch.Tensor) -> torch.Tensor:
 
     Args:
         table: ``(E, C)``, as `remap` takes it. -1 is padding, behind the copies.
+
+    Raises:
+        ArgumentError: table is not 2-D int32 or int64.
     """
     need_dims("table", table, 2, dtypes=_INDEX_DTYPES)
     return narrow("table", torch.cat([(table >= 0).sum(1, keepdim=True), table.clamp(min=0)], 1))
@@ -266,6 +274,9 @@ class LoadCounter:
 
     Attributes:
         counts: ``(layers, L)`` int64.
+
+    Raises:
+        ArgumentError: layers or local_experts is below 1.
     """
 
     def __init__(self, layers: int, local_experts: int, device: torch.device | str | None = None) -> None:

@@ -1,7 +1,7 @@
 """Every environment variable of this package: name, parser, default, rule and one line of help.
 
 No other module spells the name of one of these variables. A reader writes ``settings.TIMEOUT_S.get()``; an
-error text takes ``settings.TIMEOUT_S.name``. tools/settings_page.py makes docs/settings.md from `TABLE`.
+error text takes ``settings.TIMEOUT_S.name``. tools/pages_from_code.py makes docs/settings.md from `TABLE`.
 
 A variable is read when its value is needed, never at import: a change of ``os.environ`` counts from the next
 read on. A value of blanks only counts as not set.
@@ -371,7 +371,7 @@ NAMES = frozenset(setting.name for group in TABLE.values() for setting in group)
 
 
 def setting_of(problem: BaseException) -> Setting[Any] | None:
-    """The variable whose value an error is about."""
+    """The variable whose value the error ``problem`` is about; None: none's."""
     argument = getattr(problem, "details", {}).get("argument")
     return next((setting for group in TABLE.values() for setting in group if setting.name == argument), None)
 

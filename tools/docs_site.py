@@ -2,7 +2,8 @@
 
 README becomes the first page, CONTRIBUTING and their like pages of their own; every other file that a page links to is
 copied beside the pages. The API reference has a page a public module, with every public name; a name that has no
-docstring, or that griffe does not find, fails a strict build.
+docstring, or that griffe does not find, or whose docstring leaves out an argument, a tensor's shape or that it raises,
+fails the build.
 
 The site in Chinese is a build of its own, of README.zh.md and docs/zh/, that lies in the folder zh of the site in
 English. Links from one to the other are written "site:" and the file's path on the whole site until a page is complete.
@@ -14,6 +15,7 @@ import ast
 import contextlib
 import logging
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,13 @@ MODULES = (
     "standin.torch_npu",
 )
 
+#: Whose docstrings may leave out arguments, shapes and errors: names are those of the framework that they stand in for,
+#: and what developers use.
+WITHOUT_ARGUMENTS = ("reference", "plan", "interop.deep_ep", "interop.megatron", "interop.vllm")
+SIZE = r"(?:\.\.\.|[\w*/+>= -]{1,16})"
+SHAPE = re.compile(rf"\({SIZE},(?: {SIZE}(?:, {SIZE})*)?\)")  # (T,), (BS, H), (..., 2I)
+ELSEWHERE_DESCRIBED = re.compile(r"\bas (?:there|of|for)\b|\bany shape\b|\bwhose arguments these are\b", re.IGNORECASE)
+
 
 def public_names(module: str) -> list[str]:
     """What a module shows: its ``__all__``, or else the classes and functions that it defines without underscore."""
@@ -71,19 +80,58 @@ def public_names(module: str) -> list[str]:
 
 
 def undocumented() -> list[str]:
-    """The public names without a docstring, and those that are not found: functions, classes and their methods."""
+    """What public names lack, a line each: name and what; functions and classes."""
     package = griffe.load("ascend_moe", search_paths=[ROOT], resolve_aliases=True)
     lacking = []
-    for name in (f"{module}.{public}".strip(".") for module in ("", *MODULES) for public in public_names(module)):
+    places = [(module, public) for module in ("", *MODULES) for public in public_names(module)]
+    operators = [public for public in public_names("npu") if public.startswith("npu_")]
+    for module, public in places:
+        name = f"{module}.{public}".strip(".")
         try:
-            found: griffe.Object | griffe.Alias = package[name]
+            found: Any = package[name]
             found = found.final_target if isinstance(found, griffe.Alias) else found
         except (KeyError, griffe.AliasResolutionError):
-            lacking.append(name)
+            lacking.append(f"{name}: not found")
             continue
-        if (found.is_function or found.is_class) and not found.has_docstring:
-            lacking.append(name)
+        if not (found.is_function or found.is_class):
+            continue
+        if not found.has_docstring:
+            lacking.append(f"{name}: a docstring")
+        elif module not in WITHOUT_ARGUMENTS:
+            lacking += [f"{name}: {what}" for what in left_out(found)]
+            if public in operators and not re.search(r"(?m)^ *Raises:", found.docstring.value):
+                lacking.append(f"{name}: a section Raises")
     return sorted(lacking)
+
+
+def left_out(documented: Any) -> list[str]:
+    """What the docstring of a function, or of a class and its constructor, does not say."""
+    text, function = documented.docstring.value, documented
+    if documented.is_class:
+        function = documented.members.get("__init__")
+        if function is not None and function.has_docstring:
+            text += "\n" + function.docstring.value
+        if function is None and not any("dataclass" in str(each.value) for each in documented.decorators):
+            return []  # its base has the constructor
+    parameters = [each for each in (function or documented).parameters if each.name not in ("self", "cls")]
+    names = [each.name.lstrip("*") for each in parameters if not each.name.lstrip("*").startswith("_")]
+    lacking = [f"argument {name}" for name in names if not re.search(rf"\b{re.escape(name)}\b", text)]
+    tensors = [each.name for each in parameters if re.search(r"\bTensors?\b", str(each.annotation))]
+    if documented.is_function and tensors and not SHAPE.search(text) and not ELSEWHERE_DESCRIBED.search(text):
+        lacking.append(f"a shape of {', '.join(tensors)}")
+    if function is not None and raises(function) and not re.search(r"\b[Rr]aises?\b", text):
+        lacking.append("what it raises")
+    return lacking
+
+
+def raises(function: Any) -> bool:
+    """Whether a function itself raises, by a statement or by one of the rules of ``ascend_moe.errors``."""
+    for node in ast.walk(ast.parse(textwrap.dedent(function.source))):
+        if isinstance(node, ast.Raise):
+            return True
+        if isinstance(node, ast.Call) and re.match(r"need(_|$)", getattr(node.func, "id", "")):
+            return True
+    return False
 
 
 def api_page(module: str) -> str:
@@ -122,7 +170,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         name = _place(target)
         files.append(File.generated(config, name, content=content.decode() if name.endswith(".md") else content))
     if lacking := undocumented():
-        raise PluginError("public names without a docstring: " + ", ".join(lacking))
+        raise PluginError("public names whose docstrings lack something:\n  " + "\n  ".join(lacking))
     for module in ("", *MODULES):
         name = f"api/{module or 'index'}.md"
         files.append(File.generated(config, name, content=api_page(module)))

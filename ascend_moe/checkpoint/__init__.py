@@ -96,7 +96,13 @@ def build_layer(
 ) -> MoELayer:
     """Builds a MoELayer with the weights of ``load_layer`` for the dispatcher's rank.
 
-    ``router_dtype``, ``device`` and ``global_bs`` are MoELayer's, the other arguments and errors load_layer's.
+    Args:
+        directory, layer, dtype, config, dequantize: as of `load_layer`.
+        dispatcher: its rank and world size say which experts are read; the layer keeps it.
+        router_dtype, device, global_bs: as of `MoELayer`.
+
+    Raises:
+        ArgumentError: as `load_layer`.
     """
     weights = load_layer(
         directory,
@@ -426,6 +432,10 @@ def kept_bits(directory: str | Path, layer: int) -> int:
     """Tells how many bits the codes have that `load_layer` keeps of a layer's experts: 8, 4, or 0: they become floats.
 
     Reads names only. Codes of 8 bits whose zero is not code 0, which their data show, become floats all the same.
+
+    Args:
+        directory: folder with config.json and the safetensors files.
+        layer: index of the decoder layer.
 
     Raises:
         ArgumentError: as `load_layer`.

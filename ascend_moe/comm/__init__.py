@@ -258,7 +258,10 @@ def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
 
 
 def algorithm_of(group_ep: str) -> str:
-    """Returns what this rank's last op on the group ran, ``comm_alg`` resolved: "window", "direct", or "" before any.
+    """Returns what this rank's last op on the group ran: "window", "direct", "hierarchy", or "" before any.
+
+    Args:
+        group_ep: name of the group, as the ops take it.
 
     Raises:
         ArgumentError: the name is no group's.

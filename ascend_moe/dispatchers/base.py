@@ -130,6 +130,14 @@ class Dispatcher(ABC):
     (`ascend_moe.autograd`): a backward communicates too, so all ranks run the same one.
 
     Ids behind E - 1 are of ``special`` experts: their pairs stay on this rank, which adds their terms in combine.
+
+    Args:
+        place: the group, W and this rank.
+        num_experts: E, a multiple of W.
+        special: how many zero, copy and const experts there are; None: none.
+
+    Raises:
+        ArgumentError: num_experts is no positive multiple of W, or a number of special experts is out of range.
     """
 
     #: combine adds shared_expert_x in fp32 before its one rounding; otherwise it rejects the argument.

@@ -375,6 +375,9 @@ class AllToAllDispatcher(CollectiveDispatcher):
         group: as of `CollectiveDispatcher`.
         num_experts: E, a multiple of the group's size, at most 2048.
         special: as of `CollectiveDispatcher`.
+
+    Raises:
+        ArgumentError: num_experts is no multiple, or above 2048.
     """
 
     def __init__(self, group: object, num_experts: int, **special: int) -> None:
@@ -440,6 +443,11 @@ class AllGatherDispatcher(CollectiveDispatcher):
     W * (largest number of rows on any rank) expert rows to combine. The way back carries expert rows as they
     are, not partial sums: sums of partial sums would round differently from the other dispatchers. Cheap only
     for few ranks or few tokens; no uneven splits are needed.
+
+    Args:
+        group: as of `CollectiveDispatcher`.
+        num_experts: E, a multiple of the group's size.
+        zero_expert_num, copy_expert_num, const_expert_num: as of `CollectiveDispatcher`.
     """
 
     def _send(self, call: _Call, header: Tensor) -> _Arrived:

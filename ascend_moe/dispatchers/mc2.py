@@ -46,6 +46,11 @@ class MC2Dispatcher(Dispatcher):
             copy (``ascend_moe.window_empty``); with comm_alg "", "auto" or "direct".
         ops: a namespace with the operators of this contract (torch_npu where it is patched, `ascend_moe.npu`); None:
             this package's.
+
+    Raises:
+        ArgumentError: num_experts is no multiple of W, contract is another name, comm_quant_mode is neither 0 nor 2, or
+            options do not go together: comm_alg, zero_copy or special experts with contract "v1", zero_copy with
+            another comm_alg or with comm_quant_mode 2.
     """
 
     max_batch = MAX_BATCH

@@ -1,7 +1,8 @@
 """The activations between an expert's two products: one table of formulas, by name.
 
 A formula is plain torch: it has a gradient and compiles. It computes in float32 (float64 for float64) and its caller
-rounds once. `grouped_mlp` and the operators with an activation take their formulas from here.
+rounds once. `grouped_mlp` and the operators with an activation take their formulas from here. gate and up are
+``(..., I)`` and so is the result; without a gate there is one tensor x ``(..., I)``.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from ascend_moe.errors import need, need_one_of
 
 
 def swiglu(gate: Tensor, up: Tensor, *, limit: float = 0.0) -> Tensor:
-    """``silu(gate) * up``; limit above 0: before it gate is cut at limit, up at both plus and minus it."""
+    """``silu(gate) * up`` of ``(..., I)``; limit above 0: before it gate is cut at limit, up at plus and minus it."""
     return silu(gate) * up if limit == 0 else clipped_swiglu(gate, up, alpha=1.0, limit=limit, bias=0.0)
 
 
 def clipped_swiglu(gate: Tensor, up: Tensor, *, alpha: float = 1.702, limit: float = 7.0, bias: float = 1.0) -> Tensor:
-    """``gate * sigmoid(alpha * gate) * (up + bias)``, gate cut at limit, up at both sides: gpt-oss's."""
+    """``gate * sigmoid(alpha * gate) * (up + bias)`` of ``(..., I)``, gate cut at limit, up at both: gpt-oss's."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     # silu rounds once where the product rounds twice, and is what SwiGLU without a limit computes.
     activated: Tensor = silu(gate) if alpha == 1.0 else gate * torch.sigmoid(alpha * gate)
@@ -33,42 +34,42 @@ def clipped_swiglu(gate: Tensor, up: Tensor, *, alpha: float = 1.702, limit: flo
 
 
 def swiglustep(gate: Tensor, up: Tensor, *, limit: float = 7.0) -> Tensor:
-    """``silu(gate) * up``, where silu's result is cut at limit and up at both sides: Step-3.5's."""
+    """``silu(gate) * up`` of ``(..., I)``, where silu's result is cut at limit and up at both sides: Step-3.5's."""
     return silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
 
 
 def situ(x: Tensor, *, beta: float = 1.0) -> Tensor:
-    """``beta * tanh(x / beta) * sigmoid(x)``: silu whose linear part is bounded by beta. It has no gate."""
+    """``beta * tanh(x / beta) * sigmoid(x)`` of ``(..., I)``: silu whose linear part is bounded by beta. No gate."""
     return beta * torch.tanh(x / beta) * torch.sigmoid(x)
 
 
 def situglu(gate: Tensor, up: Tensor, *, beta: float = 1.0, linear_beta: float = 0.0) -> Tensor:
-    """``situ(gate) * linear_beta * tanh(up / linear_beta)``, Kimi-K3's; linear_beta 0: up as it is."""
+    """``situ(gate, beta) * linear_beta * tanh(up / linear_beta)`` of ``(..., I)``, Kimi-K3's; linear_beta 0: up."""
     return situ(gate, beta=beta) * (linear_beta * torch.tanh(up / linear_beta) if linear_beta else up)
 
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """``gelu(gate) * up``, by the error function."""
+    """``gelu(gate) * up`` of ``(..., I)``, by the error function."""
     return gelu(gate) * up
 
 
 def geglu_tanh(gate: Tensor, up: Tensor) -> Tensor:
-    """``gelu(gate) * up``, gelu by tanh."""
+    """``gelu(gate) * up`` of ``(..., I)``, gelu by tanh."""
     return gelu(gate, approximate="tanh") * up
 
 
 def sigmoid_glu(gate: Tensor, up: Tensor) -> Tensor:
-    """``sigmoid(gate) * up``."""
+    """``sigmoid(gate) * up`` of ``(..., I)``."""
     return torch.sigmoid(gate) * up
 
 
 def relu2(x: Tensor) -> Tensor:
-    """The square of relu, Nemotron's. It has no gate."""
+    """The square of relu of x ``(..., I)``, Nemotron's. It has no gate."""
     return torch.relu(x).square()
 
 
 def reglu2(gate: Tensor, up: Tensor) -> Tensor:
-    """``relu(gate) ** 2 * up``."""
+    """``relu(gate) ** 2 * up`` of ``(..., I)``."""
     return relu2(gate) * up
 
 

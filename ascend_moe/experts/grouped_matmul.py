@@ -207,6 +207,8 @@ def npu_grouped_matmul(
         group_list_type: 0 running sums, 1 counts, 2 pairs (expert, count) in row order.
         output_dtype: float x: x's type. int8 x: int32 without scale; bf16, fp16, fp32 with it.
         tuning_config: a hint for the NPU, ignored here.
+        activation_input, activation_quant_scale, activation_quant_offset, act_type, x_dtype, weight_dtype, scale_dtype,
+            per_token_scale_dtype: of NPUs only; elsewhere left out.
 
     Returns:
         ``[(M, N)]``, or one tensor for each group; group_type 2: ``[(E, M, N)]``. Rows behind the last group are zero

@@ -136,7 +136,7 @@ def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """``silu(first half) * second half`` along ``dim``; float32 inside, one rounding, differentiable.
 
     Args:
-        input: float, an even size along ``dim`` (gate and up projections side by side).
+        input: ``(..., 2I)`` float, an even size along ``dim`` (gate and up projections side by side).
         dim: the dimension to halve.
 
     Returns:

@@ -37,8 +37,13 @@ __all__ = ["Exploration", "Kernels", "Member", "Outcome", "Windows", "build", "l
 class Exploration:
     """The result of `Kernels.explore`: schedules that ran, how many differed, and the first finding, if any.
 
-    ``finding`` is the class of the finding ("race between cores", "hang", "wrong result", ...) or None,
-    ``text`` its line. The same launch with mode="checked" and this seed and policy shows it again.
+    Attributes:
+        schedules, distinct: how many ran, and how many of them differed.
+        steps: of all schedules together.
+        finding: class of the finding ("race between cores", "hang", "wrong result", ...), or None.
+        text: its line.
+        seed, policy: the same launch with mode="checked" and these shows it again.
+        warnings: with ``warn=True`` the places that broke a rule without harm, a line each.
     """
 
     schedules: int
@@ -66,9 +71,11 @@ DEADLINE_S = 60.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a launch. Checked mode: the number of steps, and a hash of their order.
+    """The result of a launch.
 
-    ``warnings``: with ``warn=True`` the places that broke a rule without harm, a line each.
+    Attributes:
+        steps, trace_hash: checked mode: the number of steps, and a hash of their order.
+        warnings: with ``warn=True`` the places that broke a rule without harm, a line each.
     """
 
     steps: int = 0
@@ -283,7 +290,11 @@ def load(
 ) -> Kernels:
     """Opens kernels: a source (.cpp), built when it is first needed, or a library that `build` made.
 
-    ``tiling_keys``: the instances of template kernels to build; None: all.
+    Args:
+        path: the source or the library.
+        defines: of the preprocessor, ``NAME`` or ``NAME=value``.
+        includes: folders of headers.
+        tiling_keys: the instances of template kernels to build; None: all.
 
     Raises:
         TwinBuildError: a source does not compile. LibraryError: `build` did not make the library.
@@ -293,7 +304,14 @@ def load(
 
 
 class Kernels:
-    """The kernels of one library. Its launches run one after the other, except those with ``rank=``."""
+    """The kernels of one library. Its launches run one after the other, except those with ``rank=``.
+
+    Args:
+        path, defines, includes, tiling_keys: as of `load`, which makes it.
+
+    Raises:
+        ArgumentError: there is no such library.
+    """
 
     def __init__(
         self,

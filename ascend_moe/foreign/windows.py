@@ -65,6 +65,9 @@ class Windows:
 
     ``data(r)``, ``out(r)`` and ``state(r)`` are the bytes of rank r's areas, as numpy arrays: read and write
     them between launches. The same windows go to any number of libraries, one launch at a time.
+
+    Raises:
+        ArgumentError: a rule above is broken.
     """
 
     def __init__(
@@ -186,7 +189,15 @@ class Windows:
 
 @dataclass(frozen=True)
 class Member:
-    """One rank's place in a group."""
+    """One rank's place in a group.
+
+    Attributes:
+        windows: the group's.
+        rank: 0..W-1.
+
+    Raises:
+        ArgumentError: the group has no such rank.
+    """
 
     windows: Windows
     rank: int

@@ -133,8 +133,13 @@ def dispatch_ffn_combine(
 class SymmBuffer:
     """Holds what the ranks have agreed on for `mega_moe`: get_symm_buffer_for_mega_moe makes it.
 
-    The windows are the group's own, so it holds no memory. ``group_name``, ``ep_world_size`` and ``ep_rank_id``
-    are the group's; the others are the arguments it was made with.
+    The windows are the group's own, so it holds no memory.
+
+    Attributes:
+        group, num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, max_recv_token_num,
+            dispatch_quant_mode, dispatch_quant_out_dtype, combine_quant_mode, comm_alg: the arguments it was made with.
+        group_name: the group's, as the ops take it.
+        ep_world_size, ep_rank_id: W, and this rank.
     """
 
     group: ProcessGroup | str

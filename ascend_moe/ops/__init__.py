@@ -68,6 +68,9 @@ def npu_moe_distribute_dispatch(  # type: ignore[empty-body]
     Returns:
         As there, but the third is expand_idx (BS*K,) int32: earlier pairs of this rank with the same expert.
 
+    Raises:
+        As there.
+
     Source: torch_npu.npu_moe_distribute_dispatch.
     """
 
@@ -211,6 +214,9 @@ def npu_moe_distribute_combine(  # type: ignore[empty-body]
 
     Returns:
         (BS, H), as there.
+
+    Raises:
+        As there; ArgumentError also for what must be None or 0 above.
 
     Source: torch_npu.npu_moe_distribute_combine.
     """

@@ -184,6 +184,11 @@ def get_capacity(num_tokens: int, num_experts: int, capacity_factor: float, min_
     Args:
         num_tokens: rows of a rank: T * k.
         num_experts: E.
+        capacity_factor: rows an expert takes, of those that it would get if all got the same.
+        min_capacity: the least result; None: 0.
+
+    Raises:
+        ArgumentError: num_experts is below 1, or capacity_factor below 0.
 
     Source: Megatron-LM ``get_capacity``.
     """

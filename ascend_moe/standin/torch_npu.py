@@ -238,17 +238,24 @@ def _add_operators(changes: _Changes) -> None:
 
 
 def npu_format_cast(tensor: torch.Tensor, acl_format: int, **_: Any) -> torch.Tensor:
-    """The tensor as it is: a CPU tensor has one format."""
+    """The tensor of any shape as it is, whatever acl_format says: a CPU tensor has one format."""
     return tensor
 
 
 def get_npu_format(tensor: torch.Tensor) -> int:
-    """2, ACL's number for plain strides."""
+    """2, ACL's number for plain strides, of a tensor of any shape."""
     return 2
 
 
 def npu_fusion_attention(*args: Any, **kwargs: Any) -> None:
-    """Attention, which is not here. The name is: transformers imports it where torch_npu is. Raises ArgumentError."""
+    """Attention, which is not here. The name is: transformers imports it where torch_npu is.
+
+    Args:
+        args, kwargs: any.
+
+    Raises:
+        ArgumentError: always.
+    """
     raise ArgumentError(
         "npu_fusion_attention: the stand-in of torch_npu has no attention; use torch's scaled_dot_product_attention",
         argument="npu_fusion_attention",

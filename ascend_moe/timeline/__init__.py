@@ -97,7 +97,17 @@ class Timeline:
 
 
 def from_native(address: int, count: int, rank: int | None = None, since_ns: float = 0) -> list[Event]:
-    """Events from an array of ``twin::TimelineEvent`` at this address: of one rank, or of all; from a time on."""
+    """Events from an array of ``twin::TimelineEvent``.
+
+    Args:
+        address: of the array.
+        count: its events.
+        rank: whose events; None: those of all ranks.
+        since_ns: events that begin earlier are left out; CLOCK_MONOTONIC in nanoseconds.
+
+    Raises:
+        LibraryError: the library was built from other sources, with another layout of events.
+    """
     if library.lib().am_trace_event_bytes() != _LAYOUT.itemsize:
         raise LibraryError(
             f"{library.library_path()} lays out timeline events differently: rebuild it with {library.build_command()}"

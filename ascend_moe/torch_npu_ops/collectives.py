@@ -110,7 +110,10 @@ def npu_moe_distribute_combine_add_rms_norm(
         y ``(BS, 1, H)`` of expand_x's dtype; rstd ``(BS, 1, 1)`` fp32; x ``(BS, 1, H)``, the sum that was
         normalised. An inactive token's x is its residual (CANN leaves those rows as they are).
 
-    Collective; errors, order, compilers and gradients as for `npu_moe_distribute_combine_v2`.
+    Collective; order, compilers and gradients as for `npu_moe_distribute_combine_v2`.
+
+    Raises:
+        As for `npu_moe_distribute_combine_v2`; ArgumentError also for residual_x, gamma and norm_eps.
 
     Source: torch_npu ``npu_moe_distribute_combine_add_rms_norm``. NPU tensors go through our combine too.
     """

@@ -1,10 +1,9 @@
-"""The table of environment variables: complete, the only place of their names, and the source of its page."""
+"""The table of environment variables: complete, and the only place of their names."""
 
 from __future__ import annotations
 
 import ast
 import re
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +93,3 @@ def test_every_setting_is_in_the_table() -> None:
     for group in settings.TABLE.values():
         for setting in group:
             assert setting.help and "\n" not in setting.help and setting.shown and setting.rule, setting
-
-
-def test_the_page_is_the_table() -> None:
-    page = runpy.run_path(str(Path(__file__).resolve().parents[2] / "tools" / "settings_page.py"))
-    assert page["PAGE"].read_text() == page["page"](), "run tools/settings_page.py"

@@ -76,6 +76,10 @@ def make_expert_params_mapping(
 ) -> list[tuple[str, str, int, str]]:
     """(start of the parameter's name, part of the checkpoint's name, expert, shard), three for every expert.
 
+    Args:
+        ckpt_gate_proj_name, ckpt_down_proj_name, ckpt_up_proj_name: the checkpoint's names of the three projections.
+        num_experts: E.
+
     Source: SGLang ``EPMoE.make_expert_params_mapping``.
     """
     names = zip(_SHARDS, (ckpt_gate_proj_name, ckpt_down_proj_name, ckpt_up_proj_name), strict=True)

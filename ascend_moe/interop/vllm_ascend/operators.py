@@ -40,9 +40,12 @@ def moe_gating_top_k(
     eps: float,
     bias_opt: torch.Tensor | None = None,
 ) -> Triple:
-    """`ascend_moe.npu.npu_moe_gating_top_k`, whose arguments these are; bias_opt is its bias, of any float type.
+    """Runs `ascend_moe.npu.npu_moe_gating_top_k`, whose arguments these are.
 
-    Softmax weights are divided by their sum with renorm 1, those of the other types always.
+    Args:
+        x, k, k_group, group_count, group_select_mode, norm_type, out_flag, routed_scaling_factor, eps: as there.
+        renorm: 1: softmax weights are divided by their sum; those of the other types always are.
+        bias_opt: ``(E,)``, its bias, of any float type.
     """
     plain = bias_opt is None or bias_opt.dtype == x.dtype
     if on_npu(x) and plain and not (renorm and norm_type == SOFTMAX):  # torch_npu's documents renorm 0 only
@@ -69,7 +72,18 @@ def moe_gating_top_k_hash(
     norm_type: int = 0,
     out_flag: bool = False,
 ) -> Triple:
-    """The same; with input_ids ``(T,)`` and tid2eid ``(V, k)`` the experts are ``tid2eid[input_ids]``. renorm is 0."""
+    """Does the same; with input_ids and tid2eid the experts are ``tid2eid[input_ids]``.
+
+    Args:
+        x, k, bias, k_group, group_count, routed_scaling_factor, eps, group_select_mode, norm_type, out_flag: as of
+            `ascend_moe.npu.npu_moe_gating_top_k`.
+        input_ids: ``(T,)``.
+        tid2eid: ``(V, k)``, the experts of each id.
+        renorm: must be 0.
+
+    Raises:
+        ArgumentError: renorm is not 0, or as there.
+    """
     need(renorm == 0, "renorm", "is {}; moe_gating_top_k_hash takes 0, divide the weights afterwards", renorm)
     groups = Groups(group_count, k_group, group_select_mode)
     hashed = {"input_ids": input_ids, "tid2eid": tid2eid}
