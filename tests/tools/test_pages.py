@@ -23,8 +23,16 @@ PAGES.pop("README.zh.md", None)  # test_translations.py: translated pages have t
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 pytestmark = pytest.mark.skipif(not (TREE / "docs").is_dir(), reason="not in a source tree")
 
-# Tests of their own run these: test_frameworks_page, test_from_cuda, test_readme, test_autograd_orders, ...
-ELSEWHERE = ["frameworks.md", "from_cuda.md", "README.md", "training.md", "operators.md", "zero_copy.md"]
+# Tests of their own run these: test_frameworks_page, test_from_cuda, test_readme, test_debugging, ...
+ELSEWHERE = [
+    "debugging.md",
+    "frameworks.md",
+    "from_cuda.md",
+    "README.md",
+    "training.md",
+    "operators.md",
+    "zero_copy.md",
+]
 STANDIN = "from ascend_moe.standin import torch_npu as standin; standin.install()\n"
 #: page -> what its blocks need around them: an NPU's names.
 BEFORE = {"cluster.md": STANDIN}
