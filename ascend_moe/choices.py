@@ -5,7 +5,7 @@ from __future__ import annotations
 # Of rows: name -> torch's own.
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 QUANTS = ("none", "int8")
-ALGORITHMS = ("auto", "window", "direct")  # comm_alg of an op
+ALGORITHMS = ("auto", "window", "direct", "hierarchy")  # comm_alg of an op
 
 # Of experts: ascend_moe.experts.activations has what they compute.
 ACTIVATIONS = (

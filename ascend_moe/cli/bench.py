@@ -93,6 +93,11 @@ def bench(
             dtype=dtype,
             shape=(hidden, topk, experts),
         )
+        if comm_alg == "hierarchy":
+            bad(
+                "--comm-alg",
+                "hierarchy is between servers, and bench's ranks share one, where it runs window: time that",
+            )
         names = every_method.chosen(methods, comm_alg)
     except ArgumentError as error:
         if error.argument not in _OPTIONS:

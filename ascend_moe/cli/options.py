@@ -159,7 +159,7 @@ def request_of(
         int,
         typer.Option(metavar="MIB", help="HCCL_BUFFSIZE as it is, to compare with.", show_default=False),
     ] = 0,
-    comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="NAME", help="window, direct or auto.")] = "",
+    comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="NAME", help=f"{', '.join(ALGORITHMS)}.")] = "",
     ranks_per_server: Annotated[
         int,
         typer.Option("--ranks-per-server", metavar="N", help="0: a full server of the SoC.", show_default=False),

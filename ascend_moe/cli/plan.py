@@ -81,7 +81,9 @@ def _sentence(found: dict[str, Any]) -> str:
 def text(report: Report) -> str:
     """The report in lines of plain text."""
     lines = [_head(report), ""]
-    lines += [f"not possible: {violation.message}" for violation in report.violations]
+    for violation in report.violations:
+        option = ": give --weights" if violation.argument == "expert_scales" else ""
+        lines.append(f"not possible: {violation.message}{option}")
     if report.fit is None:  # no window would help
         return "\n".join(lines)
     lines += [""] if report.violations else []

@@ -96,6 +96,7 @@ def _validate(
     """
     from ascend_moe import validate as validation
     from ascend_moe.native import binding, library
+    from ascend_moe.native.windows import ranks_per_server
     from ascend_moe.validate import bringup
     from ascend_moe.validate.cases import matrix
 
@@ -115,7 +116,7 @@ def _validate(
     library.lib()  # what is missing is said before anything starts
     binding.library()
     ranks = ranks or DEFAULT_RANKS
-    cases = matrix(ranks, *drawn)
+    cases = validation.fitting(matrix(ranks, *drawn), ranks, ranks_per_server())
     started("validate", f"{len(cases)} calls of dispatch and combine on {ranks} ranks, {here.about}")
     with bar("results of rank 0") as advance:
 

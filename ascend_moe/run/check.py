@@ -14,7 +14,7 @@ from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.moe_config import MoEConfig
 from ascend_moe.native.windows import ranks_per_server
-from ascend_moe.ops.calls import core_count
+from ascend_moe.ops.calls import comm_algorithm, core_count
 from ascend_moe.run.layers import Progress, RankRecord, RunSpec, build
 
 # |difference| <= tolerance * (RMS of the dense output + |dense value|)
@@ -53,12 +53,15 @@ def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> 
     experts, mode, share = spec.config.num_experts, 2 if spec.quant else 0, ranks_per_server()
     special = reference.Special(*spec.config.special)
     common: dict[str, Any] = {"moe_expert_num": experts, "global_bs": spec.global_rows, "special": special}
+    two_levels = records[0].algorithms["combine"] == "hierarchy"  # on one server it is window
+    weighed = comm_algorithm("") == "hierarchy"  # weights go with dispatch, as MC2Dispatcher has it
     progress("reference", 0, 2)
-    sent = reference.dispatch(inputs, quant_mode=mode, **common)
+    sent = reference.dispatch(inputs, quant_mode=mode, expert_scales_given=weighed, **common)
     progress("reference", 1, 2)
-    sums = reference.combine(inputs, [rank_record.expert_rows for rank_record in records], sent, **common)
+    rows_of = [rank_record.expert_rows for rank_record in records]
+    sums = reference.combine(inputs, rows_of, sent, ranks_per_server=share if two_levels else 0, **common)
     progress("reference", 2, 2)
-    v2: dict[str, Any] = {"contract": "v2", "ranks_per_server": share}
+    v2: dict[str, Any] = {"contract": "v2", "ranks_per_server": 0 if two_levels else share}
     dispatches = [
         reference.validate("dispatch", one.dispatched, want, rank=one.rank, **v2)
         for one, want in zip(records, sent, strict=True)
@@ -69,6 +72,7 @@ def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> 
     rows = sum(len(want.expand_x) for want in sent)
     hidden = spec.config.row_size
     sizes: dict[str, Any] = {"H": hidden, "dtype": spec.dtype, "quant_mode": mode, "cores": core_count(), **common}
+    sizes["weights"] = weighed
     traffic = {
         name: reference.predict_traffic(inputs, contract="v2", algorithm=name, **sizes) for name in ("window", "direct")
     }

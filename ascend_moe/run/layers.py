@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig, MoELayer
+from ascend_moe.native.windows import ranks_per_server
 from ascend_moe.ops import calls
 from ascend_moe.ops.collectives import MAX_BATCH
 from ascend_moe.plan import Request, special_of, window_need
@@ -25,6 +27,7 @@ from ascend_moe.reference import RankInput
 from ascend_moe.reference.cases import DTYPES
 from ascend_moe.settings import MAX_WORLD
 
+_A2 = "Ascend910B1"  # a SoC whose servers are joined by RDMA
 _GRAMS = (1, 2, 3)  # bytes up to and with a token's own that make it up
 
 
@@ -145,7 +148,11 @@ def build(spec: RunSpec, dispatcher: Dispatcher, *, floats: bool = False) -> MoE
 
 def needed_mib(spec: RunSpec) -> int:
     """The smallest HCCL_BUFFSIZE that holds every routing of these batches."""
-    config = spec.config
+    config, share = spec.config, ranks_per_server()
+    servers: dict[str, Any] = {}
+    if 0 < share < spec.ranks:
+        alg = calls.comm_algorithm("")
+        servers = {"soc": _A2, "ranks_per_server": share, "comm_alg": alg, "weights": alg == "hierarchy"}
     request = Request(
         ranks=spec.ranks,
         experts=config.num_experts,
@@ -156,6 +163,7 @@ def needed_mib(spec: RunSpec) -> int:
         dtype=next(name for name, dtype in DTYPES.items() if dtype == spec.dtype),
         quant=spec.quant,
         **special_of(config.special._asdict()),
+        **servers,
     )
     return window_need(request)["buffsize_mib"]
 

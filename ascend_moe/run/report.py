@@ -42,7 +42,8 @@ class Report:
 
     def window_bytes(self) -> int:
         """Most bytes of rows that lay in one rank's window after one op."""
-        side = {"window": "read", "direct": "written"}  # who owns the window reads them, or has written them
+        # who owns the window reads them, or has written them
+        side = {"window": "read", "hierarchy": "read", "direct": "written"}
         return max(
             record.traffic[op][f"{side[algorithm]}_window_data"]
             for record in self.records

@@ -30,8 +30,8 @@ from ..errors import ArgumentError, need_one_of
 from ..native.windows import ranks_per_server
 from ..reference.cases import Case
 from ..vnpu import is_active
-from .cases import matrix
-from .run import DevicePlace, Result, Stopped, run_all
+from .cases import between_servers, matrix
+from .run import DevicePlace, Result, Stopped, by_two_levels, run_all
 
 Progress = Callable[[int], None]  # results of rank 0 so far
 Choose = Callable[[int], Sequence[Case]]  # the cases for a number of ranks
@@ -50,6 +50,7 @@ class Outcome:
     results: list[Result]
     stopped: list[str] = field(default_factory=list)
     ranks_per_server: int = 0  # 0: all of them
+    two_levels: bool = False  # the ops ran hierarchy between servers
 
     @property
     def several_servers(self) -> bool:
@@ -68,6 +69,7 @@ class Outcome:
             "world": self.world,
             "device": self.device,
             "ranks_per_server": self.ranks_per_server,
+            "two_levels": self.two_levels,
             "cases": self.cases,
             "seconds": round(self.seconds, 3),
             "counts": [
@@ -79,9 +81,15 @@ class Outcome:
         }
 
 
+def fitting(cases: Sequence[Case], world: int, share: int) -> Sequence[Case]:
+    """The cases; where the ops run hierarchy between servers of ``share`` ranks, those that it takes."""
+    return between_servers(cases, share) if by_two_levels(world, share) else cases
+
+
 def threads(world: int, cases: Sequence[Case] | None = None, progress: Progress = lambda done: None) -> Outcome:
     """Ranks as threads of this process, windows in plain memory, kernels on the twin."""
-    chosen = matrix(world) if cases is None else cases
+    servers = ranks_per_server()
+    chosen = fitting(matrix(world) if cases is None else cases, world, servers)
     found: list[list[Result]] = [[] for _ in range(world)]
     stopped: dict[int, str] = {}
     start, cpu = time.monotonic(), torch.device("cpu")
@@ -103,7 +111,7 @@ def threads(world: int, cases: Sequence[Case] | None = None, progress: Progress 
     results = [peer for ranks in found for peer in ranks]
     about, seconds = f"cpu, {world} ranks as threads of one process", time.monotonic() - start
     why = [stopped[rank] for rank in sorted(stopped)]
-    return Outcome(world, about, len(chosen), seconds, results, why, ranks_per_server())
+    return Outcome(world, about, len(chosen), seconds, results, why, servers, by_two_levels(world, servers))
 
 
 def processes(device: torch.device, about: str, choose: Choose) -> Outcome | None:
@@ -117,6 +125,7 @@ def processes(device: torch.device, about: str, choose: Choose) -> Outcome | Non
     try:
         place = DevicePlace(comm.comm_name(), world, rank, device)
         servers = comm.ranks_per_server(place.group_ep, world, rank)
+        cases = fitting(cases, world, servers)
         run_all(place, cases, found.append)
     except (Stopped, RuntimeError) as error:  # AscendMoeError is one
         why = _why(rank, error, found)
@@ -128,7 +137,8 @@ def processes(device: torch.device, about: str, choose: Choose) -> Outcome | Non
         return None
     results, stopped = _collect(store, world)
     store.set("ascend_moe/validate/done", "1")
-    return Outcome(world, about, len(cases), time.monotonic() - start, results, stopped, servers)
+    seconds, two_levels = time.monotonic() - start, by_two_levels(world, servers)
+    return Outcome(world, about, len(cases), seconds, results, stopped, servers, two_levels)
 
 
 def _collect(store: Any, world: int) -> tuple[list[Result], list[str]]:
@@ -169,7 +179,14 @@ def text(outcome: Outcome) -> str:
         "compared with the reference bit for bit",
         *table(rows),
     ]
-    if outcome.several_servers:
+    if outcome.two_levels:
+        lines += [
+            "",
+            f"several servers (ranks a server: {outcome.ranks_per_server}), hierarchy between them: V2 only, with "
+            "expert_scales in dispatch,",
+            "without smooth scales; sums with a rounding a server (docs/rdma.md)",
+        ]
+    elif outcome.several_servers:
         lines += [
             "",
             f"several servers (ranks a server: {outcome.ranks_per_server}), RDMA between them: V2's "

@@ -31,6 +31,12 @@ def matrix(world: int, seed: int = 0, extra: int = 24, dtypes: Sequence[str] = t
     return [legal(case) for case in numbered if case.dtype in dtypes]
 
 
+def between_servers(cases: Sequence[Case], share: int) -> list[Case]:
+    """Those of the cases that hierarchy takes between servers of ``share`` ranks, with weights in dispatch."""
+    able = [case for case in cases if case.contract == 2 and case.quant != "smooth" and not case.plain]
+    return [legal(replace(case, share=share)) for case in able]
+
+
 def _modes(world: int, dtypes: Sequence[str]) -> Iterator[Case]:
     """Each (contract, dtype, quant), with what is usual around it."""
     for contract in (1, 2):

@@ -16,8 +16,9 @@ import ascend_moe
 from .. import comm, reference
 from ..comm.place import Place
 from ..errors import ArgumentError, AscendMoeError, CommError, ConfigMismatch, RoutingMismatch, WindowTooSmall
+from ..ops.calls import comm_algorithm
 from ..ops.collectives import MAX_BATCH
-from ..reference.cases import Case
+from ..reference.cases import Case, legal
 
 CPU = torch.device("cpu")
 
@@ -35,6 +36,17 @@ class DevicePlace(Place):
 
 #: Makes a call: op, place, case, the op's arguments by name.
 Call = Callable[[str, DevicePlace, Case, dict[str, Any]], Any]
+
+
+def by_two_levels(world: int, share: int) -> bool:
+    """Whether calls that name no algorithm run hierarchy between servers of ``share`` ranks."""
+    return comm_algorithm("") == "hierarchy" and 0 < share < world
+
+
+def _share(place: DevicePlace) -> int:
+    """Ranks of a server where calls run hierarchy between servers, else 0."""
+    share = comm.ranks_per_server(place.group_ep, place.world, place.rank)
+    return share if by_two_levels(place.world, share) else 0
 
 
 @dataclass(frozen=True)
@@ -58,11 +70,12 @@ def run_all(place: DevicePlace, cases: Sequence[Case], note: Callable[[Result], 
     for case in cases:
         for result in run_case(place, case):
             note(result)
+    share = _share(place)
     for bad in BAD:
-        if place.world >= bad.least_world:
+        if place.world >= bad.least_world and not (bad.of_v1 and share):
             note(run_bad(place, bad))
     # A sound call after all the bad ones.
-    case = Case("plain, after all errors", place.world, ids="distinct", seed=99)
+    case = legal(Case("plain, after all errors", place.world, ids="distinct", share=share, seed=99))
     wrong = [result.text for result in run_case(place, case) if not result.ok]
     mode = "the communicator works on"
     note(Result("errors", mode, case.name, place.rank, not wrong, "".join(wrong[:1])))
@@ -211,13 +224,14 @@ _BS, _K, _H, _LOCAL = 3, 2, 64, 2
 
 @dataclass(frozen=True)
 class Bad:
-    """A call that must raise ``error`` on every rank; ``argument``: which one the error names."""
+    """A call that must raise ``error`` on every rank; ``argument``: which one the error names. ``of_v1``: V1's rule."""
 
     name: str
     error: type[AscendMoeError]
     argument: str
     call: Callable[[DevicePlace], Any]
     least_world: int = 1
+    of_v1: bool = False
 
 
 def _refused(name: str, argument: str, contract: int = 1, op: str = "dispatch", **changes: Any) -> Bad:
@@ -227,11 +241,12 @@ def _refused(name: str, argument: str, contract: int = 1, op: str = "dispatch", 
         values = {key: value(place) if callable(value) else value for key, value in changes.items()}
         return (_dispatch if op == "dispatch" else _combine)(place, contract, **values)
 
-    return Bad(name, ArgumentError, argument, call)
+    return Bad(name, ArgumentError, argument, call, of_v1=name.endswith("with V1"))
 
 
 def _small(place: DevicePlace, contract: int) -> Case:
-    return Case(world=place.world, local=_LOCAL, topk=_K, batch=_BS, units=4, contract=contract, ids="distinct")
+    sizes: dict[str, Any] = {"local": _LOCAL, "topk": _K, "batch": _BS, "units": 4}
+    return legal(Case(world=place.world, **sizes, contract=contract, ids="distinct", share=_share(place)))
 
 
 def _dispatch(place: DevicePlace, contract: int = 1, **changes: Any) -> Any:
@@ -259,7 +274,8 @@ def _large(place: DevicePlace) -> Any:
     """The largest batches and rows that the rules allow: no usual window holds them."""
     x, ids = torch.ones(1, 16384, dtype=torch.bfloat16), torch.zeros(1, 32, dtype=torch.int32)
     experts, global_bs = place.world * 32, place.world * MAX_BATCH
-    return _dispatch(place, x=x, expert_ids=ids, moe_expert_num=experts, global_bs=global_bs)
+    weights: dict[str, Any] = {"expert_scales": torch.ones(ids.shape)} if _share(place) else {}
+    return _dispatch(place, x=x, expert_ids=ids, moe_expert_num=experts, global_bs=global_bs, **weights)
 
 
 _MASK, _SHARED = torch.ones(_BS), torch.ones(_BS, _H, dtype=torch.bfloat16)

@@ -429,7 +429,8 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("explore", ["--case", "w385"], "'--case' world is 385, it must be in 1..384"),
         ("run", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct"),
         ("bench", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct"),
-        ("validate", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct"),
+        ("validate", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct, hierarchy"),
+        ("bench", ["--comm-alg", "hierarchy"], "hierarchy is between servers, and bench's ranks share one"),
         ("run", ["--checkpoint", ".", "--layer", "1", "--topk", "2"], "'--topk' the numbers come from --checkpoint"),
         ("run", ["-p", "tiny", "-k", "17"], "17"),
         ("bench", ["-p", "tiny", "--hidden", "7"], "H = 7"),
@@ -547,6 +548,15 @@ def test_comm_alg_is_what_the_ops_run(algorithm: str) -> None:
     ) is None
     assert [found["config"][name] for name in ("top_k", "num_experts", "hidden_size")] == [2, 8, 64]
     assert commands.said("validate", "-r", "1", "--extra", "0", "--dtype", "bf16", "--comm-alg", algorithm).code == 0
+
+
+@pytest.mark.parametrize("share", [0, 2])
+def test_run_by_hierarchy_passes_on_one_server_and_on_two(share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
+    options = "--iterations 1 --batch 3,0,2,3 -k 3 -e 8 --hidden 64 --comm-alg hierarchy"
+    found = run_json(*options.split())
+    names = {name for of_rank in found["algorithms"] for name in of_rank.values()}
+    assert found["pass"] and names == {"hierarchy" if share else "window"}
 
 
 def test_predictions_are_printed_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,18 @@ def test_what_cann_refuses(request_: Request, version: str, text: str) -> None:
 # ---- ours
 
 
+def test_hierarchy_between_servers_is_planned_with_weights() -> None:
+    """16 ranks on two servers of A2: V1, and dispatch without weights, are refused."""
+    options = ["-r", "16", "--soc", "Ascend910B1", "--comm-alg", "hierarchy"]
+    code, said, _ = commands.said("plan", *options)
+    assert code == 1 and "comm_alg 'hierarchy' needs it" in said and said.rstrip().endswith("give --weights")
+    code, said, _ = commands.said("plan", *options, "--weights")
+    assert code == 0 and "(both by hierarchy), direct cannot serve it" in said
+    assert "dispatch: algorithm hierarchy" in said and "combine: algorithm hierarchy" in said
+    code, said, _ = commands.said("plan", *options, "--contract", "v1")
+    assert code == 1 and "V1 has no way for it" in said
+
+
 def ops_of(request: Request) -> list[Any]:
     tail = "_v2" if request.contract == "v2" else ""
     return [getattr(ascend_moe, f"npu_moe_distribute_{name}{tail}") for name in ("dispatch", "combine")]

@@ -140,6 +140,19 @@ def test_several_servers_pass(world: int, share: int, monkeypatch: pytest.Monkey
     assert outcome.as_dict()["ranks_per_server"] == share
 
 
+def test_hierarchy_between_servers_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that it cannot take are left out, wrong ones are refused as always, and the text says so."""
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "hierarchy")
+    cases = validate.fitting(matrix(4, extra=2, dtypes=("bf16",)), 4, 2)
+    assert {(case.contract, case.weights, case.share) for case in cases} == {(2, True, 2)}
+    outcome = validate.threads(4, cases)
+    said = validate.text(outcome)
+    assert outcome.ok and outcome.cases == len(cases), said
+    assert "several servers (ranks a server: 2), hierarchy between them: V2 only" in said
+    assert outcome.as_dict()["two_levels"]
+
+
 def test_a_rank_that_stops_fails_and_nothing_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch_npu raises plain RuntimeErrors with CANN's codes."""
     error = RuntimeError("call aclnnAscendMoeDistributeDispatch failed, error code is 561002")

@@ -75,7 +75,8 @@ def check_trip(cluster: LocalCluster, case: Case, algorithm: str) -> None:
     expected = case.dispatched()
     sums = case.combined([rows for _, rows, _ in runs], expected)
     for rank, (sent, _, result) in enumerate(runs):
-        op_runs.check_dispatch(2, rank, sent, expected[rank], quantized=case.quant_mode != 0, exact_shapes=True)
+        options = {"quantized": case.quant_mode != 0, "exact_shapes": True}
+        op_runs.check_dispatch(2, rank, sent, expected[rank], share=case.share, **options)
         op_runs.check_combine(rank, result, sums[rank])
 
 
@@ -94,6 +95,30 @@ def test_trips_between_servers_equal_the_reference(monkeypatch: pytest.MonkeyPat
     with LocalCluster(4) as cluster:
         for seed in range(12):
             check_trip(cluster, draw(7000 + seed, world=(4,), contract=(2,)), "window")
+
+
+def test_trips_by_two_levels_equal_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forwarding of hierarchy happens in finish: begin waits for nobody."""
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    with LocalCluster(4) as cluster:
+        for seed in range(12):
+            check_trip(cluster, draw(8000 + seed, world=(4,), contract=(2,), share=(2,)), "hierarchy")
+
+        case = replace(SMALL, world=4, share=2, weights=True)
+        begun = threading.Barrier(4, timeout=FAR_S)
+
+        def all_begin_first(rank: int, group_ep: str) -> str:
+            ops, alg = ops_of(case, rank, group_ep, "hierarchy")
+            dispatched = ops.dispatch(**alg)
+            begun.wait()  # nobody has waited for another yet
+            sent = dispatched.finish()
+            rows = op_runs.expert_rows(case, rank, sent)
+            combined = ops.combine(rows, sent, **alg)
+            begun.wait()
+            combined.finish()
+            return ascend_moe.algorithm_of(group_ep)
+
+        assert cluster.run(all_begin_first) == ["hierarchy"] * 4
 
 
 def test_rows_in_window_memory(clusters: Clusters) -> None:
