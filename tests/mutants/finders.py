@@ -134,7 +134,7 @@ PARTS = {
     ],
     MANY_RANKS: ["kernels/test_many_ranks.py"],
     TIMES: ["kernels/test_wait_times.py"],
-    LEVELS: ["kernels/hierarchy/test_results.py", "kernels/hierarchy/test_failures.py"],
+    LEVELS: ["kernels/hierarchy/test_results.py", "kernels/hierarchy/test_relay_failures.py"],
     FAILURES: [
         "kernels/test_failures_told.py",
         "kernels/test_failures_corrupt.py",
