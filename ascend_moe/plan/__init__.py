@@ -47,6 +47,8 @@ class Request:
         zero_experts, copy_experts, const_experts: experts behind the others to which no row travels; K counts them too.
             Const experts have alphas of shape (C, H), which take the most UB.
         contract: v1 (npu_moe_distribute_dispatch) or v2 (..._v2).
+        soc: name of the SoC.
+        comm_alg: as the ops take it.
         cores: AIV cores of a launch; 0: all of the SoC.
         window_mib: HCCL_BUFFSIZE as it is exported; 0: not told, nothing to compare with.
         ranks_per_server: ranks that share a server; 0: the SoC's.
@@ -78,7 +80,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Violation:
-    """A limit of ours that the configuration breaks. ``argument`` as in the op's signature."""
+    """A limit of ours that the configuration breaks.
+
+    Attributes:
+        argument: as in the op's signature.
+        message: the rule, with its numbers.
+    """
 
     argument: str
     message: str
@@ -86,7 +93,13 @@ class Violation:
 
 @dataclass(frozen=True)
 class CannNeed:
-    """Holds what one version of CANN's own operators needs, and what it refuses; ``refuses`` empty: nothing."""
+    """Holds what one version of CANN's own operators needs, and what it refuses.
+
+    Attributes:
+        version: its name.
+        bytes, mib: of window, and HCCL_BUFFSIZE for it.
+        refuses: what it says of the configuration; empty: nothing.
+    """
 
     version: str
     bytes: int
@@ -96,7 +109,12 @@ class CannNeed:
 
 @dataclass(frozen=True)
 class UbItem:
-    """Bytes of UB that one core gives to one thing in one step of an op."""
+    """UB that one core gives to one thing in one step of an op.
+
+    Attributes:
+        step, name: which step, and which thing.
+        bytes: how much.
+    """
 
     step: str
     name: str
@@ -107,8 +125,11 @@ class UbItem:
 class OpPlan:
     """Tiling of one op, by name, and the UB of its steps.
 
-    ``fullest``: the step that needs most UB; ``ub_peak``: how much. ``algorithm``: what comm_alg comes to, "window" or
-    "direct".
+    Attributes:
+        tiling: its words, by name.
+        ub: what each step needs.
+        ub_peak, fullest: the most UB of a step, in bytes, and that step.
+        algorithm: what comm_alg comes to.
     """
 
     tiling: dict[str, int]
@@ -183,10 +204,17 @@ def both(algorithms: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything ``plan`` found. ``ops`` is empty when the operators would refuse the call, ``fit`` None where no
-    window would help.
+    """Everything ``plan`` found.
 
-    ``buffsize_mib``: the HCCL_BUFFSIZE with which no op needs another algorithm than ``comm_alg`` prefers.
+    Attributes:
+        request, soc, cores: the configuration, its SoC, and the AIV cores of a launch.
+        window: as of `window_need`.
+        buffsize_mib: the HCCL_BUFFSIZE with which no op needs another algorithm than ``comm_alg`` prefers.
+        ub_bytes: UB of a core.
+        cann: as of `cann_need`.
+        fit: None where no window would help.
+        ops: empty when the operators would refuse the call.
+        violations: the limits that it breaks.
     """
 
     request: Request
@@ -212,7 +240,7 @@ class Report:
 
 @with_typed_errors
 def plan(request: Request) -> Report:
-    """Sizes, tiling and violated limits of a configuration. Touches no device and opens no window.
+    """Sizes, tiling and violated limits of the configuration ``request``. Touches no device and opens no window.
 
     Raises:
         ArgumentError: a number is so far out that no size follows from it, or dtype, contract or soc is none.
@@ -239,7 +267,7 @@ def plan(request: Request) -> Report:
 
 @with_typed_errors
 def require(request: Request) -> None:
-    """Nothing where the operators take the configuration.
+    """Nothing where the operators take the configuration ``request``.
 
     Raises:
         ArgumentError: they do not; it names the first rule that is broken.
@@ -249,7 +277,7 @@ def require(request: Request) -> None:
 
 
 def special_of(numbers: Mapping[str, int]) -> dict[str, Any]:
-    """The fields of a `Request` that the operators' zero_expert_num, copy_expert_num and const_expert_num come to."""
+    """The fields of a `Request` for the zero_expert_num, copy_expert_num and const_expert_num among ``numbers``."""
     return {f"{kind}_experts": numbers.get(f"{kind}_expert_num", 0) for kind in _SPECIAL}
 
 
@@ -267,7 +295,7 @@ def limits() -> dict[str, int]:
 
 @with_typed_errors
 def window_need(request: Request) -> dict[str, int]:
-    """Bytes and MiB of window a rank: of dispatch, of combine, of a round trip (``buffsize_mib``).
+    """Bytes and MiB of window a rank that ``request`` needs: of dispatch, of combine, of both (``buffsize_mib``).
 
     Raises:
         ArgumentError: a number is so far out that no size follows from it.
@@ -279,7 +307,7 @@ def window_need(request: Request) -> dict[str, int]:
 
 @with_typed_errors
 def cann_need(request: Request) -> list[CannNeed]:
-    """The same call as CANN's own operators see it, a version each. Raises as `window_need`."""
+    """The call of ``request`` as CANN's own operators see it, a version each. Raises as `window_need`."""
     _check(request)
     shape = (request.ranks, request.experts, request.batch, request.hidden, request.topk)
     numbers = (c_int64 * 8)(*shape, 0, request.dtype == "fp32", request.equal_batches)
@@ -312,7 +340,16 @@ def _ranks_per_server(request: Request) -> int:
 
 
 def call_spec(op: int, request: Request, shapes: calls.NamedShapes, cores: int, window_mib: int, rank: int = 0) -> Any:
-    """The native description of one rank's call with tensors of these shapes."""
+    """The native description of one rank's call.
+
+    Args:
+        op: code of dispatch or combine.
+        request: the configuration.
+        shapes: of its tensors, by name.
+        cores: AIV cores of the launch.
+        window_mib: size of the window.
+        rank: whose call.
+    """
     attributes: dict[str, int | None] = dict.fromkeys(calls.attribute_names(), 0)
     attributes |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), None)
     attributes |= {
@@ -375,16 +412,19 @@ _CALLS: dict[str, Callable[[Request, int, int], Any]] = {"dispatch": _dispatch, 
 
 
 def describe(op: str, request: Request, comm_alg: str = "") -> Any:
-    """The native description of one call of ``dispatch`` or ``combine``, in the largest window.
+    """The native description of one call in the largest window.
 
-    ``comm_alg``: in place of the request's.
+    Args:
+        op: "dispatch" or "combine".
+        request: the configuration.
+        comm_alg: in place of the request's, where it is not empty.
     """
     request = replace(request, comm_alg=comm_alg or request.comm_alg)
     return _CALLS[op](request, request.cores or soc_of(request.soc).aiv, MAX_WINDOW_MIB)
 
 
 def tiling_of(made: calls.Plan) -> dict[str, int]:
-    """Words of a plan's tiling, by name."""
+    """Words of the tiling of the plan ``made``, by name."""
     return fields_of(_library().am_need_tiling, made.handle)
 
 
@@ -542,6 +582,6 @@ def _text(function: Any, *arguments: Any) -> str:
 
 
 def fields_of(function: Any, *arguments: Any) -> dict[str, int]:
-    """Numbers by name, as a function of the library writes them."""
+    """Numbers by name, as ``function`` of the library writes them for these ``arguments``."""
     pairs = (word.partition("=") for word in _text(function, *arguments).split(";"))
     return {name: int(value) for name, _, value in pairs}

@@ -61,6 +61,8 @@ class Case:
     alphas of const experts. ``cores``: AIV cores of a launch.
     ``share``: the ranks of a server where the ops run algorithm hierarchy, 0 where another.
     ``name`` is for reports. ``given``: tensors made by hand, see ``of``.
+    ``dtype``, ``quant`` and ``mask`` are names of ``DTYPES``, ``QUANTS`` and ``MASKS``. ``contract``: 1 or 2, of the
+    functions. ``nums_type``: expert_token_nums_type; ``tp``: tp_world_size. ``seed``: of all that is drawn.
     """
 
     name: str = ""

@@ -39,13 +39,21 @@ def dispatch(
     expert_scales_given: bool = False,
     special: Special = NO_SPECIAL,
 ) -> list[DispatchResult]:
-    """All ranks' dispatch outputs; ``inputs[r]`` is rank r's.
+    """All ranks' dispatch outputs.
 
-    quant_mode 0 or 2; global_bs 0 (equal batches) or W * maxBS; expert_token_nums_type 0 (cumulative) or 1;
-    tp_world_size 0 or 1. expert_scales_given: dispatch gets them, gives expand_scales, and allocates longer
-    ep_recv_counts. special: zero, copy and const experts, whose ids are legal, and whose pairs stay.
-    Raises FaultyRouting when the operators raise on every rank (see ``check``), ValueError when the inputs
-    are no legal call.
+    Args:
+        inputs: of every rank, by rank: x ``(BS, H)`` and what goes with it.
+        moe_expert_num: E.
+        quant_mode: 0 or 2.
+        global_bs: 0 (equal batches) or W * maxBS.
+        expert_token_nums_type: 0 (cumulative) or 1.
+        tp_world_size: 0 or 1.
+        expert_scales_given: dispatch gets them, gives expand_scales, and allocates longer ep_recv_counts.
+        special: zero, copy and const experts, whose ids are legal, and whose pairs stay.
+
+    Raises:
+        FaultyRouting: the operators raise on every rank (see ``check``).
+        ValueError: the inputs are no legal call.
     """
     group = require_sound(inputs, moe_expert_num, global_bs, special)
     _require_legal(inputs, quant_mode, expert_token_nums_type, tp_world_size)
@@ -201,13 +209,13 @@ def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def restore_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Rows (R, H) in the dtype of ``scales``: each code times its block's scale in fp32, then rounded."""
+    """Rows (R, H) in the dtype of ``scales``: each of ``codes`` times its block's scale in fp32, then rounded."""
     blocks = codes.reshape(*scales.shape, CODES_OF_SCALE).float() * scales.float()[..., None]
     return blocks.reshape(codes.shape).to(scales.dtype)
 
 
 def coded_row_bytes(hidden: int) -> tuple[int, int]:
-    """Bytes of a row as codes: as it is written, with what fills its last block of 32; and as it is read."""
+    """Bytes of a row of ``hidden`` codes: as it is written, with what fills its last block of 32; and as it is read."""
     scales = hidden // CODES_OF_SCALE * 2
     return _align32(hidden) + _align32(scales), _align32(hidden) + scales
 
@@ -231,6 +239,12 @@ def check(
     The lowest faulty rank is reported; within it an invalid id (its first flat pair) comes before an
     overflow (its first owner). Masked ids are not looked at. Capacity from one source to one owner is
     maxBS * min(K, L) rows.
+
+    Args:
+        inputs: of every rank, by rank.
+        moe_expert_num: E.
+        global_bs: 0 (equal batches) or W * maxBS.
+        special: zero, copy and const experts.
     """
     group = group_of(inputs, moe_expert_num, global_bs)
     for rank, given in enumerate(inputs):
@@ -278,7 +292,16 @@ def combine(
     const expert's what ``const_row`` makes of it; a zero expert adds nothing.
     ranks_per_server R > 0: by comm_alg "hierarchy", of servers of R ranks, see ``_sum_by_server``; comm_quant_mode 2
     then codes the servers' sums, and no row.
-    Raises ValueError when the routed pairs are not exactly the rows that dispatch delivered.
+
+    Args:
+        inputs, moe_expert_num, global_bs, special: as `dispatch` was given.
+        expand_xs: by rank, ``(>= R, H)``.
+        dispatched: by rank, of `dispatch`.
+        comm_quant_mode: 0 or 2.
+        ranks_per_server: of "hierarchy"; 0: another algorithm.
+
+    Raises:
+        ValueError: the routed pairs are not exactly the rows that dispatch delivered.
     """
     group = group_of(inputs, moe_expert_num, global_bs)
     returned: list[dict[tuple[int, int], Row]] = [{} for _ in inputs]
@@ -453,6 +476,15 @@ def dense(
 
     Outputs (BS, H) in x's dtype, summed as combine defines. It shares nothing with dispatch and combine, so
     that each checks the other. Const experts are computed by torch, whose dot products add in another order.
+
+    Args:
+        inputs: of every rank, by rank, with expert_scales.
+        expert_fn: an expert's function of one row.
+        moe_expert_num: E.
+        special: zero, copy and const experts.
+
+    Raises:
+        ValueError: an id is out of range, or a rank has no expert_scales.
     """
     outputs = []
     for given in inputs:
@@ -526,6 +558,18 @@ def predict_traffic(
     for all of the owner's experts; a pair has 4 bytes in a list, and 4 for its weight; rows that stay are not moved by
     combine. With comm_quant_mode 2 rows go back as ``coded_row_bytes`` says, in direct also those that stay. Rows of
     special experts are in no window.
+
+    Args:
+        inputs: of every rank, by rank.
+        moe_expert_num: E.
+        global_bs: 0 (equal batches) or W * maxBS.
+        H, dtype: of x.
+        quant_mode, comm_quant_mode: 0 or 2.
+        contract, weights, cores, special: as above.
+        algorithm: "window" or "direct".
+
+    Raises:
+        ValueError: contract, quant_mode or algorithm is another one.
     """
     if contract not in ("v1", "v2") or quant_mode not in (0, 2) or algorithm not in ("window", "direct"):
         raise ValueError('contract is "v1" or "v2", quant_mode 0 or 2, algorithm "window" or "direct"')
@@ -579,6 +623,13 @@ def predict_crossings(
     Dispatch: a token's row once for each other server that owns one of its experts, with 32 bytes that name it, and K
     ids, row numbers and weights of 4 bytes, each rounded up to 32 bytes. Combine: a sum for each such row of the ranks
     of the other servers that have this rank's number there.
+
+    Args:
+        inputs: of every rank, by rank.
+        moe_expert_num: E.
+        ranks_per_server: ranks of a server, which divide W.
+        hidden, dtype: H and the type of rows.
+        quant_mode, comm_quant_mode: 0 or 2.
     """
     world, of_server = len(inputs), moe_expert_num // len(inputs) * ranks_per_server
     crossing = [[0] * (world // ranks_per_server) for _ in inputs]  # by rank and server

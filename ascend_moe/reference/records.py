@@ -37,7 +37,11 @@ class RankInput:
 
 @dataclass(frozen=True)
 class Special:
-    """How many experts there are to which no row travels; their ids follow the others in this order."""
+    """How many experts there are to which no row travels; their ids follow the others in this order.
+
+    Attributes:
+        zero, copy, const: how many of each.
+    """
 
     zero: int = 0
     copy: int = 0
@@ -120,8 +124,11 @@ class Fault:
 class Traffic:
     """Bytes of row payload one EP rank moves through MTE (status blocks and counts are not in it).
 
-    ``dispatch_window_read_slack``: bytes that cores of algorithm direct may read again.
-    ``combine_window_read_slack``: marks of rows of algorithm window that may be read more than once.
+    Attributes:
+        dispatch_window_write, dispatch_window_read, combine_window_write, combine_window_read: to and from windows.
+        expand_x_write: to expand_x.
+        dispatch_window_read_slack: bytes that cores of algorithm direct may read again.
+        combine_window_read_slack: marks of rows of algorithm window that may be read more than once.
     """
 
     dispatch_window_write: int
@@ -135,7 +142,13 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Report:
-    """The verdict of ``validate``: ``differences`` has one sentence for every tensor that differs."""
+    """The verdict of ``validate``.
+
+    Attributes:
+        ok: nothing differs.
+        text: what to print.
+        differences: one sentence for every tensor that differs.
+    """
 
     ok: bool
     text: str

@@ -238,7 +238,7 @@ def differing(got: torch.Tensor, expected: torch.Tensor) -> npt.NDArray[np.bool_
 
 
 def same_bits(got: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether dtype, shape and bits are equal; a NaN equals any other NaN."""
+    """Whether dtype, shape and bits of ``got`` and ``expected``, any shape, are equal; a NaN equals another NaN."""
     if got.dtype != expected.dtype or got.shape != expected.shape:
         return False
     return not differing(got, expected).any()

@@ -48,7 +48,8 @@ class AscendBuffer(BufferBase):
     Args:
         normal_strategy: "default" or "alltoall". low_latency_strategy: "default", "ops" or "alltoall". Or a name that
             was registered. The variable DEEP_USE_MODE, default, ops or alltoall, decides where it is set.
-        others: as of `BufferBase`, which has the limits too.
+        group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode,
+            allow_mnnvl: as of `BufferBase`, which has the limits too.
 
     The attributes of these names are strategies, and may be set to others.
 

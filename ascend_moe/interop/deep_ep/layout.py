@@ -104,6 +104,10 @@ def _window(ranks: int, experts: int, topk: int, hidden: int, tokens: int) -> in
 class Config:
     """How DeepEP's kernels cut their work. Ours take no such numbers: only the hints are used.
 
+    Attributes:
+        num_sms, num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens, num_max_rdma_chunked_send_tokens,
+            num_max_rdma_chunked_recv_tokens: no effect.
+
     Source: DeepEP ``Config``.
     """
 

@@ -46,13 +46,19 @@ class Handle:
     """All state of one call. The caller holds it between the phases; any number may be open at once.
 
     Attributes:
+        shape: of the hidden states.
+        probs_dtype: of the probabilities.
+        routes: where each pair goes.
+        sent: ``(E,)`` int64, rows to each expert.
+        arrived: after token_dispatch, what it brought.
         splits: after token_dispatch, `Splits`.
+        shared: the forward of the shared experts, where there are any.
     """
 
     shape: torch.Size
     probs_dtype: torch.dtype
     routes: Routes = field(repr=False)
-    sent: Tensor = field(repr=False)  # (E,) int64, rows to each expert
+    sent: Tensor = field(repr=False)
     arrived: Dispatched | None = field(default=None, repr=False)
     splits: Splits | None = field(default=None, repr=False)
     shared: SharedExpertCall | None = field(default=None, repr=False)

@@ -31,6 +31,23 @@ class RouterConfig:
     """The fields of Megatron-LM's TransformerConfig that a router reads, with its names and defaults.
 
     `TopKRouter` takes a TransformerConfig as well.
+
+    Attributes:
+        num_moe_experts, hidden_size, moe_router_topk: E, H, K.
+        moe_router_load_balancing_type, moe_aux_loss_coeff: the losses, and a coefficient for each.
+        moe_z_loss_coeff: of the z-loss; None: none.
+        moe_router_score_function, moe_router_pre_softmax: the scores, and whether they are taken before the choice.
+        moe_router_num_groups, moe_router_group_topk: groups of experts, and how many of them a token may choose from.
+        moe_router_topk_scaling_factor: factor of the weights.
+        moe_router_dtype: of the logits: None, "fp32" or "fp64".
+        moe_router_enable_expert_bias, moe_router_bias_update_rate: a bias that evens out the load, and its step.
+        moe_input_jitter_eps: rows are multiplied by random factors of 1 - eps..1 + eps; None: they are not.
+        moe_expert_capacity_factor, moe_token_drop_policy, moe_pad_expert_input_to_capacity: how many rows an expert
+            takes, which are dropped, and whether the others are filled up.
+        calculate_per_token_loss: losses are multiplied by the number of tokens.
+        add_bias_linear: the linear layer has a bias.
+        moe_enable_routing_replay: the router has a `RouterReplay`.
+        params_dtype: of the weights.
     """
 
     num_moe_experts: int

@@ -154,6 +154,9 @@ class SharedExpertMLP(FittedModule):
 class SharedExpertCall:
     """One forward of a `SharedExpertMLP` in five steps.
 
+    Args:
+        module: whose forward it is.
+
     Raises:
         AscendMoeError: a step is called out of order.
     """

@@ -40,7 +40,8 @@ class FusedMoEQuantConfig:
         quant_dtype: of rows: None, or int8.
         per_act_token_quant: every row has a scale of its own.
         w1_scale, w2_scale: ``(L, 2F)`` and ``(L, H)`` float32, a dimension of 1 may follow.
-        others: must stay as they are.
+        per_out_ch_quant: every output channel of the weights has a scale of its own.
+        block_shape, a1_scale, a2_scale, w1_bias, w2_bias, w1_zp, w2_zp: must stay None.
     """
 
     quant_dtype: torch.dtype | str | None = None
@@ -79,7 +80,10 @@ def int8_w8a8_moe_quant_config(
 ) -> FusedMoEQuantConfig:
     """int8 weights with a scale an output channel, int8 rows with a scale each.
 
-    vLLM's per_act_token_quant is False by default. Experts refuse False, and all but the two scales of weights.
+    Args:
+        w1_scale, w2_scale: ``(L, 2F)`` and ``(L, H)`` float32, a dimension of 1 may follow.
+        a1_scale, a2_scale, w1_bias, w2_bias: must be None: experts refuse them.
+        per_act_token_quant: vLLM's is False by default; experts refuse False.
     """
     scales = (w1_scale, w2_scale, a1_scale, a2_scale)
     return FusedMoEQuantConfig(torch.int8, per_act_token_quant, True, None, *scales, w1_bias, w2_bias)

@@ -89,7 +89,7 @@ def _config(config: Any) -> MoEKernelConfig:
 
 
 def maybe_make_prepare_finalize(config: Any) -> Any:
-    """The PrepareAndFinalize of a configuration: a `MoEKernelConfig`, or a mapping or an object with its names."""
+    """The PrepareAndFinalize of ``config``: a `MoEKernelConfig`, or a mapping or an object with its names."""
     config = _config(config)
     kind = config.kind
     if kind == "auto":
@@ -100,7 +100,7 @@ def maybe_make_prepare_finalize(config: Any) -> Any:
 
 
 def select_gemm_impl(config: Any, prepare_finalize: Any) -> Any:
-    """The experts of a configuration, for this PrepareAndFinalize."""
+    """The experts of ``config``, as `maybe_make_prepare_finalize` takes it, for its result ``prepare_finalize``."""
     config = _config(config)
     kind, local = config.experts_kind, config.num_experts // config.world
     if kind == "auto":
