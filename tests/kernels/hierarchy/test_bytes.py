@@ -1,0 +1,111 @@
+"""What hierarchy writes for other servers: a row once a token and server. How far its sums are from window's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import op_runs
+import pytest
+import torch
+
+import ascend_moe.reference as ref
+from ascend_moe import LocalCluster
+from ascend_moe.reference.cases import Case, legal
+from ascend_moe.reference.exchange import coded_row_bytes
+from ascend_moe.reference.records import routed_pairs
+
+SERVERS = [pytest.param(8, 4, id="2 servers"), pytest.param(8, 2, id="4 servers")]
+# H 128: codes and scales of a sum fill blocks of 32 bytes, and nothing crosses that was not written.
+CASE = Case(local=2, topk=6, batch=6, units=8, cores=3, contract=2, weights=True, batches="unequal", seed=4)
+
+
+def run(cluster: LocalCluster, case: Case) -> list[op_runs.RankRun]:
+    """The ranks' runs, compared with the reference."""
+    runs = op_runs.run(cluster, case)
+    op_runs.check(case, runs)
+    return [one for one in runs if isinstance(one, op_runs.RankRun)]
+
+
+def within_servers(case: Case, share: int) -> list[tuple[int, int]]:
+    """Bytes that each rank writes into windows of its own server, in dispatch and combine.
+
+    Dispatch: a row for each pair of a rank of the server, by its forwarder: of its own tokens, and of those of its
+    number on the other servers. Combine: every row that it has got; and a sum for each token of its own that has a
+    pair on its own server.
+    """
+    row = -(-case.hidden * (1 if case.quant_mode else 2) // 32) * 32 + 32 * (case.quant_mode != 0) + 64
+    back = -(-case.hidden * 2 // 32) * 32
+    total = coded_row_bytes(case.hidden)[0] if case.coded else back
+    pairs = [
+        (source, token, expert // case.local)
+        for source, given in enumerate(case.inputs)
+        for token, _, expert in routed_pairs(given, case.experts)
+    ]
+    found = []
+    for rank in range(case.world):
+        server, lane = rank // share, rank % share
+        forwarded = sum(source % share == lane and owner // share == server for source, _, owner in pairs)
+        received = sum(owner == rank for _, _, owner in pairs)
+        own = len({token for source, token, owner in pairs if source == rank and owner // share == server})
+        found.append((forwarded * row, received * back + own * total))
+    return found
+
+
+@pytest.mark.parametrize(("world", "share"), SERVERS)
+@pytest.mark.parametrize(("quant", "coded"), [("none", False), ("int8", True)])
+def test_a_row_crosses_once_a_token_and_server(
+    world: int, share: int, quant: str, coded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside what a call writes that routes nothing: its messages, and the blocks that count rows."""
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
+    case = legal(replace(CASE, world=world, share=share, quant=quant, coded=coded))
+    sizes = {"hidden": case.hidden, "dtype": case.torch_dtype, "ranks_per_server": share}
+    modes = {"quant_mode": case.quant_mode, "comm_quant_mode": case.comm_quant_mode}
+    with LocalCluster(world, window_mib=8) as cluster:
+        empty = run(cluster, replace(case, ids="none"))
+        for ids in ("any", "hot", "duplicates", "minus"):
+            one = replace(case, ids=ids)
+            crossing = ref.predict_crossings(one.inputs, moe_expert_num=one.experts, **sizes, **modes)
+            near = within_servers(one, share)
+            assert sum(sent for sent, _ in crossing) > 0
+            for rank, (found, nothing) in enumerate(zip(run(cluster, one), empty, strict=True)):
+                for op in (0, 1):
+                    wrote = found.traffic[op]["written_window_data"] - nothing.traffic[op]["written_window_data"]
+                    assert wrote == crossing[rank][op] + near[rank][op], f"{ids}, rank {rank}, op {op}"
+
+
+@pytest.mark.parametrize(("world", "share"), SERVERS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_sums_are_within_a_rounding_a_server_of_windows(
+    world: int, share: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
+    case = legal(replace(CASE, world=world, share=share, dtype=dtype, batches="equal", batch=8, units=20))
+    with LocalCluster(world, window_mib=8) as cluster:
+        levels, window = run(cluster, case), run(cluster, replace(case, share=0))
+    assert window[0].algorithms == ("window", "window") and levels[0].algorithms == ("hierarchy", "hierarchy")
+    rows, sent = [one.rows.float() for one in levels], case.dispatched()
+    parts = [_part(case, rows, sent, server, share) for server in range(world // share)]
+    unit = torch.finfo(case.torch_dtype).eps / 2  # half a unit of the last place, at most, relative
+    different = 0
+    for rank in range(world):
+        assert torch.equal(levels[rank].rows, window[rank].rows)
+        one, other = levels[rank].result.double(), window[rank].result.double()
+        servers = sum(part[rank].double().abs() for part in parts) * unit  # a rounding each
+        last = (one.abs() + other.abs()) * unit  # and of each result
+        fp32 = sum(part[rank].double().abs() for part in parts) * 2**-20  # sums in another order
+        assert ((one - other).abs() <= servers + last + fp32 + 1e-7).all()
+        different += int((one != other).sum())
+    assert different  # it does round otherwise
+
+
+def _part(
+    case: Case, rows: list[torch.Tensor], sent: list[ref.DispatchResult], server: int, share: int
+) -> list[torch.Tensor]:
+    """All ranks' sums in fp32 of a server's rows alone."""
+    inputs = []
+    for given in case.inputs:
+        assert given.expert_scales is not None
+        on_server = given.expert_ids // (share * case.local) == server
+        inputs.append(replace(given, expert_scales=given.expert_scales * on_server))
+    return ref.combine(inputs, rows, sent, moe_expert_num=case.experts, global_bs=case.global_bs)
