@@ -17,7 +17,7 @@ from ascend_moe.reference import cases
 from ascend_moe.reference.cases import BATCHES, IDS, MASKS, QUANTS, SPARSE
 
 from .faults import with_fault
-from .program import ALGORITHMS, ROWS, SEQUENCES, Program
+from .program import ALGORITHMS, ROWS, SEQUENCES, TWO_LEVELS, Program
 
 Choices = dict[str, Sequence[Any]]
 
@@ -133,6 +133,20 @@ KINDS: dict[str, Kind] = {
         },
         4,
     ),
+    "two levels": Kind(
+        _SMALL
+        | _OPTIONS
+        | {"world": (4, 4, 4, 6), "local": (1, 2, 3), "batch": (1, 2, 3), "units": (1, 2, 3, 20)}
+        | {"contract": (2,), "weights": (True,), "plain": (False,), "quant": ("none", "none", "int8")},
+        {
+            "servers": (2, 2, 2, 3),
+            "near": (False, True),
+            "sequence": ("DC", "DC", "DCDC", "DDCC", "dcDC"),
+            "algorithm": (TWO_LEVELS,),
+            "spare": (0, 0, 1, 2),
+        },
+        4,
+    ),
     "roles": Kind(
         _SMALL | _OPTIONS | {"cores": (3, 4, 5), "batch": (2, 4, 9), "local": (1, 2, 3, 5)},
         {"list_cores": (1, 2), "sequence": ("DC", "DCDC"), "algorithm": ("direct", "mixed"), "rows": ROWS[:3]},
@@ -234,6 +248,7 @@ KINDS: dict[str, Kind] = {
         1,
     ),
 }
+# Not "two levels": faults.py judges by what ranks of one level notice.
 FAULTY = ("small", "options", "servers", "roles", "small", "chunks")
 LARGE_EACH = 480  # cases, of which one is large
 MANY_EACH = 2399  # cases, of which one has many ranks: it takes as long as hundreds of others
@@ -241,7 +256,7 @@ MANY_EACH = 2399  # cases, of which one has many ranks: it takes as long as hund
 CYCLE = (
     *("small", "options", "rings", "faults", "chunks", "servers", "parts", "faults", "small", "tails", "roles"),
     *("faults", "histograms", "options", "segments", "small", "faults", "servers", "tight", "eight ranks", "parts"),
-    *("faults", "dense chunks", "options", "chunks", "lists", "faults", "pieces", "tight", "roles", "shared rows"),
+    *("faults", "dense chunks", "two levels", "chunks", "lists", "faults", "pieces", "tight", "roles", "shared rows"),
 )
 
 
@@ -256,9 +271,13 @@ def draw_of(kind: str, seed: int) -> Program:
     # E at most what the ops take, and experts of which some get rows.
     case = replace(case, local=max(1, min(case.local, limits()["moe_expert_num"] // case.world)))
     values = {name: _pick(rng, values) for name, values in KINDS[kind].program.items()}
-    if values.get("servers", 0) >= case.world:
+    two_levels, share = values["algorithm"] == TWO_LEVELS, values.get("servers", 0)
+    if two_levels and case.world % share:
+        values["servers"] = 2
+    elif share >= case.world:
         values["servers"] = 1
-    values["list_cores"] = min(values.get("list_cores", 0), case.cores - 1) if values["algorithm"] != "window" else 0
+    by_window = values["algorithm"] == "window" or two_levels
+    values["list_cores"] = 0 if by_window else min(values.get("list_cores", 0), case.cores - 1)
     return _program(cases.legal(case), **values)
 
 

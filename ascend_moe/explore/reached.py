@@ -14,6 +14,8 @@ import torch
 
 from ascend_moe.ops import calls
 
+from .program import TWO_LEVELS
+
 if TYPE_CHECKING:
     from .engine import Call, PlannedProgram
 
@@ -40,6 +42,8 @@ REACHED = {
     "shared in parts": "shared_expert_x for tokens in several parts",
     "aligned ends": "rows over RDMA, for several local experts",
     "counts by vectors": "W a multiple of 8",
+    "records": "rows that cross once to another server, and go on there",
+    "servers' sums": "sums of tokens that came from other servers",
     "two launches": "ops that send and finish apart",
 }
 
@@ -61,8 +65,11 @@ class _Reach:
         dispatch, window = self.call.op == calls.OP_DISPATCH, self.call.algorithm == "window"
         pairs, roles = max(self._pairs()), bool(tiling.get("list_cores"))
         yield "pairs", pairs > tiling["chunk_pairs"] and not roles
-        yield "aligned ends", bool(tiling["transport"]) and case.local > 1 and self._rows() > 0
+        yield "aligned ends", window and bool(tiling["transport"]) and case.local > 1 and self._rows() > 0
         yield "counts by vectors", case.world % 8 == 0 and case.cores > 1
+        if self.call.algorithm == TWO_LEVELS:
+            yield "records" if dispatch else "servers' sums", self._crosses()
+            return
         if window or (dispatch and not roles):
             yield "histograms", tiling["histograms"] < case.cores
         yield from self._dispatch(window) if dispatch else self._combine(window)
@@ -111,6 +118,11 @@ class _Reach:
         yield "shared in parts", parts and bool(case.shared)
         yield "coded pieces", case.coded and case.hidden > tiling["quant_piece"]
         yield "coded parts", parts and case.coded
+
+    def _crosses(self) -> bool:
+        """Whether rows of ranks of other servers have arrived."""
+        sources = self.call.result.assist_info[:, 0] // self.program.program.servers
+        return bool((sources != self.call.rank // self.program.program.servers).any())
 
     WEIGHT_ROWS = 64  # kWeightRows
 
