@@ -158,6 +158,8 @@ inline bool CheckWindow(const CallSpec& call, const MoeDistributeInfo& info, Cal
         result.needed_mib = std::min(result.needed_mib, NeededMiB(info, 0, DirectHalfOf(call, info)));
     const CannCall cann = CannCallOf(info);
     const CannVersion& a3 = kCannVersions[info.contract == kContractV2 ? kCannA3V2 : kCannA3V1];
+    const bool levels = info.algorithm == kAlgorithmHierarchy;
+    const int64_t a2 = levels ? CannA2HierarchyLater(cann) : CannA2Fullmesh(cann);
     snprintf(result.argument, sizeof(result.argument), "group_ep");
     snprintf(result.message, sizeof(result.message),
              "the window of group_ep has %u MiB, this call (maxBS %u, K %u, H %u, L %u, W %u) needs %lld "
@@ -165,7 +167,7 @@ inline bool CheckWindow(const CallSpec& call, const MoeDistributeInfo& info, Cal
              "all ranks before the group's first op",
              info.windowMiB + StateMiB(info), info.maxBatch, info.topK, info.hidden, info.localExperts, info.world,
              static_cast<long long>(result.needed_mib), static_cast<long long>(CannMiB(a3.bytes(cann))), a3.name,
-             static_cast<long long>(CannMiB(CannA2Fullmesh(cann))), static_cast<long long>(result.needed_mib));
+             static_cast<long long>(CannMiB(a2)), static_cast<long long>(result.needed_mib));
     return false;
 }
 

@@ -68,6 +68,12 @@ MOE_FN int64_t CannA2HierarchyLater(const CannCall& c) {
            8 * static_cast<int64_t>(kMiB);
 }
 
+// A3, hierarchy: between super-pods, to which every other comm_alg is confined. Documented.
+MOE_FN int64_t CannA3Hierarchy(const CannCall& c) {
+    return c.experts * c.maxBatch * (2 * c.hidden + 3 * CannRound(c.topK, 8)) * 4 + 64 +
+           404 * static_cast<int64_t>(kMiB);
+}
+
 // The published example, an A3 user's: 512 tokens of H 2048 on 2 ranks need 608 MiB, and the error says 609.
 static_assert(CannA3FullmeshV1({2, 128, 512, 2048, 8, 0, 0, 1}) == 608 * static_cast<int64_t>(kMiB),
               "the published example");
@@ -86,14 +92,18 @@ struct CannVersion {
 };
 constexpr bool CannTakesA3V1(int64_t w) { return w >= 8 && w <= 288 && w % 8 == 0 && (256 % w == 0 || w % 144 == 0); }
 constexpr bool CannTakesA3V2(int64_t w) { return w >= 2 && w <= 768; }
+constexpr bool CannTakesSuperPods(int64_t w) { return w >= 16 && w <= 256 && w % 16 == 0; }
 constexpr bool CannTakesA2(int64_t w) { return w >= 2 && w <= 256 && (w <= 8 || w % 8 == 0); }
 constexpr bool CannTakesServers(int64_t w) { return w == 16 || w == 32 || w == 64; }
-// Slots of A3 V2: status blocks of 32 bytes in 64 KiB; documented, and unchecked.
+// Slots of A3 V2: status blocks of 32 bytes in 64 KiB; documented, and unchecked. A3's hierarchy takes no mask of pairs
+// and no special experts either.
 constexpr CannVersion kCannVersions[] = {
     {"A3 V1", &CannA3V1, &CannTakesA3V1, "8, 16, 32, 64, 128, 144, 256 or 288", 512, 7168, 7168, 1, 512, 8, 0, 0,
      false},
     {"A3 V2", &CannA3FullmeshV1, &CannTakesA3V2, "in 2..768", 1024, 1024, 8192, 1, 512, 16, 0, 2048, false},
     {"A3 V2 fullmesh_v2", &CannA3FullmeshV2, &CannTakesA3V2, "in 2..768", 1024, 1024, 8192, 1, 512, 16, 0, 2048, true},
+    {"A3 V2 hierarchy", &CannA3Hierarchy, &CannTakesSuperPods, "in 16..256 and a multiple of 16", 512, 1024, 7168, 32,
+     256, 16, 24, 512, true},
     {"A2 fullmesh", &CannA2Fullmesh, &CannTakesA2, "2..8, or 16..256 and a multiple of 8", 512, 1, 7168, 32, 256, 16,
      24, 0, false},
     {"A2 hierarchy", &CannA2Hierarchy, &CannTakesServers, "16, 32 or 64", 512, 1, 10240, 32, 512, 16, 0, 0, false},
@@ -125,7 +135,7 @@ inline std::string CannRefusal(const CannVersion& version, const CannCall& c) {
     range("K", c.topK, 1, std::min(version.topK, c.experts));
     if (version.slots != 0) range("W*L", c.world * local, 1, version.slots);
     need(!version.equalBatches || c.equalBatches != 0,
-         "global_bs allows unequal batches, comm_alg fullmesh_v2 needs equal ones");
+         std::string("global_bs allows unequal batches, ") + version.name + " needs equal ones");
     number(c.world <= 0 || c.experts % c.world == 0, "E", c.experts, "a multiple of W = " + std::to_string(c.world));
     return text;
 }

@@ -33,6 +33,7 @@ DEEPSEEK = Request(ranks=64, experts=256, hidden=7168, topk=8, batch=128)
 #   A3 V2            2 * (BS*W*L*rows of dispatch + BS*K*rows of combine), rows rounded up to 512 bytes
 #   fullmesh_v2      the same, rows of dispatch in packets of 480 in 512 bytes
 #   A2 fullmesh      BS*W*min(L,K)*H*4 + 4 MiB
+#   A3 V2 hierarchy  E*BS*(2H+3*K)*4 + 64 bytes + 404 MiB
 #   A2 hierarchy     E*BS*(2H+16*K) + 104 MiB; later (E+W/4) * round512(BS*(2H+16*K)) + 8 MiB
 POINTS = [
     # 512*128*4608 + 512*8*4096 = 318767104, twice that is 608 MiB; the operator's error says 609
@@ -43,6 +44,8 @@ POINTS = [
     (replace(DEEPSEEK, ranks=16, batch=64), "A3 V1", 475),
     (replace(DEEPSEEK, ranks=8, experts=128, batch=512), "A3 V1", 1955),
     (replace(DEEPSEEK, ranks=256, batch=512), "A3 V1", 3779),
+    # 256*128*(14336+24)*4 = 1795 MiB, and 64 bytes: the next one
+    (DEEPSEEK, "A3 V2 hierarchy", 1795 + 404 + 1),
     (replace(DEEPSEEK, ranks=16, batch=256), "A2 fullmesh", 900),
     (DEEPSEEK, "A2 fullmesh", 900),
     (replace(DEEPSEEK, ranks=16, batch=256), "A2 hierarchy", 1008),
@@ -69,6 +72,16 @@ REFUSALS = [
     (replace(DEEPSEEK, ranks=1), "A3 V2", "W is 1, must be in 2..768"),
     (replace(DEEPSEEK, ranks=1025, experts=4100), "A3 V2", "W*L is 4100, must be in 1..2048"),
     (replace(DEEPSEEK, equal_batches=False), "A3 V2 fullmesh_v2", "fullmesh_v2 needs equal ones"),
+    (DEEPSEEK, "A3 V2 hierarchy", ""),
+    (replace(DEEPSEEK, ranks=8), "A3 V2 hierarchy", "W is 8, must be in 16..256 and a multiple of 16"),
+    (replace(DEEPSEEK, ranks=40, experts=80), "A3 V2 hierarchy", "W is 40, must be in 16..256"),
+    (replace(DEEPSEEK, ranks=16, experts=400), "A3 V2 hierarchy", "L is 25, must be in 1..24"),
+    (replace(DEEPSEEK, experts=576), "A3 V2 hierarchy", "E is 576, must be in 1..512"),
+    (replace(DEEPSEEK, experts=576), "A3 V2 hierarchy", "W*L is 576, must be in 1..512"),
+    (replace(DEEPSEEK, hidden=8192), "A3 V2 hierarchy", "H is 8192, must be in 1024..7168"),
+    (replace(DEEPSEEK, hidden=1040), "A3 V2 hierarchy", "H is 1040, must be a multiple of 32"),
+    (replace(DEEPSEEK, batch=257), "A3 V2 hierarchy", "BS is 257, must be in 1..256"),
+    (replace(DEEPSEEK, equal_batches=False), "A3 V2 hierarchy", "A3 V2 hierarchy needs equal ones"),
     (replace(DEEPSEEK, ranks=8), "A2 fullmesh", "L is 32, must be in 1..24"),
     (replace(DEEPSEEK, hidden=100), "A2 fullmesh", "H is 100, must be a multiple of 32"),
     (replace(DEEPSEEK, ranks=128), "A2 hierarchy", "W is 128, must be 16, 32 or 64"),
