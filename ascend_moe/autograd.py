@@ -128,7 +128,7 @@ def _below(op: Any, keys: Any, given: dict[str, Any]) -> Any:
 
 def _need_one_level(given: dict[str, Any], wanted: Any) -> None:
     """Between servers hierarchy sums by the weights that dispatch has sent: no backward can go the same way."""
-    if not any(wanted) or calls.comm_algorithm(given.get("comm_alg", "")) != "hierarchy":
+    if not any(wanted) or not calls.is_two_level(given.get("comm_alg", "")):
         return
     group, world, rank = (given[name] for name in ("group_ep", "ep_world_size", "ep_rank_id"))
     several = comm.size_and_rank(group) is not None and 0 < comm.ranks_per_server(group, world, rank) < world

@@ -158,8 +158,16 @@ TIMEOUT_S = Setting(
 COMM_ALG = _text(
     "ASCEND_MOE_COMM_ALG",
     "a name that comm_alg takes",
-    'algorithm of an op whose comm_alg is "": `window`, `direct` or `auto`; the same on all ranks',
+    'algorithm of an op whose comm_alg is "": `window`, `direct`, `hierarchy` or `auto`; the same on all ranks',
     "`auto`, which on an NPU is `window` until `validate --bringup` has passed",
+)
+_HIERARCHY = 'with {} and {}: an op of a group of several A2 servers whose comm_alg is "" runs `hierarchy`, as in CANN'
+_BESIDE = "; `ASCEND_MOE_COMM_ALG` overrules it"
+HCCL_INTRA_PCIE = _text(
+    "HCCL_INTRA_PCIE_ENABLE", "0 or 1", _HIERARCHY.format("1", "`HCCL_INTRA_ROCE_ENABLE=0`") + _BESIDE
+)
+HCCL_INTRA_ROCE = _text(
+    "HCCL_INTRA_ROCE_ENABLE", "0 or 1", _HIERARCHY.format("0", "`HCCL_INTRA_PCIE_ENABLE=1`") + _BESIDE
 )
 AIV_CORES = Setting[int | None](
     "ASCEND_MOE_AIV_CORES",
@@ -357,8 +365,8 @@ VALIDATE_OUTCOME = _path(
 # By heading of the page.
 TABLE: dict[str, tuple[Setting[Any], ...]] = {
     "How the ops run": (
-        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, AIV_CORES, LENT_MIB, RANKS_PER_SERVER, NEAR_STORES, RDMA_FLAGS, MEETING,
-        STAMPS, CONTEXT, PROVEN, PATCH, CHECK_PAIRS, ENGINE, LOG,
+        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, HCCL_INTRA_PCIE, HCCL_INTRA_ROCE, AIV_CORES, LENT_MIB, RANKS_PER_SERVER,
+        NEAR_STORES, RDMA_FLAGS, MEETING, STAMPS, CONTEXT, PROVEN, PATCH, CHECK_PAIRS, ENGINE, LOG,
     ),
     "How the twin runs": (ISA, FORWARD, SEED),
     "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE, CALLS),

@@ -16,7 +16,7 @@ from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher, SpecialTe
 from ascend_moe.errors import need, with_typed_errors
 from ascend_moe.moe_config import SpecialExperts
 from ascend_moe.ops.begin import begin_combine, begin_dispatch
-from ascend_moe.ops.calls import comm_algorithm
+from ascend_moe.ops.calls import is_two_level
 from ascend_moe.ops.collectives import MAX_BATCH
 
 
@@ -89,7 +89,7 @@ class MC2Dispatcher(Dispatcher):
         self.comm_alg = comm_alg
         self.zero_copy = zero_copy
         self.fuses_shared_expert = contract == "v2"
-        self.weighs_first = contract == "v2" and comm_algorithm(comm_alg) == "hierarchy"
+        self.weighs_first = contract == "v2" and is_two_level(comm_alg)
         self._ops, self._comm_quant_mode = ops, comm_quant_mode
         # By position what the ops take so: torch takes longer for keywords.
         self._group = (self.place.group_ep, world_size, rank, num_experts)

@@ -29,6 +29,8 @@ VARIABLES = (
     settings.MEETING.name,
     settings.STAMPS.name,
     settings.TIMEOUT_S.name,
+    settings.HCCL_INTRA_PCIE.name,
+    settings.HCCL_INTRA_ROCE.name,
     "HCCL_EXEC_TIMEOUT",
 )
 _NAME_BYTES = binding.Settings.comm_alg.size - 1

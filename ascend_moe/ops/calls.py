@@ -41,9 +41,21 @@ def core_count() -> int:
     return DEFAULT_CORES if _lib.engine_name() == "fast" else CHECKED_CORES
 
 
+_BY_HCCL = "auto by HCCL_INTRA_*"  # as in op_host/rules: hierarchy between servers of A2, else auto
+
+
 def comm_algorithm(name: str) -> str:
-    """``comm_alg`` of a call; where it is "" (as in every V1 call) ASCEND_MOE_COMM_ALG, default "auto"."""
-    return name or settings.COMM_ALG.get() or "auto"
+    """``comm_alg`` of a call; where it is "" (as in every V1 call) ASCEND_MOE_COMM_ALG, default "auto".
+
+    As in CANN, HCCL_INTRA_PCIE_ENABLE=1 and HCCL_INTRA_ROCE_ENABLE=0 make the default hierarchy between servers of A2.
+    """
+    by_hccl = settings.HCCL_INTRA_PCIE.text() == "1" and settings.HCCL_INTRA_ROCE.text() == "0"
+    return name or settings.COMM_ALG.get() or (_BY_HCCL if by_hccl else "auto")
+
+
+def is_two_level(name: str) -> bool:
+    """Whether a call of this ``comm_alg`` runs hierarchy where its group is of several servers."""
+    return comm_algorithm(name) in ("hierarchy", _BY_HCCL)
 
 
 Shapes = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]

@@ -19,6 +19,7 @@ from ..comm.ends import by_number
 from ..errors import AscendMoeError, CommTimeout, PeerLost
 from ..native import binding
 from ..native.binding import RecordedCall
+from . import calls
 
 _here = threading.local()  # .seen: the call of this thread that was looked at last
 _MOST_ENDS = 256
@@ -98,7 +99,7 @@ def _tell_algorithm(call: RecordedCall) -> None:
         _algorithms.pop(next(iter(_algorithms)), None)
     _algorithms[call.end, op] = algorithm
     log.say(logging.INFO, "%s on group %s runs %s", op, call.group, algorithm, rank=call.rank)
-    asked = call.comm_alg or settings.COMM_ALG.get() or "auto"
+    asked = calls.comm_algorithm(call.comm_alg)
     dispatched = _algorithms.get((call.end, "dispatch"))
     if asked != "window" and (op, algorithm, dispatched) == ("combine", "window", "direct"):
         text = "combine on group %s falls back to window, dispatch runs direct: see ascend-moe plan, %s is too small"

@@ -151,8 +151,8 @@ def needed_mib(spec: RunSpec) -> int:
     config, share = spec.config, ranks_per_server()
     servers: dict[str, Any] = {}
     if 0 < share < spec.ranks:
-        alg = calls.comm_algorithm("")
-        servers = {"soc": _A2, "ranks_per_server": share, "comm_alg": alg, "weights": alg == "hierarchy"}
+        servers = {"soc": _A2, "ranks_per_server": share, "comm_alg": calls.comm_algorithm("")}
+        servers["weights"] = calls.is_two_level("")
     request = Request(
         ranks=spec.ranks,
         experts=config.num_experts,

@@ -16,7 +16,7 @@ import ascend_moe
 from .. import comm, reference
 from ..comm.place import Place
 from ..errors import ArgumentError, AscendMoeError, CommError, ConfigMismatch, RoutingMismatch, WindowTooSmall
-from ..ops.calls import comm_algorithm
+from ..ops.calls import is_two_level
 from ..ops.collectives import MAX_BATCH
 from ..reference.cases import Case, legal
 
@@ -40,7 +40,7 @@ Call = Callable[[str, DevicePlace, Case, dict[str, Any]], Any]
 
 def by_two_levels(world: int, share: int) -> bool:
     """Whether calls that name no algorithm run hierarchy between servers of ``share`` ranks."""
-    return comm_algorithm("") == "hierarchy" and 0 < share < world
+    return is_two_level("") and 0 < share < world
 
 
 def _share(place: DevicePlace) -> int:

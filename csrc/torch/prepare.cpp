@@ -52,7 +52,7 @@ public:
         spec_.ranks_per_server = end.ranks_per_server;
         spec_.near_stores = end.near_stores;
         spec_.rdma_flags = end.rdma_flags;
-        if (end.auto_is_window != 0 && ByItself()) spec_.comm_alg = moe::kCommAlgWindow;
+        if (end.auto_is_window != 0 && ByItself() && !moe::HasTwoLevels(spec_)) spec_.comm_alg = moe::kCommAlgWindow;
         spec_.window_mib = end.window_mib;
         spec_.lent_mib = end.lent_mib;
     }
@@ -211,8 +211,10 @@ std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, cons
         made->first_timeout_us = settings.first_deadline_micros;
         made->algorithm = AlgorithmOf(made->plan.get());
         // The aclnn entry does not know what bring-up has shown: it is told what was chosen.
-        const bool direct = made->algorithm == moe::kAlgorithmDirect;
-        made->comm_alg = !by_itself ? settings.comm_alg : direct ? "direct" : "window";
+        const char* chosen = made->algorithm == moe::kAlgorithmDirect      ? "direct"
+                             : made->algorithm == moe::kAlgorithmHierarchy ? "hierarchy"
+                                                                           : "window";
+        made->comm_alg = by_itself ? chosen : settings.comm_alg;
     }
     return made;
 }

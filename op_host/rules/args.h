@@ -43,9 +43,11 @@ enum TensorIndex : uint32_t { ASCEND_MOE_TENSORS(ASCEND_MOE_ENUM) kTensorCount }
 enum AttributeIndex : uint32_t { ASCEND_MOE_ATTRIBUTES(ASCEND_MOE_ENUM) kAttributeCount };
 #undef ASCEND_MOE_ENUM
 
-// Indices of comm_alg's names; those before kCommAlgDirect all select the window algorithm. "" is the last, and means
-// the same as "auto".
-constexpr int32_t kCommAlgWindow = 0, kCommAlgHierarchy = 4, kCommAlgDirect = 5, kCommAlgAuto = 6, kCommAlgCount = 8;
+// Indices of comm_alg's names; those before kCommAlgDirect all select the window algorithm. "" means the same as
+// "auto"; so does kCommAlgHccl on one server, and hierarchy between several: hosts say it where a call names nothing,
+// and HCCL's variables ask for hierarchy.
+constexpr int32_t kCommAlgWindow = 0, kCommAlgHierarchy = 4, kCommAlgDirect = 5, kCommAlgAuto = 6, kCommAlgHccl = 8,
+                  kCommAlgCount = 9;
 
 struct CallSpec {
     int32_t op;        // kOpDispatch, kOpCombine

@@ -138,29 +138,36 @@ private:
     bool TwoLevels() {
         const int64_t world = call_.comm_world;
         const int32_t lanes = call_.ranks_per_server;
+        const char* why = call_.comm_alg == kCommAlgHccl
+                              ? " by HCCL_INTRA_PCIE_ENABLE=1 and HCCL_INTRA_ROCE_ENABLE=0 (ASCEND_MOE_COMM_ALG=window "
+                                "overrules them)"
+                              : "";
         const TensorDesc& weights = MOE_TENSOR(call_, expert_scales);
         const bool empty = MOE_TENSOR(call_, expert_ids).dims[0] == 0;  // no tokens
         return Need(call_.contract == kContractV2, "comm_alg",
-                    "comm_alg is 'hierarchy', with %lld ranks and %d a server V1 has no way for it: use "
+                    "comm_alg is 'hierarchy'%s, with %lld ranks and %d a server V1 has no way for it: use "
                     "npu_moe_distribute_dispatch_v2 and _combine_v2",
-                    Wide(world), lanes) &&
+                    why, Wide(world), lanes) &&
                Need(lanes > 1 && world % lanes == 0, "comm_alg",
-                    "comm_alg is 'hierarchy', there are %lld ranks with %d a server: every server must have the same "
+                    "comm_alg is 'hierarchy'%s, there are %lld ranks with %d a server: every server must have the same "
                     "number of them, and more than one; use 'window', or 'auto'",
-                    Wide(world), lanes) &&
+                    why, Wide(world), lanes) &&
                Need(MOE_GIVEN(call_, expert_scales) && (HasElements(weights) || empty), "expert_scales",
-                    "expert_scales is %s, comm_alg 'hierarchy' needs it in dispatch and combine: a server sums its "
+                    "expert_scales is %s, comm_alg 'hierarchy'%s needs it in dispatch and combine: a server sums its "
                     "rows by dispatch's weights",
-                    MOE_GIVEN(call_, expert_scales) ? "empty" : "None") &&
+                    MOE_GIVEN(call_, expert_scales) ? "empty" : "None", why) &&
                Need(!MOE_GIVEN(call_, scales), "scales",
-                    "scales is given, only None is supported with comm_alg 'hierarchy': a row goes to a server once, "
-                    "for all of its experts") &&
+                    "scales is given, only None is supported with comm_alg 'hierarchy'%s: a row goes to a server once, "
+                    "for all of its experts",
+                    why) &&
                Need(call_.rdma_flags == 0, "comm_alg",
-                    "comm_alg is 'hierarchy', which has no flags: unset ASCEND_MOE_RDMA_FLAGS on all ranks, or use "
-                    "'window'") &&
+                    "comm_alg is 'hierarchy'%s, which has no flags: unset ASCEND_MOE_RDMA_FLAGS on all ranks, or use "
+                    "'window'",
+                    why) &&
                Need(!MOE_GIVEN(call_, performance_info), "performance_info",
-                    "performance_info is given, only None is supported with comm_alg 'hierarchy': a rank waits for "
-                    "those that relay, not for the sources");
+                    "performance_info is given, only None is supported with comm_alg 'hierarchy'%s: a rank waits for "
+                    "those that relay, not for the sources",
+                    why);
     }
 
     bool Experts() {

@@ -316,8 +316,8 @@ inline uint32_t AttributeIndexOf(const char* name) { return PlaceOf(name, kAttri
 // Names of comm_alg. CANN's names for its algorithms select window: on one
 // server its hierarchy sums as that does.
 inline int32_t AlgorithmIndexOf(const char* name) {
-    static const char* const names[] = {"window",    "fullmesh", "fullmesh_v1", "fullmesh_v2",
-                                        "hierarchy", "direct",   "auto",        ""};
+    static const char* const names[] = {
+        "window", "fullmesh", "fullmesh_v1", "fullmesh_v2", "hierarchy", "direct", "auto", "", "auto by HCCL_INTRA_*"};
     static_assert(sizeof(names) / sizeof(names[0]) == kCommAlgCount, "a name an index");
     for (int32_t i = 0; i < kCommAlgCount; ++i) {
         if (strcmp(name, names[i]) == 0) return i;

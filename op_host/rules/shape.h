@@ -93,7 +93,8 @@ inline uint32_t TransportOf(const CallSpec& call) {
 
 // comm_alg "hierarchy" has two levels between servers; within one it is the window algorithm.
 inline bool HasTwoLevels(const CallSpec& call) {
-    return call.comm_alg == kCommAlgHierarchy && TransportOf(call) == kTransportRdma;
+    const bool asked = call.comm_alg == kCommAlgHierarchy || call.comm_alg == kCommAlgHccl;
+    return asked && TransportOf(call) == kTransportRdma;
 }
 
 inline void DispatchShapes(const CallSpec& call, OutputDesc* out) {

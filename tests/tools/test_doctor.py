@@ -88,7 +88,7 @@ SETTINGS = [
     ({"HCCL_EXEC_TIMEOUT": "1836"}, "HCCL_EXEC_TIMEOUT", OK, "at most 600 s"),
     ({"HCCL_EXEC_TIMEOUT": "long"}, "HCCL_EXEC_TIMEOUT", ERROR, "whole number of seconds"),
     ({"HCCL_CONNECT_TIMEOUT": "30"}, "HCCL_CONNECT_TIMEOUT", WARN, "120 to 7200"),
-    ({"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "0"}, "HCCL_INTRA_*", OK, "hierarchy"),
+    ({"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "0"}, "HCCL_INTRA_*", OK, "V1 is refused there"),
     ({"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "1"}, "HCCL_INTRA_*", ERROR, "both"),
     ({"HCCL_IF_IP": "192.0.2.77"}, "HCCL_IF_IP", ERROR, "no address of this host"),
     ({"HCCL_IF_IP": "127.0.0.1"}, "HCCL_IF_IP", OK, "127.0.0.1"),

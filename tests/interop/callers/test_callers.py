@@ -34,6 +34,7 @@ class Caller:
     case: Case
     dispatch: Callable[[Case, int, str], Kwargs]
     combine: Callable[[Case, int, str, tuple[Any, ...]], Kwargs]
+    variables: bool = False  # HCCL's, by which the caller asks for hierarchy
 
     def run(self, rank: int, group: str) -> op_runs.RankRun:
         case, given = self.case, self.case.inputs[rank]
@@ -157,17 +158,30 @@ VLLM_ASCEND = [
 ]  # fmt: skip
 
 
+_BY_VARIABLES = (
+    "0.11.0",
+    "0.13.0",
+)  # versions that know no comm_alg: HCCL_INTRA_PCIE_ENABLE and HCCL_INTRA_ROCE_ENABLE
+
+
+def _kwargs_of(version: str, kwargs: Kwargs) -> Kwargs:
+    return {name: value for name, value in kwargs.items() if name != "comm_alg" or version not in _BY_VARIABLES}
+
+
 # The same between servers: batches are equal where a mask is passed.
 VLLM_ASCEND_SERVERS = [
     Caller(
         f"vllm-ascend {versions} hierarchy, {label}{' int8' if quant == 'int8' else ''}",
         "_v2",
         _ascend(world=SERVERS * SHARE, share=SHARE, contract=2, nums_type=0, weights=True, quant=quant, **sizes),
-        _ascend_dispatch(mask=mask, **_TO_SERVERS),
-        _ascend_combine(mask=mask, **_FROM_SERVERS, **more),
+        _ascend_dispatch(mask=mask, **_kwargs_of(versions, _TO_SERVERS)),
+        _ascend_combine(mask=mask, **_kwargs_of(versions, _FROM_SERVERS), **more),
+        versions in _BY_VARIABLES,
     )
     for quant in ("none", "int8")
     for versions, label, mask, more, sizes in (
+        ("0.11.0", "mask", False, {}, {}),
+        ("0.13.0", "unequal batches", False, {}, {"batches": "unequal"}),
         ("0.18.0", "mask", True, {}, {"mask": "prefix"}),
         ("0.18.0", "unequal batches", False, {}, {"batches": "zero rank"}),
         ("0.23.0", "comm_quant_mode", True, {"comm_quant_mode": 2}, {"mask": "prefix", "coded": True}),
@@ -303,6 +317,9 @@ def test_callers_call_between_servers_gives_what_the_reference_gives(
     caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(SHARE))
+    if caller.variables:
+        monkeypatch.setenv("HCCL_INTRA_PCIE_ENABLE", "1")
+        monkeypatch.setenv("HCCL_INTRA_ROCE_ENABLE", "0")
 
     def run(rank: int, group: str) -> tuple[op_runs.RankRun, str]:
         return caller.run(rank, group), ascend_moe.algorithm_of(group)
