@@ -79,7 +79,7 @@ NIGHTLY_LARGE = [pytest.param(first, 300, marks=pytest.mark.nightly) for first i
 
 # The sizes of shares, chunks and batches of lists: what the small cases never reach.
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("first", "cases"), [(0, 8), pytest.param(8, 4, marks=pytest.mark.nightly), *NIGHTLY_LARGE])
+@pytest.mark.parametrize(("first", "cases"), [(0, 3), pytest.param(3, 9, marks=pytest.mark.nightly), *NIGHTLY_LARGE])
 def test_large_cases_have_no_finding(first: int, cases: int) -> None:
     drawn = [explore.draw_large(seed) for seed in range(first, first + cases)]
     assert all(explore.parse(str(case)) == case for case in drawn[:100])
