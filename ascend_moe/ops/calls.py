@@ -49,7 +49,7 @@ def comm_algorithm(name: str) -> str:
 
     As in CANN, HCCL_INTRA_PCIE_ENABLE=1 and HCCL_INTRA_ROCE_ENABLE=0 make the default hierarchy between servers of A2.
     """
-    by_hccl = settings.HCCL_INTRA_PCIE.text() == "1" and settings.HCCL_INTRA_ROCE.text() == "0"
+    by_hccl = (settings.HCCL_INTRA_PCIE.text(), settings.HCCL_INTRA_ROCE.text()) == ("1", "0")
     return name or settings.COMM_ALG.get() or (_BY_HCCL if by_hccl else "auto")
 
 
