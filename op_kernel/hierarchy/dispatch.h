@@ -36,8 +36,9 @@
 // 9     | ArrivedRows::Copy   | all: a share | counts, rows in the    | the outputs, as window's |
 //       |                     | of the rows  | own half               |                          |
 //
-// A collective error of any rank stops rows, never messages: so every rank raises it after phase 8. A fatal one stops
-// the relay too; then aborts tell it. Of two launches send ends after phase 4, and finish does 0 and 5 to 9.
+// A collective error stops the rows of the rank that has it, never messages: so every rank raises it after phase 8. A
+// fatal one stops the relay too; then aborts tell it. Of two launches send ends after phase 4, and finish does 0 and 5
+// to 9.
 #ifndef ASCEND_MOE_HIERARCHY_DISPATCH_H
 #define ASCEND_MOE_HIERARCHY_DISPATCH_H
 
@@ -247,14 +248,16 @@ private:
     // UB plan 3 (phases 6 to 8): records, each with tails for its rows; messages.
     __aicore__ inline Verdict ForwardRows(Relay& relay) {
         MOE_PHASE(exchange_.stamps(), ForwardRows);
-        if (exchange_.Failed()) return Verdict();
         const ForwardUb ub(*tiling_, rowBytes_);
         exchange_.pipe().InitBuffer(recordQueue_, Ring(ub.ring), ub.record);
         Verdict verdict;
         for (uint32_t server = 0; server < Servers(*info_); ++server) {
             if (server == Mine()) continue;
             uint32_t rows = 0;
-            Worsen(verdict, relay.Rows(server, rows));
+            const Verdict counted = relay.Rows(server, rows);
+            // Rows go on after a collective error too: the owners judge messages of their own, and may have found none.
+            // But where ranks differ in what the block's hash covers, all of them know that from the messages.
+            if (!exchange_.Failed()) Worsen(verdict, counted);
             if (exchange_.core() == 0) kept_.StoreCount(relay, server, rows);
             const uint32_t end = PartBegin(rows, exchange_.core() + 1, info_->cores);
             for (uint32_t i = PartBegin(rows, exchange_.core(), info_->cores); i < end; ++i)
