@@ -16,7 +16,7 @@ from ascend_moe.plan import limits
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import BATCHES, IDS, MASKS, QUANTS, SPARSE
 
-from .faults import KILL, with_fault
+from .faults import KILL, SPOILT, with_fault
 from .program import ALGORITHMS, ROWS, SEQUENCES, TWO_LEVELS, Program
 
 Choices = dict[str, Sequence[Any]]
@@ -144,7 +144,7 @@ KINDS: dict[str, Kind] = {
             "sequence": ("DC", "DC", "DCDC", "DDCC", "dcDC"),
             "algorithm": (TWO_LEVELS,),
             "spare": (0, 0, 1, 2),
-            "fault_kind": ("", "", "", KILL),
+            "fault_kind": ("", "", "", KILL, SPOILT),
         },
         4,
     ),
@@ -249,7 +249,7 @@ KINDS: dict[str, Kind] = {
         1,
     ),
 }
-# Not "two levels", which has faults of its own: faults.py judges all but a kill by what ranks of one level notice.
+# Not "two levels", which has faults of its own: faults.py judges most by what ranks of one level notice.
 FAULTY = ("small", "options", "servers", "roles", "small", "chunks")
 LARGE_EACH = 480  # cases, of which one is large
 MANY_EACH = 2399  # cases, of which one has many ranks: it takes as long as hundreds of others

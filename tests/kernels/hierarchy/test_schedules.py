@@ -14,6 +14,8 @@ CASES = [
     "w6,c1,l1,k2,b2,v2,r2,weights,DC,hierarchy,ids:mixed",
     "w6,c2,l1,k3,b4,u40,v2,r3,weights,DC,hierarchy,special:1-1-1,h2,coded,p2,s4",
     "w4,c2,l2,k3,b3,v2,r2,weights,dcDC,hierarchy,near,p1,s3",
+    # A message that reaches one rank as another one: that rank's error, and no other rank's missing rows.
+    "w4,c2,l2,k2,b1,u3,v2,t1,h3,s5004,r2,weights,mask:token,ids:mixed,unequal,DCDC,hierarchy,tail,fault:spoilt",
 ]
 
 
