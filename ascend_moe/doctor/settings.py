@@ -20,7 +20,7 @@ from ..native.windows import (
     window_data_bytes,
     window_lent_bytes,
 )
-from ..ops.calls import comm_algorithm, core_count
+from ..ops.calls import comm_algorithm, core_count, hccl_selects_hierarchy
 from ..ops.npu_communicator import deadline_s
 from ..settings import Setting
 from . import Finding, error, fine, warn
@@ -124,12 +124,11 @@ def _hccl() -> Iterator[Finding]:
         yield warn("HCCL_OP_EXPANSION_MODE", "is AIV", why, "unset it, or set AI_CPU, where MoE ops run")
     elif mode:
         yield fine("HCCL_OP_EXPANSION_MODE", mode)
-    pcie, roce = settings.HCCL_INTRA_PCIE.text(), settings.HCCL_INTRA_ROCE.text()
-    if pcie == "1" and roce == "0":
+    if hccl_selects_hierarchy():
         overruled = f", but {settings.COMM_ALG.name}={settings.COMM_ALG.text()} overrules them"
         chosen = overruled if settings.COMM_ALG.is_set() else ": V2 with expert_scales in dispatch; V1 is refused there"
         yield fine("HCCL_INTRA_*", f"select hierarchy between A2 servers where a call names no comm_alg{chosen}")
-    elif pcie == "1" and roce == "1":
+    elif settings.HCCL_INTRA_PCIE.text() == settings.HCCL_INTRA_ROCE.text() == "1":
         why = "HCCL takes one of them for links inside a server"
         yield error("HCCL_INTRA_*", "PCIE and ROCE are both enabled", why, "set one of them to 0")
 

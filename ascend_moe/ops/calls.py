@@ -47,10 +47,14 @@ _BY_HCCL = "auto by HCCL_INTRA_*"  # as in op_host/rules: hierarchy between serv
 def comm_algorithm(name: str) -> str:
     """``comm_alg`` of a call; where it is "" (as in every V1 call) ASCEND_MOE_COMM_ALG, default "auto".
 
-    As in CANN, HCCL_INTRA_PCIE_ENABLE=1 and HCCL_INTRA_ROCE_ENABLE=0 make the default hierarchy between servers of A2.
+    Where HCCL's variables select hierarchy, that is the default between servers of A2.
     """
-    by_hccl = (settings.HCCL_INTRA_PCIE.text(), settings.HCCL_INTRA_ROCE.text()) == ("1", "0")
-    return name or settings.COMM_ALG.get() or (_BY_HCCL if by_hccl else "auto")
+    return name or settings.COMM_ALG.get() or (_BY_HCCL if hccl_selects_hierarchy() else "auto")
+
+
+def hccl_selects_hierarchy() -> bool:
+    """Whether HCCL_INTRA_PCIE_ENABLE is 1 and HCCL_INTRA_ROCE_ENABLE is 0, by which CANN takes it on A2."""
+    return (settings.HCCL_INTRA_PCIE.text(), settings.HCCL_INTRA_ROCE.text()) == ("1", "0")
 
 
 def is_two_level(name: str) -> bool:
