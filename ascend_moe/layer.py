@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,93 +20,14 @@ from ascend_moe.experts.weights import Codes, fit_state_dict, keep_codes, quanti
 from ascend_moe.moe_config import ROUTERS
 from ascend_moe.moe_config import MoEConfig as MoEConfig
 from ascend_moe.placement import Balance, contiguous_balance, remap, shrunk
-from ascend_moe.routing import deepseek_v2, deepseek_v3, deepseek_v4, sigmoid_of_topk, softmax_topk, sparsemixer
-from ascend_moe.routing.replay import RouteCapture, RouterReplay, divided, replayed
+from ascend_moe.routing.by_name import ROUTES, Hints
+from ascend_moe.routing.replay import RouteCapture, RouterReplay, replayed
 
 _EXPERTS = ("w_gate_up", "w_down")
 
 
 def _need_floats(name: str, dtype: torch.dtype) -> None:
     need(dtype in ROW_DTYPES, name, "is {}; need torch.bfloat16, torch.float16 or torch.float32", dtype)
-
-
-# ---- routers: each gives weights (BS, K) fp32 and ids (BS, K) int32 of fp32 logits (BS, E), of special experts too;
-# given ids are its ids
-
-
-class _Hints(NamedTuple):
-    """What a router may need besides the logits: the tokens' ids (...,), and the experts (BS, K) to take."""
-
-    input_ids: Tensor | None
-    ids: Tensor | None
-
-
-def _softmax(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
-    config = layer.config
-    if config.n_group > 1:
-        weights, ids = deepseek_v2(logits, config.top_k, config.n_group, config.topk_group, ids=hints.ids)
-    elif layer.gate_weight.dtype == torch.float32 or hints.ids is not None:
-        weights, ids = softmax_topk(logits, config.top_k, renormalize=False, ids=hints.ids)
-    else:
-        weights, chosen = torch.topk(torch.softmax(logits, -1), config.top_k)
-        ids = chosen.int()
-    if config.renormalize:
-        weights = weights / weights.sum(-1, keepdim=True) if hints.ids is None else divided(weights)
-    scaled = config.routed_scaling_factor != 1.0
-    return weights * config.routed_scaling_factor if scaled else weights, ids
-
-
-def _deepseek_v3(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
-    config = layer.config
-    assert layer.gate_bias is not None
-    groups, scaling = (config.n_group, config.topk_group), config.routed_scaling_factor
-    return deepseek_v3(logits, layer.gate_bias, config.top_k, *groups, config.renormalize, scaling, ids=hints.ids)
-
-
-def _deepseek_v4(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
-    config = layer.config
-    return deepseek_v4(logits, config.top_k, layer.gate_bias, config.routed_scaling_factor, ids=hints.ids)
-
-
-def _hash(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
-    top_k, scaling, input_ids = layer.config.top_k, layer.config.routed_scaling_factor, hints.input_ids
-    if hints.ids is not None:
-        return deepseek_v4(logits, top_k, scaling=scaling, ids=hints.ids)
-    need(input_ids is not None, "input_ids", "is None; router 'hash' chooses experts by the tokens' ids")
-    assert input_ids is not None
-    hashed = {"input_ids": input_ids.reshape(-1), "tid2eid": layer.tid2eid}
-    return deepseek_v4(logits, top_k, scaling=scaling, **hashed)
-
-
-def _softmax_bias(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
-    config = layer.config
-    weights, ids = softmax_topk(logits, config.top_k, config.renormalize, layer.gate_bias, ids=hints.ids)
-    scaled = config.routed_scaling_factor != 1.0
-    return weights * config.routed_scaling_factor if scaled else weights, ids
-
-
-def _sparsemixer(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
-    training = layer.training and layer.gate_weight.requires_grad
-    return sparsemixer(logits, layer.config.top_k, layer.config.jitter_eps, ids=hints.ids, training=training)
-
-
-def _llama4(layer: MoELayer, logits: Tensor, hints: _Hints) -> tuple[Tensor, Tensor]:
-    if layer.gate_weight.dtype == torch.float32 or hints.ids is not None:
-        return sigmoid_of_topk(logits, layer.config.top_k, ids=hints.ids)
-    values, chosen = torch.topk(logits, layer.config.top_k)
-    return torch.sigmoid(values), chosen.int()
-
-
-#: By the names of ``ROUTERS``; a name without a function is refused when a layer is made.
-_ROUTES: dict[str, Callable[[MoELayer, Tensor, _Hints], tuple[Tensor, Tensor]]] = {
-    "softmax": _softmax,
-    "deepseek_v3": _deepseek_v3,
-    "deepseek_v4": _deepseek_v4,
-    "hash": _hash,
-    "softmax_bias": _softmax_bias,
-    "sparsemixer": _sparsemixer,
-    "llama4": _llama4,
-}
 
 
 class MoELayer(nn.Module):
@@ -197,7 +118,7 @@ class MoELayer(nn.Module):
 
         self.gate_weight = parameter(config.all_experts, hidden, kind=router_dtype)
         rule = "is {!r}, which MoELayer cannot route by; need one of {}"
-        need(config.router in _ROUTES, "router", rule, config.router, tuple(_ROUTES))
+        need(config.router in ROUTES, "router", rule, config.router, tuple(ROUTES))
         biased = ROUTERS[config.router].biased
         self.gate_bias = parameter(config.all_experts, kind=torch.float32) if biased else None
         if self.gate_bias is not None:
@@ -487,8 +408,8 @@ class MoELayer(nn.Module):
         takes, as in transformers. ``replay`` may give the ids, ``capture`` keeps them.
         """
         logits = functional.linear(tokens.to(self.gate_weight.dtype), self.gate_weight, self.logit_bias).float()
-        router = _ROUTES[self.config.router]
-        weights, ids = replayed(self.replay, lambda given: router(self, logits, _Hints(input_ids, given)))
+        router = ROUTES[self.config.router]
+        weights, ids = replayed(self.replay, lambda given: router(self, logits, Hints(input_ids, given)))
         if self.capture is not None:
             self.capture(ids)
         return weights, ids

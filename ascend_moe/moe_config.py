@@ -55,7 +55,7 @@ class SpecialExperts(NamedTuple):
         return self
 
 
-#: By name; `ascend_moe.layer` has the function of each.
+#: By name; `ascend_moe.routing.by_name` has the function of each.
 ROUTERS = {
     "softmax": Router(grouped=True),
     "deepseek_v3": Router(biased=True, grouped=True, scores="sigmoid"),
