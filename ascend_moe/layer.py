@@ -172,7 +172,7 @@ class MoELayer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> MoELayer:
-        """Fills in random weights, the same for any number of ranks; rows stay near RMS 1. Returns self."""
+        """Fills in random weights of ``seed``, the same for any number of ranks; rows stay near RMS 1. Returns self."""
 
         def fill(tensor: Tensor | None, stream: int, fan_in: int) -> None:
             if tensor is not None:
@@ -386,7 +386,7 @@ class MoELayer(nn.Module):
         return (tokens if self.w_latent_in is None else tokens @ self.w_latent_in), ids, weights, mask
 
     def special_rows(self, entering: Tensor) -> dict[str, Tensor | None]:
-        """Returns what combine takes for copy and const experts, of the rows (BS, R) that are dispatched."""
+        """Returns what combine takes for copy and const experts, of the dispatched rows ``entering`` (BS, R)."""
         if not self.config.special.need_rows:
             return {}
         constants = ("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
@@ -394,18 +394,19 @@ class MoELayer(nn.Module):
         return {"ori_x": entering, **given}
 
     def leave(self, out: Tensor, shared: Tensor | None) -> Tensor:
-        """Returns the layer's output of combine's rows and the shared expert's, where combine added none."""
+        """Returns the output (BS, H), of combine's ``out`` and the ``shared`` expert's where combine added none."""
         if self.config.rows_of_a_token > 1:
             out = out.view(-1, self.config.rows_of_a_token, out.size(1)).float().sum(1).to(out.dtype)
         out = out if self.w_latent_out is None else out @ self.w_latent_out
         return out if shared is None else (out.float() + shared.float()).to(out.dtype)  # one more rounding
 
     def route(self, tokens: Tensor, input_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Weights (BS, K) fp32 and expert ids (BS, K) int32 of tokens (BS, H), with router "hash" also of their ids.
+        """Returns weights (BS, K) fp32 and expert ids (BS, K) int32 of tokens (BS, H).
 
         Only the product with gate_weight is in ``router_dtype``; all arithmetic after it is in fp32. Of equal scores
         the lower id is chosen; by a softmax or llama4 router in bf16 or fp16, which has many, the one that torch.topk
-        takes, as in transformers. ``replay`` may give the ids, ``capture`` keeps them.
+        takes, as in transformers. ``replay`` may give the ids, ``capture`` keeps them. Router "hash" needs
+        ``input_ids``, one a token.
         """
         logits = functional.linear(tokens.to(self.gate_weight.dtype), self.gate_weight, self.logit_bias).float()
         router = ROUTES[self.config.router]
@@ -415,7 +416,7 @@ class MoELayer(nn.Module):
         return weights, ids
 
     def run_experts(self, sent: Dispatched) -> Tensor:
-        """Runs the expert MLP over dispatched rows; returns (>= n, R) in the layer's dtype."""
+        """Runs the expert MLP over the rows of ``sent``, dispatch's result; returns (>= n, R) in the layer's dtype."""
         quantized = self.quant_mode != 0
         weights: tuple[Tensor, Tensor] = (self.w_gate_up, self.w_down)
         if quantized:

@@ -35,7 +35,7 @@ class ExpertPlacement:
 
     @classmethod
     def contiguous(cls, num_experts: int, ranks: int) -> ExpertPlacement:
-        """The placement of E experts on ranks that own E / ranks of them each, in order.
+        """Returns the placement of num_experts, E, on ranks that own E / ranks of them each, in order.
 
         Raises:
             ArgumentError: ranks do not divide the experts.
@@ -52,12 +52,15 @@ class ExpertPlacement:
         return self.num_experts // self.ranks
 
     def range_of(self, rank: int) -> tuple[int, int]:
-        """The first and the last expert of a rank, both inclusive."""
+        """Returns the first and the last expert of a rank, both inclusive. Raises ArgumentError for an unknown rank."""
         need(0 <= rank < self.ranks, "rank", "is {}; need 0..{}", rank, self.ranks - 1)
         return rank * self.local_experts, (rank + 1) * self.local_experts - 1
 
     def expert_map(self, rank: int, device: torch.device | str | None = None) -> torch.Tensor:
-        """``(E,)`` int32: the local number of each expert on a rank, -1 for experts of other ranks."""
+        """Returns ``(E,)`` int32: the local number of each expert on a rank, -1 for experts of other ranks.
+
+        device: where it lies. Raises ArgumentError where there is no such rank.
+        """
         first, last = self.range_of(rank)
         experts = torch.arange(self.num_experts, dtype=torch.int32, device=device)
         return torch.where((experts >= first) & (experts <= last), experts - first, -1).to(torch.int32)

@@ -3,7 +3,7 @@
 README becomes the first page, CONTRIBUTING and their like pages of their own; every other file that a page links to is
 copied beside the pages. The API reference has a page a public module, with every public name; a name that has no
 docstring, or that griffe does not find, or whose docstring leaves out an argument, a tensor's shape or that it raises,
-fails the build.
+fails the build; so does a public method of a public class.
 
 The site in Chinese is a build of its own, of README.zh.md and docs/zh/, that lies in the folder zh of the site in
 English. Links from one to the other are written "site:" and the file's path on the whole site until a page is complete.
@@ -77,7 +77,7 @@ def public_names(module: str) -> list[str]:
 
 
 def undocumented() -> list[str]:
-    """What public names lack, a line each: name and what; functions and classes."""
+    """What public names lack, a line each: name and what; functions, classes and their methods."""
     package = griffe.load("ascend_moe", search_paths=[ROOT], resolve_aliases=True)
     lacking = []
     places = [(module, public) for module in ("", *MODULES) for public in public_names(module)]
@@ -92,18 +92,41 @@ def undocumented() -> list[str]:
             continue
         if not (found.is_function or found.is_class):
             continue
-        if not found.has_docstring:
-            lacking.append(f"{name}: a docstring")
-            continue
-        lacking += [f"{name}: {what}" for what in left_out(found)]
-        if public in operators and not re.search(r"(?m)^ *Raises:", found.docstring.value):
+        for part in (found, *methods(found)):
+            lacking += [f"{name}{part.path.removeprefix(found.path)}: {what}" for what in left_out(part)]
+        if public in operators and not re.search(r"(?m)^ *Raises:", said_of(found)):
             lacking.append(f"{name}: a section Raises")
     return sorted(lacking)
 
 
+def methods(documented: Any) -> list[Any]:
+    """The public methods and properties that a class defines, but for those that torch calls, with a ctx."""
+    members = documented.members.values() if documented.is_class else []
+    public = [each for each in members if not each.name.startswith("_")]
+    functions = [each for each in public if each.is_function and "ctx" not in each.parameters]
+    return functions + [each for each in public if "property" in each.labels]
+
+
+def said_of(documented: Any) -> str:
+    """The docstring; of a method without one that of the method whose signature it has, or that it replaces."""
+    if documented.docstring:
+        return str(documented.docstring.value)
+    package, parent, name = documented.package, documented.parent, documented.name
+    for decorator in getattr(documented, "decorators", []):
+        if model := re.fullmatch(r"with_signature_of\((\w+)\.([\w.]+)\)", str(decorator.value)):
+            place = documented.module.resolve(model[1]).removeprefix(f"{package.name}.")
+            return said_of(package[f"{place}.{model[2]}"])
+    owners = parent.mro() if parent.is_class else []
+    return next((said_of(owner.members[name]) for owner in owners if name in owner.members), "")
+
+
 def left_out(documented: Any) -> list[str]:
-    """What the docstring of a function, or of a class and its constructor, does not say."""
-    text, function = documented.docstring.value, documented
+    """What the docstring of a function or property, or of a class and its constructor, does not say."""
+    text, function = said_of(documented), documented
+    if not text:
+        return ["a docstring"]
+    if documented.is_attribute:
+        return []
     if documented.is_class:
         function = documented.members.get("__init__")
         if function is not None and function.has_docstring:
@@ -111,6 +134,8 @@ def left_out(documented: Any) -> list[str]:
         if function is None and not any("dataclass" in str(each.value) for each in documented.decorators):
             return []  # its base has the constructor
     parameters = [each for each in (function or documented).parameters if each.name not in ("self", "cls")]
+    if not documented.docstring:  # the model of a signature names each argument
+        parameters = [each for each in parameters if each.kind is not griffe.ParameterKind.var_keyword]
     names = [each.name.lstrip("*") for each in parameters if not each.name.lstrip("*").startswith("_")]
     lacking = [f"argument {name}" for name in names if not re.search(rf"\b{re.escape(name)}\b", text)]
     tensors = [each.name for each in parameters if re.search(r"\bTensors?\b", str(each.annotation))]

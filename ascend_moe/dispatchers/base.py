@@ -212,10 +212,10 @@ class Dispatcher(ABC):
         return self._dispatch(x, expert_ids, given)
 
     def begin_dispatch(self, x: Tensor, expert_ids: Tensor, **options: Any) -> Begun[Dispatched]:
-        """Sends the rows; ``finish`` of the result returns what ``dispatch`` returns, with the same ``options``.
+        """Sends the rows of x; ``finish`` of the result returns what ``dispatch`` returns.
 
         A dispatcher that cannot send first does all at once. One that can has no gradient, and until ``finish`` this
-        rank calls no other op of the group.
+        rank calls no other op of the group. x, expert_ids, options and errors are as of ``dispatch``.
         """
         return self._begin_dispatch(x, expert_ids, self._given(**options))
 
@@ -259,13 +259,16 @@ class Dispatcher(ABC):
         shared_expert_x: Tensor | None = None,
         **special: Tensor | None,
     ) -> Begun[Tensor]:
-        """Sends the rows home; ``finish`` of the result returns what ``combine`` returns. As ``begin_dispatch``."""
+        """Sends the rows home; ``finish`` of the result returns what ``combine`` returns. As ``begin_dispatch``.
+
+        expert_out, dispatched, expert_scales, shared_expert_x, special and errors are as of ``combine``.
+        """
         self._check_own(dispatched)
         terms = SumTerms(expert_scales, shared_expert_x, self._special_rows(special))
         return self._begin_combine(expert_out, dispatched, terms)
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
-        """Memory like ``expand_x``, in ``dtype``, that combine sends from without a copy; None: any."""
+        """Returns memory for ``dispatched``'s rows, in ``dtype``, that combine sends from without a copy; None: any."""
         return None
 
     def _given(

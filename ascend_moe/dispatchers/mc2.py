@@ -103,9 +103,10 @@ class MC2Dispatcher(Dispatcher):
     @classmethod
     @with_typed_errors
     def from_group(cls, process_group: object, num_experts: int, contract: str = "v2", **options: Any) -> MC2Dispatcher:
-        """Makes the dispatcher of a group, as `comm.place.Place.of` takes it; None: the default group.
+        """Makes the dispatcher of a group.
 
         Args:
+            process_group: as `comm.place.Place.of` takes it; None: the default group.
             num_experts, contract, options: as of the class.
 
         Collective on a process group's first use.
@@ -181,7 +182,7 @@ class MC2Dispatcher(Dispatcher):
         """Makes of the tensors that a caller kept of a dispatch what ``combine`` takes; it has no rows.
 
         Args:
-            expert_ids, x_active_mask, max_tokens: as given to dispatch.
+            expert_ids, x_active_mask, max_tokens: as given to dispatch, (BS, K) and (BS,) or (BS, K).
             expand_idx, ep_recv_counts: as dispatch returned them.
         """
         given = self._given(x_active_mask=x_active_mask, max_tokens=max_tokens)
@@ -189,9 +190,9 @@ class MC2Dispatcher(Dispatcher):
         return self._dispatched((none, none, expand_idx, none, ep_recv_counts, None, None), expert_ids, given)
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
-        """With zero_copy, a window tensor: one combine may send from it. Raises as ``window_empty`` does.
+        """With zero_copy, returns a window tensor: one combine may send from it. Raises as ``window_empty`` does.
 
-        In a traced program None: combine copies the rows there.
+        It has the shape of ``dispatched``'s rows, and ``dtype``. In a traced program None: combine copies the rows.
         """
         if not self.zero_copy or torch.compiler.is_compiling():  # a graph has no lent memory: combine copies
             return None

@@ -132,11 +132,11 @@ class Activation:
         return _GATED[self.name]
 
     def has(self, number: str) -> bool:
-        """Whether it is one of its numbers."""
+        """Tells whether ``number`` is the name of one of its numbers."""
         return number in NUMBERS[self.name]
 
     def number(self, name: str) -> float:
-        """One of its numbers."""
+        """Returns the number of this ``name``, given or the formula's."""
         return self.numbers.get(name, NUMBERS[self.name][name])
 
     def inner(self, width: int) -> int:

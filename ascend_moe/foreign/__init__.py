@@ -337,7 +337,7 @@ class Kernels:
         return list(self._any.entries)
 
     def tiling_keys(self, name: str) -> dict[int, dict[str, str]]:
-        """The tiling keys of a template kernel, each with the template's arguments; none where it is no template."""
+        """Returns the tiling keys of entry ``name``, each with the template's arguments; none of no template."""
         return {
             instance.key: dict(instance.arguments)
             for instance in self._any.entry(name).instances
@@ -345,7 +345,7 @@ class Kernels:
         }
 
     def parameters(self, name: str) -> list[str]:
-        """Names of an entry's parameters, tiling included."""
+        """Lists the names of the parameters of entry ``name``, tiling included."""
         return [parameter.name for parameter in self._any.entry(name).parameters]
 
     def launch(
@@ -378,6 +378,7 @@ class Kernels:
             tiling: bytes, numpy array, ctypes struct or torch tensor; passed last. None: the entry has none.
                 With windows: one for all ranks, or a list of one a rank.
             block_dim: AIV cores, 1..64.
+            tiling_key: what TILING_KEY_IS compares; of a template one of `tiling_keys`.
             windows: the group that GetHcclContext<0> leads to, or a pair of groups, for <0> and <1>; all
                 ranks run together, each on a thread of its own. Where ranks have other numbers in the second
                 group, a list of each rank's places: ``[(ep.member(0), tp.member(1)), ...]``.
@@ -429,13 +430,15 @@ class Kernels:
         """Runs a kernel under many schedules of the checked engine, until one fails or all have run.
 
         Before each, arguments and windows are as they were at the call; afterwards they are as the last
-        schedule left them. Arguments as for `launch`, and:
+        schedule left them.
 
         Args:
             schedules: how many; seeds seed, seed + 1, ...
             policy: one for all; default: "late" first, then "random", "lazy" and "pct" in turn.
             deterministic: outputs that differ from the first schedule's are a finding.
             check: called after each schedule; an AssertionError that it raises is a finding.
+            name, args, tiling, block_dim, tiling_key, windows, workspace_bytes, unordered, auto_sync, max_steps, warn:
+                as of `launch`.
         """
         engine = self._engine("checked")
         run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, None, workspace_bytes, warn)

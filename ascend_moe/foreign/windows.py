@@ -134,7 +134,7 @@ class Windows:
         return [{} for _ in areas] if self._fresh else [area.pages() for area in areas]
 
     def restore(self, saved: list[dict[int, Bytes]]) -> None:
-        """Contents as they were at `snapshot`."""
+        """Puts the contents back as they were at `snapshot`, whose result is ``saved``."""
         for area, pages in zip(self._areas(), saved, strict=True):
             area.restore(pages)
         self._fresh = not any(saved)

@@ -95,7 +95,10 @@ class Case:
 
     @classmethod
     def of(cls, inputs: Sequence[RankInput], experts: int, *, global_bs: int = 0, **attributes: Any) -> Case:
-        """The case of tensors that were made by hand."""
+        """Makes the case of tensors that were made by hand.
+
+        inputs: one a rank. experts: E of all ranks. global_bs: as of the ops. attributes: the case's others.
+        """
         world, x = len(inputs), inputs[0].x
         return cls(
             world=world,
@@ -356,14 +359,14 @@ class Case:
         )
 
     def combined(self, rows: Sequence[torch.Tensor], dispatched: Sequence[DispatchResult]) -> list[torch.Tensor]:
-        """Returns what combine must make of every rank's expert rows."""
+        """Returns what combine must make of every rank's expert rows ``(A, H)`` and ``dispatched``, one each a rank."""
         inputs = [replace(given, expert_scales=self.weights_of(given)) for given in self.inputs]
         numbers = {"global_bs": self.global_bs, "comm_quant_mode": self.comm_quant_mode}
         numbers["ranks_per_server"] = self.share
         return combine(inputs, rows, dispatched, moe_expert_num=self.experts, special=self.specials, **numbers)
 
     def weights_of(self, inputs: RankInput) -> torch.Tensor | None:
-        """The expert_scales that combine gets."""
+        """Returns the expert_scales that combine gets on the rank of ``inputs``."""
         return torch.empty(0) if self.plain else inputs.expert_scales
 
     def expert_rows(
@@ -371,8 +374,8 @@ class Case:
     ) -> torch.Tensor:
         """Returns what the experts of a rank might make of its rows: a function of row and expert, in x's dtype.
 
-        ``expand_x``, ``scales`` and ``counts`` are dispatch's expand_x, dynamic_scales and ep_recv_counts.
-        With ``tail`` NaN rows follow up to the size of ``expand_x``.
+        ``expand_x`` (A, H), ``scales`` (A,) and ``counts`` (E,) are dispatch's expand_x, dynamic_scales and
+        ep_recv_counts. With ``tail`` NaN rows follow up to the size of ``expand_x``.
         """
         counts = counts[: self.experts]
         total, ends = int(counts[-1]), counts[self.world - 1 :: self.world].contiguous()

@@ -53,7 +53,7 @@ class Special:
         return self.zero + self.copy + self.const
 
     def kind(self, expert: int, experts: int) -> tuple[str, int]:
-        """What an id of experts..experts+total-1 is, "zero", "copy" or "const", and which one of these."""
+        """Tells what an id ``expert`` of experts..experts+total-1 is, "zero", "copy" or "const", and which of these."""
         place = expert - experts
         for name in ("zero", "copy"):
             if place < getattr(self, name):

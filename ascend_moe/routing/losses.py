@@ -238,7 +238,10 @@ class MoEAuxLossAutoScaler(torch.autograd.Function):
 
     @staticmethod
     def set_loss_scale(scale: Tensor) -> None:
-        """Set the scale, for this process, from the next backward on; in the same memory, which a graph may hold."""
+        """Sets the scale, a tensor ``()`` or ``(1,)``, for this process from the next backward on.
+
+        It stays in the same memory, which a graph may hold.
+        """
         held = MoEAuxLossAutoScaler.main_loss_backward_scale
         if held is None or held.shape != scale.shape:
             MoEAuxLossAutoScaler.main_loss_backward_scale = scale.detach().clone()

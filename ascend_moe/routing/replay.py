@@ -82,7 +82,11 @@ class RouterReplay:
 
     @staticmethod
     def set_replay_data(all_layers_topk_indices: list[Tensor]) -> None:
-        """Sets the ids of every object, ``(T, k)`` each, in the order in which the objects were made."""
+        """Sets the ids of every object, ``(T, k)`` each, in the order in which the objects were made.
+
+        Raises:
+            ArgumentError: all_layers_topk_indices has more or fewer tensors than there are objects.
+        """
         there = RouterReplay.global_router_replay_instances
         rule = "has {} tensors for {} routers; give one for each, in the order in which the routers were made"
         need(len(all_layers_topk_indices) == len(there), "all_layers_topk_indices", rule,
@@ -103,7 +107,7 @@ class RouterReplay:
 
     @staticmethod
     def set_global_router_replay_action(router_replay_action: RouterReplayAction) -> None:
-        """Sets what every object does."""
+        """Sets what every object does: ``router_replay_action``."""
         for replay in RouterReplay.global_router_replay_instances:
             replay.set_router_replay_action(router_replay_action)
 
@@ -120,7 +124,10 @@ class RouterReplay:
 
     @staticmethod
     def set_global_static_buffers(static_buffer: Tensor) -> None:
-        """Sets the memory of every object: its part of ``(max tokens, objects, k)``."""
+        """Sets the memory of every object: its part of ``static_buffer`` ``(max tokens, objects, k)``.
+
+        Raises ArgumentError where it has another shape.
+        """
         there = RouterReplay.global_router_replay_instances
         fits = static_buffer.dim() == 3 and static_buffer.shape[1] == len(there)
         need(fits, "static_buffer", "is {}; need (max tokens, {}, k)", static_buffer.shape, len(there))
@@ -134,7 +141,10 @@ class RouterReplay:
             replay.clear_static_buffer()
 
     def set_target_indices(self, topk_indices: Tensor) -> None:
-        """Sets the ids ``(T, k)`` of the next forward, and of the forward that its backward computes anew."""
+        """Sets the ids of the next forward, and of the forward that its backward computes anew.
+
+        Raises ArgumentError unless ``topk_indices`` are ``(T, k)`` int16, int32 or int64.
+        """
         need_dims("topk_indices", topk_indices, 2, dtypes=ID_DTYPES)
         self.target_topk_idx = topk_indices
         self.replay_backward_list.append(topk_indices)
@@ -149,7 +159,7 @@ class RouterReplay:
         self.replay_backward_list = []
 
     def set_router_replay_action(self, router_replay_action: RouterReplayAction) -> None:
-        """Sets what this object does."""
+        """Sets what this object does. Raises ArgumentError unless ``router_replay_action`` is a RouterReplayAction."""
         need_one_of("router_replay_action", router_replay_action, tuple(RouterReplayAction))
         self.router_replay_action = router_replay_action
 
@@ -158,7 +168,10 @@ class RouterReplay:
         self.router_replay_action = None
 
     def set_static_buffer(self, buffer: Tensor) -> None:
-        """Records into ``(max tokens, k)`` memory from now on, which a captured graph may hold."""
+        """Records into ``buffer`` from now on, which a captured graph may hold.
+
+        Raises ArgumentError unless it is ``(max tokens, k)`` int16, int32 or int64.
+        """
         need_dims("buffer", buffer, 2, dtypes=ID_DTYPES)
         self.static_buffer = buffer
 
@@ -167,7 +180,10 @@ class RouterReplay:
         self.static_buffer = None
 
     def next_ids(self) -> Tensor | None:
-        """Returns the ids that this forward takes, or None where the router chooses; REPLAY_BACKWARD uses them up."""
+        """Returns the ids that this forward takes, or None where the router chooses; REPLAY_BACKWARD uses them up.
+
+        Raises ArgumentError where ids are to be replayed and none are set.
+        """
         if self.router_replay_action is RouterReplayAction.REPLAY_FORWARD:
             need(self.target_topk_idx is not None, "replay", "has no ids to replay; call set_target_indices")
             return self.target_topk_idx
@@ -178,12 +194,15 @@ class RouterReplay:
         return None
 
     def chose(self, ids: Tensor) -> None:
-        """Takes note of a router's own choice ``(T, k)``, where the action is RECORD."""
+        """Takes note of a router's own choice ``ids`` ``(T, k)``, where the action is RECORD."""
         if self.router_replay_action is RouterReplayAction.RECORD:
             self.record_indices(ids)
 
     def record_indices(self, topk_indices: Tensor) -> None:
-        """Records ids ``(T, k)``: keeps the tensor, or copies it into the static buffer."""
+        """Records ids ``(T, k)``: keeps ``topk_indices``, or copies it into the static buffer.
+
+        Raises ArgumentError where it has more tokens than the buffer.
+        """
         if self.static_buffer is None:
             self.recorded_topk_idx = topk_indices
             return
@@ -199,7 +218,11 @@ class RouterReplay:
         group_topk: int | None = None,
         default_compute_topk: Callable[..., tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Returns scores and ids ``(T, k)`` of scores ``(T, E)``: those given, or default_compute_topk's."""
+        """Returns scores and ids ``(T, k)`` of scores ``(T, E)``: those given, or default_compute_topk's.
+
+        default_compute_topk gets scores, topk, num_groups and group_topk. Raises ArgumentError where it is None and no
+        ids are replayed, or given ids do not fit.
+        """
         ids = self.next_ids()
         if ids is not None:
             ids = given_ids(ids.to(scores.device), scores.shape[0], topk, scores.shape[1])
@@ -260,7 +283,10 @@ class RouteCapture(nn.Module):
 
     @torch.no_grad()
     def forward(self, ids: Tensor) -> None:
-        """Keeps ids ``(T, k)`` as the newest step, in place of the oldest."""
+        """Keeps ids ``(T, k)`` as the newest step, in place of the oldest.
+
+        Raises ArgumentError where they have more tokens than a step, or another k.
+        """
         steps, most, top_k = self.ring.shape
         need_dims("ids", ids, 2, dtypes=ID_DTYPES)
         fits = ids.shape[0] <= most and ids.shape[1] == top_k
@@ -272,7 +298,10 @@ class RouteCapture(nn.Module):
         self.seen.add_(1)
 
     def last(self, steps: int | None = None) -> list[Tensor]:
-        """Returns the ids ``(T, k)`` of the last steps, the newest last, as copies; reads on the host. None: all."""
+        """Returns the ids ``(T, k)`` of the last steps, the newest last, as copies; reads on the host.
+
+        steps: how many; None: all. Raises ArgumentError where the ring keeps fewer.
+        """
         seen, kept = int(self.seen), self.ring.shape[0]
         wanted = min(seen, kept if steps is None else steps)
         rule = "is {}; the ring keeps {}"

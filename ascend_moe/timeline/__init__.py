@@ -76,14 +76,17 @@ class Timeline:
 
     @property
     def ranks(self) -> list[int]:
+        """Lists the ranks that have events, in order."""
         return sorted({event.rank for event in self.events})
 
     @property
     def start_ns(self) -> float:
+        """Has the time of the first event's start; 0 without events."""
         return min((event.start_ns for event in self.events), default=0.0)
 
     @property
     def end_ns(self) -> float:
+        """Has the time of the last event's end; 0 without events."""
         return max((event.end_ns for event in self.events), default=0.0)
 
     def launches(self) -> list[Event]:
@@ -91,7 +94,7 @@ class Timeline:
         return [event for event in self.events if event.name == LAUNCH]
 
     def between(self, start_ns: float, end_ns: float) -> Timeline:
-        """The events that lie in this time as a whole."""
+        """Returns the events that lie from start_ns to end_ns as a whole."""
         inside = [event for event in self.events if start_ns <= event.start_ns and event.end_ns <= end_ns]
         return replace(self, events=inside)
 

@@ -84,6 +84,7 @@ class AscendBuffer(BufferBase):
 
     @with_signature_of(strategies.NormalEPCommStrategy.get_dispatch_layout)
     def get_dispatch_layout(self, topk_idx: Tensor, num_experts: int, previous_event: EventOverlap | None) -> Any:
+        """Counts as ``Buffer`` does: topk_idx ``(T, K)``, num_experts, previous_event; a token's ranks are int32."""
         return self.normal_strategy.get_dispatch_layout(topk_idx, num_experts, previous_event)
 
     dispatch = _of_strategy("normal_strategy", strategies.NormalEPCommStrategy.dispatch)
@@ -124,10 +125,23 @@ class AscendBuffer(BufferBase):
         fuse_mode: int = FuseMode.FUSED_DEEP_MOE,
         profile_enable: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """One call for the layer: ``Runtime.fused_deep_moe``, with fuse_mode 2 ``Runtime.dispatch_ffn_combine``.
+        """Runs the layer in one call: ``Runtime.fused_deep_moe``, with fuse_mode 2 ``Runtime.dispatch_ffn_combine``.
 
         Args:
-            gmm1_permuted_weight, gmm1_permuted_weight_scale: plain, not permuted; see there.
+            x: (T, H). topk_idx, topk_weights: (T, K), fp32 weights.
+            gmm1_permuted_weight, gmm1_permuted_weight_scale: not permuted; (L, H, 2F), gate in the first F columns.
+            gmm2_weight, gmm2_weight_scale: (L, F, H).
+            num_max_dispatch_tokens_per_rank: at least any rank's T.
+            num_experts: E, of all ranks.
+            quant_mode: 1 for int8 weights with scales, 0 for bf16.
+            fuse_mode: 1 or 2.
+            profile_enable: ignored.
+
+        Returns:
+            (T, H) in x's dtype; int32 running sums over [local expert][source rank].
+
+        Raises:
+            ArgumentError: a rule above is broken.
         """
         need(fuse_mode in (1, 2), "fuse_mode", "is {}; it must be 1 or 2", fuse_mode)
         whole = fuse_mode == FuseMode.FUSED_DEEP_MOE

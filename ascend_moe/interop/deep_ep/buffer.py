@@ -75,11 +75,13 @@ class Buffer(_NormalMode, _LowLatencyMode, metaclass=_ByFlavour):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
-        """How many tokens go where.
+        """Counts how many tokens go where.
 
         Args:
             topk_idx: ``(T, K)`` int64 (or int32); -1: not routed.
             num_experts: E, a multiple of W.
+            previous_event: waited for first. async_finish: the event returned has the stream's work.
+            allocate_on_comm_stream: ignored.
 
         Returns:
             tokens for each rank ``(W,)`` int32; for each server, None where there is one; (token, k) pairs of each

@@ -75,7 +75,7 @@ class EventOverlap:
             self.event = None
 
     def register_hook_after_wait(self, hook_after_wait: Callable[[], None]) -> None:
-        """Call this once after the next wait. Raises ArgumentError when a hook is waiting already."""
+        """Calls ``hook_after_wait`` once after the next wait. Raises ArgumentError when a hook is waiting already."""
         need(self.hook_after_wait is None, "hook_after_wait", "is a second hook: one is waiting already")
         self.hook_after_wait = hook_after_wait
 

@@ -118,14 +118,15 @@ class Config:
     num_max_rdma_chunked_recv_tokens: int = 256
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes of window a rank that normal dispatch and combine need for as many tokens as the ops take.
+        """Returns the bytes of window that normal dispatch and combine need on each of ``num_ranks`` ranks.
 
-        Rows carry the ids and weights of as many experts as the ops take: 8 bytes each.
+        That is for rows of ``hidden_bytes``, and as many tokens as the ops take. Rows carry the ids and weights of as
+        many experts as the ops take: 8 bytes each.
         """
         limits = plan.limits()
         row_bytes = hidden_bytes + 8 * limits["topk"]
         return _window(num_ranks, num_ranks, min(limits["topk"], num_ranks), -(-row_bytes // 2), limits["batch"])
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """0: there is one window for both."""
+        """Returns 0, whatever ``hidden_bytes`` and ``num_ranks`` are: there is one window for both."""
         return 0

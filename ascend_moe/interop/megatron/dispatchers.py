@@ -64,7 +64,7 @@ class Handle:
     shared: SharedExpertCall | None = field(default=None, repr=False)
 
     def came(self, phase: str) -> Dispatched:
-        """Returns what token_dispatch brought. Raises ArgumentError before it."""
+        """Returns what token_dispatch brought. Raises ArgumentError, which names ``phase``, before it."""
         need(self.arrived is not None, "handle", "has no rows yet: call token_dispatch before {}", phase)
         assert self.arrived is not None
         return self.arrived
@@ -149,7 +149,7 @@ class TokenDispatcher:
         return copied
 
     def set_shared_experts(self, shared_experts: SharedExpertMLP) -> None:
-        """Run the shared expert between the phases; combine_postprocess adds its output."""
+        """Runs the shared expert of ``shared_experts`` between the phases; combine_postprocess adds its output."""
         self.shared_experts = shared_experts
 
     def dispatch_preprocess(
@@ -235,7 +235,10 @@ class TokenDispatcher:
         return hidden_states
 
     def token_combine(self, hidden_states: Tensor, handle: Handle) -> Tensor:
-        """Send rows home and add them up: ``(T, H)``, float32 in slot order (experts ascend), rounded once."""
+        """Sends rows home and adds them up: ``(T, H)``, float32 in slot order (experts ascend), rounded once.
+
+        ``hidden_states`` ``(n, H)`` are the experts' results in the order of the rows, ``handle`` is the call's.
+        """
         arrived = handle.came("token_combine")
         out = handle.routes.bring(hidden_states, self._way, arrived, self.probs_on == "combine")
         if handle.shared is not None:
@@ -244,7 +247,10 @@ class TokenDispatcher:
         return out
 
     def combine_postprocess(self, hidden_states: Tensor, handle: Handle) -> Tensor:
-        """The result in the shape of dispatch_preprocess's hidden_states, with the shared expert's added."""
+        """Returns ``hidden_states`` ``(T, H)`` in the shape of dispatch_preprocess's, with the shared expert's added.
+
+        ``handle`` is the call's.
+        """
         out = hidden_states.view(handle.shape)
         return out if handle.shared is None else out + handle.shared.get_output()
 

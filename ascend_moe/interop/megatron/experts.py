@@ -72,10 +72,13 @@ class GroupedMLP(FittedModule):
 
     @torch.no_grad()
     def load_experts(self, w1: Tensor, w2: Tensor) -> GroupedMLP:
-        """Take this rank's shard of whole experts. Returns self.
+        """Takes this rank's shard of whole experts. Returns self.
 
         Args:
             w1: ``(L, H, 2F)``, gate columns first; without a gate ``(L, H, F)``. w2: ``(L, F, H)``.
+
+        Raises:
+            ArgumentError: a weight has another shape, or is not bf16, fp16 or fp32.
         """
         local, hidden, ffn = self.num_local_experts, self.hidden_size, self.ffn_hidden_size
         parts = 2 if self.activation.gated else 1

@@ -50,12 +50,16 @@ class MoELayer(nn.Module):
             dispatcher.set_shared_experts(shared_experts)
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
-        """The layer's output of hidden_states' shape, and None, which is Megatron-LM's bias.
+        """Returns the layer's output of hidden_states' shape, and None, which is Megatron-LM's bias.
 
         Args:
             hidden_states: ``(S, B, H)`` or ``(T, H)``.
             mask: bool, hidden_states' shape without H, True for active tokens. The others take no place of a capacity
                 and count in no loss; the routed experts give zeros for them.
+
+        Raises:
+            ArgumentError: a tensor does not fit, or training over tp ranks without sequence_parallel.
+            Other errors: the dispatcher's.
         """
         rule = "is False in training with tp {}; every tp rank must have its own tokens: set it"
         need(not self.training or self.tp == 1 or self.sequence_parallel, "sequence_parallel", rule, self.tp)

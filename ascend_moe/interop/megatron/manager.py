@@ -92,10 +92,12 @@ class MC2Manager:
 
     @property
     def token_indices(self) -> Tensor:
+        """Has the ids ``(T, K)`` of the call's tokens; -1: not routed."""
         return self._call().routes.ids
 
     @property
     def token_probs(self) -> Tensor:
+        """Has the probabilities ``(T, K)`` of the call's tokens; may be set."""
         return self._call().routes.weights
 
     @token_probs.setter
@@ -104,6 +106,7 @@ class MC2Manager:
 
     @property
     def dispatched_probs(self) -> Tensor:
+        """Has the probabilities ``(A,)`` of the rows that have come; may be set."""
         return self._arrived().expand_scales
 
     @dispatched_probs.setter
@@ -113,7 +116,10 @@ class MC2Manager:
     def dispatch(
         self, hidden_states: Tensor, async_finish: bool = False, allocate_on_comm_stream: bool = False
     ) -> Tensor:
-        """Send tokens ``(T, H)``; returns rows ``(A, H)``. The last two arguments are ignored."""
+        """Sends the tokens ``hidden_states`` ``(T, H)``; returns rows ``(A, H)``.
+
+        async_finish and allocate_on_comm_stream are ignored.
+        """
         handle = self._call()
         arrived = handle.arrived = handle.routes.send(hidden_states, self._way, self.max_tokens)
         if not self.static:
@@ -122,7 +128,7 @@ class MC2Manager:
         return arrived.expand_x
 
     def get_permuted_hidden_states_by_experts(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows by expert and their probabilities: they came so."""
+        """Returns ``hidden_states`` ``(A, H)``, which came by expert, and their probabilities ``(A,)``."""
         probs = self._arrived().expand_scales
         return hidden_states, probs.double() if self._call().probs_dtype == torch.float64 else probs
 
@@ -131,14 +137,17 @@ class MC2Manager:
         return self._arrived().expert_token_nums
 
     def get_restored_hidden_states_by_experts(self, hidden_states: Tensor) -> Tensor:
-        """Rows of the experts' results in the order of dispatch's: the same."""
+        """Returns the experts' results ``hidden_states`` ``(A, H)``, which are in the order of dispatch's rows."""
         self._arrived()
         return hidden_states
 
     def combine(
         self, hidden_states: Tensor, async_finish: bool = False, allocate_on_comm_stream: bool = False
     ) -> Tensor:
-        """Send rows home and add them up; ends the call. The last two arguments are ignored."""
+        """Sends the rows ``hidden_states`` ``(A, H)`` home and adds them up to ``(T, H)``; ends the call.
+
+        async_finish and allocate_on_comm_stream are ignored.
+        """
         handle, arrived = self._call(), self._arrived()
         self.handle = None
         return handle.routes.bring(hidden_states, self._way, arrived, False)

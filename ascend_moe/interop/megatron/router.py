@@ -148,7 +148,7 @@ class TopKRouter(FittedModule):
         return self
 
     def get_aux_loss_coeff(self, aux_loss_type: str) -> float:
-        """The coefficient of "aux_loss", "seq_aux_loss" or "global_aux_loss"; 0 where it is not used."""
+        """Returns the coefficient of aux_loss_type "aux_loss", "seq_aux_loss" or "global_aux_loss"; 0: not used."""
         kinds, coeffs = self.config.moe_router_load_balancing_type, self.config.moe_aux_loss_coeff
         if isinstance(kinds, str):
             return float(coeffs) if kinds == aux_loss_type else 0.0
@@ -161,7 +161,10 @@ class TopKRouter(FittedModule):
                 buffer.zero_()
 
     def update_expert_bias(self) -> None:
-        """At the end of a step: change the bias by the rows that were counted, summed over tp x dp x cp; count anew."""
+        """Changes the bias, at the end of a step, by the rows that were counted, summed over tp x dp x cp; counts anew.
+
+        Raises ArgumentError where there is no bias.
+        """
         need(self.expert_bias is not None, "moe_router_enable_expert_bias", "is False; there is no bias to change")
         assert self.expert_bias is not None and self.local_tokens_per_expert is not None
         rate = self.config.moe_router_bias_update_rate
@@ -170,14 +173,17 @@ class TopKRouter(FittedModule):
         self.local_tokens_per_expert.zero_()
 
     def apply_input_jitter(self, input: Tensor) -> Tensor:
-        """x times a uniform random number in 1 - eps .. 1 + eps for each value, in x's dtype."""
+        """Returns input ``(..., H)``, each value times a random number in 1 - eps .. 1 + eps, in input's dtype."""
         eps = self.config.moe_input_jitter_eps
         if eps is None:
             return input
         return input * torch.empty_like(input).uniform_(1.0 - eps, 1.0 + eps)
 
     def gating(self, input: Tensor) -> Tensor:
-        """Logits ``(..., E)``, computed and returned in moe_router_dtype, "fp32" or "fp64"; None: x's dtype."""
+        """Returns logits ``(..., E)`` of input ``(..., H)`` in moe_router_dtype, "fp32" or "fp64"; None: input's dtype.
+
+        Raises ArgumentError where it is another.
+        """
         names = {None: input.dtype, "fp32": torch.float32, "fp64": torch.float64}
         need_one_of("moe_router_dtype", self.config.moe_router_dtype or "None", ("None", "fp32", "fp64"))
         dtype = names[self.config.moe_router_dtype]
@@ -186,12 +192,15 @@ class TopKRouter(FittedModule):
 
     @with_typed_errors
     def forward(self, input: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Probabilities ``(T, E)`` and map ``(T, E)`` bool, T = S * B.
+        """Returns probabilities ``(T, E)`` and map ``(T, E)`` bool, T = S * B.
 
         Args:
             input: ``(S, B, H)``, or ``(T, H)`` as one sequence.
             mask: bool, input's shape without H, True for active tokens. The others are in no map: they take no place
                 of a capacity, and do not count in losses and in the bias's counts. Their values are not looked at.
+
+        Raises:
+            ArgumentError: input or mask has another shape, or mask is not bool.
         """
         need_dims("input", input, 2, 3)
         if input.dim() == 2:
@@ -202,7 +211,7 @@ class TopKRouter(FittedModule):
         return self.routing(self.gating(self.apply_input_jitter(input)), mask)
 
     def routing(self, logits: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`forward` from logits ``(S, B, E)`` on."""
+        """Goes on as `forward` from logits ``(S, B, E)`` on; mask ``(S, B)`` as there."""
         config = self.config
         sequence, batch = logits.shape[:2]
         logits = logits.reshape(-1, config.num_moe_experts)

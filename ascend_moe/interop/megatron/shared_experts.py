@@ -133,19 +133,23 @@ class SharedExpertMLP(FittedModule):
         """Nothing: the steps run on the caller's stream. Megatron-LM's dispatchers call it."""
 
     def pre_forward_comm(self, input: Tensor, wait_current_stream: bool = True) -> None:
-        """The first step of the module's own call; so are the other four."""
+        """Runs the first step of the module's own call on ``input`` ``(..., H)``; wait_current_stream is ignored."""
         self._steps().pre_forward_comm(input)
 
     def linear_fc1_forward_and_act(self, overlapped_comm_output: Tensor | None = None) -> None:
+        """Runs the second step; overlapped_comm_output, a tensor of any shape, is ignored."""
         self._steps().linear_fc1_forward_and_act()
 
     def linear_fc2_forward(self, overlapped_comm_output: Tensor | None = None) -> None:
+        """Runs the third step; overlapped_comm_output, a tensor of any shape, is ignored."""
         self._steps().linear_fc2_forward()
 
     def post_forward_comm(self) -> None:
+        """Runs the fourth step."""
         self._steps().post_forward_comm()
 
     def get_output(self) -> Tensor:
+        """Runs the last step: returns the output, of input's shape, and ends the call."""
         output = self._steps().get_output()
         self._call = None
         return output
@@ -174,7 +178,7 @@ class SharedExpertCall:
         return self._value if self._value is not None else torch.empty(0)
 
     def pre_forward_comm(self, input: Tensor) -> None:
-        """Gather the rows of the tensor-parallel ranks; compute the gate."""
+        """Gathers the rows ``input`` ``(..., H)`` of the tensor-parallel ranks; computes the gate."""
         self._step("pre_forward_comm")
         module = self._module
         if module.gate_weight is not None:

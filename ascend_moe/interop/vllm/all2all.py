@@ -31,7 +31,7 @@ class All2AllHandle:
     _maps: Any = field(default_factory=WeakIdKeyDictionary, repr=False)  # expert maps that fit
 
     def most_tokens(self, x: Tensor) -> int:
-        """The same on all ranks: at least as many tokens as any rank has, this one those of ``x``."""
+        """Returns a number that is the same on all ranks, at least any rank's tokens; this rank's are x ``(T, H)``."""
         if self.max_tokens is not None:
             return self.max_tokens
         if isinstance(self.dispatcher, AllGatherDispatcher):  # gathers every batch with the length of the longest
@@ -40,7 +40,7 @@ class All2AllHandle:
         return _ANY_NUMBER
 
     def check(self, a1: Tensor, weights: Tensor, ids: Tensor, num_experts: int) -> None:
-        """Raises ArgumentError where prepare's arguments do not fit."""
+        """Raises ArgumentError where prepare's a1 ``(T, H)``, weights and ids ``(T, K)`` or num_experts do not fit."""
         need_dims("a1", a1, 2, dtypes=ROW_DTYPES)
         need_pairs(a1.shape[0], ids, weights)
         known, local, most = self.dispatcher.num_experts, self.dispatcher.local_experts, self.max_tokens
@@ -50,7 +50,7 @@ class All2AllHandle:
         need(most is None or a1.shape[0] <= most, "a1", rule + "or cut the batch", a1.shape[0], most, MAX_BATCH)
 
     def check_map(self, expert_map: Tensor | None) -> None:
-        """Raises ArgumentError unless the map is the one placement that dispatch knows."""
+        """Raises ArgumentError unless expert_map ``(E,)`` is None or the one placement that dispatch knows."""
         if expert_map is None or expert_map in self._maps:
             return
         rank, local, experts = self.dispatcher.rank, self.dispatcher.local_experts, self.dispatcher.num_experts

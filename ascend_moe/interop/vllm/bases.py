@@ -40,7 +40,7 @@ class ExpertTokensMetadata:
 
     @staticmethod
     def make_from_list(expert_num_tokens_list: list[int], device: torch.device | str) -> ExpertTokensMetadata:
-        """Both tensors from a list of counts."""
+        """Makes both tensors from a list of counts, expert_num_tokens_list; the first on ``device``."""
         counts = torch.tensor(expert_num_tokens_list, dtype=torch.int32)
         return ExpertTokensMetadata(counts.to(device, non_blocking=True), counts)
 
@@ -57,7 +57,14 @@ class TopKWeightAndReduce(ABC):
         topk_ids: Tensor,
         apply_router_weight_on_input: bool,
     ) -> Tensor:
-        """Weights and sums ``fused_expert_output``, into ``output`` or a new tensor; returns it."""
+        """Weights and sums ``fused_expert_output``, into ``output`` or a new tensor; returns it.
+
+        Args:
+            output: ``(T, H)``, or None.
+            fused_expert_output: ``(T, K, H)`` or ``(T * K, H)``; of batched experts ``(L, places, H)``.
+            topk_weights, topk_ids: ``(T, K)``.
+            apply_router_weight_on_input: the rows have their weights already.
+        """
 
 
 #: rows, their scales, counts of the local experts, ids and weights of the rows (None: as they were given)
@@ -80,7 +87,15 @@ class FusedMoEPrepareAndFinalize(ABC):
         quant_config: Any,
         defer_input_quant: bool = False,
     ) -> PrepareResultType:
-        """Sends the rows of this rank's tokens, and receives those for its experts."""
+        """Sends the rows of this rank's tokens, and receives those for its experts.
+
+        Args:
+            a1: ``(T, H)``. topk_weights, topk_ids: ``(T, K)``.
+            num_experts: of all ranks. expert_map: ``(E,)``, the local number of each expert or -1; None: in order.
+            apply_router_weight_on_input: multiply the rows by their weights before they are sent.
+            quant_config: a `FusedMoEQuantConfig`: whether rows travel as int8.
+            defer_input_quant: send them as they are; the experts quantize.
+        """
 
     @abstractmethod
     def finalize(
@@ -92,7 +107,13 @@ class FusedMoEPrepareAndFinalize(ABC):
         apply_router_weight_on_input: bool,
         weight_and_reduce_impl: Any,
     ) -> None:
-        """Sends the experts' rows back, and writes the sums of this rank's tokens into ``output``."""
+        """Sends the experts' rows back, and writes the sums of this rank's tokens into ``output``.
+
+        Args:
+            output: ``(T, H)``. fused_expert_output: what the experts' apply has written.
+            topk_weights, topk_ids, apply_router_weight_on_input: as given to prepare.
+            weight_and_reduce_impl: the `TopKWeightAndReduce` that the experts ask for.
+        """
 
     @property
     @abstractmethod
@@ -142,7 +163,7 @@ class FusedMoEPermuteExpertsUnpermute(ABC):
 
     @abstractmethod
     def workspace_shapes(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Shapes of both workspaces and of the output."""
+        """Returns the shapes of both workspaces and of the output; args and kwargs are the sizes, by the release."""
 
     @abstractmethod
     def finalize_weight_and_reduce_impl(self) -> Any:
@@ -167,7 +188,18 @@ class FusedMoEPermuteExpertsUnpermute(ABC):
         expert_tokens_meta: Any,
         apply_router_weight_on_input: bool,
     ) -> None:
-        """Runs the experts over rows of `prepare`, into ``output``."""
+        """Runs the experts over rows of `prepare`, into ``output``.
+
+        Args:
+            output: of workspace_shapes' last shape. hidden_states: prepare's rows, ``(M, H)`` or ``(L, places, H)``.
+            w1, w2: ``(L, 2F, H)``, ``(L, H, F)``.
+            topk_weights, topk_ids: of the rows, as prepare returns them.
+            activation: its name. global_num_experts: of all ranks. expert_map: ``(E,)``, as of prepare.
+            a1q_scale: the rows' scales. a2_scale: None.
+            workspace13, workspace2: memory of workspace_shapes' sizes.
+            expert_tokens_meta: prepare's `ExpertTokensMetadata`.
+            apply_router_weight_on_input: the rows have their weights already.
+        """
 
 
 class FusedMoEExpertsModular(FusedMoEPermuteExpertsUnpermute):

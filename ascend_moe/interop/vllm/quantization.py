@@ -59,7 +59,7 @@ class FusedMoEQuantConfig:
 
     @classmethod
     def make(cls, quant_dtype: torch.dtype | str | None = None, *args: Any, **kwargs: Any) -> FusedMoEQuantConfig:
-        """An object with these attributes, as vLLM makes its own."""
+        """Makes an object of quant_dtype and, as args and kwargs, the other attributes, as vLLM makes its own."""
         return cls(quant_dtype, *args, **kwargs)
 
     @property

@@ -42,7 +42,10 @@ class TopKWeightAndReduceNoOP(_Equal):
     @with_signature_of(TopKWeightAndReduce.apply)
     @with_typed_errors
     def apply(self, output: Tensor | None, fused_expert_output: Tensor) -> Tensor:
-        """fused_expert_output itself where output is None, else output, of the same shape, with its values."""
+        """Returns fused_expert_output itself, ``(T, H)``, where output is None, else output with its values.
+
+        Raises ArgumentError where output has another shape.
+        """
         if output is None:
             return fused_expert_output
         need_shape("output", output, tuple(fused_expert_output.shape))
