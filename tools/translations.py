@@ -2,8 +2,8 @@
 
 A translated page begins with a comment that names its source and git's hash of the source's text when it was
 translated (`git hash-object`). The tool lists each page whose source has another text by now, with what changed, and
-each page whose code, headings, table rows or links are not those of its source; then it ends with 1. `--update`
-writes the present hash: do it when the page says again what the source says.
+each page whose code, headings, tables' rows and numbers, or links are not those of its source; then it ends with 1.
+`--update` writes the present hash: do it when the page says again what the source says.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ HEAD = re.compile(r"\A<!-- translation of (\S+), text ([0-9a-f]{40}) -->\n\n?")
 FENCE = re.compile(r"^```[^\n]*\n.*?^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#[^)\s]*)?\)")
+MONTH = re.compile(r"\d+ 月")  # a word in English
 
 
 def text_hash(text: str) -> str:
@@ -81,7 +82,7 @@ def changes(page: Translation) -> str:
 
 
 def differences(page: Translation) -> list[str]:
-    """What a page that is not stale shows otherwise than its source: code, headings, rows of tables, links."""
+    """What a page that is not stale shows otherwise than its source: code, headings, tables, links."""
     sources = {read(page.root, name).source: name for name in pages(page.root)}
     ours, theirs = page.text, page.source_text
     said = []
@@ -90,6 +91,8 @@ def differences(page: Translation) -> list[str]:
             said += [f"{what}: {line}" for line in _differing(find(theirs), find(ours))]
     if _rows(ours) != _rows(theirs):
         said.append(f"rows of its tables: {_rows(ours)}, its source has {_rows(theirs)}")
+    else:
+        said += [f"numbers in a row: {line}" for line in _differing(_numbers(theirs), _numbers(ours))]
     said += [f"code: {line}" for line in _differing(sorted(_spans(theirs)), sorted(_spans(ours)))]
     wanted = {sources.get(target, target) for target in _targets(page.root / page.source, page.root, theirs)}
     shown = _targets(page.root / page.page, page.root, ours)
@@ -116,6 +119,13 @@ def _levels(text: str) -> list[str]:
 def _rows(text: str) -> list[int]:
     tables = re.findall(r"(?:^\|.*\n)+", FENCE.sub("", text), re.MULTILINE)
     return [table.count("\n") for table in tables]
+
+
+def _numbers(text: str) -> list[str]:
+    """The numbers in each row of a table, sorted: words may stand in another order."""
+    rows = re.findall(r"^\|.*", FENCE.sub("", text), re.MULTILINE)
+    shown = [MONTH.sub("", re.sub(r"\]\([^)]*\)", "]", row)) for row in rows]
+    return [" ".join(sorted(re.findall(r"\d+(?:\.\d+)?", row))) for row in shown]
 
 
 def _spans(text: str) -> set[str]:

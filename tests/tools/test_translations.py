@@ -108,6 +108,7 @@ def test_update_writes_the_present_hash(drawn: Path, capsys: pytest.CaptureFixtu
         ("f(1)\n", "f(2)\n", "block: "),
         ("`g`", "`h`", "code: "),
         ("| 1 | `g` |\n", "| 1 | `g` |\n| 2 | `g` |\n", "rows of its tables: [4], its source has [3]"),
+        ("| 1 | `g` |\n", "| 11 月 2 | `g` |\n", "numbers in a row: + '2'"),
         ("# 标题", "## 标题", "heading level: "),
         ("../other.md", "../page.md", "link: - 'docs/other.md'"),
         ("pip install it", "pip install that", "indented line: "),
