@@ -268,6 +268,8 @@ report_package() {
     local package
     package=$(find "$build" -name 'custom_opp_*.run' -newer "$build/.started" ! -path '*/_CPack_Packages/*' | head -n 1)
     [[ -n $package ]] || die "the build ended without a custom_opp_*.run in $build: its output above says why"
+    ln -f "$package" "$build/" # the routes leave it in folders of their own
+    package=$build/$(basename "$package")
     say "package: $package"
     say "install: bash $package, then source the set_env.bash that it names"
 }
@@ -282,7 +284,7 @@ main() {
         die "$build holds something else: name an empty or a new directory with --build-dir"
     mkdir -p "$build"
     touch "$build/.started"
-    rm -rf "$build/project" "$build/sources" "$build/out"
+    rm -rf "$build/project" "$build/sources" "$build/out" "$build"/custom_opp_*.run
     "build_$route"
     $dry || report_package
 }

@@ -33,7 +33,7 @@ COPY . .
 ENV CANN=/usr/local/Ascend/cann/set_env.sh
 # hadolint ignore=DL3013,SC1090
 RUN . "$CANN" && ./build.sh --soc="$SOC" --build-dir=/tmp/opp \
-    && bash "$(find /tmp/opp -name 'custom_opp_*.run' -print -quit)" --quiet \
+    && bash /tmp/opp/custom_opp_*.run --quiet \
     && pip install --no-cache-dir --no-build-isolation '.[cli]' \
     && rm -rf /tmp/opp build
 ENTRYPOINT ["/bin/bash", "-c", ". \"$CANN\" && . \"$ASCEND_OPP_PATH/vendors/ascend_moe/bin/set_env.bash\" && exec \"$@\"", "--"]

@@ -250,7 +250,7 @@ def test_asc_route_to_the_end(tmp_path: Path) -> None:
     done = build(BOTH, f"--build-dir={out}", home=home)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "route asc" in done.stdout
-    assert f"package: {out}/out/custom_opp_test.run" in done.stdout
+    assert f"package: {out}/custom_opp_test.run" in done.stdout
     calls = dict(line.split(" ", 1) for line in (out / "out/calls.txt").read_text().splitlines()[:4])
     host, auto = out / "project/op_host", out / "out/autogen"
     assert calls["npu_op_package"].startswith("ascend_moe TYPE RUN CONFIG")
@@ -337,7 +337,7 @@ def test_msopgen_route_to_the_end(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "route msopgen" in done.stdout
     project = out / "project"
-    assert f"package: {project}/build_out/custom_opp_test.run" in done.stdout
+    assert f"package: {out}/custom_opp_test.run" in done.stdout
     called = (home / "python/site-packages/bin/called.txt").read_text()
     assert called == (
         f"gen -i {out}/ops.json -op AscendMoeDistributeDispatch -c ai_core-ascend910b,ai_core-ascend910_93 "
