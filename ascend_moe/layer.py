@@ -331,6 +331,7 @@ class MoELayer(nn.Module):
             rule = "is {}; need one value a token ({}) or a pair ({}, {})"
             need(pairs or mask.numel() == bs, "x_active_mask", rule, mask.shape, bs, bs, topk)
             mask = mask.reshape((bs, topk) if pairs else (bs,))
+        tokens = self._jittered(tokens)
         weights, ids = self.route(tokens) if input_ids is None else self.route(tokens, input_ids)
         if self.copies is not None:
             ids = remap(
@@ -342,14 +343,7 @@ class MoELayer(nn.Module):
             )
         entering, ids, weights, mask = self.enter(tokens, ids, weights, mask)
         largest = self.global_bs if global_bs is None else global_bs
-        sent = self.dispatcher.dispatch(
-            entering,
-            ids,
-            expert_scales=weights if self.dispatcher.weighs_first else None,
-            x_active_mask=mask,
-            quant_mode=self.quant_mode,
-            global_bs=largest * self.config.rows_of_a_token,
-        )
+        sent = self.send(entering, ids, weights, mask, global_bs=largest)
         rows = self.run_experts(sent)
         shared, special = self.run_shared(tokens), self.special_rows(entering)
         if not self.leaves_apart and (shared is None or self.dispatcher.fuses_shared_expert):
@@ -362,6 +356,15 @@ class MoELayer(nn.Module):
                     active = active.view(bs, self.config.rows_of_a_token).any(1)
                 out = out.masked_fill(~active[:, None], 0.0)
         return out.view_as(x)
+
+    def _jittered(self, tokens: Tensor) -> Tensor:
+        """The tokens (BS, H), in training times a random number for each element: input_jitter's."""
+        noise = self.config.input_jitter
+        if noise and self.training and self.gate_weight.requires_grad:
+            # Phi-3.5-MoE's block and its router multiply one after the other, and the experts get the router's.
+            for _ in range(2 if self.config.router == "sparsemixer" else 1):
+                tokens = tokens * torch.empty_like(tokens).uniform_(1.0 - noise, 1.0 + noise)
+        return tokens
 
     @property
     def leaves_apart(self) -> bool:
@@ -384,6 +387,27 @@ class MoELayer(nn.Module):
             if mask is not None:
                 mask = (mask if mask.dim() > 1 else mask[:, None].expand(-1, topk)).reshape(-1)
         return (tokens if self.w_latent_in is None else tokens @ self.w_latent_in), ids, weights, mask
+
+    def send(
+        self, entering: Tensor, ids: Tensor, weights: Tensor, mask: Tensor | None = None, *, global_bs: int = 0
+    ) -> Dispatched:
+        """Dispatches what `enter` returned: int8 rows for quantized experts; the weights where rows are weighed first.
+
+        Args:
+            entering, ids, weights, mask: rows (BS, R), their experts (BS, K), combine's weights, and what is active.
+            global_bs: as of ``forward``, in tokens.
+
+        Raises:
+            Errors: the dispatcher's.
+        """
+        return self.dispatcher.dispatch(
+            entering,
+            ids,
+            expert_scales=weights if self.dispatcher.weighs_first else None,
+            x_active_mask=mask,
+            quant_mode=self.quant_mode,
+            global_bs=global_bs * self.config.rows_of_a_token,
+        )
 
     def special_rows(self, entering: Tensor) -> dict[str, Tensor | None]:
         """Returns what combine takes for copy and const experts, of the dispatched rows ``entering`` (BS, R)."""

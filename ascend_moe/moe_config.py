@@ -89,6 +89,8 @@ class MoEConfig:
         shared_expert_gate: the shared expert's output is multiplied by sigmoid(x . gate), as in Qwen2-MoE.
         router_bias: the logits have a bias, for the choice and the weights (gpt-oss).
         jitter_eps: of router "sparsemixer".
+        input_jitter: in a trainable layer, until ``eval()``, each element of x is multiplied by a random number between
+            1 - input_jitter and 1 + input_jitter (Mixtral; of router "sparsemixer" by two).
         vocab_size: rows of router "hash"'s table.
         expert_bias: the experts' products have biases (gpt-oss).
         latent_size: width of the rows that are dispatched, which a matrix makes of x, and another turns the sums
@@ -116,6 +118,7 @@ class MoEConfig:
     shared_expert_gate: bool = False
     router_bias: bool = False
     jitter_eps: float = 0.01
+    input_jitter: float = 0.0
     vocab_size: int = 0
     expert_bias: bool = False
     latent_size: int = 0
@@ -157,6 +160,7 @@ class MoEConfig:
         router = ROUTERS[self.router]
         for name, wanted in (("latent_size", 0), ("vocab_size", int(self.router == "hash"))):
             need(getattr(self, name) >= wanted, name, "is {}; need at least {}", getattr(self, name), wanted)
+        need(self.input_jitter >= 0, "input_jitter", "is {}; need at least 0", self.input_jitter)
         special = self.special.check().total
         rule = "is {} with {} zero, copy and const experts, which are in no group; need 1"
         need(self.n_group == 1 or special == 0, "n_group", rule, self.n_group, special)

@@ -301,7 +301,13 @@ def _bailing(config: _Values) -> Json:
 
 
 def _phimoe(config: _Values) -> Json:
-    return {"jitter_eps": config.float("router_jitter_noise", 0.01)}
+    noise = config.float("input_jitter_noise", 0.0)
+    return {"jitter_eps": config.float("router_jitter_noise", 0.01), "input_jitter": noise}
+
+
+def _jitter(config: _Values) -> Json:
+    """Its router_jitter_noise multiplies the block's input."""
+    return {"input_jitter": config.float("router_jitter_noise", 0.0)}
 
 
 def _longcat(config: _Values) -> Json:
@@ -341,13 +347,14 @@ def _like_qwen(*, shared: bool = False, renormalize: bool = False, always: bool 
     return _Model("num_experts", renormalize=renormalize, always=always, shared=width)
 
 
+_MIXTRAL = _Model("num_local_experts", "intermediate_size", always=True, more=_jitter)
 _BAILING = _Model("num_experts", router="deepseek_v3", renormalize=True, groups=0, scaling=2.5, more=_bailing)
 
 #: model_type -> how it is read. The published and the fused layout are read for each.
 MODEL_TYPES: dict[str, _Model] = {
-    "mixtral": _Model("num_local_experts", "intermediate_size", always=True),
-    "minimax": _Model("num_local_experts", "intermediate_size", always=True),
-    "minimax_m2": _Model("num_local_experts", "intermediate_size", router="deepseek_v3", always=True),
+    "mixtral": _MIXTRAL,
+    "minimax": _MIXTRAL,
+    "minimax_m2": replace(_MIXTRAL, router="deepseek_v3"),
     "olmoe": _Model("num_experts", "intermediate_size"),
     "flex_olmo": _Model("num_experts", "intermediate_size"),
     "granitemoe": _Model("num_local_experts", "intermediate_size", always=True),

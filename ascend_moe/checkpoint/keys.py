@@ -47,7 +47,7 @@ HARMLESS = frozenset(
     mlp_only_layers moe_layer_freq dense_intermediate_size ffn_hidden_size num_layers
 
     initial_context_length moe_router_dtype router_dtype use_rmsnorm use_qkv_bias embedding_dropout output_dropout
-    norm_head eod_token_id eod_id lm_head_bias num_logits_to_keep input_jitter_noise moe_capacity
+    norm_head eod_token_id eod_id lm_head_bias num_logits_to_keep moe_capacity
     moe_shared_expert_overlap mtp_layers_block_type mtp_loss_scaling_factor model_max_length aux_loss_alpha ep_size
     mtp_transformer_layers num_mtp_layers num_mtp_modules num_nextn_predict_layers mtp_num_hidden_layers
     mtp_use_dedicated_embeddings output_router_logits pretraining_tp router_aux_loss_coef seq_aux use_mtp
@@ -56,6 +56,7 @@ HARMLESS = frozenset(
 
 #: Keys that change the layers of other models, and the value at which they change nothing.
 NEUTRAL: dict[str, object] = {
+    "input_jitter_noise": 0,
     "mlp_bias": False,
     "moe_latent_size": 0,
     "moe_num_shared_experts": 0,

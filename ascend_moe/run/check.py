@@ -14,7 +14,7 @@ from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.moe_config import MoEConfig
 from ascend_moe.native.windows import ranks_per_server
-from ascend_moe.ops.calls import core_count, is_two_level
+from ascend_moe.ops.calls import core_count
 from ascend_moe.run.layers import Progress, RankRecord, RunSpec, build
 
 # |difference| <= tolerance * (RMS of the dense output + |dense value|)
@@ -54,7 +54,7 @@ def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> 
     special = reference.Special(*spec.config.special)
     common: dict[str, Any] = {"moe_expert_num": experts, "global_bs": spec.global_rows, "special": special}
     two_levels = records[0].algorithms["combine"] == "hierarchy"  # on one server it is window
-    weighed = is_two_level("")  # weights go with dispatch, as MC2Dispatcher has it
+    weighed = records[0].weighed
     progress("reference", 0, 2)
     sent = reference.dispatch(inputs, quant_mode=mode, expert_scales_given=weighed, **common)
     progress("reference", 1, 2)

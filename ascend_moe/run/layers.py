@@ -188,7 +188,7 @@ class RankRecord:
     ``special``: what combine takes for copy and const experts.
     ``steady``: every pass, and MoELayer.forward, gave the bits of ``out``. ``seconds``: by phase, one number
     a timed pass. ``traffic``: by op, the twin's MTE byte counters. ``algorithms``: what each op ran.
-    ``needed_mib``: for any routing.
+    ``needed_mib``: for any routing. ``weighed``: dispatch had the weights.
     """
 
     rank: int
@@ -207,6 +207,7 @@ class RankRecord:
     window_mib: int = 0
     needed_mib: int = 0
     special: dict[str, Tensor | None] = field(default_factory=dict)
+    weighed: bool = False
 
     @property
     def given(self) -> RankInput:
@@ -252,13 +253,7 @@ def _pass(
     weights, ids = layer.route(tokens, input_ids)
     x, ids, weights, _ = layer.enter(tokens, ids, weights)
     routed = now()
-    sent = dispatcher.dispatch(
-        x,
-        ids,
-        expert_scales=weights if dispatcher.weighs_first else None,
-        quant_mode=layer.quant_mode,
-        global_bs=layer.global_bs * layer.config.rows_of_a_token,
-    )
+    sent = layer.send(x, ids, weights, global_bs=layer.global_bs)
     dispatched = now()
     traffic, algorithms = _moved(dispatcher, "dispatch")
     resumed = now()
@@ -281,7 +276,7 @@ def _pass(
     )
     kept = expert_rows[:rows].clone()
     record = RankRecord(dispatcher.rank, tokens, x, ids, weights, shared, outputs, kept, out, False)
-    record.special = special
+    record.special, record.weighed = special, dispatcher.weighs_first
     record.traffic, record.algorithms = traffic | of_combine[0], algorithms | of_combine[1]
     return record, (routed - start, dispatched - routed, computed - resumed, combined - computed), result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 import transformers
 from gloo_ranks import threads
-from hf_models import LAYER, QWEN, RENAMED, SIZES, make, run_block, saved
+from hf_models import LAYER, QWEN, RENAMED, SIZES, make, router_of, run_block, saved
 from models_table import MODELS_READ, WORLDS, check_reads, generated, measured
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -266,6 +267,34 @@ def test_casts_gradients_and_int8(name: str) -> None:
             frozen.quantize_()
     else:
         assert float((frozen.quantize_()(x) - exact).norm()) < 0.05 * float(exact.norm())
+
+
+@pytest.mark.parametrize("name", ["phimoe", "mixtral", "minimax_m2"])
+def test_noise_of_training_is_transformers_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under one seed the outputs and the gradients of the input are the block's; none of it after eval()."""
+    checkpoint, block = saved(name), copy.deepcopy(saved(name).block).train()
+    key = "input_jitter_noise" if name == "phimoe" else "router_jitter_noise"
+    values = json.loads((checkpoint.directory / "config.json").read_text())
+    config = moe_config(values | {key: 0.4})
+    assert config.input_jitter == 0.4 and moe_config(values).input_jitter == 0
+    for part in (block, router_of(block)):
+        part.jitter_noise = part.input_jitter_noise = 0.4
+    layer = MoELayer(config, alone(checkpoint.experts), dtype=torch.float32, trainable=True)
+    layer.load_state_dict(load_layer(checkpoint.directory, LAYER).tensors)
+    x = torch.randn(9, checkpoint.hidden, generator=torch.Generator().manual_seed(2))
+    uniform = torch.Tensor.uniform_  # without numbers the sparse mixer draws with it what it does not use
+    monkeypatch.setattr(torch.Tensor, "uniform_", lambda drawn, *ends: uniform(drawn, *ends) if ends else drawn)
+    made = []
+    for run in (layer, lambda given: block(given[None])[0]):
+        given = x.clone().requires_grad_()
+        torch.manual_seed(5)
+        y = run(given * 1)
+        made.append((y.detach(), *torch.autograd.grad(y.square().sum(), given)))
+    for one, other in zip(*made, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    still = layer.eval()(x).detach()
+    assert not torch.allclose(still, made[0][0], rtol=0.1)
+    torch.testing.assert_close(still, run_block(block.eval(), x), rtol=1e-5, atol=1e-5)
 
 
 def test_masks_leave_the_shared_expert_of_a_latent_layer_out() -> None:
