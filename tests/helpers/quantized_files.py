@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 EXPERT = re.compile(r"layers\.(\d+)\.mlp\.experts\.\d+\.\w+_proj\.weight$")
+WITH_SHARED = re.compile(r"layers\.(\d+)\.mlp\.(?:experts\.\d+|shared_expert)\.\w+_proj\.weight$")
 Tensors = dict[str, Tensor]
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
@@ -196,14 +197,22 @@ KEPT_INT4 = tuple(kind for kind in FORMATS if "W4A8" in kind or "int4 by group" 
 
 
 def written(
-    kind: str, target: Path, change: Callable[[Tensors], None] | None = None, layers: tuple[int, ...] = (LAYER,)
+    kind: str,
+    target: Path,
+    change: Callable[[Tensors], None] | None = None,
+    layers: tuple[int, ...] = (LAYER,),
+    model: str = "qwen3_moe",
+    names: re.Pattern[str] = EXPERT,
 ) -> tuple[Path, Tensors]:
-    """A checkpoint in that format, and the experts' matrices (N, K) behind it in float64; other layers stay floats."""
+    """A checkpoint in that format, and the experts' matrices (N, K) behind it in float64; other layers stay floats.
+
+    model: whose checkpoint. names: of the matrices, with the number of the layer in front.
+    """
     write, said = FORMATS[kind]
-    source = saved("qwen3_moe").directory
+    source = saved(model).directory
     tensors = load_file(source / "model.safetensors")
     before = dict.fromkeys(tensors, "FLOAT")
-    experts = [name for name in sorted(tensors) if (m := EXPERT.search(name)) and int(m[1]) in layers]
+    experts = [name for name in sorted(tensors) if (m := names.search(name)) and int(m[1]) in layers]
     exact = {name: write(tensors, name) for name in experts}
     if change is not None:
         change(tensors)

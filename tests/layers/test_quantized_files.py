@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hf_models import LAYER, saved
 from quantized_files import (
+    EXPERT,
     FORMATS,
     FP8,
     INT4,
@@ -18,6 +20,7 @@ from quantized_files import (
     KEPT_INT4,
     KEPT_INT8,
     TOKENS,
+    WITH_SHARED,
     Tensors,
     compressed,
     fp8_block,
@@ -75,6 +78,79 @@ def test_int8_by_channel_stays_int8_and_equals_a_layer_that_was_quantised(kind: 
     with LocalCluster(2) as cluster:
         for out, other, mode in cluster.run(rank_main):
             assert mode == 2 and torch.equal(out, other) and bool(out.any())
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_rank_reads_its_own_experts_matrices_and_scales_only(kind: str, tmp_path: Path) -> None:
+    """Together the ranks read every tensor of the experts once."""
+    directory, _ = written(kind, tmp_path)
+    there = [name for name in load_file(directory / "model.safetensors") if f"layers.{LAYER}.mlp.experts." in name]
+    read = []
+    for rank in range(4):
+        names = [each.name for each in load_layer(directory, LAYER, rank=rank, world=4).reads if ".experts." in each.name]
+        owners = {int(re.search(r"experts\.(\d+)\.", name)[1]) // 2 for name in names}  # type: ignore[index]
+        assert owners == {rank}
+        read += names
+    assert sorted(set(read)) == sorted(there)
+    assert len(read) == len(there) or "ModelSlim" in kind  # whose offsets are looked at before the codes
+
+
+@pytest.mark.parametrize("kind", [*KEPT_INT8, *KEPT_INT4, "fp8 by channel", "fp8 by channel, quant_method fp8"])
+@pytest.mark.parametrize("left", [True, False])
+def test_a_shared_expert_is_left_in_float_or_read_as_the_others(kind: str, left: bool, tmp_path: Path) -> None:
+    """An ignore list leaves it and its gate: the same bits as in the file. Else it is the formula's value."""
+    directory, exact = written(kind, tmp_path, model="qwen2_moe", names=EXPERT if left else WITH_SHARED)
+    path = directory / "config.json"
+    values = json.loads(path.read_text())
+    if left and "config_groups" in values.get("quantization_config", {}):
+        values["quantization_config"]["ignore"] += [r"re:.*\.shared_expert\..*", r"re:.*shared_expert_gate$"]
+        path.write_text(json.dumps(values))
+    got = load_layer(directory, LAYER, dtype=torch.float32).tensors
+    plain = load_layer(saved("qwen2_moe").directory, LAYER, dtype=torch.float32).tensors
+    assert torch.equal(got["shared_gate"], plain["shared_gate"])
+    assert torch.equal(got["gate_weight"], plain["gate_weight"])
+    assert ("w_down_scale" in got) == (kind in (*KEPT_INT8, *KEPT_INT4))
+    if left:
+        wanted = (plain["shared_gate_up"], plain["shared_down"])
+    else:
+        base = f"model.layers.{LAYER}.mlp.shared_expert"
+        gate, up, down = (exact[f"{base}.{part}_proj.weight"] for part in ("gate", "up", "down"))
+        wanted = (torch.cat([gate, up]).t().float(), down.t().float())
+    assert torch.equal(got["shared_gate_up"], wanted[0]) and torch.equal(got["shared_down"], wanted[1])
+
+
+def quantized_rows(rows: Tensor) -> Tensor:
+    """Rows (N, K) as int8 by token has them, in float64."""
+    scale = rows.abs().amax(1, keepdim=True) / 127
+    return torch.nan_to_num(rows / scale).round() * scale
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_layer_of_each_format_is_the_dequantised_one_in_float64(kind: str, tmp_path: Path) -> None:
+    """Over two ranks. The codes that stay meet int8 rows: these and their hidden rows are rounded in float64 too."""
+    directory, exact = written(kind, tmp_path)
+    kept = kind in (*KEPT_INT8, *KEPT_INT4)
+    x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(1))
+
+    def rank_main(rank: int, group: str) -> tuple[Tensor, Tensor, Tensor, int]:
+        layer = build_layer(directory, LAYER, MC2Dispatcher(group, 2, rank, 8), dtype=torch.float32)
+        return (layer(x[rank]), *layer.route(x[rank]), layer.quant_mode)
+
+    with LocalCluster(2) as cluster:
+        for rank, (out, weights, ids, mode) in enumerate(cluster.run(rank_main)):
+            assert mode == (2 if kept else 0)
+            rows = quantized_rows(x[rank].double()) if kept else x[rank].double()
+            wanted = torch.zeros(5, 32, dtype=torch.float64)
+            for token, chosen in enumerate(ids.tolist()):
+                for weight, expert in zip(weights[token].double(), chosen, strict=True):
+                    gate, up = (rows[token] @ matrix(exact, expert, "gate", "up")).chunk(2)
+                    hidden = torch.nn.functional.silu(gate) * up
+                    hidden = quantized_rows(hidden[None])[0] if kept else hidden
+                    wanted[token] += weight * (hidden @ matrix(exact, expert, "down"))
+            close = (out.double() - wanted).abs() <= 1e-5 * (1 + wanted.abs())
+            # Of a hidden value between two codes float32 may take the other one.
+            assert int((~close.all(1)).sum()) <= (1 if kept else 0)
+            assert float((out.double() - wanted).norm()) <= 0.01 * float(wanted.norm())
 
 
 def codes_of(exact: Tensor, scale: Tensor) -> Tensor:
