@@ -141,7 +141,7 @@ def matrix(
     made = []
     for world, preset, width, batch in product(worlds, presets, widths, batches):
         layer = PRESETS[preset].published
-        usual = (layer.hidden_size, layer.top_k, layer.num_experts)
+        usual = (layer.row_size, layer.top_k, layer.num_experts)
         hidden, topk, experts = (own if given is None else given for given, own in zip(shape, usual, strict=True))
         if not 1 <= world <= MAX_WORLD or experts % world:
             text = f"ranks is {world}; need 1..{MAX_WORLD} that divide the {experts} experts of {preset}"

@@ -43,7 +43,7 @@ def shape_of(
             f"{name} has {layer.special.total} experts to which no row travels, which this command does not know: give "
         )
         bad("--preset", rule + "another, or --hidden, --topk and --experts")
-    usual = {"hidden": layer.hidden_size, "topk": layer.top_k, "experts": layer.num_experts}
+    usual = {"hidden": layer.row_size, "topk": layer.top_k, "experts": layer.num_experts}
     given = {"hidden": hidden, "topk": topk, "experts": experts}
     return usual | {key: value for key, value in given.items() if value is not None}
 

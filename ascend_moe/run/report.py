@@ -169,7 +169,7 @@ def about(spec: RunSpec, source: str, backend: str, width: int | None, text: str
         f"({config.num_experts // spec.ranks} a rank){special}, {router}{shared}",
     ]
     if width is not None:
-        gb = 3 * config.num_experts * config.hidden_size * spec.dtype.itemsize / 1e9
+        gb = 3 * config.num_experts * config.row_size * spec.dtype.itemsize / 1e9
         lines.append(
             f"experts are {config.moe_intermediate_size} wide, the model's {width}: their weights take "
             f"{gb * config.moe_intermediate_size:.2g} GB instead of {gb * width:.2g} GB"

@@ -26,6 +26,7 @@ from quantized_files import written
 
 from ascend_moe import cli, predict, run, validate
 from ascend_moe.checkpoint.config import moe_config
+from ascend_moe.cli.options import shape_of
 from ascend_moe.presets import PRESETS
 from ascend_moe.run import report
 from ascend_moe.run.check import verify
@@ -308,6 +309,30 @@ def test_presets_are_the_models(name: str, config: str) -> None:
     if name == "qwen3-30b":
         values["norm_topk_prob"] = True  # as the published model sets it
     assert PRESETS[name].published == moe_config(values)
+
+
+@pytest.mark.parametrize(
+    "name, kind, more",
+    [
+        (
+            "qwen3.5-397b",
+            "qwen3_5_moe_text",
+            {"moe_intermediate_size": 1024, "num_experts": 512, "num_experts_per_tok": 10,
+             "shared_expert_intermediate_size": 1024},
+        ),
+        (
+            "nemotron-3-super",
+            "nemotron_h",
+            {"moe_intermediate_size": 2688, "n_routed_experts": 512, "num_experts_per_tok": 22, "n_group": 1,
+             "moe_shared_expert_intermediate_size": 5376, "moe_latent_size": 1024, "n_shared_experts": 1,
+             "norm_topk_prob": True, "routed_scaling_factor": 5.0, "mlp_hidden_act": "relu2"},
+        ),
+    ],
+)  # fmt: skip
+def test_presets_are_what_published_files_say(name: str, kind: str, more: dict[str, Any]) -> None:
+    preset = PRESETS[name].published
+    assert preset == moe_config({"model_type": kind, "hidden_size": 4096, **more})
+    assert shape_of(name)["hidden"] == (1024 if name == "nemotron-3-super" else 4096)  # the rows that travel
 
 
 def test_an_option_has_one_name_everywhere() -> None:
