@@ -91,6 +91,17 @@ def test_a_block_is_python_or_names_its_language() -> None:
     assert all(blocks(page) for page in [*ELSEWHERE, *BEFORE, *COMPILED])
 
 
+STARTS = r"ascend-moe|bash|export|git|make|pip|python|torchrun|\./\S+"
+SHELL = re.compile(rf"^(?: {{4}})?((?:[A-Z_]+=\S* )*(?:{STARTS}) .*)", re.MULTILINE)
+
+
+def test_a_command_can_be_copied() -> None:
+    """What is said of a command stands behind a #, and no word of it is left out."""
+    lines = [(page, line) for page in PAGES for line in SHELL.findall(PAGES[page].read_text())]
+    assert len(lines) > 40
+    assert not [line for line in lines if re.search(r" {2,}(?![-# ])|^[^#]*…", line[1])]
+
+
 def in_code(text: str) -> str:
     """Returns what stands in blocks, indented lines and between backticks."""
     spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
