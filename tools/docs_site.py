@@ -94,7 +94,7 @@ def undocumented() -> list[str]:
             continue
         for part in (found, *methods(found)):
             lacking += [f"{name}{part.path.removeprefix(found.path)}: {what}" for what in left_out(part)]
-        if public in operators and not re.search(r"(?m)^ *Raises:", said_of(found)):
+        if public in operators and not re.search(r"(?m)^ *Raises:", found.docstring.value if found.docstring else ""):
             lacking.append(f"{name}: a section Raises")
     return sorted(lacking)
 
@@ -107,26 +107,13 @@ def methods(documented: Any) -> list[Any]:
     return functions + [each for each in public if "property" in each.labels]
 
 
-def said_of(documented: Any) -> str:
-    """The docstring; of a method without one that of the method whose signature it has, or that it replaces."""
-    if documented.docstring:
-        return str(documented.docstring.value)
-    package, parent, name = documented.package, documented.parent, documented.name
-    for decorator in getattr(documented, "decorators", []):
-        if model := re.fullmatch(r"with_signature_of\((\w+)\.([\w.]+)\)", str(decorator.value)):
-            place = documented.module.resolve(model[1]).removeprefix(f"{package.name}.")
-            return said_of(package[f"{place}.{model[2]}"])
-    owners = parent.mro() if parent.is_class else []
-    return next((said_of(owner.members[name]) for owner in owners if name in owner.members), "")
-
-
 def left_out(documented: Any) -> list[str]:
     """What the docstring of a function or property, or of a class and its constructor, does not say."""
-    text, function = said_of(documented), documented
-    if not text:
+    if not documented.has_docstring:
         return ["a docstring"]
     if documented.is_attribute:
         return []
+    text, function = documented.docstring.value, documented
     if documented.is_class:
         function = documented.members.get("__init__")
         if function is not None and function.has_docstring:
@@ -134,8 +121,6 @@ def left_out(documented: Any) -> list[str]:
         if function is None and not any("dataclass" in str(each.value) for each in documented.decorators):
             return []  # its base has the constructor
     parameters = [each for each in (function or documented).parameters if each.name not in ("self", "cls")]
-    if not documented.docstring:  # the model of a signature names each argument
-        parameters = [each for each in parameters if each.kind is not griffe.ParameterKind.var_keyword]
     names = [each.name.lstrip("*") for each in parameters if not each.name.lstrip("*").startswith("_")]
     lacking = [f"argument {name}" for name in names if not re.search(rf"\b{re.escape(name)}\b", text)]
     tensors = [each.name for each in parameters if re.search(r"\bTensors?\b", str(each.annotation))]

@@ -95,6 +95,20 @@ class AscendBuffer(BufferBase):
     def low_latency_dispatch(
         self, use_fp8: bool, use_ue8m0: bool, use_mxfp4: bool, quant_mode: str | None, **others: Any
     ) -> Any:
+        """Sends each (token, expert) row to the expert's rank, by the strategy.
+
+        Args:
+            use_fp8: without quant_mode: int8 rows. use_ue8m0, use_mxfp4: must be False.
+            quant_mode: "int8", or what else the strategy knows; None: by use_fp8.
+            others: as of ``Buffer``; topk_weights is for strategy "ops", in its handle.
+
+        Returns:
+            packed rows, quantized a tuple of them and their scales; rows of each local expert ``(L,)`` int64; the
+            handle; the event; a hook that does nothing.
+
+        Collective. Raises:
+            ArgumentError: a rule above is broken. InvalidExpertId: on every rank; an id is none. Others: as the ops.
+        """
         need(not use_ue8m0, "use_ue8m0", "is True; MX formats are of the 950 series: pass False")
         need(not use_mxfp4, "use_mxfp4", "is True; MX formats are of the 950 series: pass False")
         others |= {"use_fp8": use_fp8, "use_ue8m0": use_ue8m0, "use_mxfp4": use_mxfp4}
