@@ -56,6 +56,7 @@ _ROUTER = re.compile(
 )
 _ReadExpert = Callable[[int, Tensor, Tensor], None]  # expert, out gate_up (H, 2I), out down (I, H)
 _FP8 = torch.float8_e4m3fn
+_INTEGERS = ("I8", "U8", "I32")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -331,8 +332,13 @@ class _Block:
         if f"{self.prefix}.experts.gate_up_proj_blocks" in self.files:
             return self._mxfp4_expert
         for names in _FUSED if self.gated else _FUSED_UP:
-            if f"{self.prefix}.{names[0]}" in self.files:
-                return self._fused_expert(*(f"{self.prefix}.{name}" for name in names))
+            own = [f"{self.prefix}.{name}" for name in names]
+            integers = any(f"{name}_packed" in self.files for name in own)
+            integers = integers or any(name in self.files and self.files.dtype(name) in _INTEGERS for name in own)
+            rule = "has integers in {} for all experts; int8 and int4 are read from experts.N.gate_proj.weight …, as "
+            need(not integers, "directory", rule + "ModelSlim and compressed-tensors publish them", own[0])
+            if own[0] in self.files:
+                return self._fused_expert(*own)
         return self._single_expert(first)
 
     def shared(self) -> dict[str, Tensor]:

@@ -87,7 +87,8 @@ def test_each_rank_reads_its_own_experts_matrices_and_scales_only(kind: str, tmp
     there = [name for name in load_file(directory / "model.safetensors") if f"layers.{LAYER}.mlp.experts." in name]
     read = []
     for rank in range(4):
-        names = [each.name for each in load_layer(directory, LAYER, rank=rank, world=4).reads if ".experts." in each.name]
+        reads = load_layer(directory, LAYER, rank=rank, world=4).reads
+        names = [each.name for each in reads if ".experts." in each.name]
         owners = {int(re.search(r"experts\.(\d+)\.", name)[1]) // 2 for name in names}  # type: ignore[index]
         assert owners == {rank}
         read += names
@@ -245,6 +246,23 @@ def test_fused_fp8_experts_become_the_formulas_values(scales: str, tmp_path: Pat
     assert torch.equal(loaded.tensors["w_gate_up"], exact["gate_up_proj"][4:].transpose(1, 2).float())
     assert torch.equal(loaded.tensors["w_down"], exact["down_proj"][4:].transpose(1, 2).float())
     assert all(read.rows is not None for read in loaded.reads if ".experts." in read.name)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_integers_of_all_experts_in_one_tensor_are_refused(packed: bool, tmp_path: Path) -> None:
+    """Nobody publishes them so: ModelSlim's and compressed-tensors' files have a matrix an expert."""
+    source, base = saved("qwen3_moe", "fused").directory, f"model.layers.{LAYER}.mlp.experts"
+    tensors = load_file(source / "model.safetensors")
+    for name in (f"{base}.gate_up_proj", f"{base}.down_proj"):
+        whole = tensors.pop(name)
+        codes = {f"{name}_packed": torch.zeros(8, 4, 4, dtype=torch.int32)} if packed else {name: whole.to(torch.int8)}
+        tensors |= codes | {f"{name}_scale": torch.ones(8, whole.shape[1], 1)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    values = json.loads((source / "config.json").read_text())
+    values["quantization_config"] = compressed("int-quantized", INT8, TOKENS)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ArgumentError, match=r"has integers in .*experts\.gate_up_proj for all experts; int8 and"):
+        load_layer(tmp_path, LAYER)
 
 
 def test_matrices_are_read_once_where_not_all_experts_are_int8(tmp_path: Path) -> None:
