@@ -48,6 +48,7 @@ OLDER = Operators(
         "aclnnLeftShifts",
         "aclnnRightShift",
         "aclnnRepeatInterleaveTensor",
+        "aclnnMoeGatingTopKV2",
     ),
     # An output a group of a product by columns: without rows.
     shapes={"npu_grouped_matmul": {"group_type": (2,), "split_item": (0, 1)}},

@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -65,6 +65,12 @@ def refused(name: str, kwargs: Mapping[str, Any]) -> bool:
     """Whether the torch_npu that is installed refuses this call, which a newer one takes."""
     values = operators().refuses.get(name, {})
     return any(kwargs.get(argument) in some for argument, some in values.items())
+
+
+def lacking(name: str, arguments: Iterable[str]) -> list[str]:
+    """Those of the arguments that the torch_npu that is installed does not know."""
+    lacks = operators().lacks.get(name, {})
+    return [argument for argument in arguments if argument in lacks]
 
 
 def fitted(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:

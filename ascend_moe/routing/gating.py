@@ -7,11 +7,11 @@ scores the one with the lower id is chosen; experts with NaN scores are chosen l
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from ascend_moe._torch_npu import npu_operator
+from ascend_moe._torch_npu import lacking, npu_operator, on_npu
 from ascend_moe.errors import ArgumentError, need, with_typed_errors
 from ascend_moe.routing.replay import divided, given_ids, taken
 
@@ -346,11 +346,14 @@ def deepseek_v4(
     Raises:
         ArgumentError: as `npu_moe_gating_top_k`.
     """
-    if ids is not None:
-        return gating_top_k(logits.float(), k, None, Groups(), SQRT_SOFTPLUS, 0, scaling, 1e-20, False, ids=ids)[:2]
+    hashed: dict[str, Any] = {"input_ids": input_ids, "tid2eid": tid2eid}
+    by_table = on_npu(logits) and tid2eid is not None and bool(lacking("npu_moe_gating_top_k", hashed))
+    if ids is not None or by_table:
+        given: dict[str, Any] = {"ids": ids} if ids is not None else hashed
+        return gating_top_k(logits.float(), k, None, Groups(), SQRT_SOFTPLUS, 0, scaling, 1e-20, False, **given)[:2]
     weights, chosen, _ = npu_moe_gating_top_k(
         logits.float(), k, bias=None if bias is None else bias.float(), norm_type=SQRT_SOFTPLUS,
-        routed_scaling_factor=scaling, input_ids=input_ids, tid2eid=tid2eid,
+        routed_scaling_factor=scaling, **hashed,
     )  # fmt: skip
     return weights, chosen
 
@@ -494,11 +497,12 @@ def _look_up(
     rule = "is {} {}; it must be (V, {}) int32 or int64"
     fits = table.dim() == 2 and table.shape[1] == k and table.dtype in whole
     need(fits, "tid2eid", rule, table.shape, table.dtype, k)
+    checked = input_ids.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere nothing is read
     size = table.shape[0]
-    outside = bool(((input_ids < 0) | (input_ids >= size)).any())
+    outside = checked and bool(((input_ids < 0) | (input_ids >= size)).any())
     need(not outside, "input_ids", "has an id outside 0..{}, the rows of tid2eid", size - 1)
     ids = table[input_ids.long()].long()
-    outside = bool(((ids < 0) | (ids >= experts)).any())
+    outside = checked and bool(((ids < 0) | (ids >= experts)).any())
     need(not outside, "tid2eid", "has an expert outside 0..{}", experts - 1)
     return ids
 

@@ -33,6 +33,7 @@ W8A8 = ["aclnnGroupedMatmulV5", "aclnnDequantSwigluQuantV2", "aclnnGroupedMatmul
 # With a limit an older torch_npu does not fuse what is between the products.
 LIMITED = W8A8[::2] if refused("npu_dequant_swiglu_quant", {"swiglu_mode": 2}) else W8A8
 SOFTMAX, GATE = ["aclnnMoeGatingTopKSoftmax"], ["aclnnMoeGatingTopK"]
+BY_TABLE = ["aclnnMoeGatingTopKV2"]
 
 
 def to_npu(given: Any) -> Any:
@@ -105,6 +106,7 @@ def check_mlps_and_routers_are_torch_npus_operators_and_wait_for_nothing() -> No
     codes, dynamic_scales = experts.npu_dynamic_quant(x)
     scales = {"dynamic_scales": dynamic_scales, "w_gate_up_scale": up_scale, "w_down_scale": down_scale}
     quantized = codes, up, down
+    table = {"input_ids": torch.tensor([3, 0, 1, 1, 2]), "tid2eid": torch.arange(12, dtype=torch.int32).reshape(4, 3)}
     calls: list[tuple[list[str], Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = [
         (MLP, experts.grouped_mlp, (x, *weights, ends), {"group_list_type": 0}),
         (W8A8, experts.grouped_mlp, (*quantized, ends), {"group_list_type": 0, **scales}),
@@ -113,6 +115,7 @@ def check_mlps_and_routers_are_torch_npus_operators_and_wait_for_nothing() -> No
         (SOFTMAX, routing.softmax_topk, (logits, 3, True), {}),
         (GATE, routing.deepseek_v2, (logits, 3, 4, 2), {}),
         (GATE, routing.deepseek_v3, (logits, None, 3, 4, 2, False, 2.0), {}),
+        (BY_TABLE if generation() is not OLDER else [], routing.deepseek_v4, (logits, 3), table),
     ]
     no_waiting = "default" if "ASCEND_LAUNCH_BLOCKING" in os.environ else "error"
     for operator_names, function, args, kwargs in calls:

@@ -13,6 +13,7 @@ from ascend_moe.experts import grouped_mlp, npu_dynamic_quant, quantize_weight_i
 from ascend_moe.experts.int4 import bits_of
 from ascend_moe.interop.fused_moe import select_experts
 from ascend_moe.layer import MoEConfig, MoELayer
+from ascend_moe.moe_config import ROUTERS
 from ascend_moe.routing import RouteCapture, RouterReplay, RouterReplayAction
 
 Tensor = torch.Tensor
@@ -28,7 +29,7 @@ def layer_of(router: str, device: torch.device | str) -> MoELayer:
 
 def check_every_router_takes_ids_and_hands_them_out() -> None:
     x, tokens = torch.randn(T, H, generator=torch.Generator().manual_seed(1)), torch.arange(T)
-    for router in ("softmax", "deepseek_v3", "deepseek_v4", "softmax_bias", "sparsemixer", "llama4"):
+    for router in ROUTERS:
         here, there = layer_of(router, "cpu"), layer_of(router, NPU)
         for layer in (here, there):
             layer.replay, layer.capture = (

@@ -325,6 +325,8 @@ VNPU_OP(aclnnQuantize, T, T, T, I32, I, T)
 VNPU_OP(aclnnAscendQuantV3, T, T, T, B, C, I32, I, T)
 
 VNPU_OP(aclnnMoeGatingTopK, T, T, I, I, I, I, I, I, B, D, D, T, T, T)
+// x, bias, input_ids, tid2eid, then as without a table
+VNPU_OP(aclnnMoeGatingTopKV2, T, T, T, T, I, I, I, I, I, I, B, D, D, T, T, T)
 VNPU_OP(aclnnMoeGatingTopKSoftmax, T, T, I, T, T, T)
 VNPU_OP(aclnnMoeGatingTopKSoftmaxV2, T, T, I, I, B, T, T, T)
 VNPU_OP(aclnnMoeInitRouting, T, T, T, I, T, T, T)

@@ -52,13 +52,22 @@ returns("aclnnMoeInitRouting", outputs=3)(npu_moe_init_routing)
 returns("aclnnMoeComputeExpertTokens")(npu_moe_compute_expert_tokens)
 
 
-@effect("aclnnMoeGatingTopK")
-def _gating_top_k(*values: Any) -> None:
-    names = """x bias k k_group group_count group_select_mode renorm norm_type out_flag routed_scaling_factor
-        eps"""
-    given, outputs = _named(names, values)
+def _gating(given: dict[str, Any], outputs: tuple[Any, ...]) -> None:
     weights, ids, scores = routing.npu_moe_gating_top_k(**given)
     _write_all(outputs, weights, ids, scores if given["out_flag"] else None)
+
+
+_GATING = "k k_group group_count group_select_mode renorm norm_type out_flag routed_scaling_factor eps"
+
+
+@effect("aclnnMoeGatingTopK")
+def _gating_top_k(*values: Any) -> None:
+    _gating(*_named(f"x bias {_GATING}", values))
+
+
+@effect("aclnnMoeGatingTopKV2")
+def _gating_top_k_by_table(*values: Any) -> None:
+    _gating(*_named(f"x bias input_ids tid2eid {_GATING}", values))
 
 
 @effect("aclnnMoeGatingTopKSoftmaxV2")
