@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from ascend_moe import _torch_npu
+from ascend_moe._releases import OLDER
 from ascend_moe.errors import ArgumentError
 from ascend_moe.routing import (
     deepseek_v2,
     deepseek_v3,
     deepseek_v4,
+    gating,
     npu_moe_gating_top_k,
     npu_moe_gating_top_k_softmax,
     npu_moe_gating_top_k_softmax_v2,
@@ -266,6 +269,17 @@ def test_sigmoids_of_the_largest_logits() -> None:
     assert sigmoid_of_topk(torch.zeros(1, 4), 1)[1].tolist() == [[0]]  # the lower id
     with pytest.raises(ArgumentError, match="k is 17"):
         sigmoid_of_topk(logits, 17)
+
+
+def test_a_table_is_looked_up_where_an_older_torch_npu_knows_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its operator is not called with arguments that it lacks; torch's own operators give the same."""
+    logits, table = logits_of(9, 16, 8), torch.rand(20, 3, generator=torch.Generator().manual_seed(1)).argsort(1)
+    given = {"input_ids": torch.arange(9) * 2, "tid2eid": table}
+    wanted = deepseek_v4(logits, 3, scaling=1.5, **given)
+    monkeypatch.setattr(gating, "on_npu", lambda tensor: True)
+    monkeypatch.setattr(_torch_npu, "operators", lambda: OLDER)
+    monkeypatch.setattr(gating, "npu_moe_gating_top_k", None)
+    assert all(torch.equal(a, b) for a, b in zip(deepseek_v4(logits, 3, scaling=1.5, **given), wanted, strict=True))
 
 
 def test_a_bias_of_softmax_chooses_only() -> None:
