@@ -59,8 +59,8 @@ class MoELayer(nn.Module):
             case. Take the model's dtype for the experts that a model chooses whose router computes in it.
         device: where the weights are.
         global_bs: default of ``forward``.
-        trainable: the weights require grad. Every rank's backward then calls the same ops, also without tokens. Router
-            "sparsemixer" draws experts then, until ``eval()``.
+        trainable: the weights require grad. Every rank's backward then calls the same ops, also without tokens. Until
+            ``eval()`` router "sparsemixer" draws experts then, and the config's input_jitter multiplies x.
         replay: records the experts that the router chooses, or gives them, by its action.
         capture: keeps the logical ids of the last forwards on the device. Both may be set later, as attributes.
 

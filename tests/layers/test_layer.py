@@ -331,6 +331,7 @@ def test_wrong_arguments_are_refused() -> None:
         ({"top_k": 9}, "top_k"),
         ({"shared_intermediate_size": -1}, "shared_intermediate_size"),
         ({"shared_intermediate_size": 0, "shared_expert_gate": True}, "shared_intermediate_size"),
+        ({"input_jitter": -0.1}, "input_jitter"),
         ({"zero_expert_num": -1}, "zero_expert_num"),
         ({"const_expert_num": 1.0}, "const_expert_num"),
         ({"top_k": 12, "copy_expert_num": 3}, "top_k"),
