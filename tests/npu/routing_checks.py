@@ -96,6 +96,19 @@ def check_ids_that_are_replayed_in_a_graph_are_those_of_now() -> None:
         torch.testing.assert_close(weights.cpu(), torch.softmax(logits.gather(1, chosen), -1))
 
 
+def check_a_hash_layer_in_a_graph_looks_up_the_tokens_of_now() -> None:
+    layer, graph, x = layer_of("hash", NPU), torch.npu.NPUGraph(), torch.randn(T, H).npu()
+    layer.capture = RouteCapture(T, K, steps=2).npu()
+    tokens = torch.arange(T).npu()
+    layer.route(x, tokens)
+    with torch.npu.graph(graph):
+        ids = layer.route(x, tokens)[1]
+    tokens.copy_(torch.arange(T).flip(0))
+    graph.replay()
+    wanted = layer_of("hash", "cpu").tid2eid[:T].flip(0)
+    assert torch.equal(ids.cpu(), wanted) and torch.equal(layer.capture.last()[-1].cpu(), wanted.short())
+
+
 def check_int4_experts_run_as_on_the_cpu_with_the_intermediate_in_bf16() -> None:
     generator = torch.Generator().manual_seed(5)
     x, counts = torch.randn(7, H, generator=generator), torch.tensor([3, 0, 2, 1])
