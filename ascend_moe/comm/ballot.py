@@ -5,13 +5,14 @@ passed, writes the list of the voters in its own page, and then puts its number 
 page of rank 0, unless a number is there. The list of the rank whose number it is decides. So the ranks have one list
 whatever happens meanwhile: a rank that dies at any step has decided for all or for nobody, and one that comes late
 finds the decision. The pages are shared memory of the machine: those of a rank that has died stay as they are until
-nobody maps them. No kernel reads them.
+nobody maps them. No kernel reads them. Ranks without such memory vote in a store instead (`store_ballot`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ascend_moe.errors import AscendMoeError, CommTimeout
 from ascend_moe.native import library
@@ -26,19 +27,28 @@ _LIST_WORDS = MAX_WORLD // _BITS
 _PAUSE_S = 0.001  # between two looks at the votes
 
 
-class Ballot:
-    """One rank's view of the rounds of its group.
+class Clock(Protocol):
+    """Counts seconds, and waits: the module ``time`` does so."""
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float, /) -> None: ...
+
+
+class Rounds:
+    """One rank's view of the rounds of its group, wherever votes and decisions are kept.
 
     Attributes:
         round: of the last decision; 0 before any.
         members: the ranks that `agree` has last decided on; all before that.
     """
 
-    def __init__(self, name: str, rank: int, bases: Sequence[int], gone: Callable[[int], bool]) -> None:
-        """``bases``: every rank's window in this process. ``gone``: whether a rank can vote no more."""
-        self._name, self._rank, self._bases, self._gone = name, rank, bases, gone
+    def __init__(self, name: str, rank: int, world: int, gone: Callable[[int], bool], clock: Clock = time) -> None:
+        """``gone``: whether a rank can vote no more."""
+        self._name, self._rank, self._gone, self._clock = name, rank, gone, clock
+        self._pause_s, self._world = _PAUSE_S, world
         self.round = 0
-        self.members = list(range(len(bases)))
+        self.members = list(range(world))
 
     def agree(self, seconds: float) -> list[int]:
         """The ranks that are left: those that come here within ``seconds``. Collective among ``members``.
@@ -60,6 +70,10 @@ class Ballot:
             )
         return decision
 
+    def gone(self) -> list[int]:
+        """The ranks that can vote no more, as far as this one sees it."""
+        return [rank for rank in range(self._world) if self._gone(rank)]
+
     def all_fine(self, ranks: Sequence[int], fine: bool, seconds: float) -> bool:
         """Whether all of ``ranks`` have come here fine, the same answer on all of them. Collective among them."""
         return self._decide(ranks, fine, seconds) == list(ranks)
@@ -70,17 +84,50 @@ class Ballot:
         if number > ROUNDS:
             text = f"rank {self._rank}: group {self._name!r} has agreed {ROUNDS} times, and cannot again: close it"
             raise AscendMoeError(text, rank=self._rank)
-        self._swap(self._rank, _VOTED, self._word(self._rank, _VOTED), 2 * number + int(fine))
-        deadline = time.monotonic() + seconds
+        self._vote(2 * number + int(fine))
+        deadline = self._clock.monotonic() + seconds
         while (decision := self._decision(number)) is None:
-            late = time.monotonic() >= deadline
+            late = self._clock.monotonic() >= deadline
             left = [rank for rank in ranks if not self._gone(rank)]
-            if late or all(self._word(rank, _VOTED) >= 2 * number for rank in left):
-                self._propose(number, [rank for rank in left if self._word(rank, _VOTED) > 2 * number])
+            if late or all(self._voted(rank) >= 2 * number for rank in left):
+                self._propose(number, [rank for rank in left if self._voted(rank) > 2 * number])
             else:
-                time.sleep(_PAUSE_S)
+                self._clock.sleep(self._pause_s)
         self.round = number
         return decision
+
+    def _vote(self, value: int) -> None:
+        """Writes this rank's vote: twice the round, and 1 if it is fine."""
+        raise NotImplementedError
+
+    def _voted(self, rank: int) -> int:
+        """The last vote of a rank; 0 before any."""
+        raise NotImplementedError
+
+    def _propose(self, number: int, alive: Sequence[int]) -> None:
+        """Makes this list the decision of a round, unless there is one."""
+        raise NotImplementedError
+
+    def _decision(self, number: int) -> list[int] | None:
+        """The decision of a round; None before it."""
+        raise NotImplementedError
+
+
+class Ballot(Rounds):
+    """The rounds of ranks that share memory."""
+
+    def __init__(
+        self, name: str, rank: int, bases: Sequence[int], gone: Callable[[int], bool], clock: Clock = time
+    ) -> None:
+        """``bases``: every rank's window in this process."""
+        super().__init__(name, rank, len(bases), gone, clock)
+        self._bases = bases
+
+    def _vote(self, value: int) -> None:
+        self._swap(self._rank, _VOTED, self._word(self._rank, _VOTED), value)
+
+    def _voted(self, rank: int) -> int:
+        return self._word(rank, _VOTED)
 
     def _propose(self, number: int, alive: Sequence[int]) -> None:
         begin = _LISTS + (number - 1) * _LIST_WORDS

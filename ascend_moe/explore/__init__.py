@@ -143,7 +143,9 @@ def campaign(
             program = world.load(case)
             if not case.fault_kind:  # what goes wrong may end before
                 result.reached.update(reached(program))
+            went_on = world.went_on
             run = world.run(seed + result.schedules, count, options)
+            result.reached.update(["lost rank"] if world.went_on > went_on else [])
             result.cases += 1
             result.add(run)
             result.seconds = time.monotonic() - start

@@ -27,7 +27,7 @@ from ascend_moe.settings import CONTEXTS, MEETING, MEETINGS, STAMPS
 from ..reference.cases import Case
 from . import faults
 from .faults import FINISH, SEND
-from .program import Program
+from .program import Program, window_mib
 
 GROUP = "explore"
 WINDOW_MIB = 1  # of small cases; the lent area is as large
@@ -253,6 +253,13 @@ class RunResult(ctypes.Structure):
     ]
 
 
+def _fail(run: RunResult, seed: int, kind: str, message: str) -> None:
+    """Puts a finding into a run; an empty message is none."""
+    if message:
+        run.failed, run.failed_seed = 4, seed
+        run.kind, run.message = kind.encode(), message.encode()[:1000]
+
+
 _SIGNATURES = {
     "am_engine_is_checked": (c_int, ()),
     "am_plan_create": (c_void_p, (c_void_p, c_void_p)),
@@ -351,7 +358,9 @@ class World:
         if not self._handle:
             raise MemoryError(f"no memory for {world} windows of {window_mib} MiB")
         self.program: PlannedProgram | None = None
+        self.went_on = 0  # schedules after which ranks were left that went on
         self._keep: list[object] = []
+        self._rest: World | None = None  # theirs
 
     def __enter__(self) -> World:
         return self
@@ -361,6 +370,9 @@ class World:
 
     def close(self) -> None:
         """Gives windows and plans back."""
+        if self._rest is not None:
+            self._rest.close()
+        self._rest = None
         if self._handle:
             self.library.am_explore_program(self._handle, None, 0)
             self.library.am_explore_destroy(self._handle)
@@ -424,15 +436,37 @@ class World:
         for number in range(seed, seed + schedules):
             injected = Faults(**fault.injected(plain.steps, plain.status_blocks, number))
             run = self._run(number, 1, replace(options, faults=injected))
-            if not run.failed and (message := fault.judge(self._by_rank())):
-                run.failed, run.failed_seed = 4, number
-                run.kind, run.message = b"wrong failure", message.encode()[:1000]
+            if not run.failed:
+                _fail(run, number, "wrong failure", fault.judge(self._by_rank()))
+            if not run.failed:
+                self._go_on(*fault.goes_on(number), number, options, run)
             for name in ("schedules", "steps", "instructions", "switches", "status_blocks", "time_passed"):
                 setattr(run, name, getattr(run, name) + getattr(total, name))
             total = run
             if run.failed:
                 break
         return total
+
+    def _go_on(self, rest: Program | None, wrong: str, number: int, options: Options, run: RunResult) -> None:
+        """The ranks that are left play ``rest`` on windows of their own; what comes of it is put into ``run``."""
+        _fail(run, number, "wrong agreement", wrong)
+        if rest is None or run.failed:
+            return
+        if self._rest is None or (self._rest.size, self._rest.window_bytes) != (rest.world, window_mib(rest) * MIB):
+            if self._rest is not None:
+                self._rest.close()
+            self._rest = World(rest.world, self.library, window_mib(rest))
+        if self._rest.program is None or self._rest.program.program != rest:
+            self._rest.load(rest)
+        # Choices that were made before are of the schedule with the fault.
+        policy = options.policy if options.policy in ("late", "random", "lazy", "pct") else "mixed"
+        own = replace(options, policy=policy, choices=(), faults=Faults(), hang_is_finding=True, trace=False)
+        after = self._rest.run(number, 1, own)
+        self.went_on += 1
+        for name in ("steps", "instructions", "switches", "status_blocks"):
+            setattr(run, name, getattr(run, name) + getattr(after, name))
+        if after.failed:
+            _fail(run, number, after.kind.decode(), f"after a loss, of {rest}: {after.message.decode()}")
 
     def _by_rank(self) -> list[list[tuple[str, str]]]:
         """The name of the error, and its text, of all calls of each rank; without a name: none."""

@@ -2,7 +2,8 @@
 
 A fault is a function of the program alone: a rank that dies at some step, or makes only its first calls, or whose
 inputs of one op are wrong, or a status block that is spoilt on its way.
-All others must hear of it, name it, and in later ops be right again or fail at once.
+All others must hear of it, name it, and in later ops be right again or fail at once. Those that a dead rank leaves
+agree who they are, and go on as a group of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ascend_moe.reference import cases
+
 from . import wrong_inputs
+from .survivors import agreed
 from .wrong_inputs import RIGHT, Outcome
 
 if TYPE_CHECKING:
@@ -103,6 +107,10 @@ class Fault:
         """Returns what is wrong with the errors of all calls; empty: nothing."""
         return ""
 
+    def goes_on(self, seed: int) -> tuple[Program | None, str]:
+        """Returns what the ranks that are left do then, if anything, and what is wrong with that."""
+        return None, ""
+
 
 # ---- a rank that is no more
 
@@ -127,7 +135,10 @@ def _own_words(by_rank: Sequence[Seen], victim: int) -> str:
 
 
 class Killed(Fault):
-    """A rank stops for ever at a step. The others are right until they hear of it, then they raise PeerLost."""
+    """A rank stops for ever at a step. The others are right until they hear of it, then they raise PeerLost.
+
+    Then they agree who is left, and go on as a group of these: with new windows, and other tokens.
+    """
 
     in_flight = True
 
@@ -155,6 +166,21 @@ class Killed(Fault):
         if max(first) - min(first) > apart:
             return f"survivors fail more than an op apart: {sorted(first)}"
         return _own_words(by_rank, self.victim)
+
+    def goes_on(self, seed: int) -> tuple[Program | None, str]:
+        agreement = agreed(self.program.world, self.victim, int(self._of(seed).integers(2**32)))
+        return _of_fewer(self.program, len(agreement.members)), agreement.wrong
+
+
+def _of_fewer(program: Program, world: int) -> Program | None:
+    """The program with so many ranks, of as many experts each; None: no rank is left."""
+    if not world:
+        return None
+    # Ranks that are not servers of equal numbers have window's way alone.
+    uneven = program.algorithm == "hierarchy" and (world % program.servers or world == program.servers)
+    algorithm = "window" if uneven else program.algorithm
+    fewer = replace(program, world=world, algorithm=algorithm, fault_kind="", seed=program.seed + 1)
+    return cases.legal(fewer)
 
 
 class Absent(Fault):

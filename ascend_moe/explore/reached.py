@@ -45,6 +45,7 @@ REACHED = {
     "records": "rows that cross once to another server, and go on there",
     "servers' sums": "sums of tokens that came from other servers",
     "two launches": "ops that send and finish apart",
+    "lost rank": "ranks that go on as a group of their own, after another was killed",
 }
 
 

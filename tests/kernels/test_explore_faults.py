@@ -6,10 +6,12 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import commands
 import pytest
 import soak_rows
+import torch
 from explored_worlds import Worlds, assert_nothing_found
 from faulty_programs import LONG, WRONG_INPUTS, faulty, long_faulty
 from soak_rows import Tally
@@ -18,6 +20,7 @@ from ascend_moe import explore
 from ascend_moe.explore import Faults, Options, Program, World
 from ascend_moe.explore.engine import PlannedProgram  # as tests replace it in the engine
 from ascend_moe.explore.faults import WrongInputs, fault_of
+from ascend_moe.explore.survivors import SteppedBallot, Votes
 from ascend_moe.native.library import lib
 
 
@@ -118,6 +121,76 @@ def with_a_fault(worlds: Worlds, name: str, seed: int) -> str:
 @soak_rows.row("kill, explored", quick=60, full=3000, chunk=750)
 def test_killed_at_any_step(numbers: range, tally: Tally) -> None:
     with_faults(["kill"], numbers, tally)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_200_kill_points_after_which_three_of_four_ranks_go_on(first: int) -> None:
+    cases = [replace(case, world=4, sequence="DCDC") for case in faulty(range(first, first + 50), ["kill"])]
+    result = explore.campaign(cases, 50, first, a_case=1)
+    assert_nothing_found(result)
+    assert result.schedules == result.reached["lost rank"] == 50
+
+
+def test_what_is_wrong_after_a_loss_is_a_finding(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control of the ranks that go on: another result than the reference of these."""
+    load = World.load
+
+    def spoilt(self: World, case: Program, *args: int) -> PlannedProgram:
+        program = load(self, case, *args)
+        if case.world < 3:  # of three
+            expected = program.calls[-1].expected[0].view(torch.uint8)
+            expected ^= 1
+        return program
+
+    case = Program(world=3, batch=3, batches="equal", ids="distinct", sequence="DC", seed=2, fault_kind="kill")
+    worlds(3).load(case)
+    assert not worlds(3).run(1).failed and worlds(3).went_on
+    monkeypatch.setattr(World, "load", spoilt)
+    with World(3) as world:
+        world.load(case)
+        runs = [world.run(seed) for seed in range(1, 4)]
+    assert {run.kind for run in runs} == {b"wrong result"}
+    assert all(run.message.startswith(b"after a loss, of w") for run in runs)
+
+
+class LastOneDecides(SteppedBallot):
+    """Each rank decides, not the first alone."""
+
+    def _swap(self, rank: int, word: int, expected: int, desired: int) -> int:
+        if rank == 0 and desired and word < 64 and rank != self._rank:
+            super()._swap(rank, word, super()._swap(rank, word, 0, 0), desired)
+        return super()._swap(rank, word, expected, desired)
+
+
+class NumberBeforeList(SteppedBallot):
+    """A rank may read a list that is not there yet."""
+
+    def _propose(self, number: int, alive: Sequence[int]) -> None:
+        self._swap(0, number, 0, self._rank + 1)
+        super()._propose(number, alive)
+
+
+class VotesOfOtherRounds(SteppedBallot):
+    """Whoever has ever voted counts as one who votes."""
+
+    def _voted(self, rank: int) -> int:
+        return max(super()._voted(rank), 1) + 2 * self.round + 2
+
+
+class DeadOnesCount(SteppedBallot):
+    """A rank that has died after its vote stays a member for ever."""
+
+    def __init__(self, votes: Votes, rank: Any) -> None:
+        super().__init__(votes, rank)
+        self._gone = lambda other: False
+
+
+@pytest.mark.parametrize("broken", [LastOneDecides, NumberBeforeList, VotesOfOtherRounds, DeadOnesCount])
+def test_votes_that_go_wrong_are_findings(broken: type[SteppedBallot]) -> None:
+    """The positive control of how ranks agree; and the right votes of the same seeds."""
+    first = next(seed for seed in range(200) if Votes(4, 1, seed, broken).play().wrong)
+    assert not Votes(4, 1, first).play().wrong
 
 
 @soak_rows.row("kill, explored", quick=40, full=2000, chunk=500)

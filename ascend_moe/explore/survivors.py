@@ -1,0 +1,184 @@
+"""Plays how the ranks that a killed one leaves agree who they are, in the order of steps that a seed draws.
+
+The code is the product's, ``ascend_moe.comm.ballot``, over pages of its own. A step is a word of a page that one rank
+reads or writes; between two steps any other rank may have its turn, die, or see that another has died. Time is counted
+in the waits of the ranks. Voting begins when a rank's ops have ended, and no op of the new group begins before all its
+ranks have voted: so the two groups' ops, and the votes between them, can be played one after the other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ascend_moe.comm.ballot import Ballot
+from ascend_moe.errors import AscendMoeError, CommTimeout
+
+_PAGE = 4096
+_STREAM = 6
+_NEVER = 1e9  # seconds
+_SHORT = 0.02
+_MOST_STEPS = 5000  # about 400 are usual
+_LATER = (16, 60)  # a rank that dies meanwhile dies within so many of its steps: in the first round, or in any
+
+
+@dataclass
+class Agreement:
+    """Holds what became of the votes: who is left, and what is wrong with that; an empty text: nothing."""
+
+    members: list[int] = field(default_factory=list)
+    wrong: str = ""
+
+
+class _Dies(BaseException):
+    """Ends the thread of a rank that dies."""
+
+
+class _Rank(threading.Thread):
+    """One rank: it agrees, opens the new windows with the others, and does so again where one of these has failed."""
+
+    def __init__(self, votes: Votes, rank: int) -> None:
+        super().__init__(name=f"explore-rank{rank}", daemon=True)
+        self.rank, self.votes = rank, votes
+        self.turn = threading.Semaphore(0)
+        self.wakes, self.steps = 0.0, 0
+        self.decisions: list[list[int]] = []
+        self.error: BaseException | None = None
+        self.left_out = False
+        self.dies_at = -1  # of its steps
+        self.ballot = votes.ballot(votes, self)
+
+    def run(self) -> None:
+        self.turn.acquire()
+        try:
+            while True:
+                members = self.ballot.agree(self.votes.seconds)
+                if self.ballot.all_fine(members, True, self.votes.seconds):
+                    return
+        except CommTimeout as late:
+            self.left_out = late.ranks == self.ballot.members
+            self.error = None if self.left_out else late
+        except _Dies:
+            self.votes.dead.add(self.rank)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.votes.running.discard(self.rank)
+            self.votes.moved.release()
+
+    def step(self) -> None:
+        """Lets the others have their turn."""
+        self.votes.moved.release()
+        self.turn.acquire()
+        self.steps += 1
+        if self.steps == self.dies_at or self.votes.over:
+            raise _Dies
+
+    # The clock of its ballot.
+    def monotonic(self) -> float:
+        return self.votes.now
+
+    def sleep(self, seconds: float) -> None:
+        self.wakes = self.votes.now + seconds
+        self.step()
+
+
+class SteppedBallot(Ballot):
+    """A ballot each of whose words is a step of its rank."""
+
+    def __init__(self, votes: Votes, rank: _Rank) -> None:
+        super().__init__("explore", rank.rank, votes.bases, lambda other: votes.seen_dead(rank.rank, other), rank)
+        self._step, self._decisions = rank.step, rank.decisions
+
+    def _swap(self, rank: int, word: int, expected: int, desired: int) -> int:
+        self._step()
+        return super()._swap(rank, word, expected, desired)
+
+    def _decide(self, ranks: Sequence[int], fine: bool, seconds: float) -> list[int]:
+        decision = super()._decide(ranks, fine, seconds)
+        self._decisions.append(decision)
+        return decision
+
+
+class Votes:
+    """The votes of ``world`` ranks of which ``lost`` has died, in the order of ``seed``."""
+
+    def __init__(self, world: int, lost: int, seed: int, ballot: Callable[[Votes, _Rank], Ballot] = SteppedBallot):
+        self.rng, self.ballot = np.random.default_rng([seed, _STREAM]), ballot
+        self._pages = [ctypes.create_string_buffer(_PAGE) for _ in range(world)]
+        self.bases = [ctypes.addressof(page) for page in self._pages]
+        self.now, self.over = 0.0, False
+        self.dead = {lost}
+        self._seen: set[tuple[int, int]] = set()
+        self.moved = threading.Semaphore(0)
+        self.running = set(range(world)) - self.dead
+        self._lost, self._ranks = lost, {rank: _Rank(self, rank) for rank in sorted(self.running)}
+        others = self.rng.permutation(sorted(self.running)).tolist()
+        # In two of five one more dies meanwhile; in one of five one comes when the others have waited for long enough.
+        fate = int(self.rng.integers(5)) if len(others) > 1 else 4
+        self._late = others[0] if fate == 2 else -1
+        self.seconds = _NEVER if self._late < 0 else _SHORT
+        if fate < 2:
+            self._ranks[others[0]].dies_at = int(self.rng.integers(1, _LATER[fate]))
+
+    def seen_dead(self, looker: int, other: int) -> bool:
+        """A rank may see at any time after it that another has died; and always from then on."""
+        if other in self.dead and self.rng.integers(2):
+            self._seen.add((looker, other))
+        return (looker, other) in self._seen
+
+    def play(self) -> Agreement:
+        """Turns until all have agreed."""
+        for rank in self._ranks.values():
+            rank.start()
+        steps = 0
+        while self.running and steps < _MOST_STEPS:
+            able = sorted(self.running - {self._late}) or sorted(self.running)
+            chosen = self._ranks[able[int(self.rng.integers(len(able)))]]
+            self.now = max(self.now, chosen.wakes)
+            chosen.turn.release()
+            self.moved.acquire()
+            steps += 1
+        waiting = sorted(self.running)
+        self.over = True
+        for number in waiting:
+            self._ranks[number].turn.release()
+        for each in self._ranks.values():
+            each.join()
+        if waiting:
+            return Agreement(wrong=f"ranks {waiting} have not agreed after {steps} steps")
+        return self._judged()
+
+    def _judged(self) -> Agreement:
+        ranks = self._ranks.values()
+        decisions = max((rank.decisions for rank in ranks), key=len)
+        done = [rank for rank in ranks if rank.rank not in self.dead and not rank.left_out]
+        members = decisions[-1] if decisions else []
+        for rank in ranks:
+            if rank.error is not None:
+                return Agreement(wrong=f"rank {rank.rank} raises {type(rank.error).__name__}: {rank.error}")
+            if rank.decisions != decisions[: len(rank.decisions)]:
+                return Agreement(wrong=f"rank {rank.rank} has decided {rank.decisions}, another rank {decisions}")
+            if rank in done and (rank.rank not in members or rank.decisions != decisions):
+                return Agreement(wrong=f"rank {rank.rank} goes on after {rank.decisions}, others after {decisions}")
+            if rank.left_out and self._late < 0:
+                return Agreement(wrong=f"rank {rank.rank} is left out of {decisions}, and nobody was late")
+        if self._lost in {rank for decision in decisions for rank in decision}:
+            return Agreement(wrong=f"rank {self._lost} has died before, and is in {decisions}")
+        return Agreement(members)
+
+
+def agreed(world: int, lost: int, seed: int) -> Agreement:
+    """Who goes on when one of ``world`` ranks is lost; the same for a seed.
+
+    Raises:
+        AscendMoeError: no library.
+    """
+    try:
+        return Votes(world, lost, seed).play()
+    except RuntimeError as error:  # no more threads
+        raise AscendMoeError(f"explore: the ranks that are left cannot vote: {error}") from error
