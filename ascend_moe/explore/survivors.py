@@ -57,7 +57,9 @@ class _Rank(threading.Thread):
         try:
             while True:
                 members = self.ballot.agree(self.votes.seconds)
-                if self.ballot.all_fine(members, True, self.votes.seconds):
+                if self.ballot.all_fine(members, self.votes.fine(self.rank, self.ballot.round + 1), self.votes.seconds):
+                    if self.votes.failed_in == self.ballot.round:
+                        raise AssertionError("goes on, though the windows of another rank did not open")
                     return
         except CommTimeout as late:
             self.left_out = late.ranks == self.ballot.members
@@ -118,12 +120,21 @@ class Votes:
         self.running = set(range(world)) - self.dead
         self._lost, self._ranks = lost, {rank: _Rank(self, rank) for rank in sorted(self.running)}
         others = self.rng.permutation(sorted(self.running)).tolist()
+        self.failed_in = 0  # the round after an opening that failed on a rank
+        self._fails = others[0] if self.rng.integers(4) == 0 else -1
         # In two of five one more dies meanwhile; in one of five one comes when the others have waited for long enough.
         fate = int(self.rng.integers(5)) if len(others) > 1 else 4
         self._late = others[0] if fate == 2 else -1
         self.seconds = _NEVER if self._late < 0 else _SHORT
         if fate < 2:
             self._ranks[others[0]].dies_at = int(self.rng.integers(1, _LATER[fate]))
+
+    def fine(self, rank: int, number: int) -> bool:
+        """Whether a rank has opened its windows, of which a round asks; the first time one may not have."""
+        if rank != self._fails or self.failed_in:
+            return True
+        self.failed_in = number
+        return False
 
     def seen_dead(self, looker: int, other: int) -> bool:
         """A rank may see at any time after it that another has died; and always from then on."""

@@ -20,7 +20,7 @@ from ascend_moe import explore
 from ascend_moe.explore import Faults, Options, Program, World
 from ascend_moe.explore.engine import PlannedProgram  # as tests replace it in the engine
 from ascend_moe.explore.faults import WrongInputs, fault_of
-from ascend_moe.explore.survivors import SteppedBallot, Votes
+from ascend_moe.explore.survivors import SteppedBallot, Votes, agreed
 from ascend_moe.native.library import lib
 
 
@@ -186,11 +186,29 @@ class DeadOnesCount(SteppedBallot):
         self._gone = lambda other: False
 
 
-@pytest.mark.parametrize("broken", [LastOneDecides, NumberBeforeList, VotesOfOtherRounds, DeadOnesCount])
+class FineOrNot(SteppedBallot):
+    """Whoever votes counts as fine."""
+
+    def _voted(self, rank: int) -> int:
+        return super()._voted(rank) | 1
+
+
+@pytest.mark.parametrize("broken", [LastOneDecides, NumberBeforeList, VotesOfOtherRounds, DeadOnesCount, FineOrNot])
 def test_votes_that_go_wrong_are_findings(broken: type[SteppedBallot]) -> None:
     """The positive control of how ranks agree; and the right votes of the same seeds."""
     first = next(seed for seed in range(200) if Votes(4, 1, seed, broken).play().wrong)
     assert not Votes(4, 1, first).play().wrong
+
+
+@soak_rows.row("votes, explored", quick=60, full=5000, chunk=2500)
+def test_ranks_agree_in_any_order_of_steps(numbers: range, tally: Tally) -> None:
+    def play(seed: int) -> str:
+        world = 2 + seed % 5
+        agreement = agreed(world, seed // 5 % world, seed)
+        assert not agreement.wrong, agreement.wrong
+        return f"{world - len(agreement.members)} lost"
+
+    tally.each(numbers, play)
 
 
 @soak_rows.row("kill, explored", quick=40, full=2000, chunk=500)
