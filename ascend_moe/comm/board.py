@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ class _Dataclass(Protocol):
 
 
 P = TypeVar("P", bound=_Dataclass)
+T = TypeVar("T")
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.02  # between two looks at the store
 STORE_TIMEOUT_S = 1.0  # the least time that the store gets for an answer
@@ -36,6 +38,33 @@ def store_host(store: Store, group: ProcessGroup) -> int | None:
     return rank
 
 
+def answered(ask: Callable[[], T], seconds: float, prefix: str, host: int | None) -> T:
+    """What ``ask`` reads from a store. On a thread, because a store blocks for as long as its host is stopped.
+
+    Raises:
+        PeerLost, CommTimeout: the store has failed, or has not answered within ``seconds``.
+    """
+    results: list[T] = []
+    failures: list[Exception] = []
+
+    def body() -> None:
+        try:
+            results.append(ask())
+        except Exception as error:  # the store's errors have no common class
+            failures.append(error)
+
+    thread = threading.Thread(target=body, name="ascend_moe-store", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if results:
+        return results[0]
+    reason = str(failures[0]).partition("\n")[0] if failures else ""
+    seen = f"has failed ({reason})" if failures else f"has not answered for {seconds:.1f} s"
+    named = "its host is not known" if host is None else f"rank {host} normally hosts it"
+    text = f"{prefix}: the store of the process group {seen}; {named}; see the host's log for why"
+    raise (PeerLost if failures else CommTimeout)(text, rank=host, phase="open")
+
+
 class Board(Generic[P]):
     """The posts of all ranks in the group's store, each a dataclass of the type of ``mine``."""
 
@@ -50,33 +79,19 @@ class Board(Generic[P]):
         self._rank, self._host, self._prefix = rank, host, prefix
 
     def exchange(self, ranks: list[int], seconds: float) -> None:
-        """Posts ``mine`` unless that is there, and reads the posts of ``ranks``.
-
-        On a thread, because a store blocks for as long as its host is stopped.
-        """
-        failures: list[Exception] = []
+        """Posts ``mine`` unless that is there, and reads the posts of ``ranks``."""
         mine = self.mine
 
-        def body() -> None:
-            try:
-                # Every time: the thread of an earlier opening, held up by a stopped host, may post late.
-                if self._read(self._rank) != mine:
-                    self._store.set(f"rank/{self._rank}", json.dumps(asdict(mine)))
-                posts = {rank: self._read(rank) for rank in ranks}
-                self.posts |= {rank: post for rank, post in posts.items() if post is not None}
-            except Exception as error:  # the store's errors have no common class
-                failures.append(error)
+        def ask() -> dict[int, P | None]:
+            # Every time: the thread of an earlier opening, held up by a stopped host, may post late.
+            if self._read(self._rank) != mine:
+                self._store.set(f"rank/{self._rank}", json.dumps(asdict(mine)))
+            return {rank: self._read(rank) for rank in ranks}
 
-        thread = threading.Thread(target=body, name="ascend_moe-store", daemon=True)
-        thread.start()
-        thread.join(seconds)
-        self.answers = not thread.is_alive() and not failures
-        if not self.answers:
-            reason = str(failures[0]).partition("\n")[0] if failures else ""
-            seen = f"has failed ({reason})" if failures else f"has not answered for {seconds:.1f} s"
-            host = "its host is not known" if self._host is None else f"rank {self._host} normally hosts it"
-            text = f"{self._prefix}: the store of the process group {seen}; {host}; see the host's log for why"
-            raise (PeerLost if failures else CommTimeout)(text, rank=self._host, phase="open")
+        self.answers = False
+        posts = answered(ask, seconds, self._prefix, self._host)
+        self.answers = True
+        self.posts |= {rank: post for rank, post in posts.items() if post is not None}
 
     def _read(self, rank: int) -> P | None:
         key = f"rank/{rank}"

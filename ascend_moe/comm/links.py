@@ -56,6 +56,10 @@ class Links:
         """The rank's process has ended, or it has closed its end."""
         return rank != self.rank and self._peers[rank].watch.fired()
 
+    def ended(self, rank: int) -> bool:
+        """The rank's process has ended."""
+        return rank != self.rank and self._peers[rank].watch.ended()
+
     def describe(self, rank: int) -> str:
         """Returns what can be seen of a rank."""
         return self._peers[rank].watch.describe()

@@ -51,6 +51,12 @@ def process_gone(pid: int, born: int | None = None) -> bool:
     return stat is None or stat.state in GONE or (born is not None and stat.born != born)
 
 
+def born_here() -> int:
+    """When this process was started, as ``ProcessStat.born``; 0: unknown."""
+    stat = process_stat(os.getpid())
+    return 0 if stat is None else stat.born
+
+
 def describe_process(pid: int) -> str:
     """E.g. ``process 4242 is stopped (state T)``."""
     if pid <= 0:
@@ -119,11 +125,17 @@ class PeerWatch:
         """The peer has closed its end, or its process has ended."""
         return bool(self._epoll.poll(0))
 
+    def ended(self) -> bool:
+        """The peer's process has ended."""
+        if self._pidfd < 0:
+            return self.pid > 0 and process_gone(self.pid)
+        # A process that dies loses its sockets an instant before its pidfd tells.
+        return self._closed(self._pidfd, select.POLLIN, 100 if self.fired() else 0)
+
     def describe(self) -> str:
         """Returns what can be seen of the peer now, e.g. ``process 4242 is stopped (state T)``."""
         if self._closed(self._sock.fileno(), select.POLLRDHUP, 0):
-            # A process that dies loses its sockets an instant before its pidfd tells.
-            if self._pidfd >= 0 and self._closed(self._pidfd, select.POLLIN, 100):
+            if self._pidfd >= 0 and self.ended():
                 return f"process {self.pid} has ended"
             return f"it has closed its communicator; {describe_process(self.pid)}"
         return describe_process(self.pid)

@@ -33,12 +33,12 @@ from ascend_moe.comm.communicator import Communicator
 from ascend_moe.comm.links import BoardMaker, Links
 from ascend_moe.comm.liveness import (
     PeerWatch,
+    born_here,
     describe_process,
     machine_id,
     peer_credentials,
     pid_namespace,
     process_gone,
-    process_stat,
 )
 from ascend_moe.errors import AscendMoeError, CommError, CommTimeout, ConfigMismatch, PeerLost
 from ascend_moe.native import library
@@ -84,7 +84,7 @@ class Post:
     socket: str = field(default_factory=lambda: f"ascend_moe-{secrets.token_hex(16)}")
     started: int = field(default_factory=_boot_time)
     pid: int = field(default_factory=os.getpid)
-    born: int = field(default_factory=lambda: getattr(process_stat(os.getpid()), "born", 0))
+    born: int = field(default_factory=born_here)
     pid_space: str = field(default_factory=pid_namespace)
     machine: str = field(default_factory=lambda: machine_id())
     ranks_per_server: int = field(default_factory=ranks_per_server)

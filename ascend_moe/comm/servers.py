@@ -8,6 +8,7 @@ groups of any of them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import secrets
@@ -24,7 +25,8 @@ import torch.distributed as dist
 
 from ascend_moe import settings, verdict
 from ascend_moe.comm.board import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_TIMEOUT_S, Board, store_host
-from ascend_moe.comm.liveness import machine_id
+from ascend_moe.comm.liveness import born_here, machine_id, pid_namespace, process_gone
+from ascend_moe.comm.store_ballot import StoreBallot
 from ascend_moe.errors import ArgumentError, CommTimeout, ConfigMismatch
 from ascend_moe.native.windows import near_stores, ranks_per_server, rdma_flags
 
@@ -51,6 +53,7 @@ class ServerPost:
         near_stores: ASCEND_MOE_NEAR_STORES.
         rdma_flags: ASCEND_MOE_RDMA_FLAGS.
         proven: probes that bring-up has passed, with commas between them, by topology (of ``verdict.TOPOLOGIES``).
+        pid, born, pids: of this process, as ``liveness`` has them; the last is the namespace of the first.
         token: of this post alone.
         seen: of the tokens of all posts that this rank has read; "" before it has read all.
     """
@@ -62,6 +65,9 @@ class ServerPost:
     near_stores: int = field(default_factory=near_stores)
     rdma_flags: int = field(default_factory=rdma_flags)
     proven: dict[str, str] = field(default_factory=dict)
+    pid: int = field(default_factory=os.getpid)
+    born: int = field(default_factory=born_here)
+    pids: str = field(default_factory=pid_namespace)
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     seen: str = ""
 
@@ -69,6 +75,7 @@ class ServerPost:
 # ---- the posts of a group
 
 _gathered: weakref.WeakKeyDictionary[Any, tuple[ServerPost, ...]] = weakref.WeakKeyDictionary()
+_ballots: weakref.WeakKeyDictionary[Any, StoreBallot] = weakref.WeakKeyDictionary()
 _gates: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()  # one thread gathers, others wait
 _lock = threading.Lock()
 
@@ -96,6 +103,32 @@ def gather(name: str, group: ProcessGroup, timeout: float, soc: str) -> tuple[Se
         return _gathered[group]
 
 
+def ballot(name: str, group: ProcessGroup) -> StoreBallot | None:
+    """The votes of a group in its store; None before ``gather``."""
+    posts = _gathered.get(group)
+    if posts is None:
+        return None
+    with _lock:
+        if group not in _ballots:
+            c10d: Any = dist.distributed_c10d
+            store, rank = c10d._world.pg_map[group][1], group.rank()
+            key = _seen_of(posts)  # not the votes of an earlier group of this name
+            gone = functools.partial(_ended, posts, rank)
+            _ballots[group] = StoreBallot(name, rank, group.size(), gone, store, store_host(store, group), key)
+        return _ballots[group]
+
+
+def _ended(posts: Sequence[ServerPost], rank: int, other: int) -> bool:
+    """Whether the process of ``other`` has ended, as far as ``rank`` can see that."""
+    here, there = posts[rank], posts[other]
+    near = (here.boot, here.pids) == (there.boot, there.pids)
+    return other != rank and near and there.pid > 0 and process_gone(there.pid, there.born or None)
+
+
+def _seen_of(posts: Sequence[ServerPost]) -> str:
+    return hashlib.sha256(" ".join(post.token for post in posts).encode()).hexdigest()
+
+
 def meet_again(name: str, group: ProcessGroup, timeout: float, what: str) -> None:
     """Returns when every rank of the group has come here, after ``gather``. Collective; ``what``: unique in a group.
 
@@ -119,8 +152,7 @@ def _meet(board: Board[ServerPost], rank: int, world: int, timeout: float, prefi
         posts = board.posts | {rank: board.mine}
         seen = ""
         if len(posts) == world:
-            tokens = " ".join(posts[peer].token for peer in range(world))
-            seen = hashlib.sha256(tokens.encode()).hexdigest()
+            seen = _seen_of([posts[peer] for peer in range(world)])
             if board.mine.seen != seen:
                 board.mine = replace(board.mine, seen=seen)
                 continue  # the others wait for it

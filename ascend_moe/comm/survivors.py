@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ascend_moe import comm
-from ascend_moe.comm import regrouped
+from ascend_moe.comm import device_survivors, regrouped
 from ascend_moe.comm.communicator import Communicator
 from ascend_moe.comm.links import LinkBoard
 from ascend_moe.comm.place import Place
@@ -56,8 +56,8 @@ def standing(group_ep: str) -> Standing:
     if group is None:
         raise comm.unknown(group_ep)
     if comm.has_hccl(group):
-        rule = "of {!r} is an HCCL communicator, and lost ranks are survived on CPUs alone: make a process group of "
-        need(False, "group_ep", rule + "the ranks that are left", group_ep)
+        rule = "of {!r} is an HCCL communicator, and no process comes back to one: agree and shrink, and start the job "
+        need(False, "group_ep", rule + "anew where it shall have all its ranks again", group_ep)
     end = comm.end_if_open(group_ep, group)
     rule = "of {!r} has no open windows here: call it before close, and on a group that ops have used"
     if end is None:
@@ -81,24 +81,65 @@ def agree(group_ep: str, timeout: float | None = None) -> list[int]:
     whose process lives and has its end open, and at the latest after ``timeout``: a rank that has not called by then,
     stopped or busy with something else, is left out, and told so when it calls. Whatever dies meanwhile, the ranks that
     return have one list; who died in the last moment may be in it, and ``shrink`` says so. Needs no store and no rank
-    in particular. May be called again.
+    in particular; on NPUs it needs the process group's store, which dies with rank 0 unless torchrun's agent keeps it,
+    and only of ranks on this machine it sees that they have ended. May be called again.
 
     Args:
-        group_ep: name of a group on CPUs whose windows are open: of a process group, of a LocalCluster in the function
-            of a rank, or one that `shrink` has made. That ops have failed on it does not matter.
+        group_ep: name of a group whose windows are open: of a process group, of a LocalCluster in the function of a
+            rank, or one that `shrink` has made; on NPUs the HCCL communicator's, once an op has run on it. That ops
+            have failed on it does not matter.
         timeout: seconds to wait for ranks that live; None: ASCEND_MOE_TIMEOUT_S.
 
     Returns:
         ranks of this group, ascending.
 
     Raises:
-        CommTimeout: the others have gone on without this rank; ``.ranks`` are they.
-        ArgumentError: no such group, no open windows, or a group of NPUs.
+        CommTimeout: the others have gone on without this rank; ``.ranks`` are they. Or, on NPUs, the store does not
+            answer. PeerLost: on NPUs, the store has gone.
+        ArgumentError: no such group, or no open windows.
     """
-    seconds, here = seconds_of(timeout), standing(group_ep)
+    seconds = seconds_of(timeout)
+    comm.need_name("group_ep", group_ep)
+    if (on_npus := device_survivors.group_of(group_ep)) is not None:
+        return device_survivors.ballot_of(group_ep, on_npus).agree(seconds)
+    here = standing(group_ep)
     with here.end.end:  # no close, which unmaps the ballots, meanwhile
         _ = here.end.handle
         return here.end.ballot.agree(seconds)
+
+
+@with_typed_errors
+def ended(group_ep: str) -> list[int]:
+    """Returns the ranks of a group whose process, or function in a LocalCluster, has ended, as this rank sees it now.
+
+    Local, and waits for no other rank. A rank that is stopped or late has not ended, nor has one that has closed its
+    end. On NPUs only processes of this machine are seen.
+
+    Raises:
+        ArgumentError: no such group, or no open windows.
+    """
+    comm.need_name("group_ep", group_ep)
+    if (on_npus := device_survivors.group_of(group_ep)) is not None:
+        return device_survivors.ballot_of(group_ep, on_npus).gone()
+    here = standing(group_ep)
+    if here.cluster is not None:
+        return [rank for rank in range(here.end.world) if here.cluster.has_ended(rank)]
+    with here.end.end:  # no close, which forgets the links, meanwhile
+        _ = here.end.handle
+        links = here.end.links
+        return [] if links is None else [rank for rank in range(here.end.world) if links.ended(rank)]
+
+
+def closed(group_ep: str) -> list[int]:
+    """Returns the ranks of a group on CPUs that have ended or closed their end, as this rank sees it now.
+
+    Raises:
+        ArgumentError: no such group, or no open windows.
+    """
+    here = standing(group_ep)
+    with here.end.end:
+        _ = here.end.handle
+        return here.end.ballot.gone()
 
 
 @with_typed_errors
@@ -109,7 +150,9 @@ def shrink(group_ep: str, alive: Sequence[int], timeout: float | None = None) ->
     moe_expert_num is L times the new number of ranks (`placement.shrunk` has the tables). Windows of the lost ranks are
     not used. Either all ranks of ``alive`` get their place, or all of them an error and keep the old group, to agree
     again. torch.distributed knows nothing of the new group: its process groups stay as they are, and their collectives
-    still wait for the lost rank.
+    still wait for the lost rank. On NPUs the new group is a process group of torch.distributed, with an HCCL
+    communicator of its own, that only these ranks have; how long they wait for each other in it HCCL_CONNECT_TIMEOUT
+    and the store's timeout say. The old one stays until the caller destroys it.
 
     Args:
         group_ep: as of `agree`.
@@ -124,8 +167,14 @@ def shrink(group_ep: str, alive: Sequence[int], timeout: float | None = None) ->
         ConfigMismatch: ranks pass different lists, or their settings differ.
         ArgumentError: ``alive`` is no such list.
     """
-    seconds, here = seconds_of(timeout), standing(group_ep)
-    ranks = _checked(here, alive)
+    seconds = seconds_of(timeout)
+    comm.need_name("group_ep", group_ep)
+    if (on_npus := device_survivors.group_of(group_ep)) is not None:
+        left = device_survivors.ballot_of(group_ep, on_npus).members
+        ranks = _checked(on_npus.size(), on_npus.rank(), left, alive)
+        return device_survivors.shrink(group_ep, on_npus, ranks, seconds)
+    here = standing(group_ep)
+    ranks = _checked(here.end.world, here.rank, here.end.ballot.members, alive)
     if here.cluster is not None:
         part, rank = here.cluster.shrink(here.rank, ranks, here.end.ballot.round, seconds)
         part.end(rank)
@@ -182,15 +231,14 @@ def open_together(here: Standing, ranks: Sequence[int], opening: Opening, second
     raise PeerLost(text, rank=lost, phase="open")
 
 
-def _checked(here: Standing, alive: Sequence[int]) -> list[int]:
-    """``alive`` as a list."""
+def _checked(world: int, rank: int, left: Sequence[int], alive: Sequence[int]) -> list[int]:
+    """``alive`` as a list. ``left``: the ranks that were agreed on last."""
     ranks = list(alive) if isinstance(alive, (list, tuple, range)) else []
-    numbers = all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks)
-    fits = bool(ranks) and numbers and ranks == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < here.end.world
+    numbers = all(isinstance(each, int) and not isinstance(each, bool) for each in ranks)
+    fits = bool(ranks) and numbers and ranks == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < world
     rule = "is {!r}; it must be the list of ranks that ascend_moe.agree has returned, ascending, of 0..{}"
-    need(fits, "alive", rule, alive, here.end.world - 1)
-    need(here.rank in ranks, "alive", "is {}; it must contain this rank, which is {}", ranks, here.rank)
-    left = here.end.ballot.members
+    need(fits, "alive", rule, alive, world - 1)
+    need(rank in ranks, "alive", "is {}; it must contain this rank, which is {}", ranks, rank)
     rule = "is {}; ascend_moe.agree has returned {}, and no other rank can come back to this group"
     need(set(ranks) <= set(left), "alive", rule, ranks, left)
     return ranks

@@ -36,7 +36,10 @@ OWN_OPTION = 'pg_options.hccl_config["hccl_buffer_size"]'  # of a group, goes be
 _MAGIC, _CODE = 0, 1  # words of the record
 # Of op_kernel/probe/tiling.h.
 PROBE_CONTEXT, PROBE_CLEAR, PROBE_STAMPS, PROBE_PASSED, PROBE_REPORT = 1, 15, 16, 0x600D, (64, 8)
-_ANEW = " - this group has failed for good: destroy its process group and make a new one, on all ranks"
+_ANEW = (
+    " - this group has failed for good: destroy its process group and make a new one, on all ranks; "
+    "where one is lost, ascend_moe.agree and shrink make one of the others"
+)
 
 
 def soc_of(device: torch.device) -> str:

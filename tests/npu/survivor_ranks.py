@@ -1,0 +1,77 @@
+"""One rank of a group on (virtual) NPUs of which some are killed: ``survivor_ranks.py VICTIM LAYERS [late]``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+from npu_runs import LAST_LINE, raises
+
+import ascend_moe
+from ascend_moe.comm.place import Place
+from ascend_moe.errors import ArgumentError, CommError
+from ascend_moe.reference.cases import Case
+from ascend_moe.validate.run import DevicePlace, run_case
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+VICTIM, LAYERS, HOW = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+NPU = torch.device("npu", RANK)
+
+torch.npu.set_device(RANK)
+dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
+
+
+def layers(place: DevicePlace, count: int) -> None:
+    for seed in range(count):
+        case = Case(world=place.world, topk=2, batches="unequal", contract=1 + seed % 2, weights=True, seed=seed)
+        for result in run_case(place, case):
+            assert result.ok, result.text
+
+
+def on_npu(place: Place) -> DevicePlace:
+    return DevicePlace(place.group_ep, place.world, place.rank, NPU)
+
+
+def loses_one(place: DevicePlace, alive: list[int]) -> DevicePlace:
+    """The ranks that are left see it in an op, agree, and go on."""
+    failed = next(result for result in run_case(place, Case(world=place.world, topk=2)) if not result.ok)
+    assert "raised PeerLost" in failed.text or "raised CommTimeout" in failed.text, failed.text
+    start = time.monotonic()
+    assert ascend_moe.agree(place.group_ep, 30) == alive
+    assert time.monotonic() - start < 25, "a process that has ended is not waited for"
+    with raises("must contain this rank", ArgumentError):
+        ascend_moe.shrink(place.group_ep, [rank for rank in alive if rank != place.rank])
+    fewer = on_npu(ascend_moe.shrink(place.group_ep, alive, 60))
+    assert (fewer.world, fewer.rank) == (len(alive), alive.index(place.rank)) and fewer.group_ep != place.group_ep
+    assert dist.get_process_group_ranks(ascend_moe.comm.group_of("group", fewer.group_ep)) != list(range(WORLD))
+    return fewer
+
+
+everyone = on_npu(Place(ascend_moe.comm_name(), WORLD, RANK))
+with raises("no op has run on it here", ArgumentError):
+    ascend_moe.agree(everyone.group_ep)
+layers(everyone, 2)
+with raises("no process comes back to one", ArgumentError):
+    ascend_moe.grow(everyone.group_ep, 1)
+if RANK == VICTIM:
+    os.kill(os.getpid(), signal.SIGKILL)
+left = [rank for rank in range(WORLD) if rank != VICTIM]
+place = loses_one(everyone, left)
+layers(place, LAYERS)
+if HOW:  # another one, of the smaller group, which does not come to agree in time
+    if place.rank == place.world - 1:
+        time.sleep(8)
+        with raises("without this rank", CommError):
+            ascend_moe.agree(place.group_ep, 5)
+    else:
+        assert ascend_moe.agree(place.group_ep, 3) == list(range(place.world - 1))
+        place = on_npu(ascend_moe.shrink(place.group_ep, list(range(place.world - 1)), 60))
+        layers(place, LAYERS)
+print(LAST_LINE, flush=True)
+sys.stdout.flush()
+os._exit(0)  # collectives of torch.distributed would wait for the one that is lost
