@@ -86,7 +86,9 @@ class BufferBase:
         npu = getattr(torch, "npu", None)
         return torch.cpu.current_stream() if npu is None else npu.current_stream()
 
-    get_local_buffer_tensor = refused("get_local_buffer_tensor", "ascend_moe.window_empty gives tensors in a window")
+    get_local_buffer_tensor = _no_local_buffer = refused(
+        "get_local_buffer_tensor", "ascend_moe.window_empty gives tensors in a window"
+    )
 
     def dispatch(self, *args: Any, **kwargs: Any) -> Any:
         """Sends rows: each Buffer has its own."""

@@ -54,8 +54,31 @@ class _LowLatencyMode(BufferBase):
         self._shrinkable("low_latency_query_mask_buffer").query(mask_status)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Takes back what no call has done yet. Raises ArgumentError where ranks are left out already."""
+        """Takes all ranks in again, with windows that the next call opens; to be called on all of them.
+
+        Raises:
+            ArgumentError: a rank that is left out had ended; it comes back by `ascend_moe.grow`.
+        """
         self._shrinkable("low_latency_clean_mask_buffer").clean()
+
+    def get_local_buffer_tensor(
+        self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False
+    ) -> Tensor:
+        """Returns a tensor ``(0,)``, for callers that zero the whole buffer after a fault.
+
+        Nothing is stale there: messages have numbers, and nobody reads what an earlier call has left. Of a Buffer with
+        enable_shrink alone.
+
+        Args:
+            dtype: of the tensor. size, offset: must be None and 0. use_rdma_buffer: must be True.
+
+        Raises:
+            ArgumentError: it is not the whole buffer, or the Buffer has no enable_shrink; `ascend_moe.window_empty`
+                gives tensors in a window.
+        """
+        if not (self.enable_shrink and use_rdma_buffer and size is None and offset == 0):
+            self._no_local_buffer()
+        return torch.empty(0, dtype=dtype)
 
     def _watched(self, call: Callable[P, R]) -> Callable[P, R]:
         return self._mask.watched(call) if self.enable_shrink else call

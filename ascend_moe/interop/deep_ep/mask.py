@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import ascend_moe
-from ascend_moe.errors import CommError, PeerLost, need, need_dtype, need_shape
+from ascend_moe.comm import survivors
+from ascend_moe.errors import ArgumentError, CommError, PeerLost, need, need_dtype, need_shape
 from ascend_moe.interop.deep_ep.place import BufferPlace
 
 P = ParamSpec("P")
@@ -29,29 +30,50 @@ class RankMask:
         self.place = first
         self.alive = list(range(first.world))
         self._to_mask: set[int] = set()
+        self._ended: set[int] = set()  # of those that are left out
+        self._failed = False  # here: the others have gone on without this rank
 
     def update(self, rank: int, mask: bool) -> None:
         """Leaves a rank out from the next call on; to be called on all others."""
         world = self._first.world
         need(isinstance(rank, int) and 0 <= rank < world, "rank_to_mask", "is {!r}; it must be 0..{}", rank, world - 1)
         need(rank != self._first.rank or not mask, "rank_to_mask", "is {}, this rank itself", rank)
-        back = "is {}, which is left out already: a process that was started anew comes back by ascend_moe.grow, with "
-        need(mask or rank in self.alive, "rank_to_mask", back + "a new Buffer of all ranks", rank)
+        back = (
+            "is {}, which is left out already: low_latency_clean_mask_buffer, on all ranks, takes it in again if its "
+        )
+        back += "process lives; one that was started anew comes back by ascend_moe.grow, with a new Buffer of all ranks"
+        need(mask or rank in self.alive, "rank_to_mask", back, rank)
         (self._to_mask.add if mask else self._to_mask.discard)(rank)
 
     def clean(self) -> None:
-        """Takes all ranks in again that no call has left out yet."""
-        gone = [rank for rank in range(self._first.world) if rank not in self.alive]
-        rule = "finds ranks {} left out: they come back by ascend_moe.grow, with a new Buffer of all ranks"
-        need(not gone, "low_latency_clean_mask_buffer", rule, gone)
+        """Takes all ranks in again: the next call opens windows of the whole group. To be called on all of them."""
+        ended = sorted(self._ended)
+        rule = "finds that ranks {} have ended: they come back by ascend_moe.grow, with a new Buffer of all ranks"
+        need(not ended, "low_latency_clean_mask_buffer", rule, ended)
         self._to_mask.clear()
+        if self._failed or len(self.alive) < self._first.world or self._left_behind():
+            ascend_moe.close(self.place.group_ep)
+            self.place, self.alive, self._failed = self._first, list(range(self._first.world)), False
 
     def query(self, mask_status: Tensor) -> None:
-        """Writes 1 for ranks that are left out, else 0."""
+        """Writes 1 for ranks that are left out, or are to be; else 0."""
         need_shape("mask_status", mask_status, (self._first.world,))
         need_dtype("mask_status", mask_status, torch.int32)
         masked = [int(rank not in self.alive or rank in self._to_mask) for rank in range(self._first.world)]
         mask_status.copy_(torch.tensor(masked, dtype=torch.int32))
+
+    def _left_behind(self) -> bool:
+        """Whether others have gone on without this rank, which has made no call since."""
+        try:
+            return bool(survivors.closed(self.place.group_ep))
+        except ArgumentError:
+            return False
+
+    def _seen_ended(self) -> list[int]:
+        try:
+            return survivors.ended(self.place.group_ep)
+        except ArgumentError:  # its windows are not open yet, or not any more
+            return []
 
     def apply(self) -> None:
         """Makes the group of the ranks that are to be left, if it is another one. Collective among them."""
@@ -70,6 +92,7 @@ class RankMask:
                 return call(*args, **kwargs)
             except CommError as error:
                 before = self.alive
+                self._failed = True
                 self._shrink(ascend_moe.agree(self.place.group_ep))
                 lost = [rank for rank in before if rank not in self.alive]
                 text = f"ranks {', '.join(map(str, lost)) or 'none'} are left out from now on: repeat the step"
@@ -79,13 +102,16 @@ class RankMask:
 
     def _shrink(self, left: list[int]) -> None:
         """``left``: ranks of the group that calls now."""
+        ended = set(self._seen_ended())
         while True:
             try:
                 place = ascend_moe.shrink(self.place.group_ep, left)
                 break
             except PeerLost:  # one more, within it
                 left = ascend_moe.agree(self.place.group_ep)
-        self.place = BufferPlace(place.group_ep, place.world, place.rank)
+                ended |= set(self._seen_ended())
+        self._ended |= {self.alive[rank] for rank in ended if rank not in left}
+        self.place, self._failed = BufferPlace(place.group_ep, place.world, place.rank), False
         self.alive = [self.alive[rank] for rank in left]
         self._to_mask.clear()
 

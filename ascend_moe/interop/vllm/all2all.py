@@ -14,6 +14,7 @@ from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import AllGatherDispatcher, Dispatcher, make_dispatcher
 from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
+from ascend_moe.interop.vllm.fault_tolerance import FaultTolerance
 from ascend_moe.ops.collectives import MAX_BATCH, gather
 from ascend_moe.permute import need_pairs
 
@@ -68,8 +69,10 @@ class All2AllHandle:
 WAYS = {"mc2": "mc2", "alltoall": "alltoall", "allgather": "allgather", "batched": "mc2"}
 
 
-class All2AllManager:
+class All2AllManager(FaultTolerance):
     """Makes the handles of one group, one for each configuration; layers of equal numbers share a handle.
+
+    Also has vLLM's hooks for fault tolerance.
 
     Args:
         group_name: ``ascend_moe.comm_name(process_group)``, a c10d group name, or a LocalCluster's; or the group
@@ -80,6 +83,7 @@ class All2AllManager:
 
     def __init__(self, group_name: str, rank: int, world: int, ops: Any = None) -> None:
         self.group_name, self.rank, self.world, self.ops = name_of("group_name", group_name), rank, world, ops
+        super().__init__(self.group_name, world)
         self._handles: dict[tuple[Any, ...], All2AllHandle] = {}
 
     @with_typed_errors

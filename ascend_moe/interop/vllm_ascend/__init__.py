@@ -21,12 +21,13 @@ from ascend_moe import log
 from ascend_moe.experts import whole_shape
 from ascend_moe.fused.decode import dispatch_gmm_combine_decode
 from ascend_moe.interop.vllm_ascend import operators, schemas
+from ascend_moe.interop.vllm_ascend.fault_tolerance import use_fault_tolerance
 from ascend_moe.interop.vllm_ascend.operators import moe_gating_top_k, moe_gating_top_k_hash
 from ascend_moe.torch_npu_ops import coded_activations as coded
 from ascend_moe.torch_npu_ops import meta
 from ascend_moe.torch_npu_ops.routing import npu_moe_init_routing_v2
 
-__all__ = ["NAMESPACE", "OPS", "moe_gating_top_k", "moe_gating_top_k_hash", "register"]
+__all__ = ["NAMESPACE", "OPS", "moe_gating_top_k", "moe_gating_top_k_hash", "register", "use_fault_tolerance"]
 
 NAMESPACE = "_C_ascend"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -54,9 +55,12 @@ def masks(buffer: Buffer) -> list[int]:
 @pytest.mark.parametrize("hook", [False, True])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_lost_rank_is_in_the_mask_and_the_others_go_on(victim: int, hook: bool) -> None:
+    stepped = threading.Barrier(W)
+
     def work(rank: int, group_ep: str) -> Any:
         buffer = Buffer((group_ep, W, rank), low_latency_mode=True, enable_shrink=True)
         assert torch.equal(step(buffer, rank, hook), expected(rank, [])) and masks(buffer) == [0] * W
+        stepped.wait()
         if rank == victim:
             raise Dies
         with pytest.raises(PeerLost, match=f"ranks {victim} are left out from now on: repeat the step") as lost:
@@ -77,11 +81,20 @@ def test_a_lost_rank_is_in_the_mask_and_the_others_go_on(victim: int, hook: bool
 
 
 def test_ranks_that_the_caller_leaves_out() -> None:
+    left_out = threading.Barrier(W)
+
     def leave_out(rank: int, group_ep: str) -> None:
         buffer = Buffer((group_ep, W, rank), low_latency_mode=True, enable_shrink=True)
         assert torch.equal(step(buffer, rank, False), expected(rank, []))
-        if rank in (1, 3):
-            return
+        if rank not in (1, 3):
+            go_on_alone(buffer, rank)
+        left_out.wait()
+        buffer.low_latency_clean_mask_buffer()  # on all ranks: they are back
+        assert masks(buffer) == [0] * W
+        assert torch.equal(step(buffer, rank, False), expected(rank, []))
+        left_out.wait()
+
+    def go_on_alone(buffer: Buffer, rank: int) -> None:
         buffer.low_latency_update_mask_buffer(2 - rank, True)  # and takes it back
         assert sum(masks(buffer)) == 1
         buffer.low_latency_clean_mask_buffer()

@@ -1,0 +1,62 @@
+"""vLLM's hooks of an all2all manager for fault tolerance: who is there, whether that has changed, and a fresh start.
+
+vLLM reads `query_fault` after each step and drops the step where it is true, with the mask in its error; operators of
+ours raise `PeerLost` or `CommTimeout` in the step itself, which ends it the same way. Its instruction "retry" then
+calls `clean_buffers` on all ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+import ascend_moe
+from ascend_moe.comm import survivors
+from ascend_moe.errors import ArgumentError, need, with_typed_errors
+
+
+class FaultTolerance:
+    """The hooks of one rank of a group.
+
+    Args:
+        group_name: as dispatch and combine take it.
+        world: ranks of the group.
+
+    Source: vLLM ``All2AllManagerBase``.
+    """
+
+    support_fault_tolerance = True
+
+    def __init__(self, group_name: str, world: int) -> None:
+        self._group, self._ranks = group_name, world
+        self._last_mask = torch.zeros(world, dtype=torch.int32)
+
+    def query_active_mask(self) -> Tensor:
+        """``(world,)`` int32 on the CPU: 0 for a rank that lives, 1 for one whose process has ended.
+
+        Local, and waits for nobody; zeros before the first op.
+        """
+        mask = torch.zeros(self._ranks, dtype=torch.int32)
+        with contextlib.suppress(ArgumentError):  # its windows are not open
+            mask[survivors.ended(self._group)] = 1
+        return mask
+
+    def query_fault(self) -> Tensor:
+        """A bool tensor without dimensions: whether the mask is another one than after the last `clean_buffers`."""
+        return (self.query_active_mask() != self._last_mask).any()
+
+    @with_typed_errors
+    def clean_buffers(self) -> None:
+        """Closes this rank's end, so that the next op opens fresh windows; to be called on all ranks.
+
+        Raises:
+            ArgumentError: ranks have ended. vLLM's "retry" is for ranks that all live; `ascend_moe.agree` and `shrink`
+                make a group of the others, with a manager of its own.
+        """
+        ended = self.query_active_mask().nonzero().flatten().tolist()
+        rule = "finds that ranks {} have ended: ascend_moe.agree and shrink make a group of the others"
+        need(not ended, "clean_buffers", rule, ended)
+        ascend_moe.close(self._group)
+        self._last_mask.zero_()

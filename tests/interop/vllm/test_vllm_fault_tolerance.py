@@ -1,0 +1,162 @@
+"""vLLM's hooks for fault tolerance, called as its runners, its sentinel and its DeepEP manager call them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from fault_hooks import E, H, T, W, after_step, give_a_manager, layer, mask_with_a_fault
+from rank_processes import Ranks, fork_server, nothing_left, values
+
+import ascend_moe
+from ascend_moe import LocalCluster
+from ascend_moe.errors import ArgumentError, CommError, PeerLost
+from ascend_moe.interop.deep_ep import Buffer
+from ascend_moe.interop.vllm import All2AllManager
+
+__all__ = ["fork_server", "nothing_left"]  # fixtures
+
+
+class Dies(BaseException):
+    """What the lost rank raises."""
+
+
+def test_the_manager_sees_a_rank_that_has_ended_and_refuses_to_go_on_with_it() -> None:
+    stepped, left = threading.Barrier(W), threading.Barrier(W - 1)
+
+    def work(rank: int, group_ep: str) -> list[int]:
+        manager = All2AllManager(group_ep, rank, W)
+        after_step(manager)  # before any op
+        layer(manager)
+        after_step(manager)
+        stepped.wait()
+        if rank == 1:
+            raise Dies
+        with pytest.raises(PeerLost):
+            layer(manager)
+        with pytest.raises(RuntimeError, match=r"Mask: \[0, 1, 0\]"):
+            after_step(manager)
+        with pytest.raises(ArgumentError, match=r"ranks \[1\] have ended"):
+            manager.clean_buffers()
+        place = ascend_moe.shrink(group_ep, ascend_moe.agree(group_ep))  # what it says to do
+        manager = All2AllManager(place.group_ep, place.rank, place.world)
+        layer(manager)
+        mask = manager.query_active_mask().tolist()
+        left.wait()
+        return list(mask)
+
+    with LocalCluster(W, window_mib=2) as cluster, pytest.raises(Dies) as lost:
+        cluster.run(work)
+    assert lost.value.results == {0: [0, 0], 2: [0, 0]}  # type: ignore[attr-defined]
+
+
+def test_retry_after_a_fault_of_ranks_that_all_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank is late: all fail, all clean, and the next step is right."""
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.3")
+    failed = threading.Barrier(W)
+
+    def work(rank: int, group_ep: str) -> None:
+        manager = All2AllManager(group_ep, rank, W)
+        layer(manager)
+        if rank != 2:
+            with pytest.raises(CommError):
+                layer(manager)
+        failed.wait()
+        monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "20")
+        after_step(manager)  # nobody has ended
+        failed.wait()
+        manager.clean_buffers()
+        layer(manager)
+        after_step(manager)
+        failed.wait()
+
+    with LocalCluster(W, window_mib=2) as cluster:
+        cluster.run(work)
+
+
+def buffer_of(group: Any, rank: int) -> Buffer:
+    """As ``DeepEPLLAll2AllManager`` makes it."""
+    size = Buffer.get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank=T, hidden=H, num_ranks=W, num_experts=E
+    )
+    return Buffer(
+        group=(group, W, rank),
+        num_nvl_bytes=1 << 30,
+        num_rdma_bytes=size,
+        low_latency_mode=True,
+        num_qps_per_rank=E // W,
+        allow_nvlink_for_low_latency_mode=True,
+        allow_mnnvl=False,
+        explicitly_destroy=True,
+        enable_shrink=True,
+    )
+
+
+def moved(buffer: Buffer, rank: int, others: int) -> None:
+    """One layer, whose experts return their rows; ``others``: how many of a token's two experts are there."""
+    x, ids = torch.full((T, H), float(rank)).bfloat16(), torch.tensor([[0, E - 1]] * T)
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, T, E, use_fp8=False)
+    out, _, _ = buffer.low_latency_combine(rows, ids, torch.full((T, 2), 0.5), handle)
+    assert torch.equal(out, x * others / 2)
+
+
+def cleaned(buffer: Buffer) -> None:
+    """What the manager's ``clean_buffers`` does."""
+    buffer.get_local_buffer_tensor(dtype=torch.int8, use_rdma_buffer=True).zero_()
+    buffer.low_latency_clean_mask_buffer()
+
+
+def test_vllms_manager_of_deepep_retries_over_our_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank is late and left out; its process lives, so that cleaning on all ranks takes it in again."""
+    failed = threading.Barrier(W)
+
+    def work(rank: int, group_ep: str) -> None:
+        buffer = buffer_of(group_ep, rank)
+        mask = torch.zeros(W, dtype=torch.int32)
+        moved(buffer, rank, 2)
+        buffer.low_latency_query_mask_buffer(mask)
+        assert mask.tolist() == [0] * W
+        monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.3")
+        if rank != 2:
+            with pytest.raises(PeerLost, match="ranks 2 are left out from now on"):
+                moved(buffer, rank, 2)
+            buffer.low_latency_query_mask_buffer(mask)
+            assert mask.tolist() == [0, 0, 1]
+            monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "20")
+            moved(buffer, rank, 1)
+        failed.wait()
+        if rank == 2:
+            with pytest.raises(CommError):
+                moved(buffer, rank, 2)
+        failed.wait()
+        cleaned(buffer)
+        moved(buffer, rank, 2)
+        buffer.low_latency_query_mask_buffer(mask)
+        assert mask.tolist() == [0] * W
+        failed.wait()
+
+    with LocalCluster(W, window_mib=4) as cluster:
+        cluster.run(work)
+
+
+def test_the_whole_buffer_alone_may_be_zeroed() -> None:
+    def work(rank: int, group_ep: str) -> None:
+        for buffer, given in (
+            (Buffer((group_ep, 1, 0)), {"use_rdma_buffer": True}),
+            (Buffer((group_ep, 1, 0), enable_shrink=True), {}),
+            (Buffer((group_ep, 1, 0), enable_shrink=True), {"use_rdma_buffer": True, "offset": 32}),
+        ):
+            with pytest.raises(ArgumentError, match=r"window_empty"):
+                buffer.get_local_buffer_tensor(dtype=torch.int8, **given)
+
+    with LocalCluster(1, window_mib=2) as cluster:
+        cluster.run(work)
+
+
+def test_vllm_ascends_communicator_gets_a_manager_that_sees_faults() -> None:
+    with Ranks(3, timeout_s=20) as ranks:
+        assert values(ranks.call(give_a_manager)) == [True] * 3
+        ranks.kill(1)
+        assert values(ranks.call(mask_with_a_fault, ranks=[0, 2])) == [[0, 1, 0]] * 2
