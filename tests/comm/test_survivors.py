@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 import pytest
 import survivor_cases as cases
@@ -16,7 +17,7 @@ __all__ = ["fork_server", "nothing_left"]  # fixtures
 TIMEOUT_S = 5.0
 
 
-def ended(ranks: Ranks, alive: list[int], seconds: float = 60) -> list[cases.Survived]:
+def ended(ranks: Ranks, alive: list[int], seconds: float = 60) -> list[Any]:
     return values([ranks.wait(rank, seconds) for rank in alive])
 
 
@@ -76,10 +77,27 @@ def test_two_at_once_and_then_one_alone() -> None:
         ranks.kill(1)
         ((alive, place),) = values(ranks.call(cases.agree_and_shrink, name, ranks=[3]))
         assert (alive, place.world, place.rank) == ([1], 1, 0)
+        assert values(ranks.call(cases.origins_of, place.group_ep, ranks=[3])) == [[3]]
         assert values(ranks.call(cases.layers_at, place.group_ep, 3, ranks=[3])) == [3]
 
 
 # ---- within agree and shrink
+
+
+def test_windows_that_do_not_open_on_one_rank_are_opened_on_none() -> None:
+    with Ranks(3, timeout_s=20) as ranks:
+        values(ranks.call(cases.layers_at, "", 1))
+        for rank in range(3):
+            ranks.start(rank, cases.shrink_that_fails, "", rank == 1)
+        found = ended(ranks, [0, 1, 2])
+        assert "too many open files" in found[1][0]
+        assert all(
+            text.startswith("PeerLost") and "has failed meanwhile: agree again" in text for text, _ in found[::2]
+        )
+        assert [alive for _, alive in found] == [[0, 1, 2]] * 3
+        places = [place for _, place in values(ranks.call(cases.agree_and_shrink))]
+        assert {place.world for place in places} == {3}
+        assert values(ranks.call(cases.layers_at, places[0].group_ep, 2)) == [2, 2, 2]
 
 
 def kill_within(point: str, seed: int, layers: int) -> None:

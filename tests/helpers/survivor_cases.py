@@ -12,10 +12,11 @@ import failure_cases
 
 import ascend_moe
 from ascend_moe import comm
+from ascend_moe.comm import regrouped
 from ascend_moe.comm.ballot import Ballot
 from ascend_moe.comm.place import Place
 from ascend_moe.comm.processes import Opening
-from ascend_moe.errors import CommError, PeerLost
+from ascend_moe.errors import AscendMoeError, CommError, PeerLost
 from ascend_moe.validate.run import DevicePlace
 
 
@@ -72,6 +73,32 @@ def agree_and_shrink(name: str = "", timeout: float | None = None) -> tuple[list
     place = Place.of(name or None)
     alive = ascend_moe.agree(place.group_ep, timeout)
     return alive, ascend_moe.shrink(place.group_ep, alive, timeout)
+
+
+def origins_of(name: str) -> list[int]:
+    group = regrouped.find(name)
+    assert group is not None
+    return group.origins
+
+
+def shrink_that_fails(name: str, here: bool) -> tuple[str, list[int]]:
+    """How a shrink ends whose windows do not open on one rank, ``here`` or elsewhere; and who agrees after that."""
+    place = Place.of(name or None)
+    opened = Opening.communicator
+
+    def refused(self: Opening, *_: Any) -> Any:
+        raise OSError(24, "too many open files")
+
+    alive = ascend_moe.agree(place.group_ep)
+    if here:
+        Opening.communicator = refused  # type: ignore[method-assign]
+    try:
+        ascend_moe.shrink(place.group_ep, alive)
+        return "nothing", []
+    except AscendMoeError as error:
+        return f"{type(error).__name__}: {error}", ascend_moe.agree(place.group_ep)
+    finally:
+        Opening.communicator = opened  # type: ignore[method-assign]
 
 
 def die_at(point: str, seed: int = 0) -> None:
