@@ -1,5 +1,5 @@
-"""docs/operators.md, "Argument by argument": its column of ours is what the description of the operators has
-(op_host/rules/op.h), and what the calls take and refuse."""
+"""docs/operators.md: its first table has every operator. "Argument by argument": its column of ours is what the
+description of the operators has (op_host/rules/op.h), and what the calls take and refuse."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from bad_arguments import BS, H, K
 import ascend_moe
 from ascend_moe import LocalCluster, npu, plan
 from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
@@ -35,6 +36,18 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{short: getattr(ascend_moe, f"npu_moe_distribute_{op}") for short, (op, _) in OPS.items()},
     "N": NORM,
 }
+
+
+@pytest.mark.parametrize("page", ["operators.md", "zh/operators.md"])
+def test_the_first_table_has_every_operator(page: str) -> None:
+    """A name that begins in the middle, "_v2", goes on from the last whole name."""
+    found, whole = [], ""
+    table = (ROOT / "docs" / page).read_text().split("\n## ")[0]
+    for row in re.findall(r"^\| ([^|]*npu_[^|]*) \|", table, re.MULTILINE):
+        for name in re.findall(r"[\w.]*(?:npu|_|\.)\w+", row):
+            whole = name if "npu_" in name else whole
+            found.append(whole if name == whole else whole + name)
+    assert sorted(found) == sorted({*SCHEMAS, *TORCH_NPU_SCHEMAS})
 
 
 @dataclass(frozen=True)
