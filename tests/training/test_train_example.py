@@ -31,19 +31,22 @@ def losses(ep: int, steps: int, recompute: bool) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("steps", [8, pytest.param(50, marks=pytest.mark.nightly)])
-def test_every_layout_has_the_losses_of_one_process(steps: int) -> None:
+SOME = {1: [(1, False)], 4: [(4, True), (2, False)]}  # by ranks: EP and whether activations are computed again
+ALL = {1: [(1, False), (1, True)], 4: [(4, False), (4, True), (2, False), (2, True)]}
+
+
+@pytest.mark.parametrize(("steps", "layouts"), [(8, SOME), pytest.param(50, ALL, marks=pytest.mark.nightly)])
+def test_every_layout_has_the_losses_of_one_process(steps: int, layouts: dict[int, list[tuple[int, bool]]]) -> None:
     found = {}
-    for world, layouts in [(1, [1]), (4, [4, 2])]:
+    for world, runs in layouts.items():
         with Ranks(world, timeout_s=60) as ranks:
-            for ep in layouts:
-                for recompute in (False, True):
-                    for rank in range(world):
-                        ranks.start(rank, losses, ep, steps, recompute)
-                    outcomes = [ranks.wait(rank, 200) for rank in range(world)]
-                    assert not [outcome.text for outcome in outcomes if outcome.error]
-                    assert all(outcome.value == outcomes[0].value for outcome in outcomes)
-                    found[world, ep, recompute] = outcomes[0].value
+            for ep, recompute in runs:
+                for rank in range(world):
+                    ranks.start(rank, losses, ep, steps, recompute)
+                outcomes = [ranks.wait(rank, 200) for rank in range(world)]
+                assert not [outcome.text for outcome in outcomes if outcome.error]
+                assert all(outcome.value == outcomes[0].value for outcome in outcomes)
+                found[world, ep, recompute] = outcomes[0].value
     expected = found[1, 1, False]
     assert expected[-1] < 0.85 * expected[0]
     for layout, values in found.items():
