@@ -89,6 +89,20 @@ PRESETS: dict[str, Preset] = {
         ),
         narrow=64,
     ),
+    "deepseek-v4-pro": Preset(
+        "a layer of DeepSeek-V4-Pro, behind the hash layers",
+        MoEConfig(
+            hidden_size=7168,
+            moe_intermediate_size=3072,
+            num_experts=384,
+            top_k=6,
+            router="deepseek_v4",
+            routed_scaling_factor=2.5,
+            shared_intermediate_size=3072,
+            activation_numbers={"limit": 10.0},
+        ),
+        narrow=64,
+    ),
     "kimi-k2": Preset(
         "a layer of Kimi-K2 (1T)",
         MoEConfig(

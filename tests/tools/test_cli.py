@@ -315,6 +315,12 @@ def test_presets_are_the_models(name: str, config: str) -> None:
     "name, kind, more",
     [
         (
+            "deepseek-v4-pro",
+            "deepseek_v4",
+            {"hidden_size": 7168, "moe_intermediate_size": 3072, "n_routed_experts": 384, "num_experts_per_tok": 6,
+             "routed_scaling_factor": 2.5},
+        ),
+        (
             "qwen3.5-397b",
             "qwen3_5_moe_text",
             {"moe_intermediate_size": 1024, "num_experts": 512, "num_experts_per_tok": 10,
@@ -332,7 +338,7 @@ def test_presets_are_the_models(name: str, config: str) -> None:
 def test_presets_are_what_published_files_say(name: str, kind: str, more: dict[str, Any]) -> None:
     preset = PRESETS[name].published
     assert preset == moe_config({"model_type": kind, "hidden_size": 4096, **more})
-    assert shape_of(name)["hidden"] == (1024 if name == "nemotron-3-super" else 4096)  # the rows that travel
+    assert shape_of(name)["hidden"] == (1024 if name == "nemotron-3-super" else preset.hidden_size)  # rows that travel
 
 
 def test_an_option_has_one_name_everywhere() -> None:
