@@ -1,9 +1,13 @@
-"""One rank of a group on (virtual) NPUs of which some are killed: ``survivor_ranks.py VICTIM LAYERS [late]``."""
+"""One rank of a group on (virtual) NPUs of which some are killed: ``survivor_ranks.py VICTIM LAYERS [late | uneven]``.
+
+HOSTS, a letter a rank: the hosts that they take themselves to be on.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -15,6 +19,7 @@ from npu_runs import LAST_LINE, raises
 import ascend_moe
 from ascend_moe.comm.place import Place
 from ascend_moe.errors import ArgumentError, CommError
+from ascend_moe.interop.vllm import FaultTolerance
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate.run import DevicePlace, run_case
 
@@ -22,6 +27,8 @@ RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 VICTIM, LAYERS, HOW = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 NPU = torch.device("npu", RANK)
 
+if "HOSTS" in os.environ:
+    socket.gethostname = lambda: os.environ["HOSTS"][RANK]
 torch.npu.set_device(RANK)
 dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
 
@@ -41,6 +48,8 @@ def loses_one(place: DevicePlace, alive: list[int]) -> DevicePlace:
     """The ranks that are left see it in an op, agree, and go on."""
     failed = next(result for result in run_case(place, Case(world=place.world, topk=2)) if not result.ok)
     assert "raised PeerLost" in failed.text or "raised CommTimeout" in failed.text, failed.text
+    mask = FaultTolerance(place.group_ep, place.world).query_active_mask()
+    assert mask.nonzero().flatten().tolist() == [rank for rank in range(place.world) if rank not in alive]
     start = time.monotonic()
     assert ascend_moe.agree(place.group_ep, 30) == alive
     assert time.monotonic() - start < 25, "a process that has ended is not waited for"
@@ -62,8 +71,15 @@ if RANK == VICTIM:
     os.kill(os.getpid(), signal.SIGKILL)
 left = [rank for rank in range(WORLD) if rank != VICTIM]
 place = loses_one(everyone, left)
-layers(place, LAYERS)
-if HOW:  # another one, of the smaller group, which does not come to agree in time
+if HOW == ["uneven"]:  # two ranks of one server and one of the other
+    with raises("needs as many on every server", ArgumentError):
+        ascend_moe.comm.ranks_per_server(place.group_ep, place.world, place.rank)
+    if place.rank != 1:
+        place = on_npu(ascend_moe.shrink(place.group_ep, [0, 2], 60))
+        assert ascend_moe.comm.ranks_per_server(place.group_ep, place.world, place.rank) == 1
+if place.world != 3 or HOW != ["uneven"]:
+    layers(place, LAYERS)
+if HOW == ["late"]:  # another one, of the smaller group, which does not come to agree in time
     if place.rank == place.world - 1:
         time.sleep(8)
         with raises("without this rank", CommError):

@@ -12,15 +12,17 @@ pytestmark = pytest.mark.npu
 
 
 @pytest.mark.parametrize(
-    ("soc", "victim", "how"),
+    ("soc", "victim", "how", "hosts"),
     [
-        (A3, 1, ()),
-        pytest.param(A2, 3, (), marks=pytest.mark.nightly),
-        pytest.param(A3, 0, ("late",), marks=pytest.mark.nightly),
+        (A3, 1, (), "aaaa"),
+        pytest.param(A2, 3, (), "aaaa", marks=pytest.mark.nightly),
+        pytest.param(A3, 0, ("late",), "aaaa", marks=pytest.mark.nightly),
+        pytest.param(A2, 3, ("uneven",), "aabb", marks=pytest.mark.nightly),
     ],
 )
-def test_three_of_four_ranks_go_on(soc: str, victim: int, how: tuple[str, ...]) -> None:
-    env = {"ASCEND_MOE_TIMEOUT_S": "4", "HCCL_BUFFSIZE": "8"}
+def test_three_of_four_ranks_go_on(soc: str, victim: int, how: tuple[str, ...], hosts: str) -> None:
+    """Also where one more comes late; between servers, where as many are left on each, the others leave one out."""
+    env = {"ASCEND_MOE_TIMEOUT_S": "4", "HCCL_BUFFSIZE": "8", "HOSTS": hosts}
     ended = run("survivor_ranks.py", str(victim), "20", *how, world=4, soc=soc, devices=4, env=env)
     for rank, code in enumerate(ended.codes):
         text = f"rank {rank}: {code}\n{ended.stdout[rank]}\n{ended.stderr[rank][-4000:]}"

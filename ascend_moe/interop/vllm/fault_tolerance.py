@@ -51,6 +51,8 @@ class FaultTolerance:
     def clean_buffers(self) -> None:
         """Closes this rank's end, so that the next op opens fresh windows; to be called on all ranks.
 
+        On NPUs windows belong to HCCL: a group that has failed stays so until its process group is made anew.
+
         Raises:
             ArgumentError: ranks have ended. vLLM's "retry" is for ranks that all live; `ascend_moe.agree` and `shrink`
                 make a group of the others, with a manager of its own.

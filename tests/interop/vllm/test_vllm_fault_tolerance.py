@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 import torch
-from fault_hooks import E, H, T, W, after_step, give_a_manager, layer, mask_with_a_fault
+from fault_hooks import (
+    W,
+    after_step,
+    buffer_of,
+    clean_here,
+    cleaned,
+    give_a_manager,
+    layer,
+    lose_one,
+    make_buffer,
+    mask_with_a_fault,
+    moved,
+    moved_here,
+)
 from rank_processes import Ranks, fork_server, nothing_left, values
 
 import ascend_moe
@@ -76,38 +88,6 @@ def test_retry_after_a_fault_of_ranks_that_all_live(monkeypatch: pytest.MonkeyPa
         cluster.run(work)
 
 
-def buffer_of(group: Any, rank: int) -> Buffer:
-    """As ``DeepEPLLAll2AllManager`` makes it."""
-    size = Buffer.get_low_latency_rdma_size_hint(
-        num_max_dispatch_tokens_per_rank=T, hidden=H, num_ranks=W, num_experts=E
-    )
-    return Buffer(
-        group=(group, W, rank),
-        num_nvl_bytes=1 << 30,
-        num_rdma_bytes=size,
-        low_latency_mode=True,
-        num_qps_per_rank=E // W,
-        allow_nvlink_for_low_latency_mode=True,
-        allow_mnnvl=False,
-        explicitly_destroy=True,
-        enable_shrink=True,
-    )
-
-
-def moved(buffer: Buffer, rank: int, others: int) -> None:
-    """One layer, whose experts return their rows; ``others``: how many of a token's two experts are there."""
-    x, ids = torch.full((T, H), float(rank)).bfloat16(), torch.tensor([[0, E - 1]] * T)
-    rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, T, E, use_fp8=False)
-    out, _, _ = buffer.low_latency_combine(rows, ids, torch.full((T, 2), 0.5), handle)
-    assert torch.equal(out, x * others / 2)
-
-
-def cleaned(buffer: Buffer) -> None:
-    """What the manager's ``clean_buffers`` does."""
-    buffer.get_local_buffer_tensor(dtype=torch.int8, use_rdma_buffer=True).zero_()
-    buffer.low_latency_clean_mask_buffer()
-
-
 def test_vllms_manager_of_deepep_retries_over_our_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank is late and left out; its process lives, so that cleaning on all ranks takes it in again."""
     failed = threading.Barrier(W)
@@ -139,6 +119,21 @@ def test_vllms_manager_of_deepep_retries_over_our_buffer(monkeypatch: pytest.Mon
 
     with LocalCluster(W, window_mib=4) as cluster:
         cluster.run(work)
+
+
+def test_a_process_that_was_stopped_comes_back_by_cleaning() -> None:
+    """The others go on without it meanwhile; its own step fails when it is awake again."""
+    with Ranks(3, timeout_s=1.5) as ranks:
+        assert values(ranks.call(make_buffer)) == [0, 1, 2]
+        assert values(ranks.call(moved_here, 2)) == [[0, 0, 0]] * 3
+        ranks.stop(2)
+        assert values(ranks.call(lose_one, ranks=[0, 1])) == [[0, 0, 1]] * 2
+        assert values(ranks.call(moved_here, 1, ranks=[0, 1])) == [[0, 0, 1]] * 2
+        ranks.resume(2)
+        late = ranks.call(moved_here, 2, ranks=[2])[0]
+        assert late.error in ("PeerLost", "CommTimeout"), late
+        assert values(ranks.call(clean_here)) == [[0, 0, 0]] * 3
+        assert values(ranks.call(moved_here, 2)) == [[0, 0, 0]] * 3
 
 
 def test_the_whole_buffer_alone_may_be_zeroed() -> None:
