@@ -21,7 +21,7 @@ from ascend_moe.interop.vllm.bases import (
     TopKWeightAndReduce,
 )
 from ascend_moe.interop.vllm.factories import make_experts, make_prepare_finalize
-from ascend_moe.interop.vllm.fault_tolerance import FaultTolerance
+from ascend_moe.interop.vllm.fault_tolerance import FaultTolerance, rank_mapping
 from ascend_moe.interop.vllm.kernel import FusedMoEModularKernel
 from ascend_moe.interop.vllm.quantization import FusedMoEQuantConfig, int8_w8a8_moe_quant_config
 from ascend_moe.interop.vllm.selection import (
@@ -63,6 +63,7 @@ __all__ = [
     "make_experts",
     "make_prepare_finalize",
     "maybe_make_prepare_finalize",
+    "rank_mapping",
     "select",
     "select_gemm_impl",
 ]

@@ -8,6 +8,7 @@ calls `clean_buffers` on all ranks.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -62,3 +63,18 @@ class FaultTolerance:
         need(not ended, "clean_buffers", rule, ended)
         ascend_moe.close(self._group)
         self._last_mask.zero_()
+
+
+def rank_mapping(world: int, alive: Sequence[int]) -> dict[int, int]:
+    """Returns old rank -> new rank, -1 for one that is not in the smaller group, as ``EplbState.rearrange`` takes it.
+
+    vLLM's rearrange moves weights in its EP group, whose collectives wait for a lost rank: it is for ranks that leave
+    and still live. After a loss `placement.shrunk` has the tables, and no weight moves.
+
+    Args:
+        world: ranks of the group. alive: those of the smaller one, as `ascend_moe.agree` has returned them.
+
+    Source: vLLM ``distributed/elastic_ep/elastic_execute.py``.
+    """
+    places = {rank: place for place, rank in enumerate(alive)}
+    return {rank: places.get(rank, -1) for rank in range(world)}

@@ -26,7 +26,7 @@ import ascend_moe
 from ascend_moe import LocalCluster
 from ascend_moe.errors import ArgumentError, CommError, PeerLost
 from ascend_moe.interop.deep_ep import Buffer
-from ascend_moe.interop.vllm import All2AllManager
+from ascend_moe.interop.vllm import All2AllManager, rank_mapping
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
 
@@ -134,6 +134,12 @@ def test_a_process_that_was_stopped_comes_back_by_cleaning() -> None:
         assert late.error in ("PeerLost", "CommTimeout"), late
         assert values(ranks.call(clean_here)) == [[0, 0, 0]] * 3
         assert values(ranks.call(moved_here, 2)) == [[0, 0, 0]] * 3
+
+
+def test_ranks_of_the_smaller_group_as_eplb_takes_them() -> None:
+    """Where the last ranks leave it is what vLLM's scale-down passes; a loss may be anywhere."""
+    assert rank_mapping(world=4, alive=[0, 1]) == {rank: rank if rank < 2 else -1 for rank in range(4)}
+    assert rank_mapping(world=4, alive=[0, 2, 3]) == {0: 0, 1: -1, 2: 1, 3: 2}
 
 
 def test_the_whole_buffer_alone_may_be_zeroed() -> None:
