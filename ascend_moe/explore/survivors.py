@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ascend_moe.comm.ballot import Ballot
+from ascend_moe.comm.ballot import Ballot, Rounds
 from ascend_moe.errors import AscendMoeError, CommTimeout
 
 _PAGE = 4096
@@ -109,7 +109,7 @@ class SteppedBallot(Ballot):
 class Votes:
     """The votes of ``world`` ranks of which ``lost`` has died, in the order of ``seed``."""
 
-    def __init__(self, world: int, lost: int, seed: int, ballot: Callable[[Votes, _Rank], Ballot] = SteppedBallot):
+    def __init__(self, world: int, lost: int, seed: int, ballot: Callable[[Votes, _Rank], Rounds] = SteppedBallot):
         self.rng, self.ballot = np.random.default_rng([seed, _STREAM]), ballot
         self._pages = [ctypes.create_string_buffer(_PAGE) for _ in range(world)]
         self.bases = [ctypes.addressof(page) for page in self._pages]

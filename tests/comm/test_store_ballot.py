@@ -1,0 +1,104 @@
+"""Votes in a store, by which ranks on NPUs agree who is left: in drawn steps, on threads, and without the store."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from ascend_moe.comm import servers
+from ascend_moe.comm.servers import ServerPost
+from ascend_moe.comm.store_ballot import StoreBallot
+from ascend_moe.errors import CommTimeout, PeerLost
+from ascend_moe.explore.survivors import Votes
+
+
+class Stepped(StoreBallot):
+    """Each question to the store is a step of its rank."""
+
+    def __init__(self, votes: Votes, rank: Any, store: Any) -> None:
+        super().__init__(
+            "explore", rank.rank, len(votes.bases), lambda other: votes.seen_dead(rank.rank, other), store, None, "key"
+        )
+        self._clock, self._rank_here = rank, rank
+
+    def _asked(self, ask: Callable[[], Any]) -> Any:
+        self._rank_here.step()
+        return ask()
+
+    def _decide(self, ranks: Sequence[int], fine: bool, seconds: float) -> list[int]:
+        decision = super()._decide(ranks, fine, seconds)
+        self._rank_here.decisions.append(decision)
+        return decision
+
+
+class LastOneDecides(Stepped):
+    """Each rank decides, not the first alone."""
+
+    def _propose(self, number: int, alive: Sequence[int]) -> None:
+        self._asked(lambda: self._store.set(f"decision/{number}", ",".join(map(str, alive)) or "-"))
+
+
+def played(kind: type[Stepped], seed: int) -> str:
+    store, world = dist.HashStore(), 2 + seed % 4
+    return Votes(world, seed // 4 % world, seed, lambda votes, rank: kind(votes, rank, store)).play().wrong
+
+
+def test_ranks_agree_in_any_order_of_steps() -> None:
+    assert not [wrong for seed in range(60) if (wrong := played(Stepped, seed))]
+
+
+def test_a_decision_that_is_replaced_is_found() -> None:
+    """The positive control."""
+    assert any(played(LastOneDecides, seed) for seed in range(200))
+
+
+def ballots(world: int, gone: Callable[[int], bool] = lambda rank: False, store: Any = None) -> list[StoreBallot]:
+    store = store or dist.HashStore()
+    return [StoreBallot("group", rank, world, gone, store, 0, "key") for rank in range(world)]
+
+
+def test_who_votes_is_in_and_who_comes_late_is_told() -> None:
+    made = ballots(4, lambda rank: rank == 2)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda rank: made[rank].agree(0.5), (0, 1))) == [[0, 1]] * 2  # 3 has not come
+        with pytest.raises(CommTimeout, match="has gone on as ranks 0, 1 without this rank") as late:
+            made[3].agree(5)
+        assert late.value.ranks == [0, 1]
+        assert list(pool.map(lambda rank: made[rank].all_fine([0, 1], rank == 0, 5), (0, 1))) == [False] * 2
+        assert list(pool.map(lambda rank: made[rank].all_fine([0, 1], True, 5), (0, 1))) == [True] * 2
+        assert {ballot.round for ballot in made[:2]} == {3}
+
+
+def test_a_store_that_fails_or_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    (ballot,) = ballots(1)
+    silent = threading.Event()
+    monkeypatch.setattr("ascend_moe.comm.store_ballot._ANSWER_S", 0.1)
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("Connection reset by peer\nmore")
+
+    ballot._store = type("Store", (), {"set": staticmethod(fails)})()
+    with pytest.raises(
+        PeerLost, match=r"agree of group 'group': the store .* has failed \(Connection reset by peer\); rank 0"
+    ):
+        ballot.agree(5)
+    ballot._store = type("Store", (), {"set": staticmethod(lambda *_: silent.wait(20))})()
+    with pytest.raises(CommTimeout, match=r"has not answered for 0\.1 s; rank 0 normally hosts it"):
+        ballot.agree(5)
+    silent.set()
+
+
+def test_processes_that_have_ended_are_seen_on_this_machine_alone() -> None:
+    here = ServerPost()
+    dead = ServerPost(pid=here.pid, born=here.born + 1)  # of another process that had this number
+    far = ServerPost(boot="another", pid=dead.pid, born=dead.born)
+    inside = ServerPost(pids="another", pid=dead.pid, born=dead.born)
+    posts = [here, dead, far, inside, ServerPost()]
+    assert here.pid == os.getpid()
+    assert [servers._ended(posts, 0, rank) for rank in range(5)] == [False, True, False, False, False]
