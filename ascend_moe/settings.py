@@ -169,6 +169,11 @@ HCCL_INTRA_PCIE = _text(
 HCCL_INTRA_ROCE = _text(
     "HCCL_INTRA_ROCE_ENABLE", "0 or 1", _HIERARCHY.format("0", "`HCCL_INTRA_PCIE_ENABLE=1`") + _BESIDE
 )
+LOGIC_SUPER_POD = _text(
+    "HCCL_LOGIC_SUPERPOD_ID",
+    "a number",
+    "HCCL's: which super-pod of A3 this rank counts to; a group of ranks that say different ones is refused",
+)
 AIV_CORES = Setting[int | None](
     "ASCEND_MOE_AIV_CORES",
     _whole_number(1, MAX_CORES),
@@ -365,8 +370,8 @@ VALIDATE_OUTCOME = _path(
 # By heading of the page.
 TABLE: dict[str, tuple[Setting[Any], ...]] = {
     "How the ops run": (
-        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, HCCL_INTRA_PCIE, HCCL_INTRA_ROCE, AIV_CORES, LENT_MIB, RANKS_PER_SERVER,
-        NEAR_STORES, RDMA_FLAGS, MEETING, STAMPS, CONTEXT, PROVEN, PATCH, CHECK_PAIRS, ENGINE, LOG,
+        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, HCCL_INTRA_PCIE, HCCL_INTRA_ROCE, LOGIC_SUPER_POD, AIV_CORES, LENT_MIB,
+        RANKS_PER_SERVER, NEAR_STORES, RDMA_FLAGS, MEETING, STAMPS, CONTEXT, PROVEN, PATCH, CHECK_PAIRS, ENGINE, LOG,
     ),
     "How the twin runs": (ISA, FORWARD, SEED),
     "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE, CALLS),

@@ -167,6 +167,7 @@ def request_of(
     rdma_flags: Annotated[
         bool, typer.Option("--rdma-flags", help="ASCEND_MOE_RDMA_FLAGS is 1: flagged blocks between servers.")
     ] = False,
+    super_pods: Annotated[int, typer.Option("--super-pods", metavar="N", help="Super-pods of A3 they are on.")] = 1,
 ) -> Request:
     """The configuration that the options describe."""
     ranks = 16 if ranks is None else ranks
@@ -195,6 +196,7 @@ def request_of(
         weights=weights,
         comm_quant=comm_quant,
         rdma_flags=rdma_flags,
+        super_pods=super_pods,
     )
 
 

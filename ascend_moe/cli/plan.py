@@ -142,7 +142,9 @@ def _window(report: Report, fit: WindowFit) -> list[str]:
 
 def _cann(report: Report) -> list[str]:
     rows = [[need.version, need.mib, "MiB", f"refused: {need.refuses}" if need.refuses else ""] for need in report.cann]
-    return ["HCCL_BUFFSIZE for CANN's own operators, for comparison", *table(rows)]
+    more = max(need.state_kib for need in report.cann)
+    state = f"  the state window of A3 V2 has {more} KiB more since {planning.cann_state_since()}"
+    return ["HCCL_BUFFSIZE for CANN's own operators, for comparison", *table(rows), state]
 
 
 def _steps(op: OpPlan) -> list[list[object]]:

@@ -28,6 +28,7 @@ from ascend_moe.comm.board import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_TIMEOUT_S, 
 from ascend_moe.comm.liveness import born_here, machine_id, pid_namespace, process_gone
 from ascend_moe.comm.store_ballot import StoreBallot
 from ascend_moe.errors import ArgumentError, CommTimeout, ConfigMismatch
+from ascend_moe.native import library
 from ascend_moe.native.windows import near_stores, ranks_per_server, rdma_flags
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class ServerPost:
         local_world: LOCAL_WORLD_SIZE, 0: not set.
         near_stores: ASCEND_MOE_NEAR_STORES.
         rdma_flags: ASCEND_MOE_RDMA_FLAGS.
+        super_pod: HCCL_LOGIC_SUPERPOD_ID, "": not set.
         proven: probes that bring-up has passed, with commas between them, by topology (of ``verdict.TOPOLOGIES``).
         pid, born, pids: of this process, as ``liveness`` has them; the last is the namespace of the first.
         token: of this post alone.
@@ -64,6 +66,7 @@ class ServerPost:
     local_world: int = field(default_factory=_local_world)
     near_stores: int = field(default_factory=near_stores)
     rdma_flags: int = field(default_factory=rdma_flags)
+    super_pod: str = field(default_factory=settings.LOGIC_SUPER_POD.text)
     proven: dict[str, str] = field(default_factory=dict)
     pid: int = field(default_factory=os.getpid)
     born: int = field(default_factory=born_here)
@@ -208,6 +211,30 @@ def agreed_proven(name: str, rank: int, posts: Sequence[ServerPost]) -> frozense
                 theirs=theirs,
             )
     return frozenset(filter(None, ours.split(",")))
+
+
+def need_one_super_pod(name: str, group: ProcessGroup, timeout: float, soc: str) -> None:
+    """Refuse a group whose ranks are on several super-pods of A3, as far as their settings tell. Collective.
+
+    Raises:
+        ArgumentError: they are.
+        CommTimeout, PeerLost: as ``gather``.
+    """
+    refuse_super_pods(name, gather(name, group, timeout, soc))
+
+
+def refuse_super_pods(name: str, posts: Sequence[ServerPost]) -> None:
+    """What ``need_one_super_pod`` does, of the posts of all ranks."""
+    pods = [(rank, post.super_pod) for rank, post in enumerate(posts) if post.super_pod]
+    other = next((here for here in pods if here[1] != pods[0][1]), None)
+    if other is not None:
+        said = " and ".join(f"{pod} on rank {rank}" for rank, pod in (pods[0], other))
+        rule = library.lib().am_super_pod_rule().decode()
+        raise ArgumentError(
+            f"group {name!r}: {settings.LOGIC_SUPER_POD.name} is {said}: {rule} (`ascend-moe plan --super-pods "
+            f"{len({pod for _, pod in pods})}` says its HCCL_BUFFSIZE); make a group of the ranks of each super-pod",
+            argument="group_ep",
+        )
 
 
 def ranks_sharing(name: str, group: ProcessGroup, timeout: float, soc: str) -> int:

@@ -60,6 +60,8 @@ SIGNATURES: Signatures = {
     "am_attribute_names": (c_char_p, ()),
     "am_type_code": (c_int, (c_char_p,)),
     "am_comm_algorithm": (c_int, (c_char_p,)),
+    "am_super_pod_rule": (c_char_p, ()),
+    "am_cann_state_since": (c_char_p, ()),
     "am_spec_bytes": (c_uint64, ()),
     "am_check_bytes": (c_uint64, ()),
     "am_error_record_words": (c_uint64, ()),

@@ -354,6 +354,8 @@ def _agreed(group_ep: str, group: Any, device: torch.device) -> tuple[int, froze
     soc = soc_of(device)
     on_a2 = context_kind(soc) == CONTEXT_A2
     asked = (group_ep, group, deadline_s(first=True), soc)
+    if not on_a2:
+        servers.need_one_super_pod(*asked)
     return servers.ranks_sharing(*asked) if on_a2 else 0, servers.proven(*asked)
 
 

@@ -21,15 +21,16 @@ from ..errors import ArgumentError, WindowTooSmall, need, need_one_of, with_type
 from ..native import library
 from ..native import plans as calls
 from ..native.plans import ALGORITHMS
-from ..native.windows import CONTEXT_A2, CONTEXT_A3, window_data_bytes
+from ..native.windows import CONTEXT_A2, CONTEXT_A3, ranks_per_server, window_data_bytes
 from ..settings import MAX_WINDOW_MIB
-from .soc import DEFAULT_SOC, Soc
+from .soc import DEFAULT_SOC, SOC_OF_SERIES, Soc
 from .soc import soc as soc_of
 
 CONTRACTS = {"v1": 1, "v2": 2}
 _BLOCK = 32  # bytes that a row is a multiple of
 _TOO_MANY = "ep_world_size"  # violated by more ranks than the ops run
 _SPECIAL = ("zero", "copy", "const")  # of the experts to which no row travels
+_DEFAULTED = ("cores", "window_mib", "ranks_per_server")  # 0: the default
 _MOST = {"ranks": 1 << 12, "experts": 1 << 16, "topk": 1 << 10, "hidden": 1 << 20, "batch": 1 << 20}
 
 
@@ -53,6 +54,7 @@ class Request:
         window_mib: HCCL_BUFFSIZE as it is exported; 0: not told, nothing to compare with.
         ranks_per_server: ranks that share a server; 0: the SoC's.
         rdma_flags: ASCEND_MOE_RDMA_FLAGS is 1: rows between servers of A2 lie in flagged blocks.
+        super_pods: super-pods of A3 that the ranks are on; more than one is refused, whatever comm_alg is.
     """
 
     ranks: int
@@ -76,6 +78,7 @@ class Request:
     copy_experts: int = 0
     const_experts: int = 0
     rdma_flags: bool = False
+    super_pods: int = 1
 
 
 @dataclass(frozen=True)
@@ -98,12 +101,14 @@ class CannNeed:
     Attributes:
         version: its name.
         bytes, mib: of window, and HCCL_BUFFSIZE for it.
+        state_kib: by which its state window, which is no part of HCCL_BUFFSIZE, has grown in ``cann_state_since()``.
         refuses: what it says of the configuration; empty: nothing.
     """
 
     version: str
     bytes: int
     mib: int
+    state_kib: int
     refuses: str
 
 
@@ -281,6 +286,19 @@ def special_of(numbers: Mapping[str, int]) -> dict[str, Any]:
     return {f"{kind}_experts": numbers.get(f"{kind}_expert_num", 0) for kind in _SPECIAL}
 
 
+def on_servers(ranks: int, comm_alg: str, weights: bool) -> dict[str, Any]:
+    """The fields of a `Request` where ASCEND_MOE_RANKS_PER_SERVER puts so many ranks on several servers, else none.
+
+    Args:
+        ranks: W.
+        comm_alg, weights: as a `Request` has them, where that is so.
+    """
+    share = ranks_per_server()
+    if not 0 < share < ranks:
+        return {}
+    return {"soc": SOC_OF_SERIES["A2"], "ranks_per_server": share, "comm_alg": comm_alg, "weights": weights}
+
+
 def exported_mib(default: int) -> int:
     """HCCL_BUFFSIZE of this shell, ``default`` when it is not set."""
     given = settings.HCCL_BUFFSIZE.text()
@@ -310,23 +328,29 @@ def cann_need(request: Request) -> list[CannNeed]:
     """The call of ``request`` as CANN's own operators see it, a version each. Raises as `window_need`."""
     _check(request)
     shape = (request.ranks, request.experts, request.batch, request.hidden, request.topk)
-    numbers = (c_int64 * 8)(*shape, 0, request.dtype == "fp32", request.equal_batches)
+    special = sum(getattr(request, f"{kind}_experts") for kind in _SPECIAL)
+    numbers = (c_int64 * 9)(*shape, 0, request.dtype == "fp32", request.equal_batches, special)
     lines = _text(_library().am_need_cann, numbers).splitlines()
     fields = (line.split("\t") for line in lines)
-    return [CannNeed(version, int(size), int(mib), refuses) for version, size, mib, refuses in fields]
+    return [CannNeed(name, int(size), int(mib), int(state), refuses) for name, size, mib, state, refuses in fields]
+
+
+def cann_state_since() -> str:
+    """The release of CANN's operators from which on `CannNeed.state_kib` counts."""
+    return str(library.lib().am_cann_state_since().decode())
 
 
 def _check(request: Request) -> None:
     special = tuple(f"{kind}_experts" for kind in _SPECIAL)
-    for name in ("ranks", "experts", "topk", "hidden", "batch", "cores", "window_mib", "ranks_per_server", *special):
+    for name in (*_MOST, *_DEFAULTED, "super_pods", *special):
         given = getattr(request, name)
         need(type(given) is int, name, "is {!r}; need a whole number", given)
     need(isinstance(request.comm_alg, str), "comm_alg", "is {!r}; need a name", request.comm_alg)
     most = _MOST | {"cores": calls.MAX_CORES, "window_mib": MAX_WINDOW_MIB, "ranks_per_server": request.ranks}
-    most |= dict.fromkeys(special, _MOST["experts"])
+    most |= {"super_pods": request.ranks} | dict.fromkeys(special, _MOST["experts"])
     for name, high in most.items():
         value, low = getattr(request, name), 0 if name in ("batch", *special) else 1
-        kept = low <= value <= high or (value == 0 and name not in _MOST)  # 0: the default
+        kept = low <= value <= high or (value == 0 and name in _DEFAULTED)  # 0: the default
         need(kept, name, "is {}; need {}..{}", value, low, high)
     for name, names in (("dtype", DTYPES), ("contract", CONTRACTS)):
         need_one_of(name, getattr(request, name), names)
@@ -452,6 +476,8 @@ def _violations(request: Request, cores: int) -> list[Violation]:
     if soc_of(request.soc).series == "A2" and request.ranks % share:  # as it is refused where a group opens
         message = f"ranks_per_server is {share}, it must divide the {request.ranks} ranks: on an A2 every server has "
         found.append(Violation("ranks_per_server", message + "as many ranks of a group"))
+    if request.super_pods > 1:
+        found.append(Violation("super_pods", _super_pods(request)))
     if request.ranks > settings.MAX_WORLD:
         planned = limits()["planned_world_size"]
         beyond = request.ranks > planned
@@ -467,6 +493,16 @@ def _violations(request: Request, cores: int) -> list[Violation]:
             break
         at = right
     return found
+
+
+def _super_pods(request: Request) -> str:
+    """Why the ranks cannot be on several super-pods, as a group of them is refused when it opens."""
+    if soc_of(request.soc).series != "A3":
+        return f"super_pods is {request.super_pods}, only A3 has them: servers of {request.soc} are ranks_per_server"
+    cann = next(each for each in cann_need(request) if each.version == "A3 V2 hierarchy")
+    refused = f"; it refuses this configuration: {cann.refuses}" if cann.refuses else ""
+    rule = library.lib().am_super_pod_rule().decode()
+    return f"super_pods is {request.super_pods}: {rule}; HCCL_BUFFSIZE={cann.mib} here{refused}"
 
 
 def _rule(error: ArgumentError) -> str:

@@ -77,13 +77,16 @@ AM_API int am_call_output(const void* spec, int index, int64_t* out);
 // What calls need, as text. Each function returns the bytes that its text takes. limits, window and tiling:
 // fields "name=value" (window: of a dispatch whose spec may break only the rule about the window; tiling: of
 // a plan). ub: one line for each item, with step, name and bytes. cann: one line for each version of CANN's
-// operators, with name, bytes, MiB, and the rules that the call breaks; `call` holds W, E, maxBS, H, K,
-// shared experts, fp32 rows, equal batches.
+// operators, with name, bytes, MiB, KiB that its state window has more since am_cann_state_since, and the rules that
+// the call breaks; `call` holds W, E, maxBS, H, K, shared experts, fp32 rows, equal batches, special experts.
 AM_API uint64_t am_need_limits(char* text, uint64_t bytes);
 AM_API uint64_t am_need_window(const void* dispatch_spec, char* text, uint64_t bytes);
 AM_API uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes);
 AM_API uint64_t am_need_ub(const void* plan, char* text, uint64_t bytes);
 AM_API uint64_t am_need_cann(const int64_t* call, char* text, uint64_t bytes);
+AM_API const char* am_cann_state_since(void);
+// Why ranks on several super-pods of A3 are refused, and what CANN's own operators have there.
+AM_API const char* am_super_pod_rule(void);
 // The most bytes of UB that any core used in the communicator's last launch.
 AM_API uint64_t am_need_ub_taken(void* comm);
 

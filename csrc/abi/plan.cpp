@@ -189,14 +189,19 @@ uint64_t am_need_ub(const void* plan, char* text, uint64_t bytes) {
 }
 
 uint64_t am_need_cann(const int64_t* call, char* text, uint64_t bytes) {
-    const moe::CannCall cann = {call[0], call[1], call[2], call[3], call[4], call[5], call[6], call[7]};
+    const moe::CannCall cann = {call[0], call[1], call[2], call[3], call[4], call[5], call[6], call[7], call[8]};
     std::string lines;
     for (const moe::CannVersion& version : moe::kCannVersions) {
         const int64_t need = version.bytes(cann);
         lines += std::string(version.name) + "\t" + std::to_string(need) + "\t" + std::to_string(moe::CannMiB(need)) +
-                 "\t" + moe::CannRefusal(version, cann) + "\n";
+                 "\t" + std::to_string(version.stateKiB * cann.world) + "\t" + moe::CannRefusal(version, cann) + "\n";
     }
     return ops::GiveText(lines, text, bytes);
+}
+const char* am_cann_state_since(void) { return moe::kCannStateSince; }
+const char* am_super_pod_rule(void) {
+    static const std::string rule = moe::SuperPodRule();
+    return rule.c_str();
 }
 
 uint64_t am_need_ub_taken(void* comm) { return static_cast<ops::Communicator*>(comm)->device().traffic().ub_peak; }

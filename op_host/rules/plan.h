@@ -139,7 +139,8 @@ inline CannCall CannCallOf(const MoeDistributeInfo& info) {
             info.topK,
             0,
             info.xType == kTypeFp32,
-            info.globalBsGiven == 0};
+            info.globalBsGiven == 0,
+            info.ids - info.experts};
 }
 
 inline bool CheckWindow(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan, CheckResult& result) {

@@ -20,6 +20,7 @@ struct CannCall {
     int64_t sharedNum;     // N, shared experts on ranks of their own; 0 here
     int64_t floatRows;     // 1: x is fp32
     int64_t equalBatches;  // 0: global_bs says that batches differ
+    int64_t special;       // zero, copy and const experts
 };
 MOE_FN int64_t CannLocalExperts(const CannCall& call) { return call.world > 0 ? call.experts / call.world : 0; }
 MOE_FN int64_t CannRound(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
@@ -75,7 +76,7 @@ MOE_FN int64_t CannA3Hierarchy(const CannCall& c) {
 }
 
 // The published example, an A3 user's: 512 tokens of H 2048 on 2 ranks need 608 MiB, and the error says 609.
-static_assert(CannA3FullmeshV1({2, 128, 512, 2048, 8, 0, 0, 1}) == 608 * static_cast<int64_t>(kMiB),
+static_assert(CannA3FullmeshV1({2, 128, 512, 2048, 8, 0, 0, 1, 0}) == 608 * static_cast<int64_t>(kMiB),
               "the published example");
 
 // One version of those operators. Which calls it refuses: by the ranges that its tiling checks, or where it
@@ -88,7 +89,8 @@ struct CannVersion {
     int64_t experts;  // at most, as are those below; 0: no rule
     int64_t leastHidden, hidden, hiddenUnit;
     int64_t batch, topK, localExperts, slots;
-    bool equalBatches;
+    bool equalBatches, special;
+    int64_t stateKiB;  // a rank, by which the state window, which is no part of HCCL_BUFFSIZE, has grown
 };
 constexpr bool CannTakesA3V1(int64_t w) { return w >= 8 && w <= 288 && w % 8 == 0 && (256 % w == 0 || w % 144 == 0); }
 constexpr bool CannTakesA3V2(int64_t w) { return w >= 2 && w <= 768; }
@@ -96,20 +98,23 @@ constexpr bool CannTakesSuperPods(int64_t w) { return w >= 16 && w <= 256 && w %
 constexpr bool CannTakesA2(int64_t w) { return w >= 2 && w <= 256 && (w <= 8 || w % 8 == 0); }
 constexpr bool CannTakesServers(int64_t w) { return w == 16 || w == 32 || w == 64; }
 // Slots of A3 V2: status blocks of 32 bytes in 64 KiB; documented, and unchecked. A3's hierarchy takes no mask of pairs
-// and no special experts either.
+// either. The state window of A3's V2 operators has grown in ops-transformer of July 2026 (kCannStateSince).
+constexpr const char* kCannStateSince = "ops-transformer of July 2026";
 constexpr CannVersion kCannVersions[] = {
-    {"A3 V1", &CannA3V1, &CannTakesA3V1, "8, 16, 32, 64, 128, 144, 256 or 288", 512, 7168, 7168, 1, 512, 8, 0, 0,
-     false},
-    {"A3 V2", &CannA3FullmeshV1, &CannTakesA3V2, "in 2..768", 1024, 1024, 8192, 1, 512, 16, 0, 2048, false},
-    {"A3 V2 fullmesh_v2", &CannA3FullmeshV2, &CannTakesA3V2, "in 2..768", 1024, 1024, 8192, 1, 512, 16, 0, 2048, true},
+    {"A3 V1", &CannA3V1, &CannTakesA3V1, "8, 16, 32, 64, 128, 144, 256 or 288", 512, 7168, 7168, 1, 512, 8, 0, 0, false,
+     false, 0},
+    {"A3 V2", &CannA3FullmeshV1, &CannTakesA3V2, "in 2..768", 1024, 1024, 8192, 1, 512, 16, 0, 2048, false, true, 1},
+    {"A3 V2 fullmesh_v2", &CannA3FullmeshV2, &CannTakesA3V2, "in 2..768", 1024, 1024, 8192, 1, 512, 16, 0, 2048, true,
+     true, 1},
     {"A3 V2 hierarchy", &CannA3Hierarchy, &CannTakesSuperPods, "in 16..256 and a multiple of 16", 512, 1024, 7168, 32,
-     256, 16, 24, 512, true},
+     256, 16, 24, 512, true, false, 1},
     {"A2 fullmesh", &CannA2Fullmesh, &CannTakesA2, "2..8, or 16..256 and a multiple of 8", 512, 1, 7168, 32, 256, 16,
-     24, 0, false},
-    {"A2 hierarchy", &CannA2Hierarchy, &CannTakesServers, "16, 32 or 64", 512, 1, 10240, 32, 512, 16, 0, 0, false},
+     24, 0, false, true, 0},
+    {"A2 hierarchy", &CannA2Hierarchy, &CannTakesServers, "16, 32 or 64", 512, 1, 10240, 32, 512, 16, 0, 0, false, true,
+     0},
     {"A2 hierarchy, later", &CannA2HierarchyLater, &CannTakesServers, "16, 32 or 64", 512, 1, 10240, 32, 512, 16, 0, 0,
-     false}};
-enum CannVersionIndex : uint32_t { kCannA3V1, kCannA3V2 };
+     false, true, 0}};
+enum CannVersionIndex : uint32_t { kCannA3V1, kCannA3V2, kCannA3V2Flagged, kCannA3V2Hierarchy };
 
 // What the call breaks: name, value, rule, separated by "; ".
 inline std::string CannRefusal(const CannVersion& version, const CannCall& c) {
@@ -136,8 +141,22 @@ inline std::string CannRefusal(const CannVersion& version, const CannCall& c) {
     if (version.slots != 0) range("W*L", c.world * local, 1, version.slots);
     need(!version.equalBatches || c.equalBatches != 0,
          std::string("global_bs allows unequal batches, ") + version.name + " needs equal ones");
+    need(version.special || c.special == 0,
+         std::to_string(c.special) + " zero, copy and const experts, " + version.name + " has none");
     number(c.world <= 0 || c.experts % c.world == 0, "E", c.experts, "a multiple of W = " + std::to_string(c.world));
     return text;
+}
+
+// Why a group on several super-pods of A3 is refused, and what goes there instead.
+inline std::string SuperPodRule() {
+    const CannVersion& cann = kCannVersions[kCannA3V2Hierarchy];
+    const auto to = [](const char* name, int64_t most) { return std::string(name) + " to " + std::to_string(most); };
+    return "nothing here carries rows from one A3 super-pod to another: stores end at the super-pod, and BatchWrite is "
+           "A2's way between servers; CANN's own operators have comm_alg 'hierarchy' there: W " +
+           std::string(cann.worlds) + ", H " + std::to_string(cann.leastHidden) + ".." + std::to_string(cann.hidden) +
+           " in steps of " + std::to_string(cann.hiddenUnit) + ", " + to("BS", cann.batch) + ", " + to("K", cann.topK) +
+           ", " + to("L", cann.localExperts) + ", " + to("E", cann.experts) + ", " + to("W*L", cann.slots) +
+           ", equal batches, no mask of pairs, no special experts";
 }
 
 }  // namespace moe

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from ascend_moe.comm import servers
 from ascend_moe.comm.board import Board
-from ascend_moe.comm.servers import ServerPost, agreed, agreed_proven, topology
-from ascend_moe.errors import AscendMoeError, CommTimeout, ConfigMismatch
+from ascend_moe.comm.servers import ServerPost, agreed, agreed_proven, refuse_super_pods, topology
+from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, ConfigMismatch
 from ascend_moe.verdict import ONE_SERVER, SEVERAL_SERVERS
 
 SETTING = "ASCEND_MOE_RANKS_PER_SERVER"
@@ -43,6 +43,23 @@ def told(made: Sequence[ServerPost], rank: int = 0, ranks: Sequence[int] | None 
 
 def on(*counts: int) -> list[str]:
     return [f"host{at}" for at, count in enumerate(counts) for _ in range(count)]
+
+
+# ---- super-pods of A3
+
+
+def test_a_group_on_several_super_pods_is_refused_with_canns_numbers() -> None:
+    """Ranks that do not say where they are count to none."""
+    for same in (["", "", "", ""], ["1", "1", "", "1"]):
+        refuse_super_pods("g", posts(on(4), super_pod=same))
+    with pytest.raises(ArgumentError) as raised:
+        refuse_super_pods("g", posts(on(2, 2), super_pod=["", "0", "0", "7"]))
+    said = str(raised.value)
+    assert raised.value.argument == "group_ep" and "\n" not in said
+    assert "group 'g': HCCL_LOGIC_SUPERPOD_ID is 0 on rank 1 and 7 on rank 3: nothing here carries rows from" in said
+    canns = "W in 16..256 and a multiple of 16, H 1024..7168 in steps of 32, BS to 256, K to 16, L to 24, E to 512, "
+    assert f"{canns}W*L to 512, equal batches, no mask of pairs, no special experts" in said
+    assert "`ascend-moe plan --super-pods 2`" in said and "make a group of the ranks of each super-pod" in said
 
 
 # ---- host names

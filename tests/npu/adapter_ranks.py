@@ -22,6 +22,7 @@ from npu_runs import LAST_LINE, raises, run_checks
 import ascend_moe
 from ascend_moe import comm, fused, npu, reference
 from ascend_moe.errors import (
+    ArgumentError,
     AscendMoeError,
     CommError,
     CommTimeout,
@@ -245,6 +246,17 @@ def check_names_and_tensors_that_do_not_belong_together_are_refused() -> None:
     for changes, text in calls:
         kind, line, _ = said(outcome(OP["dispatch"], **{**good, **changes}))
         assert kind.__name__ == "ArgumentError" and text in line and "\n" not in line, (text, line)
+    meet()
+
+
+def check_a_group_on_several_super_pods_is_refused() -> None:
+    """Of an A3: HCCL's variable says where a rank is. The group's first call finds it, on every rank."""
+    os.environ["HCCL_LOGIC_SUPERPOD_ID"] = str(RANK)
+    here = place(new_group())
+    for _ in range(2):
+        with raises("SUPERPOD_ID is 0 on rank 0 and 1 on rank 1: nothing here carries rows from one A3", ArgumentError):
+            OP["dispatch_v2"](**{**valid(HCCL)["dispatch_v2"], **here})
+    del os.environ["HCCL_LOGIC_SUPERPOD_ID"]
     meet()
 
 

@@ -82,6 +82,12 @@ REFUSALS = [
     (replace(DEEPSEEK, hidden=1040), "A3 V2 hierarchy", "H is 1040, must be a multiple of 32"),
     (replace(DEEPSEEK, batch=257), "A3 V2 hierarchy", "BS is 257, must be in 1..256"),
     (replace(DEEPSEEK, equal_batches=False), "A3 V2 hierarchy", "A3 V2 hierarchy needs equal ones"),
+    (
+        replace(DEEPSEEK, zero_experts=2, copy_experts=1),
+        "A3 V2 hierarchy",
+        "3 zero, copy and const experts, A3 V2 hier",
+    ),
+    (replace(DEEPSEEK, zero_experts=2, copy_experts=1), "A3 V2", ""),
     (replace(DEEPSEEK, ranks=8), "A2 fullmesh", "L is 32, must be in 1..24"),
     (replace(DEEPSEEK, hidden=100), "A2 fullmesh", "H is 100, must be a multiple of 32"),
     (replace(DEEPSEEK, ranks=128), "A2 hierarchy", "W is 128, must be 16, 32 or 64"),
@@ -96,7 +102,31 @@ def test_what_cann_refuses(request_: Request, version: str, text: str) -> None:
     assert (text in refused) if text else refused == ""
 
 
+def test_the_state_of_a3s_v2_has_a_kib_a_rank_more() -> None:
+    """Since the operators of July 2026; it is no part of HCCL_BUFFSIZE, and none of V1 or of A2."""
+    found = {need.version: need.state_kib for need in plan.cann_need(DEEPSEEK)}
+    assert {name for name, kib in found.items() if kib} == {"A3 V2", "A3 V2 fullmesh_v2", "A3 V2 hierarchy"}
+    assert {kib for kib in found.values() if kib} == {64}
+    said = commands.said("plan", "-r", "32", "-e", "256")[1]
+    assert "the state window of A3 V2 has 32 KiB more since ops-transformer of July 2026" in said
+
+
 # ---- ours
+
+
+def test_ranks_on_several_super_pods_are_refused_with_canns_number() -> None:
+    """Whatever comm_alg is; by hand, E*BS*(2H+3*K)*4 bytes: 256*64*(14336+24)*4 = 897.5 MiB, and 64 bytes + 404 MiB."""
+    options = ["-r", "32", "-e", "256", "-b", "64", "--hidden", "7168", "-k", "8"]
+    for comm_alg in ("hierarchy", "auto"):
+        code, said, _ = commands.said("plan", *options, "--super-pods", "2", "--comm-alg", comm_alg, "--weights")
+        assert code == 1 and "not possible: super_pods is 2: nothing here carries rows from one A3 super-pod" in said
+        assert "BS to 256, K to 16, L to 24" in said and said.rstrip().endswith("HCCL_BUFFSIZE=1302 here")
+    with pytest.raises(ArgumentError, match=r"it refuses this configuration: W is 8, must be in 16\.\.256"):
+        plan.require(replace(DEEPSEEK, ranks=8, super_pods=2))
+    with pytest.raises(ArgumentError, match="super_pods is 2, only A3 has them: servers of Ascend910B1 are ranks_per_"):
+        plan.require(replace(DEEPSEEK, soc="Ascend910B1", super_pods=2))
+    with pytest.raises(ArgumentError, match=r"super_pods is 65; need 1\.\.64"):
+        plan.plan(replace(DEEPSEEK, super_pods=65))
 
 
 def test_hierarchy_between_servers_is_planned_with_weights() -> None:
