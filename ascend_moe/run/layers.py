@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,15 +18,14 @@ from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig, MoELayer
-from ascend_moe.native.windows import ranks_per_server
+from ascend_moe.native.windows import A2_STATE_MIB, CONTEXT_A2
 from ascend_moe.ops import calls
 from ascend_moe.ops.collectives import MAX_BATCH
-from ascend_moe.plan import Request, special_of, window_need
+from ascend_moe.plan import Request, on_servers, special_of, window_need
 from ascend_moe.reference import RankInput
 from ascend_moe.reference.cases import DTYPES
 from ascend_moe.settings import MAX_WORLD
 
-_A2 = "Ascend910B1"  # a SoC whose servers are joined by RDMA
 _GRAMS = (1, 2, 3)  # bytes up to and with a token's own that make it up
 
 
@@ -148,11 +146,7 @@ def build(spec: RunSpec, dispatcher: Dispatcher, *, floats: bool = False) -> MoE
 
 def needed_mib(spec: RunSpec) -> int:
     """The smallest HCCL_BUFFSIZE that holds every routing of these batches."""
-    config, share = spec.config, ranks_per_server()
-    servers: dict[str, Any] = {}
-    if 0 < share < spec.ranks:
-        servers = {"soc": _A2, "ranks_per_server": share, "comm_alg": calls.comm_algorithm("")}
-        servers["weights"] = calls.is_two_level("")
+    config = spec.config
     request = Request(
         ranks=spec.ranks,
         experts=config.num_experts,
@@ -163,7 +157,7 @@ def needed_mib(spec: RunSpec) -> int:
         dtype=next(name for name, dtype in DTYPES.items() if dtype == spec.dtype),
         quant=spec.quant,
         **special_of(config.special._asdict()),
-        **servers,
+        **on_servers(spec.ranks, calls.comm_algorithm(""), calls.is_two_level("")),
     )
     return window_need(request)["buffsize_mib"]
 
@@ -188,7 +182,8 @@ class RankRecord:
     ``special``: what combine takes for copy and const experts.
     ``steady``: every pass, and MoELayer.forward, gave the bits of ``out``. ``seconds``: by phase, one number
     a timed pass. ``traffic``: by op, the twin's MTE byte counters. ``algorithms``: what each op ran.
-    ``needed_mib``: for any routing. ``weighed``: dispatch had the weights.
+    ``window_mib``: of rows, ``state_mib``: beside them in HCCL_BUFFSIZE. ``needed_mib``: for any routing. ``weighed``:
+    dispatch had the weights.
     """
 
     rank: int
@@ -205,6 +200,7 @@ class RankRecord:
     traffic: dict[str, dict[str, int]] = field(default_factory=dict)
     algorithms: dict[str, str] = field(default_factory=dict)
     window_mib: int = 0
+    state_mib: int = 0
     needed_mib: int = 0
     special: dict[str, Tensor | None] = field(default_factory=dict)
     weighed: bool = False
@@ -239,7 +235,9 @@ def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> Ran
         record.steady = record.steady and torch.equal(again.out, record.out)
         for phase, seconds in zip(PHASES, times, strict=True):
             record.seconds[phase].append(seconds)
-    record.window_mib = comm.lookup(group_ep, spec.ranks, rank).data_bytes >> 20
+    end = comm.lookup(group_ep, spec.ranks, rank)
+    record.window_mib = end.data_bytes >> 20
+    record.state_mib = A2_STATE_MIB if end.context_kind == CONTEXT_A2 else 0
     record.needed_mib = needed_mib(spec)
     return record
 

@@ -74,7 +74,7 @@ class Report:
             "tokens_per_expert": self.counts.tolist(),
             "rows": self.rows.tolist(),
             "window": {
-                "mib": first.window_mib,
+                "mib": first.window_mib + first.state_mib,
                 "used_mib": self.window_bytes() / _MIB,
                 "needed_mib": first.needed_mib,
             },
@@ -102,7 +102,7 @@ class Report:
         console.print(
             f"  {used:.2f} MiB of rows at most in one window; an op fills one of its two halves of "
             f"{first.window_mib / 2:g} MiB\n"
-            f"  HCCL_BUFFSIZE is {first.window_mib} MiB; any routing of these batches fits in "
+            f"  HCCL_BUFFSIZE is {first.window_mib + first.state_mib} MiB; any routing of these batches fits in "
             f"{first.needed_mib} MiB",
             highlight=False,
         )

@@ -141,8 +141,10 @@ def test_seed_and_text_decide(tmp_path: Path) -> None:
 
 def test_several_servers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    monkeypatch.setenv("HCCL_BUFFSIZE", "8")
     code, output = invoke("run", "-p", "tiny", "--batch", "4")
     assert code == 0 and output.count("bit for bit") == 2, output
+    assert "two halves of 3.5 MiB" in output and "HCCL_BUFFSIZE is 8 MiB; any routing" in output, output  # 1 is state
 
 
 @pytest.mark.parametrize("args", [[], pytest.param(["--quant", "int8"], marks=nightly)], ids=["plain", "quant"])

@@ -91,7 +91,14 @@ def get_low_latency_rdma_size_hint(
 
 
 def _window(ranks: int, experts: int, topk: int, hidden: int, tokens: int) -> int:
-    """An op takes the algorithm that ASCEND_MOE_COMM_ALG names, else one that the window has room for."""
+    """An op takes the algorithm that ASCEND_MOE_COMM_ALG names, else one that the window has room for.
+
+    Between the servers that ASCEND_MOE_RANKS_PER_SERVER tells it is hierarchy, as a Buffer's.
+    """
+    servers = plan.on_servers(ranks, "hierarchy", weights=True)
+    if servers:
+        asked = plan.Request(ranks, experts, topk, hidden, tokens, equal_batches=False, **servers)
+        return plan.window_need(asked)["buffsize_mib"] << 20
     named = settings.COMM_ALG.text()
     needs = []
     for algorithm in ("window", "direct") if named in ("", "auto") else (named,):

@@ -10,7 +10,7 @@ import torch
 from deep_ep_buffers import BF16, BUFFERS, Case, H, finish, low, low_sum, on_all, send
 from op_runs import Clusters
 
-from ascend_moe import LocalCluster
+from ascend_moe import LocalCluster, comm
 from ascend_moe.errors import ArgumentError, InvalidExpertId, RoutingOverflow, WindowTooSmall
 from ascend_moe.interop.deep_ep import AscendBuffer, Buffer, Config, EventHandle, EventOverlap
 
@@ -186,6 +186,30 @@ def test_normal_mode_needs_no_more_than_the_hint(algorithm: str, monkeypatch: py
         assert torch.equal(buffer.combine(rows, handle, bias=(x, x))[0], x * 4)
 
     with LocalCluster(2) as cluster:
+        cluster.run(run)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_hint_counts_hierarchy_between_servers(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of that size takes the largest batches; a MiB less than what the ops need is refused."""
+    world, tokens, hidden = 4, 4096, 64
+    one = Config().get_nvl_buffer_size_hint(2 * hidden, world)
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    hint = Config().get_nvl_buffer_size_hint(2 * hidden, world)
+    assert hint > one
+    monkeypatch.setenv("HCCL_BUFFSIZE", str(hint >> 20))
+
+    def run(rank: int, group_ep: str) -> None:
+        buffer = Buffer((group_ep, world, rank))
+        x, ids = torch.ones(tokens, hidden, dtype=BF16), torch.arange(4).repeat(tokens, 8)
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, 64)
+        given = (None, per_rank, None, in_rank, per_expert, ids, torch.ones(ids.shape))
+        rows, _, _, _, handle, _ = buffer.dispatch(x, *given)
+        sums = buffer.combine(rows, handle, bias=(x, x) if bias else None)[0]
+        assert torch.equal(sums, x * (1 + 2 * bias))
+        assert comm.algorithm_of(group_ep) == "hierarchy"
+
+    with LocalCluster(world) as cluster:
         cluster.run(run)
 
 
