@@ -620,6 +620,8 @@ def predict_crossings(
 ) -> list[tuple[int, int]]:
     """Bytes of rows that each rank sends to other servers by comm_alg "hierarchy": in dispatch, in combine.
 
+    They are whole blocks of 32 bytes, as an item carries them. Kernels write less where codes or scales end earlier.
+
     Dispatch: a token's row once for each other server that owns one of its experts, with 32 bytes that name it, and K
     ids, row numbers and weights of 4 bytes, each rounded up to 32 bytes. Combine: a sum for each such row of the ranks
     of the other servers that have this rank's number there.
