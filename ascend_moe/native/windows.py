@@ -42,7 +42,9 @@ def context_kind() -> int:
     if servers and layout != "a2":
         name = settings.CONTEXT.name
         raise ArgumentError(
-            f"{name}={layout} with {settings.RANKS_PER_SERVER.name}={servers}: servers need a2", argument=name
+            f"{name}={layout} with {settings.RANKS_PER_SERVER.name}={servers}: servers need a2, the one layout with a "
+            "windowsOut that HCCL's server carries rows from; in the others stores reach every rank",
+            argument=name,
         )
     return CONTEXTS.index(layout)
 
