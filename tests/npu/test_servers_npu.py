@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from npu_runs import run
+from npu_runs import LAST_LINE, run
 from test_validate_npu import A2, A3, on_vnpu, read
 
 pytestmark = pytest.mark.npu
@@ -27,6 +27,14 @@ if "RANK" in os.environ:
 )
 def test_ranks_on_two_hosts(soc: str, hosts: str) -> None:
     run("server_ranks.py", world=len(hosts), soc=soc, env={"HOSTS": hosts}, devices=len(hosts)).must_pass()
+
+
+def test_hierarchy_between_two_servers() -> None:
+    """It gives the reference by torch_npu's names; a killed rank is named by all others."""
+    outcome = run("level_npu_ranks.py", world=4, soc=A2, env={"ASCEND_MOE_RANKS_PER_SERVER": "2"}, devices=4)
+    assert outcome.codes == (0, 0, -9, 0), outcome.stderr
+    for rank, said in enumerate(outcome.stdout):
+        assert LAST_LINE in said and said.endswith("the lost rank is named\n") == (rank != 2), outcome.stderr[rank]
 
 
 @pytest.mark.parametrize("hosts", ["aa", pytest.param("ab", marks=pytest.mark.nightly)])
@@ -57,4 +65,4 @@ def test_bringup_asks_for_host_names_first(share: str, right: bool, tmp_path: Pa
         assert code == 1 and first["verdict"] == "FAIL" and names in first["detail"]
         assert {other["verdict"] for other in others} == {"SKIPPED"}
         assert not any("AscendMoeProbe" in line for line in launched)  # nor has a rank cleared its state area
-        assert len(others) == 18
+        assert len(others) == 19

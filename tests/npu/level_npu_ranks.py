@@ -1,0 +1,116 @@
+"""A rank of two simulated servers of an A2 whose calls run comm_alg "hierarchy", until one is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_npu
+from npu_runs import raises, run_checks
+
+import ascend_moe
+from ascend_moe import comm, reference
+from ascend_moe.errors import ArgumentError, CommError
+from ascend_moe.reference.cases import Case, legal
+from ascend_moe.validate.run import DevicePlace
+from ascend_moe.validate.run import combine as op_combine
+from ascend_moe.validate.run import dispatch as op_dispatch
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+SHARE = int(os.environ["ASCEND_MOE_RANKS_PER_SERVER"])
+NPU = torch.device("npu", RANK)
+HCCL_CHOICE = {"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "0"}
+
+torch.npu.set_device(RANK)
+dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
+GLOO = dist.new_group(backend="gloo")
+PLACE = DevicePlace(ascend_moe.comm_name(dist.new_group()), WORLD, RANK, NPU)
+CASE = legal(Case("two servers", WORLD, local=2, topk=4, batch=5, units=4, share=SHARE, batches="unequal", seed=1))
+CODED = replace(CASE, quant="int8", coded=True, ids="mixed", mask="pair", shared=2, special=(1, 1, 1), seed=2)
+ONE_LEVEL = replace(CASE, share=0)
+
+
+def by_torch_npu(op: str, place: DevicePlace, case: Case, values: dict[str, Any]) -> Any:
+    """The call that a program written for torch_npu makes."""
+    return getattr(torch_npu, f"npu_moe_distribute_{op}_v2")(**values)
+
+
+def trip(case: Case, **changes: Any) -> tuple[str, str]:
+    """Both ops, each against the reference; returns what they ran."""
+    sent = op_dispatch(PLACE, case, call=by_torch_npu, **changes)
+    ascend_moe.check()
+    first, want = comm.algorithm_of(PLACE.group_ep), case.dispatched()
+    facts = {"rank": RANK, "contract": "v2", "exact_shapes": True, "ranks_per_server": 0 if case.share else SHARE}
+    report = reference.validate("dispatch", sent, want[RANK], **facts)
+    assert report.ok, report.text
+    rows = [
+        case.expert_rows(rank, of_rank.expand_x, of_rank.dynamic_scales, of_rank.ep_recv_counts)
+        for rank, of_rank in enumerate(want)
+    ]
+    summed = op_combine(PLACE, case, rows[RANK], sent, call=by_torch_npu, **changes)
+    ascend_moe.check()
+    report = reference.validate("combine", summed, case.combined(rows, want)[RANK], rank=RANK)
+    assert report.ok and summed.device == NPU, report.text
+    return first, comm.algorithm_of(PLACE.group_ep)
+
+
+def check_torch_npus_names_give_the_reference() -> None:
+    with ascend_moe.patch_torch_npu():
+        assert trip(CASE, comm_alg="hierarchy") == ("hierarchy", "hierarchy")
+
+
+def check_hccls_variables_select_it() -> None:
+    """A call that names an algorithm, or ASCEND_MOE_COMM_ALG, goes before them."""
+    os.environ.update(HCCL_CHOICE)
+    with ascend_moe.patch_torch_npu():
+        assert trip(CODED, comm_alg="") == ("hierarchy", "hierarchy")
+        os.environ["ASCEND_MOE_COMM_ALG"] = "window"
+        assert trip(ONE_LEVEL, comm_alg="") == ("window", "window")
+    for name in (*HCCL_CHOICE, "ASCEND_MOE_COMM_ALG"):
+        del os.environ[name]
+
+
+def check_what_it_cannot_do_is_refused_by_name() -> None:
+    smooth = torch.ones(CASE.experts, CASE.hidden)
+    waits = torch.zeros(WORLD, dtype=torch.int64)
+    refused: list[tuple[Case, dict[str, Any], str]] = [
+        (replace(CASE, weights=False), {}, "expert_scales is None"),
+        (replace(CASE, quant="int8"), {"scales": smooth}, "scales is given"),
+        (CASE, {"performance_info": waits}, "performance_info is given"),
+    ]
+    for case, changes, text in refused:
+        with raises(text, ArgumentError):
+            op_dispatch(PLACE, case, comm_alg="hierarchy", **changes)
+    x = CASE.inputs[RANK].x.clone().requires_grad_()
+    with raises("has no gradient", ArgumentError):
+        op_dispatch(PLACE, CASE, comm_alg="hierarchy", x=x)
+
+
+def lose_rank_2() -> None:
+    """The rank of its own server waits for it, and so does rank 0 for its items; all name it, again and again."""
+    dist.barrier(GLOO)
+    if RANK == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    with ascend_moe.patch_torch_npu():
+        for _ in range(2):
+            try:
+                op_dispatch(PLACE, CASE, call=by_torch_npu, comm_alg="hierarchy")
+                ascend_moe.check()
+            except CommError as error:
+                assert error.rank == 2 and "rank 2" in str(error), error
+            else:
+                raise AssertionError("nobody misses rank 2")
+    assert time.monotonic() - start < 20  # the deadline is 60 s
+    print("the lost rank is named", flush=True)
+    os._exit(0)  # the collectives of the others would never end
+
+
+if __name__ == "__main__":
+    run_checks()
+    lose_rank_2()
