@@ -44,7 +44,7 @@ from ascend_moe.validate.run import run_case
 from .run import DevicePlace
 
 _COLLECT_S = 60.0
-BATCH = "BatchWrite order"
+BATCH, TWO_LEVELS = "BatchWrite order", "two levels"
 DEADLINE_S = 2.0
 SOON_S = 1.0  # in which a failed communicator refuses
 ALGORITHMS = ("window", "direct")  # whose phases are timed
@@ -185,10 +185,16 @@ def kernel_findings(device: Any) -> list[Finding]:
     probes = (SERVERS, *KERNEL_PROBES)
     if not isinstance(device, Twin) or device.layout != "a3":
         return [probe.on(device) for probe in probes]
-    servers = replace(device, layout="a2", near=1)  # each rank on its own: BatchWrite carries all between them
-    findings = [probe.on(servers if probe.name == BATCH else device) for probe in probes]
+    findings = [probe.on(between_servers(device, probe.name)) for probe in probes]
     findings.insert(2, KERNEL_PROBES[0].on(replace(device, layout="a2")))
     return findings
+
+
+def between_servers(device: Twin, name: str) -> Twin:
+    """The twin that a kernel probe takes: between servers where that is its subject, else ``device`` itself."""
+    if name == BATCH:
+        return replace(device, layout="a2", near=1)  # each rank on its own: BatchWrite carries all between them
+    return replace(device, layout="a2", near=2, world=4) if name == TWO_LEVELS else device
 
 
 def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES) -> list[Finding]:

@@ -191,6 +191,25 @@ def _batch(device: Any) -> str:
     )
 
 
+def _levels(device: Any) -> str:
+    """A launch a round, as between two ops nobody waits; items grow by the round."""
+    world, lanes = device.world, device.near
+    if not (device.layout == "a2" and 1 < lanes < world and world % lanes == 0):
+        return "nothing to show: this group has not several servers of equal numbers of ranks, and more than one"
+    most = 0
+    for number in range(1, ROUNDS + 1):
+        found, _ = _launch(device, "levels", number)
+        messages = {rank: sum(seen.done for seen in found if seen.rank == rank) for rank in device.ranks}
+        due = 4 * (world - lanes)  # of items and of ranks of the own server, there and back
+        assert all(seen.where for seen in found), "the window has no room for a row of each rank: take a larger one"
+        assert set(messages.values()) == {due}, f"round {number}: {due} messages are due, ranks saw {messages}"
+        most = max(most, *(seen.where for seen in found))
+    return (
+        f"{ROUNDS} trips between {world // lanes} servers of {lanes} ranks, items of up to {most * ROW_BYTES >> 10} "
+        "KiB, there and back through the ranks of a lane; every row was there when its message was"
+    )
+
+
 def _stride(device: Any) -> str:
     found, _ = _launch(device, "stride")
     rows = {seen.where for seen in found}
@@ -278,6 +297,11 @@ KERNEL_PROBES = (
     ),
     Probe("neighbours", "two cores that write parts of one block of 32 bytes keep each other's", _neighbours),
     Probe("BatchWrite order", "an item of up to 64 MiB is whole when its last block is there", _batch),
+    Probe(
+        "two levels",
+        "rows that came by RDMA are stored on, stored ones leave by RDMA, and their messages come last, every time",
+        _levels,
+    ),
     Probe("row stride", "rows at multiples of 32 bytes move as fast as at multiples of 512 (a figure)", _stride),
     Probe("cycle rate", "GetSystemCycle counts 50 a microsecond: deadlines are what they say", _cycles),
     Probe("zero-initialised state", "HCCL zeroes the state area when a communicator is made", _zero_state),

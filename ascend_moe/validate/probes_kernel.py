@@ -45,6 +45,7 @@ MODES = {
     "zero": 7,
 }
 MODES |= {"pull": 8, "relay": 9, "queue": 10, "writers": 11, "neighbours": 12, "batch": 13, "stride": 14}
+MODES["levels"] = 17
 MODES["clear"] = npu_communicator.PROBE_CLEAR  # no probe
 ROW_BYTES = 16384
 WORKSPACE_BYTES = (3 + 256) * 64 * 32  # moe::kProbeWorkspaceBytes

@@ -44,6 +44,10 @@
 //                 |               | meet         |                       |                        | the rank
 // kProbeBatch     | Batch         | all          | items of ranks before | windowsOut, a list in  | cores of
 //                 |               |              | it                    | the workspace          | the rank
+// kProbeLevels    | TwoLevels     | all          | items of its lane's   | windowsOut, lists in   | cores of
+//                 |               |              | ranks; rows of its    | the workspace; rows    | the rank;
+//                 |               |              | server's              | and messages to its    | its lane
+//                 |               |              |                       | server's ranks         | and server
 // kProbeStride    | Strides       | even store,  | rows of the next rank | rows of the next rank  | cores of
 //                 |               | odd load     |                       |                        | the rank
 // kProbeClear     | Clear         | all          | nothing               | this rank's state area |
@@ -55,11 +59,11 @@
 #ifndef ASCEND_MOE_PROBE_PROBE_H
 #define ASCEND_MOE_PROBE_PROBE_H
 
-#include "shared.h"
+#include "levels.h"
 
 namespace moe {
 
-class Probe : public SharedProbes {
+class Probe : public LevelProbes {
 public:
     __aicore__ inline void Process() {
         const ContextMismatch mismatch = context_.Check();
@@ -95,6 +99,8 @@ public:
             Batch();
         } else if (tiling_->mode == kProbeStride) {
             Strides();
+        } else if (tiling_->mode == kProbeLevels) {
+            TwoLevels();
         } else if (tiling_->mode == kProbeClear) {
             Clear();
         }

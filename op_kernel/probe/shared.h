@@ -185,12 +185,6 @@ private:
     __aicore__ inline GM_ADDR AnswerAt(uint32_t owner, uint32_t source, uint32_t core) const {
         return PartAt(owner, false, tiling_->world, 0) + (static_cast<uint64_t>(source) * kMaxCores + core) * kBlock;
     }
-    // The board lies in the workspace behind the posts, a row a meeting: its marks are the launch's.
-    __aicore__ inline void BoardInit(VerdictBoard& board) {
-        GM_ADDR rows = workspace_ + kProbeBoardOffset;
-        board.Init(*GetTPipePtr(), rows - VerdictOffset(tiling_->world, 0), tiling_->world, tiling_->nonce, core_,
-                   tiling_->cores);
-    }
     __aicore__ inline void StorePart(GM_ADDR address, uint32_t value) {
         FillRow(value);
         RowOut(address, kPartWords);
@@ -250,6 +244,14 @@ private:
         }
     }
 
+protected:
+    // The board lies in the workspace behind the posts, a row a meeting: its marks are the launch's.
+    __aicore__ inline void BoardInit(VerdictBoard& board) {
+        GM_ADDR rows = workspace_ + kProbeBoardOffset;
+        board.Init(*GetTPipePtr(), rows - VerdictOffset(tiling_->world, 0), tiling_->world, tiling_->nonce, core_,
+                   tiling_->cores);
+    }
+
     // ---- items of BatchWrite ----
     // Into the list in the workspace: the same bytes to the `i`-th rank behind this one.
     __aicore__ inline void PutItem(uint32_t i, uint64_t region, uint64_t bytes) {
@@ -259,11 +261,14 @@ private:
         item.remote = reinterpret_cast<uint64_t>(context_.data(item.peer) + tiling_->rank * region);
         item.bytes = bytes;
         item.type = 0;
+        StoreItem(workspace_ + i * kBlock, item);
+    }
+    __aicore__ inline void StoreItem(GM_ADDR address, const BatchItem& item) {
         SyncFunc<HardEvent::MTE3_S>();
         WindowSender::SetItem(blockBuf_.Get<uint64_t>(), item);
         SyncFunc<HardEvent::S_MTE3>();
         GlobalTensor<uint32_t> list;
-        list.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(workspace_ + i * kBlock), kBlockWords);
+        list.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(address), kBlockWords);
         AscendC::DataCopy(list, blockBuf_.Get<uint32_t>(), kBlockWords);
     }
     // As Await, but until both ends of the block have come, as readers of status blocks do.

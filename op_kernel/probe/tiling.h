@@ -28,7 +28,8 @@ enum ProbeMode : uint32_t {
     kProbeStride = 14,      // times of rows by their stride
     kProbeClear = 15,       // no probe: zeroes the state area of this rank, before the first op of a group on A2
     kProbeStamps = 16,      // no probe: reports the stamps that the last ops of this rank have left
-    kProbeModeEnd = 17
+    kProbeLevels = 17,  // rows that came by RDMA are stored on, and stored ones leave by RDMA, before their messages
+    kProbeModeEnd = 18
 };
 // Blocks of the operator's output `report`: one for each core that a launch may have.
 constexpr uint32_t kProbeReportBlocks = kMaxCores;
@@ -41,6 +42,13 @@ constexpr uint64_t kProbeBoardOffset = 3ull * kMaxCores * kBlock;
 constexpr uint64_t kProbeWorkspaceBytes =
     kProbeBoardOffset + static_cast<uint64_t>(kProbeMeetings) * kMaxCores * kBlock;
 static_assert(kMaxWorld * kBlock <= kProbeWorkspaceBytes, "a list of BatchWrite lies in the workspace");
+// kProbeLevels meets fewer times, and has its two lists behind the board's first rows.
+constexpr uint32_t kProbeLevelMeetings = 16;
+constexpr uint64_t kProbeListsOffset =
+    kProbeBoardOffset + static_cast<uint64_t>(kProbeLevelMeetings) * kMaxCores * kBlock;
+static_assert(kProbeListsOffset + kMaxWorld * kBlock <= kProbeWorkspaceBytes, "lists of at most W / 2 servers each");
+// Rows of 16 KiB in an item of kProbeLevels: 1 and doubling by the rounds, fewer in a small data area.
+constexpr uint32_t kProbeLevelSizes = 4, kProbeLevelRows = 8;
 // Sizes of items, from 1 MiB on doubling, and as many peers as the rounds give.
 constexpr uint32_t kProbeItemSizes = 7;
 // Bytes from row to row: a row of 7168 bf16; with 32 bytes more, as quantized ones have; the next multiple of 512.
@@ -65,8 +73,9 @@ struct MoeProbeTiling {
 // kPrWhere, where kProbePull has passed: the rows moved in kPrCycles. kPrWanted and kPrSeen, where kProbeContext has:
 // the address of the rank's own data area. kProbeMeeting: kPrCycles of SyncAll, kPrWhere of meetings by blocks, as many
 // as rounds. kProbeStride: kPrWhere rows, and their cycles by stride in kPrWanted, kPrSeen, kPrCycles. kProbeBatch:
-// kPrWhere rows of 16 KiB an item, kPrDone items. kProbeStamps has no such words: `rounds` is the number of a block,
-// from 1 on, of the stamps of dispatch, then of combine, and a core reports that one of its own.
+// kPrWhere rows of 16 KiB an item, kPrDone items. kProbeLevels: kPrWhere the same, kPrDone messages. kProbeStamps has
+// no such words: `rounds` is the number of a block, from 1 on, of the stamps of dispatch, then of combine, and a core
+// reports that one of its own.
 enum ProbeReport : uint32_t { kPrCode, kPrWhere, kPrWanted, kPrSeen, kPrDone, kPrCycles, kPrCores };
 enum ProbeCode : uint32_t {
     kProbePassed = 0x600D,

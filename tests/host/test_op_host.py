@@ -368,8 +368,8 @@ def test_the_probes_tiling_is_that_of_the_twin(soc: str, kind: int, cores: int) 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"mode": 0}, "mode is 0, it must be 1 to 16"),
-        ({"mode": 17}, "mode is 17, it must be 1 to 16"),
+        ({"mode": 0}, "mode is 0, it must be 1 to 17"),
+        ({"mode": 18}, "mode is 18, it must be 1 to 17"),
         ({"ep_rank_id": 4}, "ep_rank_id is 4, it must be 0 to 3"),
         ({"ep_world_size": 385}, "ep_world_size is 385, it must be 1 to 384"),
         ({"nonce": 0}, "nonce is 0, it must be 1 to 4294967295"),

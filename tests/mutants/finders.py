@@ -48,7 +48,7 @@ from table import (
 
 from ascend_moe import explore
 from ascend_moe.native import library
-from ascend_moe.validate.bringup import BATCH
+from ascend_moe.validate.bringup import BATCH, TWO_LEVELS, between_servers
 from ascend_moe.validate.probes import FAIL, KERNEL_PROBES
 from ascend_moe.validate.probes_kernel import PASSED, Twin
 
@@ -56,9 +56,11 @@ PROBE_MODES = {
     "writer-side relay": "writers",
     "neighbours": "neighbours",
     BATCH: "batch",
+    TWO_LEVELS: "levels",
     "row stride": "stride",
     "meeting": "meeting",
 }
+ROUNDS = {BATCH: 1, TWO_LEVELS: 2}  # of an explored launch; else 4. Here a number says how large items are
 SCHEDULES = 40  # of a probe's kernel
 SEEDS = (11, 22_000, 33_000, 44_000, 55_000)
 LIMIT = 200  # schedules, on the median over the seeds
@@ -246,12 +248,11 @@ def probed(mutant: Mutant) -> str:
         root = Path(folder)
         shutil.copytree(library.native_source_root() / "op_kernel", root / "op_kernel")
         apply(mutant, root)
-        device = Twin(folder=root / "op_kernel")
-        device = replace(device, layout="a2", near=1) if name == BATCH else device
+        device = between_servers(Twin(folder=root / "op_kernel"), name)
         found = probe.on(device)
         if found.verdict == FAIL:
             return f"{name}: {found.detail}"
-        explored, seen = device.explore(PROBE_MODES[name], rounds=1 if name == BATCH else 4, schedules=SCHEDULES)
+        explored, seen = device.explore(PROBE_MODES[name], rounds=ROUNDS.get(name, 4), schedules=SCHEDULES)
     assert not explored.ok or {each.code for each in seen} != {PASSED}, f"the probe {name} does not see {mutant.name}"
     return f"{name}, explored: {(explored.text or str(seen)).partition(chr(10))[0][:160]}"
 

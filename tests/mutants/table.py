@@ -1290,8 +1290,45 @@ PATCHES = r"""
 = an item of BatchWrite ends a row too early
 - item.bytes = bytes;
 + item.bytes = bytes - kRowBytes;
+% probes | two levels
+= records leave before all cores have staged them
+@ probe/levels
+- Meet();
+  if (core_ == 0) link_.Post(List(0), FarServers());
+= rows are stored on by cores that have not heard of their messages
+- AwaitMessage(Message(Mine(), first + server, i % lanes_), RankOf(server, lane_));
+- }
+- Meet();
++ AwaitMessage(Message(Mine(), first + server, i % lanes_), RankOf(server, lane_));
++ }
+= messages are passed on while rows of other cores are under way
+- Meet();
+- for (uint32_t i = core_; i < FarServers() * lanes_; i += tiling_->cores) {
+-  const uint32_t server = FarServer(i / lanes_), owner = i % lanes_;
++ for (uint32_t i = core_; i < FarServers() * lanes_; i += tiling_->cores) {
++ const uint32_t server = FarServer(i / lanes_), owner = i % lanes_;
+= a row is stored on to one of its owners only
+- for (uint32_t owner = 0; owner < lanes_; ++owner) {
+-  StoreLoaded(
++ for (uint32_t owner = 1; owner < lanes_; ++owner) {
++ StoreLoaded(
+= an owner's message overtakes its rows
+- Meet();
+- for (uint32_t i = core_; i < FarServers() * lanes_; i += tiling_->cores) {
+-  const uint32_t server = FarServer(i / lanes_), lane = i % lanes_;
+-  StoreBlock(
++ for (uint32_t i = core_; i < FarServers() * lanes_; i += tiling_->cores) {
++ const uint32_t server = FarServer(i / lanes_), lane = i % lanes_;
++ StoreBlock(
+= what comes back leaves before all of it is staged
+- Meet();
+  if (core_ == 0) link_.Post(List(1), FarServers());
+= an item ends a row too early
+- item.bytes = static_cast<uint64_t>(pieces_) * kRowBytes + static_cast<uint64_t>(lanes_) * kBlock;
++ item.bytes = static_cast<uint64_t>(pieces_) * kRowBytes;
 % probes | row stride
 = rows are stored at another stride
+@ probe/shared
 - GM_ADDR row = first + static_cast<uint64_t>(i) * stride;
 + GM_ADDR row = first + static_cast<uint64_t>(i) * (half == 0 ? stride + kBlock : stride);
 = no row is moved

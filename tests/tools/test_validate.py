@@ -331,6 +331,12 @@ BROKEN = [
         r"rank \d, core \d: at \d+ is 0x\w+, not",
     ),
     (
+        "two levels",  # a rank of a server does not get the rows of the others
+        "            for (uint32_t owner = 0; owner < lanes_; ++owner) {\n                StoreLoaded(",
+        "            for (uint32_t owner = 1; owner < lanes_; ++owner) {\n                StoreLoaded(",
+        r"rank 0, core \d: at \d is 0x0, not 0x",
+    ),
+    (
         "row stride",  # the end of a row is not there
         "half == 0 ? RowOut(row, words) : RowIn(row, words);",
         "half == 0 ? RowOut(row, words - kBlockWords) : RowIn(row, words);",
@@ -355,7 +361,7 @@ def broken_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name, text", [(name, text) for name, _, _, text in BROKEN])
 def test_kernel_probes_fail_on_a_broken_device(name: str, text: str, broken_kernels: Path) -> None:
-    found = PROBES[name].on(Twin(folder=broken_kernels))
+    found = PROBES[name].on(bringup.between_servers(Twin(folder=broken_kernels), name))
     assert found.verdict == FAIL and re.search(text, found.detail), found
 
 
@@ -468,14 +474,15 @@ def test_a_kernel_that_does_not_report_fails(monkeypatch: pytest.MonkeyPatch) ->
             return [probes.Seen(finding.rank, finding.core, 0, 0, 0, 0, 0) for finding in found], seconds
 
     for probe in KERNEL_PROBES:
-        layout = {"layout": "a2", "near": 1} if probe.name == bringup.BATCH else {}
-        assert probe.on(Silent(**layout)).verdict == FAIL, probe.name
+        assert probe.on(bringup.between_servers(Silent(), probe.name)).verdict == FAIL, probe.name
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "cycles"])
 def test_probe_kernel_has_no_races(mode: str) -> None:
     """Under schedules of the checked engine: what the probes find on a device is the device's."""
-    device = Twin(world=2, cores=3, **({"layout": "a2", "near": 1} if mode == "batch" else {}))
+    device = bringup.between_servers(
+        Twin(world=2, cores=3), {"batch": bringup.BATCH, "levels": bringup.TWO_LEVELS}.get(mode, "")
+    )
     found, reports = device.explore(mode, rounds=2, schedules=4)
     assert found.ok, found.text
     assert {report.code for report in reports} == {PASSED}
