@@ -439,6 +439,16 @@ def test_store_probe_stays_on_its_server() -> None:
         assert stored == {source for source in range(5) if source // 2 == owner // 2}
 
 
+def test_two_levels_probe_says_where_it_has_no_room_or_nothing_to_show() -> None:
+    probe, small = PROBES["two levels"], Twin(world=16, cores=1, layout="a2", near=8, window_mib=2)
+    found = probe.on(small)
+    assert found.verdict == FAIL and "the window has no room for a row of each rank" in found.detail
+    for near in (0, 1, 4):
+        assert probe.on(Twin(world=4, layout="a2", near=near)).detail.startswith("nothing to show"), near
+    assert probe.on(Twin(world=5, layout="a2", near=2)).detail.startswith("nothing to show")
+    assert probe.on(Twin(world=4, layout="a3", near=2)).detail.startswith("nothing to show")
+
+
 def test_zero_state_probe_fails_on_used_memory() -> None:
     def spoil(windows: foreign.Windows) -> None:
         windows.state(1)[4100] = 3
