@@ -320,7 +320,7 @@ def test_presets_are_the_models(name: str, config: str) -> None:
             "deepseek-v4-pro",
             "deepseek_v4",
             {"hidden_size": 7168, "moe_intermediate_size": 3072, "n_routed_experts": 384, "num_experts_per_tok": 6,
-             "routed_scaling_factor": 2.5},
+             "routed_scaling_factor": 2.5, "n_shared_experts": 1, "swiglu_limit": 10.0},
         ),
         (
             "qwen3.5-397b",
