@@ -15,6 +15,7 @@ LIST = "a list of another op is read"
 LENT, COUNTED = "lent rows of another op are read", "places are counted before all cores have"
 LEAVES = "a core leaves an op that core 0 goes on with"
 SUMS_KEPT = "a core keeps its sums of an op that has failed"
+BLAME = "an error names a rank that is not to blame"
 STICKY = "a failed communicator is used again"
 
 BEFORE_3 = 0xFFFFFFFD  # three ops across the wrap: 0xFFFFFFFE, 0xFFFFFFFF, 2
@@ -94,6 +95,23 @@ def direct(
     return Case(name, Shape(), (*sizes, *macros), mutants, full, model="direct.pml")
 
 
+RELAYING = (
+    Mutant("relays_after_its_own_wait", (HANG,)),
+    Mutant("relayed_to_the_other_parity", (HANG,)),
+    Mutant("relayed_message_not_awaited", (ROW,)),
+    Mutant("messages_overtake_forwarded_rows", (ROW,)),
+    Mutant("messages_before_rows", (ROW,)),
+)
+OUT_EARLY = Mutant("single_half_of_windows_out", (HANG, ROW))
+MISNAMING = (Mutant("waits_of_equal_length", (BLAME,)), Mutant("first_wait_names_its_neighbour", (BLAME,)))
+
+
+def hierarchy(name: str, ops: int, macros: tuple[str, ...], mutants: tuple[Mutant, ...], *, full: bool = False) -> Case:
+    """A run of hierarchy.pml: two servers of two ranks."""
+    shape = Shape(4, epochs=ops, before=BEFORE_3, lanes=2)
+    return Case(f"hierarchy w4, {name}", shape, macros, mutants, full, depth=300_000, model="hierarchy.pml")
+
+
 ALL_WHOLE = ("ALL_ROWS", "WHOLE_RUN", "FIFO")
 NOT_COMPARED = (Mutant("config_not_compared", (RANKS,)),)
 ONE_ROUND = Mutant("single_verdict_round", (CORES, RANKS))
@@ -143,4 +161,18 @@ CASES = [
     direct("direct w2 c2, v2 window combine giving up", 2, 3, ("SLOTS", "GIVEUP"), GIVING_UP, full=True),
     direct("direct w2 c2, four ops", 2, 4, (), DIRECT, full=True),
     direct("direct w3 c1", 1, 3, (), DIRECT[2:], full=True),
+    # algorithm "hierarchy"
+    hierarchy("three ops", 3, (), (*RELAYING, OUT_EARLY)),
+    hierarchy("stopped rank, one op", 1, ("KILL", "FINALIZE"), MISNAMING),
+    hierarchy("collective, one op", 1, ("COLLECTIVE", "FINALIZE"), (Mutant("error_stops_messages", (HANG,)),)),
+    hierarchy("misread message", 2, ("ODD", "FINALIZE"), (Mutant("error_stops_forwarding", (ROW,)),)),
+    hierarchy(
+        "deadline of one, one op",
+        1,
+        ("DEADLINES", "FINALIZE"),
+        (Mutant("abort_within_the_server", (HANG,)),),
+        full=True,
+    ),
+    hierarchy("three ops, finalize", 3, ("FINALIZE",), RELAYING[:2], full=True),
+    hierarchy("stopped rank", 2, ("KILL", "FINALIZE"), MISNAMING, full=True),
 ]

@@ -33,6 +33,7 @@ uint64_t half_offset(uint64_t d, uint32_t p) { return moe::HalfOffset(d, p); }
 uint64_t region_offset(uint64_t d, uint32_t w, uint32_t p, uint32_t s) {
     return moe::RegionOffset(d, w, p, s);
 }
+uint32_t regions_of(uint32_t w, uint32_t lanes) { return moe::RegionsOf(w, lanes); }
 uint32_t next_epoch(uint32_t e) { return moe::NextEpoch(e); }
 uint32_t parity(uint32_t e) { return moe::Parity(e); }
 uint32_t header_word(uint32_t e) { return moe::HeaderWord(e); }
