@@ -18,8 +18,11 @@ from npu_runs import LAST_LINE, raises
 
 import ascend_moe
 from ascend_moe.comm.place import Place
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError, CommError
 from ascend_moe.interop.vllm import FaultTolerance
+from ascend_moe.layer import MoEConfig, MoELayer
+from ascend_moe.placement import balance
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate.run import DevicePlace, run_case
 
@@ -42,6 +45,13 @@ def layers(place: DevicePlace, count: int) -> None:
 
 def on_npu(place: Place) -> DevicePlace:
     return DevicePlace(place.group_ep, place.world, place.rank, NPU)
+
+
+def layer_of(place: DevicePlace) -> MoELayer:
+    """Six experts, each on two of the four ranks."""
+    carrier = MC2Dispatcher(place.group_ep, place.world, place.rank, 12)
+    placement = balance(torch.ones(1, 6), 12, WORLD)
+    return MoELayer(MoEConfig(64, 32, 6, 3), carrier, device=NPU, placement=placement).init_weights(3)
 
 
 def loses_one(place: DevicePlace, alive: list[int]) -> DevicePlace:
@@ -67,10 +77,18 @@ with raises("no op has run on it here", ArgumentError):
 layers(everyone, 2)
 with raises("no process comes back to one", ArgumentError):
     ascend_moe.grow(everyone.group_ep, 1)
+layer, x = layer_of(everyone), torch.randn(5, 64, generator=torch.Generator().manual_seed(RANK)).bfloat16().to(NPU)
+before = layer(x)
+ascend_moe.check()
 if RANK == VICTIM:
     os.kill(os.getpid(), signal.SIGKILL)
 left = [rank for rank in range(WORLD) if rank != VICTIM]
 place = loses_one(everyone, left)
+if HOW != ["uneven"]:
+    layer.shrink(place, left)
+    after = layer(x)
+    ascend_moe.check()
+    torch.testing.assert_close(after, before, rtol=2e-2, atol=2e-2)
 if HOW == ["uneven"]:  # two ranks of one server and one of the other
     with raises("needs as many on every server", ArgumentError):
         ascend_moe.comm.ranks_per_server(place.group_ep, place.world, place.rank)
