@@ -34,7 +34,8 @@ class Buffer(_NormalMode, _LowLatencyMode, metaclass=_ByFlavour):
         explicitly_destroy: ``destroy`` may be called.
         enable_shrink: low-latency calls can go on without a rank, one machine's processes or a LocalCluster: when one
             is lost, the call raises PeerLost on every rank that is left, the mask has it from then on, and the next
-            calls are theirs alone, with the ranks' old numbers. comm: must be None.
+            calls are theirs alone, with the ranks' old numbers. On NPUs each of these calls waits for the device.
+            comm: must be None.
         flavour: "deepep", or "ascend": the call makes an ``AscendBuffer``, with sgl-kernel-npu's rows, counts and
             handles, and takes its arguments.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import ascend_moe
-from ascend_moe.comm import survivors
+from ascend_moe.comm import device_survivors, survivors
 from ascend_moe.errors import ArgumentError, CommError, PeerLost, need, need_dtype, need_shape
 from ascend_moe.interop.deep_ep.place import BufferPlace
 
@@ -51,6 +51,10 @@ class RankMask:
         rule = "finds that ranks {} have ended: they come back by ascend_moe.grow, with a new Buffer of all ranks"
         need(not ended, "low_latency_clean_mask_buffer", rule, ended)
         self._to_mask.clear()
+        on_npus = device_survivors.group_of(self._first.group_ep) is not None
+        anew = on_npus and len(self.alive) < self._first.world
+        rule = "is of a group on NPUs that has lost ranks: make its process group and the Buffer anew, on all ranks"
+        need(not anew, "low_latency_clean_mask_buffer", rule)
         if self._failed or len(self.alive) < self._first.world or self._left_behind():
             ascend_moe.close(self.place.group_ep)
             self.place, self.alive, self._failed = self._first, list(range(self._first.world)), False
@@ -65,7 +69,7 @@ class RankMask:
     def _left_behind(self) -> bool:
         """Whether others have gone on without this rank, which has made no call since."""
         try:
-            return bool(survivors.closed(self.place.group_ep))
+            return bool(survivors.closed(self._first.group_ep))
         except ArgumentError:
             return False
 
@@ -89,7 +93,9 @@ class RankMask:
 
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
-                return call(*args, **kwargs)
+                result = call(*args, **kwargs)
+                ascend_moe.check(self.place.group_ep)  # waits, on NPUs alone
+                return result
             except CommError as error:
                 before = self.alive
                 self._failed = True
