@@ -158,9 +158,10 @@ __aicore__ inline Verdict CheckIndex(const MoeDistributeInfo& info, GM_ADDR expa
     return Verdict();
 }
 
-// After a failure: this core's share of the sums is zeros. The UB is free.
-__aicore__ inline void ZeroSums(Exchange& exchange, const MoeDistributeCombineTiling& tiling, GM_ADDR sums,
-                                uint32_t rowBytes) {
+// After a failure each core writes zeros into its share of the sums, and core 0 the error record.
+__aicore__ inline void LeaveCombine(Exchange& exchange, const MoeDistributeCombineTiling& tiling, GM_ADDR sums,
+                                    uint32_t rowBytes) {
+    exchange.NextPlan();
     const MoeDistributeInfo& info = tiling.info;
     const uint32_t parts = tiling.partsPerToken, partBytes = tiling.partElements * (rowBytes / info.hidden);
     UbBuf zeroBuf;
@@ -177,6 +178,7 @@ __aicore__ inline void ZeroSums(Exchange& exchange, const MoeDistributeCombineTi
                           Min(partBytes, rowBytes - begin));
     }
     AscendC::PipeBarrier<PIPE_ALL>();
+    exchange.Report();
 }
 
 }  // namespace moe

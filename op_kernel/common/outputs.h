@@ -3,6 +3,7 @@
 #ifndef ASCEND_MOE_COMMON_OUTPUTS_H
 #define ASCEND_MOE_COMMON_OUTPUTS_H
 
+#include "exchange.h"
 #include "segments.h"
 
 namespace moe {
@@ -83,7 +84,15 @@ public:
         SyncFunc<HardEvent::S_MTE3>();
         StoreAll(segments.Ends(), nums, tp);
     }
-    // After a failure: no rows for whoever reads the counts.
+    // After a failure core 0 writes zero counts, so that callers see no rows, and the error record.
+    __aicore__ inline void Leave(Exchange& exchange) {
+        if (exchange.core() != 0) return;
+        exchange.NextPlan();
+        StoreZeros(exchange.pipe());
+        exchange.Report();
+    }
+
+private:
     __aicore__ inline void StoreZeros(TPipe& pipe) {
         UbBuf zeroBuf;
         const uint32_t slots = info_->world * info_->localExperts;
@@ -94,8 +103,6 @@ public:
         SyncFunc<HardEvent::V_MTE3>();
         StoreAll(zero, zero.ReinterpretCast<int64_t>(), zero);
     }
-
-private:
     __aicore__ inline void StoreAll(const LocalTensor<int32_t>& ends, const LocalTensor<int64_t>& nums,
                                     const LocalTensor<int32_t>& tp) {
         GlobalTensor<int32_t> recv, tpRecv;

@@ -59,6 +59,12 @@ public:
     __aicore__ inline uint32_t Start(uint32_t slot) { return slot == 0 ? 0 : End(slot - 1); }
     // Number of the segment's first row in its source's region.
     __aicore__ inline int32_t Offset(uint32_t slot) { return offsetBuf_.Get<int32_t>().GetValue(slot); }
+    // Exchange::SetStatus calls these: rows of a local expert that go back to a source.
+    __aicore__ inline void Select(uint32_t) {}
+    __aicore__ inline uint32_t Rows(uint32_t source, uint32_t localExpert) {
+        const uint32_t slot = localExpert * world_ + source;
+        return End(slot) - Start(slot);
+    }
     // All rows of one source.
     __aicore__ inline uint32_t SourceRows(uint32_t s) {
         return static_cast<uint32_t>(sourceBuf_.Get<int32_t>().GetValue(s));

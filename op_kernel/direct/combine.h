@@ -181,9 +181,7 @@ private:
 
     // After a failure core 0 writes the error record, and each core writes zeros into its share of x.
     __aicore__ inline void Leave() {
-        exchange_.NextPlan();
-        ZeroSums(exchange_, *tiling_, args_.x, static_cast<uint32_t>(info_->hidden * sizeof(XType)));
-        exchange_.Report();
+        LeaveCombine(exchange_, *tiling_, args_.x, static_cast<uint32_t>(info_->hidden * sizeof(XType)));
     }
 
     CombineArguments args_;

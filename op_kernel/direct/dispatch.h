@@ -353,13 +353,9 @@ private:
         return good;
     }
 
-    // After a failure core 0 writes zero counts, so that callers see no rows, and the error record.
     __aicore__ inline void Leave() {
         AscendC::PipeBarrier<PIPE_ALL>();
-        if (exchange_.core() != 0) return;
-        exchange_.NextPlan();
-        counts_.StoreZeros(exchange_.pipe());
-        exchange_.Report();
+        counts_.Leave(exchange_);
     }
 
     DispatchArguments args_;

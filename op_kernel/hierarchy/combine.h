@@ -142,7 +142,7 @@ private:
 };
 
 template <typename XType, bool kQuant>
-class HierarchyCombine {
+class HierarchyCombine : PairTables {
 public:
     __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
         args_ = arguments;
@@ -162,12 +162,6 @@ public:
         exchange_.Exit();
     }
 
-    // Exchange::SetStatus calls Select and Rows: rows of a local expert that go back to `peer`.
-    __aicore__ inline void Select(uint32_t) {}
-    __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
-        const uint32_t slot = localExpert * info_->world + peer;
-        return segments_.End(slot) - segments_.Start(slot);
-    }
     // Exchange::WaitStatus calls this for each message of this core's share: of the rank of a place, in phase 7 that of
     // the place itself.
     __aicore__ inline Verdict Arrived(uint32_t place, const LocalTensor<uint32_t>& message) {
@@ -204,7 +198,7 @@ private:
         routing_.StoreTotals();
         if (sends) ReturnRowsToLane();
         exchange_.MeetAfterSend(Verdict());
-        if (sends) exchange_.SetStatus(*this, rowBytes_);
+        if (sends) exchange_.SetStatus(segments_, rowBytes_);
         return true;
     }
 
@@ -212,11 +206,7 @@ private:
     __aicore__ inline void PlanInit() {
         MOE_PHASE(exchange_.stamps(), BuffInit);
         TPipe& pipe = exchange_.pipe();
-        exchange_.BoardInit();
-        routing_.Init(pipe, *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
-        tokens_.Init(pipe, *info_, args_.workspace);
-        tokens_.Use(routing_, exchange_.core());
-        places_.Init(pipe, *info_, routing_, args_.workspace, exchange_.core());
+        TablesInit(exchange_, *info_, args_);
         loader_.Init(pipe, *tiling_, args_.expandX, rowBytes_);
         segments_.Init(pipe, *info_);
         const ReturnToLaneUb ub(*info_);
@@ -481,19 +471,13 @@ private:
         AscendC::PipeBarrier<PIPE_ALL>();
     }
 
-    __aicore__ inline void Leave() {
-        exchange_.NextPlan();
-        ZeroSums(exchange_, *tiling_, args_.x, rowBytes_);
-        exchange_.Report();
-    }
+    __aicore__ inline void Leave() { LeaveCombine(exchange_, *tiling_, args_.x, rowBytes_); }
 
     CombineArguments args_;
     const MoeDistributeCombineTiling* tiling_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
     Exchange exchange_;
-    RoutingTable routing_;
-    ServerTokens tokens_, totals_;
-    RowPlaces places_;
+    ServerTokens totals_;
     ReturnLoader<XType, false> loader_;
     SegmentTable segments_;
     KeptRecords kept_;

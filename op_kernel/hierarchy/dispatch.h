@@ -49,7 +49,7 @@
 namespace moe {
 
 template <typename XType, bool kQuant>
-class HierarchyDispatch {
+class HierarchyDispatch : PairTables {
 public:
     __aicore__ inline void Init(const DispatchArguments& arguments, const MoeDistributeDispatchTiling& tiling) {
         args_ = arguments;
@@ -78,12 +78,12 @@ private:
         if (info_->part == kPartFinish) {
             exchange_.BoardInit();
         } else if (!Send()) {
-            Leave();
+            counts_.Leave(exchange_);
             return;
         }
         if (exchange_.Sent()) return;
         if (!Forward() || !WaitDispatch()) {
-            Leave();
+            counts_.Leave(exchange_);
             return;
         }
         arrived_.Copy(exchange_, keeper_, counts_);  // UB plan 4 (phase 9)
@@ -107,11 +107,7 @@ private:
     __aicore__ inline void SendBuffInit() {
         MOE_PHASE(exchange_.stamps(), SendBuffInit);
         TPipe& pipe = exchange_.pipe();
-        exchange_.BoardInit();
-        routing_.Init(pipe, *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
-        tokens_.Init(pipe, *info_, args_.workspace);
-        tokens_.Use(routing_, exchange_.core());
-        places_.Init(pipe, *info_, routing_, args_.workspace, exchange_.core());
+        TablesInit(exchange_, *info_, args_);
         rows_.Init(pipe, *tiling_, args_.x, nullptr);
         const SendRecordsUb ub(*info_);
         pipe.InitBuffer(tailBuf_, ub.tails);
@@ -316,21 +312,11 @@ private:
         keeper_.Init(*info_, args_.workspace);
         return exchange_.WaitStatus(keeper_, 0, Awaited::kRelayed);
     }
-    // After a failure core 0 writes zero counts, so that callers see no rows, and the error record.
-    __aicore__ inline void Leave() {
-        if (exchange_.core() != 0) return;
-        exchange_.NextPlan();
-        counts_.StoreZeros(exchange_.pipe());
-        exchange_.Report();
-    }
 
     DispatchArguments args_;
     const MoeDistributeDispatchTiling* tiling_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
     Exchange exchange_;
-    RoutingTable routing_;
-    ServerTokens tokens_;
-    RowPlaces places_;
     RowLoader<XType, kQuant, false> rows_;
     KeptRecords kept_;
     DispatchCounts counts_;

@@ -115,6 +115,24 @@ private:
     uint32_t atOnce_ = 1;
 };
 
+// With these both ops begin: a rank's own pairs by expert, its tokens by server, and where rows lie.
+class PairTables {
+protected:
+    template <typename Arguments>
+    __aicore__ inline void TablesInit(Exchange& exchange, const MoeDistributeInfo& info, const Arguments& arguments) {
+        exchange.BoardInit();
+        routing_.Init(exchange.pipe(), info, arguments.expertIds, arguments.xActiveMask, arguments.workspace,
+                      exchange.core());
+        tokens_.Init(exchange.pipe(), info, arguments.workspace);
+        tokens_.Use(routing_, exchange.core());
+        places_.Init(exchange.pipe(), info, routing_, arguments.workspace, exchange.core());
+    }
+
+    RoutingTable routing_;
+    ServerTokens tokens_;
+    RowPlaces places_;
+};
+
 // The places of a server's region, and what is staged there and posted.
 class Relay {
 public:

@@ -97,11 +97,7 @@ protected:
         places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
     }
     // After a failure each core writes zeros into its share of x, and core 0 the error record.
-    __aicore__ inline void Leave() {
-        exchange_.NextPlan();
-        ZeroSums(exchange_, *tiling_, args_.x, sumBytes_);
-        exchange_.Report();
-    }
+    __aicore__ inline void Leave() { LeaveCombine(exchange_, *tiling_, args_.x, sumBytes_); }
 
     CombineArguments args_;
     const MoeDistributeCombineTiling* tiling_ = nullptr;

@@ -78,12 +78,12 @@ private:
         if (info_->part == kPartFinish) {
             exchange_.BoardInit();
         } else if (!Send()) {
-            Leave();
+            counts_.Leave(exchange_);
             return;
         }
         if (exchange_.Sent()) return;
         if (!WaitDispatch()) {
-            Leave();
+            counts_.Leave(exchange_);
             return;
         }
         arrived_.Copy(exchange_, keeper_, counts_);  // UB plan 3 (phase 6)
@@ -234,14 +234,6 @@ private:
     __aicore__ inline bool WaitDispatch() {
         keeper_.Init(*info_, args_.workspace);
         return exchange_.WaitStatus(keeper_, rowStride_);
-    }
-
-    // After a failure core 0 writes zero counts, so that callers see no rows, and the error record.
-    __aicore__ inline void Leave() {
-        if (exchange_.core() != 0) return;
-        exchange_.NextPlan();
-        counts_.StoreZeros(exchange_.pipe());
-        exchange_.Report();
     }
 
     DispatchArguments args_;

@@ -91,12 +91,6 @@ public:
         exchange_.Exit();
     }
 
-    // Exchange::SetStatus calls Select and Rows: rows of a local expert that go back to `peer`.
-    __aicore__ inline void Select(uint32_t) {}
-    __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
-        const uint32_t slot = localExpert * info_->world + peer;
-        return segments_.End(slot) - segments_.Start(slot);
-    }
     // Exchange::WaitStatus calls this for each message of this core's share.
     __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
         return CompareCounts(*info_, routing_, source, message);
@@ -128,7 +122,7 @@ private:
         routing_.StoreTotals();
         if (sends) {
             exchange_.MeetAfterSend(rdma ? SetWaitTpStatusAndDisPatch<true>() : SetWaitTpStatusAndDisPatch<false>());
-            exchange_.SetStatus(*this, rowBytes_);
+            exchange_.SetStatus(segments_, rowBytes_);
         } else {
             exchange_.MeetAfterSend(CheckOwnIndex());
         }

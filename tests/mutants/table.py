@@ -357,11 +357,11 @@ PATCHES = r"""
 = flag_before_data: combine: status messages leave before the rows
 ! window | race between ranks, race between cores, wrong result | seen, model
 @ window/packed
-+ if (sends) exchange_.SetStatus(*this, rowBytes_);
++ if (sends) exchange_.SetStatus(segments_, rowBytes_);
   if (sends) {
   exchange_.MeetAfterSend(
 @
-- exchange_.SetStatus(*this, rowBytes_);
+- exchange_.SetStatus(segments_, rowBytes_);
   } else {
 = canary: combine leaves out the row of k = 0: wrong data in every run
 ! window | wrong result | seen
