@@ -140,6 +140,9 @@ class CommError(AscendMoeError):
     Attributes:
         rank: who caused it.
         reporter: who found it.
+        phase: in which op, or step of the group.
+        level: with ``comm_alg="hierarchy"`` between servers, where a wait of the op has found it: 1, the reporter
+            awaited what it forwards, or 2, what others forward to it.
     """
 
 
@@ -149,6 +152,7 @@ class PeerLost(CommError):
     Attributes:
         rank: who is lost.
         reporter: who found it.
+        phase, level: as of ``CommError``.
 
     What to do: see why that rank ended.
     """
@@ -160,6 +164,7 @@ class CommTimeout(CommError):
     Attributes:
         rank: who did not come.
         reporter: who waited.
+        phase, level: as of ``CommError``.
 
     What to do: the text says what that rank was last seen doing, and whether it is in an op or in Python code; did
     every rank call the same ops in the same order?
@@ -172,6 +177,7 @@ class CorruptStatus(CommError):
     Attributes:
         rank: whose block.
         reporter: who read it.
+        phase, level: as of ``CommError``.
 
     What to do: something else wrote into the window: another library on the same communicator?
     """

@@ -100,9 +100,8 @@ bool Communicator::Gone(int peer) const {
 
 // A peer that has delivered its whole status message of this epoch may end: no rank waits for it any more. A
 // peer that was killed between two blocks has not delivered it.
-bool Communicator::Arrived(int peer) const {
+bool Communicator::Delivered(uint8_t* message) const {
     const uint32_t epoch = Epoch(), world = static_cast<uint32_t>(world_);
-    uint8_t* message = StatusMessageOf(peer, moe::Parity(epoch));
     const auto marked = [&](uint32_t block, uint32_t first) {
         const uint32_t* words = Word(message, static_cast<uint64_t>(block) * moe::kBlock);
         return __atomic_load_n(words + moe::kFirstMark, __ATOMIC_ACQUIRE) == first &&
@@ -116,6 +115,43 @@ bool Communicator::Arrived(int peer) const {
         if (!marked(block, epoch)) return false;
     }
     return true;
+}
+
+// Whether a rank waits for nothing more of a peer in this op.
+bool Communicator::Arrived(int peer) const {
+    const uint32_t* note = Word(state(rank_), moe::AbortOffset(static_cast<uint32_t>(peer)));
+    if (__atomic_load_n(note + moe::kNtMagic, __ATOMIC_ACQUIRE) == moe::kNoteMagic &&
+        __atomic_load_n(note + moe::kNtMark, __ATOMIC_ACQUIRE) == Epoch())
+        return true;
+    if (!levels_) return Delivered(StatusMessageOf(peer, moe::Parity(Epoch())));
+    return ArrivedByLevels(static_cast<uint32_t>(peer));
+}
+
+// Hierarchy: a rank of the own server owes this rank its message, and in dispatch those of its lane on other servers; a
+// rank of the own lane in combine its server's. What another one owes comes by way of others: it has done its part
+// where its own window says that it has ended this op.
+bool Communicator::ArrivedByLevels(uint32_t peer) const {
+    const uint32_t world = static_cast<uint32_t>(world_), lanes = ranks_per_server_, parity = moe::Parity(Epoch());
+    const uint32_t rank = static_cast<uint32_t>(rank_), server = peer / lanes;
+    uint8_t* own = state(rank_);
+    bool all = true;
+    if (server == rank / lanes) {
+        for (uint32_t source = 0; source < world; ++source) {
+            const bool owed = source == peer || (dispatches_ && source % lanes == peer % lanes);
+            if (owed) all = all && Delivered(own + moe::StatusOffset(world, parity, source));
+        }
+        return all;
+    }
+    if (!dispatches_ && peer % lanes == rank % lanes) {
+        uint8_t* region = data(rank_) + moe::RelayEnd(data_bytes_, world, lanes) +
+                          moe::RegionOffset(data_bytes_, moe::RegionsOf(world, lanes), parity, world + server);
+        for (uint32_t lane = 0; lane < lanes; ++lane)
+            all = all && Delivered(region + moe::RelayMessageOffset(world, lane));
+        return all;
+    }
+    const uint32_t seen = __atomic_load_n(
+        Word(state(static_cast<int>(peer)), moe::kControlOffset) + moe::kControlEpochWord, __ATOMIC_ACQUIRE);
+    return seen == moe::NextEpoch(Epoch()) || (seen == Epoch() && !InOp(static_cast<int>(peer)));
 }
 
 bool Communicator::Aborted() const {
@@ -357,7 +393,9 @@ bool Communicator::InOp(int peer) const {
     return __atomic_load_n(InOpOf(bases_[static_cast<size_t>(peer)]), __ATOMIC_ACQUIRE) != 0;
 }
 
-void Communicator::BeginLaunch() {
+void Communicator::BeginLaunch(bool levels, bool dispatches) {
+    levels_ = levels;
+    dispatches_ = dispatches;
     TellInOp(true);
     if (kind_ == moe::kContextA2) reinterpret_cast<twin::hccl::Header*>(blob_.get())->served = 0;
     if (staging_ == nullptr) return;

@@ -65,8 +65,9 @@ public:
     // Whether a far peer's status message, of either parity, begins at this address of this rank's window.
     bool IsFarStatus(uintptr_t address) const;
 
-    // To call around each launch: the agent that carries what the kernel posts to HCCL's server.
-    void BeginLaunch();
+    // To call around each launch: the agent that carries what the kernel posts to HCCL's server. `levels`: an op of
+    // hierarchy, `dispatches`: which: who else has arrived is seen from other messages.
+    void BeginLaunch(bool levels = false, bool dispatches = false);
     void EndLaunch(bool failed);
     // Whether a rank is between the two, as its window says.
     bool InOp(int peer) const;
@@ -97,7 +98,9 @@ private:
     void LookAtPeers();
     void TellInOp(bool in_op);
     bool Gone(int peer) const;
+    bool Delivered(uint8_t* message) const;
     bool Arrived(int peer) const;
+    bool ArrivedByLevels(uint32_t peer) const;
     bool Aborted() const;
     // The status message of a peer, in this rank's window.
     uint8_t* StatusMessageOf(int peer, uint32_t parity) const;
@@ -116,6 +119,7 @@ private:
     uint64_t data_bytes_;
     uint64_t lent_bytes_;
     uint32_t algorithm_ = 0;
+    bool levels_ = false, dispatches_ = false;  // of this launch
     std::mutex lent_mutex_;
     std::shared_ptr<LentArea> lent_area_;
     std::atomic<LentArea*> lent_now_{nullptr};

@@ -39,7 +39,7 @@ public:
         if (plan_.info().part != moe::kPartFinish) epoch_ = moe::NextEpoch(epoch_);
         // On an NPU each launch has another workspace.
         if (twin::kChecked) memset(scratch_, 0xA5, scratch_bytes_);
-        comm_.BeginLaunch();
+        comm_.BeginLaunch(plan_.info().algorithm == moe::kAlgorithmHierarchy, plan_.dispatch());
     }
     // After the kernel, however it ended.
     void End(bool failed) { comm_.EndLaunch(failed); }

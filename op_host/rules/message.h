@@ -83,29 +83,10 @@ public:
             case kPeerLost:
                 return Format(
                     "%s: rank %d is lost (its process has died or closed its communicator), found by rank %d "
-                    "at epoch %u; close the communicator on all ranks and start again",
-                    Op(), At(kRecCulprit), Reporter(), Epoch());
+                    "at epoch %u%s; close the communicator on all ranks and start again",
+                    Op(), At(kRecCulprit), Reporter(), Epoch(), Level());
             case kCommTimeout: return Timeout();
-            case kCorruptStatus:
-                if (At(kRecDetail0) == static_cast<int32_t>(kAbortBlockIndex)) {
-                    return Format(
-                        "%s: the abort block of rank %d holds code %#x, which no rank can have written; is "
-                        "anything else writing into these windows?",
-                        Op(), At(kRecCulprit), At(kRecDetail1));
-                }
-                if (At(kRecDetail0) == static_cast<int32_t>(kRelayBlockIndex) ||
-                    At(kRecDetail0) == static_cast<int32_t>(kRecordIndex)) {
-                    return Format(
-                        "%s: what rank %d has sent to this server holds %#x in %s, which no rank of epoch %u can have "
-                        "written; is anything else writing into these windows?",
-                        Op(), At(kRecCulprit), At(kRecDetail1),
-                        At(kRecDetail0) == static_cast<int32_t>(kRecordIndex) ? "a record" : "the number of its rows",
-                        Epoch());
-                }
-                return Format(
-                    "%s: the status run of rank %d holds %#x in block %d, which no rank of epoch %u can have "
-                    "written; is anything else writing into these windows?",
-                    Op(), At(kRecCulprit), At(kRecDetail1), At(kRecDetail0), Epoch());
+            case kCorruptStatus: return Corrupt();
             case kKernelFault:
                 return Format("%s: rank %d has failed with a kernel fault; its own error says where", Op(),
                               At(kRecCulprit));
@@ -136,7 +117,7 @@ public:
             case kContextMismatch:
                 return Format("rank=%d;field=%s;ours=%d;theirs=%d", At(kRecRank), ContextFieldName(At(kRecDetail0)),
                               At(kRecDetail1), At(kRecDetail2));
-            default: return Format("rank=%d;reporter=%d", At(kRecCulprit), Reporter());
+            default: return Fatal();
         }
     }
 
@@ -149,6 +130,21 @@ private:
     const char* Op() const { return OpName(At(kRecOp)); }
     uint32_t Epoch() const { return static_cast<uint32_t>(At(kRecEpoch)); }
     int32_t Reporter() const { return At(kRecReporter); }
+    // Of a fatal error that hierarchy's waits have found.
+    uint32_t LevelNumber() const {
+        const uint32_t code = static_cast<uint32_t>(At(kRecCode));
+        const bool waited = code == kPeerLost || code == kCommTimeout || code == kCorruptStatus;
+        return waited ? LevelOf(static_cast<uint32_t>(At(kRecDetail0))) : 0;
+    }
+    const char* Level() const {
+        static const char* const kTexts[] = {"", ", in level 1 of hierarchy, where it awaits what it forwards",
+                                             ", in level 2 of hierarchy, where it awaits what others forward to it"};
+        return kTexts[std::min(LevelNumber(), 2u)];
+    }
+    std::string Fatal() const {
+        const std::string text = Format("rank=%d;reporter=%d;phase=%s", At(kRecCulprit), Reporter(), Op());
+        return LevelNumber() == 0 ? text : text + ";level=" + std::to_string(LevelNumber());
+    }
     const char* Field() const {
         const bool back = At(kRecOp) == static_cast<int32_t>(kOpCombine) && At(kRecDetail0) == kFieldQuant;
         return back ? "comm_quant_mode" : FieldName(At(kRecDetail0));
@@ -264,10 +260,30 @@ private:
                            : "pass the group's own ep_world_size and ep_rank_id, or report this version of "
                              "HCCL: its context may have another layout");
     }
+    std::string Corrupt() const {
+        const uint32_t block = BlockOf(static_cast<uint32_t>(At(kRecDetail0)));
+        if (block == kAbortBlockIndex) {
+            return Format(
+                "%s: the abort block of rank %d holds code %#x, which no rank can have written; is "
+                "anything else writing into these windows?",
+                Op(), At(kRecCulprit), At(kRecDetail1));
+        }
+        if (block == kRelayBlockIndex || block == kRecordIndex) {
+            return Format(
+                "%s: what rank %d has sent to this server holds %#x in %s, which no rank of epoch %u can have "
+                "written, found by rank %d%s; is anything else writing into these windows?",
+                Op(), At(kRecCulprit), At(kRecDetail1), block == kRecordIndex ? "a record" : "the number of its rows",
+                Epoch(), Reporter(), Level());
+        }
+        return Format(
+            "%s: the status run of rank %d holds %#x in block %u, which no rank of epoch %u can have "
+            "written, found by rank %d%s; is anything else writing into these windows?",
+            Op(), At(kRecCulprit), At(kRecDetail1), block, Epoch(), Reporter(), Level());
+    }
     std::string Timeout() const {
         std::string text =
-            Format("%s: rank %d did not arrive within %.1f s (ASCEND_MOE_TIMEOUT_S), found by rank %d at epoch %u",
-                   Op(), At(kRecCulprit), At(kRecWaitedMillis) / 1e3, Reporter(), Epoch());
+            Format("%s: rank %d did not arrive within %.1f s (ASCEND_MOE_TIMEOUT_S), found by rank %d at epoch %u%s",
+                   Op(), At(kRecCulprit), At(kRecWaitedMillis) / 1e3, Reporter(), Epoch(), Level());
         const int32_t count = At(kRecAwaitedCount);
         for (int32_t i = 0; i < count && i < static_cast<int32_t>(kMaxAwaited); ++i) {
             const int32_t* entry = record_ + kRecAwaited + 3 * i;

@@ -70,6 +70,7 @@ private:
     }
     // `timed`: sources whose times are kept where performance_info is given.
     void Waiter(const StatusWaiterUb& waiter, uint32_t timed) {
+        Add("notes", NotesBytes(info_));
         Add("abort blocks", waiter.aborts);
         if (info_.measures != 0) Add("times of the sources", WaitTimesUb(timed).Bytes());
         Add("awaited runs", waiter.messages);

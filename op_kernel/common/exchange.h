@@ -48,6 +48,7 @@ public:
         sender_.Init(context_, info, op, epoch_);
         items_.Init(sender_, info, workspace);
         report_.Init(context_, info, op, epoch_, record);
+        if (Noting()) notes_.Init(sender_, link_, info, epoch_, items_.notes());
         return true;
     }
     // The end of every launch, whatever Enter has found: on A2 HCCL's server waits for it.
@@ -56,7 +57,7 @@ public:
         link_.Close();
     }
     __aicore__ inline void BoardInit() {
-        const uint32_t mark = VerdictMark(epoch_, info_->part == kPartFinish) ^ levelMark_;
+        const uint32_t mark = VerdictMark(epoch_, info_->part == kPartFinish) ^ meetingMark_;
         board_.Init(*pipe_, context_.state(info_->rank), info_->world, mark, core_, info_->cores, info_->meeting);
     }
 
@@ -108,7 +109,7 @@ public:
     // worst of the verdicts so far and `mine`.
     __aicore__ inline void MeetAfterSend(const Verdict& mine) { MeetAt(1, mine); }
     // Hierarchy, after the third meeting and before the next plan of UB: meetings begin anew.
-    __aicore__ inline void BeginSecondLevel() { levelMark_ = kSecondLevelMark; }
+    __aicore__ inline void BeginSecondLevel() { meetingMark_ = kSecondLevelMark; }
     __aicore__ inline void MeetAt(uint32_t round, const Verdict& mine) {
         sender_.Flush();
         Verdict all = verdict_;
@@ -196,18 +197,26 @@ public:
         if (calls && core_ != 0) waiter.ListenTo(fail);
         if (info_->measures != 0) waiter.Measure(*pipe_, performance_, epoch_);
         if (info_->rdmaFlags != 0) waiter.WaitForBlocks(*pipe_, rowBytes, epoch_);
+        Notes* const notes = core_ == 0 && Noting() ? &notes_ : nullptr;
+        if (Noting()) {
+            notes_.BuffInit(*pipe_);
+            waiter.Heed(epoch_, notes);
+        }
         Verdict mine = verdict_;
         Worsen(mine, waiter.Wait());
         if (mine.code == kOk || mine.code == kRoutingMismatch) {
             for (uint32_t i = 0; i < count; ++i) Worsen(mine, arrived.Arrived(first + i, waiter.Message(i)));
         }
         if (calls && core_ == 0) {
-            verdict_ = board_.Meet(2, mine, AbortCaller(waiter.aborts(), fail));
+            verdict_ = board_.Meet(2, mine, AbortCaller(waiter.aborts(), fail, notes));
         } else {
             verdict_ = board_.Meet(2, mine);
         }
+        if (verdict_.code == kNoted) LeaveTogether();
         return verdict_.code == kOk;
     }
+    // Whether no rank expects anything more of this op: after a fatal error, or where ranks run different algorithms.
+    __aicore__ inline bool Over() const { return left_ || verdict_.code >= kFirstFatal; }
     // Direct: every core waits for the messages of all sources, and no meeting follows; FailWatch says why
     // that is enough. Core 0 must call CheckCountsHashes() afterwards.
     __aicore__ inline bool WaitForAll(StatusWaiter& waiter) {
@@ -296,6 +305,18 @@ public:
     __aicore__ inline bool Failed() const { return verdict_.code != kOk && verdict_.code != kRoutingMismatch; }
 
 private:
+    // Between servers each algorithm waits where the other sends nothing.
+    __aicore__ inline bool Noting() const { return info_->transport == kTransportRdma; }
+    // Ranks run different algorithms. They meet by their notes, and all of them raise it.
+    __aicore__ inline void LeaveTogether() {
+        left_ = true;
+        meetingMark_ ^= kNotedMark;
+        NextPlan();
+        Verdict found = verdict_;
+        found.code = kConfigMismatch;
+        if (core_ == 0) Worsen(found, NoteWaiter().Wait(*pipe_, context_, *info_, epoch_, notes_));
+        verdict_ = board_.Meet(0, found);
+    }
     __aicore__ inline bool TakeEpoch() {
         // From here on this epoch is taken, and no block of it has left yet. A failed op takes its epoch, too: else the
         // finish of a failed send, which may be queued already, would find the messages of the op before.
@@ -350,6 +371,7 @@ private:
     WindowSender sender_;
     ItemList items_;
     RdmaLink link_;
+    Notes notes_;
     FailureReport report_;
     VerdictBoard board_;
     StatusWriter writers_[kMostMessagesInUb];
@@ -357,10 +379,11 @@ private:
     Verdict verdict_;
     uint32_t core_ = 0;
     uint32_t epoch_ = 0;
-    uint32_t levelMark_ = 0;
+    uint32_t meetingMark_ = 0;
     uint32_t lentBlocks_ = 0;
     uint32_t prepared_ = 0;  // messages that are filled already
     bool entered_ = false;
+    bool left_ = false;
     PhaseStamps stamps_;
 };
 

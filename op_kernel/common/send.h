@@ -130,7 +130,8 @@ public:
     __aicore__ inline void PutAbort(uint32_t peer, const LocalTensor<uint32_t>& block) {
         StoreWords(context_->state(peer) + AbortOffset(context_->rank()), block, kBlock);
     }
-    // Stages the one abort block that all far peers get.
+    // Stages the one abort block that all far peers get, or note: an abort then takes its place, also in items of the
+    // note that have yet to leave.
     __aicore__ inline void StageAbort(const LocalTensor<uint32_t>& block) { StoreWords(StagedAbort(), block, kBlock); }
 
     // Flags the staged blocks that have `rowBytes` of rows for a far peer.
@@ -231,6 +232,7 @@ public:
     __aicore__ inline GM_ADDR aborts() const {
         return items_ + static_cast<uint64_t>(kAbortItemList) * world_ * kBlock;
     }
+    __aicore__ inline GM_ADDR notes() const { return items_ + static_cast<uint64_t>(kNoteItemList) * world_ * kBlock; }
 
 private:
     static constexpr uint32_t kItemWords = kBlock / sizeof(uint64_t);

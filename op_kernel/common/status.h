@@ -201,6 +201,11 @@ private:
         if (AlgorithmOf(message) == config_.algorithm) return IsPhaseOf(info_->algorithm, op, phase);
         return phase >= kPhaseFinal && phase <= kPhaseLent;
     }
+    // Hierarchy: ops of window leave places untouched that the next op of hierarchy reads.
+    __aicore__ inline bool Stale(uint32_t seen) const {
+        if (IsStale(seen, epoch_)) return true;
+        return info_->algorithm == kAlgorithmHierarchy && (epoch_ - seen) % 2 == 0 && epoch_ - seen < kMostOpsBetween;
+    }
     // Whether both halves of all blocks that this rank reads carry this epoch. If not, `odd` names the first
     // that carries neither this epoch nor what may have been there before; kOk: there is none.
     __aicore__ inline bool Complete(const LocalTensor<uint32_t>& message, uint32_t source, Verdict& odd) const {
@@ -211,9 +216,8 @@ private:
             const uint32_t first = message.GetValue(at + kFirstMark), last = message.GetValue(at + kLastMark);
             const bool firstHere = first == (epoch_ ^ key), lastHere = last == epoch_;
             complete = complete && firstHere && lastHere;
-            if (odd.code == kOk && !firstHere && first != 0 && !IsStale(first ^ key, epoch_))
-                Corrupt(odd, source, b, first);
-            if (odd.code == kOk && !lastHere && !IsStale(last, epoch_)) Corrupt(odd, source, b, last);
+            if (odd.code == kOk && !firstHere && first != 0 && !Stale(first ^ key)) Corrupt(odd, source, b, first);
+            if (odd.code == kOk && !lastHere && !Stale(last)) Corrupt(odd, source, b, last);
             // The first half of header 0 says how many there are.
             if (b == 0 && firstHere)
                 blocks = kHeaderBlocks + Min(message.GetValue(kH0OpPhase) & 0xFFFFu, CountBlocks(config_.counts));
@@ -300,6 +304,7 @@ private:
                Differs(kFieldAlgorithm, config_.algorithm, AlgorithmOf(message), source, v);
     }
 
+    static constexpr uint32_t kMostOpsBetween = 1u << 20;
     const MoeDistributeInfo* info_ = nullptr;
     StatusConfig config_;
     uint32_t epoch_ = 0;

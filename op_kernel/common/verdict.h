@@ -30,6 +30,9 @@ __aicore__ inline Verdict InvalidOf(const MoeDistributeInfo& info, uint32_t code
 // its capacity, so all cores have to count exactly.
 constexpr uint32_t kRecheck = kFirstFatal - 1;
 
+// The same, between servers: a rank runs another algorithm, as its note says, so no more messages come.
+constexpr uint32_t kNoted = kFirstFatal - 2;
+
 constexpr uint32_t kBatchesDiffer = 33;  // a severity
 
 // The worst verdict has the least number: fatal errors, then a configuration mismatch, the other collective
@@ -39,6 +42,7 @@ constexpr uint32_t kBatchesDiffer = 33;  // a severity
 // reports, sees no row that has not come before it has found all counts right.
 __aicore__ inline uint32_t Severity(const Verdict& verdict) {
     if (verdict.code >= kFirstFatal) return verdict.code - kFirstFatal;
+    if (verdict.code == kNoted) return 31;
     if (verdict.code == kConfigMismatch) return verdict.detail0 == kFieldMaxBatch ? kBatchesDiffer : 32;
     if (verdict.code == kRoutingMismatch) return (verdict.detail0 & kMismatchIndex) != 0 ? 65 : 64;
     if (verdict.code == kRecheck) return 80;

@@ -27,23 +27,51 @@ public:
                                 world_ * kBlockWords);
         pipe.InitBuffer(buf_, AbortBytes(world_));
     }
-    // True: there is an abort block; `verdict` is that of the lowest source rank.
-    __aicore__ inline bool Look(Verdict& verdict) {
-        for (uint32_t first = 0; first < world_; first += kAbortsAtOnce) {
-            if (LookAt(first, Min(kAbortsAtOnce, world_ - first), verdict)) return true;
-        }
-        return false;
+    // Between servers, in a wait: Look also finds notes of other algorithms, where there is no abort.
+    __aicore__ inline void TakeNotes(uint32_t epoch, uint32_t algorithm) {
+        epoch_ = epoch;
+        algorithm_ = algorithm;
     }
+    // True: there is an abort block; `verdict` is that of the lowest source rank. Or kNoted.
+    __aicore__ inline bool Look(Verdict& verdict) {
+        noted_ = 0;
+        Verdict note;
+        for (uint32_t first = 0; first < world_; first += kAbortsAtOnce) {
+            if (LookAt(first, Min(kAbortsAtOnce, world_ - first), verdict, note)) return true;
+        }
+        if (note.code != kOk) verdict = note;
+        return note.code != kOk;
+    }
+    // After Look has found no abort: whether every other rank has told in a note that it is in this op, or in the next
+    // one; else which is the first that has not.
+    __aicore__ inline bool AllNoted() const { return noted_ == world_; }
+    __aicore__ inline uint32_t missing() const { return noted_; }
 
 private:
-    __aicore__ inline bool LookAt(uint32_t first, uint32_t count, Verdict& verdict) {
+    // `note`: of the first rank that runs another algorithm in this op.
+    __aicore__ inline void TakeNote(const LocalTensor<uint32_t>& words, uint32_t at, uint32_t source, Verdict& note) {
+        const uint32_t epoch = words.GetValue(at + kNtEpoch), algorithm = words.GetValue(at + kNtAlgorithm);
+        const bool whole = words.GetValue(at + kNtMagic) == kNoteMagic && words.GetValue(at + kNtMark) == epoch;
+        const bool here = source == rank_ || (whole && (epoch == epoch_ || epoch == NextEpoch(epoch_)));
+        if (here && noted_ == source) ++noted_;
+        if (!whole || epoch != epoch_ || algorithm == algorithm_ || note.code != kOk) return;
+        note.code = kNoted;
+        note.source = source;
+        note.reporter = rank_;
+        note.detail0 = kFieldAlgorithm;
+        note.detail1 = algorithm_;
+        note.detail2 = algorithm;
+    }
+    __aicore__ inline bool LookAt(uint32_t first, uint32_t count, Verdict& verdict, Verdict& note) {
         LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
         SyncFunc<HardEvent::S_MTE2>();
         AscendC::DataCopy(words, blocks_[first * kBlockWords], count * kBlockWords);
         SyncFunc<HardEvent::MTE2_S>();
         for (uint32_t i = 0; i < count; ++i) {
             const uint32_t at = i * kBlockWords, source = first + i;
-            if (words.GetValue(at + kAbMagic) != kAbortMagic || words.GetValue(at + kAbMark) != kAbortMagic) continue;
+            const uint32_t magic = words.GetValue(at + kAbMagic);
+            if (epoch_ != 0 && (magic == kNoteMagic || source == rank_)) TakeNote(words, at, source, note);
+            if (magic != kAbortMagic || words.GetValue(at + kAbMark) != kAbortMagic) continue;
             verdict = Verdict();
             verdict.code = words.GetValue(at + kAbCode);
             verdict.source = words.GetValue(at + kAbCulprit);
@@ -68,6 +96,9 @@ private:
     UbBuf buf_;
     uint32_t world_ = 0;
     uint32_t rank_ = 0;
+    uint32_t epoch_ = 0;  // 0: nobody asks for notes
+    uint32_t algorithm_ = 0;
+    uint32_t noted_ = 0;  // this many first ranks
 };
 
 // The fail block of this rank's own state area. In direct every core waits for all messages, and the cores do
@@ -126,13 +157,74 @@ private:
     uint32_t epoch_ = 0;
 };
 
+// Between servers, core 0: tells all other ranks which algorithm this rank runs in this op, once.
+class Notes {
+public:
+    __aicore__ inline void Init(WindowSender& sender, RdmaLink& link, const MoeDistributeInfo& info, uint32_t epoch,
+                                GM_ADDR list) {
+        sender_ = &sender;
+        link_ = &link;
+        info_ = &info;
+        epoch_ = epoch;
+        list_ = list;
+    }
+    // In each plan of UB where it may send.
+    __aicore__ inline void BuffInit(TPipe& pipe) { pipe.InitBuffer(buf_, NotesBytes(*info_)); }
+    __aicore__ inline void Begin(int64_t now) { begun_ = now; }
+    // After each look in vain.
+    __aicore__ inline void Look() {
+        if (AscendC::GetSystemCycle() - begun_ > static_cast<int64_t>(info_->deadlineCycles / kNoteShare)) Send();
+    }
+    __aicore__ inline void Send() {
+        if (sent_) return;
+        sent_ = true;
+        LocalTensor<uint32_t> note = buf_.Get<uint32_t>();
+        for (uint32_t w = 0; w < kBlockWords; ++w) note.SetValue(w, 0);
+        note.SetValue(kNtMagic, kNoteMagic);
+        note.SetValue(kNtEpoch, epoch_);
+        note.SetValue(kNtAlgorithm, info_->algorithm);
+        note.SetValue(kNtMark, epoch_);
+        SyncFunc<HardEvent::S_MTE3>();
+        sender_->StageAbort(note);
+        uint32_t count = 0;
+        for (uint32_t peer = 0; peer < info_->world; ++peer) {
+            if (peer == info_->rank) continue;
+            if (!sender_->servers().Far(peer)) {
+                sender_->PutAbort(peer, note);
+                continue;
+            }
+            const LocalTensor<uint64_t> item = buf_.Get<uint64_t>()[kBlock / sizeof(uint64_t)];
+            SyncFunc<HardEvent::MTE3_S>();
+            WindowSender::SetItem(item, sender_->AbortItemOf(peer));
+            SyncFunc<HardEvent::S_MTE3>();
+            StoreWords(list_ + static_cast<uint64_t>(count++) * kBlock, item.ReinterpretCast<uint32_t>(), kBlock);
+        }
+        sender_->Flush();
+        link_->Post(list_, count);
+    }
+
+private:
+    WindowSender* sender_ = nullptr;
+    RdmaLink* link_ = nullptr;
+    const MoeDistributeInfo* info_ = nullptr;
+    GM_ADDR list_ = nullptr;
+    UbBuf buf_;
+    int64_t begun_ = 0;
+    uint32_t epoch_ = 0;
+    bool sent_ = false;
+};
+
 // Core 0 of window, while it waits for the other cores, each of which waits for a share of the sources: calls them when
-// there is an abort. If all of them have their messages nevertheless, the op is right, and the next op finds the abort.
+// there is an abort, or a note. If all of them have their messages nevertheless, the op is right, and the next op finds
+// the abort.
 class AbortCaller {
 public:
-    __aicore__ inline AbortCaller(AbortWatch& aborts, FailWatch& fail) : aborts_(&aborts), fail_(&fail) {}
+    // `notes`: nullptr where it has none to send.
+    __aicore__ inline AbortCaller(AbortWatch& aborts, FailWatch& fail, Notes* notes)
+        : aborts_(&aborts), fail_(&fail), notes_(notes) {}
     // After a look in vain.
     __aicore__ inline void operator()() {
+        if (notes_ != nullptr) notes_->Look();
         if (called_ || ++looks_ % kLooksAnAbort != 0) return;
         Verdict abort;
         called_ = aborts_->Look(abort);
@@ -142,6 +234,7 @@ public:
 private:
     AbortWatch* aborts_;
     FailWatch* fail_;
+    Notes* notes_;
     uint32_t looks_ = 0;
     bool called_ = false;
 };
@@ -209,6 +302,10 @@ enum class Awaited : uint32_t {
     kSums       // combine, second: its own, which the rank of its server with this lane has relayed
 };
 
+__aicore__ inline uint32_t LevelOf(Awaited awaited) {
+    return awaited == Awaited::kOwn ? 0 : awaited == Awaited::kRecords || awaited == Awaited::kReturned ? 1 : 2;
+}
+
 // Hierarchy: the second wait of an op is so much longer than the first. A rank that relays has then given up first, and
 // says which rank it missed.
 constexpr int64_t kRelayCycles = 1000 * 1000 * static_cast<int64_t>(kCyclesPerMicro);
@@ -243,13 +340,18 @@ public:
     __aicore__ inline void WaitFor(Awaited awaited) {
         awaited_ = awaited;
         if (awaited == Awaited::kRelayed) servers_.InitNear(info_->world);
-        if (awaited == Awaited::kRelayed || awaited == Awaited::kSums) deadline_ += kRelayCycles;
+        if (LevelOf(awaited) == 2) deadline_ += kRelayCycles;
     }
     // Between servers: a message with rows counts as there when all blocks of its item are. `rowBytes`: of a row.
     __aicore__ inline void WaitForBlocks(TPipe& pipe, uint32_t rowBytes, uint32_t epoch) {
         rowBytes_ = rowBytes;
         flags_.Init(pipe, *info_, epoch);
         flags_.InitBits(pipe, *info_);
+    }
+    // Between servers: what other ranks tell of their algorithm. `notes`: nullptr on a core that sends none.
+    __aicore__ inline void Heed(uint32_t epoch, Notes* notes) {
+        aborts_.TakeNotes(epoch, info_->algorithm);
+        notes_ = notes;
     }
     // A core that looks at aborts when core 0 calls it.
     __aicore__ inline void ListenTo(FailWatch& fail) { fail_ = &fail; }
@@ -294,7 +396,10 @@ public:
     __aicore__ inline Verdict Wait() {
         const int64_t start = AscendC::GetSystemCycle();
         times_.Begin(start);
-        const Verdict verdict = WaitSince(start);
+        if (notes_ != nullptr) notes_->Begin(start);
+        Verdict verdict = WaitSince(start);
+        if (verdict.code >= kFirstFatal && verdict.reporter == info_->rank)
+            verdict.detail0 = AtLevel(verdict.detail0, LevelOf(awaited_));
         if (times_.given()) times_.Store();
         return verdict;
     }
@@ -386,6 +491,7 @@ private:
             lastLook = aborted || expired;
             odd_ = expired;  // what is odd then will not become right
             if (!lastLook) {
+                if (notes_ != nullptr) notes_->Look();
                 MOE_POLL_HINT();
             }
         }
@@ -522,6 +628,41 @@ private:
     bool odd_ = false;         // whether words that are none of a message make it corrupt
     bool matching_ = false;
     FailWatch* fail_ = nullptr;
+    Notes* notes_ = nullptr;
+};
+
+// Core 0, after a note of another algorithm: waits until every rank has told that it is in this op. So all leave it
+// together, none of them reads an op before it any more, and the communicator works on.
+class NoteWaiter {
+public:
+    __aicore__ inline Verdict Wait(TPipe& pipe, const WindowContext& context, const MoeDistributeInfo& info,
+                                   uint32_t epoch, Notes& notes) {
+        AbortWatch watch;
+        watch.Init(pipe, context);
+        watch.TakeNotes(epoch, info.algorithm);
+        notes.BuffInit(pipe);
+        notes.Send();
+        const int64_t start = AscendC::GetSystemCycle();
+        for (bool late = false;; late = Expired(info, start)) {
+            Verdict found;
+            watch.Look(found);
+            if (watch.AllNoted()) return Verdict();
+            if (found.code >= kFirstFatal) return found;
+            if (late) {
+                Verdict missed;
+                missed.code = kCommTimeout;
+                missed.source = watch.missing();
+                missed.reporter = info.rank;
+                return missed;
+            }
+            MOE_POLL_HINT();
+        }
+    }
+
+private:
+    __aicore__ inline bool Expired(const MoeDistributeInfo& info, int64_t start) const {
+        return AscendC::GetSystemCycle() - start > static_cast<int64_t>(info.deadlineCycles);
+    }
 };
 
 }  // namespace moe

@@ -282,7 +282,7 @@ private:
     // Phases 5 and 6. False: a fatal error.
     __aicore__ inline bool Relayed() {
         exchange_.WaitStatus(*this, 0, Awaited::kReturned);
-        if (exchange_.verdict().code >= kFirstFatal) return false;
+        if (exchange_.Over()) return false;
         exchange_.BeginSecondLevel();
         exchange_.NextPlan();
         Relay relay;
@@ -291,7 +291,7 @@ private:
         const Verdict mine = SumServer(relay);  // UB plan 2
         relay.StageMessages();
         exchange_.MeetAt(0, mine);
-        if (exchange_.verdict().code >= kFirstFatal) return false;
+        if (exchange_.Over()) return false;
         relay.StageItems(*this, sumBytes_);
         relay.Post();
         return true;

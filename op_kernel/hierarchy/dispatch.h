@@ -229,14 +229,14 @@ private:
     // Phases 5 to 7. False: a fatal error.
     __aicore__ inline bool Forward() {
         exchange_.WaitStatus(*this, 0, Awaited::kRecords);
-        if (exchange_.verdict().code >= kFirstFatal) return false;
+        if (exchange_.Over()) return false;
         exchange_.BeginSecondLevel();
         exchange_.NextPlan();
         Relay relay;
         relay.Init(exchange_, *info_);
         relay.InitMessages();
         exchange_.MeetAt(0, ForwardRows(relay));
-        if (exchange_.verdict().code >= kFirstFatal) return false;
+        if (exchange_.Over()) return false;
         relay.PassMessagesOn();
         exchange_.sender().Flush();
         return true;
@@ -303,7 +303,7 @@ private:
             SetTail(tails[k * tailBytes_].template ReinterpretCast<int32_t>(), source, token, k, record.WeightBits(k));
         }
         if (odd == 0) return Verdict();
-        Verdict verdict = InvalidOf(*info_, kCorruptStatus, kRecordIndex, odd);
+        Verdict verdict = InvalidOf(*info_, kCorruptStatus, AtLevel(kRecordIndex, 1), odd);
         verdict.source = source;
         return verdict;
     }

@@ -183,7 +183,8 @@ public:
                           block.GetValue(kRbOp) == exchange_->config().op && block.GetValue(kRbSource) == from &&
                           block.GetValue(kRbHash) == HashOf(from, rows) && rows <= most;
         if (good) return Verdict();
-        Verdict verdict = InvalidOf(*info_, kCorruptStatus, kRelayBlockIndex, rows);
+        const uint32_t level = exchange_->config().op == kOpDispatch ? 1 : 2;
+        Verdict verdict = InvalidOf(*info_, kCorruptStatus, AtLevel(kRelayBlockIndex, level), rows);
         verdict.source = from;
         rows = 0;
         return verdict;

@@ -130,8 +130,8 @@ MOE_FN uint64_t CountsOffset(uint32_t cores, uint32_t experts) {
 MOE_FN uint64_t ItemsOffset(uint32_t cores, uint32_t experts, uint32_t world, uint32_t localExperts) {
     return CountsOffset(cores, experts) + static_cast<uint64_t>(world) * StatusMessageBytes(localExperts);
 }
-constexpr uint32_t kItemLists = 2;  // rows with messages; aborts
-constexpr uint32_t kAbortItemList = 1;
+constexpr uint32_t kItemLists = 3;  // rows with messages; aborts; notes
+constexpr uint32_t kAbortItemList = 1, kNoteItemList = 2;
 MOE_FN uint64_t BoundsOffset(const MoeDistributeInfo& info) {
     return ItemsOffset(info.cores, info.experts, info.world, info.localExperts) +
            static_cast<uint64_t>(kItemLists) * info.world * kBlock;

@@ -140,6 +140,8 @@ struct MessageMatchUb {
 constexpr uint32_t kAbortsAtOnce = 128;
 MOE_FN uint32_t AbortBytes(uint32_t world) { return Min(world, kAbortsAtOnce) * kBlock; }
 constexpr uint32_t kFailWatchBytes = kBlock;
+// Notes: a note and a BatchWrite item.
+MOE_FN uint32_t NotesBytes(const MoeDistributeInfo& info) { return info.transport == kTransportRdma ? 2 * kBlock : 0; }
 // WaitTimes: of each source when its message was seen, and its word pair of performance_info.
 struct WaitTimesUb {
     uint32_t seen, sums;

@@ -254,6 +254,13 @@ MOE_FN uint32_t HashMix(uint32_t hash, uint32_t word) { return (hash ^ word) * 1
 // The magic stands in both halves.
 enum AbortBlock : uint32_t { kAbMagic, kAbEpoch, kAbCode, kAbCulprit, kAbReporter, kAbDetail0, kAbDetail1, kAbMark };
 
+// ---- note, words: between servers, in the place of an abort block that is not needed. A rank that waits for long
+// tells all others which algorithm it runs: the messages of another one lie where nobody looks. Its first and last
+// words say that it is whole; its magic is no abort's ----
+enum NoteBlock : uint32_t { kNtMagic, kNtEpoch, kNtAlgorithm, kNtMark = 7 };  // the mark is the epoch
+constexpr uint32_t kNoteMagic = 0x4E4F5445u;
+constexpr uint32_t kNoteShare = 4;  // such a wait has taken this share of the deadline
+
 // ---- fail block, words: from core 0 to the other cores of its rank: why it has given up, or that there is an abort. A
 // fatal code of an earlier epoch says that the communicator has failed: sticky as aborts are ----
 enum FailBlock : uint32_t { kFbMagic, kFbEpoch, kFbCode };  // the magic keyed by the epoch
@@ -267,6 +274,8 @@ MOE_FN uint32_t VerdictMark(uint32_t epoch, bool finish) { return kVerdictMagic 
 // Of the second level of hierarchy: its meetings begin at the first block again. All cores have seen what lay there,
 // because all have posted to the blocks after it.
 constexpr uint32_t kSecondLevelMark = 1u << 30;
+// The same of the meeting where ranks run different algorithms.
+constexpr uint32_t kNotedMark = 1u << 29;
 
 // ---- phases of an op, and the stamps of a core ----
 // The only home of these names: MOE_PHASE takes no other, and timelines, predictions and stamps print them. A core is
@@ -322,6 +331,12 @@ constexpr uint32_t kCountsOfSource = 0x80000000u;
 constexpr uint32_t kAbortBlockIndex = 0xFFFFu;
 constexpr uint32_t kRelayBlockIndex = 0xFFFEu;  // of hierarchy: the block that counts rows,
 constexpr uint32_t kRecordIndex = 0xFFFDu;      // a record
+// Hierarchy waits twice in an op: in level 1 for what a rank forwards, in level 2 for what others forward to it. The
+// upper half of detail 0 of kPeerLost, kCommTimeout and kCorruptStatus is the level; 0: of another algorithm, or found
+// by no wait.
+MOE_FN uint32_t AtLevel(uint32_t detail, uint32_t level) { return detail | level << 16; }
+MOE_FN uint32_t LevelOf(uint32_t detail) { return detail >> 16; }
+MOE_FN uint32_t BlockOf(uint32_t detail) { return detail & 0xFFFFu; }
 // kInvalidTriple: the word of detail 0 when the triple is none of dispatch's at this row.
 constexpr uint32_t kTripleOrder = 3;
 // kInvalidTriple: detail 0 when not a triple is wrong, but a record of hierarchy behind them.

@@ -30,6 +30,8 @@ from table import (
     LARGE,
     LENT,
     LEVELS,
+    LEVELS_EXPLORED,
+    LEVELS_KILLED,
     LONG_LISTS,
     MANY_RANKS,
     PROBES,
@@ -136,7 +138,9 @@ PARTS = {
     ],
     MANY_RANKS: ["kernels/test_many_ranks.py"],
     TIMES: ["kernels/test_wait_times.py"],
-    LEVELS: ["kernels/hierarchy/test_results.py", "kernels/hierarchy/test_relay_failures.py"],
+    LEVELS: [f"kernels/hierarchy/test_{name}.py" for name in ("results", "relay_failures", "bytes")],
+    LEVELS_KILLED: ["-m", "not npu", "kernels/hierarchy/test_server_processes.py"],
+    LEVELS_EXPLORED: ["kernels/hierarchy/test_schedules.py"],
     FAILURES: [
         "kernels/test_failures_told.py",
         "kernels/test_failures_corrupt.py",
@@ -170,6 +174,10 @@ def first_failure(build: Build, suite: Sequence[str], seconds: float, **environm
 
 def first_failure_of_suite(build: Build) -> str | None:
     return first_failure(build, SUITE_TESTS, seconds=150, ASCEND_MOE_TIMEOUT_S="3", ASCEND_MOE_COMM_ALG="window")
+
+
+def _of_part(build: Build, finder: str, **environment: str) -> str | None:
+    return first_failure(build, PARTS[finder], 300, **environment)
 
 
 def cases(seed: int, finder: str) -> Iterator[explore.Program]:
@@ -263,7 +271,10 @@ def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
         return probed(mutant)
     build = builds.library("fast" if finder in (SUITE, RUN, *PARTS) else "checked", mutant)
     if finder in (SUITE, *PARTS):
-        failure = first_failure_of_suite(build) if finder == SUITE else first_failure(build, PARTS[finder], 300)
+        checked = {}
+        if finder == LEVELS_EXPLORED:
+            checked = {"ASCEND_MOE_CHECKED_LIBRARY": str(builds.library("checked", mutant).path)}
+        failure = first_failure_of_suite(build) if finder == SUITE else _of_part(build, finder, **checked)
         assert failure is not None, f"no test of the {finder} sees {mutant.name}"
         return failure
     if finder == RUN:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 # Who finds a mutant. On the fast engine: a part of the suite, the tests of zero copy, of "many ranks", those at the
 # "borders" of what the kernels check, those of what comes of "failures", those of the "times" in performance_info,
-# those of the "two levels" of hierarchy,
+# those of the "two levels" of hierarchy, also "killed" in processes, or "explored" (these on both engines),
 # `ascend-moe run`. On the checked engine:
 # explore mode with cases
 # of the algorithm "window" or "direct", of ranks on several "servers", also with "flags" in blocks that come in any
@@ -27,7 +27,7 @@ FLAGS = "flags"
 PROBES = "probes"  # of the bring-up, on both engines
 MANY_RANKS, IN_PARTS = "many ranks", "parts"
 TIMES = "times"
-LEVELS = "two levels"
+LEVELS, LEVELS_KILLED, LEVELS_EXPLORED = "two levels", "two levels killed", "two levels explored"
 
 
 @dataclass(frozen=True)
@@ -92,25 +92,6 @@ PATCHES = r"""
 - if (InParts()) nextToHash_ = 0;
 
 # What performance_info counts.
-= records_of_own_server_left_out: the number of the records of this server's own tokens is not kept
-! two levels
-@ hierarchy/dispatch
-- kept_.StoreCount(relay, Mine(), exchange_.Failed() ? 0 : totals.Total(Mine()));
-+ kept_.StoreCount(relay, Mine(), 0);
-= servers_by_first_pair: the source adds the sums of servers in the order of its pairs
-! two levels
-@ hierarchy/combine
-- for (; at > 0 && servers_[at - 1] > server; --at) {
-+ for (; at > kMaxTopK; --at) {
-= a_collective_error_stops_messages: a rank that has an error does not pass messages on
-! two levels
-@ hierarchy/dispatch
-- relay.PassMessagesOn();
-+ if (!exchange_.Failed()) relay.PassMessagesOn();
-= forwarder_takes_rows_from_the_start: rows of a server are taken from where they would begin if there were most
-! two levels
-- relay.Arrived(server) - static_cast<uint64_t>(rows - number) * bytes),
-+ relay.Arrived(server) - static_cast<uint64_t>(info_->maxBatch - number) * bytes),
 = times_replaced: the sum of earlier calls is lost
 ! times
 @ common/wait
@@ -132,6 +113,175 @@ PATCHES = r"""
 ! times
 - (times + static_cast<uint64_t>(first) * 2 * sizeof(uint32_t)), count * 2);
 + (times), count * 2);
+
+# Two levels: what hierarchy sends, forwards and sums.
+% two levels
+= records_of_own_server_left_out: the number of the records of this server's own tokens is not kept
+@ hierarchy/dispatch
+- kept_.StoreCount(relay, Mine(), exchange_.Failed() ? 0 : totals.Total(Mine()));
++ kept_.StoreCount(relay, Mine(), 0);
+= servers_by_first_pair: the source adds the sums of servers in the order of its pairs
+@ hierarchy/combine
+- for (; at > 0 && servers_[at - 1] > server; --at) {
++ for (; at > kMaxTopK; --at) {
+= a_collective_error_stops_messages: a rank that has an error does not pass messages on
+@ hierarchy/dispatch
+- relay.PassMessagesOn();
++ if (!exchange_.Failed()) relay.PassMessagesOn();
+= forwarder_takes_rows_from_the_start: rows of a server are taken from where they would begin if there were most
+- relay.Arrived(server) - static_cast<uint64_t>(rows - number) * bytes),
++ relay.Arrived(server) - static_cast<uint64_t>(info_->maxBatch - number) * bytes),
+= every_row_has_the_first_tail: rows within the server carry the triple and weight of the token's first pair
+- rows_.WireBytes(), Tail(t * info_->topK + k));
++ rows_.WireBytes(), Tail(t * info_->topK));
+= forwarded_without_weight: a forwarder stores weight 0 beside each row
+- source, token, k, record.WeightBits(k));
++ source, token, k, 0);
+= forwarded_to_the_first_owner: all rows of a record go where the first one goes
+- if (Here(id)) PutRow(source, id, record.Row(k), row,
++ if (Here(id)) PutRow(source, id, record.Row(0), row,
+= a_record_a_pair: a token's row crosses for each of its pairs
+- if (tokens_.First(server, token)) SendRecord(
++ if (tokens_.First(server, token) || server != Mine()) SendRecord(
+= forwarded_records_not_kept: the number of another server's records is not kept
+- if (exchange_.core() == 0) kept_.StoreCount(relay, server, rows);
++ if (exchange_.core() == 0) kept_.StoreCount(relay, server, 0);
+= records_of_half_the_tokens_forwarded: a core stops short of its share
+- i < end; ++i)
++ i < end; i += 2)
+  Worsen(verdict, ForwardRow(
+@ hierarchy/combine
+= weights_of_the_first_pair: a server's sum weighs all rows by the first pair's weight
+- GetValue(record.WeightAt(k)), part);
++ GetValue(record.WeightAt(0)), part);
+= own_sums_are_staged: the sums of this server's own tokens go where those for others leave
+- server == Mine() ? relay.Arrived(server) : relay.Staged(server);
++ relay.Staged(server);
+= rows_of_records_unchecked: a row number that dispatch cannot have kept is taken
+- if (row >= 0 || row < -came)
++ if (row >= 0 && row < -came)
+= numbers_of_records_unchecked: so is a number of tokens
+- if (Kept(server) > info_->maxBatch) return
++ if (false) return
+= sums_of_servers_not_counted: a source takes another number of sums than it waits for
+- if (rows != totals_.Total(server) && mine.code == kOk)
++ if (rows > info_->maxBatch && mine.code == kOk)
+= rows_of_a_place_added_up: rows of the experts before the last are taken for those of all
+- for (uint32_t l = 0; l < info_->localExperts; ++l) rows += message
++ for (uint32_t l = 0; l + 1 < info_->localExperts; ++l) rows += message
+= codes_of_a_part_at_the_begin: a part of H is stored at the begin of the row of codes
+- StoreRows(place + first, row[first], elements);
++ StoreRows(place, row[first], elements);
+= scales_of_a_part_at_the_begin: so are its scales
+- StoreRows(place + scales, row[scales],
++ StoreRows(place + BlockScalesOffset(plain_.info.hidden), row[scales],
+= quantized_as_the_first_part: a part's codes and scales are made for the first part's place
+- quantizer_.Quantize(row, sum_.Take(), first);
++ quantizer_.Quantize(row, sum_.Take(), 0);
+= own_terms_before_servers: special experts and shared_expert_x are added before the servers' sums
+- for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, TermKind::kWhole, 0.0f}, part);
+  terms_.Begin(token);
+  for (Term term; terms_.Next(*routing_, term);) Add(term, part);
++ terms_.Begin(token);
++ for (Term term; terms_.Next(*routing_, term);) Add(term, part);
++ for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, TermKind::kWhole, 0.0f}, part);
+= special_experts_have_servers: a source looks for a server's sum for every pair
+- if (!routing_->pairs().Routed(id)) continue;
+  const uint32_t server = ServerOf(*info_, id);
+  if (!tokens_.First(server, token)) continue;
++ if (id < 0) continue;
++ const uint32_t server = ServerOf(*info_, id) % Servers(*info_);
++ if (!tokens_.First(server, token)) continue;
+= own_terms_of_the_first_token: special experts of a core's first token count for all of its tokens
+- terms_.Begin(token);
++ terms_.Begin(terms_.first());
+@ hierarchy/relay
+= passed_on_to_the_next_lane: a forwarder gives each neighbour another's message
+- Server(*info_, info_->rank) * lanes + lane;
++ Server(*info_, info_->rank) * lanes + (lane + 1) % lanes;
+= an_item_lacks_its_last_message: an item ends before the message of the last lane
+- rowBytes + RelayMessageOffset(info_->world, info_->nearRanks - 1) + StatusMessageBytes(info_->localExperts);
++ rowBytes + RelayMessageOffset(info_->world, info_->nearRanks - 1);
+= records_of_the_next_server: an item goes to the place of its reader's server
+- RelayOffset(exchange_->context(), *info_, Parity(exchange_->epoch()), Server(*info_, info_->rank)) -
+  rowBytes;
++ RelayOffset(exchange_->context(), *info_, Parity(exchange_->epoch()), server) - rowBytes;
+
+# Its failures: who is named, in which level, and what ranks that run other algorithms are told.
+= no_level_is_told: a failure does not say in which wait it was found
+@ common/wait
+- if (verdict.code >= kFirstFatal && verdict.reporter == info_->rank)
+  verdict.detail0 =
++ if (false)
++ verdict.detail0 =
+= the_level_is_the_ops: combine's first wait is told as the second
+- awaited == Awaited::kRecords || awaited == Awaited::kReturned ? 1 : 2;
++ awaited == Awaited::kRecords ? 1 : 2;
+= an_abort_without_its_level: who is told of a failure is not told of its level
+- verdict.detail0 = words.GetValue(at + kAbDetail0);
++ verdict.detail0 = 0;
+= older_epochs_are_damage: what an older op of hierarchy has left is taken for damage
+@ common/status
+- if (IsStale(seen, epoch_)) return true;
++ return IsStale(seen, epoch_);
+= neighbours_get_no_note: notes leave for far ranks alone
+@ common/wait
+- sender_->PutAbort(peer, note);
++ continue;
+= notes_before_their_time: a note of an older op counts
+- if (!whole || epoch != epoch_ || algorithm == algorithm_ || note.code != kOk) return;
++ if (!whole || algorithm == algorithm_ || note.code != kOk) return;
+= notes_name_the_own_algorithm: both names of a mismatch are this rank's
+- note.detail2 = algorithm;
++ note.detail2 = algorithm_;
+= core_0_waits_for_its_own_share: core 0 writes no notes while it waits for other cores
+- if (notes_ != nullptr) notes_->Look();
+  if (called_
++ if (called_
+= nobody_writes_notes: a rank that waits for long writes no notes
+- > static_cast<int64_t>(info_->deadlineCycles / kNoteShare)) Send();
++ > static_cast<int64_t>(info_->deadlineCycles) * 2) Send();
+= forwarding_after_a_mismatch: a forwarder goes on where ranks run other algorithms
+@ common/exchange
+- { return left_ || verdict_.code >= kFirstFatal; }
++ { return verdict_.code >= kFirstFatal; }
+= a_mismatch_is_fatal: a rank that has found another algorithm gives up for good
+- found.code = kConfigMismatch;
++ found.code = kCommTimeout;
+% two levels explored
+= rows_left_at_once_after_a_mismatch: a rank does not wait for the notes of all
+@ common/wait
+- if (watch.AllNoted()) return Verdict();
++ return Verdict();
+= messages_pass_on_before_rows: a forwarder's cores do not meet between rows and messages
+@ hierarchy/dispatch
+- exchange_.MeetAt(0, ForwardRows(relay));
++ exchange_.Fail(ForwardRows(relay));
+= a_block_of_rows_unchecked: a damaged number of rows is taken
+@ hierarchy/relay
+- if (good) return Verdict();
++ if (good || rows <= most) return Verdict();
+= an_item_before_its_sums: combine's items leave before all cores have stored their sums
+@ hierarchy/combine
+- exchange_.MeetAt(0, mine);
++ exchange_.Fail(mine);
+= a_relayed_message_before_it_is_loaded: no EnQue and DeQue between load and store of a message
+@ hierarchy/relay
+- messageQueue_.EnQue(message);
+- message = messageQueue_.template DeQue<uint32_t>();
+= meetings_of_both_levels_alike: the second level's meetings have the first one's mark
+@ common/exchange
+- { meetingMark_ = kSecondLevelMark; }
++ { meetingMark_ = 0; }
+% two levels killed
+= whose_rows_are_missed_is_named: in dispatch the source is named where its forwarder has not passed on
+@ common/wait
+- if (awaited_ == Awaited::kRelayed) return mine * info_->nearRanks + Lane(*info_, rank);
+= the_owner_is_named: in combine the owner is named where its forwarder has sent no sum
+- if (awaited_ == Awaited::kSums) return server * info_->nearRanks + Lane(*info_, info_->rank);
+= levels_by_name_of_the_first: both waits of an op are told as the first
+- awaited == Awaited::kReturned ? 1 : 2;
++ awaited == Awaited::kReturned ? 1 : 1;
 
 # Pipes that do not wait for another.
 % window | missing pipe synchronisation, uninitialised UB read | unseen
@@ -1077,8 +1227,8 @@ PATCHES = r"""
 = half an abort block is an abort
 ! failures
 @ common/wait
-- if (words.GetValue(at + kAbMagic) != kAbortMagic || words.GetValue(at + kAbMark) != kAbortMagic) continue;
-+ if (words.GetValue(at + kAbMagic) != kAbortMagic) continue;
+- if (magic != kAbortMagic || words.GetValue(at + kAbMark) != kAbortMagic) continue;
++ if (magic != kAbortMagic) continue;
 = an abort is passed on as one's own
 - verdict.reporter = words.GetValue(at + kAbReporter);
 + verdict.reporter = rank_;

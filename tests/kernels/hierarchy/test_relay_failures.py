@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import op_runs
 import pytest
+import torch
 
 from ascend_moe import LocalCluster
-from ascend_moe.errors import AscendMoeError, CommTimeout, ConfigMismatch, RoutingMismatch
+from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, ConfigMismatch, RoutingMismatch
 from ascend_moe.reference.cases import Case, legal
 
 CASE = legal(Case(world=4, local=2, topk=3, share=2, batches="global_bs", cores=2, seed=5))
@@ -66,7 +68,69 @@ def test_a_rank_that_does_not_come_is_named_by_all(op: str, absent: int) -> None
             first, again, waited = found
             assert isinstance(first, CommTimeout) and first.details["rank"] == absent, (rank, first)
             assert isinstance(again, CommTimeout) and again.details["rank"] == absent, (rank, again)
+            # Its neighbour and its lane miss it in the first level, and are the first to say so.
+            assert (first.phase, first.level, again.level) == (op, 1, 1) and first.reporter in (absent ^ 1, absent ^ 2)
+            assert "in level 1 of hierarchy, where it awaits what it forwards" in str(first)
+            assert "in level 1" in Path(first.calls).read_text()
             assert waited < DEADLINE + 2
+
+
+def test_a_rank_that_does_not_come_after_ops_of_window_is_named() -> None:
+    """What an older op of hierarchy has left is no damage, though window writes other places."""
+    absent = 3
+
+    def body(rank: int, group_ep: str) -> Exception | None:
+        for case in (CASE, *(replace(CASE, share=0),) * 3):
+            assert isinstance(op_runs.run_rank(case, rank, group_ep), op_runs.RankRun)
+        if rank == absent:
+            time.sleep(DEADLINE + 1)
+            return None
+        return raised(op_runs.dispatch, CASE, rank, group_ep)
+
+    with LocalCluster(CASE.world, window_mib=8) as cluster:
+        for rank, found in enumerate(cluster.run(body)):
+            if rank != absent:
+                assert isinstance(found, CommTimeout) and found.details["rank"] == absent, (rank, found)
+
+
+@pytest.mark.parametrize(
+    ("world", "relaying", "cores", "near"),
+    [
+        pytest.param(4, {0, 1}, 6, "0", id="a server of two"),  # core 0 awaits no message
+        pytest.param(8, {0, 1, 2, 3, 4, 5, 6}, 2, "0", id="all but one of eight"),
+        pytest.param(4, {3}, 2, "1", marks=pytest.mark.nightly, id="one, near stores"),
+        pytest.param(4, {0, 1, 3}, 1, "0", marks=pytest.mark.nightly, id="all but one of four"),
+        pytest.param(8, {2}, 2, "0", marks=pytest.mark.nightly, id="one of eight"),
+        pytest.param(8, {0, 1, 2, 3}, 3, "1", marks=pytest.mark.nightly, id="two servers of four"),
+    ],
+)
+def test_ranks_that_differ_in_comm_alg_are_named_by_all(
+    world: int, relaying: set[int], cores: int, near: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a quarter of the deadline all know it, and the group works on."""
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "2")
+    monkeypatch.setenv("ASCEND_MOE_NEAR_STORES", near)
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
+    levels = legal(replace(CASE, world=world))
+
+    def body(rank: int, group_ep: str) -> tuple[Exception, Exception, op_runs.RankRun | AscendMoeError]:
+        case = levels if rank in relaying else replace(levels, share=0)
+        dispatched = raised(op_runs.dispatch, case, rank, group_ep)
+        sent = op_runs.dispatch(levels, rank, group_ep)
+        combined = raised(op_runs.combine, case, rank, group_ep, op_runs.expert_rows(levels, rank, sent), sent)
+        return dispatched, combined, op_runs.run_rank(levels, rank, group_ep)
+
+    with LocalCluster(world, window_mib=8) as cluster:
+        found = cluster.run(body)
+    op_runs.check(levels, [good for *_, good in found])
+    for rank, (*errors, _) in enumerate(found):
+        for op, error in zip(("dispatch", "combine"), errors, strict=True):
+            assert isinstance(error, ConfigMismatch), (rank, op, error)
+            assert error.field == "comm_alg" and (error.rank in relaying) != (rank in relaying)
+            ours, theirs = ("hierarchy", "window") if rank in relaying else ("window", "hierarchy")
+            assert (error.ours, error.theirs) == (ours, theirs)
+            text = f"{op}: comm_alg is {ours} on rank {rank} and {theirs} on rank {error.rank}; it must be the same"
+            assert text in str(error)
 
 
 @pytest.mark.parametrize("other", [0, 3])
@@ -112,3 +176,54 @@ def test_other_ids_in_combine_are_this_ranks_error_alone() -> None:
             if rank != odd:
                 op_runs.check_combine(rank, outcome.result, want[rank])
         op_runs.check(CASE, cluster.run(lambda rank, group_ep: op_runs.run_rank(CASE, rank, group_ep)))
+
+
+def test_the_same_counts_of_other_tokens_are_this_ranks_error_alone() -> None:
+    """Every expert has as many rows as in dispatch, but more tokens go to each server."""
+    case, odd = legal(Case(world=4, local=2, topk=2, share=2, batch=2)), 1
+    ids = ([[0, 1], [4, 5]], [[0, 4], [1, 5]])
+
+    def body(rank: int, group_ep: str) -> torch.Tensor | Exception:
+        place = op_runs.DevicePlace(group_ep, case.world, rank)
+        first, second = ({"expert_ids": torch.tensor(given, dtype=torch.int32)} if rank == odd else {} for given in ids)
+        sent = op_runs.validate_run.dispatch(place, case, **first)
+        rows = op_runs.expert_rows(case, rank, sent)
+        if rank == odd:
+            return raised(lambda: op_runs.validate_run.combine(place, case, rows, sent, **second))
+        return op_runs.combine(case, rank, group_ep, rows, sent)
+
+    with LocalCluster(case.world, window_mib=8) as cluster:
+        found = cluster.run(body)
+    assert isinstance(found[odd], RoutingMismatch)
+    assert "server 0 returns sums of 1 tokens to rank 1, whose expert_ids and mask send 2 to it" in str(found[odd])
+
+
+@pytest.mark.parametrize("wrong", ["number", "row"])
+def test_records_that_are_not_dispatchs_are_refused(wrong: str) -> None:
+    """They lie behind the triples: a number of tokens a server, then for each token ids, rows and weights."""
+    odd = 2
+
+    def body(rank: int, group_ep: str) -> torch.Tensor | Exception:
+        sent = list(op_runs.dispatch(CASE, rank, group_ep))
+        rows = op_runs.expert_rows(CASE, rank, sent)
+        if rank == odd:
+            sent[2] = sent[2].clone()
+            numbers = -(-3 * len(sent[0]) // 8) * 8
+            assert 0 < sent[2][numbers] <= CASE.batch
+            if wrong == "number":
+                sent[2][numbers] = CASE.batch + 1
+            else:
+                sent[2][numbers + 2 * 8 + 2 * 8 :][: CASE.topk] = -(1 << 20)
+        try:
+            return op_runs.combine(CASE, rank, group_ep, rows, sent)
+        except AscendMoeError as error:
+            return error
+
+    with LocalCluster(CASE.world, window_mib=8) as cluster:
+        found = cluster.run(body)
+    assert isinstance(found[odd], ArgumentError) and "behind its triples" in str(found[odd])
+    for rank in {0, 1, 3}:
+        if wrong == "number":  # known before messages leave
+            assert isinstance(found[rank], ArgumentError) and found[rank].details == found[odd].details
+        else:  # its lane gets no sums
+            assert isinstance(found[rank], RoutingMismatch if rank == 0 else torch.Tensor), found[rank]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from explored_worlds import Worlds
+from seen_schedules import CONFIG_MISMATCH, OK, PEER_LOST, bits, seen
 
 from ascend_moe import explore
 from ascend_moe.errors import ArgumentError
+from ascend_moe.explore.engine import PlannedProgram  # as tests replace it in the engine
 
 CASES = [
     "w4,c2,l2,k2,b2,v2,r2,weights,DCDC,hierarchy",
@@ -34,3 +37,43 @@ def test_no_schedule_finds_anything(text: str, schedules: int) -> None:
 def test_a_case_that_hierarchy_cannot_run_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="hierarchy needs v2, weights"):
         explore.parse(f"{text},DC,hierarchy")
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 20))])
+def test_a_forwarder_killed_at_every_step_is_named(worlds: Worlds, seed: int) -> None:
+    """Rank 2 forwards for rank 0. Whoever misses what it has not passed on says so, and of which level."""
+    case, world, victim = explore.parse("w4,c1,l1,k2,b2,u1,v2,r2,weights,DC,hierarchy,ids:distinct"), worlds(4), 2
+    world.load(case, accepted=bits(OK, PEER_LOST))
+    levels = set()
+    for step in range(seen(world, seed, "random").steps + 1):
+        found = seen(world, seed, "random", kill_rank=victim, kill_step=step)
+        for rank in range(4):
+            if rank == victim:
+                continue
+            codes, texts = found.codes[rank], found.texts[rank]
+            assert codes in ([OK, OK], [OK, PEER_LOST], [PEER_LOST, PEER_LOST]), (step, rank, codes, texts)
+            assert all(f"rank {victim} is lost" in text for text in texts if text), (step, texts)
+            levels |= {text.partition(", in level ")[2][:1] for text in texts if text}
+    assert {"1", "2"} <= levels
+
+
+@pytest.mark.parametrize("relaying", [{0, 1}, {3}, {0, 1, 2}])
+@pytest.mark.parametrize(("text", "schedules"), [("DDD,c2", 2), pytest.param("DDD,c1", 60, marks=pytest.mark.nightly)])
+def test_ranks_that_differ_in_comm_alg_name_it(
+    worlds: Worlds, relaying: set[int], text: str, schedules: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second dispatch differs, the others are right."""
+    levels = explore.parse(f"w4,l1,k2,b2,u1,v2,r2,weights,hierarchy,{text}")
+    window, world = explore.parse(f"w4,l1,k2,b2,u1,v2,r2,weights,window,{text}"), worlds(4)
+    for seed in range(1, schedules + 1):
+        mixed, rest = (PlannedProgram(program, world.library) for program in (levels, window))
+        for at, call in enumerate(mixed.calls):
+            if call.number == 1 and call.rank not in relaying:
+                mixed.calls[at], rest.calls[at] = rest.calls[at], call
+        with monkeypatch.context() as patch:
+            patch.setattr(explore.engine, "PlannedProgram", lambda *_, made=mixed: made)
+            world.load(levels, accepted=bits(OK, CONFIG_MISMATCH))
+        found = seen(world, seed, ("random", "lazy", "pct")[seed % 3])
+        rest.close()
+        for rank, (codes, texts) in enumerate(zip(found.codes, found.texts, strict=True)):
+            assert codes == [OK, CONFIG_MISMATCH, OK] and "comm_alg is " in texts[1], (seed, rank, codes, texts)

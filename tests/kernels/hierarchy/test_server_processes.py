@@ -48,3 +48,52 @@ def test_a_rank_that_never_comes_dies_and_is_named() -> None:
         ranks.kill(2)
         for rank in (0, 1, 3):
             assert_named(ranks.wait(rank), "PeerLost", 2)
+
+
+@pytest.mark.parametrize("op", ["dispatch", "combine"])
+def test_a_rank_killed_between_the_levels_is_named_by_all(op: str) -> None:
+    """It has had what it forwards, and stands at a store before it passes that on.
+
+    Who waits for that store says so, of its second level; the others have all of this op, and hear of it in the next.
+    """
+    victim, waits = 2, {"dispatch": 3, "combine": 0}[op]
+    call = {"dispatch": level_ranks.dispatch, "combine": level_ranks.combine}[op]
+    with Ranks(4, timeout_s=30.0) as ranks:
+        opened(ranks)
+        if op == "combine":
+            assert values(ranks.call(level_ranks.dispatch)) == ["right"] * 4
+        values(ranks.call(level_ranks.halt_before_passing_on, op, ranks=[victim]))
+        for rank in range(4):
+            ranks.start(rank, call)
+        others = [rank for rank in range(4) if rank not in (victim, waits)]
+        assert values([ranks.wait(rank) for rank in others]) == ["right"] * 2
+        ranks.kill(victim)
+        killed = time.monotonic()
+        outcome = ranks.wait(waits)
+        assert_named(outcome, "PeerLost", victim, "level 2", "what others forward to it")
+        found = {name: outcome.details[name] for name in ("reporter", "phase", "level")}
+        assert found == {"reporter": waits, "phase": op, "level": 2}
+        for rank in others:
+            assert_named(ranks.call(level_ranks.layers, 1, ranks=[rank])[0], "PeerLost", victim)
+        assert time.monotonic() - killed < SOON_S
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("op", ["dispatch", "combine"])
+def test_a_rank_that_stands_still_between_the_levels_is_named_by_all(op: str) -> None:
+    """It lives, so only the end of the second wait tells; and who waits names it, not whose rows it forwards."""
+    victim, waits = 2, {"dispatch": 3, "combine": 0}[op]
+    with Ranks(4, timeout_s=2.0) as ranks:
+        opened(ranks)
+        if op == "combine":
+            assert values(ranks.call(level_ranks.dispatch)) == ["right"] * 4
+        values(ranks.call(level_ranks.halt_before_passing_on, op, ranks=[victim]))
+        for rank in range(4):
+            ranks.start(rank, {"dispatch": level_ranks.dispatch, "combine": level_ranks.combine}[op])
+        outcome = ranks.wait(waits)
+        assert_named(outcome, "CommTimeout", victim, "level 2")
+        assert outcome.details["reporter"] == waits and outcome.details["level"] == 2
+        for rank in range(4):
+            if rank not in (victim, waits):
+                assert values([ranks.wait(rank)]) == ["right"]
+                assert_named(ranks.call(level_ranks.layers, 1, ranks=[rank])[0], "CommTimeout", victim)
