@@ -182,16 +182,13 @@ PATCHES = r"""
 - for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, TermKind::kWhole, 0.0f}, part);
   terms_.Begin(token);
   for (Term term; terms_.Next(*routing_, term);) Add(term, part);
-+ terms_.Begin(token);
-+ for (Term term; terms_.Next(*routing_, term);) Add(term, part);
 + for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, TermKind::kWhole, 0.0f}, part);
 = special_experts_have_servers: a source looks for a server's sum for every pair
 - if (!routing_->pairs().Routed(id)) continue;
-  const uint32_t server = ServerOf(*info_, id);
-  if (!tokens_.First(server, token)) continue;
+- const uint32_t server = ServerOf(*info_, id);
 + if (id < 0) continue;
 + const uint32_t server = ServerOf(*info_, id) % Servers(*info_);
-+ if (!tokens_.First(server, token)) continue;
+  if (!tokens_.First(server, token)) continue;
 = own_terms_of_the_first_token: special experts of a core's first token count for all of its tokens
 - terms_.Begin(token);
 + terms_.Begin(terms_.first());
@@ -204,16 +201,15 @@ PATCHES = r"""
 + rowBytes + RelayMessageOffset(info_->world, info_->nearRanks - 1);
 = records_of_the_next_server: an item goes to the place of its reader's server
 - RelayOffset(exchange_->context(), *info_, Parity(exchange_->epoch()), Server(*info_, info_->rank)) -
-  rowBytes;
+- rowBytes;
 + RelayOffset(exchange_->context(), *info_, Parity(exchange_->epoch()), server) - rowBytes;
 
 # Its failures: who is named, in which level, and what ranks that run other algorithms are told.
 = no_level_is_told: a failure does not say in which wait it was found
 @ common/wait
 - if (verdict.code >= kFirstFatal && verdict.reporter == info_->rank)
-  verdict.detail0 =
 + if (false)
-+ verdict.detail0 =
+  verdict.detail0 =
 = the_level_is_the_ops: combine's first wait is told as the second
 - awaited == Awaited::kRecords || awaited == Awaited::kReturned ? 1 : 2;
 + awaited == Awaited::kRecords ? 1 : 2;
@@ -237,7 +233,6 @@ PATCHES = r"""
 = core_0_waits_for_its_own_share: core 0 writes no notes while it waits for other cores
 - if (notes_ != nullptr) notes_->Look();
   if (called_
-+ if (called_
 = nobody_writes_notes: a rank that waits for long writes no notes
 - > static_cast<int64_t>(info_->deadlineCycles / kNoteShare)) Send();
 + > static_cast<int64_t>(info_->deadlineCycles) * 2) Send();
@@ -249,22 +244,10 @@ PATCHES = r"""
 - found.code = kConfigMismatch;
 + found.code = kCommTimeout;
 % two levels explored
-= rows_left_at_once_after_a_mismatch: a rank does not wait for the notes of all
-@ common/wait
-- if (watch.AllNoted()) return Verdict();
-+ return Verdict();
 = messages_pass_on_before_rows: a forwarder's cores do not meet between rows and messages
 @ hierarchy/dispatch
 - exchange_.MeetAt(0, ForwardRows(relay));
 + exchange_.Fail(ForwardRows(relay));
-= a_block_of_rows_unchecked: a damaged number of rows is taken
-@ hierarchy/relay
-- if (good) return Verdict();
-+ if (good || rows <= most) return Verdict();
-= an_item_before_its_sums: combine's items leave before all cores have stored their sums
-@ hierarchy/combine
-- exchange_.MeetAt(0, mine);
-+ exchange_.Fail(mine);
 = a_relayed_message_before_it_is_loaded: no EnQue and DeQue between load and store of a message
 @ hierarchy/relay
 - messageQueue_.EnQue(message);

@@ -56,7 +56,7 @@ def test_a_rank_killed_between_the_levels_is_named_by_all(op: str) -> None:
 
     Who waits for that store says so, of its second level; the others have all of this op, and hear of it in the next.
     """
-    victim, waits = 2, {"dispatch": 3, "combine": 0}[op]
+    victim, waits = {"dispatch": (2, 3), "combine": (3, 1)}[op]
     call = {"dispatch": level_ranks.dispatch, "combine": level_ranks.combine}[op]
     with Ranks(4, timeout_s=30.0) as ranks:
         opened(ranks)
@@ -82,7 +82,7 @@ def test_a_rank_killed_between_the_levels_is_named_by_all(op: str) -> None:
 @pytest.mark.parametrize("op", ["dispatch", "combine"])
 def test_a_rank_that_stands_still_between_the_levels_is_named_by_all(op: str) -> None:
     """It lives, so only the end of the second wait tells; and who waits names it, not whose rows it forwards."""
-    victim, waits = 2, {"dispatch": 3, "combine": 0}[op]
+    victim, waits = {"dispatch": (2, 3), "combine": (3, 1)}[op]
     with Ranks(4, timeout_s=2.0) as ranks:
         opened(ranks)
         if op == "combine":
