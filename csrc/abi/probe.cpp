@@ -13,14 +13,21 @@ namespace ops {
 
 namespace {
 
-// The probes wait for flags in the data window, unlike the operators: a store there has to wake the owner.
+// The probes wait for flags in the data window, unlike the operators: a store there has to wake the owner. Their rows
+// and flags lie anywhere in it: the parts that this rank's own has for the operators are one again.
 std::vector<twin::GmRange> RangesOf(const Communicator& comm) {
-    std::vector<twin::GmRange> ranges = comm.ranges();
-    for (twin::GmRange& range : ranges) {
-        if (range.kind == twin::GmKind::kWindowData && range.owner >= 0) {
+    std::vector<twin::GmRange> ranges;
+    for (twin::GmRange range : comm.ranges()) {
+        const bool data = range.kind == twin::GmKind::kWindowData && range.owner >= 0;
+        if (data && !ranges.empty() && ranges.back().kind == range.kind && ranges.back().end == range.begin) {
+            ranges.back().end = range.end;
+            continue;
+        }
+        if (data) {
             range.doorbell = DoorbellOf(comm.base(range.owner));
             range.atomic_blocks = true;
         }
+        ranges.push_back(range);
     }
     return ranges;
 }

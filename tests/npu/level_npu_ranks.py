@@ -17,6 +17,8 @@ import ascend_moe
 from ascend_moe import comm, reference
 from ascend_moe.errors import ArgumentError, CommError
 from ascend_moe.reference.cases import Case, legal
+from ascend_moe.validate import bringup, probes
+from ascend_moe.validate.probes_kernel import Npu
 from ascend_moe.validate.run import DevicePlace
 from ascend_moe.validate.run import combine as op_combine
 from ascend_moe.validate.run import dispatch as op_dispatch
@@ -57,6 +59,15 @@ def trip(case: Case, **changes: Any) -> tuple[str, str]:
     report = reference.validate("combine", summed, case.combined(rows, want)[RANK], rank=RANK)
     assert report.ok and summed.device == NPU, report.text
     return first, comm.algorithm_of(PLACE.group_ep)
+
+
+def check_the_probes_of_the_path_pass() -> None:
+    """Items of BatchWrite, and the two levels, each through the operator package."""
+    probes.ROUNDS, device = 3, Npu(PLACE)
+    for probe in probes.KERNEL_PROBES:
+        if probe.name in (bringup.BATCH, bringup.TWO_LEVELS):
+            found = probe.on(device)
+            assert found.verdict == probes.PASS and "nothing to show" not in found.detail, found
 
 
 def check_torch_npus_names_give_the_reference() -> None:
