@@ -16,7 +16,7 @@ from ascend_moe.plan import limits
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import BATCHES, IDS, MASKS, QUANTS, SPARSE
 
-from .faults import KILL, SPOILT, with_fault
+from .faults import with_fault
 from .program import ALGORITHMS, ROWS, SEQUENCES, TWO_LEVELS, Program
 
 Choices = dict[str, Sequence[Any]]
@@ -99,7 +99,7 @@ def draw_large(seed: int) -> Program:
 class Kind:
     """Cases that reach something: ``choices`` of the case, those of the program, schedules of each.
 
-    A choice of ``program`` that is a function gets the case and a random generator.
+    ``faulty`` of the program: whether something goes wrong in it.
     """
 
     choices: Choices
@@ -144,7 +144,7 @@ KINDS: dict[str, Kind] = {
             "sequence": ("DC", "DC", "DCDC", "DDCC", "dcDC"),
             "algorithm": (TWO_LEVELS,),
             "spare": (0, 0, 1, 2),
-            "fault_kind": ("", "", "", KILL, SPOILT),
+            "faulty": (False, False, False, True, True),
         },
         4,
     ),
@@ -249,7 +249,6 @@ KINDS: dict[str, Kind] = {
         1,
     ),
 }
-# Not "two levels", which has faults of its own: faults.py judges most by what ranks of one level notice.
 FAULTY = ("small", "options", "servers", "roles", "small", "chunks")
 LARGE_EACH = 480  # cases, of which one is large
 MANY_EACH = 2399  # cases, of which one has many ranks: it takes as long as hundreds of others
@@ -279,7 +278,9 @@ def draw_of(kind: str, seed: int) -> Program:
         values["servers"] = 1
     by_window = values["algorithm"] == "window" or two_levels
     values["list_cores"] = 0 if by_window else min(values.get("list_cores", 0), case.cores - 1)
-    return _program(cases.legal(case), **values)
+    faulty = values.pop("faulty", False)
+    program = _program(cases.legal(case), **values)
+    return with_fault(program, seed) if faulty else program
 
 
 def draw_for(place: int, seed: int = 0) -> tuple[Program, int]:

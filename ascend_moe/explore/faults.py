@@ -115,16 +115,23 @@ class Fault:
 # ---- a rank that is no more
 
 
-def _own_words(by_rank: Sequence[Seen], victim: int) -> str:
-    """Who is said to have found a failure has said so itself, of itself; and no failure names another rank."""
+def _own_words(by_rank: Sequence[Seen], victim: int, missed: dict[int, set[int]] | None = None) -> str:
+    """Who is said to have found a failure has said so itself, of itself; and no failure names another rank.
+
+    ``missed``: whom those that may find it may name, where that is not the victim alone.
+    """
     finders = {}
     for rank, seen in enumerate(by_rank):
         texts = [text for error, text in seen if error not in ("", UNFINISHED)]
         if rank == victim or not texts:
             continue
         finders[rank] = [int(found) for text in texts for found in re.findall(r"found by rank (\d+)", text)]
-        if len(finders[rank]) != len(texts) or not all(f": rank {victim} " in text for text in texts):
-            return f"rank {rank} names another rank than {victim}: {texts}"
+        named = [missed.get(finder, set()) if missed else {victim} for finder in finders[rank]]
+        told = zip(named, texts, strict=False)
+        if len(named) != len(texts) or not all(
+            any(f": rank {name} " in text for name in names) for names, text in told
+        ):
+            return f"rank {rank} names another rank than {missed or victim}: {texts}"
         if any("missing: rank" in text for text in texts[1:]):
             return f"rank {rank} waits again after it has failed: {texts}"
     for rank, found in finders.items():
@@ -186,7 +193,8 @@ def _of_fewer(program: Program, world: int) -> Program | None:
 class Absent(Fault):
     """A rank makes only its first calls. The others wait for the next one in vain, and not again after that.
 
-    One of them waits less long than the rest, who hear of it by its abort blocks.
+    One of them waits less long than the rest, who hear of it by its abort blocks. In hierarchy it names whoever should
+    have relayed what it misses, who may be alive and wait for the absent rank: see ``_Levels``.
     """
 
     def __init__(self, program: Program) -> None:
@@ -205,6 +213,8 @@ class Absent(Fault):
         return [RIGHT] if call.rank == self.victim else [RIGHT, Outcome(TIMEOUT)]
 
     def judge(self, by_rank: Sequence[Seen]) -> str:
+        if self.program.algorithm == "hierarchy":
+            return self._judge_levels(by_rank, _Levels(self.program.servers, self._calls))
         sent = {call.number for call in self._calls[self.victim] if call.part != FINISH}
         for rank, (calls, seen) in enumerate(zip(self._calls, by_rank, strict=True)):
             failed, wanted = False, []
@@ -217,6 +227,63 @@ class Absent(Fault):
             if late:
                 return f"rank {rank} has not heard of rank {self.impatient}: {late}"
         return _own_words(by_rank, self.victim)
+
+    def _judge_levels(self, by_rank: Sequence[Seen], levels: _Levels) -> str:
+        for rank, (calls, seen) in enumerate(zip(self._calls, by_rank, strict=True)):
+            made = levels.made[rank]
+            wanted = [""] * made + [TIMEOUT] * (len(calls) - made)
+            if (errors := [error for error, _ in seen]) != wanted:
+                return f"rank {rank} has {errors}, not {wanted}: rank {self.victim} makes {self._count} calls"
+        return _own_words(by_rank, self.victim, levels.finders(self.impatient))
+
+
+class _Levels:
+    """How far the ranks of hierarchy come with these calls, and whom each misses where it stands.
+
+    ``made``: calls of each rank that end well.
+    """
+
+    def __init__(self, share: int, calls: list[list[Call]]) -> None:
+        self._share, self._calls, ranks = share, calls, range(len(calls))
+        self.made = [0 for _ in ranks]
+        self._sent: list[set[int]] = [set() for _ in ranks]  # ops
+        self._passed: list[set[int]] = [set() for _ in ranks]  # ops whose first wait is over
+        while sum(self._step(rank) for rank in ranks):
+            pass
+
+    def finders(self, impatient: int) -> dict[int, set[int]]:
+        """Who may say first that others are missing, and who these are: those with the least deadline."""
+        stuck = {rank: self._missing(rank) for rank, calls in enumerate(self._calls) if self.made[rank] < len(calls)}
+        if impatient in stuck:
+            stuck = {impatient: stuck[impatient]}
+        level = min((level for level, _ in stuck.values()), default=1)
+        return {rank: missing for rank, (its_level, missing) in stuck.items() if its_level == level}
+
+    def _step(self, rank: int) -> bool:
+        if self.made[rank] == len(self._calls[rank]):
+            return False
+        call = self._calls[rank][self.made[rank]]
+        before = len(self._sent[rank]), len(self._passed[rank]), self.made[rank]
+        if call.part != FINISH:
+            self._sent[rank].add(call.number)
+        level, missing = self._missing(rank)
+        if call.part != SEND and level == 2:
+            self._passed[rank].add(call.number)
+        if call.part == SEND or (level == 2 and not missing):
+            self.made[rank] += 1
+        return before != (len(self._sent[rank]), len(self._passed[rank]), self.made[rank])
+
+    def _missing(self, rank: int) -> tuple[int, set[int]]:
+        """The wait of the rank's call, and whom it misses there: see Awaited in op_kernel/common/wait.h."""
+        call, share = self._calls[rank][self.made[rank]], self._share
+        near = set(range(rank // share * share, rank // share * share + share))
+        lane = set(range(rank % share, len(self._calls), share))
+        dispatches = "dispatch" in call.name
+        first = {other for other in (near | lane if dispatches else near) if call.number not in self._sent[other]}
+        if first:
+            return 1, first
+        relays = near if dispatches else lane
+        return 2, {other for other in relays - {rank} if call.number not in self._passed[other]}
 
 
 # ---- a status block that comes as nobody has sent it
@@ -360,7 +427,7 @@ class WrongInputs(Fault):
         place = self.case, self.results, rank, False, False
         call = wrong_inputs.Call(*place, self.rng)
         totals = call.totals(call.inputs.expert_ids)
-        experts = [expert for expert, rows in enumerate(totals) if rows]
+        experts = [expert for expert in call.compared() if totals[expert]]
         return wrong_inputs.returned(rank, experts[0], totals[experts[0]], 0) if experts else RIGHT
 
 

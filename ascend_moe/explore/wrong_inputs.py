@@ -19,6 +19,7 @@ from ascend_moe.reference.records import DispatchResult, RankInput
 Tensors = dict[str, torch.Tensor]
 _CHUNK = 512  # pairs, and triples, in UB at a time: kChunkPairs, kTripleRows
 _MOST = 2**31 - 1
+_BLOCK_WORDS = 8
 _WORDS = ("source rank", "token", "k")  # of a triple
 
 
@@ -85,6 +86,12 @@ class Call:
         counts: list[int] = torch.bincount(ids[self.routed(ids)].long(), minlength=self.case.experts).tolist()
         return counts
 
+    def compared(self) -> list[int]:
+        """Experts in the order in which combine compares their counts: in hierarchy those of the own server first."""
+        share, local = self.case.share, self.case.local
+        far = [bool(share) and expert // local // share != self.rank // share for expert in range(self.case.experts)]
+        return sorted(range(self.case.experts), key=far.__getitem__)
+
     def place(self, count: int) -> int:
         """One of ``count``: often the first, the last, or beside the borders of the cores' shares and their chunks."""
         shares = {core * count // self.case.cores for core in range(self.case.cores)}
@@ -103,10 +110,10 @@ Wrong = tuple[Tensors, Outcome]
 
 def first_wrong_place(call: Call, ids: torch.Tensor) -> Outcome:
     """Returns what a rank is told whose combine routes by other ``ids``: the first expert whose counts differ."""
-    sent = call.totals(call.inputs.expert_ids)
-    for expert, (ours, theirs) in enumerate(zip(call.totals(ids), sent, strict=True)):
-        if ours != theirs:
-            return returned(call.rank, expert, ours, theirs)
+    sent, returns = call.totals(call.inputs.expert_ids), call.totals(ids)
+    for expert in call.compared():
+        if returns[expert] != sent[expert]:
+            return returned(call.rank, expert, returns[expert], sent[expert])
     return RIGHT
 
 
@@ -183,7 +190,9 @@ def _counts(call: Call) -> Wrong | None:
 
 
 def _triple(call: Call) -> Wrong | None:
-    """A word that is none, or in direct a row that is not where dispatch has put it."""
+    """A word that is none, or in direct a row that is not where dispatch has put it; hierarchy reads no triples."""
+    if call.case.share:
+        return _kept(call)
     triples = call.results[call.rank].assist_info.clone()
     rows, limits = len(triples), (call.case.world, call.most_tokens, call.topk)
     if not call.triples or not rows:
@@ -203,6 +212,24 @@ def _triple(call: Call) -> Wrong | None:
             triples[other] = kept
     found = first_wrong_triple(call, triples, limits)
     return ({call.index: triples.flatten()}, found) if found != RIGHT else None
+
+
+def _kept(call: Call) -> Wrong | None:
+    """Behind the triples, where hierarchy keeps records: more of one server, or of two, than a rank has tokens."""
+    case, triples = call.case, call.results[call.rank].assist_info.flatten()
+    if not call.most_tokens:
+        return None
+    begin = -(-case.world * call.capacity * 3 // _BLOCK_WORDS)  # block of the first number
+    blocks = torch.zeros(begin + case.world // case.share, _BLOCK_WORDS, dtype=torch.int32)
+    blocks.view(-1)[: len(triples)] = triples
+    for _ in range(1 + int(call.rng.integers(2))):
+        blocks[begin + int(call.rng.integers(case.world // case.share)), 0] = int(
+            call.rng.choice([call.most_tokens + 1, -1, _MOST])
+        )
+    numbers = blocks[begin:, 0]
+    first = int(numbers[numbers != 0][0])
+    words = f"assist_info_for_combine of rank {call.rank} holds {first} behind its triples"
+    return {call.index: blocks.flatten()}, Outcome("ArgumentError", words)
 
 
 def first_wrong_triple(call: Call, triples: torch.Tensor, limits: Sequence[int]) -> Outcome:

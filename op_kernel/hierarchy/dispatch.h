@@ -78,12 +78,12 @@ private:
         if (info_->part == kPartFinish) {
             exchange_.BoardInit();
         } else if (!Send()) {
-            counts_.Leave(exchange_);
+            Leave();
             return;
         }
         if (exchange_.Sent()) return;
         if (!Forward() || !WaitDispatch()) {
-            counts_.Leave(exchange_);
+            Leave();
             return;
         }
         arrived_.Copy(exchange_, keeper_, counts_);  // UB plan 4 (phase 9)
@@ -311,6 +311,16 @@ private:
     __aicore__ inline bool WaitDispatch() {
         keeper_.Init(*info_, args_.workspace);
         return exchange_.WaitStatus(keeper_, 0, Awaited::kRelayed);
+    }
+    // After a failure core 0 writes zero counts, of records too, so that callers and combine see no rows.
+    __aicore__ inline void Leave() {
+        if (exchange_.core() == 0) {
+            exchange_.NextPlan();
+            Relay relay;
+            relay.Init(exchange_, *info_);
+            for (uint32_t server = 0; server < Servers(*info_); ++server) kept_.StoreCount(relay, server, 0);
+        }
+        counts_.Leave(exchange_);
     }
 
     DispatchArguments args_;
