@@ -25,7 +25,7 @@ Pair = tuple[tuple[str, str], tuple[str, str]]  # of values, each with its optio
 ALL = 1_200  # sets of the whole run
 #: Values by option, by the names that docs/operators.md has for them.
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "algorithm": ("window", "direct"),
+    "algorithm": ("window", "direct", "hierarchy"),
     "ranks": ("on one server", "on several servers"),
     "quant_mode": ("0", "2"),
     "scales": ("none", "given"),
@@ -42,6 +42,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 #: Pairs of values that are refused, as the list in docs/operators.md has them.
 REFUSED: tuple[Pair, ...] = (
     (("algorithm", "direct"), ("ranks", "on several servers")),
+    (("algorithm", "hierarchy"), ("functions", "V1")),
+    (("algorithm", "hierarchy"), ("scales", "given")),
+    (("algorithm", "hierarchy"), ("expert_scales", "empty")),
     (("quant_mode", "0"), ("scales", "given")),
     (("special experts", "zero"), ("functions", "V1")),
     (("special experts", "copy"), ("functions", "V1")),
@@ -50,6 +53,8 @@ REFUSED: tuple[Pair, ...] = (
     (("launches", "begin and finish"), ("functions", "V1")),
     (("comm_quant_mode", "2"), ("x", "fp32")),
 )
+#: Pairs that nobody refuses, and that never meet: on one server hierarchy is window.
+APART: tuple[Pair, ...] = ((("algorithm", "hierarchy"), ("ranks", "on one server")),)
 _MASKS = {"none": ("none",), "1-D": ("prefix", "token"), "2-D": ("pair",)}
 _BATCHES = {"equal": ("equal", "global_bs"), "unequal": ("unequal", "zero rank", "one rank only")}
 _SPECIAL = {
@@ -100,14 +105,14 @@ class OptionSet:
 def legal_pairs() -> list[Pair]:
     """Every two values of two options that may meet, in the order of ``OPTIONS``."""
     values = [(option, value) for option, several in OPTIONS.items() for value in several]
-    refused = {frozenset(pair) for pair in REFUSED}
+    refused = {frozenset(pair) for pair in (*REFUSED, *APART)}
     return [pair for pair in combinations(values, 2) if pair[0][0] != pair[1][0] and frozenset(pair) not in refused]
 
 
 def draw(seed: int) -> OptionSet:
     """A set by chance, the same one for a seed: options in any order, each among the values that go with the others."""
     rng = np.random.default_rng([seed, 11])
-    refused, chosen = {frozenset(pair) for pair in REFUSED}, dict[str, str]()
+    refused, chosen = {frozenset(pair) for pair in (*REFUSED, *APART)}, dict[str, str]()
     for option in rng.permutation(list(OPTIONS)).tolist():
         fits = [
             value
@@ -141,6 +146,7 @@ def _case(seed: int, chosen: dict[str, str]) -> Case:
         shared=(0,) if chosen["shared_expert_x"] == "none" else (2, 3),
         plain=(chosen["expert_scales"] == "empty",),
         cores=(8, 1, 2, 3, 7, 24),
+        **{"share": (2,), "weights": (True,)} if chosen["algorithm"] == "hierarchy" else {},
     )
 
 
