@@ -133,6 +133,9 @@ def _window(report: Report, fit: WindowFit) -> list[str]:
     if need["state_in_window_mib"]:
         lines.append(f"  {need['state_in_window_mib']} MiB of it is the state area (A2)")
     lines += [f"  export HCCL_BUFFSIZE={report.buffsize_mib}", f"  {fit.needs()}"]
+    if need["aligned_mib"]:
+        aligned = f"from HCCL_BUFFSIZE={need['aligned_mib']} on rows of both ops begin at multiples of 512 bytes"
+        lines.append(f"  {aligned}; where there is no room, of 32")
     if fit.mib:
         return [*lines, f"  HCCL_BUFFSIZE={fit.verdict()}", ""]
     usual = planning.plan(replace(report.request, window_mib=DEFAULT_WINDOW_MIB)).fit

@@ -315,6 +315,8 @@ def limits() -> dict[str, int]:
 def window_need(request: Request) -> dict[str, int]:
     """Bytes and MiB of window a rank that ``request`` needs: of dispatch, of combine, of both (``buffsize_mib``).
 
+    ``aligned_mib``: of both with rows at multiples of 512 bytes, as they are where the window has the room; 0: never.
+
     Raises:
         ArgumentError: a number is so far out that no size follows from it.
     """

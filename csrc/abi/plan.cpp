@@ -116,7 +116,15 @@ uint64_t am_need_window(const void* dispatch_spec, char* text, uint64_t bytes) {
     const moe::CallSpec& call = *static_cast<const moe::CallSpec*>(dispatch_spec);
     moe::MoeDistributeInfo info;
     moe::FillInfo(call, info);
-    const moe::WindowNeed need = moe::WindowNeedOf(info, moe::ReturnedRowOf(call, info));
+    const uint32_t back = moe::ReturnedRowOf(call, info);
+    const auto both = [&](const moe::WindowNeed& need) {
+        return moe::NeededMiB(info, std::max(need.dispatchRegion, need.combineRegion),
+                              std::max(need.dispatchHalf, need.combineHalf));
+    };
+    // With rows at multiples of kRowUnit; 0: they never are.
+    const int64_t aligned = info.rowUnit == moe::kRowUnit ? both(moe::WindowNeedOf(info, back)) : 0;
+    info.rowUnit = moe::kBlock;
+    const moe::WindowNeed need = moe::WindowNeedOf(info, back);
     std::string fields;
     const uint64_t regions = info.regions;
     Field(fields, "dispatch_bytes",
@@ -125,12 +133,11 @@ uint64_t am_need_window(const void* dispatch_spec, char* text, uint64_t bytes) {
           2 * std::max(regions * moe::CeilTo(need.combineRegion, 512), moe::CeilTo(need.combineHalf, 512)));
     Field(fields, "dispatch_mib", moe::NeededMiB(info, need.dispatchRegion, need.dispatchHalf));
     Field(fields, "combine_mib", moe::NeededMiB(info, need.combineRegion, need.combineHalf));
-    Field(fields, "buffsize_mib",
-          moe::NeededMiB(info, std::max(need.dispatchRegion, need.combineRegion),
-                         std::max(need.dispatchHalf, need.combineHalf)));
+    Field(fields, "buffsize_mib", both(need));
+    Field(fields, "aligned_mib", aligned);
     const bool direct = info.algorithm == moe::kAlgorithmDirect;
     const uint64_t sent = direct ? 0 : static_cast<uint64_t>(info.capacity) * moe::TailedRowBytes(info);
-    const uint64_t returned = info.capacity * moe::ReturnedRowOf(call, info);
+    const uint64_t returned = static_cast<uint64_t>(info.capacity) * back;
     Field(fields, "dispatch_flag_bytes", moe::BytesOnWire(info, sent) - sent);
     Field(fields, "combine_flag_bytes", moe::BytesOnWire(info, returned) - returned);
     Field(fields, "algorithm", info.algorithm);
@@ -154,6 +161,7 @@ uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
     Field(fields, "transport", dispatch ? call.dispatch.info.transport : call.combine.info.transport);
     Field(fields, "rdma_flags", dispatch ? call.dispatch.info.rdmaFlags : call.combine.info.rdmaFlags);
     Field(fields, "histograms", moe::HistogramsAtOnce(dispatch ? call.dispatch.info : call.combine.info));
+    Field(fields, "row_unit", dispatch ? call.dispatch.info.rowUnit : call.combine.info.rowUnit);
     Field(fields, "chunk_pairs", moe::kChunkPairs);
     if (dispatch) {
         Field(fields, "tiling_bytes", sizeof(call.dispatch));

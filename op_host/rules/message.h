@@ -33,9 +33,10 @@ inline const char* OpName(int32_t op) {
 }
 
 inline const char* FieldName(int32_t field) {
-    static const char* const kNames[kFieldCount] = {"op",     "HCCL_BUFFSIZE", "contract", "H",     "K",
-                                                    "E",      "global_bs",     "maxBS",    "dtype", "quant_mode",
-                                                    "scales", "expert_scales", "comm_alg"};
+    static const char* const kNames[kFieldCount] = {
+        "op",        "HCCL_BUFFSIZE", "contract", "H",          "K",      "E",
+        "global_bs", "maxBS",         "dtype",    "quant_mode", "scales", "expert_scales",
+        "comm_alg",  "row alignment"};
     return field >= 0 && field < static_cast<int32_t>(kFieldCount) ? kNames[field] : "?";
 }
 

@@ -15,15 +15,15 @@ struct WindowNeed {
     uint64_t combineHalf;    // V2, direct
 };
 // Bytes of a row on its way back. To a dispatch the op gives no comm_quant_mode, but a plan of both ops may.
-inline uint64_t ReturnedRowOf(const CallSpec& call, const MoeDistributeInfo& info) {
+inline uint32_t ReturnedRowOf(const CallSpec& call, const MoeDistributeInfo& info) {
     if (MOE_ATTRIBUTE(call, comm_quant_mode) == kBlockQuant) return CodedRowBytes(info.hidden);
-    return static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
+    return info.hidden * TypeSize(info.xType);
 }
-inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint64_t back) {
-    const uint32_t stride = DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, 0);
+inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint32_t back) {
+    const uint32_t row = DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, 0);
     const uint64_t weights = static_cast<uint64_t>(info.hasWeights) * info.maxBatch * info.topK * sizeof(float);
     const uint64_t returned = static_cast<uint64_t>(info.world) * info.capacity;
-    return {0, 0, PublishedWeightsOffset(info, stride) + weights, returned * back};
+    return {0, 0, PublishedWeightsOffset(info, row) + weights, returned * RowStep(info, back)};
 }
 // Regions of ranks have rows for an owner, and come back as they are; those of servers have records with rows, and sums
 // of `back` bytes.
@@ -36,21 +36,22 @@ inline WindowNeed HierarchyNeedOf(const MoeDistributeInfo& info, uint64_t back) 
             std::max(info.capacity * plain + message, info.maxBatch * back + tail), 0, 0};
 }
 // `back`: bytes of a row on its way back.
-inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint64_t back) {
+inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t back) {
     if (info.algorithm == kAlgorithmDirect) return DirectNeedOf(info, back);
     if (info.algorithm == kAlgorithmHierarchy) return HierarchyNeedOf(info, back);
     const bool triples = info.triples != 0;
-    const uint64_t stride = TailedRowBytes(info);
+    const uint64_t sent = RowStep(info, TailedRowBytes(info)), returned = RowStep(info, back);
+    const uint32_t slot = RowStep(info, SlotBytes(back));
     // A status run follows the rows that come over RDMA.
     const uint64_t run = info.transport == kTransportRdma ? FarMessageBytes(info.world) : 0;
-    return {BytesOnWire(info, info.capacity * stride) + run,
-            triples ? 0 : BytesOnWire(info, info.capacity * back) + run, 0,
-            triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * SlotBytes(static_cast<uint32_t>(back)) : 0};
+    return {BytesOnWire(info, info.capacity * sent) + run,
+            triples ? 0 : BytesOnWire(info, info.capacity * returned) + run, 0,
+            triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * slot : 0};
 }
 
 // The half of a window that direct needs: in dispatch also for the rows that will come back, by either algorithm.
 inline uint64_t DirectHalfOf(const CallSpec& call, const MoeDistributeInfo& info) {
-    const uint64_t row = ReturnedRowOf(call, info);
+    const uint32_t row = ReturnedRowOf(call, info);
     const WindowNeed direct = DirectNeedOf(info, row);
     if (call.op != kOpDispatch) return direct.combineHalf;
     MoeDistributeInfo as = info;
@@ -67,6 +68,23 @@ inline uint32_t AlgorithmOf(const CallSpec& call, const MoeDistributeInfo& info)
     if (HasTwoLevels(call)) return kAlgorithmHierarchy;
     if (call.comm_alg < kCommAlgAuto || info.transport != kTransportMemory) return kAlgorithmWindow;
     return DirectHalfOf(call, info) <= HalfBytes(info.dataBytes) ? kAlgorithmDirect : kAlgorithmWindow;
+}
+
+// What this op fills of a half, and whether the window has room for it.
+inline bool Fits(const CallSpec& call, const MoeDistributeInfo& info, uint64_t& region, uint64_t& half) {
+    const WindowNeed need = WindowNeedOf(info, ReturnedRowOf(call, info));
+    const bool dispatch = call.op == kOpDispatch;
+    region = dispatch ? need.dispatchRegion : need.combineRegion;
+    half = dispatch ? need.dispatchHalf : need.combineHalf;
+    return region <= RegionBytes(info.dataBytes, info.regions) && half <= HalfBytes(info.dataBytes);
+}
+// What the rows of this op begin at multiples of: kRowUnit where stores alone carry them and the window has the room.
+// It follows from what is equal on all ranks, and no call is refused for it.
+inline uint32_t RowUnitOf(const CallSpec& call, MoeDistributeInfo info) {
+    if (info.transport != kTransportMemory || info.algorithm == kAlgorithmHierarchy) return kBlock;
+    uint64_t region, half;
+    info.rowUnit = kRowUnit;
+    return Fits(call, info, region, half) ? kRowUnit : kBlock;
 }
 
 inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
@@ -120,7 +138,9 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     const bool mixes = !dispatch && special.constant != 0;
     info.alphaRank = mixes ? static_cast<uint32_t>(MOE_TENSOR(call, const_expert_alpha_1).rank) : 0;
     info.measures = MOE_GIVEN(call, performance_info) ? 1 : 0;
+    info.rowUnit = kBlock;
     info.algorithm = AlgorithmOf(call, info);
+    info.rowUnit = RowUnitOf(call, info);
 }
 
 // HCCL_BUFFSIZE for such a region and half. A2 has the state area in the window's last MiB.
@@ -144,13 +164,13 @@ inline CannCall CannCallOf(const MoeDistributeInfo& info) {
 }
 
 inline bool CheckWindow(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan, CheckResult& result) {
+    uint64_t region, half;
+    const bool fits = Fits(call, info, region, half);
+    plan.windowBytes = std::max(region, half);
+    if (fits) return true;
+    result.kind = kCheckWindow;
     const WindowNeed need = WindowNeedOf(info, ReturnedRowOf(call, info));
     const bool dispatch = call.op == kOpDispatch;
-    const uint64_t region = dispatch ? need.dispatchRegion : need.combineRegion,
-                   half = dispatch ? need.dispatchHalf : need.combineHalf;
-    plan.windowBytes = std::max(region, half);
-    if (region <= RegionBytes(info.dataBytes, info.regions) && half <= HalfBytes(info.dataBytes)) return true;
-    result.kind = kCheckWindow;
     // Dispatch names what the round trip needs; combine what is left of it.
     const uint64_t whole = dispatch ? std::max(need.dispatchRegion, need.combineRegion) : need.combineRegion;
     result.needed_mib =

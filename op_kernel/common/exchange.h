@@ -283,17 +283,16 @@ public:
         return context_.data(info_->rank) +
                RegionOffset(context_.data_bytes(), info_->regions, Parity(epoch_), source) + sender_.rows_at();
     }
-    // Loads `count` rows from number `row` of `source`'s region on.
+    // Loads `count` rows from number `row` of `source`'s region on, which have `stride` bytes in UB.
     __aicore__ inline void LoadRows(const LocalTensor<int8_t>& rows, uint32_t source, int32_t row, uint32_t stride,
                                     uint32_t count) const {
-        GM_ADDR place = Region(source) + RowPlace(row, stride, info_->rdmaFlags != 0);
+        const uint32_t step = RowStep(*info_, stride);
+        GM_ADDR place = Region(source) + RowPlace(row, step, info_->rdmaFlags != 0);
         if (info_->rdmaFlags != 0) {
             LoadFlagged(rows, place, count * stride);
-            return;
+        } else {
+            moe::LoadRows(rows, place, stride, step, count);
         }
-        GlobalTensor<int8_t> window;
-        window.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(place), static_cast<uint64_t>(count) * stride);
-        AscendC::DataCopy(rows, window, count * stride);
     }
     __aicore__ inline GM_ADDR Half() const { return HalfOf(info_->rank); }
     // The half of this epoch of any rank: direct reads those of its peers.

@@ -70,6 +70,25 @@ __aicore__ inline void StoreRows(GM_ADDR to, const LocalTensor<int8_t>& rows, ui
     window.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(to), bytes);
     CopyOut(window, rows, bytes);
 }
+// `count` rows of `bytes` bytes, which begin every `step` bytes there.
+__aicore__ inline void StoreRows(GM_ADDR to, const LocalTensor<int8_t>& rows, uint32_t bytes, uint32_t step,
+                                 uint32_t count) {
+    if (step == bytes) return StoreRows(to, rows, count * bytes);
+    GlobalTensor<int8_t> window;
+    window.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(to), static_cast<uint64_t>(count - 1) * step + bytes);
+    const DataCopyExtParams params{Pieces(count), bytes, 0, step - bytes, 0};
+    AscendC::DataCopyPad(window, rows, params);
+}
+// The same, from there.
+__aicore__ inline void LoadRows(const LocalTensor<int8_t>& rows, GM_ADDR from, uint32_t bytes, uint32_t step,
+                                uint32_t count) {
+    GlobalTensor<int8_t> window;
+    window.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(from), static_cast<uint64_t>(count - 1) * step + bytes);
+    if (step == bytes) return AscendC::DataCopy(rows, window, count * bytes);
+    const DataCopyExtParams params{Pieces(count), bytes, step - bytes, 0, 0};
+    const DataCopyPadExtParams<int8_t> pad{false, 0, 0, 0};
+    AscendC::DataCopyPad(rows, window, params, pad);
+}
 __aicore__ inline void StoreWords(GM_ADDR to, const LocalTensor<uint32_t>& words, uint32_t bytes) {
     GlobalTensor<uint32_t> window;
     window.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(to), bytes / sizeof(uint32_t));
@@ -110,6 +129,16 @@ public:
             }
         }
         StoreRows(Own(peer) + offset, rows, bytes);
+    }
+    // Rows of `bytes` bytes, which follow each other.
+    template <bool kRdma>
+    __aicore__ inline void PutChunk(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows, uint32_t bytes,
+                                    uint32_t count) {
+        if constexpr (kRdma) {
+            PutRows<true>(peer, offset, rows, count * bytes);
+        } else {
+            StoreRows(Own(peer) + offset, rows, bytes, RowStep(*info_, bytes), count);
+        }
     }
     // Bytes into a slot of the peer's half, whoever the source: the return path of rows with triples.
     __aicore__ inline void PutSlot(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows, uint32_t bytes) {

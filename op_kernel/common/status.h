@@ -23,7 +23,7 @@ struct StatusConfig {
         counts = MessageCounts(info.algorithm, opCode, info.localExperts);
         phase = info.algorithm == kAlgorithmDirect ? kPhasePublished : kPhaseFinal;
         types = TypesWord(info.xType, info.wireType, info.quantMode, info.hasScales,
-                          op == kOpDispatch ? info.hasWeights : 0);
+                          op == kOpDispatch ? info.hasWeights : 0, info.rowUnit);
         algorithm = info.algorithm;
         contract = ContractWord(info.contract, info.globalBsGiven != 0, info.windowMiB);
         hash = 2166136261u;
@@ -300,8 +300,9 @@ private:
                Differs(kFieldType, config_.types & 0xFF, types & 0xFF, source, v) ||
                Differs(kFieldQuant, config_.types >> 16 & 0xFF, types >> 16 & 0xFF, source, v) ||
                Differs(kFieldScales, config_.types >> 24 & 1, types >> 24 & 1, source, v) ||
-               Differs(kFieldWeights, config_.types >> 25, types >> 25, source, v) ||
-               Differs(kFieldAlgorithm, config_.algorithm, AlgorithmOf(message), source, v);
+               Differs(kFieldWeights, config_.types >> 25 & 1, types >> 25 & 1, source, v) ||
+               Differs(kFieldAlgorithm, config_.algorithm, AlgorithmOf(message), source, v) ||
+               Differs(kFieldRowUnit, RowUnitOf(config_.types), RowUnitOf(types), source, v);
     }
 
     static constexpr uint32_t kMostOpsBetween = 1u << 20;

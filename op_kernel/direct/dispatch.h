@@ -76,6 +76,7 @@ public:
         counts_.Init(args_, tiling);
         triples_ = info_->triples != 0;
         rowStride_ = DispatchRowStride(info_->hidden, kQuant ? sizeof(int8_t) : sizeof(XType), kQuant, 0);
+        rowStep_ = RowStep(*info_, rowStride_);
         weightsAt_ = PublishedWeightsOffset(*info_, rowStride_);
     }
 
@@ -256,7 +257,7 @@ private:
     }
     __aicore__ inline void StoreRow(uint32_t row, const LocalTensor<int8_t>& bytes) {
         GlobalTensor<int8_t> target;
-        target.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(published_ + static_cast<uint64_t>(row) * rowStride_),
+        target.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(published_ + static_cast<uint64_t>(row) * rowStep_),
                                rowStride_);
         CopyOut(target, bytes, rows_.WireBytes());
     }
@@ -378,7 +379,8 @@ private:
     uint64_t weightsAt_ = 0;  // in a half
     bool triples_ = false;
     Role role_ = Role::kBoth;
-    uint32_t rowStride_ = 0;
+    uint32_t rowStride_ = 0;              // of a row in UB,
+    uint32_t rowStep_ = 0;                // and in the window
     uint32_t firstRow_ = 0, endRow_ = 0;  // pairs of the tokens whose rows this core publishes
 };
 

@@ -20,6 +20,7 @@ public:
         quantized_ = quantized;
         pairsOfRow_ = rowAPair ? 1 : info_->topK;
         rowStride_ = DispatchRowStride(info_->hidden, WireSize(*info_), quantized, 0);
+        rowStep_ = RowStep(*info_, rowStride_);
         publishedRows_ = info_->maxBatch * info_->topK / pairsOfRow_;
         rowsOffset_ = PublishedRowsOffset(info_->world, info_->capacity);
         const DirectGatherUb ub(tiling, rowStride_);
@@ -164,7 +165,7 @@ private:
                 next = RowOf(at + i + run);
                 if (run == room || next != first + run) break;
             }
-            LoadRows(rows + static_cast<uint64_t>(first) * rowStride_, run);
+            LoadChunk(rows + static_cast<uint64_t>(first) * rowStep_, run);
             i += run;
             first = next;
             if (filled_ == tiling_->copyRows) StoreChunk();
@@ -175,11 +176,8 @@ private:
         const uint32_t pair = static_cast<uint32_t>(listBuf_.Get<int32_t>().GetValue(at));
         return Min(pair / pairsOfRow_, publishedRows_ - 1);
     }
-    __aicore__ inline void LoadRows(GM_ADDR from, uint32_t count) {
-        GlobalTensor<int8_t> source;
-        const uint32_t bytes = count * rowStride_;
-        source.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(from), bytes);
-        AscendC::DataCopy(chunk_[filled_ * rowStride_], source, bytes);
+    __aicore__ inline void LoadChunk(GM_ADDR from, uint32_t count) {
+        LoadRows(chunk_[filled_ * rowStride_], from, rowStride_, rowStep_, count);
         filled_ += count;
     }
     __aicore__ inline void StoreChunk() {
@@ -205,7 +203,8 @@ private:
     UbBuf listBuf_, tripleBuf_;
     uint64_t rowsOffset_ = 0;
     uint32_t pairsOfRow_ = 1;
-    uint32_t rowStride_ = 0;
+    uint32_t rowStride_ = 0;  // of a row in UB,
+    uint32_t rowStep_ = 0;    // and in the window
     SegmentTable* segments_ = nullptr;
     Loaded loaded_ = {};
     uint32_t begin_ = 0, end_ = 0;  // this core's share

@@ -77,10 +77,10 @@ private:
     uint32_t lanes_ = 0;
 };
 
-// Publishes the rows of expand_x: copies them into the own half at the same offsets, without the rows of this
+// Publishes the rows of expand_x: copies them into the own half in the same order, without the rows of this
 // rank's own tokens. Copies nothing if expand_x lies in the lent area. With kQuant it leaves all rows there as codes,
 // in the same order. The message to a source says where its rows of each local expert begin.
-constexpr uint64_t kCopyUnit = 512;  // bytes: cores share a copy in pieces of this
+constexpr uint32_t kCopyUnit = 512;  // bytes: cores share a copy in pieces of this
 
 template <typename XType, bool kQuant>
 class RowReturn {
@@ -95,6 +95,7 @@ public:
         chunkBytes_ = ub.chunk;
         chunkRows_ = tiling.sendRows;
         rowBytes_ = rowBytes;
+        rowStep_ = RowStep(*info_, rowBytes);
         TPipe& pipe = exchange.pipe();
         counts_.Init(pipe, *info_);
         if (info_->triples != 0) triples_.Init(pipe, *info_, arguments.expandIdx);
@@ -142,21 +143,17 @@ public:
             count = Min(chunkRows_, end - row);
             loader_.Load(row, count);
             const LocalTensor<int8_t> chunk = loader_.Take();
-            GlobalTensor<int8_t> target;
-            target.SetGlobalBuffer(
-                reinterpret_cast<__gm__ int8_t*>(exchange_->Half() + static_cast<uint64_t>(row) * rowBytes_),
-                static_cast<uint64_t>(count) * rowBytes_);
-            AscendC::DataCopy(target, chunk, count * rowBytes_);
+            moe::StoreRows(exchange_->Half() + static_cast<uint64_t>(row) * rowStep_, chunk, rowBytes_, rowStep_,
+                           count);
             loader_.Free(chunk);
         }
     }
-    // Copies this core's share. The rows are contiguous here and there, so the cores share bytes, not rows.
+    // Copies this core's share. Where rows are contiguous here and there, the cores share bytes, not rows.
     __aicore__ inline void StoreRows() {
-        GM_ADDR to = exchange_->Half();
-        const uint64_t bytes = bytes_;
-        const uint32_t units = static_cast<uint32_t>((bytes + kCopyUnit - 1) / kCopyUnit);
-        const uint64_t begin = PartBegin(units, exchange_->core(), info_->cores) * kCopyUnit;
-        const uint64_t whole = PartBegin(units, exchange_->core() + 1, info_->cores) * kCopyUnit;
+        const uint64_t bytes = bytes_, unit = Contiguous() ? kCopyUnit : rowBytes_;
+        const uint32_t units = static_cast<uint32_t>((bytes + unit - 1) / unit);
+        const uint64_t begin = PartBegin(units, exchange_->core(), info_->cores) * unit;
+        const uint64_t whole = PartBegin(units, exchange_->core() + 1, info_->cores) * unit;
         const uint64_t end = whole < bytes ? whole : bytes;
         uint32_t expert = 0;
         for (uint64_t at = begin; at < end;) {
@@ -175,16 +172,14 @@ public:
                 }
                 stop = own < end ? own : end;
             }
-            const uint64_t left = stop - at;
-            const uint32_t count = left < chunkBytes_ ? static_cast<uint32_t>(left) : chunkBytes_;
-            GlobalTensor<int8_t> from, target;
+            const uint32_t count = ChunkAt(at, stop);
+            GlobalTensor<int8_t> from;
             from.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(args_->expandX + at), count);
-            target.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(to + at), count);
             LocalTensor<int8_t> chunk = queue_.template AllocTensor<int8_t>();
             AscendC::DataCopy(chunk, from, count);
             queue_.EnQue(chunk);
             chunk = queue_.template DeQue<int8_t>();
-            AscendC::DataCopy(target, chunk, count);
+            StoreChunk(at, chunk, count);
             queue_.FreeTensor(chunk);
             at += count;
         }
@@ -198,6 +193,26 @@ public:
     }
 
 private:
+    __aicore__ inline bool Contiguous() const { return rowStep_ == rowBytes_; }
+    // Bytes of the chunk of expand_x that begins at `at`. Where rows have gaps in the half, it is of whole rows, or of
+    // one row if that is longer than a chunk.
+    __aicore__ inline uint32_t ChunkAt(uint64_t at, uint64_t stop) const {
+        uint32_t most = chunkBytes_;
+        if (!Contiguous() && rowBytes_ > chunkBytes_)
+            most = Min(chunkBytes_, rowBytes_ - static_cast<uint32_t>(at % rowBytes_));
+        return stop - at < most ? static_cast<uint32_t>(stop - at) : most;
+    }
+    __aicore__ inline void StoreChunk(uint64_t at, const LocalTensor<int8_t>& chunk, uint32_t count) {
+        GM_ADDR to = exchange_->Half() + at;
+        if (!Contiguous()) to += at / rowBytes_ * (rowStep_ - rowBytes_);
+        if (Contiguous() || count < rowBytes_) {
+            GlobalTensor<int8_t> target;
+            target.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(to), count);
+            AscendC::DataCopy(target, chunk, count);
+        } else {
+            moe::StoreRows(to, chunk, rowBytes_, rowStep_, count / rowBytes_);
+        }
+    }
     // In place if lent, else into the own half.
     __aicore__ inline void Publish() {
         if constexpr (kQuant) {
@@ -231,7 +246,8 @@ private:
     uint32_t rows_ = 0;
     uint32_t chunkRows_ = 0;
     uint32_t chunkBytes_ = 0;
-    uint32_t rowBytes_ = 0;
+    uint32_t rowBytes_ = 0;  // of a row on its way,
+    uint32_t rowStep_ = 0;   // and from row to row in the half
     bool possible_ = false;  // so many rows
 };
 

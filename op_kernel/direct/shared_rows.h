@@ -161,6 +161,7 @@ public:
         quantized_ = quantized;
         wireSize_ = WireSize(*info_);
         rowStride_ = DispatchRowStride(info_->hidden, wireSize_, quantized, 0);
+        rowStep_ = RowStep(*info_, rowStride_);
         ring_ = tiling.copyRing;
         share_ = SharedRowShare(*info_, tiling.sharedLanes);
         order_.Init(exchange, *info_, tiling.sharedLanes);
@@ -238,7 +239,7 @@ private:
         source.SetGlobalBuffer(
             reinterpret_cast<__gm__ int8_t*>(exchange_->HalfOf(order_.SourceOfKey(key)) +
                                              PublishedRowsOffset(info_->world, info_->capacity) +
-                                             static_cast<uint64_t>(order_.TokenOfKey(key)) * rowStride_),
+                                             static_cast<uint64_t>(order_.TokenOfKey(key)) * rowStep_),
             rowStride_);
         LocalTensor<int8_t> row = queue_.template AllocTensor<int8_t>();
         AscendC::DataCopy(row, source, rowStride_);
@@ -308,7 +309,8 @@ private:
     uint32_t firstCore_ = 0, groupCores_ = 1;  // that share the rows of these sources
     uint32_t begin_ = 0, end_ = 0;             // this core's share of the entries
     uint32_t ahead_ = 0;                       // of them, the first whose row has not begun to load
-    uint32_t wireSize_ = 1, rowStride_ = 0;
+    uint32_t wireSize_ = 1;
+    uint32_t rowStride_ = 0, rowStep_ = 0;  // of a row in UB, and in the window
     uint32_t ring_ = 1;
     uint32_t share_ = 0;  // most entries of a core at a time
     bool loaded_ = false, found_ = false;

@@ -20,6 +20,7 @@ public:
         info_ = &info;
         expandX_ = expandX;
         rowBytes_ = rowBytes;
+        rowStep_ = RowStep(info, rowBytes);
         index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
         exchange.pipe().InitBuffer(positionBuf_, kReturnedRowsBytes);
     }
@@ -48,19 +49,22 @@ public:
             StatusWriter::WordOfCounts(info_->localExperts + Local(*info_, expert)));
         const uint32_t row = start + static_cast<uint32_t>(positionBuf_.Get<int32_t>().GetValue(i));
         GM_ADDR base = exchange_->HalfOf(owner);
-        uint64_t bytes = static_cast<uint64_t>(info_->world) * info_->capacity * rowBytes_;
+        uint32_t step = rowStep_;
+        uint64_t bytes = static_cast<uint64_t>(info_->world) * info_->capacity * step;
         if (owner == info_->rank && info_->expandRows != 0 && info_->quantMode == 0) {  // nobody has to copy those
             base = expandX_;
+            step = rowBytes_;
             bytes = static_cast<uint64_t>(info_->expandRows) * rowBytes_;
         } else if (PhaseOf(header1.GetValue(kH1OpPhase)) == kPhaseLent) {
             const WindowContext& context = exchange_->context();
             const uint64_t lent = static_cast<uint64_t>(header1.GetValue(kH1Detail0)) * kBlock;
             if (lent + rowBytes_ <= context.lent_bytes()) {
                 base = context.lent(owner) + lent;
+                step = rowBytes_;
                 bytes = context.lent_bytes() - lent;
             }
         }
-        const uint64_t at = static_cast<uint64_t>(row) * rowBytes_, most = bytes - rowBytes_;
+        const uint64_t at = static_cast<uint64_t>(row) * step, most = bytes - step;
         return base + (at < most ? at : most);
     }
 
@@ -71,7 +75,8 @@ private:
     GlobalTensor<int32_t> index_;
     GM_ADDR expandX_ = nullptr;
     UbBuf positionBuf_;
-    uint32_t rowBytes_ = 0;
+    uint32_t rowBytes_ = 0;  // of a row,
+    uint32_t rowStep_ = 0;   // and from row to row in a half
 };
 
 // Calls: Init, Fetch, Prepare, Begin, Run; or Drop instead of Run.

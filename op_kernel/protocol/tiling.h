@@ -83,6 +83,7 @@ struct MoeDistributeInfo {
     uint32_t alphaRank;       // combine: const_expert_alpha_1 and _2: 0 no const experts, 1 (C,), 2 (C, H)
     uint32_t rdmaFlags;       // 1: rows between servers lie in flagged blocks
     uint32_t regions;         // of a half of the data area: W, and in hierarchy one more a server
+    uint32_t rowUnit;         // rows of the data area begin at multiples of it: kRowUnit or kBlock
     uint64_t dataBytes;       // data area of every rank
     uint64_t lentBytes;       // area behind it that callers' tensors lie in; 0: none
     uint64_t deadlineCycles;  // longest wait
@@ -105,12 +106,15 @@ MOE_FN uint64_t BytesOnWire(const MoeDistributeInfo& info, uint64_t rowBytes) {
 // Flags of blocks in UB at a time.
 constexpr uint32_t kFlagsAtOnce = 128;
 
+// Bytes from row to row in the window, of rows of `bytes` bytes.
+MOE_FN uint32_t RowStep(const MoeDistributeInfo& info, uint32_t bytes) { return RowStep(bytes, info.rowUnit); }
+
 MOE_FN uint32_t TailBlocks(const MoeDistributeInfo& info) { return info.triples + info.hasWeights; }
 
-// Direct: where expert_scales lie in a half, behind the published rows of `stride` bytes.
-MOE_FN uint64_t PublishedWeightsOffset(const MoeDistributeInfo& info, uint32_t stride) {
+// Direct: where expert_scales lie in a half, behind the published rows of `bytes` bytes.
+MOE_FN uint64_t PublishedWeightsOffset(const MoeDistributeInfo& info, uint32_t bytes) {
     return PublishedRowsOffset(info.world, info.capacity) +
-           static_cast<uint64_t>(info.maxBatch) * (info.hasScales != 0 ? info.topK : 1) * stride;
+           static_cast<uint64_t>(info.maxBatch) * (info.hasScales != 0 ? info.topK : 1) * RowStep(info, bytes);
 }
 
 // How the cores of a rank wait for each other at VerdictBoard, whichever is the faster on a SoC: for the block of every

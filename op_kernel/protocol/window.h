@@ -37,6 +37,7 @@ constexpr uint32_t kMaxCores = 64;             // AIV cores a launch
 // ---- units --------------------------------------------------------------------------------------------
 constexpr uint32_t kBlock = 32;           // bytes: smallest unit of MTE and of a status
 constexpr uint32_t kBlockWords = 8;       // 32-bit words of a block
+constexpr uint32_t kRowUnit = 512;        // bytes: rows of a window begin at multiples of it, see RowStep
 constexpr uint64_t kMiB = 1024 * 1024;    // bytes
 constexpr uint32_t kCyclesPerMicro = 50;  // GetSystemCycle ticks a microsecond
 
@@ -164,6 +165,11 @@ MOE_FN uint32_t DispatchRowStride(uint32_t hidden, uint32_t size, bool quantized
 }
 constexpr uint32_t kTripleWords = 3;
 
+// Bytes from row to row in a window, for rows of `bytes` bytes: a core moves rows the fastest that begin at multiples
+// of kRowUnit. `unit`: that, or kBlock where the window has no room for it, or where rows travel between servers. In UB
+// rows are packed.
+MOE_FN uint32_t RowStep(uint32_t bytes, uint32_t unit) { return (bytes + unit - 1) & ~(unit - 1); }
+
 // A row on its way back with comm_quant_mode 2: int8 codes, then a scale for each block of them, in the type of rows.
 constexpr uint32_t kCodesOfScale = 8;
 constexpr uint32_t kScaleBytes = 2;
@@ -185,7 +191,7 @@ MOE_FN uint32_t Capacity(uint32_t maxBatch, uint32_t topK, uint32_t localExperts
 
 // Algorithm "direct": a rank fills its own half, and the others read it there. Dispatch: lists [W][capacity]
 // int32 of pair numbers (token * K + k), each list from a block on, then rows [maxBS], or [maxBS*K] with
-// smooth scales, then expert_scales [maxBS*K] fp32 if given. Combine: the rows at the offsets that they have in
+// smooth scales, then expert_scales [maxBS*K] fp32 if given. Combine: the rows in the order that they have in
 // expand_x. The layout depends on values that all ranks share.
 MOE_FN uint64_t ListBytes(uint32_t capacity) { return CeilTo(capacity * sizeof(int32_t), kBlock); }
 MOE_FN uint64_t PublishedRowsOffset(uint32_t world, uint32_t capacity) {
@@ -237,12 +243,14 @@ enum CountBlock : uint32_t { kCbEpoch, kCbOpPhase, kCbCounts, kCbHash = 6, kCbMa
 constexpr uint32_t kFirstMark = 0, kLastMark = 7;  // words of every block
 constexpr uint32_t kHeader1Tail = 0xFFFEu;         // tells header 1 from a count block
 
-// kH1Types: x type | wire type | quant mode of the rows that travel | smooth scales, and 2 for expert_scales of
-// dispatch; 8 bits each.
+// kH1Types: x type | wire type | quant mode of the rows that travel | smooth scales, 2 for expert_scales of dispatch,
+// and 4 where rows begin at multiples of kRowUnit; 8 bits each.
 // kH1Contract: contract | global_bs given | window MiB in the upper half.
-MOE_FN uint32_t TypesWord(uint32_t xType, uint32_t wireType, uint32_t quant, uint32_t smooth, uint32_t weights) {
-    return xType | wireType << 8 | quant << 16 | (smooth | weights << 1) << 24;
+MOE_FN uint32_t TypesWord(uint32_t xType, uint32_t wireType, uint32_t quant, uint32_t smooth, uint32_t weights,
+                          uint32_t rowUnit) {
+    return xType | wireType << 8 | quant << 16 | (smooth | weights << 1 | (rowUnit == kRowUnit ? 4u : 0u)) << 24;
 }
+MOE_FN uint32_t RowUnitOf(uint32_t types) { return (types >> 26 & 1) != 0 ? kRowUnit : kBlock; }
 MOE_FN uint32_t ContractWord(uint32_t contract, bool globalBs, uint32_t windowMiB) {
     return contract | (globalBs ? 1u : 0u) << 8 | windowMiB << 16;
 }
@@ -363,6 +371,7 @@ enum ConfigField : uint32_t {
     kFieldScales,
     kFieldWeights,
     kFieldAlgorithm,
+    kFieldRowUnit,
     kFieldCount
 };
 

@@ -63,6 +63,7 @@ public:
         rowStride_ = DispatchRowStride(info_->hidden, wireSize_, kQuant, TailBlocks(*info_));
         tailBytes_ = TailBlocks(*info_) * kBlock;
         tailOffset_ = rowStride_ - tailBytes_;
+        rowStep_ = RowStep(*info_, rowStride_);
         arrived_.Init(args_, tiling, rowStride_, tailBytes_);
     }
 
@@ -206,7 +207,7 @@ private:
             const int32_t id = routing_.pairs().Id(i, token);
             if (routing_.pairs().Routed(id)) {
                 const uint32_t owner = Owner(*info_, static_cast<uint32_t>(id));
-                const uint64_t offset = base + RowOffsetBytes(row.GetValue(i), rowStride_);
+                const uint64_t offset = base + RowOffsetBytes(row.GetValue(i), rowStep_);
                 const LocalTensor<int8_t> row = rows_.Fetch(token, static_cast<uint32_t>(id));
                 if (tailBytes_ != 0 && tiling_->tailRing != 0) {
                     SendWithTail<kRdma>(owner, offset, row, i);
@@ -252,7 +253,8 @@ private:
     bool triples_ = false;
     bool weights_ = false;
     uint32_t wireSize_ = 1;
-    uint32_t rowStride_ = 0;
+    uint32_t rowStride_ = 0;  // of a row in UB,
+    uint32_t rowStep_ = 0;    // and in the window
     uint32_t tailOffset_ = 0;
     uint32_t tailBytes_ = 0;
 };

@@ -53,7 +53,7 @@ public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx, uint32_t rowBytes,
                                 GM_ADDR half, uint64_t regionBytes) {
         info_ = &info;
-        rowBytes_ = rowBytes;
+        rowStep_ = RowStep(info, rowBytes);
         half_ = half;
         regionBytes_ = regionBytes;
         index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
@@ -66,7 +66,7 @@ public:
     __aicore__ inline GM_ADDR Address(RoutingTable& routing, int32_t id, uint32_t, uint32_t, uint32_t i) {
         const uint32_t owner = Owner(*info_, static_cast<uint32_t>(id));
         const int32_t row = routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);
-        return half_ + owner * regionBytes_ + RowPlace(row, rowBytes_, info_->rdmaFlags != 0);
+        return half_ + owner * regionBytes_ + RowPlace(row, rowStep_, info_->rdmaFlags != 0);
     }
     // Counts and expand_idx say that all rows have come.
     __aicore__ inline Verdict missing() const { return Verdict(); }
@@ -77,7 +77,7 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     GM_ADDR half_ = nullptr;
     uint64_t regionBytes_ = 0;
-    uint32_t rowBytes_ = 0;
+    uint32_t rowStep_ = 0;
 };
 
 template <typename XType, bool kQuant>
@@ -160,6 +160,7 @@ private:
         const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
         if (begin == end) return verdict;
         const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
+        const uint32_t step = RowStep(*info_, rowBytes_);
         uint32_t slot = segments_.Seek(begin);
         for (uint32_t row = begin; row < end;) {
             while (segments_.End(slot) <= row) ++slot;
@@ -167,8 +168,8 @@ private:
             loader_.Load(row, count);
             const LocalTensor<int8_t> chunk = loader_.Take();
             const int32_t at = segments_.Offset(slot) + static_cast<int32_t>(row - segments_.Start(slot));
-            exchange_.sender().template PutRows<kRdma>(slot % info_->world, base + RowOffsetBytes(at, rowBytes_), chunk,
-                                                       count * rowBytes_);
+            exchange_.sender().template PutChunk<kRdma>(slot % info_->world, base + RowOffsetBytes(at, step), chunk,
+                                                        rowBytes_, count);
             loader_.Free(chunk);
             row += count;
         }

@@ -49,16 +49,17 @@ public:
         info_ = &info;
         mark_ = static_cast<uint64_t>(SlotMark(epoch)) << 32 | SlotMark(epoch);
         rowBytes_ = rowBytes;
+        slotStep_ = RowStep(info, SlotBytes(rowBytes));
         half_ = half;
         pipe.InitBuffer(markBuf_, kChunkBlockBytes);
     }
     // Begins to load the marks of a chunk of pairs.
     __aicore__ inline void Load(uint32_t begin, uint32_t count) {
         GlobalTensor<int32_t> marks;
-        const uint64_t first = static_cast<uint64_t>(begin) * SlotBytes(rowBytes_) + rowBytes_;
+        const uint64_t first = static_cast<uint64_t>(begin) * slotStep_ + rowBytes_;
         marks.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(half_ + first),
-                              static_cast<uint64_t>(count) * SlotBytes(rowBytes_) / sizeof(int32_t));
-        const DataCopyExtParams params{Pieces(count), kBlock, rowBytes_, 0, 0};
+                              static_cast<uint64_t>(count) * slotStep_ / sizeof(int32_t));
+        const DataCopyExtParams params{Pieces(count), kBlock, slotStep_ - kBlock, 0, 0};
         const DataCopyPadExtParams<int32_t> pad{false, 0, 0, 0};
         AscendC::DataCopyPad(markBuf_.Get<int32_t>(), marks, params, pad);
     }
@@ -68,7 +69,7 @@ public:
             Miss(static_cast<uint32_t>(id), token, k);
             return nullptr;
         }
-        return half_ + (static_cast<uint64_t>(token) * info_->topK + k) * SlotBytes(rowBytes_);
+        return half_ + (static_cast<uint64_t>(token) * info_->topK + k) * slotStep_;
     }
     // The first pair whose row is not of this op.
     __aicore__ inline Verdict missing() const { return missing_; }
@@ -86,6 +87,7 @@ private:
     uint64_t mark_ = 0;
     Verdict missing_;
     uint32_t rowBytes_ = 0;
+    uint32_t slotStep_ = 0;
 };
 
 template <typename XType, bool kQuant>
@@ -94,6 +96,7 @@ public:
     __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
         WindowCombine::Init(arguments, tiling, sizeof(XType));
         stride_ = SlotBytes(rowBytes_);
+        slotStep_ = RowStep(*info_, stride_);
     }
     __aicore__ inline void Process(TPipe& pipe) {
         if (Enter(pipe)) Run();
@@ -205,7 +208,7 @@ private:
     }
     __aicore__ inline void SendSlot(uint32_t row, const LocalTensor<int8_t>& bytes) {
         const uint64_t slot = static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + assist_.Word(row, 2);
-        exchange_.sender().PutSlot(assist_.Word(row, 0), slot * stride_, bytes, stride_);
+        exchange_.sender().PutSlot(assist_.Word(row, 0), slot * slotStep_, bytes, stride_);
     }
     // Begins to load rows of the share from `row` on, of one chunk of triples. Returns how many.
     __aicore__ inline uint32_t BeginRows(uint32_t row, uint32_t begin, uint32_t end) {
@@ -234,7 +237,8 @@ private:
     TripleReader assist_;
     StatusWaiter waiter_;
     CountsMatch match_;
-    uint32_t stride_ = 0;  // of rows with their marks
+    uint32_t stride_ = 0;    // of rows with their marks in UB,
+    uint32_t slotStep_ = 0;  // and of the slots
 };
 
 }  // namespace moe

@@ -306,6 +306,12 @@ def test_the_place_of_lent_rows_is_checked(contract: int) -> None:
             assert found[READER] == "corrupt", f"word {word}, bit {bit}: {found}"
 
 
+@pytest.mark.parametrize("contract", [0, 1, 2])
+def test_another_alignment_of_rows_is_a_mismatch(contract: int) -> None:
+    found = trial(2, 5, flipped(WORDS + 2, 26), contract)
+    assert found[READER] == "mismatch", found
+
+
 def counted(rows: int) -> Spoil:
     """So many rows of the first expert, and the hash that belongs to them."""
     at, prime = HEADER_BLOCKS * WORDS, 16777619

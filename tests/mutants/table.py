@@ -474,8 +474,8 @@ PATCHES = r"""
 + }
   __aicore__ inline Verdict CheckSendCounts() {
 @
-- slot * stride_,
-+ slot * stride_ + HalfShift(),
+- slot * slotStep_,
++ slot * slotStep_ + HalfShift(),
 @
 - exchange_.Half(),
 + exchange_.Half() + HalfShift(),
@@ -994,6 +994,31 @@ PATCHES = r"""
 - info_->world, info_->maxBatch, info_->topK}
 + info_->world, info_->maxBatch, 4096}
 
+# Rows that begin at multiples of 512 bytes.
+% suite
+= rows_stored_without_gaps: a chunk of rows is stored as if there were no gaps in the window
+@ common/send
+- const DataCopyExtParams params{Pieces(count), bytes, 0, step - bytes, 0};
++ const DataCopyExtParams params{Pieces(count), bytes, 0, 0, 0};
+= rows_loaded_without_gaps: a chunk of rows is loaded as if there were no gaps in the window
+- const DataCopyExtParams params{Pieces(count), bytes, step - bytes, 0, 0};
++ const DataCopyExtParams params{Pieces(count), bytes, 0, 0, 0};
+= parts_without_gaps: direct combine publishes a long row right behind the one before
+@ direct/publish
+- to += at / rowBytes_ * (rowStep_ - rowBytes_);
++ to += at / rowBytes_ * 0;
+= chunks_cross_rows: a chunk that direct combine publishes of a long row goes on into the next
+- most = Min(chunkBytes_, rowBytes_ - static_cast<uint32_t>(at % rowBytes_));
++ most = chunkBytes_;
+= published_rows_taken_packed: direct dispatch reads rows as if there were no gaps
+@ direct/gather
+- static_cast<uint64_t>(first) * rowStep_, run);
++ static_cast<uint64_t>(first) * rowStride_, run);
+= other_alignment_unseen: a rank whose rows begin elsewhere is taken for one that has sent garbage
+@ common/status
+- Differs(kFieldRowUnit, RowUnitOf(config_.types), RowUnitOf(types), source, v);
++ Differs(kFieldRowUnit, kBlock, kBlock, source, v);
+
 # Rows that come back as int8.
 % suite
 = codes are made by the scale that was rounded
@@ -1085,8 +1110,8 @@ PATCHES = r"""
 + (args_.expertScales) + routing_.begin(), count);
 = marks of later chunks are those of the first
 @ window/slots
-- static_cast<uint64_t>(begin) * SlotBytes(rowBytes_) + rowBytes_;
-+ static_cast<uint64_t>(begin % kChunkPairs) * SlotBytes(rowBytes_) + rowBytes_;
+- static_cast<uint64_t>(begin) * slotStep_ + rowBytes_;
++ static_cast<uint64_t>(begin % kChunkPairs) * slotStep_ + rowBytes_;
 = weights of later chunks of sums are those of the first
 @ common/weighted_sum
 - scales_[begin], count);

@@ -114,13 +114,21 @@ void World::Vector(CoreState& core, const Instruction& instruction) {
     Trace(core, Pipe::kV, instruction.name, start, clock.free + head);
 }
 
+// What a core moves of its rate: all of it where every piece begins at a multiple of 512 bytes of its area.
+double World::ShareOf(const Access& far, const GmRange& range) const {
+    constexpr uint64_t kLine = 512;
+    const uint64_t begin = range.at + (far.begin - range.begin);
+    const bool aligned = begin % kLine == 0 && (far.count == 1 || far.stride % kLine == 0);
+    return aligned ? 1 : costs_.unaligned_share;
+}
+
 void World::Read(CoreState& core, const Instruction& instruction, Copy& copy) {
     PipeClock& clock = core.pipes[Index(Pipe::kMte2)];
     const uint32_t self = core.rank->index;
     const double trip = fabric_->RoundTrip(self, copy.owner, false);
     const double pieces = (instruction.reads[0].count - 1) * costs_.piece_ns;
     copy.start = clock.flights.Admit(Begin(core, Pipe::kMte2), copy.bytes, costs_.inflight_bytes);
-    const double own = std::max(costs_.copy_issue_ns + pieces, copy.bytes / costs_.read_gbps);
+    const double own = std::max(costs_.copy_issue_ns + pieces, copy.bytes / (costs_.read_gbps * copy.share));
     // The request travels half of the trip, the bytes the other half.
     const double carried = fabric_->Carry(copy.owner, self, copy.start + trip / 2, copy.bytes, copy.owner);
     copy.end = std::max(carried + trip / 2, copy.start + trip + own);
@@ -136,7 +144,7 @@ void World::Store(CoreState& core, const Instruction& instruction, Copy& copy) {
     const double trip = fabric_->RoundTrip(self, copy.owner, true);
     const double pieces = (instruction.write.count - 1) * costs_.piece_ns;
     copy.start = clock.flights.Admit(Begin(core, Pipe::kMte3), copy.bytes, costs_.inflight_bytes);
-    const double own = std::max(costs_.copy_issue_ns + pieces, copy.bytes / costs_.write_gbps);
+    const double own = std::max(costs_.copy_issue_ns + pieces, copy.bytes / (costs_.write_gbps * copy.share));
     const double carried = fabric_->Carry(self, copy.owner, copy.start, copy.bytes, copy.owner);
     clock.free = std::max(copy.start + own, carried);  // posted: the next may leave when the last byte has
     copy.arrived = clock.free + trip / 2;
@@ -159,9 +167,10 @@ Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
     const bool store = instruction.pipe == Pipe::kMte3;
     const Access& far = store ? instruction.write : instruction.reads[0];
     const uint64_t extent = (far.count - 1) * far.stride + far.bytes;
-    Copy copy{&FindGm(core.core, far.begin, extent, instruction.loc), 0, 0, 0, 0, 0};
+    Copy copy{&FindGm(core.core, far.begin, extent, instruction.loc), 0, 0, 1, 0, 0, 0};
     copy.owner = copy.range->owner >= 0 ? static_cast<uint32_t>(copy.range->owner) : core.rank->index;
     copy.bytes = static_cast<double>(far.bytes * far.count);
+    copy.share = ShareOf(far, *copy.range);
     const bool window = copy.range->window();
     const int peer = window ? static_cast<int>(copy.owner) : -1;
     const bool status = copy.range->atomic_blocks;

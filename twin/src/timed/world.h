@@ -193,6 +193,7 @@ private:
         const GmRange* range;
         uint32_t owner;
         double bytes;
+        double share;  // of a core's rate
         double start;
         double end;      // complete, as flags see it
         double arrived;  // stores: in the target's memory
@@ -216,6 +217,7 @@ private:
     double Begin(CoreState& core, Pipe pipe);
     void Given(CoreState& core, Pipe pipe, double start);
     void Vector(CoreState& core, const Instruction& instruction);
+    double ShareOf(const Access& far, const GmRange& range) const;
     void Read(CoreState& core, const Instruction& instruction, Copy& copy);
     void Store(CoreState& core, const Instruction& instruction, Copy& copy);
     void Look(CoreState& core, const Access& access, double at);

@@ -40,6 +40,7 @@ namespace twin {
     X(piece_ns)           /* each further piece of a strided copy */                         \
     X(read_gbps)          /* of a core, GM to UB */                                          \
     X(write_gbps)         /* of a core, UB to GM */                                          \
+    X(unaligned_share)    /* of both, where the GM side is not at multiples of 512 bytes */  \
     X(read_latency_ns)    /* own GM, request to data */                                      \
     X(write_latency_ns)   /* own GM, store to acknowledgement */                             \
     X(latency_scale)      /* times read_latency_ns and write_latency_ns */                   \

@@ -1,0 +1,119 @@
+"""Rows of a window begin at multiples of 512 bytes where it has the room, else of 32: who decides, where rows lie."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
+
+import op_runs
+import pytest
+import torch
+from failure_windows import RECORD_MAGIC, State
+
+from ascend_moe import LocalCluster, errors, plan
+from ascend_moe.native import library
+from ascend_moe.plan import Request
+from ascend_moe.reference.cases import Case
+
+WORLD, SMALL_MIB = 2, 1
+ALGORITHMS = ("window", "direct")
+# Rows of 160 bytes, several in a chunk; of 32 bytes, so many that a MiB has no room for 512 each.
+ROOM = Case(world=WORLD, local=2, topk=2, batch=9, units=5, cores=3, batches="unequal", ids="any", seed=3)
+FULL = Case(world=WORLD, local=2, topk=2, batch=1100, units=1, cores=3, ids="any", seed=4)
+CASES = {
+    "room": ROOM,
+    "room, int8 both ways": replace(ROOM, quant="int8", coded=True),
+    "room, weights": replace(ROOM, weights=True, quant="smooth"),
+    "room, many cores": replace(ROOM, cores=9, local=5, topk=4),
+    "room, rows in parts": replace(ROOM, dtype="fp32", units=2045, batch=3, topk=1),
+    "full": FULL,
+    "full, int8 both ways": replace(FULL, quant="int8", coded=True),
+}
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[dict[int, LocalCluster]]:
+    with LocalCluster(WORLD, window_mib=SMALL_MIB) as small, LocalCluster(WORLD, window_mib=8) as large:
+        yield {SMALL_MIB: small, 8: large}
+
+
+def request_of(case: Case, algorithm: str, window_mib: int) -> Request:
+    kinds = {"quant": case.quant != "none", "smooth": case.quant == "smooth", "weights": case.weights}
+    contract = f"v{case.contract}"
+    sizes = (case.world, case.world * case.local, case.topk, case.hidden, case.batch)
+    return Request(
+        *sizes, dtype=case.dtype, comm_quant=case.coded, contract=contract, comm_alg=algorithm, cores=case.cores,
+        window_mib=window_mib, **kinds,
+    )  # fmt: skip
+
+
+def units(request: Request) -> list[int]:
+    """What rows of dispatch and of combine begin at multiples of."""
+    return [op.tiling["row_unit"] for op in plan.plan(request).ops.values()]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("contract", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_bytes(
+    name: str, contract: int, algorithm: str, clusters: dict[int, LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    case = replace(CASES[name], contract=contract)
+    mib = SMALL_MIB if name.startswith("full") else 8
+    assert units(request_of(case, algorithm, mib)) == [32 if name.startswith("full") else 512] * 2
+    assert op_runs.check(case, op_runs.run(clusters[mib], case))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_rows_lie_at_multiples_with_nothing_between(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dispatch stores the bytes of rows alone: direct a row a token, window a row a pair with its triple."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    case = replace(ROOM, contract=2, batches="equal", ids="distinct")
+    written = case.units * 32 + (32 if algorithm == "window" else 0)
+    with LocalCluster(WORLD, window_mib=SMALL_MIB) as cluster:
+        for _ in range(2):  # the second finds poison, in the other half
+            sent = cluster.run(lambda rank, group_ep: op_runs.dispatch(case, rank, group_ep))
+            states = [State.of(cluster, rank) for rank in range(WORLD)]
+            half, size = states[0].half(states[0].epoch)
+            found = ctypes.string_at(half, size)
+            states[0].poison(states[0].epoch + 1)
+        rows = case.inputs[0].x if algorithm == "direct" else sent[0][0]
+        wanted = {row.view(torch.uint8).numpy().tobytes() for row in rows[: len(found)]}
+    places = [at for at in range(0, size, 512) if found[at : at + case.units * 32] in wanted]
+    assert len(places) >= case.batch
+    for at in places:
+        assert found[at + written : at + 512] == b"\xff" * (512 - written)
+
+
+def test_no_call_needs_more_than_before() -> None:
+    """The least window is that of packed rows; with a larger one rows begin at multiples of 512 bytes."""
+    one = Request(8, 64, 6, 2880, 256, comm_alg="window", quant=True)
+    pairs = 256 * 6
+    need = plan.window_need(one)
+    packed = max(2 * 8 * pairs * (2880 + 64), 2 * pairs * (5760 + 32))
+    assert need["buffsize_mib"] == -(-packed // 2**20) < need["aligned_mib"]
+    least = [plan.plan(replace(one, window_mib=need["buffsize_mib"] + more)) for more in (-1, 0)]
+    assert [report.ok for report in least] == [False, True]
+    assert units(replace(one, window_mib=need["buffsize_mib"]))[0] == 32
+    assert units(replace(one, window_mib=need["aligned_mib"])) == [512, 512]
+    assert units(replace(one, window_mib=need["aligned_mib"] - 1))[0] == 32
+
+
+@pytest.mark.parametrize("comm_alg", ["window", "hierarchy"])
+def test_rows_between_servers_are_packed(comm_alg: str) -> None:
+    one = Request(8, 64, 6, 2880, 64, comm_alg=comm_alg, soc="Ascend910B1", ranks_per_server=4, weights=True)
+    assert units(replace(one, window_mib=4000)) == [32, 32]
+    assert plan.window_need(one)["aligned_mib"] == 0
+
+
+def test_a_rank_with_other_rows_is_named() -> None:
+    """By the text of the record; test_failures_corrupt.py has it from a status message."""
+    record = (ctypes.c_int32 * 64)(RECORD_MAGIC, 5, 1, 7, 0, 1, 13, 512, 32)
+    text = ctypes.create_string_buffer(400)
+    library.lib().am_error_message(record, text, len(text))
+    assert text.value.decode() == (
+        "dispatch: row alignment is 512 on rank 0 and 32 on rank 1; it must be the same on all ranks"
+    )
+    assert issubclass(errors.ConfigMismatch, errors.AscendMoeError)
