@@ -26,7 +26,7 @@ CASES = {
     "room, int8 both ways": replace(ROOM, quant="int8", coded=True),
     "room, weights": replace(ROOM, weights=True, quant="smooth"),
     "room, many cores": replace(ROOM, cores=9, local=5, topk=4),
-    "room, rows in parts": replace(ROOM, dtype="fp32", units=2045, batch=3, topk=1),
+    "room, rows in parts": replace(ROOM, dtype="fp32", units=2045, batch=12, topk=1),
     "full": FULL,
     "full, int8 both ways": replace(FULL, quant="int8", coded=True),
 }

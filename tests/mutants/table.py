@@ -1007,9 +1007,6 @@ PATCHES = r"""
 @ direct/publish
 - to += at / rowBytes_ * (rowStep_ - rowBytes_);
 + to += at / rowBytes_ * 0;
-= chunks_cross_rows: a chunk that direct combine publishes of a long row goes on into the next
-- most = Min(chunkBytes_, rowBytes_ - static_cast<uint32_t>(at % rowBytes_));
-+ most = chunkBytes_;
 = published_rows_taken_packed: direct dispatch reads rows as if there were no gaps
 @ direct/gather
 - static_cast<uint64_t>(first) * rowStep_, run);
