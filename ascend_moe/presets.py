@@ -13,8 +13,8 @@ class Preset:
     """One layer of a published model.
 
     Attributes:
-        about: what layer it is.
-        published: the layer's numbers.
+        about: what layer it is, and which of its numbers are assumed, because no config of it was at hand.
+        published: the layer's numbers; H, K and E, which decide the rows that travel, are never assumed.
         narrow: width of the routed experts and of the shared expert in ``config()``, at most the published
             ones. The widths are all that differs: routing and rows are those of the model.
     """
@@ -201,6 +201,45 @@ PRESETS: dict[str, Preset] = {
             activation="relu2",
         ),
         narrow=128,
+    ),
+    "nemotron-3-ultra": Preset(
+        "a layer of Nemotron 3 Ultra (550B), whose experts have rows of 2048; their width is assumed",
+        MoEConfig(
+            hidden_size=8192,
+            moe_intermediate_size=5376,
+            num_experts=512,
+            top_k=22,
+            router="deepseek_v3",
+            routed_scaling_factor=5.0,
+            shared_intermediate_size=10752,
+            latent_size=2048,
+            activation="relu2",
+        ),
+        narrow=64,
+    ),
+    "longcat-lite": Preset(
+        "a layer of LongCat-Lite, with 32 zero experts; the experts' width and the weights' factor are assumed",
+        MoEConfig(
+            hidden_size=4096,
+            moe_intermediate_size=1024,
+            num_experts=384,
+            top_k=18,
+            router="softmax_bias",
+            renormalize=False,
+            routed_scaling_factor=6.0,
+            copy_expert_num=32,
+        ),
+        narrow=32,
+    ),
+    "step4-pro-v3": Preset(
+        "a layer of Step4-Pro V3; router and experts' width are assumed",
+        MoEConfig(hidden_size=6144, moe_intermediate_size=1024, num_experts=1024, top_k=16, router="deepseek_v3"),
+        narrow=16,
+    ),
+    "step4-pro-v4": Preset(
+        "a layer of Step4-Pro V4; router and experts' width are assumed",
+        MoEConfig(hidden_size=9216, moe_intermediate_size=2048, num_experts=384, top_k=8, router="deepseek_v3"),
+        narrow=32,
     ),
     "kimi-k3": Preset(
         "a layer of Kimi K3, whose experts have rows of 3584, without the norm of these",

@@ -343,6 +343,21 @@ def test_presets_are_what_published_files_say(name: str, kind: str, more: dict[s
     assert shape_of(name)["hidden"] == (1024 if name == "nemotron-3-super" else preset.hidden_size)  # rows that travel
 
 
+@pytest.mark.parametrize(
+    "name, e, k, h",
+    [
+        ("nemotron-3-ultra", 512, 22, 2048),
+        ("longcat-lite", 384, 18, 4096),
+        ("step4-pro-v3", 1024, 16, 6144),
+        ("step4-pro-v4", 384, 8, 9216),
+    ],
+)
+def test_presets_of_models_without_a_config_say_what_is_assumed(name: str, e: int, k: int, h: int) -> None:
+    preset = PRESETS[name]
+    assert (preset.published.num_experts, preset.published.top_k, shape_of(name, special=True)["hidden"]) == (e, k, h)
+    assert preset.about.endswith("assumed")
+
+
 def test_an_option_has_one_name_everywhere() -> None:
     """By what it is called, its short name and the names of its values."""
     forms: dict[str, set[tuple[str, ...]]] = {}

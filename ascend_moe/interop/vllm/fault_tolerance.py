@@ -16,6 +16,7 @@ from torch import Tensor
 import ascend_moe
 from ascend_moe.comm import survivors
 from ascend_moe.errors import ArgumentError, need, with_typed_errors
+from ascend_moe.settings import MAX_WORLD
 
 
 class FaultTolerance:
@@ -32,7 +33,6 @@ class FaultTolerance:
 
     def __init__(self, group_name: str, world: int) -> None:
         self._group, self._ranks = group_name, world
-        self._last_mask = torch.zeros(world, dtype=torch.int32)
 
     def query_active_mask(self) -> Tensor:
         """``(world,)`` int32 on the CPU: 0 for a rank that lives, 1 for one whose process has ended.
@@ -45,8 +45,8 @@ class FaultTolerance:
         return mask
 
     def query_fault(self) -> Tensor:
-        """A bool tensor without dimensions: whether the mask is another one than after the last `clean_buffers`."""
-        return (self.query_active_mask() != self._last_mask).any()
+        """A bool tensor without dimensions: whether a rank has ended; `clean_buffers` is for ranks that live."""
+        return self.query_active_mask().any()
 
     @with_typed_errors
     def clean_buffers(self) -> None:
@@ -62,9 +62,9 @@ class FaultTolerance:
         rule = "finds that ranks {} have ended: ascend_moe.agree and shrink make a group of the others"
         need(not ended, "clean_buffers", rule, ended)
         ascend_moe.close(self._group)
-        self._last_mask.zero_()
 
 
+@with_typed_errors
 def rank_mapping(world: int, alive: Sequence[int]) -> dict[int, int]:
     """Returns old rank -> new rank, -1 for one that is not in the smaller group, as ``EplbState.rearrange`` takes it.
 
@@ -74,7 +74,13 @@ def rank_mapping(world: int, alive: Sequence[int]) -> dict[int, int]:
     Args:
         world: ranks of the group. alive: those of the smaller one, as `ascend_moe.agree` has returned them.
 
+    Raises:
+        ArgumentError: world is not in 1..MAX_WORLD, or alive names a rank twice or one outside of the group.
+
     Source: vLLM ``distributed/elastic_ep/elastic_execute.py``.
     """
+    need(isinstance(world, int) and 1 <= world <= MAX_WORLD, "world", "is {!r}; it must be in 1..{}", world, MAX_WORLD)
+    fits = len(set(alive)) == len(alive) and set(alive) <= set(range(world))
+    need(fits, "alive", "is {}; it must name ranks below {}, each once", list(alive), world)
     places = {rank: place for place, rank in enumerate(alive)}
     return {rank: places.get(rank, -1) for rank in range(world)}
