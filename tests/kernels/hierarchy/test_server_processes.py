@@ -50,21 +50,27 @@ def test_a_rank_that_never_comes_dies_and_is_named() -> None:
             assert_named(ranks.wait(rank), "PeerLost", 2)
 
 
+def halted_between_the_levels(ranks: Ranks, op: str) -> tuple[int, int]:
+    """Starts ``op`` on four ranks, one of which halts before it passes rows on; returns it and the rank that waits."""
+    victim, waits = {"dispatch": (2, 3), "combine": (3, 1)}[op]
+    call = {"dispatch": level_ranks.dispatch, "combine": level_ranks.combine}[op]
+    opened(ranks)
+    if op == "combine":
+        assert values(ranks.call(level_ranks.dispatch)) == ["right"] * 4
+    values(ranks.call(level_ranks.halt_before_passing_on, op, ranks=[victim]))
+    for rank in range(4):
+        ranks.start(rank, call)
+    return victim, waits
+
+
 @pytest.mark.parametrize("op", ["dispatch", "combine"])
 def test_a_rank_killed_between_the_levels_is_named_by_all(op: str) -> None:
     """It has had what it forwards, and stands at a store before it passes that on.
 
     Who waits for that store says so, of its second level; the others have all of this op, and hear of it in the next.
     """
-    victim, waits = {"dispatch": (2, 3), "combine": (3, 1)}[op]
-    call = {"dispatch": level_ranks.dispatch, "combine": level_ranks.combine}[op]
     with Ranks(4, timeout_s=30.0) as ranks:
-        opened(ranks)
-        if op == "combine":
-            assert values(ranks.call(level_ranks.dispatch)) == ["right"] * 4
-        values(ranks.call(level_ranks.halt_before_passing_on, op, ranks=[victim]))
-        for rank in range(4):
-            ranks.start(rank, call)
+        victim, waits = halted_between_the_levels(ranks, op)
         others = [rank for rank in range(4) if rank not in (victim, waits)]
         assert values([ranks.wait(rank) for rank in others]) == ["right"] * 2
         ranks.kill(victim)
@@ -82,14 +88,8 @@ def test_a_rank_killed_between_the_levels_is_named_by_all(op: str) -> None:
 @pytest.mark.parametrize("op", ["dispatch", "combine"])
 def test_a_rank_that_stands_still_between_the_levels_is_named_by_all(op: str) -> None:
     """It lives, so only the end of the second wait tells; and who waits names it, not whose rows it forwards."""
-    victim, waits = {"dispatch": (2, 3), "combine": (3, 1)}[op]
     with Ranks(4, timeout_s=2.0) as ranks:
-        opened(ranks)
-        if op == "combine":
-            assert values(ranks.call(level_ranks.dispatch)) == ["right"] * 4
-        values(ranks.call(level_ranks.halt_before_passing_on, op, ranks=[victim]))
-        for rank in range(4):
-            ranks.start(rank, {"dispatch": level_ranks.dispatch, "combine": level_ranks.combine}[op])
+        victim, waits = halted_between_the_levels(ranks, op)
         outcome = ranks.wait(waits)
         assert_named(outcome, "CommTimeout", victim, "level 2")
         assert outcome.details["reporter"] == waits and outcome.details["level"] == 2
