@@ -48,6 +48,7 @@ private:
 
     // The first step of a core.
     void Entry() { Add("epoch", kEpochWordBytes); }
+    void Peers() { Add("windows of the ranks", PeersBytes(info_)); }
     void Routing() {
         const RoutingTableUb table(info_);
         Add("expert ids", table.pairs.ids);
@@ -87,6 +88,7 @@ private:
     void DispatchSend() {
         const SendChunkUb chunk(plan_.dispatch, TailedRowBytes(info_));
         Entry();
+        Peers();
         Routing();
         Places();
         SendRows();
@@ -118,6 +120,7 @@ private:
 
     void CombineSend() {
         Entry();
+        Peers();
         Routing();
         Places();
         if (TwoLevels()) return ReturnToLane();
@@ -181,6 +184,7 @@ private:
     }
     void Forward() {
         const uint32_t row = DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, 0);
+        Peers();
         Add("items of servers", RelayUb(info_).Bytes());
         Add("messages on their way", RelayUb(info_).Messages());
         Add("rows with records", ForwardUb(plan_.dispatch, row).Bytes());
@@ -245,6 +249,7 @@ private:
         const uint32_t stride = DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, 0);
         Add("counts", SendCountsBytes(info_.experts));
         OwnRun();
+        Peers();
         AllRuns();
         Segments();
         if (ScansSegments(info_.world, info_.cores)) {
@@ -269,6 +274,7 @@ private:
         const RowReturnUb back(tiling, ReturnedRowBytes(info_, ElementBytes()), ElementBytes());
         const DirectSumUb sum(tiling, ElementBytes());
         Entry();
+        Peers();
         Routing();
         if (info_.triples == 0) Add("expand_idx, largest positions", IndexBoundsUb(info_).Bytes());
         Add("counts of the messages", CountsMatchBytes(info_.experts));

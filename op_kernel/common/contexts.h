@@ -41,8 +41,7 @@ struct A3Context {
 };
 constexpr uint32_t kA3MostRemoteStart = 1u << 16;
 
-// ---- A2 (Ascend 910B): HcclA2CombineOpParam; above 32 ranks, or with multiFlag, `data` leads to peers ----
-constexpr uint32_t kA2Ranks = 32;
+// ---- A2 (Ascend 910B): HcclA2CombineOpParam; above kA2Ranks, or with multiFlag, `data` leads to peers ----
 struct A2Memory {  // MemDetails
     uint64_t bytes;
     uint64_t address;
@@ -114,15 +113,34 @@ public:
         lentBytes_ = info.lentBytes;
     }
     // Compares the context with the tiling. Nobody may use an address of the context before this returns no
-    // field. What every address needs is read here, once: of a peer on A3 two loads are left, each of which waits for
-    // the one before.
+    // field. What every address needs is read here, once.
     __aicore__ inline ContextMismatch Check() {
         const ContextMismatch mismatch = Compare();
         if (mismatch.field != kContextFieldCount) return mismatch;
-        if (kind_ == kContextA3) peers_ = reinterpret_cast<__gm__ A3Pointer*>(context_ + A3()->remoteStart);
+        if (kind_ == kContextA3) pointers_ = reinterpret_cast<__gm__ A3Pointer*>(context_ + A3()->remoteStart);
+        if (kind_ == kContextA2 && (world_ > kA2Ranks || A2()->multiFlag != 0))
+            many_ = reinterpret_cast<__gm__ A2Remote*>(A2()->data);
         own_ = WindowOf(rank_);
         return mismatch;
     }
+    // Begins to load where the windows of all ranks lie: data() then finds them in UB, until ForgetPeers. The caller
+    // waits for MTE2 before it asks for another rank's.
+    __aicore__ inline void LoadPeers(TPipe& pipe, const MoeDistributeInfo& info) {
+        if (many_ != nullptr) return;
+        UbBuf buffer;
+        pipe.InitBuffer(buffer, PeersBytes(info));
+        __gm__ void* from = pointers_;
+        if (kind_ == kContextTable) from = Table()->data;
+        if (kind_ == kContextA2) from = A2()->windowsIn;
+        const uint32_t words = PeerWords(info) * (kWordPairBytes / kIntBytes);
+        GlobalTensor<uint32_t> source;
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(from), words);
+        CopyIn(buffer.Get<uint32_t>(), source, words);
+        peers_ = buffer.Get<uint64_t>();
+        loaded_ = true;
+    }
+    // Their plan of UB ends.
+    __aicore__ inline void ForgetPeers() { loaded_ = false; }
     __aicore__ inline uint32_t rank() const { return rank_; }
     __aicore__ inline uint32_t world() const { return world_; }
     __aicore__ inline uint32_t regions() const { return regions_; }  // of a half
@@ -130,7 +148,10 @@ public:
     // The window memory that callers own between window_empty and the combine that publishes it.
     __aicore__ inline uint64_t lent_bytes() const { return lentBytes_; }
     __aicore__ inline GM_ADDR lent(uint32_t rank) const { return data(rank) + dataBytes_; }
-    __aicore__ inline GM_ADDR data(uint32_t rank) const { return rank == rank_ ? own_ : WindowOf(rank); }
+    __aicore__ inline GM_ADDR data(uint32_t rank) const {
+        if (rank == rank_) return own_;
+        return loaded_ ? WindowInUb(rank) : WindowOf(rank);
+    }
     __aicore__ inline GM_ADDR state(uint32_t rank) const {
         if (kind_ == kContextTable) return reinterpret_cast<GM_ADDR>(Table()->state[rank]);
         if (kind_ == kContextA2) return data(rank) + dataBytes_ + lentBytes_;
@@ -138,7 +159,7 @@ public:
     }
     // A2: this rank's own windowsOut, laid out as windowsIn is.
     __aicore__ inline GM_ADDR staging() const {
-        return reinterpret_cast<GM_ADDR>(Many() ? A2Data(rank_)->localOut.address : A2()->windowsOut[rank_]);
+        return reinterpret_cast<GM_ADDR>(many_ != nullptr ? many_[rank_].localOut.address : A2()->windowsOut[rank_]);
     }
     __aicore__ inline GM_ADDR address() const { return context_; }
     __aicore__ inline bool a2() const { return kind_ == kContextA2; }
@@ -148,6 +169,17 @@ private:
         if (kind_ == kContextTable) return reinterpret_cast<GM_ADDR>(Table()->data[rank]);
         if (kind_ == kContextA2) return A2Window(rank);
         return reinterpret_cast<GM_ADDR>(rank == rank_ ? A3()->windowsIn : A3Of(rank)->windowsIn);
+    }
+    // On A3 a rank has two words, of the host and of the device; the latter leads to its address. That takes the place
+    // of the first word when it is asked for, and the second becomes 0.
+    __aicore__ inline GM_ADDR WindowInUb(uint32_t rank) const {
+        if (kind_ != kContextA3) return reinterpret_cast<GM_ADDR>(peers_.GetValue(rank));
+        const uint64_t pointer = peers_.GetValue(2 * rank + 1);
+        if (pointer != 0) {
+            peers_.SetValue(2 * rank, reinterpret_cast<__gm__ A3Remote*>(pointer)->windowsIn);
+            peers_.SetValue(2 * rank + 1, 0);
+        }
+        return reinterpret_cast<GM_ADDR>(peers_.GetValue(2 * rank));
     }
     __aicore__ inline ContextMismatch Compare() const {
         if (context_ == nullptr) return Differs(kContextFieldAddress, 1, 0);
@@ -188,23 +220,21 @@ private:
     __aicore__ inline __gm__ WindowTable* Table() const { return reinterpret_cast<__gm__ WindowTable*>(context_); }
     __aicore__ inline __gm__ A3Context* A3() const { return reinterpret_cast<__gm__ A3Context*>(context_); }
     __aicore__ inline __gm__ A3Remote* A3Of(uint32_t rank) const {
-        return reinterpret_cast<__gm__ A3Remote*>(peers_[rank].device);
+        return reinterpret_cast<__gm__ A3Remote*>(pointers_[rank].device);
     }
     __aicore__ inline __gm__ A2Context* A2() const { return reinterpret_cast<__gm__ A2Context*>(context_); }
-    __aicore__ inline __gm__ A2Remote* A2Data(uint32_t rank) const {
-        return reinterpret_cast<__gm__ A2Remote*>(A2()->data) + rank;
-    }
-    __aicore__ inline bool Many() const { return world_ > kA2Ranks || A2()->multiFlag != 0; }
     __aicore__ inline GM_ADDR A2Window(uint32_t rank) const {
-        if (!Many()) return reinterpret_cast<GM_ADDR>(A2()->windowsIn[rank]);
-        return reinterpret_cast<GM_ADDR>(rank == rank_ ? A2Data(rank)->localIn.address
-                                                       : A2Data(rank)->remoteIn.address);
+        if (many_ == nullptr) return reinterpret_cast<GM_ADDR>(A2()->windowsIn[rank]);
+        return reinterpret_cast<GM_ADDR>(rank == rank_ ? many_[rank].localIn.address : many_[rank].remoteIn.address);
     }
 
     static constexpr uint64_t kMostKiB = 0x7FFFFFFF;
     GM_ADDR context_ = nullptr;
-    GM_ADDR own_ = nullptr;              // this rank's window
-    __gm__ A3Pointer* peers_ = nullptr;  // A3
+    GM_ADDR own_ = nullptr;                 // this rank's window
+    __gm__ A3Pointer* pointers_ = nullptr;  // A3
+    __gm__ A2Remote* many_ = nullptr;       // A2, where windowsIn does not say it
+    LocalTensor<uint64_t> peers_;           // what LoadPeers has loaded
+    bool loaded_ = false;
     uint32_t kind_ = kContextTable;
     uint32_t rank_ = 0;
     uint32_t world_ = 0;

@@ -255,6 +255,7 @@ public:
 
     __aicore__ inline void Report() {
         if (core_ != 0) return;
+        context_.ForgetPeers();
         report_.Write(*pipe_, verdict_, sender_, link_, items_.aborts());
         if (verdict_.code < kFirstFatal) return;
         FailWatch fail;
@@ -262,10 +263,13 @@ public:
         fail.Post(verdict_.code);
         AscendC::PipeBarrier<PIPE_ALL>();
     }
+    // For plans of UB in which rows of other ranks are stored or loaded.
+    __aicore__ inline void LoadPeers() { context_.LoadPeers(*pipe_, *info_); }
     // Waits for all pipes and gives all of UB back. Buffers made after this belong to a new plan of UB.
     __aicore__ inline void NextPlan() {
         AscendC::PipeBarrier<PIPE_ALL>();
         pipe_->Reset();
+        context_.ForgetPeers();
         BoardInit();
     }
 

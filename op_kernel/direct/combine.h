@@ -116,6 +116,7 @@ private:
         MOE_PHASE(exchange_.stamps(), BuffInit);
         TPipe& pipe = exchange_.pipe();
         exchange_.BoardInit();
+        exchange_.LoadPeers();
         RoutingInit();
         if (!triples_) bounds_.Init(pipe, *info_, args_.expandIdx, args_.workspace, exchange_.core());
         match_.Init(pipe, *info_);

@@ -306,6 +306,7 @@ private:
 
     // Prepares the segment tables while the messages are under way.
     __aicore__ inline void SegmentInit() {
+        exchange_.LoadPeers();
         segments_.Init(exchange_.pipe(), *info_);
         if (!SegmentScan::Suits(*info_)) return;
         const uint32_t world = info_->world, cores = info_->cores, experts = info_->localExperts;

@@ -232,6 +232,7 @@ private:
         if (exchange_.Over()) return false;
         exchange_.BeginSecondLevel();
         exchange_.NextPlan();
+        exchange_.LoadPeers();
         Relay relay;
         relay.Init(exchange_, *info_);
         relay.InitMessages();

@@ -121,6 +121,7 @@ protected:
     template <typename Arguments>
     __aicore__ inline void TablesInit(Exchange& exchange, const MoeDistributeInfo& info, const Arguments& arguments) {
         exchange.BoardInit();
+        exchange.LoadPeers();
         routing_.Init(exchange.pipe(), info, arguments.expertIds, arguments.xActiveMask, arguments.workspace,
                       exchange.core());
         tokens_.Init(exchange.pipe(), info, arguments.workspace);

@@ -93,6 +93,7 @@ protected:
     // UB plan 1: routing tables.
     __aicore__ inline void BuffInit() {
         exchange_.BoardInit();
+        exchange_.LoadPeers();
         RoutingInit();
         places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
     }

@@ -106,6 +106,7 @@ private:
     __aicore__ inline void SendBuffInit() {
         MOE_PHASE(exchange_.stamps(), SendBuffInit);
         exchange_.BoardInit();
+        exchange_.LoadPeers();
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
         places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
         rows_.Init(exchange_.pipe(), *tiling_, args_.x, args_.scales);

@@ -1,4 +1,5 @@
-// What WindowContext makes of an A3 context: the first field that differs, then the areas of all ranks.
+// What WindowContext makes of an A3 context: the first field that differs, then the areas of all ranks; from word 8 on
+// the windows again, as they are found in UB, at first and afterwards, and when UB has been given back.
 #include "common/contexts.h"
 
 struct ShowPeersTilingData {
@@ -28,4 +29,12 @@ extern "C" __global__ __aicore__ void show_peers(GM_ADDR out, GM_ADDR tilingGM) 
         words[2 + 2 * r] = (uint64_t)context.data(r);
         words[3 + 2 * r] = (uint64_t)context.state(r);
     }
+    AscendC::TPipe pipe;
+    context.LoadPeers(pipe, info);
+    moe::SyncFunc<AscendC::HardEvent::MTE2_S>();
+    for (uint32_t i = 0; i < 2 * info.world; ++i) words[8 + i] = (uint64_t)context.data(i % info.world);
+    AscendC::PipeBarrier<PIPE_ALL>();
+    pipe.Reset();
+    context.ForgetPeers();
+    for (uint32_t r = 0; r < info.world; ++r) words[8 + 2 * info.world + r] = (uint64_t)context.data(r);
 }

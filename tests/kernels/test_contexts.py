@@ -272,7 +272,7 @@ PEER_TABLE, WINDOW, NONE = 4, 5, 7  # enum ContextField
 def peers(rank: int, table: int, window_kib: int, start: int = 0) -> tuple[list[int], list[int]]:
     """Returns what a kernel reads of the context of a rank of 3, and what it ought to read."""
     windows = foreign.Windows(3, data_bytes=1 << 20, peer_table=table)
-    outs = [np.zeros(8, np.uint64) for _ in range(3)]
+    outs = [np.zeros(17, np.uint64) for _ in range(3)]
     sources = library.native_source_root()
     kernels = foreign.load(Path(__file__).parent / "show_peers.cpp", includes=[sources / "op_kernel"])
     tilings = [np.array([r, 3, window_kib, start], np.uint32) for r in range(3)]
@@ -287,7 +287,8 @@ def peers(rank: int, table: int, window_kib: int, start: int = 0) -> tuple[list[
 def test_a3s_peer_table_begins_where_the_context_says(table: int, rank: int, window_kib: int) -> None:
     """And a window larger than planned does no harm."""
     seen, want = peers(rank, table, window_kib)
-    assert seen[0] == NONE and seen[2:] == want
+    assert seen[0] == NONE and seen[2:8] == want
+    assert seen[8:] == 3 * want[::2], "in UB, twice, and after the plan of UB"
 
 
 @pytest.mark.parametrize("start", [8, 192, 2988, 65544, 2**32 - 8])

@@ -332,6 +332,25 @@ PATCHES = r"""
 = epoch_sent_before_written: no S_MTE3 between the epoch and its store
 - SyncFunc<HardEvent::S_MTE3>();
   AscendC::DataCopy(control_
+= one_peer_too_few: the last rank's address is not loaded
+! window | uninitialised UB read, out of bounds, wrong result
+- const uint32_t words = PeerWords(info) * (kWordPairBytes / kIntBytes);
++ const uint32_t words = (PeerWords(info) - 1) * (kWordPairBytes / kIntBytes);
+= peers_of_the_plan_before: addresses are looked up where a plan of UB that has ended had them
+! servers | use after free
+@ common/exchange
+- pipe_->Reset();
+- context_.ForgetPeers();
++ pipe_->Reset();
+= peers_loaded_too_late: addresses are loaded when all messages have been waited for
+! direct | missing pipe synchronisation
+@ direct/dispatch
+- exchange_.LoadPeers();
+  segments_.Init(
+@
+  MOE_PHASE(exchange_.stamps(), GatherRows);
++ exchange_.LoadPeers();
+  FindSegments();
 % window | unflushed scalar write | unseen
 = totals_left_in_cache: totals by SetValue, their line not cleaned
 @ common/routing
