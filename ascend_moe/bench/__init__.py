@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ def _failure(folder: Path, code: int, output: str) -> RankFailed:
 
 
 def window_mib(case: Case) -> int:
-    """HCCL_BUFFSIZE that the case needs."""
+    """HCCL_BUFFSIZE with which each algorithm runs the case."""
     request = Request(
         ranks=case.world,
         experts=case.experts,
@@ -175,7 +176,8 @@ def window_mib(case: Case) -> int:
         dtype=case.dtype,
         quant=bool(case.quant_mode),
     )
-    return max(DEFAULT_WINDOW_MIB, plan(request).buffsize_mib)
+    needs = [plan(replace(request, comm_alg=algorithm)).buffsize_mib for algorithm in ("window", "direct")]
+    return max(DEFAULT_WINDOW_MIB, *needs)
 
 
 def lent_mib(case: Case) -> int:

@@ -69,7 +69,8 @@ def measured(request: TraceRequest, begin: Callable[[], object] = lambda: None) 
     """
     if request.algorithm == "cann-style":
         raise ArgumentError("algorithm cann-style is predicted alone: give a SoC", argument="algorithm")
-    window_mib = max(DEFAULT_WINDOW_MIB, plan.plan(_plan_request(request)).buffsize_mib)
+    call = replace(_plan_request(request), comm_alg=_comm_alg(request))
+    window_mib = max(DEFAULT_WINDOW_MIB, plan.plan(call).buffsize_mib)
     with LocalCluster(request.ranks, window_mib=window_mib) as cluster:
         begin()
         barrier = threading.Barrier(request.ranks)
@@ -135,6 +136,11 @@ def _plan_request(request: TraceRequest) -> plan.Request:
     return plan.Request(**{name: getattr(request, name) for name in shape})
 
 
+def _comm_alg(request: TraceRequest) -> str:
+    """What the ops are told."""
+    return "direct" if request.algorithm == "zero-copy" else request.algorithm
+
+
 def _inputs(request: TraceRequest, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed((request.seed * 1009 + rank) % (1 << 63))
     x = torch.randn(request.batch, request.hidden, generator=generator).bfloat16()
@@ -146,8 +152,7 @@ def _inputs(request: TraceRequest, rank: int) -> tuple[torch.Tensor, torch.Tenso
 def _round_trip(
     request: TraceRequest, rank: int, group_ep: str, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
 ) -> None:
-    zero_copy = request.algorithm == "zero-copy"
-    options: dict[str, Any] = {"comm_alg": "direct" if zero_copy else request.algorithm, "zero_copy": zero_copy}
+    options: dict[str, Any] = {"comm_alg": _comm_alg(request), "zero_copy": request.algorithm == "zero-copy"}
     dispatcher = MC2Dispatcher(group_ep, request.ranks, rank, request.experts, **options)
     sent = dispatcher.dispatch(x, ids, quant_mode=2 if request.quant else 0)
     rows = sent.expand_x.to(x.dtype)  # stands for the experts' output

@@ -147,6 +147,8 @@ def build(spec: RunSpec, dispatcher: Dispatcher, *, floats: bool = False) -> MoE
 def needed_mib(spec: RunSpec) -> int:
     """The smallest HCCL_BUFFSIZE that holds every routing of these batches."""
     config = spec.config
+    algorithm = calls.comm_algorithm("")
+    way = {"comm_alg": algorithm} | on_servers(spec.ranks, algorithm, calls.is_two_level(""))
     request = Request(
         ranks=spec.ranks,
         experts=config.num_experts,
@@ -157,7 +159,7 @@ def needed_mib(spec: RunSpec) -> int:
         dtype=next(name for name, dtype in DTYPES.items() if dtype == spec.dtype),
         quant=spec.quant,
         **special_of(config.special._asdict()),
-        **on_servers(spec.ranks, calls.comm_algorithm(""), calls.is_two_level("")),
+        **way,
     )
     return window_need(request)["buffsize_mib"]
 

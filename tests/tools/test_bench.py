@@ -29,6 +29,7 @@ from ascend_moe.bench.rank import Barrier, CaseMarks, Job
 from ascend_moe.bench.results import SCHEMA, CaseResult, Run, evaluate
 from ascend_moe.errors import CommTimeout
 from ascend_moe.native.library import lib
+from ascend_moe.plan import Request, plan
 
 TINY = Case("tiny", world=2, batch=4, hidden=64, topk=2, experts=8)
 
@@ -94,6 +95,18 @@ def test_routing_is_legal_fresh_and_skewed(skew: str, low: float, high: float) -
 
 
 # ---- correctness ----
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_the_windows_are_large_enough_for_each_algorithm(algorithm: str) -> None:
+    """For the most tokens that a sweep has, too: by window 512 tokens need 1 MiB more than by direct."""
+    longest = matrix(["deepseek-v3"], [2], [8], sweep="tokens")[-1]
+    for case in (longest, replace(longest, quant="int8"), replace(longest, dtype="fp32"), TINY):
+        sizes = {name: getattr(case, name) for name in ("experts", "topk", "hidden", "batch", "dtype")}
+        mib = bench.window_mib(case)
+        found = plan(Request(2, **sizes, quant=case.quant == "int8", comm_alg=algorithm, window_mib=mib))
+        assert found.ok and found.fit is not None, case
+        assert set(found.fit.algorithms.values()) == {algorithm}, case
 
 
 def test_wrong_rows_and_sums_are_found() -> None:

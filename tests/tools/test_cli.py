@@ -30,7 +30,7 @@ from ascend_moe.cli.options import shape_of
 from ascend_moe.presets import PRESETS
 from ascend_moe.run import report
 from ascend_moe.run.check import verify
-from ascend_moe.run.layers import RankRecord, RunSpec, default_text
+from ascend_moe.run.layers import RankRecord, RunSpec, default_text, needed_mib
 
 CHECKS = 5
 PHASES = {"router", "dispatch", "experts", "combine"}
@@ -596,6 +596,13 @@ def test_comm_alg_is_what_the_ops_run(algorithm: str) -> None:
     ) is None
     assert [found["config"][name] for name in ("top_k", "num_experts", "hidden_size")] == [2, 8, 64]
     assert commands.said("validate", "-r", "1", "--extra", "0", "--dtype", "bf16", "--comm-alg", algorithm).code == 0
+
+
+@pytest.mark.parametrize(("algorithm", "mib"), [("auto", 224), ("window", 225)])
+def test_run_tells_the_window_of_the_algorithm(algorithm: str, mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    spec = RunSpec(PRESETS["deepseek-v3"].config(), (512, 3), torch.bfloat16, False, bytes(515))
+    assert needed_mib(spec) == mib
 
 
 @pytest.mark.parametrize("share", [0, 2])
