@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-#: advance(text, done, total)
+#: advance(text, done, total), total 0 when unknown
 Advance = Callable[[str, int, int], None]
 
 
@@ -27,7 +27,19 @@ def bar(text: str) -> Iterator[Advance]:
     shown = console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
         task = progress.add_task(text, total=None)
-        yield lambda now, done, total: progress.update(task, description=now, completed=done, total=total)
+        yield lambda now, done, total: progress.update(task, description=now, completed=done, total=total or None)
+
+
+@contextmanager
+def steps(command: str, text: str) -> Iterator[Callable[[str], object]]:
+    """Tells of each step when it begins: in a bar, or in a line of its own where stderr is no terminal."""
+    with bar(text) as advance:
+
+        def tell(step: str) -> None:
+            advance(step, 0, 0)
+            started(command, step)
+
+        yield tell
 
 
 def started(command: str, text: str) -> None:

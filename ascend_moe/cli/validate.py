@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,7 @@ from ascend_moe import settings
 from ascend_moe._text import show
 from ascend_moe.choices import DEVICES, DTYPES
 from ascend_moe.cli import options
-from ascend_moe.cli.progress import bar, started
+from ascend_moe.cli.progress import bar, started, steps
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.settings import MAX_WORLD
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 DEFAULT_RANKS = 4
+RESULTS = "results of rank 0"
 DEFAULT_TIMEOUT_S = "20"  # of a wait: enough where nothing is wrong, short where a rank does not come
 
 
@@ -110,20 +112,18 @@ def _validate(
     if bring_up:
         ranks = ranks or 2
         started("validate", f"{here.about}: every probe on {ranks} ranks")
-        findings = bringup.on_threads(ranks)
-        phases = bringup.times_on_threads(ranks) if bring_up == "times" else []
+        with steps("validate", "probes") as tell:
+            findings = bringup.on_threads(ranks, tell)
+            phases = bringup.times_on_threads(ranks, tell) if bring_up == "times" else []
         return _report(f"{here.about}, {ranks} ranks", findings, as_json, phases=phases, ranks=ranks)
     library.lib()  # what is missing is said before anything starts
     binding.library()
     ranks = ranks or DEFAULT_RANKS
     cases = validation.fitting(matrix(ranks, *drawn), ranks, ranks_per_server())
     started("validate", f"{len(cases)} calls of dispatch and combine on {ranks} ranks, {here.about}")
-    with bar("results of rank 0") as advance:
-
-        def progress(done: int) -> None:
-            advance("results of rank 0", done, max(done, 2 * len(cases)))  # and some errors, so about that many
-
-        outcome = validation.threads(ranks, cases, progress)
+    with bar(RESULTS) as advance:
+        most = 2 * len(cases)  # and some errors, so about that many
+        outcome = validation.threads(ranks, cases, lambda done: advance(RESULTS, done, max(done, most)))
     return _print({"text": validation.text(outcome), **outcome.as_dict()}, as_json)
 
 
@@ -135,16 +135,16 @@ def _rank(device: validation.Device, choose: validation.Choose, bring_up: str, a
     from ascend_moe.validate import bringup
 
     place, about = open_group(device)
-    path, code = settings.VALIDATE_OUTCOME.get(), 0
+    path, code, ranks = settings.VALIDATE_OUTCOME.get(), 0, dist.get_world_size()
     found: dict[str, Any] | None = None
     if bring_up:
-        findings, kept = bringup.in_group(device, place)
-        phases = bringup.times_in_group(device, place, findings) if bring_up == "times" else []
-        ranks = dist.get_world_size()
+        with steps("validate", "probes") if dist.get_rank() == 0 else nullcontext(_unheard) as tell:
+            findings, kept = bringup.in_group(device, place, tell)
+            phases = bringup.times_in_group(device, place, findings, tell) if bring_up == "times" else []
         if dist.get_rank() == 0:
             found = {"about": about, "findings": [asdict(finding) for finding in findings], "kept": kept}
             found |= {"times": [asdict(phase) for phase in phases], "ranks": ranks}
-    elif (outcome := validation.processes(place, about, choose)) is not None:
+    elif (outcome := _outcome(place, about, choose)) is not None:
         found = {"text": validation.text(outcome), **outcome.as_dict()}
     if found is not None and path:
         path.write_text(json.dumps(found))
@@ -155,6 +155,25 @@ def _rank(device: validation.Device, choose: validation.Choose, bring_up: str, a
         code = _print(found, as_json)
     dist.destroy_process_group()
     return code
+
+
+def _unheard(what: object) -> None:
+    """Stands for what tells of the progress on ranks that keep silent."""
+
+
+def _outcome(place: torch.device, about: str, choose: validation.Choose) -> validation.Outcome | None:
+    """The outcome on rank 0, which tells how far it has come."""
+    import torch.distributed as dist
+
+    from ascend_moe import validate as validation
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if rank != 0:
+        return validation.processes(place, about, choose)
+    started("validate", f"calls of dispatch and combine on {ranks} ranks, {about}")
+    with bar(RESULTS) as advance:
+        most = 2 * len(choose(ranks))  # and some errors; fewer where a way between servers refuses calls
+        return validation.processes(place, about, choose, lambda done: advance(RESULTS, done, max(done, most)))
 
 
 def open_group(device: validation.Device) -> tuple[torch.device, str]:

@@ -114,7 +114,9 @@ def threads(world: int, cases: Sequence[Case] | None = None, progress: Progress 
     return Outcome(world, about, len(chosen), seconds, results, why, servers, by_two_levels(world, servers))
 
 
-def processes(device: torch.device, about: str, choose: Choose) -> Outcome | None:
+def processes(
+    device: torch.device, about: str, choose: Choose, progress: Progress = lambda done: None
+) -> Outcome | None:
     """This process as one rank of the default group. Rank 0 gets the outcome of all, the others None.
 
     Results travel through the group's store, not through collectives, which may be what does not work.
@@ -126,7 +128,12 @@ def processes(device: torch.device, about: str, choose: Choose) -> Outcome | Non
         place = DevicePlace(comm.comm_name(), world, rank, device)
         servers = comm.ranks_per_server(place.group_ep, world, rank)
         cases = fitting(cases, world, servers)
-        run_all(place, cases, found.append)
+
+        def note(result: Result) -> None:
+            found.append(result)
+            progress(len(found))
+
+        run_all(place, cases, note)
     except (Stopped, RuntimeError) as error:  # AscendMoeError is one
         why = _why(rank, error, found)
     store: Any = dist.distributed_c10d._get_default_store()

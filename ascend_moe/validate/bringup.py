@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -48,7 +48,9 @@ BATCH, TWO_LEVELS = "BatchWrite order", "two levels"
 DEADLINE_S = 2.0
 SOON_S = 1.0  # in which a failed communicator refuses
 ALGORITHMS = ("window", "direct")  # whose phases are timed
+PREDICTING = "the model's times"
 LATE_S = 1.5  # after the deadline, by which a wait must have ended
+Tell = Callable[[str], object]  # hears what begins now
 
 
 def _compare(place: DevicePlace, case: Case) -> None:
@@ -175,18 +177,29 @@ OP_PROBES = (
 _UNSAFE = f"the probe {SERVERS.name!r} failed, and this one reaches ranks by loads and stores"
 
 
-def on_threads(ranks: int) -> list[Finding]:
+def _untold(what: str) -> None:
+    """Stands for a Tell where nobody listens."""
+
+
+def _probing(probe: Probe) -> str:
+    return f"probe {probe.name!r}"
+
+
+def on_threads(ranks: int, tell: Tell = _untold) -> list[Finding]:
     """All probes on the twin."""
-    return kernel_findings(Twin(world=ranks)) + thread_findings(ranks)
+    return kernel_findings(Twin(world=ranks), tell) + thread_findings(ranks, tell=tell)
 
 
-def kernel_findings(device: Any) -> list[Finding]:
+def kernel_findings(device: Any, tell: Tell = _untold) -> list[Finding]:
     """Returns the kernel findings of the servers and of the probe kernel; on the twin in both of HCCL's layouts."""
-    probes = (SERVERS, *KERNEL_PROBES)
-    if not isinstance(device, Twin) or device.layout != "a3":
-        return [probe.on(device) for probe in probes]
-    findings = [probe.on(between_servers(device, probe.name)) for probe in probes]
-    findings.insert(2, KERNEL_PROBES[0].on(replace(device, layout="a2")))
+    runs = [(probe, device) for probe in (SERVERS, *KERNEL_PROBES)]
+    if isinstance(device, Twin) and device.layout == "a3":
+        runs = [(probe, between_servers(device, probe.name)) for probe, _ in runs]
+        runs.insert(2, (KERNEL_PROBES[0], replace(device, layout="a2")))
+    findings = []
+    for probe, where in runs:
+        tell(_probing(probe))
+        findings.append(probe.on(where))
     return findings
 
 
@@ -197,10 +210,11 @@ def between_servers(device: Twin, name: str) -> Twin:
     return replace(device, layout="a2", near=2, world=4) if name == TWO_LEVELS else device
 
 
-def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES) -> list[Finding]:
+def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES, tell: Tell = _untold) -> list[Finding]:
     """The probes through the ops, ranks as threads."""
     findings = []
     for probe in probes:
+        tell(_probing(probe))
         verdicts: dict[int, Judged] = {}
 
         def body(rank: int, group_ep: str, probe: Probe = probe, verdicts: Any = verdicts) -> None:
@@ -212,17 +226,19 @@ def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES) -> list[Fin
     return findings
 
 
-def times_on_threads(ranks: int) -> list[times.Phase]:
+def times_on_threads(ranks: int, tell: Tell = _untold) -> list[times.Phase]:
     """Phases of both algorithms, ranks as threads, and what the model says of as many cores."""
     request, found = times.configuration(ranks), []
     with times.stamped():
         for algorithm in ALGORITHMS:
+            tell(f"times of {algorithm}")
             with comm.LocalCluster(ranks, window_mib=_window_mib(request)) as cluster:
 
                 def body(rank: int, group_ep: str, algorithm: str = algorithm) -> list[times.Round]:
                     return times.rounds(DevicePlace(group_ep, ranks, rank), request, algorithm)
 
                 found += times.phases(cluster.run(body), algorithm)
+    tell(PREDICTING)
     return times.with_prediction(found, request, "")
 
 
@@ -230,7 +246,9 @@ def _window_mib(request: Request) -> int:
     return plan(request).buffsize_mib
 
 
-def times_in_group(device: Device, place: torch.device, findings: Sequence[Finding]) -> list[times.Phase]:
+def times_in_group(
+    device: Device, place: torch.device, findings: Sequence[Finding], tell: Tell = _untold
+) -> list[times.Phase]:
     """The same on the ranks of the default group. Collective; only rank 0 has the phases.
 
     On NPUs not after the probe of the servers has failed, and direct only where what it rests on has passed.
@@ -244,6 +262,7 @@ def times_in_group(device: Device, place: torch.device, findings: Sequence[Findi
     store: Any = dist.distributed_c10d._get_default_store()
     with times.stamped():
         for algorithm in ALGORITHMS if safe else ALGORITHMS[:1]:
+            tell(f"times of {algorithm}")
             name = comm.comm_name(dist.new_group())
             own = times.rounds(DevicePlace(name, world, rank, place), request, algorithm)
             store.set(f"ascend_moe/bringup/times/{algorithm}/{rank}", json.dumps(own))
@@ -252,10 +271,11 @@ def times_in_group(device: Device, place: torch.device, findings: Sequence[Findi
             comm.close(name)
             if rank == 0:
                 found += times.phases([json.loads(store.get(key)) for key in keys], algorithm)
+    tell(PREDICTING)
     return times.with_prediction(found, request, soc_of(place) if on_npu else "") if rank == 0 else []
 
 
-def in_group(device: Device, place: torch.device) -> tuple[list[Finding], str]:
+def in_group(device: Device, place: torch.device, tell: Tell = _untold) -> tuple[list[Finding], str]:
     """All probes on the ranks of the default group; each probe has a process group of its own. Collective.
 
     On NPUs none is run after that of the servers has failed, and what was found becomes this machine's verdict, which
@@ -270,13 +290,14 @@ def in_group(device: Device, place: torch.device) -> tuple[list[Finding], str]:
     probes = [*OP_PROBES]
     if device.kind == "cpu":
         # The twin is a device of one process; the others need not know what it shows.
-        findings = kernel_findings(Twin(world=min(world, 4))) if rank == 0 else []
+        findings = kernel_findings(Twin(world=min(world, 4)), tell) if rank == 0 else []
     else:
         probes = [*(_by_rank(probe) for probe in (SERVERS, *KERNEL_PROBES)), *OP_PROBES]
     for number, probe in enumerate(probes):
         if unsafe:
             findings.append(probe.skipped(_UNSAFE))
             continue
+        tell(_probing(probe))
         name = comm.comm_name(dist.new_group())
         seen = _verdict(probe, DevicePlace(name, world, rank, place))
         store.set(f"ascend_moe/bringup/{number}/{rank}", json.dumps(seen))

@@ -7,7 +7,7 @@ nothing about an NPU: there it shows that the stamps work.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
@@ -98,9 +98,20 @@ def rounds(place: DevicePlace, request: Request, algorithm: str) -> list[Round]:
 
 
 def _summed(cores: Sequence[Mapping[str, int]]) -> dict[str, tuple[int, int, int]]:
-    names = dict.fromkeys(name for core in cores for name in core)
-    own = {name: [core[name] for core in cores if name in core] for name in names}
+    own = {name: [core[name] for core in cores if name in core] for name in in_order(cores)}
     return {name: (max(cycles), sum(cycles), len(cycles)) for name, cycles in own.items()}
+
+
+def in_order(cores: Iterable[Iterable[str]]) -> list[str]:
+    """All phases, each before the one that follows it on the first core that has it: not every core has each."""
+    names: list[str] = []
+    for core in cores:
+        place = len(names)
+        for name in reversed([*core]):
+            if name not in names:
+                names.insert(place, name)
+            place = names.index(name)
+    return names
 
 
 def _end(place: DevicePlace) -> Any:
@@ -120,7 +131,7 @@ def phases(ranks: Sequence[Sequence[Round]], algorithm: str) -> list[Phase]:
             if not all(each[op] for each in own):
                 raise AscendMoeError(f"rank {rank} left no stamps of {op}: it runs operators of another version")
         by_round = [[rank[number][op] for rank in ranks] for number in range(len(ranks[0]))]
-        for name in dict.fromkeys(name for each in by_round for rank in each for name in rank):
+        for name in in_order(rank for each in by_round for rank in each):
             here = [[rank[name] for rank in each if name in rank] for each in by_round]
             cores = [sum(count for _, _, count in each) for each in here]
             slowest = median(max(most for most, _, _ in each) for each in here)

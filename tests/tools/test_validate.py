@@ -569,10 +569,12 @@ def test_the_times_of_meetings_are_kept_for_the_verdict() -> None:
 
 def test_the_bringup_command_times_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of both ops by each algorithm, each with the model's time of the phase."""
-    monkeypatch.setattr(bringup, "on_threads", lambda ranks: [])
+    monkeypatch.setattr(bringup, "on_threads", lambda ranks, tell: [])
     monkeypatch.setattr(times, "ROUNDS", 3)
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "2")
-    code, said, _ = commands.said("validate", "--bringup", "--times", "--device", "cpu", "--json")
+    code, said, told = commands.said("validate", "--bringup", "--times", "--device", "cpu", "--json")
+    steps = re.findall(r"^ascend-moe validate: (?!cpu)(.*)$", told, re.MULTILINE)
+    assert steps == ["times of window", "times of direct", "the model's times"]
     found = [times.Phase(**phase) for phase in json.loads(said)["times"]]
     assert code == 3 and {phase.cores for phase in found} <= {1, 2}  # no findings
     for algorithm in ("window", "direct"):
@@ -588,10 +590,18 @@ def test_the_bringup_command_times_phases(monkeypatch: pytest.MonkeyPatch) -> No
         times.phases([[{op: {"launch": (1, 1, 1)} for op in ("dispatch", "combine")}], [{"dispatch": {}}]], "window")
 
 
+def test_a_phase_stands_where_it_comes() -> None:
+    """Whichever core has it: some publish rows, others lists, and some do neither."""
+    cores = [("launch", "rows", "wait", "sum"), ("launch", "lists", "wait"), ("launch", "wait", "end")]
+    assert times.in_order(cores) == ["launch", "rows", "lists", "wait", "sum", "end"]
+
+
 def test_the_bringup_command_has_the_rows_of_the_page() -> None:
-    code, said, _ = commands.said("validate", "--bringup", "--device", "cpu", "--json")
+    """It tells which probe begins, so that one that never ends has a name."""
+    code, said, told = commands.said("validate", "--bringup", "--device", "cpu", "--json")
     found = json.loads(said)["findings"]
     names = [finding["name"] for finding in found]
+    assert re.findall(r"^ascend-moe validate: probe '(.*)'$", told, re.MULTILINE) == names
     assert names.count("context layout") == 2  # of A3 and A2
     assert set(names) == {*PROBES, *OPS}
     others = {finding["name"]: finding["verdict"] for finding in found if finding["verdict"] != PASS}
