@@ -3,7 +3,8 @@
 A translated page begins with a comment that names its source and git's hash of the source's text when it was
 translated (`git hash-object`). The tool lists each page whose source has another text by now, with what changed, and
 each page whose code, headings, tables' rows and numbers, or links are not those of its source; then it ends with 1.
-`--update` writes the present hash: do it when the page says again what the source says.
+`--update` writes the present hash into a page, named by itself or by its source: do it when it says again what the
+source says.
 """
 
 from __future__ import annotations
@@ -142,10 +143,16 @@ def _targets(path: Path, root: Path, text: str) -> set[str]:
     }
 
 
-def update(root: Path, page: str) -> None:
-    """Writes the present hash of its source at the head of a page."""
-    path = root / page
-    translation = read(root, page)
+def update(root: Path, name: str) -> None:
+    """Writes the present hash of its source at the head of the page that is ``name``, or is translated from it.
+
+    Raises ValueError where there is none.
+    """
+    of_source = {read(root, page).source: page for page in pages(root)}
+    page = of_source.get(name, name)
+    if page not in pages(root):
+        raise ValueError(f"{name}: neither a translated page nor the source of one")
+    path, translation = root / page, read(root, page)
     head = f"<!-- translation of {translation.source}, text {text_hash(translation.source_text)} -->\n\n"
     path.write_text(head + translation.text)
 
@@ -167,10 +174,15 @@ def report(root: Path = ROOT) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--update", metavar="PAGE", nargs="+", default=[], help="write the present hash into them")
+    parser.add_argument(
+        "--update", metavar="PAGE", nargs="+", default=[], help="pages, or their sources, to mark as up to date"
+    )
     arguments = parser.parse_args()
-    for page in arguments.update:
-        update(ROOT, Path(page).resolve().relative_to(ROOT).as_posix())
+    for name in arguments.update:
+        try:
+            update(ROOT, Path(name).resolve().relative_to(ROOT).as_posix())
+        except ValueError as error:
+            parser.error(str(error))
     return 0 if arguments.update else int(report() > 0)
 
 
