@@ -1,6 +1,6 @@
 """Writes the tables and the picture of predicted times that docs/predict.md speaks of: predict.md and predict.svg.
 
-    PYTHONPATH=. python tools/predict_page.py [FOLDER]        default: build/predict of this tree; minutes
+    PYTHONPATH=. python tools/predict_page.py [FOLDER]        default: build/predict of this tree; minutes; matplotlib
 
 Every number comes out of the model. The files are not in git; docs/predict.md has one dated table of them.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -35,7 +36,7 @@ SHORT_SYNC_NS = 1500.0  # what a SyncAll may cost if the assumed figure is too l
 
 def write(folder: Path) -> None:
     """Write ``folder``/predict.md and ``folder``/predict.svg."""
-    by_batch = {batch: predictions(replace(CALL, batch=batch), WORLDS, list(ALGORITHMS)) for batch in AIMED}
+    by_batch = _predicted_by_batch()
     by_world = by_batch[CALL.batch]
     folder.mkdir(parents=True, exist_ok=True)
     draw(by_world, folder / "predict.svg")
@@ -50,15 +51,7 @@ def write(folder: Path) -> None:
         "shown": str(SHOWN),
         "batches": _batches(),
         **_aims(by_batch),
-        **{
-            f"short_{name}": text
-            for name, text in _aims(
-                {
-                    batch: predictions(replace(CALL, batch=batch), WORLDS, list(ALGORITHMS), {"sync_ns": SHORT_SYNC_NS})
-                    for batch in AIMED
-                }
-            ).items()
-        },
+        **{f"short_{name}": text for name, text in _aims(_predicted_by_batch({"sync_ns": SHORT_SYNC_NS})).items()},
         "sync_us": f"{cost_table(CALL.soc)['sync_ns'].value / 1e3:g}",
         "short_sync_us": f"{SHORT_SYNC_NS / 1e3:g}",
         "sensitivity": _sensitivity([each for each in by_world if each.request.ranks == SHOWN]),
@@ -66,6 +59,15 @@ def write(folder: Path) -> None:
     }
     page = Template((ROOT / "tools" / "predict.md.in").read_text()).substitute(pieces)
     (folder / "predict.md").write_text(page)
+
+
+def _predicted_by_batch(costs: Mapping[str, float] | None = None) -> dict[int, list[Prediction]]:
+    """Of all EP and algorithms; ``costs``: in the place of the table's."""
+    found = {}
+    for batch in AIMED:
+        print(f"predicts {batch} tokens a rank{', a short SyncAll' if costs else ''}", file=sys.stderr)
+        found[batch] = predictions(replace(CALL, batch=batch), WORLDS, list(ALGORITHMS), costs)
+    return found
 
 
 def draw(predicted: Sequence[Prediction], path: Path) -> None:
@@ -316,4 +318,6 @@ def _costs() -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    if find_spec("matplotlib") is None:
+        sys.exit("tools/predict_page.py needs matplotlib: pip install matplotlib")
     write(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "predict")
