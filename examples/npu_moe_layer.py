@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 4 examples/npu_moe_layer.py                        on a machine with NPUs
     ascend-moe vnpu -- torchrun --nproc-per-node 4 examples/npu_moe_layer.py     on any machine
+    ascend-moe standin -- torchrun --nproc-per-node 4 examples/npu_moe_layer.py  without torch_npu, on CPU tensors
 
 Every rank knows the tokens of all ranks, so each can ask the reference for the right answer: dispatch and
 combine must give its very bits, the layer what a dense one gives.
@@ -109,8 +110,8 @@ class Layer:
         sums = reference.combine(inputs, [rows.cpu() for rows in all_rows], expected, **counted)
         reports.append(reference.validate("combine", out, sums[self.rank], rank=self.rank))
         wrong = [report.text for report in reports if not report.ok]
-        if any(tensor.device.type != "npu" for tensor in (*sent, y, out)):
-            wrong.append("not all on npu")
+        if any(tensor.device != x.device for tensor in (*sent, y, out)):
+            wrong.append(f"not all on {x.device}")
         want = dense(me)
         rms = want.square().mean().sqrt() if want.numel() else torch.zeros(())
         limit = (0.1 if quant_mode else 0.03) * (rms + want.abs())

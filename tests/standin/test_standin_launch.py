@@ -53,6 +53,17 @@ def test_npu_code_runs_in_child_processes(ranks: int, tmp_path: Path) -> None:
     assert done.stderr.count("a stand-in of torch_npu") == 1
 
 
+@pytest.mark.nightly
+@pytest.mark.skipif(not EXAMPLES.is_dir(), reason="not in a source tree")
+def test_the_example_for_npus_runs() -> None:
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLES / "npu_moe_layer.py")]
+    done = run_standin("--", sys.executable, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert sum(line.endswith("equal to the reference") for line in lines) == 4
+    assert lines[-2:] == [f"rank {rank} on CPU standing in for Ascend910_9391: PASS" for rank in range(2)]
+
+
 def test_hccl_groups_and_exit_code(tmp_path: Path) -> None:
     script = f"""
 import torch_npu
