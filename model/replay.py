@@ -335,7 +335,10 @@ def replay(path: Path, build: Path, seconds: float = 600) -> Verdict:
     Raises:
         ModelError: a tool is missing, the trace has another format, or there is no answer in ``seconds``.
     """
-    lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    except ValueError as error:
+        raise ModelError(f"{path} is no trace: {error}") from error
     if not lines or "world" not in lines[0]:
         raise ModelError(f"{path}: the first line must give world, cores, data_bytes, localExperts and epoch0")
     header = Header(build)

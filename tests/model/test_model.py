@@ -26,7 +26,7 @@ import replay as replayer  # noqa: E402
 import run as runner  # noqa: E402
 from cases import CASES  # noqa: E402
 from constants import Shape  # noqa: E402
-from header import INCLUDES, Header, Layout  # noqa: E402
+from header import INCLUDES, Header, Layout, ModelError  # noqa: E402
 
 Json = dict[str, Any]
 needs_spin = pytest.mark.skipif(
@@ -95,6 +95,13 @@ def test_every_run_has_a_mutant_and_every_mutant_a_name_in_the_model() -> None:
     assert all(case.mutants for case in CASES)
     assert used == known
     assert all(f"`{name}`" in (MODEL / "README.md").read_text() for name in used)
+
+
+def test_what_is_no_trace_is_told(tmp_path: Path) -> None:
+    for name, text, said in (("a", "garbage", "is no trace: Expecting value"), ("b", "{}", "the first line must give")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ModelError, match=f"{tmp_path / name}:? {said}"):
+            replayer.replay(tmp_path / name, tmp_path)
 
 
 # ---- schedules that the checked twin recorded

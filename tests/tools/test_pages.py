@@ -97,7 +97,8 @@ SHELL = re.compile(rf"^(?: {{4}})?((?:[A-Z_]+=\S* )*(?:{STARTS}) .*)", re.MULTIL
 
 def test_a_command_can_be_copied() -> None:
     """What is said of a command stands behind a #, and no word of it is left out."""
-    lines = [(page, line) for page in PAGES for line in SHELL.findall(PAGES[page].read_text())]
+    pages = [*PAGES.values(), *TREE.glob("[a-z]*/README.md"), *TREE.glob("examples/*/README.md")]
+    lines = [(page, line) for page in pages for line in SHELL.findall(page.read_text())]
     assert len(lines) > 40
     assert not [line for line in lines if re.search(r" {2,}(?![-# ])|^[^#]*…", line[1])]
 
