@@ -44,6 +44,10 @@ MATRIX = [
     Case(world=4, local=2, topk=2, share=2, batch=70, width=2048, coded=True, cores=4, seed=15),
     Case(world=4, local=2, topk=8, share=2, batch=2, width=4096, coded=True, cores=48, seed=16),
     Case(world=4, local=8, topk=32, share=2, batch=5, cores=48, ids="any", seed=17),
+    # Above 32 ranks an A2 context leads to its peers by another table.
+    Case(world=40, local=1, topk=4, share=8, batch=3, cores=1, seed=18),
+    Case(world=64, local=4, topk=8, share=8, batch=2, cores=2, quant="int8", seed=19),
+    pytest.param(Case(world=256, topk=8, share=8, batch=1, cores=1, coded=True, seed=20), marks=pytest.mark.nightly),
 ]
 
 
