@@ -47,7 +47,7 @@ SETTINGS = {
 }
 #: advance(text, done, total)
 Advance = Callable[[str, int, int], object]
-_LOOK_S = 0.1
+_LOOK_S, _LOOK_AT_CASES_S = 0.1, 1.0
 _LAST_WORDS = 2000
 _GRACE_S = 40.0  # torchrun gives ranks 30 s to end
 
@@ -67,7 +67,7 @@ def run(
     """Measures all cases. MPI's methods are left out where mpi4py or mpiexec is missing.
 
     ``advance`` hears how many iterations rank 0 has done, 10 times a second; ``note`` of every number of ranks that is
-    begun.
+    begun, and of every case where nobody hears of iterations.
     """
     mpi = any(METHODS[name].needs_mpi for name in methods) and has_mpi()
     cores = sorted(os.sched_getaffinity(0))
@@ -76,7 +76,7 @@ def run(
         same_world = [case for case in cases if case.world == world]
         job = Job(same_world, list(methods), iterations, mpi, os.getpid(), cores, advance is not None)
         note(f"ranks: {world}, cases: {len(same_world)}")
-        marks = run_ranks(job, advance)
+        marks = run_ranks(job, advance or _noting(note))
         load = round(os.getloadavg()[0], 2)
         for case, of_ranks in zip(same_world, marks, strict=True):
             result.cases.append(evaluate(case, of_ranks, load, len(cores)))
@@ -114,7 +114,7 @@ def run_ranks(job: Job, advance: Advance | None = None) -> list[list[CaseMarks]]
         )
         try:
             while advance is not None and launcher.poll() is None:
-                time.sleep(_LOOK_S)
+                time.sleep(_LOOK_S if job.tell else _LOOK_AT_CASES_S)
                 _tell(folder / PROGRESS, len(job.cases) * job.iterations, advance)
             code = launcher.wait()
         finally:
@@ -124,6 +124,18 @@ def run_ranks(job: Job, advance: Advance | None = None) -> list[list[CaseMarks]]
             raise _failure(folder, code, output.read().decode(errors="replace"))
         marks: list[list[CaseMarks]] = pickle.loads((folder / "marks").read_bytes())
         return marks
+
+
+def _noting(note: Callable[[str], object]) -> Advance:
+    """Notes each case once, when it is heard of first."""
+    begun: set[str] = set()
+
+    def advance(name: str, done: int, total: int) -> None:
+        if name not in begun:
+            note(f"{name}, after {done} of {total} iterations")
+        begun.add(name)
+
+    return advance
 
 
 def _tell(path: Path, total: int, advance: Advance) -> None:

@@ -101,6 +101,8 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
     results, hindrance = [], measure_hindrance(rank, job.world)
     for number, case in enumerate(job.cases):
         of_ranks: list[Any] = [None] * job.world
+        if rank == 0:
+            (folder / PROGRESS).write_text(f"{number * job.iterations} {case.name}")
         told = folder / PROGRESS if job.tell and rank == 0 else None
         case_marks = run_case(job, case, place, barrier, told, number * job.iterations)
         case_marks.hindrance = hindrance

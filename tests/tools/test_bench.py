@@ -353,14 +353,24 @@ def test_progress_is_passed_on(tmp_path: Path) -> None:
     assert heard == [("tiny, 2 ranks", 3, 12), ("tiny, 2 ranks", 12, 12)]
 
 
+def test_a_case_is_noted_once() -> None:
+    told: list[str] = []
+    hear = bench._noting(told.append)
+    for said in (("a", 0, 8), ("a", 0, 8), ("b", 4, 8), ("b", 4, 8)):
+        hear(*said)
+    assert told == ["a, after 0 of 8 iterations", "b, after 4 of 8 iterations"]
+
+
 @pytest.mark.nightly
-def test_a_run_tells_how_far_it_is(scratch: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("tell", [True, False])
+def test_a_run_tells_how_far_it_is(tell: bool, scratch: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where it need not, where each case begins."""
     heard: list[tuple[str, int, int]] = []
-    work = replace(job([TINY, TINY], iterations=3000), methods=["direct"], tell=True)
+    work = replace(job([TINY, TINY], iterations=3000), methods=["direct"], tell=tell)
     bench.run_ranks(work, lambda *said: heard.append(said))
     numbers = [done for _, done, _ in heard]
     assert {(name, total) for name, _, total in heard} == {(TINY.name, 6000)}
-    assert numbers == sorted(numbers) and len(set(numbers)) > 3
+    assert numbers == sorted(numbers) and (len(set(numbers)) > 3 if tell else {*numbers} <= {0, 3000})
     assert capfd.readouterr().err == ""
 
 
