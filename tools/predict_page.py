@@ -292,6 +292,7 @@ def _sensitivity(usual: Sequence[Prediction]) -> str:
     ]
     rows = []
     for name, costs in cases:
+        print(f"predicts {SHOWN} ranks, {name}", file=sys.stderr)
         error = calibration.errors_of(calibration.compare(calibration.points(CALIBRATION), costs))
         again = {each.algorithm: predict(CALL, world=SHOWN, algorithm=each.algorithm, costs=costs) for each in usual}
         pairs = [f"{each.dispatch_us:.0f} / {each.combine_us:.0f}" for each in again.values()]
