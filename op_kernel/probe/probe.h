@@ -6,7 +6,7 @@
 // ----------------+---------------+--------------+-----------------------+------------------------+----------
 // all, first      | WindowContext | all          | the context           | nothing; a mismatch is |
 //                 | :: Check      |              |                       | the report             |
-// kProbeContext   |               |              | nothing else          | nothing else           |
+// kProbeContext   | Windows       | all          | the context, by MTE2  | nothing                |
 // kProbeStore     | StoreAndRead  | all: a share | rows and flags that   | a row of 16 KiB and a  | all ranks
 //                 |               | of the peers | peers stored here;    | flag to each peer;     |
 //                 |               |              | its own rows in the   | twice, other values    |
@@ -70,9 +70,7 @@ public:
         if (mismatch.field != kContextFieldCount) {
             Set(kProbeMismatch, mismatch.field, mismatch.ours, mismatch.theirs);
         } else if (tiling_->mode == kProbeContext) {
-            const uint64_t data = reinterpret_cast<uint64_t>(context_.data(tiling_->rank));
-            wanted_ = static_cast<uint32_t>(data);
-            seen_ = static_cast<uint32_t>(data >> 32);
+            Windows();
         } else if (tiling_->mode == kProbeStore) {
             StoreAndRead();
         } else if (tiling_->mode == kProbeAtomic) {
@@ -114,6 +112,22 @@ public:
 
 private:
     // ---- the probes ----
+
+    // MTE2 finds the windows of all ranks in the context as the scalar unit does.
+    __aicore__ inline void Windows() {
+        const WindowContext scalar = context_;
+        context_.LoadPeers(*GetTPipePtr(), info_);
+        SyncFunc<HardEvent::MTE2_S>();
+        for (uint32_t rank = 0; rank < tiling_->world; ++rank) {
+            const uint64_t wanted = reinterpret_cast<uint64_t>(scalar.data(rank)),
+                           seen = reinterpret_cast<uint64_t>(context_.data(rank));
+            if (wanted != seen) Set(kProbeDiffers, rank, static_cast<uint32_t>(wanted), static_cast<uint32_t>(seen));
+        }
+        if (code_ != 0) return;
+        const uint64_t own = reinterpret_cast<uint64_t>(context_.data(tiling_->rank));
+        wanted_ = static_cast<uint32_t>(own);
+        seen_ = static_cast<uint32_t>(own >> 32);
+    }
 
     // For this core's share of the peers: stores a row and its flag to each peer; then checks the row that
     // the peer has stored here, reads its own row back from there, and answers. Then the same with other values,

@@ -55,6 +55,7 @@ from ascend_moe.validate.probes import FAIL, KERNEL_PROBES
 from ascend_moe.validate.probes_kernel import PASSED, Twin
 
 PROBE_MODES = {
+    "context layout": "context",
     "writer-side relay": "writers",
     "neighbours": "neighbours",
     BATCH: "batch",

@@ -1420,6 +1420,18 @@ PATCHES = r"""
 
 # What the bring-up's probes must find: devices that break an assumption, and probes that would not see it. Some show in
 # the probe's own report, the others under schedules of its kernel.
+% probes | context layout
+= the copy of the context ends before the last rank
+@ common/contexts
+- CopyIn(buffer.Get<uint32_t>(), source, words);
++ CopyIn(buffer.Get<uint32_t>(), source, words - 2);
+= the other window of a rank is found
+- reinterpret_cast<__gm__ A3Remote*>(pointer)->windowsIn
++ reinterpret_cast<__gm__ A3Remote*>(pointer)->windowsOut
+= windows are compared before they are loaded
+@ probe/probe
+- SyncFunc<HardEvent::MTE2_S>();
+  for (uint32_t rank = 0
 % probes | writer-side relay
 = a meeting does not wait for the first core
 @ common/verdict
