@@ -296,14 +296,18 @@ private:
     // The tails of a record's rows. Numbers that no rank can have sent: corrupt, and nothing is stored.
     __aicore__ inline Verdict SetTails(uint32_t source, const RecordView& record, const LocalTensor<int8_t>& tails) {
         const uint32_t token = record.Token();
-        uint32_t odd = token < info_->maxBatch ? 0 : token;
+        bool corrupt = token >= info_->maxBatch;
+        uint32_t odd = token;
         for (uint32_t k = 0; k < info_->topK; ++k) {
             if (!Here(record.Id(k))) continue;
             const int32_t row = record.Row(k);
-            if (row >= 0 || row < -static_cast<int32_t>(info_->capacity)) odd = static_cast<uint32_t>(row);
+            if (row >= 0 || row < -static_cast<int32_t>(info_->capacity)) {
+                corrupt = true;
+                odd = static_cast<uint32_t>(row);
+            }
             SetTail(tails[k * tailBytes_].template ReinterpretCast<int32_t>(), source, token, k, record.WeightBits(k));
         }
-        if (odd == 0) return Verdict();
+        if (!corrupt) return Verdict();
         Verdict verdict = InvalidOf(*info_, kCorruptStatus, AtLevel(kRecordIndex, 1), odd);
         verdict.source = source;
         return verdict;

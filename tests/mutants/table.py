@@ -124,6 +124,10 @@ PATCHES = r"""
 @ hierarchy/combine
 - for (; at > 0 && servers_[at - 1] > server; --at) {
 + for (; at > kMaxTopK; --at) {
+= row_0_of_a_record_is_taken: the first number that no row of a source has passes for one
+@ hierarchy/dispatch
+- if (row >= 0 || row < -static_cast<int32_t>(info_->capacity)) {
++ if (row > 0 || row < -static_cast<int32_t>(info_->capacity)) {
 = a_collective_error_stops_messages: a rank that has an error does not pass messages on
 @ hierarchy/dispatch
 - relay.PassMessagesOn();

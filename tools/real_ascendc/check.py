@@ -212,7 +212,9 @@ class Job:
         self.windows = [self._room(self.window + STATE) for _ in range(self.size)]  # and the state area behind both
         self.parts += [(window, bytes([poison]) * self.window) for window in self.windows]
         context = self._a2 if world.program.program.servers else self._table
-        self.contexts, self.lent = [context(rank) for rank in range(self.size)], [0] * self.size
+        contexts = [context(rank) for rank in range(self.size)]
+        self.context_bytes, self.contexts = len(contexts[0]), [self._put(data) for data in contexts]
+        self.lent = [0] * self.size
         self.records = list[int]()
         steps = [self._step(call) for call in self.calls]
         at = self._put(b"".join(steps))
@@ -234,16 +236,16 @@ class Job:
     def _addresses(self, count: int, offset: int = 0) -> list[int]:
         return [BASE + window + offset for window in self.windows] + [0] * (count - self.size)
 
-    def _table(self, rank: int) -> int:
+    def _table(self, rank: int) -> bytes:
         """WindowTable of op_kernel/common/contexts.h."""
         head = struct.pack("<4I2Q", TABLE_MAGIC, rank, self.size, 0, self.window, STATE)
         areas = (*self._addresses(MAX_WORLD), *self._addresses(MAX_WORLD, self.window))
-        return self._put(head + struct.pack(f"<{2 * MAX_WORLD}Q", *areas))
+        return head + struct.pack(f"<{2 * MAX_WORLD}Q", *areas)
 
-    def _a2(self, rank: int) -> int:
+    def _a2(self, rank: int) -> bytes:
         """A2Context of op_kernel/common/contexts.h: all ranks on one server."""
         head = struct.pack("<2Q2IQ", 0, 0, rank, self.size, self.window + STATE)
-        return self._put(head + struct.pack("<32Q", *self._addresses(32)) + bytes(32 * 8 + 8328 + 8 + 8))
+        return head + struct.pack("<32Q", *self._addresses(32)) + bytes(32 * 8 + 8328 + 8 + 8)
 
     def _tensor(self, tensor: torch.Tensor | None, output: bool) -> int:
         """Where a tensor lies; an output of one op may be an input of the next."""
@@ -290,6 +292,7 @@ class Job:
         workspace = self._put(bytes([self.poison]) * info["workspace"]) if info["workspace"] else 0
         add("workspace", workspace, info["workspace"], OUTPUT)
         add("tiling", self._put(tiling.raw), info["tiling"], INPUT)
+        add("context", self.contexts[call.rank], self.context_bytes, INPUT)
         given = arguments + [0] * (ARGUMENTS - len(arguments))
         for rank, window in enumerate(self.windows):
             add(f"window of rank {rank}", window, self.window + STATE, SHARED)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +13,18 @@ from typing import Any
 import op_runs
 import pytest
 import torch
+from begin_ranks import two_launches
+from failure_windows import State
 
 from ascend_moe import LocalCluster
-from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, ConfigMismatch, RoutingMismatch
+from ascend_moe.errors import (
+    ArgumentError,
+    AscendMoeError,
+    CommTimeout,
+    ConfigMismatch,
+    CorruptStatus,
+    RoutingMismatch,
+)
 from ascend_moe.reference.cases import Case, legal
 
 CASE = legal(Case(world=4, local=2, topk=3, share=2, batches="global_bs", cores=2, seed=5))
@@ -131,6 +143,65 @@ def test_ranks_that_differ_in_comm_alg_are_named_by_all(
             assert (error.ours, error.theirs) == (ours, theirs)
             text = f"{op}: comm_alg is {ours} on rank {rank} and {theirs} on rank {error.rank}; it must be the same"
             assert text in str(error)
+
+
+def test_a_rank_that_does_not_come_where_others_differ_in_comm_alg_is_named() -> None:
+    """Who knows of the difference waits for all ranks before it leaves the op."""
+    absent = 3
+
+    def body(rank: int, group_ep: str) -> Exception | None:
+        assert isinstance(op_runs.run_rank(CASE, rank, group_ep), op_runs.RankRun)
+        if rank == absent:
+            time.sleep(DEADLINE + 1)
+            return None
+        return raised(op_runs.dispatch, CASE if rank == 0 else replace(CASE, share=0), rank, group_ep)
+
+    with LocalCluster(CASE.world, window_mib=8) as cluster:
+        for rank, found in enumerate(cluster.run(body)):
+            if rank != absent:
+                assert isinstance(found, CommTimeout) and found.details["rank"] == absent, (rank, found)
+
+
+RELAY_MAGIC = 0x52454C59
+
+
+def last_record(state: State) -> int:
+    """Where the last record lies that the last server sent in the first op: right before the block that counts them."""
+    block = ctypes.string_at(state.data, state.data_bytes).rfind(struct.pack("<2I", RELAY_MAGIC ^ 1, 1))
+    assert block > 0
+    return state.data + block - 128  # a block with the token; 3 ids, their rows, their weights, from a block on each
+
+
+@pytest.mark.parametrize(("word", "value"), [(0, CASE.batch * 100), (16, 0), (16, -(1 << 20))])
+def test_a_record_of_what_no_rank_sends_is_corrupt(word: int, value: int) -> None:
+    """A token beyond every batch, or a row where no row of the source is: the forwarder stores none of it."""
+    case = legal(Case(world=4, local=2, topk=3, share=2, batch=4, cores=2, seed=5, ids="distinct"))
+    spoilt, barrier = 0, threading.Barrier(4)
+    with LocalCluster(case.world, window_mib=8) as cluster:
+
+        def begin_and_finish(op: str, place: Any, case: Case, arguments: dict[str, Any]) -> Any:
+            begun = two_launches(op, place, case, arguments)
+            barrier.wait(30)
+            if place.rank == spoilt:
+                at = last_record(State.of(cluster, spoilt))
+                (ctypes.c_int32 * 3).from_address(at + 4 * word)[:] = [value] * 3
+            barrier.wait(30)
+            return begun.finish()
+
+        def body(rank: int, group_ep: str) -> tuple[Exception | None, Exception]:
+            place, first = op_runs.DevicePlace(group_ep, case.world, rank), None
+            try:
+                op_runs.validate_run.dispatch(place, case, call=begin_and_finish)
+            except AscendMoeError as error:
+                first = error
+            return first, raised(op_runs.dispatch, case, rank, group_ep)
+
+        found = cluster.run(body)
+    assert found[0][0] is not None and found[1][0] is not None, "their server stores no row of it"
+    for error in (error for errors in found for error in errors if error is not None):
+        assert isinstance(error, CorruptStatus) and error.details["rank"] == 2, error
+        assert error.level == 1 and error.reporter == spoilt
+        assert f"holds {hex(value & 0xFFFFFFFF) if value else 0} in a record" in str(error)
 
 
 @pytest.mark.parametrize("other", [0, 3])
