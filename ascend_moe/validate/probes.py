@@ -120,8 +120,8 @@ def _context(device: Any) -> str:
     found, _ = device.launch("context", 1, 0)
     for seen in found:
         assert seen.code != DIFFERS, (
-            f"rank {seen.rank}, core {seen.core}: of rank {seen.where}'s window MTE2 finds another address in the context "
-            f"than the scalar unit, {seen.seen:#x} and {seen.wanted:#x} in their lower halves"
+            f"rank {seen.rank}, core {seen.core}: of rank {seen.where}'s window MTE2 finds another address in the "
+            f"context than the scalar unit, {seen.seen:#x} and {seen.wanted:#x} in their lower halves"
         )
     _judge(found)
     return f"{device.layout} context: rank, world, window size and all windows agree on {len(found)} cores"
