@@ -41,7 +41,8 @@ struct A3Context {
 };
 constexpr uint32_t kA3MostRemoteStart = 1u << 16;
 
-// ---- A2 (Ascend 910B): HcclA2CombineOpParam; above kA2Ranks, or with multiFlag, `data` leads to peers ----
+// ---- A2 (Ascend 910B): HcclA2CombineOpParam; above 32 ranks, or with multiFlag, `data` leads to peers ----
+constexpr uint32_t kA2Ranks = 32;
 struct A2Memory {  // MemDetails
     uint64_t bytes;
     uint64_t address;
@@ -124,15 +125,16 @@ public:
         return mismatch;
     }
     // Begins to load where the windows of all ranks lie: data() then finds them in UB, until ForgetPeers. The caller
-    // waits for MTE2 before it asks for another rank's.
+    // waits for MTE2 before it asks for another rank's. Above kMostPeersInUb ranks they stay in GM.
     __aicore__ inline void LoadPeers(TPipe& pipe, const MoeDistributeInfo& info) {
-        if (many_ != nullptr) return;
+        const uint32_t bytes = PeersBytes(info);
+        if (bytes == 0 || many_ != nullptr) return;  // many: they lie apart
         UbBuf buffer;
-        pipe.InitBuffer(buffer, PeersBytes(info));
+        pipe.InitBuffer(buffer, bytes);
         __gm__ void* from = pointers_;
         if (kind_ == kContextTable) from = Table()->data;
         if (kind_ == kContextA2) from = A2()->windowsIn;
-        const uint32_t words = PeerWords(info) * (kWordPairBytes / kIntBytes);
+        const uint32_t words = (kind_ == kContextA3 ? 2 : 1) * world_ * (kWordPairBytes / kIntBytes);
         GlobalTensor<uint32_t> source;
         source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(from), words);
         CopyIn(buffer.Get<uint32_t>(), source, words);

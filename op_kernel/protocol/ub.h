@@ -22,13 +22,12 @@ constexpr uint32_t kChunkBlockBytes = kChunkPairs * kBlock;
 
 // ---- common/contexts.h ----
 constexpr uint32_t kEpochWordBytes = kBlock;
-// WindowContext: where the windows of all ranks lie, as the context has it: addresses, on A3 two words a rank. Above
-// kA2Ranks ranks A2's context has them far apart, and they stay in GM.
-MOE_FN uint32_t PeerWords(const MoeDistributeInfo& info) {
-    if (info.contextKind == kContextA2 && info.world > kA2Ranks) return 0;
-    return info.contextKind == kContextA3 ? 2 * info.world : info.world;
+// WindowContext: where the windows of all ranks lie, as the context has it: an address, on A3 two words a rank; a plan
+// of UB is the same in every context. In larger groups a core has few rows for a rank, and rings need the room.
+constexpr uint32_t kMostPeersInUb = 64;
+MOE_FN uint32_t PeersBytes(const MoeDistributeInfo& info) {
+    return info.world > kMostPeersInUb ? 0 : InBlocks(2 * info.world * kWordPairBytes);
 }
-MOE_FN uint32_t PeersBytes(const MoeDistributeInfo& info) { return InBlocks(PeerWords(info) * kWordPairBytes); }
 
 // ---- common/verdict.h ----
 // VerdictBoard: a block to post, those of all cores and what they should be, in whole repeats of 256 bytes, a bit a

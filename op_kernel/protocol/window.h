@@ -116,7 +116,6 @@ MOE_FN uint32_t FlagWord(uint32_t epoch) { return kFlagMagic ^ epoch; }
 MOE_FN uint64_t FlaggedBlocks(uint64_t rowBytes) { return (rowBytes + kFlaggedPayload - 1) / kFlaggedPayload; }
 MOE_FN uint64_t FlaggedBytes(uint64_t rowBytes) { return FlaggedBlocks(rowBytes) * kFlaggedBlock; }
 constexpr uint64_t kA2StateBytes = kMiB;  // A2: the last of windowsIn
-constexpr uint32_t kA2Ranks = 32;         // more of them are reached through the context's `data`
 
 // Algorithm "hierarchy": a half has a region more for each server, W + s for server s. What goes to that server, or
 // comes from it, by way of the ranks of a lane lies there: rows that end at RelayEnd(), a block that counts them, and a

@@ -338,8 +338,8 @@ PATCHES = r"""
   AscendC::DataCopy(control_
 = one_peer_too_few: the last rank's address is not loaded
 ! window | uninitialised UB read, out of bounds, wrong result
-- const uint32_t words = PeerWords(info) * (kWordPairBytes / kIntBytes);
-+ const uint32_t words = (PeerWords(info) - 1) * (kWordPairBytes / kIntBytes);
+- const uint32_t words = (kind_ == kContextA3 ? 2 : 1) * world_ * (kWordPairBytes / kIntBytes);
++ const uint32_t words = (world_ - 1) * (kWordPairBytes / kIntBytes);
 = peers_of_the_plan_before: addresses are looked up where a plan of UB that has ended had them
 ! servers | use after free
 @ common/exchange
