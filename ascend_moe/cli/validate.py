@@ -138,7 +138,7 @@ def _rank(device: validation.Device, choose: validation.Choose, bring_up: str, a
     path, code, ranks = settings.VALIDATE_OUTCOME.get(), 0, dist.get_world_size()
     found: dict[str, Any] | None = None
     if bring_up:
-        with steps("validate", "probes") if dist.get_rank() == 0 else nullcontext(_unheard) as tell:
+        with steps("validate", "probes") if dist.get_rank() == 0 else nullcontext(bringup.untold) as tell:
             findings, kept = bringup.in_group(device, place, tell)
             phases = bringup.times_in_group(device, place, findings, tell) if bring_up == "times" else []
         if dist.get_rank() == 0:
@@ -155,10 +155,6 @@ def _rank(device: validation.Device, choose: validation.Choose, bring_up: str, a
         code = _print(found, as_json)
     dist.destroy_process_group()
     return code
-
-
-def _unheard(what: object) -> None:
-    """Stands for what tells of the progress on ranks that keep silent."""
 
 
 def _outcome(place: torch.device, about: str, choose: validation.Choose) -> validation.Outcome | None:

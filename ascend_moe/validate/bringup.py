@@ -177,7 +177,7 @@ OP_PROBES = (
 _UNSAFE = f"the probe {SERVERS.name!r} failed, and this one reaches ranks by loads and stores"
 
 
-def _untold(what: str) -> None:
+def untold(what: str) -> None:
     """Stands for a Tell where nobody listens."""
 
 
@@ -185,12 +185,12 @@ def _probing(probe: Probe) -> str:
     return f"probe {probe.name!r}"
 
 
-def on_threads(ranks: int, tell: Tell = _untold) -> list[Finding]:
+def on_threads(ranks: int, tell: Tell = untold) -> list[Finding]:
     """All probes on the twin."""
     return kernel_findings(Twin(world=ranks), tell) + thread_findings(ranks, tell=tell)
 
 
-def kernel_findings(device: Any, tell: Tell = _untold) -> list[Finding]:
+def kernel_findings(device: Any, tell: Tell = untold) -> list[Finding]:
     """Returns the kernel findings of the servers and of the probe kernel; on the twin in both of HCCL's layouts."""
     runs = [(probe, device) for probe in (SERVERS, *KERNEL_PROBES)]
     if isinstance(device, Twin) and device.layout == "a3":
@@ -210,7 +210,7 @@ def between_servers(device: Twin, name: str) -> Twin:
     return replace(device, layout="a2", near=2, world=4) if name == TWO_LEVELS else device
 
 
-def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES, tell: Tell = _untold) -> list[Finding]:
+def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES, tell: Tell = untold) -> list[Finding]:
     """The probes through the ops, ranks as threads."""
     findings = []
     for probe in probes:
@@ -226,7 +226,7 @@ def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES, tell: Tell 
     return findings
 
 
-def times_on_threads(ranks: int, tell: Tell = _untold) -> list[times.Phase]:
+def times_on_threads(ranks: int, tell: Tell = untold) -> list[times.Phase]:
     """Phases of both algorithms, ranks as threads, and what the model says of as many cores."""
     request, found = times.configuration(ranks), []
     with times.stamped():
@@ -247,7 +247,7 @@ def _window_mib(request: Request) -> int:
 
 
 def times_in_group(
-    device: Device, place: torch.device, findings: Sequence[Finding], tell: Tell = _untold
+    device: Device, place: torch.device, findings: Sequence[Finding], tell: Tell = untold
 ) -> list[times.Phase]:
     """The same on the ranks of the default group. Collective; only rank 0 has the phases.
 
@@ -275,7 +275,7 @@ def times_in_group(
     return times.with_prediction(found, request, soc_of(place) if on_npu else "") if rank == 0 else []
 
 
-def in_group(device: Device, place: torch.device, tell: Tell = _untold) -> tuple[list[Finding], str]:
+def in_group(device: Device, place: torch.device, tell: Tell = untold) -> tuple[list[Finding], str]:
     """All probes on the ranks of the default group; each probe has a process group of its own. Collective.
 
     On NPUs none is run after that of the servers has failed, and what was found becomes this machine's verdict, which
