@@ -31,10 +31,7 @@ class Operators:
 
 NEWER = Operators()
 OLDER = Operators(
-    lacks={
-        "npu_moe_gating_top_k": {"input_ids": None, "tid2eid": None},
-        "npu_moe_finalize_routing": {"k": 1},
-    },
+    lacks={"npu_moe_gating_top_k": {"input_ids": None, "tid2eid": None}, "npu_moe_finalize_routing": {"k": 1}},
     defaults={"npu_grouped_matmul_swiglu_quant_v2": {"dequant_dtype": 0}},
     more=(
         "npu_moe_distribute_dispatch_setup",

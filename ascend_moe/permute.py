@@ -362,10 +362,7 @@ def rows_at(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def sum_rows(
-    rows: torch.Tensor,
-    places: torch.Tensor,
-    weights: torch.Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor | None = None, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """For every token the sum over k of ``weights[t, k] * rows[places[t, k]]``.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .errors import ArgumentError
 from .moe_config import MoEConfig
@@ -32,235 +33,114 @@ class Preset:
         )
 
 
+def _layer(
+    model: str, narrow: int, sizes: tuple[int, int, int, int], router: str = "softmax", scaling: float = 1.0,
+    shared: int = 0, **others: Any,
+) -> Preset:  # fmt: skip
+    """``sizes``: H, the experts' width, E and K; ``others``: fields of the layer's `MoEConfig`."""
+    named: dict[str, Any] = dict(
+        zip(("hidden_size", "moe_intermediate_size", "num_experts", "top_k"), sizes, strict=True)
+    )
+    named |= {"router": router, "routed_scaling_factor": scaling, "shared_intermediate_size": shared}
+    return Preset(f"a layer of {model}", MoEConfig(**named, **others), narrow)
+
+
 PRESETS: dict[str, Preset] = {
-    "deepseek-v3": Preset(
-        "a layer of DeepSeek-V3 (671B)",
-        MoEConfig(
-            hidden_size=7168,
-            moe_intermediate_size=2048,
-            num_experts=256,
-            top_k=8,
-            router="deepseek_v3",
-            n_group=8,
-            topk_group=4,
-            routed_scaling_factor=2.5,
-            shared_intermediate_size=2048,
-        ),
-        narrow=64,
+    "deepseek-v3": _layer(
+        "DeepSeek-V3 (671B)", 64, (7168, 2048, 256, 8), "deepseek_v3", n_group=8, topk_group=4, scaling=2.5, shared=2048
     ),
-    "deepseek-v2-lite": Preset(
-        "a layer of DeepSeek-V2-Lite (16B)",
-        MoEConfig(
-            hidden_size=2048,
-            moe_intermediate_size=1408,
-            num_experts=64,
-            top_k=6,
-            renormalize=False,
-            shared_intermediate_size=2816,
-        ),
-        narrow=352,
+    "deepseek-v2-lite": _layer("DeepSeek-V2-Lite (16B)", 352, (2048, 1408, 64, 6), renormalize=False, shared=2816),
+    "qwen3-235b": _layer("Qwen3-235B-A22B", 192, (4096, 1536, 128, 8)),
+    "qwen3-30b": _layer("Qwen3-30B-A3B", 384, (2048, 768, 128, 8)),
+    "mixtral": _layer("Mixtral-8x7B", 2048, (4096, 14336, 8, 2)),
+    "deepseek-v4-flash": _layer(
+        "DeepSeek-V4-Flash, behind the hash layers",
+        64,
+        (4096, 2048, 256, 6),
+        "deepseek_v4",
+        scaling=1.5,
+        shared=2048,
+        activation_numbers={"limit": 10.0},
     ),
-    "qwen3-235b": Preset(
-        "a layer of Qwen3-235B-A22B",
-        MoEConfig(hidden_size=4096, moe_intermediate_size=1536, num_experts=128, top_k=8),
-        narrow=192,
+    "deepseek-v4-pro": _layer(
+        "DeepSeek-V4-Pro, behind the hash layers",
+        64,
+        (7168, 3072, 384, 6),
+        "deepseek_v4",
+        scaling=2.5,
+        shared=3072,
+        activation_numbers={"limit": 10.0},
     ),
-    "qwen3-30b": Preset(
-        "a layer of Qwen3-30B-A3B",
-        MoEConfig(hidden_size=2048, moe_intermediate_size=768, num_experts=128, top_k=8),
-        narrow=384,
+    "kimi-k2": _layer("Kimi-K2 (1T)", 32, (7168, 2048, 384, 8), "deepseek_v3", scaling=2.827, shared=2048),
+    "glm-5": _layer("GLM-5", 64, (6144, 2048, 256, 8), "deepseek_v3", scaling=2.5, shared=2048),
+    "qwen3-next": _layer("Qwen3-Next-80B-A3B", 64, (2048, 512, 512, 10), shared=512, shared_expert_gate=True),
+    "gpt-oss-120b": _layer(
+        "gpt-oss-120b",
+        192,
+        (2880, 2880, 128, 4),
+        router_bias=True,
+        expert_bias=True,
+        interleaved=True,
+        activation="clipped_swiglu",
+        activation_numbers={"limit": 7.0, "alpha": 1.702},
     ),
-    "mixtral": Preset(
-        "a layer of Mixtral-8x7B",
-        MoEConfig(hidden_size=4096, moe_intermediate_size=14336, num_experts=8, top_k=2),
-        narrow=2048,
+    "minimax-m2": _layer("MiniMax-M2", 128, (3072, 1536, 256, 8), "deepseek_v3"),
+    "longcat-flash": _layer(
+        "LongCat-Flash (560B)",
+        32,
+        (6144, 2048, 512, 12),
+        "softmax_bias",
+        renormalize=False,
+        scaling=6.0,
+        copy_expert_num=256,
     ),
-    "deepseek-v4-flash": Preset(
-        "a layer of DeepSeek-V4-Flash, behind the hash layers",
-        MoEConfig(
-            hidden_size=4096,
-            moe_intermediate_size=2048,
-            num_experts=256,
-            top_k=6,
-            router="deepseek_v4",
-            routed_scaling_factor=1.5,
-            shared_intermediate_size=2048,
-            activation_numbers={"limit": 10.0},
-        ),
-        narrow=64,
+    "qwen3.5-397b": _layer("Qwen3.5-397B-A17B", 64, (4096, 1024, 512, 10), shared=1024, shared_expert_gate=True),
+    "nemotron-3-super": _layer(
+        "Nemotron 3 Super (120B), whose experts have rows of 1024",
+        128,
+        (4096, 2688, 512, 22),
+        "deepseek_v3",
+        scaling=5.0,
+        shared=5376,
+        latent_size=1024,
+        activation="relu2",
     ),
-    "deepseek-v4-pro": Preset(
-        "a layer of DeepSeek-V4-Pro, behind the hash layers",
-        MoEConfig(
-            hidden_size=7168,
-            moe_intermediate_size=3072,
-            num_experts=384,
-            top_k=6,
-            router="deepseek_v4",
-            routed_scaling_factor=2.5,
-            shared_intermediate_size=3072,
-            activation_numbers={"limit": 10.0},
-        ),
-        narrow=64,
+    "nemotron-3-ultra": _layer(
+        "Nemotron 3 Ultra (550B), whose experts have rows of 2048; their width is assumed",
+        64,
+        (8192, 5376, 512, 22),
+        "deepseek_v3",
+        scaling=5.0,
+        shared=10752,
+        latent_size=2048,
+        activation="relu2",
     ),
-    "kimi-k2": Preset(
-        "a layer of Kimi-K2 (1T)",
-        MoEConfig(
-            hidden_size=7168,
-            moe_intermediate_size=2048,
-            num_experts=384,
-            top_k=8,
-            router="deepseek_v3",
-            routed_scaling_factor=2.827,
-            shared_intermediate_size=2048,
-        ),
-        narrow=32,
+    "longcat-lite": _layer(
+        "LongCat-Lite, with 32 zero experts; the experts' width and the weights' factor are assumed",
+        32,
+        (4096, 1024, 384, 18),
+        "softmax_bias",
+        renormalize=False,
+        scaling=6.0,
+        copy_expert_num=32,
     ),
-    "glm-5": Preset(
-        "a layer of GLM-5",
-        MoEConfig(
-            hidden_size=6144,
-            moe_intermediate_size=2048,
-            num_experts=256,
-            top_k=8,
-            router="deepseek_v3",
-            routed_scaling_factor=2.5,
-            shared_intermediate_size=2048,
-        ),
-        narrow=64,
+    "step4-pro-v3": _layer(
+        "Step4-Pro V3; router and experts' width are assumed", 16, (6144, 1024, 1024, 16), "deepseek_v3"
     ),
-    "qwen3-next": Preset(
-        "a layer of Qwen3-Next-80B-A3B",
-        MoEConfig(
-            hidden_size=2048,
-            moe_intermediate_size=512,
-            num_experts=512,
-            top_k=10,
-            shared_intermediate_size=512,
-            shared_expert_gate=True,
-        ),
-        narrow=64,
+    "step4-pro-v4": _layer(
+        "Step4-Pro V4; router and experts' width are assumed", 32, (9216, 2048, 384, 8), "deepseek_v3"
     ),
-    "gpt-oss-120b": Preset(
-        "a layer of gpt-oss-120b",
-        MoEConfig(
-            hidden_size=2880,
-            moe_intermediate_size=2880,
-            num_experts=128,
-            top_k=4,
-            router_bias=True,
-            expert_bias=True,
-            interleaved=True,
-            activation="clipped_swiglu",
-            activation_numbers={"limit": 7.0, "alpha": 1.702},
-        ),
-        narrow=192,
+    "kimi-k3": _layer(
+        "Kimi K3, whose experts have rows of 3584, without the norm of these",
+        16,
+        (7168, 3072, 896, 16),
+        "deepseek_v3",
+        shared=6144,
+        latent_size=3584,
+        activation="situglu",
+        activation_numbers={"beta": 4.0, "linear_beta": 25.0},
     ),
-    "minimax-m2": Preset(
-        "a layer of MiniMax-M2",
-        MoEConfig(hidden_size=3072, moe_intermediate_size=1536, num_experts=256, top_k=8, router="deepseek_v3"),
-        narrow=128,
-    ),
-    "longcat-flash": Preset(
-        "a layer of LongCat-Flash (560B)",
-        MoEConfig(
-            hidden_size=6144,
-            moe_intermediate_size=2048,
-            num_experts=512,
-            top_k=12,
-            router="softmax_bias",
-            renormalize=False,
-            routed_scaling_factor=6.0,
-            copy_expert_num=256,
-        ),
-        narrow=32,
-    ),
-    "qwen3.5-397b": Preset(
-        "a layer of Qwen3.5-397B-A17B",
-        MoEConfig(
-            hidden_size=4096,
-            moe_intermediate_size=1024,
-            num_experts=512,
-            top_k=10,
-            shared_intermediate_size=1024,
-            shared_expert_gate=True,
-        ),
-        narrow=64,
-    ),
-    "nemotron-3-super": Preset(
-        "a layer of Nemotron 3 Super (120B), whose experts have rows of 1024",
-        MoEConfig(
-            hidden_size=4096,
-            moe_intermediate_size=2688,
-            num_experts=512,
-            top_k=22,
-            router="deepseek_v3",
-            routed_scaling_factor=5.0,
-            shared_intermediate_size=5376,
-            latent_size=1024,
-            activation="relu2",
-        ),
-        narrow=128,
-    ),
-    "nemotron-3-ultra": Preset(
-        "a layer of Nemotron 3 Ultra (550B), whose experts have rows of 2048; their width is assumed",
-        MoEConfig(
-            hidden_size=8192,
-            moe_intermediate_size=5376,
-            num_experts=512,
-            top_k=22,
-            router="deepseek_v3",
-            routed_scaling_factor=5.0,
-            shared_intermediate_size=10752,
-            latent_size=2048,
-            activation="relu2",
-        ),
-        narrow=64,
-    ),
-    "longcat-lite": Preset(
-        "a layer of LongCat-Lite, with 32 zero experts; the experts' width and the weights' factor are assumed",
-        MoEConfig(
-            hidden_size=4096,
-            moe_intermediate_size=1024,
-            num_experts=384,
-            top_k=18,
-            router="softmax_bias",
-            renormalize=False,
-            routed_scaling_factor=6.0,
-            copy_expert_num=32,
-        ),
-        narrow=32,
-    ),
-    "step4-pro-v3": Preset(
-        "a layer of Step4-Pro V3; router and experts' width are assumed",
-        MoEConfig(hidden_size=6144, moe_intermediate_size=1024, num_experts=1024, top_k=16, router="deepseek_v3"),
-        narrow=16,
-    ),
-    "step4-pro-v4": Preset(
-        "a layer of Step4-Pro V4; router and experts' width are assumed",
-        MoEConfig(hidden_size=9216, moe_intermediate_size=2048, num_experts=384, top_k=8, router="deepseek_v3"),
-        narrow=32,
-    ),
-    "kimi-k3": Preset(
-        "a layer of Kimi K3, whose experts have rows of 3584, without the norm of these",
-        MoEConfig(
-            hidden_size=7168,
-            moe_intermediate_size=3072,
-            num_experts=896,
-            top_k=16,
-            router="deepseek_v3",
-            shared_intermediate_size=6144,
-            latent_size=3584,
-            activation="situglu",
-            activation_numbers={"beta": 4.0, "linear_beta": 25.0},
-        ),
-        narrow=16,
-    ),
-    "tiny": Preset(
-        "a small layer for quick tries",
-        MoEConfig(hidden_size=128, moe_intermediate_size=64, num_experts=16, top_k=4),
-        narrow=64,
-    ),
+    "tiny": replace(_layer("", 64, (128, 64, 16, 4)), about="a small layer for quick tries"),
 }
 
 

@@ -350,15 +350,11 @@ CALLS = _path(
 
 VNPU = _text("ASCEND_MOE_VNPU", "a folder", "set by `ascend-moe vnpu`: the virtual NPU's libraries")
 VNPU_SOC = _text(
-    "ASCEND_MOE_VNPU_SOC",
-    "the name of a SoC",
-    "set by `ascend-moe vnpu`: the SoC that virtual devices report",
+    "ASCEND_MOE_VNPU_SOC", "the name of a SoC", "set by `ascend-moe vnpu`: the SoC that virtual devices report"
 )
 VNPU_DEVICES = _text("ASCEND_MOE_VNPU_DEVICES", "a number", "set by `ascend-moe vnpu`: the number of virtual devices")
 VNPU_REPORT = _text(
-    "ASCEND_MOE_VNPU_REPORT",
-    "a file",
-    "file to which the virtual NPU appends every launch of an op, for tests",
+    "ASCEND_MOE_VNPU_REPORT", "a file", "file to which the virtual NPU appends every launch of an op, for tests"
 )
 VALIDATE_OUTCOME = _path(
     "ASCEND_MOE_VALIDATE_OUTCOME",

@@ -9,13 +9,7 @@ import torch.distributed as dist
 from ascend_moe.dispatchers import AllToAllDispatcher, MC2Dispatcher
 from ascend_moe.layer import MoEConfig, MoELayer
 
-CONFIG = MoEConfig(
-    hidden_size=256,
-    moe_intermediate_size=128,
-    num_experts=32,
-    top_k=4,
-    shared_intermediate_size=128,
-)
+CONFIG = MoEConfig(hidden_size=256, moe_intermediate_size=128, num_experts=32, top_k=4, shared_intermediate_size=128)
 
 
 def main() -> None:

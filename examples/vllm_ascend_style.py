@@ -124,21 +124,12 @@ def mlp(h: Tensor, scale: Tensor, weights: ExpertWeights, group_list: Tensor, li
         quant_mode=1,
     )
     return torch_npu.npu_grouped_matmul(
-        x=[act],
-        scale=[weights.w2_scale],
-        per_token_scale=[act_scale],
-        output_dtype=weights.w2_scale.dtype,
-        **second,
+        x=[act], scale=[weights.w2_scale], per_token_scale=[act_scale], output_dtype=weights.w2_scale.dtype, **second
     )[0]
 
 
 def fused_experts(
-    dispatcher: MC2Dispatcher,
-    weights: ExpertWeights,
-    x: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    how: How,
+    dispatcher: MC2Dispatcher, weights: ExpertWeights, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, how: How
 ) -> Tensor:
     sent = dispatcher.dispatch(x, topk_ids, how)
     expand_x, dynamic_scale, _, expert_token_nums = sent[0:4]

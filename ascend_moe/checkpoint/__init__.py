@@ -494,7 +494,6 @@ def _find_block(files: CheckpointFiles, layer: int) -> tuple[str, str]:
 def _floating(value: Tensor, name: str) -> Tensor:
     if value.dtype not in _DTYPES.values():
         raise ArgumentError(
-            f"{name} is {value.dtype}; need bf16, fp16, fp32, or fp8 with its scales",
-            argument="directory",
+            f"{name} is {value.dtype}; need bf16, fp16, fp32, or fp8 with its scales", argument="directory"
         )
     return value

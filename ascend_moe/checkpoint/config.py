@@ -333,12 +333,7 @@ def _like_deepseek_v3(
     *, renormalize: bool = True, scaling: float = 1.0, groups: int = 1, shared: str = "n_shared_experts"
 ) -> _Model:
     return _Model(
-        "n_routed_experts",
-        router="deepseek_v3",
-        renormalize=renormalize,
-        groups=groups,
-        scaling=scaling,
-        shared=shared,
+        "n_routed_experts", router="deepseek_v3", renormalize=renormalize, groups=groups, scaling=scaling, shared=shared
     )
 
 
@@ -394,12 +389,7 @@ MODEL_TYPES: dict[str, _Model] = {
         _like_deepseek_v3(shared="moe_shared_expert_intermediate_size"), shared_gate=False, more=_nemotron
     ),
     "longcat_flash": _Model(
-        "n_routed_experts",
-        "expert_ffn_hidden_size",
-        router="softmax_bias",
-        scaling=6.0,
-        topk="moe_topk",
-        more=_longcat,
+        "n_routed_experts", "expert_ffn_hidden_size", router="softmax_bias", scaling=6.0, topk="moe_topk", more=_longcat
     ),
 }
 #: Models whose language model is another one's, by their text_config.

@@ -35,8 +35,7 @@ app = typer.Typer()
 @app.command()
 def bench(
     preset: Annotated[
-        list[str] | None,
-        typer.Option("--preset", "-p", metavar="NAME", help=f"{', '.join(PRESETS)}; several."),
+        list[str] | None, typer.Option("--preset", "-p", metavar="NAME", help=f"{', '.join(PRESETS)}; several.")
     ] = None,
     batch: Annotated[str, typer.Option("-b", "--batch", metavar="N,N", help="Tokens a rank.")] = "8,32",
     ranks: Annotated[str, typer.Option("--ranks", "-r", metavar="N,N", help="EP ranks.")] = "2",
@@ -47,8 +46,7 @@ def bench(
     quant: options.Quant = "none",
     dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of the rows.")] = "bf16",
     methods: Annotated[
-        str,
-        typer.Option("--methods", help="auto, ours, peer, or names of the table; limits always run."),
+        str, typer.Option("--methods", help="auto, ours, peer, or names of the table; limits always run.")
     ] = "auto",
     comm_alg: options.CommAlg = "",
     sweep: Annotated[str, typer.Option(metavar="|".join(SWEEPS), help="BS 1..512, ranks 1..8, or H 1024..8192.")] = "",

@@ -37,8 +37,7 @@ def explore_command(
         str, typer.Option("--stores", metavar="|".join(_STORES), help="How stores of a core land.")
     ] = "both",
     preemptions: Annotated[
-        int,
-        typer.Option("--preemptions", min=0, max=3, help="Of the policy exhaustive: switches a schedule."),
+        int, typer.Option("--preemptions", min=0, max=3, help="Of the policy exhaustive: switches a schedule.")
     ] = 1,
     replay: Annotated[
         str | None, typer.Option("--replay", metavar="AT:CHOICE,…", help="Choices of a shrunk schedule.")

@@ -96,16 +96,14 @@ def comm_alg_of_ops(name: str) -> Iterator[None]:
 _USUAL = shape_of(None)
 
 Preset = Annotated[
-    str | None,
-    typer.Option("-p", "--preset", metavar="NAME", help=f"H, K and E of a model: {', '.join(PRESETS)}."),
+    str | None, typer.Option("-p", "--preset", metavar="NAME", help=f"H, K and E of a model: {', '.join(PRESETS)}.")
 ]
 Hidden = Annotated[int | None, typer.Option(metavar="H", help=f"Elements of a row; default {_USUAL['hidden']}.")]
 TopK = Annotated[
     int | None, typer.Option("-k", "--topk", metavar="K", help=f"Experts a token; default {_USUAL['topk']}.")
 ]
 Experts = Annotated[
-    int | None,
-    typer.Option("-e", "--experts", metavar="E", help=f"Experts of all ranks; default {_USUAL['experts']}."),
+    int | None, typer.Option("-e", "--experts", metavar="E", help=f"Experts of all ranks; default {_USUAL['experts']}.")
 ]
 Quant = Annotated[str, typer.Option("--quant", metavar="none|int8", help="Rows as they travel.", callback=_quant)]
 Contract = Annotated[str, typer.Option(metavar="|".join(planning.CONTRACTS))]
@@ -128,8 +126,7 @@ def request_of(
     preset: Preset = None,
     ranks: Annotated[int | None, typer.Option("-r", "--ranks", metavar="W", help="EP ranks; default 16.")] = None,
     batch: Annotated[
-        int | None,
-        typer.Option("-b", "--batch", metavar="BS", help="Tokens a rank, the same on all; default 128."),
+        int | None, typer.Option("-b", "--batch", metavar="BS", help="Tokens a rank, the same on all; default 128.")
     ] = None,
     global_bs: Annotated[
         int | None,
@@ -156,13 +153,11 @@ def request_of(
     soc: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(SOCS)}.")] = DEFAULT_SOC,
     cores: Cores = None,
     window: Annotated[
-        int,
-        typer.Option(metavar="MIB", help="HCCL_BUFFSIZE as it is, to compare with.", show_default=False),
+        int, typer.Option(metavar="MIB", help="HCCL_BUFFSIZE as it is, to compare with.", show_default=False)
     ] = 0,
     comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="NAME", help=f"{', '.join(ALGORITHMS)}.")] = "",
     ranks_per_server: Annotated[
-        int,
-        typer.Option("--ranks-per-server", metavar="N", help="0: a full server of the SoC.", show_default=False),
+        int, typer.Option("--ranks-per-server", metavar="N", help="0: a full server of the SoC.", show_default=False)
     ] = 0,
     rdma_flags: Annotated[
         bool, typer.Option("--rdma-flags", help="ASCEND_MOE_RDMA_FLAGS is 1: flagged blocks between servers.")

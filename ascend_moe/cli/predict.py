@@ -32,8 +32,7 @@ def predict(
     contract: options.Contract = "v2",
     cores: options.Cores = None,
     comm_alg: Annotated[
-        str,
-        typer.Option("--comm-alg", metavar="NAME,...", help=f"Of {','.join(PREDICTED)}; default: all."),
+        str, typer.Option("--comm-alg", metavar="NAME,...", help=f"Of {','.join(PREDICTED)}; default: all.")
     ] = "",
     as_json: options.Json = "",
     plot: Annotated[

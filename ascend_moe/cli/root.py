@@ -96,7 +96,5 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def root(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False,
-) -> None:
+def root(version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False) -> None:
     """MoE expert parallelism for Ascend, on any machine."""

@@ -28,8 +28,7 @@ def run(
         typer.Option("--preset", "-p", metavar="NAME", help=f"{', '.join(PRESETS)}; default {DEFAULT_PRESET}."),
     ] = None,
     checkpoint: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="Hugging Face checkpoint instead of a preset."),
+        Path | None, typer.Option(exists=True, file_okay=False, help="Hugging Face checkpoint instead of a preset.")
     ] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="Its decoder layer, from 0.")] = None,
     ranks: Annotated[int, typer.Option("--ranks", "-r", min=1, max=MAX_WORLD, help="EP ranks.")] = 4,
@@ -49,8 +48,7 @@ def run(
     experts: options.Experts = None,
     comm_alg: options.CommAlg = "",
     text: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help=f"The tokens, a byte each; default {DEFAULT_TEXT}."),
+        Path | None, typer.Option(exists=True, dir_okay=False, help=f"The tokens, a byte each; default {DEFAULT_TEXT}.")
     ] = None,
     iterations: Annotated[int, typer.Option("--iterations", "-n", min=1, max=1000, help="Timed passes.")] = 5,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of embedding and random weights.")] = 0,

@@ -29,15 +29,7 @@ from ascend_moe.comm.place import Place
 from ascend_moe.comm.processes import Opening, Post
 from ascend_moe.comm.regrouped import Regrouped
 from ascend_moe.comm.survivors import Standing, open_together, seconds_of, standing
-from ascend_moe.errors import (
-    AscendMoeError,
-    CommError,
-    CommTimeout,
-    ConfigMismatch,
-    PeerLost,
-    need,
-    with_typed_errors,
-)
+from ascend_moe.errors import AscendMoeError, CommError, CommTimeout, ConfigMismatch, PeerLost, need, with_typed_errors
 from ascend_moe.native.windows import window_data_bytes, window_lent_bytes
 
 _PAUSE_S = 0.005  # between two looks at a connection

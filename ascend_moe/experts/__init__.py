@@ -205,11 +205,7 @@ def whole_shape(weights: Weights, argument: str) -> tuple[int, ...]:
 
 
 def _check_shapes(
-    expand_x: torch.Tensor,
-    w_gate_up: Weights,
-    w_down: Weights,
-    per_row: dict[str, torch.Tensor | None],
-    gated: bool,
+    expand_x: torch.Tensor, w_gate_up: Weights, w_down: Weights, per_row: dict[str, torch.Tensor | None], gated: bool
 ) -> int:
     """The number of local experts; raises where the shapes do not fit."""
     gate_up, down = whole_shape(w_gate_up, "w_gate_up"), whole_shape(w_down, "w_down")

@@ -108,12 +108,7 @@ class Kind:
 
 
 # Whatever an op may be given besides.
-_OPTIONS: Choices = {
-    "tail": (False, True),
-    "nums_type": (0, 1),
-    "tp": (0, 1),
-    "shared": (0, 2, 3),
-}
+_OPTIONS: Choices = {"tail": (False, True), "nums_type": (0, 1), "tp": (0, 1), "shared": (0, 2, 3)}
 _TRIP: dict[str, Any] = {"sequence": ("DC",), "algorithm": ("window", "direct")}
 _WIDE: Choices = _SMALL | _OPTIONS | {"batch": (1, 2), "world": (1, 2), "ids": ("any", "distinct", "minus")}
 _CHUNKS: Choices = _SMALL | _OPTIONS | {"world": (1, 1, 2), "cores": (1, 1, 2), "units": (1,)}

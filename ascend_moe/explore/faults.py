@@ -303,12 +303,7 @@ class Spoilt(Fault):
         self._how, self._word = str(rng.choice(["xor", "xor", "xor", "stale", "torn"])), int(rng.integers(8))
         turned = 1 << int(rng.integers(32)) if rng.integers(2) else int(rng.integers(1, 2**32))
         block = 1 + int(rng.integers(blocks))
-        return {
-            "corrupt_block": block,
-            "corrupt_how": self._how,
-            "corrupt_word": self._word,
-            "corrupt_xor": turned,
-        }
+        return {"corrupt_block": block, "corrupt_how": self._how, "corrupt_word": self._word, "corrupt_xor": turned}
 
     def outcomes(self, call: Call) -> list[Outcome]:
         return [RIGHT, *map(Outcome, _ERRORS)]

@@ -200,11 +200,7 @@ class Run:
         )
 
     def explore(
-        self,
-        world: int,
-        schedules: Sequence[abi.Options],
-        deterministic: bool,
-        check: Callable[[], object] | None,
+        self, world: int, schedules: Sequence[abi.Options], deterministic: bool, check: Callable[[], object] | None
     ) -> Exploration:
         """Executes the call under each schedule, from the same contents, until one fails."""
         saved = {key: windows.snapshot() for key, windows in self._groups().items()}

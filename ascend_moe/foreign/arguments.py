@@ -82,8 +82,7 @@ class Arguments:
             )
         if len(words) > abi.MAX_ARGUMENTS:
             raise ArgumentError(
-                f"{name} has {len(words)} parameters, the twin passes at most {abi.MAX_ARGUMENTS}",
-                argument="args",
+                f"{name} has {len(words)} parameters, the twin passes at most {abi.MAX_ARGUMENTS}", argument="args"
             )
         self.words = (ctypes.c_uint64 * max(1, len(words)))(*words)
         self.count = len(words)

@@ -303,10 +303,7 @@ def mega_moe(
     rule = "is a {}; it must be what get_symm_buffer_for_mega_moe returned"
     need(isinstance(sym_buffer, SymmBuffer), "sym_buffer", rule, type(sym_buffer).__name__)
     need_dtype("x", x, torch.bfloat16)
-    for name, kind, weights in (
-        ("weight1_type", weight1_type, l1_weights),
-        ("weight2_type", weight2_type, l2_weights),
-    ):
+    for name, kind, weights in (("weight1_type", weight1_type, l1_weights), ("weight2_type", weight2_type, l2_weights)):
         check_weight_type(name, kind, weights)
     given = {
         "l1_weights": l1_weights, "l2_weights": l2_weights, "l1_weights_sf": l1_weights_sf,

@@ -30,10 +30,7 @@ def asked(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = (
 
 
 def predictions(
-    request: Request,
-    worlds: Sequence[int],
-    algorithms: Sequence[str] = (),
-    costs: Mapping[str, float] | None = None,
+    request: Request, worlds: Sequence[int], algorithms: Sequence[str] = (), costs: Mapping[str, float] | None = None
 ) -> list[Prediction]:
     """The predictions that are ``asked``, all at once; ``costs``: as of ``predict``."""
     return [predict(one, algorithm=name, costs=costs) for one, name in asked(request, worlds, algorithms)]

@@ -86,12 +86,7 @@ def _finish(op: str, rank: int, differences: list[str], size: str) -> Report:
 
 
 def _dispatch_differences(
-    outputs: object,
-    expected: DispatchResult,
-    rank: int,
-    contract: str,
-    exact_shapes: bool,
-    between_servers: bool,
+    outputs: object, expected: DispatchResult, rank: int, contract: str, exact_shapes: bool, between_servers: bool
 ) -> list[str]:
     if not isinstance(outputs, list) or len(outputs) != len(_NAMES):
         what = f"{len(outputs)} values" if isinstance(outputs, list) else f"one {type(outputs).__name__}"

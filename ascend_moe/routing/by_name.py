@@ -14,14 +14,7 @@ from torch import Tensor
 
 from ascend_moe.errors import need
 from ascend_moe.moe_config import MoEConfig
-from ascend_moe.routing.gating import (
-    deepseek_v2,
-    deepseek_v3,
-    deepseek_v4,
-    sigmoid_of_topk,
-    softmax_topk,
-    sparsemixer,
-)
+from ascend_moe.routing.gating import deepseek_v2, deepseek_v3, deepseek_v4, sigmoid_of_topk, softmax_topk, sparsemixer
 from ascend_moe.routing.replay import divided
 
 

@@ -128,10 +128,7 @@ def compute_routing_scores_for_aux_loss(
 
 @with_typed_errors
 def get_tokens_per_expert_and_token_count(
-    routing_map: Tensor,
-    reduce_group: ProcessGroup | None,
-    topk: int | None = None,
-    with_padding_mask: bool = False,
+    routing_map: Tensor, reduce_group: ProcessGroup | None, topk: int | None = None, with_padding_mask: bool = False
 ) -> tuple[Tensor, Tensor | int, Tensor | int]:
     """Rows of each expert over a group, and the tokens of this rank and of the group.
 

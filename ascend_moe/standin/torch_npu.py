@@ -406,9 +406,7 @@ def _change_devices(changes: _Changes) -> None:
     changes.set(module, "npu", lambda self, device=None: self)
     parse: Any = torch._C._nn._parse_to
     changes.set(
-        torch._C._nn,
-        "_parse_to",
-        lambda *args, **kwargs: _on_cpu(parse)(*map(_to_cpu, args[:1]), *args[1:], **kwargs),
+        torch._C._nn, "_parse_to", lambda *args, **kwargs: _on_cpu(parse)(*map(_to_cpu, args[:1]), *args[1:], **kwargs)
     )
     changes.set(torch, "histc", _histc(torch.histc))
     changes.set(tensor, "histc", _histc(tensor.histc))

@@ -44,10 +44,7 @@ _users = 0
 
 @contextlib.contextmanager
 def trace(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    title: str = "",
-    limit: int = DEFAULT_EVENTS,
+    path: str | os.PathLike[str] | None = None, *, title: str = "", limit: int = DEFAULT_EVENTS
 ) -> Iterator[Recording]:
     """Records what ops do on the CPU: steps, waits for other ranks, SyncAll, copies of at least 4 KiB.
 

@@ -18,10 +18,7 @@ _INDEX_DTYPES = (torch.int32, torch.int64)
 @takes_shards
 @npu_operator
 def npu_moe_token_permute(
-    tokens: torch.Tensor,
-    indices: torch.Tensor,
-    num_out_tokens: int | None = None,
-    padded_mode: bool = False,
+    tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None, padded_mode: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Copy every token's row once for each of its experts and sort the copies by expert, stably.
 

@@ -27,17 +27,7 @@ from ascend_moe.ops.npu_communicator import soc_of
 from ascend_moe.plan import Request, plan
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate import Device, times
-from ascend_moe.validate.probes import (
-    FAIL,
-    KERNEL_PROBES,
-    PASS,
-    SERVERS,
-    SKIPPED,
-    Finding,
-    Judged,
-    Probe,
-    Skipped,
-)
+from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SERVERS, SKIPPED, Finding, Judged, Probe, Skipped
 from ascend_moe.validate.probes_kernel import Npu, Twin
 from ascend_moe.validate.run import run_case
 

@@ -76,11 +76,7 @@ def test_comm_name_opens_once_and_lookup_finds_it(group: Any, library: WindowLib
     assert (end.name, end.rank, end.world, end.data_bytes, end.failed) == ("0", 0, 1, 1 << 20, None)
     assert comm.lookup("0", 1, 0) is end and len(library.comms) == 1
     assert exchange(end, 5) == [5]
-    for place, argument in (
-        (("0", 2, 0), "ep_world_size"),
-        (("0", 1, 1), "ep_rank_id"),
-        (("no", 1, 0), "group_ep"),
-    ):
+    for place, argument in ((("0", 2, 0), "ep_world_size"), (("0", 1, 1), "ep_rank_id"), (("no", 1, 0), "group_ep")):
         with pytest.raises(ArgumentError) as caught:
             comm.lookup(*place)
         assert caught.value.argument == argument

@@ -179,12 +179,7 @@ def _breaks(self: Board, rank: int) -> None:
     ("read", "timeout", "error", "text"),
     [
         (_breaks, 20, PeerLost, r"store .* has failed \(Broken pipe\); rank 0 normally hosts"),
-        (
-            lambda board, rank: time.sleep(3),
-            0.2,
-            CommTimeout,
-            r"store .* not answered for 1\.\d s; rank 0 norm",
-        ),
+        (lambda board, rank: time.sleep(3), 0.2, CommTimeout, r"store .* not answered for 1\.\d s; rank 0 norm"),
     ],
 )
 def test_store_that_fails(

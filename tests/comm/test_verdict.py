@@ -120,8 +120,7 @@ def test_a_link_does_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("days", "text"),
-    [(181, "is 181 days old, at most 180 count"), (-2, "is of the future"), (179, ""), (0, "")],
+    ("days", "text"), [(181, "is 181 days old, at most 180 count"), (-2, "is of the future"), (179, ""), (0, "")]
 )
 def test_a_verdict_ages(days: float, text: str) -> None:
     path = kept()

@@ -61,12 +61,7 @@ def dispatch(case: Case, rank: int, group_ep: str, **call: validate_run.Call) ->
 
 
 def combine(
-    case: Case,
-    rank: int,
-    group_ep: str,
-    rows: torch.Tensor,
-    sent: Sequence[torch.Tensor],
-    **call: validate_run.Call,
+    case: Case, rank: int, group_ep: str, rows: torch.Tensor, sent: Sequence[torch.Tensor], **call: validate_run.Call
 ) -> torch.Tensor:
     """``sent``: dispatch's outputs. What only CANN reads is passed as its callers do, uninitialised."""
     other: dict[str, Any] = {"tp_send_counts": torch.empty(1, dtype=torch.int32)} if case.tp else {}

@@ -35,10 +35,7 @@ TYPES = {
     torch.bfloat16: 27,
 }
 DTYPE_OF = {code: dtype for dtype, code in TYPES.items()}
-OP_TYPES = {
-    native.OP_DISPATCH: "AscendMoeDistributeDispatch",
-    native.OP_COMBINE: "AscendMoeDistributeCombine",
-}
+OP_TYPES = {native.OP_DISPATCH: "AscendMoeDistributeDispatch", native.OP_COMBINE: "AscendMoeDistributeCombine"}
 PROBE_TYPE = "AscendMoeProbe"  # of the bring-up; its calls are no CallSpec
 ALL_TYPES = (*OP_TYPES.values(), PROBE_TYPE)
 A2, A3 = "Ascend910B3", "Ascend910_9391"

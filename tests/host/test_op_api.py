@@ -205,8 +205,7 @@ def launch(library: Any, op: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("soc", "server"),
-    [(b"Ascend910B3", AICPU), (b"Ascend910_9391", MTE), (b"Ascend910_9362", MTE), (None, MTE)],
+    ("soc", "server"), [(b"Ascend910B3", AICPU), (b"Ascend910_9391", MTE), (b"Ascend910_9362", MTE), (None, MTE)]
 )
 @pytest.mark.parametrize("op", OPS)
 def test_phase_two_sets_the_server_type_first(library: Any, op: str, soc: bytes | None, server: int) -> None:

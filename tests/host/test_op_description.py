@@ -59,10 +59,7 @@ def test_functions_have_the_descriptions_parameters(name: str) -> None:
     found: dict[Any, list[Parameter]] = {}
     for each in inspect.signature(function).parameters.values():
         found.setdefault(each.kind, []).append((each.name, each.annotation, each.default))
-    assert found == {
-        inspect.Parameter.POSITIONAL_OR_KEYWORD: by_place,
-        inspect.Parameter.KEYWORD_ONLY: by_name,
-    }
+    assert found == {inspect.Parameter.POSITIONAL_OR_KEYWORD: by_place, inspect.Parameter.KEYWORD_ONLY: by_name}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -230,11 +230,7 @@ def launch(end: Bare, planned: Planned, before: int = 0, byte: int = 0) -> tuple
 @pytest.mark.parametrize("bare", [(3, 1, kind) for kind in KINDS], ids=CONTEXTS, indirect=True)
 @pytest.mark.parametrize(
     ("world", "rank", "mib", "field", "ours", "theirs"),
-    [
-        (3, 2, 1, "ep_rank_id", "2", "1"),
-        (2, 1, 1, "ep_world_size", "2", "3"),
-        (3, 1, 2, "data window", "2048", "1024"),
-    ],
+    [(3, 2, 1, "ep_rank_id", "2", "1"), (2, 1, 1, "ep_world_size", "2", "3"), (3, 1, 2, "data window", "2048", "1024")],
 )
 def test_a_context_of_another_shape_is_refused_before_any_store(
     bare: Bare, op: str, world: int, rank: int, mib: int, field: str, ours: str, theirs: str

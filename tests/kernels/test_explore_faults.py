@@ -40,10 +40,7 @@ def only_delayed(case: Program, found: Seen, faults: dict[str, object]) -> str:
     return next(iter(faults)).replace("_", " ")
 
 
-FAULTS = {
-    "stop": (stalled, only_delayed, bits(OK)),
-    "slow": (slow, only_delayed, bits(OK)),
-}
+FAULTS = {"stop": (stalled, only_delayed, bits(OK)), "slow": (slow, only_delayed, bits(OK))}
 
 
 def played(cases: Iterable[Program], numbers: range, tally: Tally) -> None:

@@ -277,10 +277,7 @@ def test_combine_that_routes_otherwise_than_dispatch(
             assert f"expand_idx {error.theirs} for expert {error.expert}" in text
             assert f"{error.ours} rows" in text
         else:
-            routed = (
-                other[kept] if where == "combine only" else other,
-                ids[kept] if where == "dispatch only" else ids,
-            )
+            routed = (other[kept] if where == "combine only" else other, ids[kept] if where == "dispatch only" else ids)
             assert [error.ours, error.theirs] == [int((some == error.expert).sum()) for some in routed]
             assert error.ours != error.theirs and f"route {error.ours}" in text
             assert f"expert {error.expert} returns {error.theirs} rows" in text

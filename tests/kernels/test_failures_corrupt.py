@@ -16,16 +16,7 @@ import failure_cases as cases
 import pytest
 import torch
 from failure_cases import LOCAL, MAX_BS, TOPK, Caught, caught
-from failure_windows import (
-    COUNTS_PER_BLOCK,
-    HEADER_BLOCKS,
-    STATUS_MAGIC,
-    WORDS,
-    State,
-    next_epoch,
-    of_epoch,
-    set_epoch,
-)
+from failure_windows import COUNTS_PER_BLOCK, HEADER_BLOCKS, STATUS_MAGIC, WORDS, State, next_epoch, of_epoch, set_epoch
 from soak_rows import Tally
 
 import ascend_moe
@@ -97,11 +88,7 @@ def patterns() -> Iterator[tuple[str, Spoil, str]]:
     for source in (0, 2, 63, 2**31, 2**32 - 1):
         yield f"from rank {source}", replaced(2, source), "corrupt"
     for op in (0, 3, 255):
-        yield (
-            f"op {op}",
-            lambda run, epoch, o=op: replaced(1, o << 24 | run[1] & 0xFFFFFF)(run, epoch),
-            "corrupt",
-        )
+        yield (f"op {op}", lambda run, epoch, o=op: replaced(1, o << 24 | run[1] & 0xFFFFFF)(run, epoch), "corrupt")
     for code in (5, 6, 7, 15, 16, 17, 18, 99, 255):
         yield f"error code {code}", error_code(code), "corrupt"
     for count in (MAX_BS * TOPK + 1, 2**16, 2**31, 2**32 - 1):

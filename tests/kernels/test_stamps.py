@@ -25,18 +25,10 @@ ORDER = {
     ("direct", "dispatch"): ["BuffInit", "PublishRows", "PublishLists", "SetStatus", "WaitStatus", "GatherRows"],
     ("direct", "combine"): ["BuffInit", "ReturnRows", "SetStatus", "WaitStatus", "SumRows"],
     ("hierarchy", "dispatch"): [
-        *(
-            "SendBuffInit",
-            "AlltoAllDispatch",
-            "SetStatus",
-            "WaitStatus",
-            "ForwardRows",
-            "WaitStatus",
-            "LocalWindowCopy",
-        ),
+        *("SendBuffInit", "AlltoAllDispatch", "SetStatus", "WaitStatus", "ForwardRows", "WaitStatus", "LocalWindowCopy")
     ],
     ("hierarchy", "combine"): [
-        *("BuffInit", "SetWaitTpStatusAndDisPatch", "SetStatus", "WaitStatus", "SumServer", "WaitStatus", "SumRows"),
+        *("BuffInit", "SetWaitTpStatusAndDisPatch", "SetStatus", "WaitStatus", "SumServer", "WaitStatus", "SumRows")
     ],
 }
 

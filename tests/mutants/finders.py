@@ -96,10 +96,7 @@ FORGED_CASES = [
         "c3,l3,k3,b4,v1,DC,lent",
     )
 ]
-SUMS_CASES = [
-    explore.parse("w2,c3,l3,k3,b4,u1,v2,equal,ids:distinct,DC,window"),
-    FORGED_CASES[3],
-]
+SUMS_CASES = [explore.parse("w2,c3,l3,k3,b4,u1,v2,equal,ids:distinct,DC,window"), FORGED_CASES[3]]
 OUTSIDE = {"out of bounds", "wrong part of a window"}
 
 FORGERY = {FORGED: (FORGED_CASES, OUTSIDE), SUMS: (SUMS_CASES, {"wrong result"})}

@@ -101,11 +101,9 @@ def reference(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Te
 def laid_out(x: Tensor, layout: str) -> Tensor:
     if layout == "BNSD":
         return x
-    return {
-        "BSND": x.transpose(1, 2),
-        "BSH": x.transpose(1, 2).flatten(2),
-        "SBH": x.permute(2, 0, 1, 3).flatten(2),
-    }[layout].contiguous()
+    return {"BSND": x.transpose(1, 2), "BSH": x.transpose(1, 2).flatten(2), "SBH": x.permute(2, 0, 1, 3).flatten(2)}[
+        layout
+    ].contiguous()
 
 
 def check_fusion_attention_in_every_layout_with_gradients() -> None:

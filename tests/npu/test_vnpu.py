@@ -95,8 +95,7 @@ _HANDLER = "signal.signal(signal.SIGTERM, lambda *_: print('handled', flush=True
 
 
 @pytest.mark.parametrize(
-    ("handler", "wait"),
-    [("", "torch.npu.empty_cache()"), (_HANDLER, "torch.npu.empty_cache()"), (_HANDLER, "x.cpu()")],
+    ("handler", "wait"), [("", "torch.npu.empty_cache()"), (_HANDLER, "torch.npu.empty_cache()"), (_HANDLER, "x.cpu()")]
 )
 def test_sigterm_reaches_a_program_that_waits(wait: str, handler: str) -> None:
     """It ends at once; where it has a handler of its own, that is called."""

@@ -30,10 +30,7 @@ def edited(text: str, *changes: tuple[str, str]) -> str:
 
 NPU_CODE = [
     ("from ascend_moe import npu as torch_npu  # on an NPU: import torch_npu\n", "import torch_npu\n"),
-    (
-        "= ascend_moe.comm_name(group)",
-        '= group._get_backend(torch.device("npu")).get_hccl_comm_name(self.ep_rank_id)',
-    ),
+    ("= ascend_moe.comm_name(group)", '= group._get_backend(torch.device("npu")).get_hccl_comm_name(self.ep_rank_id)'),
     ("import ascend_moe\n", ""),
     ('"gloo", init_method', '"hccl", init_method'),
 ]

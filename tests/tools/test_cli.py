@@ -574,11 +574,7 @@ def test_trace_writes_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.M
     assert (
         code == 0
         and found["title"].startswith("auto: ")
-        and [op["op"] for op in found["ops"]]
-        == [
-            "dispatch",
-            "combine",
-        ]
+        and [op["op"] for op in found["ops"]] == ["dispatch", "combine"]
     )
     assert all(op["ns"] > 0 and op["steps"] for op in found["ops"]) and not list(tmp_path.iterdir())
     assert commands.said(*base, "--out", "t.json").code == 0 and [each.name for each in tmp_path.iterdir()] == [

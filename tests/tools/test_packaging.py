@@ -170,8 +170,7 @@ def test_library_that_cannot_be_used(
 
 
 @pytest.mark.parametrize(
-    "words",
-    [pytest.param("run", marks=pytest.mark.nightly), "run --backend processes", "validate", "plan", "doctor"],
+    "words", [pytest.param("run", marks=pytest.mark.nightly), "run --backend processes", "validate", "plan", "doctor"]
 )
 def test_a_checkout_without_libraries_says_how_to_build_them(words: str, tmp_path: Path) -> None:
     """One line on stderr, no rank that waits; `doctor` has it among its findings."""

@@ -137,11 +137,7 @@ def test_a_failed_body_keeps_its_events_and_ranks_may_enter_it_each(tmp_path: Pa
 def test_one_recording_at_a_time(tmp_path: Path) -> None:
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     with pytest.warns(UserWarning, match="no op ran"):
-        with (
-            ascend_moe.trace(first),
-            ascend_moe.trace(first),
-            pytest.raises(AscendMoeError, match="is going on"),
-        ):
+        with ascend_moe.trace(first), ascend_moe.trace(first), pytest.raises(AscendMoeError, match="is going on"):
             with ascend_moe.trace(second):
                 pass
     assert not second.exists()
@@ -158,8 +154,7 @@ def test_the_windows_are_those_of_the_algorithm(algorithm: str, mib: int, monkey
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
-    [({"limit": 0}, "limit"), ({"path": "/nowhere/x.json"}, "path"), ({"path": "/"}, "path")],
+    ("arguments", "named"), [({"limit": 0}, "limit"), ({"path": "/nowhere/x.json"}, "path"), ({"path": "/"}, "path")]
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ArgumentError, match=named) as caught:

@@ -127,8 +127,7 @@ def test_wrong_counts_and_missing_errors_are_found(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("world", "share"),
-    [(4, 2), *(pytest.param(*case, marks=pytest.mark.nightly) for case in ((2, 1), (3, 1), (3, 2)))],
+    ("world", "share"), [(4, 2), *(pytest.param(*case, marks=pytest.mark.nightly) for case in ((2, 1), (3, 1), (3, 2)))]
 )
 def test_several_servers_pass(world: int, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As between A2 servers: V2's third tensor is expand_idx there and compared as that; the text says so."""

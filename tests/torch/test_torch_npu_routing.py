@@ -278,10 +278,7 @@ def test_unpermute_sums_in_float32_in_the_order_of_k(dtype: torch.dtype, weighte
 def test_unpermute_takes_nothing_from_a_row_of_weight_zero() -> None:
     rows = torch.tensor([[float("nan")] * 2, [1.0, 2.0], [float("inf")] * 2])
     weights = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
-    assert npu_moe_token_unpermute(rows, torch.tensor([0, 1, 1, 2]).int(), weights).tolist() == [
-        [2, 4],
-        [3, 6],
-    ]
+    assert npu_moe_token_unpermute(rows, torch.tensor([0, 1, 1, 2]).int(), weights).tolist() == [[2, 4], [3, 6]]
     assert bool(npu_moe_token_unpermute(rows, torch.tensor([0]).int(), torch.ones(1, 1)).isnan().all())
 
 

@@ -156,8 +156,7 @@ def reference(shape: Shape, function: Function, *operands: Array) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [pytest.param(*case, marks=() if case in IN_EVERY_RUN else pytest.mark.nightly) for case in CASES],
+    ("name", "kind"), [pytest.param(*case, marks=() if case in IN_EVERY_RUN else pytest.mark.nightly) for case in CASES]
 )
 def test_mask_and_counter_forms(name: str, kind: str) -> None:
     """4 and 5 are mask forms in counter mode, whose repeatTime has no effect."""

@@ -34,10 +34,7 @@ def data(kind: str, seed: int) -> Array:
 
 
 def both(kind: str, seed: int) -> list[Array]:
-    return [
-        data(kind, seed),
-        *(tricky(TYPES[kind], seed + i, 8192 // TYPES[kind].itemsize) for i in range(4)),
-    ]
+    return [data(kind, seed), *(tricky(TYPES[kind], seed + i, 8192 // TYPES[kind].itemsize) for i in range(4))]
 
 
 def tree(values: dict[int, Array], width: int) -> Array:
@@ -127,10 +124,7 @@ def test_reductions_of_blocks_and_pairs_leave_masked_lanes(kind: str, shape: Sha
 
 @kinds
 def test_newer_names_mean_the_same(kind: str) -> None:
-    x, names = (
-        data(kind, 3),
-        [*(f"{part}{name}" for part in ("Whole", "Block") for name in ("Sum", "Max", "Min"))],
-    )
+    x, names = (data(kind, 3), [*(f"{part}{name}" for part in ("Whole", "Block") for name in ("Sum", "Max", "Min"))])
     names += ["PairSum", "WholeSum"]
     parts = clean("reductions", f"NewNames/{kind}", [1, 50, 0, 3], x).reshape(8, -1)
     for part, name in zip(parts, names, strict=True):

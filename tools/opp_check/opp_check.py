@@ -76,9 +76,7 @@ TEMPLATE_OP = {
 }
 
 # Files of the standard package that ours replaces, and files that only ours has, with the reason.
-REPLACED = {
-    r"op_api/include/aclnn_<op>\.h": "its entry points are declared in aclnn_ascend_moe.h",
-}
+REPLACED = {r"op_api/include/aclnn_<op>\.h": "its entry points are declared in aclnn_ascend_moe.h"}
 OWN = {
     r"op_api/include/\w+\.h": "the entry points and their types",
     r"op_impl/ai_core/tbe/ascend_moe_impl/dynamic/ascend_moe/[\w/]+\.h": "headers of the kernels",

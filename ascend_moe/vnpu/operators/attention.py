@@ -146,10 +146,7 @@ _FUSED = """
     key_antiquant value_antiquant {} out softmax_lse
 """
 _ROPE = "query_rope key_rope key_rope_antiquant_scale dequant_scale_query learnable_sink"
-_FORMS = {
-    "aclnnFusedInferAttentionScoreV2": ("", ""),
-    "aclnnFusedInferAttentionScoreV4": (_ROPE, "query_quant_mode"),
-}
+_FORMS = {"aclnnFusedInferAttentionScoreV2": ("", ""), "aclnnFusedInferAttentionScoreV4": (_ROPE, "query_quant_mode")}
 _PLAIN_FUSED = ("pse_shift", "atten_mask", "lengths", "lengths_kv")
 
 

@@ -243,12 +243,7 @@ def _add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float, y: Tens
 
 
 def _layer_norm(
-    x: Tensor,
-    shape: list[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    epsilon: float,
-    *outputs: Tensor | None,
+    x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, epsilon: float, *outputs: Tensor | None
 ) -> None:
     for out, result in zip(outputs, torch.native_layer_norm(x, shape, weight, bias, epsilon), strict=True):
         if out is not None:

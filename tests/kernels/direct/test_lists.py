@@ -18,12 +18,7 @@ from ascend_moe.reference.cases import MASKS, Case, legal
 def list_cores(case: Case) -> int:
     """How many cores of a rank make lists."""
     request = Request(
-        ranks=case.world,
-        experts=case.experts,
-        topk=case.topk,
-        hidden=64,
-        batch=max(1, case.batch),
-        cores=case.cores,
+        ranks=case.world, experts=case.experts, topk=case.topk, hidden=64, batch=max(1, case.batch), cores=case.cores
     )
     made = plan.describe("dispatch", request, "direct")
     return plan.tiling_of(calls.Plan("dispatch", made))["list_cores"]

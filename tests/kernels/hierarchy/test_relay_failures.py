@@ -17,14 +17,7 @@ from begin_ranks import two_launches
 from failure_windows import State
 
 from ascend_moe import LocalCluster
-from ascend_moe.errors import (
-    ArgumentError,
-    AscendMoeError,
-    CommTimeout,
-    ConfigMismatch,
-    CorruptStatus,
-    RoutingMismatch,
-)
+from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, ConfigMismatch, CorruptStatus, RoutingMismatch
 from ascend_moe.reference.cases import Case, legal
 
 CASE = legal(Case(world=4, local=2, topk=3, share=2, batches="global_bs", cores=2, seed=5))

@@ -17,9 +17,7 @@ from ascend_moe.interop.deep_ep.place import BufferPlace, Group
 S = TypeVar("S", bound="EPCommStrategy")
 
 # Those of sgl-kernel-npu; its MX formats are of the 950 series and refused here.
-VALID_QUANT_MODES = frozenset(
-    ("bf16", "int8", "mx_fp8_e4m3", "mx_fp8_e5m2", "pertoken_fp8_e4m3", "mx_fp4_e2m1"),
-)
+VALID_QUANT_MODES = frozenset(("bf16", "int8", "mx_fp8_e4m3", "mx_fp8_e5m2", "pertoken_fp8_e4m3", "mx_fp4_e2m1"))
 
 
 class NormalStrategy:
