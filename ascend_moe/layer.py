@@ -345,11 +345,10 @@ class MoELayer(nn.Module):
         largest = self.global_bs if global_bs is None else global_bs
         sent = self.send(entering, ids, weights, mask, global_bs=largest)
         rows = self.run_experts(sent)
-        shared, special = self.run_shared(tokens), self.special_rows(entering)
-        if not self.leaves_apart and (shared is None or self.dispatcher.fuses_shared_expert):
-            out = self.dispatcher.combine(rows, sent, weights, shared_expert_x=shared, **special)
-        else:
-            out = self.leave(self.dispatcher.combine(rows, sent, weights, **special), shared)
+        shared = self.run_shared(tokens)
+        out = self.dispatcher.combine(rows, sent, weights, **self.own_terms(entering, shared))
+        if self.leaves_apart:
+            out = self.leave(out, shared)
             if mask is not None:
                 active = mask if mask.dim() == 1 else mask.any(1)
                 if self.config.rows_of_a_token > 1:
@@ -369,6 +368,8 @@ class MoELayer(nn.Module):
     @property
     def leaves_apart(self) -> bool:
         """Whether `leave` makes the output of combine's rows, so that combine does not add the shared expert's."""
+        if self.shared_gate_up is not None and not self.dispatcher.fuses_shared_expert:
+            return True
         return self.w_latent_out is not None or self.config.rows_of_a_token > 1
 
     def enter(
@@ -409,13 +410,17 @@ class MoELayer(nn.Module):
             global_bs=global_bs * self.config.rows_of_a_token,
         )
 
-    def special_rows(self, entering: Tensor) -> dict[str, Tensor | None]:
-        """Returns what combine takes for copy and const experts, of the dispatched rows ``entering`` (BS, R)."""
-        if not self.config.special.need_rows:
-            return {}
-        constants = ("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
-        given: dict[str, Tensor | None] = {name: getattr(self, name) for name in constants}
-        return {"ori_x": entering, **given}
+    def own_terms(self, entering: Tensor, shared: Tensor | None) -> dict[str, Tensor | None]:
+        """Returns what combine adds of this rank's own, by its names for them.
+
+        Of the dispatched rows ``entering`` (BS, R) for copy and const experts, and the ``shared`` expert's, unless
+        `leave` adds these.
+        """
+        terms: dict[str, Tensor | None] = {} if self.leaves_apart else {"shared_expert_x": shared}
+        if self.config.special.need_rows:
+            constants = ("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
+            terms |= {"ori_x": entering} | {name: getattr(self, name) for name in constants}
+        return terms
 
     def leave(self, out: Tensor, shared: Tensor | None) -> Tensor:
         """Returns the output (BS, H), of combine's ``out`` and the ``shared`` expert's where combine added none."""

@@ -86,6 +86,11 @@ class SumTerms(NamedTuple):
     shared: Tensor | None
     special: SpecialTensors
 
+    @property
+    def own(self) -> dict[str, Tensor]:
+        """The terms that never travel, of what is given, by the operators' names."""
+        return ({} if self.shared is None else {"shared_expert_x": self.shared}) | self.special.given
+
 
 class Begun(Generic[R]):
     """A call that may only have sent. Until ``finish`` its tensors must stay as they are."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from ascend_moe import ops
 from ascend_moe.comm import name_of, window_empty
 from ascend_moe.comm.place import Place
-from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher, SpecialTensors, SumTerms
+from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher, SumTerms
 from ascend_moe.errors import need, with_typed_errors
 from ascend_moe.moe_config import SpecialExperts
 from ascend_moe.ops.begin import begin_combine, begin_dispatch
@@ -35,7 +35,7 @@ class MC2Dispatcher(Dispatcher):
         world_size: W, ranks of the group.
         rank: this rank.
         num_experts: E, a multiple of W.
-        contract: "v2" (triples) or "v1" (expand_idx; its combine takes no shared_expert_x).
+        contract: "v2" (triples) or "v1" (expand_idx; its combine adds the experts' rows only).
         comm_alg: as the V2 ops take it. "hierarchy" (or ASCEND_MOE_COMM_ALG) weighs rows on the servers of their
             experts: give dispatch the expert_scales of combine.
         zero_expert_num, copy_expert_num, const_expert_num: experts behind E - 1 to which no row travels, with contract
@@ -200,26 +200,23 @@ class MC2Dispatcher(Dispatcher):
 
     def _combine(self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms) -> Tensor:
         arguments, options = self._combine_call(expert_out, dispatched, terms)
-        result: Tensor = self._combine_op(*arguments, **options, **self._given_special(terms.special))
+        result: Tensor = self._combine_op(*arguments, **options)
         return result
 
     def _begin_combine(self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms) -> Begun[Tensor]:
         if not self.sends_first:
             return super()._begin_combine(expert_out, dispatched, terms)
         arguments, options = self._combine_call(expert_out, dispatched, terms)
-        return Begun(self._begin_combine_op(*arguments, **options, **self._given_special(terms.special)).finish)
-
-    def _given_special(self, special: SpecialTensors) -> dict[str, Tensor]:
-        for name, tensor in special.given.items():
-            need(self.contract == "v2", name, "is {}, which the V1 ops do not take: use contract 'v2'", tensor)
-        return special.given
+        return Begun(self._begin_combine_op(*arguments, **options).finish)
 
     def _combine_call(
         self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         handle: _Handle = dispatched.handle
+        for name, tensor in terms.own.items():
+            need(self.contract == "v2", name, "is {}, which the V1 ops do not take: use contract 'v2'", tensor)
         expert_scales = terms.expert_scales
         if expert_scales is None:
             expert_scales = torch.empty(0, dtype=torch.float32, device=expert_out.device)
         arguments = (expert_out, *handle.tensors, expert_scales, *self._group)
-        return arguments, {"shared_expert_x": terms.shared, **handle.options, **self._options, **self._combine_options}
+        return arguments, {**terms.own, **handle.options, **self._options, **self._combine_options}

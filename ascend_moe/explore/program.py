@@ -181,8 +181,8 @@ def checked(case: Program) -> Program:
     need(case.topk <= ids, "topk {} is more than the {} experts (w*l, and special ones)", case.topk, ids)
     need(case.contract in (1, 2), "contract v{} does not exist, it is v1 or v2", case.contract)
     shared, kind, tp = case.shared, case.nums_type, case.tp
-    need(shared in (0, 2, 3), "shared_expert_x has {} dimensions, it must have 2, 3 or none (h0)", shared)
-    need(not shared or case.contract == 2, "contract v1 has no shared_expert_x, it must be v2")
+    need(shared in (0, 2, 3), "the shared expert's rows have {} dimensions, it must be 2, 3 or none (h0)", shared)
+    need(not shared or case.contract == 2, "contract v1 takes no shared expert's rows, it must be v2")
     need(not sum(case.special) or case.contract == 2, "contract v1 has no special experts, it must be v2")
     need(kind in (0, 1) and tp in (0, 1), "expert_token_nums_type {} and tp_world_size {} must be 0 or 1", kind, tp)
     need(not case.coded or case.dtype != "fp32", "coded rows are bf16 or fp16")

@@ -39,7 +39,7 @@ REACHED = {
     "sums": "tokens to sum in more than one chunk",
     "parts": "tokens in several parts",
     "shorter part": "tokens whose last part is shorter",
-    "shared in parts": "shared_expert_x for tokens in several parts",
+    "shared in parts": "the shared expert's rows for tokens in several parts",
     "aligned ends": "rows over RDMA, for several local experts",
     "counts by vectors": "W a multiple of 8",
     "records": "rows that cross once to another server, and go on there",

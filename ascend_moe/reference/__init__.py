@@ -27,11 +27,12 @@ from .exchange import (
     quantize_row,
     restore_blocks,
 )
-from .records import NO_SPECIAL, DispatchResult, Fault, RankInput, Report, Special, Traffic
+from .records import NO_SPECIAL, OWN_TERMS, DispatchResult, Fault, RankInput, Report, Special, Traffic
 from .report import same_bits, validate
 
 __all__ = [
     "NO_SPECIAL",
+    "OWN_TERMS",
     "Case",
     "DispatchResult",
     "Fault",

@@ -54,8 +54,8 @@ class Case:
     elements where that is given. ``batches`` is a name of ``BATCHES`` or the BS of every rank.
     ``ids`` is a name of ``IDS`` or ``FAULTS``, or ``SPARSE``. The ids of a sound case stay within the capacity of every
     owner: what goes beyond becomes -1.
-    ``shared``: dimensions of shared_expert_x, 0 for none. ``odd``: NaN, infinities and denormals among the
-    values. ``tail``: combine gets NaN rows behind the received ones. ``weights``: dispatch gets the
+    ``shared``: dimensions of the shared expert's rows, 0 for none. ``odd``: NaN, infinities and denormals among
+    the values. ``tail``: combine gets NaN rows behind the received ones. ``weights``: dispatch gets the
     expert_scales too. ``plain``: combine's expert_scales have no elements. ``coded``: rows come back as int8
     (comm_quant_mode 2). ``special``: zero, copy and const experts; some ids are theirs. ``alphas``: dimensions of the
     alphas of const experts. ``cores``: AIV cores of a launch.
@@ -212,11 +212,7 @@ class Case:
             "expert_ids": given.expert_ids,
             "expert_scales": self.weights_of(given),
             "x_active_mask": given.x_active_mask,
-            "shared_expert_x": given.shared_expert_x,
-            "ori_x": given.ori_x,
-            "const_expert_alpha_1": given.const_expert_alpha_1,
-            "const_expert_alpha_2": given.const_expert_alpha_2,
-            "const_expert_v": given.const_expert_v,
+            **given.own_terms,
         }
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 

@@ -288,8 +288,8 @@ def combine(
     comm_quant_mode 2: every row, also one that stays on its rank, is summed as ``quantize_blocks`` and
     ``restore_blocks`` make it.
     The sum of a token is fp32: from 0, k ascending, each product rounded, then added (no FMA); then
-    shared_expert_x; then one round-to-nearest-even cast. Inactive tokens give zeros. A copy expert's row is ori_x, a
-    const expert's what ``const_row`` makes of it; a zero expert adds nothing.
+    the shared expert's row; then one round-to-nearest-even cast. Inactive tokens give zeros. A copy expert's row is
+    ori_x, a const expert's what ``const_row`` makes of it; a zero expert adds nothing.
     ranks_per_server R > 0: by comm_alg "hierarchy", of servers of R ranks, see ``_sum_by_server``; comm_quant_mode 2
     then codes the servers' sums, and no row.
 
@@ -357,12 +357,10 @@ def _add_pairs(given: RankInput, token: int, returned: dict[tuple[int, int], Row
 
 
 def _add_shared(given: RankInput, token: int, acc: Row) -> Row:
-    if given.shared_expert_x is None:
-        return acc
+    shared = given.shared_row(token)
     with np.errstate(all="ignore"):
-        shared: Row = given.shared_expert_x.detach().reshape(-1, acc.size)[token].float().numpy()
-        total: Row = acc + shared
-        return total
+        total: Row = acc if shared is None else acc + shared.numpy()
+    return total
 
 
 def _rounding(dtype: torch.dtype, comm_quant_mode: int) -> Callable[[Row], Row]:
@@ -389,7 +387,7 @@ def _sum_by_server(
     """The sum of a token by algorithm hierarchy; ``servers``: of each of its pairs.
 
     Each server sums its rows in fp32, from 0, k ascending, and rounds the sum. The token's rank adds these in fp32,
-    from 0, servers ascending; then its special experts, k ascending; then shared_expert_x.
+    from 0, servers ascending; then its special experts, k ascending; then the shared expert's row.
     """
     acc = np.zeros(hidden, np.float32)
     for server in sorted({servers[pair] for pair in servers if pair in returned}):
@@ -508,9 +506,8 @@ def dense(
                         continue
                     y = made
                 total = total.add(y.mul(given.expert_scales[token, k]))
-            if given.shared_expert_x is not None:
-                total = total.add(given.shared_expert_x.reshape(out.shape)[token].float())
-            out[token] = total.to(out.dtype)
+            shared = given.shared_row(token)
+            out[token] = (total if shared is None else total.add(shared)).to(out.dtype)
         outputs.append(out)
     return outputs
 

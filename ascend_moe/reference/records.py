@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+#: Terms of combine's sums that never travel, by the op's names; each is a field of ``RankInput``.
+OWN_TERMS = ("shared_expert_x", "ori_x", "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
+
 
 @dataclass
 class RankInput:
@@ -33,6 +36,17 @@ class RankInput:
     const_expert_alpha_1: torch.Tensor | None = None
     const_expert_alpha_2: torch.Tensor | None = None
     const_expert_v: torch.Tensor | None = None
+
+    @property
+    def own_terms(self) -> dict[str, torch.Tensor]:
+        """Those of ``OWN_TERMS`` that are given."""
+        return {name: tensor for name in OWN_TERMS if (tensor := getattr(self, name)) is not None}
+
+    def shared_row(self, token: int) -> torch.Tensor | None:
+        """The shared expert's row of a token, (H,) fp32."""
+        if self.shared_expert_x is None:
+            return None
+        return self.shared_expert_x.detach().flatten(0, -2)[token].float()
 
 
 @dataclass(frozen=True)

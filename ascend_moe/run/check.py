@@ -148,7 +148,7 @@ def _special_terms(records: Sequence[RankRecord], config: MoEConfig) -> Tensor:
         row, ids = record.x.float(), record.expert_ids.long() - config.num_experts - config.zero_expert_num
         copied = record.expert_scales * ((ids >= 0) & (ids < config.copy_expert_num))
         part = row * copied.sum(1, keepdim=True)
-        constants = [record.special.get(f"const_expert_{name}") for name in ("alpha_1", "alpha_2", "v")]
+        constants = [record.own.get(f"const_expert_{name}") for name in ("alpha_1", "alpha_2", "v")]
         for place in range(config.const_expert_num):
             alpha_1, alpha_2, v = (tensor[place].float() for tensor in constants if tensor is not None)
             if config.const_expert_gate:

@@ -179,9 +179,9 @@ Progress = Callable[[str, int, int], None]
 class RankRecord:
     """Holds what one rank saw and did. n rows arrived.
 
-    ``tokens``: of the layer; ``x``: what was dispatched of them; ``shared``: what combine added.
+    ``tokens``: of the layer; ``x``: what was dispatched of them.
     ``dispatched``: dispatch's seven outputs, the rows cut to n; ``expert_rows``: (n, H) of the experts.
-    ``special``: what combine takes for copy and const experts.
+    ``own``: what combine adds of this rank's own, by its names.
     ``steady``: every pass, and MoELayer.forward, gave the bits of ``out``. ``seconds``: by phase, one number
     a timed pass. ``traffic``: by op, the twin's MTE byte counters. ``algorithms``: what each op ran.
     ``window_mib``: of rows, ``state_mib``: beside them in HCCL_BUFFSIZE. ``needed_mib``: for any routing. ``weighed``:
@@ -193,7 +193,7 @@ class RankRecord:
     x: Tensor
     expert_ids: Tensor
     expert_scales: Tensor
-    shared: Tensor | None
+    own: dict[str, Tensor | None]
     dispatched: tuple[Tensor, ...]
     expert_rows: Tensor
     out: Tensor
@@ -204,14 +204,12 @@ class RankRecord:
     window_mib: int = 0
     state_mib: int = 0
     needed_mib: int = 0
-    special: dict[str, Tensor | None] = field(default_factory=dict)
     weighed: bool = False
 
     @property
     def given(self) -> RankInput:
         """Returns what the rank gave to dispatch and combine."""
-        weights, shared = self.expert_scales, self.shared
-        return RankInput(self.x, self.expert_ids, expert_scales=weights, shared_expert_x=shared, **self.special)
+        return RankInput(self.x, self.expert_ids, expert_scales=self.expert_scales, **self.own)
 
 
 @torch.no_grad()
@@ -258,9 +256,9 @@ def _pass(
     traffic, algorithms = _moved(dispatcher, "dispatch")
     resumed = now()
     expert_rows, beside = layer.run_experts(sent), layer.run_shared(tokens)
-    shared, special = None if layer.leaves_apart else beside, layer.special_rows(x)
+    own = layer.own_terms(x, beside)
     computed = now()
-    out = dispatcher.combine(expert_rows, sent, weights, shared_expert_x=shared, **special)
+    out = dispatcher.combine(expert_rows, sent, weights, **own)
     result = layer.leave(out, beside) if layer.leaves_apart else out
     combined = now()
     of_combine = _moved(dispatcher, "combine")
@@ -275,8 +273,8 @@ def _pass(
         sent.expand_scales[:rows].clone(),
     )
     kept = expert_rows[:rows].clone()
-    record = RankRecord(dispatcher.rank, tokens, x, ids, weights, shared, outputs, kept, out, False)
-    record.special, record.weighed = special, dispatcher.weighs_first
+    record = RankRecord(dispatcher.rank, tokens, x, ids, weights, own, outputs, kept, out, False)
+    record.weighed = dispatcher.weighs_first
     record.traffic, record.algorithms = traffic | of_combine[0], algorithms | of_combine[1]
     return record, (routed - start, dispatched - routed, computed - resumed, combined - computed), result
 

@@ -96,8 +96,8 @@ def _edges(world: int) -> Iterator[Case]:
         if world > 1:
             yield replace(base, name="more rows than an owner may get", ids="overflow", local=1, topk=4)
         yield replace(base, name="plain, after an error", ids="distinct")
-    yield Case("rows back as int8, with shared_expert_x", world, batch=5, units=20, contract=2, shared=2, coded=True)
-    yield Case("shared_expert_x, three dimensions", world, batch=4, contract=2, shared=3)
+    yield Case("rows back as int8, shared expert's rows", world, batch=5, units=20, contract=2, shared=2, coded=True)
+    yield Case("a shared expert's rows, three dimensions", world, batch=4, contract=2, shared=3)
     # Not with alphas of (C, H): the exp of a device need not round as the reference's.
     special = Case("zero, copy and const experts", world, topk=4, batch=5, contract=2, shared=2, special=(2, 1, 2))
     yield replace(special, batches="zero rank", mask="pair", ids="mixed")

@@ -14,9 +14,6 @@ import ascend_moe
 from ascend_moe.comm import LocalCluster
 from ascend_moe.reference.cases import Case
 
-# What a rank adds to its sums itself.
-_OWN = ("shared_expert_x", "ori_x", "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
-
 
 @dataclass(frozen=True)
 class Trip:
@@ -30,7 +27,7 @@ class Trip:
     def leaves(self, rank: int) -> list[Tensor]:
         """The tensors of a rank that have a gradient."""
         given = self.case.inputs[rank]
-        every = [given.x, given.expert_scales, *(getattr(given, name) for name in _OWN)]
+        every = [given.x, given.expert_scales, *given.own_terms.values()]
         # Of no rows numpy makes strides of 0, which gradcheck does not take.
         return [torch.empty(tensor.shape).copy_(tensor) for tensor in every if tensor is not None]
 
@@ -59,7 +56,7 @@ class Trip:
             count = int(sent[4][case.experts - 1])
             order = torch.randperm(count, generator=torch.Generator().manual_seed(rank))
             rows, index = rows[order], index.view(-1)[: 3 * count].view(count, 3)[order].reshape(-1)
-        options |= dict(zip([name for name in _OWN if getattr(given, name) is not None], own, strict=True))
+        options |= dict(zip(given.own_terms, own, strict=True))
         yield combine(rows, given.expert_ids, index, sent[4], weights, *place, **options)
 
     def factors(self, rank: int, counts: Tensor, shape: Sequence[int]) -> Tensor:

@@ -35,8 +35,8 @@ CASES = {
     "plain sum, weights travel": replace(BASE, plain=True, weights=True),
     "int8 both ways": replace(BASE, quant="smooth", dtype="fp16"),
     "fp16 with NaN rows behind": replace(BASE, dtype="fp16", tail=True, odd=True),
-    "shared_expert_x": replace(BASE, contract=2, shared=3),
-    "shared_expert_x in parts": replace(BASE, contract=2, shared=2, units=66, batch=2, cores=9, topk=3),
+    "shared expert's rows": replace(BASE, contract=2, shared=3),
+    "shared expert's rows in parts": replace(BASE, contract=2, shared=2, units=66, batch=2, cores=9, topk=3),
     "parts, the last one shorter": replace(BASE, units=133, batch=2, cores=9),
     "rows of 32 bytes": replace(BASE, units=1),
     "rows of H 7168": replace(BASE, units=448, batch=3),
@@ -87,7 +87,7 @@ def test_sums_and_bytes(
 ) -> None:
     case = CASES[name]
     if contract != case.contract and case.shared:
-        pytest.skip("V1 has no shared_expert_x")
+        pytest.skip("V1 takes no shared expert's rows")
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     case = replace(case, contract=contract)
     runs = op_runs.run(clusters[WORLD], case)
@@ -212,8 +212,8 @@ def test_a_dispatcher_has_the_option(algorithm: str, clusters: op_runs.Clusters)
             sent = dispatcher.dispatch(given.x, given.expert_ids, x_active_mask=given.x_active_mask)
             rows = case.expert_rows(rank, sent.expand_x, None, sent.ep_recv_counts)
             arguments = (rows, sent, given.expert_scales)
-            whole = dispatcher.combine(*arguments, shared_expert_x=given.shared_expert_x)
-            return rows, whole, dispatcher.begin_combine(*arguments, shared_expert_x=given.shared_expert_x).finish()
+            whole = dispatcher.combine(*arguments, **given.own_terms)
+            return rows, whole, dispatcher.begin_combine(*arguments, **given.own_terms).finish()
 
     runs = clusters[WORLD].run(body)
     sums = case.combined([rows for rows, *_ in runs], case.dispatched())

@@ -150,9 +150,7 @@ def arguments_of(case: Case, rank: int, group_ep: str) -> tuple[dict[str, Any], 
     given = case.inputs[rank]
     both = {"group_ep": group_ep, "ep_world_size": case.world, "ep_rank_id": rank, "moe_expert_num": case.experts}
     both |= {"expert_ids": given.expert_ids, "x_active_mask": given.x_active_mask, "global_bs": case.global_bs}
-    names = ("ori_x", "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
-    own: dict[str, Any] = {name: getattr(given, name) for name in (*names, "expert_scales", "shared_expert_x")}
-    return both | case.special_attributes, {"x": given.x}, own
+    return both | case.special_attributes, {"x": given.x}, {"expert_scales": given.expert_scales, **given.own_terms}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -16,7 +16,7 @@ import ascend_moe.reference as ref
 from ascend_moe import plan
 from ascend_moe.comm import LocalCluster
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatched, MC2Dispatcher
-from ascend_moe.dispatchers.base import OnTheWay, SpecialTensors
+from ascend_moe.dispatchers.base import OnTheWay
 from ascend_moe.dispatchers.rows import quantize_dispatch_rows
 from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingOverflow
 from ascend_moe.moe_config import SpecialExperts
@@ -61,8 +61,7 @@ def call(dispatcher: Any, case: Case, rank: int) -> tuple[Dispatched, torch.Tens
     rows = case.expert_rows(rank, sent.expand_x, sent.dynamic_scales, sent.ep_recv_counts)
     rows = torch.cat([rows, torch.full((3, case.hidden), float("nan"), dtype=rows.dtype)])
     weights = None if case.plain else one.expert_scales
-    special = {name: getattr(one, name) for name in SpecialTensors._fields}
-    return sent, rows, dispatcher.combine(rows, sent, weights, shared_expert_x=one.shared_expert_x, **special)
+    return sent, rows, dispatcher.combine(rows, sent, weights, **one.own_terms)
 
 
 def numbers(case: Case) -> dict[str, int]:

@@ -15,7 +15,6 @@ from torch import Tensor
 import ascend_moe
 from ascend_moe import autograd
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, MC2Dispatcher
-from ascend_moe.dispatchers.base import SpecialTensors
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import Case
 from ascend_moe.reference.records import active_pairs
@@ -210,8 +209,7 @@ def test_rows_that_did_not_arrive_have_a_gradient_of_zero(
 def carried(dispatcher: Dispatcher, case: Case, by_experts: bool) -> list[Tensor]:
     """A rank's result and its gradients, the experts being linear; the weights multiply there, or in combine."""
     given = case.inputs[dispatcher.rank]
-    own = {name: each for name in SpecialTensors._fields if (each := getattr(given, name)) is not None}
-    every = (given.x, given.expert_scales, given.shared_expert_x, *own.values())
+    every = (given.x, given.expert_scales, *given.own_terms.values())
     leaves = [each.detach().clone().requires_grad_() for each in every]
     options: dict[str, Any] = {"x_active_mask": given.x_active_mask, "global_bs": case.global_bs}
     options |= {"expert_scales": leaves[1]} if by_experts else {}
@@ -223,8 +221,8 @@ def carried(dispatcher: Dispatcher, case: Case, by_experts: bool) -> list[Tensor
         assert torch.equal(sent.expand_scales[:count] != 0, torch.ones(count, dtype=torch.bool))
         rows = rows * torch.nn.functional.pad(sent.expand_scales[:count], (0, len(rows) - count))[:, None]
     weights = None if by_experts else leaves[1]
-    special = dict(zip(own, leaves[3:], strict=True))
-    y = dispatcher.combine(rows.to(case.torch_dtype), sent, weights, shared_expert_x=leaves[2], **special)
+    own = dict(zip(given.own_terms, leaves[2:], strict=True))
+    y = dispatcher.combine(rows.to(case.torch_dtype), sent, weights, **own)
     (y.float() * (1 + torch.arange(y.numel()).view(y.shape) % 7)).sum().backward()
     return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
