@@ -21,7 +21,7 @@ struct Term {
     float factor;  // of the two terms of a const expert: each has its own, before the weight
 };
 
-// The terms of a token's sum in their order: its rows by ascending k, then shared_expert_x. Terms that never
+// The terms of a token's sum in their order: its rows by ascending k, then the shared expert's. Terms that never
 // travelled have their place here, and nowhere else. `Rows` finds rows of pairs: Load(begin, count) begins to load what
 // it needs of a chunk of pairs, Place(routing, token, tokens) prepares that, and Address(routing, id, token, k, i) says
 // where the row of pair `i` of the chunk lies, nullptr where it has not come.

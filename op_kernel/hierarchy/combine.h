@@ -1,7 +1,7 @@
 // MoeDistributeCombine, algorithm "hierarchy": a rank hands the rows of every source to the rank of its own server that
 // has the source's lane. That rank sums them, weighted, in fp32 and in ascending k, a sum for each token, and sends the
 // rounded sums to the source. The source adds the servers' sums in ascending order, then its special experts and
-// shared_expert_x.
+// the shared expert's row.
 //
 // "Source" is the rank whose token a row is. A: rows of expand_x. S: servers.
 //
@@ -46,7 +46,7 @@
 
 namespace moe {
 
-// Rows of pairs never come back as such: Terms then has the special experts and shared_expert_x alone.
+// Rows of pairs never come back as such: Terms then has the special and shared experts' alone.
 class NoRows {
 public:
     __aicore__ inline void Load(uint32_t, uint32_t) {}

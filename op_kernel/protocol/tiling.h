@@ -301,11 +301,11 @@ MOE_FN MoeDistributeCombineTiling ServerSumTiling(const MoeDistributeCombineTili
     plain.info.alphaRank = 0;
     return plain;
 }
-// Whether sums may have terms that never travelled: rows of copy and const experts, and shared_expert_x.
+// Whether sums may have terms that never travelled: rows of copy, const and shared experts.
 MOE_FN bool HasPlainTerms(const MoeDistributeCombineTiling& tiling) {
     return tiling.hasSharedExpertX != 0 || tiling.info.firstCopy < tiling.info.ids;
 }
-// Terms that a token may have: its pairs, of which one of a const expert has two, and shared_expert_x.
+// Terms that a token may have: its pairs, of which one of a const expert has two, and the shared expert's.
 MOE_FN uint32_t TermsPerToken(const MoeDistributeInfo& info) { return (info.alphaRank != 0 ? 2 : 1) * info.topK + 1; }
 // Tokens whose sums are prepared together. Of const experts' terms more is kept than of rows: chunks by terms then.
 MOE_FN uint32_t ChunkTokens(const MoeDistributeInfo& info) {

@@ -182,7 +182,7 @@ PATCHES = r"""
 = quantized_as_the_first_part: a part's codes and scales are made for the first part's place
 - quantizer_.Quantize(row, sum_.Take(), first);
 + quantizer_.Quantize(row, sum_.Take(), 0);
-= own_terms_before_servers: special experts and shared_expert_x are added before the servers' sums
+= own_terms_before_servers: special experts and the shared expert's row are added before the servers' sums
 - for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, TermKind::kWhole, 0.0f}, part);
   terms_.Begin(token);
   for (Term term; terms_.Next(*routing_, term);) Add(term, part);
@@ -1154,7 +1154,7 @@ PATCHES = r"""
 = duplicates are looked for in one chunk
 @ common/routing
 - if (end_ - begin_ > chunk) pairs_.Load(at, count);
-= shared_expert_x in the first part only
+= the shared expert's row in the first part only
 @ window/combine
 - for (Term term; terms_.Next(routing, term);) {
 + for (Term term; terms_.Next(routing, term) && (term.travelled || part == 0);) {
@@ -1162,7 +1162,7 @@ PATCHES = r"""
 @ common/weighted_sum
 - (term + Column(part)), bytes);
 + (term), bytes);
-= direct, shared_expert_x in the first part only
+= direct, the shared expert's row in the first part only
 @ direct/sum
 - n = weighted; n < count; ++n)
 + n = weighted; n < count && part == 0; ++n)

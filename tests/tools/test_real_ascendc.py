@@ -41,7 +41,7 @@ def test_the_table_counts_what_is_equal() -> None:
     head, *rows, features = check.table([(case, True), (case, False), (replace(case, dtype="fp32", shared=0), True)])
     assert head.split()[-3:] == ["bf16", "fp16", "fp32"]
     assert [" ".join(row.split()) for row in rows] == ["direct, int8, V2 1 of 2 0 of 0 1 of 1"]
-    assert "2 with shared_expert_x, 0 with a mask" in features
+    assert "2 with a shared expert, 0 with a mask" in features
 
 
 def test_every_control_still_changes_a_kernel() -> None:

@@ -421,7 +421,7 @@ def every(count: int) -> Iterator[tuple[program.Program, bool]]:
 
 
 FEATURES: dict[str, Callable[[program.Program], bool]] = {
-    "shared_expert_x": lambda case: case.shared > 0,
+    "a shared expert": lambda case: case.shared > 0,
     "a mask": lambda case: case.mask != "none",
     "ids of -1": lambda case: any(bool((inputs.expert_ids == -1).any()) for inputs in case.inputs),
     "A2's context": lambda case: case.servers > 0,
