@@ -22,14 +22,7 @@ from ascend_moe.fused import SymmBuffer, get_symm_buffer_for_mega_moe, mega_moe
 from ascend_moe.fused.arguments import need_int
 from ascend_moe.ops.pairs import Pairs
 
-__all__ = [
-    "MoeDistributeBuffer",
-    "SymmBuffer",
-    "get_symm_buffer_for_mega_moe",
-    "install",
-    "mega_moe",
-    "uninstall",
-]
+__all__ = ["MoeDistributeBuffer", "SymmBuffer", "get_symm_buffer_for_mega_moe", "install", "mega_moe", "uninstall"]
 
 _NAME = "cann_ops_transformer"
 

@@ -95,19 +95,12 @@ class AscendBuffer(BufferBase):
     def low_latency_dispatch(
         self, use_fp8: bool, use_ue8m0: bool, use_mxfp4: bool, quant_mode: str | None, **others: Any
     ) -> Any:
-        """Sends each (token, expert) row to the expert's rank, by the strategy.
+        """Sends rows by the strategy, as `LowLatencyEPCommStrategy.low_latency_dispatch`, whose results these are.
 
         Args:
             use_fp8: without quant_mode: int8 rows. use_ue8m0, use_mxfp4: must be False.
             quant_mode: "int8", or what else the strategy knows; None: by use_fp8.
-            others: as of ``Buffer``; topk_weights is for strategy "ops", in its handle.
-
-        Returns:
-            packed rows, quantized a tuple of them and their scales; rows of each local expert ``(L,)`` int64; the
-            handle; the event; a hook that does nothing.
-
-        Collective. Raises:
-            ArgumentError: a rule above is broken. InvalidExpertId: on every rank; an id is none. Others: as the ops.
+            others: as there.
         """
         need(not use_ue8m0, "use_ue8m0", "is True; MX formats are of the 950 series: pass False")
         need(not use_mxfp4, "use_mxfp4", "is True; MX formats are of the 950 series: pass False")
@@ -143,16 +136,10 @@ class AscendBuffer(BufferBase):
 
         Args:
             x: (T, H). topk_idx, topk_weights: (T, K), fp32 weights.
-            gmm1_permuted_weight, gmm1_permuted_weight_scale: not permuted; (L, H, 2F), gate in the first F columns.
-            gmm2_weight, gmm2_weight_scale: (L, F, H).
-            num_max_dispatch_tokens_per_rank: at least any rank's T.
-            num_experts: E, of all ranks.
-            quant_mode: 1 for int8 weights with scales, 0 for bf16.
-            fuse_mode: 1 or 2.
-            profile_enable: ignored.
-
-        Returns:
-            (T, H) in x's dtype; int32 running sums over [local expert][source rank].
+            gmm1_permuted_weight, gmm1_permuted_weight_scale: not permuted; as there gmm1_weight and its scale.
+            gmm2_weight, gmm2_weight_scale, num_experts, quant_mode: as there.
+            num_max_dispatch_tokens_per_rank: at least any rank's T; fuse_mode 2: max_output_size.
+            fuse_mode: 1 or 2. profile_enable: ignored.
 
         Raises:
             ArgumentError: a rule above is broken.

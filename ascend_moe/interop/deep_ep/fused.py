@@ -86,19 +86,9 @@ class FusedCalls:
         """
         need(quant_mode in (0, 1), "quant_mode", "is {}; it must be 0 or 1", quant_mode)
         nums = torch.empty(self.place.local_experts(num_experts), dtype=torch.int32, device=x.device)
-        scales = (gmm1_weight_scale, gmm2_weight_scale)
-        return wide_ids_named(topk_ids, self.place.rank)(dispatch_ffn_combine)(
-            x,
-            gmm1_weight,
-            gmm2_weight,
-            narrow("topk_idx", topk_ids),
-            *scales,
-            None,
-            None,
-            topk_weights,
-            self.place.group_ep,
-            max_output_size,
-            torch.empty_like(x),
-            nums,
-            swiglu_limit=0.0,
-        )
+        experts = (gmm1_weight, gmm2_weight, narrow("topk_idx", topk_ids), gmm1_weight_scale, gmm2_weight_scale)
+        with wide_ids_named(topk_ids, self.place.rank):
+            return dispatch_ffn_combine(
+                x, *experts, None, None, topk_weights, self.place.group_ep, max_output_size, torch.empty_like(x), nums,
+                swiglu_limit=0.0,
+            )  # fmt: skip

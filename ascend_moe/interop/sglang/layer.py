@@ -81,9 +81,8 @@ class EPMoE(ExpertWeights):
         need_one_of("reduce", reduce, ("none", "all_reduce", "mc2"))
         alone = group is None and not (dist.is_available() and dist.is_initialized())
         self.group = None if alone else group_of("group", group)
-        need(
-            reduce == "none" or self.group is not None, "group", "is missing; reduce {!r} needs a process group", reduce
-        )
+        rule = "is missing; reduce {!r} needs a process group"
+        need(reduce == "none" or self.group is not None, "group", rule, reduce)
         size, rank = (1, 0) if self.group is None else (self.group.size(), self.group.rank())
         self.tp_size = size if tp_size is None else tp_size
         self.tp_rank = rank if tp_rank is None else tp_rank
@@ -134,16 +133,8 @@ class EPMoE(ExpertWeights):
         return self._output(hidden_states, router_logits)
 
     def _output(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
-        weights, ids = steps.select_experts(
-            hidden_states,
-            router_logits,
-            self.top_k,
-            self.use_grouped_topk,
-            self.renormalize,
-            self.topk_group,
-            self.num_expert_group,
-            correction_bias=self.correction_bias,
-        )
+        choice = (self.top_k, self.use_grouped_topk, self.renormalize, self.topk_group, self.num_expert_group)
+        weights, ids = steps.select_experts(hidden_states, router_logits, *choice, correction_bias=self.correction_bias)
         scale = None
         if self.use_fp8_w8a8:
             # Of all tokens, so that every way of reducing quantizes by the same scale.

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ascend_moe._torch_npu import on_npu
-from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
+from ascend_moe.errors import need, need_dims, need_shape, with_signature_of, with_typed_errors
 from ascend_moe.experts import Activation, grouped_mlp
+from ascend_moe.interop.vllm.bases import FusedMoEPermuteExpertsUnpermute
 from ascend_moe.interop.vllm.quantization import ACTIVATIONS, activation_of, is_w8a8
 from ascend_moe.permute import sort_by_expert
 
@@ -122,25 +123,12 @@ class Experts:
 
     # ---- the experts
 
+    @with_signature_of(FusedMoEPermuteExpertsUnpermute.apply)
     @with_typed_errors
     def apply(
-        self,
-        output: Tensor,
-        hidden_states: Tensor,
-        w1: Tensor,
-        w2: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        activation: Any,
-        global_num_experts: int,
-        expert_map: Tensor | None,
-        a1q_scale: Tensor | None,
-        a2_scale: Tensor | None,
-        workspace13: Tensor | None,
-        workspace2: Tensor | None,
-        expert_tokens_meta: Any,
-        apply_router_weight_on_input: bool,
-    ) -> None:
+        self, output: Tensor, hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_ids: Tensor, activation: Any,
+        expert_map: Tensor | None, a1q_scale: Tensor | None, a2_scale: Tensor | None, expert_tokens_meta: Any,
+    ) -> None:  # fmt: skip
         """Product with w1, activation, product with w2, of every row; neither weighted nor summed.
 
         Args:

@@ -113,9 +113,8 @@ def check_experts(quant_config: Any) -> Any:
     """The quant_config, or ours for None, where it asks for no more than the experts compute."""
     config = FusedMoEQuantConfig() if quant_config is None else quant_config
     for name in ("w1_bias", "w2_bias", "w1_zp", "w2_zp"):
-        need(
-            getattr(config, name, None) is None, "quant_config", "has {}; experts have no biases and zero points", name
-        )
+        rule = "has {}; experts have no biases and zero points"
+        need(getattr(config, name, None) is None, "quant_config", rule, name)
     need(getattr(config, "block_shape", None) is None, "quant_config", "has block_shape; weights have scales a channel")
     scales = [getattr(config, name, None) for name in ("w1_scale", "w2_scale")]
     if is_w8a8(config):

@@ -1,7 +1,8 @@
-"""Which PrepareAndFinalize goes with which experts, and the pair for a configuration."""
+"""Makes the two parts of vLLM's modular kernel, classes of its own bases or of ours; says which go together."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, NamedTuple
@@ -9,10 +10,117 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ascend_moe.choices import EXPERTS, PREPARE_FINALIZE
-from ascend_moe.errors import need, need_one_of, with_typed_errors
-from ascend_moe.interop.vllm import bases, factories
-from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, All2AllManager
+from ascend_moe.errors import ArgumentError, need, need_one_of, with_typed_errors
+from ascend_moe.interop.vllm import bases, weight_and_reduce
+from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, WAYS, All2AllManager
+from ascend_moe.interop.vllm.experts import Experts
 from ascend_moe.interop.vllm.kernel import FusedMoEModularKernel
+from ascend_moe.interop.vllm.prepare_finalize import PrepareAndFinalize
+from ascend_moe.interop.vllm.quantization import check_experts
+
+
+@functools.cache
+def _prepare_class(base: type, batched: bool) -> type:
+    name = "AscendBatchedPrepareAndFinalize" if batched else "AscendPrepareAndFinalize"
+    return type(name, (PrepareAndFinalize, base), {"__doc__": f"{base.__name__} over dispatch and combine."})
+
+
+def base_of(mk: Any, *names: str) -> Any:
+    """The first of the classes that the module has."""
+    for name in names:
+        if hasattr(mk, name):
+            return getattr(mk, name)
+    raise ArgumentError(f"mk has none of {', '.join(names)}; give vLLM's fused_moe.modular_kernel", argument="mk")
+
+
+@with_typed_errors
+def make_prepare_finalize(
+    mk: Any,
+    ops: Any,
+    group_name: str,
+    rank: int,
+    world: int,
+    num_experts: int,
+    kind: str = "mc2",
+    *,
+    max_num_tokens: int = DEFAULT_MAX_TOKENS,
+    manager: All2AllManager | None = None,
+) -> Any:
+    """The PrepareAndFinalize of a group, an instance of a subclass of ``mk``'s own.
+
+    Args:
+        mk: vLLM's module fused_moe.modular_kernel, 0.11 or newer; None: ``ascend_moe.interop.vllm.bases``.
+        ops: namespace with npu_moe_distribute_dispatch_v2 and _combine_v2: ascend_moe, ascend_moe.npu, a patched
+            torch_npu; None: ascend_moe. prepare and finalize are async where its operators are ours.
+        group_name: ``ascend_moe.comm_name(process_group)``, a c10d group name, or a LocalCluster's; or the group
+            itself, as `comm.group_of`.
+        rank, world: this rank, and the W ranks of the group.
+        num_experts: E of all ranks, a multiple of W; rank r has experts r*L to r*L + L-1, L = E/W.
+        kind: "mc2": windows, standard rows. "batched": windows, rows by expert, ``(L, max_num_tokens * W, H)``, where
+            the largest count is read on the host. "alltoall", "allgather": standard rows by collectives, which read
+            all counts on the host.
+        max_num_tokens: most tokens of a rank, the same on all ranks, up to 4096; of windows.
+        manager: whose handle it takes, so that layers share one; None: one of its own.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: vLLM ``FusedMoEPrepareAndFinalize``, ``FusedMoEPrepareAndFinalizeModular``.
+    """
+    need_one_of("kind", kind, WAYS)
+    mk = bases if mk is None else mk
+    base = base_of(mk, "FusedMoEPrepareAndFinalizeModular", "FusedMoEPrepareAndFinalize")
+    manager = All2AllManager(group_name, rank, world, ops) if manager is None else manager
+    wanted = {"kind": kind, "num_experts": num_experts, "max_num_tokens": max_num_tokens}
+    batched = kind == "batched"
+    return _prepare_class(base, batched)(mk, manager.get_handle(wanted), batched)
+
+
+@functools.cache
+def _experts_class(base: type, formats: Any, batched: bool) -> type:
+    chosen = formats.BatchedExperts if batched else formats.Standard
+    name = "AscendBatchedExperts" if batched else "AscendExperts"
+    own = {"activation_format": staticmethod(lambda: chosen), "__doc__": f"{base.__name__} over grouped matmuls."}
+    return type(name, (Experts, base), own)
+
+
+@with_typed_errors
+def make_experts(
+    mk: Any,
+    war: Any,
+    ops: Any,
+    quant_config: Any,
+    num_local_experts: int,
+    kind: str = "standard",
+    *,
+    moe_config: Any = None,
+) -> Any:
+    """The experts of a rank, an instance of a subclass of ``mk``'s own.
+
+    Args:
+        mk: vLLM's module fused_moe.modular_kernel, 0.11 or newer; None: ``ascend_moe.interop.vllm.bases``.
+        war: vLLM's module fused_moe.topk_weight_and_reduce; None: ``ascend_moe.interop.vllm.weight_and_reduce``.
+        ops: namespace with npu_grouped_matmul, npu_swiglu and npu_dequant_swiglu_quant; without them, or None, this
+            package's, which are torch_npu's for NPU tensors.
+        quant_config: vLLM's FusedMoEQuantConfig, ours, or None. quant_dtype int8 with per_act_token_quant is W8A8,
+            with w1_scale ``(L, 2F)`` and w2_scale ``(L, H)`` float32, a dimension of 1 may follow; None: unquantized.
+        num_local_experts: L.
+        kind: "standard" or "batched", as the PrepareAndFinalize.
+        moe_config: of the newest releases, for those who ask the experts for it. It and quant_config give the numbers
+            (limit, alpha, beta) of the activation that a call names.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: vLLM ``FusedMoEPermuteExpertsUnpermute``, ``FusedMoEExpertsModular``.
+    """
+    need_one_of("kind", kind, EXPERTS)
+    need(num_local_experts >= 1, "num_local_experts", "is {}; need at least 1", num_local_experts)
+    mk = bases if mk is None else mk
+    base = base_of(mk, "FusedMoEExpertsModular", "FusedMoEPermuteExpertsUnpermute")
+    made = _experts_class(base, mk.FusedMoEActivationFormat, kind == "batched")
+    war = weight_and_reduce if war is None else war
+    return made(mk, war, ops, check_experts(quant_config), num_local_experts, moe_config)
 
 
 class Pair(NamedTuple):
@@ -96,7 +204,7 @@ def maybe_make_prepare_finalize(config: Any) -> Any:
         kind = "mc2" if config.max_num_tokens <= DEFAULT_MAX_TOKENS else "alltoall"
     place = (config.group_name, config.rank, config.world, config.num_experts)
     given: dict[str, Any] = {"max_num_tokens": config.max_num_tokens, "manager": config.manager}
-    return factories.make_prepare_finalize(config.mk, config.ops, *place, kind, **given)
+    return make_prepare_finalize(config.mk, config.ops, *place, kind, **given)
 
 
 def select_gemm_impl(config: Any, prepare_finalize: Any) -> Any:
@@ -105,7 +213,7 @@ def select_gemm_impl(config: Any, prepare_finalize: Any) -> Any:
     kind, local = config.experts_kind, config.num_experts // config.world
     if kind == "auto":
         kind = "batched" if prepare_finalize.activation_format.name == "BatchedExperts" else "standard"
-    return factories.make_experts(config.mk, config.war, config.ops, config.quant_config, local, kind)
+    return make_experts(config.mk, config.war, config.ops, config.quant_config, local, kind)
 
 
 @with_typed_errors

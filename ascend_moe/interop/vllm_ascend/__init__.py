@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ascend_moe import log
+from ascend_moe.comm import comm_name
 from ascend_moe.experts import whole_shape
 from ascend_moe.fused.decode import dispatch_gmm_combine_decode
+from ascend_moe.interop.vllm.all2all import FaultTolerance
 from ascend_moe.interop.vllm_ascend import operators, schemas
-from ascend_moe.interop.vllm_ascend.fault_tolerance import use_fault_tolerance
 from ascend_moe.interop.vllm_ascend.operators import moe_gating_top_k, moe_gating_top_k_hash
 from ascend_moe.torch_npu_ops import coded_activations as coded
 from ascend_moe.torch_npu_ops import meta
@@ -100,11 +101,8 @@ def register(release: str | None = None) -> tuple[str, ...]:
     """
     chosen = schemas.choose(release)
     space = getattr(torch.ops, NAMESPACE)
-    missing = {
-        name: schema
-        for name, schema in schemas.of_release(chosen).items()
-        if not hasattr(space, name.partition(".")[0])
-    }
+    known = schemas.of_release(chosen)
+    missing = {name: known[name] for name in known if not hasattr(space, name.partition(".")[0])}
     for name, schema in missing.items():
         _define(name, schema)
     text = "defined %d operators of torch.ops.%s as vllm-ascend %s has them"
@@ -133,3 +131,27 @@ def _define(name: str, schema: str) -> None:
 
     for key, function in (("CPU", run), ("PrivateUse1", run), ("Meta", shapes)):
         library.impl(name, function, key)
+
+
+def use_fault_tolerance(communicator: Any, mc2_group: Any) -> FaultTolerance:
+    """Gives an ``NPUCommunicator`` an all2all manager that sees lost ranks, as its ``all2all_manager``.
+
+    vLLM's runners ask this manager after each step: ``support_fault_tolerance``, ``query_fault()`` and
+    ``query_active_mask()``. Call it in every worker, once MC2's group is there.
+
+    Args:
+        communicator: of the EP group: ``get_ep_group().device_communicator``.
+        mc2_group: whose ``device_group`` dispatch and combine run on: ``get_mc2_group()``; or a process group.
+
+    Returns:
+        The manager.
+
+    Raises:
+        ArgumentError: mc2_group is none.
+
+    Source: vllm-ascend ``distributed/device_communicators/npu_communicator.py``.
+    """
+    group = getattr(mc2_group, "device_group", mc2_group)
+    manager = FaultTolerance(comm_name(group), int(group.size()))
+    communicator.all2all_manager = manager
+    return manager

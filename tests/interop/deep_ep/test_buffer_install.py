@@ -13,7 +13,17 @@ from deep_ep_buffers import Case, finish, low, low_sum
 from ascend_moe import LocalCluster
 from ascend_moe.errors import ArgumentError
 from ascend_moe.interop import deep_ep
-from ascend_moe.interop.deep_ep import AscendBuffer, Buffer, Config, EventHandle, EventOverlap, names, strategies
+from ascend_moe.interop.deep_ep import (
+    CPP,
+    OURS,
+    REFUSED,
+    AscendBuffer,
+    Buffer,
+    Config,
+    EventHandle,
+    EventOverlap,
+    strategies,
+)
 
 
 @pytest.fixture
@@ -98,12 +108,12 @@ def test_every_public_name_of_theirs_is_ours_or_refused(
     for module, line in listed.items():
         here = importlib.import_module(module)
         for name in line.split():
-            reason = names.REFUSED[flavour].get(f"{module}.{name}")
+            reason = REFUSED[flavour].get(f"{module}.{name}")
             if reason is None:
                 scope: dict[str, Any] = {}
                 exec(f"from {module} import {name}", scope)
-                ours = names.CPP if module == "deep_ep_cpp" else names.OURS[flavour][module]
-                submodule = names.OURS[flavour].get(f"{module}.{name}")
+                ours = CPP if module == "deep_ep_cpp" else OURS[flavour][module]
+                submodule = OURS[flavour].get(f"{module}.{name}")
                 assert submodule is not None or scope[name] is ours[name]
                 assert scope[name] is getattr(here, name)
                 continue
@@ -114,7 +124,7 @@ def test_every_public_name_of_theirs_is_ours_or_refused(
                 ) as told:
                     exec(statement, {})
                 assert str(told.value).endswith(reason) and "\n" not in str(told.value)
-    assert {name.rpartition(".")[0] for name in names.REFUSED[flavour]} <= set(listed)
+    assert {name.rpartition(".")[0] for name in REFUSED[flavour]} <= set(listed)
     deep_ep.uninstall()
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("deep_ep")

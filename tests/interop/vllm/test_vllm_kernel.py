@@ -34,8 +34,8 @@ from ascend_moe import MoEConfig, MoELayer
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ConfigMismatch
 from ascend_moe.interop import vllm
-from ascend_moe.interop.vllm import batched
 from ascend_moe.interop.vllm import experts as experts_module
+from ascend_moe.interop.vllm import prepare_finalize
 
 
 @each_kind
@@ -144,7 +144,7 @@ def test_windows_read_nothing_on_the_host(clusters: Clusters, monkeypatch: pytes
 @windows
 def test_shapes_stay_as_on_an_npu(clusters: Clusters, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Where rows in use are not counted on the host, the same bits."""
-    for module in (batched, experts_module):
+    for module in (prepare_finalize, experts_module):
         monkeypatch.setattr(module, "on_npu", lambda tensor: True)
 
     def run(rank: int, group: str) -> None:

@@ -68,6 +68,8 @@ class EPCommStrategy(ABC):
     A class of your own takes these two by name, and is registered under a name of yours.
     """
 
+    _name: ClassVar[str] = ""
+
     def __init__(self, runtime: Any = None, group: Group | None = None) -> None:
         self.runtime, self.group = runtime, group
 
@@ -91,9 +93,9 @@ class EPCommStrategy(ABC):
         """Returns this rank, 0..W-1."""
         return self.place.rank
 
-    @abstractmethod
     def get_name(self) -> str:
         """The name under which it is registered."""
+        return self._name
 
     @abstractmethod
     def get_supported_modes(self) -> list[str]:
@@ -242,7 +244,7 @@ _low_latency: dict[str, type[LowLatencyEPCommStrategy]] = {}
 
 def _registering(classes: dict[str, type[Any]], name: str) -> Callable[[type[S]], type[S]]:
     def register(cls: type[S]) -> type[S]:
-        classes[name] = cls
+        classes[name], cls._name = cls, name
         return cls
 
     return register
