@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+from ascend_moe.dispatchers.base import SpecialTensors
+from ascend_moe.reference import OWN_TERMS
 
 OPS = torch.ops.ascend_moe
 EXPERTS, TOPK, HIDDEN = 4, 2, 32
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+T = TypeVar("T")
 
 
 def overload(name: str) -> Any:
     return getattr(OPS, name).default
+
+
+def own_terms(value: T) -> dict[str, T]:
+    """Returns ``value`` for each term that V2's combine adds and that needs no special experts, by its name."""
+    return {name: value for name in OWN_TERMS if name not in SpecialTensors._fields}
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,7 @@ class Variant:
         if self.extras:
             kwargs.update(tp_send_counts=dispatched[5], expand_scales=dispatched[6])
         if self.extras and self.version:
-            kwargs["shared_expert_x"] = torch.ones(self.batch(rank), HIDDEN, dtype=self.dtype)
+            kwargs |= own_terms(torch.ones(self.batch(rank), HIDDEN, dtype=self.dtype))
         tensors = (rows, self.ids(rank), dispatched[2], dispatched[4], self.weights(rank))
         return (*tensors, group_ep, world, rank, EXPERTS), kwargs
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from op_host_calls import A2, A3, GROUP, PROBE_TYPE, Call, definition, plan, probe, shapes, tile
+from torch_calls import own_terms
 
 from ascend_moe.ops import calls as native
 from ascend_moe.reference.cases import Case, draw
@@ -114,7 +115,7 @@ REFUSED = [
     combine().changed(global_bs=8),
     combine().changed(comm_quant_mode=1),
     combine(dtype=torch.float32).changed(comm_quant_mode=2),
-    combine().changed(shared_expert_x=(torch.bfloat16, (16, 256))),
+    combine().changed(**own_terms((torch.bfloat16, (16, 256)))),
     dispatch(soc=A2, share=4).changed(comm_alg="direct"),
     dispatch(soc=A2, share=4, contract=2).changed(comm_alg="hierarchy"),
     combine(soc=A2, share=1, contract=2).changed(comm_alg="hierarchy"),

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 import torch._dynamo.testing
-from torch_calls import OPS, overload
+from torch_calls import OPS, overload, own_terms
 
 import ascend_moe
 from ascend_moe import comm
@@ -135,7 +135,7 @@ def combine(version: str = "", *, dtype: torch.dtype = BF16, **kwargs: Any) -> t
 def test_combine_allocates_as_torch_npu(version: str) -> None:
     arguments = overload(f"npu_moe_distribute_combine{version}")._schema.arguments
     optional = [argument.name for argument in arguments if str(argument.type) == "Optional[Tensor]"]
-    assert "shared_expert_x" in optional
+    assert set(own_terms(None)) <= set(optional)
     for dtype in (BF16, FP16, FP32):
         others = dict.fromkeys(optional, meta(BATCH, HIDDEN, dtype=dtype)) | {"tp_world_size": 2}
         assert combine(version, dtype=dtype) == combine(version, dtype=dtype, **others) == (dtype, BATCH, HIDDEN)
@@ -221,7 +221,7 @@ def test_one_compiled_graph_serves_every_batch_and_hidden() -> None:
         def layer(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             rows = ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *place, quant_mode=0)
             sent = rows[0] * 2, ids, rows[2], rows[4], weights
-            return ascend_moe.npu_moe_distribute_combine_v2(*sent, *place, shared_expert_x=x)
+            return ascend_moe.npu_moe_distribute_combine_v2(*sent, *place, **own_terms(x))
 
         compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counter)
         for bs, hidden in [(5, 48), (3, 48), (9, 64), (2, 16)]:

@@ -15,15 +15,15 @@ def _combined(case: Case, share: int, rows: list[torch.Tensor]) -> list[torch.Te
     return replace(case, share=share).combined(rows, case.dispatched())
 
 
-def _hand(values: list[float], weights: list[float], dtype: torch.dtype, **given: torch.Tensor) -> torch.Tensor:
+def _hand(values: list[float], weights: list[float], dtype: torch.dtype, shared: float | None = None) -> torch.Tensor:
     """The sum of rank 0's only token, whose pair k goes to rank k of four; two ranks a server."""
     world, hidden = 4, 16
-    ids = torch.arange(world, dtype=torch.int32)[None]
+    x, ids = torch.zeros(1, hidden, dtype=dtype), torch.arange(world, dtype=torch.int32)[None]
+    beside = None if shared is None else torch.full_like(x, shared)
     inputs = [
-        ref.RankInput(torch.zeros(1, hidden, dtype=dtype), ids if rank == 0 else -torch.ones_like(ids), None, None,
-                      torch.tensor([weights]), **given)
+        ref.RankInput(x, ids if rank == 0 else -torch.ones_like(ids), None, None, torch.tensor([weights]), beside)
         for rank in range(world)
-    ]  # fmt: skip
+    ]
     sent = ref.dispatch(inputs, moe_expert_num=world)
     rows = [torch.full((1, hidden), value, dtype=dtype) for value in values]
     return ref.combine(inputs, rows, sent, moe_expert_num=world, ranks_per_server=2)[0][0, 0]
@@ -37,9 +37,8 @@ def test_each_server_rounds_its_sum() -> None:
     assert _hand([256, 1, 1, 1], [1, -1, 1, 1], torch.bfloat16) == 256  # 255, and 2: 257 -> 256, to even
 
 
-def test_shared_expert_x_comes_after_the_servers() -> None:
-    shared = torch.full((1, 16), -256.0, dtype=torch.bfloat16)
-    assert _hand([256, 1, 0.5, 0.25], [1, 1, 1, 1], torch.bfloat16, shared_expert_x=shared) == 0.75
+def test_the_shared_experts_row_comes_after_the_servers() -> None:
+    assert _hand([256, 1, 0.5, 0.25], [1, 1, 1, 1], torch.bfloat16, shared=-256.0) == 0.75
 
 
 @pytest.mark.parametrize("coded", [False, True])

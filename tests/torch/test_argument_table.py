@@ -172,7 +172,7 @@ def values(line: Line) -> tuple[list[Any], list[Any]]:
     if set(line.takes.split(", ")) <= {*ROWS_DTYPES, "int32", "int64", "bool"}:
         names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
         fits = {names.get(name, name) for name in line.takes.split(", ")}
-        shape = (BS, H) if line.argument in ("x", "expand_x", "ori_x", "shared_expert_x") else (BS, K)
+        shape = (BS, K) if line.argument in ("expert_ids", "expert_scales", "x_active_mask") else (BS, H)
         others = [dtype for name, dtype in bad_arguments.DTYPES.items() if name not in fits]
         return [], [torch.ones(shape).to(dtype) for dtype in others]
     return integers(line)

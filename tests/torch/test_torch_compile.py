@@ -12,7 +12,7 @@ import torch._inductor.config
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.compile_utils import fx_graph_cse
-from torch_calls import EXPERTS, VARIANTS, Variant, overload
+from torch_calls import EXPERTS, VARIANTS, Variant, overload, own_terms
 
 from ascend_moe import MoEConfig, MoELayer
 from ascend_moe.dispatchers import MC2Dispatcher
@@ -163,10 +163,10 @@ def training_step(group_ep: str) -> tuple[Callable[..., torch.Tensor], tuple[tor
     """A function whose every kind of gradient comes by a collective, and its float arguments in fp32."""
     (x, ids, *place), _ = replace(VARIANTS[1], dtype=torch.float32).dispatch(0, 1, group_ep)
 
-    def layer(x: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+    def layer(x: torch.Tensor, weights: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         sent = overload("npu_moe_distribute_dispatch_v2")(x, ids, *place, expert_scales=weights)
         rows = (sent[0] * sent[6][:, None], ids, sent[2], sent[4], weights)
-        made: torch.Tensor = overload("npu_moe_distribute_combine_v2")(*rows, *place, shared_expert_x=shared)
+        made: torch.Tensor = overload("npu_moe_distribute_combine_v2")(*rows, *place, **own_terms(own))
         return made.sin()
 
     return layer, (x, VARIANTS[1].weights(0), x.flip(0))

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from test_torch_compile import Graphs, ops_in
+from torch_calls import own_terms
 
 import ascend_moe
 from ascend_moe import npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2
 from ascend_moe.errors import ArgumentError, CommTimeout, ConfigMismatch, WindowTooSmall
 from ascend_moe.npu import _npu_distribute_barrier, npu_moe_distribute_combine_add_rms_norm
+from ascend_moe.reference import OWN_TERMS
 
 OPS = torch.ops.ascend_moe
 EXPERTS, TOPK, HIDDEN = 4, 2, 48
@@ -165,16 +167,12 @@ def test_add_rms_norm_is_the_formula(form: str, dtype: torch.dtype) -> None:
             kwargs |= {name: torch.randn(shape, generator=own).to(dtype) for name, shape in shapes.items()} | SPECIAL
         args, kwargs = layer(rank, world, group, dtype, batch, **kwargs)
         if form == "shared":
-            kwargs["shared_expert_x"] = torch.randn(batch, 1, HIDDEN).to(dtype)
+            kwargs |= own_terms(torch.randn(batch, 1, HIDDEN).to(dtype))
         y, rstd, x = npu_moe_distribute_combine_add_rms_norm(*args, **kwargs, norm_eps=eps)
         assert (y.dtype, rstd.dtype, x.dtype) == (dtype, torch.float32, dtype)
         assert (y.shape, rstd.shape, x.shape) == ((batch, 1, HIDDEN), (batch, 1, 1), (batch, 1, HIDDEN))
         # The same rows summed in fp32 by the combine that is tested elsewhere, and not rounded.
-        shared = kwargs.pop("shared_expert_x", None)
-        wide = None if shared is None else shared.float()
-        kwargs["shared_expert_x"] = wide
-        for name in ("ori_x", "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v"):
-            kwargs |= {name: kwargs[name].float()} if name in kwargs else {}
+        kwargs |= {name: kwargs[name].float() for name in OWN_TERMS if name in kwargs}
         acc = npu_moe_distribute_combine_v2(args[0].float(), *args[1:5], *args[7:], **kwargs)
         # Each rounding where the formula has one; a sum rounded before the residual is another.
         total, gamma = acc + args[5].reshape(batch, HIDDEN).float(), args[6].float()
@@ -203,9 +201,8 @@ def test_add_rms_norm_is_the_formula(form: str, dtype: torch.dtype) -> None:
         ({"tp_world_size": 2}, "tp_world_size"),
         ({"zero_expert_num": -1}, "zero_expert_num"),
         ({"copy_expert_num": 1}, "ori_x"),
-        ({"ori_x": torch.ones(5, HIDDEN).half()}, "ori_x"),
+        *(({name: torch.ones(5, HIDDEN).half()}, name) for name in ("ori_x", *own_terms(None))),
         ({"comm_alg": "no such"}, "comm_alg"),
-        ({"shared_expert_x": torch.ones(5, HIDDEN).half()}, "shared_expert_x"),
     ],
     ids=str,
 )
