@@ -39,6 +39,8 @@ def test_each_server_rounds_its_sum() -> None:
 
 def test_the_shared_experts_row_comes_after_the_servers() -> None:
     assert _hand([256, 1, 0.5, 0.25], [1, 1, 1, 1], torch.bfloat16, shared=-256.0) == 0.75
+    # 2^24 + 1 is no fp32 number: from the shared row on, the sum would be 1.
+    assert _hand([2.0**24, 0, 1, 0], [1, 1, 1, 1], torch.float32, shared=-(2.0**24)) == 0
 
 
 @pytest.mark.parametrize("coded", [False, True])
