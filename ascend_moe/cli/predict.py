@@ -84,9 +84,7 @@ def predict(
         lambda: print("\n".join(line for prediction in found for line in report.steps(prediction))),
     )
     if plot is not None:
-        from ascend_moe.predict import plots
-
-        plots.draw(found, plot)
+        report.draw(found, plot)
 
 
 def _untold(*texts: str, flush: bool) -> None:

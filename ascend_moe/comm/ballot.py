@@ -5,18 +5,24 @@ passed, writes the list of the voters in its own page, and then puts its number 
 page of rank 0, unless a number is there. The list of the rank whose number it is decides. So the ranks have one list
 whatever happens meanwhile: a rank that dies at any step has decided for all or for nobody, and one that comes late
 finds the decision. The pages are shared memory of the machine: those of a rank that has died stay as they are until
-nobody maps them. No kernel reads them. Ranks without such memory vote in a store instead (`store_ballot`).
+nobody maps them. No kernel reads them. Ranks without such memory vote in a store instead (`StoreBallot`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ascend_moe.comm.board import answered
 from ascend_moe.errors import AscendMoeError, CommTimeout
 from ascend_moe.native import library
 from ascend_moe.settings import MAX_WORLD
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+T = TypeVar("T")
 
 ROUNDS = 32
 _VOTED = 0  # twice the round of a rank's last vote, and 1 if it is fine
@@ -25,6 +31,8 @@ _LISTS = 64  # by round: a bit a rank
 _BITS = 32
 _LIST_WORDS = MAX_WORLD // _BITS
 _PAUSE_S = 0.001  # between two looks at the votes
+_STORE_PAUSE_S = 0.02
+_ANSWER_S = 10.0  # for the store
 
 
 class Clock(Protocol):
@@ -149,3 +157,44 @@ class Ballot(Rounds):
 
     def _swap(self, rank: int, word: int, expected: int, desired: int) -> int:
         return int(library.lib().am_window_ballot(self._bases[rank], word, expected, desired))
+
+
+class StoreBallot(Rounds):
+    """The rounds of ranks that share a store, where no memory is theirs together: NPUs.
+
+    A round's decision is one key, which the first rank sets. A rank whose process has ended on this machine is seen to
+    have ended; of another machine's it is only seen that it does not vote. The store must outlive the lost rank:
+    torchrun's agent keeps one that does, that of a group without torchrun dies with rank 0.
+    """
+
+    def __init__(
+        self, name: str, rank: int, world: int, gone: Callable[[int], bool], store: Store, host: int | None, key: str
+    ) -> None:
+        """``host``: as ``board.store_host``. ``key``: of these ranks' group alone, the same on all of them."""
+        from torch._C._distributed_c10d import PrefixStore
+
+        super().__init__(name, rank, world, gone)
+        self._store: Any = PrefixStore(f"ascend_moe/agree/{key}", store)
+        self._host, self._pause_s = host, _STORE_PAUSE_S
+        self._votes: dict[int, int] = {}  # the last that were seen
+
+    def _vote(self, value: int) -> None:
+        self._asked(lambda: self._store.set(f"vote/{self._rank}", str(value)))
+
+    def _voted(self, rank: int) -> int:
+        if self._votes.get(rank, 0) < 2 * (self.round + 1):
+            key = f"vote/{rank}"
+            self._votes[rank] = self._asked(lambda: int(self._store.get(key)) if self._store.check([key]) else 0)
+        return self._votes[rank]
+
+    def _propose(self, number: int, alive: Sequence[int]) -> None:
+        text = ",".join(map(str, alive)) or "-"
+        self._asked(lambda: self._store.compare_set(f"decision/{number}", "", text))
+
+    def _decision(self, number: int) -> list[int] | None:
+        key = f"decision/{number}"
+        text = self._asked(lambda: self._store.get(key).decode() if self._store.check([key]) else "")
+        return [int(word) for word in text.split(",") if word != "-"] if text else None
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        return answered(ask, _ANSWER_S, f"rank {self._rank}: agree of group {self._name!r}", self._host)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from ascend_moe import comm
 from ascend_moe.comm import servers
+from ascend_moe.comm.ballot import StoreBallot
 from ascend_moe.comm.place import Place
-from ascend_moe.comm.store_ballot import StoreBallot
 from ascend_moe.errors import AscendMoeError, PeerLost, need
 
 

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch.distributed as dist
 
 from ascend_moe import settings, verdict
+from ascend_moe.comm.ballot import StoreBallot
 from ascend_moe.comm.board import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_TIMEOUT_S, Board, store_host
 from ascend_moe.comm.liveness import born_here, machine_id, pid_namespace, process_gone
-from ascend_moe.comm.store_ballot import StoreBallot
 from ascend_moe.errors import ArgumentError, CommTimeout, ConfigMismatch
 from ascend_moe.native import library
 from ascend_moe.native.windows import near_stores, ranks_per_server, rdma_flags

@@ -1,11 +1,13 @@
-"""Predictions as text and as JSON; how far the model is off, beside every number."""
+"""Predictions as text, as JSON and as a picture; how far the model is off, beside every number."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from ascend_moe._text import filled
+from ascend_moe._text import filled, write_whole
 from ascend_moe.errors import need_one_of
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import soc
@@ -167,3 +169,48 @@ def error_rows(compared: Sequence[calibration.Compared]) -> list[list[str]]:
         point, times = each.point, [f"{each.point.us:.0f}", f"{each.us:.1f}", f"{each.error:+.1%}"]
         rows.append([point.id, *times, point.role, point.trust])
     return rows
+
+
+def draw(predicted: Sequence[Prediction], path: Path) -> None:
+    """A line an op and algorithm: microseconds over ranks, into an SVG file. matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "ascend_moe", "font.size": 9})
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    colours = {name: f"C{number}" for number, name in enumerate(ALGORITHMS)}
+    for algorithm in dict.fromkeys(each.algorithm for each in predicted):
+        along = sorted((each for each in predicted if each.algorithm == algorithm), key=lambda one: one.request.ranks)
+        for op, style in (("dispatch", "-"), ("combine", "--")):
+            axes.plot(
+                [each.request.ranks for each in along],
+                [getattr(each, op).us for each in along],
+                label=f"{op}, {algorithm}",
+                color=colours[algorithm],
+                linestyle=style,
+                marker="o",
+                markersize=3,
+                linewidth=1,
+            )
+    worlds = sorted({each.request.ranks for each in predicted})
+    axes.set(xscale="log", xlabel="EP ranks", ylabel="µs, model")
+    axes.set_xticks(worlds, [str(world) for world in worlds], minor=False)
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(True, alpha=0.25)
+    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    request = predicted[0].request
+    rows = "int8 rows in dispatch" if request.quant else "bf16 rows"
+    axes.set_title(
+        f"{request.soc}, {request.cores} cores, BS {request.batch}, H {request.hidden}, K {request.topk}, "
+        f"E {request.experts}, {rows}: a model, not a measurement",
+        fontsize=8,
+        loc="left",
+    )
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    plt.close(figure)
+    write_whole(path, drawn.getvalue())

@@ -12,8 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from ascend_moe.comm import servers
+from ascend_moe.comm.ballot import StoreBallot
 from ascend_moe.comm.servers import ServerPost
-from ascend_moe.comm.store_ballot import StoreBallot
 from ascend_moe.errors import CommTimeout, PeerLost
 from ascend_moe.explore.survivors import Votes
 
@@ -78,7 +78,7 @@ def test_who_votes_is_in_and_who_comes_late_is_told() -> None:
 def test_a_store_that_fails_or_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     (ballot,) = ballots(1)
     silent = threading.Event()
-    monkeypatch.setattr("ascend_moe.comm.store_ballot._ANSWER_S", 0.1)
+    monkeypatch.setattr("ascend_moe.comm.ballot._ANSWER_S", 0.1)
 
     def fails(*_: Any) -> None:
         raise RuntimeError("Connection reset by peer\nmore")

@@ -167,7 +167,7 @@ class Builder:
         return self.runner("bf16", folder, f"_broken{number}")
 
 
-# ---- jobs: job.h has their layout
+# ---- jobs: core.h has their layout
 
 BASE = 0x200000000000
 PAGE = 4096

@@ -2,7 +2,7 @@
 #include <chrono>
 #include <unordered_set>
 
-#include "enqueue.h"
+#include "queue.h"
 #include "graph.h"
 
 using namespace vnpu;

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "device.h"
-#include "enqueue.h"
+#include "queue.h"
 #include "graph.h"
 #include "locked.h"
 

@@ -3,7 +3,7 @@
 #include <unordered_set>
 
 #include "device.h"
-#include "enqueue.h"
+#include "queue.h"
 #include "graph.h"
 
 namespace vnpu {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "enqueue.h"
+#include "queue.h"
 
 #define VNPU_NOTHING(name) \
     VNPU_EXPORT int64_t name() { return 0; }

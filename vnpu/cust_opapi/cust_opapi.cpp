@@ -20,7 +20,7 @@
 
 #include "abi/ascend_moe.h"
 #include "acl/device.h"
-#include "acl/enqueue.h"
+#include "acl/queue.h"
 #include "cann/tiling.h"
 #include "cann_standin/standin.h"
 #include "hccl/abi.h"

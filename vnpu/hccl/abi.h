@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "acl/enqueue.h"
+#include "acl/queue.h"
 
 namespace vnpu {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "acl/enqueue.h"
+#include "acl/queue.h"
 
 namespace vnpu {
 

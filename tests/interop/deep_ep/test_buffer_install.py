@@ -13,17 +13,7 @@ from deep_ep_buffers import Case, finish, low, low_sum
 from ascend_moe import LocalCluster
 from ascend_moe.errors import ArgumentError
 from ascend_moe.interop import deep_ep
-from ascend_moe.interop.deep_ep import (
-    CPP,
-    OURS,
-    REFUSED,
-    AscendBuffer,
-    Buffer,
-    Config,
-    EventHandle,
-    EventOverlap,
-    strategies,
-)
+from ascend_moe.interop.deep_ep import AscendBuffer, Buffer, Config, EventHandle, EventOverlap, strategies
 
 
 @pytest.fixture
@@ -108,12 +98,12 @@ def test_every_public_name_of_theirs_is_ours_or_refused(
     for module, line in listed.items():
         here = importlib.import_module(module)
         for name in line.split():
-            reason = REFUSED[flavour].get(f"{module}.{name}")
+            reason = deep_ep.REFUSED[flavour].get(f"{module}.{name}")
             if reason is None:
                 scope: dict[str, Any] = {}
                 exec(f"from {module} import {name}", scope)
-                ours = CPP if module == "deep_ep_cpp" else OURS[flavour][module]
-                submodule = OURS[flavour].get(f"{module}.{name}")
+                ours = deep_ep.CPP if module == "deep_ep_cpp" else deep_ep.OURS[flavour][module]
+                submodule = deep_ep.OURS[flavour].get(f"{module}.{name}")
                 assert submodule is not None or scope[name] is ours[name]
                 assert scope[name] is getattr(here, name)
                 continue
@@ -124,7 +114,7 @@ def test_every_public_name_of_theirs_is_ours_or_refused(
                 ) as told:
                     exec(statement, {})
                 assert str(told.value).endswith(reason) and "\n" not in str(told.value)
-    assert {name.rpartition(".")[0] for name in REFUSED[flavour]} <= set(listed)
+    assert {name.rpartition(".")[0] for name in deep_ep.REFUSED[flavour]} <= set(listed)
     deep_ep.uninstall()
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("deep_ep")
