@@ -33,14 +33,9 @@ def select_experts(
     """Choose experts: softmax scores, or with a correction bias sigmoid scores; on request from the best groups only.
 
     Args:
-        hidden_states: ``(T, H)``; for custom_routing_function only.
-        router_logits: ``(T, E)`` bf16, fp16 or fp32.
-        top_k: K.
-        use_grouped_topk: a token chooses from its best topk_group of num_expert_group groups; both are needed. A
-            group counts by its best expert, with a correction bias by the sum of its two best.
-        renormalize: divide the K weights by their sum.
-        custom_routing_function: instead of all this: called with hidden_states, router_logits, top_k, renormalize.
-        correction_bias: ``(E,)``, added to the scores for the choice only.
+        hidden_states, router_logits, top_k, use_grouped_topk, renormalize, topk_group, num_expert_group,
+            custom_routing_function: as of `ascend_moe.interop.fused_moe.select_experts`.
+        correction_bias: its e_score_correction_bias, ``(E,)``.
 
     Returns:
         weights ``(T, K)`` float32, ids ``(T, K)`` int32, the best first.

@@ -89,12 +89,7 @@ class FusedMoEPrepareAndFinalize(ABC):
     ) -> PrepareResultType:
         """Sends the rows of this rank's tokens, and receives those for its experts.
 
-        Args:
-            a1: ``(T, H)``. topk_weights, topk_ids: ``(T, K)``.
-            num_experts: of all ranks. expert_map: ``(E,)``, the local number of each expert or -1; None: in order.
-            apply_router_weight_on_input: multiply the rows by their weights before they are sent.
-            quant_config: a `FusedMoEQuantConfig`: whether rows travel as int8.
-            defer_input_quant: send them as they are; the experts quantize.
+        The arguments are those of `ascend_moe.interop.vllm.prepare_finalize.PrepareAndFinalize.prepare_async`.
         """
 
     @abstractmethod
@@ -107,12 +102,9 @@ class FusedMoEPrepareAndFinalize(ABC):
         apply_router_weight_on_input: bool,
         weight_and_reduce_impl: Any,
     ) -> None:
-        """Sends the experts' rows back, and writes the sums of this rank's tokens into ``output``.
+        """Sends the experts' rows back, and writes the sums of this rank's tokens into ``output`` ``(T, H)``.
 
-        Args:
-            output: ``(T, H)``. fused_expert_output: what the experts' apply has written.
-            topk_weights, topk_ids, apply_router_weight_on_input: as given to prepare.
-            weight_and_reduce_impl: the `TopKWeightAndReduce` that the experts ask for.
+        The arguments are those of `ascend_moe.interop.vllm.prepare_finalize.PrepareAndFinalize.finalize_async`.
         """
 
     @property
@@ -188,17 +180,9 @@ class FusedMoEPermuteExpertsUnpermute(ABC):
         expert_tokens_meta: Any,
         apply_router_weight_on_input: bool,
     ) -> None:
-        """Runs the experts over rows of `prepare`, into ``output``.
+        """Runs the experts over prepare's rows, ``(M, H)`` or ``(L, places, H)``, into ``output``.
 
-        Args:
-            output: of workspace_shapes' last shape. hidden_states: prepare's rows, ``(M, H)`` or ``(L, places, H)``.
-            w1, w2: ``(L, 2F, H)``, ``(L, H, F)``.
-            topk_weights, topk_ids: of the rows, as prepare returns them.
-            activation: its name. global_num_experts: of all ranks. expert_map: ``(E,)``, as of prepare.
-            a1q_scale: the rows' scales. a2_scale: None.
-            workspace13, workspace2: memory of workspace_shapes' sizes.
-            expert_tokens_meta: prepare's `ExpertTokensMetadata`.
-            apply_router_weight_on_input: the rows have their weights already.
+        The arguments are those of `ascend_moe.interop.vllm.experts.Experts.apply`.
         """
 
 

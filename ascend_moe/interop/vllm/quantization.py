@@ -81,8 +81,7 @@ def int8_w8a8_moe_quant_config(
     """int8 weights with a scale an output channel, int8 rows with a scale each.
 
     Args:
-        w1_scale, w2_scale: ``(L, 2F)`` and ``(L, H)`` float32, a dimension of 1 may follow.
-        a1_scale, a2_scale, w1_bias, w2_bias: must be None: experts refuse them.
+        w1_scale, w2_scale, a1_scale, a2_scale, w1_bias, w2_bias: as of `FusedMoEQuantConfig`.
         per_act_token_quant: vLLM's is False by default; experts refuse False.
     """
     scales = (w1_scale, w2_scale, a1_scale, a2_scale)

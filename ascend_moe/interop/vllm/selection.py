@@ -52,9 +52,7 @@ def make_prepare_finalize(
         mk: vLLM's module fused_moe.modular_kernel, 0.11 or newer; None: ``ascend_moe.interop.vllm.bases``.
         ops: namespace with npu_moe_distribute_dispatch_v2 and _combine_v2: ascend_moe, ascend_moe.npu, a patched
             torch_npu; None: ascend_moe. prepare and finalize are async where its operators are ours.
-        group_name: ``ascend_moe.comm_name(process_group)``, a c10d group name, or a LocalCluster's; or the group
-            itself, as `comm.group_of`.
-        rank, world: this rank, and the W ranks of the group.
+        group_name, rank, world: as of `All2AllManager`; W ranks.
         num_experts: E of all ranks, a multiple of W; rank r has experts r*L to r*L + L-1, L = E/W.
         kind: "mc2": windows, standard rows. "batched": windows, rows by expert, ``(L, max_num_tokens * W, H)``, where
             the largest count is read on the host. "alltoall", "allgather": standard rows by collectives, which read
