@@ -13,115 +13,96 @@ from importlib import metadata
 from ascend_moe import log
 from ascend_moe.errors import need
 
-_FFN = (
-    "(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx, Tensor[] scale1, Tensor[] scale2, "
-    "Tensor probs, str group, int max_output_size, Tensor! out) -> Tensor"
-)
-_FFN_COUNTS = _FFN.replace(
-    "Tensor! out) -> Tensor", "Tensor! out, Tensor! expert_token_nums) -> (Tensor out, Tensor expert_token_nums)"
-)
-_FFN_BIASES = _FFN_COUNTS.replace("Tensor probs", "Tensor[] bias1, Tensor[] bias2, Tensor probs").replace(
-    "nums) ->", "nums, Tensor? x_active_mask=None, float swiglu_limit=1000000.0) ->"
-)
-_ROWS = (
-    "(Tensor x, Tensor weight, Tensor weight_scale, Tensor x_scale, Tensor group_list, *, Tensor? bias=None, "
-    "Tensor? offset=None) -> (Tensor output, Tensor output_scale, Tensor output_offset)"
-)
-_ROWS_LISTS = _ROWS.replace("Tensor weight, Tensor weight_scale", "Tensor[] weight, Tensor[] weight_scale")
+# By operator, the schema from a release on; "gone": from there on there is no such operator.
+_SCHEMAS = """
+dequant_situ_quant 0.26.0
+    (Tensor x, *, Tensor? weight_scale=None, Tensor? activation_scale=None, Tensor? bias=None, Tensor?
+    quant_scale=None, Tensor? quant_offset=None, Tensor? group_index=None, float beta=4.0, float linear_beta=25.0,
+    bool activate_left=True, str quant_mode="dynamic") -> (Tensor y, Tensor scale)
+dispatch_ffn_combine 0.18.0
+    (Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx, Tensor[] scale1, Tensor[] scale2, Tensor
+    probs, str group, int max_output_size, Tensor! out, Tensor! expert_token_nums) -> (Tensor out, Tensor
+    expert_token_nums)
+dispatch_ffn_combine 0.23.0
+    (Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx, Tensor[] scale1, Tensor[] scale2, Tensor[]
+    bias1, Tensor[] bias2, Tensor probs, str group, int max_output_size, Tensor! out, Tensor! expert_token_nums,
+    Tensor? x_active_mask=None, float swiglu_limit=1000000.0) -> (Tensor out, Tensor expert_token_nums)
+dispatch_gmm_combine_decode 0.18.0
+    (Tensor x, Tensor expert_ids, Tensor[] gmm1_permuted_weight, Tensor[] gmm1_permuted_weight_scale, Tensor[]
+    gmm2_weight, Tensor[] gmm2_weight_scale, Tensor expert_scales, Tensor? expert_smooth_scales=None, Tensor?
+    x_active_mask=None, str group_ep='', int ep_rank_size=0, int ep_rank_id=0, int moe_expert_num=0, int
+    shared_expert_num=1, int shared_expert_rank_num=0, int quant_mode=0, int global_bs=0) -> (Tensor output, Tensor
+    expert_token_nums)
+dispatch_gmm_combine_decode 0.24.0
+    gone
+grouped_matmul_swiglu_quant 0.18.0
+    (Tensor x, Tensor weight, Tensor weight_scale, Tensor x_scale, Tensor group_list, *, Tensor? bias=None, Tensor?
+    offset=None) -> (Tensor output, Tensor output_scale, Tensor output_offset)
+grouped_matmul_swiglu_quant 0.23.0
+    (Tensor x, Tensor weight, Tensor weight_scale, Tensor x_scale, Tensor group_list, *, Tensor? bias=None, Tensor?
+    offset=None, float swiglu_limit=0.0) -> (Tensor output, Tensor output_scale, Tensor output_offset)
+grouped_matmul_swiglu_quant_v2 0.23.0
+    (Tensor x, Tensor[] weight, Tensor[] weight_scale, Tensor x_scale, Tensor group_list, Tensor? smooth_scale=None,
+    Tensor[]? weight_assist_matrix=None, Tensor? bias=None, int? dequant_mode=0, int? dequant_dtype=0, int?
+    quant_mode=0, int? quant_dtype=0, bool transpose_weight=False, int group_list_type=0, int[2] tuning_config=[],
+    float swiglu_limit=0.0) -> (Tensor output, Tensor output_scale)
+grouped_matmul_swiglu_quant_weight_nz 0.23.0
+    (Tensor x, Tensor weight, Tensor weight_scale, Tensor x_scale, Tensor group_list, *, Tensor? bias=None, Tensor?
+    offset=None, float swiglu_limit=0.0) -> (Tensor output, Tensor output_scale, Tensor output_offset)
+grouped_matmul_swiglu_quant_weight_nz_tensor_list 0.18.0
+    (Tensor x, Tensor[] weight, Tensor[] weight_scale, Tensor x_scale, Tensor group_list, *, Tensor? bias=None,
+    Tensor? offset=None) -> (Tensor output, Tensor output_scale, Tensor output_offset)
+grouped_matmul_swiglu_quant_weight_nz_tensor_list 0.23.0
+    (Tensor x, Tensor[] weight, Tensor[] weight_scale, Tensor x_scale, Tensor group_list, *, Tensor? bias=None,
+    Tensor? offset=None, float swiglu_limit=0.0) -> (Tensor output, Tensor output_scale, Tensor output_offset)
+moe_gating_top_k 0.18.0
+    (Tensor x, int k, int k_group, int group_count, int group_select_mode, int renorm, int norm_type, bool out_flag,
+    float routed_scaling_factor, float eps, Tensor? bias_opt=None) -> (Tensor y, Tensor expert_idx, Tensor out)
+moe_gating_top_k_hash 0.23.0
+    (Tensor x, int k, Tensor? bias=None, Tensor? input_ids=None, Tensor? tid2eid=None, int k_group=1, int
+    group_count=1, float routed_scaling_factor=1.0, float eps=1e-20, int group_select_mode=0, int renorm=0, int
+    norm_type=0, bool out_flag=False) -> (Tensor y, Tensor expert_idx, Tensor out)
+moe_grouped_matmul 0.18.0
+    (Tensor x, Tensor weight, Tensor group_list, int split_item, int group_type, int group_list_type) -> Tensor[]
+npu_dequant_swiglu_quant 0.23.0
+    (Tensor x, *, Tensor? weight_scale=None, Tensor? activation_scale=None, Tensor? bias=None, Tensor?
+    quant_scale=None, Tensor? quant_offset=None, Tensor? group_index=None, bool activate_left=True, int
+    quant_mode=0, int swiglu_mode=0, float clamp_limit=0.0, float glu_alpha=1.0, float glu_bias=0.0) -> (Tensor y,
+    Tensor scale)
+npu_moe_init_routing_custom 0.18.0
+    (Tensor x, Tensor expert_idx, *, Tensor? scale=None, Tensor? offset=None, int active_num=-1, int
+    expert_capacity=-1, int expert_num=-1, int drop_pad_mode=0, int expert_tokens_num_type=0, bool
+    expert_tokens_num_flag=False, int quant_mode=0, int[2] active_expert_range=[], int row_idx_type=0) -> (Tensor,
+    Tensor, Tensor, Tensor)
+npu_moe_init_routing_custom 0.25.1
+    gone
+npu_swiglu_group_quant 0.23.0
+    (Tensor x, Tensor? topk_weight, Tensor? group_index, ScalarType dst_type=39, int quant_mode=1, int
+    group_size=128, bool round_scale=False, bool ue8m0_scale=False, bool output_origin=False, int group_list_type=0,
+    float clamp_value=0.0) -> (Tensor y, Tensor scale, Tensor y_origin)
+situ_mx_quant 0.26.0
+    (Tensor x, float beta=1.0, float linear_beta=0.0, bool activate_left=False, int dst_type=36) -> (Tensor y,
+    Tensor mxscale)
+"""
 
 
-def _limited(schema: str) -> str:
-    return schema.replace(") ->", ", float swiglu_limit=0.0) ->")
+def _read(text: str) -> dict[str, dict[str, str | None]]:
+    schemas: dict[str, dict[str, str | None]] = {}
+    for name, release, lines in re.findall(r"^(\w+) (\S+)\n((?: .*\n)+)", text, re.MULTILINE):
+        schema = " ".join(lines.split())
+        schemas.setdefault(name, {})[release] = None if schema == "gone" else schema
+    return schemas
 
 
-# By operator, the schema from a release on; None: from there on there is no such operator.
-SCHEMAS: dict[str, dict[str, str | None]] = {
-    "dequant_situ_quant": {
-        "0.26.0": (
-            "(Tensor x, *, Tensor? weight_scale=None, Tensor? activation_scale=None, Tensor? bias=None, Tensor? "
-            "quant_scale=None, Tensor? quant_offset=None, Tensor? group_index=None, float beta=4.0, float "
-            'linear_beta=25.0, bool activate_left=True, str quant_mode="dynamic") -> (Tensor y, Tensor scale)'
-        ),
-    },
-    "dispatch_ffn_combine": {"0.18.0": _FFN_COUNTS, "0.23.0": _FFN_BIASES},
-    "dispatch_gmm_combine_decode": {
-        "0.18.0": (
-            "(Tensor x, Tensor expert_ids, Tensor[] gmm1_permuted_weight, Tensor[] gmm1_permuted_weight_scale, "
-            "Tensor[] gmm2_weight, Tensor[] gmm2_weight_scale, Tensor expert_scales, Tensor? "
-            "expert_smooth_scales=None, Tensor? x_active_mask=None, str group_ep='', int ep_rank_size=0, int "
-            "ep_rank_id=0, int moe_expert_num=0, int shared_expert_num=1, int shared_expert_rank_num=0, int "
-            "quant_mode=0, int global_bs=0) -> (Tensor output, Tensor expert_token_nums)"
-        ),
-        "0.24.0": None,
-    },
-    "grouped_matmul_swiglu_quant": {"0.18.0": _ROWS, "0.23.0": _limited(_ROWS)},
-    "grouped_matmul_swiglu_quant_v2": {
-        "0.23.0": (
-            "(Tensor x, Tensor[] weight, Tensor[] weight_scale, Tensor x_scale, Tensor group_list, Tensor? "
-            "smooth_scale=None, Tensor[]? weight_assist_matrix=None, Tensor? bias=None, int? dequant_mode=0, int? "
-            "dequant_dtype=0, int? quant_mode=0, int? quant_dtype=0, bool transpose_weight=False, int "
-            "group_list_type=0, int[2] tuning_config=[], float swiglu_limit=0.0) -> (Tensor output, Tensor "
-            "output_scale)"
-        ),
-    },
-    "grouped_matmul_swiglu_quant_weight_nz": {"0.23.0": _limited(_ROWS)},
-    "grouped_matmul_swiglu_quant_weight_nz_tensor_list": {"0.18.0": _ROWS_LISTS, "0.23.0": _limited(_ROWS_LISTS)},
-    "moe_gating_top_k": {
-        "0.18.0": (
-            "(Tensor x, int k, int k_group, int group_count, int group_select_mode, int renorm, int norm_type, bool "
-            "out_flag, float routed_scaling_factor, float eps, Tensor? bias_opt=None) -> (Tensor y, Tensor "
-            "expert_idx, Tensor out)"
-        ),
-    },
-    "moe_gating_top_k_hash": {
-        "0.23.0": (
-            "(Tensor x, int k, Tensor? bias=None, Tensor? input_ids=None, Tensor? tid2eid=None, int k_group=1, int "
-            "group_count=1, float routed_scaling_factor=1.0, float eps=1e-20, int group_select_mode=0, int renorm=0, "
-            "int norm_type=0, bool out_flag=False) -> (Tensor y, Tensor expert_idx, Tensor out)"
-        ),
-    },
-    "moe_grouped_matmul": {
-        "0.18.0": (
-            "(Tensor x, Tensor weight, Tensor group_list, int split_item, int group_type, int group_list_type) -> "
-            "Tensor[]"
-        ),
-    },
-    "npu_dequant_swiglu_quant": {
-        "0.23.0": (
-            "(Tensor x, *, Tensor? weight_scale=None, Tensor? activation_scale=None, Tensor? bias=None, Tensor? "
-            "quant_scale=None, Tensor? quant_offset=None, Tensor? group_index=None, bool activate_left=True, int "
-            "quant_mode=0, int swiglu_mode=0, float clamp_limit=0.0, float glu_alpha=1.0, float glu_bias=0.0) -> "
-            "(Tensor y, Tensor scale)"
-        ),
-    },
-    "npu_moe_init_routing_custom": {
-        "0.18.0": (
-            "(Tensor x, Tensor expert_idx, *, Tensor? scale=None, Tensor? offset=None, int active_num=-1, int "
-            "expert_capacity=-1, int expert_num=-1, int drop_pad_mode=0, int expert_tokens_num_type=0, bool "
-            "expert_tokens_num_flag=False, int quant_mode=0, int[2] active_expert_range=[], int row_idx_type=0) -> "
-            "(Tensor, Tensor, Tensor, Tensor)"
-        ),
-        "0.25.1": None,
-    },
-    "npu_swiglu_group_quant": {
-        "0.23.0": (
-            "(Tensor x, Tensor? topk_weight, Tensor? group_index, ScalarType dst_type=39, int quant_mode=1, int "
-            "group_size=128, bool round_scale=False, bool ue8m0_scale=False, bool output_origin=False, int "
-            "group_list_type=0, float clamp_value=0.0) -> (Tensor y, Tensor scale, Tensor y_origin)"
-        ),
-    },
-    "situ_mx_quant": {
-        "0.26.0": (
-            "(Tensor x, float beta=1.0, float linear_beta=0.0, bool activate_left=False, int dst_type=36) -> (Tensor "
-            "y, Tensor mxscale)"
-        ),
-    },
-}
+SCHEMAS = _read(_SCHEMAS)
+_FFN, _FFN_BIASES = (str(SCHEMAS["dispatch_ffn_combine"][release]) for release in ("0.18.0", "0.23.0"))
 # Calls of dispatch_ffn_combine that are taken beside those of the release: vllm-ascend's tests pass a tensor of biases.
 OVERLOADS = {
     "dispatch_ffn_combine.bias_tensor": _FFN_BIASES.replace("[] bias", " bias"),
-    "dispatch_ffn_combine.release_0_18": _FFN_COUNTS,
-    "dispatch_ffn_combine.release_0_13": _FFN,
+    "dispatch_ffn_combine.release_0_18": _FFN,
+    "dispatch_ffn_combine.release_0_13": _FFN.replace(", Tensor! expert_token_nums", "").replace(
+        "(Tensor out, Tensor expert_token_nums)", "Tensor"
+    ),
 }
 
 
