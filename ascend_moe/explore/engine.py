@@ -215,10 +215,7 @@ class _Step(ctypes.Structure):
         ("compare", c_int32),
         ("plan", c_void_p),
         *((name, c_void_p) for name in _ARRAYS),
-        ("outputs_count", c_uint32),
-        ("accepted", c_uint32),
-        ("lent", c_uint32),
-        ("reserved", c_uint32),
+        *((name, c_uint32) for name in ("outputs_count", "accepted", "lent", "reserved")),
     ]
 
 

@@ -47,14 +47,8 @@ class Settings(ctypes.Structure):
     """AmTorchSettings of csrc/torch/api.h."""
 
     _fields_ = [
-        ("world", c_int64),
-        ("rank", c_int64),
-        ("most_window_mib", c_int64),
-        ("cores", c_int64),
-        ("meeting", c_int64),
-        ("stamps", c_int64),
-        ("deadline_micros", c_int64),
-        ("first_deadline_micros", c_int64),
+        *((name, c_int64) for name in ("world", "rank", "most_window_mib", "cores")),
+        *((name, c_int64) for name in ("meeting", "stamps", "deadline_micros", "first_deadline_micros")),
         ("comm_alg", ctypes.c_char * 64),
     ]
 
@@ -65,19 +59,11 @@ class _EndFacts(ctypes.Structure):
     _fields_ = [
         ("number", c_uint64),
         ("communicator", c_void_p),
-        ("world", c_int64),
-        ("rank", c_int64),
-        ("window_mib", c_int64),
-        ("lent_mib", c_int64),
-        ("context_kind", c_int32),
-        ("ranks_per_server", c_int32),
-        ("near_stores", c_int32),
-        ("auto_is_window", c_int32),
+        *((name, c_int64) for name in ("world", "rank", "window_mib", "lent_mib")),
+        *((name, c_int32) for name in ("context_kind", "ranks_per_server", "near_stores", "auto_is_window")),
         ("buffer_mib", c_int64),
         ("meeting", c_int64),
-        ("on_npu", c_int32),
-        ("of_process_group", c_int32),
-        ("rdma_flags", c_int32),
+        *((name, c_int32) for name in ("on_npu", "of_process_group", "rdma_flags")),
     ]
 
 

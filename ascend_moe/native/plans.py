@@ -57,27 +57,14 @@ def _type_codes() -> dict[str, int]:
 def _spec_type() -> Any:
     class CallSpec(ctypes.Structure):
         _fields_ = [
-            ("op", ctypes.c_int32),
-            ("contract", ctypes.c_int32),
-            ("group_ep_length", ctypes.c_int32),
-            ("comm_alg", ctypes.c_int32),
-            ("context_kind", ctypes.c_int32),
-            ("ranks_per_server", ctypes.c_int32),
-            ("comm_world", ctypes.c_int64),
-            ("comm_rank", ctypes.c_int64),
-            ("window_mib", ctypes.c_int64),
-            ("lent_mib", ctypes.c_int64),
-            ("cores", ctypes.c_int64),
-            ("deadline_micros", ctypes.c_int64),
+            *((name, ctypes.c_int32) for name in ("op", "contract", "group_ep_length")),
+            *((name, ctypes.c_int32) for name in ("comm_alg", "context_kind", "ranks_per_server")),
+            *((name, ctypes.c_int64) for name in ("comm_world", "comm_rank", "window_mib")),
+            *((name, ctypes.c_int64) for name in ("lent_mib", "cores", "deadline_micros")),
             ("attributes", ctypes.c_int64 * len(attribute_names())),
             ("tensors", TensorDesc * len(tensor_names())),
-            ("list_cores", ctypes.c_int32),
-            ("ub_bytes", ctypes.c_int32),
-            ("part", ctypes.c_int32),
-            ("near_stores", ctypes.c_int32),
-            ("meeting", ctypes.c_int32),
-            ("stamps", ctypes.c_int32),
-            ("rdma_flags", ctypes.c_int32),
+            *((name, ctypes.c_int32) for name in ("list_cores", "ub_bytes", "part", "near_stores")),
+            *((name, ctypes.c_int32) for name in ("meeting", "stamps", "rdma_flags")),
             ("planned", ctypes.c_int64),
         ]
 
