@@ -21,7 +21,8 @@ LIBRARY = "libascend_moe_npu.so"
 KEY_SUFFIX = ".key"  # beside the library: what it was built from
 _TIMEOUT_S = 1800
 # What a launch is, and where the places of its arguments come from.
-_ARGUMENTS = ("csrc/torch/api.h", "op_host/rules/args.h", "op_host/rules/op.h", "op_kernel/protocol/tiling.h")
+_RULES = tuple(f"op_host/rules/{name}.h" for name in ("op", "op_tables", "args"))
+_ARGUMENTS = ("csrc/torch/api.h", *_RULES, "op_kernel/protocol/tiling.h")
 
 
 class BuildError(Exception):

@@ -6,7 +6,7 @@
 #include "communicator.h"
 #include "plan.h"
 #include "rules/message.h"
-#include "rules/op.h"
+#include "rules/op_tables.h"
 #include "rules/vendor_needs.h"
 
 namespace ops {

@@ -10,7 +10,7 @@
 
 #include <cstring>
 
-#include "rules/op.h"
+#include "rules/op_tables.h"
 #include "torch/api.h"
 
 namespace ascend_moe_npu {

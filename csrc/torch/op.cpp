@@ -3,7 +3,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "rules/op.h"
+#include "rules/op_tables.h"
 
 namespace ascend_moe_torch {
 

@@ -8,7 +8,7 @@
 #include "exe_graph/runtime/infer_datatype_context.h"
 #include "exe_graph/runtime/infer_shape_context.h"
 #include "exe_graph/runtime/tiling_context.h"
-#include "../rules/op.h"
+#include "../rules/op_tables.h"
 
 #if defined(__has_include)
 #if __has_include("base/err_msg.h")

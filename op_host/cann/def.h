@@ -1,5 +1,5 @@
 // What CANN asks of an op: output shapes and types, by the shape functions that allocate the outputs
-// everywhere else; and the op's definition, from the tables of rules/op.h.
+// everywhere else; and the op's definition, from the tables of rules/op_tables.h.
 #pragma once
 
 #include <vector>

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "protocol/tiling.h"
+#include "op.h"
 
 namespace moe {
 
@@ -16,22 +18,6 @@ struct TensorDesc {
     int32_t rank;
     int64_t dims[3];
 };
-
-// Every tensor argument of the four ops; dispatch and combine use their own subset.
-// clang-format off
-#define ASCEND_MOE_TENSORS(X)                                                                       \
-    X(x) X(expand_x) X(expert_ids) X(scales) X(x_active_mask) X(expert_scales) X(expand_idx)        \
-    X(assist_info_for_combine) X(ep_send_counts) X(tp_send_counts) X(activation_scale)              \
-    X(weight_scale) X(group_list) X(expand_scales) X(shared_expert_x) X(elastic_info)               \
-    X(performance_info) X(ori_x) X(const_expert_alpha_1) X(const_expert_alpha_2) X(const_expert_v)
-
-// Every integer attribute; absent optional ones are kNoValue.
-#define ASCEND_MOE_ATTRIBUTES(X)                                                                    \
-    X(ep_world_size) X(ep_rank_id) X(moe_expert_num) X(tp_world_size) X(tp_rank_id)                 \
-    X(expert_shard_type) X(shared_expert_num) X(shared_expert_rank_num) X(quant_mode) X(global_bs)  \
-    X(expert_token_nums_type) X(out_dtype) X(comm_quant_mode) X(group_list_type)                    \
-    X(zero_expert_num) X(copy_expert_num) X(const_expert_num) X(y_dtype) X(x_dtype) X(scales_dtype)
-// clang-format on
 
 constexpr int64_t kNoValue = INT64_MIN;
 constexpr int64_t kBlockQuant = 2;  // comm_quant_mode: int8 rows on the way back
@@ -48,6 +34,18 @@ enum AttributeIndex : uint32_t { ASCEND_MOE_ATTRIBUTES(ASCEND_MOE_ENUM) kAttribu
 // and HCCL's variables ask for hierarchy.
 constexpr int32_t kCommAlgWindow = 0, kCommAlgHierarchy = 4, kCommAlgDirect = 5, kCommAlgAuto = 6, kCommAlgHccl = 8,
                   kCommAlgCount = 9;
+
+// Names of comm_alg. CANN's names for its algorithms select window: on one
+// server its hierarchy sums as that does.
+inline int32_t AlgorithmIndexOf(const char* name) {
+    static const char* const names[] = {
+        "window", "fullmesh", "fullmesh_v1", "fullmesh_v2", "hierarchy", "direct", "auto", "", "auto by HCCL_INTRA_*"};
+    static_assert(sizeof(names) / sizeof(names[0]) == kCommAlgCount, "a name an index");
+    for (int32_t i = 0; i < kCommAlgCount; ++i) {
+        if (strcmp(name, names[i]) == 0) return i;
+    }
+    return -1;
+}
 
 struct CallSpec {
     int32_t op;        // kOpDispatch, kOpCombine

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "op.h"
+#include "op_tables.h"
 
 namespace moe {
 
