@@ -11,6 +11,7 @@ import op_runs
 import pytest
 import torch
 from op_runs import Clusters
+from torch_calls import own_terms
 
 import ascend_moe
 import ascend_moe.reference as ref
@@ -90,13 +91,14 @@ def test_nothing_travels(clusters: Clusters, algorithm: str, monkeypatch: pytest
     x = torch.linspace(-2, 2, 3 * 32).reshape(3, 32)
     ids = torch.tensor([[3, 3], [-1, 2], [2, -1]], dtype=torch.int32)  # copy twice, zero, zero
     weights = torch.tensor([[0.5, 0.25], [1.0, 2.0], [3.0, 4.0]])
-    given = ref.RankInput(x, ids, expert_scales=weights, shared_expert_x=x * 8, ori_x=x)
+    own = own_terms(x * 8)
+    given = ref.RankInput(x, ids, expert_scales=weights, ori_x=x, **own)
     case = Case.of([given, given], 2, contract=2, special=(1, 1, 0))
     runs = op_runs.run(clusters[2], case)
     op_runs.check(case, runs)
     for one in runs:
         assert not one.dispatched[4].any() and not one.dispatched[3].any()
-        assert torch.equal(one.result, torch.stack([0.75 * x[0] + 8 * x[0], 8 * x[1], 8 * x[2]]))
+        assert torch.equal(one.result, x * torch.tensor([[0.75], [0], [0]]) + sum(own.values()))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -107,9 +109,9 @@ def test_inputs_may_share_memory(clusters: Clusters, algorithm: str, monkeypatch
     ids = torch.tensor([[0, 2, 4], [1, 3, 5], [3, 0, 5]], dtype=torch.int32)  # 2: zero, 3: copy, 4 and 5: const
     threes, twos = [table[:3], table[1:4], table[2:5]], [table[:2], table[1:3]]
     for ori_x, shared, consts, alphas in itertools.product(threes, threes, twos, twos):
-        special = {"ori_x": ori_x, "shared_expert_x": shared, "const_expert_v": consts}
-        special |= {"const_expert_alpha_1": alphas, "const_expert_alpha_2": alphas}
-        given = ref.RankInput(table[:3], ids, expert_scales=torch.ones(3, 3), **special)
+        own = {"ori_x": ori_x, "const_expert_v": consts, **own_terms(shared)}
+        own |= {"const_expert_alpha_1": alphas, "const_expert_alpha_2": alphas}
+        given = ref.RankInput(table[:3], ids, expert_scales=torch.ones(3, 3), **own)
         run(clusters, Case.of([given, given], 2, contract=2, special=(1, 1, 2)))
 
 
