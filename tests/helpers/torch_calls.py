@@ -89,7 +89,7 @@ class Variant:
         if self.extras:
             kwargs.update(tp_send_counts=dispatched[5], expand_scales=dispatched[6])
         if self.extras and self.version:
-            kwargs |= own_terms(torch.ones(self.batch(rank), HIDDEN, dtype=self.dtype))
+            kwargs |= {name: torch.ones(self.batch(rank), HIDDEN, dtype=self.dtype) for name in own_terms(None)}
         tensors = (rows, self.ids(rank), dispatched[2], dispatched[4], self.weights(rank))
         return (*tensors, group_ep, world, rank, EXPERTS), kwargs
 
