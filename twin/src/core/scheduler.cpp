@@ -197,6 +197,7 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
         slot.core.scheduler = this;
         slot.core.recorder = recorder.get();
         slot.core.forward.enabled = forward;
+        slot.core.stores = &stores_;
         if (spec.watch_polls) slot.core.watch = std::make_unique<PollWatch>();
         slot.status = CoreStatus::kReady;
         slot.repeats = false;
@@ -204,6 +205,7 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
     }
     RunFibers(slots_, [&] { Loop(); });
     StreamFence();
+    stores_.LaunchEnds();
     device_.traffic_ = Traffic();
     for (uint32_t i = 0; i < spec.block_dim; ++i) device_.traffic_.Add(slots_[i]->core.traffic);
     if (failure_) std::rethrow_exception(failure_);

@@ -91,6 +91,7 @@ private:
     uint8_t* ub_ = nullptr;
     std::vector<std::unique_ptr<FastCore>> slots_;
     LaunchState launch_;
+    RowStores stores_;
     const bool forwards_;  // copies may be deferred: not with ASCEND_MOE_FORWARD=0
     uint32_t doorbell_seen_ = 0;
     int64_t idle_since_ = 0;

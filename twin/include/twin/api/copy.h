@@ -68,7 +68,6 @@ constexpr uint32_t kMaxCopyBlocks = 4095;
 constexpr uint32_t kMaxCopyBlockBytes = 2097151;
 constexpr uint8_t kPoison = 0xA5;
 constexpr uint64_t kLeastStreamed = 1024;
-constexpr uint64_t kStreamedWindow = 4;  // rows in windows are streamed beyond this part of the cache
 
 // A checked, strided copy: `count` pieces of `bytes`, steps in bytes on both sides.
 struct Pieces {
@@ -187,16 +186,15 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
                     p.gm_step, p.ub_step});
 }
 
-// True for rows of an output larger than this core's share of the last cache: when the op's caller reads them they have
-// left it anyway. And for rows in windows, whose lines lie in the cache of the rank that has read the last ones, once
-// there are so many that fetching those first is what takes longest.
-inline bool Streamed(const twin::Core& core, const twin::GmRange& range, const Pieces& p) {
-    if constexpr (twin::kChecked) return false;
-    if (p.bytes < kLeastStreamed) return false;
+// How pieces are stored. Rows of an output larger than this core's share of the last cache go past the caches: when the
+// op's caller reads them they have left it anyway. Of rows in windows `RowStores` knows.
+enum class Stored { kPlain, kStreamed, kWindowRows };
+inline Stored StoredHow(const twin::Core& core, const twin::GmRange& range, const Pieces& p) {
+    if (twin::kChecked || core.stores == nullptr || p.bytes < kLeastStreamed) return Stored::kPlain;
+    if (range.kind == twin::GmKind::kWindowData) return Stored::kWindowRows;
     const uint64_t written = core.traffic.written[static_cast<int>(range.kind)];
-    return range.kind == twin::GmKind::kTensor       ? written > twin::g_cache_share_bytes
-           : range.kind == twin::GmKind::kWindowData ? written > twin::g_cache_bytes / kStreamedWindow
-                                                     : false;
+    const bool streamed = range.kind == twin::GmKind::kTensor && written > twin::g_cache_share_bytes;
+    return streamed ? Stored::kStreamed : Stored::kPlain;
 }
 
 // UB to GM, honouring SetAtomic*.
@@ -217,7 +215,8 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
         if (__builtin_expect(core.forward.Any(), 0))
             CopyOutForwarded(core.forward, range, p, reinterpret_cast<uintptr_t>(gm));
     }
-    const bool streamed = Streamed(core, range, p);
+    const Stored how = StoredHow(core, range, p);
+    twin::RowStores* const stores = core.stores;
     if constexpr (!twin::kChecked) {
         // What says that rows are there must come after rows that went past the caches.
         if (range.kind == twin::GmKind::kWindowState || range.atomic_blocks || range.doorbell != nullptr)
@@ -239,7 +238,9 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
                                    twin::AtomicUpdate<T>(atomic_op, piece, source, p.bytes);
                                } else if (range.atomic_blocks) {
                                    twin::PublishBlocks(piece, source, p.bytes);
-                               } else if (streamed) {
+                               } else if (how == Stored::kWindowRows) {
+                                   stores->Copy(piece, source, p.bytes);
+                               } else if (how == Stored::kStreamed) {
                                    twin::StreamCopy(piece, source, p.bytes);
                                } else {
                                    memcpy(piece, source, p.bytes);

@@ -9,6 +9,7 @@
 
 #include "twin/engine/fault.h"
 #include "twin/engine/forward.h"
+#include "twin/engine/host_cpu.h"
 
 // TWIN_HOT: on the path of every access, always inlined. TWIN_COLD: error paths, never inlined.
 #define TWIN_HOT inline __attribute__((always_inline))
@@ -143,6 +144,7 @@ struct Core {
     std::unique_ptr<PollWatch> watch;                      // null where polls are declared
     checked::CoreState* checked = nullptr;                 // of the checked engine
     Forward forward;                                       // of the fast engine
+    RowStores* stores = nullptr;                           // of the fast engine
     Recorder* recorder = nullptr;                          // of the fast engine, where a timeline is wanted
     timed::Hot* timed = nullptr;                           // of the timed engine
 };

@@ -53,12 +53,29 @@ inline void RunBest(Loop loop) {
 
 // ---- copies that go past the caches: for bytes that will have left the caches before they are read ----
 
-// Size of a core's own cache, and of its share of the last one that cores have in common: at least as much. Of a
-// launch that writes more, the first bytes have left that cache again.
-extern const uint64_t g_cache_bytes, g_cache_share_bytes;
+// A core's share of the last cache. Of a launch that writes more, the first bytes have left that cache again.
+extern const uint64_t g_cache_share_bytes;
 
 // Copies like memcpy. Other threads see the bytes after StreamFence.
 void StreamCopy(void* to, const void* from, uint64_t bytes);
 void StreamFence();
+
+// Stores a rank's rows into windows, past the caches or not. The lines of a window lie in the cache of whoever has read
+// the last rows there. Fetching them is next to nothing between cores that share a cache, and takes several times the
+// copy between others. No table says which it is (the cores of a virtual machine move), so some stores are timed:
+// where they are slow, this and the next launches store past the caches.
+class RowStores {
+public:
+    bool past_caches() const { return launches_ > 0; }
+    void Copy(void* to, const void* from, uint64_t bytes);
+    void Took(uint64_t bytes, uint64_t nanos);  // a store that did not go past the caches
+    void LaunchEnds() {
+        if (launches_ > 0) --launches_;
+    }
+
+private:
+    uint32_t rows_ = 0, slow_ = 0;
+    uint32_t launches_ = 0;  // that go past the caches, the running one included
+};
 
 }  // namespace twin
