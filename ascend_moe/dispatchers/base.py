@@ -57,7 +57,7 @@ class SpecialTensors(NamedTuple):
     @property
     def given(self) -> dict[str, Tensor]:
         """Those that there are."""
-        return {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
+        return {name: tensor for name, tensor in zip(self._fields, self, strict=True) if tensor is not None}
 
     def check(self, experts: SpecialExperts, like: Tensor) -> None:
         """Raises unless these are the tensors that the experts need, for dispatch's x (``like``)."""
@@ -79,6 +79,9 @@ class SpecialTensors(NamedTuple):
             need(first == second, "const_expert_alpha_2", rule, second, first)
 
 
+_NO_SPECIAL = SpecialTensors()
+
+
 class SumTerms(NamedTuple):
     """Holds what a combine's sums have besides the experts' rows: their weights, and terms that never travel."""
 
@@ -89,7 +92,8 @@ class SumTerms(NamedTuple):
     @property
     def own(self) -> dict[str, Tensor]:
         """The terms that never travel, of what is given, by the operators' names."""
-        return ({} if self.shared is None else {"shared_expert_x": self.shared}) | self.special.given
+        shared = {} if self.shared is None else {"shared_expert_x": self.shared}
+        return shared if self.special is _NO_SPECIAL else shared | self.special.given
 
 
 class Begun(Generic[R]):
@@ -288,9 +292,10 @@ class Dispatcher(ABC):
         expert_token_nums_type: int = 1,
     ) -> dict[str, Any]:
         """The options of a dispatch as the ops take them."""
-        rule = "is {}; need the largest T of any rank, or 0 where all are equal"
-        need(max_tokens >= 0, "max_tokens", rule, max_tokens)
-        need(not (global_bs and max_tokens), "max_tokens", "is {} beside global_bs {}; pass one", max_tokens, global_bs)
+        if max_tokens:
+            rule = "is {}; need the largest T of any rank, or 0 where all are equal"
+            need(max_tokens > 0, "max_tokens", rule, max_tokens)
+            need(not global_bs, "max_tokens", "is {} beside global_bs {}; pass one", max_tokens, global_bs)
         return {
             "expert_scales": expert_scales,
             "scales": scales,
@@ -302,6 +307,8 @@ class Dispatcher(ABC):
 
     def _special_rows(self, given: dict[str, Tensor | None]) -> SpecialTensors:
         """The tensors of copy and const experts that combine was given."""
+        if not given:
+            return _NO_SPECIAL
         for name in given:
             known = SpecialTensors._fields
             need(name in known, name, "is no argument of combine, which takes shared_expert_x and {}", ", ".join(known))

@@ -213,10 +213,11 @@ class MC2Dispatcher(Dispatcher):
         self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         handle: _Handle = dispatched.handle
-        for name, tensor in terms.own.items():
+        own = terms.own
+        for name, tensor in own.items():
             need(self.contract == "v2", name, "is {}, which the V1 ops do not take: use contract 'v2'", tensor)
         expert_scales = terms.expert_scales
         if expert_scales is None:
             expert_scales = torch.empty(0, dtype=torch.float32, device=expert_out.device)
         arguments = (expert_out, *handle.tensors, expert_scales, *self._group)
-        return arguments, {**terms.own, **handle.options, **self._options, **self._combine_options}
+        return arguments, {**own, **handle.options, **self._options, **self._combine_options}
