@@ -24,9 +24,10 @@ struct Operand {
     uintptr_t At(uint32_t repeat, uint32_t lane) const { return begin + repeat * Step() + Offset(lane); }
 };
 
+constexpr uint32_t kMostSources = 3;
 struct Operands {
     Operand dst;
-    Operand src[3];
+    Operand src[kMostSources];
     uint32_t sources = 0;
     bool accumulates = false;  // dst is read, too
 };
@@ -40,7 +41,8 @@ struct Lanes {
 
 inline Runs FindRuns(const Lanes& lanes, const Operands& all) {
     bool joined = all.dst.strides.block == 1;
-    for (uint32_t i = 0; i < all.sources; ++i) joined = joined && all.src[i].strides.block == 1;
+    for (uint32_t i = 0; i < std::min(all.sources, kMostSources); ++i)  // gcc looks behind the last one else, and warns
+        joined = joined && all.src[i].strides.block == 1;
     return FindRuns(lanes.mask, lanes.width, joined);
 }
 
