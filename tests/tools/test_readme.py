@@ -163,3 +163,20 @@ def test_labels_of_the_picture_do_not_touch() -> None:
         assert left + 10 <= right, (name, code)
     kernels = "".join(path.read_text() for path in (TREE / "op_kernel").rglob("*.h"))
     assert all(f" {code}(" in kernels for _, _, code in steps)
+
+
+def test_measured_figures_are_those_of_the_page() -> None:
+    """Columns of DeepSeek-V3 and of Qwen3 with 32 tokens, each of the two EPYCs' tables of whole runs."""
+    runs = (TREE / "docs" / "performance.md").read_text().split("| than `gloo-a2a-tuned` |\n")[1:]
+    columns = []
+    for case in ("deepseek-v3, H 7168, BS 32", "qwen3-235b, H 4096, BS 32"):
+        for run in runs:
+            lines = run.partition(f"| {case} |")[2].splitlines()[1:3]
+            direct, window = ([cell.strip() for cell in line.strip("| ").split("|")] for line in lines)
+            assert (direct[0], window[0]) == ("direct", "window")
+            columns.append([direct[1].split()[0], window[1].split()[0], *(cell.strip(" x") for cell in direct[-2:])])
+    section = README.read_text().partition("| [measured]")[2].partition("\n\n")[0]
+    assert len(runs) == 2
+    assert [line.strip("| ").split(" | ")[1:] for line in section.splitlines()[2:]] == [
+        list(row) for row in zip(*columns, strict=True)
+    ]
