@@ -14,6 +14,7 @@ from pathlib import Path
 
 STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is waiting for a device"}
 GONE = ("Z", "X", "x")  # a zombie's memory and file descriptors are released already
+PF_EXITING = 0x4  # Linux, include/linux/sched.h
 
 
 def out_of_descriptors(error: OSError) -> bool:
@@ -23,10 +24,14 @@ def out_of_descriptors(error: OSError) -> bool:
 
 @dataclass(frozen=True)
 class ProcessStat:
-    """One letter of state and the start, in clock ticks since boot, which tells reused ids apart."""
+    """One letter of state and the start, in clock ticks since boot, which tells reused ids apart.
+
+    ``ending``: it has been killed or has left; what it holds goes piece by piece, its connections one after another.
+    """
 
     state: str
     born: int
+    ending: bool
 
 
 def process_stat(pid: int) -> ProcessStat | None:
@@ -42,13 +47,22 @@ def process_stat(pid: int) -> ProcessStat | None:
             raise
         return None
     fields = text.rpartition(")")[2].split()  # the command in parentheses may hold anything
-    return ProcessStat(state=fields[0], born=int(fields[19]))
+    return ProcessStat(state=fields[0], born=int(fields[19]), ending=bool(int(fields[6]) & PF_EXITING))
 
 
 def process_gone(pid: int, born: int | None = None) -> bool:
     """True when the process has ended, or when its id now belongs to one with another start."""
     stat = process_stat(pid)
     return stat is None or stat.state in GONE or (born is not None and stat.born != born)
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether the process is there and leaves."""
+    try:
+        stat = process_stat(pid)
+    except OSError:
+        return False  # nothing is known
+    return stat is not None and stat.ending
 
 
 def born_here() -> int:
@@ -67,6 +81,8 @@ def describe_process(pid: int) -> str:
         return f"process {pid} cannot be looked at ({error.strerror})"
     if stat is None or stat.state in GONE:
         return f"process {pid} has ended"
+    if stat.ending:
+        return f"process {pid} is ending"
     return f"process {pid} {STATES.get(stat.state, 'is running')} (state {stat.state})"
 
 
@@ -129,16 +145,15 @@ class PeerWatch:
         """The peer's process has ended."""
         if self._pidfd < 0:
             return self.pid > 0 and process_gone(self.pid)
-        # A process that dies loses its sockets an instant before its pidfd tells.
-        return self._closed(self._pidfd, select.POLLIN, 100 if self.fired() else 0)
+        # A process that dies loses its sockets, one after another, an instant before its pidfd tells.
+        return self._closed(self._pidfd, select.POLLIN, 100 if self.fired() or _is_ending(self.pid) else 0)
 
     def describe(self) -> str:
         """Returns what can be seen of the peer now, e.g. ``process 4242 is stopped (state T)``."""
-        if self._closed(self._sock.fileno(), select.POLLRDHUP, 0):
-            if self._pidfd >= 0 and self.ended():
-                return f"process {self.pid} has ended"
-            return f"it has closed its communicator; {describe_process(self.pid)}"
-        return describe_process(self.pid)
+        closed = self._closed(self._sock.fileno(), select.POLLRDHUP, 0)
+        if self._pidfd >= 0 and self.ended():
+            return f"process {self.pid} has ended"
+        return ("it has closed its communicator; " if closed else "") + describe_process(self.pid)
 
     @staticmethod
     def _closed(fd: int, events: int, timeout_ms: int) -> bool:

@@ -7,7 +7,6 @@ rounds once. `grouped_mlp` and the operators with an activation take their formu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -82,6 +81,11 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
+def is_finite(number: float) -> bool:
+    """Whether a number is neither infinite nor NaN; dynamo follows this for one that changes from call to call."""
+    return number - number == 0
+
+
 #: name -> its numbers with their defaults.
 NUMBERS: dict[str, dict[str, float]] = {name: formula.__kwdefaults__ or {} for name, formula in ACTIVATIONS.items()}
 _GATED = {name: formula.__code__.co_argcount > 1 for name, formula in ACTIVATIONS.items()}
@@ -113,7 +117,7 @@ class Activation:
             need(
                 number in own, number, "is not a number of activation {}, which has {}", name, ", ".join(own) or "none"
             )
-            fits = isinstance(value, (int, float)) and math.isfinite(value)
+            fits = isinstance(value, (int, float)) and is_finite(value)
             need(fits, number, "is {!r:.60}; it must be a finite number", value)
             zero = own[number] == 0  # the default says that there is none
             fits = number in ("alpha", "bias") or value > 0 or (zero and value == 0)

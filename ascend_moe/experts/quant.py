@@ -16,7 +16,7 @@ import torch
 
 from ascend_moe._torch_npu import compute_dtype, npu_operator, on_npu, resolve_dtype
 from ascend_moe.errors import ArgumentError, need, need_shape, with_typed_errors
-from ascend_moe.experts.activations import Activation, clipped_swiglu, swiglu
+from ascend_moe.experts.activations import Activation, clipped_swiglu, is_finite, swiglu
 from ascend_moe.experts.groups import COUNTS, CUMSUM, read_groups
 
 _INT8_MAX = 127.0
@@ -322,9 +322,9 @@ def _check(call: Any) -> None:
         ("round_mode", call.round_mode not in (None, 0), "off the NPU it is 0: half to even"),
         ("activate_dim", call.activate_dim not in (None, -1, x.dim() - 1), "it must be the last dimension"),
         ("swiglu_mode", call.swiglu_mode not in (0, 1, 2), "it must be 0, 1 or 2"),
-        ("clamp_limit", not (math.isfinite(call.clamp_limit) and call.clamp_limit > 0), "it must be above 0"),
-        ("glu_alpha", not math.isfinite(call.glu_alpha), "it must be finite"),
-        ("glu_bias", not math.isfinite(call.glu_bias), "it must be finite"),
+        ("clamp_limit", not (is_finite(call.clamp_limit) and call.clamp_limit > 0), "it must be above 0"),
+        ("glu_alpha", not is_finite(call.glu_alpha), "it must be finite"),
+        ("glu_bias", not is_finite(call.glu_bias), "it must be finite"),
     ]
     for argument, broken, rule in rules:
         if broken:

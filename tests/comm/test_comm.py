@@ -19,6 +19,7 @@ from comm_cases import file_links
 from window_library import WindowLibrary, exchange
 
 from ascend_moe import comm
+from ascend_moe.comm import liveness
 from ascend_moe.comm.liveness import describe_process, machine_id, process_gone
 from ascend_moe.comm.processes import create_window
 from ascend_moe.errors import ArgumentError, AscendMoeError
@@ -158,13 +159,21 @@ def test_window_cannot_be_resized_by_a_peer() -> None:
         os.close(fd)
 
 
-def test_processes_are_told_by_state_and_start() -> None:
+def test_processes_are_told_by_state_and_start(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"process {os.getpid()} is running" in describe_process(os.getpid())
+    own = liveness.process_stat(os.getpid())
+    assert own is not None and not own.ending
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # a zombie has ended too
     assert describe_process(child) == f"process {child} has ended" and process_gone(child)
+    left = liveness.process_stat(child)
+    assert left is not None and left.ending
+    # Killed, and what it holds not yet given back: an instant that no test can wait for.
+    with monkeypatch.context() as patch:
+        patch.setattr(liveness, "process_stat", lambda pid: liveness.ProcessStat("R", 1, ending=True))
+        assert describe_process(child) == f"process {child} is ending"
     os.waitpid(child, 0)
     assert process_gone(child)
     assert process_gone(os.getpid(), born=1), "a process of this id with another start is another process"

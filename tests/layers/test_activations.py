@@ -173,6 +173,18 @@ def test_compiled_experts_give_the_same(name: str, numbers: dict[str, float]) ->
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
+def test_a_limit_may_change_in_a_compiled_program() -> None:
+    def run(x: Tensor, limit: float) -> Tensor:
+        return x * Activation.of("swiglu", limit=limit).numbers["limit"]
+
+    compiled, x = torch.compile(run, fullgraph=True, dynamic=True, backend="eager"), torch.ones(3)
+    for limit in (7.0, 5.0, 3.5):
+        assert torch.equal(compiled(x, limit), run(x, limit))
+    for wrong in (math.inf, math.nan, -1.0):
+        with pytest.raises(ArgumentError, match="limit is"):
+            run(x, wrong)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @EVERY
 def test_int8_rows(name: str, numbers: dict[str, float], interleaved: bool) -> None:
