@@ -292,6 +292,8 @@ def test_ranks_that_differ_are_named_by_all(
             "quant_mode": {"quant": "none" if case.quant != "none" else "int8"},
             "contract": {"contract": 3 - case.contract},
         }
+        if sum(case.special):  # V1 has none: that rank would be refused before any other hears of it
+            del choices["contract"]
         field = rng.choice(list(choices))
         odd = replace(case, **choices[field])  # type: ignore[arg-type]
         guilty, world = rng.randrange(case.world), worlds(case.world)
