@@ -145,15 +145,18 @@ class PeerWatch:
         """The peer's process has ended."""
         if self._pidfd < 0:
             return self.pid > 0 and process_gone(self.pid)
-        # A process that dies loses its sockets, one after another, an instant before its pidfd tells.
-        return self._closed(self._pidfd, select.POLLIN, 100 if self.fired() or _is_ending(self.pid) else 0)
+        return self._leaves(100 if self.fired() else 0)
 
     def describe(self) -> str:
         """Returns what can be seen of the peer now, e.g. ``process 4242 is stopped (state T)``."""
         closed = self._closed(self._sock.fileno(), select.POLLRDHUP, 0)
-        if self._pidfd >= 0 and self.ended():
+        if (closed or _is_ending(self.pid)) and self._pidfd >= 0 and self._leaves(100):
             return f"process {self.pid} has ended"
         return ("it has closed its communicator; " if closed else "") + describe_process(self.pid)
+
+    def _leaves(self, timeout_ms: int) -> bool:
+        """Whether its pidfd tells in time: a process that dies loses its sockets, one after another, before that."""
+        return self._closed(self._pidfd, select.POLLIN, timeout_ms)
 
     @staticmethod
     def _closed(fd: int, events: int, timeout_ms: int) -> bool:

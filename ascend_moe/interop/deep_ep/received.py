@@ -107,6 +107,18 @@ def results_of(
     values = [make(local * width + 1, hidden, dtype=FP8 if format.fp8 else x.dtype, device=x.device)]
     if format.fp8:  # a column of scales is contiguous, as DeepEP has them
         values.append(make(local + 1, format.columns(hidden), width, dtype=format.scales, device=x.device))
-    count, source = (make(size, dtype=torch.int32, device=x.device) for size in (local, local * width + 1))
-    ranges, call = torch.zeros(local, world, dtype=torch.int64, device=x.device), (way, tokens, hidden, format, ids)
-    return Received(*call, stats, count, source, ranges, world, mask.alive, mask.table(local), values)
+    return Received(
+        way,
+        tokens,
+        hidden,
+        format,
+        ids,
+        stats,
+        count=make(local, dtype=torch.int32, device=x.device),
+        source=make(local * width + 1, dtype=torch.int32, device=x.device),
+        range=torch.zeros(local, world, dtype=torch.int64, device=x.device),
+        world=world,
+        ranks=mask.alive,
+        table=mask.table(local),
+        values=values,
+    )

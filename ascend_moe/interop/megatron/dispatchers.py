@@ -13,15 +13,8 @@ from ascend_moe.dispatchers import Dispatched, make_dispatcher
 from ascend_moe.errors import need, need_one_of, need_shape, typed_methods
 from ascend_moe.experts.groups import CUMSUM, as_counts
 from ascend_moe.experts.weights import copied_beside
-from ascend_moe.interop.megatron.routes import (
-    PaddedDispatcher,
-    Routes,
-    check_routing,
-    group_or_place,
-    padded,
-    routes_of,
-    sharded,
-)
+from ascend_moe.interop.megatron.padded import PaddedDispatcher, padded
+from ascend_moe.interop.megatron.routes import Routes, check_routing, group_or_place, routes_of, sharded
 from ascend_moe.interop.megatron.shared_experts import SharedExpertCall, SharedExpertMLP
 from ascend_moe.ops.collectives import size_of
 from ascend_moe.routing import get_capacity
@@ -267,5 +260,11 @@ class TokenDispatcher:
         came = as_counts(arrived.ep_recv_counts.long(), CUMSUM).view(local, ep, etp)
         by_rank = came.sum(0)
         into = handle.sent.view(ep, local).sum(1)
-        output, output_tp, of_experts = by_rank[:, self.etp_rank], by_rank.sum(0), came.sum((1, 2))
-        return Splits(into, output, output_tp, of_experts, came.permute(2, 1, 0).reshape(etp * ep, local), into.sum())
+        return Splits(
+            into,
+            by_rank[:, self.etp_rank],
+            by_rank.sum(0),
+            came.sum((1, 2)),
+            came.permute(2, 1, 0).reshape(etp * ep, local),
+            into.sum(),
+        )

@@ -10,7 +10,7 @@ them, `select`, in vLLM `init_prepare_finalize`, does all three. With mk, war an
 
 from __future__ import annotations
 
-from ascend_moe.interop.vllm.all2all import All2AllHandle, All2AllManager, FaultTolerance, rank_mapping
+from ascend_moe.interop.vllm.all2all import All2AllHandle, All2AllManager
 from ascend_moe.interop.vllm.bases import (
     ExpertTokensMetadata,
     FusedMoEActivationFormat,
@@ -20,6 +20,7 @@ from ascend_moe.interop.vllm.bases import (
     FusedMoEPrepareAndFinalizeModular,
     TopKWeightAndReduce,
 )
+from ascend_moe.interop.vllm.fault_tolerance import FaultTolerance, rank_mapping
 from ascend_moe.interop.vllm.kernel import FusedMoEModularKernel
 from ascend_moe.interop.vllm.quantization import FusedMoEQuantConfig, int8_w8a8_moe_quant_config
 from ascend_moe.interop.vllm.selection import (

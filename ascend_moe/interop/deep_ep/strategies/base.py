@@ -17,7 +17,9 @@ from ascend_moe.interop.deep_ep.place import BufferPlace, Group
 S = TypeVar("S", bound="EPCommStrategy")
 
 # Those of sgl-kernel-npu; its MX formats are of the 950 series and refused here.
-VALID_QUANT_MODES = frozenset(("bf16", "int8", "mx_fp8_e4m3", "mx_fp8_e5m2", "pertoken_fp8_e4m3", "mx_fp4_e2m1"))
+VALID_QUANT_MODES = frozenset(
+    ("bf16", "int8", "mx_fp8_e4m3", "mx_fp8_e5m2", "pertoken_fp8_e4m3", "mx_fp4_e2m1"),
+)
 
 
 class NormalStrategy:
@@ -68,8 +70,6 @@ class EPCommStrategy(ABC):
     A class of your own takes these two by name, and is registered under a name of yours.
     """
 
-    _name: ClassVar[str] = ""
-
     def __init__(self, runtime: Any = None, group: Group | None = None) -> None:
         self.runtime, self.group = runtime, group
 
@@ -93,9 +93,9 @@ class EPCommStrategy(ABC):
         """Returns this rank, 0..W-1."""
         return self.place.rank
 
+    @abstractmethod
     def get_name(self) -> str:
         """The name under which it is registered."""
-        return self._name
 
     @abstractmethod
     def get_supported_modes(self) -> list[str]:
@@ -244,7 +244,7 @@ _low_latency: dict[str, type[LowLatencyEPCommStrategy]] = {}
 
 def _registering(classes: dict[str, type[Any]], name: str) -> Callable[[type[S]], type[S]]:
     def register(cls: type[S]) -> type[S]:
-        classes[name], cls._name = cls, name
+        classes[name] = cls
         return cls
 
     return register

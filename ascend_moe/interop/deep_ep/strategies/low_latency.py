@@ -35,6 +35,10 @@ class DefaultLowLatencyCommStrategy(LowLatencyEPCommStrategy):
 
     modes: tuple[str, ...] = (*QUANT_MODES, FP8_ROWS)
 
+    def get_name(self) -> str:
+        """Its name, "default"."""
+        return "default"
+
     @with_signature_of(LowLatencyEPCommStrategy.low_latency_dispatch)
     @with_typed_errors
     @torch.no_grad()
@@ -87,6 +91,10 @@ class OpsLowLatencyCommStrategy(DefaultLowLatencyCommStrategy):
         need_one_of("comm_alg", comm_alg, ("hierarchy", "fullmesh_v1", "fullmesh_v2", "ccu", ""))
         self.comm_alg = comm_alg
 
+    def get_name(self) -> str:
+        """Its name, "ops"."""
+        return "ops"
+
     @with_signature_of(LowLatencyEPCommStrategy.low_latency_dispatch)
     def low_latency_dispatch(
         self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor | None, **others: Any
@@ -104,6 +112,10 @@ class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
     ``(L * W * max, H)``, by expert, then source rank. Counts are therefore ``W * max`` for each expert. Without
     quant_mode use_fp8 asks for int8 rows.
     """
+
+    def get_name(self) -> str:
+        """Its name, "alltoall"."""
+        return "alltoall"
 
     @with_signature_of(LowLatencyEPCommStrategy.low_latency_dispatch)
     @with_typed_errors

@@ -55,6 +55,10 @@ class _Windows(NormalEPCommStrategy):
 class DefaultNormalCommStrategy(_Windows):
     """By the window ops. Source: sgl-kernel-npu ``DefaultNormalCommStrategy``."""
 
+    def get_name(self) -> str:
+        """Its name, "default"."""
+        return "default"
+
     @with_signature_of(NormalEPCommStrategy.dispatch)
     @with_typed_errors
     @torch.no_grad()
@@ -76,10 +80,19 @@ class DefaultNormalCommStrategy(_Windows):
         events.begin(previous_event)
         modes = ("bf16", "int8", FP8_ROWS)
         rows, given = self._asked(x, handle, quant_mode, topk_idx, num_tokens_per_expert, *modes)
-        call = (rows, None, topk_idx, topk_weights, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
-        options: dict[str, Any] = {"expert_alignment": expert_alignment, "num_worst_tokens": num_worst_tokens}
-        options |= {"dispatch_wait_recv_cost_stats": dispatch_wait_recv_cost_stats}
-        out = self.runtime.intranode_dispatch(*call, **options, use_quant=given != "bf16", quant_type=given)
+        counts = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
+        out = self.runtime.intranode_dispatch(
+            rows,
+            None,
+            topk_idx,
+            topk_weights,
+            *counts,
+            dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats,
+            expert_alignment=expert_alignment,
+            num_worst_tokens=num_worst_tokens,
+            use_quant=given != "bf16",
+            quant_type=given,
+        )
         values, scales, ids, weights, numbers, prefix, channels, received, triples, head, event = out
         own = (prefix, channels, received, triples, is_token_in_rank, head, topk_idx, topk_weights)
         return (values, scales) if given != "bf16" else values, ids, weights, numbers, own, EventOverlap(event)
@@ -107,6 +120,10 @@ class AlltoAllNormalCommStrategy(_Windows):
 
     dispatch returns no ids and weights of rows, and its counts are not aligned.
     """
+
+    def get_name(self) -> str:
+        """Its name, "alltoall"."""
+        return "alltoall"
 
     @with_signature_of(NormalEPCommStrategy.dispatch)
     @with_typed_errors
