@@ -28,7 +28,7 @@ uint64_t CacheShareBytes() {
 }
 
 // A store is timed for every kRowsATiming rows of at least kLeastTimed bytes, and slow below kBytesANano: cores that
-// share a cache copy about 20 bytes a nanosecond, cores that do not 2 to 3. Not one slow row decides, which an
+// are near copy about 20 bytes a nanosecond, others 2 to 3. Not one slow row decides, which an
 // interrupt may have met, but kSlowRows more than fast ones. Then kLaunchesPast launches go past the caches before the
 // next look.
 constexpr uint64_t kLeastTimed = 4096, kBytesANano = 4;

@@ -61,8 +61,8 @@ void StreamCopy(void* to, const void* from, uint64_t bytes);
 void StreamFence();
 
 // Stores a rank's rows into windows, past the caches or not. The lines of a window lie in the cache of whoever has read
-// the last rows there. Fetching them is next to nothing between cores that share a cache, and takes several times the
-// copy between others. No table says which it is (the cores of a virtual machine move), so some stores are timed:
+// the last rows there. Fetching them is next to nothing between cores that are near, as where they share a cache, and
+// takes several times the copy between others. A virtual machine does not say which it is, so some stores are timed:
 // where they are slow, this and the next launches store past the caches.
 class RowStores {
 public:
