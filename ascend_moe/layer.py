@@ -168,6 +168,7 @@ class MoELayer(nn.Module):
         before = contiguous_balance(old.num_experts) if self._placement is None else self._placement
         after = shrunk(before, old.world_size, alive)
         self.dispatcher = old.moved(place)
+        self.global_bs = self.global_bs // old.world_size * place.world
         self._place_experts(after, self.config.num_experts, device)
 
     @torch.no_grad()

@@ -159,6 +159,11 @@ class Dispatcher(ABC):
     max_batch: int | None = None
 
     def __init__(self, place: Place, num_experts: int, special: SpecialExperts | None = None) -> None:
+        self._take_place(place, num_experts)
+        self.special = (special or SpecialExperts()).check()
+
+    def _take_place(self, place: Place, num_experts: int) -> None:
+        """Set everything that depends on the group: a copy for another group calls it again."""
         world_size = place.world
         fits = num_experts >= 1 and num_experts % world_size == 0
         rule = "is {}, not a positive multiple of the {} ranks; choose a world size that divides it"
@@ -167,11 +172,10 @@ class Dispatcher(ABC):
         self.rank = place.rank
         self.world_size = world_size
         self.num_experts = num_experts
-        self.special = (special or SpecialExperts()).check()
         self.local_experts = num_experts // world_size
 
     def moved(self, place: Place) -> Dispatcher:
-        """Returns one of this kind with these options for another place, with as many experts a rank.
+        """Return a copy of this dispatcher for another group, with the same number of experts per rank.
 
         Raises:
             ArgumentError: this kind needs a process group, which a group that ``ascend_moe.shrink`` has made has not.

@@ -90,9 +90,6 @@ class MC2Dispatcher(Dispatcher):
         self.zero_copy = zero_copy
         self.fuses_shared_expert = contract == "v2"
         self.weighs_first = contract == "v2" and is_two_level(comm_alg)
-        self._ops, self._comm_quant_mode = ops, comm_quant_mode
-        # By position what the ops take so: torch takes longer for keywords.
-        self._group = (self.place.group_ep, world_size, rank, num_experts)
         self._options: dict[str, Any] = {"comm_alg": comm_alg} if comm_alg else {}
         self._options |= special.given
         self._combine_options = {"comm_quant_mode": comm_quant_mode} if comm_quant_mode else {}
@@ -114,19 +111,17 @@ class MC2Dispatcher(Dispatcher):
         place = Place.of(process_group, "process_group")
         return cls(place.group_ep, place.world, place.rank, num_experts, contract, **options)
 
+    def _take_place(self, place: Place, num_experts: int) -> None:
+        super()._take_place(place, num_experts)
+        # By position what the ops take so: torch takes longer for keywords.
+        self._group = (place.group_ep, place.world, place.rank, num_experts)
+
     def moved(self, place: Place) -> MC2Dispatcher:
-        """Returns one with these options for another place, with as many experts a rank."""
-        return type(self)(
-            place.group_ep,
-            place.world,
-            place.rank,
-            self.local_experts * place.world,
-            self.contract,
-            comm_alg=self.comm_alg,
-            comm_quant_mode=self._comm_quant_mode,
-            zero_copy=self.zero_copy,
-            ops=self._ops,
-        )
+        """Return a copy of this dispatcher for another group, with the same number of experts per rank."""
+        made = object.__new__(type(self))
+        made.__dict__ |= self.__dict__
+        made._take_place(place, self.local_experts * place.world)
+        return made
 
     @property
     def group_ep(self) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 import torch
 
 import ascend_moe
+from ascend_moe import npu
+from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError, PeerLost
 from ascend_moe.layer import MoEConfig, MoELayer
@@ -165,3 +170,54 @@ def test_special_experts_lie_behind_the_copies() -> None:
         copied = cluster.run(lambda rank, group: work(rank, group, balance(LOAD, 10, 2), 10))
     for found, expected in zip(copied, plain, strict=True):  # products of other shapes: the last bits may differ
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("special", [{"zero_expert_num": 1}, {"copy_expert_num": 2}, {"const_expert_num": 1}], ids=str)
+def test_special_experts_and_the_largest_batch_survive_a_loss(special: dict[str, int]) -> None:
+    """The layer that has lost a rank gives what one gives that was made for the ranks that are left."""
+    config = MoEConfig(64, 32, 6, 3, **special)
+    placement = balance(torch.ones(1, 6), 12, 3)
+
+    def layer_of(place: Place, placement: Balance, batch: int) -> MoELayer:
+        physical = placement.physical_to_logical.shape[1]
+        carrier = MC2Dispatcher(place.group_ep, place.world, place.rank, physical, **special)
+        given: dict[str, Any] = {"placement": placement, "global_bs": place.world * batch}
+        return MoELayer(config, carrier, dtype=torch.float32, **given).init_weights(3)
+
+    def work(rank: int, group_ep: str) -> tuple[torch.Tensor, torch.Tensor]:
+        layer = layer_of(Place(group_ep, 3, rank), placement, 9)
+        x = torch.randn(5 + rank, 64, generator=torch.Generator().manual_seed(rank))
+        layer(x)
+        if rank == 2:
+            raise Dies
+        alive = ascend_moe.agree(group_ep)
+        place = ascend_moe.shrink(group_ep, alive)
+        layer.shrink(place, alive)
+        assert layer.global_bs == 18
+        found = layer(x)
+        return found, layer_of(place, shrunk(placement, 3, alive), 9)(x)
+
+    with ascend_moe.LocalCluster(3, window_mib=2) as cluster:
+        with pytest.raises(Dies) as lost:
+            cluster.run(work)
+    for found, expected in lost.value.results.values():  # type: ignore[attr-defined]
+        assert found.abs().sum() > 0 and torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_option_is_lost_when_a_dispatcher_moves(seed: int) -> None:
+    """A dispatcher that has moved has every attribute of one that is made for the new place."""
+    draw = random.Random(seed)
+    given: dict[str, Any] = {"contract": draw.choice(["v1", "v2"]), "ops": draw.choice([None, npu])}
+    given["comm_quant_mode"] = draw.choice([0, 2])
+    if given["contract"] == "v2":
+        given["comm_alg"] = draw.choice(["", "auto", "direct", "window", "hierarchy"])
+        names = [f"{kind}_expert_num" for kind in ("zero", "copy", "const")]
+        given |= {name: draw.randrange(3) for name in draw.sample(names, draw.randrange(4))}
+        may_lend = given["comm_alg"] in ("", "auto", "direct") and not given["comm_quant_mode"]
+        given["zero_copy"] = may_lend and draw.random() < 0.5
+    local, before, after = draw.randrange(1, 5), draw.randrange(2, 9), draw.randrange(1, 9)
+    source = MC2Dispatcher("one", before, draw.randrange(before), local * before, **given)
+    kept, rank = dict(vars(source)), draw.randrange(after)
+    expected = MC2Dispatcher("another", after, rank, local * after, **given)
+    assert vars(source.moved(Place("another", after, rank))) == vars(expected) and vars(source) == kept
