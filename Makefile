@@ -8,7 +8,7 @@
 #   make test-npu      the same on the virtual NPU, with the torch_npu wheel beside the environment
 #   make vnpu          a program with torch_npu on the virtual NPU          VNPU_RUN="python mine.py"
 #   make nightly       everything else, for hours: slow tests, mutants, soak, explore, model, asan, tsan, bench-check, wheels
-#   make lint  format  ruff, mypy --strict, clang-format
+#   make lint  format  ruff, mypy --strict, clang-format, docstrings of public names
 #   make asan  tsan    the tests marked so under ASan and UBSan, or TSan, with controls that must fail
 #   make mutants       broken kernels: one-line mutants found by the suite, the others by the checked twin
 #   make kernel-coverage  the lines of op_kernel/ that no test and no schedule of a campaign reaches
@@ -128,7 +128,7 @@ test-npu test-npu-nightly: $(bin)/scikit-build-core $(torch_npu)
 
 # Every lane that .ci/run leaves out, each to its end whatever the others find. The list of failures comes last.
 nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan kernel-coverage
-nightly_lanes += bench-check wheel-check docs translations
+nightly_lanes += bench-check wheel-check translations
 nightly_lanes += $(if $(shell command -v aarch64-linux-gnu-g++),release-nightly)
 nightly_lanes += $(if $(and $(ASC_DEVKIT),$(ASC_TOOLS)),real-ascendc) $(if $(ASC_DEVKIT),opp-check)
 nightly:

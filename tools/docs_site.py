@@ -1,9 +1,8 @@
 """Hooks of mkdocs: adds to the pages of docs/ what the repository has elsewhere, and the API reference.
 
 README becomes the first page, CONTRIBUTING and their like pages of their own; every other file that a page links to is
-copied beside the pages. The API reference has a page a public module, with every public name; a name that has no
-docstring, or that griffe does not find, or whose docstring leaves out an argument, a tensor's shape or that it raises,
-fails the build; so does a public method of a public class.
+copied beside the pages. The API reference has a page a public module, with every public name; what
+``tools/docs_docstrings.py`` finds missing there fails the build.
 
 The site in Chinese is a build of its own, of README.zh.md and docs/zh/, that lies in the folder zh of the site in
 English. Links from one to the other are written "site:" and the file's path on the whole site until a page is complete.
@@ -11,17 +10,15 @@ English. Links from one to the other are written "site:" and the file's path on 
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import logging
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import griffe
 import translations
+from docs_docstrings import MODULES, public_names, undocumented
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -33,7 +30,6 @@ with contextlib.suppress(ImportError):
 
     jieba.setLogLevel(logging.WARNING)
 
-PACKAGE = ROOT / "ascend_moe"
 # Pages that do not lie in docs/: by file, the name on the site.
 ELSEWHERE = {
     "README.md": "index.md",
@@ -50,95 +46,6 @@ FULL_WIDTH = "[\u3000-\u303f\uff00-\uffef]"
 NO_SPACE = re.compile(rf"(?<={FULL_WIDTH})\n|\n(?={FULL_WIDTH})|(?<=[\u4e00-\u9fff])\n(?=[\u4e00-\u9fff])")
 BLOCK = re.compile(r"(<pre\b.*?</pre>)", re.DOTALL)
 LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
-# What users import beside ascend_moe itself.
-MODULES = (
-    *("errors", "settings", "dispatchers", "experts", "experts.activations", "routing", "permute", "placement"),
-    *("checkpoint", "fused", "npu", "torch_npu_ops", "reference", "timeline", "foreign", "plan"),
-    *("interop.deep_ep", "interop.fused_moe", "interop.megatron", "interop.sglang", "interop.vllm"),
-    *("interop.vllm_ascend", "interop.vllm_plugin", "interop.sglang_plugin", "interop.cann_ops_transformer"),
-    "standin.torch_npu",
-)
-
-SIZE = r"(?:\.\.\.|[\w*/+>= -]{1,16})"
-SHAPE = re.compile(rf"\({SIZE},(?: {SIZE}(?:, {SIZE})*)?\)")  # (T,), (BS, H), (..., 2I)
-ELSEWHERE_DESCRIBED = re.compile(r"\bas (?:there|of|for)\b|\bany shape\b|\bwhose arguments these are\b", re.IGNORECASE)
-
-
-def public_names(module: str) -> list[str]:
-    """What a module shows: its ``__all__``, or else the classes and functions that it defines without underscore."""
-    path = PACKAGE.joinpath(*module.split(".")) if module else PACKAGE
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    tree = ast.parse(path.read_text())
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
-            return [element.value for element in ast.walk(node.value) if isinstance(element, ast.Constant)]
-    defined = (ast.ClassDef, ast.FunctionDef)
-    return [node.name for node in tree.body if isinstance(node, defined) and not node.name.startswith("_")]
-
-
-def undocumented() -> list[str]:
-    """What public names lack, a line each: name and what; functions, classes and their methods."""
-    package = griffe.load("ascend_moe", search_paths=[ROOT], resolve_aliases=True)
-    lacking = []
-    places = [(module, public) for module in ("", *MODULES) for public in public_names(module)]
-    operators = [public for public in public_names("npu") if public.startswith("npu_")]
-    for module, public in places:
-        name = f"{module}.{public}".strip(".")
-        try:
-            found: Any = package[name]
-            found = found.final_target if isinstance(found, griffe.Alias) else found
-        except (KeyError, griffe.AliasResolutionError):
-            lacking.append(f"{name}: not found")
-            continue
-        if not (found.is_function or found.is_class):
-            continue
-        for part in (found, *methods(found)):
-            lacking += [f"{name}{part.path.removeprefix(found.path)}: {what}" for what in left_out(part)]
-        if public in operators and not re.search(r"(?m)^ *Raises:", found.docstring.value if found.docstring else ""):
-            lacking.append(f"{name}: a section Raises")
-    return sorted(lacking)
-
-
-def methods(documented: Any) -> list[Any]:
-    """The public methods and properties that a class defines, but for those that torch calls, with a ctx."""
-    members = documented.members.values() if documented.is_class else []
-    public = [each for each in members if not each.name.startswith("_")]
-    functions = [each for each in public if each.is_function and "ctx" not in each.parameters]
-    return functions + [each for each in public if "property" in each.labels]
-
-
-def left_out(documented: Any) -> list[str]:
-    """What the docstring of a function or property, or of a class and its constructor, does not say."""
-    if not documented.has_docstring:
-        return ["a docstring"]
-    if documented.is_attribute:
-        return []
-    text, function = documented.docstring.value, documented
-    if documented.is_class:
-        function = documented.members.get("__init__")
-        if function is not None and function.has_docstring:
-            text += "\n" + function.docstring.value
-        if function is None and not any("dataclass" in str(each.value) for each in documented.decorators):
-            return []  # its base has the constructor
-    parameters = [each for each in (function or documented).parameters if each.name not in ("self", "cls")]
-    names = [each.name.lstrip("*") for each in parameters if not each.name.lstrip("*").startswith("_")]
-    lacking = [f"argument {name}" for name in names if not re.search(rf"\b{re.escape(name)}\b", text)]
-    tensors = [each.name for each in parameters if re.search(r"\bTensors?\b", str(each.annotation))]
-    if documented.is_function and tensors and not SHAPE.search(text) and not ELSEWHERE_DESCRIBED.search(text):
-        lacking.append(f"a shape of {', '.join(tensors)}")
-    if function is not None and raises(function) and not re.search(r"\b[Rr]aises?\b", text):
-        lacking.append("what it raises")
-    return lacking
-
-
-def raises(function: Any) -> bool:
-    """Whether a function itself raises, by a statement or by one of the rules of ``ascend_moe.errors``."""
-    for node in ast.walk(ast.parse(textwrap.dedent(function.source))):
-        if isinstance(node, ast.Raise):
-            return True
-        if isinstance(node, ast.Call) and re.match(r"need(_|$)", getattr(node.func, "id", "")):
-            return True
-    return False
 
 
 def api_page(module: str) -> str:

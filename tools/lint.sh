@@ -21,6 +21,7 @@ check "ruff check" ruff check .
 check "ruff format" ruff format --check .
 check "mypy --strict ascend_moe" mypy
 check "clang-format (${#cxx[@]} files)" clang-format --dry-run -Werror "${cxx[@]}"
+check "docstrings of public names" python tools/docs_docstrings.py
 check "shellcheck" shellcheck build.sh tools/*.sh .ci/run examples/cluster/*.sh
 check "hadolint" hadolint docker/*.Dockerfile
 exit "$failed"

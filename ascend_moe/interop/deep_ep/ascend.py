@@ -101,6 +101,9 @@ class AscendBuffer(BufferBase):
             use_fp8: without quant_mode: int8 rows. use_ue8m0, use_mxfp4: must be False.
             quant_mode: "int8", or what else the strategy knows; None: by use_fp8.
             others: as there.
+
+        Raises:
+            ArgumentError: use_ue8m0 or use_mxfp4 is True. Others: as there.
         """
         need(not use_ue8m0, "use_ue8m0", "is True; MX formats are of the 950 series: pass False")
         need(not use_mxfp4, "use_mxfp4", "is True; MX formats are of the 950 series: pass False")
