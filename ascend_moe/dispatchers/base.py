@@ -175,7 +175,7 @@ class Dispatcher(ABC):
         self.local_experts = num_experts // world_size
 
     def moved(self, place: Place) -> Dispatcher:
-        """Return a copy of this dispatcher for another group, with the same number of experts per rank.
+        """Return a copy of this dispatcher for the group of ``place``, with the same number of experts per rank.
 
         Raises:
             ArgumentError: this kind needs a process group, which a group that ``ascend_moe.shrink`` has made has not.

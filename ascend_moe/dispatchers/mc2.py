@@ -117,7 +117,7 @@ class MC2Dispatcher(Dispatcher):
         self._group = (place.group_ep, place.world, place.rank, num_experts)
 
     def moved(self, place: Place) -> MC2Dispatcher:
-        """Return a copy of this dispatcher for another group, with the same number of experts per rank."""
+        """Return a copy of this dispatcher for the group of ``place``, with the same number of experts per rank."""
         made = object.__new__(type(self))
         made.__dict__ |= self.__dict__
         made._take_place(place, self.local_experts * place.world)
