@@ -17,11 +17,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ascend_moe.checkpoint.config import Fp8Format, moe_config, need_directory, read_json
+from ascend_moe.checkpoint.config import Fp8Format, moe_config, need_directory, read_json, returns_pair
 from ascend_moe.checkpoint.files import CheckpointFiles, Read, dequantize_fp4, dequantize_mxfp4, read_fp8
 from ascend_moe.checkpoint.modelslim import Coded
 from ascend_moe.checkpoint.quantized import Quantized
@@ -82,6 +83,18 @@ class LayerWeights:
         return sum(read.bytes for read in self.reads)
 
 
+class PairLayer(MoELayer):
+    """A MoELayer for decoder layers that unpack two values from their MoE block, as gpt-oss's and Llama-4's do."""
+
+    def forward(self, *args: Any, **options: Any) -> tuple[Tensor, None]:  # type: ignore[override]
+        """Return the output, and None in the place of the router's scores, which these decoder layers drop.
+
+        Args:
+            args, options: as of `MoELayer.forward`.
+        """
+        return super().forward(*args, **options), None
+
+
 @with_typed_errors
 def build_layer(
     directory: str | Path,
@@ -96,6 +109,9 @@ def build_layer(
     dequantize: bool = False,
 ) -> MoELayer:
     """Builds a MoELayer with the weights of ``load_layer`` for the dispatcher's rank.
+
+    It takes the place of the MoE block in transformers' model: where that block returns two values (gpt-oss, Llama-4),
+    the layer is a `PairLayer`, which returns ``(y, None)``.
 
     Args:
         directory, layer, dtype, config, dequantize: as of `load_layer`.
@@ -114,7 +130,8 @@ def build_layer(
         config=config,
         dequantize=dequantize,
     )
-    module = MoELayer(
+    pair = (Path(directory) / "config.json").is_file() and returns_pair(read_json(directory))
+    module = (PairLayer if pair else MoELayer)(
         weights.config, dispatcher, dtype=weights.dtype, router_dtype=router_dtype, device="meta", global_bs=global_bs
     )
     if "w_down_correction" in weights.tensors:

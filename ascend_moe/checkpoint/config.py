@@ -102,6 +102,12 @@ def text_values(values: Json) -> Json:
     return outer | text
 
 
+def returns_pair(values: Json) -> bool:
+    """Whether the MoE block of transformers' model with these values returns two values, not one tensor."""
+    model = MODEL_TYPES.get(str(text_values(values).get("model_type")))
+    return model is not None and model.pair
+
+
 def _hints(values: Json) -> str:
     """What a config of an unknown model says of its MoE layers."""
     shown = [f"{name} {value!r:.40}" for name, value in values.items() if re.search("expert|moe|router|scor", name)]
@@ -189,6 +195,7 @@ class _Model:
         shared: the key of the dense shared expert: its width, or n_shared_experts, which are I wide each.
         shared_gate: the shared expert has a gate. None: where ``shared`` is a width.
         topk: the key of K.
+        pair: transformers' block returns two values, of which the decoder layer takes the first.
         more: reads further fields of MoEConfig.
     """
 
@@ -202,6 +209,7 @@ class _Model:
     shared: str = ""
     shared_gate: bool | None = None
     topk: str = "num_experts_per_tok"
+    pair: bool = False
     more: Callable[[_Values], Json] | None = None
 
     def read(self, config: _Values) -> MoEConfig:
@@ -354,8 +362,8 @@ MODEL_TYPES: dict[str, _Model] = {
     "flex_olmo": _Model("num_experts", "intermediate_size"),
     "granitemoe": _Model("num_local_experts", "intermediate_size", always=True),
     "phimoe": _Model("num_local_experts", "intermediate_size", router="sparsemixer", more=_phimoe),
-    "llama4_text": _Model("num_local_experts", "intermediate_size", router="llama4", more=_llama4),
-    "gpt_oss": _Model("num_local_experts", "intermediate_size", always=True, more=_gpt_oss),
+    "llama4_text": _Model("num_local_experts", "intermediate_size", router="llama4", pair=True, more=_llama4),
+    "gpt_oss": _Model("num_local_experts", "intermediate_size", always=True, pair=True, more=_gpt_oss),
     "hunyuan_v1_moe": _Model("num_experts", "intermediate_size", always=True, topk="moe_topk", more=_hunyuan),
     "ernie4_5_moe": _Model(
         "moe_num_experts",

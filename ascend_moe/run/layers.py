@@ -227,7 +227,8 @@ def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> Ran
     progress("passes through the layer", 0, passes)
     input_ids = token_ids(spec, rank) % (layer.config.vocab_size or 256)
     record, _, out = _pass(layer, dispatcher, x, input_ids)
-    record.steady = torch.equal(layer(x, input_ids=input_ids), out)
+    # Not layer(x): a PairLayer returns two values.
+    record.steady = torch.equal(MoELayer.forward(layer, x, input_ids=input_ids), out)
     record.seconds = {phase: [] for phase in PHASES}
     for done in range(1, passes):
         progress("passes through the layer", done, passes)

@@ -55,10 +55,11 @@ FIRST_DENSE = {"mlp_layer_types": ["dense", "sparse"]}
 INDEXER = {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 4, "indexer_types": ["full", "full"]}
 LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 SHARED_QWEN = QWEN | LINEAR | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "head_dim": 8}
+TWO_KINDS = {"layer_types": ["linear_attention", "full_attention"]}
 #: Further models, whose layers compute as one of the above under other names.
 MORE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3_next": ("Qwen3Next", SHARED_QWEN | {"norm_topk_prob": False}),
-    "qwen3_5_moe_text": ("Qwen3_5Moe", SHARED_QWEN),
+    "qwen3_next": ("Qwen3Next", SHARED_QWEN | TWO_KINDS | {"norm_topk_prob": False}),
+    "qwen3_5_moe_text": ("Qwen3_5Moe", SHARED_QWEN | TWO_KINDS),
     "olmoe": ("Olmoe", QWEN),
     "flex_olmo": ("FlexOlmo", QWEN | {"norm_topk_prob": True}),
     "minimax": ("MiniMax", {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 8}),
@@ -105,8 +106,9 @@ MORE_MODELS |= {
     ),
     "bailing_hybrid": (
         "BailingHybrid",
-        LATENT_HEADS | {"num_experts": 16, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "head_dim": 8,
-                        "moe_intermediate_size": 24, "first_k_dense_replace": 1},
+        LATENT_HEADS | TWO_KINDS | {"num_experts": 16, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2,
+                                    "num_key_value_heads": 4, "head_dim": 8, "moe_intermediate_size": 24,
+                                    "first_k_dense_replace": 1},
     ),
 }  # fmt: skip
 #: Types without a class in transformers -> the type whose layer theirs is, and its tensors' and keys' other names.
@@ -114,7 +116,10 @@ RENAMED: dict[str, tuple[str, dict[str, str]]] = {
     "kimi_k2": ("deepseek_v3", {}),
     "bailing_moe_v2": ("bailing_hybrid", {"gate.e_score_correction_bias": "gate.expert_bias"}),
 }
-BLOCKS = ("mlp", "block_sparse_moe", "feed_forward", "mixer")
+#: Models around a type's language model -> that type.
+WRAPPED = {"qwen3_vl_moe": "qwen3_vl_moe_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+VISION = {"depth": 1, "num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 32}
+VISION |= {"num_heads": 2, "num_attention_heads": 2, "num_position_embeddings": 16, "deepstack_visual_indexes": []}
 
 
 @dataclass
@@ -146,18 +151,27 @@ def save(
     experts = next(value.shape[0] for key, value in router_of(block).named_parameters() if key.endswith("weight"))
     zero = getattr(model.config, "zero_expert_num", 0)
     special = {"copy_expert_num": zero} if zero else {}
-    return Saved(directory, fp32_routing(block), experts - zero, model.config.hidden_size, special)
+    hidden = model.config.get_text_config().hidden_size
+    return Saved(directory, fp32_routing(block), experts - zero, hidden, special)
 
 
 def make(name: str) -> tuple[Any, nn.Module]:
     """The random model, and the MoE block of its layer ``LAYER``."""
-    kind, values = (MODELS | MORE_MODELS)[name]
+    kind, values = (MODELS | MORE_MODELS)[WRAPPED.get(name, name)]
+    values = SIZES | values
+    if name in WRAPPED:
+        kind, values = kind.removesuffix("Text"), {"text_config": values, "vision_config": VISION}
     torch.manual_seed(7)
-    config = getattr(transformers, CONFIG_MAPPING_NAMES[name])(**SIZES | values)
-    made = getattr(transformers, f"{kind}ForCausalLM", None) or getattr(transformers, f"{kind}Model")
+    config = getattr(transformers, CONFIG_MAPPING_NAMES[name])(**values)
+    heads = ("ForConditionalGeneration",) if name in WRAPPED else ("ForCausalLM", "Model")
+    made = next(filter(None, (getattr(transformers, kind + head, None) for head in heads)))
     model = made(config)
-    layer = getattr(model, "model", model).layers[min(LAYER, len(getattr(model, "model", model).layers) - 1)]
-    return model, next(getattr(layer, part) for part in BLOCKS if hasattr(layer, part))
+    for key, table in model.named_buffers():
+        if key.endswith("tid2eid"):  # else it is zero, as if each token had one expert several times
+            drawn = torch.rand(len(table), config.n_routed_experts, generator=torch.Generator().manual_seed(7))
+            table.copy_(drawn.argsort(1)[:, : table.shape[1]])
+    blocks = {key: part for key, part in model.named_modules() if hasattr(part, "experts")}
+    return model, next(part for key, part in blocks.items() if f"layers.{LAYER}." in key)
 
 
 def rename(directory: Path, name: str, tensors: dict[str, str]) -> None:
@@ -200,5 +214,10 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []
 def run_block(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """(T, H) -> (T, H)."""
     with torch.no_grad():
-        y = block(x[None])
-    return (y[0] if isinstance(y, tuple) else y).reshape(x.shape)
+        return first_of(block(x[None])).reshape(x.shape)
+
+
+def first_of(y: Any) -> torch.Tensor:
+    """The output of a block, or of a layer in its place: some return a tuple."""
+    out: torch.Tensor = y[0] if isinstance(y, tuple) else y
+    return out

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 from gloo_ranks import threads
-from hf_models import BLOCKS, LAYER, MODELS, MORE_MODELS, RENAMED, Saved, make, router_of, run_block, saved
-from torch import Tensor, nn
+from hf_models import LAYER, MODELS, MORE_MODELS, RENAMED, first_of, router_of, run_block, saved
+from torch import Tensor
 
 from ascend_moe import LocalCluster
 from ascend_moe.checkpoint import build_layer, load_layer
@@ -43,7 +43,7 @@ def furthest(name: str, world: int) -> float:
 
     def body(rank: int, group: str) -> Tensor:
         layer = build_layer(checkpoint.directory, LAYER, carrier(group, world, rank))
-        return layer(x.chunk(world)[rank])
+        return first_of(layer(x.chunk(world)[rank]))
 
     with LocalCluster(world) as cluster:
         result = torch.cat(cluster.run(body))
@@ -92,50 +92,3 @@ def check_reads(name: str, layout: str, world: int) -> None:
     assert own_bytes == sum(
         read.bytes for read in whole if read.rows is not None or re.search(r"experts\.\d", read.name)
     )
-
-
-# ---- whole models
-
-
-class Answer(nn.Module):
-    """A layer that answers as a block of transformers: some give a tuple."""
-
-    def __init__(self, layer: nn.Module, pair: bool) -> None:
-        super().__init__()
-        self.layer, self.pair = layer, pair
-
-    def forward(self, x: Tensor, input_ids: Tensor | None = None) -> Tensor | tuple[Tensor, None]:
-        y = self.layer(x, input_ids=input_ids)
-        return (y, None) if self.pair else y
-
-
-def generated(name: str, world: int = 2, new: int = 32) -> tuple[Tensor, Tensor]:
-    """Tokens of a whole model in one process, and of the same over ranks, a prompt each; every MoE layer replaced."""
-    checkpoint: Saved = saved(name)
-    model = make(name)[0]
-    model = type(model).from_pretrained(checkpoint.directory, dtype=torch.float32, attn_implementation="eager").eval()
-    prompts = torch.randint(1, 64, (world, 6), generator=torch.Generator().manual_seed(5))
-    options = {"do_sample": False, "max_new_tokens": new, "min_new_tokens": new}
-
-    def places(whole: nn.Module) -> list[tuple[nn.Module, str, int]]:
-        layers = enumerate(whole.model.layers)
-        held = [
-            (each, part, n) for n, each in layers for part in BLOCKS if hasattr(getattr(each, part, None), "experts")
-        ]
-        assert held
-        return held
-
-    with torch.no_grad():
-        alone = model.generate(prompts, **options)
-
-    def body(rank: int, group: str) -> Tensor:
-        mine, carrier = copies[rank], MC2Dispatcher(group, world, rank, checkpoint.experts, **checkpoint.special)
-        for layer, part, number in places(mine):
-            built = build_layer(checkpoint.directory, number, carrier)
-            setattr(layer, part, Answer(built, pair=name in ("gpt_oss", "llama4_text")))
-        with torch.no_grad():
-            return mine.generate(prompts[rank : rank + 1], **options)
-
-    copies = [copy.deepcopy(model) for _ in range(world)]
-    with LocalCluster(world) as cluster:
-        return alone, torch.cat(cluster.run(body))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gloo_ranks import threads
-from hf_models import LAYER, MODELS, MORE_MODELS, run_block, saved
+from hf_models import LAYER, MODELS, MORE_MODELS, first_of, run_block, saved
 
 from ascend_moe.checkpoint import build_layer
 from ascend_moe.comm import LocalCluster, lookup
@@ -97,7 +97,7 @@ def equals_transformers(model: str, carrier: str, world: int, fused: bool, dtype
     def body(dispatcher: Dispatcher, rank: int) -> torch.Tensor:
         layer = build_layer(checkpoint.directory, LAYER, dispatcher, dtype=dtype)
         assert layer.w_down.shape[0] == checkpoint.experts // world
-        return layer(share(x, world, rank)[None])[0]  # any leading dimensions
+        return first_of(layer(share(x, world, rank)[None]))[0]  # any leading dimensions
 
     result = torch.cat(run(carrier, world, checkpoint.experts, body, **checkpoint.special))
     assert result.dtype == dtype
