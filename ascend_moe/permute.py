@@ -331,6 +331,19 @@ def need_pairs(tokens: int, topk_ids: torch.Tensor, topk_weights: torch.Tensor) 
     need_shape("topk_weights", topk_weights, tuple(topk_ids.shape))
 
 
+def need_map(expert_map: torch.Tensor, experts: int, local: int) -> None:
+    """Raise ArgumentError unless expert_map is ``(E,)`` int32 or int64 with entries of -1 to L - 1; reads it.
+
+    Args:
+        expert_map: the local number of each expert, -1 for experts of other ranks.
+        experts: E. local: L.
+    """
+    need_shape("expert_map", expert_map, (experts,), dtypes=_INDEX_DTYPES)
+    low, high = (int(end) for end in expert_map.aminmax())
+    rule = "has entries from {} to {}; each must be -1 or the number of one of the {} experts of w1, 0 to {}"
+    need(low >= -1 and high < local, "expert_map", rule, low, high, local, local - 1)
+
+
 def segment_of_rows(ends: torch.Tensor, rows: int) -> torch.Tensor:
     """The segment of each of ``rows`` rows that lie one behind the other, ``(rows,)`` int64.
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ascend_moe._narrow import narrow
+from ascend_moe._torch_state import runs_again
 from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
 from ascend_moe.experts.groups import COUNTS, as_counts
 
@@ -85,8 +86,8 @@ def balance(load: torch.Tensor, replicas: int, ranks: int, groups: int = 1) -> B
     """Give hot experts copies, and spread all copies over the ranks so that the ranks' loads are near each other.
 
     Every further copy goes to the expert with the most load a copy; then the copies, the heaviest first, go to the
-    rank with the least load that has room and, if there is one, no copy of this expert yet. Equal input gives equal
-    output on every rank. Reads values on the host.
+    rank with the least load that has room and no copy of this expert yet; where the last ones find none, copies change
+    places, so that no rank has an expert twice. Equal input gives equal output on every rank. Reads values on the host.
 
     Args:
         load: ``(layers, E)``, not negative: rows that each logical expert had.
@@ -145,13 +146,40 @@ def _packed(load: torch.Tensor, counts: torch.Tensor, ranks: int) -> tuple[torch
     row = torch.arange(rows)
     for expert in items.unbind(1):
         free = heat.masked_fill(filled == room, torch.inf)
-        apart = free.masked_fill(holds[row, :, expert], torch.inf)
+        apart = free.masked_fill(holds[row, :, expert], torch.inf)  # of the last ones there may be none
         rank = torch.where(apart.amin(1, keepdim=True).isfinite(), apart, free).argmin(1)
         slots[row, rank, filled[row, rank]] = expert
         filled[row, rank] += 1
         heat[row, rank] += load[row, expert]
         holds[row, rank, expert] = True
+    for each in (holds.sum((1, 2)) < ranks * room).nonzero().squeeze(1).tolist():
+        slots[each] = torch.tensor(_apart(slots[each].tolist(), load[each].tolist()))
+        heat[each] = load[each][slots[each]].sum(1)
     return slots, heat
+
+
+def _apart(ranks: list[list[int]], load: list[float]) -> list[list[int]]:
+    """The experts of each rank, where copies have changed places until no rank has an expert twice.
+
+    A copy that is one too many goes to a rank without this expert, for a copy that is one too many there or whose
+    expert is not here: of all such changes the one after which the hotter of the two ranks is the coolest.
+    """
+    heat = [sum(load[expert] for expert in experts) for experts in ranks]
+    for here, experts in enumerate(ranks):
+        while len(set(experts)) < len(experts):
+            doubled = next(expert for expert in experts if experts.count(expert) > 1)
+            changes = [
+                (max(heat[here] - load[doubled] + load[other], heat[there] + load[doubled] - load[other]), there, other)
+                for there, others in enumerate(ranks)
+                if doubled not in others
+                for other in others
+                if other not in experts or others.count(other) > 1
+            ]
+            _, there, other = min(changes)
+            experts[experts.index(doubled)], ranks[there][ranks[there].index(other)] = other, doubled
+            heat[here] += load[other] - load[doubled]
+            heat[there] += load[doubled] - load[other]
+    return ranks
 
 
 def _inverse(physical: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
@@ -268,7 +296,8 @@ def eplb_table(table: torch.Tensor) -> torch.Tensor:
 class LoadCounter:
     """Rows that this rank's experts received, by layer, summed up on their device.
 
-    ``add`` reads nothing on the host and writes into the same memory each time, so that a captured graph may hold it.
+    ``add`` reads nothing on the host and writes into the same memory each time, so that a captured graph may hold it. A
+    forward that a backward runs again (torch.utils.checkpoint) adds nothing.
 
     Args:
         layers: MoE layers of the model.
@@ -301,7 +330,8 @@ class LoadCounter:
         layers, experts = self.counts.shape
         need(0 <= layer < layers, "layer", "is {}; need 0..{}", layer, layers - 1)
         need_shape("expert_token_nums", expert_token_nums, (experts,), dtypes=_INDEX_DTYPES)
-        self.counts[layer].add_(as_counts(expert_token_nums, expert_token_nums_type))
+        if not runs_again():
+            self.counts[layer].add_(as_counts(expert_token_nums, expert_token_nums_type))
 
     def reset(self) -> None:
         """Begin again with zeros."""

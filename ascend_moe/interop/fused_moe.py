@@ -16,7 +16,7 @@ from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import Activation, grouped_mlp
 from ascend_moe.interop.data_parallel import all_reduce_dp, all_reduce_tp, naive_multicast
-from ascend_moe.permute import batched_moe_align_block_size, moe_align_block_size, need_pairs
+from ascend_moe.permute import batched_moe_align_block_size, moe_align_block_size, need_map, need_pairs
 from ascend_moe.routing.gating import BY_MAX, BY_TOP2_SUM, SIGMOID, SOFTMAX, SQRT_SOFTPLUS, Groups, gating_top_k
 from ascend_moe.routing.replay import taken
 
@@ -170,15 +170,17 @@ def fused_experts(
     counts = torch.bincount(owner[local], minlength=w1.shape[0]) * block_size
     real = slots < tokens * topk
     weights = topk_weights.reshape(-1, 1).float()
-    x = (hidden_states.float() * weights).to(hidden_states.dtype) if on_input else hidden_states
-    rows = torch.where(real[:, None], x[(slots // topk).clamp(max=tokens - 1)], 0)
+    rows = torch.where(real[:, None], hidden_states[(slots // topk).clamp(max=tokens - 1)], 0)
+    if on_input:
+        factors = torch.where(real[:, None], weights[slots.clamp(max=tokens - 1)], 1)
+        rows = (rows.float() * factors).to(hidden_states.dtype)
     rows = grouped_mlp(rows, w1.transpose(1, 2), w2.transpose(1, 2), counts, activation=act)
     # Pairs of other ranks have no block here: their places stay zero.
     products = torch.zeros(tokens * topk, rows.shape[1], dtype=torch.float32, device=rows.device)
     places = slots[real]
     products[places] = rows[real].float() if on_input else rows[real].float() * weights[places]
     out = hidden_states if inplace else hidden_states.new_empty(hidden_states.shape, dtype=dtype)
-    return moe_sum(products.view(tokens, topk, x.shape[1]), out)
+    return moe_sum(products.view(tokens, topk, hidden_states.shape[1]), out)
 
 
 def _check(
@@ -202,7 +204,7 @@ def _check(
         rule = "is {}; without expert_map it must be -1 or the {} experts of w1"
         need(experts == w1.shape[0], "global_num_experts", rule, experts, w1.shape[0])
     else:
-        need_shape("expert_map", expert_map, (experts,), dtypes=(torch.int32, torch.int64))
+        need_map(expert_map, experts, w1.shape[0])
     return experts
 
 

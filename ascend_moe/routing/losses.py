@@ -56,9 +56,7 @@ def switch_load_balancing_loss_func(
     need_dims("probs", probs, 2)
     need_shape("tokens_per_expert", tokens_per_expert, (probs.shape[1],))
     active = _one_mask(mask, padding_mask, probs.shape[0])
-    if active is not None:
-        probs = torch.where(active[:, None], probs, 0)
-    shares = probs.to(compute_dtype(probs.dtype)).sum(0)
+    shares = _zeroed(probs, active).to(compute_dtype(probs.dtype)).sum(0)
     total = torch.as_tensor(total_num_tokens, dtype=shares.dtype, device=probs.device).clamp(min=1)
     return (shares * tokens_per_expert).sum() * (num_experts * moe_aux_loss_coeff / topk) / (total * total)
 
@@ -84,7 +82,7 @@ def z_loss_func(
     """
     need_dims("logits", logits, 2)
     active = _one_mask(mask, _inverted(padding_mask), logits.shape[0])
-    squares = torch.logsumexp(logits.to(compute_dtype(logits.dtype)), dim=-1).square()
+    squares = torch.logsumexp(_zeroed(logits, active).to(compute_dtype(logits.dtype)), dim=-1).square()
     if active is None:
         return squares.sum() / max(len(squares), 1) * z_loss_coeff
     return torch.where(active, squares, 0).sum() / active.sum().clamp(min=1) * z_loss_coeff
@@ -118,9 +116,9 @@ def compute_routing_scores_for_aux_loss(
     Source: Megatron-LM ``compute_routing_scores_for_aux_loss``.
     """
     check_logits(logits, topk, score_function)
-    scores, ids = normalised_scores(logits, topk, score_function)
-    chosen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device).scatter(1, ids, True)
     active = _one_mask(mask, _inverted(padding_mask), logits.shape[0])
+    scores, ids = normalised_scores(_zeroed(logits, active), topk, score_function)
+    chosen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device).scatter(1, ids, True)
     if active is not None:
         chosen, scores = chosen & active[:, None], torch.where(active[:, None], scores, 0)
     return chosen, scores
@@ -172,7 +170,7 @@ def get_updated_expert_bias(
 
     Args:
         tokens_per_expert: ``(..., E)``, rows of each expert on this rank in the whole step; is not changed.
-        expert_bias: ``(..., E)`` float32. Keep it float32 in models of half types.
+        expert_bias: ``(..., E)`` float32 or float64, also in models of half types, which would lose the step.
         expert_bias_update_rate: the rate.
         tp_dp_cp_group: ranks to sum the rows over. None: the default process group, where there is one: right
             without pipeline stages, which have other layers.
@@ -186,8 +184,12 @@ def get_updated_expert_bias(
     Source: Megatron-LM ``get_updated_expert_bias``, which sums into its argument.
     """
     need_shape("expert_bias", expert_bias, tuple(tokens_per_expert.shape))
+    rule = "is {}, in which a step of {} may be lost; keep the bias torch.float32"
+    wide = (torch.float32, torch.float64)
+    need(expert_bias.dtype in wide, "expert_bias", rule, expert_bias.dtype, expert_bias_update_rate)
     with torch.no_grad():
-        rows = tokens_per_expert.clone()
+        half = tokens_per_expert.dtype in (torch.bfloat16, torch.float16)  # in which sums of ranks would be rounded
+        rows = tokens_per_expert.float() if half else tokens_per_expert.clone()
         if tp_dp_cp_group is not None or dist.is_initialized():
             dist.all_reduce(rows, group=tp_dp_cp_group)
         rows = rows.double()
@@ -248,6 +250,11 @@ class MoEAuxLossAutoScaler(torch.autograd.Function):
 
 def _inverted(padding_mask: Tensor | None) -> Tensor | None:
     return None if padding_mask is None else ~padding_mask.bool()
+
+
+def _zeroed(values: Tensor, active: Tensor | None) -> Tensor:
+    """values (T, E), zeros for tokens that do not count: 0 times the NaN that they may hold would be in gradients."""
+    return values if active is None else torch.where(active[:, None], values, 0)
 
 
 def _one_mask(mask: Tensor | None, other: Tensor | None, tokens: int) -> Tensor | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ascend_moe._torch_state import runs_again
 from ascend_moe.errors import ArgumentError, need, need_dims, need_one_of, need_shape, typed_methods, with_typed_errors
 
 ID_DTYPES = (torch.int16, torch.int32, torch.int64)
@@ -195,7 +196,7 @@ class RouterReplay:
 
     def chose(self, ids: Tensor) -> None:
         """Takes note of a router's own choice ``ids`` ``(T, k)``, where the action is RECORD."""
-        if self.router_replay_action is RouterReplayAction.RECORD:
+        if self.router_replay_action is RouterReplayAction.RECORD and not runs_again():
             self.record_indices(ids)
 
     def record_indices(self, topk_indices: Tensor) -> None:
@@ -238,9 +239,9 @@ class RouterReplay:
 class RouteCapture(nn.Module):
     """Keeps the choices of the last steps of one router in a ring of device memory. Nothing is read on the host.
 
-    A step is one call, ``capture(ids)``; it is safe in torch.compile and in a captured graph, since the place in the
-    ring is counted on the device: each replay of a graph is a step. A layer hands out logical ids, before any
-    placement. vLLM's routers take it as it is: ``router.set_capture_fn(capture)``.
+    A step is one call, ``capture(ids)``, of a forward that no backward runs again. It is safe in torch.compile and in
+    a captured graph, since the place in the ring is counted on the device: each replay of a graph is a step. A layer
+    hands out logical ids, before any placement. vLLM's routers take it as it is: ``router.set_capture_fn(capture)``.
 
     Args:
         max_tokens: most tokens of a step.
@@ -291,6 +292,8 @@ class RouteCapture(nn.Module):
         need_dims("ids", ids, 2, dtypes=ID_DTYPES)
         fits = ids.shape[0] <= most and ids.shape[1] == top_k
         need(fits, "ids", "are {}; the capture takes up to {} tokens of {}", ids.shape, most, top_k)
+        if runs_again():
+            return
         place = self.seen % steps
         step = nn.functional.pad(ids.to(self.ring.dtype), (0, 0, 0, most - ids.shape[0]), value=-1)
         self.ring.index_copy_(0, place, step[None])

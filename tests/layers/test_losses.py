@@ -57,6 +57,14 @@ def test_each_layer_has_a_mean_of_its_own() -> None:
     assert torch.equal(get_updated_expert_bias(large, torch.zeros(4), 1.0).sign(), torch.tensor([-1.0, 0, 0, 1]))
 
 
+def test_a_bias_in_which_the_step_is_lost_is_refused() -> None:
+    counts = torch.tensor([40841.0, 40839, 40840, 40840])
+    for dtype in (torch.bfloat16, torch.float16):
+        with pytest.raises(ArgumentError, match=f"expert_bias is {dtype}, in which a step of 0.001 may be lost; keep"):
+            get_updated_expert_bias(counts, torch.ones(4, dtype=dtype), 1e-3)
+    assert get_updated_expert_bias(counts, torch.ones(4, dtype=torch.float64), 1e-3).tolist() == [0.999, 1.001, 1, 1]
+
+
 def switch_by_loop(scores: Tensor, rows: Tensor, tokens: int, topk: int, coeff: float) -> Tensor:
     total = sum(float(rows[e]) * float(scores[:, e].double().sum()) for e in range(scores.shape[1]))
     return torch.tensor(scores.shape[1] * coeff / (topk * tokens**2) * total)

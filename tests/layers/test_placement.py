@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from typing import Any
 
 import pytest
@@ -91,11 +92,45 @@ def test_every_further_copy_goes_to_the_most_load_a_copy() -> None:
         assert balance(load, 16, 4).replica_counts[0].tolist() == counts
 
 
-def test_copies_of_an_expert_are_on_different_ranks() -> None:
-    for seed in range(10):
-        physical = balance(skewed(4, 16, seed), 24, 8).physical_to_logical.reshape(4, 8, 3)
-        ordered = physical.sort(2).values
-        assert bool((ordered.diff(dim=2) > 0).all())
+def drawn_load(generator: random.Random, experts: int) -> torch.Tensor:
+    """Loads that differ, are all equal, are few values, or are all of one expert."""
+    kind = generator.randrange(5)
+    values = [
+        [generator.random() ** 8 * 1e6 for _ in range(experts)],
+        [0.0] * experts,
+        [1.0] * experts,
+        [float(generator.randrange(4)) for _ in range(experts)],
+        [1e9] + [0.0] * (experts - 1),
+    ][kind]
+    return torch.tensor([values])
+
+
+def apart(count: int) -> int:
+    """Draws placements and returns how many had copies: no rank has an expert twice, and the tables agree."""
+    generator, copied = random.Random(count), 0
+    for _ in range(count):
+        groups = generator.choice((1, 1, 2))
+        ranks, members = groups * generator.choice((1, 2, 4, 8, 16)), generator.randint(1, 40)
+        experts, places = groups * members, ranks // groups
+        least = -(-members // places)
+        room = generator.randint(least, min(least + 3, members))
+        found = balance(drawn_load(generator, experts), room * ranks, ranks, groups)
+        on_ranks = found.physical_to_logical[0].view(ranks, room)
+        assert all(len(set(own)) == room for own in on_ranks.tolist())
+        assert torch.equal(on_ranks.flatten().bincount(minlength=experts), found.replica_counts[0])
+        for expert, own in enumerate(found.logical_to_physical[0].tolist()):
+            assert {int(on_ranks.flatten()[place]) for place in own if place >= 0} == {expert}
+        copied += room * ranks > experts
+    return copied
+
+
+def test_no_rank_has_an_expert_twice() -> None:
+    assert apart(100) > 50
+
+
+@pytest.mark.nightly
+def test_no_rank_has_an_expert_twice_in_many_placements() -> None:
+    assert apart(5000) > 2500
 
 
 @pytest.mark.parametrize(

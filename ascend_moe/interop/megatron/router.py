@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ascend_moe._torch_state import runs_again_with_gradients, without_autocast
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts.weights import FittedModule
 from ascend_moe.routing import (
@@ -179,6 +180,7 @@ class TopKRouter(FittedModule):
             return input
         return input * torch.empty_like(input).uniform_(1.0 - eps, 1.0 + eps)
 
+    @without_autocast
     def gating(self, input: Tensor) -> Tensor:
         """Returns logits ``(..., E)`` of input ``(..., H)`` in moe_router_dtype, "fp32" or "fp64"; None: input's dtype.
 
@@ -216,6 +218,8 @@ class TopKRouter(FittedModule):
         sequence, batch = logits.shape[:2]
         logits = logits.reshape(-1, config.num_moe_experts)
         active = None if mask is None else mask.reshape(-1)
+        if active is not None:
+            logits = torch.where(active[:, None], logits, 0)
         attached = self.training and torch.is_grad_enabled()
         self.losses = {}
         if attached:
@@ -242,7 +246,7 @@ class TopKRouter(FittedModule):
             name = config.moe_router_score_function
             chosen, scores = compute_routing_scores_for_aux_loss(logits, self.topk, name, mask=active)
             probs = self._with_aux_losses(probs, scores, chosen, sequence, batch, active)
-        if self.local_tokens_per_expert is not None and torch.is_grad_enabled():
+        if self.local_tokens_per_expert is not None and torch.is_grad_enabled() and not runs_again_with_gradients():
             self.local_tokens_per_expert += routing_map.detach().sum(0)
         return probs, routing_map
 
@@ -278,8 +282,9 @@ class TopKRouter(FittedModule):
         if (coeff := self.get_aux_loss_coeff("global_aux_loss")) > 0:
             rows, _, total = get_tokens_per_expert_and_token_count(chosen, self.tp_dp_cp_group, self.topk, padded)
             assert self.global_tokens_per_expert is not None and self.ga_steps is not None
-            self.global_tokens_per_expert += rows
-            self.ga_steps += 1
+            if not runs_again_with_gradients():
+                self.global_tokens_per_expert += rows
+                self.ga_steps += 1
             # A copy: the next step changes the sum in place.
             rows = self.global_tokens_per_expert / self.ga_steps
             loss = switch_load_balancing_loss_func(scores, rows, total, self.topk, experts, coeff)

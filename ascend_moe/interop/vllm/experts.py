@@ -13,7 +13,7 @@ from ascend_moe.errors import need, need_dims, need_shape, with_signature_of, wi
 from ascend_moe.experts import Activation, grouped_mlp
 from ascend_moe.interop.vllm.bases import FusedMoEPermuteExpertsUnpermute
 from ascend_moe.interop.vllm.quantization import ACTIVATIONS, activation_of, is_w8a8
-from ascend_moe.permute import sort_by_expert
+from ascend_moe.permute import need_map, sort_by_expert
 
 _OPERATORS = ("npu_grouped_matmul", "npu_swiglu", "npu_dequant_swiglu_quant")
 
@@ -191,6 +191,7 @@ class Experts:
         need_shape("output", output, *shapes)
         ids = topk_ids
         if expert_map is not None:
+            need_map(expert_map, len(expert_map), self.num_local_experts)
             known = (ids >= 0) & (ids < len(expert_map))
             ids = torch.where(known, expert_map[torch.where(known, ids, 0).long()], -1)
         pairs = sort_by_expert(ids, self.num_local_experts)

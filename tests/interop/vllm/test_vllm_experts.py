@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import random
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from op_runs import Clusters
+from torch import Tensor
 from vllm_parts import BF16, FP32, E, F, H, K, computed, finished, pair, part_of, prepared, three_calls, windows
 
 import ascend_moe
@@ -78,6 +81,37 @@ def test_rows_of_another_prepare_are_sorted(tokens: int, ids: str, local: list[i
         part.x, w1, w2, part.weights, part.ids, expert_map=chosen.int(), global_num_experts=E, block_size=4
     )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_entry_of_a_map_is_a_row_of_the_weights_or_minus_one() -> None:
+    """100 maps by chance: with the formula's result, or refused by the name of the argument."""
+    generator, part = random.Random(1), part_of(0, 1, 5, "random", FP32)
+    given = (part.weights, part.ids)
+    for _ in range(100):
+        local = generator.randint(1, E)
+        chosen = torch.tensor([generator.randrange(-1, local) for _ in range(E)], dtype=torch.int32)
+        weights = part.w1[:local], part.w2[:local]
+        experts, made = make_experts(None, None, None, None, local), torch.empty(5 * K, H)
+        blocks = functools.partial(fused_experts, part.x, *weights, *given, global_num_experts=E, expert_map=chosen)
+        rows = functools.partial(
+            experts.apply, made, part.x, *weights, *given, "silu", E, chosen, *(None,) * 5, False
+        )  # fmt: skip
+        rows()
+        each = torch.stack([mlp(token, *weights) for token in part.x])  # (T, L, H)
+        numbers = chosen[part.ids.long()].long()
+        pairs = each.gather(1, numbers.clamp(min=0)[..., None].expand(-1, -1, H)) * (numbers >= 0)[..., None]
+        torch.testing.assert_close(made.view(5, K, H), pairs, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(blocks(), (pairs * part.weights[..., None]).sum(1), rtol=1e-4, atol=1e-5)
+        chosen[generator.randrange(E)] = generator.choice((local, local + 5, E + 1000, -2))
+        for call in (blocks, rows):
+            with pytest.raises(ArgumentError, match="expert_map has entries from") as caught:
+                call()
+            assert caught.value.argument == "expert_map"
+
+
+def mlp(token: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    gate, up = (w1 @ token).chunk(2, -1)
+    return torch.einsum("lhf,lf->lh", w2, torch.nn.functional.silu(gate) * up)
 
 
 def test_int8_rows_of_another_prepare_keep_their_scales() -> None:
