@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import comm
+from ._torch_state import without_autocast
 from .errors import AscendMoeError, WindowTooSmall, need, need_one_of
 from .ops import calls, registration
 
@@ -324,6 +325,7 @@ def _rows_back(
     return gz, gw
 
 
+@without_autocast
 def special_back(
     experts: int,
     special: tuple[int, int, int],
@@ -344,7 +346,8 @@ def special_back(
     first = experts + zero
     w = torch.ones_like(ids, dtype=torch.float32) if weights is None else weights
     copied = active & (ids >= first) & (ids < first + copies)
-    x = x.float()
+    own = (active & (ids >= first)).any(1, keepdim=True)  # of other tokens 0 times NaN would be in the products
+    x, gy = torch.where(own, x.float(), 0.0), torch.where(own, gy, 0.0)
     gain = (gy * x).sum(1)  # (BS,): of a copy's weight
     factor = torch.where(copied, w, 0.0).sum(1)  # (BS,): of x
     grads = {"expert_scales": torch.where(copied, gain[:, None], 0.0)}

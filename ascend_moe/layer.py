@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ascend_moe._torch_state import autocasts, without_autocast
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher
-from ascend_moe.errors import need, need_shape, with_typed_errors
+from ascend_moe.errors import need, need_dtype, need_shape, with_typed_errors
 from ascend_moe.experts import Activation, grouped_mlp, quantize_weight, quantize_weight_int4
 from ascend_moe.experts.int4 import bits_of
 from ascend_moe.experts.quant import scale_of_bits
@@ -313,8 +314,9 @@ class MoELayer(nn.Module):
         """Returns the layer's output, with the shape and the dtype of x.
 
         Args:
-            x: (..., H), in the layer's dtype; the leading dimensions together are BS.
-            x_active_mask: bool, (...,) or (..., K); inactive tokens give zeros.
+            x: (..., H), in the layer's dtype; the leading dimensions together are BS. Under torch.autocast, which
+                changes no dtype here, bf16, fp16 or fp32: x is cast to the layer's.
+            x_active_mask: bool, (...,) or (..., K); inactive tokens give zeros, and what they hold is not looked at.
             global_bs: 0: all ranks have the same BS. Else W * (largest BS). None: the layer's own.
             input_ids: (...,) whole numbers, the tokens' ids: router "hash" needs them, others look at none.
 
@@ -322,16 +324,21 @@ class MoELayer(nn.Module):
             ArgumentError: x or the mask has the wrong shape or dtype.
             Other errors: the dispatcher's.
         """
+        if autocasts(x):  # the layer's dtypes are its own: in another a router would choose other experts
+            with torch.autocast(x.device.type, enabled=False):
+                own = x.to(self.dtype) if x.dtype in ROW_DTYPES else x
+                return MoELayer.forward(self, own, x_active_mask, global_bs=global_bs, input_ids=input_ids).to(x.dtype)
         hidden = self.config.hidden_size
         fits = x.dim() >= 1 and x.size(-1) == hidden and x.dtype == self.dtype
         need(fits, "x", "is {} {}; need (..., {}) {}", x.shape, x.dtype, hidden, self.dtype)
         tokens = x.reshape(-1, hidden)
-        bs, topk, mask = tokens.size(0), self.config.top_k, x_active_mask
+        mask = x_active_mask
         if mask is not None:
-            pairs = mask.numel() == bs * topk and mask.dim() > 1 and mask.size(-1) == topk
-            rule = "is {}; need one value a token ({}) or a pair ({}, {})"
-            need(pairs or mask.numel() == bs, "x_active_mask", rule, mask.shape, bs, bs, topk)
-            mask = mask.reshape((bs, topk) if pairs else (bs,))
+            mask, active = self._masks(mask, tokens.size(0))
+            # What inactive tokens hold is in no product: 0 times NaN would be in the gradients of all weights.
+            tokens = tokens.masked_fill(~active[:, None], 0.0)
+            if input_ids is not None and input_ids.numel() == len(active):
+                input_ids = input_ids.reshape(-1).masked_fill(~active, 0)
         tokens = self._jittered(tokens)
         weights, ids = self.route(tokens) if input_ids is None else self.route(tokens, input_ids)
         if self.copies is not None:
@@ -351,11 +358,18 @@ class MoELayer(nn.Module):
         if self.leaves_apart:
             out = self.leave(out, shared)
             if mask is not None:
-                active = mask if mask.dim() == 1 else mask.any(1)
-                if self.config.rows_of_a_token > 1:
-                    active = active.view(bs, self.config.rows_of_a_token).any(1)
                 out = out.masked_fill(~active[:, None], 0.0)
         return out.view_as(x)
+
+    def _masks(self, mask: Tensor, bs: int) -> tuple[Tensor, Tensor]:
+        """The mask as (BS,) or (BS, K), and which tokens (BS,) are active."""
+        topk = self.config.top_k
+        pairs = mask.numel() == bs * topk and mask.dim() > 1 and mask.size(-1) == topk
+        rule = "is {}; need one value a token ({}) or a pair ({}, {})"
+        need(pairs or mask.numel() == bs, "x_active_mask", rule, mask.shape, bs, bs, topk)
+        need_dtype("x_active_mask", mask, torch.bool)
+        mask = mask.reshape((bs, topk) if pairs else (bs,))
+        return mask, mask.any(1) if pairs else mask
 
     def _jittered(self, tokens: Tensor) -> Tensor:
         """The tokens (BS, H), in training times a random number for each element: input_jitter's."""
@@ -373,6 +387,7 @@ class MoELayer(nn.Module):
             return True
         return self.w_latent_out is not None or self.config.rows_of_a_token > 1
 
+    @without_autocast
     def enter(
         self, tokens: Tensor, ids: Tensor, weights: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -423,6 +438,7 @@ class MoELayer(nn.Module):
             terms |= {"ori_x": entering} | {name: getattr(self, name) for name in constants}
         return terms
 
+    @without_autocast
     def leave(self, out: Tensor, shared: Tensor | None) -> Tensor:
         """Returns the output (BS, H), of combine's ``out`` and the ``shared`` expert's where combine added none."""
         if self.config.rows_of_a_token > 1:
@@ -430,6 +446,7 @@ class MoELayer(nn.Module):
         out = out if self.w_latent_out is None else out @ self.w_latent_out
         return out if shared is None else (out.float() + shared.float()).to(out.dtype)  # one more rounding
 
+    @without_autocast
     def route(self, tokens: Tensor, input_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns weights (BS, K) fp32 and expert ids (BS, K) int32 of tokens (BS, H).
 
@@ -469,6 +486,7 @@ class MoELayer(nn.Module):
             down_bias=self.w_down_correction if self._int4 else self.down_bias,
         )
 
+    @without_autocast
     def run_shared(self, tokens: Tensor) -> Tensor | None:
         """Runs the dense shared expert over (BS, H) tokens; None when the layer has none."""
         if self.shared_gate_up is None or self.shared_down is None:

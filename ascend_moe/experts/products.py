@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ascend_moe._torch_npu import compute_dtype
+from ascend_moe._torch_state import without_autocast
 
 # 1024 products of two int8 values are at most 2**24 together: every partial sum is a float32 integer.
 _EXACT_FLOAT32_TERMS = 1024
@@ -22,6 +23,7 @@ def int8_matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return int8_matmul_by_float32(x, weight)
 
 
+@without_autocast
 def int8_matmul_by_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`int8_matmul` for machines without integer dot products: float32 in slices that cannot round."""
     total = x.new_zeros((x.shape[0], weight.shape[1]), dtype=torch.int32)
@@ -31,6 +33,7 @@ def int8_matmul_by_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
     return total
 
 
+@without_autocast
 def float_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """``(..., K) @ (K, N) [+ (N,)]`` in x's type: float32 sums, one rounding at the end; differentiable."""
     if bias is None and (x.dtype in (torch.float32, torch.float64) or _multiplies_natively(x.dtype)):
@@ -54,6 +57,7 @@ def _multiplies_natively(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+@without_autocast
 def antiquant_matmul(
     x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:

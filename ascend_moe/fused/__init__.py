@@ -336,7 +336,7 @@ def mega_moe(
     limit = Limit("max_recv_token_num", sym_buffer.max_recv_token_num)
     if limit.may_be_reached(world * most, tokens, experts):
         judge(gather_loads(dispatcher, tokens, experts, limit), limit, rank=dispatcher.rank)
-    shared_rows = None if shared is None else run_shared(x, shared, act)
+    shared_rows = None if shared is None else run_shared(tokens, shared, act)
     sent = dispatch(dispatcher, tokens, experts, world * most)
     y = finish(dispatcher, sent, tokens, experts, act, shared_rows)
     return y, sent.expert_token_nums.to(torch.int32)

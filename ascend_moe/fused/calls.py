@@ -95,8 +95,12 @@ def _mlp(
     )
 
 
-def run_shared(x: Tensor, shared: Experts, activation: Activation) -> Tensor:
+def run_shared(tokens: Tokens, shared: Experts, activation: Activation) -> Tensor:
     """(T, H): the sum of the shared experts' rows, in fp32 where there are several, rounded once."""
+    x = tokens.x
+    if tokens.mask is not None:  # 0 times what an inactive token holds, NaN perhaps, would be in the gradients
+        active = tokens.mask if tokens.mask.dim() == 1 else tokens.mask.any(1)
+        x = torch.where(active[:, None], x, 0)
     rows, scales = npu_dynamic_quant(x) if shared.quant_mode else (x, x)
     count = torch.full((1,), len(x), dtype=torch.int64, device=x.device)
     results = []

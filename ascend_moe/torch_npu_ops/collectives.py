@@ -137,8 +137,12 @@ def npu_moe_distribute_combine_add_rms_norm(
         _need_codes(expand_x, expert_scales)
         given["comm_quant_mode"] = 0
         rows = _as_codes(expand_x) if hidden % _CODES_OF_SCALE == 0 else expand_x  # which combine refuses
-    acc = _combined(**given | wide | {"expand_x": rows.float()})
-    return _normalised(acc.unsqueeze(1) + residual_x.float(), gamma, norm_eps, expand_x.dtype)
+    acc = _combined(**given | wide | {"expand_x": rows.float()}).unsqueeze(1) + residual_x.float()
+    followed = torch.is_grad_enabled() and (acc.requires_grad or gamma.requires_grad)
+    if x_active_mask is None or not followed:
+        return _normalised(acc, gamma, norm_eps, expand_x.dtype)
+    active = x_active_mask if x_active_mask.dim() == 1 else x_active_mask.any(1)
+    return _normalised_active(acc, gamma, norm_eps, expand_x.dtype, active)
 
 
 _CODES_OF_SCALE = 8
@@ -183,6 +187,17 @@ def _normalised(
     mean = (acc * acc * (1.0 / max(acc.shape[-1], 1))).sum(-1, keepdim=True)
     rstd = 1.0 / torch.sqrt(mean + eps)
     return ((acc * rstd).to(dtype).float() * gamma.float()).to(dtype), rstd, acc.to(dtype)
+
+
+def _normalised_active(
+    acc: torch.Tensor, gamma: torch.Tensor, eps: float, dtype: torch.dtype, active: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`_normalised`, without a gradient of inactive tokens: 0 times the NaN of their residual would be in gamma's."""
+    active = active[:, None, None]
+    followed = _normalised(torch.where(active, acc, 1.0), gamma, eps, dtype)
+    fixed = _normalised(acc.detach(), gamma.detach(), eps, dtype)
+    y, rstd, x = (torch.where(active, *pair) for pair in zip(followed, fixed, strict=True))
+    return y, rstd, x
 
 
 _DISPATCH = "npu_moe_distribute_dispatch_v2"

@@ -53,6 +53,7 @@ class Handle:
         arrived: after token_dispatch, what it brought.
         splits: after token_dispatch, `Splits`.
         shared: the forward of the shared experts, where there are any.
+        active: the mask of the hidden states, with a dimension of size 1 behind, where one was given.
     """
 
     shape: torch.Size
@@ -62,6 +63,7 @@ class Handle:
     arrived: Dispatched | None = field(default=None, repr=False)
     splits: Splits | None = field(default=None, repr=False)
     shared: SharedExpertCall | None = field(default=None, repr=False)
+    active: Tensor | None = field(default=None, repr=False)
 
     def came(self, phase: str) -> Dispatched:
         """Returns what token_dispatch brought. Raises ArgumentError, which names ``phase``, before it."""
@@ -161,7 +163,8 @@ class TokenDispatcher:
             hidden_states: ``(S, B, H)`` or ``(T, H)`` bf16, fp16 or fp32.
             routing_map: ``(T, E)`` bool; T = S * B.
             probs: ``(T, E)`` float, of the router.
-            mask: bool, hidden_states' shape without H, True for active tokens; the others give zeros.
+            mask: bool, hidden_states' shape without H, True for active tokens; the others give zeros, the shared
+                expert's too, and what they hold is not looked at.
 
         Returns:
             tokens ``(T, H)``, probabilities by slot ``(T, K)`` float32, the handle. With pad_to_capacity rows by expert
@@ -172,9 +175,11 @@ class TokenDispatcher:
         """
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         check_routing(tokens, routing_map, probs, self.num_experts)
+        active = None
         if mask is not None:
             need_shape("mask", mask, tuple(hidden_states.shape[:-1]), dtypes=(torch.bool,))
             routing_map = routing_map.bool() & mask.reshape(-1, 1)
+            active = mask.unsqueeze(-1)
         shard = self.local_experts, self.etp_size
         if self.pad_to_capacity:
             pairs = len(tokens) * self.router_topk
@@ -186,8 +191,9 @@ class TokenDispatcher:
             sent = torch.sum(routing_map.bool(), 0)
         handle = Handle(hidden_states.shape, probs.dtype, routes, sent)
         if self.shared_experts is not None:
-            handle.shared = self.shared_experts.begin()
-            handle.shared.pre_forward_comm(hidden_states)
+            handle.shared, handle.active = self.shared_experts.begin(), active
+            # 0 times what an inactive token holds, NaN perhaps, would be in the gradients of the weights.
+            handle.shared.pre_forward_comm(hidden_states if active is None else torch.where(active, hidden_states, 0))
         return rows, routes.weights, handle
 
     def token_dispatch(self, tokens: Tensor, probs: Tensor, handle: Handle) -> tuple[Tensor, Tensor]:
@@ -252,7 +258,10 @@ class TokenDispatcher:
         ``handle`` is the call's.
         """
         out = hidden_states.view(handle.shape)
-        return out if handle.shared is None else out + handle.shared.get_output()
+        if handle.shared is None:
+            return out
+        out = out + handle.shared.get_output()
+        return out if handle.active is None else torch.where(handle.active, out, 0)
 
     def _splits(self, handle: Handle, arrived: Dispatched) -> Splits:
         """From this rank's counts and from dispatch's table of what came from each rank."""

@@ -55,7 +55,7 @@ class MoELayer(nn.Module):
         Args:
             hidden_states: ``(S, B, H)`` or ``(T, H)``.
             mask: bool, hidden_states' shape without H, True for active tokens. The others take no place of a capacity
-                and count in no loss; the routed experts give zeros for them.
+                and count in no loss; their output is zeros, and what they hold is not looked at.
 
         Raises:
             ArgumentError: a tensor does not fit, or training over tp ranks without sequence_parallel.

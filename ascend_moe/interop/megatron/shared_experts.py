@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ascend_moe._torch_state import without_autocast
 from ascend_moe.comm import group_of
 from ascend_moe.errors import AscendMoeError, need, with_typed_errors
 from ascend_moe.experts import npu_swiglu
@@ -53,6 +54,12 @@ def _parallel(x: Tensor, module: SharedExpertMLP, shared: tuple[Way, Way], seque
         return x
     ways = sequence if module.sequence_parallel else shared
     made: Tensor = _Through.apply(x, module.tp_group, *ways)  # type: ignore[no-untyped-call]
+    return made
+
+
+@without_autocast
+def _product(x: Tensor, by: nn.Linear | Tensor) -> Tensor:
+    made: Tensor = by(x) if isinstance(by, nn.Linear) else nn.functional.linear(x, by)
     return made
 
 
@@ -182,16 +189,16 @@ class SharedExpertCall:
         self._step("pre_forward_comm")
         module = self._module
         if module.gate_weight is not None:
-            self._gate = torch.sigmoid(nn.functional.linear(input, module.gate_weight))
+            self._gate = torch.sigmoid(_product(input, module.gate_weight))
         self._value = _parallel(input, module, (_same, _all_reduced), (_gathered, reduce_scatter))
 
     def linear_fc1_forward_and_act(self) -> None:
         """The first product and SwiGLU."""
-        self._value = npu_swiglu(self._module.linear_fc1(self._step("linear_fc1_forward_and_act")))
+        self._value = npu_swiglu(_product(self._step("linear_fc1_forward_and_act"), self._module.linear_fc1))
 
     def linear_fc2_forward(self) -> None:
         """The second product."""
-        self._value = self._module.linear_fc2(self._step("linear_fc2_forward"))
+        self._value = _product(self._step("linear_fc2_forward"), self._module.linear_fc2)
 
     def post_forward_comm(self) -> None:
         """Add up the parts of the tensor-parallel ranks."""
