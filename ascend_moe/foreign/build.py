@@ -22,7 +22,7 @@ from pathlib import Path
 from .._text import irreplaceable
 from ..errors import ArgumentError, LibraryError, TwinBuildError
 from ..native import library as native_library
-from ..native.build import cached, digest_of, fill_folder, sound, tell
+from ..native.build import cached, digest_of, fill_folder, sound, told
 from .entries import MARK, Entry, find_entries, line_of
 from .template_keys import SCAN, bound, dispatcher, find_declarations
 
@@ -284,9 +284,8 @@ def runtime_objects(engine: str) -> tuple[str, ...]:
     key = digest_of(_compiler_id(), *flags, _runtime_digest(), "archive" if archive else "objects")
     folder = cached("twin", f"runtime-{engine}-{key}")
     if not folder.is_dir():
-        seconds = 10 if archive else 60
-        tell(f"builds the {engine} engine for kernels into {folder}, once; about {seconds} s on two cores")
-        fill_folder(folder, lambda scratch: _compile_runtime(flags, scratch, archive is not None))
+        with told(f"the {engine} engine for kernels", folder, 10 if archive else 60):
+            fill_folder(folder, lambda scratch: _compile_runtime(flags, scratch, archive is not None))
     return (*(str(path) for path in sorted(folder.glob("*.o"))), *([str(archive)] if archive else []))
 
 

@@ -207,7 +207,7 @@ def built_part(name: str, sources: Path, fast: Path) -> Path:
         folder.parent.mkdir(0o700, parents=True, exist_ok=True)
         forget_old(folder.parent)
         folder.mkdir(0o700, exist_ok=True)
-        with _lock(folder / f"{name}.lock", part):
+        with one_builder(folder / f"{name}.lock", part.title):
             if not made.exists():
                 _build(part, sources, folder, sums)
                 with contextlib.suppress(FileExistsError):
@@ -218,8 +218,8 @@ def built_part(name: str, sources: Path, fast: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _lock(path: Path, part: Part) -> Iterator[None]:
-    """One process builds, the others wait for it. A process that dies lets go."""
+def one_builder(path: Path, title: str) -> Iterator[None]:
+    """One process builds, the others wait for it, and say so. A process that dies lets go."""
     deadline = time.monotonic() + BUILD_SECONDS
     told = False
     with path.open("w") as file:
@@ -230,11 +230,11 @@ def _lock(path: Path, part: Part) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise LibraryError(
-                        f"another process has been building {part.title} for {BUILD_SECONDS:.0f} s"
+                        f"another process has been building {title} for {BUILD_SECONDS:.0f} s"
                         f" and holds {path}: end it, or build everything with `make all`"
                     ) from None
             if not told:
-                tell(f"waits for another process that builds {part.title}")
+                tell(f"waits for another process that builds {title}")
                 told = True
             time.sleep(0.1)
         yield
@@ -244,6 +244,15 @@ def tell(text: str) -> None:
     """One line to the user, who waits for a build."""
     log.configure()
     log.say(logging.WARNING, "%s", text)  # seen without any setting: it is why nothing happens for so long
+
+
+@contextlib.contextmanager
+def told(title: str, folder: Path, seconds: int = SECONDS) -> Iterator[None]:
+    """Tells the user what is built where, about how long that takes, and how long it took."""
+    tell(f"builds {title} into {folder}, once; about {seconds} s on two cores")
+    started = time.monotonic()
+    yield
+    tell(f"built {title} in {time.monotonic() - started:.0f} s")
 
 
 def _tool(name: str) -> str | None:
@@ -265,7 +274,6 @@ def _build(part: Part, sources: Path, folder: Path, sums: Path) -> None:
     wanted = os.environ.get("CXX")
     compilers = (wanted.split()[-1],) if wanted else ("g++", "c++", "clang++")
     _needed(part, *compilers, fix="install g++ 11 or newer, or set CXX")
-    tell(f"builds {part.title} into {folder}, once; about {SECONDS} s on two cores")
     scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
     others = [other.option for other in PARTS.values() if other is not part]
     generator = ["-G", "Ninja"] if "CMAKE_GENERATOR" not in os.environ and _tool("ninja") else []
@@ -274,13 +282,14 @@ def _build(part: Part, sources: Path, folder: Path, sums: Path) -> None:
     options = ["-DCMAKE_BUILD_TYPE=Release", f"-DPython3_EXECUTABLE={sys.executable}", f"-D{part.option}=ON"]
     options += [f"-D{option}=OFF" for option in (*others, "ASCEND_MOE_TORCH", "ASCEND_MOE_NPU")]
     jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
-    started = time.monotonic()
+    deadline = time.monotonic() + BUILD_SECONDS
     try:
-        for command in (
-            [cmake, *generator, "-S", str(sources), "-B", str(scratch), *options],
-            [cmake, "--build", str(scratch), "--target", part.target, "--parallel", jobs],
-        ):
-            _run(part, command, started + BUILD_SECONDS)
+        with told(part.title, folder):
+            for command in (
+                [cmake, *generator, "-S", str(sources), "-B", str(scratch), *options],
+                [cmake, "--build", str(scratch), "--target", part.target, "--parallel", jobs],
+            ):
+                _run(part, command, deadline)
         main = part.outputs[-1]
         _seal(scratch / main, scratch / _SUMS)
         (scratch / _SUMS).rename(sums)
@@ -288,7 +297,6 @@ def _build(part: Part, sources: Path, folder: Path, sums: Path) -> None:
             (scratch / name).rename(folder / name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    tell(f"built {part.title} in {time.monotonic() - started:.0f} s")
 
 
 def _run(part: Part, command: list[str], deadline: float) -> None:

@@ -6,10 +6,7 @@ cache: it belongs to one pair of torch and torch_npu versions.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -18,12 +15,15 @@ from .. import settings
 from .._torch_npu import fix_of_library, missing_library
 from ..errors import LibraryError
 from ..native import library as _lib
-from ..native.build import cached, fill_folder, sound
+from ..native.build import cached, fill_folder, one_builder, sound, told
 from . import npu_adapter_build
 from .npu_adapter_build import BuildError
 
 _lock = threading.Lock()
 _loaded: Path | None = None
+
+_TITLE = "the torch_npu adapter"
+_SECONDS = 90  # that it takes to compile
 
 
 def load() -> Path:
@@ -66,9 +66,12 @@ def library_path() -> Path:
                 return packaged
         folder = cached("npu", wanted)
         if not folder.is_dir():
-            with _building(folder):
+            folder.parent.mkdir(0o700, parents=True, exist_ok=True)
+            with one_builder(folder.parent / ".lock", _TITLE):  # the ranks of a job all come here at once
                 if not folder.is_dir():
-                    fill_folder(folder, lambda scratch: _build(root, scratch))
+                    npu_adapter_build.command(root, folder / npu_adapter_build.LIBRARY)  # nothing is missing
+                    with told(_TITLE, folder, _SECONDS):
+                        fill_folder(folder, lambda scratch: _build(root, scratch))
         return sound(folder / npu_adapter_build.LIBRARY)
     except BuildError as error:
         raise LibraryError(f"ops on an NPU need the torch_npu adapter, and {error}") from error
@@ -76,12 +79,3 @@ def library_path() -> Path:
 
 def _build(root: Path, folder: Path) -> None:
     npu_adapter_build.build(root, folder / npu_adapter_build.LIBRARY)
-
-
-@contextlib.contextmanager
-def _building(folder: Path) -> Iterator[None]:
-    """One build at a time on this machine: the ranks of a job all come here at once."""
-    folder.parent.mkdir(0o700, parents=True, exist_ok=True)
-    with open(folder.parent / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel if the process dies
-        yield

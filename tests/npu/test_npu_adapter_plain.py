@@ -173,7 +173,7 @@ def test_missing_pieces_are_named(wheels: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_packaged_adapter_is_taken_only_for_these_versions(
-    wheels: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    wheels: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     package = tmp_path / "package"
     library = package / "lib" / npu_adapter_build.LIBRARY
@@ -186,7 +186,7 @@ def test_packaged_adapter_is_taken_only_for_these_versions(
     monkeypatch.setenv("ASCEND_MOE_CACHE", str(tmp_path / "cache"))
     beside = library.with_name(library.name + npu_adapter_build.KEY_SUFFIX)
     beside.write_text(key + "\n")
-    assert npu_adapter.library_path() == library
+    assert npu_adapter.library_path() == library and not caplog.messages
     beside.write_text("torch-1\n")
     built: list[Path] = []
 
@@ -195,9 +195,13 @@ def test_packaged_adapter_is_taken_only_for_these_versions(
         target.write_text("")
 
     monkeypatch.setattr(npu_adapter_build, "build", build)
+    monkeypatch.setattr(npu_adapter_build, "command", lambda root, target: [])
     first, second = npu_adapter.library_path(), npu_adapter.library_path()
     assert first == second == tmp_path / "cache/npu" / key / npu_adapter_build.LIBRARY
     assert len(built) == 1  # then it comes from the cache
+    begins, ends = caplog.messages
+    assert begins.startswith(f"ascend_moe: builds the torch_npu adapter into {first.parent}, once; about ")
+    assert ends.startswith("ascend_moe: built the torch_npu adapter in ")
     monkeypatch.setattr(npu_adapter_build, "versions", lambda: ("2.9.1+cpu", "2.9.1.post1"))
     assert npu_adapter.library_path() not in (first, library) and len(built) == 2
 
