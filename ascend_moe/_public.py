@@ -15,6 +15,7 @@ from .comm.growing import grow as grow
 from .comm.survivors import agree as agree
 from .comm.survivors import shrink as shrink
 from .errors import AscendMoeError as AscendMoeError
+from .experts.rank_experts import exclude_experts as exclude_experts
 from .layer import MoELayer as MoELayer
 from .moe_config import MoEConfig as MoEConfig
 from .npu import patch_torch_npu as patch_torch_npu

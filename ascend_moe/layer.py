@@ -17,6 +17,7 @@ from ascend_moe.errors import need, need_dtype, need_shape, with_typed_errors
 from ascend_moe.experts import Activation, grouped_mlp, quantize_weight, quantize_weight_int4
 from ascend_moe.experts.int4 import bits_of
 from ascend_moe.experts.quant import scale_of_bits
+from ascend_moe.experts.rank_experts import RankExperts, held_text
 from ascend_moe.experts.weights import Codes, fit_state_dict, keep_codes, quantize_for, without_casts
 from ascend_moe.moe_config import ROUTERS
 from ascend_moe.moe_config import MoEConfig as MoEConfig
@@ -31,7 +32,7 @@ def _need_floats(name: str, dtype: torch.dtype) -> None:
     need(dtype in ROW_DTYPES, name, "is {}; need torch.bfloat16, torch.float16 or torch.float32", dtype)
 
 
-class MoELayer(nn.Module):
+class MoELayer(RankExperts):
     """Routes tokens, runs this rank's experts, and sums their weighted rows.
 
     All ranks of the dispatcher's group call ``forward`` together. A new layer has no values in its weights:
@@ -68,6 +69,9 @@ class MoELayer(nn.Module):
     Raises:
         ArgumentError: the dispatcher has another number of experts of any kind, or a dtype is none of the three.
     """
+
+    _expert_parameters = ("w_gate_up", "w_down", "gate_up_bias", "down_bias")
+    _expert_buffers = ("w_gate_up_scale", "w_down_scale", "w_gate_up_correction", "w_down_correction")
 
     copies: Tensor | None
     tid2eid: Tensor | None
@@ -155,6 +159,12 @@ class MoELayer(nn.Module):
         table = None if placement is None else placement.logical_to_physical[0].to(device=device, dtype=torch.int32)
         self.register_buffer("copies", table, persistent=False)
 
+    @property
+    def held(self) -> str:
+        """Which experts this rank has, as text."""
+        first, local = self.dispatcher.rank * self.dispatcher.local_experts, self.dispatcher.local_experts
+        return held_text(self._slots[first : first + local], self.config.num_experts)
+
     @with_typed_errors
     def shrink(self, place: Place, alive: Sequence[int]) -> None:
         """Goes on at a place that ``ascend_moe.shrink`` has made of ``alive``; this rank's weights stay.
@@ -234,6 +244,8 @@ class MoELayer(nn.Module):
         need(self.gate_up_bias is None, "expert_bias", "is True; int8 rows take no bias: leave the experts in float")
         if self.quant_mode:
             return self
+        sharded = hasattr(self.w_down, "device_mesh")
+        need(not sharded, "w_down", "is sharded by fully_shard: quantize the layer before that")
         for name, count in zip(_EXPERTS, groups, strict=True):
             weight = getattr(self, name)
             rule = "is {}; it must divide {} rows of {}"
@@ -291,7 +303,7 @@ class MoELayer(nn.Module):
         kept = [self.gate_weight, self.gate_bias, self.logit_bias, self.w_gate_up_scale, self.w_down_scale]
         kept += [self.w_gate_up_correction, self.w_down_correction]
         kept += [self.w_gate_up, self.w_down] if self.quant_mode else []
-        super()._apply(without_casts(fn, kept), recurse)  # type: ignore[no-untyped-call]
+        super()._apply(without_casts(fn, kept), recurse)
         self.dtype = dtype
         if self.quant_mode:
             keep_codes(self, *_EXPERTS)

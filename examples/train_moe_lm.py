@@ -1,4 +1,4 @@
-"""Trains a byte-level MoE language model on four ranks: experts over 4 ranks, then over 2 ranks with 2 replicas.
+"""Trains a byte-level MoE language model on four ranks: experts over 4 ranks, over 2 with 2 replicas, and by FSDP2.
 
 python examples/train_moe_lm.py [--steps 200] [--recompute] [--plot loss.svg]
 """
@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -79,15 +81,28 @@ def sum_gradients(parameters: list[nn.Parameter], group: dist.ProcessGroup | Non
         parameter.grad = grad.view_as(parameter)
 
 
-def train(ep: int, steps: int, recompute: bool = False) -> list[float]:
+def shard(model: Model, mesh: DeviceMesh) -> None:
+    """Shards the weights by FSDP2: dense ones over all ranks, those of experts over the ranks with the same experts."""
+    experts = set(ascend_moe.exclude_experts(model))
+    layers = [block.moe for block in model.blocks]
+    fully_shard(model, mesh=init_device_mesh("cpu", (mesh.size(),)), ignored_params=experts)
+    for layer in layers:  # after the model, which then has the layers' dense weights
+        fully_shard(layer, mesh=mesh["replicas"], ignored_params=set(layer.parameters()) - experts)
+    for module in (model, *layers):
+        module.set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no sum that divides
+
+
+def train(ep: int, steps: int, recompute: bool = False, sharded: bool = False) -> list[float]:
     """Trains with every ``ep`` ranks sharing the experts; returns the loss of every step, in nats a byte."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    expert_groups = [dist.new_group(list(range(first, first + ep))) for first in range(0, world, ep)]
-    replica_groups = [dist.new_group(list(range(place, world, ep))) for place in range(ep)]
-    dispatcher = MC2Dispatcher.from_group(expert_groups[rank // ep], MOE.num_experts)
+    mesh = init_device_mesh("cpu", (world // ep, ep), mesh_dim_names=("replicas", "experts"))
+    dispatcher = MC2Dispatcher.from_group(mesh["experts"].get_group(), MOE.num_experts)
     model = Model(dispatcher, recompute)
+    if sharded:
+        shard(model, mesh)
     # The tokens of all ranks of an expert group come to its experts: their gradients are summed over replicas only.
-    experts = [weight for block in model.blocks for weight in (block.moe.w_gate_up, block.moe.w_down)]
+    experts = [] if sharded else ascend_moe.exclude_experts(model)
     dense = [parameter for parameter in model.parameters() if all(parameter is not weight for weight in experts)]
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, eps=1e-6)
     losses = []
@@ -98,8 +113,9 @@ def train(ep: int, steps: int, recompute: bool = False) -> list[float]:
         loss = loss / (SEQUENCES * LENGTH)
         optimizer.zero_grad()
         loss.backward()
-        sum_gradients(dense, None)
-        sum_gradients(experts, replica_groups[rank % ep])
+        if not sharded:
+            sum_gradients(dense, None)
+            sum_gradients(experts, mesh["replicas"].get_group())
         optimizer.step()
         total = loss.detach()
         dist.all_reduce(total)
@@ -115,7 +131,7 @@ def unigram_entropy() -> float:
 
 def picture(curves: dict[str, list[float]], entropy: float) -> str:
     """The losses along the steps, and the entropy, as SVG."""
-    width, height, colours = 640, 360, ("#3b6fb6", "#c77b30")
+    width, height, colours = 640, 360, ("#3b6fb6", "#c77b30", "#4a9a5b")
     steps, top = max(map(len, curves.values())), max(max(losses) for losses in curves.values())
 
     def y(loss: float) -> float:
@@ -125,7 +141,7 @@ def picture(curves: dict[str, list[float]], entropy: float) -> str:
     parts = [line, f"<text x='{width - 160}' y='{y(entropy) - 5:.1f}'>unigram entropy {entropy:.2f}</text>"]
     for index, (name, losses) in enumerate(curves.items()):
         points = " ".join(f"{40 + at * (width - 50) / steps:.1f},{y(loss):.1f}" for at, loss in enumerate(losses))
-        dashes = "" if index == 0 else " stroke-dasharray='8'"  # the curves lie on each other
+        dashes = f" stroke-dasharray='{8 * index}'" if index else ""  # the curves lie on each other
         parts.append(f"<polyline points='{points}' fill='none' stroke='{colours[index]}' stroke-width='2'{dashes}/>")
         parts.append(f"<text x='50' y='{height - 60 + 18 * index}' fill='{colours[index]}'>{name}</text>")
     parts.append(f"<text x='40' y='{height - 8}'>0</text><text x='{width - 60}' y='{height - 8}'>step {steps}</text>")
@@ -141,9 +157,9 @@ def work(rank: int, port: int, options: argparse.Namespace) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     entropy, curves = unigram_entropy(), {}
-    for ep in (4, 2):
-        name = f"EP {ep}" + (f" x DP {RANKS // ep}" if ep < RANKS else "")
-        losses = curves[name] = train(ep, options.steps, options.recompute)
+    for ep, sharded in ((4, False), (2, False), (2, True)):
+        name = f"EP {ep}" + (f" x {'FSDP' if sharded else 'DP'} {RANKS // ep}" if ep < RANKS else "")
+        losses = curves[name] = train(ep, options.steps, options.recompute, sharded)
         if rank == 0:
             shown = [*range(0, options.steps, max(1, options.steps // 5)), options.steps - 1]
             print(f"{name}: loss", " ".join(f"{step}: {losses[step]:.3f}" for step in shown), flush=True)

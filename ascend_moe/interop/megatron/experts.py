@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from ascend_moe.errors import need, need_shape, typed_methods
 from ascend_moe.experts import Activation, grouped_mlp
+from ascend_moe.experts.rank_experts import RankExperts
 from ascend_moe.experts.weights import FLOATS, FittedModule
 
 
 @typed_methods
-class GroupedMLP(FittedModule):
+class GroupedMLP(RankExperts, FittedModule):
     """``(silu(x @ gate) * (x @ up) * prob) @ down`` for every row, with the weights of the row's local expert.
 
     The group list stays on its device: rows behind the last expert's are not looked at. With ETP a rank's result is
@@ -35,6 +36,8 @@ class GroupedMLP(FittedModule):
 
     Source: Megatron-LM ``GroupedMLP``.
     """
+
+    _expert_parameters = ("weight1", "weight2")
 
     def __init__(
         self,

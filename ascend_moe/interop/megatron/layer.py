@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ascend_moe.errors import need, typed_methods
+from ascend_moe.experts.rank_experts import held_text
 from ascend_moe.interop.megatron.dispatchers import TokenDispatcher
 from ascend_moe.interop.megatron.experts import GroupedMLP
 from ascend_moe.interop.megatron.router import TopKRouter
@@ -43,6 +44,9 @@ class MoELayer(nn.Module):
         fits = (router.config.num_moe_experts, router.topk, experts.num_local_experts, experts.etp_size) == given
         rule = "has E, k, L and etp_size {}; router and experts must have the same"
         need(fits, "dispatcher", rule, given)
+        first, local = dispatcher.ep_rank * dispatcher.local_experts, dispatcher.local_experts
+        experts.held = held_text(list(range(first, first + local)), dispatcher.num_experts)
+        experts.held += f", shard {experts.etp_rank} of {experts.etp_size}" if experts.etp_size > 1 else ""
         self.router, self.experts, self.shared_experts = router, experts, shared_experts
         self.dispatcher = dispatcher
         self.tp, self.sequence_parallel = tensor_model_parallel_size, sequence_parallel

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dtype, need_one_of, need_shape, with_typed_errors
+from ascend_moe.experts.rank_experts import RankExperts, held_text
 from ascend_moe.experts.weights import FLOATS, Codes, copied_beside, fit_state_dict, keep_codes, without_casts
 from ascend_moe.interop.sglang.steps import FP8, FP8_MAX, scaled
 from ascend_moe.ops.whole import WholeLayer
@@ -91,8 +92,10 @@ def make_expert_params_mapping(
     ]
 
 
-class ExpertWeights(WholeLayer):
+class ExpertWeights(RankExperts, WholeLayer):
     """Holds an EPMoE's parameters; loads, copies, casts and quantizes them."""
+
+    _expert_parameters = (*_WEIGHTS, "w13_weight_scale", "w2_weight_scale", "w13_input_scale", "w2_input_scale")
 
     w13_weight: Tensor
     w2_weight: Tensor
@@ -108,6 +111,12 @@ class ExpertWeights(WholeLayer):
     intermediate_size: int
     params_dtype: torch.dtype
     use_fp8_w8a8: bool
+    num_experts: int
+
+    @property
+    def held(self) -> str:
+        """Which experts this rank has, as text."""
+        return held_text(list(range(self.start_expert_id, self.end_expert_id + 1)), self.num_experts)
 
     def _make_parameters(self, config: Fp8Config | None) -> None:
         local, hidden, inner = self.num_experts_per_partition, self.hidden_size, self.intermediate_size
@@ -155,7 +164,7 @@ class ExpertWeights(WholeLayer):
         dtype = fn(self.w2_weight.detach().new_empty(0, dtype=self.params_dtype)).dtype
         need(dtype in ROW_DTYPES, "params_dtype", "is {}; it must be bf16, fp16 or fp32", dtype)
         kept = (each for name, each in self.named_parameters() if name.endswith("scale") or each.dtype == FP8)
-        super()._apply(without_casts(fn, kept), recurse)  # type: ignore[no-untyped-call]
+        super()._apply(without_casts(fn, kept), recurse)
         self.params_dtype = dtype
         self._keep_codes()
         return self
