@@ -1,16 +1,23 @@
-"""docs/settings.md, errors.md and operators.md have what the code makes of them; what docstrings lack is found."""
+"""Pages have what the code makes of them, and its limits; what docstrings lack is found."""
 
 from __future__ import annotations
 
 import inspect
 import random
+import re
 import sys
 from pathlib import Path
 
 import griffe
 import pytest
 
-from ascend_moe import errors
+from ascend_moe import errors, foreign
+from ascend_moe.experts import Activation
+from ascend_moe.foreign.abi import MAX_ARGUMENTS
+from ascend_moe.interop.vllm.quantization import ACTIVATIONS
+from ascend_moe.interop.vllm.selection import DEFAULT_MAX_TOKENS
+from ascend_moe.timeline.record import DEFAULT_EVENTS
+from ascend_moe.vnpu.launch import MAX_DEVICES
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
@@ -24,6 +31,65 @@ pytestmark = pytest.mark.skipif(not pages_from_code.DOCS.is_dir(), reason="not i
 def test_a_page_has_what_the_code_makes(name: str) -> None:
     path = pages_from_code.DOCS / name
     assert path.read_text() == dict(pages_from_code.pages())[path], "run tools/pages_from_code.py"
+
+
+def constants(header: str, *names: str) -> list[int]:
+    """Numbers of a C++ header; an installed package has none."""
+    path = pages_from_code.ROOT / header
+    text = path.read_text() if path.is_file() else ""
+    return [int(number) for name in names for number in re.findall(rf"\b{name} = (\d+);", text)]
+
+
+def protocol(*names: str) -> list[int]:
+    """Limits of the wire protocol."""
+    return constants("op_kernel/protocol/window.h", *(f"kMax{name}" for name in names))
+
+
+#: A page, a sentence of it with its numbers as groups, and the code's numbers.
+NUMBERS = [
+    (
+        "README.md",
+        r"K 1\.\.(\d+) experts a token, H to (\d+) .* BS to (\d+) tokens a rank, E to (\d+) experts, W to (\d+) ranks",
+        protocol("TopK", "Hidden", "Batch", "Experts", "World"),
+    ),
+    (
+        "docs/cluster.md",
+        r"W to (\d+), H to (\d+), K to (\d+), (\d+) tokens a rank",
+        protocol("World", "Hidden", "TopK", "Batch"),
+    ),
+    (
+        "docs/operators.md",
+        r"at most (\d+) of each\. .* as all experts together, at most (\d+)\.",
+        protocol("SpecialExperts", "TopK"),
+    ),
+    ("docs/frameworks.md", r"W is at most (\d+), T (\d+), K (\d+)\.", protocol("World", "Batch", "TopK")),
+    ("docs/frameworks.md", r"More than (\d+) rows of a rank go by several calls", protocol("Batch")),
+    ("docs/frameworks.md", r"up to `max_num_tokens` \((\d+)\) a rank", [DEFAULT_MAX_TOKENS]),
+    ("docs/foreign_kernels.md", r"with at most (\d+) parameters", [MAX_ARGUMENTS]),
+    ("docs/foreign_kernels.md", r"1 to (\d+) of them\. No cube calls", [foreign.MAX_CORES]),
+    ("docs/vnpu.md", r"at most (\d+) devices", [MAX_DEVICES]),
+    ("docs/trace.md", r"At most (\d+ \d+) events of 64 bytes", [DEFAULT_EVENTS]),
+    ("docs/errors.md", r"its last (\d+) calls", constants("csrc/torch/record.h", "kKept")),
+]
+
+
+def said(page: str, sentence: str) -> list[str]:
+    """The groups of a sentence, which the page has once."""
+    found = list(re.finditer(sentence, " ".join((pages_from_code.ROOT / page).read_text().split())))
+    assert len(found) == 1, f"{page} has {len(found)} sentences of this form"
+    return list(found[0].groups())
+
+
+@pytest.mark.parametrize(("page", "sentence", "numbers"), NUMBERS, ids=lambda value: str(value)[:30])
+def test_a_limit_of_a_page_is_the_codes(page: str, sentence: str, numbers: list[int]) -> None:
+    assert [int(number.replace(" ", "")) for number in said(page, sentence)] == numbers
+
+
+def test_the_activations_of_vllms_experts_are_the_codes() -> None:
+    (names,) = said("docs/frameworks.md", r"Activations: (.*?), with the limit")
+    assert re.findall(r"`(\w+)`", names) == list(ACTIVATIONS)
+    with_numbers = [name for name in ("limit", "alpha", "bias") if Activation(ACTIVATIONS["silu"]).has(name)]
+    assert with_numbers == ["limit"]
 
 
 def test_every_error_stands_in_a_table() -> None:
