@@ -253,10 +253,11 @@ inline bool CheckUb(const CallSpec& call, const CallPlan& plan, CheckResult& res
     snprintf(
         result.message, sizeof(result.message),
         "%s has H = %u %s, which with E %u, W %u, K %u on %u cores needs %llu bytes of UB a core in the step %s of "
-        "'%s', a core has %u: use %sa smaller H, or fewer experts",
+        "'%s', a core has %u: use %s%sfewer experts",
         result.argument, info.hidden, TypeName(info.xType), info.experts, info.world, info.topK, info.cores,
         static_cast<unsigned long long>(bytes), StepName(step), AlgorithmName(info.algorithm), UbOf(call),
-        info.xType == kTypeFp32 ? "bfloat16 or float16, " : "");
+        info.xType == kTypeFp32 ? "bfloat16 or float16, " : "",
+        info.hidden * TypeSize(info.xType) > kBlock ? "a smaller H, or " : "");
     return false;
 }
 

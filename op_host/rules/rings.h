@@ -128,7 +128,7 @@ public:
         plan_.combine.sendRows = Max(1, kReturnChunkBytes / RowBytes());
         ShareTokens(info_, plan_.combine);
         const auto fit = [this] { return ReturnedGroups(); };
-        while (!InPieces(plan_.combine.quantPiece, fit) && MoreParts()) continue;
+        while (!InPieces(plan_.combine.quantPiece, fit) && (MoreParts() || FewerRows())) continue;
     }
 
 private:
@@ -214,6 +214,14 @@ private:
         if (plan_.combine.partElements <= PartUnit(info_)) return false;
         for (uint32_t parts = plan_.combine.partsPerToken, before = parts; plan_.combine.partsPerToken == before;)
             SetParts(info_, ++parts, plan_.combine);
+        return true;
+    }
+
+    // Half as many rows in a chunk of direct combine: codes of a short row take twice its bytes. Returns false when a
+    // chunk is one row.
+    bool FewerRows() {
+        if (plan_.combine.sendRows == 1) return false;
+        plan_.combine.sendRows /= 2;
         return true;
     }
 

@@ -215,11 +215,13 @@ MOE_FN uint32_t KeptBytes(uint32_t world, uint32_t cores, uint32_t counts, uint3
 
 // Histograms that are in UB at a time: those of all cores, or as many as fit beside what else is there.
 MOE_FN uint32_t HistogramsAtOnce(const MoeDistributeInfo& info) {
-    constexpr uint32_t kKiB = 1024, kLongRow = 32 * kKiB;
+    constexpr uint32_t kKiB = 1024, kLongRow = 32 * kKiB, kLongestRow = 60 * kKiB;
     const uint32_t lanes = PaddedInts(info.experts) * static_cast<uint32_t>(sizeof(int32_t));
     const bool wide = info.xType == kTypeFp32 || info.quantMode != 0;  // in fp32, at least while it is quantized
-    const bool longRow = info.hidden * (wide ? 4 : 2) >= kLongRow;
-    const uint32_t window = longRow ? 8 * kKiB : 28 * kKiB - Min(4 * lanes, 28 * kKiB);
+    const uint32_t row = info.hidden * (wide ? 4 : 2);
+    const uint32_t window = row >= kLongestRow ? 4 * kKiB
+                            : row >= kLongRow  ? 8 * kKiB
+                                               : 28 * kKiB - Min(4 * lanes, 28 * kKiB);
     return Max(1, Min(info.cores, (info.algorithm == kAlgorithmDirect ? 96 * kKiB : window) / lanes));
 }
 MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && world % kBlockWords == 0; }

@@ -48,8 +48,25 @@ void Give(moe::CallSpec& call, uint32_t tensor, uint32_t type, std::initializer_
 }
 
 // What a sweep draws. kAll: at the two sizes of UB that platforms grant; kTiny: with less UB than any has; kSmall and
-// kShort: calls that the checked engine runs in a moment, with what platforms grant, and with short rows in less UB.
-enum Scope : uint32_t { kAll, kTiny, kSmall, kShort };
+// kShort: calls that the checked engine runs in a moment, with what platforms grant, and with short rows in less UB;
+// kFull: as kAll, calls that take most UB, with as many experts as there may be and rows of the least or most bytes.
+enum Scope : uint32_t { kAll, kTiny, kSmall, kShort, kFull };
+bool IsFew(Scope scope) { return scope == kSmall || scope == kShort; }
+
+// Two servers or more, joined by RDMA: without flags, with flags, or with the two levels of hierarchy.
+void SetServers(Dice& dice, moe::CallSpec& call) {
+    const int64_t world = call.comm_world;
+    call.context_kind = static_cast<int32_t>(moe::kContextA2);
+    call.ranks_per_server = static_cast<int32_t>(1 + dice.Below(static_cast<uint32_t>(world)));
+    call.near_stores = static_cast<int32_t>(dice.Below(2));
+    call.rdma_flags = static_cast<int32_t>(dice.Below(2));
+    call.comm_alg = 0;
+    if (call.contract == static_cast<int32_t>(moe::kContractV1) || dice.Odds(2)) return;
+    while (world % call.ranks_per_server != 0) --call.ranks_per_server;
+    if (call.ranks_per_server == 1 || call.ranks_per_server == world) return;
+    call.comm_alg = moe::kCommAlgHierarchy;
+    call.rdma_flags = 0;
+}
 
 void SetPlace(Dice& dice, Scope scope, moe::CallSpec& call) {
     static const int64_t kWorlds[] = {1,  2,  3,  4,  5,  7,  8,   8,   12,  16,  16,  24,  32,  33,  48,  60,
@@ -57,24 +74,19 @@ void SetPlace(Dice& dice, Scope scope, moe::CallSpec& call) {
     static const int64_t kCores[] = {1, 2, 3, 7, 8, 9, 16, 20, 24, 40, 40, 48, 48, 63, 64};
     static const int32_t kAlgorithms[] = {0, moe::kCommAlgDirect, moe::kCommAlgDirect, moe::kCommAlgAuto};
     static const int64_t kFewWorlds[] = {1, 2, 2, 3, 4, 8}, kFewCores[] = {1, 2, 5, 8, 8, 9, 12};
-    const bool few = scope == kSmall || scope == kShort;
-    const int64_t world = few ? dice.Of(kFewWorlds) : dice.Of(kWorlds);
+    const bool few = IsFew(scope);
+    const int64_t world = few ? dice.Of(kFewWorlds) : dice.Odds(4) ? dice.Spread(384) : dice.Of(kWorlds);
     call.contract = static_cast<int32_t>(dice.Odds(2) ? moe::kContractV1 : moe::kContractV2);
     call.group_ep_length = 5;
     call.comm_alg = kAlgorithms[dice.Below(4)];
     call.comm_world = world;
     call.window_mib = 1 << 20;
-    call.cores = few ? dice.Of(kFewCores) : dice.Of(kCores);
+    call.cores = few ? dice.Of(kFewCores) : dice.Odds(4) ? dice.Spread(64) : dice.Of(kCores);
     call.deadline_micros = 1000000;
     call.ub_bytes = dice.Odds(2) ? 196352 : 180000;
     if (scope == kShort) call.ub_bytes = static_cast<int32_t>(24 * 1024 + dice.Below(80 * 1024));
     if (scope == kTiny) call.ub_bytes = static_cast<int32_t>(1024 + dice.Below(160000));
-    if (!few && dice.Odds(8)) {  // two servers or more, joined by RDMA
-        call.context_kind = static_cast<int32_t>(moe::kContextA2);
-        call.ranks_per_server = static_cast<int32_t>(1 + dice.Below(static_cast<uint32_t>(world)));
-        call.near_stores = static_cast<int32_t>(dice.Below(2));
-        call.comm_alg = 0;
-    }
+    if (!few && dice.Odds(4)) SetServers(dice, call);
     if (call.cores > 1 && dice.Odds(4))
         call.list_cores = static_cast<int32_t>(1 + dice.Below(static_cast<uint32_t>(call.cores) - 1));
     if (!few) call.part = static_cast<int32_t>(dice.Odds(4) ? 1 + dice.Below(2) : 0);
@@ -89,7 +101,7 @@ void SetPlace(Dice& dice, Scope scope, moe::CallSpec& call) {
 // Zero, copy and const experts: none in half of the calls of V2, and few where the checked engine makes their rows.
 moe::SpecialNumbers DrawSpecial(Dice& dice, Scope scope, int32_t contract) {
     if (contract == static_cast<int32_t>(moe::kContractV1) || dice.Odds(2)) return {};
-    const int64_t most = scope == kSmall || scope == kShort ? 6 : moe::kMaxSpecialExperts;
+    const int64_t most = IsFew(scope) ? 6 : moe::kMaxSpecialExperts;
     const auto number = [&] { return dice.Odds(3) ? 0 : dice.Spread(most); };
     const int64_t zero = number(), copy = number();
     return {zero, copy, number()};
@@ -107,11 +119,13 @@ Sizes DrawSizes(Dice& dice, Scope scope, int64_t world, int32_t contract) {
     sizes.type = kTypes[dice.Below(4)];
     const int64_t unit = moe::kBlock / moe::TypeSize(sizes.type);
     sizes.hidden = dice.Odds(4) ? dice.Spread(moe::kMaxHidden / unit) * unit : dice.Of(kHidden);
-    sizes.experts = world * dice.Spread(moe::kMaxExperts / world);
+    if (scope == kFull) sizes.hidden = dice.Odds(2) ? moe::kMaxHidden : unit * (1 + dice.Below(3));
+    const int64_t most = moe::kMaxExperts / world;
+    sizes.experts = world * (scope == kFull ? most : dice.Spread(most));
     sizes.special = DrawSpecial(dice, scope, contract);
     sizes.topK = dice.Spread(std::min<int64_t>(moe::kMaxTopK, sizes.experts + sizes.special.All()));
     sizes.batch = dice.Odds(20) ? 0 : dice.Spread(moe::kMaxBatch);
-    if (scope == kSmall || scope == kShort) sizes.topK = std::min<int64_t>(sizes.topK, 1 + dice.Below(4));
+    if (IsFew(scope)) sizes.topK = std::min<int64_t>(sizes.topK, 1 + dice.Below(4));
     if (scope == kSmall) sizes.batch = 1 + dice.Below(3);
     if (scope == kShort) {
         sizes.hidden = dice.Spread(16) * 64;
@@ -150,7 +164,7 @@ void DrawCall(uint64_t seed, Scope scope, moe::CallSpec& call, moe::CallSpec& se
     call.attributes[moe::kAttribute_zero_expert_num] = sizes.special.zero;
     call.attributes[moe::kAttribute_copy_expert_num] = sizes.special.copy;
     call.attributes[moe::kAttribute_const_expert_num] = sizes.special.constant;
-    if (scope < kSmall && dice.Odds(3))
+    if (!IsFew(scope) && dice.Odds(3))
         call.attributes[moe::kAttribute_global_bs] =
             world * std::max<int64_t>(sizes.batch, dice.Spread(moe::kMaxBatch));
     Give(call, moe::kTensor_x, sizes.type, {sizes.batch, sizes.hidden});
@@ -162,13 +176,17 @@ void DrawCall(uint64_t seed, Scope scope, moe::CallSpec& call, moe::CallSpec& se
             Give(call, moe::kTensor_x_active_mask, moe::kTypeBool, {sizes.batch, sizes.topK});
         }
     }
-    const bool quantized = !dice.Odds(3), smooth = quantized && !dice.Odds(3), weights = !dice.Odds(3);
+    const bool levels = call.comm_alg == moe::kCommAlgHierarchy, quantized = !dice.Odds(3);
+    const bool smooth = quantized && !levels && !dice.Odds(3), weights = levels || !dice.Odds(3);
+    if (!IsFew(scope) && call.contract == static_cast<int32_t>(moe::kContractV2) && !levels && dice.Odds(2))
+        Give(call, moe::kTensor_performance_info, moe::kTypeInt64, {world});
     if (dice.Odds(2)) {
         if (quantized) call.attributes[moe::kAttribute_quant_mode] = 2;
         if (smooth) Give(call, moe::kTensor_scales, moe::kTypeFp32, {sizes.experts, sizes.hidden});
         if (weights) Give(call, moe::kTensor_expert_scales, moe::kTypeFp32, {sizes.batch, sizes.topK});
         return;
     }
+    if (levels) Give(call, moe::kTensor_expert_scales, moe::kTypeFp32, {sizes.batch, sizes.topK});
     sent = call;
     moe::OutputDesc outputs[moe::kMostOutputs];
     moe::OutputsOf(call, outputs);

@@ -17,13 +17,14 @@ from ascend_moe import explore
 from ascend_moe.explore import program
 from ascend_moe.reference.cases import DTYPES
 
-ALL, TINY, SMALL, SHORT = range(4)  # scopes of plan_sweep.cpp
+ALL, TINY, SMALL, SHORT, FULL = range(5)  # scopes of plan_sweep.cpp
 TYPES = {1: "fp32", 2: "fp16", 3: "bf16"}  # of rows, as op_host numbers them
 LEAST_GRANTED = 180_000  # UB of a core
 EVENT_IDS, MOST_RING = 8, 6  # of a pair of pipes; what rings may hold of them
 REFUSAL = re.compile(
-    r"(x|expand_x) has H = \d+ \w+, which with E \d+, W \d+, K \d+ on \d+ cores needs (\d+) bytes of UB a core in the "
-    r"step \w+ of '(direct|window)', a core has (\d+): use .*a smaller H, or fewer experts"
+    r"(x|expand_x) has H = (?P<row>\d+ \w+), which with E \d+, W \d+, K \d+ on \d+ cores needs (?P<needs>\d+) bytes of "
+    r"UB a core in the step \w+ of '(direct|window|hierarchy)', a core has (?P<has>\d+): use (bfloat16 or float16, )?"
+    r"(?P<less>a smaller H, or )?fewer experts"
 )
 
 
@@ -47,22 +48,24 @@ def sweep(scope: int, first: int, count: int) -> Sweep:
     return Sweep(*numbers[:4], numbers[4 : 4 + 16], text.value.decode().splitlines())
 
 
-def assert_all_fit(first: int, count: int) -> None:
-    found = sweep(ALL, first, count)
+def assert_all_fit(scope: int, first: int, count: int) -> None:
+    found = sweep(scope, first, count)
     assert (found.above_ub, found.above_ids, found.lines) == (0, 0, [])
     assert (found.planned, found.refused) == (count, 0)
     assert sum(found.by_ids[: MOST_RING + 1]) == count and MOST_RING <= EVENT_IDS - 2
     assert found.by_ids[MOST_RING] > count // 100  # the limit is reached, else it would not be tried
 
 
-def test_every_plan_fits() -> None:
+@pytest.mark.parametrize(("scope", "count"), [(ALL, 40_000), (FULL, 80_000)])
+def test_every_plan_fits(scope: int, count: int) -> None:
     """With the UB that platforms grant no legal call is refused for want of it."""
-    assert_all_fit(0, 40_000)
+    assert_all_fit(scope, 0, count)
 
 
 @pytest.mark.nightly
-def test_every_plan_fits_nightly() -> None:
-    assert_all_fit(40_000, 400_000)
+@pytest.mark.parametrize("scope", [ALL, FULL])
+def test_every_plan_fits_nightly(scope: int) -> None:
+    assert_all_fit(scope, 80_000, 2_000_000)
 
 
 def test_with_less_ub_a_plan_fits_or_is_refused_by_name() -> None:
@@ -73,10 +76,37 @@ def test_with_less_ub_a_plan_fits_or_is_refused_by_name() -> None:
     assert {line.split(" ")[0] for line in found.lines} == {"x", "expand_x"}
     for line in found.lines:
         match = REFUSAL.fullmatch(line)
-        assert match and int(match[2]) > int(match[4]), line
+        assert match and int(match["needs"]) > int(match["has"]), line
+        assert (match["less"] is None) == (match["row"] in ("8 float32", "16 float16", "16 bfloat16")), line
 
 
 # ---- the tightest, run
+
+LEAST = {"batches": "equal", "ids": "distinct", "sequence": "DC", "ub_bytes": LEAST_GRANTED}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        program.Program(
+            world=1,
+            cores=3,
+            local=1024,
+            topk=8,
+            batch=9,
+            units=1,
+            dtype="bf16",
+            coded=True,
+            algorithm="direct",
+            **LEAST,
+        ),
+        program.Program(world=2, cores=3, local=512, topk=3, batch=2, units=2048, dtype="fp32", contract=2, **LEAST),
+    ],
+    ids=["shortest coded rows", "longest rows"],
+)
+def test_rows_at_the_ends_with_the_most_experts_run(case: program.Program) -> None:
+    """With fewer rows in a chunk, and with one histogram at a time."""
+    assert explore.campaign([program.checked(case)], schedules=1, seed=1).finding is None
 
 
 def tightest(scope: int, most: int) -> list[dict[str, str]]:
