@@ -43,6 +43,7 @@ MODEL_ARGS ?=
 BENCH_ARGS ?=
 WHEEL_CHECK_ARGS ?=
 VERSION ?=
+# The repository's address, once there is one: a release writes it where it belongs.
 PROJECT_URL ?=
 RELEASE_TESTS ?= test
 REAL_ASCENDC_ARGS ?=
@@ -64,15 +65,18 @@ pytest = cd tests && ASCEND_MOE_TEST_INSTALLED=1 ASCEND_MOE_CACHE=$(CURDIR)/buil
 pip = $(bin)/python -m pip install $(if $(wildcard $(bin)/ascend-moe),--quiet)
 torch = $(foreach word,$(TORCH),'$(word)')
 
-# Parts that take long to compile and that many never use. An installation that has one keeps it.
+# Parts that take long to compile and that many never use: pyproject.toml leaves them out. An installation that has one
+# keeps it.
 parts := CHECKED TIMED VNPU
 file_CHECKED := libascend_moe_checked.so
 file_TIMED := libascend_moe_timed.so
 file_VNPU := vnpu
-has = $(or $(filter $1,$(with)),$(wildcard $(abspath $(VENV))/lib/python3*/site-packages/ascend_moe/lib/$(file_$1)))
-defines = $(foreach part,$(parts),--config-settings=cmake.define.ASCEND_MOE_$(part)=$(if $(call has,$(part)),ON,OFF))
+installed = $(wildcard $(abspath $(VENV))/lib/python3*/site-packages/ascend_moe/lib/$(file_$1))
+has = $(or $(filter $1,$(with)),$(installed))
+new = $(strip $(foreach part,$(with),$(if $(call installed,$(part)),,$(part))))
+defines = $(foreach part,$(parts),$(if $(call has,$(part)),--config-settings=cmake.define.ASCEND_MOE_$(part)=ON))
 pip_torch = $(pip) $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') $(torch)
-pip_install = $(pip_torch) && $(pip) --no-build-isolation $(defines) $(torch)
+pip_install = $(if $(new),echo "installs $(new) for the first time: about a minute each on two cores" >&2 && )$(pip_torch) && $(pip) --no-build-isolation $(defines) $(torch)
 all wheel: with = $(parts)
 test soak mutants explore nightly-tests real-ascendc: with = CHECKED TIMED
 test-npu test-npu-nightly: with = CHECKED TIMED VNPU

@@ -192,6 +192,18 @@ def test_a_checkout_without_libraries_says_how_to_build_them(words: str, tmp_pat
         assert re.fullmatch(rf"ascend-moe {words.split()[0]}: .*{re.escape(said)}", done.stderr), done.stderr
 
 
+@pytest.mark.parametrize(("target", "parts"), [("install", ""), ("all", "all"), ("wheel", "all")])
+@pytest.mark.skipif(not (TREE / "Makefile").is_file(), reason="not in a source tree")
+def test_only_what_is_asked_for_is_compiled(target: str, parts: str, tmp_path: Path) -> None:
+    """An installation from the sources leaves every part out, by pip and by make alike; a wheel has all."""
+    options = {part.option for part in build.PARTS.values()}
+    left_out = set(re.findall(r'^(ASCEND_MOE_\w+) = "OFF"$', (TREE / "pyproject.toml").read_text(), re.MULTILINE))
+    assert left_out == options
+    command = ["make", "-n", target, f"VENV={tmp_path / 'venv'}"]
+    printed = subprocess.run(command, cwd=TREE, check=True, capture_output=True, text=True).stdout
+    assert set(re.findall(r"cmake\.define\.(ASCEND_MOE_\w+)=ON", printed)) == (options if parts else set())
+
+
 SOURCES = library.native_source_root()
 CMAKE = """#!{python}
 import os, pathlib, sys, time
