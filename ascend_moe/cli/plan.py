@@ -25,6 +25,9 @@ _SPECIAL = ("zero_experts", "copy_experts", "const_experts")
 @options.with_configuration
 def plan(
     asked: dict[str, Any],
+    details: Annotated[
+        bool, typer.Option("--details", help="Also the window's parts, CANN's versions, tiling and UB of each op.")
+    ] = False,
     as_json: options.Json = "",
     checkpoint: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="E, K, H and dtype of a Hugging Face checkpoint.")
@@ -40,7 +43,8 @@ def plan(
     about = {} if checkpoint is None else _of_checkpoint(checkpoint, asked)
     rows, request = asked.pop("rows_of_a_token", 1), options.request_of(**asked)
     report = planning.plan(replace(request, batch=request.batch * rows))
-    show(report.as_dict() | about, as_json, lambda: print("".join(map(_sentence, about.values())) + text(report)))
+    said = [*map(_sentence, about.values()), text(report, details)]
+    show(report.as_dict() | about, as_json, lambda: print("\n".join(said)))
     raise typer.Exit(0 if report.ok else 1)
 
 
@@ -75,11 +79,11 @@ def _of_checkpoint(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
 def _sentence(found: dict[str, Any]) -> str:
     layers = [f"{len(numbers)} {kind}" for kind, numbers in found["layers"].items() if numbers]
     rows = f"model_type {found['model_type']}, router {found['router']}, activation {found['activation']}"
-    return f"{rows}, hidden size {found['hidden_size']}; layers: {', '.join(layers) or 'no files, not known'}\n"
+    return f"{rows}, hidden size {found['hidden_size']}; layers: {', '.join(layers) or 'no files, not known'}"
 
 
-def text(report: Report) -> str:
-    """The report in lines of plain text."""
+def text(report: Report, details: bool = False) -> str:
+    """The report in lines of plain text: what to export and what fits, and how it comes about with ``details``."""
     lines = [_head(report), ""]
     for violation in report.violations:
         option = ": give --weights" if violation.argument == "expert_scales" else ""
@@ -87,17 +91,21 @@ def text(report: Report) -> str:
     if report.fit is None:  # no window would help
         return "\n".join(lines)
     lines += [""] if report.violations else []
-    lines += [*_window(report, report.fit), *_cann(report)]
+    lines += [f"export HCCL_BUFFSIZE={report.buffsize_mib}", *_fit(report, report.fit), _cann_line(report), ""]
     for name, op in report.ops.items():
-        lines += ["", f"{name}: algorithm {op.algorithm}, tiling key {op.tiling['tiling_key']}"]
+        ub = f"UB of a core: {op.ub_peak:,} of {report.ub_bytes:,}".replace(",", " ")
+        lines.append(f"{name}: algorithm {op.algorithm}, {ub} bytes in the fullest step, {op.fullest}")
+    if not details:
+        return "\n".join([*lines, "--details prints the parts of the window, CANN's versions, tiling and UB"])
+    lines += ["", *_window(report), "", *_cann(report)]
+    for name, op in report.ops.items():
+        lines += ["", f"{name}: tiling key {op.tiling['tiling_key']}"]
         skipped = ("algorithm", "tiling_key", "transport", "rdma_flags")
         tiling = {key: value for key, value in op.tiling.items() if key not in skipped}
         lines += table([[key.replace("_", " "), value] for key, value in tiling.items()])
         if op.tiling["transport"]:
             lines.append("  ranks of other servers are reached by RDMA" + _flags(report, name))
-        sizes = f"{op.ub_peak:,} of {report.ub_bytes:,}".replace(",", " ")
-        lines.append(f"  UB of a core: {sizes} bytes in the fullest step, {op.fullest}")
-        lines += table(_steps(op), "    ")
+        lines += ["  UB of a core in each step, in bytes", *table(_steps(op), "    ")]
     return "\n".join(lines)
 
 
@@ -123,7 +131,16 @@ def _head(report: Report) -> str:
     )
 
 
-def _window(report: Report, fit: WindowFit) -> list[str]:
+def _fit(report: Report, fit: WindowFit) -> list[str]:
+    """Which windows are large enough, and whether this one is."""
+    if fit.mib:
+        return [f"  {fit.needs()}", f"  HCCL_BUFFSIZE={fit.verdict()}"]
+    usual = planning.plan(replace(report.request, window_mib=DEFAULT_WINDOW_MIB)).fit
+    assert usual is not None
+    return [f"  {fit.needs()}", f"  HCCL_BUFFSIZE is not set: the default of {usual.verdict()}"]
+
+
+def _window(report: Report) -> list[str]:
     need = report.window
     rows: list[list[object]] = [
         ["dispatch", need["dispatch_bytes"], "bytes", need["dispatch_mib"], "MiB"],
@@ -132,15 +149,17 @@ def _window(report: Report, fit: WindowFit) -> list[str]:
     lines = ["window of a rank, both halves", *table(rows)]
     if need["state_in_window_mib"]:
         lines.append(f"  {need['state_in_window_mib']} MiB of it is the state area (A2)")
-    lines += [f"  export HCCL_BUFFSIZE={report.buffsize_mib}", f"  {fit.needs()}"]
     if need["aligned_mib"]:
         aligned = f"from HCCL_BUFFSIZE={need['aligned_mib']} on rows of both ops begin at multiples of 512 bytes"
         lines.append(f"  {aligned}; where there is no room, of 32")
-    if fit.mib:
-        return [*lines, f"  HCCL_BUFFSIZE={fit.verdict()}", ""]
-    usual = planning.plan(replace(report.request, window_mib=DEFAULT_WINDOW_MIB)).fit
-    assert usual is not None
-    return [*lines, f"  HCCL_BUFFSIZE is not set: the default of {usual.verdict()}", ""]
+    return lines
+
+
+def _cann_line(report: Report) -> str:
+    """What CANN's own operators need on this series of NPUs."""
+    known = [need for need in report.cann if need.version.startswith(report.soc.series)]
+    needs = [f"{need.mib} ({need.version})" for need in known if not need.refuses]
+    return f"  CANN's own operators: {', '.join(needs) or 'all refuse this configuration'}"
 
 
 def _cann(report: Report) -> list[str]:

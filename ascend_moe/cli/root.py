@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import Annotated, Any
 
@@ -34,6 +33,15 @@ def _is_bad(error: Any) -> bool:
     return isinstance(error, typer.BadParameter) and bool(error.message)
 
 
+def _without_types(command: Any, ctx: Any) -> None:
+    """Removes "<bool>", as typer from 0.29 on writes it, from the help of flags: they take no value."""
+    for option in command.get_params(ctx):
+        if getattr(option, "is_flag", False) and option.metavar is None:
+            option.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        _without_types(inner, ctx)
+
+
 class _Commands(TyperGroup):
     """The help lists commands by their line in COMMANDS; to run, a command's own application is loaded."""
 
@@ -44,13 +52,19 @@ class _Commands(TyperGroup):
         line = COMMANDS.get(cmd_name)
         return None if line is None else TyperCommand(cmd_name, help=line, short_help=line)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _without_types(self, ctx)
+        super().format_help(ctx, formatter)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
         ctx.obj = list(rest)
         module = str(name).replace("-", "_")
         application: typer.Typer = importlib.import_module(f"ascend_moe.cli.{module}").app
         application._add_completion = False  # its scripts would complete a program of the command's name
-        return name, typer.main.get_command(application), rest
+        command = typer.main.get_command(application)
+        _without_types(command, ctx)
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Errors of this package and wrong options become one line on stderr, and exit code 2; Ctrl-C one, and 130."""
@@ -70,14 +84,10 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt:
             print(f"ascend-moe {ctx.invoked_subcommand}: interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
-        except BrokenPipeError:  # `| head` has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(1) from None
 
 
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,

@@ -17,7 +17,7 @@ plan() { # needs no device, so torch need not load torch_npu
 }
 
 echo "== plan"
-plan | sed -n '1,7p'
+plan | sed -n '1,4p'
 HCCL_BUFFSIZE=$(plan --json | "$python" -c 'import json, sys; print(json.load(sys.stdin)["buffsize_mib"])')
 export HCCL_BUFFSIZE
 

@@ -553,12 +553,17 @@ def test_ctrl_c_ends_a_command_in_one_line(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("option", ["--install-completion", "--show-completion"])
-@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_no_command_offers_completion(command: str, option: str) -> None:
     """Its scripts would complete a program of the command's name, which there is not."""
-    words = [command] if command else []
-    code, out, err = commands.said(*words, option)
+    code, out, err = commands.said(command, option)
     assert code == 2 and out == "" and f"No such option: {option}" in err
+
+
+@pytest.mark.parametrize("words", ["", *cli.COMMANDS, "twin build", "twin list"])
+def test_a_flag_has_no_type_in_the_help(words: str) -> None:
+    code, out, _ = commands.said(*words.split(), "--help")
+    assert code == 0 and "--help" in out and "<bool>" not in out
 
 
 def test_plan_ends_where_no_window_would_help() -> None:

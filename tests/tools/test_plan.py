@@ -107,7 +107,7 @@ def test_the_state_of_a3s_v2_has_a_kib_a_rank_more() -> None:
     found = {need.version: need.state_kib for need in plan.cann_need(DEEPSEEK)}
     assert {name for name, kib in found.items() if kib} == {"A3 V2", "A3 V2 fullmesh_v2", "A3 V2 hierarchy"}
     assert {kib for kib in found.values() if kib} == {64}
-    said = commands.said("plan", "-r", "32", "-e", "256")[1]
+    said = commands.said("plan", "-r", "32", "-e", "256", "--details")[1]
     assert "the state window of A3 V2 has 32 KiB more since ops-transformer of July 2026" in said
 
 
@@ -384,12 +384,15 @@ def test_servers_of_an_a2_have_as_many_ranks() -> None:
 
 def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HCCL_BUFFSIZE", raising=False)
-    code, said, _ = commands.said("plan", "--ranks", "2", "--experts", "128", "--hidden", "2048", "--batch", "512")
-    assert code == 0 and said.isascii()
+    words = ["plan", "--ranks", "2", "--experts", "128", "--hidden", "2048", "--batch", "512"]
+    short = commands.said(*words).out.splitlines()
+    assert len(short) == 11 and short[-1].startswith("--details ")
+    code, said, _ = commands.said(*words, "--details")
+    assert code == 0 and said.isascii() and said.splitlines()[:10] == short[:10]
     assert re.search(r"^  A3 V2 +608  MiB$", said, re.MULTILINE)
     assert f"export HCCL_BUFFSIZE={plan.plan(PUBLISHED).buffsize_mib}\n" in said
     assert "tiling key 2000" in said and "UB of a core" in said and "workspace bytes" in said
-    options = "-r 8 -e 256 --hidden 7168 --dtype fp32 --smooth --weights --cores 40 --comm-alg window"
+    options = "-r 8 -e 256 --hidden 7168 --dtype fp32 --smooth --weights --cores 40 --comm-alg window --details"
     code, said, _ = commands.said("plan", *options.split())
     assert code == 0 and "int8 on the way, smooth scales, expert_scales on the way" in said
     assert re.search(r"UB of a core: 1\d\d \d{3} of 196 352 bytes in the fullest step, send\n", said)
@@ -400,7 +403,8 @@ def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = presets.preset("qwen3-30b").published.hidden_size
     wanted = {"ranks": 8, "batch": 64, "equal_batches": False, "hidden": hidden}
     assert wanted.items() <= found["request"].items()
-    code, said, _ = commands.said("plan", "-p", "longcat-flash", "--zero-experts", "3", "--const-experts", "2")
+    words = ["plan", "-p", "longcat-flash", "--zero-experts", "3", "--const-experts", "2", "--details"]
+    code, said, _ = commands.said(*words)
     assert code == 0 and "E 512 (32 a rank) + 3 zero + 256 copy + 2 const experts, W 16" in said
     assert "factors of const experts" in said
     code, _, said = commands.said("predict", "-p", "longcat-flash")

@@ -1,10 +1,12 @@
-"""Checks what `ascend-moe` imports before it works: no torch where no tensor is needed."""
+"""`ascend-moe` as a process: what it imports before it works, a pipe that nobody reads, completion in a shell."""
 
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,6 +48,67 @@ def as_command(program: str, *arguments: str) -> subprocess.CompletedProcess[str
 def test_help_version_and_plan_import_no_torch() -> None:
     said = as_command(FORKS, repr(LIGHT)).stdout.splitlines()
     assert said == [f"{' '.join(words)} 0" for words in LIGHT]
+
+
+# Reads some bytes of what a command prints, and no more; 120 as Python ends where its last flush fails.
+PIPES = """
+import os, sys
+from ascend_moe.cli import main, plan, predict, root, twin
+for words, count in eval(sys.argv[-1]):
+    reader, writer = os.pipe()
+    if not os.fork():
+        os.close(reader)
+        os.dup2(writer, 1)
+        os.close(writer)
+        code = 0
+        try:
+            main(words)
+        except SystemExit as end:
+            code = end.code or 0
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            code = 120
+        os._exit(code)
+    os.close(writer)
+    got = 0
+    while got < count and (read := os.read(reader, count - got)):
+        got += len(read)
+    os.close(reader)
+    _, status = os.wait()
+    print(os.waitstatus_to_exitcode(status), flush=True)
+"""
+
+
+def test_a_command_ends_where_nobody_reads_its_output() -> None:
+    """15 drawn readers: 141 and no traceback, 0 only where all was written before; by typer, rich and print."""
+    draw = random.Random(48)
+    kinds = [["--help"], ["plan"], ["plan", "--details"], ["plan", "--json"], ["predict", "--help"], ["twin"]]
+    drawn = [(draw.choice(kinds), draw.choice([0, 1, draw.randint(2, 2000)])) for _ in range(15)]
+    done = as_command(PIPES, repr(drawn))
+    codes = [int(line) for line in done.stdout.split()]
+    assert len(codes) == len(drawn)
+    for (words, count), code in zip(drawn, codes, strict=True):
+        assert code == 141 or (code == 0 and count), (words, count, code)
+    assert done.stderr == ""
+
+
+def test_completion_is_installed_by_one_command(tmp_path: Path) -> None:
+    env = os.environ | {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def bash(script: str) -> list[str]:
+        words = ["bash", "--norc", "-c", script]
+        return subprocess.run(
+            words, env=env, capture_output=True, text=True, check=True, timeout=120
+        ).stdout.splitlines()
+
+    assert bash("ascend-moe --install-completion; true")[0].startswith("bash completion installed in ")
+    complete = "_ascend_moe_completion ascend-moe; echo ${COMPREPLY[@]}"
+    found = bash(
+        f"source ~/.bashrc; COMP_WORDS=(ascend-moe p); COMP_CWORD=1; {complete};"
+        f"COMP_WORDS=(ascend-moe plan --det); COMP_CWORD=2; {complete}"
+    )
+    assert found == ["plan predict", "--details"]
 
 
 def test_every_public_name_can_be_had_in_a_command() -> None:
