@@ -10,7 +10,7 @@ What dist/VERSION holds when every check has passed:
     ascend_moe-VERSION.tar.gz          the sdist
     ascend_moe-VERSION-py3-none-*.whl  for x86-64 and for aarch64, with every engine and the virtual NPU
     CHANGELOG.md                       the release's section
-    version.patch                      what to commit, so that the tag has the version; empty when it has it already
+    version.patch                      what to commit, so that the tag has version and address; empty when it has them
     built_with.txt                     commit, compilers and tools: with the same ones every file has the same bytes
     SHA256SUMS
 
@@ -36,11 +36,14 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version as version_of
 from pathlib import Path
 
+import translations
 from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "release"
 TESTS = {"test": ["-n", "2", "-m", "not npu and not nightly and not mutants"], "tiny": ["-q", "test_tiny.py"]}
+
+READMES = ("README.md", "README.zh.md")
 
 # The system that the wheels run on at least: Ubuntu 22.04, Debian 12, openEuler 24.03. Newest symbol versions there.
 PLATFORM = "manylinux_2_35"
@@ -110,10 +113,17 @@ def first_section(changelog: str) -> str:
 
 
 def with_addresses(readme: str, url: str, version: str) -> str:
-    """Makes the README's links into the tree and the clone line whole, as an index shows it outside the tree."""
+    """Makes the README's links into the tree whole, as an index shows it outside the tree."""
     pictures = re.sub(r"(!\[[^]]*\]\()(?!\w+:|#)", rf"\g<1>{url}/raw/v{version}/", readme)
-    links = re.sub(r"(?<!!)(\[[^][]*\]\()(?!\w+:|#)", rf"\g<1>{url}/blob/v{version}/", pictures)
-    return re.sub(r"git clone URL( .*?) +# .*", rf"git clone {url}\1", links)
+    return re.sub(r"(?<!!)(\[[^][]*\]\()(?!\w+:|#)", rf"\g<1>{url}/blob/v{version}/", pictures)
+
+
+def with_clone_of(readmes: Mapping[str, str], url: str) -> dict[str, str]:
+    """Fills the project's address into the line of README.md and README.zh.md that clones it."""
+    filled = {name: re.sub(r"git clone URL( .*?) +# .*", rf"git clone {url}\1", readmes[name]) for name in READMES}
+    old, new = map(translations.text_hash, (readmes["README.md"], filled["README.md"]))
+    filled["README.zh.md"] = filled["README.zh.md"].replace(f"text {old}", f"text {new}", 1)  # as current as before
+    return filled
 
 
 def patch(before: Mapping[str, str], after: Mapping[str, str]) -> str:
@@ -179,10 +189,11 @@ def export(version: str, url: str) -> tuple[Path, str]:
     tree.mkdir()
     subprocess.run(["tar", "-x"], cwd=tree, input=git("archive", "HEAD"), check=True)
     day = time.strftime("%Y-%m-%d", time.gmtime(int(git("log", "-1", "--format=%ct"))))
-    before = {name: (tree / name).read_text() for name in ("pyproject.toml", "CHANGELOG.md")}
-    pyproject = with_version(before["pyproject.toml"], version)
-    after = {"pyproject.toml": with_urls(pyproject, url) if url else pyproject}
+    before = {name: (tree / name).read_text() for name in ("pyproject.toml", "CHANGELOG.md", *READMES)}
+    after = before | {"pyproject.toml": with_version(before["pyproject.toml"], version)}
     after["CHANGELOG.md"] = with_date(before["CHANGELOG.md"], version, day)
+    if url:
+        after |= {"pyproject.toml": with_urls(after["pyproject.toml"], url), **with_clone_of(before, url)}
     for name, text in after.items():
         (tree / name).write_text(text)
     return tree, patch(before, after)

@@ -62,15 +62,25 @@ def test_the_changelog_of_this_tree_can_be_released() -> None:
 
 
 def test_links_of_the_readme_lead_to_the_project_from_anywhere() -> None:
-    text = (
-        "![p](docs/a.svg) [b](docs/b.md#c) [d](#e) [f](https://g)\n\n    git clone URL ascend_moe && cd x    # URL: h\n"
-    )
+    text = "![p](docs/a.svg) [b](docs/b.md#c) [d](#e) [f](https://g)\n"
     assert release.with_addresses(text, URL, "1.2.0") == (
-        f"![p]({URL}/raw/v1.2.0/docs/a.svg) [b]({URL}/blob/v1.2.0/docs/b.md#c) [d](#e) [f](https://g)\n\n"
-        f"    git clone {URL} ascend_moe && cd x\n"
+        f"![p]({URL}/raw/v1.2.0/docs/a.svg) [b]({URL}/blob/v1.2.0/docs/b.md#c) [d](#e) [f](https://g)\n"
     )
-    readme = release.with_addresses((TREE / "README.md").read_text(), URL, "1.2.0")
-    assert "](docs/" not in readme and "git clone URL" not in readme
+    assert "](docs/" not in release.with_addresses((TREE / "README.md").read_text(), URL, "1.2.0")
+
+
+def test_one_address_fills_the_clone_line_of_both_readmes() -> None:
+    """And leaves the translation as current as it was."""
+    before = {name: (TREE / name).read_text() for name in release.READMES}
+    after = release.with_clone_of(before, URL)
+    for name in release.READMES:
+        changed = set(after[name].splitlines()) - set(before[name].splitlines())
+        (line,) = [line for line in changed if not line.startswith("<!-- translation")]
+        assert line.startswith(f"    git clone {URL} ascend_moe && cd ascend_moe ") and "#" not in line
+        assert "git clone URL" in before[name]
+    current = [release.translations.text_hash(each["README.md"]) in each["README.zh.md"] for each in (before, after)]
+    assert current[0] == current[1]
+    assert release.with_clone_of(after, URL) == after
 
 
 def test_git_applies_the_patch(tmp_path: Path) -> None:
