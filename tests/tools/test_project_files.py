@@ -41,6 +41,16 @@ def test_every_command_is_a_target_of_make(path: Path) -> None:
     assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= known
 
 
+def test_the_hosted_checks_are_those_of_every_change() -> None:
+    """Each step of .ci/run, with torch for CPUs; a token that reads, and no two runs of one branch."""
+    workflow = yaml.safe_load((TREE / ".github" / "workflows" / "ci.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    lanes = [name for lane in job["strategy"]["matrix"]["lane"] for name in lane.split()]
+    assert sorted(lanes) == sorted(re.findall(r"^step make (\S+)$", (TREE / ".ci" / "run").read_text(), re.MULTILINE))
+    assert workflow["env"]["TORCH_INDEX"].endswith("/whl/cpu") and workflow["permissions"] == {"contents": "read"}
+    assert {"group", "cancel-in-progress"} <= workflow["concurrency"].keys() and job["timeout-minutes"] <= 90
+
+
 @pytest.mark.parametrize("path", [path for path in YAML if path.parent.name == "ISSUE_TEMPLATE"], ids=lambda p: p.name)
 def test_a_form_asks_for_what_doctor_says(path: Path) -> None:
     form = yaml.safe_load(path.read_text())
