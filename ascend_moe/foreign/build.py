@@ -22,7 +22,7 @@ from pathlib import Path
 from .._text import irreplaceable
 from ..errors import ArgumentError, LibraryError, TwinBuildError
 from ..native import library as native_library
-from ..native.build import cached, digest_of, fill_folder, sound, told
+from ..native.build import cached, digest_of, fill_folder, sound, told, told_if_slow
 from .entries import MARK, Entry, find_entries, line_of
 from .template_keys import SCAN, bound, dispatcher, find_declarations
 
@@ -351,7 +351,8 @@ def kernel_library(
     key = digest_of(_compiler_id(), *flags, *texts, _entry_table(entries), *objects, _runtime_digest())
     folder = cached("twin", f"{sources[0].stem}-{engine}-{key}")
     if not folder.is_dir():
-        fill_folder(folder, lambda scratch: _compile(units, flags, objects, scratch))
+        with told_if_slow(f"{', '.join(source.name for source in sources)} for the {engine} engine"):
+            fill_folder(folder, lambda scratch: _compile(units, flags, objects, scratch))
     return sound(folder / "kernels.so")
 
 

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from .. import log, settings
 from ..errors import LibraryError
 
 BUILD_SECONDS = 1800.0  # after that a build, or the wait for another process's build, is given up
+PATIENCE = 3.0  # seconds that a build of unknown length may take before a line says why nothing happens
 SECONDS = 60  # that a part takes on two cores
 _KEEP_DAYS = 30
 _SUMS = "SHA256SUMS"
@@ -253,6 +255,22 @@ def told(title: str, folder: Path, seconds: int = SECONDS) -> Iterator[None]:
     started = time.monotonic()
     yield
     tell(f"built {title} in {time.monotonic() - started:.0f} s")
+
+
+@contextlib.contextmanager
+def told_if_slow(what: str) -> Iterator[None]:
+    """Tell the user what is being made if it takes longer than `PATIENCE`, and how long it took."""
+    started = time.monotonic()
+    slow = threading.Timer(PATIENCE, tell, [f"compiles {what}, once; {PATIENCE:.0f} s so far"])
+    slow.daemon = True
+    slow.start()
+    try:
+        yield
+    finally:
+        slow.cancel()
+        slow.join()
+    if (seconds := time.monotonic() - started) > PATIENCE:
+        tell(f"compiled {what} in {seconds:.0f} s")
 
 
 def _tool(name: str) -> str | None:

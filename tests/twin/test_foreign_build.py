@@ -19,6 +19,7 @@ from twin_oracle import compiler
 from ascend_moe import foreign
 from ascend_moe.errors import ArgumentError, LibraryError, TwinBuildError, TwinFault
 from ascend_moe.foreign.entries import find_entries
+from ascend_moe.native import build as native_build
 
 # `ascend_moe.foreign.build` is the function; this is its module.
 build_module = importlib.import_module("ascend_moe.foreign.build")
@@ -73,9 +74,10 @@ def test_entries_are_found_with_their_parameters() -> None:
 
 
 def test_a_second_build_compiles_nothing_and_a_changed_header_builds_anew(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The entry is one of C++, with a mangled name."""
+    """The entry is one of C++, with a mangled name. A line says that it is compiled where that takes long."""
+    monkeypatch.setattr(native_build, "PATIENCE", 0.0)
     header = tmp_path / "step.h"
     path = source(tmp_path, body='#include "step.h"')
     text = path.read_text().replace("static_cast<int64_t>(first)", "kFirst")
@@ -85,6 +87,9 @@ def test_a_second_build_compiles_nothing_and_a_changed_header_builds_anew(
         out = np.zeros(2, np.int64)
         foreign.load(path, includes=[tmp_path]).launch("count", [out, 1], tiling(0, 0), 2)
         assert out.tolist() == [first, first + 1]
+    assert [text.partition(" engine")[0] for text in caplog.messages] == [
+        f"ascend_moe: {word} count.cpp for the fast" for word in ("compiles", "compiled") * 2
+    ]
     monkeypatch.setattr(build_module, "_compile", lambda *_: pytest.fail("compiled again"))
     assert foreign.build(path, includes=[tmp_path]).is_relative_to(cache)
     with pytest.raises(pytest.fail.Exception):
