@@ -36,11 +36,21 @@ def read_json(directory: str | Path) -> Json:
 def read_object(path: Path) -> Json:
     """A file with one JSON object."""
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError, OSError) as error:
         raise ArgumentError(f"{path} cannot be read: {error}", argument="directory") from error
     if not isinstance(values, dict):
         raise ArgumentError(f"{path} has a {type(values).__name__}; it must have an object", argument="directory")
+    return values
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Json:
+    """A JSON object, which has each key once."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"it has {twice!r:.80} twice")
     return values
 
 

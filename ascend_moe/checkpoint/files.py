@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ascend_moe.checkpoint.config import Fp8Format, need_directory, read_object
-from ascend_moe.errors import ArgumentError, LibraryError, need
+from ascend_moe.checkpoint.config import need_directory, read_object
+from ascend_moe.errors import ArgumentError, AscendMoeError, LibraryError, need
 
 INDEX = "model.safetensors.index.json"
-SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+SCALES = (*FLOATS, torch.float8_e8m0fnu)
+FP8 = torch.float8_e4m3fn
+#: As safetensors names them.
+_DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 
 
 @dataclass(frozen=True)
@@ -27,14 +43,30 @@ class Read:
     bytes: int
 
 
+class Part(NamedTuple):
+    """A tensor that a layer needs, and the rules for it.
+
+    Attributes:
+        name: of the tensor.
+        shapes: one of which it has.
+        dtypes: one of which it has.
+        finite: every value is a finite number, as scales and offsets are. uint8 are exponents (e8m0).
+    """
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    finite: bool = False
+
+
 class CheckpointFiles:
     """The tensors of a directory by name. A context manager: files stay open inside it.
 
     Names come from model.safetensors.index.json, or from the headers of all *.safetensors files. Data
-    are read by ``read`` only, through safetensors' lazy slices.
+    are read by ``take`` only, through safetensors' lazy slices.
 
     Raises:
-        ArgumentError: the directory holds no safetensors checkpoint.
+        ArgumentError: the directory holds no safetensors checkpoint, or one whose files cannot be read.
         LibraryError: safetensors is not installed.
     """
 
@@ -61,38 +93,48 @@ class CheckpointFiles:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
+    def is_here(self, name: str) -> bool:
+        """Whether there is a tensor, and its file; shards that only other ranks read may be absent."""
+        return name in self._file_of and os.path.isfile(self.directory / self._file_of[name])
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, from its file's header."""
-        return tuple(self._slice(name).get_shape())
+        with self._header(name) as part:
+            return tuple(part.get_shape())
 
-    def dtype(self, name: str) -> str:
-        """Dtype of a tensor as safetensors names it (BF16, I8 …), from its file's header."""
-        return str(self._slice(name).get_dtype())
+    def dtype(self, name: str) -> object:
+        """Dtype of a tensor, from its file's header; one that torch does not have by safetensors' name."""
+        with self._header(name) as part:
+            return _DTYPES.get(str(part.get_dtype()), part.get_dtype())
 
-    def read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
-        """The tensor, or ``rows`` of its leading dimension; only these bytes are read."""
-        part = self._slice(name)
-        if not part.get_shape():  # safetensors has no slice of a scalar
-            tensor: Tensor = self._handle(self._file_of[name]).get_tensor(name)
-        else:
-            tensor = part[:] if rows is None else part[rows[0] : rows[1]]
-        self.reads.append(Read(self._file_of[name], name, rows, tensor.numel() * tensor.element_size()))
-        return tensor
+    def check(self, part: Part, *, of_others: bool = False) -> None:
+        """Raise unless there is the tensor, and its file's header fits. ``of_others``: its file may be absent."""
+        if part.name not in self:
+            raise self.missing(part.name, part.name.rsplit(".", 2)[0])
+        if not of_others or self.is_here(part.name):
+            shape, dtype = self.shape(part.name), self.dtype(part.name)
+            shapes = " or ".join(map(str, part.shapes))
+            rule = "has {} of {}; config.json's numbers make it {}"
+            need(shape in part.shapes, "directory", rule, part.name, shape, shapes)
+            dtypes = " or ".join(map(str, part.dtypes))
+            need(dtype in part.dtypes, "directory", "has {} of {}; need {}", part.name, dtype, dtypes)
 
-    def part(self, name: str, shape: tuple[int, ...], *dtypes: torch.dtype) -> Tensor:
-        """The whole tensor, which must have that shape and one of these dtypes.
+    def take(self, part: Part, rows: tuple[int, int] | None = None) -> Tensor:
+        """The tensor of a part, or ``rows`` of its leading dimension; only these bytes are read.
 
         Raises:
-            ArgumentError: there is none, or it has another shape or dtype.
+            ArgumentError: it breaks a rule of the part.
         """
-        if name not in self:
-            raise self.missing(name, name.rsplit(".", 1)[0])
-        actual = self.shape(name)
-        need(actual == shape, "directory", "has {} of {}; config.json's numbers make it {}", name, actual, shape)
-        value = self.read(name)
-        rule = "has {} of {}; need {}"
-        need(value.dtype in dtypes, "directory", rule, name, value.dtype, " or ".join(map(str, dtypes)))
-        return value
+        self.check(part)
+        with self._header(part.name) as data:
+            if not data.get_shape():  # safetensors has no slice of a scalar
+                tensor: Tensor = self._handle(self._file_of[part.name]).get_tensor(part.name)
+            else:
+                tensor = data[:] if rows is None else data[rows[0] : rows[1]]
+        self.reads.append(Read(self._file_of[part.name], part.name, rows, tensor.numel() * tensor.element_size()))
+        rule = "has {} with values that are not finite: download it anew"
+        need(not part.finite or bool(numbers(tensor).isfinite().all()), "directory", rule, part.name)
+        return tensor
 
     def missing(self, wanted: str, near: str) -> ArgumentError:
         """The error for a tensor that is not there; ``near`` is the prefix whose names are shown."""
@@ -105,22 +147,27 @@ class CheckpointFiles:
             found=there,
         )
 
-    def _slice(self, name: str) -> Any:
+    @contextmanager
+    def _header(self, name: str) -> Iterator[Any]:
+        """A tensor's lazy slice. What safetensors and torch raise meanwhile is told with file and tensor."""
         file = self._file_of.get(name)
         if file is None:
             raise self.missing(name, name.rsplit(".", 2)[0])
-        return self._handle(file).get_slice(name)
+        handle = self._handle(file)
+        with _named(f"{name} of {self.directory / file}"):
+            yield handle.get_slice(name)
 
     def _handle(self, file: str) -> Any:
         if file not in self._open:
             path = self.directory / file
-            if not path.is_file():
+            if not os.path.isfile(path):
                 raise ArgumentError(f"{path} is missing, though {INDEX} names it; download it", argument="directory")
             try:
                 from safetensors import safe_open
             except ImportError as error:
                 raise LibraryError("reading checkpoints needs safetensors: pip install safetensors") from error
-            self._open[file] = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            with _named(str(path), path):
+                self._open[file] = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
         return self._open[file]
 
     def _find_names(self) -> dict[str, str]:
@@ -129,90 +176,50 @@ class CheckpointFiles:
             mapping = read_object(index).get("weight_map")
             if not isinstance(mapping, dict):
                 raise ArgumentError(f"{index} has no weight_map: download it anew", argument="directory")
+            rule = "has an {} that names {!r:.60}, which is no file inside of it: download it anew"
             for file in mapping.values():
-                inside = isinstance(file, str) and not Path(file).is_absolute() and ".." not in Path(file).parts
-                need(inside, "directory", "has an {} that names {!r:.60}, outside of it: download it anew", INDEX, file)
+                need(isinstance(file, str), "directory", rule, INDEX, file)
+            for file in sorted(set(mapping.values())):
+                need(self._is_inside(file), "directory", rule, INDEX, file)
             return mapping
-        files = sorted(path.name for path in self.directory.glob("*.safetensors"))
+        files = sorted(path.name for path in self.directory.glob("*.safetensors") if path.is_file())
         if not files:
             raise ArgumentError(
                 f"{self.directory} has neither {INDEX} nor a .safetensors file; pass the directory of a "
                 "safetensors checkpoint",
                 argument="directory",
             )
-        return {name: file for file in files for name in self._handle(file).keys()}  # noqa: SIM118
+        found: dict[str, str] = {}
+        for file in files:
+            for name in self._handle(file).keys():  # noqa: SIM118
+                rule = "has {} in {} and in {}, and no {} that says which: remove the older file"
+                need(name not in found, "directory", rule, name, found.get(name), file, INDEX)
+                found[name] = file
+        return found
+
+    def _is_inside(self, file: str) -> bool:
+        """Whether a file's folder is inside the directory, links resolved. The file itself may be a link.
+
+        Hugging Face's cache has links to ../../blobs.
+        """
+        if "\0" in file or ".." in (path := PurePosixPath(file)).parts:
+            return False
+        return (self.directory / path.parent).resolve().is_relative_to(self.directory.resolve())
 
 
-#: MX's fp4 by its four bits.
-_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-_E8M0_BIAS = 127
+@contextmanager
+def _named(what: str, path: Path | None = None) -> Iterator[None]:
+    """Passes an error of safetensors or torch on with what it is about."""
+    try:
+        yield
+    except AscendMoeError:
+        raise
+    except Exception as error:
+        pointer = path is not None and path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://")
+        fix = "it is a pointer of git-lfs: run git lfs pull" if pointer else f"{error}; download it anew"
+        raise ArgumentError(f"{what} cannot be read: {' '.join(fix.split())[:300]}", argument="directory") from error
 
 
-def dequantize_mxfp4(name: str, blocks: Tensor, scales: Tensor) -> Tensor:
-    """fp32 (R, G * 32) of fp4 codes (R, G, 16), two a byte, the low half first, and exponents (R, G), both uint8."""
-    for kind, tensor in (("blocks", blocks), ("scales", scales)):
-        need(tensor.dtype == torch.uint8, "directory", "has {}_{} of {}; need uint8", name, kind, tensor.dtype)
-    need(not bool((scales == 255).any()), "directory", "has {}_scales that are not numbers: download it anew", name)
-    codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2)
-    return torch.ldexp(_E2M1[codes.long()], scales.int()[..., None] - _E8M0_BIAS).flatten(-2)
-
-
-def dequantize_fp4(name: str, codes: Tensor, exponents: Tensor) -> Tensor:
-    """fp32 (R, C) of fp4 codes (R, C / 2), two a byte, the low half first, and e8m0 exponents (R, C / 32)."""
-    rows, groups = exponents.shape
-    blocks = codes.view(torch.uint8).reshape(rows, groups, -1)
-    return dequantize_mxfp4(name, blocks, exponents.view(torch.uint8))
-
-
-def read_fp8(files: CheckpointFiles, name: str, codes: Tensor, fp8: Fp8Format, row: int | None = None) -> Tensor:
-    """fp32 matrix from fp8 codes (R, C) and the scales beside them: one a block, a row, a column, or one.
-
-    ``name``: of the codes, of which ``row`` is one of the leading dimension. The scales' is name_scale_inv (blocks),
-    name_scale, or .scale instead of .weight (DeepSeek-V4: blocks).
-
-    Raises:
-        ArgumentError: there are no scales, or their shape or values fit no meaning.
-    """
-    own = f"{name.removesuffix('.weight')}.scale" if name.endswith(".weight") else ""
-    named = [each for each in (f"{name}_scale_inv", f"{name}_scale", own) if each in files]
-    if not named:
-        raise files.missing(f"{name}_scale_inv (nor {name}_scale)", name.rsplit(".", 1)[0])
-    scale = files.read(named[0]) if row is None else files.read(named[0], (row, row + 1))[0]
-    if named[0] != f"{name}_scale":
-        return dequantize_fp8(named[0], codes, scale, fp8)
-    rows, columns = codes.shape
-    shapes: tuple[tuple[int, ...], ...] = ((rows, 1), (rows,), (1, columns), (1, 1), (1,), ())
-    rule = "has {} of {}; need one scale a row, a column, or one: {}"
-    need(tuple(scale.shape) in shapes, "directory", rule, named[0], scale.shape, shapes)
-    need(scale.dtype in SCALES, "directory", "has {} of {}; it must be float", named[0], scale.dtype)
-    wide = scale.float()
-    need(bool(wide.isfinite().all()), "directory", "has {} with values that are not finite: download it anew", named[0])
-    return codes.float() * (wide.unsqueeze(1) if tuple(scale.shape) == (rows,) and rows > 1 else wide)
-
-
-def dequantize_fp8(name: str, codes: Tensor, scale_inv: Tensor, fp8: Fp8Format) -> Tensor:
-    """fp32 matrix from fp8 codes (R, C) and one multiplier a block: (ceil(R / rows), ceil(C / columns)).
-
-    ``name`` is the multipliers'. They are fp32, bf16, fp16 or e8m0. Bytes are e8m0 where the format says that they are
-    exponents. Other integers have no meaning here.
-    """
-    rows, columns = codes.shape
-    wanted = (-(-rows // fp8.rows), -(-columns // fp8.columns))
-    if tuple(scale_inv.shape) != wanted:
-        raise ArgumentError(
-            f"{name} is {tuple(scale_inv.shape)}; a {rows} x {columns} matrix in blocks of "
-            f"{fp8.rows} x {fp8.columns} needs {wanted}",
-            argument="directory",
-        )
-    if scale_inv.dtype == torch.uint8 and fp8.exponents:
-        scale_inv = scale_inv.view(torch.float8_e8m0fnu)
-    if scale_inv.dtype not in SCALES:
-        raise ArgumentError(
-            f"{name} is {scale_inv.dtype}; need a float, or uint8 with scale_fmt ue8m0 in quantization_config",
-            argument="directory",
-        )
-    scale = scale_inv.float()
-    if not bool(scale.isfinite().all()):
-        raise ArgumentError(f"{name} has values that are not finite: download it anew", argument="directory")
-    full = scale.repeat_interleave(fp8.rows, 0)[:rows]
-    return codes.to(torch.float32) * full.repeat_interleave(fp8.columns, 1)[:, :columns]
+def numbers(scale: Tensor) -> Tensor:
+    """Scales in fp32; uint8 are e8m0's exponents."""
+    return (scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale).float()

@@ -11,35 +11,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ascend_moe.checkpoint.config import read_object
-from ascend_moe.checkpoint.files import SCALES, CheckpointFiles
+from ascend_moe.checkpoint.files import SCALES, CheckpointFiles, Part
+from ascend_moe.checkpoint.stored import Coded, Stored, scaled
 from ascend_moe.errors import need
 from ascend_moe.experts.int4 import unpack_int4
 
 DESCRIPTION = "quant_model_description.json"
 _FLOAT, _W8A8, _W4A8 = "FLOAT", "W8A8_DYNAMIC", "W4A8_DYNAMIC"
 _PACKED = "1.0.0"
-
-
-class Coded(NamedTuple):
-    """A matrix as int8 codes (N, K) of 8 or 4 bits, and fp32 scales (N, G) of G groups of K.
-
-    correction: (N,), W4A8's bias as the file has it; None: the file has none.
-    """
-
-    codes: Tensor
-    scale: Tensor
-    correction: Tensor | None = None
-
-    def dequantized(self) -> Tensor:
-        """fp32 (N, K)."""
-        columns = self.codes.shape[1]
-        return self.codes.float() * self.scale.repeat_interleave(columns // self.scale.shape[1], 1)
 
 
 @dataclass(frozen=True)
@@ -58,8 +43,8 @@ class ModelSlim:
         path = Path(directory) / DESCRIPTION
         return ModelSlim(read_object(path)) if path.is_file() else None
 
-    def bits(self, name: str) -> int:
-        """4 or 8 bits of a matrix's codes; 0: it is left in float.
+    def stored(self, files: CheckpointFiles, name: str, shape: tuple[int, int]) -> Stored | None:
+        """How a matrix (N, K) is stored; None: it is left in float.
 
         Raises:
             ArgumentError: the scheme is none that is read.
@@ -67,62 +52,69 @@ class ModelSlim:
         said = self.described.get(name, _FLOAT)
         rule = "says {!r:.40} of {} in {}; need {}, {} or {}"
         need(said in (_FLOAT, _W8A8, _W4A8), "directory", rule, said, name, DESCRIPTION, _FLOAT, _W8A8, _W4A8)
-        return {_FLOAT: 0, _W8A8: 8, _W4A8: 4}[said]
+        if said == _W4A8:
+            return self._int4(files, name, shape)
+        return _int8(name, shape) if said == _W8A8 else None
 
-    def symmetric(self, files: CheckpointFiles, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether a matrix's zero is code 0; reads the offsets."""
-        return not bool(self._offset(files, name, shape).any())
-
-    def _offset(self, files: CheckpointFiles, name: str, shape: tuple[int, ...]) -> Tensor:
-        return files.part(f"{name}_offset", (shape[0], 1), *SCALES).float()
-
-    def coded(self, files: CheckpointFiles, name: str, shape: tuple[int, ...]) -> Coded:
-        """The codes and scales of a matrix (N, K) whose zero is code 0, which `symmetric` says."""
-        if self.bits(name) == 8:
-            codes = files.part(name, shape, torch.int8)
-            return Coded(codes, files.part(f"{name}_scale", (shape[0], 1), *SCALES).float())
-        return self._int4(files, name, shape)
-
-    def read(self, files: CheckpointFiles, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The matrix (N, K) in fp32."""
-        offset = self._offset(files, name, shape)
-        coded = self.coded(files, name, shape)
-        if self.bits(name) == 8:
-            return (coded.codes.float() - offset) * coded.scale
-        need(not bool(offset.any()), "directory", "has {}_offset that is not zero; {} is symmetric", name, _W4A8)
-        return coded.dequantized()
-
-    def _int4(self, files: CheckpointFiles, name: str, shape: tuple[int, ...]) -> Coded:
+    def _int4(self, files: CheckpointFiles, name: str, shape: tuple[int, int]) -> Stored:
         rows, columns = shape
         packed = str(self.described.get("version")) == _PACKED
-        codes = files.part(name, (rows // 2, columns) if packed else shape, torch.int8)
-        if packed:
-            codes = unpack_int4(codes.t()).t()
-        else:
+        need(not packed or rows % 2 == 0, "directory", "has {} of {} rows, two a byte; need an even number", name, rows)
+        parts = [
+            Part(name, ((rows // 2, columns) if packed else shape,), (torch.int8,)),
+            _column(f"{name}_scale", rows),
+            _column(f"{name}_offset", rows),
+        ]
+        groups = self._groups(files, name, columns)
+        if second := f"{name}_scale_second" in files:
+            parts += [_column(f"{name}_{each}_second", rows, groups) for each in ("scale", "offset")]
+        bias = f"{name.removesuffix('.weight')}.scale_bias"
+        if biased := packed or bias in files:
+            wide = files.shape(bias)[1:] if files.is_here(bias) else ()
+            parts.append(_column(bias, rows, max(1, wide[0]) if len(wide) == 1 else 1))
+
+        def coded(codes: Tensor, scale: Tensor, offset: Tensor, *more: Tensor) -> Coded:
+            for part, zeros in ((parts[2], offset), *([(parts[4], more[1])] if second else [])):
+                need(not bool(zeros.any()), "directory", "has {} that is not zero; {} is symmetric", part.name, _W4A8)
+            codes = unpack_int4(codes.t()).t() if packed else codes
             need(bool(((codes >= -8) & (codes <= 7)).all()), "directory", "has {} with codes that are no int4", name)
-        scale = files.part(f"{name}_scale", (rows, 1), *SCALES).float()
-        if f"{name}_scale_second" in files:
-            groups = files.shape(f"{name}_scale_second")[-1]
-            rule = "has {}_scale_second of {} groups, which do not divide {} columns"
-            need(groups > 0 and columns % groups == 0, "directory", rule, name, groups, columns)
-            second = files.part(f"{name}_scale_second", (rows, groups), *SCALES).float()
-            zeros = files.part(f"{name}_offset_second", (rows, groups), *SCALES)
-            need(
-                not bool(zeros.any()),
-                "directory",
-                "has {}_offset_second that is not zero; {} is symmetric",
-                name,
-                _W4A8,
-            )
-            scale = scale * second
-        else:
-            size = self.described.get("group_size") or 0
-            rule = "has no {}_scale_second, though {} says group_size {}"
-            need(not size or size >= columns, "directory", rule, name, DESCRIPTION, size)
-        bias, correction = f"{name.removesuffix('.weight')}.scale_bias", None
-        if packed and bias not in files:
-            raise files.missing(bias, name.rsplit(".", 1)[0])
-        if bias in files:
-            parts = files.shape(bias)[1:]
-            correction = files.part(bias, (rows, *(parts if len(parts) == 1 else (1,))), *SCALES).float().sum(1)
-        return Coded(codes, scale, correction)
+            scale = scale.float() * more[0].float() if second else scale.float()
+            return Coded(codes, scale, more[-1].float().sum(1) if biased else None)
+
+        def value(*data: Tensor) -> Tensor:
+            made = coded(*data)
+            return scaled(made.codes, made.scale, (1, columns // groups))
+
+        return Stored(tuple(parts), value, coded, bits=4, groups=groups)
+
+    def _groups(self, files: CheckpointFiles, name: str, columns: int) -> int:
+        """Groups of columns that have a second scale; 1: there are none. The file knows, else the description."""
+        size, second = self.described.get("group_size") or 0, f"{name}_scale_second"
+        rule = "has {}, whose group_size is {!r:.40}; need a whole number of at least 0"
+        need(type(size) is int and size >= 0, "directory", rule, DESCRIPTION, size)
+        if second not in files:
+            rule = "has no {}, though {} says group_size {}"
+            need(size == 0 or size >= columns, "directory", rule, second, DESCRIPTION, size)
+            return 1
+        groups = (*files.shape(second), 0)[1] if files.is_here(second) else columns // (size or columns)
+        rule = "has {} of {} groups, which do not divide {} columns"
+        need(groups > 0 and columns % groups == 0, "directory", rule, second, groups, columns)
+        return groups
+
+
+def _int8(name: str, shape: tuple[int, int]) -> Stored:
+    offset = _column(f"{name}_offset", shape[0])
+    parts = (Part(name, (shape,), (torch.int8,)), _column(f"{name}_scale", shape[0]), offset)
+
+    def value(codes: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+        return (codes.float() - offset.float()) * scale.float()
+
+    def coded(codes: Tensor, scale: Tensor, offset: Tensor) -> Coded:
+        return Coded(codes, scale.float())
+
+    return Stored(parts, value, coded, bits=8, groups=1, zero=offset)
+
+
+def _column(name: str, rows: int, columns: int = 1) -> Part:
+    """Scales or offsets of channels (N, 1), or of their groups."""
+    return Part(name, ((rows, columns),), SCALES, finite=True)

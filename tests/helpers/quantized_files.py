@@ -18,7 +18,7 @@ WITH_SHARED = re.compile(r"layers\.(\d+)\.mlp\.(?:experts\.\d+|shared_expert)\.\
 Tensors = dict[str, Tensor]
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
-BLOCK = {"strategy": "block", "block_structure": [12, 12]}
+BLOCK = {"strategy": "block", "block_structure": [12, 20]}
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 8}
 TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
 
@@ -85,6 +85,15 @@ def int8_channel(tensors: Tensors, name: str) -> Tensor:
     return tensors[name].double() * scale.double()
 
 
+def int4_bytes(tensors: Tensors, name: str, group: int = 0) -> Tensor:
+    """One int4 a byte, a scale a channel or a group of K."""
+    matrix = tensors[name]
+    units, scale = channel(matrix.reshape(-1, group or matrix.shape[1]), 7)
+    codes, scale = units.round().to(torch.int8).reshape(matrix.shape), scale.reshape(len(matrix), -1)
+    tensors |= {name: codes, f"{name}_scale": scale}
+    return codes.double() * scale.double().repeat_interleave(group or matrix.shape[1], 1)
+
+
 def int8_tensor(tensors: Tensors, name: str) -> Tensor:
     scale = tensors[name].abs().amax().reshape(1) / 127
     tensors |= {name: (tensors[name] / scale).round().to(torch.int8), f"{name}_scale": scale}
@@ -98,12 +107,19 @@ def fp8_channel(tensors: Tensors, name: str) -> Tensor:
     return tensors[name].double() * scale.double()
 
 
-def fp8_block(tensors: Tensors, name: str, side: int = 12) -> Tensor:
+def fp8_block(tensors: Tensors, name: str, high: int = 12, wide: int = 20, *, end: str = "_scale") -> Tensor:
+    """Scales of blocks that are not square."""
     rows, columns = tensors[name].shape
-    scale = torch.rand(-(-rows // side), -(-columns // side), generator=torch.manual_seed(rows)) + 0.5
-    full = scale.repeat_interleave(side, 0)[:rows].repeat_interleave(side, 1)[:, :columns]
-    tensors |= {name: (tensors[name] / full).to(torch.float8_e4m3fn), f"{name}_scale": scale}
-    return tensors[name].double() * full.double()
+    scale = torch.rand(-(-rows // high), -(-columns // wide), generator=torch.manual_seed(rows)) + 0.5
+    tensors |= {name: (tensors[name] / blocks(scale, tensors[name], high, wide)).to(torch.float8_e4m3fn)}
+    tensors[f"{name}{end}"] = scale
+    return tensors[name].double() * blocks(scale, tensors[name], high, wide).double()
+
+
+def blocks(scale: Tensor, matrix: Tensor, high: int, wide: int) -> Tensor:
+    """A scale a block, for every number of a matrix."""
+    rows, columns = matrix.shape
+    return scale.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
 
 
 def fp8_exponents(tensors: Tensors, name: str) -> Tensor:
@@ -111,9 +127,7 @@ def fp8_exponents(tensors: Tensors, name: str) -> Tensor:
     fp8_block(tensors, name)
     scale = tensors[f"{name}_scale"].log2().round().exp2()
     tensors[f"{name}_scale"] = scale.to(torch.float8_e8m0fnu)
-    rows, columns = tensors[name].shape
-    full = scale.repeat_interleave(12, 0)[:rows].repeat_interleave(12, 1)[:, :columns]
-    return tensors[name].double() * full.double()
+    return tensors[name].double() * blocks(scale, tensors[name], 12, 20).double()
 
 
 def words(codes: Tensor, bits: int) -> Tensor:
@@ -172,6 +186,12 @@ FORMATS: dict[str, tuple[Callable[[Tensors, str], Tensor], dict[str, Any]]] = {
     "int8 with zero points": (
         lambda tensors, name: zero_points(tensors, name, 8), compressed("int-quantized", INT8 | ASYMMETRIC, TOKENS)
     ),
+    "int4 in bytes": (
+        int4_bytes, compressed("int-quantized", INT4 | {"strategy": "channel", "group_size": None}, TOKENS)
+    ),
+    "int4 in bytes by group": (
+        lambda tensors, name: int4_bytes(tensors, name, 8), compressed("int-quantized", INT4, TOKENS)
+    ),
     "fp8 by channel": (fp8_channel, compressed("float-quantized", FP8)),
     "fp8 by block": (fp8_block, compressed("float-quantized", FP8 | BLOCK)),
     "fp8 by block, e8m0 scales": (fp8_exponents, compressed("float-quantized", FP8 | BLOCK)),
@@ -179,7 +199,7 @@ FORMATS: dict[str, tuple[Callable[[Tensors, str], Tensor], dict[str, Any]]] = {
     "fp8 by tensor, quant_method fp8": (fp8_tensor, fp8_method()),
     "int4 by group": (lambda tensors, name: packed(tensors, name, 4, 8), compressed("pack-quantized", INT4, TOKENS)),
     "int4 by group, float rows": (
-        lambda tensors, name: packed(tensors, name, 4, 8), compressed("pack-quantized", INT4)
+        lambda tensors, name: packed(tensors, name, 4, 8), compressed("pack-quantized", INT4 | {"actorder": "static"})
     ),
     "int4 with zero points": (
         lambda tensors, name: zero_points(tensors, name, 4, 8), compressed("pack-quantized", INT4 | ASYMMETRIC)
@@ -193,7 +213,7 @@ FORMATS: dict[str, tuple[Callable[[Tensors, str], Tensor], dict[str, Any]]] = {
     ),
 }  # fmt: skip
 KEPT_INT8 = ("ModelSlim", "int8 by channel", "int8 by channel, packed, int8 rows")
-KEPT_INT4 = tuple(kind for kind in FORMATS if "W4A8" in kind or "int4 by group" in kind)
+KEPT_INT4 = tuple(kind for kind in FORMATS if re.search("W4A8|int4 by|int4 in", kind))
 
 
 def written(
@@ -211,18 +231,24 @@ def written(
     write, said = FORMATS[kind]
     source = saved(model).directory
     tensors = load_file(source / "model.safetensors")
-    before = dict.fromkeys(tensors, "FLOAT")
+    before = list(tensors)
     experts = [name for name in sorted(tensors) if (m := names.search(name)) and int(m[1]) in layers]
     exact = {name: write(tensors, name) for name in experts}
     if change is not None:
         change(tensors)
     save_file(tensors, target / "model.safetensors")
     values = json.loads((source / "config.json").read_text())
-    if (scheme := said.get("scheme")) is not None:
-        described = before | {name: scheme for name in tensors if re.sub(r"\.\w+$", ".weight", name) in exact}
-        described |= {"model_quant_type": scheme} | {key: said[key] for key in said if key != "scheme"}
+    if "scheme" in said:
+        described = description(said, [*before, *tensors], list(exact))
         (target / "quant_model_description.json").write_text(json.dumps(described))
     else:
         values["quantization_config"] = said
     (target / "config.json").write_text(json.dumps(values))
     return target, exact
+
+
+def description(said: dict[str, Any], names: list[str], quantized: list[str]) -> dict[str, Any]:
+    """ModelSlim's description of tensors, of which those of some matrices are quantised."""
+    scheme = said["scheme"]
+    made = {name: scheme if re.sub(r"\.\w+$", ".weight", name) in quantized else "FLOAT" for name in names}
+    return made | {"model_quant_type": scheme} | {key: said[key] for key in said if key != "scheme"}

@@ -138,11 +138,11 @@ SCALES = {
     "e8m0": (torch.float8_e8m0fnu, {}, None),
     "bytes that the format calls e8m0": (torch.uint8, {"scale_fmt": "ue8m0"}, None),
     "fp32 where the format says ue8m0": (torch.float32, {"scale_fmt": "ue8m0"}, None),
-    "bytes": (torch.uint8, {}, r"up_proj\.weight_scale_inv is torch\.uint8; need a float, or uint8 with scale_fmt"),
-    "int8": (torch.int8, {"scale_fmt": "ue8m0"}, r"_scale_inv is torch\.int8; need"),
-    "int32": (torch.int32, {"scale_fmt": "ue8m0"}, r"_scale_inv is torch\.int32; need"),
-    "not a number": (None, {}, r"_scale_inv has values that are not finite"),
-    "not a number in bytes": (None, {"scale_fmt": "ue8m0"}, r"_scale_inv has values that are not finite"),
+    "bytes": (torch.uint8, {}, r"up_proj\.weight_scale_inv of torch\.uint8; need torch\.float32 or "),
+    "int8": (torch.int8, {"scale_fmt": "ue8m0"}, r"_scale_inv of torch\.int8; need"),
+    "int32": (torch.int32, {"scale_fmt": "ue8m0"}, r"_scale_inv of torch\.int32; need"),
+    "not a number": (None, {}, r"_scale_inv with values that are not finite"),
+    "not a number in bytes": (None, {"scale_fmt": "ue8m0"}, r"_scale_inv with values that are not finite"),
 }
 
 
@@ -209,16 +209,16 @@ def nothing(tensors: dict[str, torch.Tensor]) -> None: ...
     ("model", "layout", "change", "config", "message"),
     [
         ("qwen3_moe", "published", drop(r"\.5\.up"), {}, r"no tensor .*\.5\.up_proj.*; it has .*\.5\."),
-        ("qwen3_moe", "published", drop(r"experts\."), {}, r"no tensor .*\.4\.gate_proj.*fused.*it has"),
+        ("qwen3_moe", "published", drop(r"experts\."), {}, r"no tensor .*\.0\.gate_proj.*fused.*it has"),
         ("qwen3_moe", "fused", drop(r"down_proj"), {}, r"no tensor .*experts\.down_proj; it has"),
         ("qwen2_moe", "published", drop(r"shared_expert_gate"), {}, r"no tensor .*expert_gate\.weight"),
         ("qwen2_moe", "published", drop(r"shared_expert\."), {}, r"no tensor .*expert\.gate_proj"),
         ("deepseek_v3", "published", drop(r"correction_bias"), {}, r"no tensor .*e_score_correction_bias"),
         ("mixtral", "published", drop(r"gate\.weight"), {}, r"layer 1 .* no router .*layers with one: none"),
-        ("mixtral", "published", nothing, {"intermediate_size": 40}, r"w1\.weight is \(48, 32\).*\(40"),
-        ("mixtral", "published", nothing, {"num_local_experts": 4}, r"gate\.weight is \(8, 32\).* \(4, 32\)"),
+        ("mixtral", "published", nothing, {"intermediate_size": 40}, r"w1\.weight of \(48, 32\).*\(40"),
+        ("mixtral", "published", nothing, {"num_local_experts": 4}, r"gate\.weight of \(8, 32\).* \(4, 32\)"),
         ("mixtral", "fused", nothing, {"intermediate_size": 40}, r"gate_up_proj is \(8, 96, 32\) and"),
-        ("mixtral", "published", recast(r"w2", torch.int8), {}, r"w2\.weight is torch\.int8; need bf16"),
+        ("mixtral", "published", recast(r"w2", torch.int8), {}, r"w2\.weight of torch\.int8; need torch\.float32 or"),
         ("mixtral", "fused", recast(r"down_proj", torch.float8_e4m3fn), {}, r"no tensor .*down_proj_scale_inv"),
         ("mixtral", "published", recast(r"w2", torch.float8_e4m3fn), {}, r"no tensor .*w2\.weight_scale_inv"),
         ("mixtral", "published", nothing, {"model_type": "gpt2"}, r"model_type 'gpt2'; need one of mixtral"),
@@ -267,7 +267,7 @@ def test_wrong_arguments_and_indices_are_refused(tmp_path: Path) -> None:
         load_layer(tmp_path, LAYER)
     for outside in ("../other.safetensors", "/etc/passwd"):
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": outside}}))
-        with pytest.raises(ArgumentError, match=f"names '{outside}', outside of it"):
+        with pytest.raises(ArgumentError, match=f"names '{outside}', which is no file inside of it"):
             load_layer(tmp_path, LAYER)
     index = tmp_path / "model.safetensors.index.json"
     for text, message in (

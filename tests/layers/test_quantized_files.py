@@ -85,15 +85,17 @@ def test_each_rank_reads_its_own_experts_matrices_and_scales_only(kind: str, tmp
     """Together the ranks read every tensor of the experts once."""
     directory, _ = written(kind, tmp_path)
     there = [name for name in load_file(directory / "model.safetensors") if f"layers.{LAYER}.mlp.experts." in name]
-    read = []
+    read: list[str] = []
     for rank in range(4):
         reads = load_layer(directory, LAYER, rank=rank, world=4).reads
         names = [each.name for each in reads if ".experts." in each.name]
+        if kind.startswith("ModelSlim") and "W4A8" not in kind:  # whether all offsets are zero decides on every rank
+            names = [name for name in names if not name.endswith("_offset")]
         owners = {int(re.search(r"experts\.(\d+)\.", name)[1]) // 2 for name in names}  # type: ignore[index]
         assert owners == {rank}
         read += names
-    assert sorted(set(read)) == sorted(there)
-    assert len(read) == len(there) or "ModelSlim" in kind  # whose offsets are looked at before the codes
+    offsets = [name for name in there if name.endswith("_offset") and "W4A8" not in kind]
+    assert sorted([*read, *offsets]) == sorted(there)
 
 
 @pytest.mark.parametrize("kind", [*KEPT_INT8, *KEPT_INT4, "fp8 by channel", "fp8 by channel, quant_method fp8"])
@@ -240,7 +242,7 @@ def test_fused_fp8_experts_become_the_formulas_values(scales: str, tmp_path: Pat
         tensors[f"{base}.{fused}{scales}"], exact[fused] = torch.stack(stacks[1]), torch.stack(stacks[2])
     save_file(tensors, tmp_path / "model.safetensors")
     values = json.loads((source / "config.json").read_text())
-    values["quantization_config"] = fp8_method(weight_block_size=[12, 12])
+    values["quantization_config"] = fp8_method(weight_block_size=[12, 20])
     (tmp_path / "config.json").write_text(json.dumps(values))
     loaded = load_layer(tmp_path, LAYER, rank=1, world=2, dtype=torch.float32)
     assert torch.equal(loaded.tensors["w_gate_up"], exact["gate_up_proj"][4:].transpose(1, 2).float())
@@ -323,7 +325,7 @@ WRONG: list[tuple[str, Callable[[Tensors], Any], str]] = [
     ("fp8 by channel, quant_method fp8", lambda tensors: tensors.pop(f"{UP}_scale"),
      r"has no tensor .*up_proj\.weight_scale_inv \(nor .*up_proj\.weight_scale\)"),
     ("fp8 by channel, quant_method fp8", lambda tensors: tensors.update({f"{UP}_scale": torch.ones(5, 1)}),
-     r"weight_scale of \(5, 1\); need one scale a row, a column, or one"),
+     r"weight_scale of \(5, 1\); config\.json's numbers make it \(16, 1\) or \(16,\) or \(1, 32\)"),
     ("int4 by group", lambda tensors: tensors.update({f"{UP}_shape": torch.tensor([16, 40])}),
      r"weight_shape \[16, 40\]; config\.json's numbers make it \[16, 32\]"),
     ("int4 by group", lambda tensors: tensors.update({f"{UP}_packed": torch.zeros(16, 5, dtype=torch.int32)}),
@@ -345,13 +347,16 @@ def test_unknown_schemes_are_refused_and_ignored_matrices_stay_float(tmp_path: P
     directory, _ = written("int8 by channel", tmp_path)
     values = json.loads((directory / "config.json").read_text())
     for said, text in (
-        (compressed("marlin-24", INT8), "has compressed-tensors format 'marlin-24'; need one of"),
+        (
+            compressed("marlin-24", INT8),
+            "has format 'marlin-24' of group_0 in quantization_config; need one of int-quantized, ",
+        ),
         (compressed("int-quantized", INT8 | {"num_bits": 6}), "of 6 bits"),
         (compressed("float-quantized", FP8 | {"symmetric": False}), "has symmetric False of float-quantized weights"),
         (compressed("pack-quantized", INT4 | {"group_size": None}), "has group_size"),
         (compressed("pack-quantized", INT4 | {"actorder": "group"}), "has actorder 'group'"),
         (compressed("int-quantized", INT8) | {"config_groups": None}, "has config_groups None"),
-        (compressed("int-quantized", INT8, TOKENS, ignore=[r"re:.*experts\.0\.up"]), "up_proj.weight is torch.int8"),
+        (compressed("int-quantized", INT8, TOKENS, ignore=[r"re:.*experts\.0\.up"]), "up_proj.weight of torch.int8"),
     ):
         (directory / "config.json").write_text(json.dumps(values | {"quantization_config": said}))
         with pytest.raises(ArgumentError, match=text):

@@ -1,0 +1,336 @@
+"""The tensors of one layer's MoE block: which there must be, and those of one rank's experts.
+
+Every rank makes the same plan, of all experts, from names and headers: what there is, what is missing and what nobody
+reads is the same error on each. Data are read of the rank's own experts only, but for zeros that decide for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ascend_moe.checkpoint.config import Fp8Format
+from ascend_moe.checkpoint.files import FLOATS, CheckpointFiles, Part
+from ascend_moe.checkpoint.quantized import Quantized
+from ascend_moe.checkpoint.stored import Coded, Stored, float_matrix, fp4_matrix, mxfp4_matrix
+from ascend_moe.errors import ArgumentError, need
+from ascend_moe.experts import Activation
+from ascend_moe.experts.int4 import IN_WORD, correction_of, pack_int4
+from ascend_moe.moe_config import ROUTERS, MoEConfig
+
+#: Names of an expert's gate, up and down matrices; without a gate the last two.
+_EXPERT_STYLES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+#: Names of all experts' matrices in one tensor, without a gate the last two.
+_FUSED = (("experts.gate_up_proj", "experts.down_proj"), ("input_linear.weight", "output_linear.weight"))
+_FUSED_UP = (("experts.up_proj", "experts.down_proj"),)
+#: Where a correction bias lies, from the block or below the router.
+_BIASES = (
+    "{}.e_score_correction_bias",
+    "router.e_score_correction_bias",
+    "e_score_correction_bias",
+    "moe_statics.e_score_correction_bias",
+    "{}.moe_statics.e_score_correction_bias",
+    "{}.expert_bias",
+    "{}.bias",
+)
+_SHARED = ("shared_expert", "shared_experts", "shared_mlp")
+_INTEGERS = (torch.int8, torch.uint8, torch.int32)
+_Matrix = tuple[Stored, int | None]  # with its row in a tensor of all experts
+_Finish = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """How an expert's matrices are stored, gate and up side by side."""
+
+    gate_up: list[_Matrix]
+    down: list[_Matrix]
+
+    @property
+    def kept(self) -> tuple[tuple[int, int], ...]:
+        """Bits that a layer can keep of each matrix, and the groups of their scales."""
+        return tuple((stored.bits, stored.groups) for stored, _ in (*self.gate_up, *self.down))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Reads the tensors below one layer's MoE block.
+
+    Attributes:
+        prefix, router: the block's name, and the router's in it.
+        dtype: of the experts.
+        dequantize: no codes are kept.
+    """
+
+    files: CheckpointFiles
+    prefix: str
+    router: str
+    config: MoEConfig
+    dtype: torch.dtype
+    fp8: Fp8Format
+    quantized: Quantized
+    dequantize: bool = False
+
+    def tensors(self, own: range) -> dict[str, Tensor]:
+        """All tensors of a layer by the names of MoELayer's parameters, with the experts ``own``.
+
+        Raises:
+            ArgumentError: a tensor of the block is missing, breaks a rule, or is not read.
+        """
+        single, experts, shared, biases = self._single(), self._experts(), self._shared(), self._biases()
+        matrices = [pair for expert in (*experts, *shared) for pair in (*expert.gate_up, *expert.down)]
+        planned = [stored for stored, _ in (*single.values(), *matrices)]
+        self._need_these([*(part for stored in planned for part in stored.parts), *biases.values()])
+        tensors = {name: finish(stored.read(self.files)) for name, (stored, finish) in single.items()}
+        config = self.config
+        chosen = [experts[expert] for expert in own]
+        tensors |= self._coded(experts, own) or self._floats(chosen, config.row_size, config.moe_intermediate_size)
+        for name, part in biases.items():
+            tensors[name] = self.files.take(part, (own.start, own.stop)).to(self.dtype)
+        if shared:
+            made = self._floats(shared, config.hidden_size, config.shared_intermediate_size)
+            tensors |= {name.replace("w_", "shared_"): tensor[0] for name, tensor in made.items()}
+        return tensors
+
+    def kept_bits(self) -> int:
+        """Bits of the codes that the layer keeps of its experts, 8 or 4; 0: they become floats.
+
+        All experts decide, on every rank alike, by names and headers only.
+        """
+        self._single()
+        return self._kept_bits(self._experts())
+
+    # ---- the plan: how each tensor is stored
+
+    def _single(self) -> dict[str, tuple[Stored, _Finish]]:
+        """The router's tensors, and the matrices around experts with a width of their own; checks the headers."""
+        config, dtype, router = self.config, self.dtype, f"{self.prefix}.{self.router}"
+        experts, hidden, latent = config.all_experts, config.hidden_size, config.latent_size
+        shapes = {"gate_weight": (f"{router}.weight", (experts, hidden))}
+        if latent:
+            shapes["w_latent_in"] = (f"{self.prefix}.fc1_latent_proj.weight", (latent, hidden))
+            shapes["w_latent_out"] = (f"{self.prefix}.fc2_latent_proj.weight", (hidden, latent))
+        if config.shared_intermediate_size and config.shared_expert_gate:
+            shapes["shared_gate"] = (f"{self.prefix}.shared_expert_gate.weight", (1, hidden))
+        finishes: dict[str, _Finish] = {
+            "gate_weight": Tensor.float,
+            "shared_gate": lambda value: value[0].to(dtype),
+        }
+        matrices = self._stored(dict(shapes.values()))
+        made = {
+            own: (matrices[name], finishes.get(own, lambda value: value.t().to(dtype).contiguous()))
+            for own, (name, _) in shapes.items()
+        }
+        wide: _Finish = lambda value: value.float().reshape(experts)  # noqa: E731
+        if ROUTERS[config.router].biased:
+            names = [f"{self.prefix}.{name.format(self.router)}" for name in _BIASES]
+            name = next((name for name in names if name in self.files), names[0])
+            made["gate_bias"] = (_alone(Part(name, ((experts,), (1, experts)), FLOATS)), wide)
+        if config.router_bias:
+            made["logit_bias"] = (_alone(Part(f"{router}.bias", ((experts,),), FLOATS)), wide)
+        if config.router == "hash":
+            table = Part(f"{router}.tid2eid", ((config.vocab_size, config.top_k),), (torch.int64, torch.int32))
+            made["tid2eid"] = (_alone(table), lambda ids: _expert_ids(table.name, ids, config.num_experts))
+        for stored, _ in made.values():
+            for part in stored.parts:
+                self.files.check(part)  # so the number of experts is that of a tensor
+        return made
+
+    def _stored(self, shapes: dict[str, tuple[int, int]]) -> dict[str, Stored]:
+        """How matrices (N, K) are stored, by name."""
+        made = self.quantized.stored(self.files, shapes)
+        for name, shape in shapes.items():
+            fp4 = self.fp8.fp4_experts and ".experts." in name
+            if name not in made and fp4 and (not self._is_here(name) or self.files.dtype(name) in _INTEGERS):
+                made[name] = fp4_matrix(self.files, name, shape)
+            elif name not in made:
+                made[name] = float_matrix(self.files, name, shape, self.fp8)
+        return made
+
+    def _is_here(self, name: str) -> bool:
+        return name not in self.files or self.files.is_here(name)
+
+    def _experts(self) -> list[_Experts]:
+        """How each expert is stored, by the tensors that there are."""
+        row, inner, base = self.config.row_size, self.config.moe_intermediate_size, f"{self.prefix}.experts"
+        if (stored := self._fused(base, row, inner)) is not None:
+            everyone = range(self.config.num_experts)
+            return [_Experts([(stored[0], expert)], [(stored[1], expert)]) for expert in everyone]
+        found = self._style([f"{base}.0"])
+        if found is None:
+            raise self.files.missing(
+                f"{base}.0.{_EXPERT_STYLES[0][0]}.weight (nor {_EXPERT_STYLES[1][0]}.weight, nor the fused "
+                f"{base}.gate_up_proj)",
+                f"{self.prefix}.",
+            )
+        return self._by_name([f"{base}.{expert}" for expert in range(self.config.num_experts)], found[1], row, inner)
+
+    def _fused(self, base: str, row: int, inner: int) -> list[Stored] | None:
+        """How gate and up, and down, of all experts are stored in one tensor each; None: they are not."""
+        experts, width = self.config.num_experts, self._wide * inner
+        if f"{base}.gate_up_proj_blocks" in self.files:
+            sides = (
+                mxfp4_matrix(f"{base}.gate_up_proj", (width, row)),
+                mxfp4_matrix(f"{base}.down_proj", (row, inner)),
+            )
+            return [side.of_all(experts) for side in sides]
+        for each in _FUSED if self._wide == 2 else _FUSED_UP:
+            names = [f"{self.prefix}.{name}" for name in each]
+            packed = any(f"{name}_packed" in self.files for name in names)
+            integers = packed or any(self.files.is_here(n) and self.files.dtype(n) in _INTEGERS for n in names)
+            rule = "has integers in {} for all experts; int8 and int4 are read from experts.N.gate_proj.weight …, as "
+            need(not integers, "directory", rule + "ModelSlim and compressed-tensors publish them", names[0])
+            if names[0] in self.files:
+                break
+        else:
+            return None
+        # Either matrix may be square, but both only without a gate: together they show the axis order.
+        as_rows, as_columns = ((width, row), (row, inner)), ((row, width), (inner, row))
+        there = [self.files.shape(name) for name in names]
+        many = ((experts,), (self.config.all_experts,))  # LongCat's gate_up_proj has places for experts without weights
+        shapes = tuple(shape[1:] if shape[:1] in many else shape for shape in there)
+        if shapes not in (as_rows, as_columns):
+            raise ArgumentError(
+                f"{names[0]} is {there[0]} and {names[1]} is {there[1]}; with config.json's numbers they must be "
+                f"{experts} of {as_rows[0]} and {as_rows[1]}, or of {as_columns[0]} and {as_columns[1]}",
+                argument="directory",
+            )
+        return [
+            float_matrix(self.files, name, (shape[1], shape[2]), self.fp8).of_all(shape[0], shapes != as_rows)
+            for name, shape in zip(names, there, strict=True)
+        ]
+
+    @property
+    def _wide(self) -> int:
+        """Matrices beside a down matrix: gate and up, or up alone."""
+        return 2 if Activation.of(self.config.activation).gated else 1
+
+    def _style(self, bases: Iterable[str]) -> tuple[str, tuple[str, ...]] | None:
+        """The first base below which there is a matrix, and how its matrices are called."""
+        for base in bases:
+            for style in _EXPERT_STYLES:
+                names = [f"{base}.{part}.weight" for part in style[2 - self._wide :]]
+                if any(name in self.files or f"{name}_packed" in self.files for name in names):
+                    return base, style
+        return None
+
+    def _by_name(self, bases: list[str], style: tuple[str, ...], row: int, inner: int) -> list[_Experts]:
+        """How experts with a tensor a matrix are stored."""
+        *first, last = style[2 - self._wide :]
+        shapes = {f"{base}.{part}.weight": (inner, row) for base in bases for part in first}
+        shapes |= {f"{base}.{last}.weight": (row, inner) for base in bases}
+        stored = self._stored(shapes)
+        return [
+            _Experts(
+                [(stored[f"{base}.{part}.weight"], None) for part in first], [(stored[f"{base}.{last}.weight"], None)]
+            )
+            for base in bases
+        ]
+
+    def _shared(self) -> list[_Experts]:
+        """How the dense shared expert is stored, if the layer has one."""
+        hidden, inner = self.config.hidden_size, self.config.shared_intermediate_size
+        bases = [f"{self.prefix}.{base}" for base in _SHARED]
+        base, style = self._style(bases) or (bases[0], _EXPERT_STYLES[0])
+        return self._by_name([base], style, hidden, inner) if inner else []
+
+    def _biases(self) -> dict[str, Part]:
+        """The experts' biases, if they have some."""
+        if not self.config.expert_bias:
+            return {}
+        sizes = {"gate_up": self._wide * self.config.moe_intermediate_size, "down": self.config.row_size}
+        base, experts = f"{self.prefix}.experts", self.config.num_experts
+        return {f"{p}_bias": Part(f"{base}.{p}_proj_bias", ((experts, size),), FLOATS) for p, size in sizes.items()}
+
+    # ---- the rules of all ranks
+
+    def _need_these(self, parts: Iterable[Part]) -> None:
+        """Raise unless the block has these tensors, as their headers say, and no others."""
+        unique = dict.fromkeys(parts)
+        for part in unique:
+            self.files.check(part, of_others=True)
+        known = {part.name for part in unique}
+        empty = range(
+            self.config.num_experts, self.config.all_experts
+        )  # transformers writes gates of LongCat's zero experts
+        unread = tuple(f"{self.prefix}.experts.{expert}." for expert in empty)
+        for name in self.files.names:
+            if name.startswith(f"{self.prefix}.") and name not in known and not name.startswith(unread):
+                raise ArgumentError(
+                    f"{self.files.directory} has {name}, which a layer with config.json's numbers does not use",
+                    argument="directory",
+                )
+
+    def _kept_bits(self, experts: list[_Experts]) -> int:
+        kept = {expert.kept for expert in experts}
+        if self.dequantize or self.config.expert_bias or len(kept) != 1:
+            return 0
+        (*first, down) = kept.pop()
+        bits = {first[0][0], down[0]} if len(set(first)) == 1 else {0}
+        packs = all(
+            side % IN_WORD == 0 for side in (self.config.row_size, self._wide * self.config.moe_intermediate_size)
+        )
+        return bits.pop() if bits == {8} or (bits == {4} and packs) else 0
+
+    def _have_zeros(self, experts: list[_Experts]) -> bool:
+        """Whether code 0 is the zero of every expert's matrices; reads all their offsets, so that all ranks agree."""
+        for expert in experts:
+            for stored, _ in (*expert.gate_up, *expert.down):
+                if stored.zero is None:
+                    continue
+                rule = "has {} in a file that is not here, and every rank needs all offsets: download it, or dequantize"
+                need(self.files.is_here(stored.zero.name), "directory", rule, stored.zero.name)
+                if bool(self.files.take(stored.zero).any()):
+                    return False
+        return True
+
+    # ---- the data of one rank
+
+    def _coded(self, experts: list[_Experts], own: range) -> dict[str, Tensor] | None:
+        """Codes and scales of experts that stay int8 or int4, as a layer has them after ``quantize_``; None: floats."""
+        bits = self._kept_bits(experts)
+        if not bits or not self._have_zeros(experts):
+            return None
+        made: dict[str, list[Tensor]] = {}
+        for expert in own:
+            for name, side in (("w_gate_up", experts[expert].gate_up), ("w_down", experts[expert].down)):
+                coded = [stored.read_codes(self.files) for stored, _ in side]
+                for part, tensor in _joined(name, coded, bits == 4).items():
+                    made.setdefault(part, []).append(tensor)
+        return {name: torch.stack(tensors) for name, tensors in made.items()}
+
+    def _floats(self, experts: list[_Experts], row: int, inner: int) -> dict[str, Tensor]:
+        """w_gate_up (L, R, 2I) and w_down (L, I, R) of experts."""
+        made = {
+            "w_gate_up": torch.empty(len(experts), row, self._wide * inner, dtype=self.dtype),
+            "w_down": torch.empty(len(experts), inner, row, dtype=self.dtype),
+        }
+        for number, expert in enumerate(experts):
+            for out, side in ((made["w_gate_up"][number], expert.gate_up), (made["w_down"][number], expert.down)):
+                for part, (stored, place) in zip(out.chunk(len(side), 1), side, strict=True):
+                    part.copy_(stored.read(self.files, place).t())
+        return made
+
+
+def _alone(part: Part) -> Stored:
+    return Stored((part,), lambda value: value)
+
+
+def _expert_ids(name: str, ids: Tensor, experts: int) -> Tensor:
+    there = bool(((ids >= 0) & (ids < experts)).all())
+    need(there, "directory", "has {} with ids that are not 0 .. {}: download it anew", name, experts - 1)
+    return ids.to(torch.int32)
+
+
+def _joined(name: str, coded: list[Coded], int4: bool) -> dict[str, Tensor]:
+    """One expert's codes (K, N) of matrices side by side, with their scales, and of int4 the correction."""
+    codes = torch.cat([each.codes for each in coded]).t().contiguous()
+    if not int4:
+        return {name: codes, f"{name}_scale": torch.cat([each.scale.reshape(-1) for each in coded])}
+    scale = torch.cat([each.scale for each in coded]).t().contiguous()
+    given = [each.correction for each in coded if each.correction is not None]
+    correction = torch.cat(given) if len(given) == len(coded) else correction_of(codes, scale)
+    return {name: pack_int4(codes), f"{name}_scale": scale, f"{name}_correction": correction}

@@ -1,0 +1,166 @@
+"""How a matrix is stored: the tensors that it needs, and its values behind them.
+
+Formats without a description of their own: floats, fp8 with scales (DeepSeek-V3), fp4 (DeepSeek-V4, gpt-oss).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ascend_moe.checkpoint.config import Fp8Format
+from ascend_moe.checkpoint.files import FLOATS, FP8, SCALES, CheckpointFiles, Part, numbers
+from ascend_moe.errors import need
+
+MX_GROUP = 32  # numbers that share an exponent
+#: MX's fp4 by its four bits.
+_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+Block = tuple[int, int]  # rows and columns that share a scale
+
+
+class Coded(NamedTuple):
+    """A matrix as int8 codes (N, K) of 8 or 4 bits, and fp32 scales (N, G) of G groups of K.
+
+    correction: (N,), W4A8's bias as the file has it; None: the file has none.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    correction: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a matrix (N, K) is stored.
+
+    Attributes:
+        parts: the tensors that it needs.
+        value: the matrix in float from these tensors.
+        coded: its codes from these tensors, for a matrix that a layer can keep quantized.
+        bits: of the codes that a layer can keep, 8 or 4; 0: none.
+        groups: of K that have a scale each, where ``bits`` is not 0.
+        zero: the tensor that must be zero for the codes to be kept.
+    """
+
+    parts: tuple[Part, ...]
+    value: Callable[..., Tensor]
+    coded: Callable[..., Coded] | None = None
+    bits: int = 0
+    groups: int = 0
+    zero: Part | None = None
+
+    def read(self, files: CheckpointFiles, row: int | None = None) -> Tensor:
+        """The matrix; ``row`` of the leading dimension of tensors that ``of_all`` has made."""
+        value = self.value(*self._data(files, row))
+        quantized = len(self.parts) > 1
+        rule = "has {} whose values are not finite: download it anew"
+        need(not quantized or bool(value.isfinite().all()), "directory", rule, self.parts[0].name)
+        return value
+
+    def read_codes(self, files: CheckpointFiles) -> Coded:
+        """Its codes, for a matrix whose ``bits`` are not 0."""
+        assert self.coded is not None
+        coded = self.coded(*self._data(files, None))
+        rule = "has {} whose scales are not finite: download it anew"
+        need(bool(coded.scale.isfinite().all()), "directory", rule, self.parts[0].name)
+        return coded
+
+    def of_all(self, matrices: int, transposed: bool = False) -> Stored:
+        """The same of matrices in one tensor, each as described, or transposed."""
+        parts = [part._replace(shapes=tuple((matrices, *shape) for shape in part.shapes)) for part in self.parts]
+        return replace(
+            self, parts=tuple(parts), value=(lambda *data: self.value(*data).t()) if transposed else self.value
+        )
+
+    def _data(self, files: CheckpointFiles, row: int | None) -> list[Tensor]:
+        if row is None:
+            return [files.take(part) for part in self.parts]
+        return [files.take(part, (row, row + 1))[0] for part in self.parts]
+
+
+def scaled(codes: Tensor, scale: Tensor, block: Block) -> Tensor:
+    """fp32 codes (N, K) times scales, one a block."""
+    return codes.float() * spread(scale, tuple(codes.shape), block)
+
+
+def spread(grid: Tensor, shape: tuple[int, ...], block: Block) -> Tensor:
+    """A number a block as what is added to a matrix or multiplied with it; a side of one block is broadcast."""
+    for side in (0, 1):
+        if grid.shape[side] not in (1, shape[side]):
+            grid = grid.repeat_interleave(block[side], side).narrow(side, 0, shape[side])
+    return grid
+
+
+def blocks_of(shape: tuple[int, int], block: Block) -> tuple[int, int]:
+    """Blocks on each side of a matrix."""
+    return -(-shape[0] // block[0]), -(-shape[1] // block[1])
+
+
+def float_matrix(files: CheckpointFiles, name: str, shape: tuple[int, int], fp8: Fp8Format) -> Stored:
+    """A matrix in bf16, fp16 or fp32, or in fp8 with scales beside it.
+
+    Those are name_scale_inv, one a block, name_scale, one a row, a column, or one, or .scale instead of .weight
+    (DeepSeek-V4), one a block.
+
+    Raises:
+        ArgumentError: fp8 without scales.
+    """
+    blocks, single, own = f"{name}_scale_inv", f"{name}_scale", f"{name.removesuffix('.weight')}.scale"
+    scale = next((each for each in (blocks, single, own) if each in files), None)
+    dtype = files.dtype(name) if files.is_here(name) else None
+    if scale is None or dtype in FLOATS:
+        if dtype == FP8:
+            raise files.missing(f"{blocks} (nor {single})", name.rsplit(".", 1)[0])
+        return Stored((Part(name, (shape,), FLOATS),), lambda value: value)
+    rows, columns = shape
+    codes = Part(name, (shape,), (FP8,))
+    if scale == single:
+        shapes: tuple[tuple[int, ...], ...] = ((rows, 1), (rows,), (1, columns), (1, 1), (1,), ())
+        return Stored((codes, Part(scale, shapes, SCALES, finite=True)), _times_scale)
+    block = (fp8.rows, fp8.columns)
+    kinds = (*SCALES, torch.uint8) if fp8.exponents else SCALES
+    grid = Part(scale, (blocks_of(shape, block),), kinds, finite=True)
+    return Stored((codes, grid), lambda codes, scale: scaled(codes, numbers(scale), block))
+
+
+def _times_scale(codes: Tensor, scale: Tensor) -> Tensor:
+    """fp8 codes (N, K) times a scale a row (N, 1) or (N,), a column (1, K), or one."""
+    wide = scale.float()
+    return codes.float() * (wide if wide.dim() == 2 else wide.reshape(-1, 1))
+
+
+def fp4_matrix(files: CheckpointFiles, name: str, shape: tuple[int, int]) -> Stored:
+    """A matrix in fp4: bytes (N, K / 2), and e8m0 exponents of 32 numbers each."""
+    exponents = f"{name.removesuffix('.weight')}.scale"
+    exponents = exponents if exponents in files else f"{name}_scale_inv"
+    return fp4_of(name, exponents, shape, torch.int8, torch.uint8)
+
+
+def fp4_of(codes: str, exponents: str, shape: tuple[int, int], *dtypes: torch.dtype) -> Stored:
+    """The same by the names of both tensors, the codes of one of the dtypes."""
+    rows, columns = shape
+    rule = "has {} in fp4 with {} columns by config.json's numbers; need a multiple of {}"
+    need(columns % MX_GROUP == 0, "directory", rule, codes, columns, MX_GROUP)
+    kinds = (torch.float8_e8m0fnu, torch.uint8)
+    scale = Part(exponents, ((rows, columns // MX_GROUP),), kinds, finite=True)
+    return Stored((Part(codes, ((rows, columns // 2),), dtypes), scale), _fp4)
+
+
+def mxfp4_matrix(name: str, shape: tuple[int, int]) -> Stored:
+    """A matrix in gpt-oss' fp4: name_blocks (N, G, 16) and the exponents name_scales (N, G), both uint8."""
+    rows, columns = shape
+    groups = -(-columns // MX_GROUP)
+    blocks = Part(f"{name}_blocks", ((rows, groups, MX_GROUP // 2),), (torch.uint8,))
+    scales = Part(f"{name}_scales", ((rows, groups),), (torch.uint8,), finite=True)
+    return Stored((blocks, scales), lambda codes, scale: _fp4(codes.flatten(1), scale)[:, :columns])
+
+
+def _fp4(codes: Tensor, exponents: Tensor) -> Tensor:
+    """fp32 of fp4 codes (N, K / 2), two a byte, the low half first, and e8m0 exponents (N, K / 32)."""
+    pairs = codes.view(torch.uint8)
+    values = _E2M1[torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2).long()]
+    return scaled(values, numbers(exponents), (1, MX_GROUP))

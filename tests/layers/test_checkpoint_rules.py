@@ -1,0 +1,541 @@
+"""The rules of docs/checkpoints.md, applied to every format: right numbers, or a typed error on every rank alike."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import struct
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_checkpoints import BLOCK, KINDS, E, Tiny, tiny
+from torch import Tensor
+
+from ascend_moe.checkpoint import kept_bits, load_layer, patterns
+from ascend_moe.checkpoint.files import INDEX
+from ascend_moe.checkpoint.patterns import Names
+from ascend_moe.errors import ArgumentError
+
+SINGLE = [kind for kind in KINDS if any(".experts.3." in name for name in tiny(kind).tensors)]
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
+Outcome = dict[str, Tensor] | str
+
+
+def outcomes(directory: Path, **more: Any) -> list[Outcome]:
+    """What each of two ranks loads, or its error; a second of processor time is enough for both."""
+    start, made = time.thread_time(), []
+    for rank in range(2):
+        try:
+            loaded: Outcome = load_layer(directory, 0, rank=rank, world=2, dtype=torch.float32, **more).tensors
+        except ArgumentError as error:
+            loaded = str(error)
+            assert "\n" not in loaded and loaded
+        made.append(loaded)
+    assert time.thread_time() - start < 2
+    return made
+
+
+def is_right(loaded: Outcome, rank: int, made: Tiny) -> bool:
+    """Whether a rank's floats are the formula's values."""
+    return not isinstance(loaded, str) and all(
+        torch.equal(loaded["w_gate_up"][local], made.gate_up[2 * rank + local].float())
+        and torch.equal(loaded["w_down"][local], made.down[2 * rank + local].float())
+        for local in range(E // 2)
+    )
+
+
+def alike(loaded: list[Outcome]) -> bool:
+    """Whether both ranks have an error, or the same tensors in the same dtypes and shapes."""
+    kinds = [
+        None if isinstance(each, str) else {name: (value.dtype, value.shape) for name, value in each.items()}
+        for each in loaded
+    ]
+    return kinds[0] == kinds[1]
+
+
+def scales_of(made: Tiny) -> list[str]:
+    """The scales, offsets and biases beside codes."""
+    beside = [name for name in made.tensors if "scale" in name or "offset" in name]
+    return [name for name in beside if made.tensors[name].dtype in (*FLOATS, torch.uint8)]
+
+
+def spoilt(value: Tensor, number: float) -> Tensor:
+    """The same with one number that is not finite; of exponents the byte that is none."""
+    value = value.clone()
+    flat = value.view(torch.uint8).reshape(-1) if value.element_size() == 1 else value.reshape(-1)
+    flat[-1] = 255 if value.element_size() == 1 else number
+    return value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_format_is_the_formulas_value_on_every_rank(kind: str, tmp_path: Path) -> None:
+    made = tiny(kind)
+    loaded = outcomes(made.write(tmp_path), dequantize=True)
+    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if scales_of(tiny(kind))])
+@pytest.mark.parametrize("dequantize", [False, True])
+def test_a_scale_or_offset_that_is_no_number_is_refused(kind: str, dequantize: bool, tmp_path: Path) -> None:
+    """By the rank whose expert it is: others do not read it."""
+    ends = {re.sub(r".*\.\d+\.", "", name): name for name in scales_of(tiny(kind))}
+    for number, name in enumerate(ends.values()):
+        made = tiny(kind).changed()
+        made.tensors[name] = spoilt(made.tensors[name], (float("nan"), float("inf"), -float("inf"))[number % 3])
+        last = outcomes(made.write(tmp_path), dequantize=dequantize)[1]
+        assert isinstance(last, str) and name in last and "not finite" in last
+
+
+@pytest.mark.parametrize("kind", SINGLE)
+def test_an_expert_beyond_the_configs_count_is_refused(kind: str, tmp_path: Path) -> None:
+    made = tiny(kind).changed()
+    made.tensors |= {n.replace(".3.", ".4."): value.clone() for n, value in made.tensors.items() if ".experts.3." in n}
+    for loaded in outcomes(made.write(tmp_path)):
+        assert "experts.4." in loaded and "does not use" in loaded
+
+
+@pytest.mark.parametrize("kind", SINGLE)
+def test_every_rank_refuses_what_is_wrong_with_one_experts_tensors(kind: str, tmp_path: Path) -> None:
+    """Missing, of another shape or dtype: names and headers of all experts are looked at."""
+    there = [name for name in tiny(kind).tensors if ".experts.0." in name]
+    for name in there:
+        for number, change in enumerate(
+            (None, lambda t: t.reshape(1, -1)[:, :0].clone(), lambda t: t.to(torch.float64))
+        ):
+            made = tiny(kind).changed()
+            value = made.tensors.pop(name)
+            if change is not None:
+                made.tensors[name] = change(value)
+            for loaded in outcomes(made.write(tmp_path), dequantize=number % 2 == 0):
+                assert isinstance(loaded, str) and ".experts.0." in loaded
+
+
+# ---- compressed-tensors
+
+
+def with_int8(*experts: int) -> Tiny:
+    """A file whose other experts stay floats."""
+    made, plain = tiny("int8 by channel").changed(), tiny("published")
+    made.gate_up, made.down = list(made.gate_up), list(made.down)
+    for expert in set(range(E)) - set(experts):
+        for name in [name for name in made.tensors if f".experts.{expert}." in name]:
+            del made.tensors[name]
+        made.tensors |= {name: value for name, value in plain.tensors.items() if f".experts.{expert}." in name}
+        made.gate_up[expert], made.down[expert] = plain.gate_up[expert], plain.down[expert]
+    return made
+
+
+@pytest.mark.parametrize(
+    "ignore",
+    [
+        [f"{BLOCK}.experts.{e}.{part}_proj" for e in (2, 3) for part in ("gate", "up", "down")],
+        [r"re:.*experts\.[23]\..*"],
+        [r"re:model\.layers\.0\.mlp\.experts\.[23]"],
+        [r"re:^(?!.*experts\.[01]\.).*$"],
+        [],
+    ],
+    ids=str,
+)
+def test_experts_that_are_left_in_float_load_on_the_ranks_that_have_none_else(
+    ignore: list[str], tmp_path: Path
+) -> None:
+    made = with_int8(0, 1)
+    made.config["quantization_config"]["ignore"] = [r"re:.*mlp\.gate$", *ignore]
+    loaded = outcomes(made.write(tmp_path))
+    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+    assert kept_bits(tmp_path, 0) == 0
+
+
+def test_a_groups_own_format_and_its_targets_go_before_the_files(tmp_path: Path) -> None:
+    """Names go before patterns, these before classes: down is packed int4, one expert's int8, the others are fp8."""
+    made, others = tiny("fp8 by channel").changed(), (tiny("int4 by group"), tiny("int8 by channel"))
+    said = made.config["quantization_config"]
+    groups = [other.config["quantization_config"]["config_groups"]["group_0"] for other in others]
+    said["config_groups"]["packed"] = groups[0] | {"format": "pack-quantized", "targets": [r"re:.*\.down_proj$"]}
+    named = groups[1] | {"format": "int-quantized", "targets": [f"{BLOCK}.experts.1.down_proj"]}
+    said["config_groups"]["named"] = named
+    made.down = [*others[0].down]
+    made.down[1] = others[1].down[1]
+    for name in [name for name in made.tensors if "down_proj" in name]:
+        del made.tensors[name]
+    for other, wanted in ((others[0], r"experts\.[023]\.down"), (others[1], r"experts\.1\.down")):
+        made.tensors |= {name: value for name, value in other.tensors.items() if re.search(wanted, name)}
+    loaded = outcomes(made.write(tmp_path))
+    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+    said["config_groups"]["other"] = named | {"targets": [r"re:.*experts\.\d\.down_proj"]}
+    for error in outcomes(made.write(tmp_path)):
+        assert "the groups packed and other" in error and "differ" in error
+
+
+def test_a_packed_matrix_that_is_ignored_is_refused(tmp_path: Path) -> None:
+    made = tiny("int4 by group").changed()
+    made.config["quantization_config"]["ignore"] = [r"re:.*experts\.1\.up_proj"]
+    for error in outcomes(made.write(tmp_path)):
+        assert re.search(r"experts\.1\.up_proj\.weight_packed, which quantization_config ignores", str(error))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"quant_method": "gptq"}, "quant_method 'gptq' .*these are: fp8, mxfp4, compressed-tensors, and ModelSlim"),
+        ({"quant_method": "awq"}, "quant_method 'awq'"),
+        ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes'"),
+        ({"input_activations": [1]}, r"input_activations of group_0 \[1\] in quantization_config; need an object"),
+        ({"input_activations": {"dynamic": False}}, "dynamic False in input_activations of group_0"),
+        ({"input_activations": {"dynamic": "local"}}, "dynamic 'local' in input_activations"),
+        ({"output_activations": {"num_bits": 8}}, "output_activations .* in a group of group_0"),
+        ({"weights": {"num_bits": 8, "dynamic": True}}, "dynamic True in weights of group_0"),
+        ({"weights": {"num_bits": 8, "actorder": "group"}}, "actorder 'group' in weights of group_0"),
+        ({"weights": {"num_bits": 8, "actorder": True}}, "actorder True in weights of group_0"),
+        ({"weights": {"bits": 8}}, "bits 8 in weights of group_0, which is not read; these keys are: num_bits"),
+        ({"weights": None}, "weights of group_0 None"),
+        ({"targets": "Linear"}, "targets of group_0 'Linear' in quantization_config; need a list of strings"),
+        ({"ignore": [5]}, r"ignore \[5\] in quantization_config; need a list of strings"),
+        ({"config_groups": {"W8A8": ["Linear"]}}, r"\{'W8A8': \['Linear'\]\} in config_groups"),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config .* need None or {}"),
+        ({"new_key": 1}, "new_key 1 in quantization_config of compressed-tensors, which is not read"),
+        ({"format": "naive-quantized"}, "format 'naive-quantized' of group_0"),
+    ],
+    ids=str,
+)
+def test_what_a_quantization_config_says_and_is_not_read_is_refused_by_name(
+    change: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    made = tiny("int8 by channel").changed()
+    said = made.config["quantization_config"]
+    group = said["config_groups"]["group_0"]
+    for key, value in change.items():
+        (group if key in ("input_activations", "output_activations", "weights", "targets") else said)[key] = value
+    for error in outcomes(made.write(tmp_path)):
+        assert re.search(text, str(error))
+
+
+def test_a_wrappers_text_config_says_how_its_experts_are_quantized(tmp_path: Path) -> None:
+    """Kimi K2.5 publishes it there."""
+    made = tiny("int8 by channel").changed()
+    made.config = {"model_type": "qwen3_vl_moe", "text_config": made.config | {"model_type": "qwen3_vl_moe_text"}}
+    loaded = outcomes(made.write(tmp_path), dequantize=True)
+    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+
+
+# ---- ModelSlim
+
+
+def test_one_offset_that_is_not_zero_makes_the_experts_of_all_ranks_floats(tmp_path: Path) -> None:
+    made, name = tiny("ModelSlim").changed(), f"{BLOCK}.experts.3.down_proj.weight"
+    offset = made.tensors[f"{name}_offset"] = made.tensors[f"{name}_offset"].clone()
+    offset[5] = 2.0
+    made.down = [*made.down]
+    made.down[3] = ((made.tensors[name].double() - offset) * made.tensors[f"{name}_scale"].double()).t()
+    loaded = outcomes(made.write(tmp_path))
+    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+
+
+@pytest.mark.parametrize("end", ["weight_offset", "weight_offset_second"])
+def test_offsets_of_int4_that_are_not_zero_are_refused(end: str, tmp_path: Path) -> None:
+    for dequantize in (False, True):
+        made, name = tiny("ModelSlim W4A8 by group").changed(), f"{BLOCK}.experts.2.up_proj.{end}"
+        made.tensors[name] = made.tensors[name].clone()
+        made.tensors[name][-1, -1] = 1
+        error = outcomes(made.write(tmp_path), dequantize=dequantize)[1]
+        assert f"{name} that is not zero" in error
+
+
+# ---- fp8
+
+
+@pytest.mark.parametrize("scale", ["(N, 1)", "(N,)", "(1, K)", "(1, 1)", "(1,)", "()"])
+def test_scales_of_square_fp8_matrices_are_read_by_their_shape(scale: str, tmp_path: Path) -> None:
+    """A scale a row and a scale a column differ, also where a matrix has as many rows as columns."""
+    made = tiny("fp8 by tensor, quant_method fp8").changed()
+    made.config |= {"moe_intermediate_size": 64}
+    exact = {}
+    for name in [name for name in made.tensors if name.endswith("proj.weight")]:
+        generator = torch.Generator().manual_seed(len(exact))
+        made.tensors[name] = torch.randn(64, 64, generator=generator).to(torch.float8_e4m3fn)
+        shape = {"(N, 1)": (64, 1), "(N,)": (64,), "(1, K)": (1, 64), "(1, 1)": (1, 1), "(1,)": (1,), "()": ()}[scale]
+        value = torch.rand(shape, generator=generator) + 0.5
+        made.tensors[f"{name}_scale"] = value
+        rows = value.double()[:, None] if scale == "(N,)" else value.double()
+        exact[name] = (made.tensors[name].double() * rows).t()
+    names = [f"{BLOCK}.experts.{expert}." for expert in range(E)]
+    made.gate_up = [torch.cat([exact[f"{n}{part}_proj.weight"] for part in ("gate", "up")], 1) for n in names]
+    made.down = [exact[f"{name}down_proj.weight"] for name in names]
+    loaded = outcomes(made.write(tmp_path))
+    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+
+
+# ---- files
+
+
+def shards(made: Tiny, directory: Path, index: bool = True) -> dict[str, list[str]]:
+    """Two files, experts 2 and 3 in the second, with their index."""
+    files: dict[str, list[str]] = {"a.safetensors": [], "b.safetensors": []}
+    for name in made.tensors:
+        files["b.safetensors" if re.search(r"experts\.[23]\.", name) else "a.safetensors"].append(name)
+    made.write(directory)
+    (directory / "model.safetensors").unlink()
+    for file, names in files.items():
+        save_file({name: made.tensors[name] for name in names}, directory / file)
+    if index:
+        weights = {name: file for file, names in files.items() for name in names}
+        (directory / INDEX).write_text(json.dumps({"weight_map": weights}))
+    return files
+
+
+def test_two_files_with_the_same_tensor_need_an_index(tmp_path: Path) -> None:
+    made = tiny("published").changed()
+    shards(made, tmp_path, index=False)
+    assert is_right(outcomes(tmp_path)[0], 0, made)
+    name = f"{BLOCK}.experts.1.up_proj.weight"
+    save_file({name: made.tensors[name] * 3}, tmp_path / "old.safetensors")
+    for error in outcomes(tmp_path):
+        assert f"has {name} in a.safetensors and in old.safetensors, and no {INDEX}" in error
+
+
+@pytest.mark.parametrize("kind", ["published", "ModelSlim W4A8 by group", "int4 by group", "fp8 by block"])
+def test_shards_of_other_ranks_may_be_absent(kind: str, tmp_path: Path) -> None:
+    made = tiny(kind)
+    shards(made, tmp_path)
+    whole = outcomes(tmp_path)
+    (tmp_path / "b.safetensors").unlink()
+    first, second = outcomes(tmp_path)
+    assert all(torch.equal(value, whole[0][name]) for name, value in first.items())
+    assert "b.safetensors is missing" in second
+
+
+def test_offsets_of_all_experts_are_needed_to_keep_codes(tmp_path: Path) -> None:
+    shards(tiny("ModelSlim"), tmp_path)
+    (tmp_path / "b.safetensors").unlink()
+    assert re.search(r"experts\.2\..*_offset in a file that is not here", outcomes(tmp_path)[0])
+    assert is_right(outcomes(tmp_path, dequantize=True)[0], 0, tiny("ModelSlim"))
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (lambda data: data[: len(data) // 2], "b.safetensors cannot be read: .*; download it anew"),
+        (lambda data: data[:-1], "b.safetensors cannot be read"),
+        (lambda data: b"", "b.safetensors cannot be read"),
+        (
+            lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+            "pointer of git-lfs: run ",
+        ),
+        (lambda data: struct.pack("<Q", 1 << 62) + data[8:], "b.safetensors cannot be read"),
+        (lambda data: data.replace(b'"F32"', b'"F99"', 1), "b.safetensors cannot be read"),
+        (lambda data: data.replace(b"experts.2.up", b"experts.2.xp"), r"experts\.2\.up_proj.*b\.safetensors"),
+    ],
+)
+def test_a_broken_shard_is_named_on_every_rank(content: Callable[[bytes], bytes], text: str, tmp_path: Path) -> None:
+    shards(tiny("published"), tmp_path)
+    path = tmp_path / "b.safetensors"
+    path.write_bytes(content(path.read_bytes()))
+    for error in outcomes(tmp_path):
+        assert re.search(text, str(error))
+
+
+def test_links_to_files_are_followed_and_linked_folders_are_not(tmp_path: Path) -> None:
+    """Hugging Face's cache has links to ../../blobs; an index must not lead out of the directory."""
+    snapshot, blobs = tmp_path / "snapshots" / "1", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    shards(tiny("published"), snapshot)
+    for number, path in enumerate(sorted(snapshot.iterdir())):
+        path.rename(blobs / f"{number}")
+        path.symlink_to(Path("..") / ".." / "blobs" / f"{number}")
+    assert is_right(outcomes(snapshot)[1], 1, tiny("published"))
+    (tmp_path / "link").symlink_to(snapshot)
+    assert is_right(outcomes(tmp_path / "link")[1], 1, tiny("published"))
+    (snapshot / "inside").mkdir()
+    (snapshot / "b.safetensors").rename(snapshot / "inside" / "b.safetensors")
+    (snapshot / "out").symlink_to(blobs)
+    index = json.loads((snapshot / INDEX).read_text())
+    (snapshot / INDEX).unlink()
+    for folder, right in (("inside", True), ("out", False), ("inside/../../x", False)):
+        target = snapshot / folder
+        if folder == "inside":
+            (target / "b.safetensors").unlink()
+            (target / "b.safetensors").symlink_to(blobs / "1")
+        moved = {n: f"{folder}/{f}" if f.startswith("b.") else f for n, f in index["weight_map"].items()}
+        (snapshot / INDEX).write_text(json.dumps({"weight_map": moved}))
+        loaded = outcomes(snapshot)[1]
+        assert is_right(loaded, 1, tiny("published")) if right else "no file inside of it" in loaded
+
+
+def test_a_key_that_a_json_file_has_twice_is_refused(tmp_path: Path) -> None:
+    path = tiny("published").write(tmp_path) / "config.json"
+    path.write_text(path.read_text().replace('"num_experts": 4', '"num_experts": 8, "num_experts": 4'))
+    for error in outcomes(tmp_path):
+        assert "config.json cannot be read: it has 'num_experts' twice" in error
+
+
+# ---- drawn changes
+
+JUNK: list[Any] = [
+    None, True, False, 0, 1, -1, 3, 2**62, 1.5, 1e400, float("nan"), "", "word", [], [1], [[1, 2]], {}, {"a": 1},
+]  # fmt: skip
+
+
+def change_tensors(draw: random.Random, made: Tiny) -> bool:
+    """Changes a tensor's header or name; whether every rank sees it."""
+    name = draw.choice(sorted(made.tensors))
+    value, block = made.tensors.pop(name), [each for each in made.tensors if each.startswith(BLOCK)]
+    kind = draw.choice(["drop", "rename", "dtype", "shape", "again", "nan"])
+    if kind == "rename":
+        made.tensors[draw.choice([f"{name}_", f"{name}_scale", name.replace(".0.", ".7."), f"{BLOCK}.x"])] = value
+    elif kind == "dtype":
+        made.tensors[name] = value.float().to(draw.choice([torch.float64, torch.int16, torch.bool, torch.int64]))
+    elif kind == "shape":
+        wide = value.view(torch.uint8) if value.element_size() == 1 else value
+        other = draw.choice([wide[None], wide.reshape(-1), wide[..., None], wide[:0] if wide.dim() else wide[None]])
+        made.tensors[name] = other.contiguous().view(value.dtype)
+    elif kind == "again":
+        other = draw.choice(block)
+        base = draw.choice([name, other.rsplit(".", 1)[0]])
+        twin = f"{base}.{draw.choice(['weight_scale_inv', 'bias', 'weight_shape'])}"
+        made.tensors |= {name: value, twin: made.tensors.get(twin, torch.ones(1))}
+    elif kind == "nan":
+        made.tensors[name] = spoilt(value, float("nan")) if name in scales_of(Tiny({name: value}, {})) else value
+        return name not in made.tensors or made.tensors[name] is value
+    return True
+
+
+def change_json(draw: random.Random, values: dict[str, Any]) -> None:
+    """Another value or none for a key at any level."""
+    place: Any = values
+    while True:
+        key = draw.choice(sorted(place)) if isinstance(place, dict) else draw.randrange(len(place))
+        inner = place[key]
+        if isinstance(inner, (dict, list)) and inner and draw.random() < 0.8:
+            place = inner
+            continue
+        if isinstance(place, dict) and draw.random() < 0.3:
+            del place[key]
+            place.update({draw.choice(["other", f"{key}_"]): inner} if draw.random() < 0.5 else {})
+        else:
+            place[key] = draw.choice(JUNK)
+        return
+
+
+def change_files(draw: random.Random, made: Tiny, directory: Path) -> None:
+    """Bytes of a header or of a JSON file, or the length of a file."""
+    if draw.random() < 0.5:
+        shards(made, directory)
+    path = draw.choice(sorted(directory.iterdir()))
+    data = bytearray(path.read_bytes())
+    kind = draw.choice(["cut", "byte", "byte", "longer"])
+    head = len(data) if path.suffix == ".json" else 8 + struct.unpack("<Q", data[:8])[0]
+    if kind == "cut":
+        data = data[: draw.randrange(len(data))]
+    elif kind == "byte":
+        data[draw.randrange(head)] = draw.choice(b'0123456789"{}[]:,aFIU8 \x00\xff')
+    else:
+        data += b"12"
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("cases", [150, pytest.param(6000, marks=pytest.mark.nightly)])
+def test_a_changed_checkpoint_is_read_right_or_refused_on_every_rank(cases: int, tmp_path: Path) -> None:
+    draw, refused = random.Random(cases), 0
+    for case in range(cases):
+        kind = draw.choice(KINDS)
+        made, everyone = tiny(kind).changed(), True
+        directory = tmp_path / f"{case}"
+        directory.mkdir()
+        way = draw.choice(["tensors", "json", "files"])
+        if way == "tensors":
+            everyone = change_tensors(draw, made)
+        elif way == "json":
+            change_json(draw, draw.choice([made.config, made.description or made.config]))
+        made.write(directory)
+        if way == "files":
+            change_files(draw, made, directory)
+        loaded = outcomes(directory, dequantize=draw.random() < 0.7)
+        told = (case, kind, way, [each if isinstance(each, str) else "" for each in loaded])
+        absent = any("is missing, though" in each for each in loaded)  # of an index: only who reads it needs it
+        assert alike(loaded) or absent or not everyone, told
+        for rank, each in enumerate(loaded):
+            refused += isinstance(each, str)
+            assert isinstance(each, str) or "w_down_scale" in each or is_right(each, rank, made), told
+    assert cases // 2 < refused < 2 * cases
+
+
+# ---- patterns
+
+MODULES = [f"{BLOCK}.experts.{expert}.{part}_proj" for expert in range(256) for part in ("gate", "up", "down")]
+
+
+def drawn_pattern(draw: random.Random, depth: int = 2) -> str:
+    """A regular expression, which may be wrong."""
+    branches = []
+    for _ in range(draw.choice([1, 1, 2, 3])):
+        text = ""
+        for _ in range(draw.randint(0, 4)):
+            inner = draw.random() < 0.3 and depth
+            atom = draw.choice(["a", "b", "c", ".", r"\.", r"\d", "[ab]", "[^a]", "1", "^", "$", r"\w", "z"])
+            text += f"{draw.choice(['(', '(?:'])}{drawn_pattern(draw, depth - 1)})" if inner else atom
+            text += draw.choice(["", "", "", "*", "+", "?", "{2}", "{1,2}", "{1,}", "*?"])
+        branches.append(text)
+    return "|".join(branches)
+
+
+@pytest.mark.parametrize("cases", [400, pytest.param(20_000, marks=pytest.mark.nightly)])
+def test_patterns_match_as_in_re_or_are_refused(cases: int) -> None:
+    draw = random.Random(cases)
+    names = sorted({"".join(draw.choices("ab1.c", k=draw.randint(0, 7))) for _ in range(60)})
+    compared = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(cases):
+            ahead = draw.choice(["", "", "^", f"(?!{drawn_pattern(draw, 1)})", f"^(?={drawn_pattern(draw, 1)})"])
+            pattern = ahead + drawn_pattern(draw)
+            try:
+                found = Names(names).matching(pattern)
+            except ArgumentError as error:
+                assert "is not read" in str(error)
+                continue
+            assert found == {name for name in names if re.match(pattern, name)}, pattern
+            compared += 1
+    assert compared > cases // 5
+
+
+@pytest.mark.parametrize("pattern", ["(.+)+zzz$", "(a|a|m|.)*zzz$", ".*" * 300 + "z", "(.*.*.*|x)*(z|zz)"])
+def test_patterns_that_backtrack_for_ever_elsewhere_end_soon(pattern: str, tmp_path: Path) -> None:
+    """Also as an ignore list of a file, and with a thousand patterns more."""
+    start = time.thread_time()
+    names = Names(MODULES)
+    assert names.matching(pattern) == set()
+    for layer in range(1000):
+        assert not names.matching(rf".*layers\.{layer + 1}\.self_attn\.[qkvo]_proj$")
+    assert names.matching(r".*mlp\.experts\.25[0-5]\.(gate|up)_proj$") == {
+        name for name in MODULES if re.search(r"\.25[0-5]\.(gate|up)", name)
+    }
+    assert time.thread_time() - start < 5
+    made = tiny("int8 by channel").changed()
+    made.config["quantization_config"]["ignore"] += [f"re:{pattern}"]
+    assert is_right(outcomes(made.write(tmp_path), dequantize=True)[1], 1, made)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"(a)\1", "a(?=b)", "(?i)a", "(?<=a)b", r"\bgate", "a++", "(a", "a)", "[a", "[[a]b]", "*", "a{3,2}", "a" * 1001,
+     "((.+)+)+", "(?P<n>a)", "(?!a)b|c"],
+)  # fmt: skip
+def test_patterns_that_are_not_read_are_named(pattern: str) -> None:
+    with pytest.raises(ArgumentError, match=r"has the pattern .* in quantization_config; .* is not read"):
+        Names(["gate"]).matching(pattern)
+
+
+def test_patterns_that_need_too_much_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "MOST_WORK", 1_000_000)
+    names = Names(MODULES)
+    with pytest.raises(ArgumentError, match="patterns in quantization_config that take too long"):
+        for number in range(1000):
+            names.matching(f"({'|'.join('abcdefgh.') * 50})*{number}x")
