@@ -2,8 +2,8 @@
 
 There are three kinds:
 
-* local: ``ArgumentError`` and its children. One rank alone raises it, before it touches its window. A
-  corrected call works.
+* local: ``ArgumentError`` and its children, ``CommBusy`` and ``CommClosed``. One rank alone raises it, before it
+  touches its window. A corrected call works.
 * collective: ``InvalidExpertId``, ``RoutingOverflow`` and ``ConfigMismatch``, and an ``ArgumentError`` about
   values in ep_send_counts or assist_info_for_combine: every rank raises the same error. ``RoutingMismatch``:
   the rank that sees it raises it. The communicator stays usable.
@@ -82,6 +82,26 @@ class WindowTensorError(ArgumentError):
         epoch: that of the combine that has consumed it, or 0.
 
     What to do: take a new one for every combine (docs/zero_copy.md).
+    """
+
+
+class CommBusy(AscendMoeError):
+    """Raised where close waits in vain for an op that another thread runs on the communicator, which stays open.
+
+    Attributes:
+        rank: whose end it is.
+
+    What to do: close it once the op has returned or raised.
+    """
+
+
+class CommClosed(AscendMoeError):
+    """Raised where an op's communicator was closed by another thread, or before the finish of what was begun.
+
+    Attributes:
+        rank: whose end it is, where that is known.
+
+    What to do: finish what was begun before close; the group's next op opens fresh windows.
     """
 
 

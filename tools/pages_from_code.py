@@ -58,7 +58,7 @@ ERRORS_HEAD = ("class", "when", "attributes", "what to do")
 RAISED, ON_EVERY_RANK, TO_DO = "Raised where ", "Every rank raises it where ", "What to do: "
 #: The tables of the page: the classes of each. In the second ArgumentError stands for what combine finds.
 ERRORS = {
-    "errors of one rank": ("ArgumentError", "WindowTooSmall", "WindowTensorError"),
+    "errors of one rank": ("ArgumentError", "WindowTooSmall", "WindowTensorError", "CommBusy", "CommClosed"),
     "errors of every rank": (
         *("InvalidExpertId", "RoutingOverflow", "ConfigMismatch", "ArgumentError", "RoutingMismatch"),
     ),

@@ -385,10 +385,12 @@ def close(group_ep: str) -> None:
     A LocalCluster's name: in a rank's function that rank's end, outside of ``run`` the ends of all ranks.
     Peers that still use the communicator see this rank as lost. A name of HCCL: what this process knows of
     it; the windows belong to HCCL, so after a fatal error ops on that group fail until the process group is
-    destroyed and made anew.
+    destroyed and made anew. The traceback of a fatal error loses the variables of the calls that it has ended, so that
+    an error which is kept does not keep tensors of `window_empty`, and with them the window.
 
     Raises:
-        AscendMoeError: an op still runs on it. ArgumentError: group_ep is no name at all.
+        CommBusy: an op of another thread still runs on it, two seconds after its deadline.
+        ArgumentError: group_ep is no name at all.
     """
     _check_name(group_ep)
     cluster = threads.find(group_ep)

@@ -12,7 +12,7 @@ from ascend_moe import log
 from ascend_moe.comm.ballot import Ballot
 from ascend_moe.comm.ends import GroupEnd, take_number
 from ascend_moe.comm.lent import LentMemory, no_room
-from ascend_moe.errors import AscendMoeError
+from ascend_moe.errors import AscendMoeError, CommBusy, CommClosed
 from ascend_moe.native import binding, library, stamps
 from ascend_moe.native.plans import ALGORITHMS
 from ascend_moe.native.windows import MIB, context_kind, near_stores, ranks_per_server, rdma_flags, timeout_s
@@ -109,7 +109,7 @@ class Communicator(GroupEnd):
     def handle(self) -> int:
         """Native handle, valid until ``close``. Ops hold ``use()`` while they pass it on."""
         if self._handle is None:
-            raise AscendMoeError(f"rank {self.rank}: the communicator of group {self.name!r} is closed")
+            raise CommClosed(f"rank {self.rank}: the communicator of group {self.name!r} is closed", rank=self.rank)
         return self._handle
 
     @property
@@ -185,18 +185,22 @@ class Communicator(GroupEnd):
     def close(self, *, wait_s: float | None = None) -> None:
         """Destroys this end. Local and idempotent; waits for an op that another thread runs on it.
 
+        Window tensors that only the traceback of a fatal error has live no longer, whoever has the error.
+
         Args:
             wait_s: seconds to wait for that op, default the deadline of an op and 2 s.
 
         Raises:
-            AscendMoeError: the op is still running then; nothing was closed.
+            CommBusy: the op is still running then; nothing was closed.
         """
         if not self.end.acquire(timeout=self._close_wait_s if wait_s is None else wait_s):
-            raise AscendMoeError(f"rank {self.rank}: an op still runs on group {self.name!r}: close it after the op")
+            text = f"rank {self.rank}: an op still runs on group {self.name!r}: close it after the op"
+            raise CommBusy(text, rank=self.rank)
         try:
             with self._handle_lock:
                 handle, self._handle = self._handle, None
             self.end.shut()
+            self.clear_tracebacks()
             if handle is not None:
                 binding.forget()
                 try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import itertools
 import weakref
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.native import binding
 
+_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR  # it may go on
 _numbers = itertools.count(1)
 _alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -30,6 +33,7 @@ class GroupEnd:
 
     end: binding.End
     _failed: BaseException | None = None
+    _raised_again: weakref.WeakSet[BaseException] | None = None
 
     @property
     def failed(self) -> BaseException | None:
@@ -43,6 +47,33 @@ class GroupEnd:
     def raise_if_failed(self) -> None:
         """Raises the first fatal error once more (a copy: an exception object carries one traceback)."""
         if isinstance(self.failed, AscendMoeError):
-            raise type(self.failed)(str(self.failed), **self.failed.details) from self.failed
+            error = type(self.failed)(str(self.failed), **self.failed.details)
+            if self._raised_again is None:
+                self._raised_again = weakref.WeakSet()
+            self._raised_again.add(error)
+            try:
+                raise error from self.failed
+            finally:
+                del error
         if self.failed is not None:
             raise self.failed
+
+    def clear_tracebacks(self) -> None:
+        """Drops the variables of calls that a fatal error has ended: its traceback keeps them, and tensors with them.
+
+        The error keeps its text, its details, and the lines of its traceback.
+        """
+        errors = [*(self._raised_again or ()), self._failed]
+        seen: set[int] = set()
+        while errors:
+            error = errors.pop()
+            if error is None or id(error) in seen:
+                continue
+            seen.add(id(error))
+            errors += [error.__cause__, error.__context__]
+            traceback = error.__traceback__
+            while traceback is not None:
+                frame, traceback = traceback.tb_frame, traceback.tb_next
+                if not frame.f_code.co_flags & _SUSPENDED:
+                    with contextlib.suppress(RuntimeError):  # it still runs
+                        frame.clear()

@@ -132,8 +132,10 @@ def _alive(number: int) -> int:
 def _unusable(number: int) -> None:
     end = by_number(number)
     if end is None:
-        raise errors.AscendMoeError("the communicator of this call is gone")
+        raise errors.CommClosed("the communicator of this call is closed and gone")
     end.raise_why_unusable()
+    text = f"rank {end.rank}: the communicator of group {end.name!r} is closed, or its process group was destroyed"
+    raise errors.CommClosed(text, rank=end.rank)
 
 
 def _failed(number: int, code: int, record: int, fault: bytes) -> None:

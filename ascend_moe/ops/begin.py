@@ -44,6 +44,8 @@ class OpenCall(Generic[R]):
                 self._opened.finish()
             except RuntimeError as error:
                 self._failure = failure = answers.kept(error)
+                self._opened, self._needing_grad = None, ()  # the call's tensors
+                del self._outputs
                 recorder.failed(failure, self._call)
                 raise failure from failure.__cause__
             self._opened = None

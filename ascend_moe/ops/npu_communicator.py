@@ -363,6 +363,7 @@ def _forget(group_ep: str) -> None:
     end = _ends.pop(group_ep, None)
     if end is not None:
         end.end.shut()
+        end.clear_tracebacks()
         end.retire()
         _closed.append(end)
 

@@ -22,7 +22,7 @@ from ascend_moe import comm
 from ascend_moe.comm import liveness
 from ascend_moe.comm.liveness import describe_process, machine_id, process_gone
 from ascend_moe.comm.processes import create_window
-from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.errors import ArgumentError, AscendMoeError, CommBusy
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +140,7 @@ def test_close_waits_for_a_running_op(group: Any) -> None:
     thread = threading.Thread(target=op)
     thread.start()
     entered.wait(10)
-    with pytest.raises(AscendMoeError, match="an op still runs"):
+    with pytest.raises(CommBusy, match="an op still runs"):
         end.close(wait_s=0.05)
     assert not end.closed
     threading.Timer(0.1, leave.set).start()

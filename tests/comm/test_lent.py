@@ -15,7 +15,7 @@ import torch
 
 import ascend_moe
 from ascend_moe import comm
-from ascend_moe.errors import ArgumentError, AscendMoeError, WindowTooSmall
+from ascend_moe.errors import ArgumentError, AscendMoeError, PeerLost, WindowTooSmall
 from ascend_moe.native.windows import MIB, window_lent_bytes
 
 WORLD = 2
@@ -191,3 +191,53 @@ def test_threads_take_and_drop_at_once(cluster: comm.LocalCluster) -> None:
             return list(pool.map(lambda seed: churn(rank, group, seed), range(3)))
 
     assert cluster.run(work) == [[True] * 3] * 2
+
+
+# ---- fatal errors, whose tracebacks have the calls' variables
+
+
+def lose_a_rank(rank: int, group: str, seed: int, held: list[BaseException], places: list[int]) -> None:
+    """Rank 0 keeps the error of a call that sends from its window, and nothing else; rank 1 ends."""
+    dice = random.Random(seed)
+    place = {"group_ep": group, "ep_world_size": WORLD, "ep_rank_id": rank, "moe_expert_num": 2}
+    ids = torch.tensor([[0, 1]] * 3, dtype=torch.int32)
+    sent = ascend_moe.npu_moe_distribute_dispatch_v2(torch.ones(3, 64), ids, **place)
+    if rank == 1:
+        return comm.close(group)
+    depth, again, begun = dice.randrange(3), dice.randrange(3), dice.random() < 0.3
+
+    def rows() -> torch.Tensor:
+        made = empty(group, (6, 64)).fill_(1)
+        places.append(made.data_ptr())
+        return made
+
+    def call(left: int) -> None:
+        own = rows()  # of a frame that has ended, too
+        if left:
+            return call(left - 1)
+        arguments = (own, ids, sent[2], sent[4], torch.ones(3, 2))
+        if begun:
+            return ascend_moe.begin_combine(*arguments, **place, comm_alg="direct").finish()
+        return ascend_moe.npu_moe_distribute_combine_v2(*arguments, **place, comm_alg="direct")
+
+    for _ in range(1 + again):
+        try:
+            call(depth)
+        except PeerLost as error:
+            held.append(error)
+    assert len(held) == 1 + again and all(map(mapped, places))
+
+
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 600), marks=pytest.mark.nightly)])
+def test_a_held_error_keeps_no_window_that_was_closed(seeds: range) -> None:
+    gc.disable()  # nothing may wait for it
+    try:
+        for seed in seeds:
+            held: list[BaseException] = []
+            places: list[int] = []
+            with comm.LocalCluster(WORLD, window_mib=1) as cluster:
+                cluster.run(lose_a_rank, seed, held, places)
+            assert places and not any(map(mapped, places)), seed
+            assert all(error.__traceback__ is not None and "is lost" in str(error) for error in held), seed
+    finally:
+        gc.enable()

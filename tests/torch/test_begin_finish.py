@@ -25,6 +25,7 @@ from ascend_moe import LocalCluster, explore
 from ascend_moe.errors import (
     ArgumentError,
     AscendMoeError,
+    CommClosed,
     CommTimeout,
     InvalidExpertId,
     RoutingMismatch,
@@ -256,7 +257,7 @@ def test_finish_after_the_cluster_was_closed() -> None:
     with LocalCluster(2) as cluster:
         cluster.run(lambda rank, group_ep: opened.append(ops_of(SMALL, rank, group_ep)[0].dispatch()))
     for call in opened:
-        with pytest.raises(AscendMoeError, match="is closed"):
+        with pytest.raises(CommClosed, match="is closed"):
             call.finish()
 
 
