@@ -393,6 +393,49 @@ def rank_groups(order: str, sizes: Mapping[str, int]) -> dict[str, list[list[int
     return groups
 
 
+class RankGenerator:
+    """The ranks of process groups, by the names of Megatron-LM's class: `rank_groups` with an offset.
+
+    Args:
+        tp, ep, dp, pp, cp: ranks of each axis; ep or cp is 1.
+        order: as of `rank_groups`, in letters of any case. An axis that it leaves out has 1 rank.
+        rank_offset: the first rank of the layout.
+
+    Attributes:
+        world_size: the ranks of the layout.
+        order: with all five axes.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: Megatron-LM ``RankGenerator``.
+    """
+
+    @with_typed_errors
+    def __init__(self, tp: int, ep: int, dp: int, pp: int, cp: int, order: str, rank_offset: int = 0) -> None:
+        need(ep == 1 or cp == 1, "ep", "is {} and cp {}; one generator has one of them: make two", ep, cp)
+        self.tp, self.ep, self.dp, self.pp, self.cp, self.rank_offset = tp, ep, dp, pp, cp, rank_offset
+        sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp}
+        axes = order.lower().split("-")
+        for name, size in sizes.items():
+            if name not in axes:
+                need(size == 1, "order", "is {!r}, without {} of {} ranks", order, name, size)
+                axes.append(name)
+        self.order, self.world_size = "-".join(axes), math.prod(sizes.values())
+        self._groups = rank_groups(self.order, sizes)
+
+    @with_typed_errors
+    def get_ranks(self, token: str) -> list[list[int]]:
+        """Returns the groups whose ranks differ in the axes of ``token``, such as "tp-dp", and in no other.
+
+        Raises ArgumentError for an axis that there is not.
+        """
+        axes, asked = self.order.split("-"), token.split("-")
+        need(set(asked) <= set(axes), "token", "is {!r}; need axes of {!r}", token, self.order)
+        groups = self._groups["-".join(axis for axis in axes if axis in asked)]
+        return [[rank + self.rank_offset for rank in group] for group in groups]
+
+
 @with_typed_errors
 def folded_groups(
     order: str, world: int, *, tp: int = 1, cp: int = 1, etp: int = 1, ep: int = 1, pp: int = 1

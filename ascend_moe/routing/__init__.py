@@ -28,6 +28,8 @@ from ascend_moe.routing.topk import (
     apply_router_token_dropping,
     get_capacity,
     group_limited_topk,
+    sinkhorn,
+    sinkhorn_routing,
     topk_routing_with_score_function,
 )
 
@@ -49,6 +51,8 @@ __all__ = [
     "npu_moe_gating_top_k_softmax",
     "npu_moe_gating_top_k_softmax_v2",
     "sigmoid_of_topk",
+    "sinkhorn",
+    "sinkhorn_routing",
     "softmax_topk",
     "sparsemixer",
     "switch_load_balancing_loss_func",

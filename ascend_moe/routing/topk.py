@@ -14,6 +14,7 @@ from ascend_moe.routing.replay import RouterReplay, divided, given_ids, taken
 
 SCORE_FUNCTIONS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "sqrtsoftplus": SQRT_SOFTPLUS}
 DROP_POLICIES = ("probs", "position")
+_MOST_ROUNDS = 1000  # of sinkhorn: few tokens and wide logits would never reach the tolerance in float32
 _Find = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -90,6 +91,61 @@ def topk_routing_with_score_function(
         return logits.new_zeros(tokens, experts + 1).scatter(1, columns, weights)[:, :-1], chosen[:, :-1]
     chosen = torch.zeros(tokens, experts, dtype=torch.bool, device=logits.device).scatter(1, ids, True)
     return torch.zeros_like(logits).scatter(1, ids, weights), chosen
+
+
+@with_typed_errors
+def sinkhorn(cost: torch.Tensor, tol: float = 0.0001) -> torch.Tensor:
+    """Scores ``(T, E)`` of logits whose rows add up to 1 / T and columns to 1 / E, by turns, until that holds.
+
+    Reads the error of each round on the host.
+
+    Args:
+        cost: ``(T, E)`` float logits.
+        tol: ends where the columns' factors change by no more, on average; at the latest after 1000 rounds.
+
+    Raises:
+        ArgumentError: cost has other dimensions.
+
+    Source: Megatron-LM ``sinkhorn``.
+    """
+    need_dims("cost", cost, 2)
+    tokens, experts = max(cost.shape[0], 1), cost.shape[1]
+    cost, eps = torch.exp(cost), 1e-8
+    columns = cost.new_ones(experts)
+    for _ in range(_MOST_ROUNDS):
+        rows = 1 / tokens / ((columns * cost).sum(1) + eps)
+        before, columns = columns, 1 / experts / ((rows[:, None] * cost).sum(0) + eps)
+        if not float((before - columns).abs().mean()) > tol:
+            break
+    return columns * cost * rows[:, None]
+
+
+@with_typed_errors
+def sinkhorn_routing(
+    logits: torch.Tensor, topk: int, balance: bool = True, mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chooses by `sinkhorn` of the logits in float32, and weighs by the logits: sigmoid with k 1, else softmax of all.
+
+    Args:
+        logits: ``(T, E)`` float.
+        topk: k, experts a token.
+        balance: False: the best weights choose, as outside of training.
+        mask: ``(T,)`` bool, True for active tokens; the others have no part in the choice of these. None: all.
+
+    Returns:
+        probabilities ``(T, E)`` of the logits' type, 0 where not chosen, and the map ``(T, E)`` bool.
+
+    Source: Megatron-LM ``TopKRouter.sinkhorn_load_balancing``.
+    """
+    check_logits(logits, topk, "softmax")
+    weights = torch.sigmoid(logits) if topk == 1 else torch.softmax(logits, -1, dtype=torch.float32).to(logits.dtype)
+    choice = weights.detach()
+    if balance:
+        choice = torch.zeros_like(choice, dtype=torch.float32)
+        active = slice(None) if mask is None else mask
+        choice[active] = sinkhorn(logits.detach().float()[active])
+    chosen = torch.zeros_like(logits, dtype=torch.bool).scatter(1, best(choice, topk), True)
+    return weights * chosen, chosen
 
 
 def _weights_of(scores: torch.Tensor, ids: torch.Tensor, late: bool, divide: bool, given: bool) -> torch.Tensor:

@@ -56,9 +56,13 @@ NAMES = {
     "ascend_moe.interop.fused_moe": (
         "all_reduce_dp all_reduce_tp fused_experts moe_align_block_size moe_sum naive_multicast"
     ),
-    "ascend_moe.interop.megatron": "GroupedMLP MC2Manager SharedExpertMLP TokenDispatcher",
+    "ascend_moe.interop.megatron": (
+        "GroupedMLP MC2Manager MoEAllGatherTokenDispatcher MoEAlltoAllTokenDispatcher MoEFlexTokenDispatcher"
+        " RankGenerator SharedExpertMLP TokenDispatcher sinkhorn"
+    ),
     "ascend_moe.interop.sglang": (
-        "EPMoE ExpertPlacement GroupedGemmRunner make_expert_params_mapping post_reorder pre_reorder"
+        "EPMoE ExpertPlacement Fp8EPMoEMethod GroupedGemmRunner UnquantizedEPMoEMethod make_expert_params_mapping"
+        " post_reorder pre_reorder"
         " run_moe_ep_preproess select_experts silu_and_mul"
     ),
     "ascend_moe.standin.torch_npu": "install uninstall",

@@ -10,8 +10,14 @@ from ascend_moe.interop.megatron.layer import MoELayer
 from ascend_moe.interop.megatron.manager import MC2Manager
 from ascend_moe.interop.megatron.router import RouterConfig, TopKRouter
 from ascend_moe.interop.megatron.shared_experts import SharedExpertCall, SharedExpertMLP
+from ascend_moe.interop.megatron.token_dispatchers import (
+    MoEAllGatherTokenDispatcher,
+    MoEAlltoAllTokenDispatcher,
+    MoEFlexTokenDispatcher,
+    MoETokenDispatcher,
+)
 from ascend_moe.permute import permute, sort_chunks_by_idxs, unpermute
-from ascend_moe.placement import folded_groups, rank_groups
+from ascend_moe.placement import RankGenerator, folded_groups, rank_groups
 from ascend_moe.routing import (
     MoEAuxLossAutoScaler,
     RouterReplay,
@@ -22,6 +28,7 @@ from ascend_moe.routing import (
     get_tokens_per_expert_and_token_count,
     get_updated_expert_bias,
     group_limited_topk,
+    sinkhorn,
     switch_load_balancing_loss_func,
     topk_routing_with_score_function,
     z_loss_func,
@@ -31,8 +38,13 @@ __all__ = [
     "GroupedMLP",
     "Handle",
     "MC2Manager",
+    "MoEAllGatherTokenDispatcher",
+    "MoEAlltoAllTokenDispatcher",
     "MoEAuxLossAutoScaler",
+    "MoEFlexTokenDispatcher",
     "MoELayer",
+    "MoETokenDispatcher",
+    "RankGenerator",
     "RouterConfig",
     "RouterReplay",
     "RouterReplayAction",
@@ -50,6 +62,7 @@ __all__ = [
     "group_limited_topk",
     "permute",
     "rank_groups",
+    "sinkhorn",
     "sort_chunks_by_idxs",
     "switch_load_balancing_loss_func",
     "topk_routing_with_score_function",

@@ -18,13 +18,21 @@ from ascend_moe.routing import (
     compute_routing_scores_for_aux_loss,
     get_tokens_per_expert_and_token_count,
     get_updated_expert_bias,
+    sinkhorn_routing,
     switch_load_balancing_loss_func,
     topk_routing_with_score_function,
     z_loss_func,
 )
 
 LOSSES = ("aux_loss", "seq_aux_loss", "global_aux_loss")
-_REFUSED = ("sinkhorn", "quantile_balancing")
+#: What sinkhorn has no place for.
+_NOT_WITH_SINKHORN = (
+    "moe_aux_loss_coeff",
+    "moe_router_enable_expert_bias",
+    "moe_router_group_topk",
+    "moe_router_topk_scaling_factor",
+    "moe_enable_routing_replay",
+)
 
 
 @dataclass
@@ -102,7 +110,7 @@ class TopKRouter(FittedModule):
             "seq_load_balancing_loss", "global_load_balancing_loss" and "z_loss"; this rank's part.
 
     Raises:
-        ArgumentError: a rule is broken, or moe_router_load_balancing_type is "sinkhorn" or "quantile_balancing".
+        ArgumentError: a rule is broken, or moe_router_load_balancing_type is "quantile_balancing".
 
     Source: Megatron-LM ``TopKRouter``.
     """
@@ -120,8 +128,11 @@ class TopKRouter(FittedModule):
         kinds = config.moe_router_load_balancing_type
         for kind in [kinds] if isinstance(kinds, str) else kinds:
             rule = "is {!r}, which is not offered; use an aux loss or moe_router_enable_expert_bias"
-            need(kind not in _REFUSED, "moe_router_load_balancing_type", rule, kind)
-            need_one_of("moe_router_load_balancing_type", kind, (*LOSSES, "none"))
+            need(kind != "quantile_balancing", "moe_router_load_balancing_type", rule, kind)
+            need_one_of("moe_router_load_balancing_type", kind, (*LOSSES, "none", *(["sinkhorn"] * (kinds == kind))))
+        for name in _NOT_WITH_SINKHORN if kinds == "sinkhorn" else ():
+            value = getattr(config, name, None)
+            need(not value, name, "is {!r} with sinkhorn, which has none: leave it out", value)
         experts, hidden = config.num_moe_experts, config.hidden_size
         made: dict[str, Any] = {"dtype": config.params_dtype, "device": device}
         self.weight = nn.Parameter(torch.empty(experts, hidden, **made))
@@ -224,17 +235,7 @@ class TopKRouter(FittedModule):
         self.losses = {}
         if attached:
             logits = self._with_z_loss(logits, active)
-        probs, routing_map = topk_routing_with_score_function(
-            logits,
-            self.topk,
-            use_pre_softmax=config.moe_router_pre_softmax,
-            num_groups=config.moe_router_num_groups,
-            group_topk=config.moe_router_group_topk,
-            scaling_factor=config.moe_router_topk_scaling_factor,
-            score_function=config.moe_router_score_function,
-            expert_bias=self.expert_bias,
-            router_replay=self.router_replay,
-        )
+        probs, routing_map = self._choose(logits, active)
         if active is not None:
             routing_map = routing_map & active[:, None]
             probs = torch.where(routing_map, probs, 0)
@@ -249,6 +250,22 @@ class TopKRouter(FittedModule):
         if self.local_tokens_per_expert is not None and torch.is_grad_enabled() and not runs_again_with_gradients():
             self.local_tokens_per_expert += routing_map.detach().sum(0)
         return probs, routing_map
+
+    def _choose(self, logits: Tensor, active: Tensor | None) -> tuple[Tensor, Tensor]:
+        config = self.config
+        if config.moe_router_load_balancing_type == "sinkhorn":
+            return sinkhorn_routing(logits, self.topk, self.training, active)
+        return topk_routing_with_score_function(
+            logits,
+            self.topk,
+            use_pre_softmax=config.moe_router_pre_softmax,
+            num_groups=config.moe_router_num_groups,
+            group_topk=config.moe_router_group_topk,
+            scaling_factor=config.moe_router_topk_scaling_factor,
+            score_function=config.moe_router_score_function,
+            expert_bias=self.expert_bias,
+            router_replay=self.router_replay,
+        )
 
     def _attach(self, tensor: Tensor, name: str, loss: Tensor, coeff: float, active: Tensor | None) -> Tensor:
         self.losses[name] = loss.detach() / coeff

@@ -14,14 +14,21 @@ from ascend_moe.interop.sglang.steps import (
     select_experts,
     silu_and_mul,
 )
-from ascend_moe.interop.sglang.weights import Fp8Config, make_expert_params_mapping
+from ascend_moe.interop.sglang.weights import (
+    Fp8Config,
+    Fp8EPMoEMethod,
+    UnquantizedEPMoEMethod,
+    make_expert_params_mapping,
+)
 from ascend_moe.placement import ExpertPlacement
 
 __all__ = [
     "EPMoE",
     "ExpertPlacement",
     "Fp8Config",
+    "Fp8EPMoEMethod",
     "GroupedGemmRunner",
+    "UnquantizedEPMoEMethod",
     "dynamic_scale",
     "make_expert_params_mapping",
     "post_reorder",

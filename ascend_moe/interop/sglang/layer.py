@@ -14,7 +14,12 @@ from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typ
 from ascend_moe.experts import Activation
 from ascend_moe.interop.sglang import steps
 from ascend_moe.interop.sglang.grouped_gemm import GroupedGemmRunner
-from ascend_moe.interop.sglang.weights import ExpertWeights, Fp8Config, QuantMethod, make_expert_params_mapping
+from ascend_moe.interop.sglang.weights import (
+    ExpertWeights,
+    Fp8EPMoEMethod,
+    UnquantizedEPMoEMethod,
+    make_expert_params_mapping,
+)
 from ascend_moe.ops.collectives import gather
 from ascend_moe.ops.whole import WholeCall
 from ascend_moe.permute import segment_of_rows
@@ -101,10 +106,10 @@ class EPMoE(ExpertWeights):
             self._dispatcher = MC2Dispatcher(group_ep, size, rank, num_experts)
         elif reduce == "mc2":
             self._dispatcher = MC2Dispatcher.from_group(self.group, num_experts)
-        config = None if quant_config is None else Fp8Config.of(quant_config)
+        self.quant_method = UnquantizedEPMoEMethod() if quant_config is None else Fp8EPMoEMethod(quant_config)
+        config = self.quant_method.quant_config
         self.use_fp8_w8a8 = config is not None
         self.activation_scheme = None if config is None else config.activation_scheme
-        self.quant_method = QuantMethod(config)
         self._make_parameters(config)
         self.grouped_gemm_runner = GroupedGemmRunner()
 

@@ -61,15 +61,89 @@ class Fp8Config:
         return cls(None if serialized is None else bool(serialized), scheme)
 
 
-class QuantMethod:
-    """Answers SGLang's loader when a layer's weights are loaded."""
+class UnquantizedEPMoEMethod:
+    """Makes an EPMoE's parameters, in params_dtype, and answers SGLang's loader when they are loaded.
 
-    def __init__(self, quant_config: Fp8Config | None) -> None:
-        self.quant_config = quant_config
+    Source: SGLang ``UnquantizedEPMoEMethod``.
+    """
+
+    quant_config: Fp8Config | None = None
+
+    def create_weights(
+        self,
+        layer: nn.Module,
+        num_experts_per_partition: int,
+        hidden_size: int,
+        intermediate_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Registers ``w13_weight`` ``(L, 2F, H)`` and ``w2_weight`` ``(L, H, F)``, without values.
+
+        Args:
+            layer: gets the parameters.
+            num_experts_per_partition, hidden_size, intermediate_size: L, H and F.
+            params_dtype: their type.
+            extra_weight_attrs: attributes of each parameter, such as ``weight_loader``.
+        """
+        local, hidden, inner = num_experts_per_partition, hidden_size, intermediate_size
+        put(layer, "w13_weight", torch.empty(local, 2 * inner, hidden, dtype=params_dtype), **extra_weight_attrs)
+        put(layer, "w2_weight", torch.empty(local, hidden, inner, dtype=params_dtype), **extra_weight_attrs)
 
     def process_weights_after_loading(self, layer: ExpertWeights) -> None:
         """As the layer's own."""
         layer.process_weights_after_loading()
+
+
+class Fp8EPMoEMethod(UnquantizedEPMoEMethod):
+    """The same for fp8 (e4m3) weights with one scale each.
+
+    Args:
+        quant_config: as `Fp8Config.of` takes it, which refuses weights with a scale a block.
+
+    Source: SGLang ``Fp8EPMoEMethod``.
+    """
+
+    @with_typed_errors
+    def __init__(self, quant_config: Any) -> None:
+        self.quant_config = Fp8Config.of(quant_config)
+        self.block_quant = False
+
+    def create_weights(
+        self,
+        layer: nn.Module,
+        num_experts_per_partition: int,
+        hidden_size: int,
+        intermediate_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Registers the weights, in fp8 where the checkpoint's are, and scales in float32, NaN until they are loaded.
+
+        ``w13_weight_scale`` is ``(L, 2)``, ``w2_weight_scale`` ``(L,)``, and with static activations
+        ``w13_input_scale`` and ``w2_input_scale`` are ``(L,)``.
+
+        Args:
+            layer, num_experts_per_partition, hidden_size, intermediate_size, params_dtype, extra_weight_attrs: as of
+                `UnquantizedEPMoEMethod.create_weights`.
+        """
+        assert self.quant_config is not None
+        local = num_experts_per_partition
+        dtype = FP8 if self.quant_config.is_checkpoint_fp8_serialized else params_dtype
+        super().create_weights(layer, local, hidden_size, intermediate_size, dtype, **extra_weight_attrs)
+        scales: dict[str, tuple[int, ...]] = {"w13_weight_scale": (local, 2), "w2_weight_scale": (local,)}
+        if self.quant_config.activation_scheme == "static":
+            scales |= {"w13_input_scale": (local,), "w2_input_scale": (local,)}
+        for name, shape in scales.items():
+            put(layer, name, torch.full(shape, torch.nan, dtype=torch.float32), **extra_weight_attrs)
+
+
+def put(layer: nn.Module, name: str, value: Tensor, **attributes: Any) -> None:
+    """Gives a layer a parameter with these attributes; fp8 are `Codes`."""
+    made = Codes(value) if value.dtype == FP8 else nn.Parameter(value, requires_grad=False)
+    for attribute, given in attributes.items():
+        setattr(made, attribute, given)
+    layer.register_parameter(name, made)
 
 
 def make_expert_params_mapping(
@@ -112,6 +186,7 @@ class ExpertWeights(RankExperts, WholeLayer):
     params_dtype: torch.dtype
     use_fp8_w8a8: bool
     num_experts: int
+    quant_method: UnquantizedEPMoEMethod
 
     @property
     def held(self) -> str:
@@ -119,33 +194,15 @@ class ExpertWeights(RankExperts, WholeLayer):
         return held_text(list(range(self.start_expert_id, self.end_expert_id + 1)), self.num_experts)
 
     def _make_parameters(self, config: Fp8Config | None) -> None:
-        local, hidden, inner = self.num_experts_per_partition, self.hidden_size, self.intermediate_size
         self._serialized = None if config is None else config.is_checkpoint_fp8_serialized
         self._codes_came = False  # weights that are fp8, whose scales have to come too
         self._static = config is not None and config.activation_scheme == "static"
-
-        def parameter(name: str, *shape: int, dtype: torch.dtype) -> None:
-            value = torch.empty(shape, dtype=dtype)
-            if name.endswith("scale"):
-                value.fill_(torch.nan)  # until it is loaded
-            self._put(name, value)
-
-        dtype = FP8 if self._serialized else self.params_dtype
-        parameter("w13_weight", local, 2 * inner, hidden, dtype=dtype)
-        parameter("w2_weight", local, hidden, inner, dtype=dtype)
-        if config is not None:
-            parameter("w13_weight_scale", local, 2, dtype=torch.float32)
-            parameter("w2_weight_scale", local, dtype=torch.float32)
-        for name in ("w13_input_scale", "w2_input_scale"):
-            if self._static:
-                parameter(name, local, dtype=torch.float32)
+        sizes = self.num_experts_per_partition, self.hidden_size, self.intermediate_size
+        self.quant_method.create_weights(self, *sizes, self.params_dtype, weight_loader=self.weight_loader)
         self._ready = config is None
 
     def _put(self, name: str, value: Tensor) -> None:
-        """A parameter of this layer, which has the loader; fp8 are `Codes`."""
-        made = Codes(value) if value.dtype == FP8 else nn.Parameter(value, requires_grad=False)
-        made.weight_loader = self.weight_loader  # type: ignore[attr-defined]
-        self.register_parameter(name, made)
+        put(self, name, value, weight_loader=self.weight_loader)
 
     def _keep_codes(self) -> None:
         keep_codes(self, *(name for name in _WEIGHTS if getattr(self, name).dtype == FP8))

@@ -128,6 +128,29 @@ class FusedMoEPrepareAndFinalize(ABC):
         """Whether there are prepare_async and finalize_async."""
         return False
 
+    def has_prepare_no_receive(self) -> bool:
+        """Whether there is prepare_no_receive, by which earlier releases send without waiting."""
+        return False
+
+    def prepare_no_receive(
+        self,
+        a1: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        num_experts: int,
+        expert_map: Tensor | None,
+        apply_router_weight_on_input: bool,
+        quant_config: Any,
+        defer_input_quant: bool = False,
+    ) -> ReceiverType:
+        """Sends the rows of this rank's tokens; the receiver that it returns waits for those of its experts.
+
+        The arguments are those of `ascend_moe.interop.vllm.prepare_finalize.PrepareAndFinalize.prepare_async`.
+
+        Raises NotImplementedError where has_prepare_no_receive is False.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no prepare_no_receive; call prepare")
+
 
 class FusedMoEPrepareAndFinalizeModular(FusedMoEPrepareAndFinalize):
     """`FusedMoEPrepareAndFinalize` as later releases name it."""

@@ -35,6 +35,9 @@ from torch import Tensor
 from ascend_moe.interop.megatron import (
     Handle,
     MC2Manager,
+    MoEAllGatherTokenDispatcher,
+    MoEAlltoAllTokenDispatcher,
+    MoEFlexTokenDispatcher,
     TokenDispatcher,
     sort_chunks_by_idxs,
     topk_routing_with_score_function,
@@ -157,6 +160,56 @@ def test_wrong_calls_of_dispatchers_are_refused(clusters: Any) -> None:
             MC2Manager(group, E, K, E, config, world_size=1, rank=0)
 
     clusters[1].run(run)
+
+
+NAMED = {
+    "mc2": MoEFlexTokenDispatcher,
+    "alltoall": MoEAlltoAllTokenDispatcher,
+    "allgather": MoEAllGatherTokenDispatcher,
+}
+
+
+@pytest.mark.parametrize("world, etp", [(1, 1), (2, 1), (4, 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_dispatchers_by_megatrons_names_give_the_bits_of_the_six_phases(
+    kind: str, world: int, etp: int, clusters: Any
+) -> None:
+    """Experts that take exactly the rows that came; groups by the names of both releases; one open call."""
+    case = Case(world, [5, 0, 3, 7][:world])
+    config = SimpleNamespace(num_moe_experts=E, moe_router_topk=K)
+
+    def run(rank: int, group: Any) -> list[Tensor]:
+        place = {"world_size": world, "rank": rank} if isinstance(group, str) else {}
+        end = "_group" if rank % 2 else ""
+        groups = SimpleNamespace(**{f"tp_ep{end}": group, f"expt_tp{end}": SimpleNamespace(size=lambda: etp)})
+        local = E // (world // etp)
+        own = list(range(rank // etp * local, (rank // etp + 1) * local))
+        carrier = NAMED[kind](local, own, config, groups, max_tokens=7, **place)
+        experts = experts_of(case, carrier.phases)
+        x, logits = (every[rank].clone().requires_grad_() for every in (case.x, case.logits))
+        probs, chosen = topk_routing_with_score_function(logits, K)
+        with pytest.raises(ValueError, match="handle is None: call dispatch_preprocess first"):
+            carrier.token_combine(x)
+        sent = carrier.token_dispatch(*carrier.dispatch_preprocess(x, chosen, probs))
+        rows, counts, row_probs = carrier.dispatch_postprocess(*sent)
+        assert len(rows) == len(row_probs) == int(counts.sum())
+        out, _ = experts(rows, counts, row_probs)
+        y = carrier.combine_postprocess(carrier.token_combine(carrier.combine_preprocess(out)))
+        assert carrier.handle is None and (carrier.tp_size, carrier.ep_size) == (etp, world // etp)
+        loss_of(y).backward()
+        for wrong, message in (
+            ((local + 1, own, config), f"num_local_experts is {local + 1}; E 8 on {world // etp} EP ranks"),
+            ((local, own[::-1], config), "local_expert_indices is .*; EP rank"),
+            ((local, own, SimpleNamespace(**vars(config), moe_router_padding_for_fp8=True)), "padding_for_fp8 is set"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                NAMED[kind](*wrong, groups, **place)
+        return [y.detach(), x.grad, logits.grad, *grads_of(experts)]  # type: ignore[list-item]
+
+    found = on_ranks(kind, world, clusters, run)
+    expected = on_ranks(kind, world, clusters, lambda rank, group: trained(kind, case, etp, rank, group))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 @pytest.mark.parametrize("world, etp", LAYOUTS)

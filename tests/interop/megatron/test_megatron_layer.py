@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ascend_moe.interop.megatron import (
     MoEAuxLossAutoScaler,
     MoELayer,
+    RankGenerator,
     RouterConfig,
     SharedExpertMLP,
     TopKRouter,
@@ -97,6 +99,33 @@ def test_rank_groups_differ_in_the_axes_of_their_token_only(order: str, sizes: d
     for token, groups in found.items():
         assert sorted(groups) == sorted(groups_by_loop(order, sizes, token)), token
         assert groups == sorted(groups) or order != "tp-cp-ep-dp-pp"
+
+
+def test_a_rank_generator_gives_the_groups_of_drawn_layouts() -> None:
+    """200 orders, sizes and tokens, in letters of any case; axes that are left out; groups ascend from the offset."""
+    draw = random.Random(3)
+    for _ in range(200):
+        axes = draw.sample(["tp", "pp", "dp", "ep", "cp"], draw.randint(1, 5))
+        sizes = {axis: draw.randint(1, 3) if axis in axes else 1 for axis in ("tp", "ep", "dp", "pp", "cp")}
+        sizes[draw.choice(["ep", "cp"])] = 1
+        order, offset = "-".join(axes), draw.choice([0, 5])
+        made = RankGenerator(**sizes, order=draw.choice([order, order.upper()]), rank_offset=offset)
+        token = "-".join(draw.sample(made.order.split("-"), draw.randint(1, 5)))
+        wanted = sorted(groups_by_loop(made.order, sizes, token))
+        assert sorted(made.get_ranks(token)) == [[rank + offset for rank in group] for group in wanted], (order, token)
+        assert made.order.startswith(order) and made.world_size == math.prod(sizes.values())
+    # Megatron-LM's own example of its documentation: tp 2, dp 4, pp 2.
+    known = RankGenerator(tp=2, ep=1, dp=4, pp=2, cp=1, order="tp-dp-pp")
+    assert known.get_ranks("dp") == [[0, 2, 4, 6], [1, 3, 5, 7], [8, 10, 12, 14], [9, 11, 13, 15]]
+    assert known.get_ranks("pp")[:2] == [[0, 8], [1, 9]] and known.get_ranks("dp-tp")[1] == list(range(8, 16))
+    for wrong, message in (
+        ({"ep": 2, "cp": 2}, "ep is 2 and cp 2; one generator has one of them"),
+        ({"pp": 2, "order": "tp-dp"}, "order is 'tp-dp', without pp of 2 ranks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            RankGenerator(**{"tp": 1, "ep": 1, "dp": 1, "pp": 1, "cp": 1, "order": "tp-cp-ep-dp-pp"} | wrong)
+    with pytest.raises(ValueError, match="token is 'tp-xp'; need axes of 'tp-dp-pp-ep-cp'"):
+        known.get_ranks("tp-xp")
 
 
 def test_folded_groups_give_experts_axes_of_their_own() -> None:

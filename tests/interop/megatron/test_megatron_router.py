@@ -7,6 +7,7 @@ import random
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from gloo_ranks import threads
@@ -19,15 +20,69 @@ from ascend_moe.interop.megatron import (
     TopKRouter,
     compute_routing_scores_for_aux_loss,
     get_capacity,
+    sinkhorn,
     switch_load_balancing_loss_func,
 )
 
 
 def test_kinds_of_balancing_that_are_not_offered_are_refused() -> None:
     """Covers M3."""
-    for kind in ("sinkhorn", "quantile_balancing"):
-        with pytest.raises(ValueError, match=f"is '{kind}', which is not offered"):
-            TopKRouter(RouterConfig(E, H, moe_router_load_balancing_type=kind))
+    with pytest.raises(ValueError, match="is 'quantile_balancing', which is not offered"):
+        TopKRouter(RouterConfig(E, H, moe_router_load_balancing_type="quantile_balancing"))
+    with pytest.raises(ValueError, match="moe_router_load_balancing_type is 'sinkhorn'; need one of"):
+        TopKRouter(RouterConfig(E, H, moe_router_load_balancing_type=["sinkhorn"], moe_aux_loss_coeff=[0.0]))
+    for name, value in {
+        "moe_aux_loss_coeff": 0.1, "moe_router_enable_expert_bias": True, "moe_router_topk_scaling_factor": 2.0,
+        "moe_router_group_topk": 2, "moe_enable_routing_replay": True,
+    }.items():  # fmt: skip
+        with pytest.raises(ValueError, match=f"{name} is {value} with sinkhorn, which has none"):
+            TopKRouter(RouterConfig(E, H, moe_router_load_balancing_type="sinkhorn", **{name: value}))
+
+
+def by_turns(logits: Tensor, tol: float = 1e-7) -> Tensor:
+    """Rows add up to 1 / T and columns to 1 / E by turns: Sinkhorn's and Knopp's loop, in float64."""
+    weights = np.exp(logits.double().numpy())
+    scaled, factors, moved = weights, np.ones(weights.shape[1]), math.inf
+    while moved > tol:
+        scaled = scaled / (len(scaled) * scaled.sum(1, keepdims=True))
+        scaled = scaled / (scaled.shape[1] * scaled.sum(0))
+        before, factors = factors, np.divide(scaled, weights)[0]
+        moved = abs(before / before[0] - factors / factors[0]).mean()
+    return torch.from_numpy(scaled)
+
+
+def test_sinkhorn_is_the_loop_by_turns_on_drawn_logits() -> None:
+    """60 sizes and spreads: scores, and the experts of each token with and without masks and training."""
+    draw = random.Random(4)
+    for seed in range(60):
+        tokens, experts, spread = draw.randint(2, 20), draw.randint(2, 9), draw.choice([0.1, 0.5, 1.5])
+        logits, topk = randn(tokens, experts, seed=seed) * spread, draw.randint(1, 2)
+        close(sinkhorn(logits).double(), by_turns(logits), rtol=1e-2)
+        router = TopKRouter(RouterConfig(experts, H, topk, "sinkhorn"))
+        mask = torch.tensor([draw.random() < 0.7 for _ in range(tokens)])
+        wide = torch.where(mask[:, None], logits, math.nan)[:, None]  # what inactive tokens hold is not looked at
+        weights = logits.sigmoid() if topk == 1 else logits.softmax(1)
+        for training in (True, False):
+            probs, chosen = router.train(training).routing(wide, mask[:, None])
+            best = by_turns(logits[mask]) if training and mask.any() else weights[mask].double()
+            assert torch.equal(chosen.sum(1), topk * mask) and torch.equal(probs, torch.where(chosen, weights, 0))
+            # Of scores that are equal, but for rounding, any.
+            close((best * chosen[mask]).sum(1), best.topk(topk, 1).values.sum(1), rtol=1e-2)
+
+
+def test_sinkhorn_of_a_layer_balances_what_all_tokens_would_send_to_one_expert() -> None:
+    """Gradients are those of the weights; it ends with logits that float32 does not hold."""
+    router = TopKRouter(RouterConfig(E, H, 1, "sinkhorn", moe_z_loss_coeff=1e-3))
+    logits = (randn(64, 1, E) + 6 * torch.eye(E)[0]).requires_grad_()
+    probs, chosen = router.routing(logits)
+    assert chosen.sum(0).max() <= 16 and router.eval().routing(logits)[1].sum(0)[0] > 60
+    (grad,) = torch.autograd.grad(probs.sum(), logits)
+    with_loss = logits.detach().requires_grad_()
+    z_loss = 1e-3 * with_loss.logsumexp(-1).square().mean()
+    (expected,) = torch.autograd.grad((with_loss.sigmoid()[:, 0] * chosen).sum() + z_loss, with_loss)
+    close(grad, expected)
+    assert sinkhorn(torch.full((3, 4), 1000.0)).isnan().all() and sinkhorn(torch.zeros(0, 4)).shape == (0, 4)
+    assert sinkhorn(randn(1, 8, seed=1) * 8).isfinite().all()  # whose factors never settle in float32
 
 
 def test_router_keeps_the_bias_in_float32_and_counts_active_tokens_once() -> None:

@@ -11,7 +11,13 @@ from routed_tokens import randn
 from sglang_layers import BF16, FP32, NAN, E, F, H, K, logits_of
 
 from ascend_moe.errors import ArgumentError
-from ascend_moe.interop.sglang import EPMoE, Fp8Config, make_expert_params_mapping
+from ascend_moe.interop.sglang import (
+    EPMoE,
+    Fp8Config,
+    Fp8EPMoEMethod,
+    UnquantizedEPMoEMethod,
+    make_expert_params_mapping,
+)
 from ascend_moe.interop.sglang.steps import FP8
 
 
@@ -112,6 +118,23 @@ def test_a_quant_config_of_any_form_gives_the_same_bits(number: int, serialized:
         assert layer.w13_weight.dtype == layer.w2_weight.dtype == FP8
         made.append(layer(x, logits))
     assert torch.equal(*made) and made[0].isfinite().all() and made[0].any()
+
+
+def test_quant_methods_make_the_parameters_of_any_layer() -> None:
+    """S10: By SGLang's names and arguments, as EPMoE has them; every parameter has the attributes that are given."""
+    sizes = {"num_experts_per_partition": 2, "hidden_size": H, "intermediate_size": F, "params_dtype": BF16}
+    for config in (None, Fp8Config(True, "static"), Fp8Config(False, "dynamic")):
+        method = UnquantizedEPMoEMethod() if config is None else Fp8EPMoEMethod(config)
+        layer, whole = torch.nn.Module(), EPMoE(4, 1, H, F, BF16, quant_config=config, tp_size=2, tp_rank=0)
+        assert type(whole.quant_method) is type(method)
+        method.create_weights(layer, **sizes, weight_loader="theirs", quant_method="tensor")
+        made, expected = (dict(each.named_parameters()) for each in (layer, whole))
+        assert list(made) == list(expected)
+        for name, value in made.items():
+            assert (value.shape, value.dtype) == (expected[name].shape, expected[name].dtype)
+            assert (value.weight_loader, value.quant_method) == ("theirs", "tensor") and not value.requires_grad
+    with pytest.raises(ArgumentError, match=r"weight_block_size \[128, 128\]; a weight has one scale"):
+        Fp8EPMoEMethod({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]})
 
 
 def test_quant_configs_that_are_not_computed_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +86,13 @@ def test_ours_have_the_same_names() -> None:
         experts, vllm.FusedMoEExpertsModular
     )
     assert all(hasattr(vllm, name) for name in vllm.__all__)
+    base = vllm.FusedMoEPrepareAndFinalize
+    assert way.has_prepare_no_receive() and not base.has_prepare_no_receive(way)
+    assert inspect.signature(base.prepare_no_receive) == inspect.signature(type(way).prepare_no_receive).replace(
+        return_annotation="ReceiverType"
+    )
+    with pytest.raises(NotImplementedError, match="has no prepare_no_receive; call prepare"):
+        base.prepare_no_receive(way, *[None] * 7)
     meta = vllm.ExpertTokensMetadata.make_from_list([1, 0, 4], "cpu")
     assert meta.expert_num_tokens.tolist() == [1, 0, 4] and meta.expert_num_tokens_cpu.dtype == torch.int32
 
