@@ -2,16 +2,18 @@
 
 settings.md is made whole, of the table in ascend_moe/settings.py. errors.md has the tables between its marks from the
 docstrings of ascend_moe/errors.py, operators.md the arguments and schemas from op_host/rules/op.h and from what
-ascend_moe registers with torch; docs/zh/operators.md has these too.
+ascend_moe registers with torch; docs/zh/operators.md has these too. checkpoints.md has the keys of a
+quantization_config from ascend_moe/checkpoint/schemes.py.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -173,6 +175,66 @@ def schemas_block() -> str:
     return "\n".join(["```", *lines, "```"])
 
 
+# ---- checkpoints.md
+
+#: The values that compressed-tensors 0.20 has for keys of a group and of its weights.
+PUBLISHED: dict[str, tuple[object, ...]] = {
+    "format": (
+        *("int-quantized", "float-quantized", "pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
+        *("nvfp4-pack-quantized", "mxfp6-pack-quantized", "naive-quantized", "mixed-precision", "dense"),
+        *("sparse-bitmask", "sparse-24-bitmask", "marlin-24"),
+    ),
+    "num_bits": (1, 2, 3, 4, 5, 6, 7, 8),
+    "type": ("int", "float"),
+    "strategy": ("channel", "group", "tensor", "block", "token", "tensor_group", "attn_head"),
+    "dynamic": (False, True, "local"),
+    "actorder": (None, False, "weight", "static", "group", "dynamic", True),
+}
+
+
+def is_read(key: str, value: object) -> bool:
+    """Whether a value of ``PUBLISHED`` is read with some format."""
+    from ascend_moe.checkpoint.schemes import FORMS, KEYS
+
+    if isinstance(allowed := KEYS["weights"].get(key), tuple):
+        return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
+    if key == "format":
+        return value in FORMS
+    return any(value in {"num_bits": f.bits, "type": (f.type,), "strategy": f.strategies}[key] for f in FORMS.values())
+
+
+def coded(values: Iterable[object]) -> str:
+    """Values as JSON has them."""
+    return ", ".join(f"`{json.dumps(value)}`" for value in values)
+
+
+def keys_table() -> str:
+    """The keys of a quantization_config, and of each the values that are read."""
+    from ascend_moe.checkpoint.schemes import KEYS
+
+    rows = [(where, f"`{key}`", coded(allowed) if isinstance(allowed, tuple) else str(allowed))
+            for where, keys in KEYS.items() for key, allowed in keys.items()]  # fmt: skip
+    return table(("object", "key", "value"), *rows)
+
+
+def values_table() -> str:
+    """The published values of a group's keys: those that are read, and those that are refused."""
+    rows = []
+    for key, values in PUBLISHED.items():
+        sides = [coded(value for value in values if is_read(key, value) is read) for read in (True, False)]
+        rows.append((f"`{key}`", *sides))
+    return table(("key", "read", "refused"), *rows)
+
+
+def formats_table() -> str:
+    """The formats of compressed-tensors that are read, and what their weights may be."""
+    from ascend_moe.checkpoint.schemes import FORMS
+
+    rows = [(f"`{name}`", *map(coded, (form.bits, (form.type,), form.strategies, form.symmetric)))
+            for name, form in FORMS.items()]  # fmt: skip
+    return table(("format", "num_bits", "type", "strategy", "symmetric"), *rows)
+
+
 # ---- pages with marks
 
 Part = Callable[[], str]
@@ -191,6 +253,7 @@ GENERATED: dict[str, dict[str, Part]] = {
     "errors.md": {title: partial(errors_table, title) for title in ERRORS},
     "operators.md": parts_of_operators(ENGLISH),
     "zh/operators.md": parts_of_operators(CHINESE),
+    "checkpoints.md": {"keys": keys_table, "values": values_table, "formats": formats_table},
 }
 
 

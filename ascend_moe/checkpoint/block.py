@@ -257,8 +257,8 @@ class Block:
             self.config.num_experts, self.config.all_experts
         )  # transformers writes gates of LongCat's zero experts
         unread = tuple(f"{self.prefix}.experts.{expert}." for expert in empty)
-        for name in self.files.names:
-            if name.startswith(f"{self.prefix}.") and name not in known and not name.startswith(unread):
+        for name in self.files.below(f"{self.prefix}."):
+            if name not in known and not name.startswith(unread):
                 raise ArgumentError(
                     f"{self.files.directory} has {name}, which a layer with config.json's numbers does not use",
                     argument="directory",

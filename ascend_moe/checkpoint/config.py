@@ -16,6 +16,7 @@ from ascend_moe.errors import ArgumentError, need
 from ascend_moe.moe_config import ROUTERS, MoEConfig
 
 Json = dict[str, Any]
+LFS = "it is a pointer of git-lfs: run git lfs pull"
 
 
 def need_directory(directory: object) -> None:
@@ -38,20 +39,25 @@ def read_object(path: Path) -> Json:
     try:
         values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError, OSError) as error:
-        raise ArgumentError(f"{path} cannot be read: {error}", argument="directory") from error
+        why = LFS if path.is_file() and is_pointer(path) else error
+        raise ArgumentError(f"{path} cannot be read: {why}", argument="directory") from error
     if not isinstance(values, dict):
         raise ArgumentError(f"{path} has a {type(values).__name__}; it must have an object", argument="directory")
     return values
 
 
 def _once(pairs: list[tuple[str, Any]]) -> Json:
-    """A JSON object, which has each key once."""
+    """A JSON object, which has one value for each key."""
     values = dict(pairs)
-    if len(values) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"it has {twice!r:.80} twice")
+    for name, value in pairs if len(values) < len(pairs) else ():
+        if values[name] != value:
+            raise ValueError(f"it has {name!r:.80} twice, {value!r:.40} and {values[name]!r:.40}")
     return values
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether git-lfs has a pointer in the place of a file."""
+    return path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ascend_moe.checkpoint.config import need_directory, read_object
+from ascend_moe.checkpoint.config import LFS, is_pointer, need_directory, read_object
 from ascend_moe.errors import ArgumentError, AscendMoeError, LibraryError, need
 
 INDEX = "model.safetensors.index.json"
@@ -89,6 +89,11 @@ class CheckpointFiles:
     def names(self) -> list[str]:
         """All tensor names, sorted."""
         return sorted(self._file_of)
+
+    def below(self, prefix: str) -> list[str]:
+        """The names that begin with a prefix, of open files also those that the index does not have."""
+        there = {name for handle in self._open.values() for name in handle.keys()}  # noqa: SIM118
+        return sorted(name for name in there | set(self._file_of) if name.startswith(prefix))
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
@@ -215,8 +220,7 @@ def _named(what: str, path: Path | None = None) -> Iterator[None]:
     except AscendMoeError:
         raise
     except Exception as error:
-        pointer = path is not None and path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://")
-        fix = "it is a pointer of git-lfs: run git lfs pull" if pointer else f"{error}; download it anew"
+        fix = LFS if path is not None and is_pointer(path) else f"{error}; download it anew"
         raise ArgumentError(f"{what} cannot be read: {' '.join(fix.split())[:300]}", argument="directory") from error
 
 

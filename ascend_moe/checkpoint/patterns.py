@@ -17,8 +17,10 @@ from collections.abc import Callable, Sequence
 
 from ascend_moe.errors import need
 
-MOST_WORK = 30_000_000  # kilobits of sets, about: 1 to 2 seconds
-LONGEST = 1000  # characters of a pattern
+MOST_WORK = 10_000_000  # kilobits of sets, about: a second or two
+LONGEST = 10_000  # characters of a pattern
+MOST_REPEATED = 1000  # {1000}
+DEEPEST = 50  # groups in groups
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\\[])*\]|\(\?[:!=]|\{\d+(?:,\d*)?\}|.", re.DOTALL)
 _REPEATED = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _Step = Callable[[int], int]  # from a set of places to the places behind what is matched there
@@ -64,8 +66,8 @@ class Names:
 
     def mask(self, token: str) -> int:
         """Where a name has the character of a token: one character, an escape, a class or a dot."""
+        self.work(1 if token in self._masks else 100)
         if token not in self._masks:
-            self.work(100)
             fits = re.compile(token).match if len(token) > 1 or token == "." else token.__eq__
             self._masks[token] = self.places(fits) & ~self.ends
         return self._masks[token]
@@ -80,7 +82,7 @@ class _Pattern:
     """One pattern: a parser whose functions return what moves a set of places."""
 
     def __init__(self, names: Names, pattern: str) -> None:
-        self._names, self._pattern = names, pattern
+        self._names, self._pattern, self._depth = names, pattern, 0
         self._need(len(pattern) <= LONGEST, f"more than {LONGEST} characters")
         self._left = _TOKEN.findall(pattern)[::-1]
 
@@ -108,9 +110,12 @@ class _Pattern:
         return self._left[-1] if self._left else ""
 
     def _group(self) -> tuple[_Step, bool]:
+        self._depth += 1
+        self._need(self._depth <= DEEPEST, f"a group in {DEEPEST} others")
         found = self._alternatives()
         self._need(self._next() == ")", "a ( without a )")
         self._left.pop()
+        self._depth -= 1
         return found
 
     def _alternatives(self) -> tuple[_Step, bool]:
@@ -188,7 +193,8 @@ class _Pattern:
         self._need(len(token) > 2, token)
         least, comma, most = token[1:-1].partition(",")
         counts = int(least), int(most) if most else None if comma else int(least)
-        self._need(max(counts[0], counts[1] or 0) <= LONGEST and counts[0] <= (counts[1] or LONGEST), token)
+        most_of = MOST_REPEATED if counts[1] is None else counts[1]
+        self._need(counts[0] <= most_of <= MOST_REPEATED, token)
         return counts
 
     def _character(self, mask: int) -> _Step:

@@ -16,7 +16,7 @@ from ascend_moe.checkpoint.stored import MX_GROUP, Block
 from ascend_moe.errors import ArgumentError, need
 
 COMPRESSED = "compressed-tensors"
-READ, UNUSED = "read", "not used"
+READ, UNUSED, SHOWN = "read", "not used", "the tensors"
 _FP8_KEYS: dict[str, object] = {
     "quant_method": (None, "fp8"),
     "fmt": (None, "e4m3", "float8_e4m3fn"),
@@ -24,8 +24,8 @@ _FP8_KEYS: dict[str, object] = {
     "activation_scheme": (None, "dynamic"),
     "weight_block_size": READ,
     "expert_dtype": READ,
-    "modules_to_not_convert": UNUSED,  # the tensors show it
-    "ignored_layers": UNUSED,
+    "modules_to_not_convert": SHOWN,
+    "ignored_layers": SHOWN,
     "dequantize": UNUSED,
 }
 #: The keys of each object of a quantization_config and the values that are read; all others are refused by name.
@@ -33,7 +33,7 @@ KEYS: dict[str, dict[str, object]] = {
     "quantization_config of fp8": _FP8_KEYS,
     "quantization_config of mxfp4": {
         "quant_method": ("mxfp4",),
-        "modules_to_not_convert": UNUSED,
+        "modules_to_not_convert": SHOWN,
         "dequantize": UNUSED,
     },
     f"quantization_config of {COMPRESSED}": {
@@ -42,7 +42,7 @@ KEYS: dict[str, dict[str, object]] = {
         "config_groups": READ,
         "ignore": READ,
         "kv_cache_scheme": UNUSED,
-        "quantization_status": UNUSED,  # the tensors show it
+        "quantization_status": SHOWN,
         "global_compression_ratio": UNUSED,
         "version": UNUSED,
         "run_compressed": UNUSED,
@@ -66,8 +66,8 @@ KEYS: dict[str, dict[str, object]] = {
         "symmetric": (True, False),
         "dynamic": (None, False),
         "actorder": (None, False, "weight", "static"),
-        "scale_dtype": UNUSED,  # the tensors show it
-        "zp_dtype": UNUSED,
+        "scale_dtype": SHOWN,
+        "zp_dtype": SHOWN,
         "observer": UNUSED,
         "observer_kwargs": UNUSED,
     },

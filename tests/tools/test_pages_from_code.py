@@ -10,8 +10,11 @@ from pathlib import Path
 
 import griffe
 import pytest
+from tiny_checkpoints import tiny
 
 from ascend_moe import errors, foreign
+from ascend_moe.checkpoint import load_layer
+from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import Activation
 from ascend_moe.foreign.abi import MAX_ARGUMENTS
 from ascend_moe.interop.vllm.quantization import ACTIVATIONS
@@ -27,7 +30,7 @@ import pages_from_code
 pytestmark = pytest.mark.skipif(not pages_from_code.DOCS.is_dir(), reason="not in a source tree")
 
 
-@pytest.mark.parametrize("name", ["settings.md", "errors.md", "operators.md", "zh/operators.md"])
+@pytest.mark.parametrize("name", ["settings.md", "errors.md", "operators.md", "zh/operators.md", "checkpoints.md"])
 def test_a_page_has_what_the_code_makes(name: str) -> None:
     path = pages_from_code.DOCS / name
     assert path.read_text() == dict(pages_from_code.pages())[path], "run tools/pages_from_code.py"
@@ -139,3 +142,22 @@ def test_an_argument_is_described_here_or_in_the_docstring_that_is_referred_to()
         assert lacking == [f"argument {name}" for name in names if name not in known], code
         listed = [each.name for part in shown if part.kind.value == "parameters" for each in part.value]
         assert listed == known, code
+
+
+@pytest.mark.parametrize("key", pages_from_code.PUBLISHED)
+def test_every_published_value_is_read_or_refused_by_name(key: str, tmp_path: Path) -> None:
+    """In files of five formats: a value that is read with some format loads in one of them."""
+    for value in pages_from_code.PUBLISHED[key]:
+        loaded = 0
+        for kind in ("int4 in bytes by group", "int8 by tensor", "fp8 by block", "fp8 by channel", "int4 by group"):
+            made = tiny(kind).changed()
+            said = made.config["quantization_config"]
+            group = said["config_groups"]["group_0"]
+            (said if key == "format" else group["weights"])[key] = value
+            try:
+                load_layer(made.write(tmp_path), 0)
+                loaded += 1
+            except ArgumentError as error:
+                named = key.removeprefix("num_") in str(error) and repr(value) in str(error)
+                assert named or pages_from_code.is_read(key, value)
+        assert bool(loaded) == pages_from_code.is_read(key, value) or str(value).startswith("mx"), value
