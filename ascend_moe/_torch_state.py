@@ -38,6 +38,17 @@ def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+def on_the_host(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, whose new tensors are on the CPU, whatever torch's default device is."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return run
+
+
 def runs_again() -> bool:
     """Whether a backward runs this forward, whose tokens an earlier forward has seen, with or without gradients."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

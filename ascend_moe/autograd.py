@@ -221,7 +221,7 @@ class _Dispatch(torch.autograd.Function):
         rows = rows.to(ctx.dtype)
         topk, gx, gw = ids.shape[1], None, None
         if ctx.want_weights:
-            values = torch.zeros(ctx.shape[0], **like) if grads[6] is None else grads[6]
+            values = torch.zeros(ctx.shape[0], dtype=torch.float32, **like) if grads[6] is None else grads[6]
             slots = route.slots(ids, mask, index, ctx.shape[0], route.contract)
             columns = _columns(values, slots, topk)
             if ctx.want_x and ctx.dtype == torch.float32 and ctx.shape[1] + columns.shape[1] <= _WIDEST:
@@ -357,7 +357,7 @@ def special_back(
     mixed = active & (ids >= first) & (ids < first + constants)
     place = torch.where(mixed, ids - first, 0).long()
     # (BS, C): the weights of a token's pairs of each const expert, added.
-    w_of = torch.zeros(len(ids), constants, device=ids.device).scatter_add_(1, place, torch.where(mixed, w, 0.0))
+    w_of = w.new_zeros(len(ids), constants).scatter_add_(1, place, torch.where(mixed, w, 0.0))
     products = [x @ alpha.float().T if alpha.dim() == 2 else alpha.float() for alpha in (alpha_1, alpha_2)]
     a1, a2 = (alpha.expand(w_of.shape) for alpha in products)
     if alpha_1.dim() == 2:
@@ -402,7 +402,7 @@ def _order(route: _Route, index: Tensor | None, sent: Tensor, used: int) -> Tens
     if torch.equal(given, made):
         return None
     given, made = ((triple[:, 0] << 40) + (triple[:, 1] << 8) + triple[:, 2] for triple in (given, made))
-    order = torch.empty(used, dtype=torch.int64)
+    order = torch.empty_like(given)
     order[given.argsort()] = made.argsort()
     return order
 

@@ -189,7 +189,9 @@ class MoELayer(RankExperts):
         def fill(tensor: Tensor | None, stream: int, fan_in: int) -> None:
             if tensor is not None:
                 generator = torch.Generator().manual_seed((seed * 1_000_003 + stream) % (1 << 63))
-                values = torch.randn(tensor.shape, generator=generator, dtype=torch.float32) / math.sqrt(fan_in)
+                values = torch.randn(tensor.shape, generator=generator, dtype=torch.float32, device="cpu") / math.sqrt(
+                    fan_in
+                )
                 tensor.copy_(values)
 
         hidden = self.config.hidden_size
@@ -205,9 +207,9 @@ class MoELayer(RankExperts):
         fill(self.w_latent_in, last + 1, hidden)
         fill(self.w_latent_out, last + 2, self.config.row_size)
         if self.tid2eid is not None:
-            table = torch.rand(
-                len(self.tid2eid), self.config.all_experts, generator=torch.Generator().manual_seed(seed)
-            )
+            drawn = torch.Generator().manual_seed(seed)
+            shape = len(self.tid2eid), self.config.all_experts
+            table = torch.rand(shape, generator=drawn, dtype=torch.float32, device="cpu")
             self.tid2eid.copy_(table.argsort(1)[:, : self.config.top_k])
         behind, gate = last + 3 + 2 * self.config.num_experts, self.config.const_expert_gate
         fill(self.const_expert_alpha_1, behind, self.config.row_size if gate else 4)

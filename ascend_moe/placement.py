@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ascend_moe._narrow import narrow
-from ascend_moe._torch_state import runs_again
+from ascend_moe._torch_state import on_the_host, runs_again
 from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
 from ascend_moe.experts.groups import COUNTS, as_counts
 
@@ -82,6 +82,7 @@ class Balance(NamedTuple):
 
 
 @with_typed_errors
+@on_the_host
 def balance(load: torch.Tensor, replicas: int, ranks: int, groups: int = 1) -> Balance:
     """Give hot experts copies, and spread all copies over the ranks so that the ranks' loads are near each other.
 
@@ -193,13 +194,17 @@ def _inverse(physical: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return table
 
 
+@on_the_host
 def contiguous_balance(experts: int, layers: int = 1) -> Balance:
     """The placement of ``experts`` without a copy, for each of ``layers``: expert e is physical expert e."""
     order = torch.arange(experts)
-    return Balance(order.expand(layers, -1), order[:, None].expand(layers, -1, 1), torch.ones(layers, experts).long())
+    return Balance(
+        order.expand(layers, -1), order[:, None].expand(layers, -1, 1), torch.ones(layers, experts, dtype=torch.int64)
+    )
 
 
 @with_typed_errors
+@on_the_host
 def shrunk(found: Balance, ranks: int, alive: Sequence[int]) -> Balance:
     """The placement of the ranks that are left of a group: their copies, numbered as the smaller group has them.
 
@@ -359,6 +364,7 @@ def logical_load(counts: torch.Tensor, physical_to_logical: torch.Tensor, num_ex
 
 
 @with_typed_errors
+@on_the_host
 def rank_groups(order: str, sizes: Mapping[str, int]) -> dict[str, list[list[int]]]:
     """The ranks of every process group of a parallel layout.
 

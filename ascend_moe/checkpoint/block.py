@@ -305,8 +305,8 @@ class Block:
     def _floats(self, experts: list[_Experts], row: int, inner: int) -> dict[str, Tensor]:
         """w_gate_up (L, R, 2I) and w_down (L, I, R) of experts."""
         made = {
-            "w_gate_up": torch.empty(len(experts), row, self._wide * inner, dtype=self.dtype),
-            "w_down": torch.empty(len(experts), inner, row, dtype=self.dtype),
+            "w_gate_up": torch.empty(len(experts), row, self._wide * inner, dtype=self.dtype, device="cpu"),
+            "w_down": torch.empty(len(experts), inner, row, dtype=self.dtype, device="cpu"),
         }
         for number, expert in enumerate(experts):
             for out, side in ((made["w_gate_up"][number], expert.gate_up), (made["w_down"][number], expert.down)):

@@ -144,5 +144,5 @@ def _codes(name: str, shape: tuple[int, int], scheme: Scheme) -> list[Part]:
 
 def _numbers(packed: Tensor, bits: int) -> Tensor:
     """The signed numbers along the last dimension of int32 words, which hold them plus half their range."""
-    places = torch.arange(32 // bits, dtype=torch.int32) * bits
+    places = torch.arange(32 // bits, dtype=torch.int32, device=packed.device) * bits
     return ((packed[..., None] >> places) & ((1 << bits) - 1)).flatten(-2) - (1 << (bits - 1))

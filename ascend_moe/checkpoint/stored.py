@@ -18,7 +18,9 @@ from ascend_moe.errors import need
 
 MX_GROUP = 32  # numbers that share an exponent
 #: MX's fp4 by its four bits.
-_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+_E2M1 = torch.tensor(
+    [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float32, device="cpu"
+)
 Block = tuple[int, int]  # rows and columns that share a scale
 
 

@@ -350,7 +350,7 @@ def window_empty(
     end = lookup(group_ep, ep_world_size, ep_rank_id)
     end.raise_if_failed()
     if size == 0:
-        return torch.empty(sizes, dtype=dtype)
+        return torch.empty(sizes, dtype=dtype, device="cpu")
     return lent.tensor_of(end.lend(size), sizes, dtype)
 
 

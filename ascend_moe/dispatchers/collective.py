@@ -297,7 +297,9 @@ class _Sent(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             gx = _Sent._of_rows(ctx, grad, scales)
         if ctx.needs_input_grad[3]:
-            weights = torch.zeros(handle.rows, device=handle.x.device) if weights is None else weights
+            weights = (
+                torch.zeros(handle.rows, dtype=torch.float32, device=handle.x.device) if weights is None else weights
+            )
             gw = dispatcher._values_of_pairs(weights, handle)
         return None, None, gx, gw, None, None, None
 

@@ -81,7 +81,7 @@ def correction_of(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """
     groups = codes.reshape(*codes.shape[:-2], scale.shape[-2], -1, codes.shape[-1])
     sums = groups.sum(-2, dtype=torch.int32)
-    return (8.0 * sums * scale).sum(-2)
+    return (8.0 * sums.float() * scale).sum(-2)
 
 
 def bits_of(scale: torch.Tensor) -> torch.Tensor:

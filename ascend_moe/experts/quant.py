@@ -195,7 +195,7 @@ def npu_clipped_swiglu(
     rows = x.shape[: dim % x.dim()].numel()
     groups = read_groups(group_index, COUNTS, group_index.numel(), rows, "group_index")
     flat = y.reshape(rows, y.numel() // max(rows, 1))
-    kept = torch.arange(rows) < (groups[-1].stop if groups else 0)
+    kept = torch.arange(rows, device=flat.device) < (groups[-1].stop if groups else 0)
     return torch.where(kept[:, None], flat, 0).reshape(y.shape)
 
 
@@ -293,7 +293,7 @@ def _groups_of(x: torch.Tensor, rows: int, group_index: torch.Tensor | None) -> 
     counts = group_index.to(torch.int64)
     listed = read_groups(counts, COUNTS, counts.numel(), rows, "group_index")
     total = listed[-1].stop if listed else 0
-    return total, _Groups(len(listed), torch.arange(len(listed)).repeat_interleave(counts))
+    return total, _Groups(len(listed), torch.arange(len(listed), device=counts.device).repeat_interleave(counts))
 
 
 def _padded(codes: torch.Tensor, scale: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:

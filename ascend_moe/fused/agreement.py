@@ -64,7 +64,7 @@ def gather_loads(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Experts, li
     active = active_pairs(ids, None if tokens.mask is None else tokens.mask.cpu())
     routed = active & (ids >= 0) & (ids < dispatcher.num_experts)  # dispatch names the others
     loads = torch.bincount(ids[routed] // experts.count, minlength=dispatcher.world_size)
-    head = torch.tensor([len(ids), limit.rows, ids.shape[1], experts.count])
+    head = torch.tensor([len(ids), limit.rows, ids.shape[1], experts.count], device="cpu")
     words = narrow(limit.name, torch.cat([head, loads]))
     return gather_words(words, dispatcher.place, tokens.x.device)
 

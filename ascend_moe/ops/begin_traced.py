@@ -56,7 +56,7 @@ class Halves:
     def _send(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         number = next(_numbers)
         _open[number] = self._begin(*args, **kwargs)
-        return torch.tensor(number)
+        return torch.tensor(number, device="cpu")
 
     def _number(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         keep_order_in_inductor(self._first.overload)

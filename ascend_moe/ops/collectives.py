@@ -86,8 +86,8 @@ def _through_windows(raw: Tensor, send: list[int], receive: list[int], place: Pl
         ends = [0, *sent[4][:world].tolist()]
         return [sent[0][first:last] for first, last in itertools.pairwise(ends)]
 
-    everybody = torch.arange(world, dtype=torch.int32)
-    told = torch.full((world, _WORDS), float(max(send)), dtype=torch.float32)
+    everybody = torch.arange(world, dtype=torch.int32, device="cpu")
+    told = torch.full((world, _WORDS), float(max(send)), dtype=torch.float32, device="cpu")
     longest = max(int(each[0, 0]) for each in dispatch(told, everybody, world))
     share = max(1, min(MAX_BATCH // world, window // (world * world * wide.shape[1])))
     parts: list[list[Tensor]] = [[words[:0]] for _ in range(world)]
@@ -95,7 +95,7 @@ def _through_windows(raw: Tensor, send: list[int], receive: list[int], place: Pl
     for first in range(0, longest, share):
         sizes = [max(0, min(share, count - first)) for count in send]
         rows = [words[start + first :][:size] for start, size in zip(starts, sizes, strict=True)]
-        targets = everybody.repeat_interleave(torch.tensor(sizes))
+        targets = everybody.repeat_interleave(torch.tensor(sizes, device="cpu"))
         for source, came in enumerate(dispatch(torch.cat(rows), targets, world * share)):
             parts[source].append(came.clone())
     arrived = torch.cat([torch.cat(part) for part in parts])

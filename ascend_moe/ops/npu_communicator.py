@@ -151,7 +151,7 @@ class NpuCommunicator(GroupEnd):
             log.unproven(name, self.rank, verdict.COMMAND)
         words = calls.error_record_words()
         self.record = torch.zeros(words, dtype=torch.int32, device=device)
-        self._host = torch.zeros(words, dtype=torch.int32).pin_memory()
+        self._host = torch.zeros(words, dtype=torch.int32, device="cpu").pin_memory()
         self._seen: Any = self._host.numpy()
         self.end.take_record(self.record, self._host)
 

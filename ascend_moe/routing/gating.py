@@ -452,7 +452,7 @@ def _estimated(weight: torch.Tensor, near: torch.Tensor, chosen: torch.Tensor) -
     """weight ``(T, 1)``, or a third of it, with the gradient of the whole."""
     likeliest = near.max(-1, keepdim=True).indices
     whole = (chosen == likeliest) | (torch.rand_like(weight) > _KEPT)
-    share = torch.add(_THIRD, whole, alpha=_REST).to(weight.dtype)
+    share = torch.add(_THIRD, whole.to(weight.dtype), alpha=_REST)
     return weight.detach() * share + (weight - weight.detach())
 
 

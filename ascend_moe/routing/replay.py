@@ -37,7 +37,7 @@ def taken(values: Tensor, ids: Tensor, absent: float = 0.0) -> Tensor:
 def divided(weights: Tensor, eps: float = 0.0) -> Tensor:
     """Returns weights divided by their sum + eps; zeros where all are zeros, as those of ids of -1."""
     total = weights.sum(-1, keepdim=True)
-    return weights / (total + (eps + (total == 0)))
+    return weights / (total + ((total == 0).to(total.dtype) + eps))
 
 
 class RouterReplayAction(Enum):

@@ -49,7 +49,7 @@ def _table(name: str, counts: list[int], world: int, experts: int) -> torch.Tens
     rule = "has {} counts; need {}: {} experts of each of {} ranks"
     need(len(counts) == world * experts, name, rule, len(counts), world * experts, experts, world)
     need(min(counts) >= 0, name, "has {}; a count is at least 0", min(counts))
-    return torch.tensor(counts).view(world, experts)
+    return torch.tensor(counts, device="cpu").view(world, experts)
 
 
 def _check(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,7 +102,7 @@ def _by_expert(table: torch.Tensor) -> torch.Tensor:
     starts = (counts.cumsum(0) - counts).view_as(table).t().reshape(-1)
     sizes = table.t().reshape(-1)
     shift = (starts - (sizes.cumsum(0) - sizes)).repeat_interleave(sizes)
-    return shift + torch.arange(len(shift))
+    return shift + torch.arange(len(shift), device=shift.device)
 
 
 def _multiply(x: torch.Tensor, given: dict[str, Any], table: torch.Tensor) -> torch.Tensor:

@@ -319,7 +319,7 @@ def npu_grouped_matmul_finalize_routing(
     scale = scale.squeeze(1) if scale.dim() == 3 and scale.shape[1] == 1 else scale
     _check_product(x, w, scale, "w", "scale")
     rows = x.shape[0]
-    total = torch.zeros(output_bs or rows, w.shape[2], dtype=torch.float32)
+    total = torch.zeros(output_bs or rows, w.shape[2], dtype=torch.float32, device=x.device)
     _add_shared(total, shared_input, shared_input_weight, shared_input_offset or 0)
     for name, factor in (("pertoken_scale", pertoken_scale), ("logit", logit)):
         if factor is not None:

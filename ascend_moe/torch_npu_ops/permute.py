@@ -49,8 +49,8 @@ def npu_moe_token_permute(
     wanted = num_out_tokens or 0
     need(wanted >= -pairs, "num_out_tokens", "is {}; with {} rows it must be at least {}", wanted, pairs, -pairs)
     order = torch.sort(indices.reshape(-1), stable=True).indices
-    places = torch.empty(pairs, dtype=torch.int32)
-    places[order] = torch.arange(pairs, dtype=torch.int32)
+    places = torch.empty_like(order, dtype=torch.int32)
+    places[order] = torch.arange(pairs, dtype=torch.int32, device=order.device)
     kept = order[:wanted] if wanted > 0 else order[: pairs + wanted]
     return tokens[kept // (indices.shape[1] if indices.dim() == 2 else 1)], places
 
@@ -141,7 +141,7 @@ def npu_moe_finalize_routing(
     places = _places(expanded_src_to_dst_row, scales, k, column_first=mode in (0, 1), rows=rows.shape[0])
     tokens, topk = places.shape
     dtype = compute_dtype(rows.dtype)
-    total = torch.zeros(tokens, rows.shape[1], dtype=dtype)
+    total = rows.new_zeros(tokens, rows.shape[1], dtype=dtype)
     need(skip1 is not None or skip2 is None, "skip2", "needs skip1 beside it")
     for name, skip in (("skip1", skip1), ("skip2", skip2)):
         if skip is not None:
@@ -231,10 +231,10 @@ def npu_moe_re_routing(
     ends = counts.reshape(-1).cumsum(0).reshape(counts.shape)
     starts, lengths = (ends - counts).t().reshape(-1), counts.t().reshape(-1)
     shift = torch.repeat_interleave(starts - (lengths.cumsum(0) - lengths), lengths)
-    source = torch.arange(total) + shift
-    index = torch.zeros(rows, dtype=torch.int32)
+    source = torch.arange(total, device=shift.device) + shift
+    index = shift.new_zeros(rows, dtype=torch.int32)
     index[:total] = source.to(torch.int32)
-    scales = torch.zeros(rows, dtype=torch.float32)
+    scales = shift.new_zeros(rows, dtype=torch.float32)
     if per_token_scales is not None:
         fits = per_token_scales.dim() >= 1 and per_token_scales.shape[0] == rows
         need(fits, "per_token_scales", "is {} for {} tokens", per_token_scales.shape, rows)

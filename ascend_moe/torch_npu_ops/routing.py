@@ -59,8 +59,8 @@ def npu_moe_init_routing(
     need(once, "row_idx", "must hold every number in 0..{} (T*K) once", pairs - 1)
     experts, order = torch.sort(expert_idx.reshape(-1), stable=True)
     names = names[order]
-    places = torch.empty(pairs, dtype=torch.int32)
-    places[names] = torch.arange(pairs, dtype=torch.int32)
+    places = torch.empty_like(names, dtype=torch.int32)
+    places[names] = torch.arange(pairs, dtype=torch.int32, device=names.device)
     used = min(tokens, active_num) * expert_idx.shape[1]
     return x[names[:used] % max(tokens, 1)], places, experts
 
@@ -87,7 +87,7 @@ def npu_moe_compute_expert_tokens(sorted_expert_for_source_row: torch.Tensor, nu
     need_dims(name, experts, 1, dtypes=(torch.int32,))
     need(bool((experts[1:] >= experts[:-1]).all()), name, "must not fall: sort it first")
     need(1 <= num_expert <= _MAX_EXPERTS, "num_expert", "is {}; it must be in 1..{}", num_expert, _MAX_EXPERTS)
-    ids = torch.arange(num_expert, dtype=torch.int32)
+    ids = torch.arange(num_expert, dtype=torch.int32, device=experts.device)
     return torch.searchsorted(experts.contiguous(), ids, right=True).to(torch.int32)
 
 
@@ -168,7 +168,7 @@ def npu_moe_init_routing_v2(
     tokens = _tokens(call, counts)
     if not expert_tokens_num_flag:
         tokens = torch.zeros_like(tokens)
-    index = torch.full((expert_idx.numel(),), -1, dtype=torch.int32)
+    index = torch.full_like(expert_idx.reshape(-1), -1, dtype=torch.int32)
     if row_idx_type == SCATTER:
         index[: len(placed.pair)] = placed.pair.to(torch.int32)
     else:
@@ -239,7 +239,7 @@ def _place(call: Any) -> _Placed:
     order = torch.sort(flat.masked_fill(~active, call.stop), stable=True).indices
     pair = order[: int(active.sum())]
     expert = flat[pair]
-    row = torch.arange(len(pair))
+    row = torch.arange(len(pair), device=pair.device)
     if not call.drop:
         rows = flat.numel() if call.active_num <= 0 else min(call.active_num, flat.numel())
         return _Placed(pair, expert, row, rows)
@@ -266,7 +266,7 @@ def _expand(call: Any, placed: _Placed) -> tuple[torch.Tensor, torch.Tensor]:
     row, expert = placed.row[kept], placed.expert[kept]
     token = placed.pair[kept] // max(call.expert_idx.shape[1], 1)
     values, scale = call.x[token], call.scale
-    scales = torch.zeros(placed.rows, dtype=torch.float32)
+    scales = values.new_zeros(placed.rows, dtype=torch.float32)
     if call.quant_mode == DYNAMIC:
         values = values.float()
         if scale is not None:
@@ -342,7 +342,7 @@ def npu_moe_update_expert(
     if balance_mode == BY_RANK:
         column = 1 + local_rank_id // ((world_size + copies - 1) // copies.clamp(min=1))
     else:
-        column = 1 + torch.arange(expert_ids.shape[0]).unsqueeze(1) % copies.clamp(min=1)
+        column = 1 + torch.arange(expert_ids.shape[0], device=expert_ids.device).unsqueeze(1) % copies.clamp(min=1)
     physical = table[logical, column] if experts else logical
     physical = physical.masked_fill(~routed, -1).to(expert_ids.dtype)
     return physical, _kept(expert_ids, expert_scales, pruning_threshold, active_mask)
@@ -359,11 +359,11 @@ def _kept(
         need(scales is None, "expert_scales", "needs pruning_threshold beside it")
         need(threshold is None, "pruning_threshold", "needs expert_scales beside it")
         need(active_mask is None, "active_mask", "needs expert_scales and pruning_threshold beside it")
-        return torch.ones(batch, topk, dtype=torch.bool)
+        return expert_ids.new_ones((batch, topk), dtype=torch.bool)
     need_shape("expert_scales", scales, (batch, topk), dtypes=(torch.float32, torch.float16, torch.bfloat16))
     need_shape("pruning_threshold", threshold, (topk,), (1, topk), dtypes=(torch.float32,))
     weights = scales.float()
-    total = torch.zeros(batch, dtype=torch.float32)
+    total = weights.new_zeros(batch)
     for k in range(topk):
         total = total + weights[:, k]
     kept = weights >= threshold.reshape(1, topk) * total.unsqueeze(1)

@@ -10,7 +10,7 @@ ROUTED = [*((13, kind) for kind in KINDS), (0, "random"), (1, "random")]
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
 def codes(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -148,7 +148,7 @@ class Costs:
             with events_of(self._place.rank) as events:
                 result = call(*args, **kwargs)
             waited = waited_for(events, self._place.world)
-            row[self._ranks] += torch.tensor([round(micros) for micros in waited], dtype=row.dtype)
+            row[self._ranks] += torch.tensor([round(micros) for micros in waited], dtype=row.dtype, device=row.device)
             return result
 
         return timed

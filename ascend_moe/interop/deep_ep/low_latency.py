@@ -78,7 +78,7 @@ class _LowLatencyMode(BufferBase):
         """
         if not (self.enable_shrink and use_rdma_buffer and size is None and offset == 0):
             self._no_local_buffer()
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
 
     def _watched(self, call: Callable[P, R]) -> Callable[P, R]:
         return self._mask.watched(call) if self.enable_shrink else call

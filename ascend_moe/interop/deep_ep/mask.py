@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class RankMask:
         need_shape("mask_status", mask_status, (self._first.world,))
         need_dtype("mask_status", mask_status, torch.int32)
         masked = [int(rank not in self.alive or rank in self._to_mask) for rank in range(self._first.world)]
-        mask_status.copy_(torch.tensor(masked, dtype=torch.int32))
+        mask_status.copy_(torch.tensor(masked, dtype=torch.int32, device="cpu"))
 
     def _left_behind(self) -> bool:
         """Whether others have gone on without this rank, which has made no call since."""
@@ -125,8 +125,9 @@ class RankMask:
         """``(E,)`` int32: the number that an expert has now, -1 where its rank is left out; None: as before."""
         if len(self.alive) == self._first.world:
             return None
-        table = torch.full((self._first.world, local_experts), -1, dtype=torch.int32)
-        table[self.alive] = torch.arange(len(self.alive) * local_experts, dtype=torch.int32).view(-1, local_experts)
+        made: dict[str, Any] = {"dtype": torch.int32, "device": "cpu"}
+        table = torch.full((self._first.world, local_experts), -1, **made)
+        table[self.alive] = torch.arange(len(self.alive) * local_experts, **made).view(-1, local_experts)
         return table.view(-1)
 
 

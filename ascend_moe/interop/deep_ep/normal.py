@@ -241,7 +241,7 @@ def _sum(sent: Sent, rows: Tensor, bias: Tensor | None) -> Tensor:
 
 def _ones(way: MC2Dispatcher, ranks: Tensor) -> Tensor | None:
     """The weights of rows that are only added, for a way that needs some."""
-    return torch.ones(ranks.shape, device=ranks.device) if way.weighs_first else None
+    return ranks.new_ones(ranks.shape, dtype=torch.float32) if way.weighs_first else None
 
 
 def _layout(columns: list[Tensor]) -> Layout:

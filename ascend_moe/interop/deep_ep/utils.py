@@ -222,7 +222,7 @@ def bench_kineto(
         ArgumentError: a name has run in another number of ops than whole periods.
     """
     words = (kernel_names,) if isinstance(kernel_names, str) else kernel_names
-    meet = barrier or (lambda: dist.all_reduce(torch.ones(1, dtype=torch.float32)))
+    meet = barrier or (lambda: dist.all_reduce(torch.ones(1, dtype=torch.float32, device="cpu")))
     fn()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for _ in range(num_tests):

@@ -182,7 +182,7 @@ class SharedExpertCall:
         if name != expected:
             raise AscendMoeError(f"SharedExpertMLP: {name} was called, next is {expected}; keep the order of steps")
         self._next += 1
-        return self._value if self._value is not None else torch.empty(0)
+        return self._value if self._value is not None else torch.empty(0, dtype=torch.float32, device="cpu")
 
     def pre_forward_comm(self, input: Tensor) -> None:
         """Gathers the rows ``input`` ``(..., H)`` of the tensor-parallel ranks; computes the gate."""

@@ -56,8 +56,8 @@ class All2AllHandle:
             return
         rank, local, experts = self.dispatcher.rank, self.dispatcher.local_experts, self.dispatcher.num_experts
         need_shape("expert_map", expert_map, (experts,), dtypes=(torch.int32, torch.int64))
-        expected = torch.full((experts,), -1)
-        expected[rank * local : (rank + 1) * local] = torch.arange(local)
+        expected = torch.full((experts,), -1, device="cpu")
+        expected[rank * local : (rank + 1) * local] = torch.arange(local, device="cpu")
         rule = "does not give rank {} experts {} to {}, in this order; "
         rule += "dispatch knows no other placement"
         fits = torch.equal(expert_map.cpu().long(), expected)

@@ -41,7 +41,7 @@ class ExpertTokensMetadata:
     @staticmethod
     def make_from_list(expert_num_tokens_list: list[int], device: torch.device | str) -> ExpertTokensMetadata:
         """Makes both tensors from a list of counts, expert_num_tokens_list; the first on ``device``."""
-        counts = torch.tensor(expert_num_tokens_list, dtype=torch.int32)
+        counts = torch.tensor(expert_num_tokens_list, dtype=torch.int32, device="cpu")
         return ExpertTokensMetadata(counts.to(device, non_blocking=True), counts)
 
 

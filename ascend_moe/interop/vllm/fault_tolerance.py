@@ -39,7 +39,7 @@ class FaultTolerance:
 
         Local, and waits for nobody; zeros before the first op.
         """
-        mask = torch.zeros(self._ranks, dtype=torch.int32)
+        mask = torch.zeros(self._ranks, dtype=torch.int32, device="cpu")
         with contextlib.suppress(ArgumentError):  # its windows are not open
             mask[survivors.ended(self._group)] = 1
         return mask
