@@ -138,6 +138,8 @@ def sinkhorn_routing(
     Source: Megatron-LM ``TopKRouter.sinkhorn_load_balancing``.
     """
     check_logits(logits, topk, "softmax")
+    if mask is not None:  # 0 times the NaN that inactive tokens may hold would be in the gradients
+        logits = torch.where(mask[:, None], logits, 0)
     weights = torch.sigmoid(logits) if topk == 1 else torch.softmax(logits, -1, dtype=torch.float32).to(logits.dtype)
     choice = weights.detach()
     if balance:

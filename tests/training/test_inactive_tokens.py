@@ -158,6 +158,7 @@ def losses(value: float | None, group: str) -> list[Tensor | None]:
         routing.z_loss_func(logits, 0.1, mask=~IDLE),
         routing.switch_load_balancing_loss_func(scores, chosen.sum(0), 5, 2, E, 0.1),
         routing.switch_load_balancing_loss_func(probs, chosen.sum(0), 5, 2, E, 0.1, mask=~IDLE),
+        (routing.sinkhorn_routing(logits, 2, mask=~IDLE)[0] * drawn(T, E)).sum(),
     ]
     sum(parts[1:], parts[0]).backward()
     return [*(part.detach() for part in parts), logits.grad, probs.grad]
