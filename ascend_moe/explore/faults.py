@@ -1,7 +1,7 @@
 """Makes faults on purpose in a program (``Program.fault_kind``), and says what must come of them on every rank.
 
-A fault is a function of the program alone: a rank that dies at some step, or makes only its first calls, or whose
-inputs of one op are wrong, or a status block that is spoilt on its way.
+A fault is a function of the program alone: a rank that dies at some step, or between two of its calls, or makes only
+its first calls, or whose inputs of one op are wrong, or a status block that is spoilt on its way.
 All others must hear of it, name it, and in later ops be right again or fail at once. Those that a dead rank leaves
 agree who they are, and go on as a group of their own.
 """
@@ -26,20 +26,21 @@ if TYPE_CHECKING:
     from .engine import Call
     from .program import Program
 
-KILL, ABSENT, SPOILT = "kill", "absent", "spoilt"
-FAULTS = (KILL, ABSENT, SPOILT, *wrong_inputs.KINDS)
+KILL, ENDED, ABSENT, SPOILT = "kill", "ended", "absent", "spoilt"
+FAULTS = (KILL, ENDED, ABSENT, SPOILT, *wrong_inputs.KINDS)
 SEND, FINISH = 1, 2  # kPartSend, kPartFinish
 PEER_LOST, TIMEOUT = "PeerLost", "CommTimeout"
 _FATAL = (TIMEOUT, "CorruptStatus")  # of a spoilt word; the others are told, and pass
 _ERRORS = (*_FATAL, "ConfigMismatch", "RoutingMismatch", *wrong_inputs.COLLECTIVE)
 _STREAM = 5
+_NEVER = 2**63  # steps
 Seen = Sequence[tuple[str, str]]  # of a rank's calls: the name of an error and its text; "unfinished" has no text
 UNFINISHED = "unfinished"
 
 
 def applies(program: Program, fault: str) -> bool:
     """Whether the fault can be had in the program at all."""
-    if fault in (KILL, ABSENT, SPOILT):
+    if fault in (KILL, ENDED, ABSENT, SPOILT):
         return program.world > 1
     if fault == "overflow":
         return program.topk > program.local
@@ -70,7 +71,7 @@ def fault_of(program: Program) -> Fault | None:
     """Returns what goes wrong in the program."""
     if not program.fault_kind:
         return None
-    made = {KILL: Killed, ABSENT: Absent, SPOILT: Spoilt}
+    made = {KILL: Killed, ENDED: Ended, ABSENT: Absent, SPOILT: Spoilt}
     return made.get(program.fault_kind, WrongInputs)(program)
 
 
@@ -144,7 +145,8 @@ def _own_words(by_rank: Sequence[Seen], victim: int, missed: dict[int, set[int]]
 class Killed(Fault):
     """A rank stops for ever at a step. The others are right until they hear of it, then they raise PeerLost.
 
-    Then they agree who is left, and go on as a group of these: with new windows, and other tokens.
+    No op fails that it has completed. Then they agree who is left, and go on as a group of these: with new windows, and
+    other tokens.
     """
 
     in_flight = True
@@ -160,12 +162,14 @@ class Killed(Fault):
         return {"kill_rank": self.victim, "kill_step": int(self._of(seed).integers(steps + 1))}
 
     def judge(self, by_rank: Sequence[Seen]) -> str:
-        first = set()
+        first, completed = set(), self._completed(by_rank[self.victim])
         for rank, seen in enumerate(by_rank):
             if rank == self.victim:
                 continue
             errors = [error for error, _ in seen]
             failed = errors.index(PEER_LOST) if PEER_LOST in errors else len(errors)
+            if failed < min(completed, len(errors)):
+                return f"rank {rank} fails in call {failed}, which rank {self.victim} completed: {seen[failed][1]}"
             if errors != [""] * failed + [PEER_LOST] * (len(errors) - failed):
                 return f"rank {rank} does not stay as it is: {errors}"
             first.add(failed)
@@ -174,9 +178,38 @@ class Killed(Fault):
             return f"survivors fail more than an op apart: {sorted(first)}"
         return _own_words(by_rank, self.victim)
 
+    def _completed(self, seen: Seen) -> int:
+        """How many calls the victim has completed, without a send whose finish it has not."""
+        parts = [part for op in self.program.sequence for part in ((SEND, FINISH) if op.islower() else (0,))]
+        count = next((at for at, (error, _) in enumerate(seen) if error), len(seen))
+        return count - 1 if count and parts[count - 1] == SEND else count
+
     def goes_on(self, seed: int) -> tuple[Program | None, str]:
         agreement = agreed(self.program.world, self.victim, int(self._of(seed).integers(2**32)))
         return _of_fewer(self.program, len(agreement.members)), agreement.wrong
+
+
+class Ended(Killed):
+    """A rank dies after its first calls, which it has completed, while another one stands still anywhere."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self._count = _some_calls(self.rng, program)
+
+    def left_out(self, calls: list[Call]) -> list[Call]:
+        own = [call for call in calls if call.rank == self.victim]
+        return own[self._count :]
+
+    def injected(self, steps: int, blocks: int, seed: int) -> dict[str, Any]:
+        rng = self._of(seed)
+        other = (self.victim + 1 + int(rng.integers(self.program.world - 1))) % self.program.world
+        stalled = {"stall_rank": other, "stall_step": int(rng.integers(steps + 1))}
+        return {"kill_rank": self.victim, "kill_step": _NEVER, **stalled}
+
+
+def _some_calls(rng: np.random.Generator, program: Program) -> int:
+    """How many calls a rank makes before it makes no more: at least one is missing."""
+    return int(rng.integers(sum(2 if op in "dc" else 1 for op in program.sequence)))
 
 
 def _of_fewer(program: Program, world: int) -> Program | None:
@@ -200,7 +233,7 @@ class Absent(Fault):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         self.victim, self.impatient = (int(rank) for rank in self.rng.permutation(program.world)[:2])
-        self._count = int(self.rng.integers(sum(2 if op in "dc" else 1 for op in program.sequence)))
+        self._count = _some_calls(self.rng, program)
         self._calls: list[list[Call]] = []
 
     def left_out(self, calls: list[Call]) -> list[Call]:

@@ -78,12 +78,16 @@ void Communicator::SetEpoch(uint32_t epoch) {
     control[moe::kControlEpochWord] = epoch;
 }
 
-void Communicator::PostAbort(int peer, uint32_t code, int culprit) {
+uint32_t Communicator::EpochOfLaunch(uint32_t part) const {
+    return part == moe::kPartFinish ? Epoch() : moe::NextEpoch(Epoch());
+}
+
+void Communicator::PostAbort(int peer, uint32_t epoch, uint32_t code, int culprit) {
     uint8_t* target = state(peer) + moe::AbortOffset(static_cast<uint32_t>(rank_));
     if (__atomic_load_n(Word(target, 0), __ATOMIC_ACQUIRE) == moe::kAbortMagic) return;  // the first cause is kept
     uint32_t block[moe::kBlockWords] = {};
     block[moe::kAbMagic] = moe::kAbortMagic;
-    block[moe::kAbEpoch] = Epoch();
+    block[moe::kAbEpoch] = epoch;
     block[moe::kAbCode] = code;
     block[moe::kAbCulprit] = static_cast<uint32_t>(culprit);
     block[moe::kAbReporter] = static_cast<uint32_t>(rank_);
@@ -154,10 +158,15 @@ bool Communicator::ArrivedByLevels(uint32_t peer) const {
     return seen == moe::NextEpoch(Epoch()) || (seen == Epoch() && !InOp(static_cast<int>(peer)));
 }
 
+// Whether this op, or one before, has failed on some rank: see AbortWatch.
 bool Communicator::Aborted() const {
     uint8_t* own = state(rank_);
+    const uint32_t next = moe::NextEpoch(Epoch());
     for (uint32_t peer = 0; peer < static_cast<uint32_t>(world_); ++peer) {
-        if (__atomic_load_n(Word(own, moe::AbortOffset(peer)), __ATOMIC_ACQUIRE) == moe::kAbortMagic) return true;
+        const uint32_t* block = Word(own, moe::AbortOffset(peer));
+        if (__atomic_load_n(block + moe::kAbMagic, __ATOMIC_ACQUIRE) == moe::kAbortMagic &&
+            __atomic_load_n(block + moe::kAbEpoch, __ATOMIC_RELAXED) != next)
+            return true;
     }
     return false;
 }
@@ -178,7 +187,7 @@ void Communicator::LookAtPeers() {
         if (peer == rank_ || Arrived(peer) || !Gone(peer)) continue;
         if (Arrived(peer)) continue;  // it ended right after delivering
         if (Aborted()) return;        // it ended after a failure that it has reported
-        PostAbort(rank_, moe::kPeerLost, peer);
+        PostAbort(rank_, Epoch(), moe::kPeerLost, peer);
         return;
     }
 }

@@ -88,9 +88,10 @@ public:
     }
     void SetEpoch(uint32_t epoch);
     uint32_t Epoch() const;
+    uint32_t EpochOfLaunch(uint32_t part) const;  // of the next one
     void* base(int rank) const { return bases_[static_cast<size_t>(rank)]; }
-    // Writes an abort block ("this rank has failed") for one rank, or for this rank itself.
-    void PostAbort(int peer, uint32_t code, int culprit);
+    // Writes an abort block ("this rank has failed, in the op of `epoch`") for one rank, or for this rank itself.
+    void PostAbort(int peer, uint32_t epoch, uint32_t code, int culprit);
 
 private:
     static void OnIdle(void* self);

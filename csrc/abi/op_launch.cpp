@@ -325,7 +325,8 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
            uint64_t fault_bytes) {
     ops::Communicator& end = *static_cast<ops::Communicator*>(comm);
     const std::lock_guard<std::mutex> lock(end.mutex());
-    LentAreaOfRun lent(end, static_cast<ops::Plan*>(plan)->info().part);
+    const uint32_t part = static_cast<ops::Plan*>(plan)->info().part, epoch = end.EpochOfLaunch(part);
+    LentAreaOfRun lent(end, part);
     try {
         ops::OpLaunch launch(end, *static_cast<ops::Plan*>(plan), inputs, outputs, record);
         if (lent.Refused(launch.lent(), record, fault, fault_bytes)) return ops::kLentRefused;
@@ -344,7 +345,7 @@ int am_run(void* comm, void* plan, const void* const* inputs, void* const* outpu
         end.EndLaunch(true);
         lent.Complete(false, false);
         // The others need not wait for a rank whose kernel has stopped.
-        for (int peer = 0; peer < end.world(); ++peer) end.PostAbort(peer, moe::kKernelFault, end.rank());
+        for (int peer = 0; peer < end.world(); ++peer) end.PostAbort(peer, epoch, moe::kKernelFault, end.rank());
         ops::GiveText(error.what(), fault, fault_bytes);
         return static_cast<int>(moe::kKernelFault);
     }

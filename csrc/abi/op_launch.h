@@ -35,8 +35,7 @@ public:
     void Finish();
     // To call right before the kernel, after all earlier ops: takes the epoch that the kernel will use.
     void Begin() {
-        epoch_ = comm_.Epoch();
-        if (plan_.info().part != moe::kPartFinish) epoch_ = moe::NextEpoch(epoch_);
+        epoch_ = comm_.EpochOfLaunch(plan_.info().part);
         // On an NPU each launch has another workspace.
         if (twin::kChecked) memset(scratch_, 0xA5, scratch_bytes_);
         comm_.BeginLaunch(plan_.info().algorithm == moe::kAlgorithmHierarchy, plan_.dispatch());

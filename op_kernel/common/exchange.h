@@ -77,7 +77,7 @@ public:
     // for other ranks before the cores meet, and the memory of a lost rank may be gone.
     __aicore__ inline Verdict LookForAborts() {
         AbortWatch aborts;
-        aborts.Init(*pipe_, context_);
+        aborts.Init(*pipe_, context_, epoch_);
         Verdict abort;
         aborts.Look(abort);
         return abort;
@@ -200,7 +200,7 @@ public:
         Notes* const notes = core_ == 0 && Noting() ? &notes_ : nullptr;
         if (Noting()) {
             notes_.BuffInit(*pipe_);
-            waiter.Heed(epoch_, notes);
+            waiter.Heed(notes);
         }
         Verdict mine = verdict_;
         Worsen(mine, waiter.Wait());

@@ -56,7 +56,7 @@ public:
             if (Arrived(headers, info_->rank)) ListAwaited(headers, words, verdict);
             if (verdict.reporter == info_->rank) {
                 const LocalTensor<uint32_t> block = abortBuf.Get<uint32_t>();
-                SetAbort(block, verdict);
+                SetAbort(block, verdict, FirstFailure(block));
                 PostAborts(headers, block, sender);
                 if (info_->transport == kTransportRdma)
                     PostFarAborts(headers, block, sender, itemBuf.Get<uint64_t>(), link, items);
@@ -149,9 +149,20 @@ private:
         }
         words.SetValue(kRecAwaitedCount, static_cast<int32_t>(count));
     }
-    __aicore__ inline void SetAbort(const LocalTensor<uint32_t>& block, const Verdict& verdict) {
+    // The op in which this rank has failed, or its host has seen that a peer is gone: AbortWatch compares it. Later ops
+    // of this rank post the same again.
+    __aicore__ inline uint32_t FirstFailure(const LocalTensor<uint32_t>& block) const {
+        GlobalTensor<uint32_t> own;
+        own.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) + AbortOffset(info_->rank)),
+                            kBlockWords);
+        SyncFunc<HardEvent::S_MTE2>();
+        AscendC::DataCopy(block, own, kBlockWords);
+        SyncFunc<HardEvent::MTE2_S>();
+        return block.GetValue(kAbMagic) == kAbortMagic ? block.GetValue(kAbEpoch) : epoch_;
+    }
+    __aicore__ inline void SetAbort(const LocalTensor<uint32_t>& block, const Verdict& verdict, uint32_t epoch) {
         block.SetValue(kAbMagic, kAbortMagic);
-        block.SetValue(kAbEpoch, epoch_);
+        block.SetValue(kAbEpoch, epoch);
         block.SetValue(kAbCode, verdict.code);
         block.SetValue(kAbCulprit, verdict.source);
         block.SetValue(kAbReporter, info_->rank);

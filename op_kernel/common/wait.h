@@ -18,9 +18,14 @@ constexpr uint32_t kLooksAnAbort = 16;
 // Abort blocks of this rank's state area, many in one contiguous read. In a wait core 0 alone reads them, and calls the
 // other cores by the fail block; when its time is over, or it is called, every core reads them for itself, so that all
 // give the same reason.
+//
+// An abort block of the next op does not end this one: its source has completed this op, for which it had a message of
+// every rank. So it has sent its own, and each of the others has begun to send theirs and will complete that, or is
+// found missing by itself. The next op finds the block when it begins.
 class AbortWatch {
 public:
-    __aicore__ inline void Init(TPipe& pipe, const WindowContext& context) {
+    __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, uint32_t epoch) {
+        epoch_ = epoch;
         world_ = context.world();
         rank_ = context.rank();
         blocks_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kAbortOffset),
@@ -28,11 +33,8 @@ public:
         pipe.InitBuffer(buf_, AbortBytes(world_));
     }
     // Between servers, in a wait: Look also finds notes of other algorithms, where there is no abort.
-    __aicore__ inline void TakeNotes(uint32_t epoch, uint32_t algorithm) {
-        epoch_ = epoch;
-        algorithm_ = algorithm;
-    }
-    // True: there is an abort block; `verdict` is that of the lowest source rank. Or kNoted.
+    __aicore__ inline void TakeNotes(uint32_t algorithm) { algorithm_ = algorithm; }
+    // True: there is an abort block of this op or one before; `verdict` is that of the lowest source rank. Or kNoted.
     __aicore__ inline bool Look(Verdict& verdict) {
         noted_ = 0;
         Verdict note;
@@ -70,8 +72,12 @@ private:
         for (uint32_t i = 0; i < count; ++i) {
             const uint32_t at = i * kBlockWords, source = first + i;
             const uint32_t magic = words.GetValue(at + kAbMagic);
-            if (epoch_ != 0 && (magic == kNoteMagic || source == rank_)) TakeNote(words, at, source, note);
+            if (algorithm_ != 0 && (magic == kNoteMagic || source == rank_)) TakeNote(words, at, source, note);
             if (magic != kAbortMagic || words.GetValue(at + kAbMark) != kAbortMagic) continue;
+            if (words.GetValue(at + kAbEpoch) == NextEpoch(epoch_)) {
+                if (noted_ == source) ++noted_;
+                continue;
+            }
             verdict = Verdict();
             verdict.code = words.GetValue(at + kAbCode);
             verdict.source = words.GetValue(at + kAbCulprit);
@@ -96,9 +102,9 @@ private:
     UbBuf buf_;
     uint32_t world_ = 0;
     uint32_t rank_ = 0;
-    uint32_t epoch_ = 0;  // 0: nobody asks for notes
-    uint32_t algorithm_ = 0;
-    uint32_t noted_ = 0;  // this many first ranks
+    uint32_t epoch_ = 0;
+    uint32_t algorithm_ = 0;  // 0: nobody asks for notes
+    uint32_t noted_ = 0;      // this many first ranks
 };
 
 // The fail block of this rank's own state area. In direct every core waits for all messages, and the cores do
@@ -329,7 +335,7 @@ public:
         messageWords_ = StatusMessageBytes(config.counts) / sizeof(uint32_t);
         strideBytes_ = StatusStride(info.world);
         reader_.Init(info, config, epoch);
-        aborts_.Init(pipe, context);
+        aborts_.Init(pipe, context, epoch);
         messages_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) +
                                                                      StatusOffset(info.world, Parity(epoch), 0)),
                                   static_cast<uint64_t>(info.world) * strideBytes_ / sizeof(uint32_t));
@@ -349,8 +355,8 @@ public:
         flags_.InitBits(pipe, *info_);
     }
     // Between servers: what other ranks tell of their algorithm. `notes`: nullptr on a core that sends none.
-    __aicore__ inline void Heed(uint32_t epoch, Notes* notes) {
-        aborts_.TakeNotes(epoch, info_->algorithm);
+    __aicore__ inline void Heed(Notes* notes) {
+        aborts_.TakeNotes(info_->algorithm);
         notes_ = notes;
     }
     // A core that looks at aborts when core 0 calls it.
@@ -638,8 +644,8 @@ public:
     __aicore__ inline Verdict Wait(TPipe& pipe, const WindowContext& context, const MoeDistributeInfo& info,
                                    uint32_t epoch, Notes& notes) {
         AbortWatch watch;
-        watch.Init(pipe, context);
-        watch.TakeNotes(epoch, info.algorithm);
+        watch.Init(pipe, context, epoch);
+        watch.TakeNotes(info.algorithm);
         notes.BuffInit(pipe);
         notes.Send();
         const int64_t start = AscendC::GetSystemCycle();

@@ -66,8 +66,7 @@ def kill_drawn(seed: int) -> None:
     with ascend_moe.LocalCluster(world) as cluster:
         with pytest.raises(Dies) as lost:
             cluster.run(work)
-        found = lost.value.results  # type: ignore[attr-defined]
-        assert sorted(found) == alive
+        found = cases.results_of(lost.value, alive)
         assert len({str(each.alive) for each in found.values()}) == 1
         assert [found[rank].place.rank for rank in alive] == list(range(len(alive)))
         assert {found[rank].place.world for rank in alive} == {len(alive)}
@@ -104,7 +103,7 @@ def test_shrinking_twice_and_what_is_left_after_run(library: WindowLibrary) -> N
     with ascend_moe.LocalCluster(4) as cluster:
         with pytest.raises(Dies) as lost:
             cluster.run(work)
-        assert lost.value.results == {0: [3, 2], 2: [3, 2]}  # type: ignore[attr-defined]
+        assert cases.results_of(lost.value, [0, 2]) == {0: [3, 2], 2: [3, 2]}
         assert library.mapped == {}, "the windows of all groups are gone with their ranks"
         assert ascend_moe.comm.threads.names() == [cluster.name]
 

@@ -58,6 +58,14 @@ def go_on(place: Place, count: int, timeout: float | None = None) -> Survived:
     raise AssertionError(f"more ranks are lost than there were: {past}")
 
 
+def results_of(lost: BaseException, alive: list[int]) -> dict[int, Any]:
+    """What the functions of these ranks have returned, where LocalCluster.run has raised ``lost`` of another one."""
+    raised = {rank: f"{type(error).__name__}: {error}" for rank, error in lost.others.items()}  # type: ignore[attr-defined]
+    results: dict[int, Any] = lost.results  # type: ignore[attr-defined]
+    assert sorted(results) == alive, f"ranks {sorted(results)} have returned, not {alive}; the others raised {raised}"
+    return results
+
+
 # ---- in rank processes
 
 

@@ -72,6 +72,12 @@ def test_killed_at_any_step(numbers: range, tally: Tally) -> None:
     with_faults(["kill"], numbers, tally)
 
 
+@soak_rows.row("kill, explored", quick=90, full=3000, chunk=750)
+def test_no_op_fails_that_the_lost_rank_has_completed(numbers: range, tally: Tally) -> None:
+    """It dies between two ops while another stands still in one: who is ahead fails in the next, nobody in this."""
+    with_faults(["ended"], numbers, tally)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("first", range(0, 200, 50))
 def test_200_kill_points_after_which_three_of_four_ranks_go_on(first: int) -> None:
@@ -220,8 +226,9 @@ def test_what_survivors_must_not_say() -> None:
         texts = [f"dispatch: rank {named} is lost, found by rank {finder} at epoch 3{more}" for finder in finders]
         return [*[("", "")] * (3 - len(texts)), *[("PeerLost", text) for text in texts]]
 
-    def judged(first: list[tuple[str, str]], second: list[tuple[str, str]]) -> str:
-        return goes_wrong.judge([first if rank == one else second if rank == two else [] for rank in range(3)])
+    def judged(first: list[tuple[str, str]], second: list[tuple[str, str]], completed: int = 0) -> str:
+        others = {one: first, two: second, victim: [("", "")] * completed}
+        return goes_wrong.judge([others[rank] for rank in range(3)])
 
     assert not judged(said(one, one), said(one, one)) and not judged(said(), said(two))
     assert "names another" in judged(said(one), said(one, named=one))
@@ -229,6 +236,8 @@ def test_what_survivors_must_not_say() -> None:
     assert "waits again" in judged(said(one, one, more="; missing: rank 0"), said(one, one))
     assert "does not stay" in judged([*said(one)[2:], *said(one)[1:]], said(one, one, one))
     assert "apart" in judged(said(), said(two, two))
+    assert not judged(said(one, one), said(one, one), 1)
+    assert f"fails in call 1, which rank {victim} completed" in judged(said(one, one), said(one, one), 2)
 
 
 @soak_rows.row("stop, explored", quick=20, full=3000, chunk=750)

@@ -214,7 +214,7 @@ def special(build: Build, finder: str) -> explore.Result:
     if finder == LONG_LISTS:
         return _campaign(build, [replace(LONG, seed=seed) for seed in range(40)], 40, 1, a_case=1)
     if finder == FAULTS:  # what `make test` plays of ranks that die, call no more, or have wrong inputs
-        programs = [each for fault in ("kill", "absent", "spoilt") for each in faulty(range(60), [fault])]
+        programs = [each for fault in ("kill", "ended", "absent", "spoilt") for each in faulty(range(60), [fault])]
         programs += faulty(range(140), WRONG_INPUTS)
         programs += long_faulty(range(4 * len(LONG_SHARES)))
         return _campaign(build, programs, len(programs), 0, a_case=1)

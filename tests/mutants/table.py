@@ -1257,7 +1257,18 @@ PATCHES = r"""
 @ common/wait
 - if (magic != kAbortMagic || words.GetValue(at + kAbMark) != kAbortMagic) continue;
 + if (magic != kAbortMagic) continue;
+= an abort of the next op ends this one
+! faults
+@ common/wait
+- if (words.GetValue(at + kAbEpoch) == NextEpoch(epoch_)) {
++ if (words.GetValue(at + kAbEpoch) == 0) {
+= a failed rank posts its abort again with a later epoch
+! faults
+@ common/report
+- return block.GetValue(kAbMagic) == kAbortMagic ? block.GetValue(kAbEpoch) : epoch_;
++ return epoch_;
 = an abort is passed on as one's own
+@ common/wait
 - verdict.reporter = words.GetValue(at + kAbReporter);
 + verdict.reporter = rank_;
 = aborts are looked at when time is over

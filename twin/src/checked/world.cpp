@@ -430,10 +430,15 @@ void World::GiveWay(CoreState& core, const Loc& loc, bool idle) {
     Park(core, CoreStatus::kReady, loc);
 }
 
-// Called when nothing can move. True when it has woken something.
+// Called when nothing can move. True when it has woken something. A rank to be killed later dies now, and the others
+// see that before a stalled rank moves on, and before a deadline passes.
 bool World::Idle() {
     ++idle_rounds_;
-    for (uint32_t r = 0; r < rank_count_; ++r) {
+    const auto dies = std::find_if(ranks_.begin(), ranks_.begin() + rank_count_, [this](const auto& rank) {
+        return rank->program->rank == options_.injection.kill_rank && !rank->dead;
+    });
+    const bool killed = dies != ranks_.begin() + rank_count_;
+    for (uint32_t r = 0; r < rank_count_ && !killed; ++r) {
         if (ranks_[r]->stalled) {
             ranks_[r]->stalled = false;
             options_.injection.stall_rank = -1;
@@ -456,12 +461,17 @@ bool World::Idle() {
     }
     // Time passes: waits expire, hosts check whether their peers live.
     result_.time_passed = true;
-    cycles_ += kJumpCycles;
+    if (killed) {
+        Kill(**dies);
+    } else {
+        cycles_ += kJumpCycles;
+    }
     bool anybody = false;
     for (uint32_t r = 0; r < rank_count_; ++r) {
         RankState& rank = *ranks_[r];
-        if (rank.step == nullptr || Frozen(rank)) continue;
+        if (rank.step == nullptr || rank.dead) continue;
         anybody = true;
+        if (rank.stalled) continue;
         const IdlePolicy* idle = rank.program->idle;
         if (idle != nullptr && idle->on_idle != nullptr) idle->on_idle(idle->on_idle_argument);
     }
@@ -478,15 +488,16 @@ void World::FailHanging(const char* how) {
     if (!FiberHost::FailHanging(cores_, how, counts)) live_ranks_ = 0;
 }
 
+void World::Kill(RankState& rank) {
+    rank.dead = true;
+    if (rank.step != nullptr) --live_ranks_;
+}
+
 void World::Inject() {
     const Injection& in = options_.injection;
     for (uint32_t r = 0; r < rank_count_; ++r) {
         RankState& rank = *ranks_[r];
-        if (rank.program->rank == in.kill_rank && result_.steps >= in.kill_step && !rank.dead) {
-            rank.dead = true;
-            if (rank.step == nullptr) continue;
-            --live_ranks_;
-        }
+        if (rank.program->rank == in.kill_rank && result_.steps >= in.kill_step && !rank.dead) Kill(rank);
         if (rank.program->rank == in.stall_rank && result_.steps >= in.stall_step) rank.stalled = true;
     }
 }

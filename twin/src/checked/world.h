@@ -203,6 +203,7 @@ private:
     bool Idle();
     void FailHanging(const char* how);
     void Inject();
+    void Kill(RankState& rank);
     void Look(CoreState& core, bool waiting);
     bool Frozen(const RankState& rank) const { return rank.dead || rank.stalled; }
 

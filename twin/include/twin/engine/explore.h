@@ -23,7 +23,7 @@ enum class Policy : uint8_t {
 
 // Faults that a run injects.
 struct Injection {
-    int kill_rank = -1;  // frozen for ever at step `kill_step`
+    int kill_rank = -1;  // frozen for ever at step `kill_step`, or when nobody else can move before that
     uint64_t kill_step = 0;
     int stall_rank = -1;  // frozen until nobody else can move, from step `stall_step`
     uint64_t stall_step = 0;
