@@ -29,6 +29,14 @@ def given_ids(ids: Tensor, tokens: int, k: int, experts: int) -> Tensor:
     return ids.long()
 
 
+def need_held(name: str, ids: Tensor, dtype: torch.dtype) -> None:
+    """Raises ArgumentError for an id that ``dtype`` does not hold; on other devices than the CPU nothing is read."""
+    most = torch.iinfo(dtype).max
+    if torch.iinfo(ids.dtype).max > most and ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        highest = int(ids.max()) if ids.numel() else 0
+        need(highest <= most, name, "has id {}; {} holds ids to {}: take a wider dtype", highest, dtype, most)
+
+
 def taken(values: Tensor, ids: Tensor, absent: float = 0.0) -> Tensor:
     """Returns the values ``(T, k)`` of ``(T, E)`` at given ids; ``absent`` where the id is -1."""
     return torch.where(ids >= 0, values.gather(1, ids.clamp(min=0)), absent)
@@ -202,13 +210,16 @@ class RouterReplay:
     def record_indices(self, topk_indices: Tensor) -> None:
         """Records ids ``(T, k)``: keeps ``topk_indices``, or copies it into the static buffer.
 
-        Raises ArgumentError where it has more tokens than the buffer.
+        Raises ArgumentError where it has more tokens than the buffer, another k, or on the CPU an id that the buffer's
+        dtype does not hold. Rows of the buffer behind the tokens stay as they are.
         """
         if self.static_buffer is None:
             self.recorded_topk_idx = topk_indices
             return
         tokens, most = topk_indices.shape[0], self.static_buffer.shape[0]
         need(tokens <= most, "topk_indices", "has {} tokens, the static buffer {}; make it larger", tokens, most)
+        need_shape("topk_indices", topk_indices, (tokens, self.static_buffer.shape[1]))
+        need_held("topk_indices", topk_indices, self.static_buffer.dtype)
         self.recorded_topk_idx = self.static_buffer[:tokens].copy_(topk_indices)
 
     def get_replay_topk(
@@ -256,7 +267,8 @@ class RouteCapture(nn.Module):
         seen: ``(1,)`` int64, all steps so far; step n is at ``n % steps``.
 
     Raises:
-        ArgumentError: a number below 1, another dtype; in a call: ids that are not ``(T <= max_tokens, k)`` integers.
+        ArgumentError: a number below 1, another dtype; in a call: ids that are not ``(T <= max_tokens, k)`` integers,
+            or on the CPU an id that ``dtype`` does not hold.
     """
 
     ring: Tensor
@@ -286,7 +298,8 @@ class RouteCapture(nn.Module):
     def forward(self, ids: Tensor) -> None:
         """Keeps ids ``(T, k)`` as the newest step, in place of the oldest.
 
-        Raises ArgumentError where they have more tokens than a step, or another k.
+        Raises ArgumentError where they have more tokens than a step, another k, or on the CPU an id that the ring's
+        dtype does not hold.
         """
         steps, most, top_k = self.ring.shape
         need_dims("ids", ids, 2, dtypes=ID_DTYPES)
@@ -294,6 +307,7 @@ class RouteCapture(nn.Module):
         need(fits, "ids", "are {}; the capture takes up to {} tokens of {}", ids.shape, most, top_k)
         if runs_again():
             return
+        need_held("ids", ids, self.ring.dtype)
         place = self.seen % steps
         step = nn.functional.pad(ids.to(self.ring.dtype), (0, 0, 0, most - ids.shape[0]), value=-1)
         self.ring.index_copy_(0, place, step[None])

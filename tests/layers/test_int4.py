@@ -15,7 +15,7 @@ from ascend_moe import LocalCluster, MoEConfig, MoELayer
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import grouped_mlp, npu_grouped_matmul
-from ascend_moe.experts.int4 import pack_int4, unpack_int4
+from ascend_moe.experts.int4 import correction_of, pack_int4, quantize_weight_int4, unpack_int4
 from ascend_moe.npu import npu_grouped_matmul_swiglu_quant, npu_grouped_matmul_swiglu_quant_v2
 
 EXPERTS, ROWS, INNER, WIDTH = 3, 7, 16, 24
@@ -110,6 +110,28 @@ def test_w4a8_is_the_formula_in_float64(dtype: torch.dtype, groups: int) -> None
         [x], [packed], scale=[scale], bias=[bias], **call | {"group_list": COUNTS.cumsum(0), "group_list_type": 0}
     )
     assert torch.equal(sums[0], expected)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 16])
+def test_the_correction_is_eight_times_each_groups_sum_by_its_own_scale(groups: int) -> None:
+    """Of each column in float64; of one expert and of all; so the product with it is exact."""
+    codes, scale = int4s(EXPERTS, INNER, WIDTH, seed=2), powers(EXPERTS, groups, WIDTH, seed=3)
+    expected = torch.zeros(EXPERTS, WIDTH, dtype=torch.float64)
+    for row in range(INNER):
+        expected += 8 * codes[:, row].double() * scale[:, row // (INNER // groups)].double()
+    assert torch.equal(correction_of(codes, scale), expected.float())
+    assert all(
+        torch.equal(correction_of(*one), wanted.float()) for *one, wanted in zip(codes, scale, expected, strict=True)
+    )
+    weight = 7 * codes.sign() * spread(scale)  # its scales are these powers, its codes -7, 0 and 7
+    weight[:, :: INNER // groups] = 7 * scale
+    packed, made, correction = quantize_weight_int4(weight, INNER // groups)
+    assert torch.equal(made, scale) and torch.equal(unpack_int4(packed) * spread(scale), weight)
+    assert torch.equal(correction, (8 * weight.double().sum(1)).float())
+    x = int8s(ROWS, INNER, seed=1)
+    call = FORM | {"per_token_scale": [torch.ones(ROWS)], "output_dtype": torch.float32}
+    (y,) = npu_grouped_matmul([x], [packed], scale=[made], bias=[correction], **call)
+    assert torch.equal(y.double(), by_row(x, weight))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 16])

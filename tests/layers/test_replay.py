@@ -120,6 +120,48 @@ def test_a_capture_keeps_the_last_steps_of_any_size() -> None:
     assert capture.last() == []
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
+def test_captures_and_static_buffers_keep_every_id_or_refuse_it(dtype: torch.dtype) -> None:
+    """200 steps of drawn sizes in rings and shared static buffers; an id that the dtype does not hold is named.
+
+    Behind a step's tokens the ring has -1, also where a longer step was. Each of three routers records into its own
+    part of one buffer, which is longer than the batch, and leaves the rows behind it as they were.
+    """
+    generator, most = torch.Generator().manual_seed(8), torch.iinfo(dtype).max
+    capture = RouteCapture(T, K, steps=3, dtype=dtype)
+    RouterReplay.clear_global_router_replay_instances()
+    routers, shared = [RouterReplay() for _ in range(3)], torch.full((T, 3, K), -7, dtype=dtype)
+    RouterReplay.set_global_static_buffers(shared)
+    RouterReplay.set_global_router_replay_action(RECORD)
+    for step in range(200):
+        size, kind = (int(torch.randint(0, end, (), generator=generator)) for end in (T + 1, 3))
+        kind = (torch.int16, torch.int32, torch.int64)[kind]
+        highest = min(most, torch.iinfo(kind).max)
+        all_ids = [torch.randint(-1, highest, (size, K), generator=generator).to(kind) for _ in routers]
+        all_ids[step % 3].masked_fill_(torch.rand(size, K, generator=generator) < 0.2, highest)
+        before = shared.clone()
+        for number, ids in enumerate(all_ids):
+            routers[number].chose(ids)
+            before[:size, number] = ids
+        assert torch.equal(shared, before)
+        capture(all_ids[0])
+        for kept, ids in zip(RouterReplay.get_recorded_data(), all_ids, strict=True):
+            assert kept is not None and kept.dtype == dtype and torch.equal(kept.long(), ids.long())
+        assert torch.equal(capture.last(1)[0].long(), all_ids[0].long())
+        assert bool((capture.ring[step % 3, size:] == -1).all()) and capture.ring.dtype == dtype
+    kept, seen = capture.ring.clone(), int(capture.seen)
+    for wrong in (most + 1, 2**40):
+        for ask, name in ((capture, "ids"), (routers[1].record_indices, "topk_indices")):
+            with pytest.raises(
+                ArgumentError, match=f"{name} has id {wrong}; {dtype} holds ids to {most}: take a wider"
+            ):
+                ask(torch.tensor([[0, 1], [wrong, 2]]))
+    with pytest.raises(ArgumentError, match=rf"topk_indices is \(2, 1\).*must be \(2, {K}\)"):
+        routers[1].record_indices(torch.zeros(2, 1, dtype=torch.int64))
+    assert torch.equal(capture.ring, kept) and int(capture.seen) == seen and torch.equal(shared, before)
+    RouterReplay.clear_global_router_replay_instances()
+
+
 @pytest.mark.parametrize(
     "backend", ["eager", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("aot_eager", "inductor"))]
 )
