@@ -1,4 +1,4 @@
-"""What torch does around a call: it casts under autocast, and runs a forward again in a backward (checkpoint).
+"""Torch's state around a call: autocast, the default device, and a backward that runs a forward again (checkpoint).
 
 A layer has dtypes of its own: a router in another dtype chooses other experts. A forward that a backward runs again
 takes the place of one that has been: what counts or records its tokens does so once.

@@ -24,6 +24,7 @@ import ascend_moe
 from ascend_moe import MoEConfig, MoELayer, npu, placement, routing
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import KINDS, make_dispatcher
+from ascend_moe.experts.products import int8_matmul_by_float32
 from ascend_moe.interop import fused_moe, megatron, sglang, vllm
 from ascend_moe.interop.cann_ops_transformer import MoeDistributeBuffer
 from ascend_moe.interop.deep_ep import Buffer
@@ -219,8 +220,10 @@ def canns_buffer(rank: int, group: str) -> Run:
 def operators(rank: int, group: str) -> Run:
     """Every operator of torch_npu's beside dispatch and combine, in each mode."""
 
+    codes = torch.arange(-128, 128, dtype=torch.int8).view(16, 16)
+
     def run() -> list[Tensor]:
-        made = []
+        made = [int8_matmul_by_float32(codes, codes.t())]  # of machines without int8 instructions
         for call in torch_npu_calls.CALLS:
             function = getattr(npu, call.op, None)  # as a caller has it; of an overload the operator
             outputs = call.run() if function is None else function(*call.args, **call.kwargs)
@@ -358,10 +361,24 @@ def same_in(states: Sequence[str], name: str, clusters: Clusters) -> None:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_results_do_not_depend_on_torchs_state(name: str, clusters: Clusters) -> None:
-    generator = random.Random(name)
-    both = ["autocast", "filled memory", generator.choice(["bfloat16 by default", "float64 by default"])]
-    same_in([*both, "device meta by default"], name, clusters)
-    same_in([*both, *generator.sample(["inference"], generator.randint(0, 1))], name, clusters)
+    number = [*MAKERS].index(name)
+    states = ["autocast", "filled memory", ("bfloat16 by default", "float64 by default")[number % 2]]
+    same_in([*states, "device meta by default"] if number % 5 else [*states, "inference"], name, clusters)
+
+
+@pytest.mark.nightly
+def test_a_compiled_layer_keeps_its_dtypes_under_autocast(clusters: Clusters) -> None:
+    def body(rank: int, group: str) -> None:
+        layer = MoELayer(MoEConfig(H, 24, E, K), make_dispatcher("mc2", Place(group, W, rank), E), dtype=torch.float32)
+        layer.init_weights()
+        x = drawn(T, H)
+        wanted = layer(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(torch.compile(layer, fullgraph=True, backend="eager")(x), wanted)
+            half = layer(x.bfloat16())
+        assert half.dtype == torch.bfloat16 and torch.equal(half, layer(x.bfloat16().float()).bfloat16())
+
+    clusters[W].run(body)
 
 
 @pytest.mark.nightly
@@ -388,9 +405,10 @@ def test_new_tensors_have_a_device_and_floats_a_dtype() -> None:
         if name in BY_DEFAULT or name.split("/")[0] in TOOLS:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"torch.{each}" for each in MADE}:
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr in MADE and ast.unparse(called.value) == "torch":
                 given = {keyword.arg for keyword in node.keywords}
-                wanted = {"device"} | ({"dtype"} if ast.unparse(node.func)[6:] in FLOATS else set())
+                wanted = {"device"} | ({"dtype"} if called.attr in FLOATS else set())
                 if None not in given and not wanted <= given:  # None: of a dictionary
                     found.append(f"{name}:{node.lineno}: {ast.unparse(node)} without {sorted(wanted - given)}")
     assert not found, "\n".join(found)

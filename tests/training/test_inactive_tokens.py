@@ -96,7 +96,7 @@ def equal(found: list[Tensor | None], wanted: list[Tensor | None]) -> None:
         assert one is None or (one.isfinite().all() and torch.equal(one, other))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(16))
 def test_a_layer_does_not_see_what_inactive_tokens_hold(seed: int, clusters: Any) -> None:
     draw = Draw(seed)
     wanted, found = (clusters[draw.world].run(functools.partial(draw.outcome, filled)) for filled in (False, True))
@@ -105,7 +105,7 @@ def test_a_layer_does_not_see_what_inactive_tokens_hold(seed: int, clusters: Any
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(30, 1030))
+@pytest.mark.parametrize("seed", range(16, 1016))
 def test_no_layer_sees_what_inactive_tokens_hold(seed: int, clusters: Any) -> None:
     test_a_layer_does_not_see_what_inactive_tokens_hold(seed, clusters)
 

@@ -79,7 +79,7 @@ def all_as_without(count: int) -> None:
 
 def test_a_token_counts_once_in_any_nest_of_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", None)
-    all_as_without(60)
+    all_as_without(25)
 
 
 @pytest.mark.nightly
