@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ascend_moe._modules import FittedModule, need_values, without_casts
 from ascend_moe._torch_state import autocasts, without_autocast
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher
@@ -18,7 +19,7 @@ from ascend_moe.experts import Activation, grouped_mlp, quantize_weight, quantiz
 from ascend_moe.experts.int4 import bits_of
 from ascend_moe.experts.quant import scale_of_bits
 from ascend_moe.experts.rank_experts import RankExperts, held_text
-from ascend_moe.experts.weights import Codes, fit_state_dict, keep_codes, quantize_for, without_casts
+from ascend_moe.experts.weights import Codes, ScaleWatch, keep_codes, plain, quantize_for
 from ascend_moe.moe_config import ROUTERS
 from ascend_moe.moe_config import MoEConfig as MoEConfig
 from ascend_moe.placement import Balance, contiguous_balance, remap, shrunk
@@ -32,7 +33,7 @@ def _need_floats(name: str, dtype: torch.dtype) -> None:
     need(dtype in ROW_DTYPES, name, "is {}; need torch.bfloat16, torch.float16 or torch.float32", dtype)
 
 
-class MoELayer(RankExperts):
+class MoELayer(RankExperts, FittedModule):
     """Routes tokens, runs this rank's experts, and sums their weighted rows.
 
     All ranks of the dispatcher's group call ``forward`` together. A new layer has no values in its weights:
@@ -149,6 +150,7 @@ class MoELayer(RankExperts):
         for name in _EXPERTS:
             self.register_buffer(f"{name}_scale", None)
             self.register_buffer(f"{name}_correction", None)
+        self._watch = ScaleWatch(*_EXPERTS)
 
     def _place_experts(self, placement: Balance | None, experts: int, device: torch.device | str | None) -> None:
         """Takes the copies of each expert, and the expert of each physical one; without a placement one of each."""
@@ -156,7 +158,8 @@ class MoELayer(RankExperts):
             need_shape("placement", placement.replica_counts, (1, experts))
         self._placement = placement
         self._slots = list(range(experts)) if placement is None else placement.physical_to_logical[0].tolist()
-        table = None if placement is None else placement.logical_to_physical[0].to(device=device, dtype=torch.int32)
+        where = torch.empty(0, dtype=torch.int32, device=device)  # the default device, where None is given
+        table = None if placement is None else self._new_buffer("copies", where)
         self.register_buffer("copies", table, persistent=False)
 
     @property
@@ -164,6 +167,11 @@ class MoELayer(RankExperts):
         """Which experts this rank has, as text."""
         first, local = self.dispatcher.rank * self.dispatcher.local_experts, self.dispatcher.local_experts
         return held_text(self._slots[first : first + local], self.config.num_experts)
+
+    def _new_buffer(self, name: str, like: Tensor) -> Tensor:
+        """Of ``copies``, the one buffer that no state dict has."""
+        assert self._placement is not None
+        return self._placement.logical_to_physical[0].to(device=like.device, dtype=torch.int32)
 
     @with_typed_errors
     def shrink(self, place: Place, alive: Sequence[int]) -> None:
@@ -257,6 +265,7 @@ class MoELayer(RankExperts):
             setattr(self, f"{name}_scale", made[1])
             setattr(self, f"{name}_correction", made[2] if len(made) > 2 else None)
         self._fit_scales()
+        self._watch.renew(self)
         return self
 
     @property
@@ -293,10 +302,10 @@ class MoELayer(RankExperts):
                 rule = "is {}, the layer's weights are {}: call quantize_() before load_state_dict"
                 coded = given.dtype in (torch.int8, torch.int32)
                 need(not coded, prefix + name, rule, str(given.dtype).removeprefix("torch."), self.dtype)
-        fit_state_dict(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
         if self.quant_mode:
             keep_codes(self, *_EXPERTS)
+            self._watch.renew(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MoELayer:
         """Moves and casts. The gate keeps its dtype, scales and codes too; ``dtype`` goes with the other weights."""
@@ -310,6 +319,7 @@ class MoELayer(RankExperts):
         if self.quant_mode:
             keep_codes(self, *_EXPERTS)
             self._fit_scales()
+            self._watch.renew(self)
         return self
 
     @property
@@ -429,8 +439,11 @@ class MoELayer(RankExperts):
             global_bs: as of ``forward``, in tokens.
 
         Raises:
-            Errors: the dispatcher's.
+            ArgumentError: the experts' codes have become floats, or a scale was written without them.
+            Other errors: the dispatcher's.
         """
+        if self.quant_mode:
+            self._watch.check(self)
         return self.dispatcher.dispatch(
             entering,
             ids,
@@ -468,7 +481,11 @@ class MoELayer(RankExperts):
         the lower id is chosen; by a softmax or llama4 router in bf16 or fp16, which has many, the one that torch.topk
         takes, as in transformers. ``replay`` may give the ids, ``capture`` keeps them. Router "hash" needs
         ``input_ids``, one a token.
+
+        Raises:
+            ArgumentError: a weight is on meta, a shape does not fit, or what ``replay`` gives.
         """
+        need_values(self, tokens)
         logits = functional.linear(tokens.to(self.gate_weight.dtype), self.gate_weight, self.logit_bias).float()
         router = ROUTES[self.config.router]
         weights, ids = replayed(self.replay, lambda given: router(self, logits, Hints(input_ids, given)))
@@ -481,7 +498,7 @@ class MoELayer(RankExperts):
         quantized = self.quant_mode != 0
         weights: tuple[Tensor, Tensor] = (self.w_gate_up, self.w_down)
         if quantized:
-            weights = (self.w_gate_up.detach(), self.w_down.detach())  # plain tensors, of `Codes`
+            weights = (plain(self.w_gate_up), plain(self.w_down))
         # Rows that autograd follows are not put into memory that is there before them.
         leaves = (*weights, sent.expand_x, sent.dynamic_scales)
         followed = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)

@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from ascend_moe._modules import need_unsaved
 from ascend_moe.comm.place import Place
 from ascend_moe.errors import need
 from ascend_moe.moe_config import SpecialExperts
@@ -186,6 +187,10 @@ class Dispatcher(ABC):
     def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
         """This one: it stands for ranks and keeps nothing of a call, so that copies of a layer share it."""
         return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        need_unsaved("dispatcher", self)
+        raise AssertionError
 
     def dispatch(
         self,

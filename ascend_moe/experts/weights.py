@@ -1,69 +1,107 @@
-"""Weights as modules hold them: codes that no copy of floats changes, and what a state dict may put into a module."""
+"""Quantized weights as modules hold them: codes that no copy of floats changes, and scales that belong to them."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ascend_moe.errors import need, need_dtype, need_shape
+from ascend_moe._modules import FLOATS
+from ascend_moe.errors import need, need_shape
 from ascend_moe.experts.int4 import logical_shape, quantize_weight_int4
 from ascend_moe.experts.quant import quantize_weight
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 
 
-class Codes(nn.Parameter):
+class _Guarded(Tensor):
+    """Memory of codes, whole or a part of them, as views, ``data``, ``detach()`` and state dicts lead to it."""
+
+    _is_param = True  # as nn.Parameter's instances: what torch compiles takes no other class
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        traced = torch.compiler.is_compiling()
+        if not traced:
+            _need_codes(func, args, kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            made = func(*args, **(kwargs or {}))
+        # Graphs have plain tensors, and detach by the operator.
+        plainly = traced or func is torch.ops.aten.detach.default
+        return made if plainly else _guarded(made, args[0] if args else None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = memo[id(self)] = plain(self).clone()
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A saved state dict has no class of this package.
+        return plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+class Codes(_Guarded, nn.Parameter):
     """A parameter of int8, int4 or fp8 codes, which mean nothing without their scales.
 
-    A copy of another dtype into it, into its ``data`` or into a part of them raises ArgumentError: floats would become
-    codes and keep the old scales. Operators get a plain tensor from ``detach()``.
+    A copy of another dtype into its memory raises ArgumentError: floats would become codes and keep the old scales. So
+    do copies into its ``data``, into what ``detach()`` returns, the tensors of a state dict, and parts of all these.
+    `plain` returns the tensor for operators. ``torch.save`` stores a plain parameter.
     """
 
     def __new__(cls, data: Tensor) -> Codes:
         return torch.Tensor._make_subclass(cls, data.detach(), False)
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.copy_:
-            _need_codes(args[0], args[1] if len(args) > 1 else (kwargs or {}).get("other"))
-        elif func is Tensor.__setitem__:
-            _need_codes(args[0], args[2])
-        elif func is torch._foreach_copy_:
-            for own, given in zip(*args[:2], strict=True):
-                _need_codes(own, given)
-        with torch._C.DisableTorchFunctionSubclass():
-            made = func(*args, **(kwargs or {}))
-        # A state dict has plain tensors, which every loader knows, and a compiler follows no class.
-        return made if func is Tensor.detach else _guarded(made, args[0] if args else None)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Codes:
-        copied = memo[id(self)] = type(self)(self.detach().clone())
+        copied = memo[id(self)] = type(self)(plain(self).clone())
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return type(self), (self.detach(),)
+        return nn.Parameter(plain(self), False).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
-def _need_codes(own: Any, given: Any) -> None:
-    if isinstance(own, Codes) and isinstance(given, Tensor):
-        rule = "are {}, and {} is copied into them, without new scales: use load_state_dict, or make a new layer"
-        need(given.dtype == own.dtype, "codes", rule, own.dtype, given.dtype)
+def plain(tensor: Tensor) -> Tensor:
+    """The same memory for operators and compilers: without a guard, and without a gradient."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach()
+
+
+_SET_DATA: Any = Tensor.data.__set__  # type: ignore[attr-defined]
+_COPIES = ("copy_", "_foreach_copy_", "__setitem__")  # which take no masks and indices as values
+
+
+def _need_codes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises ArgumentError where a call writes values of another dtype into codes."""
+    name = getattr(func, "__name__", "").partition(".")[0]  # aten.copy_.default's too
+    copies = name in _COPIES or func == _SET_DATA
+    if copies or (name.endswith("_") and not name.endswith("__")):
+        owns, values = args[0], [*args[2 if name == "__setitem__" else 1 :], *kwargs.values()]
+    else:
+        owns, values = kwargs.get("out"), list(args)
+    several = isinstance(owns, (list, tuple))
+    for at, own in enumerate(owns if several else [owns]):
+        for value in values if isinstance(own, _Guarded) else ():
+            listed = isinstance(value, (list, tuple))
+            given = value if listed and not several else [value[at] if listed else value]
+            for kind in (each.dtype if isinstance(each, Tensor) else type(each) for each in given):
+                foreign = kind in (*FLOATS, float) or (copies and isinstance(kind, torch.dtype))
+                rule = (
+                    "are {}, and {} is copied into them, without new scales: use load_state_dict, or make a new layer"
+                )
+                need(kind == own.dtype or not foreign, "codes", rule, own.dtype, kind)
 
 
 def _guarded(made: Any, own: Any) -> Any:
-    """Returns what leads to the memory of codes, as `Codes`; all else as it is."""
+    """Returns what leads to the memory of codes with its guard; all else as it is."""
     if isinstance(made, (tuple, list)) and any(isinstance(each, Tensor) for each in made):
         return type(made)(_guarded(each, own) for each in made)
-    if made is own or type(made) is not Tensor or not isinstance(own, Codes) or made.dtype != own.dtype:
+    if type(made) is not Tensor or not isinstance(own, _Guarded):
         return made
     with torch._C.DisableTorchFunctionSubclass():
-        same = made.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
-        return made.as_subclass(Codes) if same else made
+        same = made.untyped_storage()._cdata == own.untyped_storage()._cdata
+        return (
+            Tensor._make_subclass(_Guarded, made) if same else made
+        )  # no view: a compiler follows those to their base
 
 
 def keep_codes(module: nn.Module, *names: str) -> None:
@@ -74,21 +112,6 @@ def keep_codes(module: nn.Module, *names: str) -> None:
             codes = Codes(parameter)
             codes.__dict__.update(parameter.__dict__)
             setattr(module, name, codes)
-
-
-def fit_state_dict(module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
-    """Make a state dict's tensors of a module and its children the dtypes that these have, also for assign=True.
-
-    Raises:
-        ArgumentError: codes (int8, fp8) are given for float weights, or another dtype for `Codes` and integers.
-    """
-    for tensors in (module.named_parameters(), module.named_buffers()):
-        for name, own in tensors:
-            given = state_dict.get(prefix + name)
-            if given is not None:
-                exact = isinstance(own, Codes) or own.dtype not in FLOATS
-                need_dtype(prefix + name, given, *((own.dtype,) if exact else FLOATS))
-                state_dict[prefix + name] = given.to(own.dtype)
 
 
 def quantize_for(state_dict: dict[str, Any], name: str, dtype: torch.dtype, own: dict[str, Tensor]) -> None:
@@ -130,33 +153,53 @@ def quantize_for(state_dict: dict[str, Any], name: str, dtype: torch.dtype, own:
             need_shape(f"{name}{part}", value, tuple(tensor.shape), dtypes=_SCALE_DTYPES)
 
 
-def without_casts(fn: Callable[[Tensor], Tensor], kept: Iterable[Tensor | None]) -> Callable[[Tensor], Tensor]:
-    """``fn`` of nn.Module._apply, which moves the tensors of ``kept`` and their gradients, and keeps their dtypes."""
-    same = {id(tensor) for each in kept if each is not None for tensor in (each, each.grad) if tensor is not None}
+class ScaleWatch:
+    """Notices scales, and corrections of int4, that were written in place while their codes were not.
 
-    def run(tensor: Tensor) -> Tensor:
-        made = fn(tensor)
-        return tensor.to(made.device) if id(tensor) in same and made.dtype != tensor.dtype else made
+    Codes count as written too where another tensor has taken their place. Values are compared where a version says that
+    something was written: DDP writes the same scales again before each forward.
+    """
 
-    return run
+    def __init__(self, *names: str) -> None:
+        self._groups = [(name, f"{name}_scale", f"{name}_correction") for name in names]
+        self._seen: dict[str, tuple[list[tuple[int, int]], dict[str, Tensor]]] = {}
+
+    def renew(self, module: nn.Module) -> None:
+        """Take codes and scales as they are for ones that belong together."""
+        self._seen.clear()
+        self.check(module)
+
+    def check(self, module: nn.Module) -> None:
+        """Raise ArgumentError where scales were written without their codes, or codes have become floats.
+
+        A graph checks nothing.
+        """
+        if torch.compiler.is_compiling():
+            return
+        parameters, buffers = module._parameters, module._buffers
+        with torch._C.DisableTorchFunctionSubclass():
+            for name, *beside in self._groups:
+                tensors: list[Any] = [parameters.get(each, buffers.get(each)) for each in (name, *beside)]
+                states = [_state(each) for each in tensors if each is not None]
+                rule = "is {}, and {} belongs to codes: use load_state_dict, or make a new layer"
+                need(tensors[0].dtype not in FLOATS, name, rule, tensors[0].dtype, beside[0])
+                before = self._seen.get(name)
+                if before is not None and before[0] == states:
+                    continue
+                scales = zip(beside, tensors[1:], strict=True)
+                sums = {each: _digest(scale) for each, scale in scales if scale is not None}
+                if before is not None and before[0][0] == states[0]:
+                    for each, value in sums.items():
+                        rule = "was written without {}: codes and scales go together, load both by load_state_dict"
+                        need(each in before[1] and torch.equal(value, before[1][each]), each, rule, name)
+                self._seen[name] = states, sums
 
 
-class FittedModule(nn.Module):
-    """A module that takes a state dict's floats in the dtypes that it has; a copy of it shares the attributes named."""
-
-    _shared: tuple[str, ...] = ()
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        fit_state_dict(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copied_beside(self, memo, *(getattr(self, name) for name in self._shared))
+def _state(tensor: Tensor) -> tuple[int, int]:
+    return id(tensor), 0 if tensor.is_inference() else tensor._version
 
 
-def copied_beside(module: Any, memo: dict[int, Any], *shared: Any) -> Any:
-    """For __deepcopy__: a copy of ``module`` with the same ``shared`` objects, process groups and the like."""
-    memo.update((id(each), each) for each in shared)
-    copied = memo[id(module)] = object.__new__(type(module))
-    copied.__setstate__(copy.deepcopy(module.__dict__, memo))
-    return copied
+def _digest(values: Tensor) -> Tensor:
+    """A number that other values, or the same in another order, change."""
+    flat = values.detach().float().flatten()
+    return (flat * torch.linspace(1, 2, len(flat), device=flat.device)).sum()

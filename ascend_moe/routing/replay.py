@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ascend_moe._modules import FittedModule, need_values
 from ascend_moe._torch_state import runs_again
 from ascend_moe.errors import ArgumentError, need, need_dims, need_one_of, need_shape, typed_methods, with_typed_errors
 
@@ -247,7 +248,7 @@ class RouterReplay:
         return values, ids
 
 
-class RouteCapture(nn.Module):
+class RouteCapture(FittedModule):
     """Keeps the choices of the last steps of one router in a ring of device memory. Nothing is read on the host.
 
     A step is one call, ``capture(ids)``, of a forward that no backward runs again. It is safe in torch.compile and in
@@ -294,6 +295,9 @@ class RouteCapture(nn.Module):
         self.register_buffer("tokens", torch.zeros(steps, dtype=torch.int32, device=device), persistent=False)
         self.register_buffer("seen", torch.zeros(1, dtype=torch.int64, device=device), persistent=False)
 
+    def _new_buffer(self, name: str, like: Tensor) -> Tensor:
+        return torch.full_like(like, -1 if name == "ring" else 0)
+
     @torch.no_grad()
     def forward(self, ids: Tensor) -> None:
         """Keeps ids ``(T, k)`` as the newest step, in place of the oldest.
@@ -303,6 +307,7 @@ class RouteCapture(nn.Module):
         """
         steps, most, top_k = self.ring.shape
         need_dims("ids", ids, 2, dtypes=ID_DTYPES)
+        need_values(self, ids)
         fits = ids.shape[0] <= most and ids.shape[1] == top_k
         need(fits, "ids", "are {}; the capture takes up to {} tokens of {}", ids.shape, most, top_k)
         if runs_again():

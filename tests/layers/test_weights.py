@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -139,53 +138,6 @@ def test_a_float_layer_keeps_its_dtypes(assign: bool) -> None:
     assert made(rows()).dtype == BF16
 
 
-# ---- copies into codes
-
-
-def _foreach(made: MoELayer, new: Tensor) -> None:
-    torch._foreach_copy_([made.w_down], [new])
-
-
-COPIES: dict[str, Callable[[MoELayer, Tensor], Any]] = {
-    "copy_": lambda made, new: made.w_down.copy_(new),
-    "data.copy_": lambda made, new: made.w_down.data.copy_(new, True),
-    "by keyword": lambda made, new: made.w_down.copy_(other=new, non_blocking=True),
-    "an expert": lambda made, new: made.w_down.data[1].copy_(new[1]),
-    "set an expert": lambda made, new: made.w_down.data.__setitem__(1, new[1]),
-    "a part": lambda made, new: made.w_down.data.narrow(1, 0, 2).copy_(new[:, :2]),
-    "transposed": lambda made, new: made.w_down.data.transpose(1, 2).copy_(new.transpose(1, 2)),
-    "unbound": lambda made, new: made.w_down.data.unbind(0)[0].copy_(new[0]),
-    "by name": lambda made, new: dict(made.named_parameters())["w_down"].data.view(-1).copy_(new.view(-1)),
-    "foreach": _foreach,
-    "init_weights": lambda made, new: made.init_weights(2),
-}
-
-
-@pytest.mark.parametrize("way", COPIES)
-@torch.no_grad()
-def test_floats_are_not_copied_into_codes(way: str) -> None:
-    made, new = layer(1, quantized=True), layer(2).w_down.data
-    before = values(made)["w_down"]
-    with pytest.raises(ArgumentError, match=r"codes are torch.int8, and torch.(bfloat16|float32) is copied into them"):
-        COPIES[way](made, new)
-    assert torch.equal(made.w_down, before)
-    codes = layer(2, quantized=True).w_down.data
-    if way != "init_weights":
-        COPIES[way](made, codes)  # codes may be
-        assert not torch.equal(made.w_down, before)
-
-
-def test_parameters_of_another_dtype_in_the_place_of_codes_are_named() -> None:
-    made = layer(1, quantized=True)
-    made.w_down.data = layer(2).w_down.data
-    with pytest.raises(ArgumentError, match=r"x and weight mix torch.bfloat16, torch.int8"):
-        made(rows())
-    made = layer(1, quantized=True)
-    made.w_gate_up = layer(2).w_gate_up
-    with pytest.raises(ArgumentError, match=r"x and weight mix torch.bfloat16, torch.int8"):
-        made(rows())
-
-
 # ---- casts and copies of a layer
 
 
@@ -224,8 +176,6 @@ def test_copies_of_a_layer_have_weights_of_their_own(quantized: bool) -> None:
     assert same(values(made), values(source)) and isinstance(made.w_down, Codes) == quantized
     made.load_state_dict(layer(2).state_dict())
     assert torch.equal(source(rows()), expected) and not torch.equal(made(rows()), expected)
-    codes = pickle.loads(pickle.dumps(source.w_down))
-    assert type(codes) is type(source.w_down) and torch.equal(codes, source.w_down)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -310,7 +260,7 @@ def test_every_class_takes_floats_and_no_codes(name: str, strict: bool) -> None:
 @pytest.mark.parametrize("serialised", [False, True])
 def test_fp8_weights_keep_their_scales(serialised: bool) -> None:
     made, other = ep_moe(True, serialised), ep_moe(True, serialised, seed=2)
-    x, logits = torch.randn(5, 32).bfloat16(), torch.randn(5, 4)
+    x, logits = rows()[:5], torch.eye(5, 4)
     before, expected = values(made), made(x, logits)
     assert isinstance(made.w13_weight, Codes)
     plain = ep_moe().state_dict()

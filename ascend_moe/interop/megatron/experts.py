@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ascend_moe._modules import FLOATS, FittedModule, need_values
 from ascend_moe.errors import need, need_shape, typed_methods
 from ascend_moe.experts import Activation, grouped_mlp
 from ascend_moe.experts.rank_experts import RankExperts
-from ascend_moe.experts.weights import FLOATS, FittedModule
 
 
 @typed_methods
@@ -104,7 +104,11 @@ class GroupedMLP(RankExperts, FittedModule):
 
         Returns:
             ``(A, H)``.
+
+        Raises:
+            ArgumentError: a weight is on meta, or tensors do not fit.
         """
-        counts = tokens_per_expert.to(permuted_local_hidden_states.device)
         x, act = permuted_local_hidden_states, self.activation
+        need_values(self, x)
+        counts = tokens_per_expert.to(x.device)
         return grouped_mlp(x, self.w1, self.w2, counts, topk_scales=permuted_probs, activation=act), None

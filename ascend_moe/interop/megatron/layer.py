@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from ascend_moe._modules import need_values
 from ascend_moe.errors import need, typed_methods
 from ascend_moe.experts.rank_experts import held_text
 from ascend_moe.interop.megatron.dispatchers import TokenDispatcher
@@ -67,6 +68,7 @@ class MoELayer(nn.Module):
         """
         rule = "is False in training with tp {}; every tp rank must have its own tokens: set it"
         need(not self.training or self.tp == 1 or self.sequence_parallel, "sequence_parallel", rule, self.tp)
+        need_values(self, hidden_states)  # of the experts too, before anything is sent
         probs, routing_map = self.router(hidden_states, mask)
         carrier = self.dispatcher
         tokens, slots, handle = carrier.dispatch_preprocess(hidden_states, routing_map, probs, mask)

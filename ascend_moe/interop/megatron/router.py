@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ascend_moe._modules import FittedModule, need_values, without_casts
 from ascend_moe._torch_state import runs_again_with_gradients, without_autocast
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
-from ascend_moe.experts.weights import FittedModule
 from ascend_moe.routing import (
     MoEAuxLossAutoScaler,
     RouterReplay,
@@ -116,6 +116,7 @@ class TopKRouter(FittedModule):
     """
 
     _shared = ("tp_cp_group", "tp_dp_cp_group")
+    _initial = ("expert_bias",)
     expert_bias: Tensor | None
     local_tokens_per_expert: Tensor | None
     global_tokens_per_expert: Tensor | None
@@ -153,10 +154,7 @@ class TopKRouter(FittedModule):
 
     def _apply(self, fn: Any, recurse: bool = True) -> TopKRouter:
         """A model that becomes bf16 keeps the bias and the counts in fp32: small steps would be lost."""
-        before = dict(self.named_buffers(recurse=False))
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, value in before.items():
-            setattr(self, name, value.to(getattr(self, name).device))
+        super()._apply(without_casts(fn, self._buffers.values()), recurse)
         return self
 
     def get_aux_loss_coeff(self, aux_loss_type: str) -> float:
@@ -216,6 +214,7 @@ class TopKRouter(FittedModule):
             ArgumentError: input or mask has another shape, or mask is not bool.
         """
         need_dims("input", input, 2, 3)
+        need_values(self, input)
         if input.dim() == 2:
             input, mask = input.unsqueeze(1), None if mask is None else mask.unsqueeze(1)
         if mask is not None:

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ascend_moe._modules import FittedModule, need_values
 from ascend_moe._torch_state import without_autocast
 from ascend_moe.comm import group_of
 from ascend_moe.errors import AscendMoeError, need, with_typed_errors
 from ascend_moe.experts import npu_swiglu
-from ascend_moe.experts.weights import FittedModule
 from ascend_moe.ops.collectives import gather, reduce_scatter
 
 Way = Callable[[Tensor, "dist.ProcessGroup"], Tensor]
@@ -185,9 +185,15 @@ class SharedExpertCall:
         return self._value if self._value is not None else torch.empty(0, dtype=torch.float32, device="cpu")
 
     def pre_forward_comm(self, input: Tensor) -> None:
-        """Gathers the rows ``input`` ``(..., H)`` of the tensor-parallel ranks; computes the gate."""
+        """Gathers the rows ``input`` ``(..., H)`` of the tensor-parallel ranks; computes the gate.
+
+        Raises:
+            ArgumentError: a weight is on meta.
+            AscendMoeError: another step is next.
+        """
         self._step("pre_forward_comm")
         module = self._module
+        need_values(module, input)
         if module.gate_weight is not None:
             self._gate = torch.sigmoid(_product(input, module.gate_weight))
         self._value = _parallel(input, module, (_same, _all_reduced), (_gathered, reduce_scatter))

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from ascend_moe._modules import need_values
 from ascend_moe.comm import group_of
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import Activation
+from ascend_moe.experts.weights import plain
 from ascend_moe.interop.sglang import steps
 from ascend_moe.interop.sglang.grouped_gemm import GroupedGemmRunner
 from ascend_moe.interop.sglang.weights import (
@@ -133,6 +135,9 @@ class EPMoE(ExpertWeights):
         need_shape("hidden_states", hidden_states, (hidden_states.shape[0], self.hidden_size))
         need_shape("router_logits", router_logits, (hidden_states.shape[0], self.num_experts))
         need(self._ready, "quant_config", "is given: call process_weights_after_loading before forward")
+        need_values(self, hidden_states)
+        if self.use_fp8_w8a8:
+            self._watch.check(self)
         if torch.compiler.is_compiling():
             return _in_one(self, hidden_states, router_logits)
         return self._output(hidden_states, router_logits)
@@ -168,7 +173,7 @@ class EPMoE(ExpertWeights):
         options: dict[str, Any] = {"seg_indptr": segments, "use_fp8_w8a8": fp8}
         scales = {"scale_a": scale, "scale_b": self.w13_weight_scale} if fp8 else {}
         gate_up = rows.new_empty(len(rows), 2 * self.intermediate_size, dtype=self.params_dtype)
-        self.grouped_gemm_runner(rows, self.w13_weight.detach(), gate_up, local, **options, **scales)
+        self.grouped_gemm_runner(rows, plain(self.w13_weight), gate_up, local, **options, **scales)
         hidden = rows.new_empty(len(rows), self.intermediate_size, dtype=self.params_dtype)
         of_rows = (self.start_expert_id, self.end_expert_id)
         if not fp8:
@@ -179,7 +184,7 @@ class EPMoE(ExpertWeights):
             hidden, scale = self._quantized_hidden(gate_up, row_experts)
             scales = {"scale_a": scale, "scale_b": self.w2_weight_scale}
         out = rows.new_empty(len(rows), self.hidden_size, dtype=self.params_dtype)
-        self.grouped_gemm_runner(hidden, self.w2_weight.detach(), out, local, **options, **scales)
+        self.grouped_gemm_runner(hidden, plain(self.w2_weight), out, local, **options, **scales)
         return out
 
     def _quantized_hidden(self, gate_up: Tensor, row_experts: Tensor) -> tuple[Tensor, Tensor]:

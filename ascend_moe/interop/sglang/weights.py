@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ascend_moe._modules import FLOATS, FittedModule, leaves_empty, without_casts
 from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dtype, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts.rank_experts import RankExperts, held_text
-from ascend_moe.experts.weights import FLOATS, Codes, copied_beside, fit_state_dict, keep_codes, without_casts
+from ascend_moe.experts.weights import Codes, ScaleWatch, keep_codes
 from ascend_moe.interop.sglang.steps import FP8, FP8_MAX, scaled
 from ascend_moe.ops.whole import WholeLayer
 
@@ -166,9 +167,10 @@ def make_expert_params_mapping(
     ]
 
 
-class ExpertWeights(RankExperts, WholeLayer):
+class ExpertWeights(RankExperts, FittedModule, WholeLayer):
     """Holds an EPMoE's parameters; loads, copies, casts and quantizes them."""
 
+    _shared = ("group",)
     _expert_parameters = (*_WEIGHTS, "w13_weight_scale", "w2_weight_scale", "w13_input_scale", "w2_input_scale")
 
     w13_weight: Tensor
@@ -200,21 +202,32 @@ class ExpertWeights(RankExperts, WholeLayer):
         sizes = self.num_experts_per_partition, self.hidden_size, self.intermediate_size
         self.quant_method.create_weights(self, *sizes, self.params_dtype, weight_loader=self.weight_loader)
         self._ready = config is None
+        self._watch = ScaleWatch(*_WEIGHTS)
 
     def _put(self, name: str, value: Tensor) -> None:
         put(self, name, value, weight_loader=self.weight_loader)
 
-    def _keep_codes(self) -> None:
+    def _put_again(self) -> None:
+        """Where torch has put other parameters in the place of this layer's."""
         keep_codes(self, *(name for name in _WEIGHTS if getattr(self, name).dtype == FP8))
+        for parameter in self.parameters():
+            parameter.weight_loader = self.weight_loader  # type: ignore[attr-defined]
+        if self.use_fp8_w8a8 and self._ready:
+            self._watch.renew(self)
+
+    def _forget_scales(self, names: Iterable[str]) -> None:
+        """Makes them what they are before they are loaded."""
+        for name in names if not self._ready else ():
+            self._put(name, torch.full_like(getattr(self, name), torch.nan, device=self.w2_weight.device))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """As the layer is: floats, or behind process_weights_after_loading fp8 codes together with their scales."""
         for name in _WEIGHTS if self.use_fp8_w8a8 and self._ready else ():
             given = [prefix + each in state_dict for each in (name, f"{name}_scale")]
             need(given[0] == given[1], prefix + name, "and its scale go together: give both or none")
-        fit_state_dict(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
-        self._keep_codes()
+        self._forget_scales([name for name in self._scales if getattr(self, name).is_meta])
+        self._put_again()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExpertWeights:
         """Moves and casts. fp8 codes and scales keep their dtypes; ``params_dtype`` goes with the other weights."""
@@ -223,14 +236,18 @@ class ExpertWeights(RankExperts, WholeLayer):
         kept = (each for name, each in self.named_parameters() if name.endswith("scale") or each.dtype == FP8)
         super()._apply(without_casts(fn, kept), recurse)
         self.params_dtype = dtype
-        self._keep_codes()
+        if leaves_empty(fn):
+            self._forget_scales(self._scales)
+        self._put_again()
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ExpertWeights:
-        copied: ExpertWeights = copied_beside(self, memo, self.group)
-        for parameter in copied.parameters():
-            parameter.weight_loader = copied.weight_loader  # type: ignore[attr-defined]
-        return copied
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        self._put_again()
+
+    @property
+    def _scales(self) -> list[str]:
+        return [name for name in self._parameters if name.endswith("scale")]
 
     @with_typed_errors
     def weight_loader(
@@ -308,6 +325,7 @@ class ExpertWeights(RankExperts, WholeLayer):
             self._replace("w13_weight", self.w13_weight.float() * each[..., None], halves.amax(1))
             self._put("w2_weight", self.w2_weight.to(FP8))
         self._ready = True
+        self._watch.renew(self)
 
     def _replace(self, name: str, weight: Tensor, scale: Tensor) -> None:
         codes = torch.stack([scaled(w, s.expand(len(w)), FP8) for w, s in zip(weight, scale, strict=True)])
