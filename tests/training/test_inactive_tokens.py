@@ -110,6 +110,71 @@ def test_no_layer_sees_what_inactive_tokens_hold(seed: int, clusters: Any) -> No
     test_a_layer_does_not_see_what_inactive_tokens_hold(seed, clusters)
 
 
+class Trip:
+    """Dispatch, linear experts and combine of one rank that has all experts, with every tensor that a token has."""
+
+    def __init__(self, seed: int) -> None:
+        draw = self.draw = Draw(seed)
+        self.topk, self.quant_mode = draw.of(1, 3), draw.of(0, 0, 2)
+        self.special = dict(zip(("zero_expert_num", "copy_expert_num", "const_expert_num"), (1, 1, 2), strict=True))
+        if draw.carrier == "v1":
+            self.special = {}
+        self.ids = torch.randint(-1, E + sum(self.special.values()), (T, self.topk), generator=draw.generator).int()
+        self.pairs = torch.rand((T, self.topk) if draw.of(False, True) else (T,), generator=draw.generator) < 0.5
+        gate = draw.of((2,), (2, H))
+        self.of_tokens = [draw.randn(T, H), draw.randn(T, self.topk).sigmoid(), draw.randn(T, H), draw.randn(T, H)]
+        self.constants = [draw.randn(*shape) for shape in (gate, gate, (2, H))]
+
+    def run(self, value: float | None, split: bool, rank: int, group: str) -> list[Tensor | None]:
+        """``split``: by begin and finish, without gradients."""
+        draw, idle = self.draw, ~(self.pairs if self.pairs.dim() == 1 else self.pairs.any(1))
+        kind, more = ("mc2", {"contract": "v1"}) if draw.carrier == "v1" else (draw.carrier, {})
+        way = make_dispatcher(kind, Place(group, 1, rank), E, **more, **self.special)
+        leaves = [seen(each, idle, value) for each in self.of_tokens]
+        constants = [seen(each, idle, None) for each in self.constants]
+        x, weights, shared, ori_x = leaves
+        own = {} if draw.carrier == "v1" else {"shared_expert_x": shared}
+        if self.special:
+            names = ("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
+            own |= {"ori_x": ori_x} | dict(zip(names, constants, strict=True))
+        if self.pairs.dim() == 2 and value is not None:  # nor weights of pairs that are not active
+            weights = torch.where(self.pairs, weights, value)
+        options = {"x_active_mask": self.pairs, "quant_mode": self.quant_mode}
+        if split:
+            with torch.no_grad():
+                sent = way.begin_dispatch(x, self.ids, **options).finish()
+                return [way.begin_combine(self.experts(sent), sent, weights, **own).finish()]
+        quantized = x.detach() if self.quant_mode else x  # int8 rows have no gradient
+        sent = way.dispatch(quantized, self.ids, **options)
+        y = way.combine(self.experts(sent), sent, weights, **own)
+        y.backward(draw.gy[0] if value is None else draw.gy[0].masked_fill(idle[:, None], value))
+        for leaf in leaves:
+            assert leaf.grad is None or not leaf.grad[idle].any()
+        return [y.detach(), *(leaf.grad for leaf in (*leaves, *constants))]
+
+    def experts(self, sent: Any) -> Tensor:
+        rows = sent.expand_x.float() * (sent.dynamic_scales[:, None] if self.quant_mode else 2)
+        return rows.where(torch.arange(len(rows))[:, None] < sent.ep_recv_counts[E - 1], 0)
+
+
+def trips(seeds: range, clusters: Any) -> None:
+    for seed in seeds:
+        trip = Trip(seed)
+        for split in (False, True):
+            runs = (functools.partial(trip.run, value, split) for value in (None, trip.draw.value))
+            (wanted,), (found,) = (clusters[1].run(each) for each in runs)
+            equal(found, wanted)
+
+
+def test_a_dispatcher_does_not_see_what_inactive_tokens_hold(clusters: Any) -> None:
+    trips(range(20), clusters)
+
+
+@pytest.mark.nightly
+def test_no_dispatcher_sees_what_inactive_tokens_hold(clusters: Any) -> None:
+    trips(range(20, 1020), clusters)
+
+
 def seen(tensor: Tensor, idle: Tensor, value: float | None) -> Tensor:
     """A leaf with ``value`` in the rows (T, ...) that are ``idle``; None: as it is."""
     filled = tensor if value is None else tensor.masked_fill(idle.view(-1, *(1,) * (tensor.dim() - 1)), value)
