@@ -95,7 +95,7 @@ def need_values(module: nn.Module, x: Tensor) -> None:
 def leaves_empty(fn: Callable[[Tensor], Tensor]) -> bool:
     """Whether a function of ``nn.Module._apply`` makes tensors without the values of those it gets, as to_empty's."""
     try:
-        return not fn(torch.empty(0, device="meta")).is_meta
+        return not fn(torch.empty(0, dtype=torch.float32, device="meta")).is_meta
     except Exception:  # of a function that copies values: meta tensors have none
         return False
 

@@ -197,10 +197,8 @@ class MoELayer(RankExperts, FittedModule):
         def fill(tensor: Tensor | None, stream: int, fan_in: int) -> None:
             if tensor is not None:
                 generator = torch.Generator().manual_seed((seed * 1_000_003 + stream) % (1 << 63))
-                values = torch.randn(tensor.shape, generator=generator, dtype=torch.float32, device="cpu") / math.sqrt(
-                    fan_in
-                )
-                tensor.copy_(values)
+                values = torch.randn(tensor.shape, generator=generator, dtype=torch.float32, device="cpu")
+                tensor.copy_(values / math.sqrt(fan_in))
 
         hidden = self.config.hidden_size
         fill(self.gate_weight, 0, hidden)

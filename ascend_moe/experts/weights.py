@@ -202,4 +202,4 @@ def _state(tensor: Tensor) -> tuple[int, int]:
 def _digest(values: Tensor) -> Tensor:
     """A number that other values, or the same in another order, change."""
     flat = values.detach().float().flatten()
-    return (flat * torch.linspace(1, 2, len(flat), device=flat.device)).sum()
+    return (flat * torch.linspace(1, 2, len(flat), dtype=flat.dtype, device=flat.device)).sum()
