@@ -84,9 +84,11 @@ def need_values(module: nn.Module, x: Tensor) -> None:
     with torch._C.DisableTorchFunctionSubclass():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
-                rule = "is on meta, without values: load a state dict with assign=True, or call to_empty(device=...) "
-                rule += "and then load or initialize the weights"
-                need(tensor is None or not tensor.is_meta, name, rule)
+                if tensor is not None and tensor.is_meta:
+                    rule = (
+                        "is on meta, without values: load a state dict with assign=True, or call to_empty(device=...) "
+                    )
+                    need(False, name, rule + "and then load or initialize the weights")
     for child in module._modules.values():
         if child is not None:
             need_values(child, x)
