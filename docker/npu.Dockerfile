@@ -26,7 +26,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-cache-dir --index-url "$TORCH_INDEX" torch==2.10.0 \
-    && pip install --no-cache-dir torch_npu==2.10.0 scikit-build-core==1.1.2 cmake==4.4.5 ninja==1.13.2
+    && pip install --no-cache-dir torch_npu==2.10.0.post4 scikit-build-core==1.1.2 cmake==4.4.5 ninja==1.13.2
 WORKDIR /workspace
 COPY . .
 # CANN's environment is that of a shell which has sourced it: here, and in the entry point.

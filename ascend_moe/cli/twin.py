@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,7 @@ def build_command(
         Path | None, typer.Option("-o", "--output", help="name.so; default: the first source's name, here.")
     ] = None,
     engine: Annotated[str, typer.Option(metavar="fast|checked|both")] = "both",
+    debug: Annotated[bool, typer.Option("--debug", help="For gdb: -O0 -g.")] = False,
 ) -> None:
     """Compile kernels; ascend_moe.foreign.load opens what comes out.
 
@@ -37,7 +38,8 @@ def build_command(
 
     target = output or Path(sources[0].stem + ".so")
     try:
-        path = build(sources, output=target, defines=defines or (), includes=includes or (), engine=engine)
+        given: dict[str, Any] = {"defines": defines or (), "includes": includes or (), "engine": engine, "debug": debug}
+        path = build(sources, output=target, **given)
         kernels = load(path)
     except ArgumentError as error:
         raise typer.BadParameter(str(error)) from None

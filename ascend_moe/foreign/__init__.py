@@ -98,12 +98,13 @@ class Run:
         rank: int | None,
         workspace_bytes: int | None,
         warn: bool,
+        data: Iterable[str],
     ) -> None:
         if not 1 <= block_dim <= MAX_CORES:
             raise ArgumentError(f"block_dim is {block_dim}: 1..{MAX_CORES} AIV cores", argument="block_dim")
         engine.check_key(name, tiling_key & 0xFFFFFFFFFFFFFFFF)
         self._engine, self._name, self._block_dim, self._tiling_key = engine, name, block_dim, tiling_key
-        self._warn = warn
+        self._warn, self._data, self._suspect = warn, (data,) if isinstance(data, str) else tuple(data), ""
         self._members = members_of(windows, rank)
         alone = rank is not None or windows is None or isinstance(windows, Member)
         lists = _per_rank(args, tiling, len(self._members), alone=alone)
@@ -150,10 +151,21 @@ class Run:
                 ranges += windows.ranges(atomic=self._engine.mode == "fast")
         if members:
             launch.doorbell = members[0].windows.doorbell(members[0].rank)
+        self._mark_data(ranges)
         table = (abi.Range * len(ranges))(*ranges)
         self._keep += [ranges, table]
         launch.ranges = table
         launch.range_count = len(ranges)
+
+    def _mark_data(self, ranges: list[abi.Range]) -> None:
+        """Marks the ranges of these names, as findings show them, without "arg 2" and "of rank 0"."""
+        shared = {name: found for found in ranges if (name := _shared_name(found))}
+        for wanted in self._data:
+            if wanted not in shared:
+                text = f"data names {wanted!r}; windows and workspaces of this launch: {', '.join(shared) or 'none'}"
+                raise ArgumentError(text, argument="data")
+        for found in ranges:
+            found.data = int(_shared_name(found) in self._data)
 
     def once(self, world: int, options: abi.Options, timeout_s: float | None) -> Outcome:
         """Executes the call once, in a native world of `size` ranks. Raises TwinFault."""
@@ -178,6 +190,7 @@ class Run:
         for arguments in self._arguments:
             arguments.finish()
         warnings = tuple(native.warnings.decode(errors="replace").splitlines())
+        self._suspect = native.suspect.decode(errors="replace")
         return native if failed else Outcome(int(native.steps), int(native.trace_hash), warnings)
 
     def _groups(self) -> dict[int, Windows]:
@@ -198,6 +211,14 @@ class Run:
             finding=native.finding.decode(),
             **details,
         )
+
+    def _of_single_blocks(self) -> str:
+        """What a wrong result may come from that is no finding of its own: see `launch` on ``data``."""
+        if not self._suspect:
+            return ""
+        rule = "stores of single 32-byte blocks into windows and workspaces count as flags, and are in no race"
+        name = _short(self._suspect.rpartition('"')[0].rpartition('"')[2])
+        return f"; {_placed(self._suspect)}: {rule}; if it is data, pass data=[{name!r}], which reports the race"
 
     def explore(
         self, world: int, schedules: Sequence[abi.Options], deterministic: bool, check: Callable[[], object] | None
@@ -229,6 +250,7 @@ class Run:
                 first = first or left
                 text = _difference(first, left, int(schedules[0].seed))
             if text is not None:
+                text += self._of_single_blocks()
                 line = f"{self._name}: {text} [mode='checked', seed={seed}, policy='{policy}']"
                 return Exploration(done, len(hashes), steps, "wrong result", line, seed, policy)
         return Exploration(len(schedules), len(hashes), steps, warnings=tuple(sorted(warnings)))
@@ -244,6 +266,18 @@ def _per_rank(args: Sequence[Any], tiling: Any, ranks: int, *, alone: bool) -> l
             raise ArgumentError(f"{len(tiling)} tilings for {ranks} ranks", argument="tiling")
         return list(zip(args, tiling, strict=True))
     return [(values, tiling) for values in args]
+
+
+def _shared_name(memory: abi.Range) -> str:
+    """The name of a workspace or window, as ``data`` takes it; "" for memory in which nothing counts as a flag."""
+    name = str(memory.name.decode())
+    nothing = memory.kind == abi.TENSOR or name.endswith("tiling") or name.startswith("HCCL ")
+    return "" if nothing else _short(name)
+
+
+def _short(name: str) -> str:
+    """A range's name without "arg 2" and "of rank 0"."""
+    return name.rpartition("(")[2].removesuffix(")").partition(" of rank ")[0]
 
 
 def _placed(text: str) -> str:
@@ -283,6 +317,7 @@ def load(
     defines: Iterable[str] = (),
     includes: Iterable[PathLike] = (),
     tiling_keys: Iterable[int] | None = None,
+    debug: bool = False,
 ) -> Kernels:
     """Opens kernels: a source (.cpp), built when it is first needed, or a library that `build` made.
 
@@ -291,19 +326,20 @@ def load(
         defines: of the preprocessor, ``NAME`` or ``NAME=value``.
         includes: folders of headers.
         tiling_keys: the instances of template kernels to build; None: all.
+        debug: of a source: for gdb, without optimization and with all names (-O0 -g).
 
     Raises:
         TwinBuildError: a source does not compile. LibraryError: `build` did not make the library.
         ArgumentError: there is no such file.
     """
-    return Kernels(Path(path), tuple(defines), tuple(map(Path, includes)), tiling_keys)
+    return Kernels(Path(path), tuple(defines), tuple(map(Path, includes)), tiling_keys, debug)
 
 
 class Kernels:
     """The kernels of one library. Its launches run one after the other, except those with ``rank=``.
 
     Args:
-        path, defines, includes, tiling_keys: as of `load`, which makes it.
+        path, defines, includes, tiling_keys, debug: as of `load`, which makes it.
 
     Raises:
         ArgumentError: there is no such library.
@@ -315,8 +351,9 @@ class Kernels:
         defines: tuple[str, ...] = (),
         includes: tuple[Path, ...] = (),
         tiling_keys: Iterable[int] | None = None,
+        debug: bool = False,
     ) -> None:
-        self._path, self._defines, self._includes = path, defines, includes
+        self._path, self._defines, self._includes, self._debug = path, defines, includes, debug
         self._tiling_keys = None if tiling_keys is None else tuple(tiling_keys)
         self._engines: dict[str, Engine] = {}
         self._opening, self._running = threading.Lock(), threading.Lock()
@@ -363,6 +400,7 @@ class Kernels:
         auto_sync: bool = True,
         max_steps: int = 50_000_000,
         warn: bool = False,
+        data: Iterable[str] = (),
     ) -> Outcome:
         """Runs a kernel to its end; tensors among ``args`` are read and written in place.
 
@@ -390,13 +428,16 @@ class Kernels:
             warn: rules that kernels in use break and NPUs let pass are listed in the result's ``warnings``:
                 DataCopy of 0 bytes, Sum in place or with an inner part that is no multiple of 32 bytes, a
                 vector call past its buffer that stays in UB.
+            data: checked mode: names of workspaces and windows ("workspace" or the parameter's name, "windowsIn",
+                "windowsOut", "windowsExp") that hold no flags. Elsewhere in these a store of single 32-byte blocks
+                counts as a flag, and is in no race.
 
         Raises:
             TwinFault: the kernel broke a rule; one line says what, where, on which rank and core.
             ArgumentError: the call does not fit the entry. TwinBuildError: see `load`.
         """
         engine = self._engine(mode)
-        run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, rank, workspace_bytes, warn)
+        run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, rank, workspace_bytes, warn, data)
         options = engine.schedule(seed, policy, unordered=unordered, auto_sync=auto_sync, max_steps=max_steps)
         if run.shared is not None:
             return run.once(engine.world(run.size, run.shared.windows.number), options, timeout_s)
@@ -422,6 +463,7 @@ class Kernels:
         check: Callable[[], object] | None = None,
         max_steps: int = 50_000_000,
         warn: bool = False,
+        data: Iterable[str] = (),
     ) -> Exploration:
         """Runs a kernel under many schedules of the checked engine, until one fails or all have run.
 
@@ -433,11 +475,11 @@ class Kernels:
             policy: one for all; default: "late" first, then "random", "lazy" and "pct" in turn.
             deterministic: outputs that differ from the first schedule's are a finding.
             check: called after each schedule; an AssertionError that it raises is a finding.
-            name, args, tiling, block_dim, tiling_key, windows, workspace_bytes, unordered, auto_sync, max_steps, warn:
-                as of `launch`.
+            name, args, tiling, block_dim, tiling_key, windows, workspace_bytes, unordered, auto_sync, max_steps, warn,
+                data: as of `launch`.
         """
         engine = self._engine("checked")
-        run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, None, workspace_bytes, warn)
+        run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, None, workspace_bytes, warn, data)
         how: dict[str, Any] = {"unordered": unordered, "auto_sync": auto_sync, "max_steps": max_steps}
         options = [engine.schedule(seed + done, policy or policy_in_turn(done), **how) for done in range(schedules)]
         with self._running:
@@ -453,8 +495,8 @@ class Kernels:
 
     def _library(self, mode: str) -> Path:
         if self._path.suffix in SOURCES:
-            source, keys = self._path, self._tiling_keys
-            return build(source, defines=self._defines, includes=self._includes, engine=mode, tiling_keys=keys)
+            how: dict[str, Any] = {"tiling_keys": self._tiling_keys, "debug": self._debug}
+            return build(self._path, defines=self._defines, includes=self._includes, engine=mode, **how)
         path = engine_path(self._path, mode)
         if not path.is_file():
             raise ArgumentError(

@@ -13,7 +13,7 @@ from ..errors import ArgumentError, LibraryError
 from ..native.library import Signatures, open_library
 from .entries import Entry, entry_of
 
-ABI = 2
+ABI = 3
 MAX_ARGUMENTS = 40
 _SHOWN_KEYS = 32
 TENSOR, WINDOW_DATA, WINDOW_STATE, WORKSPACE = range(4)
@@ -28,7 +28,7 @@ class Range(ctypes.Structure):
         ("bytes", c_uint64),
         ("name", c_char_p),
         ("doorbell", c_void_p),
-        *((name, c_int32) for name in ("kind", "atomic_blocks", "owner", "reserved")),
+        *((name, c_int32) for name in ("kind", "atomic_blocks", "owner", "data")),
     )
 
 
@@ -94,6 +94,7 @@ class Outcome(ctypes.Structure):
         ("trace_hash", c_uint64),
         ("finding", ctypes.c_char * 64),
         ("text", ctypes.c_char * 4096),
+        ("suspect", ctypes.c_char * 1024),
         ("warnings", ctypes.c_char * 8192),
     )
 

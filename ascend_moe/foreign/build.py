@@ -40,6 +40,7 @@ def build(
     includes: Iterable[PathLike] = (),
     engine: str = "fast",
     tiling_keys: Iterable[int] | None = None,
+    debug: bool = False,
 ) -> Path:
     """Compiles AscendC kernels for the twin; returns the path that `load` opens.
 
@@ -51,6 +52,7 @@ def build(
         includes: as after ``-I``.
         engine: "fast", "checked" or "both".
         tiling_keys: the instances of template kernels to compile; None: all.
+        debug: for gdb: without optimization, and with all names (-O0 -g).
 
     Raises:
         TwinBuildError: the compiler refuses; the message has its output.
@@ -63,7 +65,7 @@ def build(
             if why := irreplaceable(engine_path(Path(output), name)):
                 raise ArgumentError(f"output {why}", argument="output")
     wanted = None if tiling_keys is None else frozenset(tiling_keys)
-    given = (tuple(defines), tuple(map(Path, includes)), wanted)
+    given = (tuple(defines), tuple(map(Path, includes)), wanted, debug)
     made = {name: kernel_library(paths, name, *given) for name in engines}
     if output is None and len(engines) == 1:
         return made[engines[0]]
@@ -203,11 +205,14 @@ def _common_flags(engine: str) -> list[str]:
     return flags + (["-DTWIN_CHECKED=1"] if engine == "checked" else [])
 
 
-def _kernel_flags(engine: str, defines: Iterable[str], includes: Iterable[str | Path]) -> list[str]:
+def _kernel_flags(
+    engine: str, defines: Iterable[str], includes: Iterable[str | Path], debug: bool = False
+) -> list[str]:
     given = [define.removeprefix("-D") for define in defines]
     names = {re.split(r"[=(]", define)[0] for define in given}
     preset = [d for d in (*_KERNEL_DEFINES, *_DATA_TYPES) if re.split(r"[=(]", d)[0] not in names]
-    flags = [*_common_flags(engine), "-g1", "-Wall", "-Wno-unknown-pragmas", "-Wno-unused"]
+    flags = [*_common_flags(engine), *(("-O0", "-g") if debug else ("-g1",))]
+    flags += ["-Wall", "-Wno-unknown-pragmas", "-Wno-unused"]
     flags += [f"-D{define}" for define in (*preset, *given)]
     twin = ("-isystem", str(include_directory()), "-isystem", str(vendor_headers_directory()))
     return flags + [f"-I{path}" for path in includes] + list(twin)
@@ -329,6 +334,7 @@ def kernel_library(
     defines: Sequence[str],
     includes: Sequence[str | Path],
     tiling_keys: Collection[int] | None = None,
+    debug: bool = False,
 ) -> Path:
     """The library of these sources for one engine, compiled unless the cache has it."""
     texts = [preprocess(source, engine, defines, includes) for source in sources]
@@ -347,7 +353,7 @@ def kernel_library(
             " __global__ template with ASCENDC_TPL_ARGS_DECL and ASCENDC_TPL_SEL"
         )
     objects = runtime_objects(engine)
-    flags = _kernel_flags(engine, defines, includes)
+    flags = _kernel_flags(engine, defines, includes, debug)
     key = digest_of(_compiler_id(), *flags, *texts, _entry_table(entries), *objects, _runtime_digest())
     folder = cached("twin", f"{sources[0].stem}-{engine}-{key}")
     if not folder.is_dir():

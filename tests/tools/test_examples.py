@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +114,19 @@ def test_the_kernel_of_foreign_kernels_runs(monkeypatch: pytest.MonkeyPatch) -> 
     values: dict[str, Any] = {}
     exec(block, values)
     assert (values["z"] == 2).all() and values["result"].ok and '"add_custom.cpp"' in block
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed (apt-get install gdb)")
+def test_gdb_shows_what_the_page_shows(tmp_path: Path) -> None:
+    section = (EXAMPLES.parent / "docs" / "foreign_kernels.md").read_text().split("## Inside a kernel\n")[1]
+    program, shown = section.partition("```python\n")[2].partition("```")[0], section.split("```\n")[2]
+    shutil.copy(EXAMPLES / "add_custom" / "add_custom.cpp", tmp_path)
+    (tmp_path / "add.py").write_text(program)
+    said = [line for line in shown.splitlines() if line.startswith("(gdb) ")]
+    words = [word for line in said for word in ("-ex", line.removeprefix("(gdb) "))]
+    command = ["gdb", "-q", "-batch", *words, "-ex", "kill", "--args", sys.executable, "add.py"]
+    env = {**os.environ, "ASCEND_MOE_FORWARD": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=tmp_path, env=env)
+    printed = [line for line in shown.splitlines() if line not in said and "…" not in line]
+    assert printed and not set(printed) - set(done.stdout.splitlines()), done.stdout + done.stderr

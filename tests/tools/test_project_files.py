@@ -99,3 +99,11 @@ def test_the_image_for_npus_has_a_stage_for_each_kind_that_is_built() -> None:
     assert re.findall(r"^ENV SOC=(.*)$", text, re.MULTILINE) == known.split()
     assert stages(dockerfile) == re.findall(r"--build-arg SERIES=(\w+)", text)[::-1]
     assert f"ARG SERIES={stages(dockerfile)[-1]}\n" in text and "Not run by us" in text
+
+
+def test_the_image_for_npus_pins_a_pair_that_passes() -> None:
+    """One that docs/vnpu.md has as tested."""
+    text = (TREE / "docker" / "npu.Dockerfile").read_text()
+    pinned = re.findall(r" torch==(\S+).* torch_npu==(\S+)", text.replace("\\\n", ""))
+    pairs = re.findall(r"^\| (\S+) \| (\S+) \| yes \|", (TREE / "docs" / "vnpu.md").read_text(), re.MULTILINE)
+    assert len(pinned) == 1 and pinned[0] in pairs

@@ -5,8 +5,10 @@ Many schedules of them: sound ones stay clean, one missing line is found and sho
 
 from __future__ import annotations
 
+import random
 import re
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -371,3 +373,59 @@ def test_a_wrong_result_is_a_finding() -> None:
     assert (found.finding, found.schedules, found.seed) == ("wrong result", 1, 3)
     said = "add_custom: check: x is not what it should be [mode='checked', seed=3, policy='late']"
     assert found.text == said and str(found).endswith(said)
+
+
+@modes
+def test_queues_may_be_passed_by_value(mode: str) -> None:
+    """As helper functions of kernels in use take them; their buffers are the same for each copy."""
+    draw = random.Random(5)
+    for _ in range(60):
+        rows, buffers, by_value = draw.randrange(1, 24), draw.choices(range(1, 5), k=2), draw.randrange(4)
+        x = np.arange(64 * rows, dtype=np.float32)
+        y = np.zeros_like(x)
+        kernels("habits").launch("queues_by_value", [x, y], tiling(rows, *buffers, by_value), mode=mode)
+        assert np.array_equal(y, x + 1), (rows, buffers, by_value)
+
+
+def explored_block(met: bool, **options: Any) -> foreign.Exploration:
+    x, y = np.arange(1, 9, dtype=np.float32), np.zeros(8, np.float32)
+    call = ("left_block", [x, y], None, 2, int(met))
+    return kernels("habits").explore(*call, schedules=60, workspace_bytes=32, **options)
+
+
+def test_a_race_on_a_single_block_is_told_with_both_lines() -> None:
+    """Such a block counts as a flag, so the race shows as a wrong result; ``data`` makes it a finding of its own."""
+    store, load = (
+        r"MTE3 store at habits\.cpp:\d+ .*of (rank 0 )?core 0",
+        r"MTE2 load at habits\.cpp:\d+ .*of (rank 0 )?core 1",
+    )
+    found = explored_block(False)
+    assert found.finding == "wrong result" and found.text is not None
+    assert re.search(r"arg 1 \(y\) of rank 0 differs from seed 0's, first at byte \d+; ", found.text)
+    assert re.search(store, found.text) and re.search(load, found.text)
+    assert 'are in no order; they touch the 32-byte block at byte 0 of "workspace"' in found.text
+    assert "single 32-byte blocks into windows and workspaces count as flags" in found.text
+    assert "data=['workspace']" in found.text
+    as_data = explored_block(False, data=["workspace"])
+    assert as_data.finding == "race between cores" and as_data.text is not None
+    assert re.search(store, as_data.text) and re.search(load, as_data.text)
+    assert explored_block(True).ok and explored_block(True, data="workspace").ok
+
+
+def test_a_flag_that_cores_wait_for_is_not_told_as_data() -> None:
+    """Flags are accesses in no order too; a place that has looked in vain is a poll."""
+
+    def never() -> None:
+        raise AssertionError("no")
+
+    x = rng(9).integers(-50, 50, 72).astype(np.int32)
+    args = [x, np.zeros_like(x), np.zeros(8, np.int32)]
+    call = ("prefix_sum", args, tiling(24), 3)
+    polled = kernels("prefix_sum").explore(*call, schedules=1, workspace_bytes=192, check=never)
+    assert polled.text is not None and "check: no" in polled.text and "flags" not in polled.text
+    for names, there in ((["y"], "workspace"), (["windowsIn"], "workspace")):
+        with pytest.raises(
+            ArgumentError, match=f"data names '{names[0]}'; windows and workspaces .*: {there}"
+        ) as caught:
+            explored_block(True, data=names)
+        assert caught.value.argument == "data"

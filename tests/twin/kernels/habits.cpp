@@ -87,3 +87,58 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
     if (TILING_KEY_IS(11)) *nowhere = 1;
     if (TILING_KEY_IS(12)) *(__gm__ uint32_t*)y = *(volatile uint32_t*)0xdead000000000000;
 }
+
+// A row, from a queue to a queue; each comes by value or by reference.
+template <typename In, typename Out>
+__aicore__ inline void AddOne(In in, Out out, GlobalTensor<float> x, GlobalTensor<float> y) {
+    LocalTensor<float> a = in.template AllocTensor<float>();
+    DataCopy(a, x, 64);
+    in.EnQue(a);
+    a = in.template DeQue<float>();
+    LocalTensor<float> b = out.template AllocTensor<float>();
+    Adds(b, a, 1.0f, 64);
+    out.EnQue(b);
+    in.FreeTensor(a);
+    b = out.template DeQue<float>();
+    DataCopy(y, b, 64);
+    out.FreeTensor(b);
+}
+
+// Tiling: rows, buffers of both queues, and which of them comes by value: 1 the first, 2 the second.
+extern "C" __global__ __aicore__ void queues_by_value(GM_ADDR x, GM_ADDR y, GM_ADDR tiling) {
+    using InQueue = TQue<QuePosition::VECIN, 4>;
+    using OutQueue = TQue<QuePosition::VECOUT, 4>;
+    const __gm__ uint32_t* numbers = reinterpret_cast<const __gm__ uint32_t*>(tiling);
+    TPipe pipe;
+    InQueue in;
+    OutQueue out;
+    pipe.InitBuffer(in, numbers[1], 256);
+    pipe.InitBuffer(out, numbers[2], 256);
+    for (uint32_t row = 0; row < numbers[0]; ++row) {
+        const GlobalTensor<float> from = Gm<float>(x)[row * 64], to = Gm<float>(y)[row * 64];
+        if (numbers[3] == 0) AddOne<InQueue&, OutQueue&>(in, out, from, to);
+        if (numbers[3] == 1) AddOne<InQueue, OutQueue&>(in, out, from, to);
+        if (numbers[3] == 2) AddOne<InQueue&, OutQueue>(in, out, from, to);
+        if (numbers[3] == 3) AddOne<InQueue, OutQueue>(in, out, from, to);
+    }
+}
+
+// Core 0 leaves a block in the workspace, which core 1 stores into y. Key 1: they meet in between.
+extern "C" __global__ __aicore__ void left_block(GM_ADDR x, GM_ADDR y, GM_ADDR workspace) {
+    TPipe pipe;
+    TBuf<> buf;
+    pipe.InitBuffer(buf, 32);
+    LocalTensor<float> block = buf.Get<float>();
+    if (GetBlockIdx() == 0) {
+        DataCopy(block, Gm<float>(x), 8);
+        PipeBarrier<PIPE_ALL>();
+        DataCopy(Gm<float>(workspace), block, 8);
+        PipeBarrier<PIPE_ALL>();
+    }
+    if (TILING_KEY_IS(1)) SyncAll();
+    if (GetBlockIdx() == 1) {
+        DataCopy(block, Gm<float>(workspace), 8);
+        PipeBarrier<PIPE_ALL>();
+        DataCopy(Gm<float>(y), block, 8);
+    }
+}

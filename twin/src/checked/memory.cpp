@@ -40,8 +40,7 @@ void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Touc
     const bool small_block =
         access.bytes == kBlockBytes && access.begin % kBlockBytes == 0 && access.stride % kBlockBytes == 0;
     // Status blocks are flags by declaration; in windows of other people's kernels a store of single blocks.
-    const bool flag_store = t.write && (range.atomic_blocks ||
-                                        (core.core.watch != nullptr && small_block && range.kind != GmKind::kTensor));
+    const bool flag_store = t.write && (range.atomic_blocks || (small_block && GuessesFlags(core, range)));
     for (uint32_t i = 0; i < access.count; ++i) {
         const uintptr_t begin = access.begin + i * access.stride;
         const bool ruled = range.kind == GmKind::kWindowData || range.kind == GmKind::kWindowLent;
@@ -61,6 +60,11 @@ void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Touc
     if (!t.write) Mix(access.begin ^ static_cast<uint64_t>(core.global) << 48 ^ landings_ << 20);
 }
 
+// Whether kernels that do not declare their flags may have some there.
+bool World::GuessesFlags(const CoreState& core, const GmRange& range) {
+    return core.core.watch != nullptr && range.kind != GmKind::kTensor && !range.data;
+}
+
 void World::TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t bytes, const Toucher& t,
                          const GmRange& range, bool flag_store) {
     bool looked = core.core.watch != nullptr && !t.write;
@@ -73,6 +77,7 @@ void World::TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t b
             const uintptr_t next = std::min(stop, at / kBlockBytes * kBlockBytes + kBlockBytes);
             if (flag_store || range.atomic_blocks) block.sync = 1;
             if (block.sync != 0) {
+                if (!range.atomic_blocks) Suspect(t, block, at, next - at, range);
                 if (!t.write) {
                     clocks_.Join(core.clock[static_cast<uint32_t>(pipe)].data(), block.release);
                     looked = true;
@@ -356,7 +361,7 @@ void World::CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& 
                 uint32_t n = i;
                 while (n < kLineBytes && (held.dirty >> n & 1) != 0) ++n;
                 const GmRange& range = FindGm(core.core, line + i, n - i, loc);
-                const bool flag = range.atomic_blocks || (core.core.watch != nullptr && range.kind != GmKind::kTensor);
+                const bool flag = range.atomic_blocks || GuessesFlags(core, range);
                 TouchGmPiece(core, Pipe::kS, line + i, n - i, t, range, flag);
                 if (options_.trace && range.window()) Trace(core, "store", &range, line + i, n - i, held.stored_by);
                 memcpy(reinterpret_cast<void*>(line + i), held.bytes + i, n - i);

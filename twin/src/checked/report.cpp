@@ -6,6 +6,8 @@
 namespace twin {
 
 namespace {
+constexpr size_t kMostSuspected = 64;
+
 const char* PipeName(uint32_t pipe) {
     static constexpr const char* kNames[] = {"S", "V", "MTE2", "MTE3"};
     return kNames[pipe];
@@ -56,6 +58,38 @@ void World::RaiseOrder(uint32_t first, bool first_wrote, uint32_t second, bool s
           "%s of %s is not ordered before %s of %s: needs a status block that is sent when the first is done "
           "and read before the second begins; %s",
           left.c_str(), Actor(a.agent).c_str(), right.c_str(), Actor(b.agent).c_str(), where.c_str());
+}
+
+// An access to a block that counts as a flag though nobody has declared it. If it is data, this may be a race.
+void World::Suspect(const Toucher& t, Block& block, uintptr_t at, uint64_t bytes, const GmRange& range) {
+    const uint32_t lead = static_cast<uint32_t>(at % kBlockBytes);
+    const Shadow::Conflict conflict = shadow_.Note(block, lead, static_cast<uint32_t>(bytes), t);
+    if (conflict.other == 0 || suspected_.size() >= kMostSuspected) return;
+    const Loc &here = sites_[t.number].loc, &there = sites_[conflict.other].loc;
+    for (const Suspected& known : suspected_) {
+        if (known.here.line == here.line && known.there.line == there.line && known.here.file == here.file &&
+            known.there.file == there.file)
+            return;
+    }
+    const uint16_t first = sites_[conflict.other].agent, second = sites_[t.number].agent;
+    if (first / kPipes == second / kPipes) return;  // a core's own are in the order of its pipes
+    suspected_.push_back(
+        {here, there,
+         Describe(conflict.other, conflict.wrote) + " of " + Actor(first) + " and " + Describe(t.number, t.write) +
+             " of " + Actor(second) + " are in no order; they touch the 32-byte block at byte " +
+             std::to_string(at / kBlockBytes * kBlockBytes - range.begin) + " of \"" + range.name + "\""});
+}
+
+// Of a place where a core has looked in vain it is known that it polls.
+std::string World::FirstSuspect() const {
+    const auto polls = [this](const Loc& place) {
+        const auto found = result_.polls.find(PlaceOf(place));
+        return found != result_.polls.end() && found->second.waiting > 0;
+    };
+    for (const Suspected& one : suspected_) {
+        if (!polls(one.here) && !polls(one.there)) return one.text;
+    }
+    return "";
 }
 
 void World::RaiseUnfilled(const CoreState& core, const Instruction& in, uint32_t number, uint64_t at, uint64_t bytes) {

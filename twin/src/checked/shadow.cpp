@@ -169,6 +169,16 @@ Shadow::Conflict Shadow::Touch(Block* block, uint32_t lead, uint64_t bytes, cons
     return {};
 }
 
+Shadow::Conflict Shadow::Note(Block& block, uint32_t lead, uint32_t bytes, const Toucher& t) {
+    const Conflict conflict = Touch(&block, lead, bytes, t);
+    if (conflict.other == 0) return conflict;
+    if (block.split != 0) free_splits_.push_back(block.split);
+    block.split = 0;
+    block.whole = Cell();
+    Record(block.whole, t);
+    return conflict;
+}
+
 Shadow::Conflict Shadow::Filled(const Block* block, uint32_t lead, uint64_t bytes, bool whole_blocks) {
     for (uint64_t done = 0; done < bytes; ++block, lead = 0) {
         const uint32_t part =

@@ -151,6 +151,8 @@ public:
     // Checks and records one contiguous access; `blocks` is the block that holds the first byte, `lead` the
     // bytes before it there. The range must not leave the array.
     Conflict Touch(Block* blocks, uint32_t lead, uint64_t bytes, const Toucher& t);
+    // The same of a part of a flag's block, and recorded in any case.
+    Conflict Note(Block& block, uint32_t lead, uint32_t bytes, const Toucher& t);
     // UB: whether all bytes have been written. `whole_blocks`: only blocks without any written byte count as
     // unwritten.
     static Conflict Filled(const Block* blocks, uint32_t lead, uint64_t bytes, bool whole_blocks);

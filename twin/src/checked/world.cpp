@@ -66,6 +66,7 @@ World::~World() {
 void World::Prepare(std::vector<RankProgram>& programs, const RunOptions& options) {
     options_ = options;
     result_ = RunResult();
+    suspected_.clear();
     result_.trace_hash = 0x2545F4914F6CDD1Dull;
     last_run_ = nullptr;
     cycles_ = 1;
@@ -227,6 +228,7 @@ RunResult World::Run(std::vector<RankProgram>& programs, const RunOptions& optio
     result_.failed = failure_ != nullptr;
     if (failure_) result_.message = TextOf(failure_, &result_.kind);
     result_.instructions = sites_.last();
+    result_.suspect = FirstSuspect();
     return result_;
 }
 

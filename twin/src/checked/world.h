@@ -81,6 +81,12 @@ struct PollRange {
     uintptr_t end;
 };
 
+// Two accesses in no order to a block that counts as a flag by a guess, by their places.
+struct Suspected {
+    Loc here, there;
+    std::string text;
+};
+
 struct RankState;
 
 struct CoreState {
@@ -244,6 +250,7 @@ private:
     void TouchGm(CoreState& core, Pipe pipe, const Access& access, const Toucher& t, const Instruction& in);
     void TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t bytes, const Toucher& t,
                       const GmRange& range, bool flag_store);
+    static bool GuessesFlags(const CoreState& core, const GmRange& range);
     void MakeStore(CoreState& core, QueuedOp& op, const GmRange& range, ClockId release, bool force);
     void LandSome(CoreState& core);
     void LandAll(CoreState& core);
@@ -269,6 +276,8 @@ private:
                                  const std::string& where);
     [[noreturn]] void RaiseUnfilled(const CoreState& core, const Instruction& in, uint32_t number, uint64_t at,
                                     uint64_t bytes);
+    void Suspect(const Toucher& t, Block& block, uintptr_t at, uint64_t bytes, const GmRange& range);
+    std::string FirstSuspect() const;
     std::string Describe(uint32_t number, bool wrote) const;
     std::string Actor(uint16_t agent) const;
 
@@ -294,6 +303,7 @@ private:
     uint32_t idle_rounds_ = 0;
     uint64_t landings_ = 0;
     std::vector<uint32_t> scratch_;
+    std::vector<Suspected> suspected_;
 };
 
 }  // namespace twin

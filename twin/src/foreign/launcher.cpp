@@ -29,7 +29,7 @@ struct TwinRange {
     int32_t kind;  // twin::GmKind
     int32_t atomic_blocks;
     int32_t owner;  // the rank whose window it is, or -1
-    int32_t reserved;
+    int32_t data;   // stores of single blocks are no flags
 };
 
 // One rank's launch.
@@ -65,6 +65,7 @@ struct TwinOutcome {
     uint64_t trace_hash;
     char finding[64];
     char text[4096];
+    char suspect[1024];   // of RunResult
     char warnings[8192];  // one a line
 };
 
@@ -173,6 +174,7 @@ LaunchSpec SpecOf(const TwinLaunch& launch, Warnings* warnings) {
         const uintptr_t begin = reinterpret_cast<uintptr_t>(range.begin);
         spec.ranges.push_back({begin, begin + range.bytes, static_cast<GmKind>(range.kind), range.atomic_blocks != 0,
                                range.doorbell, range.name, range.owner});
+        spec.ranges.back().data = range.data != 0;
     }
     for (uint32_t i = 0; i < kGroups; ++i) {
         if (launch.contexts[i] == nullptr) continue;
@@ -263,6 +265,7 @@ bool RankSet::Run(const TwinLaunch* launches, const TwinOptions& options, TwinOu
     const RunResult result = explorer_.Run(programs, wanted);
     outcome->steps = result.steps;
     outcome->trace_hash = result.trace_hash;
+    CopyText(outcome->suspect, sizeof(outcome->suspect), result.suspect.c_str());
     ReportWarnings(outcome, warnings);
     if (result.failed) ReportFailure(outcome, 0, FindingName(result.kind), result.message.c_str());
     return !result.failed;
@@ -302,7 +305,7 @@ bool RankSet::Run(const TwinLaunch* launches, const TwinOptions&, TwinOutcome* o
 #pragma GCC visibility push(default)
 extern "C" {
 
-uint32_t twin_abi() { return 2; }
+uint32_t twin_abi() { return 3; }
 
 const char* twin_engine() { return twin::kChecked ? "checked" : "fast"; }
 

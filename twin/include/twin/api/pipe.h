@@ -92,7 +92,8 @@ inline uint32_t EventsHeld(const twin::Core& core, HardEvent event) {
 
 // An NPU's queue holds an event id of its pair of pipes from EnQue to DeQue, and one of the pair in the other direction
 // from FreeTensor until the tensor is allocated again. It takes its tensors in rotation, so that it uses all before it
-// allocates one again, whichever the fast engine takes.
+// allocates one again, whichever the fast engine takes. What belongs to buffers lies in the core's table of them, so
+// that a queue may be passed by value.
 template <TPosition src, TPosition dst, int32_t depth>
 class TQueBind {
 public:
@@ -109,8 +110,8 @@ public:
                           "more than %u queue tensors are out at one position", kMaxQueueTensors);
             buffer.allocated = true;
             ++core.queue_tensors[kSide];
-            if (used_ < count_) {
-                ++used_;
+            if (core.buffers[first_].used < count_) {
+                ++core.buffers[first_].used;
             } else {
                 --core.queue_events[static_cast<int>(kFree)];
             }
@@ -175,7 +176,8 @@ public:
     void Bind(uint32_t first, uint32_t count) {
         first_ = first;
         count_ = count;
-        queued_ = head_ = used_ = 0;
+        queued_ = head_ = 0;
+        if (count > 0) twin::current_core().buffers[first].used = 0;
     }
 
 private:
@@ -216,7 +218,6 @@ private:
     uint32_t first_ = 0;
     uint32_t count_ = 0;
     uint32_t last_ = 0;  // of the buffers, allocated
-    uint32_t used_ = 0;  // buffers that an NPU would have allocated before
     uint32_t ring_[kMaxQueueDepth] = {};
     uint32_t head_ = 0;
     uint32_t queued_ = 0;

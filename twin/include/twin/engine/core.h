@@ -43,6 +43,7 @@ struct GmRange {
     int owner = -1;     // windows: the rank whose window it is
     bool bulk = false;  // rows of payload: copies of them may wait; runs that are only timed may leave them out
     uint64_t at = 0;    // bytes into its area, of which it is a part
+    bool data = false;  // other people's kernels: stores of single blocks are no flags
 
     bool window() const {
         return kind == GmKind::kWindowData || kind == GmKind::kWindowState || kind == GmKind::kWindowLent;
@@ -74,6 +75,7 @@ struct UbBuffer {
     bool freed = false;  // given back, and its reader has not been waited for yet
     Pipe producer = Pipe::kS;
     uint8_t position = 0;  // AscendC::TPosition
+    uint8_t used = 0;      // of a queue's first buffer: how many of the queue's an NPU would have allocated before
 };
 
 // The flags that an engine keeps for a core: the hard events, then two for each UB buffer: full and free.

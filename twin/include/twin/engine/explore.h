@@ -85,6 +85,7 @@ struct RunResult {
     std::vector<uint16_t> choices;
     std::vector<uint16_t> options;  // kExhaustive: how many there were
     std::map<std::string, PollCount> polls;
+    std::string suspect;  // two accesses of a single block in no order, which is a race if the block is no flag
     std::vector<TraceEvent> trace;
 };
 
