@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ascend_moe._torch_state import on_the_host
 from ascend_moe.checkpoint.block import Block
 from ascend_moe.checkpoint.config import (
     Fp8Format,
@@ -128,6 +129,7 @@ def build_layer(
 
 
 @with_typed_errors
+@on_the_host
 def load_layer(
     directory: str | Path,
     layer: int,

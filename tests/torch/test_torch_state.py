@@ -6,6 +6,7 @@ import ast
 import contextlib
 import functools
 import random
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor
 
 import ascend_moe
 from ascend_moe import MoEConfig, MoELayer, npu, placement, routing
+from ascend_moe.checkpoint import load_layer
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import KINDS, make_dispatcher
 from ascend_moe.experts.products import int8_matmul_by_float32
@@ -274,6 +276,22 @@ def placements(rank: int, group: str) -> Run:
     return run
 
 
+def checkpoints(rank: int, group: str) -> Run:
+    """Files of int4 codes with zero points, and of fp8 codes with exponents."""
+    from hf_models import LAYER  # here, since it imports transformers
+    from quantized_files import written
+
+    folders = [tempfile.TemporaryDirectory() for _ in range(2)]
+    kinds = ("int4 with zero points", "fp8 by block, e8m0 scales")
+    files = [written(kind, Path(folder.name))[0] for kind, folder in zip(kinds, folders, strict=True)]
+
+    def run() -> list[Tensor]:
+        assert len(folders) == len(files)  # they are kept as long as the files are read
+        return [tensor for each in files for tensor in load_layer(each, LAYER).tensors.values()]
+
+    return run
+
+
 MAKERS: dict[str, Make] = {
     **{f"MoELayer, {router}": functools.partial(a_layer, router=router) for router in ROUTED},
     **{f"MoELayer, {kind}": functools.partial(a_layer, kind=kind) for kind in KINDS[1:]},
@@ -299,6 +317,7 @@ MAKERS: dict[str, Make] = {
     "operators": operators,
     "routers": routers,
     "placements": placements,
+    "checkpoints": checkpoints,
 }  # fmt: skip
 
 
@@ -359,7 +378,7 @@ def same_in(states: Sequence[str], name: str, clusters: Clusters) -> None:
         clusters[W].run(body)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", [*[*MAKERS][:-1], pytest.param("checkpoints", marks=pytest.mark.nightly)])
 def test_results_do_not_depend_on_torchs_state(name: str, clusters: Clusters) -> None:
     number = [*MAKERS].index(name)
     states = ["autocast", "filled memory", ("bfloat16 by default", "float64 by default")[number % 2]]
