@@ -17,6 +17,7 @@ import ascend_moe
 from ascend_moe.comm.ballot import Ballot
 from ascend_moe.comm.place import Place
 from ascend_moe.errors import ArgumentError, CommTimeout, PeerLost
+from ascend_moe.settings import MAX_WORLD
 
 pytestmark = pytest.mark.tsan
 
@@ -83,6 +84,46 @@ def test_ranks_die_at_drawn_calls(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(200))
 def test_200_kill_points(seed: int) -> None:
     kill_drawn(100 + seed)
+
+
+def agree_with_fewer(seed: int) -> None:
+    """Drawn ranks of a large group end round after round, most of them beside where a word of 32 ranks ends."""
+    draw = random.Random(seed)
+    world = draw.choice((33, 64, 65, 97, 130))
+    edges = [rank for rank in range(world) if rank % 32 in (0, 1, 31)]
+    doomed = [set(draw.sample(edges, draw.randrange(4)) + draw.sample(range(world), draw.randrange(3))) for _ in "123"]
+    left = [sorted(set(range(world)).difference(*doomed[: number + 1])) for number in range(3)]
+
+    def work(rank: int, group_ep: str) -> list[list[int]]:
+        ascend_moe.comm.lookup(group_ep, world, rank)
+        found: list[list[int]] = []
+        while len(found) < 3 and rank in left[len(found)]:
+            found.append(ascend_moe.agree(group_ep))
+        return found
+
+    with ascend_moe.LocalCluster(world) as cluster:
+        for rank, found in enumerate(cluster.run(work)):
+            assert found == [ranks for ranks in left if rank in ranks], (seed, rank)
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(3, 60))])
+def test_many_ranks_agree(seed: int) -> None:
+    agree_with_fewer(seed)
+
+
+def test_every_round_of_the_largest_group_has_its_list(library: WindowLibrary) -> None:
+    """All 32 lists of 384 ranks lie beside each other in a page: none reaches into another."""
+    draw, total = random.Random(1), library.am_window_total_bytes(2 << 20, 0)
+    pages = [library.am_window_alloc(total) for _ in "ab"]
+    try:
+        ballot = Ballot("group", 200, [pages[0]] + [pages[1]] * (MAX_WORLD - 1), lambda rank: False)
+        lists = {number: sorted(draw.sample(range(MAX_WORLD), draw.randrange(1, 385))) for number in range(1, 33)}
+        for number, ranks in lists.items():
+            ballot._propose(number, ranks)
+        assert {number: ballot._decision(number) for number in lists} == lists
+    finally:
+        for page in pages:
+            library.am_window_unmap(page, total)
 
 
 def test_shrinking_twice_and_what_is_left_after_run(library: WindowLibrary) -> None:
