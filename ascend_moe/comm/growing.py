@@ -24,7 +24,7 @@ from ascend_moe import comm, log
 from ascend_moe.comm import regrouped
 from ascend_moe.comm.board import Board
 from ascend_moe.comm.links import LinkBoard, Links, received, send
-from ascend_moe.comm.liveness import peer_credentials
+from ascend_moe.comm.liveness import foreign_user
 from ascend_moe.comm.place import Place
 from ascend_moe.comm.processes import Opening, Post
 from ascend_moe.comm.regrouped import Regrouped
@@ -143,9 +143,7 @@ def _knocking(made: Regrouped, name: str) -> dict[int, socket.socket]:
         except OSError as error:
             made.door.close()
             made.door = None
-            text = (
-                "grow: another job of this user listens for its ranks under this name: pass job=, a text of this job's"
-            )
+            text = "grow: another process listens for its job's ranks under this name: pass job=, a text of this job's"
             raise AscendMoeError(f"{text} own, on all ranks ({error.strerror})") from error
         made.door.setblocking(False)
         made.door.listen(_KNOCKS)
@@ -153,6 +151,9 @@ def _knocking(made: Regrouped, name: str) -> dict[int, socket.socket]:
     with contextlib.suppress(BlockingIOError):
         while True:
             guest = made.door.accept()[0]
+            if foreign_user(guest) is not None:
+                guest.close()
+                continue
             guest.setblocking(False)
             rank = _rank_of(guest)
             if rank in made.missing and rank not in guests:
@@ -165,9 +166,7 @@ def _knocking(made: Regrouped, name: str) -> dict[int, socket.socket]:
 
 
 def _rank_of(guest: socket.socket) -> int | None:
-    """Which rank knocks; None: another user's process, or one that has gone."""
-    if peer_credentials(guest)[1] != os.geteuid():
-        return None
+    """Which rank knocks; None: a process that has gone."""
     poll = select.poll()
     poll.register(guest, select.POLLIN)
     poll.poll(_HELLO_MS)  # it says so right after it has connected
@@ -324,6 +323,11 @@ def _invited(first: str, rank: int, name: str, deadline: float, seconds: float) 
         host.setblocking(False)
         with contextlib.suppress(ConnectionRefusedError, BlockingIOError, FileNotFoundError):
             host.connect(name)
+            if (user := foreign_user(host)) is not None:
+                host.close()
+                text = f"rank {rank}: user {user} listens for ranks that come back to group {first!r}, and this "
+                text += f"process is of user {os.geteuid()}: run all ranks as the same user"
+                raise ConfigMismatch(text, field="user", rank=0, ours=os.geteuid(), theirs=user)
             send(host, {"rank": rank})
             message = _answered(host, "name", deadline)
             if message:

@@ -114,6 +114,15 @@ def peer_credentials(sock: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
+def foreign_user(sock: socket.socket) -> int | None:
+    """The user id of the process at the far end of a Unix socket, where it is not this process's; else None.
+
+    Of a connection that was accepted it is who connected, of one that was made, who listened.
+    """
+    user = peer_credentials(sock)[1]
+    return None if user == os.geteuid() else user
+
+
 class PeerWatch:
     """The far end of an open communicator. Owns the connection to it.
 

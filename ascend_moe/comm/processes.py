@@ -35,8 +35,8 @@ from ascend_moe.comm.liveness import (
     PeerWatch,
     born_here,
     describe_process,
+    foreign_user,
     machine_id,
-    peer_credentials,
     pid_namespace,
     process_gone,
 )
@@ -216,7 +216,7 @@ class Opening:
             CommTimeout: a rank did not arrive by the deadline; ``.rank`` is the first, ``.ranks`` all.
             PeerLost: a rank's process ended meanwhile, or the store did.
             ConfigMismatch: ranks differ in a setting that must be the same on all (`_ALIKE`), the package's
-                version or the machine.
+                version, the machine or the user.
         """
         try:
             self._start()
@@ -297,7 +297,7 @@ class Opening:
     def _answer(self, asker: socket.socket) -> None:
         """Hands our window to a process of the same user."""
         try:
-            if peer_credentials(asker)[1] != os.geteuid():
+            if foreign_user(asker) is not None:
                 raise PermissionError
             asker.setblocking(False)
             socket.send_fds(asker, [WINDOW], [self._window])
@@ -308,7 +308,11 @@ class Opening:
             asker.close()
 
     def _connect(self, rank: int) -> None:
-        """Connects to a rank that has posted an opening which may go on."""
+        """Connects to a rank that has posted an opening which may go on.
+
+        Raises:
+            ConfigMismatch: its process is another user's, who gets no window and whose window is not mapped.
+        """
         post = self.board.posts.get(rank)
         if post is None or post.left or post.socket == self._refused.get(rank):
             return
@@ -316,15 +320,21 @@ class Opening:
         sock.setblocking(False)
         try:
             sock.connect("\0" + post.socket)
-            if peer_credentials(sock)[1] != os.geteuid():
-                raise PermissionError
-            self.peers[rank] = Peer(post, sock, self.mine.total)
+            user = foreign_user(sock)
+            if user is None:
+                self.peers[rank] = Peer(post, sock, self.mine.total)
         except OSError as error:
             sock.close()
-            if isinstance(error, (ConnectionRefusedError, PermissionError)):
+            if isinstance(error, ConnectionRefusedError):
                 self._refused[rank] = post.socket
             elif not isinstance(error, BlockingIOError):  # its queue is full: the next look tries again
                 raise
+            return
+        if user is not None:
+            sock.close()
+            text = f"{self.prefix}: rank {rank} runs as user {user} and this rank as user {os.geteuid()}; windows are "
+            text += "shared by processes of one user: run all ranks as the same"
+            raise ConfigMismatch(text, field="user", rank=rank, ours=os.geteuid(), theirs=user)
 
     def _meet(self) -> None:
         """Everybody has answered: tells them whose windows are mapped here."""

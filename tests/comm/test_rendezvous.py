@@ -6,7 +6,6 @@ import json
 import os
 import random
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,6 @@ import window_library
 from window_library import WindowLibrary, exchange
 
 from ascend_moe import comm
-from ascend_moe.comm import processes
 from ascend_moe.comm.board import Board
 from ascend_moe.comm.communicator import Communicator
 from ascend_moe.comm.processes import Opening, Peer, Post, create_window
@@ -148,27 +146,6 @@ def test_stale_posts_are_not_joined() -> None:
     with pytest.raises(CommTimeout, match="rank 0 has not called since") as caught:
         Rank(2, 3, store).open(0.5)
     assert caught.value.rank == 0 and caught.value.ranks == [0, 1]
-
-
-@pytest.mark.parametrize("end", [0, 1])
-def test_other_users_get_no_window(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the rank that is asked nor the one that asks goes on with a process of another user."""
-    credentials = processes.peer_credentials
-    foreign_to: list[int] = []
-
-    def foreign(sock: socket.socket) -> tuple[int, int]:
-        pid, user = credentials(sock)
-        return pid, user + (threading.get_ident() in foreign_to)
-
-    def rank_body(rank: Rank) -> None:
-        if rank.rank == end:
-            foreign_to.append(threading.get_ident())
-        with pytest.raises(CommTimeout) as caught:
-            rank.open(0.5)
-        assert caught.value.rank == 1 - rank.rank
-
-    monkeypatch.setattr(processes, "peer_credentials", foreign)
-    on_threads(2, rank_body)
 
 
 def _breaks(self: Board, rank: int) -> None:

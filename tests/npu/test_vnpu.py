@@ -231,6 +231,41 @@ def test_removed_symbol_fails(library_copy: Path) -> None:
     assert outcome.returncode and "aclrtMemcpyAsync" in outcome.stderr
 
 
+# The child makes the root info as the user of the second argument and waits; the parent joins it as rank 1 of 2.
+JOIN = """
+import ctypes, os, sys
+def library(name): return ctypes.CDLL(os.path.join(sys.argv[1], name), mode=ctypes.RTLD_GLOBAL)
+(info_out, info_in), (end_out, end_in) = os.pipe(), os.pipe()
+if os.fork() == 0:
+    if int(sys.argv[2]) != os.geteuid():
+        os.setgid(int(sys.argv[2]))
+        os.setuid(int(sys.argv[2]))
+    os.close(end_in)
+    info = ctypes.create_string_buffer(4108)
+    library("libascendcl.so"), library("libhccl.so").HcclGetRootInfo(info)
+    os.write(info_in, info.raw)
+    os.read(end_out, 1)
+    os._exit(0)
+os.close(info_in)
+info = os.read(info_out, 4108)
+acl, hccl = library("libascendcl.so"), library("libhccl.so")
+acl.aclInit(None), acl.aclrtSetDevice(0)
+hccl.HcclCommInitRootInfo(2, info, 1, ctypes.byref(ctypes.c_void_p()))
+os.close(end_in)
+os.wait()
+"""
+
+
+def test_a_root_of_another_user_is_not_joined() -> None:
+    """Root could open its memory. Without root the kernel refuses it, and the test joins a root of its own user."""
+    other = os.geteuid() == 0
+    command = [sys.executable, "-c", JOIN, str(vnpu.library_folder()), "65534" if other else str(os.geteuid())]
+    environment = {**os.environ, "HCCL_CONNECT_TIMEOUT": "1", "HCCL_BUFFSIZE": "2"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    said = "it belongs to another machine or user" if other else "waited for rank(s) 0"
+    assert done.returncode == 0 and said in done.stderr, done.stderr
+
+
 def test_modified_wheel_is_refused(tmp_path: Path) -> None:
     metadata = tmp_path / "torch_npu-2.13.0.dist-info"
     metadata.mkdir()

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -37,12 +38,21 @@ double ConnectSeconds() {
     return text && std::atof(text) > 0 ? std::atof(text) : 120.0;
 }
 
+// Whether a file is this user's: root may open other users' too.
+bool Owned(int fd) {
+    struct stat found{};
+    if (fstat(fd, &found) == 0 && found.st_uid == geteuid()) return true;
+    errno = EPERM;
+    return false;
+}
+
 HcclResult Open(const Card& card, int rank, int* file) {
     char path[64], name[sizeof card.name];
     std::snprintf(path, sizeof path, "/proc/%d/fd/%d", card.pid, card.fd);
     const int fd = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY);
-    errno = fd < 0 ? errno : ESTALE;
-    if (fd >= 0 && pread(fd, name, sizeof name, offsetof(Front, name)) == static_cast<ssize_t>(sizeof name) &&
+    const bool owned = fd >= 0 && Owned(fd);
+    if (owned) errno = ESTALE;
+    if (owned && pread(fd, name, sizeof name, offsetof(Front, name)) == static_cast<ssize_t>(sizeof name) &&
         !std::memcmp(name, card.name, sizeof name)) {
         *file = fd;
         return kHcclSuccess;
