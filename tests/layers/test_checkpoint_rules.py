@@ -20,7 +20,7 @@ from tiny_checkpoints import BLOCK, KINDS, E, Tiny, tiny
 from torch import Tensor
 
 from ascend_moe.checkpoint import kept_bits, load_layer, patterns
-from ascend_moe.checkpoint.files import INDEX
+from ascend_moe.checkpoint.files import FP8, INDEX
 from ascend_moe.checkpoint.patterns import Names
 from ascend_moe.errors import ArgumentError
 
@@ -94,6 +94,77 @@ def test_a_scale_or_offset_that_is_no_number_is_refused(kind: str, dequantize: b
         made.tensors[name] = spoilt(made.tensors[name], (float("nan"), float("inf"), -float("inf"))[number % 3])
         last = outcomes(made.write(tmp_path), dequantize=dequantize)[1]
         assert isinstance(last, str) and name in last and "not finite" in last
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "value"),
+    [
+        ("fp8 by channel", "weight", 127),  # the byte of e4m3's NaN
+        ("mxfp8", "weight", 127),
+        ("fp8 by block", "weight_scale", 3e38),
+        ("int8 by tensor", "weight_scale", 3e38),
+        ("ModelSlim with offsets", "weight_scale", 3e38),
+        ("ModelSlim W4A8 by group", "weight_scale", 3e38),
+    ],
+)
+def test_quantized_matrices_whose_values_are_not_finite_are_refused(
+    kind: str, end: str, value: float, tmp_path: Path
+) -> None:
+    made, name = tiny(kind).changed(), f"{BLOCK}.experts.2.up_proj.{end}"
+    filled = torch.full_like(made.tensors[name].view(torch.uint8), value) if end == "weight" else None
+    made.tensors[name] = torch.full_like(made.tensors[name], value) if filled is None else filled.view(FP8)
+    if "group" in kind:
+        made.tensors[f"{name}_second"] = torch.full_like(made.tensors[f"{name}_second"], 10)
+    for dequantize in (False, True):
+        error = outcomes(made.write(tmp_path), dequantize=dequantize)[1]
+        assert re.search(r"experts\.2\.up_proj\.weight.* not finite", str(error))
+
+
+def test_fp4_needs_whole_groups_of_numbers(tmp_path: Path) -> None:
+    made = tiny("fp4 of deepseek_v4").changed()
+    made.config["moe_intermediate_size"] = 48
+    for error in outcomes(made.write(tmp_path)):
+        assert re.search(
+            r"w2\.weight in fp4 with 48 columns by config.json's numbers; need a multiple of 32", str(error)
+        )
+
+
+def test_int4_of_rows_that_no_word_divides_becomes_floats(tmp_path: Path) -> None:
+    """A hidden size of 36: int4 is kept eight in an int32."""
+    made = tiny("int4 in bytes").changed()
+    made.config["hidden_size"] = 36
+    for name, value in made.tensors.items():
+        made.tensors[name] = value[:36] if "down_proj" in name else value if name.endswith("_scale") else value[:, :36]
+    made.gate_up, made.down = [each[:36] for each in made.gate_up], [each[:, :36] for each in made.down]
+    loaded = outcomes(made.write(tmp_path))
+    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+
+
+def test_ids_of_a_hash_table_are_experts(tmp_path: Path) -> None:
+    made = tiny("fp4 of deepseek_v4").changed()
+    made.tensors.pop(f"{BLOCK}.gate.e_score_correction_bias")
+    for least, right in ((0, True), (-1, False), (1, False)):
+        made.tensors[f"{BLOCK}.gate.tid2eid"] = torch.arange(8).reshape(4, 2) % E + least
+        for rank, loaded in enumerate(outcomes(made.write(tmp_path))):
+            assert is_right(loaded, rank, made) if right else "tid2eid with ids that are not 0 .. 3" in loaded
+
+
+def test_codes_with_unlike_groups_become_floats(tmp_path: Path) -> None:
+    """Of two experts, and of an expert's gate and up."""
+    for part in (r"experts\.3\.", r"experts\.\d\.gate"):
+        made, other = tiny("int4 in bytes by group").changed(), tiny("int4 in bytes")
+        groups = made.config["quantization_config"]["config_groups"]
+        groups["channel"] = {
+            **other.config["quantization_config"]["config_groups"]["group_0"],
+            "targets": [f"re:.*{part}"],
+        }
+        made.tensors |= {name: value for name, value in other.tensors.items() if re.search(part, name)}
+        gates = [torch.cat([a[:, :32], b[:, 32:]], 1) for a, b in zip(other.gate_up, made.gate_up, strict=True)]
+        made.gate_up = gates if "gate" in part else [*made.gate_up[:3], other.gate_up[3]]
+        made.down = made.down if "gate" in part else [*made.down[:3], other.down[3]]
+        loaded = outcomes(made.write(tmp_path))
+        assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+        assert kept_bits(tmp_path, 0) == 0
 
 
 @pytest.mark.parametrize("kind", SINGLE)
@@ -192,6 +263,7 @@ def test_a_packed_matrix_that_is_ignored_is_refused(tmp_path: Path) -> None:
         ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes'"),
         ({"input_activations": [1]}, r"input_activations of group_0 \[1\] in quantization_config; need an object"),
         ({"input_activations": {"dynamic": False}}, "dynamic False in input_activations of group_0"),
+        ({"input_activations": {"num_bits": 8}}, "input_activations of group_0 without dynamic true"),
         ({"input_activations": {"dynamic": "local"}}, "dynamic 'local' in input_activations"),
         ({"output_activations": {"num_bits": 8}}, "output_activations .* in a group of group_0"),
         ({"weights": {"num_bits": 8, "dynamic": True}}, "dynamic True in weights of group_0"),
@@ -218,6 +290,28 @@ def test_what_a_quantization_config_says_and_is_not_read_is_refused_by_name(
         (group if key in ("input_activations", "output_activations", "weights", "targets") else said)[key] = value
     for error in outcomes(made.write(tmp_path)):
         assert re.search(text, str(error))
+
+
+def test_int8_codes_stay_with_symmetric_int8_activations_by_token_only(tmp_path: Path) -> None:
+    for change, bits in (
+        *(({}, 8), ({"symmetric": True}, 8), ({"symmetric": False}, 0), ({"strategy": "tensor"}, 0)),
+        *(({"num_bits": 4}, 0), ({"type": "float"}, 0), (None, 0)),
+    ):
+        made = tiny("int8 by channel").changed()
+        group = made.config["quantization_config"]["config_groups"]["group_0"]
+        group["input_activations"] = None if change is None else group["input_activations"] | change
+        made.write(tmp_path)
+        assert kept_bits(tmp_path, 0) == bits
+
+
+def test_groups_that_do_not_divide_a_matrix_are_refused(tmp_path: Path) -> None:
+    """Scales for the last group, which is shorter, would be read as those of equal groups."""
+    made = tiny("int4 in bytes by group").changed()
+    made.config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = 24
+    for name in [name for name in made.tensors if name.endswith("_scale")]:
+        made.tensors[name] = made.tensors[name][:, : 3 if "down" not in name else 2]
+    for error in outcomes(made.write(tmp_path)):
+        assert re.search(r"group_size 24 of .*gate_proj.weight .* does not divide its 64 columns", str(error))
 
 
 def test_a_wrappers_text_config_says_how_its_experts_are_quantized(tmp_path: Path) -> None:
