@@ -129,10 +129,10 @@ def test_kills_within_agree_and_shrink(point: str, seed: int) -> None:
 
 
 def test_a_stopped_rank_is_left_out_and_told_so() -> None:
-    with Ranks(3, timeout_s=1) as ranks:
+    with Ranks(3, timeout_s=20) as ranks:
         values(ranks.call(cases.layers_at, "0", 2))
         ranks.stop(1)
-        left = values(ranks.call(cases.agree_and_shrink, ranks=[0, 2]))
+        left = values(ranks.call(cases.agree_and_shrink, "", 2.0, ranks=[0, 2]))
         assert [alive for alive, _ in left] == [[0, 2]] * 2
         name = left[0][1].group_ep
         ranks.resume(1)
@@ -146,9 +146,9 @@ def test_a_stopped_rank_is_left_out_and_told_so() -> None:
 def test_a_rank_that_never_calls_is_left_out_at_the_deadline() -> None:
     with Ranks(3, timeout_s=20) as ranks:
         values(ranks.call(ascend_moe.comm_name))
-        outcomes = ranks.call(ascend_moe.agree, "0", 0.5, ranks=[0, 1])
+        outcomes = ranks.call(ascend_moe.agree, "0", 1.5, ranks=[0, 1])
         assert values(outcomes) == [[0, 1]] * 2
-        assert all(0.4 < outcome.seconds < 2 for outcome in outcomes)
+        assert 1.4 < max(outcome.seconds for outcome in outcomes) < 15
 
 
 def test_all_may_agree_and_shrink_with_nobody_lost() -> None:
@@ -205,9 +205,9 @@ def test_likely_mistakes_are_named() -> None:
 
 
 def test_a_rank_that_was_left_out_stays_out() -> None:
-    with Ranks(3, timeout_s=1) as ranks:
+    with Ranks(3, timeout_s=20) as ranks:
         values(ranks.call(ascend_moe.comm_name))
-        values(ranks.call(ascend_moe.agree, "0", 0.3, ranks=[0, 1]))
+        values(ranks.call(ascend_moe.agree, "0", 1.5, ranks=[0, 1]))
         for outcome in ranks.call(ascend_moe.shrink, "0", [0, 1, 2], ranks=[0, 1]):
             refused(outcome, "alive", "ascend_moe.agree has returned [0, 1]")
 

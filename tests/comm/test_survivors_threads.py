@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -150,14 +149,18 @@ def test_shrinking_twice_and_what_is_left_after_run(library: WindowLibrary) -> N
 
 
 def test_who_does_not_come_is_named() -> None:
+    opened, agreed = threading.Barrier(3), threading.Barrier(3)
+
     def work(rank: int, group_ep: str) -> Any:
         cases.layers(Place(group_ep, 3, rank), 1)
+        opened.wait()
         if rank == 2:
-            time.sleep(0.6)
+            agreed.wait()
             with pytest.raises(CommTimeout, match="without this rank") as late:
                 ascend_moe.agree(group_ep)
             return late.value.ranks
-        assert ascend_moe.agree(group_ep, 0.2) == [0, 1]
+        assert ascend_moe.agree(group_ep, 0.5) == [0, 1]
+        agreed.wait()
         if rank == 1:
             return None
         with pytest.raises(PeerLost, match="rank 1 has not come to shrink: its function has returned") as lost:

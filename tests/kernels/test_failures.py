@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import comm_cases
@@ -19,10 +19,9 @@ from ascend_moe import LocalCluster, comm
 from ascend_moe.validate.run import DevicePlace
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
-DEADLINE_S = 0.5
-SOON_S = 2.0  # beyond the deadline, or for what needs none
+DEADLINE_S = 1.0
 FAR_S = 30.0  # a deadline that no test waits for
-AT_ONCE_S = 0.3
+SOON_S = FAR_S / 2  # for what waits for no deadline, or beyond a short one, on a busy machine
 
 
 class OpRanks(Ranks):
@@ -38,8 +37,8 @@ class OpRanks(Ranks):
         name = algorithm.replace("servers", "window")
         values(self.call(comm_cases.set_env, "ASCEND_MOE_COMM_ALG", name))
 
-    def wait_at_most(self, seconds: float) -> None:
-        values(self.call(comm_cases.set_env, "ASCEND_MOE_TIMEOUT_S", str(seconds)))
+    def wait_at_most(self, seconds: float, ranks: Sequence[int] | None = None) -> None:
+        values(self.call(comm_cases.set_env, "ASCEND_MOE_TIMEOUT_S", str(seconds), ranks=ranks))
 
 
 def other_algorithms_nightly(name: str, *rows: Any) -> pytest.MarkDecorator:
@@ -79,10 +78,11 @@ def others(rank: int, world: int = 3) -> list[int]:
 
 def assert_stuck(ranks: OpRanks, error: str, rank: int, survivors: list[int]) -> None:
     """The same failure again, at once, in any op."""
+    ranks.wait_at_most(FAR_S, survivors)
     for op in (cases.run_combine, cases.run_dispatch, cases.run_round_trip):
         for outcome in ranks.call(op, ranks=survivors):
             assert_named(outcome, error, rank)
-            assert outcome.seconds < AT_ONCE_S
+            assert outcome.seconds < SOON_S
 
 
 def assert_fresh_windows_work(ranks: OpRanks, survivors: list[int], files: list[list[str]]) -> None:
@@ -178,18 +178,19 @@ def test_ranks_that_end_after_their_last_op_harm_nobody(ending: Any, mortal: OpR
 @pytest.mark.parametrize(("victim", "algorithm"), [(0, "window"), (2, "direct")])
 def test_stopped_beyond_the_deadline(victim: int, three: OpRanks) -> None:
     there = others(victim)
-    three.wait_at_most(DEADLINE_S)
+    three.wait_at_most(DEADLINE_S, there)
     three.stop(victim)
-    for outcome in three.call(cases.run_dispatch, ranks=there):
+    outcomes = three.call(cases.run_dispatch, ranks=there)
+    for outcome in outcomes:
         assert_named(outcome, "CommTimeout", victim, "is stopped (state T)", f"{DEADLINE_S:.1f} s")
-        assert 0.8 * DEADLINE_S < outcome.seconds < DEADLINE_S + SOON_S
+    assert 0.8 * DEADLINE_S < max(outcome.seconds for outcome in outcomes) < DEADLINE_S + SOON_S
     assert_stuck(three, "CommTimeout", victim, there)
     three.start(victim, cases.run_dispatch)
     three.resume(victim)
     woken = three.wait(victim)
     assert_named(woken, "CommTimeout", victim, "found by rank")
     assert woken.details["reporter"] in there
-    assert woken.seconds < AT_ONCE_S
+    assert woken.seconds < SOON_S
     assert_stuck(three, "CommTimeout", victim, [0, 1, 2])
     # Nobody has died: the same ranks open fresh windows.
     three.wait_at_most(FAR_S)
@@ -231,10 +232,11 @@ def test_rank_that_never_calls(missing: int, three: OpRanks) -> None:
     there = others(missing)
     assert values(three.call(cases.run_dispatch, 1)) == ["right"] * 3
     three.wait_at_most(DEADLINE_S)
-    for outcome in three.call(cases.run_combine, ranks=there):
+    outcomes = three.call(cases.run_combine, ranks=there)
+    for outcome in outcomes:
         assert_named(outcome, "CommTimeout", missing, "last seen in dispatch, epoch 3", "is running")
         assert f"missing: rank {missing} (" in outcome.text
-        assert 0.8 * DEADLINE_S < outcome.seconds < DEADLINE_S + SOON_S
+    assert 0.8 * DEADLINE_S < max(outcome.seconds for outcome in outcomes) < DEADLINE_S + SOON_S
     assert_stuck(three, "CommTimeout", missing, [0, 1, 2])
 
 
@@ -244,8 +246,9 @@ def test_several_ranks_that_never_call_are_listed(three: OpRanks) -> None:
     (outcome,) = three.call(cases.run_dispatch, ranks=[0])
     assert outcome.error == "CommTimeout" and outcome.details["rank"] in (1, 2)
     assert all(f"rank {rank} (" in outcome.text for rank in (1, 2)), outcome.text
+    three.wait_at_most(FAR_S)
     for outcome in three.call(cases.run_dispatch, ranks=[1, 2]):
-        assert outcome.error == "CommTimeout" and outcome.seconds < AT_ONCE_S
+        assert outcome.error == "CommTimeout" and outcome.seconds < SOON_S
 
 
 # ---- at any moment, and many times
@@ -266,7 +269,7 @@ def killed_in_a_stream(seed: int) -> None:
         began = time.monotonic()
         for rank in survivors:
             assert_named(ranks.wait(rank), "PeerLost", victim)
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < SOON_S
         assert_stuck(ranks, "PeerLost", victim, survivors)
         assert_fresh_windows_work(ranks, survivors, [files[rank] for rank in survivors])
 

@@ -11,7 +11,7 @@ import pytest
 from rank_processes import Ranks, assert_named, fork_server, nothing_left, values
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
-SOON_S = 2.0
+SOON_S = 15.0  # half of the deadline
 
 
 def opened(ranks: Ranks) -> None:
