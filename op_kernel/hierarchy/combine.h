@@ -69,7 +69,7 @@ public:
         parts_.Init(tiling);
         terms_.Init(pipe, tiling, arguments, none_);
         tokens_.Init(pipe, *info_, arguments.workspace);
-        tokens_.Use(routing, core);
+        core_ = core;
         const TokenSumUb ub(tiling, sizeof(XType));
         pipe.InitBuffer(inQueue_, Ring(ub.ring), ub.piece);
         sum_.Init(pipe, tiling);
@@ -79,7 +79,7 @@ public:
     }
     __aicore__ inline void Run() {
         if (begin_ == end_) return;
-        tokens_.Seek(parts_.Token(begin_));
+        tokens_.Find(core_);  // its first item is of the first token of its share, whichever part of H
         for (uint32_t item = begin_; item < end_;) {
             const uint32_t first = parts_.Token(item);
             terms_.Load(*routing_, first, Min(terms_.ChunkTokens(), parts_.Token(end_ - 1) + 1 - first));
@@ -138,6 +138,7 @@ private:
     GM_ADDR sums_[kMaxTopK];
     uint32_t count_ = 0;  // servers of the token
     uint32_t sumBytes_ = 0;
+    uint32_t core_ = 0;
     uint32_t begin_ = 0, end_ = 0;  // items
 };
 

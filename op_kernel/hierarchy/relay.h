@@ -60,13 +60,6 @@ public:
         ofCores_.Fold<false>(queue_, room, totalBuf_.Get<int32_t>(), 0, lanes_, 0, info_->cores);
         SyncFunc<HardEvent::V_S>();
     }
-    // The same for any token.
-    __aicore__ inline void Seek(uint32_t token) {
-        uint32_t core = 0;
-        while (core + 1 < info_->cores && PartBegin(info_->batch, core + 1, info_->cores) <= token) ++core;
-        Find(core);
-        CountTokens(PartBegin(info_->batch, core, info_->cores), token);
-    }
     // Whether this pair is the token's first on its server. Tokens come by ascending number, each once.
     __aicore__ inline bool First(uint32_t server, uint32_t token) {
         LocalTensor<int32_t> seen = seenBuf_.Get<int32_t>();
