@@ -109,13 +109,16 @@ class Kind:
 
 # Whatever an op may be given besides.
 _OPTIONS: Choices = {"tail": (False, True), "nums_type": (0, 1), "tp": (0, 1), "shared": (0, 2, 3)}
-_TRIP: dict[str, Any] = {"sequence": ("DC",), "algorithm": ("window", "direct")}
+_MEASURED = (False, False, True)
+_TRIP: dict[str, Any] = {"sequence": ("DC",), "algorithm": ("window", "direct"), "measured": _MEASURED}
 _WIDE: Choices = _SMALL | _OPTIONS | {"batch": (1, 2), "world": (1, 2), "ids": ("any", "distinct", "minus")}
 _CHUNKS: Choices = _SMALL | _OPTIONS | {"world": (1, 1, 2), "cores": (1, 1, 2), "units": (1,)}
 KINDS: dict[str, Kind] = {
     "small": Kind(_SMALL, schedules=10),
     "options": Kind(
-        _SMALL | _OPTIONS, {"sequence": ("DC", "dcdc", "DdCc", "DCDC"), "algorithm": ALGORITHMS, "rows": ROWS[:3]}, 4
+        _SMALL | _OPTIONS,
+        {"sequence": ("DC", "dcdc", "DdCc", "DCDC"), "algorithm": ALGORITHMS, "rows": ROWS[:3], "measured": _MEASURED},
+        4,
     ),
     "servers": Kind(
         _SMALL | _OPTIONS | {"local": (1, 2, 3, 4, 18), "batch": (2, 3, 5), "world": (2, 3, 4, 4)},
@@ -125,8 +128,23 @@ KINDS: dict[str, Kind] = {
             "sequence": ("DC", "DCDC"),
             "algorithm": ("window",),
             "flags": (False, True),
+            "measured": _MEASURED,
         },
         4,
+    ),
+    # Rows of many blocks with flags, and more blocks of a rank than are looked at together.
+    "flagged blocks": Kind(
+        _SMALL
+        | {"world": (2, 3), "cores": (1, 1, 2), "local": (1,), "topk": (1,), "batch": (11,), "units": (33, 400, 400)}
+        | {"ids": ("popular",), "batches": ("equal",), "mask": ("none",), "contract": (1, 2, 2)},
+        {
+            "servers": (1,),
+            "near": (False, True),
+            "sequence": ("DC",),
+            "algorithm": ("window",),
+            "flags": (True,),
+            "measured": _MEASURED,
+        },
     ),
     "two levels": Kind(
         _SMALL
@@ -142,6 +160,21 @@ KINDS: dict[str, Kind] = {
             "faulty": (False, False, False, True, True),
         },
         4,
+    ),
+    # More tokens a core than there are records, pairs or sums of in UB together; and rows in parts.
+    "long levels": Kind(
+        _SMALL
+        | _OPTIONS
+        | {"world": (4,), "cores": (1,), "local": (4, 8), "topk": (16, 32), "batch": (70,), "units": (1,)}
+        | {"ids": (SPARSE,), "batches": ("one rank only",), "contract": (2,), "weights": (True,), "plain": (False,)}
+        | {"quant": ("none", "none", "int8")},
+        {
+            "servers": (2,),
+            "near": (False, True),
+            "sequence": ("DC",),
+            "algorithm": (TWO_LEVELS,),
+        },
+        1,
     ),
     "roles": Kind(
         _SMALL | _OPTIONS | {"cores": (3, 4, 5), "batch": (2, 4, 9), "local": (1, 2, 3, 5)},
@@ -252,6 +285,7 @@ CYCLE = (
     *("small", "options", "rings", "faults", "chunks", "servers", "parts", "faults", "small", "tails", "roles"),
     *("faults", "histograms", "options", "segments", "small", "faults", "servers", "tight", "eight ranks", "parts"),
     *("faults", "dense chunks", "two levels", "chunks", "lists", "faults", "pieces", "tight", "roles", "shared rows"),
+    *("two levels", "small", "flagged blocks", "servers", "long levels", "small"),
 )
 
 
@@ -273,6 +307,7 @@ def draw_of(kind: str, seed: int) -> Program:
         values["servers"] = 1
     by_window = values["algorithm"] == "window" or two_levels
     values["list_cores"] = 0 if by_window else min(values.get("list_cores", 0), case.cores - 1)
+    values["measured"] = values.get("measured", False) and case.contract == 2
     faulty = values.pop("faulty", False)
     program = _program(cases.legal(case), **values)
     return with_fault(program, seed) if faulty else program

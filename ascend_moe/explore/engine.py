@@ -151,6 +151,8 @@ class PlannedProgram:
 
     def _plan(self, call: Call, op: int) -> None:
         call.op, call.algorithm, call.number = op, self._algorithm, self._number
+        if self.program.measured:  # the engine fills it before each schedule
+            call.inputs["performance_info"] = torch.zeros(self.program.world, dtype=torch.int64)
         if self.fault:
             self.fault.spoil(call)
         call.plan = self._planned(call)
@@ -179,7 +181,7 @@ class PlannedProgram:
             raise AscendMoeError(f"explore: {self.program}: {call.name}: {check.message.decode()}")
         call.tiling = fields_of(self._library.am_need_tiling, plan)
         if not call.outputs:
-            call.outputs = [torch.zeros(shape, dtype=dtype) for dtype, shape in calls.outputs_of(spec)]
+            call.outputs = [torch.empty(shape, dtype=dtype) for dtype, shape in calls.outputs_of(spec)]
         return plan
 
     def _least_ub(self, spec: Any) -> int:

@@ -45,7 +45,7 @@ _RARE = (
     "nums_type",
     "tp",
 )  # spelled out where they are not the default
-_FLAGS = ("weights", "plain", "coded", "odd", "tail", "near", "flags")
+_FLAGS = ("weights", "plain", "coded", "odd", "tail", "near", "flags", "measured")
 # What a word of a case that is no number sets.
 _WORDS: dict[str, tuple[str, object]] = {
     **{word: ("algorithm", word) for word in (*ALGORITHMS, TWO_LEVELS)},
@@ -75,7 +75,8 @@ class Program(Case):
     is written again one op too early, which is a bug. ``list_cores`` of direct dispatch make lists, the others publish
     rows; 0: all do both. ``ub_bytes`` of UB a core are granted; 0: as many as CANN grants. ``spare``: UB of the plans:
     the least that they run with, and ``spare`` - 1 rows more, so that few rows or chunks are on their way at a time;
-    0: ``ub_bytes``. ``fault_kind``: one of ``FAULTS`` goes wrong, where and how follows from ``seed``.
+    0: ``ub_bytes``. ``measured``: the ops are given performance_info. ``fault_kind``: one of ``FAULTS`` goes wrong,
+    where and how follows from ``seed``.
     """
 
     cores: int = 2
@@ -91,6 +92,7 @@ class Program(Case):
     spare: int = 0
     near: bool = False
     flags: bool = False
+    measured: bool = False
     fault_kind: str = ""
 
     def case_of(self, dispatch: int) -> Case:
@@ -174,6 +176,8 @@ def checked(case: Program) -> Program:
     able = case.contract == 2 and case.weights and not case.plain and case.quant != "smooth" and not case.flags
     need(case.algorithm != TWO_LEVELS or (equal and able), rule, servers)
     need(by_copies, "{} reads other ranks' windows, servers must be 0", case.algorithm)
+    able = case.contract == 2 and case.algorithm != TWO_LEVELS
+    need(able or not case.measured, "performance_info needs v2, and is none of hierarchy's")
     need(bool(servers) or not case.flags, "flags are of rows between servers, servers must not be 0")
     most = limits()["moe_expert_num"]
     need(case.experts <= most, "{} experts (w*l) are too many, at most {}", case.experts, most)

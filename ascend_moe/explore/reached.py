@@ -44,6 +44,10 @@ REACHED = {
     "counts by vectors": "W a multiple of 8",
     "records": "rows that cross once to another server, and go on there",
     "servers' sums": "sums of tokens that came from other servers",
+    "record batches": "tokens with records in more than two batches",
+    "server chunks": "tokens counted by server in more than two chunks",
+    "flag loads": "flags of a rank's blocks in more than two loads",
+    "times": "ops that add up what they wait for each rank",
     "two launches": "ops that send and finish apart",
     "lost rank": "ranks that go on as a group of their own, after another was killed",
 }
@@ -68,9 +72,14 @@ class _Reach:
         yield "pairs", pairs > tiling["chunk_pairs"] and not roles
         yield "aligned ends", window and bool(tiling["transport"]) and case.local > 1 and self._rows() > 0
         yield "counts by vectors", case.world % 8 == 0 and case.cores > 1
+        yield "times", case.measured
         if self.call.algorithm == TWO_LEVELS:
+            tokens = max(end - begin for begin, end in self._shares(len(self._ids())))
             yield "records" if dispatch else "servers' sums", self._crosses()
+            yield "record batches", dispatch and tokens > 2 * self._record_tokens()
+            yield "server chunks", tokens > 2 * (tiling["chunk_pairs"] // case.topk)
             return
+        yield "flag loads", case.flags and self._far_bytes() > 2 * self.FLAGS_BYTES
         if window or (dispatch and not roles):
             yield "histograms", tiling["histograms"] < case.cores
         yield from self._dispatch(window) if dispatch else self._combine(window)
@@ -125,7 +134,21 @@ class _Reach:
         sources = self.call.result.assist_info[:, 0] // self.program.program.servers
         return bool((sources != self.call.rank // self.program.program.servers).any())
 
+    def _record_tokens(self) -> int:
+        """Tokens whose records are in UB together: RecordTokens()."""
+        return max(1, min(32, 256 // self.program.program.topk))
+
+    def _far_bytes(self) -> int:
+        """Most bytes of rows from a rank of another server, or back to it, without what stands behind each row."""
+        case, ends = self.program.program, self._ends()
+        counts = [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+        far = [rank for rank in range(case.world) if rank // case.servers != self.call.rank // case.servers]
+        coded = case.coded if self.call.op == calls.OP_COMBINE else case.quant != "none"
+        size = 1 if coded else case.torch_dtype.itemsize
+        return max((sum(counts[rank :: case.world]) for rank in far), default=0) * case.hidden * size
+
     WEIGHT_ROWS = 64  # kWeightRows
+    FLAGS_BYTES = 128 * 480  # of rows: kFlagsAtOnce blocks
 
     # ---- shares of the cores
 

@@ -171,6 +171,10 @@ struct Exploration {
             if (step.lent == kLentEarly) area->Complete(0, 1, true);
             area->Release(generation);
         }
+        // performance_info, or null.
+        uint64_t* Times() const {
+            return static_cast<uint64_t*>(const_cast<void*>(inputs[moe::kTensor_performance_info]));
+        }
         bool finished = false;
     };
 
@@ -181,6 +185,9 @@ struct Exploration {
     }
     void Restore(uint32_t epoch);
     static void LeavesNothing(const Op& op, uint32_t number, am_explore_result& result);
+    void AddsToTimes(const Op& op, uint32_t number, am_explore_result& result) const;
+    // What earlier ops have left in performance_info: of every other source a microsecond carries into the upper half.
+    static uint64_t TimeBefore(uint32_t source) { return source % 2 == 0 ? 5 : 0xFFFFFFFFu; }
     void CompareOutcome(am_explore_result& result, uint64_t seed);
     static twin::RunOptions Translate(const am_explore_options& options, uint64_t seed);
 
@@ -219,6 +226,7 @@ void Exploration::Restore(uint32_t epoch) {
     for (const auto& op : ops_) {
         memset(op->record, 0, sizeof(op->record));
         op->finished = false;
+        for (uint32_t r = 0; op->Times() != nullptr && r < ranks_.size(); ++r) op->Times()[r] = TimeBefore(r);
         for (uint32_t i = 0; i < op->step.outputs_count; ++i) {
             if (op->step.outputs[i] != nullptr) memset(op->step.outputs[i], kOutputPoison, op->step.output_bytes[i]);
         }
@@ -301,6 +309,22 @@ void Exploration::LeavesNothing(const Op& op, uint32_t number, am_explore_result
     }
 }
 
+// An op adds at most the time of the schedule; unless waits expired, that is a cycle a step.
+void Exploration::AddsToTimes(const Op& op, uint32_t number, am_explore_result& result) const {
+    const uint64_t most = last_.time_passed ? 0xFFFFFFFFu : last_.steps / moe::kCyclesPerMicro + 1;
+    for (uint32_t r = 0; op.Times() != nullptr && r < ranks_.size(); ++r) {
+        const uint64_t added = op.Times()[r] - TimeBefore(r);
+        if (added <= most) continue;
+        result.failed = 2;
+        snprintf(result.kind, sizeof(result.kind), "wrong result");
+        snprintf(result.message, sizeof(result.message),
+                 "op %u of rank %d (%s): performance_info of source %u was %llu and is %llu after at most %llu us",
+                 number, op.step.rank, op.program.name, r, static_cast<unsigned long long>(TimeBefore(r)),
+                 static_cast<unsigned long long>(op.Times()[r]), static_cast<unsigned long long>(most));
+        return;
+    }
+}
+
 void Exploration::CompareOutcome(am_explore_result& result, uint64_t seed) {
     if (last_.failed) {
         result.failed = 1;
@@ -319,6 +343,7 @@ void Exploration::CompareOutcome(am_explore_result& result, uint64_t seed) {
                      op.program.name, code == 0 ? "it succeeded" : moe::RecordText(op.record).Message().c_str());
             break;
         }
+        AddsToTimes(op, i, result);
         if (code != 0) LeavesNothing(op, i, result);
         if (code != 0 || op.step.compare == 0) continue;
         for (uint32_t k = 0; k < op.step.outputs_count && result.failed == 0; ++k) {

@@ -53,7 +53,7 @@ def test_every_kind_of_case_is_spelled_out_and_fits() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("w385", "k3", "l0", "v3", "CD", "DCC", "mask:odd", "bf17", "x4", "v2,h1", "v1,h2", "n2", "t2"),
+        *("w385", "k3", "l0", "v1,measured", "v3", "CD", "DCC", "mask:odd", "bf17", "x4", "v2,h1", "v1,h2", "n2", "t2"),
         *("fault:x", "v1,fault:triple", "w1,fault:kill"),
     ],
 )
@@ -122,6 +122,11 @@ REACHES = {
     "w1,c1,l1,k1,b65,u1,v1,equal,ids:distinct,D,direct,weights": "weights send-ring",
     "w1,c1,l1,k1,b64,u1,v1,equal,ids:distinct,D,direct": "send-ring",
     "w1,c1,l1,k1,b513,u1,v1,equal,ids:distinct,D,direct": "pairs send-ring lists",
+    "w4,c1,l8,k32,b33,u1,v2,equal,ids:none,r2,weights,D,hierarchy": "pairs record-batches server-chunks",
+    "w4,c2,l8,k32,b32,u1,v2,equal,ids:none,r2,weights,D,hierarchy": "",
+    "w2,c1,l1,k1,b10,u400,v2,equal,ids:popular,r1,flags,D": "flag-loads send-ring window-copies",
+    "w2,c1,l1,k1,b9,u400,v2,equal,ids:popular,r1,flags,D": "send-ring window-copies",
+    "w2,c1,l1,k1,b1,u1,v2,measured,ids:none,equal,D": "times",
     "w1,c2,l1,k1,b2,u1,v1,equal,ids:distinct,dc": "two-launches",
     "w1,c1,l1,k1,b9,u1,v1,equal,ids:none,D": "",
 }
