@@ -107,6 +107,8 @@ class Kind:
     schedules: int = 2
 
 
+_STREAM = 7  # of what a kind's programs choose; other numbers draw their cases (4), faults and votes
+
 # Whatever an op may be given besides.
 _OPTIONS: Choices = {"tail": (False, True), "nums_type": (0, 1), "tp": (0, 1), "shared": (0, 2, 3)}
 _MEASURED = (False, False, True)
@@ -145,11 +147,13 @@ KINDS: dict[str, Kind] = {
             "flags": (True,),
             "measured": _MEASURED,
         },
+        8,
     ),
     "two levels": Kind(
         _SMALL
         | _OPTIONS
-        | {"world": (4, 4, 4, 6), "local": (1, 2, 3), "batch": (1, 2, 3), "units": (1, 2, 3, 20)}
+        | {"world": (4, 4, 6, 8), "local": (1, 2, 3), "batch": (0, 1, 2, 3), "units": (1, 2, 3, 20)}
+        | {"cores": (1, 2, 2, 3), "topk": (1, 2, 4, 6)}
         | {"contract": (2,), "weights": (True,), "plain": (False,), "quant": ("none", "none", "int8")},
         {
             "servers": (2, 2, 2, 3),
@@ -206,13 +210,13 @@ KINDS: dict[str, Kind] = {
     # More than 512 pairs a core: few of them routed, or all.
     "chunks": Kind(
         _CHUNKS
-        | {"topk": (3, 5, 8, 12), "local": (2, 5, 16), "batch": (130, 280), "ids": (SPARSE,)}
+        | {"world": (1, 2), "topk": (3, 5, 8, 12), "local": (2, 2, 5, 16), "batch": (130, 280), "ids": (SPARSE,)}
         | {"batches": ("equal", "unequal"), "mask": MASKS[:1] + MASKS[2:4]},
         _TRIP,
     ),
     "dense chunks": Kind(
         _CHUNKS
-        | {"world": (1,), "cores": (1,), "local": (1, 2), "topk": (1, 1, 2), "batch": (530,), "contract": (1, 2, 2)}
+        | {"world": (1,), "cores": (1,), "local": (1, 2), "topk": (1, 2), "batch": (530,), "contract": (1, 2, 2)}
         | {"batches": ("equal",), "ids": ("distinct", "any"), "mask": ("none",)},
         {"spare": (0, 1, 1), **_TRIP},
         1,
@@ -227,7 +231,14 @@ KINDS: dict[str, Kind] = {
     ),
     "shared rows": Kind(
         _CHUNKS
-        | {"world": (1,), "cores": (8, 9), "local": (8,), "topk": (5, 8), "batch": (230, 270), "quant": QUANTS[:2]}
+        | {
+            "world": (1, 1, 3),
+            "cores": (8, 9),
+            "local": (8,),
+            "topk": (5, 8),
+            "batch": (9, 230, 270),
+            "quant": QUANTS[:2],
+        }
         | {"batches": ("equal",), "ids": ("distinct", "any"), "mask": ("none", "token")},
         {"sequence": ("D",), "algorithm": ("direct",)},
         1,
@@ -251,7 +262,9 @@ KINDS: dict[str, Kind] = {
     ),
     # W a multiple of 8.
     "eight ranks": Kind(
-        _SMALL | _OPTIONS | {"world": (8,), "cores": (2,), "local": (1, 3, 5, 9, 27), "topk": (1, 3), "batch": (1, 3)},
+        _SMALL
+        | _OPTIONS
+        | {"world": (8,), "cores": (2,), "local": (1, 3, 5, 8, 27, 60), "topk": (1, 3), "batch": (1, 3)},
         _TRIP,
         1,
     ),
@@ -295,7 +308,7 @@ def draw_of(kind: str, seed: int) -> Program:
         return (draw if kind == "small" else draw_large)(seed)
     if kind == "faults":
         return with_fault(draw_of(FAULTY[seed % len(FAULTY)], seed), seed)
-    rng, choices = np.random.default_rng([seed, 4]), KINDS[kind].choices
+    rng, choices = np.random.default_rng([seed, _STREAM]), KINDS[kind].choices
     case = cases.draw(seed, **choices)
     # E at most what the ops take, and experts of which some get rows.
     case = replace(case, local=max(1, min(case.local, limits()["moe_expert_num"] // case.world)))

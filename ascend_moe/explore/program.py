@@ -206,7 +206,7 @@ def window_mib(case: Program) -> int:
     row, pairs = case.units * 32, batch * case.topk
     returned = case.world * (batch * min(case.topk, case.local) * (row + 128) * 16 // 15 + 2048)
     half = max(returned, pairs * (row + 96))
-    lent = 4 * case.world * batch * min(case.topk, case.local) * row
+    lent = 4 * case.world * batch * min(case.topk, case.local) * row if case.rows != "own" else 0
     return 1 << max(0, (max(2 * half, lent) // _MIB).bit_length())
 
 
