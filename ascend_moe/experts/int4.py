@@ -140,7 +140,7 @@ def scales_of_groups(
         return None
     experts = len(weights)
     shapes = [tuple(tensor.shape) for tensor in tensors]
-    single = len(tensors) == 1 and (experts > 1 or tensors[0].dim() == 3) and tensors[0].dim() in (2, 3)
+    single = len(tensors) == 1 and tensors[0].dim() in ((2, 3) if experts > 1 else (3,))
     each = list(tensors[0].unbind(0)) if single else list(tensors)
     (rows, width), made = weights[0].shape, []
     rule = "has shapes {}; {} experts with K={}, N={} need ({}, N) or ({}, G, N), or {} tensors (N,) or (G, N), "
