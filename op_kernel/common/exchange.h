@@ -28,7 +28,6 @@ public:
         pipe_ = &pipe;
         performance_ = performance;
         info_ = &info;
-        workspace_ = workspace;
         core_ = static_cast<uint32_t>(AscendC::GetBlockIdx());
         context_.Init(AscendC::GetHcclContext<0>(), info);
         link_.Open(context_, core_, tiling, head);
@@ -367,7 +366,6 @@ private:
     TPipe* pipe_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
     GM_ADDR performance_ = nullptr;
-    GM_ADDR workspace_ = nullptr;
     WindowContext context_;
     EpochWord word_;
     StatusConfig config_;

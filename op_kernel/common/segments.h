@@ -74,12 +74,6 @@ public:
     // The number of all rows, when Ends() and Offsets() were filled from outside.
     __aicore__ inline void SetRows(int32_t rows) { total_ = rows; }
     // The slot that holds `row`.
-    __aicore__ inline uint32_t Find(uint32_t row) {
-        uint32_t slot = 0;
-        while (slot + 1 < slots() && End(slot) <= row) ++slot;
-        return slot;
-    }
-    // The same by bisection, for many slots.
     __aicore__ inline uint32_t Seek(uint32_t row) {
         uint32_t slot = 0;
         for (uint32_t end = slots() - 1; slot < end;) {

@@ -379,7 +379,7 @@ public:
     }
     // InitAll: whether all messages have been as expected: SegmentScan may then use Counts().
     __aicore__ inline bool alike() const { return matching_ && match_.alike(); }
-    // Of all sources, in rows of words() from block firstKept() of a message on. Values below 0 or above the capacity
+    // Of all sources, in rows of words() from block FirstKeptBlock() of it on. Values below 0 or above the capacity
     // are cut to that range, so that a core that has not checked the hashes may use them as sizes.
     __aicore__ inline LocalTensor<int32_t> Counts() {
         if (!InParts()) return match_.Counts();
@@ -457,7 +457,6 @@ public:
     __aicore__ inline LocalTensor<uint32_t> CountsOf(uint32_t source) { return Kept(source, kHeaderBlocks); }
     __aicore__ inline LocalTensor<uint32_t> Header1Of(uint32_t source) { return Kept(source, 1); }
     __aicore__ inline uint32_t words() const { return keptWords_; }
-    __aicore__ inline uint32_t firstKept() const { return firstKept_; }
 
 private:
     __aicore__ inline bool Told(bool forItself, Verdict& abort) {

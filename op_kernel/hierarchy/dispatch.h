@@ -132,7 +132,6 @@ private:
     __aicore__ inline void LoadWeights(uint32_t at, uint32_t count) {
         GlobalTensor<float> weights;
         weights.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(args_.expertScales) + at, count);
-        SyncFunc<HardEvent::S_MTE2>();
         CopyIn(weightBuf_.Get<float>(), weights, count);
         SyncFunc<HardEvent::MTE2_S>();
     }

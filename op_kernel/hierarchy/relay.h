@@ -48,10 +48,9 @@ public:
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(rows_[static_cast<uint64_t>(core_) * lanes_], nextBuf_.Get<int32_t>(), lanes_);
     }
-    // After the cores have met. The next token that is taken is the first of the share of `core`.
+    // Once after Count or Init, when the cores have met: nothing of the tables is on its way then. The next token that
+    // is taken is the first of the share of `core`.
     __aicore__ inline void Find(uint32_t core) {
-        SyncFunc<HardEvent::S_V>();
-        SyncFunc<HardEvent::MTE3_V>();
         Clear(nextBuf_);
         Clear(totalBuf_);
         Clear(seenBuf_);
@@ -183,9 +182,8 @@ public:
         rows = 0;
         return verdict;
     }
-    // Stores a block that begins with a number.
+    // Stores a block that begins with a number, and waits until it has left, as StageItems does.
     __aicore__ inline void StoreNumber(GM_ADDR place, uint32_t number) {
-        SyncFunc<HardEvent::MTE3_S>();
         ClearBlock().SetValue(0, number);
         SyncFunc<HardEvent::S_MTE3>();
         StoreWords(place, blockBuf_.Get<uint32_t>(), kBlock);
