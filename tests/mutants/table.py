@@ -113,8 +113,62 @@ PATCHES = r"""
 ! times
 - (times + static_cast<uint64_t>(first) * 2 * sizeof(uint32_t)), count * 2);
 + (times), count * 2);
+= times_added_before_they_are_loaded: no MTE2_S between the load of performance_info and the sums
+! drawn
+  CopyIn(sums, times_, 2 * count_);
+- SyncFunc<HardEvent::MTE2_S>();
+= times_stored_before_they_are_added: no S_MTE3 between the sums and the store of performance_info
+! drawn
+- SyncFunc<HardEvent::S_MTE3>();
+  CopyOut(times_, sums, 2 * count_);
+= times_replaced_under_schedules: the checked engine sees a lost sum too
+! drawn
+- const uint32_t sum = low + (seen
++ const uint32_t sum = (seen
+
+# Rows in flagged blocks, of more of them than are looked at together.
+@ common/flagged
+= blocks_seen_of_the_source_before: the blocks that have come of a source count for the next one
+! drawn
+- seen_ = 0;
+  return true;
+= flags_of_the_first_load_alone: the blocks behind the first load count as there
+! drawn
+- seen_ += count;
++ seen_ = blocks;
+= flags_of_the_first_load_again: every look is at the first blocks
+! drawn
+- if (!Look(end, seen_, count)) return false;
++ if (!Look(end, 0, count)) return false;
+= flags_put_over_the_first: every store of flags goes to the first blocks
+! drawn
+- AscendC::DataCopyPad(Flags(end, first, count),
++ AscendC::DataCopyPad(Flags(end, 0, count),
 
 # Two levels: what hierarchy sends, forwards and sums.
+@ hierarchy/dispatch
+= records_over_records_on_their_way: no MTE3_S before the second batch of tokens' records and tails
+! drawn
+- SyncFunc<HardEvent::MTE3_S>();
+  for (uint32_t t = 0;
+= records_of_the_first_batch: every batch of tokens has the numbers of the first
+! drawn
+- PlaceTokens(token, count);
++ PlaceTokens(routing_.begin() / topK, count);
+@ hierarchy/relay
+= tokens_of_the_first_chunk_alone: tokens behind the first chunk of pairs are not counted by server
+! drawn
+- token += count;
++ token = end;
+= a_chunk_for_the_whole_share: a core loads more pairs than it has room for
+! drawn
+- const uint32_t count = Min(chunk, end - token);
++ const uint32_t count = Max(chunk, end - token);
+@ hierarchy/combine
+= sums_of_the_first_chunk: every chunk of tokens has the ids and weights of the first
+! drawn
+- terms_.Load(*routing_, first, Min(
++ terms_.Load(*routing_, 0, Min(
 % two levels
 = records_of_own_server_left_out: the number of the records of this server's own tokens is not kept
 @ hierarchy/dispatch
