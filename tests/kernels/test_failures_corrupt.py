@@ -356,7 +356,8 @@ def test_abort_block_that_nobody_can_have_written(word: int, value: int) -> None
         assert type(error) is CorruptStatus and error.rank == SOURCE, repr(error)
         assert "abort block of rank 1" in str(error) and "\n" not in str(error)
         again = caught(cases.round_trip, place, 3, 2)
-        assert type(again.error) is CorruptStatus and again.error.rank == SOURCE and again.seconds < 0.1
+        assert type(again.error) is CorruptStatus and again.error.rank == SOURCE
+        assert again.seconds < 10  # of a deadline of 20
 
     barrier, done = threading.Barrier(2), threading.Event()
     with ascend_moe.LocalCluster(2) as cluster:

