@@ -43,6 +43,7 @@ bit kind[2 * W];           /* 0 dispatch, 1 combine */
 bit bad[2 * W];            /* the rank raises a collective error */
 PENDING rows[2 * W];       /* rows that the rank sends: bit q * R + m */
 byte culprit[W];           /* the rank that its abort blocks name */
+byte failedIn[W];          /* the epoch in its abort blocks; 0: it has posted none */
 byte failed[W];            /* launches that have ended with a fatal error */
 
 #define MASK_OF(e) rows[MINE(r, e)]

@@ -54,14 +54,18 @@ byte quitter;    /* the rank whose deadlines fire */
     :: else \
     fi
 
-/* The verdict of the abort blocks, for core 0 or a waiting core: that of the lowest source. */
-#define ABORT_SEEN(r) (ab[r] != 0)
+/* The verdict of the abort blocks, for core 0 or a waiting core in epoch e: that of the lowest source. Those of the next
+   op count there. */
+#define ABORT_OF(r, s) (((ab[r] >> (s)) & 1) && failedIn[s] != NEXT(e))
 #if W == 2
-#define FIRST_ABORT(r) ((ab[r] & 1) -> 0 : 1)
+#define ABORT_SEEN(r) (ABORT_OF(r, 0) || ABORT_OF(r, 1))
+#define FIRST_ABORT(r) (ABORT_OF(r, 0) -> 0 : 1)
 #elif W == 3
-#define FIRST_ABORT(r) ((ab[r] & 1) -> 0 : ((ab[r] & 2) -> 1 : 2))
+#define ABORT_SEEN(r) (ABORT_OF(r, 0) || ABORT_OF(r, 1) || ABORT_OF(r, 2))
+#define FIRST_ABORT(r) (ABORT_OF(r, 0) -> 0 : (ABORT_OF(r, 1) -> 1 : 2))
 #else
-#define FIRST_ABORT(r) ((ab[r] & 1) -> 0 : ((ab[r] & 2) -> 1 : ((ab[r] & 4) -> 2 : 3)))
+#define ABORT_SEEN(r) (ABORT_OF(r, 0) || ABORT_OF(r, 1) || ABORT_OF(r, 2) || ABORT_OF(r, 3))
+#define FIRST_ABORT(r) (ABORT_OF(r, 0) -> 0 : (ABORT_OF(r, 1) -> 1 : (ABORT_OF(r, 2) -> 2 : 3)))
 #endif
 
 #ifdef FAILURES
@@ -453,6 +457,7 @@ leave:
     if
     :: c == 0 && REPORTER(v) == r ->
         atomic { Arrivals(); culprit[r] = SOURCE(v);
+                 if :: failedIn[r] == 0 -> failedIn[r] = e :: else fi;
 #ifdef M_abort_kept_to_oneself
                  pa[I] = TO_SELF };
         if :: atomic { pa[I] == 0 && ALIVE } STOP fi
