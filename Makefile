@@ -12,6 +12,7 @@
 #   make asan  tsan    the tests marked so under ASan and UBSan, or TSan, with controls that must fail
 #   make mutants       broken kernels: one-line mutants found by the suite, the others by the checked twin
 #   make kernel-coverage  the lines of op_kernel/ that no test and no schedule of a campaign reaches
+#   make loop-coverage  the loops of op_kernel/ that no case brings to a third turn, and the engines that run each mode
 #   make soak          the fault and load tests with their full counts, and the counts printed: ten minutes
 #   make explore       schedules of the kernels on the checked twin       EXPLORE_ARGS="-n 100000"
 #   make model         the protocol's model in spin, where it is there    MODEL_ARGS=--full
@@ -88,7 +89,7 @@ every_change := not npu and not nightly and not mutants
 .DEFAULT_GOAL := install
 .PHONY: install all demo tiny t test test-npu vnpu nightly nightly-tests test-npu-nightly lint format asan tsan mutants \
 	soak explore model bench bench-check size lib wheel wheel-check clean headers-check address-space-check \
-	real-ascendc asc-folders opp-check kernel-coverage docs docs-serve translations release
+	real-ascendc asc-folders opp-check kernel-coverage loop-coverage docs docs-serve translations release
 
 # The venv with the build backend, and cmake and ninja where the system has none.
 $(bin)/scikit-build-core:
@@ -132,7 +133,7 @@ test-npu test-npu-nightly: $(bin)/scikit-build-core $(torch_npu)
 
 # Every lane that .ci/run leaves out, each to its end whatever the others find. The list of failures comes last.
 nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan kernel-coverage
-nightly_lanes += bench-check wheel-check translations
+nightly_lanes += loop-coverage bench-check wheel-check translations
 nightly_lanes += $(if $(shell command -v aarch64-linux-gnu-g++),release-nightly)
 nightly_lanes += $(if $(and $(ASC_DEVKIT),$(ASC_TOOLS)),real-ascendc) $(if $(ASC_DEVKIT),opp-check)
 nightly:
@@ -191,6 +192,19 @@ kernel-coverage: $(bin)/scikit-build-core
 	$(pytest) -n 2 -m "$(every_change)" kernels torch tools/test_validate.py $(PYTEST_ARGS)
 	$(bin)/python tools/kernel_coverage.py --run campaign build-coverage $(bin)/ascend-moe explore -n 5000
 	$(bin)/python tools/kernel_coverage.py build-coverage
+
+# The cells that cases of a campaign do not fill are tests': of lost ranks, of many ranks, of fused ops.
+loops := $(bin)/python tools/loop_coverage.py
+in_loops = cd tests && $(bin)/python ../tools/loop_coverage.py --run $(1) ../build-loops $(2) $(bin)/pytest --timeout=300
+loop-coverage: $(bin)/scikit-build-core
+	$(pip_install) .[test,cli]
+	$(loops) --build build-loops
+	$(loops) --campaign 5000 build-loops
+	$(call in_loops,tests) -n 2 -m "$(every_change)" kernels $(PYTEST_ARGS)
+	$(call in_loops,fused-fast) layers/test_fused.py
+	$(call in_loops,fused-checked,env ASCEND_MOE_LIBRARY=$(CURDIR)/build-loops/libascend_moe_checked.so) \
+		layers/test_fused.py
+	$(loops) build-loops
 
 # Broken kernels, each built and each found: about half an hour.
 mutants: $(bin)/scikit-build-core
@@ -289,4 +303,4 @@ address-space-check:
 	$(PYTHON) tools/address_space_check.py
 
 clean:
-	rm -rf build build-asan build-coverage build-tsan dist ascend_moe/lib .mypy_cache .ruff_cache
+	rm -rf build build-asan build-coverage build-loops build-tsan dist ascend_moe/lib .mypy_cache .ruff_cache
