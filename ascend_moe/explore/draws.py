@@ -169,7 +169,7 @@ KINDS: dict[str, Kind] = {
     "long levels": Kind(
         _SMALL
         | _OPTIONS
-        | {"world": (4,), "cores": (1,), "local": (4, 8), "topk": (16, 32), "batch": (70,), "units": (1,)}
+        | {"world": (4, 8), "cores": (1,), "local": (4, 8), "topk": (16, 32), "batch": (70,), "units": (1,)}
         | {"ids": (SPARSE,), "batches": ("one rank only",), "contract": (2,), "weights": (True,), "plain": (False,)}
         | {"quant": ("none", "none", "int8")},
         {
