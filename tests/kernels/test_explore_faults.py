@@ -78,6 +78,12 @@ def test_no_op_fails_that_the_lost_rank_has_completed(numbers: range, tally: Tal
     with_faults(["ended"], numbers, tally)
 
 
+def test_a_rank_that_is_late_in_an_op_completes_it() -> None:
+    """Of four ranks one dies after it, one is ahead and fails in the next one, and this one waits for a slow one."""
+    (case,) = faulty(range(109, 110), ["ended"])
+    assert_nothing_found(explore.campaign([replace(case, world=4)], 1, 109, a_case=1))
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("first", range(0, 200, 50))
 def test_200_kill_points_after_which_three_of_four_ranks_go_on(first: int) -> None:

@@ -1312,7 +1312,7 @@ PATCHES = r"""
 - if (magic != kAbortMagic || words.GetValue(at + kAbMark) != kAbortMagic) continue;
 + if (magic != kAbortMagic) continue;
 = an abort of the next op ends this one
-! faults
+! failures
 @ common/wait
 - if (words.GetValue(at + kAbEpoch) == NextEpoch(epoch_)) {
 + if (words.GetValue(at + kAbEpoch) == 0) {
