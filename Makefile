@@ -195,7 +195,8 @@ kernel-coverage: $(bin)/scikit-build-core
 
 # The cells that cases of a campaign do not fill are tests': of lost ranks, of many ranks, of fused ops.
 loops := $(bin)/python tools/loop_coverage.py
-in_loops = cd tests && $(bin)/python ../tools/loop_coverage.py --run $(1) ../build-loops $(2) $(bin)/pytest --timeout=300
+in_loops = cd tests && ASCEND_MOE_TEST_INSTALLED=1 ASCEND_MOE_CACHE=$(CURDIR)/build/kernels \
+	$(bin)/python ../tools/loop_coverage.py --run $(1) ../build-loops $(2) $(bin)/pytest --timeout=300
 loop-coverage: $(bin)/scikit-build-core
 	$(pip_install) .[test,cli]
 	$(loops) --build build-loops
