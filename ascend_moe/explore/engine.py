@@ -235,7 +235,7 @@ class _Options(ctypes.Structure):
         *((name, c_int32) for name in ("slow_rank", "slow_core", "slow_link")),
         ("corrupt_block", c_uint64),
         *((name, c_uint32) for name in ("corrupt_word", "corrupt_xor")),
-        *((name, c_bool) for name in ("corrupt_stale", "corrupt_torn")),
+        *((name, c_bool) for name in ("corrupt_stale", "corrupt_torn", "kill_unseen")),
     ]
 
 
@@ -305,10 +305,11 @@ def error_codes(library: ctypes.CDLL) -> dict[str, int]:
 class Faults:
     """Holds what goes wrong on purpose in every schedule. Ranks of -1: nothing of the kind.
 
-    A killed rank stops for ever at a step of the schedule, or when nobody else can move before that; a stalled one
-    stops until nobody else can move, and the others have seen who has been killed. A slow rank, core or link is chosen
-    a hundred times less often. Status block number ``corrupt_block`` (from 1, as they land) has a word xored, keeps its
-    old contents ("stale"), or lands by half ("torn").
+    A killed rank stops for ever at a step of the schedule, or when nobody else can move before that; with
+    ``kill_unseen`` nobody reports its process as lost: it hangs. A stalled one stops until nobody else can move, and the
+    others have seen who has been killed. A slow rank, core or link is chosen a hundred times less often. Status block
+    number ``corrupt_block`` (from 1, as they land) has a word xored, keeps its old contents ("stale"), or lands by half
+    ("torn").
     """
 
     kill_rank: int = -1
@@ -322,6 +323,7 @@ class Faults:
     corrupt_word: int = 0
     corrupt_xor: int = 0
     corrupt_how: str = "xor"
+    kill_unseen: bool = False
 
 
 @dataclass(frozen=True)

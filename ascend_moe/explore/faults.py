@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from .engine import Call
     from .program import Program
 
-KILL, ENDED, ABSENT, SPOILT = "kill", "ended", "absent", "spoilt"
-FAULTS = (KILL, ENDED, ABSENT, SPOILT, *wrong_inputs.KINDS)
+KILL, ENDED, HANG, ABSENT, SPOILT = "kill", "ended", "hang", "absent", "spoilt"
+FAULTS = (KILL, ENDED, HANG, ABSENT, SPOILT, *wrong_inputs.KINDS)
 SEND, FINISH = 1, 2  # kPartSend, kPartFinish
 PEER_LOST, TIMEOUT = "PeerLost", "CommTimeout"
 _FATAL = (TIMEOUT, "CorruptStatus")  # of a spoilt word; the others are told, and pass
@@ -42,6 +42,8 @@ def applies(program: Program, fault: str) -> bool:
     """Whether the fault can be had in the program at all."""
     if fault in (KILL, ENDED, ABSENT, SPOILT):
         return program.world > 1
+    if fault == HANG:
+        return 0 < program.servers < program.world
     if fault == "overflow":
         return program.topk > program.local
     if fault == "triple":
@@ -71,7 +73,7 @@ def fault_of(program: Program) -> Fault | None:
     """Returns what goes wrong in the program."""
     if not program.fault_kind:
         return None
-    made = {KILL: Killed, ENDED: Ended, ABSENT: Absent, SPOILT: Spoilt}
+    made = {KILL: Killed, ENDED: Ended, HANG: Hung, ABSENT: Absent, SPOILT: Spoilt}
     return made.get(program.fault_kind, WrongInputs)(program)
 
 
@@ -116,23 +118,16 @@ class Fault:
 # ---- a rank that is no more
 
 
-def _own_words(by_rank: Sequence[Seen], victim: int, missed: dict[int, set[int]] | None = None) -> str:
-    """Who is said to have found a failure has said so itself, of itself; and no failure names another rank.
-
-    ``missed``: whom those that may find it may name, where that is not the victim alone.
-    """
+def _own_words(by_rank: Sequence[Seen], victim: int) -> str:
+    """Who is said to have found a failure has said so itself, of itself; and no failure names another rank."""
     finders = {}
     for rank, seen in enumerate(by_rank):
         texts = [text for error, text in seen if error not in ("", UNFINISHED)]
         if rank == victim or not texts:
             continue
         finders[rank] = [int(found) for text in texts for found in re.findall(r"found by rank (\d+)", text)]
-        named = [missed.get(finder, set()) if missed else {victim} for finder in finders[rank]]
-        told = zip(named, texts, strict=False)
-        if len(named) != len(texts) or not all(
-            any(f": rank {name} " in text for name in names) for names, text in told
-        ):
-            return f"rank {rank} names another rank than {missed or victim}: {texts}"
+        if len(finders[rank]) != len(texts) or not all(f": rank {victim} " in text for text in texts):
+            return f"rank {rank} names another rank than {victim}: {texts}"
         if any("missing: rank" in text for text in texts[1:]):
             return f"rank {rank} waits again after it has failed: {texts}"
     for rank, found in finders.items():
@@ -150,13 +145,14 @@ class Killed(Fault):
     """
 
     in_flight = True
+    error = PEER_LOST
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         self.victim = int(self.rng.integers(program.world))
 
     def outcomes(self, call: Call) -> list[Outcome]:
-        return [RIGHT, Outcome(PEER_LOST)]
+        return [RIGHT, Outcome(self.error)]
 
     def injected(self, steps: int, blocks: int, seed: int) -> dict[str, Any]:
         return {"kill_rank": self.victim, "kill_step": int(self._of(seed).integers(steps + 1))}
@@ -167,10 +163,10 @@ class Killed(Fault):
             if rank == self.victim:
                 continue
             errors = [error for error, _ in seen]
-            failed = errors.index(PEER_LOST) if PEER_LOST in errors else len(errors)
+            failed = errors.index(self.error) if self.error in errors else len(errors)
             if failed < min(completed, len(errors)):
                 return f"rank {rank} fails in call {failed}, which rank {self.victim} completed: {seen[failed][1]}"
-            if errors != [""] * failed + [PEER_LOST] * (len(errors) - failed):
+            if errors != [""] * failed + [self.error] * (len(errors) - failed):
                 return f"rank {rank} does not stay as it is: {errors}"
             first.add(failed)
         apart = 2 if set(self.program.sequence) & set("dc") else 1
@@ -207,6 +203,22 @@ class Ended(Killed):
         return {"kill_rank": self.victim, "kill_step": _NEVER, **stalled}
 
 
+class Hung(Killed):
+    """A rank stops for ever at a step, and its process lives. The others name it when their waits expire.
+
+    Between servers alone, where a rank can ask the one that it misses whom that one misses. Elsewhere it cannot: a store
+    to a rank that has not come may fault, and aborts would not leave.
+    """
+
+    error = TIMEOUT
+
+    def injected(self, steps: int, blocks: int, seed: int) -> dict[str, Any]:
+        return super().injected(steps, blocks, seed) | {"kill_unseen": True}
+
+    def goes_on(self, seed: int) -> tuple[Program | None, str]:
+        return None, ""
+
+
 def _some_calls(rng: np.random.Generator, program: Program) -> int:
     """How many calls a rank makes before it makes no more: at least one is missing."""
     return int(rng.integers(sum(2 if op in "dc" else 1 for op in program.sequence)))
@@ -226,8 +238,8 @@ def _of_fewer(program: Program, world: int) -> Program | None:
 class Absent(Fault):
     """A rank makes only its first calls. The others wait for the next one in vain, and not again after that.
 
-    One of them waits less long than the rest, who hear of it by its abort blocks. In hierarchy it names whoever should
-    have relayed what it misses, who may be alive and wait for the absent rank: see ``_Levels``.
+    One of them waits less long than the rest, who hear of it by its abort blocks. In hierarchy it may miss what a rank
+    should have relayed that waits for the absent one itself: asked, that rank names the absent one.
     """
 
     def __init__(self, program: Program) -> None:
@@ -267,14 +279,11 @@ class Absent(Fault):
             wanted = [""] * made + [TIMEOUT] * (len(calls) - made)
             if (errors := [error for error, _ in seen]) != wanted:
                 return f"rank {rank} has {errors}, not {wanted}: rank {self.victim} makes {self._count} calls"
-        return _own_words(by_rank, self.victim, levels.finders(self.impatient))
+        return _own_words(by_rank, self.victim)
 
 
 class _Levels:
-    """How far the ranks of hierarchy come with these calls, and whom each misses where it stands.
-
-    ``made``: calls of each rank that end well.
-    """
+    """How far the ranks of hierarchy come with these calls; ``made``: calls of each rank that end well."""
 
     def __init__(self, share: int, calls: list[list[Call]]) -> None:
         self._share, self._calls, ranks = share, calls, range(len(calls))
@@ -283,14 +292,6 @@ class _Levels:
         self._passed: list[set[int]] = [set() for _ in ranks]  # ops whose first wait is over
         while sum(self._step(rank) for rank in ranks):
             pass
-
-    def finders(self, impatient: int) -> dict[int, set[int]]:
-        """Who may say first that others are missing, and who these are: those with the least deadline."""
-        stuck = {rank: self._missing(rank) for rank, calls in enumerate(self._calls) if self.made[rank] < len(calls)}
-        if impatient in stuck:
-            stuck = {impatient: stuck[impatient]}
-        level = min((level for level, _ in stuck.values()), default=1)
-        return {rank: missing for rank, (its_level, missing) in stuck.items() if its_level == level}
 
     def _step(self, rank: int) -> bool:
         if self.made[rank] == len(self._calls[rank]):

@@ -266,7 +266,8 @@ void Exploration::Run(const am_explore_options& options, am_explore_result& resu
         for (size_t rank = 0; rank < ranks_.size(); ++rank) {
             programs[rank].rank = static_cast<int>(rank);
             programs[rank].idle = &ranks_[rank].device().idle();
-            if (options.faults.kill_rank >= 0) ranks_[rank].MarkLost(options.faults.kill_rank);
+            if (options.faults.kill_rank >= 0 && !options.faults.kill_unseen)
+                ranks_[rank].MarkLost(options.faults.kill_rank);
         }
         for (const auto& op : ops_) programs[static_cast<size_t>(op->step.rank)].steps.push_back(&op->program);
         last_ = explorer_.Run(programs, Translate(options, seed));

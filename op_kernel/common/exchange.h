@@ -255,6 +255,8 @@ public:
     __aicore__ inline void Report() {
         if (core_ != 0) return;
         context_.ForgetPeers();
+        if (Noting() && verdict_.code == kCommTimeout && verdict_.reporter == info_->rank)
+            verdict_ = Accuser().Ask(*pipe_, context_, *info_, epoch_, notes_, verdict_);
         report_.Write(*pipe_, verdict_, sender_, link_, items_.aborts());
         if (verdict_.code < kFirstFatal) return;
         FailWatch fail;

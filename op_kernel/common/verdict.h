@@ -32,6 +32,8 @@ constexpr uint32_t kRecheck = kFirstFatal - 1;
 
 // The same, between servers: a rank runs another algorithm, as its note says, so no more messages come.
 constexpr uint32_t kNoted = kFirstFatal - 2;
+// In a wait alone: a rank that misses this one has given up waiting. This rank gives up too, and names whom it misses.
+constexpr uint32_t kAccused = kFirstFatal - 3;
 
 constexpr uint32_t kBatchesDiffer = 33;  // a severity
 

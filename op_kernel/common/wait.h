@@ -34,16 +34,23 @@ public:
     }
     // Between servers, in a wait: Look also finds notes of other algorithms, where there is no abort.
     __aicore__ inline void TakeNotes(uint32_t algorithm) { algorithm_ = algorithm; }
-    // True: there is an abort block of this op or one before; `verdict` is that of the lowest source rank. Or kNoted.
+    // And from this cycle on notes that accuse this rank.
+    __aicore__ inline void AnswerFrom(int64_t cycle) { answerFrom_ = cycle; }
+    // True: there is an abort block of this op or one before; `verdict` is that of the lowest source rank. Or kNoted,
+    // or kAccused.
     __aicore__ inline bool Look(Verdict& verdict) {
         noted_ = 0;
+        turns_ = kMostTurns;
         Verdict note;
         for (uint32_t first = 0; first < world_; first += kAbortsAtOnce) {
             if (LookAt(first, Min(kAbortsAtOnce, world_ - first), verdict, note)) return true;
         }
+        if (note.code == kOk && turns_ < kMostTurns && AscendC::GetSystemCycle() >= answerFrom_) note.code = kAccused;
         if (note.code != kOk) verdict = note;
         return note.code != kOk;
     }
+    // After Look: so many turns this rank may wait for an answer; fewer where it is accused.
+    __aicore__ inline uint32_t turns() const { return turns_; }
     // After Look has found no abort: whether every other rank has told in a note that it is in this op, or in the next
     // one; else which is the first that has not.
     __aicore__ inline bool AllNoted() const { return noted_ == world_; }
@@ -56,6 +63,8 @@ private:
         const bool whole = words.GetValue(at + kNtMagic) == kNoteMagic && words.GetValue(at + kNtMark) == epoch;
         const bool here = source == rank_ || (whole && (epoch == epoch_ || epoch == NextEpoch(epoch_)));
         if (here && noted_ == source) ++noted_;
+        if (here && source != rank_ && words.GetValue(at + kNtAccused) == rank_ + 1)
+            turns_ = Max(1, Min(turns_, Min(words.GetValue(at + kNtTurns), kMostTurns) - 1));
         if (!whole || epoch != epoch_ || algorithm == algorithm_ || note.code != kOk) return;
         note.code = kNoted;
         note.source = source;
@@ -105,6 +114,8 @@ private:
     uint32_t epoch_ = 0;
     uint32_t algorithm_ = 0;  // 0: nobody asks for notes
     uint32_t noted_ = 0;      // this many first ranks
+    uint32_t turns_ = kMostTurns;
+    int64_t answerFrom_ = 0;
 };
 
 // The fail block of this rank's own state area. In direct every core waits for all messages, and the cores do
@@ -182,13 +193,22 @@ public:
         if (AscendC::GetSystemCycle() - begun_ > static_cast<int64_t>(info_->deadlineCycles / kNoteShare)) Send();
     }
     __aicore__ inline void Send() {
-        if (sent_) return;
+        if (!sent_) Put(0, 0);
+    }
+    // Asks a rank that this one misses whom it misses itself.
+    __aicore__ inline void Accuse(uint32_t rank, uint32_t turns) { Put(rank + 1, turns); }
+
+private:
+    __aicore__ inline void Put(uint32_t accused, uint32_t turns) {
         sent_ = true;
         LocalTensor<uint32_t> note = buf_.Get<uint32_t>();
+        SyncFunc<HardEvent::MTE3_S>();
         for (uint32_t w = 0; w < kBlockWords; ++w) note.SetValue(w, 0);
         note.SetValue(kNtMagic, kNoteMagic);
         note.SetValue(kNtEpoch, epoch_);
         note.SetValue(kNtAlgorithm, info_->algorithm);
+        note.SetValue(kNtAccused, accused);
+        note.SetValue(kNtTurns, turns);
         note.SetValue(kNtMark, epoch_);
         SyncFunc<HardEvent::S_MTE3>();
         sender_->StageAbort(note);
@@ -209,7 +229,6 @@ public:
         link_->Post(list_, count);
     }
 
-private:
     WindowSender* sender_ = nullptr;
     RdmaLink* link_ = nullptr;
     const MoeDistributeInfo* info_ = nullptr;
@@ -402,6 +421,7 @@ public:
     __aicore__ inline Verdict Wait() {
         const int64_t start = AscendC::GetSystemCycle();
         times_.Begin(start);
+        aborts_.AnswerFrom(start + deadline_ / kNoteShare);
         if (notes_ != nullptr) notes_->Begin(start);
         Verdict verdict = WaitSince(start);
         if (verdict.code >= kFirstFatal && verdict.reporter == info_->rank)
@@ -486,7 +506,7 @@ private:
             const bool aborted = (last || looks++ % kLooksAnAbort == 0) && Told(last, abort);
             if (lastLook) {
                 // What was missing before is still missing after a fresh look.
-                if (!aborted) {
+                if (!aborted || abort.code == kAccused) {
                     abort.code = kCommTimeout;
                     abort.source = CulpritOf(first_ + next);
                     abort.reporter = info_->rank;
@@ -634,6 +654,40 @@ private:
     bool matching_ = false;
     FailWatch* fail_ = nullptr;
     Notes* notes_ = nullptr;
+};
+
+// Core 0, between servers, when the deadline has passed: accuses the rank that is missed, which may wait for another
+// one as this rank does, and takes its abort for the answer. Nobody answers for a rank that has stopped.
+class Accuser {
+public:
+    // Returns `missed`, or what a rank that knows better has said.
+    __aicore__ inline Verdict Ask(TPipe& pipe, const WindowContext& context, const MoeDistributeInfo& info,
+                                  uint32_t epoch, Notes& notes, const Verdict& missed) {
+        const int64_t share = static_cast<int64_t>(info.deadlineCycles / kTurnShare);
+        const int64_t turn = share < kLongestTurn ? share : kLongestTurn;
+        AbortWatch watch;
+        watch.Init(pipe, context, epoch);
+        watch.TakeNotes(info.algorithm);
+        notes.BuffInit(pipe);
+        Verdict found;
+        watch.Look(found);
+        uint32_t turns = watch.turns();
+        if (found.code < kFirstFatal) notes.Accuse(missed.source, turns);
+        for (int64_t end = AscendC::GetSystemCycle() + turns * turn; found.code < kFirstFatal; watch.Look(found)) {
+            const int64_t now = AscendC::GetSystemCycle();
+            if (now > end) return missed;
+            if (watch.turns() < turns) {  // accused since, or by a rank that has fewer turns itself
+                turns = watch.turns();
+                notes.Accuse(missed.source, turns);
+                end = end < now + turns * turn ? end : now + turns * turn;
+            }
+            MOE_POLL_HINT();
+        }
+        return found;
+    }
+
+private:
+    static constexpr int64_t kLongestTurn = 1000 * 1000 * static_cast<int64_t>(kCyclesPerMicro);
 };
 
 // Core 0, after a note of another algorithm: waits until every rank has told that it is in this op. So all leave it

@@ -263,11 +263,24 @@ MOE_FN uint32_t HashMix(uint32_t hash, uint32_t word) { return (hash ^ word) * 1
 enum AbortBlock : uint32_t { kAbMagic, kAbEpoch, kAbCode, kAbCulprit, kAbReporter, kAbDetail0, kAbDetail1, kAbMark };
 
 // ---- note, words: between servers, in the place of an abort block that is not needed. A rank that waits for long
-// tells all others which algorithm it runs: the messages of another one lie where nobody looks. Its first and last
-// words say that it is whole; its magic is no abort's ----
-enum NoteBlock : uint32_t { kNtMagic, kNtEpoch, kNtAlgorithm, kNtMark = 7 };  // the mark is the epoch
+// tells all others which algorithm it runs: the messages of another one lie where nobody looks. A rank whose time is
+// over accuses the rank that it misses: that one may only wait itself, for another, and then says so in an abort. The
+// first and last words say that a note is whole; its magic is no abort's ----
+enum NoteBlock : uint32_t {
+    kNtMagic,
+    kNtEpoch,
+    kNtAlgorithm,
+    kNtAccused,
+    kNtTurns,
+    kNtMark = 7
+};  // the mark is the epoch
 constexpr uint32_t kNoteMagic = 0x4E4F5445u;
-constexpr uint32_t kNoteShare = 4;  // such a wait has taken this share of the deadline
+constexpr uint32_t kNoteShare = 4;  // a wait that leaves notes, or answers them, has taken this share of the deadline
+// kNtAccused: 1 + the rank, 0 in a note that accuses nobody. kNtTurns: so long its sender waits for an answer. Whoever
+// is accused waits a turn less for the answer of the rank that it misses itself. The longest chain has four ranks: in
+// the second and first wait of an op of hierarchy, and in those of the op before.
+constexpr uint32_t kMostTurns = 5;
+constexpr uint32_t kTurnShare = 16;  // a turn is this share of the deadline, at most a second
 
 // ---- fail block, words: from core 0 to the other cores of its rank: why it has given up, or that there is an abort. A
 // fatal code of an earlier epoch says that the communicator has failed: sticky as aborts are ----

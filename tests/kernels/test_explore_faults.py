@@ -19,6 +19,7 @@ from soak_rows import Tally
 
 from ascend_moe import explore
 from ascend_moe.explore import Program, World
+from ascend_moe.explore.draws import draw_of
 from ascend_moe.explore.engine import PlannedProgram  # as tests replace it in the engine
 from ascend_moe.explore.faults import WrongInputs, fault_of
 from ascend_moe.explore.survivors import SteppedBallot, Votes, agreed
@@ -192,6 +193,14 @@ def test_wrong_index_of_two_launches(numbers: range, tally: Tally) -> None:
 def test_rank_that_calls_no_more(numbers: range, tally: Tally) -> None:
     """As one that is stopped beyond the deadline."""
     with_faults(["absent"], numbers, tally)
+
+
+@soak_rows.row("stop, explored", quick=40, full=1500, chunk=375)
+def test_rank_that_hangs_at_any_step_between_servers(numbers: range, tally: Tally) -> None:
+    """Whoever misses a rank that waits for the one that hangs names that one all the same."""
+    drawn = (draw_of(("two levels", "two levels", "servers")[seed % 3], seed) for seed in numbers)
+    several = (case for case in drawn if 0 < case.servers < case.world)
+    played((replace(case, fault_kind="hang") for case in several), numbers, tally)
 
 
 @soak_rows.row("wrong inputs, explored", quick=140, full=7000, chunk=700)

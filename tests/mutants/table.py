@@ -315,6 +315,13 @@ PATCHES = r"""
 - { meetingMark_ = kSecondLevelMark; }
 + { meetingMark_ = 0; }
 % two levels killed
+= nobody_is_asked: a rank names the one that it misses, which may wait itself
+@ common/exchange
+- if (Noting() && verdict_.code == kCommTimeout && verdict_.reporter == info_->rank)
++ if (false)
+= nobody_answers: a rank that is asked goes on waiting
+@ common/wait
+- if (note.code == kOk && turns_ < kMostTurns && AscendC::GetSystemCycle() >= answerFrom_) note.code = kAccused;
 = whose_rows_are_missed_is_named: in dispatch the source is named where its forwarder has not passed on
 @ common/wait
 - if (awaited_ == Awaited::kRelayed) return mine * info_->nearRanks + Lane(*info_, rank);

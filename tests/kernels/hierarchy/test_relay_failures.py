@@ -197,6 +197,39 @@ def test_a_record_of_what_no_rank_sends_is_corrupt(word: int, value: int) -> Non
         assert f"holds {hex(value & 0xFFFFFFFF) if value else 0} in a record" in str(error)
 
 
+@pytest.mark.parametrize("word", [3, 4, 7])
+def test_a_corrupt_block_of_sums_names_the_rank_that_summed(word: int) -> None:
+    """Number of sums, hash, epoch: rank 0 waits for its neighbour while the sums of rank 2 lie in its window."""
+    reader, summed, neighbour, op_combine = 0, 2, 1, 2
+
+    def corrupt(cluster: LocalCluster) -> None:
+        state = State.of(cluster, reader)
+        head = struct.pack("<3I", RELAY_MAGIC ^ 2, op_combine, summed)
+        deadline = time.monotonic() + 30
+        while (block := ctypes.string_at(state.data, state.data_bytes).rfind(head)) < 0:
+            assert time.monotonic() < deadline, "no block of sums has come"
+        ctypes.c_uint32.from_address(state.data + block + 4 * word).value ^= 0x40
+
+    def body(rank: int, group_ep: str) -> tuple[Exception | None, Exception]:
+        sent, first = op_runs.dispatch(CASE, rank, group_ep), None
+        rows = op_runs.expert_rows(CASE, rank, sent)
+        if rank == neighbour:
+            corrupt(cluster)
+        try:
+            op_runs.combine(CASE, rank, group_ep, rows, sent)
+        except AscendMoeError as error:
+            first = error
+        return first, raised(op_runs.dispatch, CASE, rank, group_ep)
+
+    with pytest.MonkeyPatch.context() as patch, LocalCluster(CASE.world, window_mib=8) as cluster:
+        patch.setenv("ASCEND_MOE_TIMEOUT_S", "30")
+        found = cluster.run(body)
+    assert isinstance(found[reader][0], CorruptStatus)
+    for error in (error for errors in found for error in errors if error is not None):
+        assert isinstance(error, CorruptStatus) and error.details["rank"] == summed, error
+        assert (error.level, error.reporter) == (2, reader)
+
+
 @pytest.mark.parametrize("other", [0, 3])
 def test_another_configuration_is_named_by_all(other: int) -> None:
     """It stops rows on both levels, and no message; the group works on."""

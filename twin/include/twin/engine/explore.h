@@ -36,6 +36,7 @@ struct Injection {
     uint32_t corrupt_xor = 0;
     bool corrupt_stale = false;  // the block that was there stays
     bool corrupt_torn = false;   // only its first 16 bytes land
+    bool kill_unseen = false;    // whoever could tell the other ranks of the killed one does not
 };
 
 struct RunOptions {
