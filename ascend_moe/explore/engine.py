@@ -306,10 +306,10 @@ class Faults:
     """Holds what goes wrong on purpose in every schedule. Ranks of -1: nothing of the kind.
 
     A killed rank stops for ever at a step of the schedule, or when nobody else can move before that; with
-    ``kill_unseen`` nobody reports its process as lost: it hangs. A stalled one stops until nobody else can move, and the
-    others have seen who has been killed. A slow rank, core or link is chosen a hundred times less often. Status block
-    number ``corrupt_block`` (from 1, as they land) has a word xored, keeps its old contents ("stale"), or lands by half
-    ("torn").
+    ``kill_unseen`` nobody reports its process as lost: it hangs. A stalled one stops until nobody else can move, and
+    the others have seen who has been killed. A slow rank, core or link is chosen a hundred times less often. Status
+    block number ``corrupt_block`` (from 1, as they land) has a word xored, keeps its old contents ("stale"), or lands
+    by half ("torn").
     """
 
     kill_rank: int = -1

@@ -206,8 +206,8 @@ class Ended(Killed):
 class Hung(Killed):
     """A rank stops for ever at a step, and its process lives. The others name it when their waits expire.
 
-    Between servers alone, where a rank can ask the one that it misses whom that one misses. Elsewhere it cannot: a store
-    to a rank that has not come may fault, and aborts would not leave.
+    Between servers alone, where a rank can ask the one that it misses whom that one misses. Elsewhere it cannot: a
+    store to a rank that has not come may fault, and aborts would not leave.
     """
 
     error = TIMEOUT

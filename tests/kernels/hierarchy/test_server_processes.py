@@ -95,7 +95,7 @@ def test_a_rank_that_stands_still_between_the_levels_is_named_by_all(op: str) ->
         victim, waits = halted_between_the_levels(ranks, op)
         others = [rank for rank in range(4) if rank not in (victim, waits)]
         assert values([ranks.wait(rank) for rank in others]) == ["right"] * 2
-        patient = [rank for rank in others if rank // 2 == victim // 2 or rank % 2 == victim % 2]  # it misses the victim
+        patient = [rank for rank in others if rank // 2 == victim // 2 or rank % 2 == victim % 2]  # misses the victim
         values(ranks.call(comm_cases.set_env, "ASCEND_MOE_TIMEOUT_S", "5.0", ranks=patient))
         for rank in others:
             ranks.start(rank, level_ranks.layers, 1)
