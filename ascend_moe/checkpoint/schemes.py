@@ -220,10 +220,8 @@ def _sizes(form: str, weights: Json) -> tuple[int, Block]:
     least = MX_GROUP if form.startswith("mx") else 1
     if strategy == "group":
         fits = type(size) is int and size >= least and (least == 1 or size == least)
-        rule = "has group_size {!r:.20} of {} weights; need a whole number" + (
-            " above 0" if least == 1 else f": {least}"
-        )
-        need(fits, "directory", rule, size, form)
+        wanted = "a whole number above 0" if least == 1 else least
+        need(fits, "directory", "has group_size {!r:.20} of {} weights; need {}", size, form, wanted)
         return int(size or 0), (0, 0)
     if strategy == "block":
         fits = isinstance(block, list) and len(block) == 2 and all(type(side) is int and side > 0 for side in block)
