@@ -206,13 +206,11 @@ def lose_a_rank(rank: int, group: str, seed: int, held: list[BaseException], pla
         return comm.close(group)
     depth, again, begun = dice.randrange(3), dice.randrange(3), dice.random() < 0.3
 
-    def rows() -> torch.Tensor:
-        made = empty(group, (6, 64)).fill_(1)
-        places.append(made.data_ptr())
-        return made
+    spare = [empty(group, (6, 64)).fill_(1) for _ in range((1 + again) * (1 + depth))]  # none is made after the loss
+    places += [each.data_ptr() for each in spare]
 
     def call(left: int) -> None:
-        own = rows()  # of a frame that has ended, too
+        own = spare.pop()  # of a frame that has ended, too
         if left:
             return call(left - 1)
         arguments = (own, ids, sent[2], sent[4], torch.ones(3, 2))

@@ -304,6 +304,13 @@ def test_int8_codes_stay_with_symmetric_int8_activations_by_token_only(tmp_path:
         assert kept_bits(tmp_path, 0) == bits
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_with_one_scale_for_a_matrix_become_floats(bits: int, tmp_path: Path) -> None:
+    made = tiny("int8 by tensor").changed()
+    made.config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] = bits
+    assert kept_bits(made.write(tmp_path), 0) == 0
+
+
 def test_groups_that_do_not_divide_a_matrix_are_refused(tmp_path: Path) -> None:
     """Scales for the last group, which is shorter, would be read as those of equal groups."""
     made = tiny("int4 in bytes by group").changed()

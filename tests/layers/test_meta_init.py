@@ -89,8 +89,8 @@ def megatron_layer(device: Any) -> megatron.MoELayer:
     return megatron.MoELayer(router(device), dispatcher, *parts)
 
 
-def shared(device: Any) -> megatron.SharedExpertMLP:
-    return megatron.SharedExpertMLP(H, F, True, dtype=torch.float32, device=device)
+def shared(device: Any, gate: bool = True) -> megatron.SharedExpertMLP:
+    return megatron.SharedExpertMLP(H, F, gate, dtype=torch.float32, device=device)
 
 
 def logits() -> Tensor:
@@ -133,6 +133,7 @@ KINDS: dict[str, Kind] = {
         "weight1",
     ),
     "SharedExpertMLP": Kind(filled(shared), lambda m: m(x()), "gate_weight"),
+    "SharedExpertMLP, no gate": Kind(filled(lambda device: shared(device, False)), lambda m: m(x()), "weight"),
     "Megatron's MoELayer": Kind(filled(megatron_layer), lambda m: m(x())[0], "weight"),
 }
 
@@ -203,6 +204,12 @@ def test_any_way_from_meta_to_values(seed: int, garbage: None) -> None:
     if not state:
         module.clear()  # type: ignore[operator]
     assert same(kind.call(module), expected)
+
+
+def test_empty_memory_gets_the_bias_of_a_new_router(garbage: None) -> None:
+    """Training begins with it, without any state dict."""
+    bias = router(META).to_empty(device="cpu").expert_bias
+    assert bias is not None and not bool(bias.any())
 
 
 def test_a_cast_keeps_what_was_counted() -> None:

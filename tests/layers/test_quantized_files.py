@@ -316,10 +316,9 @@ WRONG: list[tuple[str, Callable[[Tensors], Any], str]] = [
      r"has no tensor .*up_proj\.weight_offset_second"),
     ("ModelSlim W4A8 by group", lambda tensors: tensors.update({f"{UP}_scale_second": torch.ones(16, 5)}),
      r"scale_second of 5 groups, which do not divide 32 columns"),
-    ("ModelSlim W4A8, older", lambda tensors: tensors.update({UP: torch.full((16, 32), 9, dtype=torch.int8)}),
-     r"up_proj\.weight with codes that are no int4"),
-    ("int4 in bytes", lambda tensors: tensors.update({UP: torch.full((16, 32), -9, dtype=torch.int8)}),
-     r"up_proj\.weight with codes that are no int4"),
+    *((kind, lambda tensors, code=code: tensors.update({UP: torch.full((16, 32), code, dtype=torch.int8)}),
+       r"up_proj\.weight with codes that are no int4")
+      for kind in ("ModelSlim W4A8, older", "int4 in bytes") for code in (-9, 8)),
     ("int8 with zero points", lambda tensors: tensors.pop(f"{UP}_zero_point"),
      r"has no tensor .*up_proj\.weight_zero_point"),
     ("int4 with zero points", lambda tensors: tensors.update({f"{UP}_zero_point": torch.zeros(16, 4)}),

@@ -265,6 +265,7 @@ def _scaled(module: nn.Module, name: str) -> None:
 SCALES: dict[str, Callable[[nn.Module, str], Any]] = {
     "state dict": lambda module, name: module.state_dict()[name].copy_(module.state_dict()[name] * 2),
     "detach": lambda module, name: getattr(module, name).detach().mul_(2),
+    "in another order": lambda module, name: getattr(module, name).copy_(getattr(module, name).flip(0)),
     "a part": lambda module, name: getattr(module, name)[1].fill_(3.0),
     "foreach": _scaled,
     "set": lambda module, name: getattr(module, name).set_(module.state_dict()[name] * 2),

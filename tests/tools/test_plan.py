@@ -392,6 +392,9 @@ def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"^  A3 V2 +608  MiB$", said, re.MULTILINE)
     assert f"export HCCL_BUFFSIZE={plan.plan(PUBLISHED).buffsize_mib}\n" in said
     assert "tiling key 2000" in said and "UB of a core" in said and "workspace bytes" in said
+    options = "-r 16 -e 256 --hidden 7168 -b 256 --soc Ascend910B3"
+    said = commands.said("plan", *options.split()).out
+    assert "  CANN's own operators: 900 (A2 fullmesh), 1008 (A2 hierarchy), 927 (A2 hierarchy, later)\n" in said
     options = "-r 8 -e 256 --hidden 7168 --dtype fp32 --smooth --weights --cores 40 --comm-alg window --details"
     code, said, _ = commands.said("plan", *options.split())
     assert code == 0 and "int8 on the way, smooth scales, expert_scales on the way" in said

@@ -93,6 +93,15 @@ def test_a_command_ends_where_nobody_reads_its_output() -> None:
     assert done.stderr == ""
 
 
+def test_a_pipe_gets_each_line_at_once_where_the_stream_writes_so() -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb", buffering=0) as read, open(writer, "w", buffering=1) as stream:
+        os.set_blocking(reader, False)
+        piped = cli._piped(stream)
+        piped.write("a line\n")
+        assert read.read(100) == b"a line\n"
+
+
 def test_completion_is_installed_by_one_command(tmp_path: Path) -> None:
     env = os.environ | {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 

@@ -385,16 +385,17 @@ def test_results_do_not_depend_on_torchs_state(name: str, clusters: Clusters) ->
     same_in([*states, "device meta by default"] if number % 5 else [*states, "inference"], name, clusters)
 
 
-@pytest.mark.nightly
-def test_a_compiled_layer_keeps_its_dtypes_under_autocast(clusters: Clusters) -> None:
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_layer_keeps_its_dtypes_under_autocast(compiled: bool, clusters: Clusters) -> None:
     def body(rank: int, group: str) -> None:
         layer = MoELayer(MoEConfig(H, 24, E, K), make_dispatcher("mc2", Place(group, W, rank), E), dtype=torch.float32)
         layer.init_weights()
         x = drawn(T, H)
         wanted = layer(x)
+        run = torch.compile(layer, fullgraph=True, backend="eager") if compiled else layer
         with torch.autocast("cpu", torch.bfloat16):
-            assert torch.equal(torch.compile(layer, fullgraph=True, backend="eager")(x), wanted)
-            half = layer(x.bfloat16())
+            assert torch.equal(run(x), wanted)
+            half = run(x.bfloat16())
         assert half.dtype == torch.bfloat16 and torch.equal(half, layer(x.bfloat16().float()).bfloat16())
 
     clusters[W].run(body)

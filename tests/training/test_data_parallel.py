@@ -16,7 +16,7 @@ from rank_processes import Ranks, values
 from torch import Tensor, nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -170,8 +170,13 @@ def filled(model: nn.Module) -> nn.Module:
     return model
 
 
-def fsdp1(model: nn.Module, over: str, **options: Any) -> nn.Module:
-    return FullyShardedDataParallel(model, process_group=groups()[over], device_id=torch.device("cpu"), **options)
+def fsdp1(model: nn.Module, *over: str, **options: Any) -> nn.Module:
+    """Over one group, or over a group that shards and one that replicates."""
+    given: Any = groups()[over[0]]
+    if len(over) == 2:
+        given = given, groups()[over[1]]
+        options["sharding_strategy"] = ShardingStrategy.HYBRID_SHARD
+    return FullyShardedDataParallel(model, process_group=given, device_id=torch.device("cpu"), **options)
 
 
 def forward_of(model: nn.Module) -> Tensor:
@@ -196,6 +201,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
     "fully_shard over both": lambda model: fully_shard(model, mesh=groups()["mesh"]),
     "fsdp1": lambda model: fsdp1(model, "all"),
     "fsdp1 of the layer": lambda model: fsdp1(model, "all", auto_wrap_policy=ModuleWrapPolicy({MoELayer})),
+    "fsdp1, copies over EP": lambda model: fsdp1(model, "replicas", "experts"),
     "fsdp1 over EP, keeping parameters": lambda model: fsdp1(model, "experts", use_orig_params=True),
 }
 

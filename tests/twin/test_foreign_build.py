@@ -92,8 +92,9 @@ def test_a_second_build_compiles_nothing_and_a_changed_header_builds_anew(
     ]
     monkeypatch.setattr(build_module, "_compile", lambda *_: pytest.fail("compiled again"))
     assert foreign.build(path, includes=[tmp_path]).is_relative_to(cache)
-    with pytest.raises(pytest.fail.Exception):
-        foreign.build(path, includes=[tmp_path], defines=["SOMETHING=1"])
+    for other in ({"defines": ["SOMETHING=1"]}, {"debug": True}):
+        with pytest.raises(pytest.fail.Exception):
+            foreign.build(path, includes=[tmp_path], **other)
 
 
 def test_several_sources_make_one_library(cache: Path, tmp_path: Path) -> None:
