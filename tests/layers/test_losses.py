@@ -45,6 +45,10 @@ def test_z_loss_and_expert_bias() -> None:
 
     for found in threads(2).run(run):  # sums 4 4 2 6, mean 4
         close(found, torch.tensor([0.5, -0.5, 0.1, 0.9]))
+    # Sums of 257, 256 and 255, of which bf16 has no 257.
+    counts = [torch.tensor(rows, dtype=torch.bfloat16) for rows in ([256, 256, 255], [1, 0, 0])]
+    bias = torch.zeros(3)
+    assert [found.sign().tolist() for found in threads(2).run(run)] == [[-1, 0, 1]] * 2
 
 
 def test_each_layer_has_a_mean_of_its_own() -> None:

@@ -129,6 +129,13 @@ def test_codes_for_a_float_layer_are_refused(strict: bool) -> None:
     assert same(values(made), given)
 
 
+def test_a_gradient_keeps_the_dtype_of_its_weight() -> None:
+    made = layer(1)
+    made.gate_weight.grad = torch.full_like(made.gate_weight, 0.3)
+    grad = made.half().gate_weight.grad
+    assert grad is not None and torch.equal(grad, torch.full_like(made.gate_weight, 0.3))
+
+
 @pytest.mark.parametrize("assign", [False, True])
 def test_a_float_layer_keeps_its_dtypes(assign: bool) -> None:
     other, made = layer(2, FP32), layer(1)

@@ -401,6 +401,24 @@ def test_a_layer_keeps_its_dtypes_under_autocast(compiled: bool, clusters: Clust
     clusters[W].run(body)
 
 
+def test_a_layers_steps_keep_their_dtypes_under_autocast(clusters: Clusters) -> None:
+    def body(rank: int, group: str) -> None:
+        config = MoEConfig(H, 24, E, K, **ROUTED["softmax"])
+        layer = MoELayer(config, make_dispatcher("mc2", Place(group, W, rank), E), dtype=torch.float32).init_weights()
+        x = drawn(T, H)
+
+        def steps() -> list[Tensor]:
+            weights, ids = layer.route(x)
+            rows = layer.enter(x, ids, weights)[0]
+            return [weights, ids, rows, layer.run_shared(x), layer.leave(rows, None)]
+
+        wanted = steps()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert all(map(torch.equal, steps(), wanted))
+
+    clusters[W].run(body)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(1000))
 def test_results_depend_on_no_states_of_torch_together(seed: int, clusters: Clusters) -> None:

@@ -23,6 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ascend_moe import MoEConfig, MoELayer, exclude_experts
 from ascend_moe.dispatchers import MC2Dispatcher
+from ascend_moe.errors import ArgumentError
+from ascend_moe.experts.rank_experts import held_text
 from ascend_moe.interop import megatron
 from ascend_moe.interop.sglang import EPMoE
 
@@ -239,6 +241,42 @@ def test_experts_that_differ_by_rank_are_refused_by_name(ranks: Ranks) -> None:
             assert said in text and "changed" not in text and "\n" not in text, f"{case}: {text}"
 
 
+def reduced_late(model: nn.Module) -> None:
+    late = [(name, each) for name, each in model.named_parameters() if name.endswith(EXPERTS)]
+    options: dict[str, Any] = {"delay_all_reduce_named_params": late, "param_to_hook_all_reduce": model.first.weight}
+    DistributedDataParallel(model, process_group=groups()["experts"], **options)
+
+
+def sharded_and_quantized(model: nn.Module) -> None:
+    fully_shard(model.moe, mesh=groups()["mesh"]["replicas"])
+    model.moe.quantize_()
+
+
+#: And what is said.
+WRONG: dict[Callable[[nn.Module], None], str] = {
+    reduced_late: "moe.w_gate_up is in delay_all_reduce_named_params, but differs by rank: leave it out of them",
+    sharded_and_quantized: "w_down is sharded by fully_shard: quantize the layer before that",
+}
+
+
+def said_of(wrong: Callable[[nn.Module], None]) -> str:
+    try:
+        wrong(MODELS["frozen"]())
+    except ArgumentError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_order_of_wrappers_is_refused(ranks: Ranks, wrong: Callable[[nn.Module], None]) -> None:
+    assert called(ranks, said_of, wrong) == [WRONG[wrong]] * WORLD
+
+
+def test_experts_are_named_by_their_span_or_one_by_one() -> None:
+    """Other experts between the same ends are others."""
+    assert held_text([2, 3, 4], 8) == "experts 2..4 of 8" and held_text([2, 4], 8) == "experts 2, 4 of 8"
+
+
 def fsdp2_of_replicas(model: nn.Module) -> nn.Module:
     experts = set(exclude_experts(model))
     fully_shard(model, mesh=groups()["flat"], ignored_params=experts)
@@ -251,9 +289,15 @@ def ddp_without_experts(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model)
 
 
+def ddp_that_ignores_experts(model: nn.Module) -> nn.Module:
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [f"moe.{name}" for name in EXPERTS])
+    return DistributedDataParallel(model)
+
+
 LEGAL: dict[str, Callable[[nn.Module], nn.Module]] = {
     "ddp over replicas": lambda model: DistributedDataParallel(model, process_group=groups()["replicas"]),
     "ddp without experts": ddp_without_experts,
+    "ddp that ignores experts": ddp_that_ignores_experts,
     "fully_shard over replicas": fsdp2_of_replicas,
     "fsdp1 over replicas": lambda model: fsdp1(model, "replicas"),
     "fsdp1 without experts": lambda model: fsdp1(model, "all", ignored_states=exclude_experts(model)),

@@ -130,6 +130,8 @@ def test_quant_methods_make_the_parameters_of_any_layer() -> None:
         method.create_weights(layer, **sizes, weight_loader="theirs", quant_method="tensor")
         made, expected = (dict(each.named_parameters()) for each in (layer, whole))
         assert list(made) == list(expected)
+        static = config is not None and config.activation_scheme == "static"
+        assert [name for name in made if "input" in name] == ["w13_input_scale", "w2_input_scale"] * static
         for name, value in made.items():
             assert (value.shape, value.dtype) == (expected[name].shape, expected[name].dtype)
             assert (value.weight_loader, value.quant_method) == ("theirs", "tensor") and not value.requires_grad
