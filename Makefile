@@ -202,6 +202,7 @@ loop-coverage: $(bin)/scikit-build-core
 	$(loops) --build build-loops
 	$(loops) --campaign 5000 build-loops
 	$(call in_loops,tests) -n 2 -m "$(every_change)" kernels $(PYTEST_ARGS)
+	$(call in_loops,256-ranks) -m nightly "kernels/test_many_ranks.py::test_equal_to_reference[256-1-direct-1]"
 	$(call in_loops,fused-fast) layers/test_fused.py
 	$(call in_loops,fused-checked,env ASCEND_MOE_LIBRARY=$(CURDIR)/build-loops/libascend_moe_checked.so) \
 		layers/test_fused.py

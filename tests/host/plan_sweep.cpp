@@ -238,6 +238,13 @@ bool IsSplit(const moe::CallPlan& plan) {
     return tiling.copyRing == 1 || (info.quantMode != 0 && tiling.quantPiece != usualPiece);
 }
 
+// Whether a direct combine that is refused for want of UB is not tried in its smallest chunks and parts.
+bool MaySmallerFit(const moe::CallPlan& plan) {
+    const moe::MoeDistributeInfo& info = plan.info();
+    return plan.op == moe::kOpCombine && info.algorithm == moe::kAlgorithmDirect &&
+           (plan.combine.sendRows > 1 || plan.combine.partElements > moe::PartUnit(info));
+}
+
 // "name=number;..." of what a program of explore takes, and of how the plan fits.
 std::string Described(const moe::CallSpec& call, const moe::CallPlan& plan, uint64_t seed) {
     const moe::MoeDistributeInfo& info = plan.info();
@@ -268,7 +275,7 @@ enum Total : uint32_t { kPlanned, kRefused, kAboveUb, kAboveIds, kIdsFrom };  //
 }  // namespace
 
 // Plans the calls of seeds first, first + 1, ... `totals`: see Total. `text`: the plans that are above a limit, and
-// each reason of a refusal once, a line each.
+// each reason of a refusal once, a line each. Those that could be smaller too.
 PROBE_API void probe_sweep(uint64_t first, uint64_t count, uint32_t scope, uint64_t* totals, char* text,
                            uint64_t bytes) {
     std::map<std::string, std::string> reasons;
@@ -280,6 +287,7 @@ PROBE_API void probe_sweep(uint64_t first, uint64_t count, uint32_t scope, uint6
         moe::CheckResult result;
         if (!moe::PlanCall(call, plan, result)) {
             ++totals[kRefused];
+            if (MaySmallerFit(plan)) lines += "could be smaller: " + Described(call, plan, seed) + "\n";
             reasons.emplace(std::string(result.argument) + std::to_string(call.op), result.message);
             continue;
         }
