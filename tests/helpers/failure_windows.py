@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import ascend_moe
 from ascend_moe.native import library
+from ascend_moe.native.windows import CONTEXT_A2, context_kind
 
 BLOCK = 32  # bytes
 WORDS = 8  # of a block
@@ -36,8 +37,11 @@ class State:
         library.lib().am_window_layout(cluster.world_size, layout)
         windows = cluster._windows
         assert windows is not None, "no op has run"
-        base = windows._bases[rank]
-        return cls(base + layout[1], base + layout[0], windows.ends[rank].data_bytes, cluster.world_size)
+        base, end = windows._bases[rank], windows.ends[rank]
+        if context_kind() == CONTEXT_A2:  # what is in front of the data elsewhere lies behind them
+            data = base + layout[1]
+            return cls(data + end.data_bytes + end.lent_bytes, data, end.data_bytes, cluster.world_size)
+        return cls(base + layout[1], base + layout[0], end.data_bytes, cluster.world_size)
 
     def words(self, offset: int, count: int) -> ctypes.Array[ctypes.c_uint32]:
         return (ctypes.c_uint32 * count).from_address(self.base + offset)

@@ -301,6 +301,19 @@ PATCHES = r"""
 = a_mismatch_is_fatal: a rank that has found another algorithm gives up for good
 - found.code = kConfigMismatch;
 + found.code = kCommTimeout;
+= failed_in_the_next_op_is_untold: an abort block of the next op is not counted as a note
+@ common/wait
+-  if (noted_ == source) ++noted_;
+  continue;
+= answers_from_the_begin: a rank that is asked does not wait a quarter of its deadline first
+- aborts_.AnswerFrom(start + deadline_ / kNoteShare);
++ aborts_.AnswerFrom(start);
+= fewer_turns_are_kept: a rank that is asked while it asks does not hurry whom it asks
+- turns = watch.turns();
+-  notes.Accuse(missed.source, turns);
+-  end =
++ turns = watch.turns();
++ end =
 % two levels explored
 = messages_pass_on_before_rows: a forwarder's cores do not meet between rows and messages
 @ hierarchy/dispatch

@@ -6,6 +6,7 @@ import ctypes
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import op_runs
 import pytest
 import torch
 from begin_ranks import two_launches
-from failure_windows import State
+from failure_windows import ABORT_MAGIC, TIMEOUT, State
 
 from ascend_moe import LocalCluster
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, ConfigMismatch, CorruptStatus, RoutingMismatch
@@ -153,6 +154,67 @@ def test_a_rank_that_does_not_come_where_others_differ_in_comm_alg_is_named() ->
         for rank, found in enumerate(cluster.run(body)):
             if rank != absent:
                 assert isinstance(found, CommTimeout) and found.details["rank"] == absent, (rank, found)
+
+
+NOTE_MAGIC, WINDOW, HIERARCHY = 0x4E4F5445, 1, 3  # of a note, in the place of an abort block; algorithms
+SECOND = 3  # the epoch of a dispatch after a trip
+
+
+def alone_after_a_trip(cluster: LocalCluster, others: Callable[[int], None]) -> tuple[Exception, float]:
+    """Rank 0 calls dispatch, and no other rank does: what it raises, and when. ``others`` runs on each of them."""
+    done = threading.Event()
+
+    def body(rank: int, group_ep: str) -> tuple[Exception, float] | None:
+        if rank == 0:
+            begun = time.monotonic()
+            try:
+                return raised(op_runs.dispatch, CASE, rank, group_ep), time.monotonic() - begun
+            finally:
+                done.set()
+        others(rank)
+        assert done.wait(60)
+        return None
+
+    op_runs.check(CASE, cluster.run(lambda rank, group_ep: op_runs.run_rank(CASE, rank, group_ep)))
+    outcome: tuple[Exception, float] = cluster.run(body)[0]
+    return outcome
+
+
+def test_a_rank_that_has_failed_in_the_next_op_has_told_its_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ranks that differ in comm_alg one is ahead: its abort block lies where its note was, and nobody waits."""
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
+    with LocalCluster(CASE.world, window_mib=8) as cluster:
+
+        def tell(rank: int) -> None:
+            block = [NOTE_MAGIC, SECOND, WINDOW if rank == 2 else HIERARCHY, 0, 0, 0, 0, SECOND]
+            if rank == 3:
+                block = [ABORT_MAGIC, SECOND + 1, TIMEOUT, 1, rank, 0, 0, ABORT_MAGIC]
+            State.of(cluster, 0).abort(rank)[:] = block
+
+        error, _ = alone_after_a_trip(cluster, tell)
+    assert isinstance(error, ConfigMismatch) and (error.field, error.rank) == ("comm_alg", 2), error
+
+
+def test_a_rank_that_is_asked_waits_its_time_and_hurries_whom_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a quarter of its deadline it asks whom it misses, with a turn less than it has; and again with fewer."""
+    deadline, asks, misses = 6.0, 2, 1
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", str(deadline))
+    with LocalCluster(CASE.world, window_mib=8) as cluster:
+
+        def ask(rank: int) -> None:
+            if rank != asks:
+                return
+            heard = State.of(cluster, asks).abort(0)
+            for turns in (5, 2):
+                State.of(cluster, 0).abort(asks)[:] = [NOTE_MAGIC, SECOND, HIERARCHY, 0 + 1, turns, 0, 0, SECOND]
+                end = time.monotonic() + 20
+                while list(heard[:5]) != [NOTE_MAGIC, SECOND, HIERARCHY, misses + 1, turns - 1]:
+                    assert time.monotonic() < end, f"rank {asks} hears {list(heard)} after it gave {turns} turns"
+                    time.sleep(0.001)
+
+        error, waited = alone_after_a_trip(cluster, ask)
+    assert isinstance(error, CommTimeout) and error.details["rank"] == misses, error
+    assert deadline / 4 < waited < deadline
 
 
 RELAY_MAGIC = 0x52454C59
