@@ -15,6 +15,7 @@ import torch
 
 import ascend_moe
 from ascend_moe import comm
+from ascend_moe.comm.ends import GroupEnd
 from ascend_moe.errors import ArgumentError, AscendMoeError, PeerLost, WindowTooSmall
 from ascend_moe.native.windows import MIB, window_lent_bytes
 
@@ -239,3 +240,20 @@ def test_a_held_error_keeps_no_window_that_was_closed(seeds: range) -> None:
             assert all(error.__traceback__ is not None and "is lost" in str(error) for error in held), seed
     finally:
         gc.enable()
+
+
+def test_a_generator_that_has_caught_the_error_goes_on() -> None:
+    end = GroupEnd()
+
+    def steps() -> Iterator[str]:
+        try:
+            raise PeerLost("rank 1 is lost")
+        except PeerLost as error:
+            end._failed = error
+        yield "caught"
+        yield "went on"
+
+    made = steps()
+    assert next(made) == "caught"
+    end.clear_tracebacks()
+    assert next(made) == "went on"

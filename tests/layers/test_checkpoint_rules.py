@@ -311,6 +311,15 @@ def test_codes_with_one_scale_for_a_matrix_become_floats(bits: int, tmp_path: Pa
     assert kept_bits(made.write(tmp_path), 0) == 0
 
 
+def test_codes_of_experts_with_biases_become_floats(tmp_path: Path) -> None:
+    made, biased = tiny("int8 by channel").changed(), tiny("mxfp4 of gpt_oss")
+    made.config = biased.config | {"quantization_config": made.config["quantization_config"]}
+    made.tensors = {name: value for name, value in made.tensors.items() if ".experts." in name}
+    made.tensors |= {name: value for name, value in biased.tensors.items() if "bias" in name or "router" in name}
+    loaded = outcomes(made.write(tmp_path))
+    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+
+
 def test_groups_that_do_not_divide_a_matrix_are_refused(tmp_path: Path) -> None:
     """Scales for the last group, which is shorter, would be read as those of equal groups."""
     made = tiny("int4 in bytes by group").changed()

@@ -211,6 +211,15 @@ def test_int4_stays_int4_and_runs_as_the_operators_chain(kind: str, tmp_path: Pa
             assert bool(out.any()) and float((out - other).abs().max()) < 0.05 * float(other.abs().max())
 
 
+def test_the_bias_of_w4a8_is_the_files(tmp_path: Path) -> None:
+    (tmp_path / "twice").mkdir()
+    kind, ends = "ModelSlim W4A8", "scale_bias"
+    plain = load_layer(written(kind, tmp_path)[0], LAYER).tensors
+    twice = written(kind, tmp_path / "twice", lambda t: t.update({n: 2 * t[n] for n in t if n.endswith(ends)}))[0]
+    for name, value in load_layer(twice, LAYER).tensors.items():
+        assert torch.equal(value, plain[name] * (2 if name.endswith("_correction") else 1))
+
+
 def test_worked_numbers_of_modelslims_bytes(tmp_path: Path) -> None:
     """Channels 4 and 5 of a column are -8 and 7: the byte is 0x78. Scale 0.25, second scale 2: -4 and 3.5."""
     name = f"model.layers.{LAYER}.mlp.experts.2.down_proj.weight"
@@ -355,6 +364,7 @@ def test_unknown_schemes_are_refused_and_ignored_matrices_stay_float(tmp_path: P
         (compressed("int-quantized", INT8 | {"num_bits": 6}), "of 6 bits"),
         (compressed("float-quantized", FP8 | {"symmetric": False}), "has symmetric False of float-quantized weights"),
         (compressed("pack-quantized", INT4 | {"group_size": None}), "has group_size"),
+        (compressed("mxfp8-quantized", FP8 | {"strategy": "group", "group_size": 64}), "has group_size 64 .* need 32"),
         (compressed("pack-quantized", INT4 | {"actorder": "group"}), "has actorder 'group'"),
         (compressed("int-quantized", INT8) | {"config_groups": None}, "has config_groups None"),
         (compressed("int-quantized", INT8, TOKENS, ignore=[r"re:.*experts\.0\.up"]), "up_proj.weight of torch.int8"),
