@@ -81,8 +81,8 @@ class Balance(NamedTuple):
     replica_counts: torch.Tensor
 
 
-@with_typed_errors
 @on_the_host
+@with_typed_errors
 def balance(load: torch.Tensor, replicas: int, ranks: int, groups: int = 1) -> Balance:
     """Give hot experts copies, and spread all copies over the ranks so that the ranks' loads are near each other.
 
@@ -203,8 +203,8 @@ def contiguous_balance(experts: int, layers: int = 1) -> Balance:
     )
 
 
-@with_typed_errors
 @on_the_host
+@with_typed_errors
 def shrunk(found: Balance, ranks: int, alive: Sequence[int]) -> Balance:
     """The placement of the ranks that are left of a group: their copies, numbered as the smaller group has them.
 
@@ -363,8 +363,8 @@ def logical_load(counts: torch.Tensor, physical_to_logical: torch.Tensor, num_ex
     return counts.new_zeros(counts.shape[0], num_experts).scatter_add_(1, physical_to_logical, counts)
 
 
-@with_typed_errors
 @on_the_host
+@with_typed_errors
 def rank_groups(order: str, sizes: Mapping[str, int]) -> dict[str, list[list[int]]]:
     """The ranks of every process group of a parallel layout.
 

@@ -128,8 +128,8 @@ def build_layer(
     return module
 
 
-@with_typed_errors
 @on_the_host
+@with_typed_errors
 def load_layer(
     directory: str | Path,
     layer: int,
