@@ -269,6 +269,7 @@ def test_a_packed_matrix_that_is_ignored_is_refused(tmp_path: Path) -> None:
         ({"weights": {"num_bits": 8, "dynamic": True}}, "dynamic True in weights of group_0"),
         ({"weights": {"num_bits": 8, "actorder": "group"}}, "actorder 'group' in weights of group_0"),
         ({"weights": {"num_bits": 8, "actorder": True}}, "actorder True in weights of group_0"),
+        ({"weights": {"num_bits": 8, "symmetric": 1}}, "symmetric 1 in weights of group_0, which is not read"),
         ({"weights": {"bits": 8}}, "bits 8 in weights of group_0, which is not read; these keys are: num_bits"),
         ({"weights": None}, "weights of group_0 None"),
         ({"targets": "Linear"}, "targets of group_0 'Linear' in quantization_config; need a list of strings"),
@@ -349,6 +350,13 @@ def test_one_offset_that_is_not_zero_makes_the_experts_of_all_ranks_floats(tmp_p
     made.down[3] = ((made.tensors[name].double() - offset) * made.tensors[f"{name}_scale"].double()).t()
     loaded = outcomes(made.write(tmp_path))
     assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+
+
+def test_two_rows_a_byte_need_an_even_number(tmp_path: Path) -> None:
+    made = tiny("ModelSlim W4A8").changed()
+    made.config["moe_intermediate_size"] = 31
+    for error in outcomes(made.write(tmp_path)):
+        assert "gate_proj.weight of 31 rows, two a byte; need an even number" in str(error)
 
 
 @pytest.mark.parametrize("end", ["weight_offset", "weight_offset_second"])
