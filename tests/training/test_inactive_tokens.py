@@ -244,14 +244,16 @@ def mega_moe_with_a_shared_expert(value: float | None, group: str) -> list[Tenso
     return [y.detach(), x.grad, scores.grad, *(weight.grad for each in weights.values() for weight in each)]
 
 
-def combine_and_norm(value: float | None, group: str) -> list[Tensor | None]:
+def combine_and_norm(value: float | None, group: str, partly: bool = False) -> list[Tensor | None]:
     """The output of an inactive token is of its residual, so those are left out."""
     x, ids, place = drawn(T, H), drawn(T, E).topk(2).indices.int(), (group, 1, 0, E)
-    sent = npu.npu_moe_distribute_dispatch_v2(x, ids, *place, x_active_mask=~IDLE)
+    mask = torch.stack([~IDLE, torch.zeros_like(IDLE)], 1) if partly else ~IDLE
+    sent = npu.npu_moe_distribute_dispatch_v2(x, ids, *place, x_active_mask=mask)
     residual, gamma, rows = seen(drawn(T, 1, H), IDLE, value), seen(drawn(H), IDLE, None), sent[0].requires_grad_()
     tensors = (rows, ids, sent[2], sent[4], drawn(T, 2).sigmoid(), residual, gamma)
-    made = npu.npu_moe_distribute_combine_add_rms_norm(*tensors, *place, x_active_mask=~IDLE, norm_eps=0.0)
+    made = npu.npu_moe_distribute_combine_add_rms_norm(*tensors, *place, x_active_mask=mask, norm_eps=0.0)
     torch.autograd.backward(made, [seen(torch.ones_like(each), IDLE, value).detach() for each in made])
+    assert residual.grad is not None and bool(residual.grad[~IDLE].any(-1).all())
     return [*(each.detach()[~IDLE] for each in made), residual.grad, gamma.grad, rows.grad]
 
 
@@ -272,6 +274,7 @@ CALLS: dict[str, Callable[[float | None, str], list[Tensor | None]]] = {
     "losses": losses,
     "mega_moe": mega_moe_with_a_shared_expert,
     "combine_add_rms_norm": combine_and_norm,
+    "combine_add_rms_norm, one of a token's pairs": functools.partial(combine_and_norm, partly=True),
     "fused_experts": blocks_of_vllm,
 }
 
