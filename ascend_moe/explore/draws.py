@@ -221,6 +221,14 @@ KINDS: dict[str, Kind] = {
         {"spare": (0, 1, 1), **_TRIP},
         1,
     ),
+    # Of which a place in expand_idx is wrong, often in a later chunk.
+    "wrong chunks": Kind(
+        _CHUNKS
+        | {"world": (1,), "cores": (1,), "local": (1, 2), "topk": (1, 2), "batch": (530,), "contract": (1,)}
+        | {"batches": ("equal",), "ids": ("distinct", "any"), "mask": ("none",)},
+        {"fault_kind": ("index",), **_TRIP},
+        1,
+    ),
     # A source's list in several loads: of the rows one by one, and of rows that cross once for several experts.
     "lists": Kind(
         _CHUNKS
@@ -298,7 +306,7 @@ CYCLE = (
     *("small", "options", "rings", "faults", "chunks", "servers", "parts", "faults", "small", "tails", "roles"),
     *("faults", "histograms", "options", "segments", "small", "faults", "servers", "tight", "eight ranks", "parts"),
     *("faults", "dense chunks", "two levels", "chunks", "lists", "faults", "pieces", "tight", "roles", "shared rows"),
-    *("two levels", "small", "flagged blocks", "servers", "long levels", "small"),
+    *("two levels", "small", "flagged blocks", "servers", "long levels", "wrong chunks"),
 )
 
 
