@@ -14,7 +14,7 @@ HARMLESS = frozenset(
     output_attentions output_hidden_states problem_type return_dict task_specific_params torch_dtype
     transformers_version use_bfloat16 use_cache bos_token_id eos_token_id pad_token_id sep_token_id
     tie_word_embeddings tokenizer_class torchscript vocab_size initializer_range num_hidden_layers unsloth_version
-    quantization_config expert_dtype
+    quantization_config compression_config expert_dtype
 
     attn_scale attn_temperature_tuning floor_scale no_rope_layer_interval no_rope_layers o_groups o_lora_rank
     compress_rates compress_ratios compress_rope_theta hc_eps hc_mult hc_sinkhorn_iters layer_group_size

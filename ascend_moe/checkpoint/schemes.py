@@ -235,7 +235,7 @@ def _int8_by_token(group: Json, name: str) -> bool:
     given = group.get("input_activations")
     if given is None:
         return False
-    said = {"symmetric": True, "strategy": "token"} | _check(given, "input_activations", name)
+    said = {"symmetric": True} | _check(given, "input_activations", name)
     need(said.get("dynamic") is True, "directory", "has input_activations of {} without dynamic true", name)
     keys = ("num_bits", "type", "strategy", "symmetric")
     return [said.get(key) for key in keys] == [8, "int", "token", True]

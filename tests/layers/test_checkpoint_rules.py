@@ -296,13 +296,21 @@ def test_what_a_quantization_config_says_and_is_not_read_is_refused_by_name(
 def test_int8_codes_stay_with_symmetric_int8_activations_by_token_only(tmp_path: Path) -> None:
     for change, bits in (
         *(({}, 8), ({"symmetric": True}, 8), ({"symmetric": False}, 0), ({"strategy": "tensor"}, 0)),
-        *(({"num_bits": 4}, 0), ({"type": "float"}, 0), (None, 0)),
+        *(({"num_bits": 4}, 0), ({"type": "float"}, 0), (None, 0), ({"strategy": ...}, 0)),
     ):
         made = tiny("int8 by channel").changed()
         group = made.config["quantization_config"]["config_groups"]["group_0"]
-        group["input_activations"] = None if change is None else group["input_activations"] | change
+        rows = group["input_activations"] | (change or {})
+        said = {key: value for key, value in rows.items() if value is not ...}  # without strategy: by tensor
+        group["input_activations"] = None if change is None else said
         made.write(tmp_path)
         assert kept_bits(tmp_path, 0) == bits
+
+
+def test_the_older_name_of_a_quantization_config_is_read(tmp_path: Path) -> None:
+    made = tiny("int8 by channel").changed()
+    made.config["compression_config"] = made.config.pop("quantization_config")
+    assert kept_bits(made.write(tmp_path), 0) == 8
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -421,7 +429,9 @@ def test_two_files_with_the_same_tensor_need_an_index(tmp_path: Path) -> None:
         assert f"has {name} in a.safetensors and in old.safetensors, and no {INDEX}" in error
 
 
-@pytest.mark.parametrize("kind", ["published", "ModelSlim W4A8 by group", "int4 by group", "fp8 by block"])
+@pytest.mark.parametrize(
+    "kind", ["published", "ModelSlim W4A8 by group", "int4 by group", "fp8 by block", "int8 by channel"]
+)
 def test_shards_of_other_ranks_may_be_absent(kind: str, tmp_path: Path) -> None:
     made = tiny(kind)
     shards(made, tmp_path)
@@ -642,6 +652,12 @@ def test_patterns_match_as_in_re_or_are_refused(cases: int) -> None:
             assert found == {name for name in names if re.match(pattern, name)}, pattern
             compared += 1
     assert compared > cases // 5
+
+
+@pytest.mark.parametrize("token", [rf"\{letter}" for letter in "dwsDWS"])
+def test_classes_of_characters_are_those_of_re(token: str) -> None:
+    names = ["a", "1", " ", ".", "_"]
+    assert Names(names).matching(token) == {name for name in names if re.match(token, name)}
 
 
 @pytest.mark.parametrize("pattern", ["(.+)+zzz$", "(a|a|m|.)*zzz$", ".*" * 300 + "z", "(.*.*.*|x)*(z|zz)"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,25 @@ def test_int4_stays_int4_and_runs_as_the_operators_chain(kind: str, tmp_path: Pa
                 expected += rows[order.argsort()] * weights[:, choice, None]
             torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
             assert bool(out.any()) and float((out - other).abs().max()) < 0.05 * float(other.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["int4 in bytes", "ModelSlim W4A8, older"])
+def test_an_int4_in_a_byte_may_be_the_least_number(kind: str, tmp_path: Path) -> None:
+    name, values = f"model.layers.{LAYER}.mlp.experts.2.down_proj.weight", []
+    for code in (-8, -4):
+        directory, _ = written(kind, tmp_path, lambda tensors, code=code: tensors[name][5, 1].fill_(code))
+        loaded = load_layer(directory, LAYER, dtype=torch.float32, dequantize=True).tensors
+        values.append(float(loaded["w_down"][2, 1, 5]))
+    assert values[0] == 2 * values[1] < 0
+
+
+@pytest.mark.parametrize("size", [31, 32])
+def test_a_group_size_of_all_columns_needs_no_second_scales(size: int, tmp_path: Path) -> None:
+    directory, _ = written("ModelSlim W4A8", tmp_path)
+    path = directory / "quant_model_description.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"group_size": size}))
+    with pytest.raises(ArgumentError, match="says group_size 31") if size < 32 else nullcontext():
+        load_layer(directory, LAYER)
 
 
 def test_the_bias_of_w4a8_is_the_files(tmp_path: Path) -> None:

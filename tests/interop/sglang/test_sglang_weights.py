@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from types import SimpleNamespace
 
@@ -200,6 +201,14 @@ def test_static_scales_are_used() -> None:
     assert not torch.equal(coarse(x, logits), fine(x, logits))
     with pytest.raises(ArgumentError, match="w13_input_scale has not been loaded"):
         fill_fp8(EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config(False, "static")), NAN).process_weights_after_loading()
+
+
+@pytest.mark.parametrize("config", [None, Fp8Config(True, "static")])
+def test_a_copy_and_memory_anew_have_loaders_of_their_own(config: Fp8Config | None) -> None:
+    layer = EPMoE(2, 1, H, F, BF16, quant_config=config)
+    for made in (copy.deepcopy(layer), layer.to("meta").to_empty(device="cpu")):
+        for name, param in made.named_parameters():
+            assert param.weight_loader == made.weight_loader, name
 
 
 def weights_of(number: int) -> torch.Tensor:
