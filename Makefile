@@ -18,7 +18,7 @@
 #   make model         the protocol's model in spin, where it is there    MODEL_ARGS=--full
 #   make bench         dispatch and combine against gloo, MPI and the machine's limit   BENCH_ARGS="--batch 32"
 #   make bench-check   fails where the bounds of docs/performance.md are not kept
-#   make size          files and lines by folder, and the aims             SINCE=commit
+#   make size          files and lines by folder, and their limits         SINCE=commit
 #   make lib           the libraries into the source tree, for PYTHONPATH=. without installing
 #   make docs          the site of the documentation into build/site, in English and Chinese
 #   make docs-serve    shows it while you write                            DOCS=mkdocs.zh.yml
@@ -50,7 +50,8 @@ RELEASE_TESTS ?= test
 REAL_ASCENDC_ARGS ?=
 T ?= kernels/direct
 DOCS ?= mkdocs.yml
-SINCE ?=
+# The commit that `make size` compares with: the one before, where the clone has it.
+SINCE ?= $(shell git rev-parse --quiet --verify HEAD~1)
 
 bin := $(abspath $(VENV))/bin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
