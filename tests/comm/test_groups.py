@@ -16,7 +16,7 @@ import ascend_moe
 from ascend_moe import LocalCluster, comm, dispatchers, fused
 from ascend_moe.comm.place import Place
 from ascend_moe.errors import AscendMoeError
-from ascend_moe.interop import cann_ops_transformer, fused_moe, megatron, sglang, vllm
+from ascend_moe.interop import fused_moe, megatron, sglang, vllm
 
 EXPERTS, HIDDEN = 4, 32
 
@@ -94,7 +94,6 @@ WINDOWS: dict[str, Callable[[Any], Any]] = {
     "All2AllManager": lambda group: vllm.All2AllManager(group, 0, 1).get_handle({"num_experts": EXPERTS}),
     "Place": Place.of,
     "select": lambda group: vllm.select({"group_name": group, "rank": 0, "world": 1, "num_experts": EXPERTS}),
-    "MoeDistributeBuffer": cann_ops_transformer.MoeDistributeBuffer,
     "mega_moe's buffer": lambda group: fused.get_symm_buffer_for_mega_moe(group, EXPERTS, 8, 1, HIDDEN, HIDDEN),
     "dispatch_ffn_combine": lambda group: fused.dispatch_ffn_combine(
         torch.ones(2, HIDDEN), [torch.ones(EXPERTS, HIDDEN, 2 * HIDDEN)], [torch.ones(EXPERTS, HIDDEN, HIDDEN)],

@@ -51,7 +51,7 @@ def test_a_block_of_the_page_runs(block: str) -> None:
 NAMES = {
     "ascend_moe": "begin_combine begin_dispatch patch_torch_npu set_int8_gradient",
     "ascend_moe.fused": "dispatch_ffn_combine get_symm_buffer_for_mega_moe mega_moe",
-    "ascend_moe.interop.cann_ops_transformer": "MoeDistributeBuffer get_symm_buffer_for_mega_moe install mega_moe",
+    "ascend_moe.interop.cann_ops_transformer": "get_symm_buffer_for_mega_moe install mega_moe",
     "ascend_moe.interop.deep_ep": "Buffer Config EventHandle EventOverlap install uninstall",
     "ascend_moe.interop.fused_moe": (
         "all_reduce_dp all_reduce_tp fused_experts moe_align_block_size moe_sum naive_multicast"

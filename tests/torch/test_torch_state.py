@@ -28,7 +28,6 @@ from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import KINDS, make_dispatcher
 from ascend_moe.experts.products import int8_matmul_by_float32
 from ascend_moe.interop import fused_moe, megatron, sglang, vllm
-from ascend_moe.interop.cann_ops_transformer import MoeDistributeBuffer
 from ascend_moe.interop.deep_ep import Buffer
 from ascend_moe.routing import RouteCapture, RouterReplay, RouterReplayAction
 
@@ -207,18 +206,6 @@ def deep_eps_buffer(rank: int, group: str) -> Run:
     return run
 
 
-def canns_buffer(rank: int, group: str) -> Run:
-    buffer = MoeDistributeBuffer(group)
-    x, ids, weights = drawn(T, H, dtype=torch.bfloat16), drawn(T, E).topk(K)[1].int(), drawn(T, K).sigmoid()
-
-    def run() -> list[Tensor]:
-        sent = buffer.low_latency_dispatch(x, ids, E)
-        given = (sent.expand_x, ids, weights, sent.assist_info_for_combine, sent.ep_recv_counts)
-        return [buffer.low_latency_combine(*given, num_experts=E)]
-
-    return run
-
-
 def operators(rank: int, group: str) -> Run:
     """Every operator of torch_npu's beside dispatch and combine, in each mode."""
 
@@ -313,7 +300,6 @@ MAKERS: dict[str, Make] = {
     "one call, int8": functools.partial(one_call, int8=True),
     "one call, int4": functools.partial(one_call, int8=True, int4=2),
     "DeepEP's buffer": deep_eps_buffer,
-    "CANN's buffer": canns_buffer,
     "operators": operators,
     "routers": routers,
     "placements": placements,

@@ -17,7 +17,7 @@ from torch import Tensor
 from ascend_moe import LocalCluster, dispatchers, npu, ops, permute, placement, plan
 from ascend_moe.errors import AscendMoeError, InvalidExpertId
 from ascend_moe.fused import dispatch_ffn_combine
-from ascend_moe.interop import cann_ops_transformer, fused_moe, sglang, vllm, vllm_ascend
+from ascend_moe.interop import fused_moe, sglang, vllm, vllm_ascend
 from ascend_moe.interop.vllm import bases, weight_and_reduce
 
 EXPERTS, HIDDEN, TOPK = 4, 32, 2
@@ -231,13 +231,8 @@ def fused(rank: int, group: str, ids: Tensor) -> Any:
                                 torch.empty_like(x), nums)  # fmt: skip
 
 
-def buffer(rank: int, group: str, ids: Tensor) -> Any:
-    made = cann_ops_transformer.MoeDistributeBuffer(group)
-    return made.low_latency_dispatch(torch.ones(len(ids), HIDDEN), ids, EXPERTS)
-
-
 REMOTE: tuple[Callable[[int, str, Tensor], Any], ...] = (
-    op_v1, op_v2, window, fused, buffer,
+    op_v1, op_v2, window, fused,
     *(kernel_of(kind) for kind in ("mc2", "batched", "alltoall", "allgather")),
 )  # fmt: skip
 TAKE_INT64 = {"kernel_mc2", "kernel_batched", "kernel_alltoall", "kernel_allgather"}
