@@ -11,7 +11,6 @@ from .comm import algorithm_of as algorithm_of
 from .comm import close as close
 from .comm import comm_name as comm_name
 from .comm import window_empty as window_empty
-from .comm.growing import grow as grow
 from .comm.survivors import agree as agree
 from .comm.survivors import shrink as shrink
 from .errors import AscendMoeError as AscendMoeError

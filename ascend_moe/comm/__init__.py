@@ -114,7 +114,7 @@ def group_of(argument: str, given: object = None) -> ProcessGroup:
     if isinstance(given, str):
         cluster, found = find(given)
         if regrouped.find(given) is not None:
-            raise _no_group(argument, f"{given!r} was made by shrink or grow and has no process group; ")
+            raise _no_group(argument, f"{given!r} was made by shrink and has no process group; ")
         if cluster is not None:
             raise _no_group(argument, f"{given!r} is a LocalCluster's name, which has no process group; ")
         if found is None:
@@ -190,7 +190,7 @@ def size_and_rank(group_ep: str) -> tuple[int, int | None] | None:
     The rank is None where the calling thread could be any rank.
     """
     if (made := regrouped.find(group_ep)) is not None:
-        return made.communicator.world, made.communicator.rank
+        return made.world, made.rank
     cluster, group = find(group_ep)
     if cluster is not None:
         return cluster.world_size, cluster.rank_here()
@@ -219,8 +219,8 @@ def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
     """
     _check_name(group_ep)
     if (made := regrouped.find(group_ep)) is not None:
-        _check_place(group_ep, made.communicator.world, made.communicator.rank, ep_world_size, ep_rank_id)
-        return made.communicator
+        _check_place(group_ep, made.world, made.rank, ep_world_size, ep_rank_id)
+        return made
     cluster, group = find(group_ep)
     if cluster is not None:
         _check_place(group_ep, cluster.world_size, cluster.rank_here(), ep_world_size, ep_rank_id)
@@ -290,7 +290,7 @@ def epoch_on(group_ep: str, rank: int) -> int:
 def _end_here(group_ep: str, rank: int | None, opens: bool = True) -> Communicator | None:
     """The end of a rank of this process, None where it is not open; ``opens``: a LocalCluster's is opened then."""
     if (made := regrouped.find(group_ep)) is not None:
-        return made.communicator
+        return made
     cluster, group = find(group_ep)
     if cluster is not None:
         rank = (cluster.rank_here() or 0) if rank is None else rank

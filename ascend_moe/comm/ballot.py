@@ -70,8 +70,7 @@ class Rounds:
         if self._rank not in decision:
             raise CommTimeout(
                 f"rank {self._rank}: group {self._name!r} has gone on as ranks {', '.join(map(str, decision))} without "
-                f"this rank, which came after their deadline: end this process; a new one may come back by "
-                f"ascend_moe.grow",
+                f"this rank, which came after their deadline: end this process",
                 rank=self._rank,
                 ranks=decision,
                 phase="agree",

@@ -33,11 +33,11 @@ def send(sock: socket.socket, message: Mapping[str, Any]) -> bool:
     return True
 
 
-def received(sock: socket.socket, most: int | None = None) -> list[dict[str, Any]]:
-    """The messages that have come, at most so many; what is none is left out."""
+def received(sock: socket.socket) -> list[dict[str, Any]]:
+    """The messages that have come; what is none is left out."""
     messages: list[dict[str, Any]] = []
     with contextlib.suppress(OSError):  # nothing more, or the peer has gone
-        while len(messages) != most and (text := sock.recv(MESSAGE_BYTES)):
+        while text := sock.recv(MESSAGE_BYTES):
             with contextlib.suppress(ValueError):  # a word of the opening
                 messages.append(json.loads(text))
     return messages
@@ -80,17 +80,14 @@ class Links:
 class LinkBoard(Board["Post"]):
     """The posts of a new group's ranks, over the links of the group that it is made from."""
 
-    def __init__(self, links: Links, topic: str, members: Sequence[int | None], mine: Post, prefix: str) -> None:
-        """``topic``: of this try. ``members``, alike on all ranks: each new rank's number in the old group, None of a
-        rank that was not in it.
-        """
+    def __init__(self, links: Links, topic: str, members: Sequence[int], mine: Post, prefix: str) -> None:
+        """``topic``: of this try. ``members``, alike on all ranks: each new rank's number in the old group."""
         self.mine = mine
         self.posts: dict[int, Post] = {}
         self.answers = True
         self._links, self._topic, self._members, self._prefix = links, topic, list(members), prefix
         self._said: dict[str, Any] = {}
         self._again = 0.0
-        self._lost: list[int] = []  # of the new ranks without a link here
 
     def exchange(self, ranks: list[int], seconds: float) -> None:
         """Says ``mine`` and takes in what the others have said.
@@ -99,28 +96,17 @@ class LinkBoard(Board["Post"]):
             PeerLost: a rank of ``ranks`` has gone without a post.
             ConfigMismatch: another rank makes the group of other ranks.
         """
-        posts = {str(rank): asdict(post) for rank, post in self._own().items()}
-        message = {"members": self._members, "posts": posts, "lost": self._lost}
+        message = {"members": self._members, "post": asdict(self.mine)}
         if message != self._said or time.monotonic() >= self._again:
             self._links.say(self._topic, message)
             self._said, self._again = message, time.monotonic() + REPEAT_S
         for rank, message in self._links.heard(self._topic).items():
             self._take(rank, message)
         for rank in ranks:
-            post = self.posts.get(rank)
-            if (post is None or post.left) and self._has_gone(rank):
-                member = self._members[rank]
-                seen = "its connection has ended" if member is None else self._links.describe(member)
-                text = f"{self._prefix}: rank {rank} is lost: {seen}; see its log for why"
+            post, member = self.posts.get(rank), self._members[rank]
+            if (post is None or post.left) and self._links.gone(member):
+                text = f"{self._prefix}: rank {rank} is lost: {self._links.describe(member)}; see its log for why"
                 raise PeerLost(text, rank=rank, phase="open")
-
-    def _own(self) -> dict[int, Post]:
-        """The posts that this rank says, by new rank."""
-        return {self._members.index(self._links.rank): self.mine}
-
-    def _has_gone(self, rank: int) -> bool:
-        member = self._members[rank]
-        return rank in self._lost if member is None else self._links.gone(member)
 
     def _take(self, rank: int, message: Mapping[str, Any]) -> None:
         if message["members"] != self._members:
@@ -133,10 +119,7 @@ class LinkBoard(Board["Post"]):
                 ours=self._members,
                 theirs=theirs,
             )
-        self._lost = sorted({*self._lost, *message["lost"]})
-        kind = type(self.mine)
-        with contextlib.suppress(TypeError):  # of another version
-            self.posts |= {int(number): kind(**post) for number, post in message["posts"].items()}
+        self.posts[self._members.index(rank)] = type(self.mine)(**message["post"])
 
 
 BoardMaker = Callable[["Post", str], Board["Post"]]

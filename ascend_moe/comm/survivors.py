@@ -12,7 +12,6 @@ from ascend_moe.comm.communicator import Communicator
 from ascend_moe.comm.links import LinkBoard
 from ascend_moe.comm.place import Place
 from ascend_moe.comm.processes import Opening
-from ascend_moe.comm.regrouped import Regrouped
 from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.errors import ArgumentError, AscendMoeError, PeerLost, need, with_typed_errors
 from ascend_moe.native.windows import timeout_s
@@ -26,43 +25,31 @@ class Standing:
     rank: int
     end: Communicator
     cluster: LocalCluster | None  # whose ranks are threads
-    made: Regrouped | None  # by shrink or grow
-
-    @property
-    def origins(self) -> list[int]:
-        return list(range(self.end.world)) if self.made is None else self.made.origins
-
-    @property
-    def first_world(self) -> int:
-        return self.end.world if self.made is None else self.made.first_world
 
 
 def standing(group_ep: str) -> Standing:
     """Where this rank stands in a group whose windows are open, failed or not.
 
     Raises:
-        ArgumentError: no such group, its windows are on NPUs, or this rank's end is not open.
+        ArgumentError: no such group, or this rank's end is not open.
     """
     comm.need_name("group_ep", group_ep)
     made = regrouped.find(group_ep)
     if made is not None:
-        return Standing(group_ep, made.communicator.rank, made.communicator, None, made)
+        return Standing(group_ep, made.rank, made, None)
     cluster, group = comm.find(group_ep)
     if cluster is not None:
         rank = cluster.rank_here()
         need(rank is not None, "group_ep", "of {!r} is a LocalCluster's: call it in the thread of a rank", group_ep)
         assert rank is not None
-        return Standing(group_ep, rank, cluster.end(rank), cluster, None)
+        return Standing(group_ep, rank, cluster.end(rank), cluster)
     if group is None:
         raise comm.unknown(group_ep)
-    if comm.has_hccl(group):
-        rule = "of {!r} is an HCCL communicator, and no process comes back to one: agree and shrink, and start the job "
-        need(False, "group_ep", rule + "anew where it shall have all its ranks again", group_ep)
     end = comm.end_if_open(group_ep, group)
     rule = "of {!r} has no open windows here: call it before close, and on a group that ops have used"
     if end is None:
         raise ArgumentError("group_ep " + rule.format(group_ep), argument="group_ep")
-    return Standing(group_ep, end.rank, end, None, None)
+    return Standing(group_ep, end.rank, end, None)
 
 
 def seconds_of(timeout: float | None) -> float:
@@ -183,7 +170,6 @@ def shrink(group_ep: str, alive: Sequence[int], timeout: float | None = None) ->
     links = here.end.links
     assert links is not None
     name, topic = regrouped.next_name(group_ep), f"shrink {here.end.ballot.round}"
-    origins = [here.origins[rank] for rank in ranks]
     opening = Opening(
         name,
         None,
@@ -195,7 +181,7 @@ def shrink(group_ep: str, alive: Sequence[int], timeout: float | None = None) ->
         board=functools.partial(LinkBoard, links, topic, ranks),
     )
     made = open_together(here, ranks, opening, seconds)
-    regrouped.add(Regrouped(made, origins, here.first_world))
+    regrouped.add(made)
     comm.close(group_ep)
     return Place(name, made.world, made.rank)
 

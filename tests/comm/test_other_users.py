@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,11 +15,9 @@ import pytest
 import torch.distributed as dist
 from rank_processes import Outcome, Ranks, values
 
-import ascend_moe
 from ascend_moe import comm
-from ascend_moe.comm import growing, liveness, processes
+from ascend_moe.comm import liveness, processes
 from ascend_moe.comm.processes import Opening, Peer
-from ascend_moe.comm.regrouped import Regrouped
 from ascend_moe.errors import AscendMoeError
 
 NOBODY = 65534
@@ -97,52 +94,3 @@ def test_each_end_looks_by_itself(ranks: Ranks, asks: bool) -> None:
         assert honest.error == "CommTimeout", honest.text
     else:
         assert_names_the_user(honest, NOBODY)
-
-
-def listen(name: str) -> None:
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    door.bind(name)
-    door.listen(1)
-    _KEPT.append(door)
-
-
-def knock(name: str) -> None:
-    guest = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    guest.connect(name)
-    guest.send(b'{"rank": 1}')
-    _KEPT.append(guest)
-
-
-def heard() -> bytes:
-    _KEPT[-1].settimeout(5)
-    try:
-        return _KEPT[-1].recv(1 << 10)
-    except ConnectionResetError:  # closed before it was read
-        return b""
-
-
-def knocking(name: str) -> list[int]:
-    if not _MADE:
-        _MADE.append(Regrouped(None, [0], 2))  # type: ignore[arg-type]
-    return list(growing._knocking(_MADE[0], name))
-
-
-_KEPT: list[socket.socket] = []
-_MADE: list[Regrouped] = []
-
-
-def come_back() -> object:
-    return ascend_moe.grow("0", rank=1, timeout=0.5, job="of another user")
-
-
-def test_who_comes_back_trusts_no_listener_of_another_user(ranks: Ranks) -> None:
-    values([started(ranks, (int,), (listen, growing.address("0", "of another user")))[1]])
-    assert_names_the_user(ranks.call(come_back, ranks=[0])[0], NOBODY)
-
-
-def test_nobody_of_another_user_comes_back(ranks: Ranks) -> None:
-    name = growing.address("0", "of this user")
-    assert values(ranks.call(knocking, name, ranks=[0])) == [[]]
-    values(ranks.call(knock, name, ranks=[1]))
-    assert values(ranks.call(knocking, name, ranks=[0])) == [[]]
-    assert values(ranks.call(heard, ranks=[1])) == [b""], "not even why"

@@ -12,7 +12,6 @@ import failure_cases
 
 import ascend_moe
 from ascend_moe import comm
-from ascend_moe.comm import regrouped
 from ascend_moe.comm.ballot import Ballot
 from ascend_moe.comm.place import Place
 from ascend_moe.comm.processes import Opening
@@ -83,12 +82,6 @@ def agree_and_shrink(name: str = "", timeout: float | None = None) -> tuple[list
     return alive, ascend_moe.shrink(place.group_ep, alive, timeout)
 
 
-def origins_of(name: str) -> list[int]:
-    group = regrouped.find(name)
-    assert group is not None
-    return group.origins
-
-
 def shrink_that_fails(name: str, here: bool) -> tuple[str, list[int]]:
     """How a shrink ends whose windows do not open on one rank, ``here`` or elsewhere; and who agrees after that."""
     place = Place.of(name or None)
@@ -157,32 +150,3 @@ def opened_files() -> int:
 
 def comm_group(name: str) -> None:
     comm.group_of("group", name)
-
-
-# ---- coming back
-
-
-def steps_with_return(name: str, first: int, most: int) -> tuple[ascend_moe.comm.growing.Grown, int]:
-    """Layers of a group that went on, until somebody is back; then, and the layers after that."""
-    for step in range(first, first + most):
-        grown = ascend_moe.grow(name, step, job="test")
-        if grown is not None:
-            return grown, layers(grown.place, 5, grown.step)
-        layers(Place.of(name), 1, step)
-    raise AssertionError("nobody came back")
-
-
-def come_back(first: str, rank: int, timeout: float | None = None) -> tuple[ascend_moe.comm.growing.Grown, int]:
-    """What a process that was started anew does."""
-    grown = ascend_moe.grow(first, rank=rank, timeout=timeout, job="test")
-    assert grown is not None
-    return grown, layers(grown.place, 5, grown.step)
-
-
-def nobody_back(name: str, step: int) -> bool:
-    return ascend_moe.grow(name, step, job="test") is None
-
-
-def die_while_coming_back(first: str, rank: int) -> None:
-    die_at("map")
-    ascend_moe.grow(first, rank=rank, job="test")

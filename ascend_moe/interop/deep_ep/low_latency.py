@@ -57,7 +57,7 @@ class _LowLatencyMode(BufferBase):
         """Takes all ranks in again, with windows that the next call opens; to be called on all of them.
 
         Raises:
-            ArgumentError: a rank that is left out had ended; it comes back by `ascend_moe.grow`.
+            ArgumentError: a rank that is left out has ended.
         """
         self._shrinkable("low_latency_clean_mask_buffer").clean()
 

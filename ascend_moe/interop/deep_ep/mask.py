@@ -41,14 +41,14 @@ class RankMask:
         back = (
             "is {}, which is left out already: low_latency_clean_mask_buffer, on all ranks, takes it in again if its "
         )
-        back += "process lives; one that was started anew comes back by ascend_moe.grow, with a new Buffer of all ranks"
+        back += "process lives; where it has ended, start the job anew"
         need(mask or rank in self.alive, "rank_to_mask", back, rank)
         (self._to_mask.add if mask else self._to_mask.discard)(rank)
 
     def clean(self) -> None:
         """Takes all ranks in again: the next call opens windows of the whole group. To be called on all of them."""
         ended = sorted(self._ended)
-        rule = "finds that ranks {} have ended: they come back by ascend_moe.grow, with a new Buffer of all ranks"
+        rule = "finds that ranks {} have ended, and none of them can come back: start the job anew"
         need(not ended, "low_latency_clean_mask_buffer", rule, ended)
         self._to_mask.clear()
         on_npus = device_survivors.group_of(self._first.group_ep) is not None
