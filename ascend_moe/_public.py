@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from . import fused as fused
 from . import torch_npu_ops as _torch_npu_ops  # noqa: F401  the other operators of torch.ops.ascend_moe
-from .autograd import dequantize_rows as dequantize_rows
-from .autograd import set_int8_gradient as set_int8_gradient
 from .comm import LocalCluster as LocalCluster
 from .comm import algorithm_of as algorithm_of
 from .comm import close as close
@@ -22,6 +20,8 @@ from .ops import npu_moe_distribute_combine as npu_moe_distribute_combine
 from .ops import npu_moe_distribute_combine_v2 as npu_moe_distribute_combine_v2
 from .ops import npu_moe_distribute_dispatch as npu_moe_distribute_dispatch
 from .ops import npu_moe_distribute_dispatch_v2 as npu_moe_distribute_dispatch_v2
+from .ops.autograd import dequantize_rows as dequantize_rows
+from .ops.autograd import set_int8_gradient as set_int8_gradient
 from .ops.begin import begin_combine as begin_combine
 from .ops.begin import begin_dispatch as begin_dispatch
 from .ops.npu_communicator import check as check

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ascend_moe._modules import FittedModule, need_values, without_casts
-from ascend_moe._torch_state import autocasts, without_autocast
+from ascend_moe._tensors import FittedModule, autocasts, need_values, without_autocast, without_casts
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher
 from ascend_moe.errors import need, need_dtype, need_shape, with_typed_errors

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._torch_npu import import_torch_npu
 from .experts import npu_clipped_swiglu, npu_dequant_swiglu_quant, npu_dynamic_quant, npu_grouped_matmul, npu_swiglu
+from .native.torch_npu import import_torch_npu
 from .ops import (
     npu_moe_distribute_combine,
     npu_moe_distribute_combine_v2,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from ascend_moe._torch_npu import compute_dtype
 from ascend_moe.errors import need, need_dims, need_dtype, need_shape, with_typed_errors
+from ascend_moe.native.torch_npu import compute_dtype
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 

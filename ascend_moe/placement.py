@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ascend_moe._narrow import narrow
-from ascend_moe._torch_state import on_the_host, runs_again
+from ascend_moe._tensors import narrow, on_the_host, runs_again
 from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
 from ascend_moe.experts.groups import COUNTS, as_counts
 

@@ -30,7 +30,7 @@ CONTEXTS = ("table", "a3", "a2")  # by number, as in op_kernel/protocol/tiling.h
 MEETINGS = ("blocks", "syncall")  # by number, as in op_kernel/protocol/tiling.h
 ENGINES = ("fast", "checked")
 LOG_LEVELS = ("debug", "info", "warning")
-# Probes of the bring-up that a choice rests on (verdict.py).
+# Probes of the bring-up that a choice rests on (native/probe_results.py).
 PROVABLE = ("data before flag", "pull", "writer-side relay")
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe._torch_state import on_the_host
+from ascend_moe._tensors import on_the_host
 from ascend_moe.checkpoint.block import Block
 from ascend_moe.checkpoint.config import (
     Fp8Format,

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ascend_moe import log
 from ascend_moe.comm.ballot import Ballot
 from ascend_moe.comm.ends import GroupEnd, take_number
 from ascend_moe.comm.lent import LentMemory, no_room
 from ascend_moe.errors import AscendMoeError, CommBusy, CommClosed
-from ascend_moe.native import binding, library, stamps
+from ascend_moe.native import binding, library, log, stamps
 from ascend_moe.native.plans import ALGORITHMS
 from ascend_moe.native.windows import MIB, context_kind, near_stores, ranks_per_server, rdma_flags, timeout_s
 

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
-from ascend_moe import settings, verdict
+from ascend_moe import settings
 from ascend_moe.comm.ballot import StoreBallot
 from ascend_moe.comm.board import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_TIMEOUT_S, Board, store_host
 from ascend_moe.comm.liveness import born_here, machine_id, pid_namespace, process_gone
 from ascend_moe.errors import ArgumentError, CommTimeout, ConfigMismatch
-from ascend_moe.native import library
+from ascend_moe.native import library, probe_results
 from ascend_moe.native.windows import near_stores, ranks_per_server, rdma_flags
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class ServerPost:
         near_stores: ASCEND_MOE_NEAR_STORES.
         rdma_flags: ASCEND_MOE_RDMA_FLAGS.
         super_pod: HCCL_LOGIC_SUPERPOD_ID, "": not set.
-        proven: probes that bring-up has passed, with commas between them, by topology (of ``verdict.TOPOLOGIES``).
+        proven: probes that bring-up has passed, with commas between them, by topology (``TOPOLOGIES``).
         pid, born, pids: of this process, as ``liveness`` has them; the last is the namespace of the first.
         token: of this post alone.
         seen: of the tokens of all posts that this rank has read; "" before it has read all.
@@ -100,7 +100,9 @@ def gather(name: str, group: ProcessGroup, timeout: float, soc: str) -> tuple[Se
             store = c10d._world.pg_map[group][1]
             prefix = f"rank {group.rank()}: the servers of group {name!r}"
             world = group.size()
-            passed = {each: ",".join(sorted(verdict.proven(soc, each, world))) for each in verdict.TOPOLOGIES}
+            passed = {
+                each: ",".join(sorted(probe_results.proven(soc, each, world))) for each in probe_results.TOPOLOGIES
+            }
             board = Board(store, group.rank(), ServerPost(proven=passed), store_host(store, group), prefix, "servers")
             _gathered[group] = _meet(board, group.rank(), world, timeout, prefix)
         return _gathered[group]
@@ -190,9 +192,9 @@ def proven(name: str, group: ProcessGroup, timeout: float, soc: str) -> frozense
 
 
 def topology(posts: Sequence[ServerPost]) -> str:
-    """Of ``verdict.TOPOLOGIES``: one name on two machines is two servers, and so are two names on one."""
+    """Of ``probe_results.TOPOLOGIES``: one name on two machines is two servers, and so are two names on one."""
     one = len({(post.host, post.boot) for post in posts}) == 1
-    return verdict.ONE_SERVER if one else verdict.SEVERAL_SERVERS
+    return probe_results.ONE_SERVER if one else probe_results.SEVERAL_SERVERS
 
 
 def agreed_proven(name: str, rank: int, posts: Sequence[ServerPost]) -> frozenset[str]:
@@ -204,7 +206,7 @@ def agreed_proven(name: str, rank: int, posts: Sequence[ServerPost]) -> frozense
             text = f"{ours or 'nothing'} on rank {rank}, {theirs or 'nothing'} on rank {other}"
             raise ConfigMismatch(
                 f"what bring-up has proven differs in group {name!r} ({where.replace('-', ' ')}): {text}: run "
-                f"`{verdict.COMMAND}` on all ranks at once, or export {settings.PROVEN.name} alike on every rank",
+                f"`{probe_results.COMMAND}` on all ranks at once, or export {settings.PROVEN.name} alike on every rank",
                 field=settings.PROVEN.name,
                 rank=other,
                 ours=ours,

@@ -14,10 +14,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from ascend_moe import log
 from ascend_moe.comm.communicator import Communicator
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, CommTimeout, PeerLost, with_right_names
-from ascend_moe.native import binding, library
+from ascend_moe.native import binding, library, log
 from ascend_moe.native.windows import MIB, timeout_s, window_data_bytes, window_lent_bytes
 from ascend_moe.settings import MAX_WORLD
 

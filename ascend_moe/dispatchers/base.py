@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ascend_moe._modules import need_unsaved
+from ascend_moe._tensors import need_unsaved
 from ascend_moe.comm.place import Place
 from ascend_moe.errors import need
 from ascend_moe.moe_config import SpecialExperts
@@ -137,7 +137,7 @@ class Dispatcher(ABC):
 
     Expert e of ``num_experts`` (E) lives on rank e // L, L = E / ``world_size``. Every rank of the
     group must call ``dispatch``, then ``combine``, in the same order. Both are differentiable
-    (`ascend_moe.autograd`): a backward communicates too, so all ranks run the same one.
+    (`ascend_moe.ops.autograd`): a backward communicates too, so all ranks run the same one.
 
     Ids behind E - 1 are of ``special`` experts: their pairs stay on this rank, which adds their terms in combine.
 

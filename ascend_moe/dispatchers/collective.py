@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ascend_moe import autograd
-from ascend_moe._narrow import id_text
+from ascend_moe._tensors import id_text
 from ascend_moe.comm import group_of, process_group, size_and_rank
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import rows as row_ops
@@ -31,6 +30,7 @@ from ascend_moe.dispatchers.base import (
 from ascend_moe.dispatchers.rows import Routing, active_pairs, first_invalid, route
 from ascend_moe.errors import ConfigMismatch, InvalidExpertId, RoutingOverflow, need, with_typed_errors
 from ascend_moe.moe_config import SpecialExperts
+from ascend_moe.ops import autograd
 from ascend_moe.ops.collectives import exchange, gather
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from .. import settings, verdict
-from .._releases import PAIRS, pair_of
+from .. import settings
 from .._text import installed_version
 from ..errors import AscendMoeError
-from ..native import library, opp
-from ..verdict import cann_version
+from ..native import library, opp, probe_results
+from ..native.probe_results import cann_version
+from ..native.releases import PAIRS, pair_of
 from . import Finding, error, fine, warn
 from .machine import version_numbers
 
@@ -63,18 +63,18 @@ def _verdicts(npus: bool) -> Iterator[Finding]:
     if settings.PROVEN.is_set():
         return  # doctor/settings.py tells what it says
     found = False
-    for path in verdict.files():
+    for path in probe_results.files():
         found = True
         try:
-            here = verdict.read(path)
+            here = probe_results.read(path)
         except AscendMoeError as problem:
             what, _, fix = str(problem).rpartition(": ")
             yield warn(topic, what, "without a verdict comm_alg auto is window", fix)
             continue
         if here is not None:
-            yield fine(topic, verdict.about(here))
+            yield fine(topic, probe_results.about(here))
     if npus and not found:
-        yield fine(topic, f"none: on NPUs comm_alg auto is window until `{verdict.COMMAND}` has passed")
+        yield fine(topic, f"none: on NPUs comm_alg auto is window until `{probe_results.COMMAND}` has passed")
 
 
 def _torch_npu(version: str) -> Iterator[Finding]:

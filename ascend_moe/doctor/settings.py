@@ -8,9 +8,9 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .. import settings, verdict
+from .. import settings
 from ..errors import AscendMoeError
-from ..native import library
+from ..native import library, probe_results
 from ..native.windows import (
     MIB,
     context_kind,
@@ -85,7 +85,7 @@ def _algorithm() -> str:
 
 def _proven() -> str:
     names = settings.PROVEN.get()
-    auto = "direct" if verdict.allows("direct", frozenset(names)) else "window"
+    auto = "direct" if probe_results.allows("direct", frozenset(names)) else "window"
     return f"{', '.join(names) or 'no probe'} of the bring-up counts as passed: on NPUs comm_alg auto is {auto}"
 
 

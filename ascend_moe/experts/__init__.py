@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ascend_moe._torch_npu import on_npu
 from ascend_moe.errors import ArgumentError, need, need_shape, with_typed_errors
 from ascend_moe.experts.activations import Activation
 from ascend_moe.experts.grouped_matmul import npu_grouped_matmul
@@ -29,6 +28,7 @@ from ascend_moe.experts.quant import (
     npu_swiglu,
     quantize_weight,
 )
+from ascend_moe.native.torch_npu import on_npu
 
 __all__ = [
     "Activation",

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from ascend_moe._torch_npu import compute_dtype
 from ascend_moe.choices import ALIASES
 from ascend_moe.errors import need, need_one_of
+from ascend_moe.native.torch_npu import compute_dtype
 
 
 def swiglu(gate: Tensor, up: Tensor, *, limit: float = 0.0) -> Tensor:

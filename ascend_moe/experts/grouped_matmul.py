@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, ParamSpec
 import torch
 from torch.autograd.function import once_differentiable
 
-from ascend_moe._torch_npu import npu_operator, on_npu, resolve_dtype
 from ascend_moe.errors import ArgumentError, need, need_unset
 from ascend_moe.experts.groups import COUNTS, CUMSUM, PAIRS, read_groups
 from ascend_moe.experts.int4 import Int4Matrix, Matrix, codes_of, scales_of_groups
 from ascend_moe.experts.products import antiquant_matmul, float_matmul, int8_matmul, w4a8_matmul
+from ascend_moe.native.torch_npu import npu_operator, on_npu, resolve_dtype
 
 Tensors = Sequence[torch.Tensor]
 P = ParamSpec("P")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from ascend_moe._torch_npu import compute_dtype
-from ascend_moe._torch_state import without_autocast
+from ascend_moe._tensors import without_autocast
+from ascend_moe.native.torch_npu import compute_dtype
 
 # 1024 products of two int8 values are at most 2**24 together: every partial sum is a float32 integer.
 _EXACT_FLOAT32_TERMS = 1024

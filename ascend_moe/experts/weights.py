@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ascend_moe._modules import FLOATS
+from ascend_moe._tensors import FLOATS
 from ascend_moe.errors import need, need_shape
 from ascend_moe.experts.int4 import logical_shape, quantize_weight_int4
 from ascend_moe.experts.quant import quantize_weight

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ascend_moe._narrow import id_text
+from ascend_moe._tensors import id_text
 from ascend_moe.reference.cases import BAD_IDS, Case
 from ascend_moe.reference.records import DispatchResult, RankInput
 

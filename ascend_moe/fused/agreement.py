@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe._narrow import narrow
-from ascend_moe._torch_npu import on_npu
+from ascend_moe._tensors import narrow
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.mc2 import MC2Dispatcher
 from ascend_moe.dispatchers.rows import active_pairs
 from ascend_moe.errors import ConfigMismatch, RoutingOverflow, need
 from ascend_moe.fused.arguments import Experts, Tokens
+from ascend_moe.native.torch_npu import on_npu
 from ascend_moe.ops.collectives import gather_words
 from ascend_moe.ops.npu_communicator import capturing
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ascend_moe._torch_npu import on_npu, resolve_dtype
 from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dims, need_dtype, need_shape
 from ascend_moe.experts import whole_shape
 from ascend_moe.experts.int4 import bits_of, words_of
 from ascend_moe.experts.quant import scale_of_bits
+from ascend_moe.native.torch_npu import on_npu, resolve_dtype
 
 TensorList = Tensor | Sequence[Tensor]
 INT8 = 2  # quant_mode of dispatch: int8 rows, a scale each

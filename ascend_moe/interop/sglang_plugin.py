@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 
-from ascend_moe import log, settings
+from ascend_moe import settings
 from ascend_moe.interop import vllm_plugin
+from ascend_moe.native import log
 
 
 def load() -> None:

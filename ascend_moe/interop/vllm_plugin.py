@@ -14,11 +14,11 @@ import importlib.util
 import logging
 from contextlib import suppress
 
-from ascend_moe import log, npu, settings
-from ascend_moe._torch_npu import import_torch_npu
+from ascend_moe import npu, settings
 from ascend_moe.errors import LibraryError
 from ascend_moe.interop import vllm_ascend
-from ascend_moe.native import opp
+from ascend_moe.native import log, opp
+from ascend_moe.native.torch_npu import import_torch_npu
 
 _COMPILED = "vllm_ascend.vllm_ascend_C"
 

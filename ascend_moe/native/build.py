@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import log, settings
+from .. import settings
 from ..errors import LibraryError
+from . import log
 
 BUILD_SECONDS = 1800.0  # after that a build, or the wait for another process's build, is given up
 PATIENCE = 3.0  # seconds that a build of unknown length may take before a line says why nothing happens

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from .. import comm, log, settings, verdict
+from .. import comm, settings
 from ..comm import servers
 from ..comm.ends import GroupEnd, take_number
 from ..comm.lent import LentMemory, no_room
 from ..errors import ArgumentError, AscendMoeError, WindowTooSmall
-from ..native import binding, library, stamps
+from ..native import binding, library, log, probe_results, stamps
 from ..native.plans import ALGORITHMS
 from ..native.windows import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, near_stores, rdma_flags, timeout_s
 from . import calls, npu_adapter
@@ -107,7 +107,7 @@ class NpuCommunicator(GroupEnd):
         on_a2 = self.context_kind == CONTEXT_A2
         self.ranks_per_server = ranks_per_server
         self.proven, self.meeting = proven, meeting
-        self.auto_is_window = not verdict.allows("direct", proven)
+        self.auto_is_window = not probe_results.allows("direct", proven)
         options = getattr(group._get_backend(torch.device("npu")), "options", None)
         own = (getattr(options, "hccl_config", None) or {}).get("hccl_buffer_size")
         self.own_buffer = bool(own)
@@ -148,7 +148,7 @@ class NpuCommunicator(GroupEnd):
         )
         log.opened(name, self.rank, self.world, self.data_bytes // MIB, lent_mib)
         if self.auto_is_window:
-            log.unproven(name, self.rank, verdict.COMMAND)
+            log.unproven(name, self.rank, probe_results.COMMAND)
         words = calls.error_record_words()
         self.record = torch.zeros(words, dtype=torch.int32, device=device)
         self._host = torch.zeros(words, dtype=torch.int32, device="cpu").pin_memory()
@@ -324,13 +324,13 @@ def _clear_together(end: NpuCommunicator, group: Any) -> None:
 
 
 def _faster_meeting(group_ep: str, group: Any, device: torch.device) -> str:
-    """What ``verdict.faster_meeting`` knows of this machine. After ``_agreed``, whose posts of the ranks it reads."""
+    """What ``faster_meeting`` knows of this machine. After ``_agreed``, whose posts of the ranks it reads."""
     end = _ends.get(group_ep)
     if end is not None and end.group() is group:
         return end.meeting
     soc = soc_of(device)
     posts = servers.gather(group_ep, group, deadline_s(first=True), soc)
-    return verdict.faster_meeting(soc, servers.topology(posts))
+    return probe_results.faster_meeting(soc, servers.topology(posts))
 
 
 def before_opening(group_ep: str, world: int, rank: int, device: torch.device) -> tuple[int, int]:

@@ -14,10 +14,10 @@ import threading
 import time
 from collections.abc import Iterable
 
-from .. import comm, log, settings
+from .. import comm, settings
 from ..comm.ends import by_number
 from ..errors import AscendMoeError, CommTimeout, PeerLost
-from ..native import binding
+from ..native import binding, log
 from ..native.binding import RecordedCall
 from . import calls
 

@@ -19,10 +19,10 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.fx.node import has_side_effect
 from torch.utils._pytree import tree_map
 
-from .. import log, settings
-from .._torch_npu import resolve_dtype
+from .. import settings
 from ..errors import ArgumentError, AscendMoeError, LibraryError, unknown_argument, unknown_name
-from ..native import binding
+from ..native import binding, log
+from ..native.torch_npu import resolve_dtype
 from . import answers, calls, recorder
 from .pairs import Pairs
 from .schemas import NAMESPACE, SCHEMAS, schema_of

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ascend_moe._torch_npu import lacking, npu_operator, on_npu
 from ascend_moe.errors import ArgumentError, need, with_typed_errors
+from ascend_moe.native.torch_npu import lacking, npu_operator, on_npu
 from ascend_moe.routing.replay import divided, given_ids, taken
 
 SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 0, 1, 2

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ascend_moe._torch_npu import compute_dtype
 from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
+from ascend_moe.native.torch_npu import compute_dtype
 from ascend_moe.routing.topk import check_logits, normalised_scores
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ascend_moe._modules import FittedModule, need_values
-from ascend_moe._torch_state import runs_again
+from ascend_moe._tensors import FittedModule, need_values, runs_again
 from ascend_moe.errors import ArgumentError, need, need_dims, need_one_of, need_shape, typed_methods, with_typed_errors
 
 ID_DTYPES = (torch.int16, torch.int32, torch.int64)

@@ -27,12 +27,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.utils import _device
 
-from ascend_moe import log, npu
-from ascend_moe._torch_npu import resolve_dtype
+from ascend_moe import npu
 from ascend_moe.comm import comm_name
 from ascend_moe.errors import ArgumentError, LibraryError, need, need_dims, need_dtype, need_shape, with_typed_errors
 from ascend_moe.experts.int4 import pack_int4
 from ascend_moe.experts.quant import scale_of_bits
+from ascend_moe.native import log
+from ascend_moe.native.torch_npu import resolve_dtype
 from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
 from ascend_moe.standin import npu as standin_npu
 from ascend_moe.standin import profiler as standin_profiler

@@ -16,11 +16,11 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ascend_moe import comm
-from ascend_moe._torch_npu import npu_operator
 from ascend_moe.comm.place import Place
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, need_unset
 from ascend_moe.experts import npu_grouped_matmul
 from ascend_moe.experts.products import float_matmul
+from ascend_moe.native.torch_npu import npu_operator
 from ascend_moe.ops.collectives import exchange
 
 P = ParamSpec("P")

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from ascend_moe import comm
-from ascend_moe._torch_npu import on_npu
 from ascend_moe.errors import (
     ArgumentError,
     need,
@@ -26,6 +25,7 @@ from ascend_moe.errors import (
     need_unset,
     with_typed_errors,
 )
+from ascend_moe.native.torch_npu import on_npu
 from ascend_moe.ops import answers
 
 _COMBINE_NORM = "npu_moe_distribute_combine_add_rms_norm"

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from ascend_moe._torch_npu import npu_operator, resolve_dtype
 from ascend_moe.errors import ArgumentError, need, need_dims, need_dtype, need_only, need_shape, need_unset
 from ascend_moe.experts.grouped_matmul import npu_grouped_matmul
 from ascend_moe.experts.groups import COUNTS, CUMSUM, as_counts, read_groups
 from ascend_moe.experts.quant import DYNAMIC, npu_dequant_swiglu_quant
+from ascend_moe.native.torch_npu import npu_operator, resolve_dtype
 
 _INT8, _FLOAT32 = 1, 6  # torch's ScalarType numbers
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ascend_moe._torch_npu import resolve_dtype
 from ascend_moe.errors import need, need_dims, need_only
+from ascend_moe.native.torch_npu import resolve_dtype
 
 # ---- routing and the operators that wait for other ranks
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ascend_moe._torch_npu import compute_dtype, npu_operator
 from ascend_moe.errors import ArgumentError, need, need_dims, need_only, need_shape, need_unset
+from ascend_moe.native.torch_npu import compute_dtype, npu_operator
 from ascend_moe.permute import rows_at, sum_rows
 from ascend_moe.torch_npu_ops.sharding import takes_shards
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ascend_moe._torch_npu import npu_operator, resolve_dtype
 from ascend_moe.errors import need, need_dims, need_dtype, need_only, need_shape
 from ascend_moe.experts.quant import dynamic_quant_rows, to_int8
+from ascend_moe.native.torch_npu import npu_operator, resolve_dtype
 
 UNQUANTIZED, STATIC, DYNAMIC = -1, 0, 1
 CUMSUM, COUNTS, PAIRS = 0, 1, 2

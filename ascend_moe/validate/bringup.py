@@ -20,9 +20,10 @@ import torch
 import torch.distributed as dist
 
 import ascend_moe
-from ascend_moe import comm, settings, verdict
+from ascend_moe import comm, settings
 from ascend_moe.comm.servers import ServerPost, topology
 from ascend_moe.errors import AscendMoeError, CommError, CommTimeout
+from ascend_moe.native import probe_results
 from ascend_moe.ops.npu_communicator import soc_of
 from ascend_moe.plan import Request, plan
 from ascend_moe.reference.cases import Case
@@ -247,7 +248,7 @@ def times_in_group(
     passed = frozenset(finding.name for finding in findings if finding.verdict == PASS)
     if on_npu and SERVERS.name not in passed:
         return []
-    safe = not on_npu or verdict.allows("direct", passed)
+    safe = not on_npu or probe_results.allows("direct", passed)
     request, found = times.configuration(world), []
     store: Any = dist.distributed_c10d._get_default_store()
     with times.stamped():
@@ -274,7 +275,7 @@ def in_group(device: Device, place: torch.device, tell: Tell = untold) -> tuple[
     rank, world = dist.get_rank(), dist.get_world_size()
     kind = _kind_of_machine(place) if device.kind == "npu" else None
     if kind is not None:
-        verdict.forget(kind)  # where this does not come to its end, nothing is proven any more
+        probe_results.forget(kind)  # where this does not come to its end, nothing is proven any more
     store: Any = dist.distributed_c10d._get_default_store()
     findings, unsafe = [], False
     probes = [*OP_PROBES]
@@ -299,25 +300,27 @@ def in_group(device: Device, place: torch.device, tell: Tell = untold) -> tuple[
     return findings, "" if kind is None else _keep(kind, world, findings)
 
 
-def _kind_of_machine(place: torch.device) -> verdict.Machine:
+def _kind_of_machine(place: torch.device) -> probe_results.Machine:
     """What the verdict speaks for. Collective: the ranks tell each other their hosts."""
     store: Any = dist.distributed_c10d._get_default_store()
     mine = ServerPost()
     store.set(f"ascend_moe/bringup/host/{dist.get_rank()}", json.dumps({"host": mine.host, "boot": mine.boot}))
     keys = [f"ascend_moe/bringup/host/{rank}" for rank in range(dist.get_world_size())]
     store.wait(keys, timedelta(seconds=_COLLECT_S))
-    return verdict.machine(soc_of(place), topology([ServerPost(**json.loads(store.get(key))) for key in keys]))
+    return probe_results.machine(soc_of(place), topology([ServerPost(**json.loads(store.get(key))) for key in keys]))
 
 
-def _keep(kind: verdict.Machine, world: int, findings: Sequence[Finding]) -> str:
+def _keep(kind: probe_results.Machine, world: int, findings: Sequence[Finding]) -> str:
     """Writes the verdict; a sentence about it."""
     try:
-        meetings = next((finding.figures for finding in findings if finding.name == verdict.MEETING_PROBE), {})
-        path = verdict.write(kind, world, {finding.name: finding.verdict for finding in findings}, meetings)
-        found = verdict.read(path)
+        meetings = next((finding.figures for finding in findings if finding.name == probe_results.MEETING_PROBE), {})
+        path = probe_results.write(kind, world, {finding.name: finding.verdict for finding in findings}, meetings)
+        found = probe_results.read(path)
     except (OSError, AscendMoeError) as error:
         return f"verdict: not kept, {error}: export {settings.PROVEN.name} on all ranks instead"
-    return f"verdict: {verdict.about(found)}; in {path}" if found is not None else f"verdict: {path} has gone again"
+    return (
+        f"verdict: {probe_results.about(found)}; in {path}" if found is not None else f"verdict: {path} has gone again"
+    )
 
 
 def _by_rank(probe: Probe) -> Probe:

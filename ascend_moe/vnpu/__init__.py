@@ -13,10 +13,10 @@ import ctypes
 from typing import Any
 
 from .. import settings
-from .._releases import PAIRS
 from .._text import installed_version
 from ..errors import LibraryError
 from ..native.library import open_library
+from ..native.releases import PAIRS
 from .launch import LIBRARY, environment, library_folder
 
 _SIGNATURES = {

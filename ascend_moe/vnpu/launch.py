@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import settings
-from .._releases import PAIRS, pair_of
 from ..errors import ArgumentError, LibraryError, need
 from ..native import library
+from ..native.releases import PAIRS, pair_of
 from ..plan.soc import DEFAULT_SOC, SOC_OF_SERIES, SOCS
 from ..settings import MAX_WORLD
 from . import query

@@ -15,7 +15,7 @@ from ascend_moe.comm import servers
 from ascend_moe.comm.board import Board
 from ascend_moe.comm.servers import ServerPost, agreed, agreed_proven, refuse_super_pods, topology
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, ConfigMismatch
-from ascend_moe.verdict import ONE_SERVER, SEVERAL_SERVERS
+from ascend_moe.native.probe_results import ONE_SERVER, SEVERAL_SERVERS
 
 SETTING = "ASCEND_MOE_RANKS_PER_SERVER"
 

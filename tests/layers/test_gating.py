@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ascend_moe import _torch_npu
-from ascend_moe._releases import OLDER
 from ascend_moe.errors import ArgumentError
+from ascend_moe.native import torch_npu as _torch_npu
+from ascend_moe.native.releases import OLDER
 from ascend_moe.routing import (
     deepseek_v2,
     deepseek_v3,

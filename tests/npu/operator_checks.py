@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 from torch_npu_calls import CALLS, Call
 
 from ascend_moe import experts, npu, routing
-from ascend_moe._releases import OLDER
-from ascend_moe._torch_npu import operators as generation
-from ascend_moe._torch_npu import refused
 from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.native.releases import OLDER
+from ascend_moe.native.torch_npu import operators as generation
+from ascend_moe.native.torch_npu import refused
 from ascend_moe.vnpu import library_folder, operators
 
 NPU = "npu:0"

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import _torch_npu, npu
-from ascend_moe._releases import NEWER, OLDER
+from ascend_moe import npu
 from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.native import library as _lib
+from ascend_moe.native import torch_npu as _torch_npu
+from ascend_moe.native.releases import NEWER, OLDER
 from ascend_moe.ops import answers, npu_adapter, npu_adapter_build, npu_communicator
 from ascend_moe.ops.npu_adapter_build import BuildError
 

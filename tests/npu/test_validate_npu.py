@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from npu_runs import launch
 
-from ascend_moe import verdict
+from ascend_moe.native import probe_results
 from ascend_moe.validate import times
 from ascend_moe.validate.bringup import OP_PROBES
 from ascend_moe.validate.probes import KERNEL_PROBES, SERVERS
@@ -59,12 +59,12 @@ def test_every_probe_of_the_bringup_passes(soc: str, cores: int, tmp_path: Path)
     """All probes pass; those of the kernel were launched as an operator, by both ranks."""
     report = tmp_path / "report"
     env = {"ASCEND_MOE_VNPU_REPORT": str(report), "ASCEND_MOE_PROVEN": ""}
-    verdict.forget(kind := verdict.Machine(f"virtual {soc}", "", verdict.ONE_SERVER))
+    probe_results.forget(kind := probe_results.Machine(f"virtual {soc}", "", probe_results.ONE_SERVER))
     code, printed = on_vnpu(soc, "validate", "--bringup", "--times", "--json", **env)
     assert f"verdict: virtual {soc}, " in read(printed)["kept"] and "comm_alg auto is direct" in read(printed)["kept"]
-    kept = verdict.read(kind.path)
-    verdict.forget(kind)
-    assert kept is not None and kept.ranks == 2 and verdict.allows("direct", kept.passed)
+    kept = probe_results.read(kind.path)
+    probe_results.forget(kind)
+    assert kept is not None and kept.ranks == 2 and probe_results.allows("direct", kept.passed)
     assert set(kept.meetings) == {"blocks", "syncall"} and min(kept.meetings.values()) > 0
     found = {finding["name"]: finding for finding in read(printed)["findings"]}
     assert dict(kept.probes) == {name: finding["verdict"] for name, finding in found.items()}

@@ -14,8 +14,8 @@ import commands
 import pytest
 
 from ascend_moe import vnpu
-from ascend_moe._releases import OLDER
 from ascend_moe.native import library
+from ascend_moe.native.releases import OLDER
 from ascend_moe.plan.soc import SOCS
 from ascend_moe.vnpu import PAIRS, launch
 

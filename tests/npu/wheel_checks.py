@@ -25,8 +25,8 @@ from operator_cases import calls
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_calls import own_terms
 
-from ascend_moe._releases import OLDER, pair_of
-from ascend_moe._torch_npu import operators, refused
+from ascend_moe.native.releases import OLDER, pair_of
+from ascend_moe.native.torch_npu import operators, refused
 from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
 
 NAMES = [*SCHEMAS, *TORCH_NPU_SCHEMAS]

@@ -20,11 +20,10 @@ import commands
 import pytest
 
 from ascend_moe import doctor as group
-from ascend_moe import verdict
 from ascend_moe.doctor import ERROR, OK, WARN, Finding, machine, settings
 from ascend_moe.doctor import cann as doctor_cann
 from ascend_moe.native import library as _lib
-from ascend_moe.native import opp
+from ascend_moe.native import opp, probe_results
 from ascend_moe.plan import Request
 from ascend_moe.settings import PROVABLE
 
@@ -251,9 +250,9 @@ def test_verdicts_of_bringups_are_shown(tmp_path: Path, monkeypatch: pytest.Monk
         "none: on NPUs comm_alg auto is window until `ascend-moe validate --bringup`"
     )
     assert told(npus=False) == []
-    kinds = [verdict.Machine("Ascend910B3", "8.5.0", each) for each in verdict.TOPOLOGIES]
-    verdict.write(kinds[0], 8, dict.fromkeys(PROVABLE, "PASS"))
-    path = verdict.write(kinds[1], 16, {})
+    kinds = [probe_results.Machine("Ascend910B3", "8.5.0", each) for each in probe_results.TOPOLOGIES]
+    probe_results.write(kinds[0], 8, dict.fromkeys(PROVABLE, "PASS"))
+    path = probe_results.write(kinds[1], 16, {})
     assert told() == [
         (OK, "Ascend910B3, CANN 8.5.0, one server, 8 ranks, 0 day(s) old: comm_alg auto is direct"),
         (

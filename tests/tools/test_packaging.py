@@ -22,9 +22,8 @@ from typing import Any
 import pytest
 
 import ascend_moe
-from ascend_moe import log
 from ascend_moe.errors import LibraryError
-from ascend_moe.native import binding, build, library
+from ascend_moe.native import binding, build, library, log
 
 TREE = Path(__file__).resolve().parents[2]
 INSTALLED = os.environ.get("ASCEND_MOE_TEST_INSTALLED") == "1"

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from ascend_moe._narrow import id_text, narrow, wide_ids_named
+from ascend_moe._tensors import id_text, narrow, wide_ids_named
 from ascend_moe.errors import ArgumentError, InvalidExpertId
 
 TOP, LOW = 2**31 - 1, -(2**31)

@@ -13,8 +13,8 @@ from gradient_cases import Trip, check_numbers, small
 from torch import Tensor
 
 import ascend_moe
-from ascend_moe import autograd
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, MC2Dispatcher
+from ascend_moe.ops import autograd
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import Case
 from ascend_moe.reference.records import active_pairs

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe._narrow import narrow, wide_ids_named
+from ascend_moe._tensors import narrow, wide_ids_named
 from ascend_moe.errors import need, typed_methods
 from ascend_moe.fused import calls, dispatch_ffn_combine
 from ascend_moe.fused.arguments import Tokens, experts_of

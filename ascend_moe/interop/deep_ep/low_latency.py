@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from ascend_moe._narrow import narrow, wide_ids_named
+from ascend_moe._tensors import narrow, wide_ids_named
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, typed_methods
 from ascend_moe.interop.deep_ep import events
 from ascend_moe.interop.deep_ep.base import BufferBase

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe import plan
-from ascend_moe._narrow import narrow
+from ascend_moe._tensors import narrow
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers.rows import unpack
 from ascend_moe.errors import need, need_dims, need_shape, typed_methods

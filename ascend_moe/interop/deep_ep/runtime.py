@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe._narrow import narrow, wide_ids_named
+from ascend_moe._tensors import narrow, wide_ids_named
 from ascend_moe.dispatchers import Dispatched
 from ascend_moe.dispatchers.rows import unpack
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, typed_methods

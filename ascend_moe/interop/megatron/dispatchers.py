@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ascend_moe._modules import copied_beside
+from ascend_moe._tensors import copied_beside
 from ascend_moe.dispatchers import Dispatched, make_dispatcher
 from ascend_moe.errors import need, need_one_of, need_shape, typed_methods
 from ascend_moe.experts.groups import CUMSUM, as_counts

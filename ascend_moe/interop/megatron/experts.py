@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ascend_moe._modules import FLOATS, FittedModule, need_values
+from ascend_moe._tensors import FLOATS, FittedModule, need_values
 from ascend_moe.errors import need, need_shape, typed_methods
 from ascend_moe.experts import Activation, grouped_mlp
 from ascend_moe.experts.rank_experts import RankExperts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ascend_moe._modules import need_values
+from ascend_moe._tensors import need_values
 from ascend_moe.errors import need, typed_methods
 from ascend_moe.experts.rank_experts import held_text
 from ascend_moe.interop.megatron.dispatchers import TokenDispatcher

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ascend_moe._modules import FittedModule, need_values, without_casts
-from ascend_moe._torch_state import runs_again_with_gradients, without_autocast
+from ascend_moe._tensors import FittedModule, need_values, runs_again_with_gradients, without_autocast, without_casts
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.routing import (
     MoEAuxLossAutoScaler,

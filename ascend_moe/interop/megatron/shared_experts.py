@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ascend_moe._modules import FittedModule, need_values
-from ascend_moe._torch_state import without_autocast
+from ascend_moe._tensors import FittedModule, need_values, without_autocast
 from ascend_moe.comm import group_of
 from ascend_moe.errors import AscendMoeError, need, with_typed_errors
 from ascend_moe.experts import npu_swiglu

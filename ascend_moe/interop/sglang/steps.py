@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ascend_moe._narrow import narrow
+from ascend_moe._tensors import narrow
 from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
 from ascend_moe.experts import Activation
 from ascend_moe.permute import sort_by_expert, sum_rows

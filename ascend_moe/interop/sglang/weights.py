@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ascend_moe._modules import FLOATS, FittedModule, leaves_empty, without_casts
+from ascend_moe._tensors import FLOATS, FittedModule, leaves_empty, without_casts
 from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dtype, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts.rank_experts import RankExperts, held_text

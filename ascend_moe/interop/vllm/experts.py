@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe._torch_npu import on_npu
 from ascend_moe.errors import need, need_dims, need_shape, with_signature_of, with_typed_errors
 from ascend_moe.experts import Activation, grouped_mlp
 from ascend_moe.interop.vllm.bases import FusedMoEPermuteExpertsUnpermute
 from ascend_moe.interop.vllm.quantization import ACTIVATIONS, activation_of, is_w8a8
+from ascend_moe.native.torch_npu import on_npu
 from ascend_moe.permute import need_map, sort_by_expert
 
 _OPERATORS = ("npu_grouped_matmul", "npu_swiglu", "npu_dequant_swiglu_quant")

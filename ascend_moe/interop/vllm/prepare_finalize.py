@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ascend_moe._narrow import narrow, wide_ids_named
-from ascend_moe._torch_npu import on_npu
+from ascend_moe._tensors import narrow, wide_ids_named
 from ascend_moe.dispatchers import Dispatched
 from ascend_moe.dispatchers.base import OnTheWay
 from ascend_moe.errors import RoutingOverflow, need, need_shape, with_typed_errors
 from ascend_moe.interop.vllm.all2all import All2AllHandle
 from ascend_moe.interop.vllm.quantization import is_w8a8
 from ascend_moe.interop.vllm.weight_and_reduce import is_delegate
+from ascend_moe.native.torch_npu import on_npu
 from ascend_moe.permute import padded_places, segment_of_rows
 
 P = ParamSpec("P")

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from ascend_moe._torch_npu import on_npu
 from ascend_moe.errors import need, need_dims
 from ascend_moe.experts import npu_dequant_swiglu_quant, npu_grouped_matmul, whole_shape
 from ascend_moe.experts.groups import PAIRS
 from ascend_moe.fused import dispatch_ffn_combine
+from ascend_moe.native.torch_npu import on_npu
 from ascend_moe.routing import npu_moe_gating_top_k
 from ascend_moe.routing.gating import SOFTMAX, Groups, gating_top_k
 from ascend_moe.torch_npu_ops.fused import (

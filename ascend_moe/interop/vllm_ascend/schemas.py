@@ -10,8 +10,8 @@ import logging
 import re
 from importlib import metadata
 
-from ascend_moe import log
 from ascend_moe.errors import need
+from ascend_moe.native import log
 
 # By operator, the schema from a release on; "gone": from there on there is no such operator.
 _SCHEMAS = """

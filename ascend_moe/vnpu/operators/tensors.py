@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ascend_moe._torch_npu import compute_dtype
 from ascend_moe.experts.products import float_matmul
+from ascend_moe.native.torch_npu import compute_dtype
 from ascend_moe.vnpu.operators.registry import DTYPES, effect, in_place, resized, returns
 
 Number = int | float

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe._narrow import narrow, wide_ids_named
+from ascend_moe._tensors import narrow, wide_ids_named
 from ascend_moe.dispatchers import AllToAllDispatcher
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_signature_of, with_typed_errors
 from ascend_moe.interop.deep_ep import events

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe._narrow import narrow
+from ascend_moe._tensors import narrow
 from ascend_moe.dispatchers import AllToAllDispatcher
 from ascend_moe.errors import ArgumentError, need, need_dims, need_one_of, with_signature_of, with_typed_errors
 from ascend_moe.interop.deep_ep import events

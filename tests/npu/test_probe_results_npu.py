@@ -11,4 +11,4 @@ pytestmark = pytest.mark.npu
 
 @pytest.mark.parametrize("soc", [A3, pytest.param(A2, marks=pytest.mark.nightly)])
 def test_the_default_follows_the_verdict(soc: str) -> None:
-    run("verdict_ranks.py", world=2, soc=soc, env={"ASCEND_MOE_PROVEN": ""}, devices=2).must_pass()
+    run("probe_result_ranks.py", world=2, soc=soc, env={"ASCEND_MOE_PROVEN": ""}, devices=2).must_pass()

@@ -1,17 +1,116 @@
-"""Modules whose tensors stay right through what torch does to them: loading, casts, copies, pickling, meta devices."""
+"""What torch does to tensors around a call: casts of ids, autocast, default devices, recomputed forwards, loading.
+
+A cast of an integer alone keeps its low bits, so 2**32 would be 0. A layer has dtypes of its own: a router in another
+dtype chooses other experts. A forward that a backward runs again takes the place of one that has been: what counts or
+records its tokens does so once.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from typing import Any
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ascend_moe.errors import need, need_dtype
+from ascend_moe.errors import InvalidExpertId, need, need_dtype
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_INT32 = torch.iinfo(torch.int32)
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def narrow(argument: str, values: Tensor) -> Tensor:
+    """Make int32 of int32 or int64 ids, counts or places. No value is read on the host.
+
+    A value that int32 does not hold becomes the nearest that it holds: 2**31 - 1, or -2**31. Neither is an expert, a
+    count or a place, nor the -1 of a pair that is not routed, so the rule that looks at them afterwards refuses them.
+
+    Raises:
+        ArgumentError: ``values`` have another dtype.
+    """
+    need_dtype(argument, values, torch.int32, torch.int64)
+    return values if values.dtype == torch.int32 else values.clamp(_INT32.min, _INT32.max).to(torch.int32)
+
+
+def id_text(expert_id: int) -> str:
+    """An id in an error's text: the last two of int32 may stand for a wider one."""
+    return str(expert_id) + {_INT32.max: " or more", _INT32.min: " or less"}.get(expert_id, "")
+
+
+@contextmanager
+def wide_ids_named(ids: Tensor, rank: int) -> Iterator[None]:
+    """Give the id as it was before `narrow` to an InvalidExpertId about ``ids`` of ``rank``, this rank, on the CPU.
+
+    Other ranks have the narrow one alone, which they call "2147483647 or more".
+    """
+    try:
+        yield
+    except InvalidExpertId as error:
+        if error.details.get("rank") == rank and ids.device.type == "cpu":
+            wide = int(ids[error.details["token"], error.details["k"]])
+            error.args = (str(error).replace(id_text(error.details["expert_id"]), str(wide)), *error.args[1:])
+            error.details["expert_id"] = wide
+        raise
+
+
+def autocasts(tensor: torch.Tensor) -> bool:
+    """Whether torch.autocast changes the dtypes of operators on ``tensor``'s device now."""
+    kind = tensor.device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
+def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, which computes in the dtypes of its tensors under torch.autocast too. One is given by position."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        first: Any = next(each for each in args if isinstance(each, torch.Tensor))
+        if not autocasts(first):
+            return function(*args, **kwargs)
+        with torch.autocast(first.device.type, enabled=False):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def on_the_host(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, whose new tensors are on the CPU, whatever torch's default device is."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def runs_again() -> bool:
+    """Whether a backward runs this forward, whose tokens an earlier forward has seen, with or without gradients."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def runs_again_with_gradients() -> bool:
+    """`runs_again` for a forward that ran with gradients before too, by ``checkpoint(use_reentrant=False)``.
+
+    A reentrant checkpoint, torch's or Megatron-LM's, runs it without gradients first.
+    """
+    if not runs_again():
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "unpack_hook" and code.co_filename.endswith("torch/utils/checkpoint.py"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class FittedModule(nn.Module):

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ascend_moe import settings, verdict
+from ascend_moe import settings
 from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.native import probe_results
+from ascend_moe.native.probe_results import ONE_SERVER, SEVERAL_SERVERS, Machine
 from ascend_moe.validate.probes import KERNEL_PROBES
-from ascend_moe.verdict import ONE_SERVER, SEVERAL_SERVERS, Machine
 
 SOC = "Ascend910_9391"
 ALL = dict.fromkeys((probe.name for probe in KERNEL_PROBES), "PASS")
@@ -29,56 +30,58 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kept(topology: str = ONE_SERVER, ranks: int = 8, **changes: str) -> Path:
-    return verdict.write(verdict.machine(SOC, topology), ranks, {**ALL, **changes})
+    return probe_results.write(probe_results.machine(SOC, topology), ranks, {**ALL, **changes})
 
 
 def test_the_names_are_probes() -> None:
     assert EVERY and set(settings.PROVABLE) <= set(ALL)
-    assert all(set(names) <= EVERY for names in verdict.NEEDS.values())
+    assert all(set(names) <= EVERY for names in probe_results.NEEDS.values())
 
 
 def test_nothing_is_proven_without_a_verdict() -> None:
-    assert verdict.proven(SOC, ONE_SERVER, 2) == frozenset()
-    assert not verdict.allows("direct", frozenset())
+    assert probe_results.proven(SOC, ONE_SERVER, 2) == frozenset()
+    assert not probe_results.allows("direct", frozenset())
 
 
 def test_a_verdict_speaks_for_its_soc_its_cann_its_topology_and_as_many_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert kept().name == "Ascend910_9391-cann_8.3.RC1-one_server.json"
-    assert verdict.proven(SOC, ONE_SERVER, 8) == EVERY and verdict.allows("direct", EVERY)
-    assert verdict.proven(SOC, ONE_SERVER, 9) == frozenset()
-    assert verdict.proven(SOC, SEVERAL_SERVERS, 8) == frozenset()
-    assert verdict.proven("Ascend910B3", ONE_SERVER, 8) == frozenset()
+    assert probe_results.proven(SOC, ONE_SERVER, 8) == EVERY and probe_results.allows("direct", EVERY)
+    assert probe_results.proven(SOC, ONE_SERVER, 9) == frozenset()
+    assert probe_results.proven(SOC, SEVERAL_SERVERS, 8) == frozenset()
+    assert probe_results.proven("Ascend910B3", ONE_SERVER, 8) == frozenset()
     (tmp_path / "cann" / "version.info").write_text("Version=8.5.0\n")
-    assert verdict.proven(SOC, ONE_SERVER, 8) == frozenset()
+    assert probe_results.proven(SOC, ONE_SERVER, 8) == frozenset()
     (tmp_path / "cann" / "version.info").write_text("Version=8.3.RC1\n")
     monkeypatch.setenv("ASCEND_MOE_VNPU", "/somewhere")  # what the virtual NPU has shown is not the NPU's
-    assert verdict.proven(SOC, ONE_SERVER, 8) == frozenset()
+    assert probe_results.proven(SOC, ONE_SERVER, 8) == frozenset()
 
 
 def test_several_servers_speak_for_one_but_their_own_verdict_goes_before() -> None:
     kept(SEVERAL_SERVERS, 16)
-    assert verdict.proven(SOC, SEVERAL_SERVERS, 16) == verdict.proven(SOC, ONE_SERVER, 16) == EVERY
+    assert probe_results.proven(SOC, SEVERAL_SERVERS, 16) == probe_results.proven(SOC, ONE_SERVER, 16) == EVERY
     kept(ONE_SERVER, 16, pull="FAIL")
-    assert "pull" not in verdict.proven(SOC, ONE_SERVER, 16)
-    assert verdict.proven(SOC, SEVERAL_SERVERS, 16) == EVERY
+    assert "pull" not in probe_results.proven(SOC, ONE_SERVER, 16)
+    assert probe_results.proven(SOC, SEVERAL_SERVERS, 16) == EVERY
 
 
 @pytest.mark.parametrize("word", ["FAIL", "SKIPPED"])
 def test_what_did_not_pass_is_not_proven(word: str) -> None:
     kept()
     kept(pull=word)  # in the place of the verdict before
-    passed = verdict.proven(SOC, ONE_SERVER, 8)
-    assert passed == EVERY - {"pull"} and not verdict.allows("direct", passed)
-    assert "comm_alg auto is window (pull not passed)" in verdict.about(verdict.read(verdict.files()[0]))
+    passed = probe_results.proven(SOC, ONE_SERVER, 8)
+    assert passed == EVERY - {"pull"} and not probe_results.allows("direct", passed)
+    assert "comm_alg auto is window (pull not passed)" in probe_results.about(
+        probe_results.read(probe_results.files()[0])
+    )
 
 
 def test_a_bringup_that_does_not_come_to_its_end_leaves_nothing() -> None:
     kept()
-    verdict.forget(verdict.machine(SOC, ONE_SERVER))
-    verdict.forget(verdict.machine(SOC, ONE_SERVER))
-    assert verdict.proven(SOC, ONE_SERVER, 8) == frozenset() and verdict.files() == []
+    probe_results.forget(probe_results.machine(SOC, ONE_SERVER))
+    probe_results.forget(probe_results.machine(SOC, ONE_SERVER))
+    assert probe_results.proven(SOC, ONE_SERVER, 8) == frozenset() and probe_results.files() == []
 
 
 def test_the_umask_does_not_spoil_a_verdict() -> None:
@@ -87,7 +90,7 @@ def test_the_umask_does_not_spoil_a_verdict() -> None:
         path = kept()
     finally:
         os.umask(before)
-    assert path.stat().st_mode & 0o777 == 0o644 and verdict.proven(SOC, ONE_SERVER, 8) == EVERY
+    assert path.stat().st_mode & 0o777 == 0o644 and probe_results.proven(SOC, ONE_SERVER, 8) == EVERY
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])
@@ -95,8 +98,8 @@ def test_a_file_that_others_may_write_does_not_count(mode: int) -> None:
     path = kept()
     path.chmod(mode)
     with pytest.raises(AscendMoeError, match=f"may be written by others \\(mode {mode:o}\\): run `ascend-moe"):
-        verdict.read(path)
-    assert verdict.proven(SOC, ONE_SERVER, 8) == frozenset()
+        probe_results.read(path)
+    assert probe_results.proven(SOC, ONE_SERVER, 8) == frozenset()
 
 
 def test_a_file_of_another_user_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +111,7 @@ def test_a_file_of_another_user_does_not_count(monkeypatch: pytest.MonkeyPatch) 
     else:
         monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     with pytest.raises(AscendMoeError, match=f"belongs to user {owner}, not to this one"):
-        verdict.read(path)
+        probe_results.read(path)
 
 
 def test_a_link_does_not_count(tmp_path: Path) -> None:
@@ -116,7 +119,7 @@ def test_a_link_does_not_count(tmp_path: Path) -> None:
     path.rename(tmp_path / "elsewhere.json")
     path.symlink_to(tmp_path / "elsewhere.json")
     with pytest.raises(AscendMoeError, match="cannot be read"):
-        verdict.read(path)
+        probe_results.read(path)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +132,8 @@ def test_a_verdict_ages(days: float, text: str) -> None:
     path.chmod(0o644)
     if text:
         with pytest.raises(AscendMoeError, match=text):
-            verdict.read(path)
-    assert verdict.proven(SOC, ONE_SERVER, 8) == (frozenset() if text else EVERY)
+            probe_results.read(path)
+    assert probe_results.proven(SOC, ONE_SERVER, 8) == (frozenset() if text else EVERY)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 2}', '{"format": 1, "soc": "x"}', "\x00"])
@@ -138,8 +141,8 @@ def test_another_text_is_no_verdict(text: str) -> None:
     path = kept()
     path.write_text(text)
     with pytest.raises(AscendMoeError, match="is no verdict of this version: run"):
-        verdict.read(path)
-    assert verdict.proven(SOC, ONE_SERVER, 8) == frozenset()
+        probe_results.read(path)
+    assert probe_results.proven(SOC, ONE_SERVER, 8) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -154,14 +157,14 @@ def test_another_text_is_no_verdict(text: str) -> None:
 def test_the_variable_goes_before_the_file(text: str, names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     kept(pull="FAIL" if "pull" in names or text == "all" else "PASS")
     monkeypatch.setenv("ASCEND_MOE_PROVEN", text)
-    assert verdict.proven(SOC, SEVERAL_SERVERS, 384) == names
+    assert probe_results.proven(SOC, SEVERAL_SERVERS, 384) == names
 
 
 @pytest.mark.parametrize("text", ["push", "pull,", "all,pull", "1"])
 def test_a_bad_variable_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_PROVEN", text)
     with pytest.raises(ArgumentError, match=r"ASCEND_MOE_PROVEN=.* must be none, all, or probes of"):
-        verdict.proven(SOC, ONE_SERVER, 2)
+        probe_results.proven(SOC, ONE_SERVER, 2)
 
 
 def test_kinds_of_machines_do_not_share_a_file() -> None:
@@ -169,14 +172,14 @@ def test_kinds_of_machines_do_not_share_a_file() -> None:
         Machine(soc, cann, each)
         for soc in (SOC, f"virtual {SOC}")
         for cann in ("", "8.3")
-        for each in verdict.TOPOLOGIES
+        for each in probe_results.TOPOLOGIES
     ]
     assert len({kind.path for kind in kinds}) == len(kinds)
 
 
 def test_the_faster_meeting_is_the_one_that_was_timed(tmp_path: Path) -> None:
     """Only where its probe has passed and both were timed; of any number of ranks; that of several servers too."""
-    kind = verdict.machine(SOC, SEVERAL_SERVERS)
+    kind = probe_results.machine(SOC, SEVERAL_SERVERS)
     for meetings, faster in (
         ({"blocks": 2.0, "syncall": 1.5}, "syncall"),
         ({"blocks": 1.5, "syncall": 2.0}, "blocks"),
@@ -184,19 +187,19 @@ def test_the_faster_meeting_is_the_one_that_was_timed(tmp_path: Path) -> None:
         ({"syncall": 1.0}, ""),
         ({}, ""),
     ):
-        path = verdict.write(kind, 2, ALL, meetings)
-        assert {verdict.faster_meeting(SOC, topology) for topology in verdict.TOPOLOGIES} == {faster}
-        found = verdict.read(path)
+        path = probe_results.write(kind, 2, ALL, meetings)
+        assert {probe_results.faster_meeting(SOC, topology) for topology in probe_results.TOPOLOGIES} == {faster}
+        found = probe_results.read(path)
         assert found is not None and found.meetings == meetings
-        assert ("us by syncall" in verdict.about(found)) == ("syncall" in meetings)
-    verdict.write(kind, 2, {**ALL, "meeting": "FAIL"}, {"blocks": 2.0, "syncall": 1.5})
-    assert verdict.faster_meeting(SOC, SEVERAL_SERVERS) == ""
-    assert verdict.faster_meeting("Ascend910B3", SEVERAL_SERVERS) == ""
+        assert ("us by syncall" in probe_results.about(found)) == ("syncall" in meetings)
+    probe_results.write(kind, 2, {**ALL, "meeting": "FAIL"}, {"blocks": 2.0, "syncall": 1.5})
+    assert probe_results.faster_meeting(SOC, SEVERAL_SERVERS) == ""
+    assert probe_results.faster_meeting("Ascend910B3", SEVERAL_SERVERS) == ""
     words = json.loads(kind.path.read_text())
     del words["meetings"]  # an older version's
     kind.path.write_text(json.dumps(words))
-    found = verdict.read(kind.path)
+    found = probe_results.read(kind.path)
     assert found is not None and not found.meetings
     kind.path.write_text(json.dumps(words | {"meetings": {"blocks": "soon"}}))
     with pytest.raises(AscendMoeError, match="is no verdict of this version"):
-        verdict.read(kind.path)
+        probe_results.read(kind.path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 
-from . import settings
+from .. import settings
 
 logger = logging.getLogger("ascend_moe")
 

@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from . import settings
-from ._text import write_whole
-from .errors import AscendMoeError
-from .native.build import cache_directory
-from .settings import MEETINGS, PROVABLE
+from .. import settings
+from .._text import write_whole
+from ..errors import AscendMoeError
+from ..settings import MEETINGS, PROVABLE
+from .build import cache_directory
 
 NEEDS: dict[str, tuple[str, ...]] = {"direct": PROVABLE}  # by what asks; names of probes (validate/probes.py)
 ONE_SERVER, SEVERAL_SERVERS = TOPOLOGIES = ("one-server", "several-servers")

@@ -2,7 +2,7 @@
 
 The operators' schemas and rules here are those of torch_npu 2.13.0. `OLDER` says what torch_npu has otherwise in its
 wheels up to 2.9.0 and 2.10.0.post6. Later wheels of the same torch (2.9.0.post9, 2.10.0.post7) have the newer ones, so
-a call asks the wheel that is there (`ascend_moe._torch_npu.operators`), not its number.
+a call asks the wheel that is there (`ascend_moe.native.torch_npu.operators`), not its number.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from ascend_moe._releases import MARK, NEWER, OLDER, Operators
 from ascend_moe.errors import ArgumentError, LibraryError, need, with_typed_errors
+from ascend_moe.native.releases import MARK, NEWER, OLDER, Operators
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import comm
-from ._torch_state import without_autocast
-from .errors import AscendMoeError, WindowTooSmall, need, need_one_of
-from .ops import calls, registration
+from .. import comm
+from .._tensors import without_autocast
+from ..errors import AscendMoeError, WindowTooSmall, need, need_one_of
+from . import calls, registration
 
 INT8_GRADIENTS = ("refuse", "straight_through")
 _DISPATCH, _COMBINE = "npu_moe_distribute_dispatch", "npu_moe_distribute_combine"

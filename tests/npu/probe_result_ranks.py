@@ -12,8 +12,9 @@ import torch_npu  # noqa: F401
 from npu_runs import raises, run_checks
 
 import ascend_moe
-from ascend_moe import comm, settings, verdict
+from ascend_moe import comm, settings
 from ascend_moe.errors import ConfigMismatch
+from ascend_moe.native import probe_results
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate.run import DevicePlace, run_case
 
@@ -21,11 +22,11 @@ RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 NPU = torch.device("npu", RANK)
 PROVEN = settings.PROVEN.name
 
-verdict.cache_directory = lambda: Path(os.environ["STORE"]).parent  # type: ignore[attr-defined]
+probe_results.cache_directory = lambda: Path(os.environ["STORE"]).parent  # type: ignore[attr-defined]
 torch.npu.set_device(RANK)
 dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
 GLOO = dist.new_group(backend="gloo")
-KIND = verdict.machine(torch.npu.get_device_name(), verdict.ONE_SERVER)
+KIND = probe_results.machine(torch.npu.get_device_name(), probe_results.ONE_SERVER)
 
 
 def place() -> DevicePlace:
@@ -62,7 +63,7 @@ def check_a_verdict_makes_it_direct() -> None:
     for change, algorithm in (({}, "direct"), ({"pull": "FAIL"}, "window"), ({}, "direct")):
         dist.barrier(GLOO)
         if RANK == 0:
-            verdict.write(KIND, WORLD, {**probes, **change})
+            probe_results.write(KIND, WORLD, {**probes, **change})
         dist.barrier(GLOO)
         here = place()
         assert [ran(here), ran(here, comm_alg="auto"), ran(here, comm_alg="window")] == [algorithm] * 2 + ["window"]
@@ -70,7 +71,7 @@ def check_a_verdict_makes_it_direct() -> None:
             assert result.ok, result.text
     dist.barrier(GLOO)
     if RANK == 0:
-        verdict.write(KIND, WORLD - 1, probes)  # of fewer ranks
+        probe_results.write(KIND, WORLD - 1, probes)  # of fewer ranks
     dist.barrier(GLOO)
     assert ran(place()) == "window"
     dist.barrier(GLOO)
