@@ -270,6 +270,17 @@ def plan(request: Request) -> Report:
     return Report(request, chip, cores, window, best, limits()["ub_bytes"], cann, fit, ops, violations)
 
 
+@with_typed_errors
+def require(request: Request) -> None:
+    """Nothing where the operators take the configuration ``request``.
+
+    Raises:
+        ArgumentError: they do not; it names the first rule that is broken.
+    """
+    for violation in plan(request).violations:
+        raise ArgumentError(violation.message, argument=violation.argument)
+
+
 def special_of(numbers: Mapping[str, int]) -> dict[str, Any]:
     """The fields of a `Request` for the zero_expert_num, copy_expert_num and const_expert_num among ``numbers``."""
     return {f"{kind}_experts": numbers.get(f"{kind}_expert_num", 0) for kind in _SPECIAL}
