@@ -21,6 +21,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 RUNS = [("quickstart.py", []), ("moe_layer_torchrun.py", [*TORCHRUN, "4"]), ("vllm_ascend_style.py", [])]
 ON_NPU = ["npu_moe_layer.py"]  # test_npu_adapter.py runs these
+INSIDE = ["megatron", "sglang"]  # frameworks, each with a program in examples/inside
 ELSEWHERE = ["all_ways.py", "train_moe_lm.py"]  # test_all_ways.py and test_train_example.py do
 
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="not in a source tree")
@@ -55,7 +56,17 @@ def test_vllm_ascend_style_under_torchrun(tmp_path: Path) -> None:
     assert lines[-1] == "PASS" and sum(line.endswith("equals dense") for line in lines) == 5
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("framework", INSIDE)
+def test_a_framework_runs_over_this_package(framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(framework)
+    monkeypatch.setenv("DEEP_USE_MODE", "ops")
+    name = f"inside/in_{framework}.py"
+    assert run(name, [*TORCHRUN, "2"], tmp_path) == pasted_output(name)
+
+
 def test_every_example_is_run_and_listed() -> None:
+    assert sorted(path.name for path in (EXAMPLES / "inside").glob("*.py")) == [f"in_{name}.py" for name in INSIDE]
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
     assert names == sorted([*(name for name, _ in RUNS), *ON_NPU, *ELSEWHERE])
 

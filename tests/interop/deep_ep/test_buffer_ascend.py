@@ -29,7 +29,9 @@ def v2(case: Case, rank: int, place: Place, **changes: Any) -> Any:
 def test_ascend_normal_mode(clusters: Clusters, case: Case, quant: str) -> None:
     def body(rank: int, buffer: Any) -> None:
         assert isinstance(buffer, AscendBuffer) and buffer.flavour == "ascend"
-        got, ids, weights, numbers, handle, _ = send(case, rank, buffer, quant_mode=quant)
+        later: dict[str, Any] = {"previous_event": buffer.capture(), "async_finish": True}
+        got, ids, weights, numbers, handle, event = send(case, rank, buffer, quant_mode=quant, **later)
+        event.current_stream_wait()
         expected = v2(case, rank, buffer._place, quant_mode=2 if quant == "int8" else 0)
         n = int(expected.ep_recv_counts[-1])
         rows = got[0] if quant == "int8" else got
@@ -45,7 +47,8 @@ def test_ascend_normal_mode(clusters: Clusters, case: Case, quant: str) -> None:
             local = int(case.ids(source)[token, k]) - rank * case.local
             assert ids[row].tolist() == [local if each == k else -1 for each in range(case.topk)]
             assert weights[row, k] == case.weights(source)[token, k] and int(weights[row].count_nonzero()) <= 1
-        total, home, _ = buffer.combine(rows, handle, topk_weights=weights)
+        total, home, event = buffer.combine(rows, handle, topk_weights=weights, **later)
+        event.current_stream_wait()
         assert home is handle[7]
         if quant == "bf16":
             assert torch.equal(total, low_sum(case, rank))

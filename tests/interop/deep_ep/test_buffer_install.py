@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from typing import Any
 
@@ -44,6 +45,7 @@ def test_install_and_uninstall(uninstalled: None) -> None:
     deep_ep.install("ascend")
     import deep_ep as ascend
 
+    assert "quant_mode" in inspect.signature(ascend.Buffer.dispatch).parameters  # SGLang asks so
     assert ascend.Buffer is AscendBuffer and ascend.NormalStrategy.ALLTOALL == "alltoall"
     deep_ep.install(package=False)
     assert "deep_ep" not in sys.modules and "deep_ep_cpp" in sys.modules
