@@ -27,11 +27,11 @@ SWEEPS = ("tokens", "ranks", "hidden")
 DEVICES = ("auto", "npu", "cpu")
 
 # ascend-moe predict
-PREDICTED = ("cann-style", "window", "direct", "zero-copy")
+PREDICTED = ("window", "direct", "zero-copy")
 
 # ascend-moe trace
 OPS = ("dispatch", "combine", "both")
-TRACED = ("auto", "window", "direct", "zero-copy", "cann-style")  # the last is a model's alone
+TRACED = ("auto", *PREDICTED)
 PICKS = ("fastest", "p10", "p50", "p90")
 
 # ascend-moe explore

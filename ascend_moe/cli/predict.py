@@ -1,4 +1,4 @@
-"""`ascend-moe predict`: times of dispatch and combine on NPUs, from a model; its errors."""
+"""`ascend-moe predict`: times of dispatch and combine on NPUs, from a model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from ascend_moe._text import show, table, unwritable
+from ascend_moe._text import show, unwritable
 from ascend_moe.choices import PREDICTED
 from ascend_moe.cli import options
 from ascend_moe.cli.options import bad
-from ascend_moe.cli.progress import bar, started
+from ascend_moe.cli.progress import bar
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
 
@@ -38,18 +38,13 @@ def predict(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A picture of the times along --ranks, SVG.")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="The model against published times, held-out ones judged.")
-    ] = False,
 ) -> None:
     """Times of dispatch and combine on NPUs, predicted by a model: nothing here is measured.
 
-    Our kernels run on the timed engine, all ranks and cores in this process.
+    Our kernels run on the timed engine, all ranks and cores in this process. The output states the assumptions.
 
-    Exit code 0. With --check 1: a held-out error is over its limit. 2: wrong options.
+    Exit code 0. 2: wrong options.
     """
-    if check:
-        raise typer.Exit(_check(as_json))
     request = Request(
         ranks=1,
         **options.shape_of(preset, hidden, topk, experts),
@@ -89,24 +84,3 @@ def predict(
 
 def _untold(*texts: str, flush: bool) -> None:
     """Stands for print where JSON is all that is printed."""
-
-
-def _check(as_json: str) -> int:
-    from ascend_moe.predict import calibration, report
-
-    chosen = calibration.points(calibration.CALIBRATION, calibration.HELD_OUT, "shown")
-    with bar("published times") as advance:
-        started("predict", f"{len(chosen)} published times, each predicted anew")
-        compared = calibration.compare(chosen, progress=lambda done: advance("published times", done, len(chosen)))
-    held_out = [each for each in compared if each.point.role == calibration.HELD_OUT]
-    limit, worst = calibration.held_out_limit(), calibration.errors_of(held_out)
-    values = []
-    for each in compared:
-        point, times = each.point, {"model_us": round(each.us, 3), "error": round(each.error, 4)}
-        values.append({"id": point.id, "us": point.us, **times, "role": point.role, "trust": point.trust})
-    lines = table([report.ERROR_HEAD, *report.error_rows(compared)], "")
-    verdict = "within" if worst <= limit else "over"
-    lines.append(f"held-out times: off by {worst:.1%} at most, {verdict} the limit of {limit:.0%}")
-    found = {"limit": limit, "held_out_error": round(worst, 4), "points": values}
-    show(found, as_json, lambda: print("\n".join(lines)))
-    return 0 if worst <= limit else 1

@@ -64,12 +64,12 @@ def soc(name: str) -> Soc:
 
 # ---- costs
 
-KINDS = ("published", "assumed", "fitted")
+KINDS = ("published", "assumed")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One figure. ``kind``: published (``source`` says where), assumed (``source`` says why), fitted."""
+    """One figure. ``kind``: published (``source`` says where) or assumed (``source`` says why)."""
 
     name: str
     value: float
@@ -78,14 +78,14 @@ class Cost:
 
 
 @functools.cache
-def read_data(name: str) -> Any:
-    """A JSON file of the package's data folder."""
-    return json.loads(resources.files("ascend_moe").joinpath("data").joinpath(name).read_text(encoding="utf-8"))
+def hardware_costs() -> Any:
+    """Return ``data/soc_costs.json``: figures by series and by SoC."""
+    return json.loads(resources.files("ascend_moe").joinpath("data/soc_costs.json").read_text(encoding="utf-8"))
 
 
 def cost_table(name: str) -> dict[str, Cost]:
     """Every figure of a SoC by name."""
-    document = read_data("soc_costs.json")
+    document = hardware_costs()
     chip = soc(name)
     figures = document["series"][chip.series] | document["socs"][name]
     table = {key: Cost(key, float(one["value"]), one["kind"], one["source"]) for key, one in figures.items()}
@@ -93,9 +93,3 @@ def cost_table(name: str) -> dict[str, Cost]:
         "ranks_per_server", chip.ranks_per_server, "published", "ascend_moe/plan/soc.py: dies of one server"
     )
     return table
-
-
-def fitted_names() -> list[str]:
-    """The free parameters: figures of kind "fitted", the same for all SoCs."""
-    series = read_data("soc_costs.json")["series"]
-    return sorted({key for figures in series.values() for key, one in figures.items() if one["kind"] == "fitted"})

@@ -6,8 +6,8 @@
     found = predict(call, soc="Ascend910_9391", algorithm="window")
     print(found.dispatch_us, found.combine_us, found.dispatch.phases)
 
-A prediction is a model's, never a measurement. Its costs are ``ascend_moe.plan.soc``, its errors against
-published times are printed by ``ascend-moe predict --check``.
+A prediction is a model's, never a measurement, and has not been compared with an NPU. docs/predict.md lists its
+assumptions; the costs of the hardware are in ``ascend_moe.plan.soc``.
 """
 
 from __future__ import annotations

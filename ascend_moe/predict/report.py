@@ -1,19 +1,17 @@
-"""Predictions as text, as JSON and as a picture; how far the model is off, beside every number."""
+"""Predictions as text, as JSON and as a picture, each with the model's assumptions."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ascend_moe._text import filled, write_whole
 from ascend_moe.errors import need_one_of
 from ascend_moe.plan import Request
-from ascend_moe.plan.soc import soc
-from ascend_moe.predict import ALGORITHMS, OpPrediction, Prediction, calibration, check, predict, runnable
-
-ERROR_HEAD = ["published time", "us", "model us", "error", "role", "trust"]
+from ascend_moe.plan.soc import cost_table, soc
+from ascend_moe.predict import ALGORITHMS, OpPrediction, Prediction, check, runnable
 
 
 def asked(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = ()) -> list[tuple[Request, str]]:
@@ -31,19 +29,13 @@ def asked(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = (
     return pairs
 
 
-def predictions(
-    request: Request, worlds: Sequence[int], algorithms: Sequence[str] = (), costs: Mapping[str, float] | None = None
-) -> list[Prediction]:
-    """The predictions that are ``asked``, all at once; ``costs``: as of ``predict``."""
-    return [predict(one, algorithm=name, costs=costs) for one, name in asked(request, worlds, algorithms)]
-
-
-def banner() -> str:
-    """Returns what stands beside every predicted number."""
-    fitted, held_out = calibration.known_errors()
+def banner(name: str) -> str:
+    """Return the assumptions that are printed with every prediction for this SoC."""
+    costs = cost_table(name).values()
+    published = sum(cost.kind == "published" for cost in costs)
     return (
-        f"model, not a measurement: fitted to published times of CANN-style kernels on A3 within "
-        f"{fitted:.0%}, off by {held_out:.0%} at most on held-out ones"
+        "model, not a measurement, not compared with an NPU: assumes uniform routing, ranks that start together, and "
+        f"{len(costs) - published} of {len(costs)} hardware costs; the others are published"
     )
 
 
@@ -74,7 +66,7 @@ def head(request: Request) -> list[str]:
         f"{request.soc}, {request.cores} cores, BS {request.batch}, H {request.hidden}, K {request.topk}, "
         f"E {request.experts}, {rows}, contract {request.contract}"
     )
-    lines = [*filled(about.split()), *filled(banner().split())]
+    lines = [*filled(about.split()), *filled(banner(request.soc).split())]
     lines += filled(NOT_MODELLED.split()) if server_opens(request) else []
     lines += ["", "us of dispatch and combine"]
     return [*lines, _line([*_COLUMNS])]
@@ -96,12 +88,6 @@ def steps(each: Prediction) -> list[str]:
     for name, op in _ops(each):
         lines += filled([f"{step} {us:.1f}" for step, us in op.phases.items()], f"  {name:<8}  ", "  ")
     return lines
-
-
-def text(predicted: Sequence[Prediction]) -> list[str]:
-    """The predictions in lines: times, then where each went."""
-    lines = [*head(predicted[0].request), *map(row, predicted)]
-    return [*lines, *(line for each in predicted for line in steps(each))]
 
 
 def _ops(predicted: Prediction) -> list[tuple[str, OpPrediction]]:
@@ -140,12 +126,9 @@ def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
             "link_use": {name: round(share, 4) for name, share in op.link_use.items()},
         }
 
-    fitted, held_out = calibration.known_errors()
     shape = ("hidden", "topk", "experts", "quant", "contract", "cores")
     return {
-        "note": banner(),
-        "calibration_error": fitted,
-        "held_out_error": held_out,
+        "note": banner(predicted[0].request.soc),
         "predictions": [
             {
                 "soc": each.request.soc,
@@ -160,15 +143,6 @@ def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
             for each in predicted
         ],
     }
-
-
-def error_rows(compared: Sequence[calibration.Compared]) -> list[list[str]]:
-    """A row a published time, below ERROR_HEAD."""
-    rows = []
-    for each in compared:
-        point, times = each.point, [f"{each.point.us:.0f}", f"{each.us:.1f}", f"{each.error:+.1%}"]
-        rows.append([point.id, *times, point.role, point.trust])
-    return rows
 
 
 def draw(predicted: Sequence[Prediction], path: Path) -> None:

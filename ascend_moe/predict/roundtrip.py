@@ -67,8 +67,6 @@ def measured(request: TraceRequest, begin: Callable[[], object] = lambda: None) 
 
     ``begin`` is called when nothing is left to be refused, before the work.
     """
-    if request.algorithm == "cann-style":
-        raise ArgumentError("algorithm cann-style is predicted alone: give a SoC", argument="algorithm")
     call = replace(_plan_request(request), comm_alg=_comm_alg(request))
     window_mib = max(DEFAULT_WINDOW_MIB, plan.plan(call).buffsize_mib)
     with LocalCluster(request.ranks, window_mib=window_mib) as cluster:

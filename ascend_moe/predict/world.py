@@ -22,13 +22,8 @@ from ..ops import calls
 from ..plan import Request
 from ..plan.soc import soc as soc_named
 
-# name -> (comm_alg of the plan, kernel of am_timed_step, whether combine's rows lie in the lent area)
-ALGORITHMS = {
-    "cann-style": ("window", 1, False),
-    "window": ("window", 0, False),
-    "direct": ("direct", 0, False),
-    "zero-copy": ("direct", 0, True),
-}
+# name -> (comm_alg of the plan, whether combine's rows lie in registered memory)
+ALGORITHMS = {"window": ("window", False), "direct": ("direct", False), "zero-copy": ("direct", True)}
 _EVENT_BYTES = 64  # twin::TimelineEvent
 _LIMIT_NS = 20e6  # of modelled time
 _SMALLEST_ROW = 2048  # elements; shorter rows are moved: they could be taken for something else
@@ -36,7 +31,7 @@ _SMALLEST_ROW = 2048  # elements; shorter rows are moved: they could be taken fo
 
 class _Step(ctypes.Structure):
     _fields_ = [
-        *((name, c_int32) for name in ("rank", "kernel")),
+        ("rank", c_int32),
         *((name, c_void_p) for name in ("plan", "inputs", "outputs")),
     ]
 
@@ -122,7 +117,7 @@ def check(request: Request, algorithm: str) -> None:
     Raises:
         ArgumentError: it does not.
     """
-    comm_alg, kernel, lent = ALGORITHMS[algorithm]
+    comm_alg, lent = ALGORITHMS[algorithm]
     most = soc_named(request.soc).aiv
     need(request.cores <= most, "cores", "is {}; {} has {}", request.cores, request.soc, most)
     planning.require(replace(request, comm_alg=comm_alg, equal_batches=True))
@@ -131,40 +126,19 @@ def check(request: Request, algorithm: str) -> None:
             "algorithm is 'zero-copy', whose rows are read where they lie, not as int8: use 'direct'",
             argument="algorithm",
         )
-    if kernel and request.comm_quant:
-        raise ArgumentError(
-            f"algorithm is {algorithm!r}, a model without int8 rows on the way back: use 'window' or 'direct'",
-            argument="algorithm",
-        )
-    if kernel and (request.smooth or request.weights):
-        raise ArgumentError(
-            f"algorithm is {algorithm!r}, a model without smooth scales and without expert_scales in dispatch: use "
-            "'window' or 'direct'",
-            argument="algorithm",
-        )
-    if kernel and (servers := _rdma_share(request)):
-        raise ArgumentError(
-            f"algorithm is {algorithm!r}, a model of stores to every window; {request.ranks} ranks with "
-            f"{servers} a server need RDMA: use 'window'",
-            argument="algorithm",
-        )
 
 
 class TimedWorld:
     """All ranks of a configuration with windows of their own. ``outputs`` are by op and rank."""
 
     def __init__(self, request: Request, algorithm: str, seed: int, payload: bool) -> None:
-        comm_alg, self._kernel, self._lent = ALGORITHMS[algorithm]
+        comm_alg, self._lent = ALGORITHMS[algorithm]
         check(request, algorithm)
         self.request = replace(request, comm_alg=comm_alg, equal_batches=True)
         self.payload, self._library = payload, timed_library()
         self._servers = _rdma_share(request)
         self.routing = Routing(request, seed)
         self._window_mib = 2 * planning.window_need(request)["buffsize_mib"] + 64
-        if self._kernel:  # the model's slots are sized for the worst case
-            slots = request.experts * request.batch * (request.hidden * 2 + 1024)
-            slots += request.batch * request.topk * (request.hidden * 2 + 512)
-            self._window_mib = (2 * slots >> 20) + 16
         self._plans: list[int] = []
         self._keep: list[Any] = []
         self._shared: dict[str, torch.Tensor] = {}
@@ -307,7 +281,7 @@ class TimedWorld:
             inputs[index["expand_x"]] = address
         targets = (c_void_p * len(outputs))(*(tensor.data_ptr() or None for tensor in outputs))
         self._keep += [inputs, targets]
-        step.rank, step.kernel, step.plan = rank, self._kernel, plan
+        step.rank, step.plan = rank, plan
         step.inputs, step.outputs = ctypes.addressof(inputs), ctypes.addressof(targets)
 
     def _lines(self, function: Any) -> list[list[str]]:

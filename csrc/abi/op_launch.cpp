@@ -40,8 +40,15 @@ namespace ops {
 
 namespace {
 
+// Entries of a dtype; arguments by moe::DispatchArgument, CombineArgument.
+using Kernel = void(GM_ADDR const* arguments);
+struct Kernels {
+    Kernel* dispatch;
+    Kernel* combine;
+};
+
 template <DispatchEntry::Type* kDispatch, CombineEntry::Type* kCombine>
-constexpr Kernels kKernels = {&DispatchEntry::Call<kDispatch>, &CombineEntry::Call<kCombine>, 0};
+constexpr Kernels kKernels = {&DispatchEntry::Call<kDispatch>, &CombineEntry::Call<kCombine>};
 
 constexpr size_t kMostArguments = std::max<size_t>(moe::DispatchArgument::kCount, moe::CombineArgument::kCount);
 
@@ -85,7 +92,7 @@ const Kernels& KernelsOf(uint32_t type) {
 }  // namespace
 
 OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs,
-                   int32_t* record, const Kernels* instead)
+                   int32_t* record)
     : comm_(comm), plan_(plan), inputs_(inputs), outputs_(outputs) {
     const moe::MoeDistributeInfo& info = plan_.info();
     spec_.block_dim = plan.call.blockDim;
@@ -102,13 +109,12 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
             return WindowRule(begin, bytes, write);
         };
     }
-    const Kernels& kernels = instead != nullptr ? *instead : KernelsOf(plan.call.xType);
-    scratch_bytes_ = std::max(plan.call.workspaceBytes, kernels.workspace_bytes);
+    scratch_bytes_ = plan.call.workspaceBytes;
     scratch_ = comm.Workspace(scratch_bytes_);
     workspace_ = Add(scratch_, scratch_bytes_, twin::GmKind::kWorkspace, "workspace");
     record_ = Add(record, moe::kErrorRecordWords * sizeof(int32_t), twin::GmKind::kWorkspace, "error_record");
     spec_.ranges.back().atomic_blocks = true;  // any core may write it
-    Prepare(kernels);
+    Prepare();
 }
 
 GM_ADDR OpLaunch::Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name, bool rows) {
@@ -127,7 +133,7 @@ bool OpLaunch::Lent(uintptr_t begin) const {
     return begin >= lent && begin < lent + comm_.lent_bytes();
 }
 
-void OpLaunch::Prepare(const Kernels& kernels) {
+void OpLaunch::Prepare() {
     const moe::OpInterface& op = moe::InterfaceOf(plan_.call.op);
     moe::OutputDesc shapes[moe::kMostOutputs];
     const uint32_t outputs = moe::OutputsOf(plan_.spec, shapes);
@@ -148,6 +154,7 @@ void OpLaunch::Prepare(const Kernels& kernels) {
     *next++ = workspace_;
     const void* tiling = plan_.dispatch() ? plan_.tiling() : CombineTiling();
     *next++ = Add(tiling, plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
+    const Kernels& kernels = KernelsOf(plan_.call.xType);
     kernel_ = [kernel = plan_.dispatch() ? kernels.dispatch : kernels.combine, arguments] { kernel(arguments.data()); };
 }
 

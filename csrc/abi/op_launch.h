@@ -13,20 +13,11 @@
 
 namespace ops {
 
-// Kernels that a launch may run instead of the shipped ones: arguments by moe::DispatchArgument, CombineArgument.
-using Kernel = void(GM_ADDR const* arguments);
-struct Kernels {
-    Kernel* dispatch;
-    Kernel* combine;
-    uint64_t workspace_bytes;  // at least
-};
-
 class OpLaunch {
 public:
     // The pointers must stay valid until Finish. A direct combine of rows in the lent area publishes their
     // block, if `lent` says that it may.
-    OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs, int32_t* record,
-             const Kernels* instead = nullptr);
+    OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs, int32_t* record);
 
     const LentArea::State& lent() const { return lent_; }
     twin::LaunchSpec& spec() { return spec_; }
@@ -47,7 +38,7 @@ private:
     GM_ADDR Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name, bool rows = false);
     bool Lent(uintptr_t begin) const;
     const void* CombineTiling();
-    void Prepare(const Kernels& kernels);
+    void Prepare();
     const char* WindowRule(uintptr_t begin, uint64_t bytes, bool write) const;
     void ZeroTail(uint32_t index, const moe::OutputDesc* shapes, uint64_t defined);
 

@@ -54,9 +54,8 @@ private:
 
 // One op of one rank, as a step of that rank's program.
 struct LocalOp {
-    LocalOp(Communicator& end, const Plan& plan, const void* const* inputs, void* const* outputs,
-            const Kernels* instead = nullptr)
-        : comm(end), launch(end, plan, inputs, outputs, record, instead) {
+    LocalOp(Communicator& end, const Plan& plan, const void* const* inputs, void* const* outputs)
+        : comm(end), launch(end, plan, inputs, outputs, record) {
         program.spec = launch.spec();
         program.kernel = launch.kernel();
         program.name = plan.dispatch() ? "dispatch" : "combine";

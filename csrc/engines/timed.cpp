@@ -16,7 +16,6 @@ extern "C" {
 // One op of one rank.
 struct am_timed_step {
     int32_t rank;
-    int32_t kernel;  // 0: the plan's own; 1: the model of a CANN-style kernel (engines/models)
     void* plan;
     const void* const* inputs;
     void* const* outputs;
@@ -37,47 +36,9 @@ struct am_timed_result {
 
 }  // extern "C"
 
-// engines/models
-extern "C" void model_cann_style_dispatch(GM_ADDR x, GM_ADDR expertIds, GM_ADDR expandX, GM_ADDR dynamicScales,
-                                          GM_ADDR triples, GM_ADDR tokenNums, GM_ADDR recvCounts, GM_ADDR workspace,
-                                          GM_ADDR tilingGM);
-extern "C" void model_cann_style_combine(GM_ADDR expandX, GM_ADDR triples, GM_ADDR sendCounts, GM_ADDR scales,
-                                         GM_ADDR x, GM_ADDR tilingGM);
-extern "C" uint64_t model_cann_style_status_bytes();
-
 namespace ops {
 
 namespace {
-
-void CannStyleDispatch(GM_ADDR const* given) {
-    using Place = moe::DispatchArgument;
-    model_cann_style_dispatch(given[Place::x], given[Place::expert_ids], given[Place::expand_x],
-                              given[Place::dynamic_scales], given[Place::expand_idx], given[Place::expert_token_nums],
-                              given[Place::ep_recv_counts], given[Place::workspace], given[Place::tiling]);
-}
-void CannStyleCombine(GM_ADDR const* given) {
-    using Place = moe::CombineArgument;
-    model_cann_style_combine(given[Place::expand_x], given[Place::expand_idx], given[Place::ep_send_counts],
-                             given[Place::expert_scales], given[Place::x], given[Place::tiling]);
-}
-
-// Workspace in which the cores exchange their sums: a block for each pair of cores.
-constexpr Kernels kCannStyle = {&CannStyleDispatch, &CannStyleCombine, moe::kMaxCores * moe::kMaxCores * moe::kBlock};
-
-// The head of every data window is these kernels' status.
-void ListStatus(std::vector<twin::GmRange>& ranges) {
-    const size_t count = ranges.size();
-    for (size_t i = 0; i < count; ++i) {
-        if (ranges[i].kind != twin::GmKind::kWindowData) continue;
-        twin::GmRange status = ranges[i];
-        status.end = status.begin + model_cann_style_status_bytes();
-        status.kind = twin::GmKind::kWindowState;
-        status.atomic_blocks = true;
-        status.name = "status in the data window";
-        ranges[i].begin = status.end;
-        ranges.push_back(status);
-    }
-}
 
 // Windows of all ranks, and the op that each of them ran last.
 struct TimedWorld {
@@ -119,8 +80,7 @@ void TimedWorld::Run(const am_timed_step* steps, int count, const double* costs,
     for (size_t rank = 0; rank < ranks_.size(); ++rank) programs[rank].rank = static_cast<int>(rank);
     for (const am_timed_step* step = steps; step != steps + count; ++step) {
         ops_.push_back(std::make_unique<LocalOp>(ranks_.Of(step->rank), *static_cast<Plan*>(step->plan), step->inputs,
-                                                 step->outputs, step->kernel != 0 ? &kCannStyle : nullptr));
-        if (step->kernel != 0) ListStatus(ops_.back()->program.spec.ranges);
+                                                 step->outputs));
         programs[static_cast<size_t>(step->rank)].steps.push_back(&ops_.back()->program);
     }
     twin::TimedOptions run;

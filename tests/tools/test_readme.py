@@ -101,28 +101,6 @@ def test_the_race_is_that_of_the_example() -> None:
     assert " ".join(shown.split()) in (TREE / "examples" / "find_a_race" / "README.md").read_text()
 
 
-def test_predicted_figures_are_those_of_the_dated_table() -> None:
-    page = (TREE / "docs" / "predict.md").read_text()
-    (date,) = re.findall(r"^## One table, of (.*)$", page, re.MULTILINE)
-    rows = re.findall(r"^\| (\d+) \| ([\w-]+) \| ([\d.]+) \| ([\d.]+) \|", page, re.MULTILINE)
-    times = {(int(ranks), name): (float(dispatch), float(combine)) for ranks, name, dispatch, combine in rows}
-    section = README.read_text().partition("| predicted on ")[2].partition("\n\n")[0]
-    assert section.startswith(f"{date} for A3")
-    worlds = [int(ranks) for ranks in re.findall(r"EP (\d+)", section)]
-    assert worlds == sorted({ranks for ranks, _ in times})
-    shown = {line.split(" | ")[0]: line.strip(" |").split(" | ")[1:] for line in section.splitlines()[2:]}
-    trips = {name: [sum(times[ranks, name]) for ranks in worlds] for name in ("direct", "window", "cann-style")}
-    assert shown == {
-        "| direct, µs dispatch + combine": ["{:.0f} + {:.0f}".format(*times[ranks, "direct"]) for ranks in worlds],
-        **{
-            f"| times faster than {name}": [
-                f"{theirs / ours:.2f}" for theirs, ours in zip(trips[other], trips["direct"], strict=True)
-            ]
-            for name, other in (("window", "window"), ("a CANN-style kernel", "cann-style"))
-        },
-    }
-
-
 def test_commands_exist() -> None:
     """Each command's help ends well, without its work: the longest takes minutes."""
     section = README.read_text().partition("## Commands")[2].partition("## ")[0]

@@ -295,7 +295,7 @@ def test_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert "combine:" in printed and "dispatch:" not in printed
 
 
-@pytest.mark.parametrize("algorithm", ["window", "direct", "cann-style"])
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
 def test_a_predicted_timeline_has_the_pipes(algorithm: str) -> None:
     shape = {"hidden": 2048, "experts": 8, "topk": 4, "batch": 8}
     request = roundtrip.TraceRequest(algorithm=algorithm, **shape)  # type: ignore[arg-type]
