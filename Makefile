@@ -256,7 +256,6 @@ $(docs_bin)/mkdocs: pyproject.toml
 docs: $(docs_bin)/mkdocs
 	NO_MKDOCS_2_WARNING=1 $(docs_bin)/mkdocs build --strict --quiet
 	NO_MKDOCS_2_WARNING=1 $(docs_bin)/mkdocs build --strict --quiet -f mkdocs.zh.yml
-	$(docs_bin)/python tools/site_links.py build/site
 
 docs-serve: $(docs_bin)/mkdocs
 	NO_MKDOCS_2_WARNING=1 $(docs_bin)/mkdocs serve -f $(DOCS)

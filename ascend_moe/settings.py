@@ -1,7 +1,7 @@
 """Every environment variable of this package: name, parser, default, rule and one line of help.
 
 No other module spells the name of one of these variables. A reader writes ``settings.TIMEOUT_S.get()``; an
-error text takes ``settings.TIMEOUT_S.name``. tools/pages_from_code.py makes docs/settings.md from `TABLE`.
+error text takes ``settings.TIMEOUT_S.name``. tools/pages_from_code.py writes `TABLE` into docs/debugging.md.
 
 A variable is read when its value is needed, never at import: a change of ``os.environ`` counts from the next
 read on. A value of blanks only counts as not set.

@@ -19,7 +19,7 @@ from ascend_moe.native.binding import RecordedCall
 from ascend_moe.ops import recorder
 
 WORLD, EXPERTS, HIDDEN = 2, 4, 64
-KEPT = 200  # calls, as docs/errors.md says
+KEPT = 200  # calls, as docs/debugging.md says
 
 
 def trip(rank: int, group_ep: str, tokens: int = 3, comm_alg: str = "") -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from ascend_moe.checkpoint import kept_bits, load_layer, patterns
 from ascend_moe.checkpoint.files import FP8, INDEX
 from ascend_moe.checkpoint.patterns import Names
+from ascend_moe.checkpoint.schemes import FORMS, KEYS
 from ascend_moe.errors import ArgumentError
 
 SINGLE = [kind for kind in KINDS if any(".experts.3." in name for name in tiny(kind).tensors)]
@@ -311,6 +312,49 @@ def test_the_older_name_of_a_quantization_config_is_read(tmp_path: Path) -> None
     made = tiny("int8 by channel").changed()
     made.config["compression_config"] = made.config.pop("quantization_config")
     assert kept_bits(made.write(tmp_path), 0) == 8
+
+
+#: The values that compressed-tensors 0.20 has for keys of a group and of its weights.
+PUBLISHED: dict[str, tuple[object, ...]] = {
+    "format": (
+        *("int-quantized", "float-quantized", "pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
+        *("nvfp4-pack-quantized", "mxfp6-pack-quantized", "naive-quantized", "mixed-precision", "dense"),
+        *("sparse-bitmask", "sparse-24-bitmask", "marlin-24"),
+    ),
+    "num_bits": (1, 2, 3, 4, 5, 6, 7, 8),
+    "type": ("int", "float"),
+    "strategy": ("channel", "group", "tensor", "block", "token", "tensor_group", "attn_head"),
+    "dynamic": (False, True, "local"),
+    "actorder": (None, False, "weight", "static", "group", "dynamic", True),
+}
+
+
+def is_read(key: str, value: object) -> bool:
+    """Whether the tables of the reader have a published value with some format."""
+    if isinstance(allowed := KEYS["weights"].get(key), tuple):
+        return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
+    if key == "format":
+        return value in FORMS
+    return any(value in {"num_bits": f.bits, "type": (f.type,), "strategy": f.strategies}[key] for f in FORMS.values())
+
+
+@pytest.mark.parametrize("key", PUBLISHED)
+def test_every_published_value_is_read_or_refused_by_name(key: str, tmp_path: Path) -> None:
+    """In files of five formats: a value that is read with some format loads in one of them."""
+    for value in PUBLISHED[key]:
+        loaded = 0
+        for kind in ("int4 in bytes by group", "int8 by tensor", "fp8 by block", "fp8 by channel", "int4 by group"):
+            made = tiny(kind).changed()
+            said = made.config["quantization_config"]
+            group = said["config_groups"]["group_0"]
+            (said if key == "format" else group["weights"])[key] = value
+            try:
+                load_layer(made.write(tmp_path), 0)
+                loaded += 1
+            except ArgumentError as error:
+                named = key.removeprefix("num_") in str(error) and repr(value) in str(error)
+                assert named or is_read(key, value)
+        assert bool(loaded) == is_read(key, value) or str(value).startswith("mx"), value
 
 
 @pytest.mark.parametrize("bits", [4, 8])

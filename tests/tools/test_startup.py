@@ -172,3 +172,19 @@ def test_words_for_options_are_those_of_the_modules() -> None:
     assert (tuple(cases.SKEWS), tuple(cases.SWEEPS)) == (choices.SKEWS, choices.SWEEPS)
     assert tuple(predict.ALGORITHMS) == choices.PREDICTED and tuple(roundtrip.PICKS) == choices.PICKS
     assert tuple(explore.POLICIES) == choices.POLICIES and str(explore.Program()) == choices.USUAL_CASE
+
+
+# Never installed here; an import of one of them shows as an entry of sys.modules or as an ImportError.
+SYSTEMS = ("cann_ops_transformer", "deep_ep", "megatron", "mindspeed", "sglang", "torch_npu", "vllm", "vllm_ascend")
+ADAPTERS = ("cann_ops_transformer", "deep_ep", "fused_moe", "megatron", "sglang", "vllm", "vllm_ascend")
+
+
+def test_adapters_import_without_their_systems_and_only_when_asked_for() -> None:
+    program = (
+        "import importlib, sys, ascend_moe\n"
+        "print(*[name for name in sys.modules if name.startswith('ascend_moe.interop')])\n"
+        f"for name in {ADAPTERS!r}: importlib.import_module('ascend_moe.interop.' + name)\n"
+        f"print(*[name for name in sys.modules if name.partition('.')[0] in {SYSTEMS!r}])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "\n\n"
