@@ -114,7 +114,8 @@ def text_values(values: Json) -> Json:
     text = values.get("text_config")
     if values.get("model_type") not in WRAPPERS or not isinstance(text, dict):
         return values
-    outer: Json = {name: values[name] for name in ("quantization_config", "dtype", "torch_dtype") if name in values}
+    shared = ("quantization_config", "compression_config", "dtype", "torch_dtype")
+    outer: Json = {name: values[name] for name in shared if name in values}
     return outer | text
 
 

@@ -308,12 +308,6 @@ def test_int8_codes_stay_with_symmetric_int8_activations_by_token_only(tmp_path:
         assert kept_bits(tmp_path, 0) == bits
 
 
-def test_the_older_name_of_a_quantization_config_is_read(tmp_path: Path) -> None:
-    made = tiny("int8 by channel").changed()
-    made.config["compression_config"] = made.config.pop("quantization_config")
-    assert kept_bits(made.write(tmp_path), 0) == 8
-
-
 #: The values that compressed-tensors 0.20 has for keys of a group and of its weights.
 PUBLISHED: dict[str, tuple[object, ...]] = {
     "format": (
@@ -383,12 +377,28 @@ def test_groups_that_do_not_divide_a_matrix_are_refused(tmp_path: Path) -> None:
         assert re.search(r"group_size 24 of .*gate_proj.weight .* does not divide its 64 columns", str(error))
 
 
-def test_a_wrappers_text_config_says_how_its_experts_are_quantized(tmp_path: Path) -> None:
-    """Kimi K2.5 publishes it there."""
+@pytest.mark.parametrize("name", ["quantization_config", "compression_config"])
+@pytest.mark.parametrize("places", [(), ("text",), ("wrapper",), ("text", "wrapper")], ids="+".join)
+def test_a_quantization_config_is_read_in_every_place_and_the_text_configs_goes_first(
+    places: tuple[str, ...], name: str, tmp_path: Path
+) -> None:
+    """Kimi K2.5 publishes it in its text_config; compression_config is the older name."""
     made = tiny("int8 by channel").changed()
-    made.config = {"model_type": "qwen3_vl_moe", "text_config": made.config | {"model_type": "qwen3_vl_moe_text"}}
-    loaded = outcomes(made.write(tmp_path), dequantize=True)
-    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+    said, text = made.config.pop("quantization_config"), made.config | {"model_type": "qwen3_vl_moe_text"}
+    if places:
+        made.config = {
+            "model_type": "qwen3_vl_moe",
+            "text_config": text,
+            "dtype": "float16",
+            name: {"config_groups": {}},
+        }
+        (text if "text" in places else made.config)[name] = said
+        made.config = made.config if "wrapper" in places else {k: v for k, v in made.config.items() if k != name}
+    else:
+        made.config[name] = said
+    made.write(tmp_path)
+    assert kept_bits(tmp_path, 0) == 8
+    assert load_layer(tmp_path, 0).dtype == torch.float32  # the text_config's too
 
 
 # ---- ModelSlim
