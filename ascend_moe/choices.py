@@ -37,7 +37,3 @@ PICKS = ("fastest", "p10", "p50", "p90")
 # ascend-moe explore
 POLICIES = ("late", "random", "lazy", "pct", "replay", "exhaustive", "mixed")
 USUAL_CASE = "w2,c2,l1,k2,b2,u2,v1,s0,bf16,none,mask:none,ids:any,unequal,DCDC"
-
-# ascend-moe vllm-pairs
-PREPARE_FINALIZE = ("mc2", "alltoall", "allgather", "batched")
-EXPERTS = ("standard", "batched")

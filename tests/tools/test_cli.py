@@ -390,7 +390,6 @@ def test_a_heat_map_fits_into_80_columns(world: int) -> None:
 
 # ---- what every command refuses
 
-PAIR = ["--pf-type", "mc2", "--experts-type", "standard", "--ranks", "1", "--batch", "2"]
 PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e", "8", "--cores", "4"]
 
 
@@ -460,18 +459,6 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("trace", ["-p", "tiny", "--ranks", "400", "--soc", "Ascend910_9391"], "ep_world_size is 400"),
         ("trace", ["-p", "tiny", "--ranks", "512"], "must be an int in 1..384"),
         ("trace", ["-p", "tiny", "--seed", str(2**63)], "'--seed'"),
-        ("vllm-pairs", ["--pf-type", "pplx", "--experts-type", "standard"], "need one of mc2, alltoall"),
-        ("vllm-pairs", ["--pf-type", "mc2"], "--experts-type is missing"),
-        ("vllm-pairs", ["--experts-type", "batched"], "--pf-type is missing"),
-        ("vllm-pairs", ["--profile", "t.json"], "--profile shows one forward"),
-        ("vllm-pairs", [*PAIR, "--profile", "/nowhere/t.json"], "no folder"),
-        ("vllm-pairs", [*PAIR, "--profile", "link"], "link is a link or no regular file"),
-        ("vllm-pairs", [*PAIR, "--ranks", "3"], "3 ranks cannot share 16 experts"),
-        ("vllm-pairs", [*PAIR, "--ranks", "385"], "ranks is 385; need 1..384"),
-        ("vllm-pairs", [*PAIR, "--batch", "4097"], "need 0..4096"),
-        ("vllm-pairs", [*PAIR, "--hidden", "100"], "hidden is 100; need a multiple of 16"),
-        ("vllm-pairs", [*PAIR, "-k", "33"], "topk is 33; need 1..32"),
-        ("vllm-pairs", [*PAIR, "-e", "1024", "--hidden", "16384"], "weights of"),
         ("explore", ["--seed", str(2**63)], "'--seed'"),
         ("explore", ["--case", "zzz"], "'--case' 'zzz' is no part of a case"),
         ("explore", ["--case", "w385"], "'--case' world is 385, it must be in 1..384"),
@@ -639,7 +626,6 @@ FUZZED = {
     "doctor": ([], ["--ranks", "--batch", "--experts", "--window", "--cores", "--group"]),
     "plan": ([], ["--ranks", "--batch", "--global-bs", "--hidden", "-k", "-e", "--window", "--cores"]),
     "validate": (["--device", "cpu", "-r", "1", "--extra", "0", "--dtype", "bf16"], ["--ranks", "--seed", "--extra"]),
-    "vllm-pairs": (PAIR, ["--ranks", "--batch", "--seed", "-e", "-k", "--hidden", "--pf-type", "--experts-type"]),
     "bench": (["--methods", "nothing"], ["--ranks", "--batch", "-n"]),
     "trace": (["-p", "tiny", "--iterations", "1"], ["--ranks", "--batch", "--seed", "-e", "-k", "--hidden"]),
     "predict": (PREDICT, ["--ranks", "--batch", "--hidden", "-k", "-e", "--cores"]),

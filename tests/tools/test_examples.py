@@ -19,7 +19,12 @@ from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-RUNS = [("quickstart.py", []), ("moe_layer_torchrun.py", [*TORCHRUN, "4"]), ("vllm_ascend_style.py", [])]
+RUNS = [
+    ("quickstart.py", []),
+    ("moe_layer_torchrun.py", [*TORCHRUN, "4"]),
+    ("vllm_ascend_style.py", []),
+    ("vllm_pairs.py", []),
+]
 ON_NPU = ["npu_moe_layer.py"]  # test_npu_adapter.py runs these
 INSIDE = ["megatron", "sglang"]  # frameworks, each with a program in examples/inside
 ELSEWHERE = ["all_ways.py", "train_moe_lm.py"]  # test_all_ways.py and test_train_example.py do

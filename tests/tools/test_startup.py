@@ -161,12 +161,10 @@ def test_words_for_options_are_those_of_the_modules() -> None:
     from ascend_moe import choices, explore, predict
     from ascend_moe.bench import cases
     from ascend_moe.comm import lent
-    from ascend_moe.interop.vllm import all2all
     from ascend_moe.native import plans
     from ascend_moe.predict import roundtrip
     from ascend_moe.reference.cases import DTYPES
 
-    assert tuple(all2all.WAYS) == choices.PREPARE_FINALIZE
     assert lent.DTYPES == DTYPES == {name: getattr(torch, full) for name, full in choices.DTYPES.items()}
     assert choices.ALGORITHMS[1:] == plans.ALGORITHMS[1:]
     assert (tuple(cases.SKEWS), tuple(cases.SWEEPS)) == (choices.SKEWS, choices.SWEEPS)

@@ -25,7 +25,6 @@ from ascend_moe.interop.vllm.kernel import FusedMoEModularKernel
 from ascend_moe.interop.vllm.quantization import FusedMoEQuantConfig, int8_w8a8_moe_quant_config
 from ascend_moe.interop.vllm.selection import (
     MoEKernelConfig,
-    compatibility,
     init_prepare_finalize,
     make_experts,
     make_prepare_finalize,
@@ -58,7 +57,6 @@ __all__ = [
     "TopKWeightAndReduceDelegate",
     "TopKWeightAndReduceNaiveBatched",
     "TopKWeightAndReduceNoOP",
-    "compatibility",
     "init_prepare_finalize",
     "int8_w8a8_moe_quant_config",
     "make_experts",

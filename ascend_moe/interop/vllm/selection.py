@@ -1,15 +1,14 @@
-"""Makes the two parts of vLLM's modular kernel, classes of its own bases or of ours; says which go together."""
+"""Makes the two parts of vLLM's modular kernel, classes of its own bases or of ours, and joins them."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
-from ascend_moe.choices import EXPERTS, PREPARE_FINALIZE
 from ascend_moe.errors import ArgumentError, need, need_one_of, with_typed_errors
 from ascend_moe.interop.vllm import bases, weight_and_reduce
 from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, WAYS, All2AllManager
@@ -17,6 +16,8 @@ from ascend_moe.interop.vllm.experts import Experts
 from ascend_moe.interop.vllm.kernel import FusedMoEModularKernel
 from ascend_moe.interop.vllm.prepare_finalize import PrepareAndFinalize
 from ascend_moe.interop.vllm.quantization import check_experts
+
+EXPERTS = ("standard", "batched")  # kinds
 
 
 @functools.cache
@@ -119,35 +120,6 @@ def make_experts(
     made = _experts_class(base, mk.FusedMoEActivationFormat, kind == "batched")
     war = weight_and_reduce if war is None else war
     return made(mk, war, ops, check_experts(quant_config), num_local_experts, moe_config)
-
-
-class Pair(NamedTuple):
-    """A cell of the compatibility matrix; ``reason``: why they do not fit, "" where they do."""
-
-    prepare_finalize: str
-    experts: str
-    reason: str
-
-
-def compatibility() -> list[Pair]:
-    """Every kind of PrepareAndFinalize with every kind of experts."""
-    return [Pair(way, kind, reason(way, kind)) for way in PREPARE_FINALIZE for kind in EXPERTS]
-
-
-@with_typed_errors
-def reason(pf_kind: str, experts_kind: str) -> str:
-    """Why the two kinds cannot be joined; "" if they can."""
-    need_one_of("kind of PrepareAndFinalize", pf_kind, PREPARE_FINALIZE)
-    need_one_of("kind of experts", experts_kind, EXPERTS)
-    given = experts_of(pf_kind)
-    if given == experts_kind:
-        return ""
-    return f"{pf_kind} gives {given} rows, {experts_kind} experts take {experts_kind} rows"
-
-
-def experts_of(pf_kind: str) -> str:
-    """The kind of experts that fits."""
-    return "batched" if pf_kind == "batched" else "standard"
 
 
 @dataclass
