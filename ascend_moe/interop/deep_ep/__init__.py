@@ -11,13 +11,11 @@ from typing import Any
 import torch
 
 from ascend_moe.errors import need_one_of
-from ascend_moe.interop.deep_ep import events, layout, strategies, utils
-from ascend_moe.interop.deep_ep.ascend import AscendBuffer
+from ascend_moe.interop.deep_ep import base, events, strategies, utils
+from ascend_moe.interop.deep_ep.ascend import AscendBuffer, FuseMode, Runtime
+from ascend_moe.interop.deep_ep.base import Config
 from ascend_moe.interop.deep_ep.buffer import Buffer
 from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
-from ascend_moe.interop.deep_ep.fused import FuseMode
-from ascend_moe.interop.deep_ep.layout import Config
-from ascend_moe.interop.deep_ep.runtime import Runtime
 
 __all__ = ["AscendBuffer", "Buffer", "Config", "EventHandle", "EventOverlap", "install", "uninstall"]
 
@@ -29,7 +27,7 @@ def _of(module: Any, names: str) -> Names:
 
 
 #: sgl-kernel-npu's compiled module ``deep_ep_cpp``.
-CPP: Names = {"Buffer": Runtime} | _of(layout, "Config get_low_latency_rdma_size_hint") | _of(events, "EventHandle")
+CPP: Names = {"Buffer": Runtime} | _of(base, "Config get_low_latency_rdma_size_hint") | _of(events, "EventHandle")
 
 _EVENTS = _of(events, "EventHandle EventOverlap")
 _KINDS = _of(strategies, "NormalStrategy LowLatencyStrategy")
@@ -38,8 +36,8 @@ _BASES = _of(strategies, "EPCommStrategy NormalEPCommStrategy LowLatencyEPCommSt
 _BASES |= _FINDERS | _of(strategies, "register_normal_strategy register_low_latency_strategy")
 _NORMAL = _of(strategies, "DefaultNormalCommStrategy AlltoAllNormalCommStrategy")
 _LOW_LATENCY = _of(strategies, "DefaultLowLatencyCommStrategy OpsLowLatencyCommStrategy")
-_BUFFER: Names = {"Buffer": Buffer, "Config": layout.Config} | _EVENTS
-_ASCEND: Names = {"Buffer": AscendBuffer, "Config": layout.Config} | _EVENTS | _KINDS
+_BUFFER: Names = {"Buffer": Buffer, "Config": Config} | _EVENTS
+_ASCEND: Names = {"Buffer": AscendBuffer, "Config": Config} | _EVENTS | _KINDS
 
 #: For each flavour every module of theirs, and what its public names are here.
 OURS: Mapping[str, Mapping[str, Names]] = {
@@ -66,7 +64,7 @@ OURS: Mapping[str, Mapping[str, Names]] = {
         "deep_ep.strategies.low_latency_strategy": _EVENTS
         | (_LOW_LATENCY | _of(strategies, "LowLatencyEPCommStrategy register_low_latency_strategy"))
         | _of(strategies, "AllToAllLowLatencyCommStrategy"),
-        "deep_ep.utils": _of(layout, "Config") | _EVENTS,
+        "deep_ep.utils": {"Config": Config} | _EVENTS,
     },
 }
 

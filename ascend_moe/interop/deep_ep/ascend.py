@@ -1,23 +1,349 @@
-"""sgl-kernel-npu's Buffer: what its Python package makes of its compiled module, with its handles."""
+"""sgl-kernel-npu's Buffer: its compiled module over the V2 ops, `Runtime`, and `AscendBuffer`, which adds strategies.
+
+A row for each (token, expert), by local expert. The state of a call is in the tensors that it returns. Its own Python
+package, unbuilt, runs over `Runtime` too.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 
-from ascend_moe.errors import need, with_signature_of, with_typed_errors
-from ascend_moe.interop.deep_ep import strategies
-from ascend_moe.interop.deep_ep.base import BufferBase
-from ascend_moe.interop.deep_ep.events import EventOverlap
-from ascend_moe.interop.deep_ep.fused import FuseMode
-from ascend_moe.interop.deep_ep.place import Group, refused
-from ascend_moe.interop.deep_ep.runtime import Runtime
+from ascend_moe._tensors import narrow, wide_ids_named
+from ascend_moe.dispatchers import Dispatched
+from ascend_moe.dispatchers.rows import unpack
+from ascend_moe.errors import (
+    need,
+    need_dims,
+    need_one_of,
+    need_shape,
+    typed_methods,
+    with_signature_of,
+    with_typed_errors,
+)
+from ascend_moe.fused import calls, dispatch_ffn_combine
+from ascend_moe.fused.arguments import Tokens, experts_of
+from ascend_moe.interop.deep_ep import events, strategies
+from ascend_moe.interop.deep_ep.base import (
+    BufferBase,
+    BufferPlace,
+    Group,
+    dispatch_layout,
+    most_tokens_of,
+    need_whole,
+    refused,
+)
+from ascend_moe.interop.deep_ep.events import EventHandle, WaitStats
+from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, cast_fp8_rows, pack
+from ascend_moe.interop.deep_ep.strategies import LowLatencyEPCommStrategy, NormalEPCommStrategy
+from ascend_moe.ops.pairs import Pairs
+from ascend_moe.permute import segment_of_rows
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_ROWS = (torch.bfloat16, torch.float16)
+
+
+class FuseMode(IntEnum):
+    """The two of ``fused_deep_moe``."""
+
+    FUSED_DEEP_MOE = 1
+    DISPATCH_FFN_COMBINE = 2
+
+
+def check_environment() -> None:
+    """Refuse variables that ask sgl-kernel-npu for something that is not here."""
+    for name, harmless, what in (
+        ("MOE_SHARED_EXPERT_RANK_NUM", "0", "ranks of shared experts are"),
+        ("DEEPEP_NORMAL_LONG_SEQ_ROUND", "1", "rounds of a long sequence are"),
+    ):
+        given = os.environ.get(name, "").strip() or harmless
+        need(given == harmless, name, "is {}; {} not supported: unset it", given, what)
+
+
+# ---- the compiled module
+
+
+@typed_methods
+class Runtime:
+    """``deep_ep_cpp.Buffer``: a rank's calls.
+
+    Args:
+        rank, group_size: of the group.
+        num_nvl_bytes, num_rdma_bytes, low_latency_mode: no effect; windows are as large as HCCL_BUFFSIZE says.
+        group_name: group_ep.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        group_size: int,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        group_name: str = "",
+    ) -> None:
+        check_environment()
+        self.place = BufferPlace(group_name, group_size, rank)
+        self._pairs = Pairs()
+
+    @torch.no_grad()
+    def _dispatch(
+        self, x: Tensor, ids: Tensor, experts: int, tokens: int, quant: str, weights: Tensor | None, waits: WaitStats
+    ) -> Dispatched:
+        """One dispatch. ``tokens``: most of a rank."""
+        need_one_of("quant_mode", quant, (*QUANT_MODES, FP8_ROWS))
+        self.place.need_one_server("AscendBuffer", "keeps more of a dispatch than its handles hold")
+        dispatch = waits.of(wide_ids_named(ids, self.place.rank)(self.place.dispatcher(experts).dispatch))
+        mode, most = QUANT_MODES.get(quant, 0), max(tokens, 1)
+        rows = pack(*cast_fp8_rows(x)) if quant == FP8_ROWS else x.contiguous()
+        ids = narrow("topk_idx", ids)
+        sent = dispatch(rows, ids, expert_scales=weights, quant_mode=mode, max_tokens=most)
+        if quant != FP8_ROWS:
+            return sent
+        rows, scales = unpack(sent.expand_x, (x.shape[1], torch.float8_e4m3fn), (1, torch.float32))
+        return dataclasses.replace(sent, expand_x=rows, dynamic_scales=scales.squeeze(1))
+
+    @torch.no_grad()
+    def _combine(
+        self, x: Tensor, topk_idx: Tensor, index: Tensor, counts: Tensor, weights: Tensor | None, tokens: int
+    ) -> Tensor:
+        """One combine, weighted where weights are given. ``index``, ``counts``: of the dispatch."""
+        ids = self._pairs.checked("topk_idx", index, narrow("topk_idx", topk_idx))
+        dispatcher = self.place.dispatcher(counts.numel())
+        sent = dispatcher.resume(ids, index, counts, max_tokens=max(tokens, 1))
+        return dispatcher.combine(x.contiguous(), sent, None if weights is None else weights.float())
+
+    def get_num_rdma_ranks(self) -> int:
+        """Return the number of servers."""
+        here = self.place.ranks_per_server
+        return self.place.world // here if here else 1
+
+    def get_dispatch_layout(
+        self, topk_idx: Tensor, num_experts: int, previous_event: EventHandle | None = None, *_: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventHandle]:
+        """Count as DeepEP's, with is_token_in_rank ``(T, W)`` as int32."""
+        events.begin(previous_event)
+        per_rank, servers, per_expert, in_rank = dispatch_layout(self.place, topk_idx, num_experts)
+        return per_rank, servers, per_expert, in_rank.int(), EventHandle()
+
+    def intranode_dispatch(
+        self,
+        x: Tensor,
+        x_scales: Tensor | None,
+        topk_idx: Tensor,
+        topk_weights: Tensor | None,
+        num_tokens_per_rank: Tensor,
+        is_token_in_rank: Tensor,
+        num_tokens_per_expert: Tensor,
+        cached_num_recv_tokens: int = 0,
+        cached_rank_prefix_matrix: Tensor | None = None,
+        cached_channel_prefix_matrix: Tensor | None = None,
+        dispatch_wait_recv_cost_stats: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: object = None,
+        previous_event: EventHandle | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        use_quant: bool = False,
+        quant_type: str = "bf16",
+    ) -> tuple[Any, ...]:
+        """Send each row to its local experts, as int8 or e4m3 with use_quant: quant_type "int8" or FP8_ROWS.
+
+        Returns:
+            rows ``(n, H)``; their scales ``(n,)`` float32; ids ``(n, K)`` int64, the local expert at its k and -1
+            elsewhere; weights ``(n, K)`` likewise; a list of rows of each local expert; three empty matrices;
+            the source index ``(3n,)`` int32: source rank, token, k; int32 running sums over [local expert][source
+            rank], and behind them the most tokens of a rank; the event.
+        """
+        events.begin(previous_event)
+        need(cached_rank_prefix_matrix is None, "handle", "of an earlier dispatch is not taken; pass topk_idx")
+        need(x_scales is None, "x_scales", "is given; rows are quantized here: pass bf16 rows")
+        need(num_worst_tokens == 0, "num_worst_tokens", "is {}; it must be 0: counts are read here", num_worst_tokens)
+        waits = WaitStats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, self.place)
+        need_whole("expert_alignment", expert_alignment, 1)
+        need_dims("x", x, 2, dtypes=_ROWS)
+        need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
+        need_dims("num_tokens_per_expert", num_tokens_per_expert, 1)
+        experts = num_tokens_per_expert.numel()
+        self.place.local_experts(experts)
+        most = most_tokens_of(self.place, x.shape[0], topk_idx, experts)
+        rows = self._dispatch(x, topk_idx, experts, most, quant_type if use_quant else "none", topk_weights, waits)
+        counts, number = rows.ep_recv_counts, int(rows.ep_recv_counts[-1])
+        index = rows.expand_idx[: 3 * number].clone()
+        self._pairs.sent(index, narrow("topk_idx", topk_idx))
+        at = torch.arange(number, device=index.device), index[2::3].long()
+        ids = torch.full((number, topk_idx.shape[1]), -1, dtype=torch.int64, device=index.device)
+        ids[at] = segment_of_rows(rows.expert_token_nums.cumsum(0), number)
+        weights = None
+        if topk_weights is not None:
+            weights = torch.zeros(ids.shape, dtype=torch.float32, device=index.device)
+            weights[at] = rows.expand_scales[:number]
+        aligned = (rows.expert_token_nums + expert_alignment - 1) // expert_alignment * expert_alignment
+        if os.environ.get("MOE_EXPERT_TOKEN_NUMS_TYPE", "1").strip() == "0":
+            aligned = aligned.cumsum(0)
+        counted = [int(count) for count in aligned.tolist()]
+        none, head = counts.new_empty(0), torch.cat([counts, counts.new_tensor([most])])
+        received = (rows.expand_x[:number], rows.dynamic_scales[:number])
+        return (*received, ids, weights, counted, none, none, none, index, head, EventHandle())
+
+    def intranode_combine(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor | None,
+        src_idx: Tensor,
+        send_head: Tensor,
+        combine_send_cost_stats: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, EventHandle]:
+        """Return for each token the weighted sum of its rows, ``(T, H)``; the weights as given; the event."""
+        rule = "is not supported; pass None; ascend_moe.trace shows who waits for whom"
+        need(combine_send_cost_stats is None, "combine_send_cost_stats", rule)
+        rows = src_idx.numel() // 3
+        need(x.shape[0] >= rows, "x", "has {} rows; dispatch returned {}", x.shape[0], rows)
+        total = self._combine(x, topk_idx, src_idx, send_head[:-1], topk_weights, int(send_head[-1]))
+        return total, topk_weights, EventHandle()
+
+    internode_dispatch = refused("internode_dispatch", "between servers use deep_ep.Buffer's dispatch and combine")
+    internode_combine = refused("internode_combine", "between servers use deep_ep.Buffer's dispatch and combine")
+    # They show the insides of another implementation.
+    notify_verify = refused("notify_verify", "get_dispatch_layout and dispatch return all counts")
+    get_notify_send_data = refused("get_notify_send_data", "get_dispatch_layout and dispatch return all counts")
+    begin_profile = refused("begin_profile", "ascend_moe.trace records what the ops do")
+    end_profile = refused("end_profile", "ascend_moe.trace records what the ops do")
+    clean_low_latency_buffer = BufferBase.clean_low_latency_buffer
+
+    def low_latency_dispatch(
+        self,
+        x: Tensor,
+        topk_ids: Tensor,
+        cumulative_local_expert_recv_stats: Tensor | None,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        use_fp8: bool = False,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        use_mxfp4: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        quant_mode: str = "none",
+    ) -> tuple[Any, ...]:
+        """Send rows; they have been received when it returns. quant_mode decides, the other flags have no effect.
+
+        Returns:
+            rows ``(max * W * min(K, L), H)`` bf16, int8 or e4m3; their scales, float32, one a row; rows of each local
+            expert ``(L,)`` int64; the source index; int32 running sums over [local expert][source rank]; the event; a
+            hook that does nothing.
+        """
+        need_dims("x", x, 2, dtypes=_ROWS)
+        need_dims("topk_idx", topk_ids, 2)
+        tokens = num_max_dispatch_tokens_per_rank
+        need_whole("num_max_dispatch_tokens_per_rank", tokens, 0)
+        rule = "is {}; x has {} tokens"
+        need(tokens >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])
+        no_waits = WaitStats("", None, self.place)
+        rows = self._dispatch(x, topk_ids, num_experts, tokens, quant_mode, None, no_waits)
+        self._pairs.sent(rows.expand_idx, narrow("topk_idx", topk_ids))
+        received = (rows.expand_x, rows.dynamic_scales, rows.expert_token_nums, rows.expand_idx, rows.ep_recv_counts)
+        return (*received, EventHandle(), events.nothing)
+
+    def low_latency_combine(
+        self,
+        x: Tensor,
+        topk_ids: Tensor,
+        topk_weights: Tensor,
+        src_info: Tensor,
+        layout_range: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        packed_recv_count: Tensor,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, EventHandle, Callable[[], None]]:
+        """Return weighted sums ``(T, H)``; the event; a hook that does nothing. zero_copy and out have no effect."""
+        need_shape("layout_range", layout_range, (num_experts,))
+        tokens = num_max_dispatch_tokens_per_rank
+        total = self._combine(x, topk_ids, src_info, layout_range, topk_weights, tokens)
+        return total, EventHandle(), events.nothing
+
+    @torch.no_grad()
+    def fused_deep_moe(
+        self,
+        x: Tensor,
+        topk_ids: Tensor,
+        gmm1_weight: Any,
+        gmm1_weight_scale: Any,
+        gmm2_weight: Any,
+        gmm2_weight_scale: Any,
+        topk_weights: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        quant_mode: int = 1,
+        profile_enable: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Run dispatch, the experts' MLP and combine.
+
+        Args:
+            gmm1_weight: ``(L, H, 2F)``, gate in the first F columns, not permuted; gmm2_weight ``(L, F, H)``; or a
+                tensor for each local expert. bf16, with quant_mode 1 int8 with scales ``(L, 2F)`` and ``(L, H)``,
+                fp32 or int64 that carries fp32 bits.
+
+        Returns:
+            ``(T, H)``; int32 running sums over [local expert][source rank].
+        """
+        given = {"gmm1_weight": gmm1_weight, "gmm2_weight": gmm2_weight}
+        scales = {"gmm1_weight_scale": gmm1_weight_scale, "gmm2_weight_scale": gmm2_weight_scale}
+        experts = experts_of(x, given | scales)
+        rule = "is {}; it must be 1 for int8 weights and 0 for others"
+        need(quant_mode == (experts.quant_mode != 0), "quant_mode", rule, quant_mode)
+        tokens = Tokens(x, narrow("topk_idx", topk_ids), topk_weights, None)
+        need_whole("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 0)
+        dispatcher = self.place.dispatcher(num_experts)
+        with wide_ids_named(topk_ids, self.place.rank):
+            bound = self.place.world * num_max_dispatch_tokens_per_rank
+            sent = calls.dispatch(dispatcher, tokens, experts, bound)
+        return calls.finish(dispatcher, sent, tokens, experts), sent.ep_recv_counts
+
+    @torch.no_grad()
+    def dispatch_ffn_combine(
+        self,
+        x: Tensor,
+        topk_ids: Tensor,
+        gmm1_weight: Any,
+        gmm1_weight_scale: Any,
+        gmm2_weight: Any,
+        gmm2_weight_scale: Any,
+        topk_weights: Tensor,
+        max_output_size: int,
+        num_experts: int,
+        quant_mode: int = 1,
+    ) -> tuple[Tensor, Tensor]:
+        """Run as ``fused_deep_moe``, with rows of each local expert ``(L,)`` int32 as second result.
+
+        max_output_size: the most rows that a rank may receive; more raise RoutingOverflow on every rank. 0: no limit.
+        """
+        need(quant_mode in (0, 1), "quant_mode", "is {}; it must be 0 or 1", quant_mode)
+        nums = torch.empty(self.place.local_experts(num_experts), dtype=torch.int32, device=x.device)
+        ids, out = narrow("topk_idx", topk_ids), torch.empty_like(x)
+        scales = (gmm1_weight_scale, gmm2_weight_scale)
+        with wide_ids_named(topk_ids, self.place.rank):
+            return dispatch_ffn_combine(
+                x, gmm1_weight, gmm2_weight, ids, *scales, None, None, topk_weights, self.place.group_ep,
+                max_output_size, out, nums, swiglu_limit=0.0,
+            )  # fmt: skip
+
+
+# ---- the Buffer
 
 
 def _of_strategy(strategy: str, method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
@@ -35,9 +361,9 @@ class AscendBuffer(BufferBase):
     """As ``Buffer``, with what sgl-kernel-npu has instead of DeepEP's.
 
     - Normal mode: a row for each (token, expert), by local expert; combine is weighted, with dispatch's topk_weights.
-      The handle has eight entries: three matrices (empty), triples (source rank, token, k), is_token_in_rank, running
-      sums over [local expert][source rank] with the most tokens of a rank behind them, topk_idx, topk_weights. It is
-      not taken by dispatch. ``bias`` is refused.
+      The handle has eight entries: three matrices (empty), the source index (source rank, token, k), is_token_in_rank,
+      running sums over [local expert][source rank] with the most tokens of a rank behind them, topk_idx, topk_weights.
+      It is not taken by dispatch. ``bias`` is refused.
     - Low latency: packed rows ``(max * W * min(K, L), H)``, counts int64, the running sums as layout_range; handles of
       seven entries, with strategy "ops" of ten; with "alltoall" blocks of ``max`` rows, see there. Hooks do nothing,
       everything has been received; out, zero_copy and the recv stats have no effect.
@@ -75,43 +401,32 @@ class AscendBuffer(BufferBase):
         mode = os.environ.get("DEEP_USE_MODE", "").strip()
         if mode:
             normal_strategy, low_latency_strategy = strategies.StrategyMap.get_strategy(mode)
-        self.runtime = Runtime(
-            self.rank, self.group_size, num_nvl_bytes, num_rdma_bytes, low_latency_mode, self._place.group_ep
-        )
+        self.runtime = Runtime(self.rank, self.group_size, group_name=self._place.group_ep)
         given: dict[str, Any] = {"runtime": self.runtime, "group": group}
         self.normal_strategy = strategies.get_normal_strategy(normal_strategy)(**given)
         self.low_latency_strategy = strategies.get_low_latency_strategy(low_latency_strategy)(**given)
 
-    @with_signature_of(strategies.NormalEPCommStrategy.get_dispatch_layout)
-    def get_dispatch_layout(self, topk_idx: Tensor, num_experts: int, previous_event: EventOverlap | None) -> Any:
-        """Counts as ``Buffer`` does: topk_idx ``(T, K)``, num_experts, previous_event; a token's ranks are int32."""
-        return self.normal_strategy.get_dispatch_layout(topk_idx, num_experts, previous_event)
+    get_dispatch_layout = _of_strategy("normal_strategy", NormalEPCommStrategy.get_dispatch_layout)
+    dispatch = _of_strategy("normal_strategy", NormalEPCommStrategy.dispatch)
+    combine = _of_strategy("normal_strategy", NormalEPCommStrategy.combine)
+    low_latency_combine = _of_strategy("low_latency_strategy", LowLatencyEPCommStrategy.low_latency_combine)
 
-    dispatch = _of_strategy("normal_strategy", strategies.NormalEPCommStrategy.dispatch)
-    combine = _of_strategy("normal_strategy", strategies.NormalEPCommStrategy.combine)
-
-    @with_signature_of(strategies.LowLatencyEPCommStrategy.low_latency_dispatch)
+    @with_signature_of(LowLatencyEPCommStrategy.low_latency_dispatch)
     @with_typed_errors
-    def low_latency_dispatch(
-        self, use_fp8: bool, use_ue8m0: bool, use_mxfp4: bool, quant_mode: str | None, **others: Any
-    ) -> Any:
-        """Sends rows by the strategy, as `LowLatencyEPCommStrategy.low_latency_dispatch`, whose results these are.
+    def low_latency_dispatch(self, quant_mode: str | None, **others: Any) -> Any:
+        """Send rows by the strategy, as `LowLatencyEPCommStrategy.low_latency_dispatch`, whose results these are.
 
         Args:
-            use_fp8: without quant_mode: int8 rows. use_ue8m0, use_mxfp4: must be False.
-            quant_mode: "int8", or what else the strategy knows; None: by use_fp8.
-            others: as there.
+            quant_mode: "int8", or what else the strategy knows; None: by use_fp8, which asks for int8 rows.
+            others: as there; use_ue8m0 and use_mxfp4 must be False.
 
         Raises:
             ArgumentError: use_ue8m0 or use_mxfp4 is True. Others: as there.
         """
-        need(not use_ue8m0, "use_ue8m0", "is True; MX formats are of the 950 series: pass False")
-        need(not use_mxfp4, "use_mxfp4", "is True; MX formats are of the 950 series: pass False")
-        others |= {"use_fp8": use_fp8, "use_ue8m0": use_ue8m0, "use_mxfp4": use_mxfp4}
-        quant_mode = quant_mode or ("int8" if use_fp8 else None)
+        for name in ("use_ue8m0", "use_mxfp4"):
+            need(not others[name], name, "is True; MX formats are of the 950 series: pass False")
+        quant_mode = quant_mode or ("int8" if others["use_fp8"] else None)
         return self.low_latency_strategy.low_latency_dispatch(**others, quant_mode=quant_mode)
-
-    low_latency_combine = _of_strategy("low_latency_strategy", strategies.LowLatencyEPCommStrategy.low_latency_combine)
 
     notify_verify = Runtime.notify_verify
     get_notify_send_data = Runtime.get_notify_send_data
@@ -135,7 +450,7 @@ class AscendBuffer(BufferBase):
         fuse_mode: int = FuseMode.FUSED_DEEP_MOE,
         profile_enable: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Runs the layer in one call: ``Runtime.fused_deep_moe``, with fuse_mode 2 ``Runtime.dispatch_ffn_combine``.
+        """Run the layer in one call: ``Runtime.fused_deep_moe``, with fuse_mode 2 ``Runtime.dispatch_ffn_combine``.
 
         Args:
             x: (T, H). topk_idx, topk_weights: (T, K), fp32 weights.

@@ -1,29 +1,241 @@
-"""The base of both Buffers: their group, hints and events, and the calls that are refused."""
+"""The base of both Buffers: their group, where tokens go, bytes of window, and the calls that are refused."""
 
 from __future__ import annotations
 
-from typing import Any
+import numbers
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
+from torch import Tensor
 
+from ascend_moe import comm, plan, settings
+from ascend_moe.comm.place import Place
+from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.dispatchers.base import OnTheWay
-from ascend_moe.errors import need
-from ascend_moe.interop.deep_ep import layout
+from ascend_moe.errors import ArgumentError, InvalidExpertId, need, need_dims, with_typed_errors
 from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
-from ascend_moe.interop.deep_ep.layout import Config
-from ascend_moe.interop.deep_ep.place import BufferPlace, Group, refused
+from ascend_moe.ops.collectives import gather_rows
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+Group: TypeAlias = "ProcessGroup | DeviceMesh | str | tuple[str, int, int]"
+
+R = TypeVar("R")
+
+MOST_EXPERTS = 1 << 16  # tensors have a number for each: far above what the ops take, and small
 _LEAVING_OUT = "Buffer(enable_shrink=True) has it; or ascend_moe.agree and ascend_moe.shrink, and a new one"
 
 
+@dataclass(frozen=True)
+class BufferPlace(Place):
+    """The place of a Buffer's rank, and the servers of its group."""
+
+    @classmethod
+    def of_group(cls, group: Group) -> BufferPlace:
+        """Return the place in a Buffer's ``group``, as `Place.of` takes it. Raises ArgumentError for None, MPI's."""
+        need(group is not None, "group", "is None; pass a process group (MPI's communicators are not taken)")
+        return cls.of(group)
+
+    @cached_property
+    def ranks_per_server(self) -> int:
+        """Ranks of each server, or 0 if there is one server."""
+        here = comm.ranks_per_server(self.group_ep, self.world, self.rank)
+        equal = not here or here > self.world or self.world % here == 0
+        need(equal, "group", "has {} ranks, {} a server; a Buffer needs as many on every server", self.world, here)
+        return here if here < self.world else 0
+
+    def need_one_server(self, what: str, why: str) -> None:
+        """Raise ArgumentError where the ranks are on several servers, for what cannot run comm_alg "hierarchy"."""
+        rule = "has {} ranks, {} a server; {} is not there between servers, because comm_alg 'hierarchy' {}: use {}"
+        servers, instead = self.ranks_per_server, "deep_ep.Buffer's dispatch and combine"
+        need(not servers, "group", rule, self.world, servers, what, why, instead)
+
+    def local_experts(self, experts: int) -> int:
+        """Return L of E experts. Raises ArgumentError where the ranks do not share them equally."""
+        need_whole("num_experts", experts, self.world, MOST_EXPERTS)
+        rule = "is {}; it must be a multiple of the {} ranks"
+        need(experts % self.world == 0, "num_experts", rule, experts, self.world)
+        return experts // self.world
+
+    def dispatcher(self, experts: int) -> MC2Dispatcher:
+        """Return the dispatcher to E experts."""
+        self.local_experts(experts)
+        return MC2Dispatcher.from_group(self, experts, comm_alg="hierarchy" if self.ranks_per_server else "")
+
+
+class Handle(tuple):  # type: ignore[type-arg]
+    """The values that DeepEP returns for a call, and ``call``, all state of it."""
+
+    call: Any
+
+    @classmethod
+    def of(cls, call: Any, *values: Any) -> Handle:
+        """Return the handle of ``call`` with these values."""
+        made = cls(values)
+        made.call = call
+        return made
+
+
+def call_of(handle: object, kind: type[R], function: str) -> R:
+    """Return the call of ``kind`` of a handle. Raises ArgumentError unless ``function`` has returned the handle."""
+    call = getattr(handle, "call", None)
+    need(isinstance(call, kind), "handle", "is a {}; pass what {} returned, as it is", type(handle).__name__, function)
+    return call  # type: ignore[return-value]
+
+
+def need_whole(argument: str, value: object, least: int, most: int = 2**31 - 1) -> None:
+    """Raise unless ``value`` is a whole number within these."""
+    rule = "is {!r}; it must be a whole number of {}..{}"
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    need(whole and least <= value <= most, argument, rule, value, least, most)  # type: ignore[operator]
+
+
+def refused(name: str, instead: str) -> Any:
+    """Return a method ``name`` that raises: DeepEP has it, this package does not."""
+
+    def method(*_: Any, **__: Any) -> Any:
+        raise ArgumentError(f"{name} is not supported; {instead}", argument=name)
+
+    method.__name__, method.__doc__ = name, f"Raises ArgumentError: not supported; {instead}."
+    return method
+
+
+# ---- how many tokens go where, and how many bytes of window that takes
+
+
+def dispatch_layout(place: BufferPlace, topk_idx: Tensor, experts: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """The first four results of ``get_dispatch_layout``; the second is None on one server."""
+    need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
+    local, world = place.local_experts(experts), place.world
+    ranks = torch.where(topk_idx >= 0, topk_idx // local, world).long()
+    hit = torch.zeros(topk_idx.shape[0], world + 1, dtype=torch.bool, device=topk_idx.device)
+    in_rank = hit.scatter_(1, ranks.clamp(max=world), True)[:, :world].contiguous()
+    ids = torch.where((topk_idx >= 0) & (topk_idx < experts), topk_idx, experts).reshape(-1).long()
+    counts = torch.zeros(experts + 1, dtype=torch.int32, device=ids.device)
+    per_expert = counts.scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))[:experts].contiguous()
+    servers = None
+    if place.ranks_per_server:
+        servers = in_rank.view(-1, world // place.ranks_per_server, place.ranks_per_server).any(2)
+        servers = servers.sum(0, dtype=torch.int32)
+    return in_rank.sum(0, dtype=torch.int32), servers, per_expert, in_rank
+
+
+def agreed_head(own: int, topk_idx: Tensor | None, experts: int, device: torch.device) -> Tensor:
+    """A rank's tokens; 1 + the flat place of its first id that is none, or 0; and that id, its 32 low bits first."""
+    tokens = torch.full((1,), own, dtype=torch.int32, device=device)
+    if topk_idx is None:
+        return torch.cat([tokens, tokens.new_zeros(3)])
+    ids = torch.nn.functional.pad(topk_idx.reshape(-1).long(), (1, 0), value=-1)
+    wrong = (ids < -1) | (ids >= experts)
+    place = torch.where(wrong.any(), wrong.to(torch.uint8).argmax(), 0).reshape(1)
+    return torch.cat([tokens, place.to(torch.int32), ids[place].view(torch.int32)])
+
+
+def most_tokens(heads: Tensor, topk_idx: Tensor | None, experts: int) -> int:
+    """The largest number of tokens of a rank, from every rank's head. Read on the host.
+
+    Raises:
+        InvalidExpertId: on every rank, of the first rank's id that is none, as it was given.
+    """
+    table = heads.tolist()
+    for rank, (_, place, low, high) in enumerate(table):
+        if place and topk_idx is not None:
+            token, k = divmod(place - 1, topk_idx.shape[1])
+            expert_id = high * 2**32 + low % 2**32
+            text = f"dispatch: rank {rank}, token {token}, k {k} has expert id {expert_id}; need -1 or 0..{experts - 1}"
+            found = {"rank": rank, "token": token, "k": k, "expert_id": expert_id}
+            raise InvalidExpertId(text, argument="topk_idx", **found)
+    return max(int(words[0]) for words in table)
+
+
+def most_tokens_of(place: BufferPlace, own: int, topk_idx: Tensor, experts: int) -> int:
+    """The largest number of tokens of a rank, as the ranks report it to each other. Collective."""
+    head = agreed_head(own, topk_idx, experts, topk_idx.device)
+    return most_tokens(gather_rows(head, place), topk_idx, experts)
+
+
+@with_typed_errors
+def get_low_latency_rdma_size_hint(
+    num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+) -> int:
+    """Return the bytes of window per rank that low-latency dispatch and combine need.
+
+    That is for as many experts a token as the ops take. Whole MiB: windows are as large as HCCL_BUFFSIZE says.
+
+    Args:
+        num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts: the largest T of a rank, H, W and E.
+
+    Raises:
+        ArgumentError: a number is so far out that no size follows from it.
+
+    Source: DeepEP ``get_low_latency_rdma_size_hint``.
+    """
+    topk = min(plan.limits()["topk"], num_experts)
+    return _window(num_ranks, num_experts, topk, hidden, num_max_dispatch_tokens_per_rank)
+
+
+def _window(ranks: int, experts: int, topk: int, hidden: int, tokens: int) -> int:
+    """Bytes for these sizes: an op takes the algorithm that ASCEND_MOE_COMM_ALG names, else one that has room.
+
+    Between the servers that ASCEND_MOE_RANKS_PER_SERVER sets it is hierarchy, as a Buffer's.
+    """
+    asked = plan.Request(ranks, experts, topk, hidden, tokens, equal_batches=False)
+    servers = plan.on_servers(ranks, "hierarchy", weights=True)
+    if servers:
+        return plan.window_need(replace(asked, **servers))["buffsize_mib"] << 20
+    named = settings.COMM_ALG.text()
+    algorithms = ("window", "direct") if named in ("", "auto") else (named,)
+    needs = [plan.window_need(replace(asked, comm_alg=algorithm)) for algorithm in algorithms]
+    return max(min(need[op] for need in needs) for op in ("dispatch_mib", "combine_mib")) << 20
+
+
+@dataclass
+class Config:
+    """How DeepEP's kernels cut their work. Ours take no such numbers: only the hints are used.
+
+    Attributes:
+        num_sms, num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens, num_max_rdma_chunked_send_tokens,
+            num_max_rdma_chunked_recv_tokens: no effect.
+
+    Source: DeepEP ``Config``.
+    """
+
+    num_sms: int = 20
+    num_max_nvl_chunked_send_tokens: int = 6
+    num_max_nvl_chunked_recv_tokens: int = 256
+    num_max_rdma_chunked_send_tokens: int = 6
+    num_max_rdma_chunked_recv_tokens: int = 256
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Return the bytes of window that normal dispatch and combine need on each of ``num_ranks`` ranks.
+
+        That is for rows of ``hidden_bytes``, and as many tokens as the ops take. Rows carry the ids and weights of as
+        many experts as the ops take: 8 bytes each.
+        """
+        limits = plan.limits()
+        row_bytes = hidden_bytes + 8 * limits["topk"]
+        return _window(num_ranks, num_ranks, min(limits["topk"], num_ranks), -(-row_bytes // 2), limits["batch"])
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Return 0, whatever ``hidden_bytes`` and ``num_ranks`` are: there is one window for both."""
+        return 0
+
+
+# ---- what sends no rows
+
+
 class BufferBase:
-    """Keeps what a Buffer was made with, and has what sends no rows.
+    """What a Buffer was made with, and the calls that send no rows.
 
     Args:
         group: a process group (gloo: CPU tensors, hccl: NPU tensors), a DeviceMesh of one dimension, the name of one, a
             ``LocalCluster``'s name in the thread of a rank; or group_ep, W and rank as a tuple. Collective on a group's
             first use.
-        num_nvl_bytes, num_rdma_bytes: kept as attributes; windows are as large as HCCL_BUFFSIZE says.
+        num_nvl_bytes, num_rdma_bytes: stored as attributes; windows are as large as HCCL_BUFFSIZE says.
         low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: no effect.
 
     W is at most 384; a rank has at most 4096 tokens a call; K is at most 32. No gradients: the calls are each other's
@@ -44,45 +256,37 @@ class BufferBase:
         self.low_latency_mode = low_latency_mode
         self._on_the_way = OnTheWay()
 
+    get_low_latency_rdma_size_hint = staticmethod(get_low_latency_rdma_size_hint)
+
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """True: fp8 and low latency are there."""
+        """Return True: fp8 and low latency are supported."""
         return True
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Kept as ``Buffer.num_sms``; it has no effect. Must be even."""
+        """Store new_num_sms, which must be even, as ``Buffer.num_sms``; it has no effect."""
         need(new_num_sms % 2 == 0, "new_num_sms", "is {}; it must be even", new_num_sms)
         BufferBase.num_sms = new_num_sms
 
     @staticmethod
     def capture() -> EventOverlap:
-        """An event of all that the current stream has to do now."""
+        """Return an event of all that the current stream has to do now."""
         return EventOverlap(EventHandle())
 
     @staticmethod
-    def get_low_latency_rdma_size_hint(
-        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
-    ) -> int:
-        """Bytes of window a rank; see ``layout.get_low_latency_rdma_size_hint``."""
-        return layout.get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
-
-    @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """For any number of ranks the same: it has no effect."""
+        """Return the same for any num_ranks: it has no effect."""
         return Config(BufferBase.num_sms)
 
-    @staticmethod
-    def get_combine_config(num_ranks: int) -> Config:
-        """For any number of ranks the same: it has no effect."""
-        return Config(BufferBase.num_sms)
+    get_combine_config = get_dispatch_config
 
     def destroy(self) -> None:
-        """Ends the use of this object. The windows belong to the group."""
+        """End the use of this object. The windows belong to the group."""
         need(self.explicitly_destroy, "explicitly_destroy", "is False; without it there is nothing to destroy")
 
     def get_comm_stream(self) -> Any:
-        """The current stream: calls run there."""
+        """Return the current stream: calls run there."""
         npu = getattr(torch, "npu", None)
         return torch.cpu.current_stream() if npu is None else npu.current_stream()
 
@@ -91,7 +295,7 @@ class BufferBase:
     )
 
     def dispatch(self, *args: Any, **kwargs: Any) -> Any:
-        """Sends rows: each Buffer has its own."""
+        """Send rows: each Buffer has its own."""
         raise NotImplementedError
 
     combine = dispatch
@@ -105,7 +309,7 @@ class BufferBase:
         return self.combine(*args, **kwargs)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Nothing: the ops may follow each other in any order."""
+        """Do nothing, whatever the arguments are: the ops may follow each other in any order."""
 
     low_latency_update_mask_buffer = refused("low_latency_update_mask_buffer", _LEAVING_OUT)
     low_latency_query_mask_buffer = refused("low_latency_query_mask_buffer", _LEAVING_OUT)

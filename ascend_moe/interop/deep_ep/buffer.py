@@ -1,18 +1,53 @@
-"""DeepEP's Buffer over the V2 ops."""
+"""DeepEP's Buffer over the V2 ops, with its normal mode: one row for each (token, rank).
+
+Rows are in the order of source ranks, then of their tokens. A rank is one expert to the ops: the ids of a token are the
+ranks it goes to, in ascending order.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ascend_moe.errors import need, need_one_of, with_typed_errors
-from ascend_moe.interop.deep_ep import events, layout
+from ascend_moe import plan
+from ascend_moe._tensors import narrow
+from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
+from ascend_moe.dispatchers.rows import unpack
+from ascend_moe.errors import need, need_dims, need_one_of, need_shape, typed_methods
+from ascend_moe.interop.deep_ep import base, events
 from ascend_moe.interop.deep_ep.ascend import AscendBuffer
+from ascend_moe.interop.deep_ep.base import BufferPlace, Config, Group, Handle, call_of, need_whole
 from ascend_moe.interop.deep_ep.events import EventOverlap
-from ascend_moe.interop.deep_ep.low_latency import _LowLatencyMode
-from ascend_moe.interop.deep_ep.normal import _NormalMode
-from ascend_moe.interop.deep_ep.place import Group
+from ascend_moe.interop.deep_ep.low_latency import LowLatencyMode
+from ascend_moe.interop.deep_ep.rows import FLOATS, check_x, pack
+from ascend_moe.ops.collectives import gather_rows
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A dispatch: enough to do it again, and to bring its rows home."""
+
+    dispatcher: MC2Dispatcher
+    ranks: Tensor  # (T, K') int32, ranks of each token, -1 behind the last
+    tokens: int  # most tokens of a rank, at least 1
+    arrived: Dispatched
+    rows: int  # rows that the results have
+
+    def again(self, x: Tensor | tuple[Tensor, Tensor]) -> Any:
+        """Send other rows to the same places."""
+        columns = check_x(x)
+        need_shape("x", columns[0], (self.ranks.shape[0], columns[0].shape[1]))
+        rows, ones = pack(*columns), _ones(self.dispatcher, self.ranks)
+        sent = self.dispatcher.dispatch(rows, self.ranks, expert_scales=ones, max_tokens=self.tokens)
+        return _x(_received(sent, self.rows, columns))
+
+    def sum(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Bring rows home, where those of a token, and a bias, are added."""
+        ones = _ones(self.dispatcher, self.ranks)
+        return self.dispatcher.combine(rows.contiguous(), self.arrived, ones, shared_expert_x=bias)
 
 
 class _ByFlavour(type):
@@ -25,7 +60,8 @@ class _ByFlavour(type):
         return super().__call__(*args, **kwargs)
 
 
-class Buffer(_NormalMode, _LowLatencyMode, metaclass=_ByFlavour):
+@typed_methods
+class Buffer(LowLatencyMode, metaclass=_ByFlavour):
     """Dispatch and combine with DeepEP's names, arguments, results and handles.
 
     Args:
@@ -35,7 +71,7 @@ class Buffer(_NormalMode, _LowLatencyMode, metaclass=_ByFlavour):
         enable_shrink: low-latency calls can go on without a rank, one machine's processes or a LocalCluster: when one
             is lost, the call raises PeerLost on every rank that is left, the mask has it from then on, and the next
             calls are theirs alone, with the ranks' old numbers. On NPUs each of these calls waits for the device.
-            comm: must be None.
+        comm: must be None.
         flavour: "deepep", or "ascend": the call makes an ``AscendBuffer``, with sgl-kernel-npu's rows, counts and
             handles, and takes its arguments.
 
@@ -44,7 +80,6 @@ class Buffer(_NormalMode, _LowLatencyMode, metaclass=_ByFlavour):
 
     flavour = "deepep"
 
-    @with_typed_errors
     def __init__(
         self,
         group: Group,
@@ -63,11 +98,10 @@ class Buffer(_NormalMode, _LowLatencyMode, metaclass=_ByFlavour):
         self.explicitly_destroy, self.enable_shrink = explicitly_destroy, enable_shrink
 
     def destroy(self) -> None:
-        """Ends the use of this object; a call that has only sent receives. The windows belong to the group."""
+        """End the use of this object; a call that has only sent receives. The windows belong to the group."""
         super().destroy()
         self._on_the_way.settle()
 
-    @with_typed_errors
     def get_dispatch_layout(
         self,
         topk_idx: Tensor,
@@ -76,7 +110,7 @@ class Buffer(_NormalMode, _LowLatencyMode, metaclass=_ByFlavour):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
-        """Counts how many tokens go where.
+        """Count how many tokens go where.
 
         Args:
             topk_idx: ``(T, K)`` int64 (or int32); -1: not routed.
@@ -92,5 +126,237 @@ class Buffer(_NormalMode, _LowLatencyMode, metaclass=_ByFlavour):
             ArgumentError: a rule above is broken.
         """
         events.begin(previous_event)
-        found = layout.dispatch_layout(self._place, topk_idx, num_experts)
+        found = base.dispatch_layout(self._place, topk_idx, num_experts)
         return (*found, events.finished(async_finish, topk_idx))
+
+    @torch.no_grad()
+    def dispatch(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        handle: tuple[Any, ...] | None = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Any, Tensor | None, Tensor | None, list[int] | None, tuple[Any, ...] | None, EventOverlap]:
+        """Send each token once to every rank that has one of its experts.
+
+        Args:
+            x: ``(T, H)`` bf16 (fp16 and float32 as well, as DeepEP does not), rows of a multiple of 32 bytes; or fp8
+                (e4m3) rows and their scales ``(T, H / 128)`` float32.
+            handle: of an earlier dispatch: the rows of x go to the same places; no topk_idx, no topk_weights.
+            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: of ``get_dispatch_layout``.
+            topk_idx, topk_weights: ``(T, K)`` int64 and float32, on all ranks or on none.
+            expert_alignment: counts of experts are rounded up to a multiple of it.
+            num_worst_tokens: above 0, and equal on all ranks: results have this many rows, at least W times the
+                largest T, and nothing is read on the host.
+            num_tokens_per_rdma_rank, config, previous_event, async_finish, allocate_on_comm_stream: as above, no effect
+                beside events.
+
+        Returns:
+            rows as x, n of them: by source rank, then in the source's order; ids ``(n, K)`` int64, local ones, -1 for
+            experts of other ranks and rows that no token filled; weights ``(n, K)``, 0 there; a list of (token, k)
+            pairs of each local expert, empty with num_worst_tokens; the handle; the event. With a handle the middle
+            four are None.
+
+        Collective. Raises:
+            ArgumentError: a rule above is broken.
+            InvalidExpertId: on every rank; an id of topk_idx is none. Not looked at with num_worst_tokens.
+            Others: as the ops.
+        """
+        events.begin(previous_event)
+        self._on_the_way.settle()
+        if handle is not None:
+            need(topk_idx is None and topk_weights is None, "topk_idx", "is given with a handle, which has the places")
+            again = call_of(handle, Sent, "dispatch").again(x)
+            return again, None, None, None, None, events.finished(async_finish, x)
+        place, columns = self._place, check_x(x)
+        own, world = columns[0].shape[0], place.world
+        num_tokens_per_rank = _given("num_tokens_per_rank", num_tokens_per_rank)
+        is_token_in_rank = _given("is_token_in_rank", is_token_in_rank)
+        num_tokens_per_expert = _given("num_tokens_per_expert", num_tokens_per_expert)
+        local = _check(place, own, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
+        beside, in_rank = _topk(own, topk_idx, topk_weights), is_token_in_rank.bool()
+        need_whole("expert_alignment", expert_alignment, 1)
+        need_whole("num_worst_tokens", num_worst_tokens, 0)
+        rule = "is {}; with {} ranks of up to {} tokens it must be at least {}"
+        fits = num_worst_tokens == 0 or own <= num_worst_tokens // world
+        need(fits, "num_worst_tokens", rule, num_worst_tokens, world, own, world * own)
+        at_once = num_worst_tokens > 0  # nothing may be read on the host
+        ranks = _ranks(in_rank, world if topk_idx is None else topk_idx.shape[1], not at_once)
+        head = base.agreed_head(own, topk_idx, world * local, columns[0].device)
+        pairs = 2**31 - 1 if topk_idx is None else topk_idx.numel()
+        per_rank = _counts("num_tokens_per_rank", num_tokens_per_rank, own, not at_once)
+        per_expert = _counts("num_tokens_per_expert", num_tokens_per_expert, pairs, not at_once)
+        table = gather_rows(torch.cat([head, per_rank, per_expert]), place)
+        heads, table = table[:, : len(head)], table[:, len(head) :]
+        tokens = num_worst_tokens // world if at_once else base.most_tokens(heads, topk_idx, world * local)
+        dispatcher, tokens, columns = place.dispatcher(world), max(tokens, 1), [*columns, *beside]
+        out = dispatcher.dispatch(pack(*columns), ranks, expert_scales=_ones(dispatcher, ranks), max_tokens=tokens)
+        counts = out.ep_recv_counts
+        sent = Sent(dispatcher, ranks, tokens, out, num_worst_tokens or int(counts[-1]))
+        received = _received(out, sent.rows, columns)
+        arrived = torch.arange(sent.rows, device=counts.device) < counts[-1]
+        first = len(columns) - len(beside)
+        ids, weights = _local_topk(received[first:], arrived, place.rank * local, local)
+        by_expert = table[:, world:].sum(0)[place.rank * local : (place.rank + 1) * local]
+        aligned = (by_expert + expert_alignment - 1) // expert_alignment * expert_alignment
+        counted = [] if at_once else [int(count) for count in aligned.tolist()]
+        made = _handle(sent, table[:, :world], in_rank, arrived)
+        return _x(received[:first]), ids, weights, counted, made, events.finished(async_finish, x)
+
+    @torch.no_grad()
+    def combine(
+        self,
+        x: Tensor,
+        handle: tuple[Any, ...],
+        topk_weights: Tensor | None = None,
+        bias: Tensor | tuple[Tensor, Tensor] | None = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """Bring rows home, where those of a token are added, without weights.
+
+        Args:
+            x: ``(n, H)`` bf16 (fp16 and float32 as well), the rows in dispatch's order.
+            handle: dispatch's.
+            topk_weights: ``(n, K)`` float32; they are added as well. On all ranks or on none.
+            bias: one or two ``(T, H)`` of x's type, added after the rows; as many on all ranks.
+            config, previous_event, async_finish, allocate_on_comm_stream: as of dispatch.
+
+        Returns:
+            ``(T, H)`` of x's type: fp32 sums, ranks ascending, then the biases, one rounding; ``(T, K)`` float32 or
+            None; the event.
+
+        Collective. Raises:
+            ArgumentError: a rule above is broken. Others: as the ops.
+        """
+        events.begin(previous_event)
+        self._on_the_way.settle()
+        sent = call_of(handle, Sent, "dispatch")
+        need_dims("x", x, 2, dtypes=FLOATS)
+        need(x.shape[0] >= sent.rows, "x", "has {} rows; dispatch returned {}", x.shape[0], sent.rows)
+        biases = [] if bias is None else [bias] if isinstance(bias, Tensor) else list(bias)
+        need(len(biases) <= 2, "bias", "has {} tensors; need one or two", len(biases))
+        for each in biases:
+            need_shape("bias", each, (sent.ranks.shape[0], x.shape[1]), dtypes=(x.dtype,))
+        if len(biases) == 2:  # rows travel as fp32, a part of the columns at a time: no row is wider than those of x
+            parts = zip(*(each.float().chunk(4 // x.element_size(), 1) for each in (x, *biases)), strict=True)
+            total = torch.cat([sent.sum(rows, first.contiguous()) + second for rows, first, second in parts], 1)
+        else:
+            total = sent.sum(x, *biases)
+        weights = None
+        if topk_weights is not None:
+            need_dims("topk_weights", topk_weights, 2, dtypes=(torch.float32,))
+            rows, columns = topk_weights.shape
+            need(rows >= sent.rows, "topk_weights", "has {} rows; dispatch returned {}", rows, sent.rows)
+            padded = torch.nn.functional.pad(topk_weights, (0, -columns % 8))
+            weights = sent.sum(padded)[:, :columns].contiguous()
+        return total.to(x.dtype), weights, events.finished(async_finish, x)
+
+
+def _check(place: BufferPlace, tokens: int, per_rank: Tensor, in_rank: Tensor, per_expert: Tensor) -> int:
+    """Local experts."""
+    need_shape("num_tokens_per_rank", per_rank, (place.world,))
+    need_shape("is_token_in_rank", in_rank, (tokens, place.world), dtypes=(torch.bool, torch.int32, torch.int64))
+    need_dims("num_tokens_per_expert", per_expert, 1)
+    return place.local_experts(per_expert.numel())
+
+
+def _given(name: str, layout: Tensor | None) -> Tensor:
+    need(layout is not None, name, "is missing; pass what get_dispatch_layout returned, or a handle")
+    assert layout is not None
+    return layout
+
+
+def _counts(name: str, given: Tensor, most: int, checked: bool) -> Tensor:
+    """As int32; on the CPU each must be one of 0..most."""
+    counts = narrow(name, given)
+    if checked and counts.device.type == "cpu" and bool(((counts < 0) | (counts > most)).any()):
+        at = int(((counts < 0) | (counts > most)).int().argmax())
+        need(False, name, "at {} is {}; it must be one of 0..{}", at, int(given[at]), most)
+    return counts
+
+
+def _topk(tokens: int, topk_idx: Tensor | None, topk_weights: Tensor | None) -> list[Tensor]:
+    """The columns that ids and weights travel in."""
+    if topk_idx is None:
+        need(topk_weights is None, "topk_weights", "goes with topk_idx, which is missing")
+        return []
+    need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
+    need(topk_idx.shape[0] == tokens, "topk_idx", "has {} tokens; x has {}", topk_idx.shape[0], tokens)
+    if topk_weights is None:
+        return [narrow("topk_idx", topk_idx)]
+    need_shape("topk_weights", topk_weights, tuple(topk_idx.shape), dtypes=(torch.float32,))
+    return [narrow("topk_idx", topk_idx), topk_weights]
+
+
+def _ranks(in_rank: Tensor, slots: int, checked: bool) -> Tensor:
+    """``(T, K')`` int32: the ranks of each token, ascending, -1 behind the last."""
+    world = in_rank.shape[1]
+    most = min(slots, world, plan.limits()["topk"])
+    numbers = torch.arange(world, dtype=torch.int32, device=in_rank.device)
+    ranks = torch.where(in_rank, numbers, world).sort(1).values[:, :most]
+    if checked and in_rank.shape[0]:
+        widest = int(in_rank.sum(1).max())
+        need(widest <= most, "is_token_in_rank", "sends a token to {} ranks; at most {} here", widest, most)
+    return torch.where(ranks < world, ranks, -1).contiguous()
+
+
+def _ones(dispatcher: MC2Dispatcher, ranks: Tensor) -> Tensor | None:
+    """The weights of rows that are only added, for a dispatcher that needs some."""
+    return ranks.new_ones(ranks.shape, dtype=torch.float32) if dispatcher.weighs_first else None
+
+
+def _received(sent: Dispatched, number: int, columns: list[Tensor]) -> list[Tensor]:
+    """The columns of ``number`` rows that came; zeros where there are fewer."""
+    rows = _first(sent.expand_x, number)
+    return unpack(rows, *((column.shape[1], column.dtype) for column in columns))
+
+
+def _first(rows: Tensor, number: int) -> Tensor:
+    """``number`` of the rows; zeros where there are fewer."""
+    if number > rows.shape[0]:
+        return torch.nn.functional.pad(rows, (0, 0, 0, number - rows.shape[0]))
+    return rows[:number]
+
+
+def _x(columns: list[Tensor]) -> Tensor | tuple[Tensor, Tensor]:
+    return columns[0] if len(columns) == 1 else (columns[0], columns[1])
+
+
+def _local_topk(columns: list[Tensor], arrived: Tensor, first: int, local: int) -> tuple[Tensor | None, Tensor | None]:
+    """Ids as local ones and their weights; -1 and 0 for experts of other ranks and where no row is."""
+    if not columns:
+        return None, None
+    ids = columns[0]
+    own = (ids >= first) & (ids < first + local) & arrived.unsqueeze(1)
+    weights = torch.where(own, columns[1], 0.0) if len(columns) == 2 else None
+    return torch.where(own, ids - first, -1).long(), weights
+
+
+def _handle(sent: Sent, per_rank: Tensor, in_rank: Tensor, arrived: Tensor) -> Handle:
+    """DeepEP's six tensors, with one channel, int32 where nothing else is said; ``per_rank``: (source, destination)."""
+    place, rows = sent.dispatcher.place, sent.rows
+    source = sent.arrived.expand_idx[1 : 3 * rows : 3]
+    source = _first(source.unsqueeze(1), rows).squeeze(1)
+    head = torch.where(in_rank, in_rank.int().cumsum(0, dtype=torch.int32) - 1, -1)
+    return Handle.of(
+        sent,
+        per_rank.cumsum(0, dtype=torch.int32),  # rank_prefix_matrix (W, W)
+        per_rank[place.rank].reshape(-1, 1).clone(),  # channel_prefix_matrix (W, 1)
+        torch.zeros(place.world, 1, dtype=torch.int32, device=per_rank.device),  # recv_channel_prefix_matrix
+        torch.where(arrived, source, -1),  # recv_src_idx (n,)
+        in_rank,  # is_token_in_rank (T, W) bool
+        head,  # send_head (T, W)
+    )

@@ -1,4 +1,4 @@
-"""Events of a stream, as DeepEP hands them out, and how long a call waited for each rank.
+"""Events of a stream, as DeepEP returns them, and how long a call waited for each rank.
 
 On the CPU a call has finished when it returns.
 """
@@ -22,13 +22,13 @@ R = TypeVar("R")
 
 
 def npu_here() -> Any:
-    """torch.npu, where there is one that works."""
+    """torch.npu where it works, or None."""
     npu = getattr(torch, "npu", None)
     return npu if npu is not None and npu.is_available() else None
 
 
 class EventHandle:
-    """Stands for the work that the NPU's current stream has until now; without an NPU for none.
+    """The work that the NPU's current stream has at the time of its construction; without an NPU none.
 
     Source: DeepEP ``EventHandle``.
     """
@@ -38,14 +38,14 @@ class EventHandle:
         self._event = None if npu is None else npu.current_stream().record_event()
 
     def current_stream_wait(self) -> None:
-        """The current stream goes on when that is done."""
+        """Make the current stream wait for that work."""
         npu = npu_here()
         if npu is not None and self._event is not None:
             npu.current_stream().wait_event(self._event)
 
 
 class EventOverlap:
-    """An event to wait for, and what is to be done after that.
+    """An event to wait for, and a hook that runs after that.
 
     Args:
         event: None: nothing to wait for.
@@ -60,7 +60,7 @@ class EventOverlap:
         self._release = False
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
-        """The current stream waits; then the hook is called, once. release_handle: the event is dropped.
+        """Make the current stream wait, then call the hook, once. release_handle: the event is dropped.
 
         Raises:
             ArgumentError: there is no event; the call had no async_finish, so there is nothing to wait for.
@@ -75,7 +75,7 @@ class EventOverlap:
             self.event = None
 
     def register_hook_after_wait(self, hook_after_wait: Callable[[], None]) -> None:
-        """Calls ``hook_after_wait`` once after the next wait. Raises ArgumentError when a hook is waiting already."""
+        """Call ``hook_after_wait`` once after the next wait. Raises ArgumentError when a hook is waiting already."""
         need(self.hook_after_wait is None, "hook_after_wait", "is a second hook: one is waiting already")
         self.hook_after_wait = hook_after_wait
 
@@ -88,15 +88,15 @@ class EventOverlap:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Waits at the end of the block, where there is an event."""
+        """Wait at the end of the block, where there is an event."""
         release, self._release = self._release, False
         if self.event is not None:
             self.current_stream_wait(release)
 
 
-def begin(previous_event: EventOverlap | None) -> None:
-    """Waits for a call's previous_event."""
-    if previous_event is not None and previous_event.event is not None:
+def begin(previous_event: EventOverlap | EventHandle | None) -> None:
+    """Wait for a call's previous_event."""
+    if previous_event is not None and getattr(previous_event, "event", previous_event) is not None:
         previous_event.current_stream_wait()
 
 
@@ -109,8 +109,8 @@ def nothing() -> None:
     """The hook of a call that has received already."""
 
 
-class Costs:
-    """The cost statistics that a caller gives, or none.
+class WaitStats:
+    """The statistics of waits that a caller gives, or none.
 
     Args:
         argument: its name in errors.
@@ -132,8 +132,8 @@ class Costs:
         need(stats.device.type == "cpu", argument, rule, stats.device)
         self._row = stats if stats.dim() == 1 else stats[place.rank]
 
-    def among(self, place: Place, ranks: list[int]) -> Costs:
-        """Returns itself: the calls are now of a smaller group, of these ranks of the Buffer's."""
+    def among(self, place: Place, ranks: list[int]) -> WaitStats:
+        """Return itself: the calls are now of a smaller group, of these ranks of the Buffer's."""
         self._place, self._ranks = place, ranks
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,14 +12,13 @@ import torch
 from torch import Tensor
 
 from ascend_moe._tensors import narrow, wide_ids_named
+from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, typed_methods
 from ascend_moe.interop.deep_ep import events
-from ascend_moe.interop.deep_ep.base import BufferBase
-from ascend_moe.interop.deep_ep.events import Costs, EventOverlap
+from ascend_moe.interop.deep_ep.base import BufferBase, Handle, call_of, need_whole
+from ascend_moe.interop.deep_ep.events import EventOverlap, WaitStats
 from ascend_moe.interop.deep_ep.mask import RankMask, mapped
-from ascend_moe.interop.deep_ep.place import Handle, call_of, need_whole
-from ascend_moe.interop.deep_ep.received import Received, results_of
-from ascend_moe.interop.deep_ep.rows import Format
+from ascend_moe.interop.deep_ep.rows import FP8, Format, places_of
 from ascend_moe.ops.pairs import SentIds
 
 P = ParamSpec("P")
@@ -27,8 +27,100 @@ R = TypeVar("R")
 MOST_ALIVE = 2  # results, as in DeepEP, whose windows hold two
 
 
+@dataclass(eq=False)
+class Received:
+    """The results of one dispatch; their values come with ``receive``."""
+
+    dispatcher: MC2Dispatcher
+    tokens: int  # most tokens of a rank
+    hidden: int
+    format: Format
+    ids: SentIds
+    stats: Tensor | None
+    count: Tensor  # (L,) int32
+    source: Tensor  # (L * M + 1,) int32, the token of each row: M = tokens * W; the last is nobody's
+    range: Tensor  # (L, W) int64: rows of each source rank, and from bit 32 on where they begin
+    world: int  # W, of the Buffer's group; the op's may be smaller, of these ranks of it
+    ranks: list[int]
+    table: Tensor | None  # (E,): the op's numbers of the experts, when it is
+    values: list[Tensor]  # until received: (L * M + 1, H), with fp8 scales ((L + 1), columns, M)
+    finish: Callable[[], Dispatched] | None  # None: received
+    shown: weakref.ref[Tensor] | None = None  # what the caller holds
+    combined: bool = False
+    failed: bool = False
+    places: Tensor | None = None  # of the op's rows among the L * M ones
+    sent: Dispatched | None = None
+    next_rows: Tensor | None = None  # of zero_copy
+
+    @classmethod
+    def of(
+        cls,
+        dispatcher: MC2Dispatcher,
+        tokens: int,
+        x: Tensor,
+        format: Format,
+        ids: Tensor,
+        stats: Tensor | None,
+        mask: RankMask,
+        finish: Callable[[], Dispatched],
+    ) -> Received:
+        """Results without values: zeros on the CPU, where they cost nothing until they are touched."""
+        make = torch.zeros if x.device.type == "cpu" else torch.empty
+        world, local, hidden = mask.world, dispatcher.local_experts, x.shape[1]
+        width = tokens * world
+        values = [make(local * width + 1, hidden, dtype=FP8 if format.fp8 else x.dtype, device=x.device)]
+        if format.fp8:  # a column of scales is contiguous, as DeepEP has them
+            values.append(make(local + 1, format.columns(hidden), width, dtype=format.scales, device=x.device))
+        count = make(local, dtype=torch.int32, device=x.device)
+        source = make(local * width + 1, dtype=torch.int32, device=x.device)
+        range = torch.zeros(local, world, dtype=torch.int64, device=x.device)
+        own = (dispatcher, tokens, hidden, format, SentIds(ids), stats)
+        return cls(*own, count, source, range, world, mask.alive, mask.table(local), values, finish)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """``(L, M, H)``, M rows that a local expert has room for."""
+        return self.dispatcher.local_experts, self.tokens * self.world, self.hidden
+
+    def alive(self) -> bool:
+        """Whether it is still to be received, or neither combined nor dropped."""
+        if self.failed:
+            return False
+        return self.finish is not None or not (self.combined or self.shown is None or self.shown() is None)
+
+    def receive(self) -> None:
+        """Write the rows that come into the results. The second time does nothing, or raises the same again."""
+        if self.finish is None:
+            return
+        try:
+            sent = self.finish()
+        except BaseException:
+            self.failed = True
+            raise
+        self.finish, self.sent = None, sent
+        counts, local = sent.ep_recv_counts, self.dispatcher.local_experts
+        rows = int(counts[-1]) if counts.device.type == "cpu" else sent.expand_x.shape[0]
+        table = counts.diff(prepend=counts.new_zeros(1)).view(local, -1).long()
+        self.range[:, self.ranks] = table | (table.cumsum(1) - table) << 32
+        self.count.copy_(table.sum(1))
+        if self.stats is not None:
+            self.stats += self.count
+        # Row i of the op stands at places[i] of the results; a row that is none, at the last one.
+        rule = f"num_max_dispatch_tokens_per_rank {self.tokens} times {self.dispatcher.world_size} ranks"
+        block, width = f"a local expert of rank {self.dispatcher.rank}", self.shape[1]
+        self.places = places_of(counts.view(local, -1)[:, -1].contiguous(), rows, width, block, rule)
+        self.source.index_copy_(0, self.places, sent.expand_idx[1 : 3 * rows : 3])
+        if self.format.fp8:
+            codes, scales = self.format.unpack(sent.expand_x[:rows], self.hidden)
+            self.values[0].view(torch.uint8).index_copy_(0, self.places, codes)
+            self.values[1].transpose(1, 2)[self.places // width, self.places % width] = scales
+        else:
+            self.values[0].index_copy_(0, self.places, sent.expand_x[:rows])
+        self.values = []
+
+
 @typed_methods
-class _LowLatencyMode(BufferBase):
+class LowLatencyMode(BufferBase):
     """The calls of low-latency mode, and which results are alive."""
 
     _results: tuple[Received, ...] = ()
@@ -43,28 +135,28 @@ class _LowLatencyMode(BufferBase):
         return self._mask
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Leaves a rank out of low-latency calls from the next one on: no row goes to its experts, none comes from it.
+        """Leave a rank out of low-latency calls from the next one on: no row goes to its experts, none comes from it.
 
-        To be called on all other ranks with the same rank. mask=False takes back what no call has done yet.
+        To be called on all other ranks with the same rank_to_mask. mask=False takes back what no call has done yet.
         """
         self._shrinkable("low_latency_update_mask_buffer").update(rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
-        """Writes into ``(W,)`` int32 1 for ranks that are left out, told so or lost, else 0."""
+        """Write into mask_status ``(W,)`` int32 1 for ranks that are left out, lost or by request, else 0."""
         self._shrinkable("low_latency_query_mask_buffer").query(mask_status)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Takes all ranks in again, with windows that the next call opens; to be called on all of them.
+        """Take all ranks in again, with windows that the next call opens; to be called on all of them.
 
         Raises:
-            ArgumentError: a rank that is left out has ended.
+            ArgumentError: a rank that is left out had ended.
         """
         self._shrinkable("low_latency_clean_mask_buffer").clean()
 
     def get_local_buffer_tensor(
         self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False
     ) -> Tensor:
-        """Returns a tensor ``(0,)``, for callers that zero the whole buffer after a fault.
+        """Return a tensor ``(0,)``, for callers that zero the whole buffer after a fault.
 
         Nothing is stale there: messages have numbers, and nobody reads what an earlier call has left. Of a Buffer with
         enable_shrink alone.
@@ -110,6 +202,7 @@ class _LowLatencyMode(BufferBase):
                 source rank are added. ``(W, W)``: to this rank's row.
             use_fp8: rows travel as e4m3 with a scale for 128 values; round_scale: powers of two; use_ue8m0, with
                 round_scale: their exponents, four to an int32, H a multiple of 512.
+            async_finish: the event has the stream's work.
             return_recv_hook: only send. The results have no values until the hook is called. Another call of this
                 object receives as well.
 
@@ -123,12 +216,41 @@ class _LowLatencyMode(BufferBase):
             ArgumentError: a rule above is broken, or two results are alive.
             InvalidExpertId: on every rank; an id is none. Others: as the ops.
         """
-        costs = Costs("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, self._place)
+        waits = WaitStats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, self._place)
         format, tokens = Format(use_fp8, round_scale, use_ue8m0), num_max_dispatch_tokens_per_rank
         self._place.need_one_server("low latency", "weighs rows before they come back, and these weights come last")
         local = self._place.local_experts(num_experts)
         _check(x, topk_idx, tokens, cumulative_local_expert_recv_stats, local)
         format.check(x.shape[1])
+        self._need_room()
+        self._on_the_way.settle()
+        self._mask.apply()
+        rows, ids = format.pack(x), mapped(narrow("topk_idx", topk_idx), self._mask.table(local))
+        place = self._mask.place
+        waits.among(place, self._mask.alive)
+        named, dispatcher = wide_ids_named(topk_idx, place.rank), place.dispatcher(local * place.world)
+        if return_recv_hook:
+            begun = self._watched(named(dispatcher.begin_dispatch))(rows, ids, max_tokens=tokens)
+            finish = self._watched(waits.of(named(begun.finish)))
+        else:
+            arrived = self._watched(waits.of(named(dispatcher.dispatch)))(rows, ids, max_tokens=tokens)
+            finish = lambda: arrived  # noqa: E731
+        stats = cumulative_local_expert_recv_stats
+        result = Received.of(dispatcher, tokens, x, format, ids, stats, self._mask, finish)
+        self._results = (*self._results, result)
+        shown: Any = result.values[0][:-1].view(result.shape)
+        result.shown = weakref.ref(shown)
+        # packed_recv_src_info (L, max * W) int32, packed_recv_layout_range (L, W) int64, max, hidden, num_experts
+        source = result.source[:-1].view(result.shape[:2])
+        handle = Handle.of(result, source, result.range, tokens, x.shape[1], num_experts)
+        shown = (shown, _columns(result.values[1][:-1])) if format.fp8 else shown
+        hook = self._on_the_way.sent(result.receive) if return_recv_hook else events.nothing
+        if not return_recv_hook:
+            result.receive()
+        return shown, result.count, handle, events.finished(async_finish, x, topk_idx), hook
+
+    def _need_room(self) -> None:
+        """Raise where two results are alive."""
         self._results = tuple(result for result in self._results if result.alive())
         if len(self._results) >= MOST_ALIVE:
             waiting = sum(result.finish is not None for result in self._results)
@@ -139,32 +261,6 @@ class _LowLatencyMode(BufferBase):
                 "with the handle, or drop the result",
                 argument="handle",
             )
-        self._on_the_way.settle()
-        self._mask.apply()
-        rows, ids = format.pack(x), mapped(narrow("topk_idx", topk_idx), self._mask.table(local))
-        place = self._mask.place
-        costs.among(place, self._mask.alive)
-        named, way = wide_ids_named(topk_idx, place.rank), place.dispatcher(local * place.world)
-        if return_recv_hook:
-            begun = self._watched(named(way.begin_dispatch))(rows, ids, max_tokens=tokens)
-            finish = self._watched(costs.of(named(begun.finish)))
-        else:
-            arrived = self._watched(costs.of(named(way.dispatch)))(rows, ids, max_tokens=tokens)
-            finish = lambda: arrived  # noqa: E731
-        result = results_of(
-            way, tokens, x, format, SentIds(ids), cumulative_local_expert_recv_stats, self._mask, self._place.world
-        )
-        result.finish = finish
-        self._results = (*self._results, result)
-        width = result.width
-        shown: Any = result.values[0][:-1].view(local, width, -1)
-        result.shown = weakref.ref(shown)
-        # packed_recv_src_info (L, max * W) int32, packed_recv_layout_range (L, W) int64, max, hidden, num_experts
-        handle = Handle((result.source[:-1].view(local, width), result.range, tokens, x.shape[1], num_experts))
-        handle.call = result
-        shown = (shown, _columns(result.values[1][:-1])) if format.fp8 else shown
-        hook = self._hook(result.receive, return_recv_hook)
-        return shown, result.count, handle, events.finished(async_finish, x, topk_idx), hook
 
     @torch.no_grad()
     def low_latency_combine(
@@ -188,7 +284,7 @@ class _LowLatencyMode(BufferBase):
             topk_idx: as given to dispatch. topk_weights: ``(T, K)`` float32.
             handle: of a dispatch whose rows have been received.
             use_logfmt: must be False: combine's kernel adds up rows of bf16, so LogFMT's codes would not travel.
-            combine_wait_recv_cost_stats: as dispatch's.
+            async_finish, combine_wait_recv_cost_stats: as dispatch's.
             return_recv_hook: only send; the result has no values until the hook is called.
             out: ``(T, H)`` bf16, is written and returned.
 
@@ -200,17 +296,16 @@ class _LowLatencyMode(BufferBase):
         """
         rule = "is True; combine's kernel adds up bf16 rows and decodes no LogFMT, so it would save nothing: pass False"
         need(not use_logfmt, "use_logfmt", rule)
-        costs = Costs("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, self._place)
-        given_x = x
-        result = call_of(handle, Received, "low_latency_dispatch")
-        costs.among(result.way.place, result.ranks)
-        shape = (result.way.local_experts, result.width, result.hidden)
-        rule = "is of a dispatch whose hook was not called, or has raised: call it first"
-        need(result.finish is None, "handle", rule)
+        waits = WaitStats("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, self._place)
+        result, finished = call_of(handle, Received, "low_latency_dispatch"), (x, topk_idx, topk_weights)
+        waits.among(result.dispatcher.place, result.ranks)
+        need(
+            result.finish is None, "handle", "is of a dispatch whose hook was not called, or has raised: call it first"
+        )
         if zero_copy:
             need(result.next_rows is not None, "zero_copy", "needs get_next_low_latency_combine_buffer(handle) before")
             x = result.next_rows  # type: ignore[assignment]
-        need_shape("x", x, shape, dtypes=(torch.bfloat16,))
+        need_shape("x", x, result.shape, dtypes=(torch.bfloat16,))
         need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
         need_shape("topk_weights", topk_weights, tuple(topk_idx.shape), dtypes=(torch.float32,))
         wanted = (topk_idx.shape[0], result.hidden)
@@ -220,35 +315,30 @@ class _LowLatencyMode(BufferBase):
         rows = x.reshape(-1, result.hidden)
         rows = rows.index_select(0, result.places.clamp(max=rows.shape[0] - 1))
         ids = result.ids.checked("topk_idx", mapped(narrow("topk_idx", topk_idx), result.table))
-        sent = result.way.resume(ids, result.sent.expand_idx, result.sent.ep_recv_counts, max_tokens=result.tokens)
+        dispatcher, sent = result.dispatcher, result.sent
+        sent = dispatcher.resume(ids, sent.expand_idx, sent.ep_recv_counts, max_tokens=result.tokens)
         self._on_the_way.settle()
-        given = (rows, sent, topk_weights)
-        if return_recv_hook:
-            finish = self._watched(costs.of(self._watched(result.way.begin_combine)(*given).finish))
-        else:
-            total = self._watched(costs.of(result.way.combine))(*given)
-        result.combined, result.next_rows = True, None
         hook = events.nothing
         if return_recv_hook:
+            begun = self._watched(dispatcher.begin_combine)(rows, sent, topk_weights)
+            finish = self._watched(waits.of(begun.finish))
             total = rows.new_zeros(wanted) if out is None else out
             hook = self._on_the_way.sent(lambda: _copy(total, finish()))
-        elif out is not None:
-            total = out.copy_(total)
-        return total, events.finished(async_finish, given_x, topk_idx, topk_weights), hook
+        else:
+            total = self._watched(waits.of(dispatcher.combine))(rows, sent, topk_weights)
+            total = total if out is None else out.copy_(total)
+        result.combined, result.next_rows = True, None
+        return total, events.finished(async_finish, *finished), hook
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
-        """``(L, max * W, H)`` bf16, to be filled for a combine with zero_copy; one copy into the window is left."""
+        """Return ``(L, max * W, H)`` bf16, to be filled for a combine of ``handle`` with zero_copy.
+
+        One copy into the window is left.
+        """
         result = call_of(handle, Received, "low_latency_dispatch")
         if result.next_rows is None:
-            shape = (result.way.local_experts, result.width, result.hidden)
-            result.next_rows = torch.zeros(shape, dtype=torch.bfloat16, device=result.count.device)
+            result.next_rows = torch.zeros(result.shape, dtype=torch.bfloat16, device=result.count.device)
         return result.next_rows
-
-    def _hook(self, receive: Callable[[], None], later: bool) -> Callable[[], None]:
-        if later:
-            return self._on_the_way.sent(receive)
-        receive()
-        return events.nothing
 
 
 def _copy(to: Tensor, values: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 import ascend_moe
 from ascend_moe.comm import device_survivors, survivors
 from ascend_moe.errors import ArgumentError, CommError, PeerLost, need, need_dtype, need_shape
-from ascend_moe.interop.deep_ep.place import BufferPlace
+from ascend_moe.interop.deep_ep.base import BufferPlace
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,8 +26,8 @@ class RankMask:
     """
 
     def __init__(self, first: BufferPlace) -> None:
-        self._first = first
-        self.place = first
+        self._first = self.place = first
+        self.world = first.world
         self.alive = list(range(first.world))
         self._to_mask: set[int] = set()
         self._ended: set[int] = set()  # of those that are left out
@@ -35,7 +35,7 @@ class RankMask:
 
     def update(self, rank: int, mask: bool) -> None:
         """Leaves a rank out from the next call on; to be called on all others."""
-        world = self._first.world
+        world = self.world
         need(isinstance(rank, int) and 0 <= rank < world, "rank_to_mask", "is {!r}; it must be 0..{}", rank, world - 1)
         need(rank != self._first.rank or not mask, "rank_to_mask", "is {}, this rank itself", rank)
         back = (
@@ -52,18 +52,18 @@ class RankMask:
         need(not ended, "low_latency_clean_mask_buffer", rule, ended)
         self._to_mask.clear()
         on_npus = device_survivors.group_of(self._first.group_ep) is not None
-        anew = on_npus and len(self.alive) < self._first.world
+        anew = on_npus and len(self.alive) < self.world
         rule = "is of a group on NPUs that has lost ranks: make its process group and the Buffer anew, on all ranks"
         need(not anew, "low_latency_clean_mask_buffer", rule)
-        if self._failed or len(self.alive) < self._first.world or self._left_behind():
+        if self._failed or len(self.alive) < self.world or self._left_behind():
             ascend_moe.close(self.place.group_ep)
-            self.place, self.alive, self._failed = self._first, list(range(self._first.world)), False
+            self.place, self.alive, self._failed = self._first, list(range(self.world)), False
 
     def query(self, mask_status: Tensor) -> None:
         """Writes 1 for ranks that are left out, or are to be; else 0."""
-        need_shape("mask_status", mask_status, (self._first.world,))
+        need_shape("mask_status", mask_status, (self.world,))
         need_dtype("mask_status", mask_status, torch.int32)
-        masked = [int(rank not in self.alive or rank in self._to_mask) for rank in range(self._first.world)]
+        masked = [int(rank not in self.alive or rank in self._to_mask) for rank in range(self.world)]
         mask_status.copy_(torch.tensor(masked, dtype=torch.int32, device="cpu"))
 
     def _left_behind(self) -> bool:
@@ -123,10 +123,10 @@ class RankMask:
 
     def table(self, local_experts: int) -> Tensor | None:
         """``(E,)`` int32: the number that an expert has now, -1 where its rank is left out; None: as before."""
-        if len(self.alive) == self._first.world:
+        if len(self.alive) == self.world:
             return None
         made: dict[str, Any] = {"dtype": torch.int32, "device": "cpu"}
-        table = torch.full((self._first.world, local_experts), -1, **made)
+        table = torch.full((self.world, local_experts), -1, **made)
         table[self.alive] = torch.arange(len(self.alive) * local_experts, **made).view(-1, local_experts)
         return table.view(-1)
 

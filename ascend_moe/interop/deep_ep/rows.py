@@ -13,22 +13,21 @@ from torch import Tensor
 from ascend_moe.dispatchers.rows import pack as pack_rows
 from ascend_moe.dispatchers.rows import unpack
 from ascend_moe.errors import RoutingOverflow, need, need_dims, need_dtype, need_shape
-from ascend_moe.interop.deep_ep.place import ROW_BYTES
 from ascend_moe.permute import padded_places
 
 FP8 = torch.float8_e4m3fn
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)  # of normal mode; DeepEP has bf16 alone
 GROUP = 128  # values that share a scale
 PACKED = 4  # ue8m0 scales in an int32
+QUANT_MODES = {"none": 0, "bf16": 0, "int8": 2}  # of the ops
+FP8_ROWS = "pertoken_fp8_e4m3"  # rows are cast before the op
 _FP8_MAX = 448.0
 _LEAST = 1e-4  # a group counts at least this much: zeros have a scale
-
-Layout = list[tuple[int, torch.dtype]]  # columns and type of each part
 
 
 def pack(*columns: Tensor) -> Tensor:
     """Packs ``(n, *)`` tensors side by side as ``(n, m)`` bf16 rows of whole 32 bytes, as the ops take them."""
-    return pack_rows(*columns, dtype=torch.bfloat16, unit=ROW_BYTES)
+    return pack_rows(*columns, dtype=torch.bfloat16, unit=32)
 
 
 def places_of(ends: Tensor, rows: int, width: int, block: str, rule: str) -> Tensor:

@@ -1,0 +1,515 @@
+"""sgl-kernel-npu's strategies: how an AscendBuffer sends, in normal and in low-latency mode.
+
+The defaults send by the window ops of `Runtime`; the others by torch.distributed's all-to-all.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from ascend_moe._tensors import narrow, wide_ids_named
+from ascend_moe.dispatchers import AllToAllDispatcher, Dispatched
+from ascend_moe.errors import (
+    ArgumentError,
+    need,
+    need_dims,
+    need_one_of,
+    need_shape,
+    with_signature_of,
+    with_typed_errors,
+)
+from ascend_moe.interop.deep_ep import events
+from ascend_moe.interop.deep_ep.base import BufferPlace, Group, dispatch_layout, most_tokens_of, need_whole
+from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
+from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, places_of
+from ascend_moe.ops.pairs import SentIds
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound="EPCommStrategy")
+
+# Those of sgl-kernel-npu; its MX formats are of the 950 series and refused here.
+VALID_QUANT_MODES = frozenset(("bf16", "int8", "mx_fp8_e4m3", "mx_fp8_e5m2", FP8_ROWS, "mx_fp4_e2m1"))
+
+
+class NormalStrategy:
+    """Names of ``normal_strategy``: the window ops, or torch.distributed's all-to-all."""
+
+    DEFAULT, ALLTOALL = "default", "alltoall"
+    _names: tuple[str, ...] = (DEFAULT, ALLTOALL)
+
+    @classmethod
+    def get_all_strategies(cls) -> list[str]:
+        """Return all names."""
+        return list(cls._names)
+
+
+class LowLatencyStrategy(NormalStrategy):
+    """Names of ``low_latency_strategy``: default and ops are the window ops."""
+
+    OPS = "ops"
+    _names = (NormalStrategy.DEFAULT, OPS, NormalStrategy.ALLTOALL)
+
+
+class StrategyMap:
+    """Maps DEEP_USE_MODE to the normal and the low-latency strategy."""
+
+    strategy_map: ClassVar[dict[str, tuple[str, str]]] = {
+        "default": ("default", "default"),
+        "ops": ("default", "ops"),
+        "alltoall": ("alltoall", "alltoall"),
+    }
+
+    @classmethod
+    def get_strategy(cls, deep_mode: str) -> tuple[str, str]:
+        """Return the two names. Raises ArgumentError for another mode."""
+        need_one_of("DEEP_USE_MODE", deep_mode.lower(), cls.strategy_map)
+        return cls.strategy_map[deep_mode.lower()]
+
+
+class EPCommStrategy(ABC):
+    """Sends and brings home by one means.
+
+    Args:
+        runtime: ``Runtime`` of the Buffer, or None.
+        group: as ``Buffer``'s. Looked at when it is needed: then the group's windows are opened, collectively.
+
+    A class of your own takes these two by name, and is registered under a name of yours.
+    """
+
+    name: ClassVar[str]
+    modes: ClassVar[tuple[str, ...]]
+
+    def __init__(self, runtime: Any = None, group: Group | None = None) -> None:
+        self.runtime, self.group = runtime, group
+
+    @cached_property
+    def place(self) -> BufferPlace:
+        """This rank's place: the runtime's, or else by the group."""
+        return self.runtime.place if self.runtime is not None else BufferPlace.of_group(self.group)  # type: ignore[arg-type]
+
+    group_name = property(lambda self: self.place.group_ep)
+    group_size = property(lambda self: self.place.world)
+    rank = property(lambda self: self.place.rank)
+
+    def get_name(self) -> str:
+        """Return the name under which it is registered."""
+        return self.name
+
+    def get_supported_modes(self) -> list[str]:
+        """Return those of "normal" and "low_latency" that it serves."""
+        return list(self.modes)
+
+    def alltoall(self, experts: int) -> AllToAllDispatcher:
+        """Return the dispatcher of all-to-all."""
+        return AllToAllDispatcher(self.place if self.group is None else self.group, experts)
+
+
+class NormalEPCommStrategy(EPCommStrategy):
+    """Serves normal mode."""
+
+    modes = ("normal",)
+
+    @with_typed_errors
+    def get_dispatch_layout(
+        self,
+        topk_idx: Tensor,
+        num_experts: int,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
+        """Count as ``Buffer`` does; whether a token goes to a rank is int32.
+
+        Args:
+            topk_idx, num_experts, previous_event, async_finish, allocate_on_comm_stream: as of
+                `Buffer.get_dispatch_layout`.
+
+        Raises:
+            ArgumentError: a rule there is broken.
+        """
+        events.begin(previous_event)
+        per_rank, servers, per_expert, in_rank = dispatch_layout(self.place, topk_idx, num_experts)
+        return per_rank, servers, per_expert, in_rank.int(), EventOverlap(EventHandle())
+
+    @abstractmethod
+    def dispatch(
+        self,
+        x: Any,
+        handle: Any = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: object = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        dispatch_wait_recv_cost_stats: Tensor | None = None,
+        quant_mode: str | None = None,
+    ) -> Any:
+        """Send each (token, expert) row to the expert's rank.
+
+        Args:
+            x: ``(T, H)`` bf16, or a tuple of it and a tensor whose dtype int8 asks for int8 rows.
+            quant_mode: "bf16", "int8", "pertoken_fp8_e4m3", or None: by x, else by DEEP_NORMAL_MODE_USE_INT8_QUANT.
+            dispatch_wait_recv_cost_stats: ``(W,)`` int32 or int64 on the CPU; the microseconds that this call waited
+                for each source rank are added.
+            others: as ``Buffer``'s; handle must be None, num_worst_tokens 0.
+
+        Returns:
+            rows ``(n, H)``, quantized a tuple of them and their scales; ids and weights ``(n, K)``, -1 and 0 but at
+            the row's own k; rows of each local expert as a list; the handle; the event.
+
+        Collective. Raises:
+            ArgumentError: a rule above is broken. InvalidExpertId: on every rank; an id is none. Others: as the ops.
+        """
+
+    @abstractmethod
+    def combine(
+        self,
+        x: Tensor,
+        handle: Any,
+        topk_weights: Tensor | None = None,
+        bias: Any = None,
+        config: object = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        combine_send_cost_stats: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """Bring rows home, where those of a token are added with dispatch's topk_weights; topk_weights has no effect.
+
+        Returns:
+            ``(T, H)``: fp32 sums, k ascending, one rounding; dispatch's topk_weights; the event.
+        """
+
+
+class LowLatencyEPCommStrategy(EPCommStrategy):
+    """Serves low-latency mode."""
+
+    modes = ("low_latency",)
+
+    @abstractmethod
+    def low_latency_dispatch(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        use_mxfp4: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        topk_weights: Tensor | None = None,
+        quant_mode: str | None = None,
+    ) -> tuple[Any, Tensor, tuple[Any, ...], EventOverlap, Callable[[], None]]:
+        """Send each (token, expert) row to the expert's rank.
+
+        Args:
+            use_fp8: in a Buffer without quant_mode: int8 rows. use_ue8m0, use_mxfp4: must be False there.
+            topk_weights: for strategy "ops" in its handle. Others: as ``Buffer``'s.
+
+        Returns:
+            packed rows, quantized a tuple of them and their scales; rows of each local expert ``(L,)`` int64; the
+            handle; the event; a hook that does nothing.
+
+        Collective. Raises:
+            ArgumentError: a rule above is broken. InvalidExpertId: on every rank; an id is none. Others: as the ops.
+        """
+
+    @abstractmethod
+    def low_latency_combine(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor,
+        handle: tuple[Any, ...],
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, EventOverlap, Callable[[], None]]:
+        """Bring packed rows home, where those of a token are added with its weights.
+
+        Returns:
+            ``(T, H)``: fp32 sums, k ascending, one rounding; the event; a hook that does nothing.
+        """
+
+
+_registered: dict[str, dict[str, type[Any]]] = {"normal_strategy": {}, "low_latency_strategy": {}}
+
+
+def _registering(kind: str, name: str) -> Callable[[type[S]], type[S]]:
+    def register(cls: type[S]) -> type[S]:
+        _registered[kind][name] = cls
+        return cls
+
+    return register
+
+
+def _find(kind: str, name: str) -> Any:
+    need_one_of(kind, name, _registered[kind])
+    return _registered[kind][name]
+
+
+def register_normal_strategy(name: str) -> Callable[[type[S]], type[S]]:
+    """Decorator: ``Buffer(normal_strategy=name)`` makes an object of this class, no longer of an earlier one."""
+    return _registering("normal_strategy", name)
+
+
+def register_low_latency_strategy(name: str) -> Callable[[type[S]], type[S]]:
+    """Decorator: ``Buffer(low_latency_strategy=name)`` makes an object of this class, no longer of an earlier one."""
+    return _registering("low_latency_strategy", name)
+
+
+def get_normal_strategy(name: str) -> type[NormalEPCommStrategy]:
+    """Return the class of this name. Raises ArgumentError where there is none."""
+    return _find("normal_strategy", name)  # type: ignore[no-any-return]
+
+
+def get_low_latency_strategy(name: str) -> type[LowLatencyEPCommStrategy]:
+    """Return the class of this name. Raises ArgumentError where there is none."""
+    return _find("low_latency_strategy", name)  # type: ignore[no-any-return]
+
+
+# ---- the strategies
+
+
+def _as(model: Callable[Concatenate[Any, P], object]) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    """Decorator of a method without gradients that takes what ``model`` takes, by name."""
+    return lambda method: with_signature_of(model)(with_typed_errors(torch.no_grad()(method)))
+
+
+def _asked(given: dict[str, Any], *modes: str) -> tuple[Tensor, str]:
+    """Rows and quantization of a normal dispatch's arguments."""
+    events.begin(given["previous_event"])
+    x, handle = given["x"], given["handle"]
+    need(handle is None, "handle", "of an earlier dispatch is not taken by flavour 'ascend'; pass topk_idx")
+    quant = given["quant_mode"]
+    if quant is None and isinstance(x, tuple):
+        need(
+            len(x) == 2 and x[1].dtype == torch.int8, "x", "is a tuple; only one with an int8 tensor asks for int8 rows"
+        )
+        quant = "int8"
+    elif quant is None:
+        quant = "int8" if os.environ.get("DEEP_NORMAL_MODE_USE_INT8_QUANT", "").strip() == "1" else "bf16"
+    need_one_of("quant_mode", quant, modes)
+    for name in ("num_tokens_per_expert", "topk_idx"):
+        need(given[name] is not None, name, "is missing; get_dispatch_layout returns the counts")
+    return x if isinstance(x, Tensor) else x[0], quant
+
+
+def _begin_combine(bias: Any, previous_event: EventOverlap | None) -> None:
+    events.begin(previous_event)
+    need(bias is None, "bias", "is given; flavour 'ascend' takes none, add it to the result")
+
+
+def _entries(handle: Any, *sizes: int) -> tuple[Any, ...]:
+    """The entries of a handle. Raises ArgumentError unless it is a tuple of one of these sizes."""
+    if isinstance(handle, tuple) and len(handle) in sizes:
+        return handle
+    listed = " or ".join(map(str, sizes))
+    raise ArgumentError(f"handle is no tuple of {listed} entries; pass what dispatch returned", argument="handle")
+
+
+@register_normal_strategy("default")
+class DefaultNormalCommStrategy(NormalEPCommStrategy):
+    """By the window ops. Source: sgl-kernel-npu ``DefaultNormalCommStrategy``."""
+
+    name = "default"
+
+    @_as(NormalEPCommStrategy.dispatch)
+    def dispatch(self, topk_idx: Tensor, topk_weights: Tensor | None, is_token_in_rank: Tensor, **given: Any) -> Any:
+        rows, quant = _asked(given | {"topk_idx": topk_idx}, "bf16", "int8", FP8_ROWS)
+        quantized, counts = quant != "bf16", (given["num_tokens_per_rank"], is_token_in_rank)
+        names = ("num_tokens_per_expert", "dispatch_wait_recv_cost_stats", "expert_alignment", "num_worst_tokens")
+        options = {"use_quant": quantized, "quant_type": quant, **{name: given[name] for name in names}}
+        out = self.runtime.intranode_dispatch(rows, None, topk_idx, topk_weights, *counts, **options)
+        values, scales, ids, weights, counted, *matrices, index, head, event = out
+        handle = (*matrices, index, is_token_in_rank, head, topk_idx, topk_weights)
+        return (values, scales) if quantized else values, ids, weights, counted, handle, EventOverlap(event)
+
+    @_as(NormalEPCommStrategy.combine)
+    def combine(
+        self, x: Tensor, handle: Any, bias: Any, previous_event: Any, combine_send_cost_stats: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        _begin_combine(bias, previous_event)
+        *_, index, _, head, ids, weights = _entries(handle, 8)
+        total, weights, event = self.runtime.intranode_combine(x, ids, weights, index, head, combine_send_cost_stats)
+        return total, weights, EventOverlap(event)
+
+
+class AllToAllHandle(dict):  # type: ignore[type-arg]
+    """The handle of a normal dispatch by all-to-all: its topk_weights; all state of the call is in here."""
+
+    dispatched: Dispatched
+    dispatcher: AllToAllDispatcher
+
+
+@register_normal_strategy("alltoall")
+class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
+    """By torch.distributed's all-to-all. Source: sgl-kernel-npu ``AlltoAllNormalCommStrategy``.
+
+    dispatch returns no ids and weights of rows, and its counts are not aligned.
+    """
+
+    name = "alltoall"
+
+    @_as(NormalEPCommStrategy.dispatch)
+    def dispatch(self, topk_idx: Tensor, topk_weights: Tensor | None, **given: Any) -> Any:
+        rows, quant = _asked(given | {"topk_idx": topk_idx}, "bf16", "int8")
+        need_dims("topk_idx", topk_idx, 2)
+        experts, ids = given["num_tokens_per_expert"].numel(), narrow("topk_idx", topk_idx)
+        handle = AllToAllHandle(topk_weights=topk_weights, topk_idx=topk_idx)
+        handle.dispatcher = self.alltoall(experts)
+        bound = self.group_size * max(most_tokens_of(self.place, rows.shape[0], topk_idx, experts), 1)
+        sent = handle.dispatched = handle.dispatcher.dispatch(rows, ids, quant_mode=QUANT_MODES[quant], global_bs=bound)
+        values = (sent.expand_x, sent.dynamic_scales) if quant == "int8" else sent.expand_x
+        return values, None, None, sent.expert_token_nums.tolist(), handle, EventOverlap()
+
+    @_as(NormalEPCommStrategy.combine)
+    def combine(self, x: Tensor, handle: Any, bias: Any, previous_event: Any) -> tuple[Tensor, None, EventOverlap]:
+        _begin_combine(bias, previous_event)
+        rule = "is a {}; pass what dispatch by all-to-all returned"
+        need(isinstance(handle, AllToAllHandle), "handle", rule, type(handle).__name__)
+        weights = handle["topk_weights"]
+        if weights is None:
+            weights = torch.ones(handle["topk_idx"].shape, dtype=torch.float32, device=x.device)
+        return handle.dispatcher.combine(x, handle.dispatched, weights.float()), None, EventOverlap()
+
+
+LowLatencyDispatched = tuple[Any, Tensor, tuple[Any, ...], EventOverlap, Callable[[], None]]
+LowLatencyCombined = tuple[Tensor, EventOverlap, Callable[[], None]]
+
+
+@register_low_latency_strategy("default")
+class DefaultLowLatencyCommStrategy(LowLatencyEPCommStrategy):
+    """By the window ops; quant_mode None: bf16. Source: sgl-kernel-npu ``DefaultLowLatencyCommStrategy``."""
+
+    name = "default"
+    quant_modes: tuple[str, ...] = (*QUANT_MODES, FP8_ROWS)
+
+    @_as(LowLatencyEPCommStrategy.low_latency_dispatch)
+    def low_latency_dispatch(
+        self, x: Tensor, topk_idx: Tensor, num_experts: int, quant_mode: str | None, **given: Any
+    ) -> LowLatencyDispatched:
+        quant, tokens = quant_mode or "none", given["num_max_dispatch_tokens_per_rank"]
+        need_one_of("quant_mode", quant, self.quant_modes)
+        stats = given["cumulative_local_expert_recv_stats"]
+        sent = self.runtime.low_latency_dispatch(x, topk_idx, stats, tokens, num_experts, quant_mode=quant)
+        values, scales, counts, index, ranges, event, hook = sent
+        shown = (values, scales) if quant == FP8_ROWS or QUANT_MODES[quant] else values
+        handle = (index, ranges, tokens, x.shape[1], num_experts, counts, None)
+        return shown, counts, handle, EventOverlap(event), hook
+
+    @_as(LowLatencyEPCommStrategy.low_latency_combine)
+    def low_latency_combine(
+        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: tuple[Any, ...]
+    ) -> LowLatencyCombined:
+        index, ranges, tokens, _, experts, counts = _entries(handle, 7, 10)[:6]
+        sizes = (tokens, experts, counts)
+        total, event, hook = self.runtime.low_latency_combine(x, topk_idx, topk_weights, index, ranges, *sizes)
+        return total, EventOverlap(event), hook
+
+
+@register_low_latency_strategy("ops")
+class OpsLowLatencyCommStrategy(DefaultLowLatencyCommStrategy):
+    """The same, with handles of ten. Source: sgl-kernel-npu ``OpsLowLatencyCommStrategy``.
+
+    Behind the seven values: the mask of tokens, their ids as int32 and weights.
+
+    Args:
+        comm_alg: one of theirs. No effect: the ops take hierarchy where the ranks are on several servers.
+    """
+
+    name = "ops"
+    quant_modes = tuple(QUANT_MODES)
+
+    def __init__(self, runtime: Any = None, group: Group | None = None, comm_alg: str = "hierarchy") -> None:
+        super().__init__(runtime, group)
+        need_one_of("comm_alg", comm_alg, ("hierarchy", "fullmesh_v1", "fullmesh_v2", "ccu", ""))
+        self.comm_alg = comm_alg
+
+    @_as(LowLatencyEPCommStrategy.low_latency_dispatch)
+    def low_latency_dispatch(
+        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor | None, **others: Any
+    ) -> LowLatencyDispatched:
+        shown, counts, handle, event, hook = super().low_latency_dispatch(x, topk_idx, **others)
+        mask = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
+        return shown, counts, (*handle, mask, narrow("topk_idx", topk_idx), topk_weights), event, hook
+
+
+class LowLatencyHandle(tuple):  # type: ignore[type-arg]
+    """The handle of a low-latency dispatch by all-to-all: the seven values, and what combine needs."""
+
+    dispatched: Dispatched
+    dispatcher: AllToAllDispatcher
+    ids: SentIds
+
+
+@register_low_latency_strategy("alltoall")
+class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
+    """By torch.distributed's all-to-all. Source: sgl-kernel-npu ``AllToAllLowLatencyCommStrategy``.
+
+    Every local expert has ``max`` rows of each source rank, those that arrived first and zeros behind them:
+    ``(L * W * max, H)``, by expert, then source rank. Counts are therefore ``W * max`` for each expert. Without
+    quant_mode use_fp8 asks for int8 rows.
+    """
+
+    name = "alltoall"
+
+    @_as(LowLatencyEPCommStrategy.low_latency_dispatch)
+    def low_latency_dispatch(
+        self, x: Tensor, topk_idx: Tensor, num_experts: int, use_fp8: bool, quant_mode: str | None, **given: Any
+    ) -> LowLatencyDispatched:
+        quant = quant_mode or ("int8" if use_fp8 else "none")
+        need_one_of("quant_mode", quant, QUANT_MODES)
+        need_dims("topk_idx", topk_idx, 2)
+        most, world = given["num_max_dispatch_tokens_per_rank"], self.group_size
+        need_whole("num_max_dispatch_tokens_per_rank", most, max(x.shape[0], 1))
+        dispatcher, ids = self.alltoall(num_experts), narrow("topk_idx", topk_idx)
+        with wide_ids_named(topk_idx, self.rank):
+            sent = dispatcher.dispatch(x, ids, quant_mode=QUANT_MODES[quant], global_bs=world * most)
+        local, rows = num_experts // world, sent.expand_x.shape[0]
+        block, rule = f"a source rank for an expert of rank {self.rank}", f"num_max_dispatch_tokens_per_rank {most}"
+        places = places_of(sent.ep_recv_counts, rows, most, block, rule)
+        counts = torch.full((local,), most * world, dtype=torch.int64, device=x.device)
+        handle = LowLatencyHandle((places, most, x.shape[1], x.shape[0], local, world, counts))
+        handle.dispatched, handle.dispatcher, handle.ids = sent, dispatcher, SentIds(ids)
+        shown: Any = _spread(sent.expand_x, places, local * most * world)
+        if QUANT_MODES[quant]:
+            shown = (shown, _spread(sent.dynamic_scales[: len(places)], places, local * most * world))
+        return shown, counts, handle, EventOverlap(), events.nothing
+
+    @_as(LowLatencyEPCommStrategy.low_latency_combine)
+    def low_latency_combine(
+        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: tuple[Any, ...]
+    ) -> LowLatencyCombined:
+        rule = "is a {}; pass what low_latency_dispatch by all-to-all returned"
+        need(isinstance(handle, LowLatencyHandle), "handle", rule, type(handle).__name__)
+        assert isinstance(handle, LowLatencyHandle)
+        places, most, hidden, _, local, world, _ = handle
+        need_shape("x", x, (local * world * most, hidden))
+        handle.ids.checked("topk_idx", narrow("topk_idx", topk_idx))
+        rows = x.index_select(0, places.clamp(max=max(x.shape[0] - 1, 0)))
+        return handle.dispatcher.combine(rows, handle.dispatched, topk_weights.float()), EventOverlap(), events.nothing
+
+
+def _spread(rows: Tensor, places: Tensor, size: int) -> Tensor:
+    """``size`` rows with these at their places, and zeros; what has place ``size`` is left out."""
+    return rows.new_zeros(size + 1, *rows.shape[1:]).index_copy_(0, places.long(), rows)[:-1]
