@@ -9,22 +9,18 @@ import ctypes
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import op_runs
 import pytest
-import torch
+from bare_ends import Bare, Planned, plan_of
 
-from ascend_moe import LocalCluster, comm, foreign, plan
+from ascend_moe import LocalCluster, comm, foreign
 from ascend_moe.errors import ArgumentError, AscendMoeError, KernelFault, WindowTooSmall
 from ascend_moe.native import library
 from ascend_moe.native.library import lib
 from ascend_moe.native.windows import MIB, context_kind, ranks_per_server, window_data_bytes
-from ascend_moe.ops import calls
-from ascend_moe.plan import Request
 from ascend_moe.reference.cases import Case, legal
 from ascend_moe.settings import CONTEXTS
 
@@ -143,34 +139,6 @@ def test_the_context_is_the_one_that_is_set(monkeypatch: pytest.MonkeyPatch) -> 
 # ---- contexts that are not the tiling's
 
 
-@dataclass
-class Bare:
-    """One rank's end of a communicator of `world`, without any Python around it."""
-
-    world: int
-    rank: int
-    kind: int
-    data_bytes: int = MIB
-
-    def __post_init__(self) -> None:
-        self.total = lib().am_window_total_bytes(self.data_bytes, 0)
-        self.bases = [lib().am_window_alloc(self.total) for _ in range(self.world)]
-        for base in self.bases:
-            ctypes.memset(base, 0x5A, self.total)
-        table = (ctypes.c_void_p * self.world)(*self.bases)
-        self.handle = lib().am_comm_create(self.rank, self.world, table, self.data_bytes, 0, None)
-        assert lib().am_comm_use_context(self.handle, self.kind) == 0
-
-    def windows(self) -> list[bytes]:
-        """Without the first page, which is the twin's own and says whether a rank is in an op."""
-        return [ctypes.string_at(base + 4096, self.total - 4096) for base in self.bases]
-
-    def close(self) -> None:
-        lib().am_comm_destroy(self.handle)
-        for base in self.bases:
-            lib().am_window_unmap(base, self.total)
-
-
 @pytest.fixture
 def bare(request: pytest.FixtureRequest) -> Iterator[Bare]:
     end = Bare(*request.param)
@@ -189,35 +157,11 @@ RECORDS = [
 ]
 
 
-class Planned(calls.Plan):
-    """A plan, with the dtype and shape of each output."""
-
-    def __init__(self, op: str, spec: Any) -> None:
-        super().__init__(op, spec)
-        self.outputs = calls.outputs_of(spec)
-
-
-def plan_of(op: str, kind: int, world: int, rank: int, mib: int) -> Planned:
-    """For whoever the call says that it is."""
-    request = Request(ranks=world, experts=12, topk=2, hidden=32, batch=2, cores=3)
-    spec = plan.describe(op, request, "window")
-    spec.attributes[calls.attribute_names().index("ep_rank_id")] = rank
-    spec.comm_rank, spec.window_mib = rank, mib
-    spec.context_kind, spec.deadline_micros = kind, 1000
-    return Planned(op, spec)
-
-
 def launch(end: Bare, planned: Planned, before: int = 0, byte: int = 0) -> tuple[int, KernelFault]:
     """``before``: the error code that the record holds already; ``byte``: of which all inputs are made."""
-    names = calls.tensor_names()
-    room = torch.full((1 << 16,), byte, dtype=torch.uint8)
-    inputs = (ctypes.c_void_p * len(names))(*[room.data_ptr()] * len(names))
-    kept = [torch.zeros(shape, dtype=dtype) for dtype, shape in planned.outputs]
-    outputs = (ctypes.c_void_p * len(kept))(*(tensor.data_ptr() for tensor in kept))
     record = (ctypes.c_int32 * lib().am_error_record_words())(*((RECORD_MAGIC, before) if before else ()))
-    fault = ctypes.create_string_buffer(1024)
-    code = lib().am_run(end.handle, planned.handle, inputs, outputs, record, fault, 1024)
-    assert fault.value == b""
+    code, fault = end.run(planned, record, byte)
+    assert fault == ""
     text = ctypes.create_string_buffer(1024)
     lib().am_error_message(record, text, 1024)
     message = text.value.decode()

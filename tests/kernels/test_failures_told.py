@@ -14,7 +14,7 @@ from failure_cases import LOCAL, Caught, caught, opened
 from failure_windows import ABORT_MAGIC, RECORD_MAGIC, State, next_epoch
 
 import ascend_moe
-from ascend_moe.errors import CommTimeout, InvalidExpertId, RoutingOverflow
+from ascend_moe.errors import CommTimeout, InvalidExpertId, PeerLost, RoutingOverflow
 from ascend_moe.native.windows import ranks_per_server
 from ascend_moe.ops import answers
 from ascend_moe.validate.run import DevicePlace
@@ -99,6 +99,27 @@ def test_a_failure_in_the_next_op_does_not_end_this_one(cluster: ascend_moe.Loca
 
     for rank, result in enumerate(cluster.run(body)):
         assert type(result.error) is CommTimeout and result.error.rank == IMPATIENT, f"rank {rank}: {result!r}"
+
+
+@pytest.mark.parametrize("cluster", [("window", 0), ("direct", 0)], indirect=True, ids=str)
+def test_a_rank_that_ends_is_missed_whatever_has_failed_in_the_next_op(cluster: ascend_moe.LocalCluster) -> None:
+    """The host of each rank reports it at once; nobody waits for the deadline."""
+    forged = threading.Barrier(WORLD)
+
+    def body(rank: int, group_ep: str) -> None:
+        place = DevicePlace(group_ep, WORLD, rank)
+        assert cases.round_trip(place, 3) == "right"
+        state = State.of(cluster, rank)
+        state.forge_abort(IMPATIENT, 1, next_epoch(next_epoch(state.epoch)))
+        forged.wait()
+        if rank == ABSENT:
+            raise KeyError("its own mistake")
+        error = caught(cases.dispatch, place, 1).error
+        assert type(error) is PeerLost and error.rank == ABSENT, f"rank {rank}: {error!r}"
+
+    with pytest.raises(KeyError) as raised:
+        cluster.run(body)
+    assert raised.value.others == {}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("cluster", [("window", 0)], indirect=True, ids=str)
