@@ -7,6 +7,7 @@ table stands between two comments that name it.
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import re
@@ -137,6 +138,7 @@ def filled(page: str, text: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.partition(":")[0]).parse_args()  # every page, so no arguments
     sys.path.insert(0, str(ROOT))
     for page in GENERATED:
         (DOCS / page).write_text(filled(page, (DOCS / page).read_text()))
