@@ -6,7 +6,7 @@
     found = predict(call, soc="Ascend910_9391", algorithm="window")
     print(found.dispatch_us, found.combine_us, found.dispatch.phases)
 
-A prediction is a model's, never a measurement, and has not been compared with an NPU. docs/predict.md lists its
+A prediction is a model's, never a measurement, and has not been compared with an NPU. docs/performance.md lists its
 assumptions; the costs of the hardware are in ``ascend_moe.plan.soc``.
 """
 
