@@ -135,7 +135,7 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
             'fullmesh_v1', 'fullmesh_v2': into the window of who gets them.
             'hierarchy': the same on one server, where CANN's two-level sum rounds as this one does. Between servers
             of an A2 cluster a row goes once to each server; needs expert_scales, and has its own triples and a
-            rounding a server (docs/rdma.md).
+            rounding a server (docs/cluster.md).
             'direct': they stay with their sender, and who gets them reads them there; not between servers
             (RDMA), and combine takes rows and assist_info_for_combine in dispatch's order only. 'auto':
             'direct' where it can and fits, else 'window' (``ascend_moe.algorithm_of``). '':

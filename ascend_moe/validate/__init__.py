@@ -191,14 +191,14 @@ def text(outcome: Outcome) -> str:
             "",
             f"several servers (ranks a server: {outcome.ranks_per_server}), hierarchy between them: V2 only, with "
             "expert_scales in dispatch,",
-            "without smooth scales; sums with a rounding a server (docs/rdma.md)",
+            "without smooth scales; sums with a rounding a server (docs/cluster.md)",
         ]
     elif outcome.several_servers:
         lines += [
             "",
             f"several servers (ranks a server: {outcome.ranks_per_server}), RDMA between them: V2's "
             "assist_info_for_combine begins with expand_idx,",
-            "not with triples, and was compared as that (docs/rdma.md)",
+            "not with triples, and was compared as that (docs/cluster.md)",
         ]
     wrong = [result for result in outcome.results if not result.ok]
     for difference in wrong[:SHOWN]:

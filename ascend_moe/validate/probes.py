@@ -1,6 +1,6 @@
 """Bring-up: one probe for each thing that dispatch and combine assume of hardware, HCCL and CANN.
 
-Probes run in order; a later one stands on what the earlier ones have shown. docs/bringup.md says what each
+Probes run in order; a later one stands on what the earlier ones have shown. docs/cluster.md says what each
 failure means. On the CPU the twin is the device, so that the probes themselves are known to work.
 """
 

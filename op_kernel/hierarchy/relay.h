@@ -1,6 +1,6 @@
 // Algorithm "hierarchy": what goes between servers. A rank's lane is its number within its server. The ranks of a lane
 // send each other one item a server and op: rows, a block that counts them, and the messages of (dispatch: to) all
-// ranks of that server. docs/rdma.md has the steps.
+// ranks of that server. docs/cluster.md has the steps.
 #ifndef ASCEND_MOE_HIERARCHY_RELAY_H
 #define ASCEND_MOE_HIERARCHY_RELAY_H
 

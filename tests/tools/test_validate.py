@@ -607,7 +607,7 @@ def test_the_bringup_command_has_the_rows_of_the_page() -> None:
     rate = others.pop("cycle rate", PASS)  # measured beside other tests: anything
     assert others == {"capture and replay": SKIPPED} and code == (3 if rate == PASS else 1)
     assert all(finding["assumption"] and finding["detail"] for finding in found)
-    page = Path(probes.__file__).resolve().parents[2] / "docs" / "bringup.md"
+    page = Path(probes.__file__).resolve().parents[2] / "docs" / "cluster.md"
     if page.is_file():  # the source tree
         rows = [line.split("|")[2].strip() for line in page.read_text().splitlines() if line.startswith("| ")]
         assert {*PROBES, *OPS} <= set(rows)
