@@ -112,6 +112,22 @@ def check_outcomes(case: Case, outcomes: list[Any], contract: str = "v1") -> Non
     check_sums(case, runs, expected)
 
 
+@pytest.mark.parametrize("contract", ["v1", "v2"])
+def test_counts_with_weights_have_one_number_a_local_expert_and_rank(contract: str) -> None:
+    """From 8 ranks on the op's tensor is longer."""
+
+    def body(rank: int, group: str) -> torch.Tensor:
+        dispatcher = MC2Dispatcher(group, 8, rank, 16, contract)
+        ids, weights = torch.tensor([[rank, 15], [0, rank]], dtype=torch.int32), torch.ones(2, 2)
+        sent = dispatcher.dispatch(torch.ones(2, 32), ids, expert_scales=weights)
+        dispatcher.combine(sent.expand_x, sent, weights)
+        return sent.ep_recv_counts
+
+    with LocalCluster(8) as cluster:
+        counts = cluster.run(body)
+    assert {len(each) for each in counts} == {16} and sum(int(each[-1]) for each in counts) == 32
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_dispatcher_equals_the_reference(kind: Any, world: int) -> None:

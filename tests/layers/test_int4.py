@@ -239,6 +239,18 @@ def test_wrong_int4_calls_are_named_in_one_line(change: dict[str, Any], text: st
     assert "\n" not in str(error.value)
 
 
+def test_weights_of_int4_rows_multiply_their_results() -> None:
+    torch.manual_seed(5)
+    made = [quantize_weight_int4(torch.randn(EXPERTS, *shape)) for shape in ((INNER, 16), (8, INNER))]
+    (gate_up, gate_up_scale, gate_up_bias), (down, down_scale, down_bias) = made
+    call = {"w_gate_up_scale": gate_up_scale, "w_down_scale": down_scale, "output_dtype": torch.float32}
+    call |= {"gate_up_bias": gate_up_bias, "down_bias": down_bias, "dynamic_scales": torch.rand(ROWS)}
+    rows, weights = (int8s(ROWS, INNER, seed=1), gate_up, down, COUNTS), torch.linspace(0.1, 2, ROWS)
+    wanted = grouped_mlp(*rows, **call) * weights[:, None]
+    assert bool(wanted.any())
+    torch.testing.assert_close(grouped_mlp(*rows, **call, topk_scales=weights), wanted)
+
+
 def test_a_layer_of_int4_weights_takes_floats_and_codes_and_keeps_them() -> None:
     """quantize_(4) of loaded floats, and floats loaded into it: the same codes; a cast keeps them; lists run alike."""
     config = MoEConfig(hidden_size=32, moe_intermediate_size=16, num_experts=4, top_k=2)

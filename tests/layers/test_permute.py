@@ -63,8 +63,9 @@ def test_ids_that_are_no_experts_are_in_no_block(seed: int, dtype: torch.dtype) 
 def test_blocks_of_rows_that_lie_by_expert(seed: int) -> None:
     draw = random.Random(seed)
     experts, most, block = draw.randint(1, 5), draw.randint(1, 9), draw.choice([1, 2, 4, 16])
-    counts = [draw.choice([0, most, draw.randint(0, most)]) for _ in range(experts)]
-    rows, owners, total = batched_moe_align_block_size(most, block, torch.tensor(counts))
+    given = [draw.choice([0, most, draw.randint(0, most), -1, most + 1, 2**40]) for _ in range(experts)]
+    rows, owners, total = batched_moe_align_block_size(most, block, torch.tensor(given))
+    counts = [min(max(count, 0), most) for count in given]
     expected, blocks = [], []
     for expert, count in enumerate(counts):
         padded = -(-count // block) * block

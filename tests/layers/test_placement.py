@@ -13,6 +13,7 @@ import torch
 from ascend_moe import LocalCluster
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
+from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.npu import npu_moe_update_expert
 from ascend_moe.placement import Balance, ExpertPlacement, LoadCounter, balance, eplb_table, logical_load, remap
 
@@ -263,6 +264,18 @@ def test_what_dispatch_counts_becomes_the_next_placement(kind: int) -> None:
     for layer in range(layers):
         ids = chosen[:, layer]
         assert load[layer].tolist() == torch.bincount(ids[ids >= 0].flatten(), minlength=experts).tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_copy_of_an_expert_starts_with_its_weights(seed: int) -> None:
+    config = MoEConfig(32, 16, 6, 2, expert_bias=True)
+    found, names = balance(skewed(1, 6, seed), 12, 3), ("w_gate_up", "w_down", "gate_up_bias", "down_bias")
+    whole = MoELayer(config, MC2Dispatcher("of nobody", 1, 0, 6)).init_weights(seed)
+    for rank in range(3):
+        layer = MoELayer(config, MC2Dispatcher("of nobody", 3, rank, 12), placement=found).init_weights(seed)
+        own = found.physical_to_logical[0, 4 * rank : 4 * rank + 4]
+        for name in names:
+            assert torch.equal(getattr(layer, name), getattr(whole, name)[own])
 
 
 def test_contiguous_placement_names_both_numbers() -> None:

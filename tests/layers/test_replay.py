@@ -114,10 +114,11 @@ def test_a_capture_keeps_the_last_steps_of_any_size() -> None:
     for step in steps:
         capture(step)
     assert all(torch.equal(kept, step.int()) for kept, step in zip(capture.last(), steps[2:], strict=True))
-    assert torch.equal(capture.last(1)[0], steps[-1].int()) and capture.last(0) == []
+    newest = capture.last(1)[0]
+    assert torch.equal(newest, steps[-1].int()) and capture.last(0) == []
     assert int(capture.seen) == 5 and capture.tokens.tolist() == [2, 3, 0] and not capture.state_dict()
     capture.clear()
-    assert capture.last() == []
+    assert capture.last() == [] and torch.equal(newest, steps[-1].int())
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32])

@@ -85,6 +85,28 @@ def test_scores_and_choice_are_those_of_a_loop(function: str, pre: bool, topk: i
             )
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_ids_that_are_given_have_the_weights_of_a_choice_dense_or_not(seed: int) -> None:
+    """-1 has the weight 0, also in tokens that have no other id, and is in no column."""
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    numbers: dict[str, Any] = {
+        "score_function": draw.choice(["softmax", "sigmoid", "sqrtsoftplus"]), "use_pre_softmax": draw.random() < 0.5,
+        "scaling_factor": draw.choice([None, 2.5]),
+    }  # fmt: skip
+    logits = randn(7, E)
+    weights, ids = topk_routing_with_score_function(logits, K, dense_output=True, **numbers)
+    dense = topk_routing_with_score_function(logits, K, dense_output=True, precomputed_indices=ids, **numbers)
+    close(dense[0], weights)
+    ids[torch.rand(ids.shape) < 0.4], ids[0] = -1, -1
+    weights, _ = topk_routing_with_score_function(logits, K, dense_output=True, precomputed_indices=ids, **numbers)
+    probs, chosen = topk_routing_with_score_function(logits, K, precomputed_indices=ids, **numbers)
+    assert torch.equal(weights == 0, ids < 0) and torch.equal(chosen.sum(1), (ids >= 0).sum(1))
+    for token, (row, own) in enumerate(zip(ids.tolist(), weights, strict=True)):
+        assert all(torch.equal(probs[token, each], weight) for each, weight in zip(row, own, strict=True) if each >= 0)
+    assert torch.equal(probs != 0, chosen)
+
+
 def test_ids_that_are_given_and_what_is_refused() -> None:
     logits = randn(6, E)
     ids = logits.argsort(1)[:, :2]

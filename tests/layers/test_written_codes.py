@@ -279,11 +279,11 @@ def output(module: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("way", SCALES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "part"), [*((kind, "scale") for kind in KINDS), ("int4", "correction")])
 @torch.no_grad()
-def test_scales_that_were_written_alone_are_refused(kind: str, way: str) -> None:
+def test_scales_and_corrections_that_were_written_alone_are_refused(kind: str, part: str, way: str) -> None:
     make, name = KINDS[kind]
-    made, other, scale = make(1), make(2), f"{name}_scale"
+    made, other, scale = make(1), make(2), f"{name}_{part}"
     expected, kept = output(make(1)), made.state_dict()[scale].clone()
     SCALES[way](made, scale)
     for _ in range(2):
