@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ascend_moe._tensors import copied_beside
 from ascend_moe.dispatchers import Dispatched, make_dispatcher
+from ascend_moe.dispatchers.padded import PaddedDispatcher
 from ascend_moe.errors import need, need_one_of, need_shape, typed_methods
 from ascend_moe.experts.groups import CUMSUM, as_counts
-from ascend_moe.interop.megatron.padded import PaddedDispatcher, padded
-from ascend_moe.interop.megatron.routes import Routes, check_routing, group_or_place, routes_of, sharded
+from ascend_moe.interop.megatron.routes import Routes, check_routing, group_or_place, padded, routes_of, sharded
 from ascend_moe.interop.megatron.shared_experts import SharedExpertCall, SharedExpertMLP
 from ascend_moe.ops.collectives import size_of
 from ascend_moe.routing import get_capacity

@@ -17,7 +17,9 @@ from torch import Tensor
 from ascend_moe.comm import group_of
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import Dispatched, Dispatcher
+from ascend_moe.dispatchers.padded import segments_and_places
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape
+from ascend_moe.permute import permute
 
 if TYPE_CHECKING:
     from ascend_moe.ops.collectives import Group
@@ -81,6 +83,44 @@ def sharded(routes: Routes, local: int, etp: int) -> Routes:
     numbers = numbers.flatten(1)
     order = torch.sort(numbers.masked_fill(numbers < 0, torch.iinfo(numbers.dtype).max), dim=1, stable=True).indices
     return Routes(numbers.gather(1, order), weights.gather(1, order))
+
+
+@dataclass
+class PaddedRoutes(Routes):
+    """Routes of rows, one slot each, and ``sources`` (N,) int64: the token of each row; ``tokens``: T."""
+
+    sources: Tensor
+    tokens: int
+
+    def bring(self, rows: Tensor, dispatcher: Dispatcher, sent: Dispatched, weighted: bool) -> Tensor:
+        """(T, H): for every token the sum of its rows, weighted or not, fp32 by shard number, rounded once."""
+        each = dispatcher.combine(rows, sent).float()
+        each = each * self.weights if weighted else each
+        total = torch.zeros(self.tokens, rows.shape[1], dtype=each.dtype, device=rows.device)
+        return total.index_add(0, self.sources, each).to(rows.dtype)
+
+
+def padded(x: Tensor, routing_map: Tensor, probs: Tensor, capacity: int, local: int, etp: int) -> tuple[Tensor, Routes]:
+    """C rows for each of the E * etp shards, by number: (E * etp * C, H), and their routes.
+
+    They are rows of the first C tokens that the map has for the expert; where it has fewer, rows that go nowhere.
+    Rows with probability 0 travel too: their probability has a gradient, the row's result times that of the sum.
+
+    Args:
+        x: (T, H). routing_map: (T, E) bool. probs: (T, E) float.
+        capacity: C, at most T.
+        local, etp: L, and shards of an expert.
+    """
+    tokens, experts = routing_map.shape
+    sources = permute(x, routing_map, num_out_tokens=experts * capacity, drop_and_pad=True)[2]
+    number, place = segments_and_places(experts * etp, capacity, x.device)
+    expert = number // (local * etp) * local + number % local
+    flat = sources[expert * capacity + place]
+    pairs = flat * experts + expert
+    taken = routing_map.bool().reshape(-1)[pairs]
+    ids = torch.where(taken, number, -1).to(torch.int32).unsqueeze(1)
+    weights = torch.where(taken, probs.reshape(-1)[pairs].float(), 0.0).unsqueeze(1)
+    return x.index_select(0, flat), PaddedRoutes(ids, weights, flat, tokens)
 
 
 def check_routing(hidden: Tensor, routing_map: Tensor, probs: Tensor, experts: int) -> None:

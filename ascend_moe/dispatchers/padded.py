@@ -1,0 +1,111 @@
+"""Rows of which every expert has C from every rank, whatever the routing is, over another dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ascend_moe.dispatchers.base import Dispatched, Dispatcher
+from ascend_moe.permute import padded_places
+
+
+@dataclass
+class _Part:
+    """One call: places ``first`` to ``first + count - 1`` of every shard."""
+
+    first: int
+    count: int
+    sent: Dispatched
+
+
+@dataclass
+class _Handle:
+    owner: PaddedDispatcher
+    parts: list[_Part]
+
+
+class PaddedDispatcher(Dispatcher):
+    """Sends E * C rows, C for each expert in order of the experts, one id each, by another dispatcher.
+
+    An id is the row's expert, or -1: the row is padding and is not sent. L * W * C rows arrive by (local expert, source
+    rank, place): zeros and weight 0 where no row came. More rows than one call takes go by several calls. expert_scales
+    is the only option that has an effect.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher.place, dispatcher.num_experts)
+        self._dispatcher = dispatcher
+
+    def _dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Dispatched:
+        shards, capacity = self.num_experts, len(x) // self.num_experts
+        parts = []
+        for first, count in self._ranges(capacity):
+            rows, ids, weights = (_cut(each, shards, first, count) for each in (x, expert_ids, given["expert_scales"]))
+            parts.append(_Part(first, count, self._dispatcher.dispatch(rows, ids, expert_scales=weights.contiguous())))
+        segments = self.local_experts * self.world_size
+        rows = _joined([_spread(part.sent.expand_x, part) for part in parts], segments)
+        weights = _joined([_spread(part.sent.expand_scales, part) for part in parts], segments)
+        ends = (torch.arange(segments, dtype=torch.int32, device=x.device) + 1) * capacity
+        counts = torch.full((self.local_experts,), self.world_size * capacity, device=x.device)
+        first_part = parts[0].sent
+        return Dispatched(
+            rows, first_part.dynamic_scales, counts, ends, first_part.expand_idx, weights, _Handle(self, parts)
+        )
+
+    def _combine(self, expert_out: Tensor, dispatched: Dispatched, *_: Any) -> Tensor:
+        home = []
+        for part in dispatched.handle.parts:
+            own = _cut(expert_out, len(dispatched.ep_recv_counts), part.first, part.count)
+            places = padded_places(part.sent.ep_recv_counts.long(), len(part.sent.expand_x), part.count)
+            home.append(self._dispatcher.combine(_taken(own, places), part.sent))
+        return _joined(home, self.num_experts)
+
+    def _ranges(self, capacity: int) -> Iterator[tuple[int, int]]:
+        """(first, count) of the calls, the same on every rank; one at least. A range() would be a graph a capacity."""
+        step = max((self._dispatcher.max_batch or 1 << 31) // self.num_experts, 1)
+        first = 0
+        while capacity - first > step:
+            yield first, step
+            first += step
+        yield first, capacity - first
+
+
+def segments_and_places(segments: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The segment, and the place in it, of segments * length rows: flat, because torch makes a graph of a size 1."""
+    row = torch.arange(segments * length, device=device)
+    return row // length, row % length
+
+
+def _cut(values: Tensor, segments: int, first: int, count: int) -> Tensor:
+    """Places first to first + count - 1 of each segment of equal length."""
+    length = len(values) // segments
+    if count == length:
+        return values
+    segment, place = segments_and_places(segments, count, values.device)
+    return values.index_select(0, segment * length + first + place)
+
+
+def _joined(parts: list[Tensor], segments: int) -> Tensor:
+    """Undoes `_cut` of all parts."""
+    if len(parts) == 1:
+        return parts[0]
+    shaped = [part.view(segments, len(part) // segments, *part.shape[1:]) for part in parts]
+    return torch.cat(shaped, 1).flatten(0, 1)
+
+
+def _spread(values: Tensor, part: _Part) -> Tensor:
+    """Rows as they came, at their places of ``count`` a segment."""
+    ends = part.sent.ep_recv_counts.long()
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    segment, place = segments_and_places(len(ends), part.count, ends.device)
+    return _taken(values, torch.where(place < counts[segment], (ends - counts)[segment] + place, -1))
+
+
+def _taken(rows: Tensor, places: Tensor) -> Tensor:
+    """rows[places], zeros for -1 and len(rows). A result without rows still belongs to the graph."""
+    padded_rows = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
+    return padded_rows[torch.where(places >= 0, places, len(rows))]
