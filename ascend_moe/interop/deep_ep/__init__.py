@@ -31,13 +31,14 @@ CPP: Names = {"Buffer": Runtime} | _of(base, "Config get_low_latency_rdma_size_h
 
 _EVENTS = _of(events, "EventHandle EventOverlap")
 _KINDS = _of(strategies, "NormalStrategy LowLatencyStrategy")
-_FINDERS = _of(strategies, "get_normal_strategy get_low_latency_strategy")
-_BASES = _of(strategies, "EPCommStrategy NormalEPCommStrategy LowLatencyEPCommStrategy")
-_BASES |= _FINDERS | _of(strategies, "register_normal_strategy register_low_latency_strategy")
+_REGISTRY = _of(strategies, "register_normal_strategy register_low_latency_strategy")
+_REGISTRY |= _of(strategies, "get_normal_strategy get_low_latency_strategy")
+_BASES = _REGISTRY | _of(strategies, "EPCommStrategy NormalEPCommStrategy LowLatencyEPCommStrategy")
 _NORMAL = _of(strategies, "DefaultNormalCommStrategy AlltoAllNormalCommStrategy")
 _LOW_LATENCY = _of(strategies, "DefaultLowLatencyCommStrategy OpsLowLatencyCommStrategy")
+_MORE = _of(strategies, "StrategyMap VALID_QUANT_MODES AllToAllLowLatencyCommStrategy")
 _BUFFER: Names = {"Buffer": Buffer, "Config": Config} | _EVENTS
-_ASCEND: Names = {"Buffer": AscendBuffer, "Config": Config} | _EVENTS | _KINDS
+_ASCEND: Names = {"Buffer": AscendBuffer, "Config": Config} | _EVENTS | _KINDS | {"topk_idx_t": torch.int64}
 
 #: For each flavour every module of theirs, and what its public names are here.
 OURS: Mapping[str, Mapping[str, Names]] = {
@@ -54,16 +55,12 @@ OURS: Mapping[str, Mapping[str, Names]] = {
         "deep_ep.utils.testing": _of(utils, "bench bench_kineto flush_l2_cache"),
     },
     "ascend": {
-        "deep_ep": _ASCEND | {"topk_idx_t": torch.int64},
-        "deep_ep.buffer": _ASCEND | _FINDERS | _of(strategies, "StrategyMap") | {"FuseMode": FuseMode},
-        "deep_ep.ep_strategy": _KINDS
-        | (_BASES | _of(strategies, "StrategyMap VALID_QUANT_MODES") | _of(events, "EventOverlap")),
+        "deep_ep": _ASCEND,
+        "deep_ep.buffer": _ASCEND | _REGISTRY | _MORE | {"FuseMode": FuseMode},
+        "deep_ep.ep_strategy": _KINDS | _BASES | _MORE | _EVENTS,
         "deep_ep.strategies": _BASES | _NORMAL | _LOW_LATENCY,
-        "deep_ep.strategies.normal_strategy": _EVENTS
-        | (_NORMAL | _of(strategies, "NormalEPCommStrategy register_normal_strategy VALID_QUANT_MODES")),
-        "deep_ep.strategies.low_latency_strategy": _EVENTS
-        | (_LOW_LATENCY | _of(strategies, "LowLatencyEPCommStrategy register_low_latency_strategy"))
-        | _of(strategies, "AllToAllLowLatencyCommStrategy"),
+        "deep_ep.strategies.normal_strategy": _EVENTS | _BASES | _NORMAL | _MORE,
+        "deep_ep.strategies.low_latency_strategy": _EVENTS | _BASES | _LOW_LATENCY | _MORE,
         "deep_ep.utils": {"Config": Config} | _EVENTS,
     },
 }

@@ -291,15 +291,9 @@ class Runtime:
         quant_mode: int = 1,
         profile_enable: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Run dispatch, the experts' MLP and combine.
+        """Run dispatch, the experts' MLP and combine; return ``(T, H)`` and the running sums as of dispatch.
 
-        Args:
-            gmm1_weight: ``(L, H, 2F)``, gate in the first F columns, not permuted; gmm2_weight ``(L, F, H)``; or a
-                tensor for each local expert. bf16, with quant_mode 1 int8 with scales ``(L, 2F)`` and ``(L, H)``,
-                fp32 or int64 that carries fp32 bits.
-
-        Returns:
-            ``(T, H)``; int32 running sums over [local expert][source rank].
+        The weights are as of `AscendBuffer.fused_deep_moe`.
         """
         given = {"gmm1_weight": gmm1_weight, "gmm2_weight": gmm2_weight}
         scales = {"gmm1_weight_scale": gmm1_weight_scale, "gmm2_weight_scale": gmm2_weight_scale}
@@ -454,8 +448,10 @@ class AscendBuffer(BufferBase):
 
         Args:
             x: (T, H). topk_idx, topk_weights: (T, K), fp32 weights.
-            gmm1_permuted_weight, gmm1_permuted_weight_scale: not permuted; as there gmm1_weight and its scale.
-            gmm2_weight, gmm2_weight_scale, num_experts, quant_mode: as there.
+            gmm1_permuted_weight: ``(L, H, 2F)``, gate in the first F columns, not permuted; gmm2_weight ``(L, F, H)``;
+                or a tensor for each local expert. bf16 with quant_mode 0, int8 with 1.
+            gmm1_permuted_weight_scale, gmm2_weight_scale: with quant_mode 1 ``(L, 2F)`` and ``(L, H)``, fp32 or int64
+                that carries fp32 bits. num_experts: E. quant_mode: 0 or 1.
             num_max_dispatch_tokens_per_rank: at least any rank's T; fuse_mode 2: max_output_size.
             fuse_mode: 1 or 2. profile_enable: ignored.
 

@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from ascend_moe.ops.pairs import SentIds
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound="EPCommStrategy")
+C = TypeVar("C", bound="EPCommStrategy")
 
 # Those of sgl-kernel-npu; its MX formats are of the 950 series and refused here.
 VALID_QUANT_MODES = frozenset(("bf16", "int8", "mx_fp8_e4m3", "mx_fp8_e5m2", FP8_ROWS, "mx_fp4_e2m1"))
@@ -251,40 +252,32 @@ class LowLatencyEPCommStrategy(EPCommStrategy):
         """
 
 
-_registered: dict[str, dict[str, type[Any]]] = {"normal_strategy": {}, "low_latency_strategy": {}}
+class Registry(Generic[S]):
+    """The classes that an argument of a Buffer names."""
+
+    def __init__(self, argument: str) -> None:
+        self.argument = argument
+        self.classes: dict[str, type[S]] = {}
+
+    def register(self, name: str) -> Callable[[type[C]], type[C]]:
+        """Decorator: the Buffer makes an object of this class for ``name``, no longer of an earlier one."""
+
+        def add(cls: type[C]) -> type[C]:
+            self.classes[name] = cls  # type: ignore[assignment]
+            return cls
+
+        return add
+
+    def find(self, name: str) -> type[S]:
+        """Return the class of this name. Raises ArgumentError where there is none."""
+        need_one_of(self.argument, name, self.classes)
+        return self.classes[name]
 
 
-def _registering(kind: str, name: str) -> Callable[[type[S]], type[S]]:
-    def register(cls: type[S]) -> type[S]:
-        _registered[kind][name] = cls
-        return cls
-
-    return register
-
-
-def _find(kind: str, name: str) -> Any:
-    need_one_of(kind, name, _registered[kind])
-    return _registered[kind][name]
-
-
-def register_normal_strategy(name: str) -> Callable[[type[S]], type[S]]:
-    """Decorator: ``Buffer(normal_strategy=name)`` makes an object of this class, no longer of an earlier one."""
-    return _registering("normal_strategy", name)
-
-
-def register_low_latency_strategy(name: str) -> Callable[[type[S]], type[S]]:
-    """Decorator: ``Buffer(low_latency_strategy=name)`` makes an object of this class, no longer of an earlier one."""
-    return _registering("low_latency_strategy", name)
-
-
-def get_normal_strategy(name: str) -> type[NormalEPCommStrategy]:
-    """Return the class of this name. Raises ArgumentError where there is none."""
-    return _find("normal_strategy", name)  # type: ignore[no-any-return]
-
-
-def get_low_latency_strategy(name: str) -> type[LowLatencyEPCommStrategy]:
-    """Return the class of this name. Raises ArgumentError where there is none."""
-    return _find("low_latency_strategy", name)  # type: ignore[no-any-return]
+NORMAL = Registry[NormalEPCommStrategy]("normal_strategy")
+LOW_LATENCY = Registry[LowLatencyEPCommStrategy]("low_latency_strategy")
+register_normal_strategy, get_normal_strategy = NORMAL.register, NORMAL.find
+register_low_latency_strategy, get_low_latency_strategy = LOW_LATENCY.register, LOW_LATENCY.find
 
 
 # ---- the strategies
@@ -302,9 +295,8 @@ def _asked(given: dict[str, Any], *modes: str) -> tuple[Tensor, str]:
     need(handle is None, "handle", "of an earlier dispatch is not taken by flavour 'ascend'; pass topk_idx")
     quant = given["quant_mode"]
     if quant is None and isinstance(x, tuple):
-        need(
-            len(x) == 2 and x[1].dtype == torch.int8, "x", "is a tuple; only one with an int8 tensor asks for int8 rows"
-        )
+        rule = "is a tuple; only one with an int8 tensor asks for int8 rows"
+        need(len(x) == 2 and x[1].dtype == torch.int8, "x", rule)
         quant = "int8"
     elif quant is None:
         quant = "int8" if os.environ.get("DEEP_NORMAL_MODE_USE_INT8_QUANT", "").strip() == "1" else "bf16"

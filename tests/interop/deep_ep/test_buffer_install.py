@@ -148,7 +148,7 @@ def test_a_strategy_of_a_caller(uninstalled: None) -> None:
 
     with LocalCluster(2) as cluster:
         cluster.run(run)
-    del strategies._registered["low_latency_strategy"]["twice"]
+    del strategies.LOW_LATENCY.classes["twice"]
     for getter in (get_low_latency_strategy, strategies.get_normal_strategy):
         with pytest.raises(ArgumentError, match="strategy is 'twice'; need one of default"):
             getter("twice")
