@@ -26,6 +26,19 @@ class Groups(NamedTuple):
     kept: int = 1
     mode: int = BY_MAX
 
+    @classmethod
+    def of(cls, wanted: bool, number: int | None, kept: int | None, mode: int = BY_MAX) -> Groups:
+        """Return the groups of vLLM's and SGLang's arguments use_grouped_topk, num_expert_group and topk_group.
+
+        Raises:
+            ArgumentError: groups are wanted, and one of the numbers is missing.
+        """
+        if not wanted:
+            return cls()
+        rule = "is {} and topk_group {}; use_grouped_topk needs both"
+        need(number is not None and kept is not None, "num_expert_group", rule, number, kept)
+        return cls(int(number or 0), int(kept or 0), mode)
+
 
 @npu_operator
 def npu_moe_gating_top_k(

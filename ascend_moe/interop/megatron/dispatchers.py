@@ -141,13 +141,13 @@ class TokenDispatcher:
         self.local_experts = num_experts // self.ep_size
         self.capacity_factor, self.pad_to_capacity, self.max_tokens = capacity_factor, pad_to_capacity, max_tokens
         self.shared_experts: SharedExpertMLP | None = None
-        way = make_dispatcher(kind, ranks, num_experts * etp_size, comm_alg)
-        self._way = PaddedDispatcher(way) if pad_to_capacity else way
-        self.ep_rank, self.etp_rank = divmod(way.rank, etp_size)
+        dispatcher = make_dispatcher(kind, ranks, num_experts * etp_size, comm_alg)
+        self._dispatcher = PaddedDispatcher(dispatcher) if pad_to_capacity else dispatcher
+        self.ep_rank, self.etp_rank = divmod(dispatcher.rank, etp_size)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TokenDispatcher:
         """Copies the shared expert, which the copied layer has too; the dispatcher stays the same."""
-        copied: TokenDispatcher = copied_beside(self, memo, self._way)
+        copied: TokenDispatcher = copied_beside(self, memo, self._dispatcher)
         return copied
 
     def set_shared_experts(self, shared_experts: SharedExpertMLP) -> None:
@@ -206,7 +206,7 @@ class TokenDispatcher:
             rows ``(A, H)`` by (local expert, source rank, slot) and their probabilities ``(A,)`` float32.
         """
         handle.routes.weights = probs
-        arrived = handle.arrived = handle.routes.send(tokens, self._way, self.max_tokens)
+        arrived = handle.arrived = handle.routes.send(tokens, self._dispatcher, self.max_tokens)
         handle.splits = self._splits(handle, arrived)
         if handle.shared is not None:
             handle.shared.linear_fc1_forward_and_act()
@@ -246,7 +246,7 @@ class TokenDispatcher:
         ``hidden_states`` ``(n, H)`` are the experts' results in the order of the rows, ``handle`` is the call's.
         """
         arrived = handle.came("token_combine")
-        out = handle.routes.bring(hidden_states, self._way, arrived, self.probs_on == "combine")
+        out = handle.routes.bring(hidden_states, self._dispatcher, arrived, self.probs_on == "combine")
         if handle.shared is not None:
             handle.shared.linear_fc2_forward()
             handle.shared.post_forward_comm()

@@ -70,9 +70,9 @@ class MoELayer(nn.Module):
         need(not self.training or self.tp == 1 or self.sequence_parallel, "sequence_parallel", rule, self.tp)
         need_values(self, hidden_states)  # of the experts too, before anything is sent
         probs, routing_map = self.router(hidden_states, mask)
-        carrier = self.dispatcher
-        tokens, slots, handle = carrier.dispatch_preprocess(hidden_states, routing_map, probs, mask)
-        rows, counts, row_probs = carrier.dispatch_postprocess(*carrier.token_dispatch(tokens, slots, handle), handle)
-        results, _ = self.experts(rows, counts, row_probs if carrier.probs_on == "experts" else None)
-        home = carrier.token_combine(carrier.combine_preprocess(results, handle), handle)
-        return carrier.combine_postprocess(home, handle), None
+        phases = self.dispatcher
+        tokens, slots, handle = phases.dispatch_preprocess(hidden_states, routing_map, probs, mask)
+        rows, counts, row_probs = phases.dispatch_postprocess(*phases.token_dispatch(tokens, slots, handle), handle)
+        results, _ = self.experts(rows, counts, row_probs if phases.probs_on == "experts" else None)
+        home = phases.token_combine(phases.combine_preprocess(results, handle), handle)
+        return phases.combine_postprocess(home, handle), None

@@ -69,7 +69,7 @@ class MC2Manager:
         self.without_zeros = getattr(config, "moe_expert_capacity_factor", None) is not None
         self.static, self.max_tokens = static, max_tokens
         self.handle: Handle | None = None
-        self._way = MC2Dispatcher.from_group(ranks, num_experts, comm_alg=comm_alg)
+        self._dispatcher = MC2Dispatcher.from_group(ranks, num_experts, comm_alg=comm_alg)
 
     def setup_metadata(self, routing_map: Tensor, probs: Tensor) -> None:
         """Begin a call.
@@ -121,7 +121,7 @@ class MC2Manager:
         async_finish and allocate_on_comm_stream are ignored.
         """
         handle = self._call()
-        arrived = handle.arrived = handle.routes.send(hidden_states, self._way, self.max_tokens)
+        arrived = handle.arrived = handle.routes.send(hidden_states, self._dispatcher, self.max_tokens)
         if not self.static:
             count = int(arrived.ep_recv_counts[-1])
             arrived.expand_x, arrived.expand_scales = arrived.expand_x[:count], arrived.expand_scales[:count]
@@ -150,4 +150,4 @@ class MC2Manager:
         """
         handle, arrived = self._call(), self._arrived()
         self.handle = None
-        return handle.routes.bring(hidden_states, self._way, arrived, False)
+        return handle.routes.bring(hidden_states, self._dispatcher, arrived, False)

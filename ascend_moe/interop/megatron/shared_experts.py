@@ -16,7 +16,8 @@ from ascend_moe.errors import AscendMoeError, need, with_typed_errors
 from ascend_moe.experts import npu_swiglu
 from ascend_moe.ops.collectives import gather, reduce_scatter
 
-Way = Callable[[Tensor, "dist.ProcessGroup"], Tensor]
+Collective = Callable[[Tensor, "dist.ProcessGroup"], Tensor]
+Pair = tuple[Collective, Collective]
 
 
 def _same(x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -37,7 +38,7 @@ class _Through(torch.autograd.Function):
     """``there(x, group)``, whose gradient goes ``back``."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, there: Way, back: Way) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, there: Collective, back: Collective) -> Tensor:
         ctx.group, ctx.back = group, back
         return there(x, group)
 
@@ -47,12 +48,12 @@ class _Through(torch.autograd.Function):
         return ctx.back(grad, ctx.group), None, None, None
 
 
-def _parallel(x: Tensor, module: SharedExpertMLP, shared: tuple[Way, Way], sequence: tuple[Way, Way]) -> Tensor:
-    """x by way of the tensor-parallel ranks; ``sequence``: with sequence parallelism."""
+def _parallel(x: Tensor, module: SharedExpertMLP, shared: Pair, sequence: Pair) -> Tensor:
+    """x over the tensor-parallel ranks: a collective and its gradient's, without and with sequence parallelism."""
     if module.tp_group is None:
         return x
-    ways = sequence if module.sequence_parallel else shared
-    made: Tensor = _Through.apply(x, module.tp_group, *ways)  # type: ignore[no-untyped-call]
+    pair = sequence if module.sequence_parallel else shared
+    made: Tensor = _Through.apply(x, module.tp_group, *pair)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -60,6 +61,17 @@ def _parallel(x: Tensor, module: SharedExpertMLP, shared: tuple[Way, Way], seque
 def _product(x: Tensor, by: nn.Linear | Tensor) -> Tensor:
     made: Tensor = by(x) if isinstance(by, nn.Linear) else nn.functional.linear(x, by)
     return made
+
+
+def _step_of_own_call(name: str) -> Callable[..., None]:
+    """The method of a `SharedExpertMLP` that runs a step of its own call."""
+
+    def step(self: SharedExpertMLP, overlapped_comm_output: Tensor | None = None) -> None:
+        """Runs this step; overlapped_comm_output, a tensor of any shape, is ignored."""
+        getattr(self._steps(), name)()
+
+    step.__name__ = name
+    return step
 
 
 _STEPS = ("pre_forward_comm", "linear_fc1_forward_and_act", "linear_fc2_forward", "post_forward_comm", "get_output")
@@ -142,17 +154,7 @@ class SharedExpertMLP(FittedModule):
         """Runs the first step of the module's own call on ``input`` ``(..., H)``; wait_current_stream is ignored."""
         self._steps().pre_forward_comm(input)
 
-    def linear_fc1_forward_and_act(self, overlapped_comm_output: Tensor | None = None) -> None:
-        """Runs the second step; overlapped_comm_output, a tensor of any shape, is ignored."""
-        self._steps().linear_fc1_forward_and_act()
-
-    def linear_fc2_forward(self, overlapped_comm_output: Tensor | None = None) -> None:
-        """Runs the third step; overlapped_comm_output, a tensor of any shape, is ignored."""
-        self._steps().linear_fc2_forward()
-
-    def post_forward_comm(self) -> None:
-        """Runs the fourth step."""
-        self._steps().post_forward_comm()
+    linear_fc1_forward_and_act, linear_fc2_forward, post_forward_comm = map(_step_of_own_call, _STEPS[1:-1])
 
     def get_output(self) -> Tensor:
         """Runs the last step: returns the output, of input's shape, and ends the call."""

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ascend_moe._tensors import narrow
-from ascend_moe.errors import need, need_dims, need_shape, with_typed_errors
+from ascend_moe.errors import need_dims, need_shape, with_typed_errors
 from ascend_moe.experts import Activation
 from ascend_moe.permute import sort_by_expert, sum_rows
 from ascend_moe.routing import deepseek_v3, npu_moe_gating_top_k, softmax_topk
+from ascend_moe.routing.gating import Groups
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -50,12 +51,7 @@ def select_experts(
             hidden_states=hidden_states, gating_output=router_logits, topk=top_k, renormalize=renormalize
         )
         return given[0].float(), narrow("ids of custom_routing_function", given[1])
-    groups, kept = 1, 1
-    if use_grouped_topk:
-        rule = "is {} and topk_group {}; use_grouped_topk needs both"
-        fits = num_expert_group is not None and topk_group is not None
-        need(fits, "num_expert_group", rule, num_expert_group, topk_group)
-        groups, kept = int(num_expert_group or 0), int(topk_group or 0)
+    groups, kept, _ = Groups.of(use_grouped_topk, num_expert_group, topk_group)
     if correction_bias is not None:
         return deepseek_v3(router_logits, correction_bias, top_k, groups, kept, renormalize)
     if groups == 1:

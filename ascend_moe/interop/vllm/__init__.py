@@ -1,8 +1,8 @@
 """vLLM's modular kernel over our operators: classes of that vLLM's own bases, or of ours where there is no vLLM.
 
     from vllm.model_executor.layers.fused_moe import modular_kernel as mk, topk_weight_and_reduce as war
-    way = make_prepare_finalize(mk, ascend_moe, group_name, rank, world, num_experts)
-    kernel = mk.FusedMoEModularKernel(way, make_experts(mk, war, ascend_moe, quant_config, num_experts // world))
+    first = make_prepare_finalize(mk, ascend_moe, group_name, rank, world, num_experts)
+    kernel = mk.FusedMoEModularKernel(first, make_experts(mk, war, ascend_moe, quant_config, num_experts // world))
 
 `make_prepare_finalize` brings rows to their experts and home, `make_experts` runs them, `FusedMoEModularKernel` joins
 them, `select`, in vLLM `init_prepare_finalize`, does all three. With mk, war and ops None they need no vLLM.
@@ -10,7 +10,7 @@ them, `select`, in vLLM `init_prepare_finalize`, does all three. With mk, war an
 
 from __future__ import annotations
 
-from ascend_moe.interop.vllm.all2all import All2AllHandle, All2AllManager
+from ascend_moe.interop.vllm.all2all import All2AllHandle, All2AllManager, FaultTolerance, rank_mapping
 from ascend_moe.interop.vllm.bases import (
     ExpertTokensMetadata,
     FusedMoEActivationFormat,
@@ -20,7 +20,6 @@ from ascend_moe.interop.vllm.bases import (
     FusedMoEPrepareAndFinalizeModular,
     TopKWeightAndReduce,
 )
-from ascend_moe.interop.vllm.fault_tolerance import FaultTolerance, rank_mapping
 from ascend_moe.interop.vllm.kernel import FusedMoEModularKernel
 from ascend_moe.interop.vllm.quantization import FusedMoEQuantConfig, int8_w8a8_moe_quant_config
 from ascend_moe.interop.vllm.selection import (

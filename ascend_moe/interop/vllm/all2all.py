@@ -1,7 +1,14 @@
-"""Makes what the PrepareAndFinalize of one group share: a dispatcher for each configuration."""
+"""vLLM's all2all manager: a dispatcher for each configuration of a group, and the hooks for fault tolerance.
+
+vLLM reads `FaultTolerance.query_fault` after each step and drops the step where it is true, with the mask in its error;
+operators of ours raise `PeerLost` or `CommTimeout` in the step itself, which ends it as well. Its instruction
+"retry" then calls `clean_buffers` on all ranks.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,14 +16,15 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ascend_moe.comm import name_of
+import ascend_moe
+from ascend_moe.comm import name_of, survivors
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import AllGatherDispatcher, Dispatcher, make_dispatcher
 from ascend_moe.dispatchers.base import ROW_DTYPES
-from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
-from ascend_moe.interop.vllm.fault_tolerance import FaultTolerance
+from ascend_moe.errors import ArgumentError, need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.ops.collectives import MAX_BATCH, gather
 from ascend_moe.permute import need_pairs
+from ascend_moe.settings import MAX_WORLD
 
 #: Tokens a rank that the window operators of CANN take at most; ours take MAX_BATCH.
 DEFAULT_MAX_TOKENS = 512
@@ -65,8 +73,53 @@ class All2AllHandle:
         self._maps[expert_map] = True
 
 
+class FaultTolerance:
+    """The hooks of one rank of a group.
+
+    Args:
+        group_name: as dispatch and combine take it.
+        world: ranks of the group.
+
+    Source: vLLM ``All2AllManagerBase``.
+    """
+
+    support_fault_tolerance = True
+
+    def __init__(self, group_name: str, world: int) -> None:
+        self._group, self._ranks = group_name, world
+
+    def query_active_mask(self) -> Tensor:
+        """``(world,)`` int32 on the CPU: 0 for a rank that lives, 1 for one whose process has ended.
+
+        Local, and waits for nobody; zeros before the first op.
+        """
+        mask = torch.zeros(self._ranks, dtype=torch.int32, device="cpu")
+        with contextlib.suppress(ArgumentError):  # its windows are not open
+            mask[survivors.ended(self._group)] = 1
+        return mask
+
+    def query_fault(self) -> Tensor:
+        """A bool tensor without dimensions: whether a rank has ended; `clean_buffers` is for ranks that live."""
+        return self.query_active_mask().any()
+
+    @with_typed_errors
+    def clean_buffers(self) -> None:
+        """Closes this rank's end, so that the next op opens fresh windows; to be called on all ranks.
+
+        On NPUs windows belong to HCCL: a group that has failed stays so until its process group is made anew.
+
+        Raises:
+            ArgumentError: ranks have ended. vLLM's "retry" is for ranks that all live; `ascend_moe.agree` and `shrink`
+                make a group of the others, with a manager of its own.
+        """
+        ended = self.query_active_mask().nonzero().flatten().tolist()
+        rule = "finds that ranks {} have ended: ascend_moe.agree and shrink make a group of the others"
+        need(not ended, "clean_buffers", rule, ended)
+        ascend_moe.close(self._group)
+
+
 #: kind of PrepareAndFinalize -> kind of dispatcher
-WAYS = {"mc2": "mc2", "alltoall": "alltoall", "allgather": "allgather", "batched": "mc2"}
+DISPATCHERS = {"mc2": "mc2", "alltoall": "alltoall", "allgather": "allgather", "batched": "mc2"}
 
 
 class All2AllManager(FaultTolerance):
@@ -104,21 +157,43 @@ class All2AllManager(FaultTolerance):
             need_one_of("kwargs", name, known)
         chosen = {**known, **kwargs}
         kind, most, experts = chosen["kind"], chosen["max_num_tokens"], chosen["num_experts"]
-        need_one_of("kind", kind, WAYS)
+        need_one_of("kind", kind, DISPATCHERS)
         need(isinstance(experts, int), "num_experts", "is {!r}; it must be an int", experts)
-        way = WAYS[kind]
-        bound = most if way == "mc2" else None
-        if (way, experts, bound) not in self._handles:
-            self._handles[way, experts, bound] = self._make(way, experts, bound)
-        return self._handles[way, experts, bound]
+        dispatcher = DISPATCHERS[kind]
+        bound = most if dispatcher == "mc2" else None
+        if (dispatcher, experts, bound) not in self._handles:
+            self._handles[dispatcher, experts, bound] = self._make(dispatcher, experts, bound)
+        return self._handles[dispatcher, experts, bound]
 
-    def _make(self, way: str, experts: int, bound: int | None) -> All2AllHandle:
+    def _make(self, dispatcher: str, experts: int, bound: int | None) -> All2AllHandle:
         options = {} if bound is None else {"ops": self.ops}
         if bound is not None:
             need(1 <= bound <= MAX_BATCH, "max_num_tokens", "is {}; need 1..{}", bound, MAX_BATCH)
         place = Place(self.group_name, self.world, self.rank)
-        return All2AllHandle(make_dispatcher(way, place, experts, **options), bound)
+        return All2AllHandle(make_dispatcher(dispatcher, place, experts, **options), bound)
 
     def destroy(self) -> None:
         """Forgets all handles. The group stays open: ``ascend_moe.close`` closes it."""
         self._handles.clear()
+
+
+@with_typed_errors
+def rank_mapping(world: int, alive: Sequence[int]) -> dict[int, int]:
+    """Returns old rank -> new rank, -1 for one that is not in the smaller group, as ``EplbState.rearrange`` takes it.
+
+    vLLM's rearrange moves weights in its EP group, whose collectives wait for a lost rank: it is for ranks that leave
+    and still live. After a loss `placement.shrunk` has the tables, and no weight moves.
+
+    Args:
+        world: ranks of the group. alive: those of the smaller one, as `ascend_moe.agree` has returned them.
+
+    Raises:
+        ArgumentError: world is not in 1..MAX_WORLD, or alive names a rank twice or one outside of the group.
+
+    Source: vLLM ``distributed/elastic_ep/elastic_execute.py``.
+    """
+    need(isinstance(world, int) and 1 <= world <= MAX_WORLD, "world", "is {!r}; it must be in 1..{}", world, MAX_WORLD)
+    fits = len(set(alive)) == len(alive) and set(alive) <= set(range(world))
+    need(fits, "alive", "is {}; it must name ranks below {}, each once", list(alive), world)
+    places = {rank: place for place, rank in enumerate(alive)}
+    return {rank: places.get(rank, -1) for rank in range(world)}

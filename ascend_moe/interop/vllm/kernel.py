@@ -90,11 +90,11 @@ class FusedMoEModularKernel(WholeLayer):
         apply_router_weight_on_input: bool,
     ) -> Tensor | None:  # fmt: skip
         """Writes the sums; the result is that of the shared experts."""
-        way, experts, local = self.prepare_finalize, self.fused_experts, w1.shape[0]
+        steps, experts, local = self.prepare_finalize, self.fused_experts, w1.shape[0]
         experts_of_all = local if global_num_experts == -1 else global_num_experts
         given = (x, topk_weights, topk_ids, experts_of_all, expert_map, apply_router_weight_on_input)
-        started = (way.prepare_async if way.supports_async() else way.prepare)(*given, experts.quant_config)
-        rows, scales, meta, ids, weights = _received(started) if way.supports_async() else started
+        started = (steps.prepare_async if steps.supports_async() else steps.prepare)(*given, experts.quant_config)
+        rows, scales, meta, ids, weights = _received(started) if steps.supports_async() else started
         ids, weights = (topk_ids if ids is None else ids), (topk_weights if weights is None else weights)
         fused = rows.new_empty(rows.shape, dtype=x.dtype)
         if rows.numel() > 0:
@@ -104,10 +104,10 @@ class FusedMoEModularKernel(WholeLayer):
                 *workspaces, meta, apply_router_weight_on_input,
             )  # fmt: skip
         result = (output, fused, weights, ids, apply_router_weight_on_input, experts.finalize_weight_and_reduce_impl())
-        if not way.supports_async():
-            way.finalize(*result)
+        if not steps.supports_async():
+            steps.finalize(*result)
             return None if shared_experts is None else shared_experts(x)
-        started = way.finalize_async(*result)
+        started = steps.finalize_async(*result)
         shared = None if shared_experts is None else shared_experts(x)
         _received(started)
         return shared

@@ -11,7 +11,7 @@ from torch import nn
 
 from ascend_moe.errors import ArgumentError, need, need_one_of, with_typed_errors
 from ascend_moe.interop.vllm import bases, weight_and_reduce
-from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, WAYS, All2AllManager
+from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, DISPATCHERS, All2AllManager
 from ascend_moe.interop.vllm.experts import Experts
 from ascend_moe.interop.vllm.kernel import FusedMoEModularKernel
 from ascend_moe.interop.vllm.prepare_finalize import PrepareAndFinalize
@@ -66,7 +66,7 @@ def make_prepare_finalize(
 
     Source: vLLM ``FusedMoEPrepareAndFinalize``, ``FusedMoEPrepareAndFinalizeModular``.
     """
-    need_one_of("kind", kind, WAYS)
+    need_one_of("kind", kind, DISPATCHERS)
     mk = bases if mk is None else mk
     base = base_of(mk, "FusedMoEPrepareAndFinalizeModular", "FusedMoEPrepareAndFinalize")
     manager = All2AllManager(group_name, rank, world, ops) if manager is None else manager
@@ -199,15 +199,15 @@ def select(config: Any) -> Any:
     Source: vLLM's ``init_prepare_finalize``, which calls ``maybe_make_prepare_finalize`` and ``select_gemm_impl``.
     """
     config = _config(config)
-    way = maybe_make_prepare_finalize(config)
-    chosen = select_gemm_impl(config, way)
+    prepare_finalize = maybe_make_prepare_finalize(config)
+    chosen = select_gemm_impl(config, prepare_finalize)
     if config.mk is None or config.mk is bases:
-        return FusedMoEModularKernel(way, chosen, config.shared_experts)
+        return FusedMoEModularKernel(prepare_finalize, chosen, config.shared_experts)
     if hasattr(config.mk, "FusedMoEModularKernel"):
-        return config.mk.FusedMoEModularKernel(way, chosen, config.shared_experts)
+        return config.mk.FusedMoEModularKernel(prepare_finalize, chosen, config.shared_experts)
     rule = "are given to the newest kernel in its apply: leave them out here"
     need(config.shared_experts is None, "shared_experts", rule)
-    return config.mk.FusedMoEKernel(way, chosen)
+    return config.mk.FusedMoEKernel(prepare_finalize, chosen)
 
 
 init_prepare_finalize = select  # vLLM's name

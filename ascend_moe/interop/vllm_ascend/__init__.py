@@ -20,7 +20,7 @@ import torch
 from ascend_moe.comm import comm_name
 from ascend_moe.experts import whole_shape
 from ascend_moe.fused.decode import dispatch_gmm_combine_decode
-from ascend_moe.interop.vllm.fault_tolerance import FaultTolerance
+from ascend_moe.interop.vllm.all2all import FaultTolerance
 from ascend_moe.interop.vllm_ascend import operators, schemas
 from ascend_moe.interop.vllm_ascend.operators import moe_gating_top_k, moe_gating_top_k_hash
 from ascend_moe.native import log

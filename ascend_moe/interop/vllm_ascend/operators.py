@@ -24,7 +24,7 @@ from ascend_moe.torch_npu_ops.fused import (
     npu_grouped_matmul_swiglu_quant,
 )
 
-Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def moe_gating_top_k(
@@ -39,7 +39,7 @@ def moe_gating_top_k(
     routed_scaling_factor: float,
     eps: float,
     bias_opt: torch.Tensor | None = None,
-) -> Triple:
+) -> Quantized:
     """Runs `ascend_moe.npu.npu_moe_gating_top_k`, whose arguments these are.
 
     Args:
@@ -71,7 +71,7 @@ def moe_gating_top_k_hash(
     renorm: int = 0,
     norm_type: int = 0,
     out_flag: bool = False,
-) -> Triple:
+) -> Quantized:
     """Does the same; with input_ids and tid2eid the experts are ``tid2eid[input_ids]``.
 
     Args:
@@ -123,7 +123,7 @@ def swiglu_quant_of_one(
     offset: torch.Tensor | None,
     swiglu_limit: float = 0.0,
     **rows: torch.Tensor,
-) -> Triple:
+) -> Quantized:
     """``grouped_matmul_swiglu_quant`` and ``…_weight_nz``: weight ``(E, K, N)``, group_list running sums.
 
     As `ascend_moe.npu.npu_grouped_matmul_swiglu_quant`, int4 weights with their bias too. swiglu_limit above 0: the
@@ -144,13 +144,13 @@ def _need_int8_or_words(weight: torch.Tensor) -> None:
 
 def swiglu_quant_of_lists(
     *, bias: torch.Tensor | Sequence[torch.Tensor] | None, offset: torch.Tensor | None, **call: Any
-) -> Triple:
+) -> Quantized:
     """``grouped_matmul_swiglu_quant_weight_nz_tensor_list``: the same with a weight ``(K, N)`` of each expert."""
     _need_absent("offset", offset)
     return _with_offset(assist=[bias] if isinstance(bias, torch.Tensor) else bias, **call)
 
 
-def _with_offset(**call: Any) -> Triple:
+def _with_offset(**call: Any) -> Quantized:
     codes, scale = grouped_matmul_swiglu_quant(**call, assist_name="bias")
     return codes, scale, scale.new_zeros(())
 
