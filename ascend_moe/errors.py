@@ -81,7 +81,7 @@ class WindowTensorError(ArgumentError):
         generation: the tensor's number.
         epoch: that of the combine that has consumed it, or 0.
 
-    What to do: take a new one for every combine (docs/zero_copy.md).
+    What to do: take a new one for every combine (docs/layers.md).
     """
 
 

@@ -20,7 +20,7 @@ from ascend_moe.errors import need
 
 _RULE = (
     "of {} must not be shared by the {} ranks of this {}: it is of {} here, of {} on another; wrap it over ranks with "
-    "the same experts only, or leave it out by ascend_moe.exclude_experts (docs/training.md)"
+    "the same experts only, or leave it out by ascend_moe.exclude_experts (docs/layers.md)"
 )
 
 

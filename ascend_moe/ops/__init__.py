@@ -160,7 +160,7 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
 
     Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
     ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order.
-    Differentiable for x, and for expert_scales by expand_scales: docs/training.md.
+    Differentiable for x, and for expert_scales by expand_scales: docs/layers.md.
 
     Raises:
         ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.
@@ -293,7 +293,7 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
     Collective: all ranks of group_ep call the same ops in the same order, and wait for each other at most
     ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order.
     Differentiable for expand_x, expert_scales, shared_expert_x, ori_x, const_expert_alpha_1, const_expert_alpha_2 and
-    const_expert_v: docs/training.md.
+    const_expert_v: docs/layers.md.
 
     Raises:
         ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.

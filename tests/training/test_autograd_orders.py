@@ -5,11 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,15 +155,6 @@ def test_a_rank_that_runs_no_backward_is_named(clusters: Any, monkeypatch: pytes
 
     with LocalCluster(2) as cluster:
         assert "rank 1" in cluster.run(run)[0]
-
-
-def test_the_page_about_training_runs() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "training.md"
-    code = page.read_text().partition("```python\n")[2].partition("```")[0]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    norms = [float(norm) for norm in done.stdout.strip("[]\n").split(", ")]
-    assert len(norms) == 4 and max(norms) > 0
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
