@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Of rows: name -> torch's own.
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-QUANTS = ("none", "int8")
+QUANTS = {"none": 0, "int8": 2}  # rows of dispatch -> quant_mode
 ALGORITHMS = ("auto", "window", "direct", "hierarchy")  # comm_alg of an op
 
 # Of experts: ascend_moe.experts.activations has what they compute.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ascend_moe.call import WithSpecialExperts
 from ascend_moe.choices import ACTIVATIONS, ALIASES
 from ascend_moe.errors import need, need_one_of
 
@@ -23,38 +24,6 @@ class Router(NamedTuple):
     scores: str = "softmax"
 
 
-class SpecialExperts(NamedTuple):
-    """Holds how many experts there are to which no row travels; their ids follow the routed ones in this order.
-
-    A zero expert adds nothing, a copy expert its input, a const expert a mix of its input and a row of its own.
-    """
-
-    zero_expert_num: int = 0
-    copy_expert_num: int = 0
-    const_expert_num: int = 0
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return sum(self)
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """Those that there are, as arguments of the operators."""
-        return {name: number for name, number in self._asdict().items() if number}
-
-    @property
-    def need_rows(self) -> bool:
-        """Whether combine needs the rows that were dispatched."""
-        return self.copy_expert_num + self.const_expert_num > 0
-
-    def check(self) -> SpecialExperts:
-        """Returns itself; raises ArgumentError unless all are whole numbers from 0 on."""
-        for name, number in self._asdict().items():
-            need(type(number) is int and number >= 0, name, "is {!r}; need a whole number of at least 0", number)
-        return self
-
-
 #: By name; `ascend_moe.routing.by_name` has the function of each.
 ROUTERS = {
     "softmax": Router(grouped=True),
@@ -68,8 +37,11 @@ ROUTERS = {
 
 
 @dataclass(frozen=True)
-class MoEConfig:
+class MoEConfig(WithSpecialExperts):
     """The numbers of one layer.
+
+    `SpecialExperts` are behind the routed ones; the router chooses them as well, and their input is the row that is
+    dispatched. LongCat's "zero" experts give back their input, so they are copy experts.
 
     Attributes:
         hidden_size: H.
@@ -96,9 +68,6 @@ class MoEConfig:
         latent_size: width of the rows that are dispatched, which a matrix makes of x, and another turns the sums
             back (Nemotron-3, Kimi-K3); the shared expert has x. 0: x itself is dispatched.
         interleaved: gate and up are in turn in w_gate_up's columns (gpt-oss).
-        zero_expert_num, copy_expert_num, const_expert_num: experts behind the routed ones, which the router chooses as
-            well, and to which no row travels: `SpecialExperts`. LongCat's "zero" experts give back their input, so
-            they are copy experts. Their input is the row that is dispatched.
         const_expert_gate: a const expert's two factors are the softmax of two products with its input (MoE++), else
             two numbers.
         activation: of routed and shared experts, a name of `ascend_moe.experts.activations`.
@@ -123,9 +92,6 @@ class MoEConfig:
     expert_bias: bool = False
     latent_size: int = 0
     interleaved: bool = False
-    zero_expert_num: int = 0
-    copy_expert_num: int = 0
-    const_expert_num: int = 0
     const_expert_gate: bool = True
     activation: str = "swiglu"
     activation_numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -139,11 +105,6 @@ class MoEConfig:
     def rows_of_a_token(self) -> int:
         """Rows that are dispatched of a token: one, but K of router "llama4", whose weights multiply them."""
         return self.top_k if self.router == "llama4" else 1
-
-    @property
-    def special(self) -> SpecialExperts:
-        """The experts to which no row travels."""
-        return SpecialExperts(self.zero_expert_num, self.copy_expert_num, self.const_expert_num)
 
     @property
     def all_experts(self) -> int:

@@ -186,7 +186,7 @@ def window_mib(case: Case) -> int:
         hidden=case.hidden,
         batch=case.batch,
         dtype=case.dtype,
-        quant=bool(case.quant_mode),
+        quant_mode=case.quant_mode,
     )
     needs = [plan(replace(request, comm_alg=algorithm)).buffsize_mib for algorithm in ("window", "direct")]
     return max(DEFAULT_WINDOW_MIB, *needs)

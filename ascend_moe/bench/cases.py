@@ -9,6 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from ascend_moe.call import CallOptions
 from ascend_moe.choices import QUANTS
 from ascend_moe.errors import ArgumentError, need, need_one_of
 from ascend_moe.ops.collectives import MAX_BATCH
@@ -29,14 +30,13 @@ INPUT_SETS = 16  # used in turns: routing is fresh at every iteration
 
 
 @dataclass(frozen=True)
-class Case:
-    """One measurement; the same on all ranks.
+class Case(CallOptions):
+    """One measurement and the options of its calls; the same on all ranks.
 
     Attributes:
         world, batch: W ranks, BS tokens on each.
         hidden, topk, experts: H, K, E; E is a multiple of W.
         skew: "uniform"; "zipf": expert e drawn with weight 1 / (e + 1); "hot": every token has expert 0.
-        quant: "none", or "int8": rows travel as codes with a scale (quant_mode 2), and return as x's dtype.
     """
 
     preset: str
@@ -46,13 +46,16 @@ class Case:
     topk: int
     experts: int
     skew: str = "uniform"
-    quant: str = "none"
     dtype: str = "bf16"
 
     @property
     def name(self) -> str:
-        words = [f"{self.preset} H{self.hidden} BS{self.batch} W{self.world}", self.skew, self.quant]
-        return " ".join(word for word in [*words, self.dtype] if word not in ("uniform", "none", "bf16"))
+        words = [
+            f"{self.preset} H{self.hidden} BS{self.batch} W{self.world}",
+            self.skew,
+            "int8" * bool(self.quant_mode),
+        ]
+        return " ".join(word for word in [*words, self.dtype] if word not in ("uniform", "", "bf16"))
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -61,10 +64,6 @@ class Case:
     @property
     def local_experts(self) -> int:
         return self.experts // self.world
-
-    @property
-    def quant_mode(self) -> int:
-        return 2 if self.quant == "int8" else 0
 
     @property
     def most_rows(self) -> int:
@@ -90,7 +89,7 @@ class Case:
             batch=self.batch,
             width=self.hidden,
             dtype=self.dtype,
-            quant=self.quant,
+            quant_mode=self.quant_mode,
             ids=SKEWS[self.skew],
             seed=number * self.experts,  # the hot expert is seed % E: always expert 0
         )
@@ -148,7 +147,7 @@ def matrix(
             raise ArgumentError(text, argument="ranks")
         if not 1 <= batch <= MAX_BATCH:
             raise ArgumentError(f"bs is {batch}; need 1..{MAX_BATCH} tokens a rank", argument="bs")
-        case = Case(preset, world, batch, width or hidden, topk, experts, skew, quant, dtype)
-        require(Request(world, experts, topk, case.hidden, batch, dtype=dtype, quant=quant == "int8"))
+        case = Case(preset, world, batch, width or hidden, topk, experts, skew, dtype, quant_mode=QUANTS[quant])
+        require(Request(world, experts, topk, case.hidden, batch, dtype=dtype, quant_mode=case.quant_mode))
         made.append(case)
     return made

@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -15,6 +16,7 @@ import typer
 from ascend_moe import plan as planning
 from ascend_moe import settings
 from ascend_moe._text import unwritable
+from ascend_moe.call import CallOptions
 from ascend_moe.choices import ALGORITHMS, DTYPES, QUANTS
 from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import Request
@@ -135,20 +137,10 @@ def request_of(
     hidden: Hidden = None,
     topk: TopK = None,
     experts: Experts = None,
-    zero_experts: Annotated[
-        int | None, typer.Option("--zero-experts", metavar="N", help="Experts that add nothing; K counts them too.")
-    ] = None,
-    copy_experts: Annotated[
-        int | None, typer.Option("--copy-experts", metavar="N", help="Experts that give back their input.")
-    ] = None,
-    const_experts: Annotated[
-        int | None, typer.Option("--const-experts", metavar="N", help="Experts that mix it with a row of their own.")
-    ] = None,
     dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of x.")] = "bf16",
     quant: Quant = "none",
     smooth: Annotated[bool, typer.Option("--smooth", help="With smooth scales; implies int8.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="Dispatch takes expert_scales too.")] = False,
-    comm_quant: Annotated[bool, typer.Option("--comm-quant", help="Rows come back as int8.")] = False,
     contract: Contract = "v2",
     soc: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(SOCS)}.")] = DEFAULT_SOC,
     cores: Cores = None,
@@ -163,24 +155,24 @@ def request_of(
         bool, typer.Option("--rdma-flags", help="ASCEND_MOE_RDMA_FLAGS is 1: flagged blocks between servers.")
     ] = False,
     super_pods: Annotated[int, typer.Option("--super-pods", metavar="N", help="Super-pods of A3 they are on.")] = 1,
+    **options: Any,
 ) -> Request:
-    """The configuration that the options describe."""
+    """The configuration that the options describe; ``options`` are fields of `CallOptions`, None: the preset's."""
     ranks = 16 if ranks is None else ranks
     if batch is not None and global_bs is not None:
         raise ArgumentError("--global-bs is ranks * batch: leave --batch out", argument="global_bs")
     if global_bs is not None and (global_bs < 1 or global_bs % max(1, ranks)):
         text = f"--global-bs {global_bs} must be a multiple of the {ranks} ranks"
         raise ArgumentError(text, argument="global_bs")
-    usual = planning.special_of(PRESETS[preset].published.special._asdict() if preset in PRESETS else {})
-    asked = {"zero_experts": zero_experts, "copy_experts": copy_experts, "const_experts": const_experts}
+    usual = PRESETS[preset].published.special.given if preset in PRESETS else {}
     return Request(
         ranks=ranks,
         **shape_of(preset, hidden, topk, experts, special=True),
-        **usual | {name: number for name, number in asked.items() if number is not None},
+        **usual | {name: value for name, value in options.items() if value is not None},
         batch=global_bs // ranks if global_bs else 128 if batch is None else batch,
         equal_batches=global_bs is None,
         dtype=dtype,
-        quant=quant == "int8" or smooth,
+        quant_mode=QUANTS["int8" if smooth else quant],
         smooth=smooth,
         contract=contract,
         soc=soc,
@@ -189,18 +181,30 @@ def request_of(
         ranks_per_server=ranks_per_server,
         comm_alg=comm_alg,
         weights=weights,
-        comm_quant=comm_quant,
         rdma_flags=rdma_flags,
         super_pods=super_pods,
     )
 
 
-USUAL_CONFIGURATION = {name: each.default for name, each in inspect.signature(request_of).parameters.items()}
+def _parameters() -> dict[str, inspect.Parameter]:
+    """Those of ``request_of``, with an option for each field of `CallOptions` that has a help text."""
+    found = [*inspect.signature(request_of, eval_str=True).parameters.values()][:-1]
+    for option in fields(CallOptions):
+        if "help" in option.metadata:
+            values = "|".join(map(str, option.metadata.get("choices", "N")))
+            name, kind = f"--{option.name.replace('_', '-')}", type(option.default) | None
+            own = Annotated[kind, typer.Option(name, metavar=values, help=option.metadata["help"])]  # type: ignore[valid-type]
+            found.append(inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=own))
+    return {parameter.name: parameter for parameter in found}
+
+
+_PARAMETERS = _parameters()
+USUAL_CONFIGURATION = {name: each.default for name, each in _PARAMETERS.items()}
 
 
 def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
     """The command with the options of ``request_of`` before its own; it gets them as its first argument."""
-    shared = inspect.signature(request_of, eval_str=True).parameters
+    shared = _PARAMETERS
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
     @functools.wraps(command)

@@ -10,6 +10,7 @@ import typer
 
 from ascend_moe import plan as planning
 from ascend_moe._text import show, table
+from ascend_moe.call import SpecialExperts
 from ascend_moe.choices import DTYPES
 from ascend_moe.cli import options
 from ascend_moe.errors import ArgumentError
@@ -17,8 +18,6 @@ from ascend_moe.plan import OpPlan, Report, WindowFit
 from ascend_moe.settings import DEFAULT_WINDOW_MIB
 
 app = typer.Typer()
-
-_SPECIAL = ("zero_experts", "copy_experts", "const_experts")
 
 
 @app.command()
@@ -50,7 +49,7 @@ def plan(
 
 def _of_checkpoint(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
     """Puts the layers' numbers into the options; returns what else the files say."""
-    for name in ("preset", "hidden", "topk", "experts", *_SPECIAL):
+    for name in ("preset", "hidden", "topk", "experts", *SpecialExperts._fields):
         if asked[name] is not None:
             options.bad(f"--{name.replace('_', '-')}", "the numbers come from --checkpoint: leave one of them out")
     from ascend_moe.checkpoint import kept_bits, layer_kinds
@@ -69,7 +68,7 @@ def _of_checkpoint(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
     known = {name: short for short, name in DTYPES.items()}
     asked |= {"hidden": config.row_size, "topk": config.top_k // config.rows_of_a_token, "experts": config.num_experts}
     asked["rows_of_a_token"] = config.rows_of_a_token
-    asked |= planning.special_of(config.special._asdict())
+    asked |= config.special._asdict()
     asked["quant"] = "int8" if coded else asked["quant"]
     asked["dtype"] = known.get(str(dtype), "bf16")
     found = {"model_type": text_values(values)["model_type"], "router": config.router, "activation": config.activation}
@@ -119,12 +118,12 @@ def _head(report: Report) -> str:
     one = report.request
     local = report.window["local_experts"]
     batch = f"BS {one.batch}" if one.equal_batches else f"BS up to {one.batch}"
-    special = [f"{getattr(one, name)} {name.split('_')[0]}" for name in _SPECIAL if getattr(one, name)]
+    special = [f"{number} {name.split('_')[0]}" for name, number in one.special.given.items()]
     kinds = f" + {' + '.join(special)} experts" if special else ""
-    rows = f"{one.dtype} rows" + (", int8 on the way" if one.quant else "")
+    rows = f"{one.dtype} rows" + (", int8 on the way" if one.quant_mode else "")
     rows += ", smooth scales" if one.smooth else ""
     rows += ", expert_scales on the way" if one.weights else ""
-    rows += ", back as int8" if one.comm_quant else ""
+    rows += ", back as int8" if one.returns_int8 else ""
     return (
         f"{batch}, H {one.hidden}, K {one.topk}, E {one.experts} ({local} a rank){kinds}, W {one.ranks}, {rows}, "
         f"contract {one.contract}\n{one.soc} ({report.soc.series}), {report.cores} AIV cores"

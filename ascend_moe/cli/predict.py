@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ascend_moe._text import show, unwritable
-from ascend_moe.choices import PREDICTED
+from ascend_moe.choices import PREDICTED, QUANTS
 from ascend_moe.cli import options
 from ascend_moe.cli.options import bad
 from ascend_moe.cli.progress import bar
@@ -49,7 +49,7 @@ def predict(
         ranks=1,
         **options.shape_of(preset, hidden, topk, experts),
         batch=batch,
-        quant=quant == "int8",
+        quant_mode=QUANTS[quant],
         contract=contract,
         soc=soc,
         cores=cores or 0,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ascend_moe.choices import BACKENDS, DEFAULT_TEXT, DTYPES
+from ascend_moe.choices import BACKENDS, DEFAULT_TEXT, DTYPES, QUANTS
 from ascend_moe.cli import options
 from ascend_moe.cli.options import DEFAULT_PRESET, MAX_SEED, bad
 from ascend_moe.errors import ArgumentError
@@ -78,7 +78,7 @@ def run(
             config=config,
             batches=batches,
             dtype=getattr(torch, DTYPES[dtype]),
-            quant=quant == "int8" or _has_codes(checkpoint, layer or 0),
+            quant_mode=QUANTS["int8" if _has_codes(checkpoint, layer or 0) else quant],
             text=wanted,
             seed=seed,
             iterations=iterations,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ascend_moe._text import filled, show, table, unwritable, write_whole
-from ascend_moe.choices import OPS, PICKS, TRACED
+from ascend_moe.choices import OPS, PICKS, QUANTS, TRACED
 from ascend_moe.cli import options
 from ascend_moe.cli.progress import bar, started
 from ascend_moe.errors import ArgumentError
@@ -62,7 +62,7 @@ def trace(
 
     shape = options.shape_of(preset, hidden, topk, experts)
     asked: dict[str, Any] = {"op": op, "algorithm": comm_alg, "repeat": repeat, "pick": pick, "seed": seed}
-    request = TraceRequest(ranks=ranks, batch=batch, quant=quant == "int8", **shape, **asked)
+    request = TraceRequest(ranks=ranks, batch=batch, quant_mode=QUANTS[quant], **shape, **asked)
     how = f"predicts them for {soc}" if soc else f"rounds that are recorded: {repeat}"
     begin = functools.partial(started, "trace", f"{request.title}; {how}")
     with bar("rounds"):

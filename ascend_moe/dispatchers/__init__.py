@@ -10,11 +10,11 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from ascend_moe.call import DEFAULTS
 from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher
 from ascend_moe.dispatchers.collective import AllGatherDispatcher, AllToAllDispatcher
 from ascend_moe.dispatchers.mc2 import MC2Dispatcher
 from ascend_moe.errors import need, need_one_of
-from ascend_moe.moe_config import SpecialExperts
 
 __all__ = [
     "KINDS",
@@ -38,8 +38,7 @@ def make_dispatcher(kind: str, group: object, num_experts: int, comm_alg: str = 
         kind: of `KINDS`.
         group: a group as `comm.group_of`, None for the default one, or a `comm.place.Place`.
         num_experts: E, a multiple of the group's size.
-        comm_alg, options: as of `MC2Dispatcher`; the other kinds take zero_expert_num, copy_expert_num and
-            const_expert_num alone.
+        comm_alg, options: as of `MC2Dispatcher`; the other kinds take those of `CollectiveDispatcher`.
 
     Raises:
         ArgumentError: no such kind, or one that does not take an option; what the class raises.
@@ -47,10 +46,11 @@ def make_dispatcher(kind: str, group: object, num_experts: int, comm_alg: str = 
     need_one_of("kind", kind, KINDS)
     if kind == "mc2":
         return MC2Dispatcher.from_group(group, num_experts, comm_alg=comm_alg, **options)
-    special = {name: options.pop(name) for name in SpecialExperts._fields if name in options}
-    for name, value in {"comm_alg": comm_alg, **options}.items():
-        need(not value, name, "is {!r}, which kind {!r} does not take; leave it out", value, kind)
-    return (AllToAllDispatcher if kind == "alltoall" else AllGatherDispatcher)(group, num_experts, **special)
+    for name, value in options.items():
+        need(name in DEFAULTS or not value, name, "is {!r}, which kind {!r} does not take; leave it out", value, kind)
+    known = {name: value for name, value in options.items() if name in DEFAULTS}
+    made = AllToAllDispatcher if kind == "alltoall" else AllGatherDispatcher
+    return made(group, num_experts, comm_alg=comm_alg, **known)
 
 
 def __getattr__(name: str) -> Any:

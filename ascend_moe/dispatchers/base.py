@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from ascend_moe._tensors import need_unsaved
+from ascend_moe.call import CallOptions, SpecialExperts
 from ascend_moe.comm.place import Place
 from ascend_moe.errors import need
-from ascend_moe.moe_config import SpecialExperts
 
 R = TypeVar("R")
 ROW_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -47,6 +47,11 @@ class Dispatched:
     handle: Any = field(default=None, repr=False)
 
 
+def given(tensors: SpecialTensors | DispatchTensors) -> dict[str, Tensor]:
+    """Tensors that there are, as keyword arguments of the operators."""
+    return {name: tensor for name, tensor in zip(tensors._fields, tensors, strict=True) if tensor is not None}
+
+
 class SpecialTensors(NamedTuple):
     """Holds combine's tensors of copy and const experts, by the operators' names."""
 
@@ -54,11 +59,6 @@ class SpecialTensors(NamedTuple):
     const_expert_alpha_1: Tensor | None = None
     const_expert_alpha_2: Tensor | None = None
     const_expert_v: Tensor | None = None
-
-    @property
-    def given(self) -> dict[str, Tensor]:
-        """Those that there are."""
-        return {name: tensor for name, tensor in zip(self._fields, self, strict=True) if tensor is not None}
 
     def check(self, experts: SpecialExperts, like: Tensor) -> None:
         """Raises unless these are the tensors that the experts need, for dispatch's x (``like``)."""
@@ -83,18 +83,29 @@ class SpecialTensors(NamedTuple):
 _NO_SPECIAL = SpecialTensors()
 
 
-class SumTerms(NamedTuple):
-    """Holds what a combine's sums have besides the experts' rows: their weights, and terms that never travel."""
+class DispatchTensors(NamedTuple):
+    """Tensors of a dispatch beside x and expert_ids, by the operators' names."""
+
+    expert_scales: Tensor | None = None
+    scales: Tensor | None = None
+    x_active_mask: Tensor | None = None
+    performance_info: Tensor | None = None
+
+
+class CombineTensors(NamedTuple):
+    """Tensors of a combine beside those that dispatch returned: weights, addends that never travel, waits."""
 
     expert_scales: Tensor | None
-    shared: Tensor | None
+    shared_expert_x: Tensor | None
     special: SpecialTensors
+    performance_info: Tensor | None
 
     @property
-    def own(self) -> dict[str, Tensor]:
-        """The terms that never travel, of what is given, by the operators' names."""
-        shared = {} if self.shared is None else {"shared_expert_x": self.shared}
-        return shared if self.special is _NO_SPECIAL else shared | self.special.given
+    def given(self) -> dict[str, Tensor]:
+        """Tensors that there are, by the operators' names, without expert_scales."""
+        ours = {"shared_expert_x": self.shared_expert_x, "performance_info": self.performance_info}
+        found = {name: tensor for name, tensor in ours.items() if tensor is not None}
+        return found if self.special is _NO_SPECIAL else found | given(self.special)
 
 
 class Begun(Generic[R]):
@@ -144,10 +155,10 @@ class Dispatcher(ABC):
     Args:
         place: the group, W and this rank.
         num_experts: E, a multiple of W.
-        special: how many zero, copy and const experts there are; None: none.
+        options: those of its calls, where a call has no others.
 
     Raises:
-        ArgumentError: num_experts is no positive multiple of W, or a number of special experts is out of range.
+        ArgumentError: num_experts is no positive multiple of W, or an option has a value that it cannot have.
     """
 
     #: combine adds shared_expert_x in fp32 before its one rounding; otherwise it rejects the argument.
@@ -159,9 +170,11 @@ class Dispatcher(ABC):
     #: the most tokens of a rank that one call takes; None: any number.
     max_batch: int | None = None
 
-    def __init__(self, place: Place, num_experts: int, special: SpecialExperts | None = None) -> None:
+    def __init__(self, place: Place, num_experts: int, options: CallOptions) -> None:
         self._take_place(place, num_experts)
-        self.special = (special or SpecialExperts()).check()
+        options.check()
+        self.options = options
+        self.special = options.special
 
     def _take_place(self, place: Place, num_experts: int) -> None:
         """Set everything that depends on the group: a copy for another group calls it again."""
@@ -200,10 +213,9 @@ class Dispatcher(ABC):
         expert_scales: Tensor | None = None,
         scales: Tensor | None = None,
         x_active_mask: Tensor | None = None,
-        quant_mode: int = 0,
-        global_bs: int = 0,
+        performance_info: Tensor | None = None,
         max_tokens: int = 0,
-        expert_token_nums_type: int = 1,
+        **options: Any,
     ) -> Dispatched:
         """Routes row t of ``x`` once for every k to the owner of ``expert_ids[t, k]``.
 
@@ -214,28 +226,29 @@ class Dispatcher(ABC):
             expert_scales: (BS, K) fp32, which come beside the rows as ``expand_scales``. On all ranks or on none.
             scales: (E, H) fp32 smoothing factors, only with quant_mode 2.
             x_active_mask: bool, (BS,) or (BS, K); pairs that are False are not routed.
-            quant_mode: 0, or 2: int8 rows with one fp32 scale each.
+            performance_info: (W,) int64, to which the op adds the microseconds of its wait for each rank.
             max_tokens: the largest BS of any rank, or more, the same on all ranks; 0 where all have the same BS.
-            global_bs: the same times W, as the ops take it; not together with max_tokens.
-            expert_token_nums_type: 0 running sums, 1 counts.
+            options: fields of `CallOptions` for this call and its combine, in place of the dispatcher's: quant_mode (2:
+                int8 rows with one fp32 scale each), global_bs (max_tokens times W, not together with it),
+                expert_token_nums_type (0 running sums, 1 counts).
 
         Raises:
             ArgumentError: on this rank alone, before anything is sent.
             InvalidExpertId, RoutingOverflow, ConfigMismatch: on every rank; the next call works.
         """
-        given = self._given(
-            expert_scales=expert_scales, scales=scales, x_active_mask=x_active_mask, quant_mode=quant_mode,
-            global_bs=global_bs, max_tokens=max_tokens, expert_token_nums_type=expert_token_nums_type,
-        )  # fmt: skip
-        return self._dispatch(x, expert_ids, given)
+        tensors = DispatchTensors(expert_scales, scales, x_active_mask, performance_info)
+        return self._dispatch(x, expert_ids, tensors, self._options(max_tokens, options))
 
-    def begin_dispatch(self, x: Tensor, expert_ids: Tensor, **options: Any) -> Begun[Dispatched]:
+    def begin_dispatch(
+        self, x: Tensor, expert_ids: Tensor, *, max_tokens: int = 0, **arguments: Any
+    ) -> Begun[Dispatched]:
         """Sends the rows of x; ``finish`` of the result returns what ``dispatch`` returns.
 
         A dispatcher that cannot send first does all at once. One that can has no gradient, and until ``finish`` this
-        rank calls no other op of the group. x, expert_ids, options and errors are as of ``dispatch``.
+        rank calls no other op of the group. x, expert_ids, max_tokens, arguments and errors are as of ``dispatch``.
         """
-        return self._begin_dispatch(x, expert_ids, self._given(**options))
+        tensors = DispatchTensors(*(arguments.pop(name, None) for name in DispatchTensors._fields))
+        return self._begin_dispatch(x, expert_ids, tensors, self._options(max_tokens, arguments))
 
     def combine(
         self,
@@ -244,6 +257,7 @@ class Dispatcher(ABC):
         expert_scales: Tensor | None = None,
         *,
         shared_expert_x: Tensor | None = None,
+        performance_info: Tensor | None = None,
         **special: Tensor | None,
     ) -> Tensor:
         """Returns (BS, H): for every token the sum over k of expert_scales[t, k] * its expert row.
@@ -256,6 +270,7 @@ class Dispatcher(ABC):
             dispatched: what ``dispatch`` of this dispatcher returned.
             expert_scales: (BS, K) fp32; None: the rows are only added.
             shared_expert_x: (BS, H) in x's dtype, added with weight 1.
+            performance_info: as of ``dispatch``.
             special: ``ori_x`` (BS, H), what copy and const experts get of each token: dispatch's x.
                 ``const_expert_alpha_1``, ``const_expert_alpha_2``: (C,) or (C, H); ``const_expert_v``: (C, H), of C
                 const experts. All in x's dtype; what they are for: ``npu_moe_distribute_combine_v2``.
@@ -265,8 +280,8 @@ class Dispatcher(ABC):
             Other errors: as dispatch.
         """
         self._check_own(dispatched)
-        terms = SumTerms(expert_scales, shared_expert_x, self._special_rows(special))
-        return self._combine(expert_out, dispatched, terms)
+        tensors = CombineTensors(expert_scales, shared_expert_x, self._special_rows(special), performance_info)
+        return self._combine(expert_out, dispatched, tensors)
 
     def begin_combine(
         self,
@@ -275,44 +290,31 @@ class Dispatcher(ABC):
         expert_scales: Tensor | None = None,
         *,
         shared_expert_x: Tensor | None = None,
+        performance_info: Tensor | None = None,
         **special: Tensor | None,
     ) -> Begun[Tensor]:
         """Sends the rows home; ``finish`` of the result returns what ``combine`` returns. As ``begin_dispatch``.
 
-        expert_out, dispatched, expert_scales, shared_expert_x, special and errors are as of ``combine``.
+        expert_out, dispatched, expert_scales, shared_expert_x, performance_info, special and errors are as of
+        ``combine``.
         """
         self._check_own(dispatched)
-        terms = SumTerms(expert_scales, shared_expert_x, self._special_rows(special))
-        return self._begin_combine(expert_out, dispatched, terms)
+        tensors = CombineTensors(expert_scales, shared_expert_x, self._special_rows(special), performance_info)
+        return self._begin_combine(expert_out, dispatched, tensors)
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
         """Returns memory for ``dispatched``'s rows, in ``dtype``, that combine sends from without a copy; None: any."""
         return None
 
-    def _given(
-        self,
-        *,
-        expert_scales: Tensor | None = None,
-        scales: Tensor | None = None,
-        x_active_mask: Tensor | None = None,
-        quant_mode: int = 0,
-        global_bs: int = 0,
-        max_tokens: int = 0,
-        expert_token_nums_type: int = 1,
-    ) -> dict[str, Any]:
-        """The options of a dispatch as the ops take them."""
+    def _options(self, max_tokens: int, changes: dict[str, Any]) -> CallOptions:
+        """The options of one call."""
         if max_tokens:
             rule = "is {}; need the largest T of any rank, or 0 where all are equal"
             need(max_tokens > 0, "max_tokens", rule, max_tokens)
-            need(not global_bs, "max_tokens", "is {} beside global_bs {}; pass one", max_tokens, global_bs)
-        return {
-            "expert_scales": expert_scales,
-            "scales": scales,
-            "x_active_mask": x_active_mask,
-            "quant_mode": quant_mode,
-            "global_bs": global_bs or self.world_size * max_tokens,
-            "expert_token_nums_type": expert_token_nums_type,
-        }
+            other = changes.get("global_bs", 0)
+            need(not other, "max_tokens", "is {} beside global_bs {}; pass one", max_tokens, other)
+            changes["global_bs"] = self.world_size * max_tokens
+        return replace(self.options, **changes) if changes else self.options
 
     def _special_rows(self, given: dict[str, Tensor | None]) -> SpecialTensors:
         """The tensors of copy and const experts that combine was given."""
@@ -328,26 +330,30 @@ class Dispatcher(ABC):
         need(getattr(dispatched.handle, "owner", None) is self, "dispatched", rule, type(self).__name__)
 
     @abstractmethod
-    def _dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Dispatched:
-        """``dispatch``, with its options as the ops take them. The result's handle has this object as ``owner``."""
+    def _dispatch(self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions) -> Dispatched:
+        """``dispatch`` with these options. The result's handle has this object as ``owner``."""
 
     @abstractmethod
-    def _combine(self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms) -> Tensor:
+    def _combine(self, expert_out: Tensor, dispatched: Dispatched, tensors: CombineTensors) -> Tensor:
         """``combine`` of what this object has dispatched."""
 
-    def _begin_dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Begun[Dispatched]:
-        sent = self._dispatch(x, expert_ids, given)
+    def _begin_dispatch(
+        self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions
+    ) -> Begun[Dispatched]:
+        sent = self._dispatch(x, expert_ids, tensors, options)
         return Begun(lambda: sent)
 
-    def _begin_combine(self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms) -> Begun[Tensor]:
-        result = self._combine(expert_out, dispatched, terms)
+    def _begin_combine(self, expert_out: Tensor, dispatched: Dispatched, tensors: CombineTensors) -> Begun[Tensor]:
+        result = self._combine(expert_out, dispatched, tensors)
         return Begun(lambda: result)
 
 
-def check_dispatch(x: Tensor, expert_ids: Tensor, given: dict[str, Any], *, world: int, experts: int) -> int:
+def check_dispatch(
+    x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions, *, world: int, experts: int
+) -> int:
     """Checks what one rank can see of dispatch's arguments; returns maxBS (rows)."""
-    weights, scales, mask = given["expert_scales"], given["scales"], given["x_active_mask"]
-    quant_mode, global_bs = given["quant_mode"], given["global_bs"]
+    weights, scales, mask, _ = tensors
+    quant_mode, global_bs = options.quant_mode, options.global_bs
     need(x.dim() == 2 and x.dtype in ROW_DTYPES, "x", "is {}; need (BS, H) bf16, fp16 or fp32", x)
     bs = x.size(0)
     fits = expert_ids.dim() == 2 and expert_ids.dtype == torch.int32 and expert_ids.size(0) == bs
@@ -364,8 +370,7 @@ def check_dispatch(x: Tensor, expert_ids: Tensor, given: dict[str, Any], *, worl
     if mask is not None:
         fits = mask.dtype == torch.bool and mask.shape in (expert_ids.shape, (bs,))
         need(fits, "x_active_mask", "is {}; need ({},) or {} bool", mask, bs, expert_ids.shape)
-    kind = given["expert_token_nums_type"]
-    need(kind in (0, 1), "expert_token_nums_type", "is {}; need 0 or 1", kind)
+    options.check()
     fits = global_bs == 0 or (global_bs > 0 and global_bs % world == 0 and global_bs >= bs * world)
     rule = "is {}; need 0, or {} ranks * largest BS (here at least {})"
     need(fits, "global_bs", rule, global_bs, world, world * bs)

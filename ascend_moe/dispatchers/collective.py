@@ -15,21 +15,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ascend_moe._tensors import id_text
+from ascend_moe.call import CallOptions, SpecialExperts
 from ascend_moe.comm import group_of, process_group, size_and_rank
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import rows as row_ops
 from ascend_moe.dispatchers.base import (
     ROW_DTYPES,
+    CombineTensors,
     Dispatched,
     Dispatcher,
+    DispatchTensors,
     SpecialTensors,
-    SumTerms,
     check_combine,
     check_dispatch,
 )
 from ascend_moe.dispatchers.rows import Routing, active_pairs, first_invalid, route
 from ascend_moe.errors import ConfigMismatch, InvalidExpertId, RoutingOverflow, need, with_typed_errors
-from ascend_moe.moe_config import SpecialExperts
 from ascend_moe.ops import autograd
 from ascend_moe.ops.collectives import exchange, gather
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 HEADER_WORDS = 16
 _FIELDS = ("H", "K", "E", "maxBS", "dtype", "quant_mode", "expert_scales", *SpecialExperts._fields)
 _SMOOTH, _CODE = 10, 11
+#: Options of a call that collectives keep to; the others are the ops' own.
+_TAKEN = ("quant_mode", "global_bs", "expert_token_nums_type", *SpecialExperts._fields)
 _BAD_ID, _OVERFLOW = 1, 2  # 0: nothing is wrong
 
 
@@ -176,19 +179,16 @@ class CollectiveDispatcher(Dispatcher):
         group: as `comm.group_of`, None for the default group; or a `Place`, a LocalCluster's name. Between the threads
             of a LocalCluster, which has no process group, its windows carry the rows.
         num_experts: E, a multiple of the group's size.
-        zero_expert_num, copy_expert_num, const_expert_num: experts behind E - 1, of `MC2Dispatcher`.
+        options: fields of `CallOptions`, as of `MC2Dispatcher`, that the ops alone do not use.
+
+    Raises:
+        ArgumentError: an option that this kind does not take.
     """
 
+    kind: str  # of `make_dispatcher`
+
     @with_typed_errors
-    def __init__(
-        self,
-        group: object,
-        num_experts: int,
-        *,
-        zero_expert_num: int = 0,
-        copy_expert_num: int = 0,
-        const_expert_num: int = 0,
-    ) -> None:
+    def __init__(self, group: object, num_experts: int, **options: Any) -> None:
         self.group: Group
         if isinstance(group, (Place, str, tuple)):
             place = Place.of(group, "process_group")
@@ -196,14 +196,25 @@ class CollectiveDispatcher(Dispatcher):
         else:
             self.group = found = group_of("process_group", group)
             place = Place(str(getattr(found, "group_name", "")), found.size(), found.rank())
-        super().__init__(place, num_experts, SpecialExperts(zero_expert_num, copy_expert_num, const_expert_num))
+        super().__init__(place, num_experts, CallOptions(**options))
+        self._need_taken(self.options)
 
-    def _dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Dispatched:
-        max_bs = check_dispatch(x, expert_ids, given, world=self.world_size, experts=self.num_experts)
-        weights, scales, quant_mode = given["expert_scales"], given["scales"], given["quant_mode"]
+    def _need_taken(self, options: CallOptions) -> None:
+        for name, value in options.options.items():
+            need(name in _TAKEN, name, "is {!r}, which kind {!r} does not take; leave it out", value, self.kind)
+
+    def _need_no_times(self, performance_info: Tensor | None) -> None:
+        rule = "is {}; kind {!r} does not measure its waits: use 'mc2'"
+        need(performance_info is None, "performance_info", rule, performance_info, self.kind)
+
+    def _dispatch(self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions) -> Dispatched:
+        self._need_taken(options)
+        self._need_no_times(tensors.performance_info)
+        max_bs = check_dispatch(x, expert_ids, tensors, options, world=self.world_size, experts=self.num_experts)
+        weights, scales, quant_mode = tensors.expert_scales, tensors.scales, options.quant_mode
         size = (x.size(1), expert_ids.size(1), self.num_experts, max_bs, ROW_DTYPES.index(x.dtype), quant_mode)
         config = Config(*size, weights is not None, *self.special, scales is not None)
-        routing, problem = plan(expert_ids, given["x_active_mask"], config, self.world_size)
+        routing, problem = plan(expert_ids, tensors.x_active_mask, config, self.world_size)
         words = [*config, *problem]
         header = torch.tensor(words + [0] * (HEADER_WORDS - len(words)), dtype=torch.int32, device=x.device)
         ids = torch.where(routing.routed, expert_ids, -1)
@@ -217,12 +228,13 @@ class CollectiveDispatcher(Dispatcher):
                 self, handle, x, weights, expand_x, dynamic_scales, expand_scales
             )
         nums, ends = arrived.counts.sum(1), arrived.counts.reshape(-1).cumsum(0).to(torch.int32)
-        nums = nums if given["expert_token_nums_type"] == 1 else nums.cumsum(0)
+        nums = nums if options.expert_token_nums_type == 1 else nums.cumsum(0)
         return Dispatched(expand_x, dynamic_scales, nums, ends, routing.expand_idx, expand_scales, handle)
 
-    def _combine(self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms) -> Tensor:
+    def _combine(self, expert_out: Tensor, dispatched: Dispatched, tensors: CombineTensors) -> Tensor:
         handle: _Handle = dispatched.handle
-        expert_scales, shared, special = terms
+        expert_scales, shared, special, times = tensors
+        self._need_no_times(times)
         check_combine(expert_out, handle.rows, handle.x, expert_scales, handle.routing.routed.size(1), shared)
         special.check(self.special, handle.x)
         rows = expert_out[: handle.rows]
@@ -256,10 +268,10 @@ class CollectiveDispatcher(Dispatcher):
         """(BS, H): for every token the weighted sum of its rows, with those of copy and const experts where given."""
         words = self._send_back(rows, handle.way)
         (home,) = row_ops.unpack(words, (rows.size(1), rows.dtype))
-        own, first = None, self.num_experts + self.special.zero_expert_num
+        own, (zeros, copies, _) = None, self.special
         if special is not None and self.special.need_rows:
             pairs = (handle.expert_ids, handle.routing.special)
-            own = row_ops.special_rows(*pairs, first, self.special.copy_expert_num, special)
+            own = row_ops.special_rows(*pairs, self.num_experts + zeros, copies, special)
         return row_ops.weighted_sum(home, handle.position, handle.routing, weights, shared, own)
 
     def _values_of_pairs(self, values: Tensor, handle: _Handle) -> Tensor:
@@ -376,14 +388,16 @@ class AllToAllDispatcher(CollectiveDispatcher):
     Args:
         group: as of `CollectiveDispatcher`.
         num_experts: E, a multiple of the group's size, at most 2048.
-        special: as of `CollectiveDispatcher`.
+        options: as of `CollectiveDispatcher`.
 
     Raises:
         ArgumentError: num_experts is no multiple, or above 2048.
     """
 
-    def __init__(self, group: object, num_experts: int, **special: int) -> None:
-        super().__init__(group, num_experts, **special)
+    kind = "alltoall"
+
+    def __init__(self, group: object, num_experts: int, **options: Any) -> None:
+        super().__init__(group, num_experts, **options)
         need(num_experts <= MAX_EXPERTS, "num_experts", "is {}; need at most {}", num_experts, MAX_EXPERTS)
         # A place of fixed size, so that ranks that disagree on E still exchange whole headers.
         self._count_words = -(-MAX_EXPERTS // self.world_size)
@@ -449,8 +463,10 @@ class AllGatherDispatcher(CollectiveDispatcher):
     Args:
         group: as of `CollectiveDispatcher`.
         num_experts: E, a multiple of the group's size.
-        zero_expert_num, copy_expert_num, const_expert_num: as of `CollectiveDispatcher`.
+        options: as of `CollectiveDispatcher`.
     """
+
+    kind = "allgather"
 
     def _send(self, call: _Call, header: Tensor) -> _Arrived:
         routing, topk = call.routing, call.config.topk

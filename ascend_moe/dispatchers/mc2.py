@@ -10,21 +10,28 @@ import torch
 from torch import Tensor
 
 from ascend_moe import ops
+from ascend_moe.call import CallOptions
 from ascend_moe.comm import name_of, window_empty
 from ascend_moe.comm.place import Place
-from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher, SumTerms
+from ascend_moe.dispatchers.base import Begun, CombineTensors, Dispatched, Dispatcher, DispatchTensors, given
 from ascend_moe.errors import need, with_typed_errors
-from ascend_moe.moe_config import SpecialExperts
 from ascend_moe.ops.begin import begin_combine, begin_dispatch
 from ascend_moe.ops.calls import is_two_level
 from ascend_moe.ops.collectives import MAX_BATCH
+from ascend_moe.ops.registration import OPERATORS
+
+#: By contract and kind: names of an operator's arguments.
+_NAMES = {
+    contract: {kind: frozenset(OPERATORS[f"npu_moe_distribute_{kind}{end}"].names) for kind in ("dispatch", "combine")}
+    for contract, end in (("v1", ""), ("v2", "_v2"))
+}
 
 
 @dataclass
 class _Handle:
     owner: MC2Dispatcher
     tensors: tuple[Tensor, Tensor, Tensor]  # of combine: expert_ids, its third argument, ep_send_counts
-    options: dict[str, Any]  # of combine, as dispatch had or made them
+    given: dict[str, Any]  # to combine, as dispatch had or made it
 
 
 class MC2Dispatcher(Dispatcher):
@@ -36,21 +43,18 @@ class MC2Dispatcher(Dispatcher):
         rank: this rank.
         num_experts: E, a multiple of W.
         contract: "v2" (triples) or "v1" (expand_idx; its combine adds the experts' rows only).
-        comm_alg: as the V2 ops take it. "hierarchy" (or ASCEND_MOE_COMM_ALG) weighs rows on the servers of their
-            experts: give dispatch the expert_scales of combine.
-        zero_expert_num, copy_expert_num, const_expert_num: experts behind E - 1 to which no row travels, with contract
-            "v2"; combine then takes ``ori_x`` and the tensors of const experts.
-        comm_quant_mode: 2: combine's rows come back as int8, a scale for each 8 elements; for bfloat16 and float16 rows
-            without gradients.
         zero_copy: ``empty_expert_out`` gives window tensors, from which a direct combine sends without a
             copy (``ascend_moe.window_empty``); with comm_alg "", "auto" or "direct".
         ops: a namespace with the operators of this contract (torch_npu where it is patched, `ascend_moe.npu`); None:
             this package's.
+        options: fields of `CallOptions`, for all calls where a dispatch has no others. comm_alg "hierarchy" (or
+            ASCEND_MOE_COMM_ALG) weighs rows on the servers of their experts: give dispatch the expert_scales of
+            combine. With special experts combine takes ``ori_x`` and the tensors of const experts.
 
     Raises:
-        ArgumentError: num_experts is no multiple of W, contract is another name, comm_quant_mode is neither 0 nor 2, or
-            options do not go together: comm_alg, zero_copy or special experts with contract "v1", zero_copy with
-            another comm_alg or with comm_quant_mode 2.
+        ArgumentError: num_experts is no multiple of W, contract is another name, an option has a value that it cannot
+            have, or options do not go together: with contract "v1" those that its ops do not take, with zero_copy
+            another comm_alg, contract "v1" or int8 rows on the way back.
     """
 
     max_batch = MAX_BATCH
@@ -64,37 +68,23 @@ class MC2Dispatcher(Dispatcher):
         num_experts: int,
         contract: str = "v2",
         *,
-        comm_alg: str = "",
-        comm_quant_mode: int = 0,
         zero_copy: bool = False,
         ops: Any = None,
-        zero_expert_num: int = 0,
-        copy_expert_num: int = 0,
-        const_expert_num: int = 0,
+        **options: Any,
     ) -> None:
-        special = SpecialExperts(zero_expert_num, copy_expert_num, const_expert_num)
-        super().__init__(Place(name_of("group_ep", group_ep), world_size, rank), num_experts, special)
+        super().__init__(Place(name_of("group_ep", group_ep), world_size, rank), num_experts, CallOptions(**options))
         need(contract in ("v1", "v2"), "contract", "is {!r}; need 'v1' or 'v2'", contract)
-        for name, number in special.given.items():
-            need(contract == "v2", name, "is {}, which the V1 ops do not take: use contract 'v2'", number)
-        rule = "is {!r}, which the V1 ops do not take: use contract 'v2'"
-        need(not comm_alg or contract == "v2", "comm_alg", rule, comm_alg)
-        rule = "goes with contract 'v2' and comm_alg '', 'auto' or 'direct'; these are {!r} and {!r}"
-        may_be_direct = contract == "v2" and comm_alg in ("", "auto", "direct")
-        need(not zero_copy or may_be_direct, "zero_copy", rule, contract, comm_alg)
-        need(comm_quant_mode in (0, 2), "comm_quant_mode", "is {}; need 0 or 2", comm_quant_mode)
-        rule = "does not go with comm_quant_mode 2: rows become int8 in other memory than the window tensor"
-        need(not zero_copy or comm_quant_mode == 0, "zero_copy", rule)
-        self.contract = contract
-        self.comm_alg = comm_alg
-        self.zero_copy = zero_copy
-        self.fuses_shared_expert = contract == "v2"
-        self.weighs_first = contract == "v2" and is_two_level(comm_alg)
-        self._options: dict[str, Any] = {"comm_alg": comm_alg} if comm_alg else {}
-        self._options |= special.given
-        self._combine_options = {"comm_quant_mode": comm_quant_mode} if comm_quant_mode else {}
+        self.contract, self._names = contract, _NAMES[contract]
         self._dispatch_op, self._begin_dispatch_op = self._operator("dispatch", ops, begin_dispatch)
         self._combine_op, self._begin_combine_op = self._operator("combine", ops, begin_combine)
+        names = self._names["dispatch"] | self._names["combine"]
+        for name, value in self.options.options.items():
+            need(name in names, name, "is {!r}, which the V1 ops do not take: use contract 'v2'", value)
+        if zero_copy:
+            self.options.check_zero_copy(contract)
+        self.zero_copy = zero_copy
+        self.fuses_shared_expert = contract == "v2"
+        self.weighs_first = contract == "v2" and is_two_level(self.options.comm_alg)
         self.sends_first = self._begin_dispatch_op is not None and self._begin_combine_op is not None
 
     @classmethod
@@ -139,30 +129,42 @@ class MC2Dispatcher(Dispatcher):
             return op, None
         return op, begin if op is ours else getattr(given, f"begin_{kind}", None)
 
-    def _dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Dispatched:
-        outputs = self._dispatch_op(x, expert_ids, *self._group, **self._options, **given)
-        return self._dispatched(outputs, expert_ids, given)
+    def _arguments(self, kind: str, options: CallOptions) -> dict[str, Any]:
+        """Options as keyword arguments of an operator."""
+        return {name: value for name, value in options.options.items() if name in self._names[kind]}
 
-    def _begin_dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Begun[Dispatched]:
+    def _need_v2(self, tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            need(self.contract == "v2", name, "is {}, which the V1 ops do not take: use contract 'v2'", tensor)
+
+    def _dispatch_call(self, tensors: DispatchTensors, options: CallOptions) -> dict[str, Any]:
+        if tensors.performance_info is not None:
+            self._need_v2({"performance_info": tensors.performance_info})
+        return {**given(tensors), **self._arguments("dispatch", options)}
+
+    def _dispatch(self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions) -> Dispatched:
+        outputs = self._dispatch_op(x, expert_ids, *self._group, **self._dispatch_call(tensors, options))
+        return self._dispatched(outputs, expert_ids, tensors, options)
+
+    def _begin_dispatch(
+        self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions
+    ) -> Begun[Dispatched]:
         if not self.sends_first:
-            return super()._begin_dispatch(x, expert_ids, given)
-        finish = self._begin_dispatch_op(x, expert_ids, *self._group, **self._options, **given).finish
-        return Begun(lambda: self._dispatched(finish(), expert_ids, given))
+            return super()._begin_dispatch(x, expert_ids, tensors, options)
+        finish = self._begin_dispatch_op(x, expert_ids, *self._group, **self._dispatch_call(tensors, options)).finish
+        return Begun(lambda: self._dispatched(finish(), expert_ids, tensors, options))
 
-    def _dispatched(self, outputs: Sequence[Any], expert_ids: Tensor, given: dict[str, Any]) -> Dispatched:
+    def _dispatched(
+        self, outputs: Sequence[Any], expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions
+    ) -> Dispatched:
         expand_x, dynamic_scales, index, nums, counts, tp_counts, expand_scales = outputs
         weights = expand_scales
         if weights is not None and weights.requires_grad:
             weights = weights.detach()  # a second way of their gradient would tie combine's graph to dispatch's
-        options = {
-            "x_active_mask": given["x_active_mask"],
-            "global_bs": given["global_bs"],
-            "tp_send_counts": tp_counts,
-            "expand_scales": weights,
-        }
+        beside = {"x_active_mask": tensors.x_active_mask, "tp_send_counts": tp_counts, "expand_scales": weights}
         # With expert_scales the op has more words behind the counts, for combine.
-        own = counts if given["expert_scales"] is None else counts[: self.num_experts]
-        handle = _Handle(self, (expert_ids, index, counts), options)
+        own = counts if tensors.expert_scales is None else counts[: self.num_experts]
+        handle = _Handle(self, (expert_ids, index, counts), beside | self._arguments("combine", options))
         return Dispatched(expand_x, dynamic_scales, nums, own, index, expand_scales, handle)
 
     def resume(
@@ -180,9 +182,9 @@ class MC2Dispatcher(Dispatcher):
             expert_ids, x_active_mask, max_tokens: as given to dispatch, (BS, K) and (BS,) or (BS, K).
             expand_idx, ep_recv_counts: as dispatch returned them.
         """
-        given = self._given(x_active_mask=x_active_mask, max_tokens=max_tokens)
-        none = expand_idx.new_empty(0)
-        return self._dispatched((none, none, expand_idx, none, ep_recv_counts, None, None), expert_ids, given)
+        tensors, none = DispatchTensors(x_active_mask=x_active_mask), expand_idx.new_empty(0)
+        outputs = (none, none, expand_idx, none, ep_recv_counts, None, None)
+        return self._dispatched(outputs, expert_ids, tensors, self._options(max_tokens, {}))
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
         """With zero_copy, returns a window tensor: one combine may send from it. Raises as ``window_empty`` does.
@@ -193,26 +195,24 @@ class MC2Dispatcher(Dispatcher):
             return None
         return window_empty(dispatched.expand_x.shape, dtype=dtype, **self.place.arguments())
 
-    def _combine(self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms) -> Tensor:
-        arguments, options = self._combine_call(expert_out, dispatched, terms)
+    def _combine(self, expert_out: Tensor, dispatched: Dispatched, tensors: CombineTensors) -> Tensor:
+        arguments, options = self._combine_call(expert_out, dispatched, tensors)
         result: Tensor = self._combine_op(*arguments, **options)
         return result
 
-    def _begin_combine(self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms) -> Begun[Tensor]:
+    def _begin_combine(self, expert_out: Tensor, dispatched: Dispatched, tensors: CombineTensors) -> Begun[Tensor]:
         if not self.sends_first:
-            return super()._begin_combine(expert_out, dispatched, terms)
-        arguments, options = self._combine_call(expert_out, dispatched, terms)
+            return super()._begin_combine(expert_out, dispatched, tensors)
+        arguments, options = self._combine_call(expert_out, dispatched, tensors)
         return Begun(self._begin_combine_op(*arguments, **options).finish)
 
     def _combine_call(
-        self, expert_out: Tensor, dispatched: Dispatched, terms: SumTerms
+        self, expert_out: Tensor, dispatched: Dispatched, tensors: CombineTensors
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         handle: _Handle = dispatched.handle
-        own = terms.own
-        for name, tensor in own.items():
-            need(self.contract == "v2", name, "is {}, which the V1 ops do not take: use contract 'v2'", tensor)
-        expert_scales = terms.expert_scales
+        beside, expert_scales = tensors.given, tensors.expert_scales
+        self._need_v2(beside)
         if expert_scales is None:
             expert_scales = torch.empty(0, dtype=torch.float32, device=expert_out.device)
         arguments = (expert_out, *handle.tensors, expert_scales, *self._group)
-        return arguments, {**own, **handle.options, **self._options, **self._combine_options}
+        return arguments, {**beside, **handle.given}

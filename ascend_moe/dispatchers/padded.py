@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe.dispatchers.base import Dispatched, Dispatcher
+from ascend_moe.call import CallOptions
+from ascend_moe.dispatchers.base import Dispatched, Dispatcher, DispatchTensors
 from ascend_moe.permute import padded_places
 
 
@@ -37,14 +38,15 @@ class PaddedDispatcher(Dispatcher):
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
-        super().__init__(dispatcher.place, dispatcher.num_experts)
+        super().__init__(dispatcher.place, dispatcher.num_experts, dispatcher.options)
         self._dispatcher = dispatcher
 
-    def _dispatch(self, x: Tensor, expert_ids: Tensor, given: dict[str, Any]) -> Dispatched:
+    def _dispatch(self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions) -> Dispatched:
+        assert tensors.expert_scales is not None  # Megatron-LM's padded rows have weights
         shards, capacity = self.num_experts, len(x) // self.num_experts
         parts = []
         for first, count in self._ranges(capacity):
-            rows, ids, weights = (_cut(each, shards, first, count) for each in (x, expert_ids, given["expert_scales"]))
+            rows, ids, weights = (_cut(each, shards, first, count) for each in (x, expert_ids, tensors.expert_scales))
             parts.append(_Part(first, count, self._dispatcher.dispatch(rows, ids, expert_scales=weights.contiguous())))
         segments = self.local_experts * self.world_size
         rows = _joined([_spread(part.sent.expand_x, part) for part in parts], segments)

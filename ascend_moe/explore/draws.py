@@ -7,17 +7,17 @@ it reaches lets it be, and shares of many pairs have few rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ascend_moe.plan import limits
 from ascend_moe.reference import cases
-from ascend_moe.reference.cases import BATCHES, IDS, MASKS, QUANTS, SPARSE
+from ascend_moe.reference.cases import BATCHES, IDS, MASKS, RETURNS, SPARSE
 
 from .faults import with_fault
-from .program import ALGORITHMS, ROWS, SEQUENCES, TWO_LEVELS, Program
+from .program import ALGORITHMS, ROWS, SEQUENCES, TWO_LEVELS, Program, given_fields
 
 Choices = dict[str, Sequence[Any]]
 
@@ -35,8 +35,8 @@ _SMALL: Choices = {
     **dict.fromkeys(("odd", "tail"), (False,)),
     "weights": (False, True),
     "plain": (False, False, True),
-    "nums_type": (1,),
-    "tp": (0,),
+    "expert_token_nums_type": (1,),
+    "tp_world_size": (0,),
     "shared": (0,),
 }
 # Of these ``draw_large`` chooses: shares of many chunks, of one and of none, on both sides of their borders.
@@ -57,9 +57,9 @@ _LARGE_PAIRS, _LARGE_BYTES, _LARGE_LOOKS = 6000, 2 << 20, 100_000
 
 
 def _program(case: cases.Case, **values: Any) -> Program:
-    """The program of a case; rows in lent memory are not coded."""
-    coded = case.coded and values.get("rows", "own") == "own"
-    return Program(**asdict(case) | {"coded": coded}, **values)
+    """The program of a case; rows in lent memory do not come back as int8."""
+    made = Program(**given_fields(case), **values)
+    return made if made.rows == "own" else replace(made, **RETURNS["none"])
 
 
 def draw(seed: int) -> Program:
@@ -110,7 +110,12 @@ class Kind:
 _STREAM = 7  # of what a kind's programs choose; other numbers draw their cases (4), faults and votes
 
 # Whatever an op may be given besides.
-_OPTIONS: Choices = {"tail": (False, True), "nums_type": (0, 1), "tp": (0, 1), "shared": (0, 2, 3)}
+_OPTIONS: Choices = {
+    "tail": (False, True),
+    "expert_token_nums_type": (0, 1),
+    "tp_world_size": (0, 1),
+    "shared": (0, 2, 3),
+}
 _MEASURED = (False, False, True)
 _TRIP: dict[str, Any] = {"sequence": ("DC",), "algorithm": ("window", "direct"), "measured": _MEASURED}
 _WIDE: Choices = _SMALL | _OPTIONS | {"batch": (1, 2), "world": (1, 2), "ids": ("any", "distinct", "minus")}
@@ -232,7 +237,7 @@ KINDS: dict[str, Kind] = {
     # A source's list in several loads: of the rows one by one, and of rows that cross once for several experts.
     "lists": Kind(
         _CHUNKS
-        | {"world": (2,), "cores": (1,), "local": (1,), "topk": (1,), "batch": (740,), "quant": QUANTS[:1]}
+        | {"world": (2,), "cores": (1,), "local": (1,), "topk": (1,), "batch": (740,), "quant": ("none",)}
         | {"batches": ("equal",), "ids": ("hot",), "mask": ("none",)},
         {"sequence": ("D",), "algorithm": ("direct",)},
         1,
@@ -245,7 +250,7 @@ KINDS: dict[str, Kind] = {
             "local": (8,),
             "topk": (5, 8),
             "batch": (9, 230, 270),
-            "quant": QUANTS[:2],
+            "quant": ("none", "int8"),
         }
         | {"batches": ("equal",), "ids": ("distinct", "any"), "mask": ("none", "token")},
         {"sequence": ("D",), "algorithm": ("direct",)},
@@ -281,7 +286,7 @@ KINDS: dict[str, Kind] = {
     # Rows that are quantized in pieces; summed in parts, too.
     "pieces": Kind(
         _WIDE
-        | {"units": (900, 1000), "dtype": ("bf16", "fp16", "fp32", "fp32"), "quant": QUANTS[1:]}
+        | {"units": (900, 1000), "dtype": ("bf16", "fp16", "fp32", "fp32"), "quant": ("int8", "smooth")}
         | {"cores": (1, 2), "topk": (1, 2), "batch": (2, 3)},
         _TRIP,
     ),

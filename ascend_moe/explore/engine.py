@@ -96,21 +96,22 @@ class PlannedProgram:
             "ep_world_size": self.program.world,
             "ep_rank_id": rank,
             "moe_expert_num": self.program.experts,
-            "global_bs": self.program.global_bs,
-            **self.program.special_attributes,
+            **self.program.options,
         }
 
     def _dispatch(self, case: Case) -> tuple[Case, list[Call]]:
         made, name = list[Call](), self._name("dispatch")
         for rank, want in enumerate(case.dispatched()):
             given = case.dispatch_tensors(rank)
-            own = {"quant_mode": case.quant_mode, "expert_token_nums_type": case.nums_type, "tp_world_size": case.tp}
-            attributes = attributes_of(name, self._common(rank) | own)
-            call = Call(rank, name, given, attributes)
+            call = Call(rank, name, given, attributes_of(name, self._common(rank)))
             triples = faults.has_triples(self.program)
             index = want.assist_info.flatten() if triples else want.expand_idx
             call.expected = {0: want.expand_x, 2: index, 3: want.expert_token_nums, 4: want.ep_recv_counts}
-            scales = {1: want.dynamic_scales, 5: want.tp_recv_counts if case.tp else None, 6: want.expand_scales}
+            scales = {
+                1: want.dynamic_scales,
+                5: want.tp_recv_counts if case.tp_world_size else None,
+                6: want.expand_scales,
+            }
             call.expected |= {place: value for place, value in scales.items() if value is not None}
             call.result = want
             self._plan(call, calls.OP_DISPATCH)
@@ -134,8 +135,7 @@ class PlannedProgram:
                 "ep_send_counts": sent.outputs[4],
                 **case.combine_tensors(rank),
             }
-            own = {"comm_quant_mode": case.comm_quant_mode}
-            call = Call(rank, name, given, attributes_of(name, self._common(rank) | own))
+            call = Call(rank, name, given, attributes_of(name, self._common(rank)))
             call.expected, call.result = {0: want[rank]}, sent.result
             call.lent = self.program.lent(self._number, rank)
             self._plan(call, calls.OP_COMBINE)

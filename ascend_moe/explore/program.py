@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from ascend_moe.call import DEFAULTS
 from ascend_moe.errors import ArgumentError
 from ascend_moe.ops.collectives import MAX_BATCH
 from ascend_moe.plan import limits
@@ -32,20 +34,10 @@ _KEYS = {
     "ub_bytes": "g",
     "spare": "p",
     "shared": "h",
-    "nums_type": "n",
-    "tp": "t",
     "seed": "s",
 }
-_RARE = (
-    "servers",
-    "list_cores",
-    "ub_bytes",
-    "spare",
-    "shared",
-    "nums_type",
-    "tp",
-)  # spelled out where they are not the default
-_FLAGS = ("weights", "plain", "coded", "odd", "tail", "near", "flags", "measured")
+_RARE = ("servers", "list_cores", "ub_bytes", "spare", "shared")  # spelled out where they are not the default
+_FLAGS = ("weights", "plain", "odd", "tail", "near", "flags", "measured")
 # What a word of a case that is no number sets.
 _WORDS: dict[str, tuple[str, object]] = {
     **{word: ("algorithm", word) for word in (*ALGORITHMS, TWO_LEVELS)},
@@ -53,12 +45,16 @@ _WORDS: dict[str, tuple[str, object]] = {
     **{word.replace(" ", "-"): ("batches", word) for word in BATCHES},
     **{f"ids:{word}": ("ids", word) for word in (*IDS, SPARSE)},
     **{f"mask:{word}": ("mask", word) for word in MASKS},
-    **{word: ("quant", word) for word in QUANTS},
     **{word: ("dtype", word) for word in DTYPES},
     **{word: (word, True) for word in _FLAGS},
     **{f"fault:{word}": ("fault_kind", word) for word in FAULTS},
     "alphas": ("alphas", 2),
 }
+
+
+def given_fields(case: Case, kind: type[Case] | None = None) -> dict[str, Any]:
+    """Fields of a case by name, all of its class or those of ``kind``, without those that follow from others."""
+    return {each.name: getattr(case, each.name) for each in fields(kind or case) if each.init}
 
 
 @dataclass(frozen=True)
@@ -97,9 +93,8 @@ class Program(Case):
 
     def case_of(self, dispatch: int) -> Case:
         """The tensors of the ``dispatch``-th op of the sequence: other values and other routes for each."""
-        values = {name.name: getattr(self, name.name) for name in fields(Case)}
-        values["share"] = self.servers if self.algorithm == TWO_LEVELS else 0
-        return Case(**values | {"seed": self.seed * 7919 + dispatch})
+        share = self.servers if self.algorithm == TWO_LEVELS else 0
+        return Case(**given_fields(self, Case) | {"share": share, "seed": self.seed * 7919 + dispatch})
 
     def algorithm_of(self, op: int) -> str:
         """Returns what the ``op``-th op of the sequence runs on every rank."""
@@ -124,7 +119,9 @@ class Program(Case):
         words += [self.algorithm] if self.algorithm != "window" else []
         words += [self.rows] if self.rows != "own" else []
         words += [word for word in _FLAGS if getattr(self, word)]
-        words += ["special:" + "-".join(map(str, self.special))] if sum(self.special) else []
+        words += [
+            f"{name}:{int(value)}" for name, value in self.options.items() if name not in ("quant_mode", "global_bs")
+        ]
         words += ["alphas"] if self.alphas == 2 else []
         words += [f"fault:{self.fault_kind}"] if self.fault_kind else []
         return ",".join(words)
@@ -139,8 +136,10 @@ def parse(text: str) -> Program:
             values[numbers[word[0]]] = int(word[1:])
         elif (known := _WORDS.get(word.replace(" ", "-"))) is not None:
             values[known[0]] = known[1]
-        elif re.fullmatch(r"special:\d+-\d+-\d+", word):
-            values["special"] = tuple(int(number) for number in word[len("special:") :].split("-"))
+        elif word in QUANTS:
+            values |= QUANTS[word]
+        elif re.fullmatch(r"\w+:\d+", word) and (name := word.partition(":")[0]) in DEFAULTS:
+            values[name] = type(DEFAULTS[name])(int(word.partition(":")[2]))
         elif set(word) <= set("DCdc"):
             values["sequence"] = word
         else:
@@ -173,7 +172,7 @@ def checked(case: Program) -> Program:
     by_copies = not servers or case.algorithm in ("window", TWO_LEVELS)
     equal = 1 < servers < case.world and case.world % servers == 0
     rule = "hierarchy needs v2, weights, no smooth scales and no flags, and servers of equal numbers of ranks, not {}"
-    able = case.contract == 2 and case.weights and not case.plain and case.quant != "smooth" and not case.flags
+    able = case.contract == 2 and case.weights and not case.plain and not case.smooth and not case.flags
     need(case.algorithm != TWO_LEVELS or (equal and able), rule, servers)
     need(by_copies, "{} reads other ranks' windows, servers must be 0", case.algorithm)
     able = case.contract == 2 and case.algorithm != TWO_LEVELS
@@ -181,16 +180,16 @@ def checked(case: Program) -> Program:
     need(bool(servers) or not case.flags, "flags are of rows between servers, servers must not be 0")
     most = limits()["moe_expert_num"]
     need(case.experts <= most, "{} experts (w*l) are too many, at most {}", case.experts, most)
-    ids = case.experts + case.specials.total
+    ids = case.experts + case.special.total
     need(case.topk <= ids, "topk {} is more than the {} experts (w*l, and special ones)", case.topk, ids)
     need(case.contract in (1, 2), "contract v{} does not exist, it is v1 or v2", case.contract)
-    shared, kind, tp = case.shared, case.nums_type, case.tp
+    shared = case.shared
     need(shared in (0, 2, 3), "the shared expert's rows have {} dimensions, it must be 2, 3 or none (h0)", shared)
     need(not shared or case.contract == 2, "contract v1 takes no shared expert's rows, it must be v2")
-    need(not sum(case.special) or case.contract == 2, "contract v1 has no special experts, it must be v2")
-    need(kind in (0, 1) and tp in (0, 1), "expert_token_nums_type {} and tp_world_size {} must be 0 or 1", kind, tp)
-    need(not case.coded or case.dtype != "fp32", "coded rows are bf16 or fp16")
-    need(not case.coded or case.rows == "own", "coded rows cannot be {}, they must be own", case.rows)
+    need(not case.special.total or case.contract == 2, "contract v1 has no special experts, it must be v2")
+    case.check()
+    need(not case.returns_int8 or case.dtype != "fp32", "rows that come back as int8 are bf16 or fp16")
+    need(not case.returns_int8 or case.rows == "own", "rows that come back as int8 are own, not {}", case.rows)
     possible = not case.fault_kind or applies(case, case.fault_kind)
     need(possible, f"fault:{case.fault_kind} is none that {case} can have")
     waiting = 0

@@ -87,14 +87,14 @@ class _Reach:
     def _dispatch(self, window: bool) -> Iterator[tuple[str, bool]]:
         case, tiling = self.program.program, self.call.tiling
         routed = max(self._routed())
-        yield "quantized pieces", case.quant != "none" and case.hidden > tiling["quant_piece"]
+        yield "quantized pieces", bool(case.quant_mode) and case.hidden > tiling["quant_piece"]
         if window:
             yield "send ring", routed > tiling["send_ring"]
             yield "tail ring", 0 < tiling["tail_ring"] < routed
             yield "window copies", max(self._chunks(tiling["copy_rows"])) > tiling["copy_ring"]
             return
         yield "roles", bool(tiling["list_cores"])
-        rows = len(self._ids()) * (case.topk if case.quant == "smooth" else 1)
+        rows = len(self._ids()) * (case.topk if case.smooth else 1)
         yield "send ring", math.ceil(rows / (case.cores - tiling["list_cores"])) > tiling["send_ring"]
         yield "weights", case.weights and max(self._chunks(self.WEIGHT_ROWS)) > 1
         yield "shared rows", bool(tiling["shared_lanes"]) and self._rows() > 0
@@ -126,8 +126,8 @@ class _Reach:
         yield "parts", parts
         yield "shorter part", parts and case.hidden % tiling["part_elements"] != 0
         yield "shared in parts", parts and bool(case.shared)
-        yield "coded pieces", case.coded and case.hidden > tiling["quant_piece"]
-        yield "coded parts", parts and case.coded
+        yield "coded pieces", case.returns_int8 and case.hidden > tiling["quant_piece"]
+        yield "coded parts", parts and case.returns_int8
 
     def _crosses(self) -> bool:
         """Whether rows of ranks of other servers have arrived."""
@@ -143,7 +143,7 @@ class _Reach:
         case, ends = self.program.program, self._ends()
         counts = [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
         far = [rank for rank in range(case.world) if rank // case.servers != self.call.rank // case.servers]
-        coded = case.coded if self.call.op == calls.OP_COMBINE else case.quant != "none"
+        coded = case.returns_int8 if self.call.op == calls.OP_COMBINE else case.quant_mode
         size = 1 if coded else case.torch_dtype.itemsize
         return max((sum(counts[rank :: case.world]) for rank in far), default=0) * case.hidden * size
 

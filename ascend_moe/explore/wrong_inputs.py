@@ -126,7 +126,7 @@ def returned(rank: int, expert: int, ours: int, theirs: int) -> Outcome:
 def _bad_ids(call: Call) -> Wrong | None:
     """Up to three ids that are no experts, of which the first is named."""
     ids, active = call.inputs.expert_ids.clone(), call.active()
-    end = call.case.experts + call.case.specials.total
+    end = call.case.experts + call.case.special.total
     for _ in range(1 + int(call.rng.integers(3))):
         pair = call.pick(active)
         if pair is None:

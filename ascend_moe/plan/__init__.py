@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int64, c_uint64, c_void_p
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .. import settings
+from ..call import DEFAULTS, CallOptions, SpecialExperts
 from ..choices import DTYPES
 from ..errors import ArgumentError, WindowTooSmall, need, need_one_of, with_typed_errors
 from ..native import library
@@ -29,27 +30,25 @@ from .soc import soc as soc_of
 CONTRACTS = {"v1": 1, "v2": 2}
 _BLOCK = 32  # bytes that a row is a multiple of
 _TOO_MANY = "ep_world_size"  # violated by more ranks than the ops run
-_SPECIAL = ("zero", "copy", "const")  # of the experts to which no row travels
+_SPECIAL = SpecialExperts._fields
 _DEFAULTED = ("cores", "window_mib", "ranks_per_server")  # 0: the default
 _MOST = {"ranks": 1 << 12, "experts": 1 << 16, "topk": 1 << 10, "hidden": 1 << 20, "batch": 1 << 20}
 
 
 @dataclass(frozen=True)
-class Request:
-    """One configuration of dispatch and combine, the same on all ranks.
+class Request(CallOptions):
+    """One configuration of dispatch and combine and their options, the same on all ranks.
+
+    K counts special experts, too. Const experts have alphas of shape (C, H), which take the most UB.
 
     Attributes:
         ranks, experts, topk, hidden, batch: W, E, K, H, maxBS.
-        equal_batches: False: global_bs = W * batch is passed, and ranks may have fewer.
+        equal_batches: False: ``global_bs``, which follows from it, is W * batch, and ranks may have fewer.
         dtype: of x: bf16, fp16 or fp32.
-        quant: int8 rows (quant_mode 2); smooth: with smooth scales.
+        smooth: int8 rows of dispatch are made with smooth scales.
         weights: expert_scales are given to dispatch too, so that they travel with the rows.
-        comm_quant: rows come back as int8 (comm_quant_mode 2).
-        zero_experts, copy_experts, const_experts: experts behind the others to which no row travels; K counts them too.
-            Const experts have alphas of shape (C, H), which take the most UB.
         contract: v1 (npu_moe_distribute_dispatch) or v2 (..._v2).
         soc: name of the SoC.
-        comm_alg: as the ops take it.
         cores: AIV cores of a launch; 0: all of the SoC.
         window_mib: HCCL_BUFFSIZE as it is exported; 0: not told, nothing to compare with.
         ranks_per_server: ranks that share a server; 0: the SoC's.
@@ -64,21 +63,20 @@ class Request:
     batch: int
     equal_batches: bool = True
     dtype: str = "bf16"
-    quant: bool = False
     smooth: bool = False
     contract: str = "v2"
     soc: str = DEFAULT_SOC
     cores: int = 0
     window_mib: int = 0
     ranks_per_server: int = 0
-    comm_alg: str = ""
     weights: bool = False
-    comm_quant: bool = False
-    zero_experts: int = 0
-    copy_experts: int = 0
-    const_experts: int = 0
     rdma_flags: bool = False
     super_pods: int = 1
+    global_bs: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if not self.equal_batches and type(self.ranks) is int and type(self.batch) is int:
+            object.__setattr__(self, "global_bs", self.ranks * self.batch)
 
 
 @dataclass(frozen=True)
@@ -281,11 +279,6 @@ def require(request: Request) -> None:
         raise ArgumentError(violation.message, argument=violation.argument)
 
 
-def special_of(numbers: Mapping[str, int]) -> dict[str, Any]:
-    """The fields of a `Request` for the zero_expert_num, copy_expert_num and const_expert_num among ``numbers``."""
-    return {f"{kind}_experts": numbers.get(f"{kind}_expert_num", 0) for kind in _SPECIAL}
-
-
 def on_servers(ranks: int, comm_alg: str, weights: bool) -> dict[str, Any]:
     """The fields of a `Request` where ASCEND_MOE_RANKS_PER_SERVER puts so many ranks on several servers, else none.
 
@@ -330,8 +323,7 @@ def cann_need(request: Request) -> list[CannNeed]:
     """The call of ``request`` as CANN's own operators see it, a version each. Raises as `window_need`."""
     _check(request)
     shape = (request.ranks, request.experts, request.batch, request.hidden, request.topk)
-    special = sum(getattr(request, f"{kind}_experts") for kind in _SPECIAL)
-    numbers = (c_int64 * 9)(*shape, 0, request.dtype == "fp32", request.equal_batches, special)
+    numbers = (c_int64 * 9)(*shape, 0, request.dtype == "fp32", request.equal_batches, request.special.total)
     lines = _text(_library().am_need_cann, numbers).splitlines()
     fields = (line.split("\t") for line in lines)
     return [CannNeed(name, int(size), int(mib), int(state), refuses) for name, size, mib, state, refuses in fields]
@@ -343,15 +335,14 @@ def cann_state_since() -> str:
 
 
 def _check(request: Request) -> None:
-    special = tuple(f"{kind}_experts" for kind in _SPECIAL)
-    for name in (*_MOST, *_DEFAULTED, "super_pods", *special):
+    for name in (*_MOST, *_DEFAULTED, "super_pods", *_SPECIAL):
         given = getattr(request, name)
         need(type(given) is int, name, "is {!r}; need a whole number", given)
     need(isinstance(request.comm_alg, str), "comm_alg", "is {!r}; need a name", request.comm_alg)
     most = _MOST | {"cores": calls.MAX_CORES, "window_mib": MAX_WINDOW_MIB, "ranks_per_server": request.ranks}
-    most |= {"super_pods": request.ranks} | dict.fromkeys(special, _MOST["experts"])
+    most |= {"super_pods": request.ranks} | dict.fromkeys(_SPECIAL, _MOST["experts"])
     for name, high in most.items():
-        value, low = getattr(request, name), 0 if name in ("batch", *special) else 1
+        value, low = getattr(request, name), 0 if name in ("batch", *_SPECIAL) else 1
         kept = low <= value <= high or (value == 0 and name in _DEFAULTED)  # 0: the default
         need(kept, name, "is {}; need {}..{}", value, low, high)
     for name, names in (("dtype", DTYPES), ("contract", CONTRACTS)):
@@ -378,17 +369,10 @@ def call_spec(op: int, request: Request, shapes: calls.NamedShapes, cores: int, 
     """
     attributes: dict[str, int | None] = dict.fromkeys(calls.attribute_names(), 0)
     attributes |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), None)
-    attributes |= {
-        "ep_world_size": request.ranks,
-        "ep_rank_id": rank,
-        "moe_expert_num": request.experts,
-        "shared_expert_num": 1,
-        "global_bs": 0 if request.equal_batches else request.ranks * request.batch,
-        "quant_mode": 2 if request.quant and op == calls.OP_DISPATCH else 0,
-        "expert_token_nums_type": 1,
-        "comm_quant_mode": 2 if request.comm_quant else 0,  # of dispatch too, whose window it shares
-    }
-    attributes |= {f"{kind}_expert_num": getattr(request, f"{kind}_experts") for kind in _SPECIAL}
+    attributes |= {"ep_world_size": request.ranks, "ep_rank_id": rank, "moe_expert_num": request.experts}
+    # Those of combine are dispatch's too, whose window it shares.
+    attributes |= {name: getattr(request, name) for name in DEFAULTS if name != "comm_alg"}
+    attributes |= {"shared_expert_num": 1} | ({} if op == calls.OP_DISPATCH else {"quant_mode": 0})
     call = calls.describe(op, CONTRACTS[request.contract], "group", request.comm_alg, shapes, attributes)
     chip = soc_of(request.soc)
     servers = _ranks_per_server(request)
@@ -425,10 +409,10 @@ def _combine(request: Request, cores: int, window_mib: int) -> Any:
         ("ep_send_counts", "int32", sent[4][1]),
         ("expert_scales", "float32", (request.batch, request.topk)),
     )
-    dtype, of_const = DTYPES[request.dtype], (request.const_experts, request.hidden)
-    if request.copy_experts + request.const_experts:
+    dtype, of_const = DTYPES[request.dtype], (request.const_expert_num, request.hidden)
+    if request.special.need_rows:
         shapes = (*shapes, ("ori_x", dtype, (request.batch, request.hidden)))
-    if request.const_experts:
+    if request.const_expert_num:
         names = ("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
         shapes = (*shapes, *((name, dtype, of_const) for name in names))
     return call_spec(calls.OP_COMBINE, request, shapes, cores, window_mib)
@@ -573,9 +557,9 @@ def _set_right(request: Request, argument: str) -> Request:
     if argument == "ep_world_size":
         sharing = [ranks for ranks in range(1, most["ep_world_size"] + 1) if request.experts % ranks == 0]
         return replace(request, ranks=max(sharing), ranks_per_server=0)
-    if argument.endswith("_expert_num") and argument != "moe_expert_num":
-        name, none = argument.replace("_expert_num", "_experts"), request.contract == "v1"
-        fitting: dict[str, Any] = {name: 0 if none else min(getattr(request, name), most["special_experts"])}
+    if argument in _SPECIAL:
+        none = request.contract == "v1"
+        fitting: dict[str, Any] = {argument: 0 if none else min(getattr(request, argument), most["special_experts"])}
         return replace(request, **fitting)
     if argument == "moe_expert_num":
         experts = min(request.experts, most["moe_expert_num"])
@@ -590,8 +574,7 @@ def _set_right(request: Request, argument: str) -> Request:
         batch = min(request.batch, most["batch"])
         if batch != request.batch:
             return replace(request, batch=batch)
-        every = request.experts + request.zero_experts + request.copy_experts + request.const_experts
-        return replace(request, topk=min(request.topk, most["topk"], every))
+        return replace(request, topk=min(request.topk, most["topk"], request.experts + request.special.total))
     return request
 
 

@@ -2,7 +2,7 @@
 
     from ascend_moe.plan import Request
     from ascend_moe.predict import predict
-    call = Request(ranks=16, experts=256, topk=8, hidden=7168, batch=128, quant=True)
+    call = Request(ranks=16, experts=256, topk=8, hidden=7168, batch=128, quant_mode=2)
     found = predict(call, soc="Ascend910_9391", algorithm="window")
     print(found.dispatch_us, found.combine_us, found.dispatch.phases)
 

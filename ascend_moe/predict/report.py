@@ -61,7 +61,7 @@ def server_opens(request: Request) -> int:
 
 def head(request: Request) -> list[str]:
     """Returns what is predicted, and the first line of the table."""
-    rows = "int8 rows in dispatch" if request.quant else "bf16 rows"
+    rows = "int8 rows in dispatch" if request.quant_mode else "bf16 rows"
     about = (
         f"{request.soc}, {request.cores} cores, BS {request.batch}, H {request.hidden}, K {request.topk}, "
         f"E {request.experts}, {rows}, contract {request.contract}"
@@ -126,7 +126,7 @@ def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
             "link_use": {name: round(share, 4) for name, share in op.link_use.items()},
         }
 
-    shape = ("hidden", "topk", "experts", "quant", "contract", "cores")
+    shape = ("hidden", "topk", "experts", "quant_mode", "contract", "cores")
     return {
         "note": banner(predicted[0].request.soc),
         "predictions": [
@@ -177,7 +177,7 @@ def draw(predicted: Sequence[Prediction], path: Path) -> None:
     axes.grid(True, alpha=0.25)
     axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     request = predicted[0].request
-    rows = "int8 rows in dispatch" if request.quant else "bf16 rows"
+    rows = "int8 rows in dispatch" if request.quant_mode else "bf16 rows"
     axes.set_title(
         f"{request.soc}, {request.cores} cores, BS {request.batch}, H {request.hidden}, K {request.topk}, "
         f"E {request.experts}, {rows}: a model, not a measurement",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import plan
+from ..call import DEFAULTS, CallOptions
 from ..choices import OPS, TRACED
 from ..comm import LocalCluster
 from ..dispatchers import MC2Dispatcher
@@ -28,8 +29,8 @@ WARM_UPS = 4  # both halves of the windows, twice
 
 
 @dataclass(frozen=True)
-class TraceRequest:
-    """Describes the round trip to run: ``batch`` tokens a rank, uniform random routing, int8 rows with ``quant``.
+class TraceRequest(CallOptions):
+    """Describes the round trip to run: ``batch`` tokens a rank, uniform random routing, with their options.
 
     Of ``repeat`` recorded rounds the one of rank ``pick`` by its time is shown.
     """
@@ -39,7 +40,6 @@ class TraceRequest:
     hidden: int = 7168
     topk: int = 8
     experts: int = 256
-    quant: bool = False
     op: str = "both"
     algorithm: str = "auto"
     repeat: int = 15
@@ -55,7 +55,7 @@ class TraceRequest:
 
     @property
     def title(self) -> str:
-        rows = "int8" if self.quant else "bf16"
+        rows = "int8" if self.quant_mode else "bf16"
         return (
             f"{self.algorithm}: {self.ranks} ranks, {self.batch} tokens each, H {self.hidden}, "
             f"K {self.topk}, E {self.experts}, {rows} rows"
@@ -116,7 +116,8 @@ def predicted(request: TraceRequest, soc: str, begin: Callable[[], object] = lam
 
 
 def _details(request: TraceRequest) -> dict[str, str]:
-    return {name: str(value) for name, value in asdict(request).items()}
+    own = {name: value for name, value in asdict(request).items() if name not in DEFAULTS}
+    return {name: str(value) for name, value in (own | request.options).items()}
 
 
 def with_launches(events: list[Event], op: str) -> list[Event]:
@@ -130,8 +131,8 @@ def with_launches(events: list[Event], op: str) -> list[Event]:
 
 
 def _plan_request(request: TraceRequest) -> plan.Request:
-    shape = ("ranks", "experts", "topk", "hidden", "batch", "quant")
-    return plan.Request(**{name: getattr(request, name) for name in shape})
+    shape = ("ranks", "experts", "topk", "hidden", "batch")
+    return plan.Request(**{name: getattr(request, name) for name in shape}, **request.options)
 
 
 def _comm_alg(request: TraceRequest) -> str:
@@ -152,7 +153,7 @@ def _round_trip(
 ) -> None:
     options: dict[str, Any] = {"comm_alg": _comm_alg(request), "zero_copy": request.algorithm == "zero-copy"}
     dispatcher = MC2Dispatcher(group_ep, request.ranks, rank, request.experts, **options)
-    sent = dispatcher.dispatch(x, ids, quant_mode=2 if request.quant else 0)
+    sent = dispatcher.dispatch(x, ids, quant_mode=request.quant_mode)
     rows = sent.expand_x.to(x.dtype)  # stands for the experts' output
     room = dispatcher.empty_expert_out(sent, x.dtype)
     dispatcher.combine(rows if room is None else room.copy_(rows), sent, weights)

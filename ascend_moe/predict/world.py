@@ -121,7 +121,7 @@ def check(request: Request, algorithm: str) -> None:
     most = soc_named(request.soc).aiv
     need(request.cores <= most, "cores", "is {}; {} has {}", request.cores, request.soc, most)
     planning.require(replace(request, comm_alg=comm_alg, equal_batches=True))
-    if lent and request.comm_quant:
+    if lent and request.returns_int8:
         raise ArgumentError(
             "algorithm is 'zero-copy', whose rows are read where they lie, not as int8: use 'direct'",
             argument="algorithm",
@@ -176,7 +176,7 @@ class TimedWorld:
             self._fill(step, op, rank)
         names = self._library.am_timed_cost_names().decode().split()
         values = (c_double * len(names))(*(costs[name] for name in names))
-        row = self.request.hidden * (1 if self.request.quant and op == "dispatch" else 2)
+        row = self.request.hidden * (1 if self.request.quant_mode and op == "dispatch" else 2)
         skip = 0 if self.payload or self.request.hidden < _SMALLEST_ROW else row
         options, result = _Options(skip, _LIMIT_NS, events), _Result()
         self._library.am_timed_run(self._handle, steps, len(steps), values, ctypes.byref(options), ctypes.byref(result))

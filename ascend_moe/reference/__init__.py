@@ -1,8 +1,8 @@
 """The plain reference of MoeDistributeDispatch and MoeDistributeCombine: all EP ranks in one process.
 
-This is what every implementation is compared with, bit for bit. It imports numpy, torch and the standard
-library only, and shares neither code nor design with the kernels: a dictionary of counts, one sort, and
-float32 sums in the order the operators define. ``cases`` makes the calls that implementations are tried with.
+This is what every implementation is compared with, bit for bit. It imports numpy, torch, the standard library and the
+record of a call's options only, and shares neither code nor design with the kernels: a dictionary of counts, one sort,
+and float32 sums in the order the operators define. ``cases`` makes the calls that implementations are tried with.
 
     results = dispatch(inputs, moe_expert_num=E)              # one DispatchResult a rank
     outputs = combine(inputs, expert_outputs, results, moe_expert_num=E)
@@ -11,6 +11,8 @@ float32 sums in the order the operators define. ``cases`` makes the calls that i
 """
 
 from __future__ import annotations
+
+from ascend_moe.call import SpecialExperts
 
 from .cases import Case
 from .exchange import (
@@ -27,11 +29,10 @@ from .exchange import (
     quantize_row,
     restore_blocks,
 )
-from .records import NO_SPECIAL, OWN_TERMS, DispatchResult, Fault, RankInput, Report, Special, Traffic
+from .records import OWN_TERMS, DispatchResult, Fault, RankInput, Report, Traffic
 from .report import same_bits, validate
 
 __all__ = [
-    "NO_SPECIAL",
     "OWN_TERMS",
     "Case",
     "DispatchResult",
@@ -39,7 +40,7 @@ __all__ = [
     "FaultyRouting",
     "RankInput",
     "Report",
-    "Special",
+    "SpecialExperts",
     "Traffic",
     "check",
     "coded_row_bytes",

@@ -19,11 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ascend_moe.call import CallOptions, SpecialExperts
+
 from .exchange import check, combine, dispatch
-from .records import DispatchResult, Fault, RankInput, Special
+from .records import DispatchResult, Fault, RankInput
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-QUANTS = ("none", "int8", "smooth")
+#: Rows of dispatch by name: as x has them, int8, int8 of rows times smooth scales.
+QUANTS: dict[str, dict[str, Any]] = {"none": {}, "int8": {"quant_mode": 2}, "smooth": {"quant_mode": 2, "smooth": True}}
+#: Rows of combine by name.
+RETURNS: dict[str, dict[str, Any]] = {"none": {"comm_quant_mode": 0}, "int8": {"comm_quant_mode": 2}}
 MASKS = ("none", "prefix", "token", "pair", "nobody")
 #: "global_bs": equal batches, and the attribute is given all the same.
 BATCHES = ("equal", "global_bs", "unequal", "zero rank", "one rank only", "no tokens")
@@ -47,8 +52,8 @@ AnyCase = TypeVar("AnyCase", bound="Case")
 
 
 @dataclass(frozen=True)
-class Case:
-    """One dispatch and one combine of W = ``world`` ranks.
+class Case(CallOptions):
+    """One dispatch and one combine of W = ``world`` ranks, with their options.
 
     E = W * ``local``, K = ``topk``, maxBS = ``batch``; a row has ``units`` times 32 bytes, or ``width``
     elements where that is given. ``batches`` is a name of ``BATCHES`` or the BS of every rank.
@@ -56,14 +61,16 @@ class Case:
     owner: what goes beyond becomes -1.
     ``shared``: dimensions of the shared expert's rows, 0 for none. ``odd``: NaN, infinities and denormals among
     the values. ``tail``: combine gets NaN rows behind the received ones. ``weights``: dispatch gets the
-    expert_scales too. ``plain``: combine's expert_scales have no elements. ``coded``: rows come back as int8
-    (comm_quant_mode 2). ``special``: zero, copy and const experts; some ids are theirs. ``alphas``: dimensions of the
-    alphas of const experts. ``cores``: AIV cores of a launch.
-    ``share``: the ranks of a server where the ops run algorithm hierarchy, 0 where another.
-    ``name`` is for reports. ``given``: tensors made by hand, see ``of``.
-    ``dtype``, ``quant`` and ``mask`` are names of ``DTYPES``, ``QUANTS`` and ``MASKS``. ``contract``: 1 or 2, of the
-    functions. ``nums_type``: expert_token_nums_type; ``tp``: tp_world_size. ``seed``: of all that is drawn.
+    expert_scales too. ``plain``: combine's expert_scales have no elements. ``smooth``: dispatch gets scales. Some ids
+    are of special experts, where there are any. ``alphas``: dimensions of the alphas of const experts. ``cores``: AIV
+    cores of a launch. ``share``: the ranks of a server where the ops run algorithm hierarchy, 0 where another.
+    ``name`` is for reports. ``given``: tensors made by hand, see ``of``. ``dtype`` and ``mask`` are names of ``DTYPES``
+    and ``MASKS``. ``contract``: 1 or 2, of the functions. ``seed``: of all that is drawn. ``comm_alg`` follows from
+    ``share``, and ``global_bs`` from ``batches``: W * maxBS, or 0 for equal batches.
     """
+
+    comm_alg: str = field(init=False, default="")
+    global_bs: int = field(init=False, default=0)
 
     name: str = ""
     world: int = 2
@@ -73,21 +80,17 @@ class Case:
     batch: int = 4
     units: int = 2
     dtype: str = "bf16"
-    quant: str = "none"
+    smooth: bool = False
     contract: int = 1
     mask: str = "none"
     ids: str = "any"
     batches: str | tuple[int, ...] = "equal"
-    nums_type: int = 1
-    tp: int = 0
     shared: int = 0
     odd: bool = False
     tail: bool = False
     weights: bool = False
     plain: bool = False
-    coded: bool = False
     width: int = 0
-    special: tuple[int, int, int] = (0, 0, 0)
     alphas: int = 1
     share: int = 0
     seed: int = 0
@@ -112,26 +115,14 @@ class Case:
             **attributes,
         )
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "comm_alg", "hierarchy" if self.share else "")
+        object.__setattr__(self, "global_bs", 0 if self.batches == "equal" else self.world * max(self.batch, 1))
+
     @property
     def experts(self) -> int:
         """E."""
         return self.world * self.local
-
-    @property
-    def specials(self) -> Special:
-        """The numbers of zero, copy and const experts."""
-        return Special(*self.special)
-
-    @property
-    def special_attributes(self) -> dict[str, int]:
-        """The attributes of both ops that say so; none where there are none."""
-        names = ("zero_expert_num", "copy_expert_num", "const_expert_num")
-        return dict(zip(names, self.special, strict=True)) if self.specials.total else {}
-
-    @property
-    def comm_attributes(self) -> dict[str, str]:
-        """comm_alg as an attribute of both ops, where it is hierarchy."""
-        return {"comm_alg": "hierarchy"} if self.share else {}
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -144,25 +135,15 @@ class Case:
         return self.width or self.units * 32 // self.torch_dtype.itemsize
 
     @property
-    def quant_mode(self) -> int:
-        """The attribute of dispatch."""
-        return 0 if self.quant == "none" else 2
-
-    @property
-    def comm_quant_mode(self) -> int:
-        """The attribute of combine."""
-        return 2 if self.coded else 0
-
-    @property
-    def global_bs(self) -> int:
-        """The attribute of both ops: W * maxBS, or 0 for equal batches."""
-        return 0 if self.batches == "equal" else self.world * max(self.batch, 1)
+    def quant(self) -> str:
+        """Name of ``QUANTS``."""
+        return "smooth" if self.smooth else "int8" if self.quant_mode else "none"
 
     @property
     def mode(self) -> str:
         """The name of contract, dtype and quantizations, by which results are counted."""
         quant = {"none": "", "int8": " int8", "smooth": " int8 smooth"}[self.quant]
-        return f"V{self.contract} {self.dtype}{quant}" + " back int8" * self.coded
+        return f"V{self.contract} {self.dtype}{quant}" + " back int8" * self.returns_int8
 
     # ---- tensors
 
@@ -191,7 +172,7 @@ class Case:
             if self.shared == 3:
                 shared = shared.reshape(2 if batch and batch % 2 == 0 else 1, -1, self.hidden)
         given = RankInput(x.to(self.torch_dtype), ids, self._factors(), mask, weights, shared)
-        return self._with_special(given, rank) if self.specials.total else given
+        return self._with_special(given, rank) if self.special.total else given
 
     def dispatch_tensors(self, rank: int) -> dict[str, torch.Tensor]:
         """The tensors that a rank gives to dispatch, by the op's names for them."""
@@ -253,7 +234,7 @@ class Case:
 
     def _factors(self) -> torch.Tensor | None:
         """The smooth scales (E, H); as in practice every rank has the same."""
-        if self.quant != "smooth":
+        if not self.smooth:
             return None
         factors = _values(self._rng("factors"), (self.experts, self.hidden), self.odd)
         return torch.from_numpy(factors).abs() + 0.125
@@ -278,27 +259,28 @@ class Case:
         ids = self._within_capacity(ids)
         if self.ids == "bad" and guilty:
             for _ in range(int(rng.integers(1, 4))):
-                ids[rng.integers(batch), rng.integers(self.topk)] = rng.choice(
-                    [*BAD_IDS, experts + self.specials.total]
-                )
+                ids[rng.integers(batch), rng.integers(self.topk)] = rng.choice([*BAD_IDS, experts + self.special.total])
         return ids
 
     def _with_special(self, given: RankInput, rank: int) -> RankInput:
         """The same with ids of special experts among the sound ones, and what these need. Tokens may have no others."""
         rng, shape = self._rng("special", rank), given.expert_ids.shape
-        ids, special = given.expert_ids.numpy(), self.specials
+        ids, special = given.expert_ids.numpy(), self.special
         share = rng.choice([0.3, 0.6, 1.0], size=(shape[0], 1), p=[0.5, 0.3, 0.2])
         theirs = (rng.random(shape) < share) & (ids >= -1) & (ids < self.experts)
         if rank == self._guilty():
             theirs[:] = False
         ids = np.where(theirs, rng.integers(self.experts, self.experts + special.total, size=shape), ids)
         given = replace(given, expert_ids=torch.from_numpy(ids.astype(np.int32)))
-        if special.copy + special.const:
+        if special.need_rows:
             rows = _values(rng, (shape[0], self.hidden), self.odd)
             given = replace(given, ori_x=torch.from_numpy(rows).to(self.torch_dtype))
-        if not special.const:
+        if not special.const_expert_num:
             return given
-        rng, sizes = self._rng("constants"), (special.const, self.hidden)  # the same on every rank, as in practice
+        rng, sizes = (
+            self._rng("constants"),
+            (special.const_expert_num, self.hidden),
+        )  # the same on every rank, as in practice
         v, *alphas = (
             torch.from_numpy(_values(rng, sizes, odd)).to(self.torch_dtype) for odd in (self.odd, False, False)
         )
@@ -307,7 +289,7 @@ class Case:
 
     def _different(self, rng: np.random.Generator, batch: int) -> npt.NDArray[np.int64]:
         """K different experts a token, in any order; with more than there are, special ones among them."""
-        scores = rng.random((batch, max(self.experts, min(self.topk, self.experts + self.specials.total))))
+        scores = rng.random((batch, max(self.experts, min(self.topk, self.experts + self.special.total))))
         if self.ids == "zipf":
             # The largest of log(weight) + Gumbel noise are a draw by weight without repetition.
             scores = -np.log(np.arange(1, scores.shape[1] + 1)) - np.log(-np.log(scores.clip(1e-12, 1 - 1e-12)))
@@ -339,7 +321,7 @@ class Case:
 
     def fault(self) -> Fault | None:
         """The error that every rank must raise, or None."""
-        return check(self.inputs, self.experts, self.global_bs, self.specials)
+        return check(self.inputs, self.experts, self.global_bs, self.special)
 
     def dispatched(self) -> list[DispatchResult]:
         """Returns what dispatch must give, on all ranks."""
@@ -348,10 +330,10 @@ class Case:
             moe_expert_num=self.experts,
             quant_mode=self.quant_mode,
             global_bs=self.global_bs,
-            expert_token_nums_type=self.nums_type,
-            tp_world_size=self.tp,
+            expert_token_nums_type=self.expert_token_nums_type,
+            tp_world_size=self.tp_world_size,
             expert_scales_given=self.weights,
-            special=self.specials,
+            special=self.special,
         )
 
     def combined(self, rows: Sequence[torch.Tensor], dispatched: Sequence[DispatchResult]) -> list[torch.Tensor]:
@@ -359,7 +341,7 @@ class Case:
         inputs = [replace(given, expert_scales=self.weights_of(given)) for given in self.inputs]
         numbers = {"global_bs": self.global_bs, "comm_quant_mode": self.comm_quant_mode}
         numbers["ranks_per_server"] = self.share
-        return combine(inputs, rows, dispatched, moe_expert_num=self.experts, special=self.specials, **numbers)
+        return combine(inputs, rows, dispatched, moe_expert_num=self.experts, special=self.special, **numbers)
 
     def weights_of(self, inputs: RankInput) -> torch.Tensor | None:
         """Returns the expert_scales that combine gets on the rank of ``inputs``."""
@@ -420,11 +402,11 @@ CHOICES: dict[str, Sequence[Any]] = {
     "batch": (1, 2, 4, 4, 7),
     "units": (1, 2, 3, 4, 5),
     "dtype": tuple(DTYPES),
-    "quant": ("none", "none", "int8", "smooth"),
+    "quant": ("none", "none", "int8", "smooth"),  # names of ``QUANTS``
     "contract": (1, 2),
     "mask": ("none", "none", *MASKS[1:]),
-    "nums_type": (0, 1),
-    "tp": (0, 1),
+    "expert_token_nums_type": (0, 1),
+    "tp_world_size": (0, 1),
     "shared": (0, 2, 3),
     "odd": (False, False, True),
     "tail": (False, True),
@@ -433,11 +415,13 @@ CHOICES: dict[str, Sequence[Any]] = {
     "cores": (8, 1, 2, 3, 7, 24, 48),
     "batches": BATCHES,
     "ids": IDS,
-    "coded": (False, False, True),
+    "comm_quant_mode": (0, 0, 2),
     "special": (*[(0, 0, 0)] * 5, (2, 0, 0), (0, 3, 0), (0, 0, 2), (1, 1, 1), (2, 3, 1)),
     "alphas": (1, 2),
 }
-_LATER = ("coded", "special", "alphas")  # chosen after the others, which keep their values of earlier versions
+# Chosen in this order after the others, and with other names before: seeds keep their values of earlier versions.
+_LATER = ("comm_quant_mode", "special", "alphas")
+_EARLIER = {"expert_token_nums_type": "nums_type"}
 
 
 def draw(seed: int, **choices: Sequence[Any]) -> Case:
@@ -447,13 +431,13 @@ def draw(seed: int, **choices: Sequence[Any]) -> Case:
     hot experts, duplicate ids and ids of -1 among them.
     """
     rng = np.random.default_rng([seed, _STREAMS.index("draw")])
-    given = sorted(
-        (CHOICES | choices).items(), key=lambda item: (_LATER.index(item[0]) if item[0] in _LATER else -1, item[0])
-    )
-    chosen = {name: values[int(rng.integers(len(values)))] for name, values in given}
+    given = CHOICES | choices
+    names = [*sorted(given.keys() - _LATER, key=lambda name: _EARLIER.get(name, name)), *_LATER]
+    chosen = {name: given[name][int(rng.integers(len(given[name])))] for name in names}
     batches, ids = (choices.get(name, CHOICES[name]) for name in ("batches", "ids"))
     turn = seed % len(batches)
     chosen |= {"batches": batches[turn], "ids": ids[(seed // len(batches) + turn) % len(ids)]}
+    chosen |= QUANTS[chosen.pop("quant")] | SpecialExperts(*chosen.pop("special"))._asdict()
     return legal(Case(seed=seed, **chosen))
 
 
@@ -464,9 +448,10 @@ def legal(case: AnyCase) -> AnyCase:
     if case.ids in FAULTS:
         case = replace(case, batch=max(case.batch, 1))
     if case.share:  # what hierarchy needs
-        quant = "int8" if case.quant == "smooth" else case.quant
-        case = replace(case, contract=2, weights=True, plain=False, quant=quant)
-    two = case.contract == 2
-    case = replace(case, shared=case.shared if two else 0, special=case.special if two else (0, 0, 0))
-    case = replace(case, coded=case.coded and case.dtype != "fp32", alphas=case.alphas if case.special[2] else 1)
-    return replace(case, topk=min(case.topk, case.experts + sum(case.special)))
+        case = replace(case, contract=2, weights=True, plain=False, smooth=False)
+    if case.contract == 1:
+        case = replace(case, shared=0, **SpecialExperts()._asdict())
+    if case.dtype == "fp32":
+        case = replace(case, comm_quant_mode=0)
+    alphas = case.alphas if case.const_expert_num else 1
+    return replace(case, alphas=alphas, topk=min(case.topk, case.experts + case.special.total))

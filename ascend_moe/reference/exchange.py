@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ascend_moe.call import SpecialExperts
+
 from .records import (
-    NO_SPECIAL,
     DispatchResult,
     Fault,
     Group,
     RankInput,
-    Special,
     Traffic,
     active_pairs,
     group_of,
@@ -26,6 +26,7 @@ from .records import (
 # One travelling row, named so that sorting puts an owner's rows in order: (local expert, source, token, k).
 RowKey = tuple[int, int, int, int]
 Row = npt.NDArray[np.float32]
+NO_SPECIAL = SpecialExperts()
 
 
 def dispatch(
@@ -37,7 +38,7 @@ def dispatch(
     expert_token_nums_type: int = 1,
     tp_world_size: int = 0,
     expert_scales_given: bool = False,
-    special: Special = NO_SPECIAL,
+    special: SpecialExperts = NO_SPECIAL,
 ) -> list[DispatchResult]:
     """All ranks' dispatch outputs.
 
@@ -232,7 +233,7 @@ class FaultyRouting(ValueError):
 
 
 def check(
-    inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int = 0, special: Special = NO_SPECIAL
+    inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int = 0, special: SpecialExperts = NO_SPECIAL
 ) -> Fault | None:
     """Return the fault every rank must raise, or None.
 
@@ -259,7 +260,7 @@ def check(
 
 
 def require_sound(
-    inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int, special: Special = NO_SPECIAL
+    inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int, special: SpecialExperts = NO_SPECIAL
 ) -> Group:
     """Return the shared numbers of a call that is known to succeed; raises FaultyRouting otherwise."""
     fault = check(inputs, moe_expert_num, global_bs, special)
@@ -279,7 +280,7 @@ def combine(
     moe_expert_num: int,
     global_bs: int = 0,
     comm_quant_mode: int = 0,
-    special: Special = NO_SPECIAL,
+    special: SpecialExperts = NO_SPECIAL,
     ranks_per_server: int = 0,
 ) -> list[torch.Tensor]:
     """All ranks' combine outputs, (BS, H) in the dtype of ``expand_xs``.
@@ -398,7 +399,7 @@ def _sum_by_server(
     return _add_shared(given, token, _add_pairs(given, token, others, acc))
 
 
-def _special_rows(given: RankInput, experts: int, special: Special) -> dict[tuple[int, int], Row]:
+def _special_rows(given: RankInput, experts: int, special: SpecialExperts) -> dict[tuple[int, int], Row]:
     """The row of every active pair of a copy or const expert, by (token, k)."""
     rows = {}
     for token, k, expert in active_pairs(given):
@@ -468,7 +469,7 @@ def dense(
     inputs: Sequence[RankInput],
     expert_fn: Callable[[int, torch.Tensor], torch.Tensor],
     moe_expert_num: int,
-    special: Special = NO_SPECIAL,
+    special: SpecialExperts = NO_SPECIAL,
 ) -> list[torch.Tensor]:
     """Run the layer without any dispatch: expert_fn(expert id, x[t] of shape (H,)) -> (H,), token by token.
 
@@ -544,7 +545,7 @@ def predict_traffic(
     algorithm: str = "window",
     cores: int = 1,
     comm_quant_mode: int = 0,
-    special: Special = NO_SPECIAL,
+    special: SpecialExperts = NO_SPECIAL,
 ) -> list[Traffic]:
     """Bytes a rank for one dispatch and one combine of x (BS, H) in ``dtype``; contract "v1" or "v2".
 

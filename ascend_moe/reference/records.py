@@ -49,36 +49,6 @@ class RankInput:
         return self.shared_expert_x.detach().flatten(0, -2)[token].float()
 
 
-@dataclass(frozen=True)
-class Special:
-    """How many experts there are to which no row travels; their ids follow the others in this order.
-
-    Attributes:
-        zero, copy, const: how many of each.
-    """
-
-    zero: int = 0
-    copy: int = 0
-    const: int = 0
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.zero + self.copy + self.const
-
-    def kind(self, expert: int, experts: int) -> tuple[str, int]:
-        """Tells what an id ``expert`` of experts..experts+total-1 is, "zero", "copy" or "const", and which of these."""
-        place = expert - experts
-        for name in ("zero", "copy"):
-            if place < getattr(self, name):
-                return name, place
-            place -= getattr(self, name)
-        return "const", place
-
-
-NO_SPECIAL = Special()
-
-
 @dataclass
 class DispatchResult:
     """The defined parts of dispatch's outputs on one EP rank. R rows arrive; L local experts, W ranks.

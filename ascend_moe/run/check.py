@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe import reference
+from ascend_moe.call import CallOptions
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.moe_config import MoEConfig
@@ -50,9 +51,9 @@ class Verdict:
 def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> Verdict:
     """Runs every check over the records of all ranks."""
     inputs = [record.given for record in records]
-    experts, mode, share = spec.config.num_experts, 2 if spec.quant else 0, ranks_per_server()
-    special = reference.Special(*spec.config.special)
-    common: dict[str, Any] = {"moe_expert_num": experts, "global_bs": spec.global_rows, "special": special}
+    experts, mode, share = spec.config.num_experts, spec.quant_mode, ranks_per_server()
+    common: dict[str, Any] = {"moe_expert_num": experts, "global_bs": spec.global_rows}
+    common["special"] = spec.config.special
     two_levels = records[0].algorithms["combine"] == "hierarchy"  # on one server it is window
     weighed = records[0].weighed
     progress("reference", 0, 2)
@@ -123,7 +124,7 @@ def _steady(records: Sequence[RankRecord], iterations: int) -> Check:
 
 def tolerance_of(spec: RunSpec) -> float:
     """How far from the dense layer the output may be, see ``TOLERANCES``."""
-    return QUANT_TOLERANCE if spec.quant else TOLERANCES[spec.dtype]
+    return QUANT_TOLERANCE if spec.quant_mode else TOLERANCES[spec.dtype]
 
 
 def _near(out: Tensor, dense: Tensor, spec: RunSpec) -> Check:
@@ -143,19 +144,19 @@ def _furthest(got: Tensor, want: Tensor) -> float:
 
 def _special_terms(records: Sequence[RankRecord], config: MoEConfig) -> Tensor:
     """(sum of BS, R) fp32: what copy and const experts add."""
-    parts = []
+    parts, (zeros, copies, count) = [], config.special
     for record in records:
-        row, ids = record.x.float(), record.expert_ids.long() - config.num_experts - config.zero_expert_num
-        copied = record.expert_scales * ((ids >= 0) & (ids < config.copy_expert_num))
+        row, ids = record.x.float(), record.expert_ids.long() - config.num_experts - zeros
+        copied = record.expert_scales * ((ids >= 0) & (ids < copies))
         part = row * copied.sum(1, keepdim=True)
         constants = [record.own.get(f"const_expert_{name}") for name in ("alpha_1", "alpha_2", "v")]
-        for place in range(config.const_expert_num):
+        for place in range(count):
             alpha_1, alpha_2, v = (tensor[place].float() for tensor in constants if tensor is not None)
             if config.const_expert_gate:
                 factors = torch.stack([row @ alpha_1, row @ alpha_2]).softmax(0)
             else:
                 factors = torch.stack([alpha_1, alpha_2])[:, None]
-            chosen = (record.expert_scales * (ids == config.copy_expert_num + place)).sum(1)
+            chosen = (record.expert_scales * (ids == copies + place)).sum(1)
             part += (factors[0] * chosen)[:, None] * row + (factors[1] * chosen)[:, None] * v
         parts.append(part)
     return torch.cat(parts)
@@ -192,7 +193,7 @@ def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress
     slices = config.num_experts // held
     for number in range(slices):
         progress("dense layer", number, slices)
-        holder = _Holder(Place("nobody", slices, number), config.num_experts, config.special)
+        holder = _Holder(Place("nobody", slices, number), config.num_experts, CallOptions(**config.special.given))
         layer = build(spec, holder, floats=True)
         if number == 0 and layer.shared_gate_up is not None and not layer.leaves_apart:
             shared = layer.run_shared(torch.cat([record.tokens for record in records]))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe import comm
+from ascend_moe.call import CallOptions
 from ascend_moe.checkpoint import build_layer
 from ascend_moe.choices import DEFAULT_TEXT
 from ascend_moe.dispatchers import MC2Dispatcher
@@ -21,7 +22,7 @@ from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.native.windows import A2_STATE_MIB, CONTEXT_A2
 from ascend_moe.ops import calls
 from ascend_moe.ops.collectives import MAX_BATCH
-from ascend_moe.plan import Request, on_servers, special_of, window_need
+from ascend_moe.plan import Request, on_servers, window_need
 from ascend_moe.reference import RankInput
 from ascend_moe.reference.cases import DTYPES
 from ascend_moe.settings import MAX_WORLD
@@ -30,13 +31,14 @@ _GRAMS = (1, 2, 3)  # bytes up to and with a token's own that make it up
 
 
 @dataclass(frozen=True)
-class RunSpec:
-    """One run; every rank gets the same one.
+class RunSpec(CallOptions):
+    """One run and the options of its calls; every rank gets the same one.
+
+    With quant_mode 2 the experts are int8, too (W8A8), or have the codes of a checkpoint.
 
     Attributes:
         batches: BS of every rank; W is their number.
         dtype: of x, expert rows and weights.
-        quant: int8 rows with one scale each, int8 weights (W8A8), or the codes that a checkpoint has.
         text: at least sum(batches) bytes, one token each.
         iterations: timed passes, after an untimed one.
         checkpoint, layer: a Hugging Face checkpoint and its decoder layer; None: random weights.
@@ -45,12 +47,12 @@ class RunSpec:
     config: MoEConfig
     batches: tuple[int, ...]
     dtype: torch.dtype
-    quant: bool
     text: bytes
     seed: int = 0
     iterations: int = 5
     checkpoint: str | None = None
     layer: int = 0
+    global_bs: int = field(init=False, default=0)
 
     @property
     def ranks(self) -> int:
@@ -58,16 +60,12 @@ class RunSpec:
         return len(self.batches)
 
     @property
-    def global_bs(self) -> int:
-        """W * maxBS, as unequal batches need it."""
-        return self.ranks * max(self.batches)
-
-    @property
     def global_rows(self) -> int:
         """The same of the rows that are dispatched, which may be several of a token."""
         return self.global_bs * self.config.rows_of_a_token
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "global_bs", self.ranks * max(self.batches))  # as unequal batches need it
         experts = self.config.num_experts
         if not 1 <= self.ranks <= MAX_WORLD or experts % self.ranks:
             raise ArgumentError(
@@ -157,8 +155,8 @@ def needed_mib(spec: RunSpec) -> int:
         batch=max(spec.batches) * config.rows_of_a_token,
         equal_batches=False,
         dtype=next(name for name, dtype in DTYPES.items() if dtype == spec.dtype),
-        quant=spec.quant,
-        **special_of(config.special._asdict()),
+        quant_mode=spec.quant_mode,
+        **config.special.given,
         **way,
     )
     return window_need(request)["buffsize_mib"]
@@ -219,7 +217,7 @@ def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> Ran
     dispatcher = MC2Dispatcher(group_ep, spec.ranks, rank, config.num_experts, **config.special.given)
     progress("weights of the experts", 0, 0)
     layer = build(spec, dispatcher)
-    if spec.quant:
+    if spec.quant_mode:
         with _ONE_AT_A_TIME:
             layer.quantize_()
     x = embed(spec, rank)
@@ -270,7 +268,7 @@ def _pass(
         sent.expand_idx[: 3 * rows].clone(),
         sent.expert_token_nums,
         sent.ep_recv_counts,
-        sent.handle.options["tp_send_counts"],
+        sent.handle.given["tp_send_counts"],
         sent.expand_scales[:rows].clone(),
     )
     kept = expert_rows[:rows].clone()

@@ -68,7 +68,7 @@ class Report:
             "ranks": spec.ranks,
             "config": asdict(spec.config),
             "dtype": str(spec.dtype).removeprefix("torch."),
-            "quant": spec.quant,
+            "quant_mode": spec.quant_mode,
             "seed": spec.seed,
             "batches": list(spec.batches),
             "tokens_per_expert": self.counts.tolist(),
@@ -155,7 +155,7 @@ def about(spec: RunSpec, source: str, backend: str, width: int | None, text: str
     """
     config, dtype = spec.config, str(spec.dtype).removeprefix("torch.")
     experts = "coded experts" if spec.checkpoint else "int8 experts (W8A8)"
-    rows = f"int8 rows, {experts}" if spec.quant else f"{dtype} rows"
+    rows = f"int8 rows, {experts}" if spec.quant_mode else f"{dtype} rows"
     router = f"{'sigmoid' if config.router == 'deepseek_v3' else config.router} router"
     if config.n_group > 1:
         router += f", {config.topk_group} of {config.n_group} groups"

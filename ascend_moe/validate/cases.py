@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS, Case, draw, legal
+from ..call import SpecialExperts
+from ..reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS, RETURNS, Case, draw, legal
 
 _KINDS = {
     "local": range(1, 9),
     "topk": range(1, 9),
     "units": range(1, 40),
     "batch": range(1, 33),
-    "quant": QUANTS,
+    "quant": tuple(QUANTS),
     "mask": MASKS[:4],
     "ids": IDS[:6],
     "batches": (BATCHES[0], *BATCHES[2:4]),
@@ -33,7 +34,7 @@ def matrix(world: int, seed: int = 0, extra: int = 24, dtypes: Sequence[str] = t
 
 def between_servers(cases: Sequence[Case], share: int) -> list[Case]:
     """Those of the cases that hierarchy takes between servers of ``share`` ranks, with weights in dispatch."""
-    able = [case for case in cases if case.contract == 2 and case.quant != "smooth" and not case.plain]
+    able = [case for case in cases if case.contract == 2 and not case.smooth and not case.plain]
     return [legal(replace(case, share=share)) for case in able]
 
 
@@ -46,10 +47,9 @@ def _modes(world: int, dtypes: Sequence[str]) -> Iterator[Case]:
                 kind: dict[str, Any] = {
                     "contract": contract,
                     "dtype": dtype,
-                    "quant": quant,
                     "shared": shared,
                 }
-                base = Case("plain", world, batch=5, units=4, **kind)
+                base = Case("plain", world, batch=5, units=4, **kind, **QUANTS[quant])
                 yield replace(base, ids="distinct", local=4, topk=4)
                 name = "unequal batches, masked pairs"
                 yield replace(base, name=name, batches="unequal", mask="pair", ids="minus")
@@ -58,7 +58,7 @@ def _modes(world: int, dtypes: Sequence[str]) -> Iterator[Case]:
 def _edges(world: int) -> Iterator[Case]:
     for contract in (1, 2):
         base = Case("", world, batch=5, units=4, contract=contract)
-        quant = replace(base, quant="int8")
+        quant = replace(base, **QUANTS["int8"])
         yield replace(base, name="a rank without tokens", batches="zero rank")
         yield replace(quant, name="a rank without tokens", batches="zero rank")
         yield replace(base, name="tokens on one rank only", batches="one rank only")
@@ -73,8 +73,8 @@ def _edges(world: int) -> Iterator[Case]:
         yield replace(quant, name="mask: pairs", mask="pair")
         yield replace(base, name="mask: nobody is active", mask="nobody")
         yield replace(base, name="global_bs with equal batches", batches="global_bs")
-        yield replace(quant, name="expert_token_nums cumulative", nums_type=0)
-        yield replace(base, name="tp_world_size 1", tp=1)
+        yield replace(quant, name="expert_token_nums cumulative", expert_token_nums_type=0)
+        yield replace(base, name="tp_world_size 1", tp_world_size=1)
         yield replace(base, name="NaN, infinities, denormals", odd=True)
         yield replace(base, name="NaN rows behind the received ones", tail=True)
         yield replace(base, name="K 1, L 1", topk=1, local=1)
@@ -85,10 +85,10 @@ def _edges(world: int) -> Iterator[Case]:
         yield replace(quant, name="rows of H 7168", units=448, topk=8, local=8, batch=3)
         yield replace(quant, name="rows of H 16384", units=1024, topk=2, local=2, batch=3)
         yield replace(base, name="many tokens", batch=150, topk=4, local=4)
-        coded = replace(base, coded=True, units=6, topk=4, local=4)
+        coded = replace(base, **RETURNS["int8"], units=6, topk=4, local=4)
         yield replace(coded, name="rows back as int8", odd=True)
         yield replace(coded, name="rows back as int8, unequal batches, masked pairs", batches="unequal", mask="pair")
-        yield replace(coded, name="rows back as int8, fp16", dtype="fp16", quant="int8", ids="mixed")
+        yield replace(coded, name="rows back as int8, fp16", dtype="fp16", ids="mixed", **QUANTS["int8"])
         yield replace(coded, name="rows back as int8, plain sum", plain=True, batches="zero rank", mask="token")
         yield replace(coded, name="rows back as int8, H 16384", units=1024, topk=2, local=2, batch=3)
         yield replace(base, name="an id out of range", ids="bad")
@@ -96,8 +96,12 @@ def _edges(world: int) -> Iterator[Case]:
         if world > 1:
             yield replace(base, name="more rows than an owner may get", ids="overflow", local=1, topk=4)
         yield replace(base, name="plain, after an error", ids="distinct")
-    yield Case("rows back as int8, shared expert's rows", world, batch=5, units=20, contract=2, shared=2, coded=True)
+    yield Case(
+        "rows back as int8, shared expert's rows", world, batch=5, units=20, contract=2, shared=2, **RETURNS["int8"]
+    )
     yield Case("a shared expert's rows, three dimensions", world, batch=4, contract=2, shared=3)
     # Not with alphas of (C, H): the exp of a device need not round as the reference's.
-    special = Case("zero, copy and const experts", world, topk=4, batch=5, contract=2, shared=2, special=(2, 1, 2))
+    special = Case(
+        "zero, copy and const experts", world, topk=4, batch=5, contract=2, shared=2, **SpecialExperts(2, 1, 2).given
+    )
     yield replace(special, batches="zero rank", mask="pair", ids="mixed")

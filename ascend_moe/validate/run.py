@@ -18,6 +18,7 @@ from ..comm.place import Place
 from ..errors import ArgumentError, AscendMoeError, CommError, ConfigMismatch, RoutingMismatch, WindowTooSmall
 from ..ops.calls import is_two_level
 from ..ops.collectives import MAX_BATCH
+from ..ops.registration import OPERATORS
 from ..reference.cases import Case, legal
 
 CPU = torch.device("cpu")
@@ -164,8 +165,16 @@ def _padded(rows: torch.Tensor, case: Case, expand_x: torch.Tensor) -> torch.Ten
 
 
 def _call(op: str, place: DevicePlace, case: Case, values: dict[str, Any]) -> Any:
-    function = getattr(ascend_moe, f"npu_moe_distribute_{op}" + ("_v2" if case.contract == 2 else ""))
-    return function(**values)
+    return getattr(ascend_moe, _name(op, case))(**values)
+
+
+def _name(op: str, case: Case) -> str:
+    return f"npu_moe_distribute_{op}" + ("_v2" if case.contract == 2 else "")
+
+
+def _options(op: str, case: Case) -> dict[str, Any]:
+    """Options of a case that the operator takes."""
+    return {name: value for name, value in case.options.items() if name in OPERATORS[_name(op, case)].names}
 
 
 def dispatch(place: DevicePlace, case: Case, *, call: Call = _call, **changes: Any) -> tuple[torch.Tensor, ...]:
@@ -173,12 +182,7 @@ def dispatch(place: DevicePlace, case: Case, *, call: Call = _call, **changes: A
     values: dict[str, Any] = {
         **case.dispatch_tensors(place.rank),
         **place.arguments(moe_expert_num=case.experts),
-        "tp_world_size": case.tp,
-        "quant_mode": case.quant_mode,
-        "global_bs": case.global_bs,
-        **case.special_attributes,
-        "expert_token_nums_type": case.nums_type,
-        **case.comm_attributes,
+        **_options("dispatch", case),
     }
     outputs: tuple[torch.Tensor, ...] = call("dispatch", place, case, _moved(place, values | changes))
     return outputs
@@ -202,11 +206,7 @@ def combine(
         **place.arguments(moe_expert_num=case.experts),
         "tp_send_counts": sent[5],
         "expand_scales": sent[6],
-        "tp_world_size": case.tp,
-        "global_bs": case.global_bs,
-        "comm_quant_mode": case.comm_quant_mode,
-        **case.special_attributes,
-        **case.comm_attributes,
+        **_options("combine", case),
     }
     result: torch.Tensor = call("combine", place, case, _moved(place, values | changes))
     return result

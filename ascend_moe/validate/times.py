@@ -57,7 +57,7 @@ class Phase:
 def configuration(ranks: int) -> Request:
     """What is run: int8 rows in dispatch, bf16 rows in combine, at least an expert a rank."""
     experts = ranks * max(1, EXPERTS // ranks)
-    return Request(ranks=ranks, experts=experts, topk=min(8, experts), hidden=7168, batch=32, quant=True)
+    return Request(ranks=ranks, experts=experts, topk=min(8, experts), hidden=7168, batch=32, quant_mode=2)
 
 
 def about(request: Request) -> str:

@@ -30,7 +30,7 @@ def drawn(mode: str, first: int, count: int) -> Iterator[Program]:
             case = replace(case, servers=1 + seed % 2, near=seed // 2 % 2 == 1)
         elif mode == "lent":
             rows, algorithm = ("partly", "lent")[seed % 2], "direct" if seed % 3 else "mixed"
-            case = replace(case, rows=rows, algorithm=algorithm, coded=False)
+            case = replace(case, rows=rows, algorithm=algorithm, comm_quant_mode=0)
         elif mode == "roles":
             cores = explore.draw(seed).cores
             algorithm = "direct" if seed % 2 else "mixed"

@@ -40,7 +40,7 @@ class Trip:
         case, given = self.case, self.case.inputs[rank]
         options: dict[str, Any] = {"x_active_mask": given.x_active_mask, "global_bs": case.global_bs}
         options |= {"comm_alg": self.comm_alg} if case.contract == 2 else {}
-        options |= case.special_attributes
+        options |= case.special.given
         place = group_ep, case.world, rank, case.experts
         version = "_v2" if case.contract == 2 else ""
         extra = {"expert_scales": weights} if self.inside else {}

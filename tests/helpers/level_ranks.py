@@ -12,7 +12,9 @@ from ascend_moe import comm
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.reference.cases import Case, legal
 
-CASE = legal(Case(world=4, local=2, topk=3, share=2, batches="unequal", cores=2, quant="int8", coded=True, seed=21))
+CASE = legal(
+    Case(world=4, local=2, topk=3, share=2, batches="unequal", cores=2, quant_mode=2, comm_quant_mode=2, seed=21)
+)
 _sums = CASE.combined(
     [CASE.expert_rows(r, d.expand_x, d.dynamic_scales, d.ep_recv_counts) for r, d in enumerate(CASE.dispatched())],
     CASE.dispatched(),

@@ -64,7 +64,7 @@ def combine(
     case: Case, rank: int, group_ep: str, rows: torch.Tensor, sent: Sequence[torch.Tensor], **call: validate_run.Call
 ) -> torch.Tensor:
     """``sent``: dispatch's outputs. What only CANN reads is passed as its callers do, uninitialised."""
-    other: dict[str, Any] = {"tp_send_counts": torch.empty(1, dtype=torch.int32)} if case.tp else {}
+    other: dict[str, Any] = {"tp_send_counts": torch.empty(1, dtype=torch.int32)} if case.tp_world_size else {}
     return validate_run.combine(DevicePlace(group_ep, case.world, rank), case, rows, sent, **other, **call)
 
 
@@ -196,7 +196,7 @@ def check_traffic(case: Case, runs: Sequence[RankRun]) -> None:
         "weights": case.weights,
         "cores": case.cores,
         "comm_quant_mode": case.comm_quant_mode,
-        "special": case.specials,
+        "special": case.special,
     }
     predicted = {name: ref.predict_traffic(case.inputs, algorithm=name, **sizes) for name in ("window", "direct")}
     for rank, one in enumerate(runs):
@@ -204,7 +204,7 @@ def check_traffic(case: Case, runs: Sequence[RankRun]) -> None:
         rows = int(one.dispatched[4][case.experts - 1])
         index = 4 * case.inputs[rank].expert_ids.numel() if case.contract == 1 else 12 * rows
         factors = (case.quant_mode != 0) + case.weights
-        counts = 4 * case.experts + 8 * case.local + 4 * case.tp
+        counts = 4 * case.experts + 8 * case.local + 4 * case.tp_world_size
         wanted = {
             "written_window_data": want.dispatch_window_write,
             "written_tensor": want.expand_x_write + 4 * rows * factors + index + counts,

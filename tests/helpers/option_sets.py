@@ -140,7 +140,7 @@ def _case(seed: int, chosen: dict[str, str]) -> Case:
         mask=_MASKS[chosen["x_active_mask"]],
         batches=_BATCHES[chosen["batches"]],
         special=_SPECIAL[chosen["special experts"]],
-        coded=(chosen["comm_quant_mode"] == "2",),
+        comm_quant_mode=(int(chosen["comm_quant_mode"]),),
         contract=(int(chosen["functions"][1]),),
         dtype=(chosen["x"],),
         shared=(0,) if chosen["shared_expert_x"] == "none" else (2, 3),

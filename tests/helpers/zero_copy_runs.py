@@ -95,7 +95,7 @@ def sequence_cases(seed: int, sequence: str, world: int = 0) -> list[Case]:
         batch=(3, 9),
         ids=("distinct",),
         quant=("none",),
-        coded=(False,),
+        comm_quant_mode=(0,),
         cores=(1, 3, 8),
     )
     return [replace(first, seed=seed * 1000 + number) for number in range(sequence.count("D"))]

@@ -74,13 +74,13 @@ def of_case(case: Case, op: int, soc: str, cores: int) -> Call:
     shape = {"batch": batch, "hidden": case.hidden, "topk": topk, "world": case.world, "local": case.local}
     share = max(case.world >> case.seed % 3, 1)
     call = make(**shape, dtype=case.torch_dtype, contract=case.contract, soc=soc, cores=cores, share=share)
-    changes: dict[str, Any] = {"tp_world_size": case.tp, "comm_alg": ALGORITHMS[case.seed % 3]}
+    changes: dict[str, Any] = {"tp_world_size": case.tp_world_size, "comm_alg": ALGORITHMS[case.seed % 3]}
     if case.global_bs:
         changes["global_bs"] = case.global_bs
     given = case.combine_tensors(case.world - 1)
     changes["comm_quant_mode"] = case.comm_quant_mode
     if op == native.OP_DISPATCH:
-        changes |= {"expert_token_nums_type": case.nums_type, "quant_mode": case.quant_mode}
+        changes |= {"expert_token_nums_type": case.expert_token_nums_type, "quant_mode": case.quant_mode}
         changes.pop("comm_quant_mode")
         given = case.dispatch_tensors(case.world - 1)
     optional = {name: tensor for name, tensor in given.items() if name not in call.tensors}

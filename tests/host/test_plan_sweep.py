@@ -14,6 +14,7 @@ import pytest
 from op_host_calls import probe
 
 from ascend_moe import explore
+from ascend_moe.call import SpecialExperts
 from ascend_moe.explore import program
 from ascend_moe.reference.cases import DTYPES
 
@@ -96,7 +97,7 @@ LEAST = {"batches": "equal", "ids": "distinct", "sequence": "DC", "ub_bytes": LE
             batch=9,
             units=1,
             dtype="bf16",
-            coded=True,
+            comm_quant_mode=2,
             algorithm="direct",
             **LEAST,
         ),
@@ -125,9 +126,10 @@ def program_of(plan: dict[str, str]) -> program.Program:
             **{name: number[name] for name in same},
             units=number["hidden"] * DTYPES[dtype].itemsize // 32,
             dtype=dtype,
-            quant="none" if not dispatch or not number["quant"] else "smooth" if number["scales"] else "int8",
-            coded=bool(number["quant"] and not dispatch),
-            special=(number["zero"], number["copy"], number["const"]),
+            quant_mode=2 if dispatch and number["quant"] else 0,
+            smooth=bool(dispatch and number["quant"] and number["scales"]),
+            comm_quant_mode=2 if number["quant"] and not dispatch else 0,
+            **SpecialExperts(number["zero"], number["copy"], number["const"]).given,
             alphas=number["alphas"] or 1,
             weights=bool(number["weights"] and dispatch),
             plain=not number["weights"] and not dispatch,
@@ -151,7 +153,7 @@ STEPS = {
 
 def cost_of(case: program.Program) -> int:
     """About how long the checked engine takes: bytes of rows, and polls for messages."""
-    rows = case.world * case.batch * case.topk * case.units * 32 * (4 if case.quant != "none" else 1)
+    rows = case.world * case.batch * case.topk * case.units * 32 * (4 if case.quant_mode else 1)
     return rows + case.world**2 * case.cores * (case.local + 8) * 8
 
 

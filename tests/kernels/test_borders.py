@@ -283,7 +283,7 @@ def test_a_wrong_triple_of_a_rank_whose_rows_are_counted_exactly(
 
 def test_rows_of_pairs_count_in_directs_need() -> None:
     """With smooth scales a row a pair is published: two lists, and 2 * 3852 rows of 64 bytes, are half a MiB."""
-    case = Case(world=2, local=1, topk=2, batch=3852, width=16, quant="smooth", ids="distinct")
+    case = Case(world=2, local=1, topk=2, batch=3852, width=16, quant_mode=2, smooth=True, ids="distinct")
     with comm.LocalCluster(2, window_mib=1) as cluster:
         assert_right(case, combine_of(cluster, case, unchanged))
         for error in op_runs.run(cluster, replace(case, batch=3853)):

@@ -23,7 +23,7 @@ from ascend_moe.native import library
 from ascend_moe.reference.cases import Case
 
 WORLD = 4
-BASE = Case(world=WORLD, coded=True, cores=3, local=3, topk=4, batch=6, units=5, seed=7)
+BASE = Case(world=WORLD, comm_quant_mode=2, cores=3, local=3, topk=4, batch=6, units=5, seed=7)
 CASES = {
     "plain": BASE,
     "a row a core and more": replace(BASE, cores=48),
@@ -33,7 +33,7 @@ CASES = {
     "duplicates and -1": replace(BASE, ids="mixed"),
     "hot expert, NaN and infinities": replace(BASE, ids="hot", odd=True),
     "plain sum, weights travel": replace(BASE, plain=True, weights=True),
-    "int8 both ways": replace(BASE, quant="smooth", dtype="fp16"),
+    "int8 both ways": replace(BASE, quant_mode=2, smooth=True, dtype="fp16"),
     "fp16 with NaN rows behind": replace(BASE, dtype="fp16", tail=True, odd=True),
     "shared expert's rows": replace(BASE, contract=2, shared=3),
     "shared expert's rows in parts": replace(BASE, contract=2, shared=2, units=66, batch=2, cores=9, topk=3),
@@ -95,7 +95,7 @@ def test_sums_and_bytes(
     assert {run.algorithms for run in runs if not isinstance(run, AscendMoeError)} == {(algorithm, algorithm)}
     # Rounding is seen.
     rows = [run.rows for run in runs if not isinstance(run, AscendMoeError)]
-    exact = replace(case, coded=False).combined(rows, case.dispatched())
+    exact = replace(case, comm_quant_mode=0).combined(rows, case.dispatched())
     assert any(not ref.same_bits(one, other) for one, other in zip(exact, (run.result for run in runs), strict=True))
 
 
@@ -165,12 +165,12 @@ def test_window_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("contract", [1, 2])
 def test_fp32_rows_and_gradients_are_refused(contract: int) -> None:
-    case = replace(BASE, contract=contract, dtype="fp32", coded=False)
+    case = replace(BASE, contract=contract, dtype="fp32", comm_quant_mode=0)
 
     def body(rank: int, group_ep: str) -> None:
         sent = op_runs.dispatch(case, rank, group_ep)
         rows = op_runs.expert_rows(case, rank, sent)
-        wrong = replace(case, coded=True)
+        wrong = replace(case, comm_quant_mode=2)
         with pytest.raises(ArgumentError, match="comm_quant_mode is 2 and expand_x is float32, it must be bfloat16 or"):
             op_runs.combine(wrong, rank, group_ep, rows, sent)
         with pytest.raises(ArgumentError, match="comm_quant_mode is 2, whose rounded rows have no gradient"):
@@ -190,7 +190,7 @@ def test_ranks_that_differ_are_told(algorithm: str, monkeypatch: pytest.MonkeyPa
         sent = op_runs.dispatch(case, rank, group_ep)
         rows = op_runs.expert_rows(case, rank, sent)
         with pytest.raises(ConfigMismatch) as raised:
-            op_runs.combine(replace(case, coded=rank != 1), rank, group_ep, rows, sent)
+            op_runs.combine(replace(case, comm_quant_mode=2 * (rank != 1)), rank, group_ep, rows, sent)
         return str(raised.value)
 
     with ascend_moe.LocalCluster(WORLD) as cluster:
@@ -253,6 +253,6 @@ def test_the_fused_norm_adds_what_the_codec_makes(clusters: op_runs.Clusters) ->
 def test_codes_need_smaller_windows() -> None:
     """Codes need less than rows: H 7168 takes 8960 bytes, not 14336."""
     request = plan.Request(ranks=16, experts=256, topk=8, hidden=7168, batch=512, comm_alg="direct")
-    needs = [plan.window_need(replace(request, comm_quant=coded))["combine_bytes"] for coded in (False, True)]
+    needs = [plan.window_need(replace(request, comm_quant_mode=mode))["combine_bytes"] for mode in (0, 2)]
     rows = 2 * 16 * 512 * 8
     assert needs == [rows * 14336, rows * 8960]

@@ -38,8 +38,10 @@ def test_a_case_is_what_its_text_says() -> None:
         case = Program(**changes)
         assert explore.parse(str(case)) == case
     assert explore.parse("partly").rows == "partly" and explore.parse("").rows == "own"
-    case = explore.parse("v2,h3,n0,t1")
-    assert (case.shared, case.nums_type, case.tp) == (3, 0, 1) and explore.parse(str(case)) == case
+    case = explore.parse("v2,h3,expert_token_nums_type:0,tp_world_size:1")
+    assert (case.shared, case.expert_token_nums_type, case.tp_world_size) == (3, 0, 1) and explore.parse(
+        str(case)
+    ) == case
 
 
 def test_every_kind_of_case_is_spelled_out_and_fits() -> None:
@@ -158,13 +160,14 @@ def test_a_row_that_crosses_once_for_many_experts() -> None:
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
 @pytest.mark.parametrize(
-    ("given", "op", "output"), [("h2", "combine_v2", 0), ("h3", "combine_v2", 0), ("n0", "dispatch_v2", 3)]
+    ("given", "op", "output"),
+    [("h2", "combine_v2", 0), ("h3", "combine_v2", 0), ("expert_token_nums_type:0", "dispatch_v2", 3)],
 )
 def test_options_that_are_never_drawn(algorithm: str, given: str, op: str, output: int) -> None:
-    case = explore.parse(f"w2,c3,l2,k2,b3,v2,s4,equal,ids:any,DC,{given},t1,{algorithm}")
+    case = explore.parse(f"w2,c3,l2,k2,b3,v2,s4,equal,ids:any,DC,{given},tp_world_size:1,{algorithm}")
     assert_nothing_found(explore.explore(case, schedules=4))
     with World(case.world) as world, World(case.world) as other:
-        plain = replace(case, shared=0, nums_type=1)
+        plain = replace(case, shared=0, expert_token_nums_type=1)
         for call, without in zip(world.load(case).calls, other.load(plain).calls, strict=True):
             if call.name.endswith(op):
                 assert not torch.equal(call.expected[output], without.expected[output])
@@ -181,7 +184,7 @@ def test_large_and_empty_shares(text: str) -> None:
 @pytest.mark.parametrize("stores", ["fifo", "unordered"])
 @each_mode
 def test_every_policy_and_order_of_stores(mode: str, policy: str, stores: str) -> None:
-    case = Program(world=2, cores=3, local=2, sequence="DDCC", quant="int8", seed=3)
+    case = Program(world=2, cores=3, local=2, sequence="DDCC", quant_mode=2, seed=3)
     options = Options(policy=policy, store_order=stores)
     result = explore.explore(replace(case, **MODES[mode]), 8, 7, options)
     assert_nothing_found(result)

@@ -313,7 +313,7 @@ def test_ranks_that_differ_are_named_by_all(
         choices: dict[str, dict[str, object]] = {
             "H": {"units": case.units + 1},
             "E": {"local": case.local + 1},
-            "quant_mode": {"quant": "none" if case.quant != "none" else "int8"},
+            "quant_mode": {"quant_mode": 2 - case.quant_mode, "smooth": False},
             "contract": {"contract": 3 - case.contract},
         }
         if sum(case.special):  # V1 has none: that rank would be refused before any other hears of it

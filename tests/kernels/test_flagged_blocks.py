@@ -18,12 +18,12 @@ from ascend_moe.reference.cases import Case, legal
 WINDOW_MIB = 4
 MATRIX = [
     Case(world=3, local=2, topk=3, units=5, batches="zero rank", ids="minus", cores=5, seed=13),
-    Case(world=4, local=5, topk=2, quant="smooth", mask="token", batches="unequal", tail=True, seed=16),
+    Case(world=4, local=5, topk=2, quant_mode=2, smooth=True, mask="token", batches="unequal", tail=True, seed=16),
     Case(world=4, local=2, topk=4, ids="hot", batch=9, contract=2, shared=2, cores=3, seed=15),
-    Case(world=4, local=2, topk=3, contract=2, quant="int8", dtype="fp16", batches="unequal", mask="pair", seed=12),
+    Case(world=4, local=2, topk=3, contract=2, quant_mode=2, dtype="fp16", batches="unequal", mask="pair", seed=12),
     Case(world=5, local=3, topk=4, ids="distinct", dtype="fp32", units=31, batch=6, cores=8, seed=18),
-    Case(world=4, local=1, topk=2, contract=2, coded=True, units=65, batch=1, cores=8, ids="distinct", seed=19),
-    Case(world=4, local=2, topk=3, contract=1, coded=True, units=12, batches="unequal", ids="mixed", seed=20),
+    Case(world=4, local=1, topk=2, contract=2, comm_quant_mode=2, units=65, batch=1, cores=8, ids="distinct", seed=19),
+    Case(world=4, local=2, topk=3, contract=1, comm_quant_mode=2, units=12, batches="unequal", ids="mixed", seed=20),
     Case(world=4, local=2, batch=0, seed=22),
     Case(world=4, local=2, ids="bad", contract=2, seed=23),
     Case(world=3, local=1, ids="overflow", seed=24),

@@ -13,7 +13,7 @@ from failure_windows import HEADER_BLOCKS, WORDS, State, of_epoch
 
 from ascend_moe import LocalCluster, explore, plan, settings
 from ascend_moe.errors import CommTimeout, CorruptStatus, PeerLost, RoutingOverflow
-from ascend_moe.reference.cases import Case, legal
+from ascend_moe.reference.cases import QUANTS, Case, legal
 from ascend_moe.validate.run import DevicePlace
 
 KEPT_WORLD = 96  # of the tests of failures
@@ -36,7 +36,7 @@ def assert_equal_to_reference(
     """Dispatch and combine, two cores a rank, with a rank without tokens, in both forms of rows."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for quant in ("none", "int8"):
-        spec = Case(world=cluster.world_size, local=local, quant=quant, cores=2, units=1, batch=2, **settings_of)
+        spec = Case(world=cluster.world_size, local=local, **QUANTS[quant], cores=2, units=1, batch=2, **settings_of)
         case = legal(spec)
         runs = op_runs.run(cluster, case)
         assert op_runs.check(case, runs)

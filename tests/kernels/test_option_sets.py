@@ -97,7 +97,7 @@ CALLS: dict[tuple[str, str], tuple[tuple[tuple[str, str], tuple[str, str]] | Non
     (HIERARCHY, "V1's functions"): (option_sets.REFUSED[1], dispatch(replace(FAR, contract=1, share=0, weights=False))),
     (HIERARCHY, "`scales`"): (
         option_sets.REFUSED[2],
-        dispatch(replace(FAR, quant="int8"), scales=torch.ones(FAR.experts, FAR.hidden)),
+        dispatch(replace(FAR, quant_mode=2), scales=torch.ones(FAR.experts, FAR.hidden)),
     ),
     (HIERARCHY, "dispatch without `expert_scales`"): (option_sets.REFUSED[3], dispatch(replace(FAR, weights=False))),
     (HIERARCHY, "combine with empty `expert_scales`"): (None, combine(FAR, expert_scales=torch.empty(0))),

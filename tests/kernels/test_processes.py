@@ -27,8 +27,19 @@ Run = RankRun | AscendMoeError
 ALGORITHMS = ("direct", "window", "zero-copy")
 SPECS = [
     Case(seed=1),
-    Case(local=5, topk=4, units=5, batch=9, dtype="fp16", quant="int8", batches="zero rank", nums_type=0),
-    Case(local=3, topk=3, units=3, dtype="fp32", quant="smooth", contract=2, mask="pair", seed=3, tp=1),
+    Case(local=5, topk=4, units=5, batch=9, dtype="fp16", quant_mode=2, batches="zero rank", expert_token_nums_type=0),
+    Case(
+        local=3,
+        topk=3,
+        units=3,
+        dtype="fp32",
+        quant_mode=2,
+        smooth=True,
+        contract=2,
+        mask="pair",
+        seed=3,
+        tp_world_size=1,
+    ),
     Case(local=2, topk=3, ids="overflow", batch=3, seed=4),
     Case(local=3, topk=2, batch=3, ids="bad", contract=2, seed=6),
     Case(local=2, topk=4, batch=7, contract=2, ids="minus", shared=2, batches="unequal", odd=True, seed=7),

@@ -23,12 +23,12 @@ ROOM = Case(world=WORLD, local=2, topk=2, batch=9, units=5, cores=3, batches="un
 FULL = Case(world=WORLD, local=2, topk=2, batch=1100, units=1, cores=3, ids="any", seed=4)
 CASES = {
     "room": ROOM,
-    "room, int8 both ways": replace(ROOM, quant="int8", coded=True),
-    "room, weights": replace(ROOM, weights=True, quant="smooth"),
+    "room, int8 both ways": replace(ROOM, quant_mode=2, comm_quant_mode=2),
+    "room, weights": replace(ROOM, weights=True, quant_mode=2, smooth=True),
     "room, many cores": replace(ROOM, cores=9, local=5, topk=4),
     "room, rows in parts": replace(ROOM, dtype="fp32", units=2045, batch=12, topk=1),
     "full": FULL,
-    "full, int8 both ways": replace(FULL, quant="int8", coded=True),
+    "full, int8 both ways": replace(FULL, quant_mode=2, comm_quant_mode=2),
 }
 
 
@@ -39,11 +39,11 @@ def clusters() -> Iterator[dict[int, LocalCluster]]:
 
 
 def request_of(case: Case, algorithm: str, window_mib: int) -> Request:
-    kinds = {"quant": case.quant != "none", "smooth": case.quant == "smooth", "weights": case.weights}
+    kinds = {name: getattr(case, name) for name in ("quant_mode", "comm_quant_mode", "smooth", "weights")}
     contract = f"v{case.contract}"
     sizes = (case.world, case.world * case.local, case.topk, case.hidden, case.batch)
     return Request(
-        *sizes, dtype=case.dtype, comm_quant=case.coded, contract=contract, comm_alg=algorithm, cores=case.cores,
+        *sizes, dtype=case.dtype, contract=contract, comm_alg=algorithm, cores=case.cores,
         window_mib=window_mib, **kinds,
     )  # fmt: skip
 
@@ -89,7 +89,7 @@ def test_rows_lie_at_multiples_with_nothing_between(algorithm: str, monkeypatch:
 
 def test_no_call_needs_more_than_before() -> None:
     """The least window is that of packed rows; with a larger one rows begin at multiples of 512 bytes."""
-    one = Request(8, 64, 6, 2880, 256, comm_alg="window", quant=True)
+    one = Request(8, 64, 6, 2880, 256, comm_alg="window", quant_mode=2)
     pairs = 256 * 6
     need = plan.window_need(one)
     packed = max(2 * 8 * pairs * (2880 + 64), 2 * pairs * (5760 + 32))

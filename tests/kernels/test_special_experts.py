@@ -16,6 +16,7 @@ from torch_calls import own_terms
 import ascend_moe
 import ascend_moe.reference as ref
 from ascend_moe import LocalCluster
+from ascend_moe.call import SpecialExperts
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import Case
 
@@ -45,9 +46,11 @@ def run(clusters: Clusters, case: Case) -> list[Any]:
 def test_every_kind(clusters: Clusters, kind: str, dtype: str, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for seed, mask in enumerate(("none", "token", "pair", "prefix")):
-        case = replace(BASE, special=SPECIAL[kind], dtype=dtype, mask=mask, seed=seed, plain=seed == 2)
-        for alphas in (1, 2) if case.special[2] else (1,):
-            run(clusters, replace(case, alphas=alphas, weights=seed == 1, quant="int8" if seed == 3 else "none"))
+        case = replace(
+            BASE, **SpecialExperts(*SPECIAL[kind])._asdict(), dtype=dtype, mask=mask, seed=seed, plain=seed == 2
+        )
+        for alphas in (1, 2) if case.const_expert_num else (1,):
+            run(clusters, replace(case, alphas=alphas, weights=seed == 1, quant_mode=2 if seed == 3 else 0))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -56,7 +59,10 @@ def test_rows_in_parts(clusters: Clusters, algorithm: str, monkeypatch: pytest.M
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for width in (304, 2560, 7168):
         for cores in (1, 3, 24, 48):
-            run(clusters, replace(BASE, special=(1, 1, 3), alphas=2, width=width, cores=cores, batch=3, seed=cores))
+            run(
+                clusters,
+                replace(BASE, **SpecialExperts(1, 1, 3).given, alphas=2, width=width, cores=cores, batch=3, seed=cores),
+            )
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -65,7 +71,10 @@ def test_more_tokens_than_a_chunk_has(clusters: Clusters, algorithm: str, monkey
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for topk, batch in ((1, 360), (32, 20)):
         for special in ((1, 1, 3), (1, 1, 0)):
-            run(clusters, replace(BASE, special=special, topk=topk, batch=batch, cores=1, batches="unequal"))
+            run(
+                clusters,
+                replace(BASE, **SpecialExperts(*special)._asdict(), topk=topk, batch=batch, cores=1, batches="unequal"),
+            )
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -80,8 +89,8 @@ def test_drawn(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPat
 def test_more_picks_than_experts(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """K is 12, E is 4; and 32, which is the most, of 2 and 1024 of each other kind."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    run(clusters, replace(BASE, special=(4, 4, 0), topk=12, ids="distinct"))
-    run(clusters, replace(BASE, special=(1024, 1024, 1024), local=1, topk=32, ids="distinct", alphas=1))
+    run(clusters, replace(BASE, **SpecialExperts(4, 4, 0).given, topk=12, ids="distinct"))
+    run(clusters, replace(BASE, **SpecialExperts(1024, 1024, 1024).given, local=1, topk=32, ids="distinct", alphas=1))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -93,7 +102,7 @@ def test_nothing_travels(clusters: Clusters, algorithm: str, monkeypatch: pytest
     weights = torch.tensor([[0.5, 0.25], [1.0, 2.0], [3.0, 4.0]])
     own = own_terms(x * 8)
     given = ref.RankInput(x, ids, expert_scales=weights, ori_x=x, **own)
-    case = Case.of([given, given], 2, contract=2, special=(1, 1, 0))
+    case = Case.of([given, given], 2, contract=2, **SpecialExperts(1, 1, 0).given)
     runs = op_runs.run(clusters[2], case)
     op_runs.check(case, runs)
     for one in runs:
@@ -112,11 +121,13 @@ def test_inputs_may_share_memory(clusters: Clusters, algorithm: str, monkeypatch
         own = {"ori_x": ori_x, "const_expert_v": consts, **own_terms(shared)}
         own |= {"const_expert_alpha_1": alphas, "const_expert_alpha_2": alphas}
         given = ref.RankInput(table[:3], ids, expert_scales=torch.ones(3, 3), **own)
-        run(clusters, Case.of([given, given], 2, contract=2, special=(1, 1, 2)))
+        run(clusters, Case.of([given, given], 2, contract=2, **SpecialExperts(1, 1, 2).given))
 
 
 def test_window_and_direct_have_equal_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = cases.legal(replace(BASE, special=(1, 2, 3), alphas=2, dtype="bf16", width=1040, cores=6, odd=True))
+    case = cases.legal(
+        replace(BASE, **SpecialExperts(1, 2, 3).given, alphas=2, dtype="bf16", width=1040, cores=6, odd=True)
+    )
     results = []
     for algorithm in ALGORITHMS:
         monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
@@ -131,7 +142,9 @@ def test_an_id_behind_the_last(clusters: Clusters, algorithm: str, monkeypatch: 
     """The message says which ids there are: with a core that makes lists, and without."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for cores in (2, 16):
-        case = cases.legal(replace(BASE, special=(2, 1, 2), ids="bad", cores=cores, batches="equal", seed=1))
+        case = cases.legal(
+            replace(BASE, **SpecialExperts(2, 1, 2).given, ids="bad", cores=cores, batches="equal", seed=1)
+        )
         runs = op_runs.run(clusters[case.world], case)
         op_runs.check(case, runs)
         assert "0..8" in str(runs[0]), runs[0]
@@ -143,7 +156,14 @@ def test_with_rows_that_come_back_as_int8(clusters: Clusters, dtype: str, algori
     """comm_quant_mode 2 rounds the rows that travel, and no term of these experts."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for seed, (kind, special) in enumerate(SPECIAL.items()):
-        case = replace(BASE, special=special, dtype=dtype, coded=True, seed=seed, mask="pair" if seed % 2 else "none")
+        case = replace(
+            BASE,
+            **SpecialExperts(*special)._asdict(),
+            dtype=dtype,
+            comm_quant_mode=2,
+            seed=seed,
+            mask="pair" if seed % 2 else "none",
+        )
         run(clusters, replace(case, alphas=2 if kind == "all" else 1, plain=kind == "copy"))
 
 
@@ -152,7 +172,7 @@ def arguments_of(case: Case, rank: int, group_ep: str) -> tuple[dict[str, Any], 
     given = case.inputs[rank]
     both = {"group_ep": group_ep, "ep_world_size": case.world, "ep_rank_id": rank, "moe_expert_num": case.experts}
     both |= {"expert_ids": given.expert_ids, "x_active_mask": given.x_active_mask, "global_bs": case.global_bs}
-    return both | case.special_attributes, {"x": given.x}, {"expert_scales": given.expert_scales, **given.own_terms}
+    return both | case.special.given, {"x": given.x}, {"expert_scales": given.expert_scales, **given.own_terms}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -160,7 +180,9 @@ def arguments_of(case: Case, rank: int, group_ep: str) -> tuple[dict[str, Any], 
 def test_begin_and_finish(clusters: Clusters, kind: str, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In two launches each: dispatch and combine give the reference's bits; the tensors live until finish."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    case = cases.legal(replace(BASE, special=SPECIAL[kind], alphas=2 if kind == "all" else 1, mask="pair", seed=4))
+    case = cases.legal(
+        replace(BASE, **SpecialExperts(*SPECIAL[kind])._asdict(), alphas=2 if kind == "all" else 1, mask="pair", seed=4)
+    )
 
     def trip(rank: int, group_ep: str) -> tuple[Any, torch.Tensor, torch.Tensor]:
         both, first, second = arguments_of(case, rank, group_ep)
@@ -182,7 +204,14 @@ def test_begin_and_finish(clusters: Clusters, kind: str, algorithm: str, monkeyp
 def test_shapes_without_data_and_compiled_programs(clusters: Clusters, kind: str) -> None:
     """On Meta as on the CPU, K above E too; a whole compiled graph gives the bits of the ops."""
     case = cases.legal(
-        replace(BASE, world=1, local=2, special=SPECIAL[kind], topk=min(4, 2 + sum(SPECIAL[kind])), batches="equal")
+        replace(
+            BASE,
+            world=1,
+            local=2,
+            **SpecialExperts(*SPECIAL[kind])._asdict(),
+            topk=min(4, 2 + sum(SPECIAL[kind])),
+            batches="equal",
+        )
     )
 
     def trip(both: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) -> tuple[torch.Tensor, ...]:
@@ -209,13 +238,13 @@ def test_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
     with LocalCluster(4) as cluster:
         for seed in range(4):
-            case = cases.legal(replace(BASE, world=4, special=(1, 2, 2), alphas=1 + seed % 2, seed=seed))
+            case = cases.legal(replace(BASE, world=4, **SpecialExperts(1, 2, 2).given, alphas=1 + seed % 2, seed=seed))
             op_runs.check(case, op_runs.run(cluster, case))
 
 
 def test_a_layer_of_longcat(clusters: Clusters) -> None:
     """As LongCat's layer would call the ops: identity experts are copy experts, and ori_x is the layer's input."""
-    case = cases.legal(replace(BASE, special=(0, 6, 0), topk=6, batch=7, batches="equal", ids="distinct", shared=0))
+    case = cases.legal(replace(BASE, copy_expert_num=6, topk=6, batch=7, batches="equal", ids="distinct", shared=0))
 
     def layer(rank: int, group_ep: str) -> torch.Tensor:
         given = case.inputs[rank]
@@ -238,5 +267,5 @@ def test_a_layer_of_longcat(clusters: Clusters) -> None:
         return (row.float() * factor + factor / 3).to(row.dtype)
 
     assert any((given.expert_ids >= case.experts).any() for given in inputs)
-    for result, want in zip(results, ref.dense(inputs, expert, case.experts, case.specials), strict=True):
+    for result, want in zip(results, ref.dense(inputs, expert, case.experts, case.special), strict=True):
         assert torch.equal(result, want)

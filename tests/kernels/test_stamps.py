@@ -37,7 +37,7 @@ ORDER = {
 def test_stamps_are_the_engines_times_and_cost_nothing_where_they_are_off(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = Request(ranks=4, experts=32, topk=4, hidden=2048, batch=4, quant=True, soc="Ascend910_9391", cores=12)
+    request = Request(ranks=4, experts=32, topk=4, hidden=2048, batch=4, quant_mode=2, soc="Ascend910_9391", cores=12)
     costs = {name: cost.value for name, cost in cost_table(request.soc).items()}
     counted, times = {}, {}
     for given in ("1", "0"):

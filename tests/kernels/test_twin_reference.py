@@ -22,7 +22,7 @@ from window_library import WindowLibrary
 import ascend_moe.reference as ref
 from ascend_moe import LocalCluster
 from ascend_moe.errors import ArgumentError, WindowTooSmall
-from ascend_moe.reference.cases import BATCHES, DTYPES, MASKS, Case, draw, legal
+from ascend_moe.reference.cases import BATCHES, DTYPES, MASKS, QUANTS, Case, draw, legal
 
 PAGE = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -31,7 +31,7 @@ EXAMPLES = soak_rows.pick(12, 700)  # of each stratum
 LEAST_EACH = soak_rows.pick(5, 20)
 # dtype, quantization and contract of a stratum: all pairs are met.
 STRATA = [
-    {"dtype": dtype, "quant": quant, "contract": contract}
+    {"dtype": dtype, "contract": contract, **QUANTS[quant]}
     for dtype in DTYPES
     for quant in ("none", "int8", "smooth")
     for contract in (1, 2)
@@ -74,23 +74,34 @@ def test_equal_to_reference(clusters: Clusters, tally: Tally) -> None:
 FIXED = [
     Case(seed=1),
     Case(world=3, local=3, topk=3, units=3, batch=6, batches="unequal", seed=2, cores=2, weights=True),
-    Case(world=2, local=5, topk=4, units=5, batch=9, dtype="fp16", quant="int8", batches="zero rank", seed=3),
-    Case(local=3, topk=3, units=3, dtype="fp32", quant="smooth", contract=2, mask="pair", seed=4, cores=24),
+    Case(world=2, local=5, topk=4, units=5, batch=9, dtype="fp16", quant_mode=2, batches="zero rank", seed=3),
+    Case(local=3, topk=3, units=3, dtype="fp32", quant_mode=2, smooth=True, contract=2, mask="pair", seed=4, cores=24),
     Case(world=3, local=2, topk=4, batch=7, contract=2, ids="minus", shared=2, batches="unequal", seed=5, weights=True),
-    Case(world=2, local=4, topk=2, batch=8, ids="hot", mask="token", nums_type=0, tp=1, seed=6, cores=7),
-    Case(world=2, local=2, topk=3, batch=5, quant="int8", odd=True, tail=True, seed=7, cores=3, weights=True),
+    Case(
+        world=2,
+        local=4,
+        topk=2,
+        batch=8,
+        ids="hot",
+        mask="token",
+        expert_token_nums_type=0,
+        tp_world_size=1,
+        seed=6,
+        cores=7,
+    ),
+    Case(world=2, local=2, topk=3, batch=5, quant_mode=2, odd=True, tail=True, seed=7, cores=3, weights=True),
     Case(world=3, local=1, topk=2, ids="overflow", seed=8),
     Case(world=3, local=2, topk=2, ids="bad", contract=2, seed=9),
     Case(local=2, topk=4, batch=6, contract=2, odd=True, tail=True, mask="prefix", shared=2, seed=10),
     Case(world=2, local=40, topk=8, batch=70, ids="any", batches="unequal", units=1, seed=11, cores=5),
     Case(local=2, topk=2, batch=1, units=130, dtype="fp32", contract=2, shared=2, seed=12, cores=48),
-    Case(world=3, batch=0, quant="int8", tp=1, seed=15),
-    Case(world=3, batch=0, batches="global_bs", quant="int8", contract=2, tp=1, seed=16),
-    Case(world=1, batch=0, batches="global_bs", quant="int8", seed=17),
-    Case(world=1, batch=0, quant="int8", contract=2, seed=18),
+    Case(world=3, batch=0, quant_mode=2, tp_world_size=1, seed=15),
+    Case(world=3, batch=0, batches="global_bs", quant_mode=2, contract=2, tp_world_size=1, seed=16),
+    Case(world=1, batch=0, batches="global_bs", quant_mode=2, seed=17),
+    Case(world=1, batch=0, quant_mode=2, contract=2, seed=18),
     # The shapes of the run whose printed numbers the reference gives.
     Case(local=16, topk=8, batch=6, ids="distinct", seed=13, cores=8),
-    Case(local=16, topk=12, batch=4, ids="distinct", nums_type=0, seed=14, cores=48),
+    Case(local=16, topk=12, batch=4, ids="distinct", expert_token_nums_type=0, seed=14, cores=48),
 ]
 
 
@@ -106,18 +117,18 @@ def test_fixed(clusters: Clusters, spec: Case) -> None:
 
 MANY = {"batch": 4096, "units": 1}
 # Everything that takes UB at once: fp32, H = 16384, smooth scales, E = 1024, 64 cores.
-LARGEST_UB: dict[str, Any] = {"topk": 2, "batch": 1, "units": 2048, "dtype": "fp32", "quant": "smooth"}
+LARGEST_UB: dict[str, Any] = {"topk": 2, "batch": 1, "units": 2048, "dtype": "fp32", **QUANTS["smooth"]}
 LARGEST_UB |= {"contract": 2, "mask": "pair", "ids": "distinct", "cores": 64, "seed": 31}
 LIMITS = {
     "W 64": Case(world=64, local=4, topk=4, batch=3, batches="zero rank", cores=3, seed=21),
-    "W 64, V2": Case(world=64, local=16, topk=16, batch=2, quant="smooth", contract=2, units=3, seed=22),
+    "W 64, V2": Case(world=64, local=16, topk=16, batch=2, quant_mode=2, smooth=True, contract=2, units=3, seed=22),
     "E 1024": Case(world=4, local=256, topk=16, batch=9, mask="pair", batches="unequal", seed=23),
     "one rank": Case(world=1, local=1024, topk=16, batch=16, contract=2, ids="distinct", cores=48, seed=24),
     "one core": Case(world=64, local=16, topk=2, batch=1, units=1, dtype="fp32", cores=1, seed=25),
     "K 16": Case(world=2, local=8, topk=16, ids="distinct", cores=24, seed=26, **MANY),
     "UB, W 1": Case(world=1, local=1024, **LARGEST_UB),
     "UB, W 16": Case(world=16, local=64, **LARGEST_UB),
-    "K 22": Case(world=4, local=128, topk=22, ids="distinct", cores=5, seed=32, batch=40, quant="int8", contract=2),
+    "K 22": Case(world=4, local=128, topk=22, ids="distinct", cores=5, seed=32, batch=40, quant_mode=2, contract=2),
     "K 32": Case(world=2, local=16, topk=32, ids="distinct", cores=24, seed=33, batch=70, units=3, mask="pair"),
     "K 1": Case(world=3, local=2, topk=1, mask="token", batches="unequal", seed=27, **MANY),
     "K 16, V2": Case(local=9, topk=16, contract=2, mask="pair", ids="minus", cores=7, seed=28, batch=500),
@@ -149,7 +160,7 @@ def test_longest_rows(clusters: Clusters, hidden: int, dtype: str, contract: int
     units = hidden * DTYPES[dtype].itemsize // 32
     spec = Case(topk=16, batch=2, units=units, dtype=dtype, contract=contract, cores=48, seed=30)
     for quant, local in (("none", 512), ("int8", 512), ("smooth", 8)):
-        case = legal(replace(spec, quant=quant, local=local, mask="pair", shared=2))
+        case = legal(replace(spec, **QUANTS[quant], local=local, mask="pair", shared=2))
         op_runs.check(case, op_runs.run(clusters[2], case))
 
 
@@ -160,7 +171,7 @@ def test_windows_above_4_gib(algorithm: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("ASCEND_MOE_LENT_MIB", "0")
     with LocalCluster(3, window_mib=13 * 1024) as cluster:
         for seed, contract in enumerate((1, 2, 1, 2)):
-            case = legal(Case(world=3, local=2, topk=3, batch=5, contract=contract, quant="int8", cores=2, seed=seed))
+            case = legal(Case(world=3, local=2, topk=3, batch=5, contract=contract, quant_mode=2, cores=2, seed=seed))
             op_runs.check(case, op_runs.run(cluster, case))
 
 
@@ -190,7 +201,7 @@ def test_special_values(clusters: Clusters, dtype: torch.dtype, quant: str) -> N
     odd = torch.tensor([0.0, -0.0, nan, inf, -inf, 1e-45, 3e38, -1.0, 1.0])
     weights = torch.stack([odd.repeat(5)[: len(rows)], odd.flip(0).repeat(5)[1 : len(rows) + 1]], dim=1)
     for contract in (1, 2):
-        case = one_expert_case(x, weights, contract=contract, quant=quant)
+        case = one_expert_case(x, weights, contract=contract, **QUANTS[quant])
         runs = op_runs.run(clusters[2], case)
         op_runs.check(case, runs)
         result = runs[0].result  # type: ignore[union-attr]
@@ -201,7 +212,7 @@ def test_zero_rows_quantized(clusters: Clusters) -> None:
     """Scale 1 and codes 0; the rows around them keep their own scales."""
     x = torch.randn(6, 48, generator=torch.Generator().manual_seed(3)).bfloat16()
     x[::2] = 0
-    case = one_expert_case(x, torch.ones(6, 2), quant="int8")
+    case = one_expert_case(x, torch.ones(6, 2), quant_mode=2)
     for result in op_runs.run(clusters[2], case):
         rows, scales = result.dispatched[0][:12], result.dispatched[1][:12]  # type: ignore[union-attr]
         zero = ~rows.any(dim=1)
@@ -332,8 +343,8 @@ FULL = {
     "both ops": Case(world=2, local=2, topk=2, batch=256, units=16),
     "both ops of one rank": Case(world=1, local=4, topk=4, batch=64, units=64, dtype="fp32"),
     "dispatch of triples": Case(world=2, local=2, topk=2, batch=256, units=15, contract=2),
-    "dispatch of codes and triples": Case(world=2, local=2, topk=2, batch=256, units=28, quant="int8", contract=2),
-    "combine of codes": Case(world=2, local=2, topk=4, batch=128, units=31, quant="int8", contract=2),
+    "dispatch of codes and triples": Case(world=2, local=2, topk=2, batch=256, units=28, quant_mode=2, contract=2),
+    "combine of codes": Case(world=2, local=2, topk=4, batch=128, units=31, quant_mode=2, contract=2),
     "both ops of four": Case(world=4, local=1, topk=1, batch=128, units=32, dtype="fp16"),
 }
 

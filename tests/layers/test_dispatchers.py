@@ -14,12 +14,12 @@ from op_runs import RankRun, check_sums
 
 import ascend_moe.reference as ref
 from ascend_moe import plan
+from ascend_moe.call import SpecialExperts
 from ascend_moe.comm import LocalCluster
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers.base import OnTheWay
 from ascend_moe.dispatchers.rows import quantize_dispatch_rows
 from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingOverflow
-from ascend_moe.moe_config import SpecialExperts
 from ascend_moe.reference.cases import Case, draw
 
 KINDS = [AllToAllDispatcher, AllGatherDispatcher]
@@ -34,9 +34,9 @@ def make_case(seed: int, world: int) -> Case:
         contract=(2,),
         width=(16, 32, 48, 7),
         batch=(1, 3, 6),
-        tp=(0,),
+        tp_world_size=(0,),
         tail=(False,),
-        coded=(False,),
+        comm_quant_mode=(0,),
         batches=("equal", "unequal", "zero rank"),
         ids=("distinct", "any", "minus", "hot", "mixed", "bad", "overflow"),
     )
@@ -54,7 +54,7 @@ def call(dispatcher: Any, case: Case, rank: int) -> tuple[Dispatched, torch.Tens
         scales=one.scales,
         x_active_mask=one.x_active_mask,
         quant_mode=case.quant_mode,
-        expert_token_nums_type=case.nums_type,
+        expert_token_nums_type=case.expert_token_nums_type,
         expert_scales=one.expert_scales if case.weights else None,
         **({"max_tokens": case.global_bs // case.world} if rank % 2 else {"global_bs": case.global_bs}),
     )
@@ -136,7 +136,7 @@ def test_every_dispatcher_equals_the_reference(kind: Any, world: int) -> None:
         case = make_case(seed * 10 + world, world)
         kinds |= {case.mask, case.ids, case.quant, case.dtype, case.batches, f"shared {case.shared}"}
         kinds |= {name for name, number in numbers(case).items() if number and case.fault() is None}
-        kinds |= {f"alphas {case.alphas}"} if case.special[2] else set()
+        kinds |= {f"alphas {case.alphas}"} if case.const_expert_num else set()
 
         def body(rank: int, group: Any, case: Case = case) -> Any:
             return call(kind(group, case.experts, **numbers(case)), case, rank)
@@ -315,7 +315,7 @@ def test_tensors_of_special_experts_are_checked(kind: Any) -> None:
     own |= dict.fromkeys(("const_expert_alpha_1", "const_expert_alpha_2"), torch.ones(1))
 
     def body(rank: int, group: Any) -> torch.Tensor:
-        dispatcher = kind(group, 2, zero_expert_num=1, copy_expert_num=1, const_expert_num=1)
+        dispatcher = kind(group, 2, **SpecialExperts(1, 1, 1).given)
         sent = dispatcher.dispatch(torch.ones(2, 16), torch.tensor([[2, 3], [4, -1]], dtype=torch.int32))
         for name, value in [
             *((name, None) for name in own),

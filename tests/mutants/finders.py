@@ -190,11 +190,11 @@ def cases(seed: int, finder: str) -> Iterator[explore.Program]:
         if finder == TWO_LAUNCHES:
             drawn = replace(drawn, contract=2, sequence="dcdc")
         rows = "lent" if finder == LENT else "own"
-        coded = drawn.coded and rows == "own"
+        returned = drawn.comm_quant_mode if rows == "own" else 0
         if finder == FLAGS:  # rows of several blocks
             drawn = replace(drawn, flags=True, world=max(2, drawn.world), units=drawn.units + 30)
         servers = 1 + seed % 2 if finder in (SERVERS, FLAGS) else 0
-        yield replace(drawn, servers=servers, rows=rows, coded=coded)
+        yield replace(drawn, servers=servers, rows=rows, comm_quant_mode=returned)
         seed += 1
 
 

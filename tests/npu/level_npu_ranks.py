@@ -15,6 +15,7 @@ from npu_runs import raises, run_checks
 
 import ascend_moe
 from ascend_moe import comm, reference
+from ascend_moe.call import SpecialExperts
 from ascend_moe.errors import ArgumentError, CommError
 from ascend_moe.reference.cases import Case, legal
 from ascend_moe.validate import bringup, probes
@@ -33,7 +34,9 @@ dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", ran
 GLOO = dist.new_group(backend="gloo")
 PLACE = DevicePlace(ascend_moe.comm_name(dist.new_group()), WORLD, RANK, NPU)
 CASE = legal(Case("two servers", WORLD, local=2, topk=4, batch=5, units=4, share=SHARE, batches="unequal", seed=1))
-CODED = replace(CASE, quant="int8", coded=True, ids="mixed", mask="pair", shared=2, special=(1, 1, 1), seed=2)
+CODED = replace(
+    CASE, quant_mode=2, comm_quant_mode=2, ids="mixed", mask="pair", shared=2, **SpecialExperts(1, 1, 1).given, seed=2
+)
 ONE_LEVEL = replace(CASE, share=0)
 
 
@@ -91,7 +94,7 @@ def check_what_it_cannot_do_is_refused_by_name() -> None:
     waits = torch.zeros(WORLD, dtype=torch.int64)
     refused: list[tuple[Case, dict[str, Any], str]] = [
         (replace(CASE, weights=False), {}, "expert_scales is None"),
-        (replace(CASE, quant="int8"), {"scales": smooth}, "scales is given"),
+        (replace(CASE, quant_mode=2), {"scales": smooth}, "scales is given"),
         (CASE, {"performance_info": waits}, "performance_info is given"),
     ]
     for case, changes, text in refused:

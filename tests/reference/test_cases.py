@@ -92,7 +92,7 @@ def test_consecutive_seeds_cover_every_kind() -> None:
         "ids": IDS,
         "mask": MASKS,
         "dtype": DTYPES,
-        "quant": QUANTS,
+        "quant": tuple(QUANTS),
         "contract": (1, 2),
         "shared": (0, 2, 3),
     }.items():

@@ -546,7 +546,7 @@ def special(ids: list[int], weights: list[float] | None, alphas: tuple[list[Any]
         const_expert_alpha_2=torch.tensor(alphas[1]),
         const_expert_v=torch.tensor([[10.0, 20.0], [4.0, 8.0]]),
     )
-    kinds = ref.Special(1, 1, 2)
+    kinds = ref.SpecialExperts(1, 1, 2)
     (sent,) = ref.dispatch([given], moe_expert_num=1, special=kinds)
     assert sent.ep_recv_counts.tolist() == [ids.count(0)] and len(sent.assist_info) == ids.count(0)
     (out,) = ref.combine([given], [torch.full((9, 2), 100.0)], [sent], moe_expert_num=1, special=kinds)
@@ -591,5 +591,5 @@ def test_products_of_const_experts_are_rounded_one_by_one() -> None:
 def test_an_id_behind_the_special_ones_is_a_fault() -> None:
     for last, fault in ((4, None), (5, "InvalidExpertId")):
         one = ref.RankInput(torch.zeros(1, 2), torch.tensor([[last]], dtype=torch.int32))
-        found = ref.check([one], 1, special=ref.Special(1, 1, 2))
+        found = ref.check([one], 1, special=ref.SpecialExperts(1, 1, 2))
         assert (found and found.kind) == fault

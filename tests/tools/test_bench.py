@@ -101,10 +101,10 @@ def test_routing_is_legal_fresh_and_skewed(skew: str, low: float, high: float) -
 def test_the_windows_are_large_enough_for_each_algorithm(algorithm: str) -> None:
     """For the most tokens that a sweep has, too: by window 512 tokens need 1 MiB more than by direct."""
     longest = matrix(["deepseek-v3"], [2], [8], sweep="tokens")[-1]
-    for case in (longest, replace(longest, quant="int8"), replace(longest, dtype="fp32"), TINY):
+    for case in (longest, replace(longest, quant_mode=2), replace(longest, dtype="fp32"), TINY):
         sizes = {name: getattr(case, name) for name in ("experts", "topk", "hidden", "batch", "dtype")}
         mib = bench.window_mib(case)
-        found = plan(Request(2, **sizes, quant=case.quant == "int8", comm_alg=algorithm, window_mib=mib))
+        found = plan(Request(2, **sizes, quant_mode=case.quant_mode, comm_alg=algorithm, window_mib=mib))
         assert found.ok and found.fit is not None, case
         assert set(found.fit.algorithms.values()) == {algorithm}, case
 
@@ -281,7 +281,7 @@ def test_weighted_sum_has_the_reference_bits(dtype: torch.dtype, hidden: int) ->
 
 CASES = [
     TINY,
-    Case("tiny", 2, 5, 128, 3, 6, skew="hot", quant="int8"),
+    Case("tiny", 2, 5, 128, 3, 6, skew="hot", quant_mode=2),
     Case("tiny", 2, 1, 64, 2, 4, skew="zipf", dtype="fp32"),
 ]
 

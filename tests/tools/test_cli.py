@@ -222,7 +222,7 @@ def test_plan_of_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "longcat_next"}')
     for options, said in (
         (["--topk", "2"], "'--topk': the numbers come from --checkpoint: leave one of them out"),
-        (["--copy-experts", "2"], "'--copy-experts': the numbers come from --checkpoint: leave one of them out"),
+        (["--copy-expert-num", "2"], "'--copy-expert-num': the numbers come from --checkpoint: leave one of them out"),
         ([], "'--checkpoint': config.json has model_type 'longcat_next'; need one of"),
     ):
         code, output = invoke("plan", "--checkpoint", str(tmp_path), *options)
@@ -262,7 +262,7 @@ def quiet(stage: str, done: int, total: int) -> None:
 def finished() -> tuple[RunSpec, list[RankRecord]]:
     """A run of two ranks that is right."""
     batches = (7, 4)
-    spec = RunSpec(PRESETS["tiny"].config(), batches, torch.bfloat16, False, default_text(), iterations=1)
+    spec = RunSpec(PRESETS["tiny"].config(), batches, torch.bfloat16, default_text(), iterations=1)
     return spec, run.run_threads(spec, quiet)
 
 
@@ -588,7 +588,7 @@ def test_comm_alg_is_what_the_ops_run(algorithm: str) -> None:
 @pytest.mark.parametrize(("algorithm", "mib"), [("auto", 224), ("window", 225)])
 def test_run_tells_the_window_of_the_algorithm(algorithm: str, mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    spec = RunSpec(PRESETS["deepseek-v3"].config(), (512, 3), torch.bfloat16, False, bytes(515))
+    spec = RunSpec(PRESETS["deepseek-v3"].config(), (512, 3), torch.bfloat16, bytes(515))
     assert needed_mib(spec) == mib
 
 

@@ -83,11 +83,11 @@ REFUSALS = [
     (replace(DEEPSEEK, batch=257), "A3 V2 hierarchy", "BS is 257, must be in 1..256"),
     (replace(DEEPSEEK, equal_batches=False), "A3 V2 hierarchy", "A3 V2 hierarchy needs equal ones"),
     (
-        replace(DEEPSEEK, zero_experts=2, copy_experts=1),
+        replace(DEEPSEEK, zero_expert_num=2, copy_expert_num=1),
         "A3 V2 hierarchy",
         "3 zero, copy and const experts, A3 V2 hier",
     ),
-    (replace(DEEPSEEK, zero_experts=2, copy_experts=1), "A3 V2", ""),
+    (replace(DEEPSEEK, zero_expert_num=2, copy_expert_num=1), "A3 V2", ""),
     (replace(DEEPSEEK, ranks=8), "A2 fullmesh", "L is 32, must be in 1..24"),
     (replace(DEEPSEEK, hidden=100), "A2 fullmesh", "H is 100, must be a multiple of 32"),
     (replace(DEEPSEEK, ranks=128), "A2 hierarchy", "W is 128, must be 16, 32 or 64"),
@@ -147,12 +147,12 @@ def ops_of(request: Request) -> list[Any]:
 
 
 @pytest.mark.parametrize("contract", ["v1", "v2"])
-@pytest.mark.parametrize("quant", [False, True])
-def test_window_is_what_the_operator_asks_for(contract: str, quant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("quant_mode", [0, 2])
+def test_window_is_what_the_operator_asks_for(contract: str, quant_mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: regions of maxBS*min(K,L) rows from each of W ranks, or slots of maxBS*K rows; two halves."""
-    one = Request(ranks=2, experts=16, hidden=1024, topk=4, batch=300, contract=contract, quant=quant)
+    one = Request(ranks=2, experts=16, hidden=1024, topk=4, batch=300, contract=contract, quant_mode=quant_mode)
     one = replace(one, equal_batches=False, comm_alg="window")
-    stride = (1024 + 32 if quant else 2048) + (32 if contract == "v2" else 0)
+    stride = (1024 + 32 if quant_mode else 2048) + (32 if contract == "v2" else 0)
     regions = 2 * 2 * 300 * 4 * max(stride, 2048 if contract == "v1" else 0)
     want = -(-max(regions, 2 * 300 * 4 * 2048 if contract == "v2" else 0) // 2**20)
     assert plan.plan(one).buffsize_mib == want
@@ -161,7 +161,7 @@ def test_window_is_what_the_operator_asks_for(contract: str, quant: bool, monkey
 
     def rank_body(rank: int, group_ep: str) -> None:
         place = (group_ep, 2, rank, 16)
-        sent = dispatch(x, ids, *place, quant_mode=2 * quant, global_bs=600)
+        sent = dispatch(x, ids, *place, quant_mode=quant_mode, global_bs=600)
         combine(sent[0].to(x.dtype), ids, sent[2], sent[4], torch.ones(1, 4), *place, global_bs=600)
 
     monkeypatch.setenv("HCCL_BUFFSIZE", str(want - 1))
@@ -212,22 +212,22 @@ def assert_ub_is_taken(one: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", one.comm_alg)
     dispatch, combine = ops_of(one)
     x = torch.ones(one.batch, one.hidden, dtype=getattr(torch, plan.DTYPES[one.dtype]))
-    special = {f"{kind}_expert_num": getattr(one, f"{kind}_experts") for kind in ("zero", "copy", "const")}
-    ids = torch.arange(one.batch * one.topk, dtype=torch.int32) % (one.experts + sum(special.values()))
+    ids = torch.arange(one.batch * one.topk, dtype=torch.int32) % (one.experts + one.special.total)
     ids = ids.reshape(one.batch, one.topk)
     own = {}
-    if sum(special.values()):
+    if one.special.total:
         names = ("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
-        own = {name: torch.ones(one.const_experts, one.hidden, dtype=x.dtype) for name in names}
-        own |= {"ori_x": x, **special}
+        own = {name: torch.ones(one.const_expert_num, one.hidden, dtype=x.dtype) for name in names}
+        own |= {"ori_x": x, **one.special.given}
     scales = torch.ones(one.experts, one.hidden) if one.smooth else None
     weights = torch.ones(ids.shape) if one.weights else None
 
     def rank_body(rank: int, group_ep: str) -> list[int]:
         place = (group_ep, one.ranks, rank, one.experts)
         end = comm.lookup(*place[:3])
-        known = special if own else {}  # V1 has no such arguments
-        sent = dispatch(x, ids, *place, scales=scales, expert_scales=weights, quant_mode=2 * one.quant, **known)
+        sent = dispatch(
+            x, ids, *place, scales=scales, expert_scales=weights, quant_mode=one.quant_mode, **one.special.given
+        )
         taken = [_taken(end)]
         # Combine is given as many rows as dispatch allocates, as in the plan.
         combine(sent[0].to(x.dtype), ids, sent[2], sent[4], torch.ones(ids.shape), *place, **own)
@@ -244,7 +244,7 @@ def assert_ub_is_taken(one: Request, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("hidden", "cores"), [(64, 6), (2048, 1), (7168, 2), (7168, 8)])
-@pytest.mark.parametrize("rows", [{}, {"quant": True}, {"quant": True, "smooth": True}])
+@pytest.mark.parametrize("rows", [{}, {"quant_mode": 2}, {"quant_mode": 2, "smooth": True}])
 @pytest.mark.parametrize(
     "kind",
     [
@@ -264,23 +264,23 @@ def test_ub_is_what_the_kernels_take(algorithm, kind, rows, hidden, cores, monke
 @pytest.mark.parametrize(("hidden", "cores"), [(304, 6), (7168, 8)])
 def test_ub_is_what_the_kernels_take_with_special_experts(hidden, cores, algorithm, monkeypatch) -> None:
     one = Request(ranks=2, experts=4, hidden=hidden, topk=9, batch=40, cores=cores, comm_alg=algorithm)
-    assert_ub_is_taken(replace(one, zero_experts=1, copy_experts=1, const_experts=3), monkeypatch)
+    assert_ub_is_taken(replace(one, zero_expert_num=1, copy_expert_num=1, const_expert_num=3), monkeypatch)
 
 
 def test_special_experts_are_in_the_plan() -> None:
     """K counts them, the window does not; LongCat's preset has them; what breaks a limit is named once."""
-    preset = Request(ranks=16, experts=512, hidden=6144, topk=12, batch=128, copy_experts=256)
+    preset = Request(ranks=16, experts=512, hidden=6144, topk=12, batch=128, copy_expert_num=256)
     assert plan.plan(preset).ok
     few = replace(preset, experts=16, topk=20)
-    assert plan.plan(few).ok and plan.plan(few).window == plan.plan(replace(few, copy_experts=300)).window
+    assert plan.plan(few).ok and plan.plan(few).window == plan.plan(replace(few, copy_expert_num=300)).window
     for wrong, names in (
-        (replace(few, copy_experts=3), ["expert_ids"]),
-        (replace(few, copy_experts=2000), ["copy_expert_num"]),
+        (replace(few, copy_expert_num=3), ["expert_ids"]),
+        (replace(few, copy_expert_num=2000), ["copy_expert_num"]),
         (replace(few, topk=12, contract="v1"), ["copy_expert_num"]),
     ):
         assert [found.argument for found in plan.plan(wrong).violations] == names, wrong
-    with pytest.raises(ArgumentError, match=r"zero_experts is -1; need 0\.\."):
-        plan.plan(replace(few, zero_experts=-1))
+    with pytest.raises(ArgumentError, match=r"zero_expert_num is -1; need 0\.\."):
+        plan.plan(replace(few, zero_expert_num=-1))
 
 
 @pytest.mark.parametrize("contract", ["v1", "v2"])
@@ -292,7 +292,7 @@ def test_ub_is_what_the_kernels_take_of_messages_in_parts(ranks, local, algorith
 
 
 # With rows in one piece, or more of them at a time, these would not fit.
-TIGHT = Request(8, 256, 4, 7168, 8, dtype="fp32", quant=True, smooth=True, weights=True, cores=40, comm_alg="window")
+TIGHT = Request(8, 256, 4, 7168, 8, dtype="fp32", quant_mode=2, smooth=True, weights=True, cores=40, comm_alg="window")
 FULL: list[tuple[Request, dict[str, int]]] = [
     (TIGHT, {"quant_piece": 2048, "send_ring": 2}),
     (replace(TIGHT, ranks=2, experts=1024), {"quant_piece": 7168, "send_ring": 1}),
@@ -336,7 +336,7 @@ def test_ub_fits_at_the_limits() -> None:
     every = itertools.product(shapes, ("bf16", "fp32"), ("v1", "v2"), hiddens, (1, 32), algorithms, (False, True))
     for (ranks, local), dtype, contract, hidden, topk, algorithm, quant in every:
         one = Request(ranks, ranks * local, topk, hidden, 256, dtype=dtype, contract=contract, comm_alg=algorithm)
-        found = plan.plan(replace(one, quant=quant, smooth=quant, cores=64))
+        found = plan.plan(replace(one, quant_mode=2 * quant, smooth=quant, cores=64))
         assert max(op.ub_peak for op in found.ops.values()) <= found.ub_bytes, found.request
         assert all(item.bytes % 32 == 0 for op in found.ops.values() for item in op.ub)
 
@@ -345,7 +345,7 @@ def test_tiling_follows_the_soc() -> None:
     def tiling(op: str = "dispatch", **more: Any) -> dict[str, int]:
         return plan.plan(replace(DEEPSEEK, **more)).ops[op].tiling
 
-    ways: list[dict[str, Any]] = [{}, {"quant": True}, {"quant": True, "smooth": True}]
+    ways: list[dict[str, Any]] = [{}, {"quant_mode": 2}, {"quant_mode": 2, "smooth": True}]
     for name, first in (("window", 1000), ("direct", 2000), ("", 2000)):
         keys = [tiling(comm_alg=name, **more)["tiling_key"] for more in ways]
         assert keys == [first, first + 2, first + 12]
@@ -406,7 +406,7 @@ def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = presets.preset("qwen3-30b").published.hidden_size
     wanted = {"ranks": 8, "batch": 64, "equal_batches": False, "hidden": hidden}
     assert wanted.items() <= found["request"].items()
-    words = ["plan", "-p", "longcat-flash", "--zero-experts", "3", "--const-experts", "2", "--details"]
+    words = ["plan", "-p", "longcat-flash", "--zero-expert-num", "3", "--const-expert-num", "2", "--details"]
     code, said, _ = commands.said(*words)
     assert code == 0 and "E 512 (32 a rank) + 3 zero + 256 copy + 2 const experts, W 16" in said
     assert "factors of const experts" in said
@@ -429,7 +429,7 @@ def test_command_fails_when_a_limit_is_violated(monkeypatch: pytest.MonkeyPatch)
 HOSTILE = [-1, 0, 1.5, True, None, "x", b"x", [], float("nan"), *(2**power for power in (31, 62, 63, 64)), -(2**63)]
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(Request)])
+@pytest.mark.parametrize("field", [field.name for field in fields(Request) if field.init])
 def test_no_value_of_a_request_is_an_error_of_python(field: str) -> None:
     """Every function that takes one: a result or one line of ours."""
     base = Request(ranks=4, experts=8, topk=2, hidden=256, batch=4)
@@ -467,7 +467,7 @@ def drawn_requests(seed: int, count: int) -> Iterator[Request]:
             batch=rng.choice([0, 1, 64, 128, 300, 512]),
             equal_batches=rng.random() < 0.5,
             dtype=rng.choice(["bf16", "fp16", "fp32"]),
-            quant=rng.random() < 0.4,
+            quant_mode=2 * (rng.random() < 0.4),
             contract=rng.choice(["v1", "v2"]),
             soc=rng.choice(["Ascend910_9391", "Ascend910B3"]),
             window_mib=rng.choice([0, 1, rng.randint(2, 30), rng.randint(20, 400), 200, 1000]),
@@ -541,7 +541,7 @@ def run_at(one: Request, window_mib: int, monkeypatch: pytest.MonkeyPatch) -> di
 
     def rank_body(rank: int, group_ep: str) -> dict[str, str]:
         place, tokens = (group_ep, one.ranks, rank, one.experts), one.ranks * one.batch
-        sent = dispatch(x, ids, *place, quant_mode=2 * one.quant, global_bs=tokens)
+        sent = dispatch(x, ids, *place, quant_mode=one.quant_mode, global_bs=tokens)
         first = ascend_moe.algorithm_of(group_ep)
         combine(sent[0].to(x.dtype), ids, sent[2], sent[4], torch.ones(1, one.topk), *place, global_bs=tokens)
         return {"dispatch": first, "combine": ascend_moe.algorithm_of(group_ep)}

@@ -20,7 +20,7 @@ from ascend_moe.predict import world as timed_world
 from ascend_moe.predict.world import TimedWorld, timed_library
 from ascend_moe.timeline import Event
 
-SMALL = Request(ranks=4, experts=16, topk=4, hidden=2048, batch=9, quant=True, cores=6)
+SMALL = Request(ranks=4, experts=16, topk=4, hidden=2048, batch=9, quant_mode=2, cores=6)
 COSTS = {name: one.value for name, one in cost_table("Ascend910_9391").items()}
 # Two servers of A2: rows go between them by BatchWrite.
 A2 = "Ascend910B1"
@@ -44,7 +44,7 @@ def compare_with_reference(request: Request, algorithm: str, costs: dict[str, fl
             ref.RankInput(given["x"], world.routing.ids[rank], expert_scales=world.routing.weights[rank])
             for rank, given in enumerate(world.inputs["dispatch"])
         ]
-        mode = 2 if request.quant else 0
+        mode = request.quant_mode
         want = ref.dispatch(inputs, moe_expert_num=request.experts, quant_mode=mode, global_bs=0)
         for one, found in zip(want, world.outputs["dispatch"], strict=True):
             rows = len(one.expand_x)
@@ -65,18 +65,18 @@ def compare_with_reference(request: Request, algorithm: str, costs: dict[str, fl
     return sent.events
 
 
-@pytest.mark.parametrize("quant", [False, True])
+@pytest.mark.parametrize("quant_mode", [0, 2])
 @pytest.mark.parametrize("contract", ["v1", "v2"])
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
-def test_results_are_the_references(algorithm: str, contract: str, quant: bool) -> None:
-    compare_with_reference(replace(SMALL, quant=quant, contract=contract), algorithm, COSTS)
+def test_results_are_the_references(algorithm: str, contract: str, quant_mode: int) -> None:
+    compare_with_reference(replace(SMALL, quant_mode=quant_mode, contract=contract), algorithm, COSTS)
 
 
-@pytest.mark.parametrize("quant", [False, True])
+@pytest.mark.parametrize("quant_mode", [0, 2])
 @pytest.mark.parametrize("contract", ["v1", "v2"])
 @pytest.mark.parametrize("share", [1, 2])
-def test_results_between_servers_are_the_references(share: int, contract: str, quant: bool) -> None:
-    request = replace(SERVERS, ranks_per_server=share, contract=contract, quant=quant)
+def test_results_between_servers_are_the_references(share: int, contract: str, quant_mode: int) -> None:
+    request = replace(SERVERS, ranks_per_server=share, contract=contract, quant_mode=quant_mode)
     events = compare_with_reference(request, "window", A2_COSTS | {"ranks_per_server": share})
     items = [(event.rank, event.peer) for event in events if event.name == "BatchWrite"]
     ranks = range(request.ranks)

@@ -37,7 +37,7 @@ from ascend_moe.validate.run import BAD, DevicePlace
 
 FEW = [
     Case("plain", 2, ids="distinct", batch=5),
-    Case("int8", 2, quant="int8", contract=2, batches="zero rank", batch=5),
+    Case("int8", 2, quant_mode=2, contract=2, batches="zero rank", batch=5),
     Case("bad", 2, ids="bad", batch=5),
 ]
 
@@ -70,7 +70,7 @@ def test_matrix_has_what_it_promises() -> None:
         "ids": {"distinct", "any", "minus", "hot", "duplicates", "mixed", "bad", "overflow"},
         "batches": {"equal", "global_bs", "unequal", "zero rank", "one rank only", "no tokens"},
     }
-    promised |= {"nums_type": {0, 1}, "tp": {0, 1}, "shared": {0, 2, 3}, "odd": {False, True}}
+    promised |= {"expert_token_nums_type": {0, 1}, "tp_world_size": {0, 1}, "shared": {0, 2, 3}, "odd": {False, True}}
     for name, values in promised.items():
         assert {getattr(case, name) for case in cases} >= values, name
     assert len({(case.contract, case.dtype, case.quant) for case in cases}) == 2 * 3 * 3

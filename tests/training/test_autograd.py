@@ -13,6 +13,7 @@ from gradient_cases import Trip, check_numbers, small
 from torch import Tensor
 
 import ascend_moe
+from ascend_moe.call import SpecialExperts
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, MC2Dispatcher
 from ascend_moe.ops import autograd
 from ascend_moe.reference import cases
@@ -35,9 +36,9 @@ CASES = [
     small(world=2, mask="nobody", shared=2),
     small(world=2, batches="one rank only", ids="mixed", seed=1),
     small(world=2, batches="no tokens"),
-    small(world=2, special=(2, 0, 0), topk=3),
-    small(world=4, special=(1, 2, 0), mask="pair", batches="zero rank", shared=2),
-    small(world=2, special=(1, 1, 2), topk=5, ids="mixed", mask="token", batches="unequal"),
+    small(world=2, zero_expert_num=2, topk=3),
+    small(world=4, **SpecialExperts(1, 2, 0).given, mask="pair", batches="zero rank", shared=2),
+    small(world=2, **SpecialExperts(1, 1, 2).given, topk=5, ids="mixed", mask="token", batches="unequal"),
 ]
 
 
@@ -50,7 +51,9 @@ def test_gradients_are_the_numeric_ones(case: Case, inside: bool, clusters: Any)
 @pytest.mark.parametrize("weighted", [True, False])
 def test_gradients_of_const_experts_that_mix_by_products(weighted: bool, clusters: Any) -> None:
     """The factors are a softmax, so steps are not exact: compared with what torch makes of the formula."""
-    case = small(world=2, special=(1, 2, 3), alphas=2, topk=5, mask="pair", batch=6, units=5, ids="mixed", seed=1)
+    case = small(
+        world=2, **SpecialExperts(1, 2, 3).given, alphas=2, topk=5, mask="pair", batch=6, units=5, ids="mixed", seed=1
+    )
     names = ("expert_scales", "ori_x", "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
 
     def run(rank: int, group_ep: str) -> None:
@@ -234,9 +237,11 @@ def carried(dispatcher: Dispatcher, case: Case, by_experts: bool) -> list[Tensor
         small(world=2, ids="mixed", mask="pair", batches="unequal", shared=2),
         small(world=4, ids="hot", mask="token", batches="zero rank", shared=2),
         small(world=2, batches="no tokens", shared=2),
-        small(world=2, special=(1, 2, 0), topk=3, ids="mixed", mask="pair", batches="zero rank", shared=2),
-        small(world=2, special=(1, 1, 2), topk=5, ids="mixed", mask="token", batches="unequal", shared=2),
-        small(world=2, special=(0, 1, 2), alphas=2, topk=5, ids="mixed", shared=2, seed=1),
+        small(
+            world=2, **SpecialExperts(1, 2, 0).given, topk=3, ids="mixed", mask="pair", batches="zero rank", shared=2
+        ),
+        small(world=2, **SpecialExperts(1, 1, 2).given, topk=5, ids="mixed", mask="token", batches="unequal", shared=2),
+        small(world=2, **SpecialExperts(0, 1, 2).given, alphas=2, topk=5, ids="mixed", shared=2, seed=1),
     ],
     ids=lambda case: case.name,
 )
@@ -245,7 +250,7 @@ def test_all_dispatchers_have_the_same_gradients(case: Case, dtype: str, by_expe
     case = replace(case, dtype=dtype, width=16)
     world = case.world
     expected = clusters[world].run(functools.partial(gradients_by, MC2Dispatcher.from_group, case, by_experts))
-    leaves = 4 + (4 if case.special[2] else 1 if case.special[1] else 0)
+    leaves = 4 + (4 if case.const_expert_num else 1 if case.special[1] else 0)
     assert all(len(found) == leaves for found in expected)
     for kind in (AllToAllDispatcher, AllGatherDispatcher):
         body = functools.partial(gradients_by, kind, case, by_experts)
@@ -255,4 +260,4 @@ def test_all_dispatchers_have_the_same_gradients(case: Case, dtype: str, by_expe
 
 
 def gradients_by(kind: Any, case: Case, by_experts: bool, rank: int, group: Any) -> list[Tensor]:
-    return carried(kind(group, case.experts, **case.special_attributes), case, by_experts)
+    return carried(kind(group, case.experts, **case.special.given), case, by_experts)

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import torch
 
+from ascend_moe.call import SpecialExperts
 from ascend_moe.explore import draws, program
 from ascend_moe.explore.engine import Call, Options, World
 from ascend_moe.reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS
@@ -363,12 +364,13 @@ def matrix() -> Iterator[program.Program]:
         rows = program.ROWS[turn % 3] if algorithm == "direct" else "own"
         yield program.Program(
             world=world, cores=2 + turn % 3, local=1 + turn % 3, topk=2, batch=4 + number % 5, units=1 + turn % 4,
-            dtype=dtype, quant=quant, contract=contract, seed=number, algorithm=algorithm, sequence="DCDC",
+            dtype=dtype, **QUANTS[quant], contract=contract, seed=number, algorithm=algorithm, sequence="DCDC",
             weights=turn % 2 == 0, plain=turn % 4 == 1, mask=MASKS[turn % len(MASKS)], ids=IDS[number % len(IDS)],
-            batches=BATCHES[number % 4], nums_type=turn // 2 % 2, tp=turn // 4 % 2, odd=turn % 6 == 5,
+            batches=BATCHES[number % 4], expert_token_nums_type=turn // 2 % 2, tp_world_size=turn // 4 % 2,
             shared=(0, 2, 3)[turn % 3] if contract == 2 else 0,
-            rows=rows, coded=turn % 2 == 1 and dtype != "fp32" and rows == "own",
-            special=SPECIAL[turn % len(SPECIAL)] if contract == 2 else (0, 0, 0), alphas=1 + turn % 2,
+            rows=rows, odd=turn % 6 == 5,
+            comm_quant_mode=2 if turn % 2 == 1 and dtype != "fp32" and rows == "own" else 0,
+            **SpecialExperts(*SPECIAL[turn % len(SPECIAL)])._asdict() if contract == 2 else {}, alphas=1 + turn % 2,
             servers=world if algorithm == "window" and larger == (contract == 1) else 0,
         )  # fmt: skip
 
@@ -401,9 +403,9 @@ LARGER = (
     "w2,c8,l3,k3,b40,u2,v2,s17,bf16,int8,ids:distinct,equal,DC,window,weights",
     "w2,c9,l4,k4,b37,u65,v1,s18,fp32,smooth,ids:any,equal,DC,window,weights",
     "w1,c12,l8,k3,b70,u3,v2,s19,fp16,int8,ids:hot,mask:token,equal,DC,window,weights",
-    "w2,c8,l3,k4,b20,u65,v2,s20,bf16,int8,equal,DC,window,weights,coded,special:1-1-2",
-    "w2,c9,l3,k4,b20,u3,v2,s21,fp16,none,mask:token,unequal,DC,direct,coded,special:2-3-1,alphas",
-    "w3,c2,l2,k2,b6,u2,v1,s22,bf16,none,unequal,DCDC,window,coded",
+    "w2,c8,l3,k4,b20,u65,v2,s20,bf16,int8,equal,DC,window,weights,comm_quant_mode:2,zero_expert_num:1,copy_expert_num:1,const_expert_num:2",
+    "w2,c9,l3,k4,b20,u3,v2,s21,fp16,none,mask:token,unequal,DC,direct,comm_quant_mode:2,zero_expert_num:2,copy_expert_num:3,const_expert_num:1,alphas",
+    "w3,c2,l2,k2,b6,u2,v1,s22,bf16,none,unequal,DCDC,window,comm_quant_mode:2",
 )
 
 
@@ -425,7 +427,7 @@ FEATURES: dict[str, Callable[[program.Program], bool]] = {
     "a mask": lambda case: case.mask != "none",
     "ids of -1": lambda case: any(bool((inputs.expert_ids == -1).any()) for inputs in case.inputs),
     "A2's context": lambda case: case.servers > 0,
-    "int8 return": lambda case: case.coded,
+    "int8 return": lambda case: case.returns_int8,
     "special experts": lambda case: sum(case.special) > 0,
     "lent rows": lambda case: case.rows != "own",
     "a rank without tokens": lambda case: 0 in case.batch_sizes,

@@ -17,7 +17,7 @@ import ascend_moe
 import ascend_moe.reference as ref
 from ascend_moe import LocalCluster
 from ascend_moe import npu as torch_npu
-from ascend_moe.reference.cases import Case
+from ascend_moe.reference.cases import QUANTS, Case
 
 Kwargs = dict[str, Any]
 Given = ref.RankInput
@@ -89,7 +89,7 @@ def _ascend_dispatch(tp: bool, mask: bool, nums_type: bool, **more: Any) -> Call
             named["expert_scales"] = case.inputs[rank].expert_scales
         named |= _tp(group) if tp else {}
         named |= _mask(case.inputs[rank]) if mask else {}
-        return named | ({"expert_token_nums_type": case.nums_type} if nums_type else {})
+        return named | ({"expert_token_nums_type": case.expert_token_nums_type} if nums_type else {})
 
     return kwargs
 
@@ -115,18 +115,18 @@ VLLM_ASCEND = [
     Caller(
         f"vllm-ascend {versions}{' int8' if quant == 'int8' else ''}{label}",
         version,
-        replace(case, quant=quant),
+        replace(case, **QUANTS[quant]),
         _ascend_dispatch(**dispatch),
         _ascend_combine(**combine),
     )
     for quant in ("none", "int8")
     for versions, label, version, case, dispatch, combine in (
         (
-            "0.8.5rc1", "", "", _ascend(tp=1),
+            "0.8.5rc1", "", "", _ascend(tp_world_size=1),
             {"tp": True, "mask": False, "nums_type": False}, {"tp": True, "mask": False},
         ),
         (
-            "0.9.1", " A3", "_v2", _ascend(contract=2, mask="prefix", tp=1),
+            "0.9.1", " A3", "_v2", _ascend(contract=2, mask="prefix", tp_world_size=1),
             {"tp": True, "mask": True, "nums_type": False}, {"tp": True, "mask": True},
         ),
         (
@@ -134,23 +134,24 @@ VLLM_ASCEND = [
             {"tp": False, "mask": False, "nums_type": False}, {"tp": False, "mask": False},
         ),
         (
-            "0.11.0", "", "_v2", _ascend(contract=2, mask="prefix", tp=1, nums_type=0),
+            "0.11.0", "", "_v2", _ascend(contract=2, mask="prefix", tp_world_size=1, expert_token_nums_type=0),
             {"tp": True, "mask": True, "nums_type": True}, {"tp": True, "mask": True, "expand_scales": True},
         ),
         (
-            "0.13.0", "", "_v2", _ascend(contract=2, batches="unequal", tp=1, nums_type=0),
+            "0.13.0", "", "_v2", _ascend(contract=2, batches="unequal", tp_world_size=1, expert_token_nums_type=0),
             {"tp": True, "mask": False, "nums_type": True}, {"tp": True, "mask": False, "expand_scales": True},
         ),
         (
-            "0.18.0", " mask", "_v2", _ascend(contract=2, mask="nobody", tp=1, nums_type=0),
+            "0.18.0", " mask", "_v2", _ascend(contract=2, mask="nobody", tp_world_size=1, expert_token_nums_type=0),
             {"tp": True, "mask": True, "nums_type": True}, {"tp": True, "mask": True, "expand_scales": True},
         ),
         (
-            "0.18.0", " hierarchy", "_v2", _ascend(contract=2, batches="zero rank", nums_type=0, weights=True),
+            "0.18.0", " hierarchy", "_v2",
+            _ascend(contract=2, batches="zero rank", expert_token_nums_type=0, weights=True),
             _TO_SERVERS | {"mask": False}, _FROM_SERVERS | {"mask": False},
         ),
         (
-            "0.23.0", " no mask", "_v2", _ascend(contract=2, tp=1, nums_type=1),
+            "0.23.0", " no mask", "_v2", _ascend(contract=2, tp_world_size=1, expert_token_nums_type=1),
             {"tp": True, "mask": True, "nums_type": True},
             {"tp": True, "mask": True, "expand_scales": True, "comm_quant_mode": 0},
         ),
@@ -173,7 +174,15 @@ VLLM_ASCEND_SERVERS = [
     Caller(
         f"vllm-ascend {versions} hierarchy, {label}{' int8' if quant == 'int8' else ''}",
         "_v2",
-        _ascend(world=SERVERS * SHARE, share=SHARE, contract=2, nums_type=0, weights=True, quant=quant, **sizes),
+        _ascend(
+            world=SERVERS * SHARE,
+            share=SHARE,
+            contract=2,
+            expert_token_nums_type=0,
+            weights=True,
+            **QUANTS[quant],
+            **sizes,
+        ),
         _ascend_dispatch(mask=mask, **_kwargs_of(versions, _TO_SERVERS)),
         _ascend_combine(mask=mask, **_kwargs_of(versions, _FROM_SERVERS), **more),
         versions in _BY_VARIABLES,
@@ -184,7 +193,7 @@ VLLM_ASCEND_SERVERS = [
         ("0.13.0", "unequal batches", False, {}, {"batches": "unequal"}),
         ("0.18.0", "mask", True, {}, {"mask": "prefix"}),
         ("0.18.0", "unequal batches", False, {}, {"batches": "zero rank"}),
-        ("0.23.0", "comm_quant_mode", True, {"comm_quant_mode": 2}, {"mask": "prefix", "coded": True}),
+        ("0.23.0", "comm_quant_mode", True, {"comm_quant_mode": 2}, {"mask": "prefix", "comm_quant_mode": 2}),
     )
 ]
 
@@ -239,7 +248,7 @@ SGL_KERNEL_NPU = [
     Caller(
         f"sgl-kernel-npu quant_mode {mode}{' with shared_expert_x' if shared else ''}",
         "_v2",
-        Case.of(_padded_inputs(torch.bfloat16, 64, shared), 8, contract=2, quant=quant, weights=True),
+        Case.of(_padded_inputs(torch.bfloat16, 64, shared), 8, contract=2, **QUANTS[quant], weights=True),
         _sgl_dispatch,
         _sgl_combine,
     )
@@ -268,7 +277,7 @@ SGL_KERNEL_NPU_SERVERS = [
             8,
             global_bs=8 * SERVERS * SHARE,
             contract=2,
-            quant=quant,
+            **QUANTS[quant],
             weights=True,
             share=SHARE,
         ),
@@ -295,7 +304,7 @@ SMOOTH = [
     Caller(
         f"smooth scales with shared_expert_x of {rank} dimensions",
         "_v2",
-        _ascend(contract=2, quant="smooth", shared=rank),
+        _ascend(contract=2, quant_mode=2, smooth=True, shared=rank),
         _smooth_dispatch,
         _smooth_combine,
     )

@@ -36,7 +36,7 @@ SEQUENCES = ["DC" * 6, "DDCC" * 3, "DDDCCC" * 2, "DDCDCC" * 2, "DCDDCC" * 2]
 def test_rows_in_place_equal_the_reference(clusters: Clusters, first: int, share: float) -> None:
     sound = 0
     for seed in range(first, first + 50):
-        case, rng = replace(drawn(seed), coded=False), random.Random(seed)
+        case, rng = replace(drawn(seed), comm_quant_mode=0), random.Random(seed)
         lends = [rng.random() < share for _ in range(case.world)]
         runs = op_runs.run(clusters[case.world], case, lending(lends))
         sound += op_runs.check(case, runs, functools.partial(check_traffic, lends))

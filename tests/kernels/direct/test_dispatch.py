@@ -11,7 +11,7 @@ import pytest
 from direct_cases import MANY_EXPERTS, drawn
 from op_runs import Clusters, RankRun
 
-from ascend_moe.reference.cases import BATCHES, Case, draw
+from ascend_moe.reference.cases import BATCHES, QUANTS, Case, draw
 
 
 def many_cores(seed: int) -> Case:
@@ -61,7 +61,7 @@ def test_a_row_of_x_is_read_once(
 ) -> None:
     """Whatever K and the owners of its experts, as long as every core has a token."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    case = Case(world=3, local=4, topk=6, units=256, batch=16, quant=quant, ids="distinct", cores=cores)
+    case = Case(world=3, local=4, topk=6, units=256, batch=16, **QUANTS[quant], ids="distinct", cores=cores)
     row = case.hidden * case.torch_dtype.itemsize
     for rank, one in enumerate(op_runs.run(clusters[3], case)):
         assert isinstance(one, RankRun), one

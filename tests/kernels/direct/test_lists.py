@@ -31,7 +31,7 @@ def test_many_pairs_on_many_cores(clusters: Clusters, ids: str, mask: str) -> No
     """More pairs of an expert than the table of positions holds, and owners whose experts cores share."""
     for contract, cores, local in ((1, 24, 5), (2, 48, 3), (1, 8, 1), (2, 13, 16)):
         spec = Case(world=2, local=local, topk=min(8, 2 * local), units=1, batch=300, ids=ids, mask=mask)
-        case = legal(replace(spec, contract=contract, cores=cores, seed=cores, quant="int8"))
+        case = legal(replace(spec, contract=contract, cores=cores, seed=cores, quant_mode=2))
         op_runs.check(case, op_runs.run(clusters[2], case))
 
 
@@ -44,7 +44,7 @@ def test_pairs_that_do_not_fit_are_listed_by_all_cores(clusters: Clusters, batch
 
 def test_the_roles_are_kept() -> None:
     """Cores below the split make no lists, those above publish no rows."""
-    request = Request(ranks=4, experts=64, topk=8, hidden=7168, batch=96, quant=True, cores=24)
+    request = Request(ranks=4, experts=64, topk=8, hidden=7168, batch=96, quant_mode=2, cores=24)
     by_step: dict[str, set[int]] = {}
     for event in predict(request, algorithm="direct", events=1_000_000).dispatch.events:
         if event.pipe != "S":

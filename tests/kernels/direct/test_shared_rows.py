@@ -14,7 +14,7 @@ from ascend_moe.reference.cases import Case, legal
 
 
 def test_a_row_is_read_once_by_its_owner(clusters: Clusters) -> None:
-    spec = Case(world=2, local=MANY_EXPERTS, topk=8, units=64, batch=30, quant="int8", contract=2)
+    spec = Case(world=2, local=MANY_EXPERTS, topk=8, units=64, batch=30, quant_mode=2, contract=2)
     for cores, once in ((8, True), (48, True), (7, False)):
         case = legal(replace(spec, cores=cores, ids="distinct"))
         wire = case.hidden + 32

@@ -28,7 +28,7 @@ def run(cluster: LocalCluster, case: Case) -> list[op_runs.RankRun]:
 
 def unwritten(case: Case) -> int:
     """Bytes of a coded sum that an item carries and nobody writes, behind its codes and behind its scales."""
-    return coded_row_bytes(case.hidden)[0] - (case.hidden + case.hidden // 8 * 2) if case.coded else 0
+    return coded_row_bytes(case.hidden)[0] - (case.hidden + case.hidden // 8 * 2) if case.returns_int8 else 0
 
 
 def within_servers(case: Case, share: int) -> list[tuple[int, int]]:
@@ -40,7 +40,7 @@ def within_servers(case: Case, share: int) -> list[tuple[int, int]]:
     """
     row = -(-case.hidden * (1 if case.quant_mode else 2) // 32) * 32 + 32 * (case.quant_mode != 0) + 64
     back = -(-case.hidden * 2 // 32) * 32
-    total = coded_row_bytes(case.hidden)[0] - unwritten(case) if case.coded else back
+    total = coded_row_bytes(case.hidden)[0] - unwritten(case) if case.returns_int8 else back
     pairs = [
         (source, token, expert // case.local)
         for source, given in enumerate(case.inputs)
@@ -57,13 +57,13 @@ def within_servers(case: Case, share: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("world", "share"), SERVERS)
-@pytest.mark.parametrize(("quant", "coded", "units"), [("none", False, 8), ("int8", True, 8), ("int8", True, 5)])
+@pytest.mark.parametrize(("mode", "units"), [(0, 8), (2, 8), (2, 5)])
 def test_a_row_crosses_once_a_token_and_server(
-    world: int, share: int, quant: str, coded: bool, units: int, monkeypatch: pytest.MonkeyPatch
+    world: int, share: int, mode: int, units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside what a call writes that routes nothing: its messages, and the blocks that count rows."""
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
-    case = legal(replace(CASE, world=world, share=share, quant=quant, coded=coded, units=units))
+    case = legal(replace(CASE, world=world, share=share, quant_mode=mode, comm_quant_mode=mode, units=units))
     sizes = {"hidden": case.hidden, "dtype": case.torch_dtype, "ranks_per_server": share}
     modes = {"quant_mode": case.quant_mode, "comm_quant_mode": case.comm_quant_mode}
     with LocalCluster(world, window_mib=8) as cluster:
@@ -76,7 +76,7 @@ def test_a_row_crosses_once_a_token_and_server(
             for rank, (found, nothing) in enumerate(zip(run(cluster, one), empty, strict=True)):
                 for op in (0, 1):
                     wrote = found.traffic[op]["written_window_data"] - nothing.traffic[op]["written_window_data"]
-                    sums = crossing[rank][1] // coded_row_bytes(case.hidden)[0] if op == 1 and coded else 0
+                    sums = crossing[rank][1] // coded_row_bytes(case.hidden)[0] if op == 1 and mode else 0
                     written = crossing[rank][op] - sums * unwritten(case)
                     assert wrote == written + near[rank][op], f"{ids}, rank {rank}, op {op}"
 

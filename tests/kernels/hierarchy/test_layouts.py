@@ -31,13 +31,13 @@ def of_rows(one: op_runs.RankRun) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("world", "servers"), [(4, 2), (8, 2), (8, 4), (16, 2), (16, 4)])
-@pytest.mark.parametrize("quant", ["none", pytest.param("int8", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("quant_mode", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_dispatch_is_windows_of_every_layout(
-    world: int, servers: int, quant: str, monkeypatch: pytest.MonkeyPatch
+    world: int, servers: int, quant_mode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit. Combine is the reference's: two roundings between servers, one within a server."""
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "20")
-    case = legal(replace(CASE, world=world, share=world // servers, quant=quant, seed=world + servers))
+    case = legal(replace(CASE, world=world, share=world // servers, quant_mode=quant_mode, seed=world + servers))
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(case.share))
     levels = run(case)
     assert {one.algorithms for one in levels} == {("hierarchy", "hierarchy")}

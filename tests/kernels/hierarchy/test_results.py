@@ -11,6 +11,7 @@ import torch
 
 import ascend_moe
 from ascend_moe import LocalCluster
+from ascend_moe.call import SpecialExperts
 from ascend_moe.errors import ArgumentError
 from ascend_moe.reference.cases import Case, legal
 from ascend_moe.validate.run import DevicePlace
@@ -29,25 +30,58 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> None:
 MATRIX = [
     Case(world=4, local=2, topk=3, share=2, cores=1, seed=1),
     Case(world=4, local=2, topk=3, share=2, cores=3, ids="mixed", seed=2),
-    Case(world=4, local=3, topk=4, share=2, quant="int8", dtype="fp16", batches="unequal", cores=5, seed=3),
+    Case(world=4, local=3, topk=4, share=2, quant_mode=2, dtype="fp16", batches="unequal", cores=5, seed=3),
     Case(world=4, local=1, topk=2, share=2, dtype="fp32", mask="token", batches="zero rank", seed=4),
     Case(world=8, local=2, topk=8, share=4, ids="hot", batch=9, shared=2, odd=True, seed=5),
-    Case(world=8, local=1, topk=5, share=2, quant="int8", ids="minus", mask="prefix", tail=True, units=9, seed=6),
-    Case(world=8, local=4, topk=3, share=2, mask="pair", batches="global_bs", nums_type=0, tp=1, cores=13, seed=7),
-    Case(world=16, local=1, topk=4, share=8, batch=3, units=5, coded=True, cores=2, seed=8),
-    Case(world=16, local=2, topk=6, share=4, batch=3, quant="int8", coded=True, ids="mixed", cores=1, seed=9),
-    Case(world=6, local=2, topk=4, share=3, special=(1, 2, 1), alphas=2, shared=3, batches="unequal", seed=10),
-    Case(world=4, local=2, topk=4, share=2, special=(1, 1, 1), coded=True, dtype="fp16", ids="hot", seed=11),
+    Case(world=8, local=1, topk=5, share=2, quant_mode=2, ids="minus", mask="prefix", tail=True, units=9, seed=6),
+    Case(
+        world=8,
+        local=4,
+        topk=3,
+        share=2,
+        mask="pair",
+        batches="global_bs",
+        expert_token_nums_type=0,
+        tp_world_size=1,
+        cores=13,
+        seed=7,
+    ),
+    Case(world=16, local=1, topk=4, share=8, batch=3, units=5, comm_quant_mode=2, cores=2, seed=8),
+    Case(world=16, local=2, topk=6, share=4, batch=3, quant_mode=2, comm_quant_mode=2, ids="mixed", cores=1, seed=9),
+    Case(
+        world=6,
+        local=2,
+        topk=4,
+        share=3,
+        **SpecialExperts(1, 2, 1).given,
+        alphas=2,
+        shared=3,
+        batches="unequal",
+        seed=10,
+    ),
+    Case(
+        world=4,
+        local=2,
+        topk=4,
+        share=2,
+        **SpecialExperts(1, 1, 1).given,
+        comm_quant_mode=2,
+        dtype="fp16",
+        ids="hot",
+        seed=11,
+    ),
     Case(world=4, local=2, share=2, batch=0, seed=12),
     Case(world=4, local=2, share=2, ids="bad", seed=13),
     Case(world=4, local=1, share=2, ids="overflow", batches="unequal", seed=14),
-    Case(world=4, local=2, topk=2, share=2, batch=70, width=2048, coded=True, cores=4, seed=15),
-    Case(world=4, local=2, topk=8, share=2, batch=2, width=4096, coded=True, cores=48, seed=16),
+    Case(world=4, local=2, topk=2, share=2, batch=70, width=2048, comm_quant_mode=2, cores=4, seed=15),
+    Case(world=4, local=2, topk=8, share=2, batch=2, width=4096, comm_quant_mode=2, cores=48, seed=16),
     Case(world=4, local=8, topk=32, share=2, batch=5, cores=48, ids="any", seed=17),
     # Above 32 ranks an A2 context leads to its peers by another table.
     Case(world=40, local=1, topk=4, share=8, batch=3, cores=1, seed=18),
-    Case(world=64, local=4, topk=8, share=8, batch=2, cores=2, quant="int8", seed=19),
-    pytest.param(Case(world=256, topk=8, share=8, batch=1, cores=1, coded=True, seed=20), marks=pytest.mark.nightly),
+    Case(world=64, local=4, topk=8, share=8, batch=2, cores=2, quant_mode=2, seed=19),
+    pytest.param(
+        Case(world=256, topk=8, share=8, batch=1, cores=1, comm_quant_mode=2, seed=20), marks=pytest.mark.nightly
+    ),
 ]
 
 
@@ -78,7 +112,7 @@ def test_what_it_cannot_do_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
     refused: list[tuple[Case, dict[str, Any], str, str]] = [
         (replace(case, contract=1, share=0), {}, "comm_alg", "npu_moe_distribute_dispatch_v2"),
         (replace(case, weights=False), {}, "expert_scales", "expert_scales is None"),
-        (replace(case, quant="int8"), {"scales": smooth}, "scales", "for all of its experts"),
+        (replace(case, quant_mode=2), {"scales": smooth}, "scales", "for all of its experts"),
         (case, {"performance_info": torch.zeros(4, dtype=torch.int64)}, "performance_info", "those that relay"),
     ]
 

@@ -66,7 +66,7 @@ def test_errors_name_them_and_what_overrules_them(monkeypatch: pytest.MonkeyPatc
     refused: list[tuple[Case, dict[str, Any], str]] = [
         (replace(case, contract=1), {}, "comm_alg"),
         (case, {}, "expert_scales"),
-        (replace(case, weights=True, quant="smooth"), {}, "scales"),
+        (replace(case, weights=True, quant_mode=2, smooth=True), {}, "scales"),
         (replace(case, weights=True), {"performance_info": torch.zeros(4, dtype=torch.int64)}, "performance_info"),
     ]
 
