@@ -19,21 +19,23 @@ def add(group: Communicator) -> None:
 
 def find(name: object) -> Communicator | None:
     """Return this rank's end of the open group of this name."""
-    group = _groups.get(name) if isinstance(name, str) else None
-    return None if group is None or group.closed else group
+    return _groups.get(name) if isinstance(name, str) else None
 
 
 def names() -> list[str]:
     """Return the names of the open groups."""
-    return sorted(name for name in _groups if find(name) is not None)
+    return sorted(_groups)
 
 
 def close(name: str, wait_s: float | None = None) -> None:
     """Close this rank's end; idempotent."""
     group = _groups.get(name)
     if group is not None:
-        group.close(wait_s=wait_s)
-        _groups.pop(name, None)
+        try:
+            group.close(wait_s=wait_s)
+        finally:
+            if group.closed:
+                _groups.pop(name, None)
 
 
 def next_name(name: str) -> str:
