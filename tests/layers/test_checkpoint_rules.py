@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from quantized_files import KEPT_INT4, KEPT_INT8
+from quantized_files import KEPT_INT4, KEPT_INT8, TOKENS
 from safetensors.torch import save_file
 from tiny_checkpoints import BLOCK, KINDS, E, Tiny, tiny
 from torch import Tensor
@@ -356,6 +356,15 @@ def test_codes_with_one_scale_for_a_matrix_become_floats(bits: int, tmp_path: Pa
     made = tiny("int8 by tensor").changed()
     made.config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] = bits
     assert kept_bits(made.write(tmp_path), 0) == 0
+
+
+def test_int8_codes_with_several_scales_a_channel_become_floats(tmp_path: Path) -> None:
+    made = tiny("int4 in bytes by group").changed()
+    group = made.config["quantization_config"]["config_groups"]["group_0"]
+    group["weights"]["num_bits"], group["input_activations"] = 8, TOKENS
+    loaded = outcomes(made.write(tmp_path))
+    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+    assert kept_bits(tmp_path, 0) == 0
 
 
 def test_codes_of_experts_with_biases_become_floats(tmp_path: Path) -> None:

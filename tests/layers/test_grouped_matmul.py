@@ -13,7 +13,7 @@ from expert_values import EACH_FLOAT, FLOATS, grouped, int8s
 from torch_npu_calls import values as drawn
 
 from ascend_moe.errors import ArgumentError
-from ascend_moe.experts import npu_grouped_matmul, products
+from ascend_moe.experts import grouped_matmul, npu_grouped_matmul, products
 from ascend_moe.experts.products import int8_matmul, int8_matmul_by_float32
 
 
@@ -109,6 +109,26 @@ def test_one_x_an_expert_and_a_list_of_other_rows() -> None:
     for wrong in ([3, 7], [4, 6], [7, 7]):
         with pytest.raises(ArgumentError, match=r"group_list does not describe x's row counts \[4, 3\]; leave it out"):
             npu_grouped_matmul(x, weights, group_list=wrong, split_item=2)
+
+
+@pytest.mark.parametrize("list_type", [0, 1])
+def test_gradients_behind_the_last_group_are_zero_where_an_npu_leaves_anything(
+    list_type: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = torch.tensor([2, 0, 4])
+    groups = counts if list_type else counts.cumsum(0)
+
+    def multiply(x: Sequence[torch.Tensor], *args: Any, **options: Any) -> list[torch.Tensor]:
+        (y,) = npu_grouped_matmul(x, *args, **options)
+        return [torch.cat([y[:6], torch.full_like(y[6:], torch.nan)])] if options["group_type"] == 0 else [y]
+
+    monkeypatch.setattr(grouped_matmul, "on_npu", lambda tensor: True)
+    x, weight = torch.randn(9, 16, requires_grad=True), torch.randn(3, 16, 32, requires_grad=True)
+    options = {"group_list": groups, "group_list_type": list_type, "split_item": 3, "bias": None, "output_dtype": None}
+    (y,) = grouped_matmul.multiply_with_gradient(multiply, {"x": [x], "weight": [weight], **options})
+    y[:6].sum().backward()
+    assert x.grad is not None and weight.grad is not None
+    assert bool(x.grad[:6].all()) and not x.grad[6:].any() and bool(weight.grad.isfinite().all())
 
 
 @pytest.mark.parametrize("group_list, kind", [([0, 0], 0), (torch.tensor([[1, 0]]), 2)], ids=["list", "pairs"])
