@@ -144,32 +144,3 @@ def test_hints_of_sizes_that_are_none(place: int) -> None:
         wrong[place] = number
         with pytest.raises(ArgumentError):
             Buffer.get_low_latency_rdma_size_hint(*wrong)
-
-
-def test_ids_of_masked_tokens_are_not_looked_at(clusters: Clusters) -> None:
-    """sgl-kernel-npu's strategy "ops" pads ids, weights and rows with memory that nobody has written."""
-    import ascend_moe
-
-    case = Case()
-
-    def body(rank: int, buffer: Any) -> None:
-        place = buffer._place.arguments(
-            moe_expert_num=case.experts, global_bs=buffer._place.world * max(case.most + 3, 1)
-        )
-        expected = ascend_moe.npu_moe_distribute_dispatch_v2(case.x(rank), case.ids(rank).int(), **place)
-        tokens = case.tokens(rank)
-        mask = torch.arange(tokens + 3) < tokens
-        x = torch.cat([case.x(rank), torch.full((3, H), float("nan")).bfloat16()])
-        junk = torch.tensor([[-(2**31), 2**31 - 1, 77]] * 3, dtype=torch.int32)
-        ids = torch.cat([case.ids(rank).int(), junk])
-        weights = torch.cat([case.weights(rank), torch.full((3, case.topk), float("nan"))])
-        got = ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, x_active_mask=mask, expert_scales=weights, **place)
-        n = int(expected.ep_recv_counts[-1])
-        assert torch.equal(got.ep_recv_counts, expected.ep_recv_counts)
-        assert torch.equal(got.expand_x[:n], expected.expand_x[:n])
-        home = ascend_moe.npu_moe_distribute_combine_v2(
-            got.expand_x, ids, got.assist_info_for_combine, got.ep_recv_counts, weights, x_active_mask=mask, **place
-        )
-        assert torch.isfinite(home[:tokens]).all()
-
-    on_all(clusters, case, body, "ascend")

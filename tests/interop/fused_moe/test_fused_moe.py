@@ -17,7 +17,6 @@ from ascend_moe import LocalCluster
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import grouped_mlp
-from ascend_moe.interop import fused_moe
 from ascend_moe.interop.fused_moe import (
     all_reduce_dp,
     all_reduce_tp,
@@ -337,7 +336,3 @@ def test_all_reduces_round_once() -> None:
         assert found.shape == (int(rank in (1, 3)), 2) and bool((found == torch.tensor(1 + 3 * 2**-8).bfloat16()).all())
     with pytest.raises(ArgumentError, match=r"it must have the 2 tokens of cu_tokens_across_dp"):
         all_reduce_dp(parts[0][:1], ends, threads(4).groups[0])
-
-
-def test_public_names_are_all_here() -> None:
-    assert all(hasattr(fused_moe, name) for name in fused_moe.__all__)

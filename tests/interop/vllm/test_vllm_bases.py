@@ -85,7 +85,6 @@ def test_ours_have_the_same_names() -> None:
     assert isinstance(experts, vllm.FusedMoEPermuteExpertsUnpermute) and isinstance(
         experts, vllm.FusedMoEExpertsModular
     )
-    assert all(hasattr(vllm, name) for name in vllm.__all__)
     base = vllm.FusedMoEPrepareAndFinalize
     assert way.has_prepare_no_receive() and not base.has_prepare_no_receive(way)
     assert inspect.signature(base.prepare_no_receive) == inspect.signature(type(way).prepare_no_receive).replace(
