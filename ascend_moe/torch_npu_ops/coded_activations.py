@@ -6,12 +6,13 @@ import torch
 
 from ascend_moe.errors import need, need_dims, need_dtype, need_shape
 from ascend_moe.experts.activations import Activation
+from ascend_moe.experts.fp8 import FP8, FP8_MAX
 from ascend_moe.experts.quant import dynamic_quant_rows
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _BLOCK = 32  # values that share an exponent
-_E4M3_EXPONENT, _E4M3_MAX = 8, 448.0  # of the largest e4m3
+_E4M3_EXPONENT = 8  # of the largest e4m3
 _BIAS = 127  # of e8m0
 _E4M3_CODE = 36  # situ_mx_quant's number of e4m3
 _SWIGLU_MX = 2  # quant_mode
@@ -28,7 +29,7 @@ def mx_shapes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Empty codes and scales of the activation of x."""
     width = x.shape[-1] // 2
     pairs = -(-width // (_BLOCK * _SCALES_OF_A_PAIR))
-    codes = x.new_empty((*x.shape[:-1], width), dtype=torch.float8_e4m3fn)
+    codes = x.new_empty((*x.shape[:-1], width), dtype=FP8)
     return codes, x.new_empty((*x.shape[:-1], pairs, _SCALES_OF_A_PAIR), dtype=torch.float8_e8m0fnu)
 
 
@@ -44,9 +45,9 @@ def _mx_quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     largest = blocks.abs().amax(-1)
     exponents = (torch.frexp(largest).exponent - 1 - _E4M3_EXPONENT).clamp(-_BIAS, _BIAS)
     exponents = torch.where(largest > 0, exponents, -_BIAS)
-    codes = torch.ldexp(blocks, -exponents[..., None]).clamp(-_E4M3_MAX, _E4M3_MAX).flatten(-2)[..., :width]
+    codes = torch.ldexp(blocks, -exponents[..., None]).clamp(-FP8_MAX, FP8_MAX).flatten(-2)[..., :width]
     scales = (exponents + _BIAS).to(torch.uint8).view(torch.float8_e8m0fnu)
-    return codes.to(torch.float8_e4m3fn), scales.reshape(*values.shape[:-1], -1, _SCALES_OF_A_PAIR)
+    return codes.to(FP8), scales.reshape(*values.shape[:-1], -1, _SCALES_OF_A_PAIR)
 
 
 def swiglu_group_quant(
@@ -71,7 +72,7 @@ def swiglu_group_quant(
     need_dtype("x", x, torch.bfloat16, torch.float16)
     for name, tensor in (("topk_weight", topk_weight), ("group_index", group_index)):
         need(tensor is None, name, "is given; vllm-ascend passes None, and nothing else is supported")
-    kinds = (torch.float8_e4m3fn, 24)  # and torch's number of it
+    kinds = (FP8, 24)  # and torch's number of it
     need(dst_type in kinds, "dst_type", "is {}; it must be torch.float8_e4m3fn", dst_type)
     rule = "is {}; it must be 2 (MX: a scale for 32 values)"
     need(quant_mode == _SWIGLU_MX, "quant_mode", rule, quant_mode)

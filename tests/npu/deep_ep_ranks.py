@@ -12,8 +12,8 @@ from npu_runs import run_checks
 
 import ascend_moe
 from ascend_moe.errors import ArgumentError, InvalidExpertId
+from ascend_moe.experts.fp8 import cast_fp8, ue8m0
 from ascend_moe.interop import deep_ep
-from ascend_moe.interop.deep_ep.rows import cast_fp8, ue8m0
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 LOCAL, K, H = 2, 3, 256

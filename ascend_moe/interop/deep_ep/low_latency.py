@@ -14,11 +14,12 @@ from torch import Tensor
 from ascend_moe._tensors import narrow, wide_ids_named
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, typed_methods
+from ascend_moe.experts.fp8 import FP8
 from ascend_moe.interop.deep_ep import events
 from ascend_moe.interop.deep_ep.base import BufferBase, Handle, call_of, need_whole
 from ascend_moe.interop.deep_ep.events import EventOverlap, WaitStats
 from ascend_moe.interop.deep_ep.mask import RankMask, mapped
-from ascend_moe.interop.deep_ep.rows import FP8, Format, places_of
+from ascend_moe.interop.deep_ep.rows import Format, places_of
 from ascend_moe.ops.pairs import SentIds
 
 P = ParamSpec("P")

@@ -13,16 +13,13 @@ from torch import Tensor
 from ascend_moe.dispatchers.rows import pack as pack_rows
 from ascend_moe.dispatchers.rows import unpack
 from ascend_moe.errors import RoutingOverflow, need, need_dims, need_dtype, need_shape
+from ascend_moe.experts.fp8 import FP8, GROUP, cast_fp8, ue8m0
 from ascend_moe.permute import padded_places
 
-FP8 = torch.float8_e4m3fn
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)  # of normal mode; DeepEP has bf16 alone
-GROUP = 128  # values that share a scale
 PACKED = 4  # ue8m0 scales in an int32
 QUANT_MODES = {"none": 0, "bf16": 0, "int8": 2}  # of the ops
 FP8_ROWS = "pertoken_fp8_e4m3"  # rows are cast before the op
-_FP8_MAX = 448.0
-_LEAST = 1e-4  # a group counts at least this much: zeros have a scale
 
 
 def pack(*columns: Tensor) -> Tensor:
@@ -46,43 +43,6 @@ def places_of(ends: Tensor, rows: int, width: int, block: str, rule: str) -> Ten
             "the same expert more than once: make the ids of a token differ"
         )
     return padded_places(ends, rows, width)
-
-
-def cast_fp8(x: Tensor, round_scale: bool = False) -> tuple[Tensor, Tensor]:
-    """``(n, H)`` rows as e4m3 codes and float32 scales ``(n, H / 128)``: value = code * scale.
-
-    ``scale = max(max |x|, 1e-4) / 448`` of 128 values; round_scale: the next power of two from there up.
-
-    Source: DeepEP ``per_token_cast_to_fp8``.
-    """
-    need(x.shape[1] % GROUP == 0, "x", "has rows of {}; with use_fp8 they must be a multiple of {}", x.shape[1], GROUP)
-    groups = x.float().view(x.shape[0], x.shape[1] // GROUP, GROUP)
-    top = groups.abs().amax(2).clamp(min=_LEAST)
-    factor, scale = torch.full_like(top, _FP8_MAX) / top, top / _FP8_MAX
-    if round_scale:
-        mantissa, exponent = torch.frexp(scale)
-        scale = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).to(exponent.dtype))
-        factor = 1.0 / scale
-    return (groups * factor.unsqueeze(2)).to(FP8).view(x.shape), scale
-
-
-def ue8m0(scales: Tensor) -> Tensor:
-    """The exponents of float32 powers of two, a byte each: uint8 of the same shape. 2**e is e + 127."""
-    return (scales.contiguous().view(torch.int32) >> 23).to(torch.uint8)
-
-
-def cast_fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``(n, H)`` rows as e4m3 codes and float32 scales ``(n, 1)``: value = code * scale.
-
-    As the ops make int8 rows: ``s = 448 / max |x|`` of the row, ``scale = 1 / s``; a row of zeros has scale 1. NaN
-    stays NaN, and does not count for the maximum.
-
-    Source: sgl-kernel-npu's quant_mode "pertoken_fp8_e4m3".
-    """
-    value = x.float()
-    top = value.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax(1, keepdim=True)
-    factor = torch.where(top == 0, 1.0, torch.full_like(top, _FP8_MAX) / top)
-    return (value * factor).to(FP8), torch.ones_like(factor) / factor
 
 
 def check_x(x: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ascend_moe.errors import need, need_dims
+from ascend_moe.experts.fp8 import FP8, GROUP, cast_fp8
 from ascend_moe.interop.deep_ep.events import npu_here
-from ascend_moe.interop.deep_ep.rows import FP8, GROUP, cast_fp8
 
 _FLUSH_BYTES = 256_000_000
 _seeds = {"local": 0, "global": 0}

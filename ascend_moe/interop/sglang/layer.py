@@ -13,6 +13,7 @@ from ascend_moe.comm import group_of
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import Activation
+from ascend_moe.experts.fp8 import FP8, scaled
 from ascend_moe.experts.weights import plain
 from ascend_moe.interop.sglang import steps
 from ascend_moe.interop.sglang.grouped_gemm import GroupedGemmRunner
@@ -158,7 +159,7 @@ class EPMoE(ExpertWeights):
         start, end = self.start_expert_id, self.end_expert_id
         sizes = (self.top_k, self.hidden_size)
         sorted_ids, src2dst, segments = steps.run_moe_ep_preproess(ids, self.num_experts)
-        rows = x.new_empty(ids.numel(), self.hidden_size, dtype=steps.FP8 if self.use_fp8_w8a8 else x.dtype)
+        rows = x.new_empty(ids.numel(), self.hidden_size, dtype=FP8 if self.use_fp8_w8a8 else x.dtype)
         steps.pre_reorder(x, rows, src2dst, ids, scale, start, end, *sizes)
         rows = self._run_experts(rows, sorted_ids, segments[start : end + 2], scale)
         total = x.new_empty(x.shape, dtype=x.dtype if self.reduce == "none" else torch.float32)
@@ -195,7 +196,7 @@ class EPMoE(ExpertWeights):
         else:
             products = self.activation(gate_up[steps.local_rows(row_experts, *of_rows)].float())
             scale = steps.dynamic_scale(products, self.num_experts_per_partition)
-        hidden = gate_up.new_empty(len(gate_up), self.intermediate_size, dtype=steps.FP8)
+        hidden = gate_up.new_empty(len(gate_up), self.intermediate_size, dtype=FP8)
         steps.silu_and_mul(gate_up, hidden, 2 * self.intermediate_size, row_experts, scale, *of_rows, self.activation)
         return hidden, scale
 
@@ -210,7 +211,7 @@ class EPMoE(ExpertWeights):
         rows = sent.expand_x
         if scale is not None:
             # Rows behind the last expert's are undefined, and so are their codes.
-            rows = steps.scaled(rows, scale[local.clamp(max=self.num_experts_per_partition - 1)], steps.FP8)
+            rows = scaled(rows, scale[local.clamp(max=self.num_experts_per_partition - 1)], FP8)
         rows = self._run_experts(rows, local + self.start_expert_id, bounds, scale)
         out = x.new_zeros(share, self.hidden_size)
         out[: len(x[mine])] = dispatcher.combine(rows, sent, weights[mine])

@@ -10,12 +10,11 @@ from torch import Tensor
 from ascend_moe._tensors import narrow
 from ascend_moe.errors import need_dims, need_shape, with_typed_errors
 from ascend_moe.experts import Activation
+from ascend_moe.experts.fp8 import FP8_MAX, scaled
 from ascend_moe.permute import sort_by_expert, sum_rows
 from ascend_moe.routing import deepseek_v3, npu_moe_gating_top_k, softmax_topk
 from ascend_moe.routing.gating import Groups
 
-FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0
 INDEX_DTYPES = (torch.int32, torch.int64)
 
 
@@ -214,9 +213,3 @@ def post_reorder(
 def local_rows(ids: Tensor, start: int, end: int) -> Tensor:
     """Where ids are of this rank. Read on the host."""
     return ((ids >= start) & (ids <= end)).nonzero().squeeze(1)
-
-
-def scaled(rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """``rows * (1 / scale)`` in float32, rounded to dtype; fp8 ends at +-448."""
-    value = rows.float() if scale is None else rows.float() * (1.0 / scale)[:, None]
-    return value.clamp(-FP8_MAX, FP8_MAX).to(dtype) if dtype == FP8 else value.to(dtype)

@@ -81,7 +81,7 @@ def test_low_latency_fp8_rows_equal_a_reference_cast(clusters: Clusters, kind: s
 
 
 def test_zeros_and_powers_of_two_as_fp8() -> None:
-    from ascend_moe.interop.deep_ep.rows import cast_fp8
+    from ascend_moe.experts.fp8 import cast_fp8
 
     x = torch.zeros(2, 128, dtype=BF16)
     x[1, 0] = 448.0

@@ -13,7 +13,7 @@ from op_runs import Clusters
 from routed_tokens import randn
 
 from ascend_moe.errors import ArgumentError
-from ascend_moe.interop.deep_ep import rows
+from ascend_moe.experts import fp8
 
 
 def oracle(x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -41,17 +41,17 @@ def drawn(n: int, hidden: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(6))
 def test_codes_and_exponents_equal_ml_dtypes(seed: int) -> None:
     x = drawn(17, 512, seed)
-    codes, scales = rows.cast_fp8(x, round_scale=True)
+    codes, scales = fp8.cast_fp8(x, round_scale=True)
     expected, exponents = oracle(x)
     assert np.array_equal(codes.view(torch.uint8).numpy(), expected)
-    assert np.array_equal(rows.ue8m0(scales).numpy(), exponents)
+    assert np.array_equal(fp8.ue8m0(scales).numpy(), exponents)
 
 
 def test_exponents_of_every_power_of_two() -> None:
     powers = torch.tensor([2.0**e for e in range(-126, 128)])
     expected = powers.numpy().astype(ml_dtypes.float8_e8m0fnu).view(np.uint8)
-    assert np.array_equal(rows.ue8m0(powers).numpy(), expected)
-    assert rows.ue8m0(torch.tensor([float("inf")])).item() == 255  # e8m0's NaN, DeepEP's infinity
+    assert np.array_equal(fp8.ue8m0(powers).numpy(), expected)
+    assert fp8.ue8m0(torch.tensor([float("inf")])).item() == 255  # e8m0's NaN, DeepEP's infinity
 
 
 def bytes_of(scales: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ def rows_oracle(x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
 def test_rows_with_one_scale_equal_ml_dtypes(seed: int) -> None:
     x = randn(9, 256, seed=seed).bfloat16() * 10.0 ** (seed * 5 - 5)
     x[2] = 0
-    codes, scales = rows.cast_fp8_rows(x)
+    codes, scales = fp8.cast_fp8_rows(x)
     expected, factors = rows_oracle(x)
     assert np.array_equal(codes.view(torch.uint8).numpy(), expected) and np.array_equal(scales[:, 0].numpy(), factors)
 

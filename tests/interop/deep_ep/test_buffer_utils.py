@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from ascend_moe.errors import ArgumentError
+from ascend_moe.experts.fp8 import ue8m0
 from ascend_moe.interop.deep_ep import utils
-from ascend_moe.interop.deep_ep.rows import ue8m0
 
 
 @pytest.fixture

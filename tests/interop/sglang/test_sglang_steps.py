@@ -14,6 +14,7 @@ from ascend_moe import LocalCluster
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import grouped_mlp
+from ascend_moe.experts.fp8 import FP8
 from ascend_moe.interop.sglang import (
     GroupedGemmRunner,
     dynamic_scale,
@@ -23,7 +24,6 @@ from ascend_moe.interop.sglang import (
     select_experts,
     silu_and_mul,
 )
-from ascend_moe.interop.sglang.steps import FP8
 
 
 @pytest.mark.parametrize("renormalize", [True, False])

@@ -12,6 +12,7 @@ from routed_tokens import randn
 from sglang_layers import BF16, FP32, NAN, E, F, H, K, logits_of
 
 from ascend_moe.errors import ArgumentError
+from ascend_moe.experts.fp8 import FP8
 from ascend_moe.interop.sglang import (
     EPMoE,
     Fp8Config,
@@ -19,7 +20,6 @@ from ascend_moe.interop.sglang import (
     UnquantizedEPMoEMethod,
     make_expert_params_mapping,
 )
-from ascend_moe.interop.sglang.steps import FP8
 
 
 def test_a_rank_loads_the_weights_of_its_experts() -> None:
