@@ -3,7 +3,7 @@
 #   make all           the same with every engine and the virtual NPU
 #   make demo          a MoE layer over 4 ranks                            DEMO_ARGS="--preset tiny"
 #   make tiny          does the installation work: under 10 s after the build
-#   make t             the tests of a folder, on the fast engine           T=kernels/direct
+#   make t             the tests of a folder, on the fast engine           T=kernels/direct or ../twin/tests
 #   make test          what every change must pass: 5 minutes on 2 cores   PYTEST_ARGS="-k dispatch"
 #   make test-npu      the same on the virtual NPU, with the torch_npu wheel beside the environment
 #   make vnpu          a program with torch_npu on the virtual NPU          VNPU_RUN="python mine.py"
@@ -58,7 +58,9 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Tests run from tests/ so that they import the installed package, never the source tree.
-pytest = cd tests && ASCEND_MOE_TEST_INSTALLED=1 ASCEND_MOE_CACHE=$(CURDIR)/build/kernels $(sanitized) $(bin)/pytest --timeout=300
+caches := ASCEND_MOE_CACHE=$(CURDIR)/build/kernels ASCENDC_TWIN_CACHE=$(CURDIR)/build/kernels/twin
+pytest = cd tests && ASCEND_MOE_TEST_INSTALLED=1 $(caches) $(sanitized) $(bin)/pytest --timeout=300
+everywhere := . ../twin/tests
 
 # torch comes first, from TORCH_INDEX where that is set: the ops are compiled against the headers of the one in the venv.
 # Then pip is asked for torch and for the project in one command, so that it never picks another torch. It always runs,
@@ -113,7 +115,7 @@ t: $(bin)/scikit-build-core
 
 test: $(bin)/scikit-build-core
 	$(pip_install) .[test]
-	$(pytest) -n 2 -m "$(every_change)" $(PYTEST_ARGS)
+	$(pytest) -n 2 -m "$(every_change)" $(everywhere) $(PYTEST_ARGS)
 
 # The wheel lies in a folder of its own, so that torch starts without CANN everywhere else.
 torch_npu := $(CURDIR)/build/npu/$(subst ==,-,$(TORCH_NPU))
@@ -151,7 +153,7 @@ nightly:
 
 nightly-tests: $(bin)/scikit-build-core
 	$(pip_install) .[test]
-	$(pytest) -o faulthandler_timeout=0 -n 2 --dist worksteal -m "nightly and not npu and not mutants" $(PYTEST_ARGS)
+	$(pytest) -o faulthandler_timeout=0 -n 2 --dist worksteal -m "nightly and not npu and not mutants" $(everywhere) $(PYTEST_ARGS)
 
 lint: $(bin)/scikit-build-core
 	$(pip_install) .[dev]
@@ -180,7 +182,7 @@ asan tsan: $(bin)/scikit-build-core
 		-DPython3_EXECUTABLE=$(bin)/python -DASCEND_MOE_TORCH=ON
 	cmake --build build-$@ --target ascend_moe ascend_moe_torch
 	$(sanitized) $(bin)/python tools/sanitizer_control.py $(library) $(flags)
-	$(pytest) -n 2 -m "$@$(leave_out)" --capture=sys $(PYTEST_ARGS)
+	$(pytest) -n 2 -m "$@$(leave_out)" --capture=sys $(everywhere) $(PYTEST_ARGS)
 
 # The fast engine counts in the tests, the checked one in the campaign and in the tests that have it.
 kernel-coverage: sanitized = $(bin)/python ../tools/kernel_coverage.py --run tests ../build-coverage

@@ -220,29 +220,6 @@ class KernelFault(AscendMoeError):
     """
 
 
-class TwinFault(KernelFault):
-    """Raised where the twin stopped a kernel of your own, launched by ``ascend_moe.foreign``.
-
-    Attributes:
-        kernel, rank: what ran, and where.
-        finding: the finding's class.
-        seed, policy: of the schedule, in checked mode.
-
-    What to do: the text names file and line; the same seed and policy show it again.
-    """
-
-
-class TwinBuildError(AscendMoeError):
-    """Raised where a kernel source does not compile on the twin.
-
-    Attributes:
-        source, command: the file, and the compiler's command.
-        output: all that the compiler said.
-
-    What to do: ``output`` has the compiler's error.
-    """
-
-
 # ---- rules of arguments
 
 

@@ -22,21 +22,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONP
 from soak_rows import pytest_runtest_logreport, pytest_terminal_summary, tally  # noqa: E402, F401
 
 _CALLS = pytest.StashKey[str]()  # the folder of what failing ranks write
-MARKERS = {
-    "asan": "also run under AddressSanitizer and UBSan by `make asan`",
-    "tsan": "also run under ThreadSanitizer, ranks as threads, by `make tsan`",
-    "npu": "needs the torch_npu wheel, runs on the virtual NPU; `make test-npu`, fails without the wheel",
-    "mutants": "builds broken kernels and shows that the suite sees them; minutes, run with `-m mutants`",
-    "nightly": "takes long and adds depth, not a feature; `make nightly` runs it, other runs leave it out",
-    "row(name)": "counts for a row of the table at the end of the session; `make soak` runs these",
-}
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if "ASCEND_MOE_CALLS" not in os.environ:  # the first process of the session: its workers and ranks inherit it
         config.stash[_CALLS] = os.environ["ASCEND_MOE_CALLS"] = tempfile.mkdtemp(prefix="ascend_moe_calls_")
-    for name, meaning in MARKERS.items():
-        config.addinivalue_line("markers", f"{name}: {meaning}")
     if not config.option.markexpr:
         config.option.markexpr = "not nightly and not mutants"
 

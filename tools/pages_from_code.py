@@ -49,7 +49,7 @@ ERRORS = {
         *("InvalidExpertId", "RoutingOverflow", "ConfigMismatch", "ArgumentError", "RoutingMismatch"),
     ),
     "fatal errors": ("PeerLost", "CommTimeout", "CorruptStatus"),
-    "errors of the machine": ("LibraryError", "KernelFault", "TwinFault", "TwinBuildError"),
+    "errors of the machine": ("LibraryError", "KernelFault"),
 }
 
 

@@ -95,7 +95,7 @@ def _torch_ops() -> Finding:
 
 def _compiler() -> Finding:
     name = os.environ.get("CXX") or "g++"
-    path, why = shutil.which(name), "foreign.load, the torch_npu adapter and builds from source need one"
+    path, why = shutil.which(name), "ascendc_twin.load, the torch_npu adapter and builds from source need one"
     if path is None:
         return warn("compiler", f"no {name}", why, "install g++ 11 or later, or set CXX")
     done = subprocess.run([path, "-dumpfullversion"], capture_output=True, text=True, timeout=20)

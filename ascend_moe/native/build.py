@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
-import hashlib
 import logging
 import os
 import runpy
@@ -17,153 +15,32 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from ascendc_twin.cache import Cache, digest_of, forget_old, seal
 
 from .. import settings
 from ..errors import LibraryError
 from . import log
 
 BUILD_SECONDS = 1800.0  # after that a build, or the wait for another process's build, is given up
-PATIENCE = 3.0  # seconds that a build of unknown length may take before a line says why nothing happens
 SECONDS = 60  # that a part takes on two cores
-_KEEP_DAYS = 30
-_SUMS = "SHA256SUMS"
-
-# ---- the cache
-
-
-def cache_directory() -> Path:
-    """$ASCEND_MOE_CACHE, else ~/.cache/ascend_moe (or under $XDG_CACHE_HOME); created for the user alone.
-
-    Raises:
-        LibraryError: it belongs to another user, or others can write there.
-    """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = settings.CACHE.get() or home / "ascend_moe"
-    try:
-        path.mkdir(0o700, parents=True, exist_ok=True)
-    except OSError:
-        return _temporary_cache()
-    _need_own(path)
-    return path if os.access(path, os.W_OK) else _temporary_cache()
-
-
-def cached(*names: str) -> Path:
-    """A place in the cache, for what is loaded from there; it may not exist yet.
-
-    Raises:
-        LibraryError: it, or a folder on the way, belongs to another user, or others can write there.
-    """
-    path = cache_directory()
-    for name in names:
-        path = path / name
-        _need_own(path)
-    return path
-
-
-def _need_own(path: Path) -> None:
-    """Raise if somebody else could have put there what this process is about to load."""
-    try:
-        seen = path.stat()
-    except FileNotFoundError:
-        return
-    fix = f"remove it, or name a folder of your own in {settings.CACHE.name}"
-    if seen.st_uid != os.geteuid():
-        raise LibraryError(f"{path}, which code is loaded from, belongs to user {seen.st_uid}, not to you: {fix}")
-    if seen.st_mode & 0o022:
-        mode = oct(seen.st_mode & 0o777)[2:]
-        raise LibraryError(f"{path}, which code is loaded from, can be written by others (mode {mode}): {fix}")
-
-
-@functools.cache
-def _temporary_cache() -> Path:
-    return Path(tempfile.mkdtemp(prefix="ascend-moe-"))
-
-
-def fill_folder(folder: Path, make: Callable[[Path], None]) -> None:
-    """Fills a new folder by ``make`` and renames it into place: a reader sees the whole folder or none."""
-    folder.parent.mkdir(0o700, parents=True, exist_ok=True)
-    forget_old(folder.parent)
-    scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
-    try:
-        make(scratch)
-        _seal(scratch, scratch / _SUMS)
-        try:
-            scratch.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was faster
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _files(path: Path) -> list[Path]:
-    """A file, or all files of a folder that are no links."""
-    found = [path] if path.is_file() else sorted(path.rglob("*"))
-    return [each for each in found if each.is_file() and not each.is_symlink()]
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _seal(made: Path, sums: Path) -> None:
-    """Leaves the files of ``made`` to the user alone, and writes what they are into ``sums`` beside or in it."""
-    lines = []
-    for path in _files(made):
-        path.chmod(path.stat().st_mode & 0o700)
-        lines.append(f"{_hash(path)}  {path.relative_to(sums.parent)}\n")
-    sums.write_text("".join(lines))
-    sums.chmod(0o600)
-
-
-def sound(path: Path, sums: Path | None = None) -> Path:
-    """``path``, a file or a folder of the cache, before it is loaded; ``sums``: of ``_seal``, beside it if not given.
-
-    Raises:
-        LibraryError: a file belongs to another user, can be written by others, or is not as it was built.
-    """
-    sums = sums or path.with_name(_SUMS)
-    try:
-        lines = sums.read_text().splitlines()
-    except OSError as error:
-        raise LibraryError(f"{path} cannot be checked ({error.strerror}: {sums}): remove {sums.parent}") from None
-    known = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    for file in _files(path):
-        _need_own(file)
-        if known.get(str(file.relative_to(sums.parent))) != _hash(file):
-            raise LibraryError(f"{file} is not as it was built: remove {sums.parent}, the next use builds it again")
-    return path
-
-
-def forget_old(cache: Path) -> None:
-    """Removes folders that are older than `_KEEP_DAYS`. Processes that opened their files keep them."""
-    limit = time.time() - _KEEP_DAYS * 86400
-    for folder in cache.iterdir():
-        with contextlib.suppress(OSError):
-            if folder.is_dir() and folder.stat().st_mtime < limit:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def digest_of(*parts: str) -> str:
-    """A hash of the parts and their boundaries, for names of folders in the cache."""
-    return hashlib.sha256("\0".join((_SUMS, *parts)).encode()).hexdigest()[:32]
-
+CACHE = Cache(settings.CACHE.name, "ascend_moe", LibraryError)
+cache_directory, cached, sound = CACHE.directory, CACHE.place, CACHE.sound
 
 # ---- parts of the installation
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the native libraries: CMake's target, and what comes out, the last one last."""
+    """A part of the native libraries: CMake's target, and the file or folder that it makes."""
 
     title: str
     target: str
-    outputs: tuple[str, ...]
+    output: str
 
     @property
     def option(self) -> str:
@@ -172,9 +49,9 @@ class Part:
 
 
 PARTS = {
-    "checked": Part("the checked engine", "ascend_moe_checked", ("libtwin_checked.a", "libascend_moe_checked.so")),
-    "timed": Part("the timed engine", "ascend_moe_timed", ("libtwin_timed.a", "libascend_moe_timed.so")),
-    "vnpu": Part("the virtual NPU's libraries", "vnpu_libraries", ("vnpu",)),
+    "checked": Part("the checked engine", "ascend_moe_checked", "libascend_moe_checked.so"),
+    "timed": Part("the timed engine", "ascend_moe_timed", "libascend_moe_timed.so"),
+    "vnpu": Part("the virtual NPU's libraries", "vnpu_libraries", "vnpu"),
 }
 
 
@@ -193,7 +70,7 @@ def source_hash(sources: Path) -> str:
 
 def part_if_built(name: str, sources: Path, fast: Path) -> Path | None:
     """The part's main file (or folder) in the cache; None: the first use would build it."""
-    made = build_folder(sources, fast) / PARTS[name].outputs[-1]
+    made = build_folder(sources, fast) / PARTS[name].output
     return made if made.exists() else None
 
 
@@ -205,7 +82,7 @@ def built_part(name: str, sources: Path, fast: Path) -> Path:
     """
     part = PARTS[name]
     folder = build_folder(sources, fast)
-    made, sums = folder / part.outputs[-1], folder / f"{name}.sums"
+    made, sums = folder / part.output, folder / f"{name}.sums"
     if not made.exists():
         folder.parent.mkdir(0o700, parents=True, exist_ok=True)
         forget_old(folder.parent)
@@ -258,22 +135,6 @@ def told(title: str, folder: Path, seconds: int = SECONDS) -> Iterator[None]:
     tell(f"built {title} in {time.monotonic() - started:.0f} s")
 
 
-@contextlib.contextmanager
-def told_if_slow(what: str) -> Iterator[None]:
-    """Tell the user what is being made if it takes longer than `PATIENCE`, and how long it took."""
-    started = time.monotonic()
-    slow = threading.Timer(PATIENCE, tell, [f"compiles {what}, once; {PATIENCE:.0f} s so far"])
-    slow.daemon = True
-    slow.start()
-    try:
-        yield
-    finally:
-        slow.cancel()
-        slow.join()
-    if (seconds := time.monotonic() - started) > PATIENCE:
-        tell(f"compiled {what} in {seconds:.0f} s")
-
-
 def _tool(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
@@ -309,11 +170,9 @@ def _build(part: Part, sources: Path, folder: Path, sums: Path) -> None:
                 [cmake, "--build", str(scratch), "--target", part.target, "--parallel", jobs],
             ):
                 _run(part, command, deadline)
-        main = part.outputs[-1]
-        _seal(scratch / main, scratch / _SUMS)
-        (scratch / _SUMS).rename(sums)
-        for name in part.outputs:
-            (scratch / name).rename(folder / name)
+        seal(scratch / part.output, scratch / sums.name)
+        (scratch / sums.name).rename(sums)
+        (scratch / part.output).rename(folder / part.output)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

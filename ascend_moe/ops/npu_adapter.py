@@ -11,10 +11,12 @@ from pathlib import Path
 
 import torch
 
+from ascendc_twin.cache import fill_folder
+
 from .. import settings
 from ..errors import LibraryError
 from ..native import library as _lib
-from ..native.build import cached, fill_folder, one_builder, sound, told
+from ..native.build import cached, one_builder, sound, told
 from ..native.torch_npu import fix_of_library, missing_library
 from . import npu_adapter_build
 from .npu_adapter_build import BuildError

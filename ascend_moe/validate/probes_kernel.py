@@ -21,7 +21,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .. import comm, foreign
+import ascendc_twin
+
+from .. import comm
 from ..comm import servers
 from ..errors import AscendMoeError, LibraryError
 from ..native import library
@@ -82,7 +84,7 @@ class Seen:
 
 @dataclass
 class _Call:
-    windows: foreign.Windows
+    windows: ascendc_twin.Windows
     args: list[list[Any]]
     tilings: list[bytes]
 
@@ -107,7 +109,7 @@ class Twin:
     layout: str = "a3"
     folder: Path | None = None
     window_mib: int = 4
-    spoil: Callable[[foreign.Windows], None] = lambda windows: None
+    spoil: Callable[[ascendc_twin.Windows], None] = lambda windows: None
 
     @property
     def ranks(self) -> range:
@@ -127,7 +129,7 @@ class Twin:
         seconds = time.monotonic() - start
         return call.seen(), seconds
 
-    def explore(self, mode: str, rounds: int, schedules: int) -> tuple[foreign.Exploration, list[Seen]]:
+    def explore(self, mode: str, rounds: int, schedules: int) -> tuple[ascendc_twin.Exploration, list[Seen]]:
         """The probe under schedules of the checked engine: does it keep the rules itself?
 
         As the package is built the compiler adds no wait. In half of the schedules stores land in order, in the others
@@ -142,8 +144,8 @@ class Twin:
                 break
         return found, call.seen()
 
-    def _windows(self) -> foreign.Windows:
-        windows = foreign.Windows(self.world, data_bytes=self.window_mib * MIB, layout=self.layout)
+    def _windows(self) -> ascendc_twin.Windows:
+        windows = ascendc_twin.Windows(self.world, data_bytes=self.window_mib * MIB, layout=self.layout)
         self.spoil(windows)
         return windows
 
@@ -167,9 +169,9 @@ class Twin:
         return tiling
 
     @cached_property
-    def _kernels(self) -> foreign.Kernels:
+    def _kernels(self) -> ascendc_twin.Kernels:
         folder = self.folder or library.native_source_root() / "op_kernel"
-        return foreign.load(folder / "ascend_moe_probe.cpp", includes=[folder])
+        return ascendc_twin.load(folder / "ascend_moe_probe.cpp", includes=[folder])
 
 
 @dataclass

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ascend_moe import foreign
+import ascendc_twin
 
 SOURCE = Path(__file__).resolve().parent / "races.cpp"
 INT = {"dtype": torch.int32}
@@ -21,11 +21,11 @@ def main() -> None:
     for name, arguments in ARGUMENTS.items():
         ranks = name == "rank_race"
         found = [
-            foreign.load(SOURCE, defines=defines).explore(
+            ascendc_twin.load(SOURCE, defines=defines).explore(
                 name,
                 arguments,
                 block_dim=1 if ranks else 4,
-                windows=foreign.Windows(2) if ranks else None,
+                windows=ascendc_twin.Windows(2) if ranks else None,
                 schedules=50,
             )
             for defines in ([], ["FIXED"])

@@ -16,7 +16,8 @@ import op_runs
 import pytest
 from bare_ends import Bare, Planned, plan_of
 
-from ascend_moe import LocalCluster, comm, foreign
+import ascendc_twin
+from ascend_moe import LocalCluster, comm
 from ascend_moe.errors import ArgumentError, AscendMoeError, KernelFault, WindowTooSmall
 from ascend_moe.native import library
 from ascend_moe.native.library import lib
@@ -221,10 +222,10 @@ PEER_TABLE, WINDOW, NONE = 4, 5, 7  # enum ContextField
 
 def peers(rank: int, table: int, window_kib: int, start: int = 0) -> tuple[list[int], list[int]]:
     """Returns what a kernel reads of the context of a rank of 3, and what it ought to read."""
-    windows = foreign.Windows(3, data_bytes=1 << 20, peer_table=table)
+    windows = ascendc_twin.Windows(3, data_bytes=1 << 20, peer_table=table)
     outs = [np.zeros(17, np.uint64) for _ in range(3)]
     sources = library.native_source_root()
-    kernels = foreign.load(Path(__file__).parent / "show_peers.cpp", includes=[sources / "op_kernel"])
+    kernels = ascendc_twin.load(Path(__file__).parent / "show_peers.cpp", includes=[sources / "op_kernel"])
     tilings = [np.array([r, 3, window_kib, start], np.uint32) for r in range(3)]
     kernels.launch("show_peers", [[out] for out in outs], tilings, windows=windows)
     want = [int(area(r).ctypes.data) for r in range(3) for area in (windows.data, windows.state)]

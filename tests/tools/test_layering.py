@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import ascend_moe
+import ascendc_twin
 from ascend_moe.native import library
 
 ROOT = library.native_source_root()
@@ -249,6 +250,24 @@ def python_offences(name: str, tree: ast.Module) -> list[str]:
         if isinstance(node, ast.Attribute) and node.attr == "modules" and ast.unparse(node) == "sys.modules":
             found.append(f"{name}:{node.lineno} looks at sys.modules")
     return found
+
+
+def test_the_emulators_package_stands_alone() -> None:
+    """It imports numpy, for its command typer, and nothing of the operators or of torch."""
+    folder = Path(ascendc_twin.__file__).parent
+    found = {
+        target.split(".")[0]
+        for path in sorted(folder.glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        for target in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and node.level == 0
+            else []
+        )
+    }
+    assert found - set(sys.stdlib_module_names) == {"numpy", "typer"}
 
 
 def test_python_folders_import_only_what_lies_below() -> None:

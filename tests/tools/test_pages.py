@@ -21,15 +21,16 @@ import torch
 import typer
 
 import ascend_moe
-from ascend_moe import LocalCluster, cli, errors, foreign, settings
+from ascend_moe import LocalCluster, cli, errors, settings
 from ascend_moe.checkpoint.config import MODEL_TYPES
 from ascend_moe.checkpoint.keys import NEUTRAL
 from ascend_moe.errors import AscendMoeError
-from ascend_moe.foreign.abi import MAX_ARGUMENTS
 from ascend_moe.interop.vllm.quantization import ACTIVATIONS
 from ascend_moe.interop.vllm.selection import DEFAULT_MAX_TOKENS
 from ascend_moe.timeline.record import DEFAULT_EVENTS
 from ascend_moe.vnpu.launch import MAX_DEVICES
+from ascendc_twin.abi import MAX_ARGUMENTS
+from ascendc_twin.kernels import MAX_CORES
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
@@ -269,7 +270,7 @@ def test_public_names_modules_and_commands_stand_in_a_page() -> None:
         plain = name.isalpha() and name.islower()
         assert re.search(rf"\bascend_moe\.{name}\b" if plain else rf"\b{name}\b", code), name
     modules = ["checkpoint", "dispatchers", "errors", "experts", "fused", "npu", "permute", "placement", "reference"]
-    modules += ["foreign", "routing", "standin.torch_npu"]
+    modules += ["routing", "standin.torch_npu"]
     modules += [f"interop.{name}" for name in ("deep_ep", "fused_moe", "megatron", "sglang", "vllm", "vllm_ascend")]
     for module in modules:
         parent, _, name = f"ascend_moe.{module}".rpartition(".")
@@ -331,7 +332,7 @@ NUMBERS = [
     (r"More than (\d+) rows of a rank go by several calls", protocol("Batch")),
     (r"up to `max_num_tokens` \((\d+)\) a rank", [DEFAULT_MAX_TOKENS]),
     (r"with at most (\d+) parameters", [MAX_ARGUMENTS]),
-    (r"1 to (\d+) of them\. No cube calls", [foreign.MAX_CORES]),
+    (r"1 to (\d+) of them\. No cube calls", [MAX_CORES]),
     (r"at most (\d+) devices", [MAX_DEVICES]),
     (r"At most (\d+ \d+) events of 64 bytes", [DEFAULT_EVENTS]),
     (r"its last (\d+) calls", constants("csrc/torch/record.h", "kKept")),

@@ -20,7 +20,8 @@ import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import cli, comm, errors, foreign, settings, validate
+import ascendc_twin
+from ascend_moe import cli, comm, errors, settings, validate
 from ascend_moe.cli import validate as validate_cli
 from ascend_moe.comm import servers
 from ascend_moe.native import library
@@ -428,7 +429,7 @@ def test_host_names_are_judged_before_anything_is_launched(
 
 def test_store_probe_stays_on_its_server() -> None:
     """With 5 ranks on servers of 2: nothing is stored to, or read from, a rank of another server."""
-    made: list[foreign.Windows] = []
+    made: list[ascendc_twin.Windows] = []
     found = PROBES["peer store and read"].on(Twin(world=5, layout="a2", near=2, spoil=made.append))
     assert found.verdict == PASS and "ASCEND_MOE_NEAR_STORES=1" in found.detail, found
     share = 16 * 1024 + 3 * 512  # of a source, as the probe lays them out
@@ -449,7 +450,7 @@ def test_two_levels_probe_says_where_it_has_no_room_or_nothing_to_show() -> None
 
 
 def test_zero_state_probe_fails_on_used_memory() -> None:
-    def spoil(windows: foreign.Windows) -> None:
+    def spoil(windows: ascendc_twin.Windows) -> None:
         windows.state(1)[4100] = 3
 
     found = PROBES["zero-initialised state"].on(Twin(spoil=spoil))

@@ -427,8 +427,8 @@ def test_wide_sizes_of_constructors_are_refused(cluster: LocalCluster) -> None:
 
 
 def test_arguments_of_a_kernel_of_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ascend_moe.foreign.arguments import Arguments
-    from ascend_moe.foreign.entries import Parameter
+    from ascendc_twin.arguments import Arguments
+    from ascendc_twin.entries import Parameter
 
     def word(mangled: str, value: Any) -> Any:
         return outcome(lambda: Arguments("k", [Parameter("n", "integer", mangled)], [value], None, None, rank=0,

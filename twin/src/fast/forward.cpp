@@ -3,7 +3,7 @@
 // A row that a kernel copies from GM to UB and from there to GM again would be copied twice. A row that it
 // copies to UB, casts to float32, scales and adds to a sum would be copied once and read four times. The
 // fast engine therefore defers such copies: it notes where the bytes lie in GM, and reads them there when
-// the kernel uses them. ASCEND_MOE_FORWARD=0 switches this off; tests/twin/test_forward.py compares
+// the kernel uses them. ASCEND_MOE_FORWARD=0 switches this off; twin/tests/test_forward.py compares
 // random programs with and without it, byte by byte. The checked and the timed engine never defer anything.
 //
 // Which accesses may be deferred

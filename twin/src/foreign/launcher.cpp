@@ -1,4 +1,4 @@
-// The C ABI of a library of kernels, which ascend_moe/foreign/abi.py mirrors field by field: launches them on
+// The C ABI of a library of kernels, which ascendc_twin/abi.py mirrors field by field: launches them on
 // the twin. The ranks of one launcher keep their devices and copy agents between launches.
 #include <atomic>
 #include <cstdint>

@@ -4,7 +4,7 @@
 //   ASCENDC_TPL_SEL(...)             the combinations that exist, each an ASCENDC_TPL_ARGS_SEL(...) of subsets
 //   GET_TPL_TILING_KEY(...)          on the host: the key of these arguments
 //
-// A kernel's build defines ASCENDC_TPL_KERNEL, and the macros are empty. ascend_moe/foreign/template_keys.py reads what
+// A kernel's build defines ASCENDC_TPL_KERNEL, and the macros are empty. ascendc_twin/template_keys.py reads what
 // they leave under TWIN_TPL_SCAN. Elsewhere they are the host's.
 #pragma once
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from foreign_runs import HALF, kernels, modes, tiling
 
-from ascend_moe.errors import TwinFault
+from ascendc_twin.errors import TwinFault
 
 ROWS, WIDTH = 5, 32
 TILING = bytes(64 + 280) + tiling(ROWS, WIDTH)

@@ -11,11 +11,11 @@ import pytest
 from foreign_runs import KERNELS, kernels, tiling
 from twin_oracle import compiler
 
-from ascend_moe import foreign
-from ascend_moe.errors import ArgumentError, TwinBuildError, TwinFault
-from ascend_moe.foreign.build import include_directory, own_text, preprocess, unit_of, vendor_headers
-from ascend_moe.foreign.entries import Entry, find_entries
-from ascend_moe.foreign.template_keys import bound, find_declarations
+import ascendc_twin
+from ascendc_twin.compiling import include_directory, own_text, preprocess, unit_of, vendor_headers
+from ascendc_twin.entries import Entry, find_entries
+from ascendc_twin.errors import ArgumentError, TwinBuildError, TwinFault
+from ascendc_twin.template_keys import bound, find_declarations
 
 # ---- plain keys, windows of both layouts, more cores than rows ----
 
@@ -32,8 +32,8 @@ def test_rows_through_windows_of_cores_without_a_share(mode: str, key: int, layo
     y = np.zeros_like(x)
     args, data = [[x[r], y[r]] for r in range(world)], bytes(64 + 280) + tiling(rows, width)
 
-    def run(warn: bool) -> foreign.Outcome:
-        windows = foreign.Windows(world, data_bytes=1 << 16, layout=layout)
+    def run(warn: bool) -> ascendc_twin.Outcome:
+        windows = ascendc_twin.Windows(world, data_bytes=1 << 16, layout=layout)
         call = ("plain_key", args, data, cores, key, windows)
         return kernels("plain_key").launch(*call, workspace_bytes=32, mode=mode, warn=warn, timeout_s=20)
 
@@ -75,7 +75,7 @@ def test_context_structs_are_declared_where_a_source_has_none(text: str, flags: 
 def test_a_kernel_without_structs_of_its_own_finds_them() -> None:
     x = np.arange(32, dtype=np.float32).reshape(2, 16)
     y = np.zeros_like(x)
-    call = ([[x, y]], bytes(64 + 280) + tiling(2, 16), 2, 1000, foreign.Windows(1, data_bytes=1 << 16))
+    call = ([[x, y]], bytes(64 + 280) + tiling(2, 16), 2, 1000, ascendc_twin.Windows(1, data_bytes=1 << 16))
     kernels("plain_key", "NO_STRUCTS").launch("plain_key", *call, workspace_bytes=32)
     assert np.array_equal(x, y)
 
@@ -126,9 +126,9 @@ def test_keys_are_listed_and_others_are_refused_by_name() -> None:
     pytest.importorskip("typer")
     from typer.testing import CliRunner
 
-    from ascend_moe.cli.twin import app
+    from ascendc_twin.cli import app
 
-    shown = CliRunner().invoke(app, ["list", str(foreign.build(KERNELS / "template_key.cpp"))]).output
+    shown = CliRunner().invoke(app, ["list", str(ascendc_twin.build(KERNELS / "template_key.cpp"))]).output
     assert f"  {HALF_KEY}: D_T=half, HAS_MASK=0, SCALE=3, FORMAT=2, KIND=20, CORES=0\n" in shown
 
 
@@ -143,7 +143,7 @@ def test_some_instances_alone_are_built(tmp_path: Path) -> None:
     }
     assert unit.compiled(tmp_path, 0).read_text().count("case ") == 1
     with pytest.raises(ArgumentError, match=f"tiling_keys: no template kernel has 7; there are .*{HALF_KEY}"):
-        foreign.load(KERNELS / "template_key.cpp", tiling_keys=[7])
+        ascendc_twin.load(KERNELS / "template_key.cpp", tiling_keys=[7])
 
 
 def test_the_host_makes_the_same_keys(tmp_path: Path) -> None:

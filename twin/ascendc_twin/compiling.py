@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -12,20 +14,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import c_char_p
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from .._text import irreplaceable
-from ..errors import ArgumentError, LibraryError, TwinBuildError
-from ..native import library as native_library
-from ..native.build import cached, digest_of, fill_folder, sound, told, told_if_slow
+from .cache import Cache, digest_of, fill_folder
 from .entries import MARK, Entry, find_entries, line_of
+from .errors import ArgumentError, TwinBuildError
 from .template_keys import SCAN, bound, dispatcher, find_declarations
 
+CACHE = Cache("ASCENDC_TWIN_CACHE", "ascendc_twin")
+PATIENCE = 3.0  # seconds that a compilation may take before a line says why nothing happens
+_log = logging.getLogger("ascendc_twin")
 SOURCES = (".cpp", ".cc", ".cxx", ".cce", ".asc")
 CHECKED_SUFFIX = ".checked.so"
 
@@ -62,7 +66,9 @@ def build(
     engines = engines_of(engine)
     if output is not None:
         for name in engines:
-            if why := irreplaceable(engine_path(Path(output), name)):
+            path = engine_path(Path(output), name)
+            if path.is_symlink() or (path.exists() and not path.is_file()):
+                why = f"{path} is a link or no regular file, and is not replaced"
                 raise ArgumentError(f"output {why}", argument="output")
     wanted = None if tiling_keys is None else frozenset(tiling_keys)
     given = (tuple(defines), tuple(map(Path, includes)), wanted, debug)
@@ -112,6 +118,25 @@ def _install(library: Path, target: Path) -> None:
         (Path(folder) / target.name).replace(target)
 
 
+# ---- what the user hears while it compiles
+
+
+@contextlib.contextmanager
+def said_if_slow(what: str) -> Iterator[None]:
+    """Log what is compiled if it takes longer than `PATIENCE`, and how long it took."""
+    started = time.monotonic()
+    slow = threading.Timer(PATIENCE, _log.warning, [f"ascendc_twin: compiles {what}, once; {PATIENCE:.0f} s so far"])
+    slow.daemon = True
+    slow.start()
+    try:
+        yield
+    finally:
+        slow.cancel()
+        slow.join()
+    if (seconds := time.monotonic() - started) > PATIENCE:
+        _log.warning("ascendc_twin: compiled %s in %.0f s", what, seconds)
+
+
 # ---- the compiler
 
 ENGINES = ("fast", "checked")
@@ -149,9 +174,15 @@ def _compiler_id() -> str:
     return f"{os.path.realpath(compiler())}\n{result.stdout}"
 
 
+def _sources() -> Path:
+    """Folder of include/ and src/: this one in an installation, the one above in a source tree."""
+    here = Path(__file__).resolve().parent
+    return here if (here / "include").is_dir() else here.parent
+
+
 def include_directory() -> Path:
     """Folder of kernel_operator.h."""
-    return native_library.native_source_root() / "twin" / "include"
+    return _sources() / "include"
 
 
 @functools.cache
@@ -167,7 +198,7 @@ def vendor_headers_directory() -> Path:
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             (scratch / name).write_text(text)
 
-    folder = cached("twin", f"vendor-headers-{digest_of(str(headers))}")
+    folder = CACHE.place(f"vendor-headers-{digest_of(str(headers))}")
     if not folder.is_dir():
         fill_folder(folder, write)
     return folder
@@ -193,7 +224,7 @@ def vendor_headers(table: str) -> dict[str, str]:
 
 
 def _runtime_directory() -> Path:
-    return native_library.native_source_root() / "twin" / "src"
+    return _sources() / "src"
 
 
 def _common_flags(engine: str) -> list[str]:
@@ -254,7 +285,7 @@ def own_text(preprocessed: str) -> str:
 
 
 @functools.cache
-def _runtime_digest() -> str:
+def runtime_digest() -> str:
     """A hash of every file that the runtime is compiled from."""
     digest = hashlib.sha256()
     for folder in (include_directory(), _runtime_directory()):
@@ -266,19 +297,14 @@ def _runtime_digest() -> str:
 
 
 def _archive(engine: str) -> Path | None:
-    """libtwin_*.a beside the native library, if both were built from these sources, without sanitizers."""
+    """libtwin_*.a of the installation, if it was built from these sources, without sanitizers."""
+    library = Path(__file__).resolve().parent / "lib"
+    archive = library / f"libtwin_{engine}.a"
     try:
-        library = native_library.library_path()
-        archive = library.parent / f"libtwin_{engine}.a"
-        if not archive.is_file() or b"__asan_" in archive.read_bytes():
-            return None
-        root = native_library.native_source_root()
-        command = [sys.executable, str(root / "tools" / "source_hash.py"), str(root)]
-        wanted = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-        opened = native_library.open_library(library, {"am_source_hash": (c_char_p, ())})
-        return archive if opened.am_source_hash().decode() == wanted else None
-    except (OSError, LibraryError, subprocess.SubprocessError):
+        sound = (library / "SOURCES").read_text() == runtime_digest() and b"__asan_" not in archive.read_bytes()
+    except OSError:
         return None
+    return archive if sound else None
 
 
 @functools.cache
@@ -286,10 +312,10 @@ def runtime_objects(engine: str) -> tuple[str, ...]:
     """Files that kernels are linked with: objects of src/foreign, and the engine as objects or archive."""
     archive = _archive(engine)
     flags = [*_common_flags(engine), f"-I{include_directory()}"]
-    key = digest_of(_compiler_id(), *flags, _runtime_digest(), "archive" if archive else "objects")
-    folder = cached("twin", f"runtime-{engine}-{key}")
+    key = digest_of(_compiler_id(), *flags, runtime_digest(), "archive" if archive else "objects")
+    folder = CACHE.place(f"runtime-{engine}-{key}")
     if not folder.is_dir():
-        with told(f"the {engine} engine for kernels", folder, 10 if archive else 60):
+        with said_if_slow(f"the {engine} engine for kernels, 10 to 60 s on two cores,"):
             fill_folder(folder, lambda scratch: _compile_runtime(flags, scratch, archive is not None))
     return (*(str(path) for path in sorted(folder.glob("*.o"))), *([str(archive)] if archive else []))
 
@@ -354,12 +380,12 @@ def kernel_library(
         )
     objects = runtime_objects(engine)
     flags = _kernel_flags(engine, defines, includes, debug)
-    key = digest_of(_compiler_id(), *flags, *texts, _entry_table(entries), *objects, _runtime_digest())
-    folder = cached("twin", f"{sources[0].stem}-{engine}-{key}")
+    key = digest_of(_compiler_id(), *flags, *texts, _entry_table(entries), *objects, runtime_digest())
+    folder = CACHE.place(f"{sources[0].stem}-{engine}-{key}")
     if not folder.is_dir():
-        with told_if_slow(f"{', '.join(source.name for source in sources)} for the {engine} engine"):
+        with said_if_slow(f"{', '.join(source.name for source in sources)} for the {engine} engine"):
             fill_folder(folder, lambda scratch: _compile(units, flags, objects, scratch))
-    return sound(folder / "kernels.so")
+    return CACHE.sound(folder / "kernels.so")
 
 
 def unit_of(source: Path, text: str, tiling_keys: Collection[int] | None = None) -> Unit:
@@ -401,7 +427,7 @@ def _outermost(text: str, place: int) -> bool:
 def pair_path(libraries: Sequence[Path]) -> Path:
     """Where the libraries of several engines lie side by side in the cache."""
     names = [library.parent.name for library in libraries]
-    folder = cached("twin", f"pair-{digest_of(*names)}")
+    folder = CACHE.place(f"pair-{digest_of(*names)}")
     folder.mkdir(0o700, parents=True, exist_ok=True)
     return folder / "kernels.so"
 
@@ -438,3 +464,7 @@ def _entry_table(entries: Sequence[Entry]) -> str:
     body = "\n".join(f'    "{line_of(entry)}\\n"' for entry in entries)
     head = 'extern "C" __attribute__((visibility("default"))) const char* twin_entries();\n'
     return f"{head}const char* twin_entries() {{\n    return\n{body};\n}}\n"
+
+
+if __name__ == "__main__":  # writes the digest beside the archives that the build makes (CMakeLists.txt)
+    Path(sys.argv[1]).write_text(runtime_digest())

@@ -12,8 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError
 from . import abi
+from .errors import ArgumentError
 
 Bytes: TypeAlias = NDArray[np.uint8]
 MIB = 1 << 20

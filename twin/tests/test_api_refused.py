@@ -11,7 +11,7 @@ import pytest
 from twin_calls import clean, library, run
 from twin_oracle import INCLUDE, TWIN, syntax_errors
 
-from ascend_moe.foreign.build import vendor_headers_directory
+from ascendc_twin.compiling import vendor_headers_directory
 
 PRELUDE = """
 #include "kernel_operator.h"

@@ -16,8 +16,8 @@ import torch
 from foreign_runs import HALF, Swap, kernels, modes, tiling
 from numpy.typing import NDArray
 
-from ascend_moe import foreign
-from ascend_moe.errors import ArgumentError, TwinFault
+import ascendc_twin
+from ascendc_twin.errors import ArgumentError, TwinFault
 
 
 def rng(seed: int) -> np.random.Generator:
@@ -70,7 +70,7 @@ def address(area: NDArray[np.uint8]) -> int:
 
 @pytest.mark.parametrize("layout,world,table", [("a3", 5, 2984), ("a3", 3, 3320), ("a2", 2, 2984), ("a2", 33, 2984)])
 def test_a_kernel_sees_its_context(layout: str, world: int, table: int) -> None:
-    windows = foreign.Windows(world, data_bytes=8192, state_bytes=4096, name="ep", layout=layout, peer_table=table)
+    windows = ascendc_twin.Windows(world, data_bytes=8192, state_bytes=4096, name="ep", layout=layout, peer_table=table)
     for rank, (words, none) in enumerate(show(windows, (world, 1), (int(layout == "a3"), 1), world)):
         details = [4096, table, ord("e")] if layout == "a3" else [int(world > 32), 2, world]
         assert list(words[:8]) == [rank, world, rank, world, 8192, *details]
@@ -84,14 +84,14 @@ def test_a_kernel_sees_its_context(layout: str, world: int, table: int) -> None:
 
 def test_two_groups_of_four_ranks() -> None:
     """Ranks 0..3 are one EP group of 4 and two TP groups of 2, and a pair of groups."""
-    ep = foreign.Windows(4, data_bytes=4096)
-    tp = [foreign.Windows(2, data_bytes=4096, layout="a2") for _ in range(2)]
+    ep = ascendc_twin.Windows(4, data_bytes=4096)
+    tp = [ascendc_twin.Windows(2, data_bytes=4096, layout="a2") for _ in range(2)]
     groups = [(ep.member(r), tp[r // 2].member(r % 2)) for r in range(4)]
     for rank, (first, second) in enumerate(show(groups, (4, 2), (1, 0), 4)):
         assert list(first[:2]) == [rank, 4]
         assert list(second[:2]) == [rank % 2, 2]
         assert second[8] == address(tp[rank // 2].data(0))
-    pair = (foreign.Windows(2, data_bytes=4096), foreign.Windows(2, data_bytes=4096))
+    pair = (ascendc_twin.Windows(2, data_bytes=4096), ascendc_twin.Windows(2, data_bytes=4096))
     for rank, (first, second) in enumerate(show(pair, (2, 2), (1, 1), 2)):
         assert first[0] == second[0] == rank
         assert first[8] == address(pair[0].data(0)) and second[8] == address(pair[1].data(0))
@@ -110,7 +110,7 @@ def exchange(
     finalize: int = 1,
     wait_s: float = 20,
 ) -> None:
-    windows = foreign.Windows(world, data_bytes=window, layout="a2")
+    windows = ascendc_twin.Windows(world, data_bytes=window, layout="a2")
     for step in range(4):
         swap = Swap(world, rows, 16, np.int32, step)
         call = (swap.args, bytes(64 + 280) + tiling(rows, 16, step % 2, finalize), cores, 0, windows)
@@ -148,7 +148,7 @@ def test_batch_write_past_the_window_is_found() -> None:
 @modes
 @pytest.mark.parametrize("world,rows,chunks,cores", [(2, 3, 3, 4), (4, 2, 1, 3), (4, 30, 2, 48)])
 def test_chunks_that_carry_their_flag(mode: str, world: int, rows: int, chunks: int, cores: int) -> None:
-    windows = foreign.Windows(world, data_bytes=1 << 17, flags_in_data=True)
+    windows = ascendc_twin.Windows(world, data_bytes=1 << 17, flags_in_data=True)
     for step in range(3):
         swap = Swap(world, rows, chunks * 480, np.uint8, step)
         call = (swap.args, swap.chunk_tilings(step + 1), cores, 0, windows)
@@ -158,7 +158,7 @@ def test_chunks_that_carry_their_flag(mode: str, world: int, rows: int, chunks: 
 
 @modes
 def test_ranks_launched_by_threads_of_the_caller(mode: str) -> None:
-    swap, windows = Swap(2, 3, 960, np.uint8), foreign.Windows(2, data_bytes=1 << 16, flags_in_data=True)
+    swap, windows = Swap(2, 3, 960, np.uint8), ascendc_twin.Windows(2, data_bytes=1 << 16, flags_in_data=True)
     exchange = kernels("chunk_exchange")
 
     def launch(rank: int) -> None:
@@ -277,7 +277,7 @@ def test_drawn_overlaps_are_made_repeat_by_repeat(mode: str, seed: int) -> None:
 
 def test_warnings_of_all_ranks_and_schedules_are_listed() -> None:
     args = [[np.zeros(48, np.float32), np.zeros(48, np.float32)] for _ in range(3)]
-    call = (args, None, 1, 4, foreign.Windows(3, data_bytes=4096))
+    call = (args, None, 1, 4, ascendc_twin.Windows(3, data_bytes=4096))
     done = kernels("habits").launch("habits", *call, warn=True)
     result = kernels("habits").explore("habits", *call, schedules=5, warn=True)
     assert result.ok and done.warnings == result.warnings and len(done.warnings) == 1
@@ -288,7 +288,7 @@ def test_warnings_of_all_ranks_and_schedules_are_listed() -> None:
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_pointer_into_nowhere_is_a_finding(mode: str, key: int, address: str, world: int) -> None:
     args = [[np.zeros(48, np.float32), np.zeros(48, np.float32)] for _ in range(world)]
-    call = (args, None, 3, key, foreign.Windows(2, data_bytes=4096)) if world == 2 else (args[0], None, 3, key)
+    call = (args, None, 3, key, ascendc_twin.Windows(2, data_bytes=4096)) if world == 2 else (args[0], None, 3, key)
     for _ in range(2):  # the process and the library live on
         with pytest.raises(TwinFault, match=f"a pointer of the kernel leads to {address}") as caught:
             kernels("habits").launch("habits", *call, mode=mode)
@@ -301,17 +301,17 @@ def test_a_pointer_into_nowhere_is_a_finding(mode: str, key: int, address: str, 
 
 def test_wrong_windows_are_refused() -> None:
     with pytest.raises(ArgumentError, match="layout is a3 or a2"):
-        foreign.Windows(2, layout="a5")
+        ascendc_twin.Windows(2, layout="a5")
     with pytest.raises(ArgumentError, match="peer_table is 2984 or 3320, not 2992"):
-        foreign.Windows(2, peer_table=2992)
+        ascendc_twin.Windows(2, peer_table=2992)
     with pytest.raises(ArgumentError, match="at least 1 rank"):
-        foreign.Windows(0)
+        ascendc_twin.Windows(0)
     with pytest.raises(ArgumentError, match="rank 2 of windows of 2 ranks"):
-        foreign.Windows(2).member(2)
+        ascendc_twin.Windows(2).member(2)
 
 
 def test_windows_are_cleared_and_restored() -> None:
-    windows = foreign.Windows(2, data_bytes=10_000)
+    windows = ascendc_twin.Windows(2, data_bytes=10_000)
     windows.data(1)[9_999] = 5
     windows.state(0)[0] = 6
     saved = windows.snapshot()
@@ -334,7 +334,7 @@ def test_every_schedule_begins_with_the_same_arguments() -> None:
 
 def test_batch_write_may_take_its_time() -> None:
     """Two ranks of two cores swap rows."""
-    swap, windows = Swap(2, 3, 16, np.int32), foreign.Windows(2, data_bytes=4096, layout="a2")
+    swap, windows = Swap(2, 3, 16, np.int32), ascendc_twin.Windows(2, data_bytes=4096, layout="a2")
     call = (swap.args, bytes(64 + 280) + tiling(3, 16, 0, 1), 2, 0, windows)
     exchange = kernels("all2all_batch_write")
     options = {"schedules": 60, "workspace_bytes": 64, "check": swap.check}
@@ -349,7 +349,7 @@ def test_batch_write_may_take_its_time() -> None:
 def test_flags_inside_longer_stores(declared: bool, unordered: bool, finding: str | None) -> None:
     """Sound only where a store lands in order, and known as flags only where the windows say so."""
     swap = Swap(2, 2, 960, np.uint8)
-    windows = foreign.Windows(2, data_bytes=1 << 16, flags_in_data=declared)
+    windows = ascendc_twin.Windows(2, data_bytes=1 << 16, flags_in_data=declared)
     call = ("chunk_exchange", swap.args, swap.chunk_tilings(), 2, 0, windows)
     exchange = kernels("chunk_exchange")
     found = exchange.explore(*call, schedules=60, unordered=unordered, check=swap.check)
@@ -387,7 +387,7 @@ def test_queues_may_be_passed_by_value(mode: str) -> None:
         assert np.array_equal(y, x + 1), (rows, buffers, by_value)
 
 
-def explored_block(met: bool, **options: Any) -> foreign.Exploration:
+def explored_block(met: bool, **options: Any) -> ascendc_twin.Exploration:
     x, y = np.arange(1, 9, dtype=np.float32), np.zeros(8, np.float32)
     call = ("left_block", [x, y], None, 2, int(met))
     return kernels("habits").explore(*call, schedules=60, workspace_bytes=32, **options)

@@ -6,12 +6,13 @@ import ctypes
 import os
 import threading
 import weakref
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_uint32, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
 
-from ..errors import ArgumentError, LibraryError
-from ..native.library import Signatures, open_library
 from .entries import Entry, entry_of
+from .errors import ArgumentError, LibraryError
 
 ABI = 3
 MAX_ARGUMENTS = 40
@@ -99,7 +100,8 @@ class Outcome(ctypes.Structure):
     )
 
 
-_SIGNATURES: Signatures = {
+# Function name -> (result type, argument types).
+_SIGNATURES: Mapping[str, tuple[Any, Sequence[Any]]] = {
     "twin_abi": (c_uint32, ()),
     "twin_engine": (c_char_p, ()),
     "twin_policies": (c_char_p, ()),
@@ -116,10 +118,19 @@ _SIGNATURES: Signatures = {
 
 def open_kernels(path: str) -> ctypes.CDLL:
     """A library that `build` made. The loader would look elsewhere for a name without a folder."""
-    library = open_library(os.path.abspath(path), _SIGNATURES, "build it with ascend_moe.foreign.build")
+    try:
+        library = ctypes.CDLL(os.path.abspath(path))
+    except OSError as error:
+        raise LibraryError(f"{path} cannot be loaded ({error}): build it with ascendc_twin.build") from error
+    for name, (result, arguments) in _SIGNATURES.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise LibraryError(f"{path} has no function {name}: build it with ascendc_twin.build") from None
+        function.restype, function.argtypes = result, list(arguments)
     if library.twin_abi() != ABI:
         raise LibraryError(
-            f"{path} was built by another version of ascend_moe (ABI {library.twin_abi()}, this is {ABI}):"
+            f"{path} was built by another version of ascendc_twin (ABI {library.twin_abi()}, this is {ABI}):"
             " build it again"
         )
     return library

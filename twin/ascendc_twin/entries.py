@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..errors import TwinBuildError
+from .errors import TwinBuildError
 
 MARK = "__twin_entry__"  # replaces the qualifier __global__ when a source is scanned
 

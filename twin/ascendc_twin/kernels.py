@@ -1,15 +1,4 @@
-"""Runs unmodified AscendC kernels on the CPU.
-
-    from ascend_moe import foreign
-
-    kernels = foreign.load("add_custom.cpp", defines=["DTYPE_X=half"])
-    kernels.launch("add_custom", [x, y, z], tiling, block_dim=8)
-
-    result = kernels.explore("add_custom", [x, y, z], tiling, block_dim=2, schedules=200)
-    assert result.ok, result.text
-
-Kernels that talk to their peers' windows: ``foreign.Windows(world)``, one list of arguments a rank.
-"""
+"""Kernels of a source or library, opened: launches and explored schedules."""
 
 from __future__ import annotations
 
@@ -23,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError, TwinFault
 from . import abi
 from .abi import Engine, policy_in_turn
 from .arguments import Arguments
-from .build import ENGINES, SOURCES, PathLike, build, engine_path, source_paths
+from .compiling import ENGINES, SOURCES, PathLike, build, engine_path, source_paths
+from .errors import ArgumentError, TwinFault
 from .windows import Groups, Member, Windows, members_of
 
 __all__ = ["Exploration", "Kernels", "Member", "Outcome", "Windows", "build", "load"]

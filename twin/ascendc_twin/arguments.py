@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError
 from . import abi
 from .entries import Parameter
+from .errors import ArgumentError
 
 Bytes: TypeAlias = NDArray[np.uint8]
 LINE = 64  # bytes of a data cache line; as on an NPU, no two tensors share a line
@@ -123,7 +122,7 @@ class Arguments:
         return tensor.gm
 
     def _memory(self, value: Any, label: str) -> tuple[int, int, bool, Any]:
-        if isinstance(value, torch.Tensor):
+        if _is_torch(value):
             if value.device.type != "cpu" or not value.is_contiguous():
                 fix = "call .cpu().contiguous()"
                 raise self._refused(f"{label} is not a contiguous CPU tensor: {fix}", label)
@@ -187,6 +186,11 @@ class Arguments:
         return tensor.view() if tensor.staged is None else tensor.staged[: tensor.size]
 
 
+def _is_torch(value: Any) -> bool:
+    """Whether a value is a torch tensor. torch is never imported: who has a tensor has torch."""
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr")
+
+
 def _is_scratch(name: str) -> bool:
     """Whether cores exchange data through it: a workspace, recognised by the parameter's name."""
     return name == "tiling" or "workspace" in name.lower() or name.lower().endswith("(ws)")
@@ -201,8 +205,9 @@ def _aligned(size: int) -> Bytes:
 
 def tiling_bytes(tiling: Any) -> bytes:
     """Tiling data as bytes: bytes-like, a numpy array, a ctypes struct or a torch tensor."""
-    if isinstance(tiling, torch.Tensor):
-        return bytes(tiling.contiguous().view(torch.uint8).numpy().tobytes())
+    if _is_torch(tiling):
+        whole = tiling.contiguous()
+        return ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size())
     if isinstance(tiling, np.ndarray):
         return tiling.tobytes()
     try:

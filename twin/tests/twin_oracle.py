@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ascend_moe.foreign.build import runtime_objects
-from ascend_moe.native.build import cache_directory, digest_of, forget_old
+from ascendc_twin.cache import digest_of, forget_old
+from ascendc_twin.compiling import CACHE, runtime_objects
 
-TREE = Path(__file__).resolve().parents[2]
-TWIN = TREE / "twin"
-NATIVE = TREE / "tests" / "twin" / "native"
+TWIN = Path(__file__).resolve().parents[1]
+NATIVE = TWIN / "tests" / "native"
 INCLUDE = TWIN / "include"
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror"]
 SANITIZE = os.environ.get("ASCEND_MOE_SANITIZE", "")  # as the library was built: `make asan`
@@ -38,12 +37,14 @@ def compiler() -> str:
 @functools.cache
 def _folder() -> Path:
     """Where everything that is compiled from these sources lies: for all processes, and for later runs."""
-    files = sorted(path for folder in (TWIN, NATIVE) for path in folder.rglob("*") if path.is_file())
+    files = sorted(
+        path for name in ("include", "src", "tests/native") for path in (TWIN / name).rglob("*") if path.is_file()
+    )
     version = subprocess.run([compiler(), "--version"], capture_output=True, text=True).stdout
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     machine = {line for line in lines if line.startswith(("flags", "Features"))}  # for -march=native
     texts = [path.read_text(errors="replace") for path in files]
-    folder = cache_directory() / "tests" / digest_of(version, *COMMON, *sorted(machine), *map(str, files), *texts)
+    folder = CACHE.directory() / "tests" / digest_of(version, *COMMON, *sorted(machine), *map(str, files), *texts)
     folder.mkdir(parents=True, exist_ok=True)
     forget_old(folder.parent)
     os.utime(folder)
@@ -88,7 +89,7 @@ def _runtime(engine: str) -> list[str]:
 
 @functools.cache
 def native_library(name: str, engine: str, *flags: str) -> Path:
-    """tests/twin/native/`name`.cpp with the twin's runtime."""
+    """native/`name`.cpp with the twin's runtime."""
     options = [*ENGINES[engine], *COMMON, *(flags or ["-O1"]), "-fPIC", "-c"]
     stem, runtime = "-".join((name, engine, *flags)), _runtime(engine)
     own = _compiled(f"{stem}.o", *options, str(NATIVE / f"{name}.cpp"))

@@ -16,13 +16,12 @@ import torch
 from foreign_runs import HALF, Swap, kernels, tiling
 from twin_oracle import compiler
 
-from ascend_moe import foreign
-from ascend_moe.errors import ArgumentError, LibraryError, TwinBuildError, TwinFault
-from ascend_moe.foreign.entries import find_entries
-from ascend_moe.native import build as native_build
+import ascendc_twin
+from ascendc_twin.entries import find_entries
+from ascendc_twin.errors import ArgumentError, LibraryError, TwinBuildError, TwinFault
 
-# `ascend_moe.foreign.build` is the function; this is its module.
-build_module = importlib.import_module("ascend_moe.foreign.build")
+# `ascendc_twin.build` is the function; this is its module.
+build_module = importlib.import_module("ascendc_twin.compiling")
 
 COUNT = """
 #include "kernel_operator.h"
@@ -40,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache of its own, which shares the compiled runtime with the session's."""
     compiler()
     build_module.runtime_objects("fast")
-    monkeypatch.setenv("ASCEND_MOE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ASCENDC_TWIN_CACHE", str(tmp_path / "cache"))
     yield tmp_path / "cache"
 
 
@@ -82,19 +81,19 @@ def test_a_second_build_compiles_nothing_and_a_changed_header_builds_anew(
     text = path.read_text().replace("static_cast<int64_t>(first)", "kFirst")
     path.write_text(text.replace('extern "C"', ""))
     for first, patience in ((1, 0.0), (7, 600.0)):
-        monkeypatch.setattr(native_build, "PATIENCE", patience)
+        monkeypatch.setattr(build_module, "PATIENCE", patience)
         header.write_text(f"constexpr int64_t kFirst = {first};\n")
         out = np.zeros(2, np.int64)
-        foreign.load(path, includes=[tmp_path]).launch("count", [out, 1], tiling(0, 0), 2)
+        ascendc_twin.load(path, includes=[tmp_path]).launch("count", [out, 1], tiling(0, 0), 2)
         assert out.tolist() == [first, first + 1]
     assert [text.partition(" engine")[0] for text in caplog.messages] == [
-        f"ascend_moe: {word} count.cpp for the fast" for word in ("compiles", "compiled")
+        f"ascendc_twin: {word} count.cpp for the fast" for word in ("compiles", "compiled")
     ]
     monkeypatch.setattr(build_module, "_compile", lambda *_: pytest.fail("compiled again"))
-    assert foreign.build(path, includes=[tmp_path]).is_relative_to(cache)
+    assert ascendc_twin.build(path, includes=[tmp_path]).is_relative_to(cache)
     for other in ({"defines": ["SOMETHING=1"]}, {"debug": True}):
         with pytest.raises(pytest.fail.Exception):
-            foreign.build(path, includes=[tmp_path], **other)
+            ascendc_twin.build(path, includes=[tmp_path], **other)
 
 
 def test_several_sources_make_one_library(cache: Path, tmp_path: Path) -> None:
@@ -102,10 +101,10 @@ def test_several_sources_make_one_library(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "k.checked.so").symlink_to("elsewhere")
     for name in ("link.so", "k.so"):
         with pytest.raises(ArgumentError, match=r"output .* is a link or no regular file, and is not replaced"):
-            foreign.build(source(tmp_path, "one"), output=tmp_path / name, engine="both")
-    library = foreign.build([source(tmp_path, "one"), source(tmp_path, "two")], output=tmp_path / "out" / "k.so")
+            ascendc_twin.build(source(tmp_path, "one"), output=tmp_path / name, engine="both")
+    library = ascendc_twin.build([source(tmp_path, "one"), source(tmp_path, "two")], output=tmp_path / "out" / "k.so")
     assert library == tmp_path / "out" / "k.so"
-    opened = foreign.load(library)
+    opened = ascendc_twin.load(library)
     assert opened.names == ["one", "two"]
     assert opened.parameters("two") == ["out", "step", "tiling"]
     exported = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True).stdout
@@ -128,7 +127,7 @@ def test_what_the_twin_does_not_know_is_named(cache: Path, tmp_path: Path, call:
     path = source(tmp_path)
     path.write_text(path.read_text().replace("    GET_TILING", f"    {call}\n    GET_TILING"))
     with pytest.raises(TwinBuildError, match=said) as caught:
-        foreign.build(path)
+        ascendc_twin.build(path)
     first = str(caught.value).splitlines()[0]
     assert first.startswith("count.cpp does not compile:") and "error:" in first
     assert caught.value.source == str(path)
@@ -140,12 +139,12 @@ def test_what_is_no_source_or_no_library_is_refused(cache: Path, tmp_path: Path)
     other.write_bytes(b"no library")
     torch_library = Path(torch.__file__).parent / "lib" / "libshm.so"
     for error, said, call in [
-        (TwinBuildError, "no kernel entry", lambda: foreign.build(path)),
-        (ArgumentError, r"there is no source .*absent\.cpp", lambda: foreign.build(tmp_path / "absent.cpp")),
-        (ArgumentError, "engine is fast, checked or both", lambda: foreign.build(path, engine="slow")),
-        (LibraryError, "cannot be loaded", lambda: foreign.load(other)),
-        (ArgumentError, "there is no library", lambda: foreign.load(tmp_path / "absent.so")),
-        (LibraryError, "has no function twin_abi: build it with", lambda: foreign.load(torch_library)),
+        (TwinBuildError, "no kernel entry", lambda: ascendc_twin.build(path)),
+        (ArgumentError, r"there is no source .*absent\.cpp", lambda: ascendc_twin.build(tmp_path / "absent.cpp")),
+        (ArgumentError, "engine is fast, checked or both", lambda: ascendc_twin.build(path, engine="slow")),
+        (LibraryError, "cannot be loaded", lambda: ascendc_twin.load(other)),
+        (ArgumentError, "there is no library", lambda: ascendc_twin.load(tmp_path / "absent.so")),
+        (LibraryError, "has no function twin_abi: build it with", lambda: ascendc_twin.load(torch_library)),
     ]:
         with pytest.raises(error, match=said):
             call()
@@ -157,7 +156,7 @@ def test_the_command_builds_and_lists(tmp_path: Path) -> None:
     path = source(tmp_path)
 
     def build(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from ascend_moe.cli.twin import app; app()", "build", str(path)]
+        command = [sys.executable, "-c", "from ascendc_twin.cli import app; app()", "build", str(path)]
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
         return subprocess.run([*command, *options], capture_output=True, text=True, env=environment, cwd=tmp_path)
 
@@ -166,7 +165,7 @@ def test_the_command_builds_and_lists(tmp_path: Path) -> None:
     assert made.stdout.splitlines() == ["c.so", "  count(out, step, tiling)"]
     out = np.zeros(2, np.int64)
     for mode in ("fast", "checked"):
-        foreign.load(tmp_path / "c.so").launch("count", [out, 5], tiling(1, 0), 2, mode=mode)
+        ascendc_twin.load(tmp_path / "c.so").launch("count", [out, 5], tiling(1, 0), 2, mode=mode)
         assert out.tolist() == [1, 6]
         out[:] = 0
     path.write_text(path.read_text().replace("GetBlockIdx", "GetBlockIndex"))
@@ -189,7 +188,7 @@ def test_tiling_of_every_kind_is_the_same_bytes() -> None:
 
 def test_calls_that_do_not_fit_the_entry() -> None:
     add, x = kernels("add_custom", HALF), np.ones(64, np.float16)
-    good, data, two = [x, x, x, None], tiling(64, 32), foreign.Windows(2)
+    good, data, two = [x, x, x, None], tiling(64, 32), ascendc_twin.Windows(2)
     strided, transposed = np.ones((8, 16), np.float16)[:, ::2], torch.ones(8, 16).half().t()
     for said, args, *call in (
         (r"add_custom\(x, y, z, workspace, tiling\) takes 5 arguments, 3 args", good[:3], data, 2),
@@ -225,7 +224,7 @@ def test_faults_name_kernel_rank_finding_and_argument() -> None:
 
 def test_a_rank_that_fails_ends_the_others() -> None:
     """Rank 1 has fewer rows than its tiling says; rank 0 waits for its flags."""
-    swap, windows = Swap(2, 2, 480, np.uint8), foreign.Windows(2, data_bytes=4096, flags_in_data=True)
+    swap, windows = Swap(2, 2, 480, np.uint8), ascendc_twin.Windows(2, data_bytes=4096, flags_in_data=True)
     swap.args[1][0] = swap.args[1][0][:1]
     call = (swap.args, swap.chunk_tilings(), 2, 0, windows)
     with pytest.raises(TwinFault, match=r"out of bounds: .* \"arg 0 \(x\)\", .*\(rank 1") as caught:

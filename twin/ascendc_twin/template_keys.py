@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import TwinBuildError
 from .entries import Entry, Instance
+from .errors import TwinBuildError
 
 SCAN = "TWIN_TPL_SCAN"  # the define under which template_argument.h leaves calls of the names below
 

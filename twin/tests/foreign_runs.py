@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from twin_oracle import compiler
 
-from ascend_moe import foreign
+import ascendc_twin
 
 KERNELS = Path(__file__).resolve().parent / "kernels"
 MODES = ["fast", "checked"]
@@ -19,10 +19,10 @@ HALF = "DTYPE_X=half"
 
 
 @functools.cache
-def kernels(name: str, *defines: str) -> foreign.Kernels:
+def kernels(name: str, *defines: str) -> ascendc_twin.Kernels:
     """kernels/`name`.cpp, opened; skips where there is no compiler."""
     compiler()
-    return foreign.load(KERNELS / f"{name}.cpp", defines=defines)
+    return ascendc_twin.load(KERNELS / f"{name}.cpp", defines=defines)
 
 
 def tiling(*numbers: int | float) -> bytes:
