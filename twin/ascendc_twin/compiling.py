@@ -315,7 +315,7 @@ def runtime_objects(engine: str) -> tuple[str, ...]:
     key = digest_of(_compiler_id(), *flags, runtime_digest(), "archive" if archive else "objects")
     folder = CACHE.place(f"runtime-{engine}-{key}")
     if not folder.is_dir():
-        with said_if_slow(f"the {engine} engine for kernels, 10 to 60 s on two cores,"):
+        with said_if_slow(f"the {engine} engine for kernels"):
             fill_folder(folder, lambda scratch: _compile_runtime(flags, scratch, archive is not None))
     return (*(str(path) for path in sorted(folder.glob("*.o"))), *([str(archive)] if archive else []))
 
