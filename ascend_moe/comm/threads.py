@@ -230,17 +230,21 @@ class LocalCluster:
         return [results[rank] for rank in range(self.world_size)]
 
     def _run_ranks(self, function_of: Callable[[int], Callable[[], T]], results: dict[int, T]) -> None:
-        """Starts a thread for each rank and waits for all."""
+        """Start a thread for each rank and wait until all have ended."""
+        threads: list[threading.Thread] = []
         for rank in range(self.world_size):
             body = functools.partial(self._body, rank, function_of(rank), results)
             thread = threading.Thread(target=body, name=f"{self.name}-rank{rank}", daemon=True)
             try:
                 thread.start()
+                threads.append(thread)
             except RuntimeError as error:  # no more threads
                 self._finished(rank, error)
         try:
             with self.changed:
                 self.changed.wait_for(lambda: not self._active)
+            for thread in threads:  # each has said that its function returned, and is about to end
+                thread.join()
         except BaseException:
             self._interrupt()
             raise

@@ -224,6 +224,19 @@ def interrupt_soon(started: threading.Event) -> None:
     threading.Thread(target=body).start()
 
 
+def test_no_thread_of_a_rank_outlives_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    finished = LocalCluster._finished
+
+    def lingering(self: LocalCluster, rank: int, error: BaseException | None) -> None:
+        finished(self, rank, error)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(LocalCluster, "_finished", lingering)
+    with LocalCluster(2) as cluster:
+        cluster.run(lambda rank, group_ep: None)
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith(cluster.name)]
+
+
 def test_further_arguments_go_to_the_function() -> None:
     with LocalCluster(2) as cluster:
         found = cluster.run(lambda rank, name, first, *, second: (rank, first, second), "a", second=[1])
