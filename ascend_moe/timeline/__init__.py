@@ -99,14 +99,12 @@ class Timeline:
         return replace(self, events=inside)
 
 
-def from_native(address: int, count: int, rank: int | None = None, since_ns: float = 0) -> list[Event]:
+def from_native(address: int, count: int) -> list[Event]:
     """Events from an array of ``twin::TimelineEvent``.
 
     Args:
         address: of the array.
         count: its events.
-        rank: whose events; None: those of all ranks.
-        since_ns: events that begin earlier are left out; CLOCK_MONOTONIC in nanoseconds.
 
     Raises:
         LibraryError: the library was built from other sources, with another layout of events.
@@ -119,7 +117,6 @@ def from_native(address: int, count: int, rank: int | None = None, since_ns: flo
         return []
     raw = (ctypes.c_char * (count * _LAYOUT.itemsize)).from_address(address)
     rows = np.frombuffer(memoryview(raw), dtype=_LAYOUT)
-    rows = rows[(rows["start_ns"] >= since_ns) & (rank is None or rows["rank"] == rank)]
     pointers = np.unique(np.concatenate([rows["name"], rows["phase"]])).tolist()
     text = {pointer: ctypes.string_at(pointer).decode() if pointer else "" for pointer in pointers}
     columns = [rows[name].tolist() for name in _NAMES]

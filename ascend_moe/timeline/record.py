@@ -7,7 +7,6 @@ import ctypes
 import os
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import torch
 from .._text import write_whole
 from ..errors import ArgumentError, AscendMoeError
 from ..native import library
-from . import LAUNCH, MEASURED, Event, Timeline, chrome, from_native
+from . import MEASURED, Event, Timeline, chrome, from_native
 
 DEFAULT_EVENTS = 500_000  # a rank's op has some thousands; 64 bytes each
 
@@ -75,26 +74,6 @@ def trace(
             _finish(recording, failed)
 
 
-@contextlib.contextmanager
-def events_of(rank: int) -> Iterator[list[Event]]:
-    """Yields a list, which at the end has what this rank's ops did in between on the CPU; a `trace` may be going on.
-
-    Raises:
-        AscendMoeError: the engine records no timeline, or the `trace` that is going on has no room left.
-    """
-    events: list[Event] = []
-    since = time.monotonic_ns()
-    recording = _enter(Recording(None, ""), DEFAULT_EVENTS, joins=True)
-    try:
-        yield events
-        events += _read(rank, since)[0]
-    finally:
-        if _leave(recording) and recording.path is not None:
-            _finish(recording, failed=False)
-    if not any(event.name == LAUNCH for event in events):
-        raise AscendMoeError("the trace that is going on has no room for this call: raise its limit")
-
-
 def _file(path: str | os.PathLike[str] | None) -> Path | None:
     """This process's file: of several processes each has its own."""
     if path is None:
@@ -114,8 +93,7 @@ def _rank() -> int | None:
     return int(rank) if rank.isdigit() and world.isdigit() and int(world) > 1 else None
 
 
-def _enter(wanted: Recording, limit: int, joins: bool = False) -> Recording:
-    """``joins``: a recording to any file will do."""
+def _enter(wanted: Recording, limit: int) -> Recording:
     global _current, _users
     if limit < 1:
         raise ArgumentError(f"limit={limit} must be at least 1", argument="limit")
@@ -128,7 +106,7 @@ def _enter(wanted: Recording, limit: int, joins: bool = False) -> Recording:
             if code:
                 raise AscendMoeError("the native library is recording already: use ascend_moe.trace alone")
             _current = wanted
-        elif _current.path != wanted.path and not joins:
+        elif _current.path != wanted.path:
             raise AscendMoeError(f"a trace to {_current.path or 'memory'} is going on in this process: one at a time")
         _users += 1
         return _current
@@ -148,13 +126,13 @@ def _leave(recording: Recording) -> bool:
         return True
 
 
-def _read(rank: int | None = None, since_ns: float = 0) -> tuple[list[Event], int]:
-    """The events until now, of one rank or of all, from a time on; and how many had no room."""
+def _read() -> tuple[list[Event], int]:
+    """The events until now, and how many had no room."""
     native, dropped = library.lib(), ctypes.c_uint64()
     room = native.am_trace_events(None, 0, None)  # launches that have not ended may still add some
     memory = (ctypes.c_char * (room * native.am_trace_event_bytes()))()
     native.am_trace_events(memory, room, ctypes.byref(dropped))
-    return from_native(ctypes.addressof(memory), room, rank, since_ns), dropped.value
+    return from_native(ctypes.addressof(memory), room), dropped.value
 
 
 def _finish(recording: Recording, failed: bool) -> None:

@@ -188,18 +188,3 @@ def longest_waits(run: OpRun) -> list[Waited]:
         if store.rank != wait.rank and (wait.rank not in found or wait.ns > found[wait.rank].wait.ns):
             found[wait.rank] = Waited(wait, store, seen)
     return sorted(found.values(), key=lambda waited: -waited.wait.ns)
-
-
-def waited_for(events: Sequence[Event], world: int) -> list[float]:
-    """How long one rank waited for each rank's status, in µs: from its first look in vain to the arrival.
-
-    A rank whose status was there at the first look: 0. Where several cores waited for it: the longest.
-    """
-    waits = [event for event in events if event.name == WAIT]
-    waited = [0.0] * world
-    for event in events:
-        if event.name != ARRIVAL or not 0 <= event.peer < world:
-            continue
-        own = [wait for wait in waits if wait.core == event.core and wait.start_ns <= event.end_ns <= wait.end_ns]
-        waited[event.peer] = max([waited[event.peer], *((event.end_ns - wait.start_ns) / 1000 for wait in own)])
-    return waited

@@ -97,16 +97,25 @@ class Runtime:
 
     @torch.no_grad()
     def _dispatch(
-        self, x: Tensor, ids: Tensor, experts: int, tokens: int, quant: str, weights: Tensor | None, waits: WaitStats
+        self,
+        x: Tensor,
+        ids: Tensor,
+        experts: int,
+        tokens: int,
+        quant: str,
+        weights: Tensor | None = None,
+        waits: WaitStats | None = None,
     ) -> Dispatched:
         """One dispatch. ``tokens``: most of a rank."""
         need_one_of("quant_mode", quant, (*QUANT_MODES, FP8_ROWS))
         self.place.need_one_server("AscendBuffer", "keeps more of a dispatch than its handles hold")
-        dispatch = waits.of(wide_ids_named(ids, self.place.rank)(self.place.dispatcher(experts).dispatch))
+        dispatch = wide_ids_named(ids, self.place.rank)(self.place.dispatcher(experts).dispatch)
+        times = {} if waits is None else waits.given(list(range(self.place.world)))
         mode, most = QUANT_MODES.get(quant, 0), max(tokens, 1)
         rows = pack(*cast_fp8_rows(x)) if quant == FP8_ROWS else x.contiguous()
         ids = narrow("topk_idx", ids)
-        sent = dispatch(rows, ids, expert_scales=weights, quant_mode=mode, max_tokens=most)
+        dispatch = dispatch if waits is None else waits.after(dispatch)
+        sent = dispatch(rows, ids, expert_scales=weights, quant_mode=mode, max_tokens=most, **times)
         if quant != FP8_ROWS:
             return sent
         rows, scales = unpack(sent.expand_x, (x.shape[1], torch.float8_e4m3fn), (1, torch.float32))
@@ -169,9 +178,10 @@ class Runtime:
         need(cached_rank_prefix_matrix is None, "handle", "of an earlier dispatch is not taken; pass topk_idx")
         need(x_scales is None, "x_scales", "is given; rows are quantized here: pass bf16 rows")
         need(num_worst_tokens == 0, "num_worst_tokens", "is {}; it must be 0: counts are read here", num_worst_tokens)
-        waits = WaitStats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, self.place)
         need_whole("expert_alignment", expert_alignment, 1)
         need_dims("x", x, 2, dtypes=_ROWS)
+        costs, own = dispatch_wait_recv_cost_stats, (self.place.world, self.place.rank)
+        waits = WaitStats("dispatch_wait_recv_cost_stats", costs, x, *own)
         need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
         need_dims("num_tokens_per_expert", num_tokens_per_expert, 1)
         experts = num_tokens_per_expert.numel()
@@ -250,8 +260,7 @@ class Runtime:
         need_whole("num_max_dispatch_tokens_per_rank", tokens, 0)
         rule = "is {}; x has {} tokens"
         need(tokens >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])
-        no_waits = WaitStats("", None, self.place)
-        rows = self._dispatch(x, topk_ids, num_experts, tokens, quant_mode, None, no_waits)
+        rows = self._dispatch(x, topk_ids, num_experts, tokens, quant_mode)
         self._pairs.sent(rows.expand_idx, narrow("topk_idx", topk_ids))
         received = (rows.expand_x, rows.dynamic_scales, rows.expert_token_nums, rows.expand_idx, rows.ep_recv_counts)
         return (*received, EventHandle(), events.nothing)

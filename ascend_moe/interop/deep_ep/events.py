@@ -12,10 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from ascend_moe.comm.place import Place
 from ascend_moe.errors import need, need_dtype, need_shape
-from ascend_moe.timeline.record import events_of
-from ascend_moe.timeline.stats import waited_for
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,45 +107,47 @@ def nothing() -> None:
 
 
 class WaitStats:
-    """The statistics of waits that a caller gives, or none.
+    """The statistics of waits that a caller gives, or none: what the ops add to performance_info.
 
     Args:
         argument: its name in errors.
         stats: ``(W,)``: µs for each source rank are added; or ``(W, W)``, of which only this rank's row is, so that the
-            sum over the ranks' tensors is who waited for whom. int64, or int32. On the CPU.
+            sum over the ranks' tensors is who waited for whom. int64, or int32. On the device of x.
+        x: the rows of the call.
+        world: W.
+        rank: this rank.
 
     Raises:
-        ArgumentError: it has another shape or dtype, or is on an NPU: kernels do not time their waits there.
+        ArgumentError: it has another shape or dtype, or is on another device.
     """
 
-    def __init__(self, argument: str, stats: Tensor | None, place: Place) -> None:
-        self._row, self._place = stats, place
-        self._ranks = list(range(place.world))
+    def __init__(self, argument: str, stats: Tensor | None, x: Tensor, world: int, rank: int) -> None:
+        self._row, self._times, self._ranks = stats, Tensor(), list(range(world))
         if stats is None:
             return
-        need_shape(argument, stats, (place.world,), (place.world, place.world))
+        need_shape(argument, stats, (world,), (world, world))
         need_dtype(argument, stats, torch.int64, torch.int32)
-        rule = "is on {}, where the kernels do not time their waits; pass None"
-        need(stats.device.type == "cpu", argument, rule, stats.device)
-        self._row = stats if stats.dim() == 1 else stats[place.rank]
+        need(stats.device == x.device, argument, "is on {}, x on {}; move it there", stats.device, x.device)
+        self._row = stats if stats.dim() == 1 else stats[rank]
 
-    def among(self, place: Place, ranks: list[int]) -> WaitStats:
-        """Return itself: the calls are now of a smaller group, of these ranks of the Buffer's."""
-        self._place, self._ranks = place, ranks
-        return self
+    def given(self, ranks: list[int]) -> dict[str, Tensor]:
+        """The tensor for the op, as its keyword argument. The op is of these ranks of the Buffer's."""
+        if self._row is None:
+            return {}
+        self._ranks = ranks
+        self._times = torch.zeros(len(ranks), dtype=torch.int64, device=self._row.device)
+        return {"performance_info": self._times}
 
-    def of(self, call: Callable[P, R]) -> Callable[P, R]:
-        """The same call, whose waits are added. A recording of `ascend_moe.trace` may be going on."""
+    def after(self, call: Callable[P, R]) -> Callable[P, R]:
+        """The same call, behind which the waits are added."""
         row = self._row
         if row is None:
             return call
 
         @functools.wraps(call)
         def timed(*args: P.args, **kwargs: P.kwargs) -> R:
-            with events_of(self._place.rank) as events:
-                result = call(*args, **kwargs)
-            waited = waited_for(events, self._place.world)
-            row[self._ranks] += torch.tensor([round(micros) for micros in waited], dtype=row.dtype, device=row.device)
+            result = call(*args, **kwargs)
+            row[self._ranks] += self._times.to(row.dtype)
             return result
 
         return timed

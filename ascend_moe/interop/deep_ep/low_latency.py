@@ -199,7 +199,7 @@ class LowLatencyMode(BufferBase):
             num_max_dispatch_tokens_per_rank: max, at least T, equal on all ranks.
             num_experts: E, a multiple of W; L = E / W.
             cumulative_local_expert_recv_stats: ``(L,)`` int32; rows received are added.
-            dispatch_wait_recv_cost_stats: ``(W,)`` int64 on the CPU; the microseconds that this call waited for each
+            dispatch_wait_recv_cost_stats: ``(W,)`` int64 beside x; the microseconds that this call waited for each
                 source rank are added. ``(W, W)``: to this rank's row.
             use_fp8: rows travel as e4m3 with a scale for 128 values; round_scale: powers of two; use_ue8m0, with
                 round_scale: their exponents, four to an int32, H a multiple of 512.
@@ -217,24 +217,25 @@ class LowLatencyMode(BufferBase):
             ArgumentError: a rule above is broken, or two results are alive.
             InvalidExpertId: on every rank; an id is none. Others: as the ops.
         """
-        waits = WaitStats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, self._place)
         format, tokens = Format(use_fp8, round_scale, use_ue8m0), num_max_dispatch_tokens_per_rank
         self._place.need_one_server("low latency", "weighs rows before they come back, and these weights come last")
         local = self._place.local_experts(num_experts)
         _check(x, topk_idx, tokens, cumulative_local_expert_recv_stats, local)
+        costs, own = dispatch_wait_recv_cost_stats, (self._place.world, self._place.rank)
+        waits = WaitStats("dispatch_wait_recv_cost_stats", costs, x, *own)
         format.check(x.shape[1])
         self._need_room()
         self._on_the_way.settle()
         self._mask.apply()
         rows, ids = format.pack(x), mapped(narrow("topk_idx", topk_idx), self._mask.table(local))
         place = self._mask.place
-        waits.among(place, self._mask.alive)
         named, dispatcher = wide_ids_named(topk_idx, place.rank), place.dispatcher(local * place.world)
+        options: dict[str, Any] = {"max_tokens": tokens, **waits.given(self._mask.alive)}
         if return_recv_hook:
-            begun = self._watched(named(dispatcher.begin_dispatch))(rows, ids, max_tokens=tokens)
-            finish = self._watched(waits.of(named(begun.finish)))
+            begun = self._watched(named(dispatcher.begin_dispatch))(rows, ids, **options)
+            finish = self._watched(waits.after(named(begun.finish)))
         else:
-            arrived = self._watched(waits.of(named(dispatcher.dispatch)))(rows, ids, max_tokens=tokens)
+            arrived = self._watched(waits.after(named(dispatcher.dispatch)))(rows, ids, **options)
             finish = lambda: arrived  # noqa: E731
         stats = cumulative_local_expert_recv_stats
         result = Received.of(dispatcher, tokens, x, format, ids, stats, self._mask, finish)
@@ -297,9 +298,7 @@ class LowLatencyMode(BufferBase):
         """
         rule = "is True; combine's kernel adds up bf16 rows and decodes no LogFMT, so it would save nothing: pass False"
         need(not use_logfmt, "use_logfmt", rule)
-        waits = WaitStats("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, self._place)
         result, finished = call_of(handle, Received, "low_latency_dispatch"), (x, topk_idx, topk_weights)
-        waits.among(result.dispatcher.place, result.ranks)
         need(
             result.finish is None, "handle", "is of a dispatch whose hook was not called, or has raised: call it first"
         )
@@ -310,6 +309,8 @@ class LowLatencyMode(BufferBase):
         need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
         need_shape("topk_weights", topk_weights, tuple(topk_idx.shape), dtypes=(torch.float32,))
         wanted = (topk_idx.shape[0], result.hidden)
+        costs, own = combine_wait_recv_cost_stats, (self._place.world, self._place.rank)
+        waits = WaitStats("combine_wait_recv_cost_stats", costs, x, *own)
         if out is not None:
             need_shape("out", out, wanted, dtypes=(torch.bfloat16,))
         assert result.places is not None and result.sent is not None
@@ -319,14 +320,14 @@ class LowLatencyMode(BufferBase):
         dispatcher, sent = result.dispatcher, result.sent
         sent = dispatcher.resume(ids, sent.expand_idx, sent.ep_recv_counts, max_tokens=result.tokens)
         self._on_the_way.settle()
-        hook = events.nothing
+        hook, times = events.nothing, waits.given(result.ranks)
         if return_recv_hook:
-            begun = self._watched(dispatcher.begin_combine)(rows, sent, topk_weights)
-            finish = self._watched(waits.of(begun.finish))
+            begun = self._watched(dispatcher.begin_combine)(rows, sent, topk_weights, **times)
+            finish = self._watched(waits.after(begun.finish))
             total = rows.new_zeros(wanted) if out is None else out
             hook = self._on_the_way.sent(lambda: _copy(total, finish()))
         else:
-            total = self._watched(waits.of(dispatcher.combine))(rows, sent, topk_weights)
+            total = self._watched(waits.after(dispatcher.combine))(rows, sent, topk_weights, **times)
             total = total if out is None else out.copy_(total)
         result.combined, result.next_rows = True, None
         return total, events.finished(async_finish, *finished), hook

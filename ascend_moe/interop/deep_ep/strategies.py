@@ -165,7 +165,7 @@ class NormalEPCommStrategy(EPCommStrategy):
         Args:
             x: ``(T, H)`` bf16, or a tuple of it and a tensor whose dtype int8 asks for int8 rows.
             quant_mode: "bf16", "int8", "pertoken_fp8_e4m3", or None: by x, else by DEEP_NORMAL_MODE_USE_INT8_QUANT.
-            dispatch_wait_recv_cost_stats: ``(W,)`` int32 or int64 on the CPU; the microseconds that this call waited
+            dispatch_wait_recv_cost_stats: ``(W,)`` int32 or int64 beside x; the microseconds that this call waited
                 for each source rank are added.
             others: as ``Buffer``'s; handle must be None, num_worst_tokens 0.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from deep_ep_buffers import Case, finish, low, low_sum, on_all, send
 from op_runs import Clusters
 
-import ascend_moe
 from ascend_moe.errors import ArgumentError
 
 LATE_S, TRIES = 0.04, 3
@@ -57,20 +55,19 @@ def test_the_rank_that_came_late_is_the_one_that_is_waited_for(clusters: Cluster
     on_all(clusters, case, body)
 
 
-def test_costs_of_normal_mode_and_within_a_trace(clusters: Clusters, tmp_path: Path) -> None:
+def test_costs_of_normal_mode_are_int32_too(clusters: Clusters) -> None:
     case = Case(kind="-1")
+    gate = threading.Barrier(case.world)
 
     def body(rank: int, buffer: Any) -> None:
         costs = torch.zeros(2, dtype=torch.int32)
-        with ascend_moe.trace(tmp_path / "trace.json") as recording:
-            for _ in range(2):
-                send(case, rank, buffer, dispatch_wait_recv_cost_stats=costs)
+        for _ in range(TRIES):
+            gate.wait(20)
+            threading.Event().wait(LATE_S * rank)
+            send(case, rank, buffer, dispatch_wait_recv_cost_stats=costs)
         assert bool((costs >= 0).all())
-        launches = [event for event in recording.timeline.launches() if event.rank == rank]
-        assert not recording.timeline.events or len(launches) == 4  # the last to leave has all: counts, and rows
 
     on_all(clusters, case, body, "ascend")
-    assert (tmp_path / "trace.json").is_file()
 
 
 def test_costs_that_do_not_fit(clusters: Clusters) -> None:
@@ -81,7 +78,7 @@ def test_costs_that_do_not_fit(clusters: Clusters) -> None:
         for wrong, text in (
             (torch.zeros(2, dtype=torch.int64), r"is \(2,\); it must be \(1,\) or \(1, 1\)"),
             (torch.zeros(1), "is torch.float32; it must be int64 or int32"),
-            (torch.zeros(1, dtype=torch.int64, device="meta"), "is on meta, where the kernels do not time"),
+            (torch.zeros(1, dtype=torch.int64, device="meta"), "is on meta, x on cpu; move it there"),
         ):
             with pytest.raises(ArgumentError, match=f"dispatch_wait_recv_cost_stats {text}"):
                 low(case, rank, buffer, dispatch_wait_recv_cost_stats=wrong)
