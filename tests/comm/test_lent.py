@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import random
@@ -12,11 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from bare_ends import WHOLE, plan_of
 
 import ascend_moe
 from ascend_moe import comm
 from ascend_moe.comm.ends import GroupEnd
 from ascend_moe.errors import ArgumentError, AscendMoeError, PeerLost, WindowTooSmall
+from ascend_moe.native.library import lib
 from ascend_moe.native.windows import MIB, window_lent_bytes
 
 WORLD = 2
@@ -51,6 +54,29 @@ def test_the_setting_is_the_size_of_the_lent_area(monkeypatch: pytest.MonkeyPatc
         on_rank_0(cluster, lambda group: take(0, group, 4))
     assert (raised.value.needed_mib, raised.value.variable) == (1, "ASCEND_MOE_LENT_MIB")
     assert "ASCEND_MOE_LENT_MIB=0 leaves no lent area" in str(raised.value)
+
+
+def test_rows_must_end_inside_their_block() -> None:
+    """By the C interface: a tensor never has more rows than its memory."""
+    planned = plan_of("combine", 0, 2, 0, 1, algorithm="direct")
+    memory = torch.zeros(1 << 20, dtype=torch.uint8)
+    area, out = lib().am_lent_open(0, memory.data_ptr(), memory.nbytes), (ctypes.c_uint64 * 4)()
+    record, text = (ctypes.c_int32 * lib().am_error_record_words())(), ctypes.create_string_buffer(1024)
+    pointer, number = ctypes.c_void_p, ctypes.c_uint32
+    lent_use = lib().am_lent_use
+    lent_use.argtypes = [pointer, pointer, number, pointer, number, pointer, pointer, ctypes.c_uint64]
+
+    def use(address: int) -> tuple[int, str]:
+        text.value = b""
+        return lent_use(area, planned.handle, WHOLE, address, 1, record, text, 1024), text.value.decode()
+
+    room = 1 << 12  # more than the rows take
+    assert lib().am_lent_take(area, room, out) == lib().am_lent_take(area, 512, (ctypes.c_uint64 * 4)()) == 0
+    code, said = use(out[0] + room - 32)
+    assert code == -1 and "not inside one live window tensor" in said
+    assert use(out[0]) == (0, "")
+    assert [lib().am_lent_release(area, generation) for generation in (1, 2)] == [0, 0]
+    assert lib().am_lent_close(area) == 1
 
 
 # ---- tensors

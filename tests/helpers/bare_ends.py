@@ -25,10 +25,12 @@ class Planned(calls.Plan):
         self.outputs = calls.outputs_of(spec)
 
 
-def plan_of(op: str, kind: int, world: int, rank: int, mib: int, part: int = WHOLE) -> Planned:
+def plan_of(
+    op: str, kind: int, world: int, rank: int, mib: int, part: int = WHOLE, algorithm: str = "window"
+) -> Planned:
     """For whoever the call says that it is."""
     request = Request(ranks=world, experts=12, topk=2, hidden=32, batch=2, cores=3)
-    spec = plan.describe(op, request, "window")
+    spec = plan.describe(op, request, algorithm)
     spec.attributes[calls.attribute_names().index("ep_rank_id")] = rank
     spec.comm_rank, spec.window_mib = rank, mib
     spec.context_kind, spec.deadline_micros, spec.part = kind, 1000, part

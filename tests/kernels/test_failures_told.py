@@ -11,7 +11,7 @@ import failure_cases as cases
 import pytest
 import torch
 from failure_cases import LOCAL, Caught, caught, opened
-from failure_windows import ABORT_MAGIC, RECORD_MAGIC, State, next_epoch
+from failure_windows import ABORT_MAGIC, HEADER_BLOCKS, RECORD_MAGIC, WORDS, State, next_epoch, of_epoch
 
 import ascend_moe
 from ascend_moe.errors import CommTimeout, InvalidExpertId, PeerLost, RoutingOverflow
@@ -115,6 +115,29 @@ def test_a_rank_that_ends_is_missed_whatever_has_failed_in_the_next_op(cluster: 
         if rank == ABSENT:
             raise KeyError("its own mistake")
         error = caught(cases.dispatch, place, 1).error
+        assert type(error) is PeerLost and error.rank == ABSENT, f"rank {rank}: {error!r}"
+
+    with pytest.raises(KeyError) as raised:
+        cluster.run(body)
+    assert raised.value.others == {}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("cluster", [("window", 0), ("direct", 0)], indirect=True, ids=str)
+def test_a_rank_that_ends_between_two_blocks_of_its_message_is_missed(cluster: ascend_moe.LocalCluster) -> None:
+    """Its headers are there, its counts are not: its host reports it at once."""
+    forged = threading.Barrier(WORLD)
+
+    def body(rank: int, group_ep: str) -> None:
+        place = DevicePlace(group_ep, WORLD, rank)
+        assert cases.round_trip(place, 3) == "right"
+        state = State.of(cluster, rank)
+        later, headers = next_epoch(state.epoch), slice(HEADER_BLOCKS * WORDS)
+        message = state.run(later, ABSENT, LOCAL)  # of the dispatch before
+        message[headers] = of_epoch(list(message), later)[headers]
+        forged.wait()
+        if rank == ABSENT:
+            raise KeyError("its own mistake")
+        error = caught(cases.dispatch, place, 3).error
         assert type(error) is PeerLost and error.rank == ABSENT, f"rank {rank}: {error!r}"
 
     with pytest.raises(KeyError) as raised:

@@ -41,6 +41,7 @@ def test_all_ranks_are_told_of_the_op_in_which_a_kernel_stopped(end: Bare) -> No
     assert run(end, without="expert_ids") == FAULT
     assert lib().am_comm_epoch(end.handle) == EPOCH
     assert posted(end) == [(EPOCH + 1, FAULT, RANK, RANK)] * WORLD
+    assert lib().am_comm_in_op(end.handle, RANK) == 0, "it has left the op"
 
 
 def test_a_second_launch_that_stops_is_of_the_op_of_the_first(end: Bare) -> None:

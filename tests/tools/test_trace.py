@@ -22,7 +22,8 @@ import ascend_moe
 from ascend_moe import timeline
 from ascend_moe._text import write_whole
 from ascend_moe.cli import trace as trace_command
-from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
+from ascend_moe.ops import answers
 from ascend_moe.predict import roundtrip
 from ascend_moe.timeline import MEASURED, PREDICTED, Event, Timeline, chrome, stats
 from ascend_moe.timeline import picture as trace_picture
@@ -119,6 +120,35 @@ def test_recording_changes_no_results_and_ends_with_its_block() -> None:
     assert empty.timeline.events == []
     assert len(recording.timeline.events) == 10 and recording.timeline.dropped > 100
     assert any("events were dropped" in line for line in trace_command.text(recording.timeline))
+
+
+def test_events_that_are_not_kept_are_counted() -> None:
+    """The first of two launches takes all the room. A rank alone always does the same."""
+
+    def traced(limit: int) -> Timeline:
+        with ascend_moe.trace(limit=limit) as recording:
+            cluster.run(lambda rank, group_ep: round_trip(rank, group_ep, 1))
+        return recording.timeline
+
+    with ascend_moe.LocalCluster(1, window_mib=16) as cluster:
+        whole, cut = traced(1000), traced(10)
+    assert (len(cut.events), cut.dropped) == (10, len(whole.events) - 10)
+
+
+def test_a_wait_that_nobody_ends_is_tied_to_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch has waited for its own cores before, whose stores are not what it waits for now."""
+    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "2")
+
+    def body(rank: int, group_ep: str) -> None:
+        if rank == 0:
+            with answers.deadline(100_000), pytest.raises(CommTimeout):
+                round_trip(rank, group_ep)
+
+    with ascend_moe.LocalCluster(WORLD, window_mib=16) as cluster, ascend_moe.trace() as recording:
+        cluster.run(body)
+    waits = [event for event in recording.timeline.events if (event.name, event.core) == (timeline.WAIT, 0)]
+    assert any(wait.flow for wait in waits)
+    assert [wait.flow for wait in waits if wait.ns > 50e6] == [0]
 
 
 def test_a_failed_body_keeps_its_events_and_ranks_may_enter_it_each(tmp_path: Path) -> None:

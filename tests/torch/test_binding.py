@@ -113,6 +113,25 @@ def test_calls_that_differ_in_anything_are_planned_anew(group_ep: str) -> None:
 # ---- errors
 
 
+def test_a_call_that_was_forgotten_while_it_was_prepared_is_prepared_again(
+    group_ep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that another thread closes meanwhile must not come back."""
+    warm(group_ep)
+    opened = answers._open
+
+    def closed_meanwhile(*given: Any) -> None:
+        binding.forget()
+        opened(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(answers, "_open", closed_meanwhile)
+        binding.forget()
+        assert_calls(0, 1, lambda: dispatch(group_ep))
+    assert_calls(0, 1, lambda: dispatch(group_ep))
+    assert_calls(1, 0, lambda: dispatch(group_ep))
+
+
 def both_ways(call: Callable[[], Any], kind: type[Exception]) -> None:
     """The same error from a remembered call, and from Python's path."""
     with pytest.raises(kind) as fast:
