@@ -167,6 +167,7 @@ KINDS: dict[str, Kind] = {
             "algorithm": (TWO_LEVELS,),
             "spare": (0, 0, 1, 2),
             "faulty": (False, False, False, True, True),
+            "fault_kind": ("", "", "", "algorithm"),  # where it is not faulty
         },
         4,
     ),

@@ -1,7 +1,8 @@
 """Makes faults on purpose in a program (``Program.fault_kind``), and says what must come of them on every rank.
 
 A fault is a function of the program alone: a rank that dies at some step, or between two of its calls, or makes only
-its first calls, or whose inputs of one op are wrong, or a status block that is spoilt on its way.
+its first calls, or whose inputs of one op are wrong, ranks that run another algorithm than the others in one op, or a
+status block that is corrupted on its way.
 All others must hear of it, name it, and in later ops be right again or fail at once. Those that a dead rank leaves
 agree who they are, and go on as a group of their own.
 """
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from .engine import Call
     from .program import Program
 
-KILL, ENDED, HANG, ABSENT, SPOILT = "kill", "ended", "hang", "absent", "spoilt"
-FAULTS = (KILL, ENDED, HANG, ABSENT, SPOILT, *wrong_inputs.KINDS)
+KILL, ENDED, HANG, ABSENT, SPOILT, ALGORITHM = "kill", "ended", "hang", "absent", "spoilt", "algorithm"
+FAULTS = (KILL, ENDED, HANG, ABSENT, SPOILT, ALGORITHM, *wrong_inputs.KINDS)
 SEND, FINISH = 1, 2  # kPartSend, kPartFinish
 PEER_LOST, TIMEOUT = "PeerLost", "CommTimeout"
 _FATAL = (TIMEOUT, "CorruptStatus")  # of a spoilt word; the others are told, and pass
@@ -44,6 +45,8 @@ def applies(program: Program, fault: str) -> bool:
         return program.world > 1
     if fault == HANG:
         return 0 < program.servers < program.world
+    if fault == ALGORITHM:  # rows of an op that fails like this race with each other, but not between these two
+        return program.algorithm == "hierarchy"
     if fault == "overflow":
         return program.topk > program.local
     if fault == "triple":
@@ -73,7 +76,7 @@ def fault_of(program: Program) -> Fault | None:
     """Returns what goes wrong in the program."""
     if not program.fault_kind:
         return None
-    made = {KILL: Killed, ENDED: Ended, HANG: Hung, ABSENT: Absent, SPOILT: Spoilt}
+    made = {KILL: Killed, ENDED: Ended, HANG: Hung, ABSENT: Absent, SPOILT: Spoilt, ALGORITHM: OtherAlgorithm}
     return made.get(program.fault_kind, WrongInputs)(program)
 
 
@@ -364,18 +367,41 @@ class Spoilt(Fault):
         return (5, 6) if self.program.contract == 1 else range(min(2 + self.program.local, 5), 7)
 
 
-# ---- a rank whose inputs are wrong
+# ---- an op of which something is wrong on some ranks
 
 
-class WrongInputs(Fault):
+class WrongOp(Fault):
+    """One op goes wrong: all ranks raise the same error, or a rank its own; the ops after it are right again."""
+
+    def __init__(self, program: Program, ops: Sequence[int]) -> None:
+        super().__init__(program)
+        self.number = int(self.rng.choice(ops))
+        self.dispatches = _dispatch_of(program.sequence)
+        self._calls: list[list[Call]] = []
+
+    def left_out(self, calls: list[Call]) -> list[Call]:
+        self._calls = [[call for call in calls if call.rank == rank] for rank in range(self.program.world)]
+        return []
+
+    def judge(self, by_rank: Sequence[Seen]) -> str:
+        for rank, (calls, seen) in enumerate(zip(self._calls, by_rank, strict=True)):
+            for call, (error, text) in zip(calls, seen, strict=True):
+                wanted = [outcome.words for outcome in self.outcomes(call) if outcome.error == error]
+                if not any(words in text for words in wanted):
+                    return f"rank {rank} says {text!r}, not {wanted}"
+        return ""
+
+    def _combines_failed(self, call: Call) -> bool:
+        """Whether the call combines what the wrong op, a dispatch, has not given."""
+        return call.number != self.number and self.dispatches[call.number] == self.number
+
+
+class WrongInputs(WrongOp):
     """Inputs of one op are wrong on one rank or two: all ranks raise the same error, or that rank alone its own."""
 
     def __init__(self, program: Program) -> None:
-        super().__init__(program)
         kind, in_dispatch = wrong_inputs.KINDS[program.fault_kind]
-        ops = [at for at, op in enumerate(program.sequence.upper()) if op == "C" or in_dispatch]
-        self.number = int(self.rng.choice(ops))
-        self.dispatches = _dispatch_of(program.sequence)
+        super().__init__(program, [at for at, op in enumerate(program.sequence.upper()) if op == "C" or in_dispatch])
         self.case = program.case_of(self.dispatches[self.number])
         self.results = self.case.dispatched()
         self.wrong: dict[int, wrong_inputs.Wrong] = {}
@@ -387,7 +413,6 @@ class WrongInputs(Fault):
             others = [make for name, (make, early) in wrong_inputs.KINDS.items() if self._can(name, early)]
             self._make(others[int(self.rng.integers(len(others)))], next(r for r in ranks if r not in self.wrong))
         collective = [rank for rank, (_, outcome) in self.wrong.items() if outcome.error in wrong_inputs.COLLECTIVE]
-        self._calls: list[list[Call]] = []
         self.by_all = self.wrong[min(collective)][1] if collective else None
 
     def _can(self, name: str, in_dispatch: bool) -> bool:
@@ -406,8 +431,7 @@ class WrongInputs(Fault):
         """Leaves a part out for half of the seeds: nobody finishes what has failed as it was sent."""
         unfinished = [call for call in calls if call.part == FINISH and self._fails_early(call)]
         unfinished = unfinished if self.program.seed % 2 else []
-        kept = [call for call in calls if call not in unfinished]
-        self._calls = [[call for call in kept if call.rank == rank] for rank in range(self.program.world)]
+        super().left_out([call for call in calls if call not in unfinished])
         return unfinished
 
     def _fails_early(self, call: Call) -> bool:
@@ -430,7 +454,7 @@ class WrongInputs(Fault):
     def outcomes(self, call: Call) -> list[Outcome]:
         if call.number == self.number:
             wanted = self.by_all or self.wrong.get(call.rank, ({}, RIGHT))[1]
-        elif self.by_all and self.program.sequence[self.number] in "Dd" and call.number == self._combine():
+        elif self.by_all and self._combines_failed(call):
             wanted = self._after_a_failed_dispatch(call.rank)
         else:
             return [RIGHT]
@@ -439,18 +463,6 @@ class WrongInputs(Fault):
         # What is wrong with its own routes a rank may see in its first launch; what others tell, only in the second.
         return [wanted, RIGHT] if call.rank in self.wrong else [RIGHT]
 
-    def judge(self, by_rank: Sequence[Seen]) -> str:
-        for rank, (calls, seen) in enumerate(zip(self._calls, by_rank, strict=True)):
-            for call, (error, text) in zip(calls, seen, strict=True):
-                wanted = [outcome.words for outcome in self.outcomes(call) if outcome.error == error]
-                if not any(words in text for words in wanted):
-                    return f"rank {rank} says {text!r}, not {wanted}"
-        return ""
-
-    def _combine(self) -> int:
-        """The op that combines what the failed dispatch has not given."""
-        return next((op for op, sent in enumerate(self.dispatches) if op != self.number and sent == self.number), -1)
-
     def _after_a_failed_dispatch(self, rank: int) -> Outcome:
         """Its counts are zeros: a rank that routes pairs misses the rows of its first expert that has any."""
         place = self.case, self.results, rank, False, False
@@ -458,6 +470,46 @@ class WrongInputs(Fault):
         totals = call.totals(call.inputs.expert_ids)
         experts = [expert for expert in call.compared() if totals[expert]]
         return wrong_inputs.returned(rank, experts[0], totals[experts[0]], 0) if experts else RIGHT
+
+
+class OtherAlgorithm(WrongOp):
+    """In one op some ranks run window, often all of a server: every rank names one whose algorithm is not its own."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program, range(len(program.sequence)))
+        share = program.servers
+        self._by_window = self.rng.permutation(program.world)[: 1 + int(self.rng.integers(program.world - 1))].tolist()
+        if self.rng.integers(2):
+            server = int(self.rng.integers(program.world // share))
+            self._by_window = [*range(server * share, (server + 1) * share)]
+        case = program.case_of(self.dispatches[self.number])
+        self._tokens = case.global_bs or max(len(given.x) for given in case.inputs)
+
+    def spoil(self, call: Call) -> None:
+        if call.number == self.number:
+            call.algorithm = self._algorithm_of(call.rank)
+
+    def outcomes(self, call: Call) -> list[Outcome]:
+        if call.number == self.number:
+            # The first launch of a late rank finds what the others have told.
+            return self._differ(call.rank) + ([RIGHT] if call.part == SEND else [])
+        if not self._combines_failed(call) or not self._tokens:
+            return [RIGHT]
+        # Window has written no records behind the triples, where hierarchy looks for them.
+        lowest, known = min(self._by_window), call.part != SEND or call.rank in self._by_window
+        text = "assist_info_for_combine of rank {} holds "
+        return [Outcome("ArgumentError", text.format(rank)) for rank in {lowest, call.rank}] if known else [RIGHT]
+
+    def _algorithm_of(self, rank: int) -> str:
+        return "window" if rank in self._by_window else "hierarchy"
+
+    def _differ(self, rank: int) -> list[Outcome]:
+        ours, texts = self._algorithm_of(rank), list[str]()
+        for other in range(self.program.world):
+            theirs = self._algorithm_of(other)
+            if theirs != ours:
+                texts.append(f"comm_alg is {ours} on rank {rank} and {theirs} on rank {other}; it must be the same")
+        return [Outcome("ConfigMismatch", text) for text in texts]
 
 
 def _dispatch_of(sequence: str) -> list[int]:

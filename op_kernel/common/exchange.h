@@ -211,7 +211,9 @@ public:
         } else {
             verdict_ = board_.Meet(2, mine);
         }
-        if (verdict_.code == kNoted) LeaveTogether();
+        // A message may say it sooner than a note. Ranks that wait for messages that nobody sends need notes all the same.
+        const bool apart = verdict_.code == kConfigMismatch && verdict_.detail0 == kFieldAlgorithm && Noting();
+        if (verdict_.code == kNoted || apart) LeaveTogether();
         return verdict_.code == kOk;
     }
     // Whether no rank expects anything more of this op: after a fatal error, or where ranks run different algorithms.

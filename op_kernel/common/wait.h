@@ -331,10 +331,6 @@ __aicore__ inline uint32_t LevelOf(Awaited awaited) {
     return awaited == Awaited::kOwn ? 0 : awaited == Awaited::kRecords || awaited == Awaited::kReturned ? 1 : 2;
 }
 
-// Hierarchy: the second wait of an op is so much longer than the first. A rank that relays has then given up first, and
-// says which rank it missed.
-constexpr int64_t kRelayCycles = 1000 * 1000 * static_cast<int64_t>(kCyclesPerMicro);
-
 // Waits for the status messages of a contiguous range of source ranks: those of this server in the state
 // area, those of others behind the rows that they came with. Where InitAll takes them in parts, each part is waited for
 // after the one before, and only Kept() of its messages stays.
@@ -365,7 +361,8 @@ public:
     __aicore__ inline void WaitFor(Awaited awaited) {
         awaited_ = awaited;
         if (awaited == Awaited::kRelayed) servers_.InitNear(info_->world);
-        if (LevelOf(awaited) == 2) deadline_ += kRelayCycles;
+        // A rank that relays has then given up first, and says which rank it missed.
+        if (LevelOf(awaited) == 2) deadline_ += kCyclesPerSecond;
     }
     // Between servers: a message with rows counts as there when all blocks of its item are. `rowBytes`: of a row.
     __aicore__ inline void WaitForBlocks(TPipe& pipe, uint32_t rowBytes, uint32_t epoch) {
@@ -664,7 +661,7 @@ public:
     __aicore__ inline Verdict Ask(TPipe& pipe, const WindowContext& context, const MoeDistributeInfo& info,
                                   uint32_t epoch, Notes& notes, const Verdict& missed) {
         const int64_t share = static_cast<int64_t>(info.deadlineCycles / kTurnShare);
-        const int64_t turn = share < kLongestTurn ? share : kLongestTurn;
+        const int64_t turn = share < kCyclesPerSecond ? share : kCyclesPerSecond;
         AbortWatch watch;
         watch.Init(pipe, context, epoch);
         watch.TakeNotes(info.algorithm);
@@ -685,9 +682,6 @@ public:
         }
         return found;
     }
-
-private:
-    static constexpr int64_t kLongestTurn = 1000 * 1000 * static_cast<int64_t>(kCyclesPerMicro);
 };
 
 // Core 0, after a note of another algorithm: waits until every rank has told that it is in this op. So all leave it

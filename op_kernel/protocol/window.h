@@ -40,6 +40,7 @@ constexpr uint32_t kBlockWords = 8;       // 32-bit words of a block
 constexpr uint32_t kRowUnit = 512;        // bytes: rows of a window begin at multiples of it, see RowStep
 constexpr uint64_t kMiB = 1024 * 1024;    // bytes
 constexpr uint32_t kCyclesPerMicro = 50;  // GetSystemCycle ticks a microsecond
+constexpr int64_t kCyclesPerSecond = int64_t{1000 * 1000} * kCyclesPerMicro;
 
 MOE_FN uint64_t CeilTo(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 MOE_FN uint64_t FloorTo(uint64_t n, uint64_t unit) { return n / unit * unit; }
