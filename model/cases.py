@@ -16,6 +16,7 @@ LENT, COUNTED = "lent rows of another op are read", "places are counted before a
 LEAVES = "a core leaves an op that core 0 goes on with"
 SUMS_KEPT = "a core keeps its sums of an op that has failed"
 BLAME = "an error names a rank that is not to blame"
+COMPLETED = "an op fails that another rank has left for good"
 STICKY = "a failed communicator is used again"
 
 BEFORE_3 = 0xFFFFFFFD  # three ops across the wrap: 0xFFFFFFFE, 0xFFFFFFFF, 2
@@ -103,7 +104,13 @@ RELAYING = (
     Mutant("messages_before_rows", (ROW,)),
 )
 OUT_EARLY = Mutant("single_half_of_windows_out", (HANG, ROW))
-MISNAMING = (Mutant("waits_of_equal_length", (BLAME,)), Mutant("first_wait_names_its_neighbour", (BLAME,)))
+ASKING = (
+    Mutant("nobody_is_asked", (BLAME,)),
+    Mutant("first_wait_names_its_neighbour", (BLAME,)),
+    Mutant("asked_rank_waits_on", (BLAME,)),
+    Mutant("accused_waits_as_long", (BLAME,)),
+)
+HEEDING = (Mutant("abort_of_the_next_op_heeded", (COMPLETED,)), Mutant("abort_within_the_server", (HANG,)))
 
 
 def hierarchy(name: str, ops: int, macros: tuple[str, ...], mutants: tuple[Mutant, ...], *, full: bool = False) -> Case:
@@ -163,16 +170,9 @@ CASES = [
     direct("direct w3 c1", 1, 3, (), DIRECT[2:], full=True),
     # algorithm "hierarchy"
     hierarchy("three ops", 3, (), (*RELAYING, OUT_EARLY)),
-    hierarchy("stopped rank, one op", 1, ("KILL", "FINALIZE"), MISNAMING),
+    hierarchy("stopped rank", 2, ("KILL", "FINALIZE"), ASKING),
+    hierarchy("deadline of one", 2, ("DEADLINES", "FINALIZE"), HEEDING),
     hierarchy("collective, one op", 1, ("COLLECTIVE", "FINALIZE"), (Mutant("error_stops_messages", (HANG,)),)),
     hierarchy("misread message", 2, ("ODD", "FINALIZE"), (Mutant("error_stops_forwarding", (ROW,)),)),
-    hierarchy(
-        "deadline of one, one op",
-        1,
-        ("DEADLINES", "FINALIZE"),
-        (Mutant("abort_within_the_server", (HANG,)),),
-        full=True,
-    ),
     hierarchy("three ops, finalize", 3, ("FINALIZE",), RELAYING[:2], full=True),
-    hierarchy("stopped rank", 2, ("KILL", "FINALIZE"), MISNAMING, full=True),
 ]

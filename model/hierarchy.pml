@@ -10,7 +10,8 @@
    Macros of a run: FINALIZE (an op ends when its items have left), MIXED (some ops are window's, over the same halves
    and windowsOut), COLLECTIVE (ranks find errors that travel in the messages), ODD (one rank takes a good message for
    a collective error, once), DEADLINES (the deadlines of one rank fire, at any time), KILL (a rank stops for good
-   anywhere; when nothing can move, deadlines fire: those of the first wait before those of the second); M_<mutant>. */
+   anywhere; when nothing can move, the deadline of any rank fires); M_<mutant>. A rank whose deadline is over asks the
+   rank that it misses, which answers by its abort; notes of this are seen at once. */
 #include "constants.pml"
 
 #define DISPATCH 0
@@ -68,11 +69,15 @@ bit bad[2 * W];       /* [parity][rank]: the rank has a collective error, its me
 bit noSums[2 * W];     /* combine: the rank sends no sums, its block says so */
 bit failed[W];        /* it has ended with a fatal error, and launches no more */
 byte culprit[W];      /* whom the rank's abort blocks name */
-byte waits[W];        /* 1, 2: the rank is in that wait */
+byte failedIn[W];     /* the op that they name */
+byte waits[W];        /* 1: the rank waits for messages, 2: for an answer */
+byte accuses[W];      /* 1 + the rank that it asks whom that one misses */
+byte turns[W];        /* so many it waits for the answer */
+#define MOST_TURNS 5
 
 #ifdef KILL
 byte killed;          /* 1 + the rank that has stopped, the first: ranks are alike */
-bit late[W];          /* the deadline of the rank's wait is over */
+bit late[W];          /* the deadline of the rank's wait is over, or the time for the answer */
 #define STOP :: atomic { killed == r + 1 -> goto stopped }
 #define ALIVE killed != r + 1
 #define EXPIRES late[r]
@@ -80,14 +85,22 @@ bit late[W];          /* the deadline of the rank's wait is over */
 #define STOP
 #define ALIVE true
 #endif
-/* Whom an error may name: the rank that has stopped, or one that it holds up in the op before. */
+/* Whom an error may name; and in which ops the others may fail: in none that this rank, or the one whose deadlines
+   fire, has completed. */
 #ifdef KILL
-#define BLAMED(q) ((q) == killed - 1 || cur[q] < e)
+#define BLAMED(q) ((q) == killed - 1)
+#define MAY_FAIL (done[killed - 1] < e)
 #else
 #define BLAMED(q) true
+#define MAY_FAIL (done[0] < e)
 #endif
 #ifdef DEADLINES
 #define EXPIRES (r == 0)  /* ranks are alike */
+#endif
+#ifdef KILL
+#define FORGET_LATE late[r] = 0
+#else
+#define FORGET_LATE skip
 #endif
 #ifdef ODD
 byte odd;             /* 1 + the rank that may take a message for an error, the first: ranks are alike; 0: it has */
@@ -250,11 +263,37 @@ inline Misread() {
 #endif
 }
 
-/* A wait: until all is there, an abort has come, or the deadline is over. */
+/* The abort blocks that count in op e: those of the next op do not. */
+#ifdef M_abort_of_the_next_op_heeded
+#define ABORT_OF(s) ((ab[r] >> (s)) & 1)
+#else
+#define ABORT_OF(s) (((ab[r] >> (s)) & 1) && failedIn[s] != e + 1)
+#endif
+#define ABORTED (ABORT_OF(0) || ABORT_OF(1) || ABORT_OF(2) || ABORT_OF(3))
+/* The rank is asked by one in its op, or in the next one, that has more than a turn more. */
+#ifdef M_accused_waits_as_long
+#define FEWER 0
+#else
+#define FEWER 1
+#endif
+#define LEFT_BY(s) (turns[s] > FEWER -> turns[s] - FEWER : 1)
+#define ASKED_BY(s, most) (accuses[s] == r + 1 && (cur[s] == e || cur[s] == e + 1) && LEFT_BY(s) < (most))
+#define ASKED(most) (ASKED_BY(0, most) || ASKED_BY(1, most) || ASKED_BY(2, most) || ASKED_BY(3, most))
+inline TakeTurns() {
+    k = 0;
+    do :: k < W -> if :: ASKED_BY(k, turns[r]) -> turns[r] = LEFT_BY(k) :: else fi; k++ :: else -> break od;
+    k = 0
+}
+/* A wait: until all is there, an abort has come, or the deadline is over, or another rank asks whom this one misses. */
 #ifdef FAILURES
+#if defined(M_asked_rank_waits_on) || defined(DEADLINES)  /* before it has waited for a while itself */
+#define ANSWERS false
+#else
+#define ANSWERS ASKED(MOST_TURNS + 1)
+#endif
 #define GIVE_UP(arrived, name) \
-    :: atomic { ALIVE && !(arrived) && ab[r] -> v = 0; goto leave } \
-    :: atomic { ALIVE && !(arrived) && !ab[r] && EXPIRES -> name; goto leave }
+    :: atomic { ALIVE && !(arrived) && ABORTED -> v = 0; goto leave } \
+    :: atomic { ALIVE && !(arrived) && !ABORTED && (EXPIRES || ANSWERS) -> name; goto ask }
 #else
 #define GIVE_UP(arrived, name)
 #endif
@@ -402,7 +441,7 @@ end_host:
     :: atomic { ALIVE && !failed[r] && done[r] < N ->
            e = done[r] + 1;
            if
-           :: ab[r] -> goto leave
+           :: ABORTED -> goto leave
            :: else ->
                cur[r] = e; busy[r] = 1;
                ChooseOp(); SendRows()
@@ -426,17 +465,17 @@ end_host:
     if
     :: atomic { ALIVE && a == WINDOW }
 #ifdef M_messages_overtake_forwarded_rows
-    :: atomic { ALIVE && a == DISPATCH -> RelayRuns(); waits[r] = 2 }
+    :: atomic { ALIVE && a == DISPATCH -> RelayRuns(); waits[r] = 1 }
 #elif defined(M_relays_after_its_own_wait)
-    :: atomic { ALIVE && a == DISPATCH && DRAINED -> PutRelayed(r); waits[r] = 2 }
+    :: atomic { ALIVE && a == DISPATCH && DRAINED -> PutRelayed(r); waits[r] = 1 }
 #elif defined(M_error_stops_messages)
     :: atomic { ALIVE && a == DISPATCH && DRAINED ->
-           if :: v == 0 -> RelayRuns() :: else -> PutRelayed(r) fi; waits[r] = 2 }
+           if :: v == 0 -> RelayRuns() :: else -> PutRelayed(r) fi; waits[r] = 1 }
 #else
-    :: atomic { ALIVE && a == DISPATCH && DRAINED -> RelayRuns(); waits[r] = 2 }
+    :: atomic { ALIVE && a == DISPATCH && DRAINED -> RelayRuns(); waits[r] = 1 }
 #endif
     :: atomic { ALIVE && a == COMBINE && DRAINED ->
-           itemRows[AT(r, e)] = !noSums[PARITY(e) * W + r]; Post(); waits[r] = 2 }
+           itemRows[AT(r, e)] = !noSums[PARITY(e) * W + r]; Post(); waits[r] = 1 }
     STOP
     fi;
     if
@@ -457,25 +496,38 @@ end_host:
     if :: atomic { ALIVE && DRAINED && ENDS -> End() } STOP fi;
     goto launch;
 
+#ifdef FAILURES
+    /* The deadline is over. v: 1 + whom this rank misses. */
+ask:
+#ifndef M_nobody_is_asked
+    if :: atomic { ALIVE -> waits[r] = 2; turns[r] = MOST_TURNS; TakeTurns(); accuses[r] = v; FORGET_LATE } STOP fi;
+    do
+    :: atomic { ALIVE && ABORTED -> v = 0; break }
+    :: atomic { ALIVE && !ABORTED && ASKED(turns[r]) -> TakeTurns() }
+    :: atomic { ALIVE && !ABORTED && !ASKED(turns[r]) && EXPIRES -> break }
+    STOP
+    od;
+#endif
+#endif
+
 leave:
     /* Fatal. v: 1 + whom this rank has missed; 0: it was told. */
 #ifdef FAILURES
     if
     :: atomic { ALIVE && DRAINED ->
-           waits[r] = 0;
+           waits[r] = 0; accuses[r] = 0; turns[r] = 0;
+           CHECK("violated: an op fails that another rank has left for good\n", MAY_FAIL);
            if
            :: v ->
                CHECK("violated: an error names a rank that is not to blame\n", BLAMED(v - 1));
-               culprit[r] = v - 1; ab[r] = ab[r] | 1 << r;
+               culprit[r] = v - 1; failedIn[r] = e; ab[r] = ab[r] | 1 << r;
 #ifdef M_abort_within_the_server
                abortWay[r] = 1 << NEAR
 #else
                abortWay[r] = OTHERS
 #endif
            :: else ->
-               k = 0;
-               do :: ((ab[r] >> k) & 1) == 0 -> k++ :: else -> break od;
-               v = culprit[k] + 1; k = 0
+               skip
            fi;
            v = 0 }
     STOP
@@ -490,20 +542,20 @@ stopped:
 }
 
 #ifdef KILL
-/* Time that passes when nothing can move: the first wait's deadline is before the second's. */
-#define STUCK(q, wait) (killed != (q) + 1 && waits[q] == wait && !late[q])
-#define ANY_STUCK(wait) (STUCK(0, wait) || STUCK(1, wait) || STUCK(2, wait) || STUCK(3, wait))
-#ifdef M_waits_of_equal_length
-#define OVER(q) (STUCK(q, 1) || STUCK(q, 2))
-#else
-#define OVER(q) (ANY_STUCK(1) -> STUCK(q, 1) : STUCK(q, 2))
-#endif
+/* Time that passes when nothing can move: the deadline of a rank, or the answer of those that wait for the fewest turns. */
+#define STUCK(q, what) (killed != (q) + 1 && waits[q] == what && !late[q])
+#define ANY_STUCK (STUCK(0, 1) || STUCK(1, 1) || STUCK(2, 1) || STUCK(3, 1))
+#define FEWEST(q) (STUCK(q, 2) && !LESS(0, q) && !LESS(1, q) && !LESS(2, q) && !LESS(3, q))
+#define LESS(s, q) (STUCK(s, 2) && turns[s] < turns[q])
+#define EXPIRE(q) :: STUCK(q, 1) -> late[q] = 1
 proctype Clock() {
     bit a, b, c, d;
 end_clock:
     do
-    :: atomic { timeout && killed && (ANY_STUCK(1) || ANY_STUCK(2)) ->
-           a = OVER(0); b = OVER(1); c = OVER(2); d = OVER(3);
+    :: atomic { timeout && killed && ANY_STUCK ->
+           if EXPIRE(0) EXPIRE(1) EXPIRE(2) EXPIRE(3) fi }
+    :: atomic { timeout && killed && (FEWEST(0) || FEWEST(1) || FEWEST(2) || FEWEST(3)) ->
+           a = FEWEST(0); b = FEWEST(1); c = FEWEST(2); d = FEWEST(3);
            late[0] = late[0] | a; late[1] = late[1] | b; late[2] = late[2] | c; late[3] = late[3] | d;
            a = 0; b = 0; c = 0; d = 0 }
     od
