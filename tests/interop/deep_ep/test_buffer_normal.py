@@ -10,8 +10,11 @@ from deep_ep_buffers import FP8, Case, H, each_case, empty_stack, on_all, send
 from op_runs import Clusters
 from routed_tokens import randn
 
+from ascend_moe import LocalCluster
+from ascend_moe.comm.place import Place
 from ascend_moe.errors import ArgumentError
 from ascend_moe.interop.deep_ep import Buffer
+from ascend_moe.ops.collectives import gather_rows
 
 
 @each_case
@@ -209,3 +212,70 @@ def test_two_handles_may_be_open_at_once(clusters: Clusters) -> None:
         assert torch.equal(buffer.combine(first[0], first[4])[0], alone[0])
 
     on_all(clusters, case, body)
+
+
+# ---- how many tokens go where
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["random", "-1", "empty rank"])
+def test_layouts_are_their_definitions(clusters: Clusters, world: int, kind: str) -> None:
+    case = Case(world=world, kind=kind)
+
+    def body(rank: int, buffer: Buffer) -> None:
+        ids = case.ids(rank)
+        per_rank, servers, per_expert, in_rank, event = buffer.get_dispatch_layout(ids, case.experts)
+        hits = [case.hit(rank, token) for token in range(case.tokens(rank))]
+        assert servers is None and event.event is None
+        assert per_rank.tolist() == [sum(each in hit for hit in hits) for each in range(world)]
+        assert per_expert.tolist() == [int((ids == expert).sum()) for expert in range(case.experts)]
+        assert in_rank.tolist() == [[each in hit for each in range(world)] for hit in hits]
+        assert per_rank.dtype == per_expert.dtype == torch.int32 and in_rank.dtype == torch.bool
+
+    on_all(clusters, case, body)
+
+
+@pytest.mark.parametrize("world", [1, 3, 17])
+def test_gather(world: int) -> None:
+    def run(rank: int, group_ep: str) -> None:
+        table = gather_rows(torch.arange(5, dtype=torch.int32) - rank, Place(group_ep, world, rank))
+        assert table.tolist() == [[number - each for number in range(5)] for each in range(world)]
+
+    with LocalCluster(world) as cluster:
+        cluster.run(run)
+
+
+# ---- between servers: a row goes once to a server, and a server's sum comes back rounded
+
+
+def sum_of(case: Case, rank: int, rows: torch.Tensor, share: int) -> torch.Tensor:
+    """Two roundings: of each server's sum of equal rows, and of the servers' sums."""
+    total = torch.zeros(rows.shape)
+    for server in range(case.world // share):
+        hits = [sum(to // share == server for to in case.hit(rank, token)) for token in range(len(rows))]
+        total += (rows.float() * torch.tensor(hits).view(-1, 1)).to(rows.dtype).float()
+    return total.to(rows.dtype)
+
+
+@pytest.mark.parametrize("kind", ["random", "-1", "one expert", "empty rank"])
+@pytest.mark.parametrize("world, share", [(4, 2), (8, 2), (8, 4)], ids=["2 servers", "4 servers", "2 servers of 4"])
+def test_rows_sums_and_handles(monkeypatch: pytest.MonkeyPatch, world: int, share: int, kind: str) -> None:
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
+    case = Case(world=world, kind=kind)
+
+    def run(rank: int, group_ep: str) -> None:
+        buffer = Buffer((group_ep, world, rank))
+        x, _, weights, _, handle, _ = send(case, rank, buffer)
+        copies = case.copies(rank)
+        assert torch.equal(x, empty_stack([case.x(source)[token] for source, token in copies], x))
+        assert handle[3].tolist() == [token for _, token in copies]
+        total, summed, _ = buffer.combine(x, handle, topk_weights=weights)
+        assert torch.equal(total, sum_of(case, rank, case.x(rank), share))
+        used = torch.where(case.ids(rank) >= 0, case.weights(rank), 0.0)
+        assert torch.equal(summed, used)  # each weight comes from one rank: no rounding
+        bias = torch.full_like(case.x(rank), 0.5)
+        assert buffer.combine(x, handle, bias=(bias, bias))[0].shape == bias.shape
+        assert torch.equal(buffer.dispatch(-case.x(rank), handle)[0], -x)
+
+    with LocalCluster(world, window_mib=16) as cluster:
+        cluster.run(run)
