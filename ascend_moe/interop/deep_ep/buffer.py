@@ -21,7 +21,7 @@ from ascend_moe.interop.deep_ep import base, events
 from ascend_moe.interop.deep_ep.ascend import AscendBuffer
 from ascend_moe.interop.deep_ep.base import BufferPlace, Config, Group, Handle, call_of, need_whole
 from ascend_moe.interop.deep_ep.events import EventOverlap
-from ascend_moe.interop.deep_ep.low_latency import LowLatencyMode
+from ascend_moe.interop.deep_ep.low_latency import _LowLatencyMode
 from ascend_moe.interop.deep_ep.rows import FLOATS, check_x, pack
 from ascend_moe.ops.collectives import gather_rows
 
@@ -61,7 +61,7 @@ class _ByFlavour(type):
 
 
 @typed_methods
-class Buffer(LowLatencyMode, metaclass=_ByFlavour):
+class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
     """Dispatch and combine with DeepEP's names, arguments, results and handles.
 
     Args:

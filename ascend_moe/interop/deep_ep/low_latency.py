@@ -121,7 +121,7 @@ class Received:
 
 
 @typed_methods
-class LowLatencyMode(BufferBase):
+class _LowLatencyMode(BufferBase):
     """The calls of low-latency mode, and which results are alive."""
 
     _results: tuple[Received, ...] = ()
