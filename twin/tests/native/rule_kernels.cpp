@@ -236,6 +236,7 @@ const Kernel kRules[] = {
     BROKEN("event_twice", "event discipline|set twice", Events(0, 2, 1)),
     BROKEN("event_unset", "event discipline|nobody has set", Events(0, 0, 1)),
     BROKEN("event_left", "event discipline|still set", Events(0, 1, 0)),
+    BROKEN("event_7_left", "event discipline|event 7 of", Events(7, 1, 0)),
     {"sync_all", [] { SyncAll(); }, "", 3},
     {"sync_diverges", [] { if (GetBlockIdx() != 1) SyncAll(); },
      "SyncAll divergence|but cores 1 have left", 3},
