@@ -314,13 +314,11 @@ private:
             AscendC::Adds(place[done * world], place, static_cast<int32_t>(done * sizeof(int32_t)),
                           static_cast<int32_t>(Min(done, rows - done) * world));
         }
-        AscendC::PipeBarrier<PIPE_V>();
     }
     __aicore__ inline Verdict SumByOwner() {
         const LocalTensor<int32_t> total = totalBuf_.Get<int32_t>(), first = firstBuf_.Get<int32_t>();
         const LocalTensor<uint32_t> places = placeBuf_.Get<uint32_t>();
         const uint32_t world = info_->world, rows = info_->localExperts;
-        AscendC::PipeBarrier<PIPE_V>();
         AscendC::Gather(total, routing_->Totals(), places, 0u, info_->experts);
         AscendC::Gather(first, routing_->Totals(), places, 0u, info_->experts);
         const LocalTensor<int32_t> sum = SegmentScan::Sum(first, spareBuf_.Get<int32_t>(), rows, world);
@@ -330,7 +328,6 @@ private:
         AscendC::Cast(most, sum[(rows - 1) * world], AscendC::RoundMode::CAST_RINT, world);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Sub(first, sum, total, static_cast<int32_t>(info_->experts));
-        AscendC::PipeBarrier<PIPE_V>();
         AscendC::ReduceMax(result, most, result[kBlockWords], static_cast<int32_t>(world), false);
         SyncFunc<HardEvent::V_S>();
         if (result.GetValue(0) <= static_cast<float>(info_->capacity)) return Verdict();

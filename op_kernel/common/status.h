@@ -428,7 +428,6 @@ private:
     __aicore__ inline void TakeCounts(const LocalTensor<int32_t>& messages) {
         const LocalTensor<int32_t> counts = Counts();
         const AscendC::UnaryRepeatParams strides(1, 1, MessageStride(), MessageStride());
-        AscendC::PipeBarrier<PIPE_V>();
         for (uint32_t block = 0; block < blocks_; block += kLaneBlocks) {
             uint64_t mask[2] = {MaskOf({0, 0, kCountLanes}, block), 0};
             for (uint32_t message = 0; message < count_; message += OfACall()) {
