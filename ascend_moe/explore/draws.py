@@ -222,7 +222,7 @@ KINDS: dict[str, Kind] = {
     ),
     "dense chunks": Kind(
         _CHUNKS
-        | {"world": (1,), "cores": (1,), "local": (1, 2), "topk": (1, 2), "batch": (530,), "contract": (1, 2, 2)}
+        | {"world": (1,), "cores": (1, 2), "local": (1, 2), "topk": (1, 2, 2), "batch": (530,), "contract": (1, 2, 2)}
         | {"batches": ("equal",), "ids": ("distinct", "any"), "mask": ("none",)},
         {"spare": (0, 1, 1), **_TRIP},
         1,
