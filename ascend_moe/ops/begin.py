@@ -75,18 +75,21 @@ class _TracedCall(OpenCall[R]):
 
 
 def _in_two_launches(name: str, op: Callable[P, R]) -> Callable[P, OpenCall[R]]:
-    @functools.wraps(op)
-    def begin(*args: P.args, **kwargs: P.kwargs) -> OpenCall[R]:
-        if torch.compiler.is_compiling():
-            return _TracedCall(halves.begin(*args, **kwargs))
+    def send(*args: P.args, **kwargs: P.kwargs) -> OpenCall[R]:
         given = (*args, *kwargs.values())
         needing_grad = [each for each in given if wants_gradient([each])]
         with torch.no_grad(), binding.send_only() as opened:
             outputs = op(*args, **kwargs)
         return OpenCall(name, outputs, opened[0] if opened else None, needing_grad)  # type: ignore[arg-type]
 
+    @functools.wraps(op)
+    def begin(*args: P.args, **kwargs: P.kwargs) -> OpenCall[R]:
+        if torch.compiler.is_compiling():  # also where another thread is: so a graph's operator calls send
+            return _TracedCall(halves.begin(*args, **kwargs))
+        return send(*args, **kwargs)
+
     begin.__name__ = begin.__qualname__ = name
-    halves = Halves(name, op.__name__, begin)
+    halves = Halves(name, op.__name__, send)
     return begin
 
 

@@ -26,10 +26,10 @@ _numbers = itertools.count()
 
 
 class Halves:
-    """The operators ``{name}`` and ``{name}_finish`` of the op ``whole``; ``begin`` is what the first one runs."""
+    """The operators ``{name}`` and ``{name}_finish`` of the op ``whole``; ``send`` is what the first one runs."""
 
-    def __init__(self, name: str, whole: str, begin: Callable[..., Any]) -> None:
-        self._name, self._begin, self._whole = name, begin, OPERATORS[whole]
+    def __init__(self, name: str, whole: str, send: Callable[..., Any]) -> None:
+        self._name, self._run, self._whole = name, send, OPERATORS[whole]
         arguments, _, results = SCHEMAS[whole].partition(" -> ")
         self._first = self._define(name, f"{arguments} -> Tensor", self._send, self._number)
         schema = f"(Tensor call, {arguments[1:]} -> {results}"
@@ -55,7 +55,7 @@ class Halves:
 
     def _send(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         number = next(_numbers)
-        _open[number] = self._begin(*args, **kwargs)
+        _open[number] = self._run(*args, **kwargs)
         return torch.tensor(number, device="cpu")
 
     def _number(self, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, count
-from typing import Any
+from typing import Any, Protocol, TypeVar
 from unittest import mock
 
 import numpy as np
@@ -22,6 +22,7 @@ from ascend_moe.reference.cases import Case
 from ascend_moe.validate.run import DevicePlace
 
 Pair = tuple[tuple[str, str], tuple[str, str]]  # of values, each with its option
+Options = Mapping[str, tuple[str, ...]]  # values by option
 ALL = 1_200  # sets of the whole run
 #: Values by option, by the names that docs/operators.md has for them.
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -102,24 +103,40 @@ class OptionSet:
         return list(combinations(self.values.items(), 2))
 
 
-def legal_pairs() -> list[Pair]:
-    """Every two values of two options that may meet, in the order of ``OPTIONS``."""
-    values = [(option, value) for option, several in OPTIONS.items() for value in several]
-    refused = {frozenset(pair) for pair in (*REFUSED, *APART)}
+class HasPairs(Protocol):
+    """A set of values, of which every two meet."""
+
+    @property
+    def pairs(self) -> list[Pair]: ...
+
+
+Drawn = TypeVar("Drawn", bound=HasPairs)
+
+
+def legal_pairs(options: Options = OPTIONS, apart: Sequence[Pair] = (*REFUSED, *APART)) -> list[Pair]:
+    """Every two values of two options that may meet, in the order of ``options``; those of ``apart`` may not."""
+    values = [(option, value) for option, several in options.items() for value in several]
+    refused = {frozenset(pair) for pair in apart}
     return [pair for pair in combinations(values, 2) if pair[0][0] != pair[1][0] and frozenset(pair) not in refused]
 
 
-def draw(seed: int) -> OptionSet:
-    """A set by chance, the same one for a seed: options in any order, each among the values that go with the others."""
-    rng = np.random.default_rng([seed, 11])
-    refused, chosen = {frozenset(pair) for pair in (*REFUSED, *APART)}, dict[str, str]()
-    for option in rng.permutation(list(OPTIONS)).tolist():
+def chosen_values(rng: np.random.Generator, options: Options, apart: Sequence[Pair]) -> dict[str, str]:
+    """A value of each option by chance: options in any order, each among the values that go with the others."""
+    refused, chosen = {frozenset(pair) for pair in apart}, dict[str, str]()
+    for option in rng.permutation(list(options)).tolist():
         fits = [
             value
-            for value in OPTIONS[option]
+            for value in options[option]
             if not any(frozenset(((option, value), other)) in refused for other in chosen.items())
         ]
         chosen[option] = fits[int(rng.integers(len(fits)))]
+    return chosen
+
+
+def draw(seed: int) -> OptionSet:
+    """A set by chance, the same one for a seed."""
+    rng = np.random.default_rng([seed, 11])
+    chosen = chosen_values(rng, OPTIONS, (*REFUSED, *APART))
     several, near = chosen["ranks"] == "on several servers", bool(rng.integers(2))
     begun = chosen["launches"] == "begin and finish"
     for turn in count():  # unequal batches are equal by chance where they are small: the next ones then
@@ -150,9 +167,9 @@ def _case(seed: int, chosen: dict[str, str]) -> Case:
     )
 
 
-def covering(sets: Sequence[OptionSet]) -> list[OptionSet]:
+def covering(sets: Sequence[Drawn]) -> list[Drawn]:
     """Some of ``sets`` in which each pair that meets in them meets: again and again the one with most new pairs."""
-    missing, chosen = {pair for each in sets for pair in each.pairs}, list[OptionSet]()
+    missing, chosen = {pair for each in sets for pair in each.pairs}, list[Drawn]()
     while missing:
         chosen.append(max(sets, key=lambda each: len(missing.intersection(each.pairs))))
         missing.difference_update(chosen[-1].pairs)
