@@ -194,7 +194,7 @@ def get_symm_buffer_for_mega_moe(
         max_recv_token_num: the most rows that a rank may receive; 0: no limit.
         dispatch_quant_mode: 0 for bf16 weights, 2 for int8 and int4 weights.
         dispatch_quant_out_dtype: None or int8, in torch's or torch_npu's number.
-        combine_quant_mode: 0.
+        combine_quant_mode: 0; CANN documents no other mode.
         comm_alg: as of `ascend_moe.npu_moe_distribute_dispatch_v2`.
 
     Collective: the ranks compare their arguments, then dispatch and combine no tokens.

@@ -220,4 +220,5 @@ def check_quantization(mode: int, out_dtype: torch.dtype | int | None, combine_m
     need(mode in (0, INT8), "dispatch_quant_mode", "is {}; it must be 0 (none) or 2 (int8 by token)", mode)
     kind = resolve_dtype(out_dtype, "dispatch_quant_out_dtype")
     need(kind in (None, torch.int8), "dispatch_quant_out_dtype", "is {}; it must be int8, or None", kind)
-    need(combine_mode == 0, "combine_quant_mode", "is {}; only 0, no quantization, is supported", combine_mode)
+    rule = "is {}; it must be 0: CANN documents no other mode. MoELayer over MC2Dispatcher can return rows as int8"
+    need(combine_mode == 0, "combine_quant_mode", rule, combine_mode)
