@@ -216,7 +216,7 @@ class KernelFault(AscendMoeError):
     Attributes:
         rank: where, for the kernels of this package.
 
-    What to do: the text names file and line (docs/foreign_kernels.md).
+    What to do: the text names file and line (docs/twin.md).
     """
 
 

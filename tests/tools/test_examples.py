@@ -125,7 +125,7 @@ def test_find_a_race_says_what_its_readme_shows() -> None:
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed (apt-get install gdb)")
 def test_gdb_shows_what_the_page_shows(tmp_path: Path) -> None:
-    section = (EXAMPLES.parent / "docs" / "foreign_kernels.md").read_text().split("## Inside a kernel\n")[1]
+    section = (EXAMPLES.parent / "docs" / "twin.md").read_text().split("## Inside a kernel\n")[1]
     program, shown = section.partition("```python\n")[2].partition("```")[0], section.split("```\n")[2]
     shutil.copy(EXAMPLES / "add_custom" / "add_custom.cpp", tmp_path)
     (tmp_path / "add.py").write_text(program)

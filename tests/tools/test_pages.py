@@ -93,7 +93,7 @@ def block_cases() -> list[object]:
     cases: list[object] = []
     for page in PAGES:
         for number, block in enumerate(blocks(page)):
-            slow = number > 0 and "kernels.explore(" not in block and re.search(r"\bforeign\.(load|build)", block)
+            slow = number > 0 and "kernels.explore(" not in block and re.search(r"\bascendc_twin\.(load|build)", block)
             marks = [pytest.mark.nightly] if slow else []
             if not ON_GPUS.search(block):
                 cases.append(pytest.param(page, block, id=f"{page}-{number}", marks=marks))
