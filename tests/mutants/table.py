@@ -101,10 +101,6 @@ PATCHES = r"""
 ! times
 - if (sum < low) sums.SetValue(
 + if (false) sums.SetValue(
-= times_of_the_whole_wait: every source has the time of the last one
-! times
-- const uint32_t sum = low + (seen.GetValue(i) == kUnseen ? end : seen.GetValue(i));
-+ const uint32_t sum = low + end;
 = times_of_missing_left_out: a source that never came has no time
 ! times
 - (seen.GetValue(i) == kUnseen ? end : seen.GetValue(i));
@@ -121,25 +117,13 @@ PATCHES = r"""
 ! drawn
 - SyncFunc<HardEvent::S_MTE3>();
   CopyOut(times_, sums, 2 * count_);
-= times_replaced_under_schedules: the checked engine sees a lost sum too
-! drawn
-- const uint32_t sum = low + (seen
-+ const uint32_t sum = (seen
 
 # Rows in flagged blocks, of more of them than are looked at together.
 @ common/flagged
-= blocks_seen_of_the_source_before: the blocks that have come of a source count for the next one
-! drawn
-- seen_ = 0;
-  return true;
 = flags_of_the_first_load_alone: the blocks behind the first load count as there
 ! drawn
 - seen_ += count;
 + seen_ = blocks;
-= flags_of_the_first_load_again: every look is at the first blocks
-! drawn
-- if (!Look(end, seen_, count)) return false;
-+ if (!Look(end, 0, count)) return false;
 = flags_put_over_the_first: every store of flags goes to the first blocks
 ! drawn
 - AscendC::DataCopyPad(Flags(end, first, count),
@@ -151,15 +135,7 @@ PATCHES = r"""
 ! drawn
 - SyncFunc<HardEvent::MTE3_S>();
   for (uint32_t t = 0;
-= records_of_the_first_batch: every batch of tokens has the numbers of the first
-! drawn
-- PlaceTokens(token, count);
-+ PlaceTokens(routing_.begin() / topK, count);
 @ hierarchy/relay
-= tokens_of_the_first_chunk_alone: tokens behind the first chunk of pairs are not counted by server
-! drawn
-- token += count;
-+ token = end;
 = a_chunk_for_the_whole_share: a core loads more pairs than it has room for
 ! drawn
 - const uint32_t count = Min(chunk, end - token);
@@ -189,67 +165,24 @@ PATCHES = r"""
 = forwarder_takes_rows_from_the_start: rows of a server are taken from where they would begin if there were most
 - relay.Arrived(server) - static_cast<uint64_t>(rows - number) * bytes),
 + relay.Arrived(server) - static_cast<uint64_t>(info_->maxBatch - number) * bytes),
-= every_row_has_the_first_tail: rows within the server carry the triple and weight of the token's first pair
-- rows_.WireBytes(), Tail(t * info_->topK + k));
-+ rows_.WireBytes(), Tail(t * info_->topK));
-= forwarded_without_weight: a forwarder stores weight 0 beside each row
-- source, token, k, record.WeightBits(k));
-+ source, token, k, 0);
-= forwarded_to_the_first_owner: all rows of a record go where the first one goes
-- if (Here(id)) PutRow(source, id, record.Row(k), row,
-+ if (Here(id)) PutRow(source, id, record.Row(0), row,
 = a_record_a_pair: a token's row crosses for each of its pairs
 - if (tokens_.First(server, token)) SendRecord(
 + if (tokens_.First(server, token) || server != Mine()) SendRecord(
-= forwarded_records_not_kept: the number of another server's records is not kept
-- if (exchange_.core() == 0) kept_.StoreCount(relay, server, rows);
-+ if (exchange_.core() == 0) kept_.StoreCount(relay, server, 0);
-= records_of_half_the_tokens_forwarded: a core stops short of its share
-- i < end; ++i)
-+ i < end; i += 2)
-  Worsen(verdict, ForwardRow(
 @ hierarchy/combine
-= weights_of_the_first_pair: a server's sum weighs all rows by the first pair's weight
-- GetValue(record.WeightAt(k)), part);
-+ GetValue(record.WeightAt(0)), part);
-= own_sums_are_staged: the sums of this server's own tokens go where those for others leave
-- server == Mine() ? relay.Arrived(server) : relay.Staged(server);
-+ relay.Staged(server);
 = rows_of_records_unchecked: a row number that dispatch cannot have kept is taken
 - if (row >= 0 || row < -came)
 + if (row >= 0 && row < -came)
-= numbers_of_records_unchecked: so is a number of tokens
-- if (Kept(server) > info_->maxBatch) return
-+ if (false) return
 = sums_of_servers_not_counted: a source takes another number of sums than it waits for
 - if (rows != totals_.Total(server) && mine.code == kOk)
 + if (rows > info_->maxBatch && mine.code == kOk)
-= rows_of_a_place_added_up: rows of the experts before the last are taken for those of all
-- for (uint32_t l = 0; l < info_->localExperts; ++l) rows += message
-+ for (uint32_t l = 0; l + 1 < info_->localExperts; ++l) rows += message
 = codes_of_a_part_at_the_begin: a part of H is stored at the begin of the row of codes
 - StoreRows(place + first, row[first], elements);
 + StoreRows(place, row[first], elements);
-= scales_of_a_part_at_the_begin: so are its scales
-- StoreRows(place + scales, row[scales],
-+ StoreRows(place + BlockScalesOffset(plain_.info.hidden), row[scales],
-= quantized_as_the_first_part: a part's codes and scales are made for the first part's place
-- quantizer_.Quantize(row, sum_.Take(), first);
-+ quantizer_.Quantize(row, sum_.Take(), 0);
 = own_terms_before_servers: special experts and the shared expert's row are added before the servers' sums
 - for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, TermKind::kWhole, 0.0f}, part);
   terms_.Begin(token);
   for (Term term; terms_.Next(*routing_, term);) Add(term, part);
 + for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, TermKind::kWhole, 0.0f}, part);
-= special_experts_have_servers: a source looks for a server's sum for every pair
-- if (!routing_->pairs().Routed(id)) continue;
-- const uint32_t server = ServerOf(*info_, id);
-+ if (id < 0) continue;
-+ const uint32_t server = ServerOf(*info_, id) % Servers(*info_);
-  if (!tokens_.First(server, token)) continue;
-= own_terms_of_the_first_token: special experts of a core's first token count for all of its tokens
-- terms_.Begin(token);
-+ terms_.Begin(terms_.first());
 @ hierarchy/relay
 = passed_on_to_the_next_lane: a forwarder gives each neighbour another's message
 - Server(*info_, info_->rank) * lanes + lane;
@@ -257,10 +190,6 @@ PATCHES = r"""
 = an_item_lacks_its_last_message: an item ends before the message of the last lane
 - rowBytes + RelayMessageOffset(info_->world, info_->nearRanks - 1) + StatusMessageBytes(info_->localExperts);
 + rowBytes + RelayMessageOffset(info_->world, info_->nearRanks - 1);
-= records_of_the_next_server: an item goes to the place of its reader's server
-- RelayOffset(exchange_->context(), *info_, Parity(exchange_->epoch()), Server(*info_, info_->rank)) -
-- rowBytes;
-+ RelayOffset(exchange_->context(), *info_, Parity(exchange_->epoch()), server) - rowBytes;
 
 # Its failures: who is named, in which level, and what ranks that run other algorithms are told.
 = no_level_is_told: a failure does not say in which wait it was found
@@ -268,12 +197,6 @@ PATCHES = r"""
 - if (verdict.code >= kFirstFatal && verdict.reporter == info_->rank)
 + if (false)
   verdict.detail0 =
-= the_level_is_the_ops: combine's first wait is told as the second
-- awaited == Awaited::kRecords || awaited == Awaited::kReturned ? 1 : 2;
-+ awaited == Awaited::kRecords ? 1 : 2;
-= an_abort_without_its_level: who is told of a failure is not told of its level
-- verdict.detail0 = words.GetValue(at + kAbDetail0);
-+ verdict.detail0 = 0;
 = older_epochs_are_damage: what an older op of hierarchy has left is taken for damage
 @ common/status
 - if (IsStale(seen, epoch_)) return true;
@@ -285,19 +208,10 @@ PATCHES = r"""
 = notes_before_their_time: a note of an older op counts
 - if (!whole || epoch != epoch_ || algorithm == algorithm_ || note.code != kOk) return;
 + if (!whole || algorithm == algorithm_ || note.code != kOk) return;
-= notes_name_the_own_algorithm: both names of a mismatch are this rank's
-- note.detail2 = algorithm;
-+ note.detail2 = algorithm_;
 = core_0_waits_for_its_own_share: core 0 writes no notes while it waits for other cores
 - if (notes_ != nullptr) notes_->Look();
   if (called_
-= nobody_writes_notes: a rank that waits for long writes no notes
-- > static_cast<int64_t>(info_->deadlineCycles / kNoteShare)) Send();
-+ > static_cast<int64_t>(info_->deadlineCycles) * 2) Send();
-= forwarding_after_a_mismatch: a forwarder goes on where ranks run other algorithms
 @ common/exchange
-- { return left_ || verdict_.code >= kFirstFatal; }
-+ { return verdict_.code >= kFirstFatal; }
 = a_mismatch_is_fatal: a rank that has found another algorithm gives up for good
 - found.code = kConfigMismatch;
 + found.code = kCommTimeout;
@@ -305,9 +219,6 @@ PATCHES = r"""
 @ common/wait
 -  if (noted_ == source) ++noted_;
   continue;
-= answers_from_the_begin: a rank that is asked does not wait a quarter of its deadline first
-- aborts_.AnswerFrom(start + deadline_ / kNoteShare);
-+ aborts_.AnswerFrom(start);
 = fewer_turns_are_kept: a rank that is asked while it asks does not hurry whom it asks
 - turns = watch.turns();
 -  notes.Accuse(missed.source, turns);
@@ -338,11 +249,6 @@ PATCHES = r"""
 = whose_rows_are_missed_is_named: in dispatch the source is named where its forwarder has not passed on
 @ common/wait
 - if (awaited_ == Awaited::kRelayed) return mine * info_->nearRanks + Lane(*info_, rank);
-= the_owner_is_named: in combine the owner is named where its forwarder has sent no sum
-- if (awaited_ == Awaited::kSums) return server * info_->nearRanks + Lane(*info_, info_->rank);
-= levels_by_name_of_the_first: both waits of an op are told as the first
-- awaited == Awaited::kReturned ? 1 : 2;
-+ awaited == Awaited::kReturned ? 1 : 1;
 
 # Pipes that do not wait for another.
 % window | missing pipe synchronisation, uninitialised UB read | unseen
@@ -366,10 +272,6 @@ PATCHES = r"""
 - copyQueue_.EnQue(row);
 - row_ = copyQueue_.template DeQue<int8_t>();
 + row_ = row;
-= scale_sent_before_written: no S_MTE3 between a row's scale and its store
-! window | missing pipe synchronisation | unseen
-  row_ = outQueue_.template DeQue<int8_t>();
-- SyncFunc<HardEvent::S_MTE3>();
 = scale_read_before_reduced: no V_S before the maximum is read
 - SyncFunc<HardEvent::V_S>();
   const float largest = (pieces > 1
@@ -381,35 +283,20 @@ PATCHES = r"""
 @ common/segments
 - SyncFunc<HardEvent::MTE2_V>();
   const uint32_t count = Min(atOnce_
-= placed_before_added: no V_S before the totals are read
-@ common/segments
-- SyncFunc<HardEvent::V_S>();
-  }
-  // Where the total of
-= segments_before_loaded: no MTE2_S before kept counts become segments
 @ common/arrived
-- SyncFunc<HardEvent::MTE2_S>();
-  segments.FromCounts(kept);
 = added_before_weighted: no PIPE_V between weighting a row and adding it
 ! window | same-pipe hazard | unseen
 @ common/weighted_sum
 - AscendC::PipeBarrier<PIPE_V>();
   AscendC::Add(sum_
-= reduced_before_magnitude: no PIPE_V between the absolute values and their maximum
-! window | same-pipe hazard | unseen
-@ common/quantize
-- AscendC::PipeBarrier<PIPE_V>();
-  AscendC::ReduceMax(ofPiece
 
 # The data cache, and cores that do not meet.
 % window | missing pipe synchronisation | unseen
+@ common/quantize
 = epoch_read_before_loaded: no MTE2_S between the epoch's load and its use
 @ common/contexts
   AscendC::DataCopy(words, control_, kBlockWords);
 - SyncFunc<HardEvent::MTE2_S>();
-= epoch_sent_before_written: no S_MTE3 between the epoch and its store
-- SyncFunc<HardEvent::S_MTE3>();
-  AscendC::DataCopy(control_
 = one_peer_too_few: the last rank's address is not loaded
 ! window | uninitialised UB read, out of bounds, wrong result
 - const uint32_t words = (kind_ == kContextA3 ? 2 : 1) * world_ * (kWordPairBytes / kIntBytes);
@@ -514,10 +401,6 @@ PATCHES = r"""
 ! window | CorruptStatus, wrong result, ConfigMismatch, race between ranks, RoutingMismatch | seen, model
 - complete = complete && firstHere && lastHere;
 + complete = complete && (b > 0 || (firstHere && lastHere));
-= half_a_block: a reader looks at the first half of each block
-! window | CorruptStatus, wrong result, ConfigMismatch | seen
-- complete = complete && firstHere && lastHere;
-+ complete = complete && firstHere;
 = half_a_count_block: a reader compares the first half of a block of counts
 ! direct | CorruptStatus, wrong result, race between ranks, RoutingMismatch | seen
 - 1u << kCbOpPhase | 1u << kCbMark;
@@ -579,11 +462,7 @@ PATCHES = r"""
 @ common/exchange
 - uint32_t epoch_ = 0;
 + public: uint32_t epoch_ = 0;
-= expand_idx_prefix: positions are one too high on every core but the first
-! window | wrong result, race between cores, RoutingMismatch | seen
 @ common/routing
-- return static_cast<uint32_t>(position);
-+ return static_cast<uint32_t>(position + (core_ > 0));
 = flag_before_data: combine: status messages leave before the rows
 ! window | race between ranks, race between cores, wrong result | seen, model
 @ window/packed
@@ -771,32 +650,14 @@ PATCHES = r"""
 = tail_copied_before_written: no S_V before a row's tail is copied behind it
 - SyncFunc<HardEvent::S_V>();
   if (!triples_)
-= pairs_reloaded: no S_MTE2 before the next chunk of pairs
 @ common/routing
-- SyncFunc<HardEvent::S_MTE2>();
-  CopyIn(idBuf_
 = triples_reloaded: no S_MTE2 before the next chunk of triples
 @ common/triples
 - SyncFunc<HardEvent::S_MTE2>();
-= lists_reloaded: no S_MTE2 before the next list entries
 @ direct/gather
-- SyncFunc<HardEvent::S_MTE2>();
-  Piece piece
-= triples_rewritten: no MTE3_S before the triples of the next list entries
-- if (tripled_) SyncFunc<HardEvent::MTE3_S>();
-= weight_entries_reloaded: no S_MTE2 before the next list entries of weights
-- SyncFunc<HardEvent::S_MTE2>();
-  SyncFunc<HardEvent::MTE3_MTE2>();
 = weights_reloaded: no MTE3_MTE2 before the next weights
 - SyncFunc<HardEvent::MTE3_MTE2>();
-= entries_rewritten: no MTE3_S before the next chunk of list entries
-@ direct/dispatch
-- SyncFunc<HardEvent::MTE3_S>();
-= published_weights_reloaded: no MTE3_MTE2 before the next weights to publish
-- SyncFunc<HardEvent::MTE3_MTE2>();
-= shared_triples_rewritten: rows read once: no MTE3_S before the triples of the next batch
 @ direct/shared_rows
-- if (found_ && info_->triples != 0) SyncFunc<HardEvent::MTE3_S>();
 = batch_reloaded: rows read once: no S_MTE2 before the next batch of entries
 - SyncFunc<HardEvent::S_MTE2>();
 = padding_before_read: rows read once: no S_V before padding is filled in
@@ -804,11 +665,7 @@ PATCHES = r"""
 = smooth_reloaded: no V_MTE2 before the factors of the next piece
 @ common/quantize
 - SyncFunc<HardEvent::V_MTE2>();
-= positions_sent_before_turned: no V_MTE3 before the turned positions leave
-! long lists | missing pipe synchronisation
 @ direct/lists
-- SyncFunc<HardEvent::V_MTE3>();
-  first_ = first;
 = room_of_equal_shares: rows read once: room for shares as if core 0 took as much as the others
 ! large | wrong result
 @ protocol/tiling
@@ -821,83 +678,41 @@ PATCHES = r"""
 @ direct/gather
 - Min(pair / pairsOfRow_, publishedRows_ - 1)
 + (pair / pairsOfRow_)
-= weight of any pair
-- Min(static_cast<uint32_t>(entry.GetValue(i)), pairs - 1)
-+ static_cast<uint32_t>(entry.GetValue(i))
 = more rows than expand_x
 - const uint32_t rows = Min(segments.Rows(), info_->expandRows);
 + const uint32_t rows = segments.Rows();
   begin_ =
-= more weights than expand_scales
-- const uint32_t rows = Min(segments.Rows(), info_->expandRows);
-+ const uint32_t rows = segments.Rows();
-  const uint32_t end
 = shared rows, more entries than a list
 @ direct/shared_rows
 - return Min(rows, info_->capacity);
 + return rows;
-= shared rows, any token
-- key > 0.0f ? 0.0f : -key > most ? most : -key
-+ -key
-= shared rows, any large token
-! borders
-- -key > most ? most : -key
-+ -key
-= shared rows, more entries than room
-- end_ = Min(end_, begin_ + share_);
-= shared rows, row beyond expand_x
-- if (place >= info_->expandRows) return;
 = shared rows, triple beyond expand_idx
 - if (place >= info_->expandRows) continue;
-= returned row beyond its area
 @ direct/sum
-- base + (at < most ? at : most)
-+ base + at
 = lent rows beyond the lent area
 - if (lent + rowBytes_ <= context.lent_bytes()) {
 + {
 
 # Checks that are off by one.
 % borders
-= V1, a row more than expand_x
 @ common/segments
-- end > static_cast<int32_t>(limit)
-+ end > static_cast<int32_t>(limit) + 1
 = V1, the last row of expand_x
 - end > static_cast<int32_t>(limit)
 + end >= static_cast<int32_t>(limit)
 = V1, counts that fall by one
 - end < before || end > static_cast<int32_t>(limit)
 + end + 1 < before || end > static_cast<int32_t>(limit)
-= V2, a row more than expand_x
-- return rows <= info_->expandRows &&
-+ return rows <= info_->expandRows + 1 &&
 = V2, a row more than expand_x when searched
 - end > static_cast<int32_t>(info_->expandRows)
 + end > static_cast<int32_t>(info_->expandRows) + 1
-= V2, counts that fall by one
-- least.GetValue(0) >= 0.0f
-+ least.GetValue(0) >= -1.0f
-= V2, counts that fall by one when searched
-- end < before || end > static_cast<int32_t>(info_->expandRows)
-+ end + 1 < before || end > static_cast<int32_t>(info_->expandRows)
 = V2, a row more than a source may send
 - lanesOfSource <= static_cast<float>(info_->capacity)
 + lanesOfSource <= static_cast<float>(info_->capacity) + 1
-= V2, a row more than a source may send when searched
-- if (rows > info_->capacity) return
-+ if (rows > info_->capacity + 1) return
-= V1, a row more than a source may send
 @ common/inputs
-- segments.SourceRows(s) > info.capacity
-+ segments.SourceRows(s) > info.capacity + 1
 = window, the position behind the last
 - if (position >= total)
 + if (position > total)
-= direct, the position behind the last
 @ direct/publish
-- static_cast<uint32_t>(position) <
-+ static_cast<uint32_t>(position) <=
 = direct, negative positions
 - given < 0 ? kLargest : given
 + given
@@ -905,18 +720,12 @@ PATCHES = r"""
 @ common/segments
 - result.GetValue(0) <= static_cast<float>(info_->capacity)
 + result.GetValue(0) <= static_cast<float>(info_->capacity) + 1
-= a row more than fits, found by list cores
 @ direct/lists
-- && rows > info_->capacity && verdict
-+ && rows > info_->capacity + 1 && verdict
 = a pair more than an owner has experts
 @ common/routing
 - if (same > info_->localExperts) return true;
 + if (same > info_->localExperts + 1) return true;
-= a row more than fits in a message
 @ common/status
-- if (rows > info_->capacity) return
-+ if (rows > info_->capacity + 1) return
 = a row more than fits in a message whose hash is right
 - countsHash && rows <= info_->capacity
 + countsHash && rows <= info_->capacity + 1
@@ -928,9 +737,6 @@ PATCHES = r"""
 @ common/report
 - >= static_cast<int32_t>(kFirstFatal) || verdict.code < kFirstFatal
 + >= 0
-= a later collective failure replaces the first
-- || verdict.code < kFirstFatal;
-+ ;
 = no_last_look: after the deadline a wait does not look again
 @ common/wait
 - if (lastLook) {
@@ -938,10 +744,7 @@ PATCHES = r"""
 
 # What a part of the suite sees.
 % suite
-= prefix off by one
 @ common/routing
-- prefix.SetValue(expert, static_cast<int32_t>(rows))
-+ prefix.SetValue(expert, static_cast<int32_t>(rows + (l == 1)))
 = a core counts its own pairs as earlier ones
 @ common/segments
 - core_ > core ? Min(count, core_ - core)
@@ -950,44 +753,26 @@ PATCHES = r"""
 @ common/routing
 - if (rows > info_->capacity &&
 + if (rows > info_->capacity + 1 &&
-= mask of the chunk's first tokens
-- info_->maskRank == 1 ? token - firstToken_ : i
-+ info_->maskRank == 1 ? i : i
 = masked pairs are routed
 - == 0) return kInactive;
 + == 2) return kInactive;
 = last expert is invalid
 - id < static_cast<int32_t>(info_->experts)
 + id + 1 < static_cast<int32_t>(info_->experts)
-= expand_idx kept where nothing is routed
 @ window/dispatch
-- index.SetValue(i, static_cast<int32_t>(position));
-+ if (routing_.pairs().Routed(id)) index.SetValue(i, static_cast<int32_t>(position));
 = triple without k
 - tail.SetValue(2, static_cast<int32_t>(k))
 + tail.SetValue(2, static_cast<int32_t>(k == 1 ? 0 : k))
-= chunks run over the end of a segment
 @ common/arrived
-- Min(end, segments.End(slot)) - row);
-+ end - row);
 = expert_token_nums types swapped
 @ common/outputs
 - tiling_->tokenNumsType == 0 ? end
 + tiling_->tokenNumsType != 0 ? end
-= tp_recv_counts left out
-- if (tiling_->tpWorldSize == 1)
-+ if (tiling_->tpWorldSize == 2)
-= rows of a source start at the segment before
 @ common/segments
-- SetValue(slot, before);
-+ SetValue(slot, before - (before > 1));
 = falling counts are accepted
 - if (end < before || end > static_cast<int32_t>(limit))
 + if (end < 0 || end > static_cast<int32_t>(limit))
-= scale is m / 127
 @ common/quantize
-- scale = 1.0f / inverse;
-+ scale = largest / 127.0f;
 = scale of zero rows is 0
 - float scale = 1.0f;
 + float scale = largest;
@@ -1001,12 +786,6 @@ PATCHES = r"""
 @ common/exchange
 - sender_.PutStatus(peer, MessageAt(at), bytes);
 + if (Failed() || counts.Rows(peer, 0) != 0) sender_.PutStatus(peer, MessageAt(at), bytes);
-= status without counts
-- writers_[at].SetCount(i, count);
-+ writers_[at].SetCount(i, 0);
-= status leaves before the rows of other cores
-- verdict_ = board_.Meet(round, all);
-+ verdict_ = all;
 = the higher rank's error is reported
 @ common/verdict
 - one.source < other.source
@@ -1014,46 +793,22 @@ PATCHES = r"""
 = of batches that differ the lowest rank's is named, not the largest
 - severity == kBatchesDiffer &&
 + false &&
-= one half for all epochs
 @ protocol/window
-- return parity * HalfBytes(dataBytes);
-+ return (parity - parity) * HalfBytes(dataBytes);
-= status slots are not doubled
-- (static_cast<uint64_t>(parity) * world + source) *
-+ (parity * 0ull + source) *
 = parity breaks at the wrap
 - epoch == 0xFFFFFFFFu ? 2u : epoch + 1
 + epoch == 0xFFFFFFFFu ? 1u : epoch + 1
 = stale status unknown across the wrap
 - (epoch == 3 && seen == 0xFFFFFFFFu)
 + (epoch == 3 && seen == 0xFFFFFFFDu)
-= a block too much a row
-- ((quantized ? 1 : 0) + tailBlocks)
-+ ((quantized ? 2 : 0) + tailBlocks)
 = k descending
 @ common/weighted_sum
 - const uint32_t k = k_++, i = (token_ - first_) * info_->topK + k;
 + const uint32_t k = info_->topK - 1 - k_++, i = (token_ - first_) * info_->topK + k;
-= expert scale left out
-- if (weighted) AscendC::Muls(to, to, weight, elements_);
-+ (void)weight;
-= the last special id is refused
 @ common/routing
-- (id < 0 || id >= static_cast<int32_t>(info_->ids));
-+ (id < 0 || id + 1 >= static_cast<int32_t>(info_->ids));
 = a copy expert adds nothing
 @ common/weighted_sum
 - if (expert < info_->firstCopy) return nullptr;
 + if (expert < info_->firstConst) return nullptr;
-= a const expert mixes its own vector by the first factor
-- term.factor = secondFactor_;
-+ (void)secondFactor_;
-= a const expert's vector is that of the first
-- term.address = RowOf(constV_, const_);
-+ term.address = RowOf(constV_, 0);
-= a const expert is not weighted
-- AscendC::Muls(mixed, mixed, term.weight, elements_);
-+ AscendC::PipeBarrier<PIPE_V>();
 = products of const experts leave out the last elements
 @ common/const_experts
 - for (uint32_t at = 0; at < info_->hidden; at += kDotLanes) {
@@ -1067,43 +822,24 @@ PATCHES = r"""
 @ window/slots
 - GetValue(i * (kBlock / sizeof(uint64_t))) != mark_) {
 + GetValue(i * (kBlock / sizeof(uint64_t))) == mark_ + 1) {
-= position in the expert left out
 @ window/packed
-- routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);
-+ routing.Prefix(id) + 0 * indexBuf_.Get<int32_t>().GetValue(i);
 = shared expert for inactive tokens
 @ common/weighted_sum
 - !active_ || sharedX_ == nullptr
 + sharedX_ == nullptr
-= sum is truncated
-@ common/weighted_sum
-- AscendC::Cast(out_, sum_, AscendC::RoundMode::CAST_RINT
-+ AscendC::Cast(out_, sum_, AscendC::RoundMode::CAST_TRUNC
 = wrong returns are accepted
 @ common/inputs
 - if (ours != theirs)
 + if (ours < theirs)
-= expand_idx is not looked at
-- if (position >= total)
-+ if (position > total + 4096)
-= k of a triple is not looked at
-@ common/triples
-- info_->world, info_->maxBatch, info_->topK}
-+ info_->world, info_->maxBatch, 4096}
 
 # Rows that begin at multiples of 512 bytes.
 % suite
+@ common/triples
 = rows_stored_without_gaps: a chunk of rows is stored as if there were no gaps in the window
 @ common/send
 - const DataCopyExtParams params{Pieces(count), bytes, 0, step - bytes, 0};
 + const DataCopyExtParams params{Pieces(count), bytes, 0, 0, 0};
-= rows_loaded_without_gaps: a chunk of rows is loaded as if there were no gaps in the window
-- const DataCopyExtParams params{Pieces(count), bytes, step - bytes, 0, 0};
-+ const DataCopyExtParams params{Pieces(count), bytes, 0, 0, 0};
-= parts_without_gaps: direct combine publishes a long row right behind the one before
 @ direct/publish
-- to += at / rowBytes_ * (rowStep_ - rowBytes_);
-+ to += at / rowBytes_ * 0;
 = published_rows_taken_packed: direct dispatch reads rows as if there were no gaps
 @ direct/gather
 - static_cast<uint64_t>(first) * rowStep_, run);
@@ -1119,12 +855,6 @@ PATCHES = r"""
 @ common/quantize
 - AscendC::Max(scale, scale, scratch, static_cast<int32_t>(blocks));
 + AscendC::Cast(scale, scales, AscendC::RoundMode::CAST_NONE, blocks);
-= scales of every piece lie with those of the first
-- at / kCodesOfScale * kScaleBytes];
-+ 0 * at];
-= a row that was restored is not rounded to even
-- AscendC::Cast(row, value, AscendC::RoundMode::CAST_RINT, count);
-+ AscendC::Cast(row, value, AscendC::RoundMode::CAST_FLOOR, count);
 = scales of a later part are those of the first
 @ common/weighted_sum
 - first / kCodesOfScale * kScaleBytes],
@@ -1150,13 +880,10 @@ PATCHES = r"""
 @ common/weighted_sum
 - scaleBuf_.Get<float>().GetValue(i)
 + scaleBuf_.Get<float>().GetValue(i - k)
-= half the rows counted: dispatch tells every expert half its rows
-@ common/outputs
-- tokenNumsType == 0 ? end : end - before
-+ tokenNumsType == 0 ? end : (end - before) / 2
 
 # What only programs of many kinds reach: chunks, batches, parts and loads after the first, and bugs of transport.
 % drawn
+@ common/outputs
 = second batch of histograms is the first again
 @ common/segments
 - SyncFunc<HardEvent::V_MTE2>();
@@ -1166,15 +893,7 @@ PATCHES = r"""
 = no V_MTE2 before the second batch of histograms
 - SyncFunc<HardEvent::V_MTE2>();
   LoadHistograms(core);
-= counts of cores in the second batch are left out
-- if (before > 0) {
-- AscendC::Add(running, running, rows, lanes);
-+ if (before > 0) {
-+ if (core == 0) AscendC::Add(running, running, rows, lanes);
-= second batch of cores' rows is the first again
 @ common/routing
-- AscendC::DataCopyPad(rows, rows_[static_cast<uint64_t>(core) * lanes_ + first], params, pad);
-+ AscendC::DataCopyPad(rows, rows_[static_cast<uint64_t>(begin) * lanes_ + first], params, pad);
 = rows of the cores lie without gaps
 - static_cast<uint32_t>((lanes_ - count) * sizeof(int32_t)), 0, 0};
 + 0, 0, 0};
@@ -1182,10 +901,7 @@ PATCHES = r"""
 @ window/slots
 - Min(end - row, kTripleRows - (row - begin) % kTripleRows)
 + Min(end - row, kTripleRows)
-= rows of a chunk lie without gaps
 @ common/quantize
-- 0, (stride_ - rowBytes_) / kBlock, 0};
-+ 0, 0, 0};
 = no V_MTE3 before marked rows leave
 @ window/slots
 - SyncFunc<HardEvent::V_MTE3>();
@@ -1196,32 +912,16 @@ PATCHES = r"""
   const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
 - uint32_t token = at / info_->topK, k = at % info_->topK;
 + uint32_t token = at / info_->topK, k = 0;
-= expand_idx of later chunks is one too early
-- if (!triples_) CopyOut(expandIdx_[at], index, count);
-+ if (!triples_) CopyOut(expandIdx_[at == routing_.begin() ? at : at - 1], index, count);
-= weights of later chunks are those of the first
-- (args_.expertScales) + at, count);
-+ (args_.expertScales) + routing_.begin(), count);
 = marks of later chunks are those of the first
 @ window/slots
 - static_cast<uint64_t>(begin) * slotStep_ + rowBytes_;
 + static_cast<uint64_t>(begin % kChunkPairs) * slotStep_ + rowBytes_;
-= weights of later chunks of sums are those of the first
 @ common/weighted_sum
-- scales_[begin], count);
-+ scales_[begin % kChunkPairs], count);
 = index of later chunks is that of the first
 @ window/packed
 - CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
 + CopyIn(indexBuf_.Get<int32_t>(), index_[begin % kChunkPairs], count);
-= direct, index of later chunks is that of the first
-@ direct/sum
-- CopyIn(positionBuf_.Get<int32_t>(), index_[begin], count);
-+ CopyIn(positionBuf_.Get<int32_t>(), index_[begin % kChunkPairs], count);
-= tokens of later chunks are published as the first
 @ direct/dispatch
-- const uint32_t first = token * info_->topK - at;
-+ const uint32_t first = token * info_->topK - firstRow_;
 = expand_idx of direct's later chunks is stored at the first
 - if (!triples_) CopyOut(expandIdx_[at], indexBuf_.Get<int32_t>(), count);
 + if (!triples_) CopyOut(expandIdx_[routing_.begin()], indexBuf_.Get<int32_t>(), count);
@@ -1232,14 +932,7 @@ PATCHES = r"""
 @ window/combine
 - for (Term term; terms_.Next(routing, term);) {
 + for (Term term; terms_.Next(routing, term) && (term.travelled || part == 0);) {
-= a term of every part is that of the first
-@ common/weighted_sum
-- (term + Column(part)), bytes);
-+ (term), bytes);
-= direct, the shared expert's row in the first part only
 @ direct/sum
-- n = weighted; n < count; ++n)
-+ n = weighted; n < count && part == 0; ++n)
 = the last part is as long as the others
 @ common/weighted_sum
 - return Min(elements_, hidden_ - part * elements_);
@@ -1248,84 +941,50 @@ PATCHES = r"""
 @ direct/publish
 - CopyIn(index, source[at], count);
 + CopyIn(index, source[routing.begin()], count);
-= of later chunks the first index is checked
 @ common/inputs
-- CopyIn(index, source[at], count);
-+ CopyIn(index, source[begin], count);
 = combine AlignEnd left out
 @ window/packed
 - if (verdict.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
-= dispatch AlignEnd left out in places
 @ common/routing
-- if (info_->transport == kTransportRdma) AlignEnd(expert - info_->localExperts, expert, rows);
 = the item of a far peer lacks a row
 @ common/exchange
 - items_.Put(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
 + items_.Put(peer, static_cast<uint64_t>(rows > 2 ? rows - 1 : rows) * rowBytes, bytes);
-= far ranks are numbered as if one were near
 @ common/send
-- rank < begin_ ? rank : rank - (end_ - begin_)
-+ rank < begin_ ? rank : rank - 1
-= an item carries four blocks of a message
-- rowBytes + runBytes, peer);
-+ rowBytes + Min(runBytes, 4 * kBlock), peer);
 = positions go on where another list begins
 @ direct/lists
 - static_cast<int32_t>(first) - static_cast<int32_t>(first_),
 + static_cast<int32_t>(kPositionBlocks),
-= numbers of a list that goes on begin at 0
 @ direct/shared_rows
-- first_[v] = from_;
-+ first_[v] = 0;
 = a list goes on at its begin
 - from_,
 + 0,
   count);
-= triples of later lists go to the begin of the share
 @ direct/gather
-- static_cast<uint64_t>(loaded_.begin) * kTripleWords,
-+ static_cast<uint64_t>(begin_) * kTripleWords,
 = entries of a later load begin with the segment
 - static_cast<uint32_t>(segments_->Offset(piece.slot)) + piece.begin - segments_->Start(piece.slot);
 + static_cast<uint32_t>(segments_->Offset(piece.slot)) + (piece.begin - segments_->Start(piece.slot)) % kListInts;
-= the second half of a share is loaded with the first
-- GatherRange(firstSlot_, begin_, middle);
-+ GatherRange(firstSlot_, begin_, listed_ < middle ? listed_ : middle);
 = no S_V between a row's maximum and the next
 @ common/quantize
 - SyncFunc<HardEvent::S_V>();
-= no PIPE_V between the cast of a sum and the next
 @ common/weighted_sum
-- AscendC::PipeBarrier<PIPE_V>();  // the cast of the sum before has read it
 = rows of a token are in eight slots
 @ window/slots
 - static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + assist_.Word(row, 2);
 + static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + Min(assist_.Word(row, 2), 7);
-= counts of three local experts at most
 @ common/outputs
-- CopyOut(tokens, nums, info_->localExperts);
-+ CopyOut(tokens, nums, Min(info_->localExperts, 3));
 = codes of the last piece for all
 @ common/quantize
 - if (piece_ < hidden_) Widen(row, expert, at, count);
-= the last row of a chunk has no mark
 @ window/slots
-- for (uint32_t i = 0; i < count; ++i) {
-+ for (uint32_t i = 0; i < (count > 1 ? count - 1 : count); ++i) {
-  AscendC::Duplicate(words
 = duplicates are not counted exactly
 ! faults | success
 @ direct/combine
 - exchange_.Fail(routing_.Place());
-= duplicates are not counted exactly in window
-! faults | RoutingMismatch
-@ window/slots
-- exchange_.Fail(places_.Find());
-  }
-  exchange_.SetStatus(*this, rowBytes_);
 
 # Where an op fails: what ranks are told, what they tell, and what is left behind.
 % drawn
+@ window/slots
 = half an abort block is an abort
 ! failures
 @ common/wait
@@ -1364,14 +1023,6 @@ PATCHES = r"""
   AscendC::PipeBarrier<PIPE_ALL>();
 + AscendC::PipeBarrier<PIPE_ALL>();
 @ common/wait
-= a core does not look whether its rank has failed before
-! failures
-- return words.GetValue(kFbMagic) == FailWord(words.GetValue(kFbEpoch)) &&
-+ return false && words.GetValue(kFbMagic) == FailWord(words.GetValue(kFbEpoch)) &&
-= the fail block is not looked at
-- if (given.code != kOk) return given;
--  MOE_POLL_HINT();
-+ MOE_POLL_HINT();
 = a fail block of an earlier op counts
 - return words.GetValue(kFbMagic) == FailWord(epoch_) ? words.GetValue(kFbCode) : kOk;
 + return words.GetValue(kFbMagic) != 0 ? words.GetValue(kFbCode) : kOk;
@@ -1385,22 +1036,6 @@ PATCHES = r"""
 @ common/status
 - if (!odd || far || found.code == kOk) return kPending;
 + if (far || found.code == kOk) return kPending;
-= hash without the generation of lent rows
-! failures
-- hash_ = HashMix(HashMix(hash_, blocks), generation);
-+ hash_ = HashMix(hash_, blocks);
-@
-- return HashMix(HashMix(hash, message.GetValue(kBlockWords + kH1Detail0)),
--      message.GetValue(kBlockWords + kH1Detail1));
-+ return HashMix(hash, message.GetValue(kBlockWords + kH1Detail0));
-= hash without the place of lent rows
-! failures
-- hash_ = HashMix(HashMix(hash_, blocks), generation);
-+ hash_ = HashMix(hash_, generation);
-@
-- return HashMix(HashMix(hash, message.GetValue(kBlockWords + kH1Detail0)),
--      message.GetValue(kBlockWords + kH1Detail1));
-+ return HashMix(hash, message.GetValue(kBlockWords + kH1Detail1));
 = hash without the source
 ! failures
 - hash_ = HashMix(config.hash, info.rank);
@@ -1416,14 +1051,6 @@ PATCHES = r"""
 ! failures
 - if (message.GetValue(at + kCbOpPhase) != OpPhase(config_.op, phase, b * kCountsPerBlock)) {
 + if (false) {
-= hash of the first block alone
-! failures
-- for (uint32_t b = first; b < blocks; ++b) {
-+ for (uint32_t b = first; b < first + 1; ++b) {
-= hash of where rows begin is left out
-! failures
-- const uint32_t first = !rowsKnown ? 0 : rowsOnly ? blocks : info_->localExperts / kCountsPerBlock;
-+ const uint32_t first = !rowsKnown ? 0 : blocks;
 = a mismatch tells its own value twice
 ! failures
 - found.detail2 = theirs;
@@ -1432,13 +1059,6 @@ PATCHES = r"""
 @ common/verdict
 - (verdict.detail0 & kMismatchIndex) != 0 ? 65 : 64;
 + (verdict.detail0 & kMismatchIndex) != 0 ? 63 : 64;
-= a bad id goes before a configuration
-! failures
-- return verdict.code == kOk ? 96 : 48;
-+ return verdict.code == kOk ? 96 : 30;
-= a mismatch goes before a bad id
-- return verdict.code == kOk ? 96 : 48;
-+ return verdict.code == kOk ? 96 : 72;
 = fatal errors are told by rank alone
 ! failures
 - if (verdict.code >= kFirstFatal) return verdict.code - kFirstFatal;
@@ -1462,35 +1082,14 @@ PATCHES = r"""
 - SyncFunc<HardEvent::MTE2_S>();
 -  const uint32_t at = HeaderAt(parity, rank), epoch
 + const uint32_t at = HeaderAt(parity, rank), epoch
-= far headers are loaded over the near ones
-- AscendC::PipeBarrier<PIPE_ALL>();
--  LoadFarHeaders
-+ LoadFarHeaders
-= no S_MTE3 before the list of far aborts
-- SyncFunc<HardEvent::S_MTE3>();
--  GlobalTensor<uint64_t> target;
-+ GlobalTensor<uint64_t> target;
 = the list of far aborts is posted before it is stored
 - sender.Flush();
 -  link.Post(items, count);
 + link.Post(items, count);
-= no abort to far ranks that come later
-- || Arrived(headers, rank) != (here == 0)) continue;
-+ || !Arrived(headers, rank) || here != 0) continue;
 = ranks that are awaited are not listed
 ! failures
 - if (Arrived(headers, info_->rank)) ListAwaited(headers, words, verdict);
 + (void)0;
-= of a missing rank the header of the same parity
-! failures
-- return NextEpoch(seen) == epoch_ ? other : HeaderAt(Parity(epoch_), rank);
-+ return HeaderAt(Parity(epoch_), rank);
-= a failure is not kept in the window
-! failures
-- if (verdict.code != kContextMismatch) {
--  GlobalTensor<int32_t> own;
-+ if (false) {
-+ GlobalTensor<int32_t> own;
 = a failed send does not take its epoch
 @ common/exchange
 - if (core_ == 0) word_.Publish(epoch_);
@@ -1498,10 +1097,6 @@ PATCHES = r"""
 = a core tells only its own verdict
 - board_.Tell(2, core_ == 0 ? verdict_ : mine);
 + board_.Tell(2, mine);
-= rows are taken after a wrong hash
-! failures
-- return verdict_.code == kOk || verdict_.code == kRoutingMismatch;
-+ return verdict_.code < kFirstFatal || true;
 = what core 0 has given up the others wait for
 ! failures
 - Worsen(verdict_, waiter.Follow(fail));
@@ -1517,15 +1112,8 @@ PATCHES = r"""
 = the other window of a rank is found
 - reinterpret_cast<__gm__ A3Remote*>(pointer)->windowsIn
 + reinterpret_cast<__gm__ A3Remote*>(pointer)->windowsOut
-= windows are compared before they are loaded
-@ probe/probe
-- SyncFunc<HardEvent::MTE2_S>();
-  for (uint32_t rank = 0
 % probes | writer-side relay
-= a meeting does not wait for the first core
 @ common/verdict
-- static constexpr uint32_t kMarks = 0x81818181u
-+ static constexpr uint32_t kMarks = 0x81818100u
 = a core meets the others while its rows are under way
 - AscendC::PipeBarrier<PIPE_ALL>();
   if (cores_ == 1) return mine;
@@ -1533,27 +1121,15 @@ PATCHES = r"""
 @ probe/shared
 - StorePart(PartAt(push ? reader : rank, push, rank, core_), value);
 + StorePart(PartAt(push ? reader : rank, push, rank, core_), core_ + 1 == cores ? value - 2 : value);
-= a part that is pulled is an old one
-- CheckPart(PartAt(push ? rank : writer, push, writer, part), value, part);
-+ CheckPart(PartAt(push ? rank : writer, true, writer, part), value, part);
 % probes | neighbours
 = a store of some words writes its whole block
 - CopyOut(target, block, words);
 + CopyOut(target, block, kBlockWords - words % 2);
-= a store begins at the block's begin
-- target.SetGlobalBuffer(address, words);
-+ target.SetGlobalBuffer(address - (words == 3 ? 1 : 0), words);
-= of two stores into a block the second is lost
-- if (core_ == i % 2) StorePiece(area + at, value + at, words);
-+ if (core_ == i % 2 && (core_ == 0 || n < 900)) StorePiece(area + at, value + at, words);
 = neighbours are read before they have met
 - AscendC::PipeBarrier<PIPE_ALL>();
 - AscendC::SyncAll<true>();
   if (core_ < 2) CheckWords(area, value);
 % probes | BatchWrite order
-= an item leaves before all cores have filled it
-- AscendC::SyncAll<true>();
-  if (core_ == 0) link_.Post(workspace_, peers);
 = the end of an item overtakes its begin
 - if (!AwaitLast(item + bytes - kBlock, value, source)) continue;
 + if (!AwaitLast(item, value, source)) continue;
@@ -1562,26 +1138,11 @@ PATCHES = r"""
 -  StoreRow(
 + for (uint32_t piece = core_; piece < pieces; piece += cores) {
 + if (piece != 3) StoreRow(
-= an item of BatchWrite ends a row too early
-- item.bytes = bytes;
-+ item.bytes = bytes - kRowBytes;
 % probes | two levels
 = records leave before all cores have staged them
 @ probe/levels
 - Meet();
   if (core_ == 0) link_.Post(List(0), FarServers());
-= rows are stored on by cores that have not heard of their messages
-- AwaitMessage(Message(Mine(), first + server, i % lanes_), RankOf(server, lane_));
-- }
-- Meet();
-+ AwaitMessage(Message(Mine(), first + server, i % lanes_), RankOf(server, lane_));
-+ }
-= messages are passed on while rows of other cores are under way
-- Meet();
-- for (uint32_t i = core_; i < FarServers() * lanes_; i += tiling_->cores) {
--  const uint32_t server = FarServer(i / lanes_), owner = i % lanes_;
-+ for (uint32_t i = core_; i < FarServers() * lanes_; i += tiling_->cores) {
-+ const uint32_t server = FarServer(i / lanes_), owner = i % lanes_;
 = a row is stored on to one of its owners only
 - for (uint32_t owner = 0; owner < lanes_; ++owner) {
 -  StoreLoaded(
@@ -1595,20 +1156,11 @@ PATCHES = r"""
 + for (uint32_t i = core_; i < FarServers() * lanes_; i += tiling_->cores) {
 + const uint32_t server = FarServer(i / lanes_), lane = i % lanes_;
 + StoreBlock(
-= what comes back leaves before all of it is staged
-- Meet();
-  if (core_ == 0) link_.Post(List(1), FarServers());
-= an item ends a row too early
-- item.bytes = static_cast<uint64_t>(pieces_) * kRowBytes + static_cast<uint64_t>(lanes_) * kBlock;
-+ item.bytes = static_cast<uint64_t>(pieces_) * kRowBytes;
 % probes | row stride
 = rows are stored at another stride
 @ probe/shared
 - GM_ADDR row = first + static_cast<uint64_t>(i) * stride;
 + GM_ADDR row = first + static_cast<uint64_t>(i) * (half == 0 ? stride + kBlock : stride);
-= no row is moved
-- const uint32_t rows = Min(kProbeMoves, fit);
-+ const uint32_t rows = Min(0u, fit);
 = one stride is not timed
 - cycles[s] = static_cast<uint32_t>(AscendC::GetSystemCycle() - start);
 + cycles[s] = s == 1 ? 0 : static_cast<uint32_t>(AscendC::GetSystemCycle() - start);
@@ -1622,12 +1174,6 @@ PATCHES = r"""
 -  if (code_ == 0) Await(
 + for (uint32_t core = 0; core <= core_; ++core) {
 + if (code_ == 0) Await(
-= a core's store is lost
-- StoreBlock(workspace_ + Post(core_, n), value);
-+ if (core_ + 1 < tiling_->cores) StoreBlock(workspace_ + Post(core_, n), value);
-= meetings by blocks are not timed
-- where_ = static_cast<uint32_t>(between - start);
-+ where_ = 0;
 """
 
 
