@@ -32,6 +32,11 @@ def clusters() -> Iterator[Clusters]:
     opened.close()
 
 
+def case_with(*special: int, **changes: Any) -> Case:
+    """``BASE`` with these zero, copy and const experts, and other changes."""
+    return replace(BASE, **SpecialExperts(*special)._asdict(), **changes)
+
+
 def run(clusters: Clusters, case: Case) -> list[Any]:
     """Runs a case, and compares every bit and every byte moved with the reference."""
     case = cases.legal(case)
@@ -46,9 +51,7 @@ def run(clusters: Clusters, case: Case) -> list[Any]:
 def test_every_kind(clusters: Clusters, kind: str, dtype: str, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for seed, mask in enumerate(("none", "token", "pair", "prefix")):
-        case = replace(
-            BASE, **SpecialExperts(*SPECIAL[kind])._asdict(), dtype=dtype, mask=mask, seed=seed, plain=seed == 2
-        )
+        case = case_with(*SPECIAL[kind], dtype=dtype, mask=mask, seed=seed, plain=seed == 2)
         for alphas in (1, 2) if case.const_expert_num else (1,):
             run(clusters, replace(case, alphas=alphas, weights=seed == 1, quant_mode=2 if seed == 3 else 0))
 
@@ -59,10 +62,7 @@ def test_rows_in_parts(clusters: Clusters, algorithm: str, monkeypatch: pytest.M
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for width in (304, 2560, 7168):
         for cores in (1, 3, 24, 48):
-            run(
-                clusters,
-                replace(BASE, **SpecialExperts(1, 1, 3).given, alphas=2, width=width, cores=cores, batch=3, seed=cores),
-            )
+            run(clusters, case_with(1, 1, 3, alphas=2, width=width, cores=cores, batch=3, seed=cores))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -71,10 +71,7 @@ def test_more_tokens_than_a_chunk_has(clusters: Clusters, algorithm: str, monkey
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for topk, batch in ((1, 360), (32, 20)):
         for special in ((1, 1, 3), (1, 1, 0)):
-            run(
-                clusters,
-                replace(BASE, **SpecialExperts(*special)._asdict(), topk=topk, batch=batch, cores=1, batches="unequal"),
-            )
+            run(clusters, case_with(*special, topk=topk, batch=batch, cores=1, batches="unequal"))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -89,8 +86,8 @@ def test_drawn(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPat
 def test_more_picks_than_experts(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """K is 12, E is 4; and 32, which is the most, of 2 and 1024 of each other kind."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    run(clusters, replace(BASE, **SpecialExperts(4, 4, 0).given, topk=12, ids="distinct"))
-    run(clusters, replace(BASE, **SpecialExperts(1024, 1024, 1024).given, local=1, topk=32, ids="distinct", alphas=1))
+    run(clusters, case_with(4, 4, 0, topk=12, ids="distinct"))
+    run(clusters, case_with(1024, 1024, 1024, local=1, topk=32, ids="distinct", alphas=1))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -125,9 +122,7 @@ def test_inputs_may_share_memory(clusters: Clusters, algorithm: str, monkeypatch
 
 
 def test_window_and_direct_have_equal_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = cases.legal(
-        replace(BASE, **SpecialExperts(1, 2, 3).given, alphas=2, dtype="bf16", width=1040, cores=6, odd=True)
-    )
+    case = cases.legal(case_with(1, 2, 3, alphas=2, dtype="bf16", width=1040, cores=6, odd=True))
     results = []
     for algorithm in ALGORITHMS:
         monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
@@ -142,9 +137,7 @@ def test_an_id_behind_the_last(clusters: Clusters, algorithm: str, monkeypatch: 
     """The message says which ids there are: with a core that makes lists, and without."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for cores in (2, 16):
-        case = cases.legal(
-            replace(BASE, **SpecialExperts(2, 1, 2).given, ids="bad", cores=cores, batches="equal", seed=1)
-        )
+        case = cases.legal(case_with(2, 1, 2, ids="bad", cores=cores, batches="equal", seed=1))
         runs = op_runs.run(clusters[case.world], case)
         op_runs.check(case, runs)
         assert "0..8" in str(runs[0]), runs[0]
@@ -156,14 +149,7 @@ def test_with_rows_that_come_back_as_int8(clusters: Clusters, dtype: str, algori
     """comm_quant_mode 2 rounds the rows that travel, and no term of these experts."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for seed, (kind, special) in enumerate(SPECIAL.items()):
-        case = replace(
-            BASE,
-            **SpecialExperts(*special)._asdict(),
-            dtype=dtype,
-            comm_quant_mode=2,
-            seed=seed,
-            mask="pair" if seed % 2 else "none",
-        )
+        case = case_with(*special, dtype=dtype, comm_quant_mode=2, seed=seed, mask="pair" if seed % 2 else "none")
         run(clusters, replace(case, alphas=2 if kind == "all" else 1, plain=kind == "copy"))
 
 
@@ -180,9 +166,7 @@ def arguments_of(case: Case, rank: int, group_ep: str) -> tuple[dict[str, Any], 
 def test_begin_and_finish(clusters: Clusters, kind: str, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In two launches each: dispatch and combine give the reference's bits; the tensors live until finish."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    case = cases.legal(
-        replace(BASE, **SpecialExperts(*SPECIAL[kind])._asdict(), alphas=2 if kind == "all" else 1, mask="pair", seed=4)
-    )
+    case = cases.legal(case_with(*SPECIAL[kind], alphas=2 if kind == "all" else 1, mask="pair", seed=4))
 
     def trip(rank: int, group_ep: str) -> tuple[Any, torch.Tensor, torch.Tensor]:
         both, first, second = arguments_of(case, rank, group_ep)
@@ -204,14 +188,7 @@ def test_begin_and_finish(clusters: Clusters, kind: str, algorithm: str, monkeyp
 def test_shapes_without_data_and_compiled_programs(clusters: Clusters, kind: str) -> None:
     """On Meta as on the CPU, K above E too; a whole compiled graph gives the bits of the ops."""
     case = cases.legal(
-        replace(
-            BASE,
-            world=1,
-            local=2,
-            **SpecialExperts(*SPECIAL[kind])._asdict(),
-            topk=min(4, 2 + sum(SPECIAL[kind])),
-            batches="equal",
-        )
+        case_with(*SPECIAL[kind], world=1, local=2, topk=min(4, 2 + sum(SPECIAL[kind])), batches="equal")
     )
 
     def trip(both: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) -> tuple[torch.Tensor, ...]:
@@ -238,7 +215,7 @@ def test_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
     with LocalCluster(4) as cluster:
         for seed in range(4):
-            case = cases.legal(replace(BASE, world=4, **SpecialExperts(1, 2, 2).given, alphas=1 + seed % 2, seed=seed))
+            case = cases.legal(case_with(1, 2, 2, world=4, alphas=1 + seed % 2, seed=seed))
             op_runs.check(case, op_runs.run(cluster, case))
 
 

@@ -27,6 +27,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "10")
 
 
+MIXED, COPIES = SpecialExperts(1, 1, 1).given, SpecialExperts(1, 2, 1).given
 MATRIX = [
     Case(world=4, local=2, topk=3, share=2, cores=1, seed=1),
     Case(world=4, local=2, topk=3, share=2, cores=3, ids="mixed", seed=2),
@@ -48,28 +49,8 @@ MATRIX = [
     ),
     Case(world=16, local=1, topk=4, share=8, batch=3, units=5, comm_quant_mode=2, cores=2, seed=8),
     Case(world=16, local=2, topk=6, share=4, batch=3, quant_mode=2, comm_quant_mode=2, ids="mixed", cores=1, seed=9),
-    Case(
-        world=6,
-        local=2,
-        topk=4,
-        share=3,
-        **SpecialExperts(1, 2, 1).given,
-        alphas=2,
-        shared=3,
-        batches="unequal",
-        seed=10,
-    ),
-    Case(
-        world=4,
-        local=2,
-        topk=4,
-        share=2,
-        **SpecialExperts(1, 1, 1).given,
-        comm_quant_mode=2,
-        dtype="fp16",
-        ids="hot",
-        seed=11,
-    ),
+    Case(world=6, local=2, topk=4, share=3, **COPIES, alphas=2, shared=3, batches="unequal", seed=10),
+    Case(world=4, local=2, topk=4, share=2, **MIXED, comm_quant_mode=2, dtype="fp16", ids="hot", seed=11),
     Case(world=4, local=2, share=2, batch=0, seed=12),
     Case(world=4, local=2, share=2, ids="bad", seed=13),
     Case(world=4, local=1, share=2, ids="overflow", batches="unequal", seed=14),
