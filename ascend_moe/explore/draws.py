@@ -223,7 +223,7 @@ KINDS: dict[str, Kind] = {
     "dense chunks": Kind(
         _CHUNKS
         | {"world": (1,), "cores": (1, 2), "local": (1, 2), "topk": (1, 2, 2), "batch": (530,), "contract": (1, 2, 2)}
-        | {"batches": ("equal",), "ids": ("distinct", "any"), "mask": ("none",)},
+        | {"batches": ("equal",), "ids": ("distinct", "any", "none"), "mask": ("none",)},
         {"spare": (0, 1, 1), **_TRIP},
         1,
     ),
@@ -278,7 +278,7 @@ KINDS: dict[str, Kind] = {
     "eight ranks": Kind(
         _SMALL
         | _OPTIONS
-        | {"world": (8,), "cores": (2,), "local": (1, 3, 5, 8, 27, 60), "topk": (1, 3), "batch": (1, 3)},
+        | {"world": (8,), "cores": (2,), "local": (1, 2, 3, 5, 8, 27, 60), "topk": (1, 3), "batch": (1, 3)},
         _TRIP,
         1,
     ),
@@ -306,7 +306,7 @@ KINDS: dict[str, Kind] = {
 }
 FAULTY = ("small", "options", "servers", "roles", "small", "chunks")
 LARGE_EACH = 480  # cases, of which one is large
-MANY_EACH = 2399  # cases, of which one has many ranks: it takes as long as hundreds of others
+MANY_EACH = 599  # cases, of which one has many ranks: it takes as long as hundreds of others
 # The other cases by turns, a prime number of them: batches and ids go by turns, too, and every kind meets all.
 CYCLE = (
     *("small", "options", "rings", "faults", "chunks", "servers", "parts", "faults", "small", "tails", "roles"),
