@@ -152,30 +152,3 @@ def test_words_from_before_the_wrap_are_not_corrupt(
         first = run(cluster, body)[0]
         assert type(first.error) is CommTimeout and first.error.rank == 1, repr(first)
         assert f"last seen in dispatch, epoch {missed - 1 if missed > 2 else 0xFFFFFFFF}" in str(first.error)
-
-
-def test_ranks_that_come_late_to_a_failed_communicator_name_the_cause() -> None:
-    def body(place: DevicePlace) -> None:
-        cases.dispatch(place, 1)
-        if place.rank == 0:
-            raise KeyError("my own mistake")
-        time.sleep(0.2 * place.rank)
-        one = caught(cases.dispatch, place, 2)
-        assert type(one.error) is PeerLost and one.error.rank == 0 and one.seconds < AT_ONCE_S
-        assert one.error.reporter in (1, 2)
-
-    with ascend_moe.LocalCluster(3) as cluster:
-        assert others_of(cluster, body) == {}
-
-
-def test_ranks_that_close_after_their_last_op_harm_nobody() -> None:
-    """Fast ranks are through and gone while slow ones are still in that op."""
-
-    def body(place: DevicePlace, seed: int) -> str:
-        done = cases.round_trip(place, seed)
-        ascend_moe.close(place.group_ep)
-        return done
-
-    with ascend_moe.LocalCluster(4) as cluster:
-        for trial in range(50):
-            assert run(cluster, lambda place, seed=trial % 5: body(place, seed)) == ["right"] * 4

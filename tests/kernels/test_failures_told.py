@@ -101,30 +101,10 @@ def test_a_failure_in_the_next_op_does_not_end_this_one(cluster: ascend_moe.Loca
         assert type(result.error) is CommTimeout and result.error.rank == IMPATIENT, f"rank {rank}: {result!r}"
 
 
+@pytest.mark.parametrize("left", ["an abort of the next op", "the headers of its message"])
 @pytest.mark.parametrize("cluster", [("window", 0), ("direct", 0)], indirect=True, ids=str)
-def test_a_rank_that_ends_is_missed_whatever_has_failed_in_the_next_op(cluster: ascend_moe.LocalCluster) -> None:
-    """The host of each rank reports it at once; nobody waits for the deadline."""
-    forged = threading.Barrier(WORLD)
-
-    def body(rank: int, group_ep: str) -> None:
-        place = DevicePlace(group_ep, WORLD, rank)
-        assert cases.round_trip(place, 3) == "right"
-        state = State.of(cluster, rank)
-        state.forge_abort(IMPATIENT, 1, next_epoch(next_epoch(state.epoch)))
-        forged.wait()
-        if rank == ABSENT:
-            raise KeyError("its own mistake")
-        error = caught(cases.dispatch, place, 1).error
-        assert type(error) is PeerLost and error.rank == ABSENT, f"rank {rank}: {error!r}"
-
-    with pytest.raises(KeyError) as raised:
-        cluster.run(body)
-    assert raised.value.others == {}  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("cluster", [("window", 0), ("direct", 0)], indirect=True, ids=str)
-def test_a_rank_that_ends_between_two_blocks_of_its_message_is_missed(cluster: ascend_moe.LocalCluster) -> None:
-    """Its headers are there, its counts are not: its host reports it at once."""
+def test_a_rank_that_ends_is_missed_whatever_lies_in_the_window(cluster: ascend_moe.LocalCluster, left: str) -> None:
+    """The host of each rank reports it at once, also between two blocks of its message."""
     forged = threading.Barrier(WORLD)
 
     def body(rank: int, group_ep: str) -> None:
@@ -132,8 +112,11 @@ def test_a_rank_that_ends_between_two_blocks_of_its_message_is_missed(cluster: a
         assert cases.round_trip(place, 3) == "right"
         state = State.of(cluster, rank)
         later, headers = next_epoch(state.epoch), slice(HEADER_BLOCKS * WORDS)
-        message = state.run(later, ABSENT, LOCAL)  # of the dispatch before
-        message[headers] = of_epoch(list(message), later)[headers]
+        if left == "an abort of the next op":
+            state.forge_abort(IMPATIENT, 1, next_epoch(later))
+        else:
+            message = state.run(later, ABSENT, LOCAL)  # of the dispatch before
+            message[headers] = of_epoch(list(message), later)[headers]
         forged.wait()
         if rank == ABSENT:
             raise KeyError("its own mistake")

@@ -121,17 +121,6 @@ def test_inputs_may_share_memory(clusters: Clusters, algorithm: str, monkeypatch
         run(clusters, Case.of([given, given], 2, contract=2, **SpecialExperts(1, 1, 2).given))
 
 
-def test_window_and_direct_have_equal_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = cases.legal(case_with(1, 2, 3, alphas=2, dtype="bf16", width=1040, cores=6, odd=True))
-    results = []
-    for algorithm in ALGORITHMS:
-        monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-        with LocalCluster(case.world) as cluster:
-            results.append([one.result for one in op_runs.run(cluster, case)])
-    for ours, theirs in zip(*results, strict=True):
-        assert ref.same_bits(ours, theirs)
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_id_behind_the_last(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says which ids there are: with a core that makes lists, and without."""
@@ -217,32 +206,3 @@ def test_servers(monkeypatch: pytest.MonkeyPatch) -> None:
         for seed in range(4):
             case = cases.legal(case_with(1, 2, 2, world=4, alphas=1 + seed % 2, seed=seed))
             op_runs.check(case, op_runs.run(cluster, case))
-
-
-def test_a_layer_of_longcat(clusters: Clusters) -> None:
-    """As LongCat's layer would call the ops: identity experts are copy experts, and ori_x is the layer's input."""
-    case = cases.legal(replace(BASE, copy_expert_num=6, topk=6, batch=7, batches="equal", ids="distinct", shared=0))
-
-    def layer(rank: int, group_ep: str) -> torch.Tensor:
-        given = case.inputs[rank]
-        hidden_states, topk_ids, topk_weights = given.x, given.expert_ids, given.expert_scales
-        moe = {"group_ep": group_ep, "ep_world_size": 2, "ep_rank_id": rank, "moe_expert_num": case.experts}
-        sent = ascend_moe.npu_moe_distribute_dispatch_v2(
-            x=hidden_states, expert_ids=topk_ids, copy_expert_num=6, global_bs=0, **moe
-        )
-        rows = case.expert_rows(rank, sent[0], sent[1], sent[4])
-        return ascend_moe.npu_moe_distribute_combine_v2(
-            expand_x=rows, expert_ids=topk_ids, assist_info_for_combine=sent[2], ep_send_counts=sent[4],
-            expert_scales=topk_weights, tp_send_counts=sent[5], ori_x=hidden_states, copy_expert_num=6, **moe,
-        )  # fmt: skip
-
-    results = clusters[2].run(layer)
-    inputs = [replace(given, ori_x=given.x) for given in case.inputs]
-
-    def expert(number: int, row: torch.Tensor) -> torch.Tensor:
-        factor = 1 + torch.tensor(float(number)) / 7
-        return (row.float() * factor + factor / 3).to(row.dtype)
-
-    assert any((given.expert_ids >= case.experts).any() for given in inputs)
-    for result, want in zip(results, ref.dense(inputs, expert, case.experts, case.special), strict=True):
-        assert torch.equal(result, want)

@@ -134,23 +134,3 @@ def test_wrong_tensors_are_refused() -> None:
             assert caught.value.argument == "performance_info"
 
     on_ranks(work, 2)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_on_the_checked_engine(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No race, no UB that nobody has written, no missing wait."""
-    monkeypatch.setenv("ASCEND_MOE_ENGINE", "checked")
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "3")
-    for seed in range(3):
-        monkeypatch.setenv("ASCEND_MOE_SEED", str(seed))
-
-        def work(place: DevicePlace) -> None:
-            case = case_of(WORLD, 1, 2)
-            times = BEFORE.clone()
-            options: dict[str, Any] = {"comm_alg": algorithm, "performance_info": times}
-            sent = validate_run.dispatch(place, case, **options)
-            check_dispatch(place, sent, 1, 2)
-            check_combine(place, validate_run.combine(place, case, sent[0], sent, **options), 1)
-            assert bool((times >= BEFORE).all())
-
-        on_ranks(work)

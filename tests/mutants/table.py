@@ -67,11 +67,7 @@ class Mutant:
 # suite, model" says of one mutant what "%" says of all that follow.
 PATCHES = r"""
 # Messages that are waited for in parts.
-= part_kept_over_part: the counts of every part are kept in the same place
-! many ranks
 @ common/wait
-- AscendC::DataCopy(keptBuf_.Get<uint32_t>()[part_ * keptWords_],
-+ AscendC::DataCopy(keptBuf_.Get<uint32_t>()[0 * keptWords_],
 = parts_not_awaited: a core goes on when the messages of the first part have come
 ! many ranks
 - if (next == stop_) EndPart();
@@ -94,17 +90,12 @@ PATCHES = r"""
 # What performance_info counts.
 = times_replaced: the sum of earlier calls is lost
 ! times
-@ common/wait
 - const uint32_t sum = low + (seen
 + const uint32_t sum = (seen
 = times_without_carry: a carry into the upper half is lost
 ! times
 - if (sum < low) sums.SetValue(
 + if (false) sums.SetValue(
-= times_of_missing_left_out: a source that never came has no time
-! times
-- (seen.GetValue(i) == kUnseen ? end : seen.GetValue(i));
-+ (seen.GetValue(i) == kUnseen ? 0 : seen.GetValue(i));
 = times_at_the_wrong_place: each core adds to the elements of the first sources
 ! times
 - (times + static_cast<uint64_t>(first) * 2 * sizeof(uint32_t)), count * 2);
@@ -124,10 +115,6 @@ PATCHES = r"""
 ! drawn
 - seen_ += count;
 + seen_ = blocks;
-= flags_put_over_the_first: every store of flags goes to the first blocks
-! drawn
-- AscendC::DataCopyPad(Flags(end, first, count),
-+ AscendC::DataCopyPad(Flags(end, 0, count),
 
 # Two levels: what hierarchy sends, forwards and sums.
 @ hierarchy/dispatch
@@ -146,12 +133,7 @@ PATCHES = r"""
 - terms_.Load(*routing_, first, Min(
 + terms_.Load(*routing_, 0, Min(
 % two levels
-= records_of_own_server_left_out: the number of the records of this server's own tokens is not kept
-@ hierarchy/dispatch
-- kept_.StoreCount(relay, Mine(), exchange_.Failed() ? 0 : totals.Total(Mine()));
-+ kept_.StoreCount(relay, Mine(), 0);
 = servers_by_first_pair: the source adds the sums of servers in the order of its pairs
-@ hierarchy/combine
 - for (; at > 0 && servers_[at - 1] > server; --at) {
 + for (; at > kMaxTopK; --at) {
 = row_0_of_a_record_is_taken: the first number that no row of a source has passes for one
@@ -159,15 +141,11 @@ PATCHES = r"""
 - if (row >= 0 || row < -static_cast<int32_t>(info_->capacity)) {
 + if (row > 0 || row < -static_cast<int32_t>(info_->capacity)) {
 = a_collective_error_stops_messages: a rank that has an error does not pass messages on
-@ hierarchy/dispatch
 - relay.PassMessagesOn();
 + if (!exchange_.Failed()) relay.PassMessagesOn();
 = forwarder_takes_rows_from_the_start: rows of a server are taken from where they would begin if there were most
 - relay.Arrived(server) - static_cast<uint64_t>(rows - number) * bytes),
 + relay.Arrived(server) - static_cast<uint64_t>(info_->maxBatch - number) * bytes),
-= a_record_a_pair: a token's row crosses for each of its pairs
-- if (tokens_.First(server, token)) SendRecord(
-+ if (tokens_.First(server, token) || server != Mine()) SendRecord(
 @ hierarchy/combine
 = rows_of_records_unchecked: a row number that dispatch cannot have kept is taken
 - if (row >= 0 || row < -came)
@@ -175,21 +153,11 @@ PATCHES = r"""
 = sums_of_servers_not_counted: a source takes another number of sums than it waits for
 - if (rows != totals_.Total(server) && mine.code == kOk)
 + if (rows > info_->maxBatch && mine.code == kOk)
-= codes_of_a_part_at_the_begin: a part of H is stored at the begin of the row of codes
-- StoreRows(place + first, row[first], elements);
-+ StoreRows(place, row[first], elements);
 = own_terms_before_servers: special experts and the shared expert's row are added before the servers' sums
 - for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, TermKind::kWhole, 0.0f}, part);
   terms_.Begin(token);
   for (Term term; terms_.Next(*routing_, term);) Add(term, part);
 + for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, TermKind::kWhole, 0.0f}, part);
-@ hierarchy/relay
-= passed_on_to_the_next_lane: a forwarder gives each neighbour another's message
-- Server(*info_, info_->rank) * lanes + lane;
-+ Server(*info_, info_->rank) * lanes + (lane + 1) % lanes;
-= an_item_lacks_its_last_message: an item ends before the message of the last lane
-- rowBytes + RelayMessageOffset(info_->world, info_->nearRanks - 1) + StatusMessageBytes(info_->localExperts);
-+ rowBytes + RelayMessageOffset(info_->world, info_->nearRanks - 1);
 
 # Its failures: who is named, in which level, and what ranks that run other algorithms are told.
 = no_level_is_told: a failure does not say in which wait it was found
@@ -201,22 +169,14 @@ PATCHES = r"""
 @ common/status
 - if (IsStale(seen, epoch_)) return true;
 + return IsStale(seen, epoch_);
-= neighbours_get_no_note: notes leave for far ranks alone
 @ common/wait
-- sender_->PutAbort(peer, note);
-+ continue;
 = notes_before_their_time: a note of an older op counts
 - if (!whole || epoch != epoch_ || algorithm == algorithm_ || note.code != kOk) return;
 + if (!whole || algorithm == algorithm_ || note.code != kOk) return;
 = core_0_waits_for_its_own_share: core 0 writes no notes while it waits for other cores
 - if (notes_ != nullptr) notes_->Look();
   if (called_
-@ common/exchange
-= a_mismatch_is_fatal: a rank that has found another algorithm gives up for good
-- found.code = kConfigMismatch;
-+ found.code = kCommTimeout;
 = failed_in_the_next_op_is_untold: an abort block of the next op is not counted as a note
-@ common/wait
 -  if (noted_ == source) ++noted_;
   continue;
 = fewer_turns_are_kept: a rank that is asked while it asks does not hurry whom it asks
@@ -240,15 +200,11 @@ PATCHES = r"""
 + { meetingMark_ = 0; }
 % two levels killed
 = nobody_is_asked: a rank names the one that it misses, which may wait itself
-@ common/exchange
 - if (Noting() && verdict_.code == kCommTimeout && verdict_.reporter == info_->rank)
 + if (false)
 = nobody_answers: a rank that is asked goes on waiting
 @ common/wait
 - if (note.code == kOk && turns_ < kMostTurns && AscendC::GetSystemCycle() >= answerFrom_) note.code = kAccused;
-= whose_rows_are_missed_is_named: in dispatch the source is named where its forwarder has not passed on
-@ common/wait
-- if (awaited_ == Awaited::kRelayed) return mine * info_->nearRanks + Lane(*info_, rank);
 
 # Pipes that do not wait for another.
 % window | missing pipe synchronisation, uninitialised UB read | unseen
@@ -257,42 +213,18 @@ PATCHES = r"""
 @ common/exchange
 - SyncFunc<HardEvent::S_MTE3>();
   sender_.PutStatus(
-= run_rewritten_before_sent: no MTE3_S before the message is filled for the next peer
-! window | missing pipe synchronisation | unseen
-- if (sent >= ring || ring == 1) SyncFunc<HardEvent::MTE3_S>();
-= status_read_before_loaded: no MTE2_S before the status words are judged
-@ common/status
-- SyncFunc<HardEvent::MTE2_V>();
-@ common/wait
-- SyncFunc<HardEvent::MTE2_S>();
-  }
-  __aicore__ inline void LoadNear
 = row_sent_before_loaded: no EnQue/DeQue between load and store of a token's row
 @ common/quantize
 - copyQueue_.EnQue(row);
 - row_ = copyQueue_.template DeQue<int8_t>();
 + row_ = row;
-= scale_read_before_reduced: no V_S before the maximum is read
-- SyncFunc<HardEvent::V_S>();
-  const float largest = (pieces > 1
 = sum_stored_before_added: no EnQue/DeQue between the sum and its store
 @ common/weighted_sum
 - outQueue_.EnQue(out_);
 - out_ = outQueue_.template DeQue<XType>();
-= counts_added_before_loaded: no MTE2_V before histograms are added
-@ common/segments
-- SyncFunc<HardEvent::MTE2_V>();
-  const uint32_t count = Min(atOnce_
-@ common/arrived
-= added_before_weighted: no PIPE_V between weighting a row and adding it
-! window | same-pipe hazard | unseen
-@ common/weighted_sum
-- AscendC::PipeBarrier<PIPE_V>();
-  AscendC::Add(sum_
 
 # The data cache, and cores that do not meet.
 % window | missing pipe synchronisation | unseen
-@ common/quantize
 = epoch_read_before_loaded: no MTE2_S between the epoch's load and its use
 @ common/contexts
   AscendC::DataCopy(words, control_, kBlockWords);
@@ -411,29 +343,6 @@ PATCHES = r"""
 + if (!Failed() && counts.Rows(peer, 0) == 0) continue;
   SyncFunc<HardEvent::S_MTE3>();
   sender_.PutStatus(
-= skip_wait_when_zero_rows: combine does not wait for ranks that return no rows
-! window | race between ranks, CorruptStatus, wrong part of a window, wrong result, hang | seen
-- const uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
-+ uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
-+ while (count > 0 && !arrived.Awaits(first + count - 1)) --count;
-  StatusWaiter waiter;
-@ common/arrived
-+ __aicore__ inline bool Awaits(uint32_t) const { return true; }
-  __aicore__ inline Verdict Arrived(
-@ hierarchy/dispatch
-+ __aicore__ inline bool Awaits(uint32_t) const { return true; }
-  __aicore__ inline Verdict Arrived(
-@ hierarchy/combine
-+ __aicore__ inline bool Awaits(uint32_t) const { return true; }
-  __aicore__ inline Verdict Arrived(
-@ window/packed
-+ __aicore__ inline bool Awaits(uint32_t source) {
-+ uint32_t rows = 0;
-+ for (uint32_t l = 0; l < info_->localExperts; ++l)
-+ rows += routing_.Total(source * info_->localExperts + l);
-+ return rows > 0;
-+ }
-  __aicore__ inline Verdict Arrived(
 = wrong_half_for_combine: combine's rows use the half of the op before
 @ window/packed
 + __aicore__ inline uint64_t HalfShift() const {
@@ -462,7 +371,6 @@ PATCHES = r"""
 @ common/exchange
 - uint32_t epoch_ = 0;
 + public: uint32_t epoch_ = 0;
-@ common/routing
 = flag_before_data: combine: status messages leave before the rows
 ! window | race between ranks, race between cores, wrong result | seen, model
 @ window/packed
@@ -514,29 +422,6 @@ PATCHES = r"""
 ! servers | illegal argument, wrong result, hang, out of bounds | seen
 @ common/exchange
 - AscendC::SyncAll<true>();
-= status_item_first: two items a peer: the status message, then the rows
-! servers | wrong result
-@ common/send
-- WindowSender::SetItem(words, sender_->ItemOf(peer, rowBytes, messageBytes));
-+ for (uint32_t part = 0; part < 2; ++part) {
-+ BatchItem item = sender_->ItemOf(peer, rowBytes, messageBytes);
-+ item.local += part == 0 ? rowBytes : 0;
-+ item.remote += part == 0 ? rowBytes : 0;
-+ item.bytes = part == 0 ? messageBytes : rowBytes;
-+ SyncFunc<HardEvent::MTE3_S>();
-+ WindowSender::SetItem(words, item);
-@
-- at = sender_->servers().FarIndex(peer);
-+ at = sender_->servers().FarIndex(peer) + part * sender_->servers().FarCount();
-@
-  (list[static_cast<uint64_t>(at) * kItemWords], words, kItemWords);
-+ }
-@
-- static_cast<uint64_t>(world_) * kItemWords
-+ 2 * static_cast<uint64_t>(world_) * kItemWords
-@ common/exchange
-- PostItems(sender_.servers().FarCount())
-+ PostItems(2 * sender_.servers().FarCount())
 = flags_unchecked: a message alone says that its rows have come
 ! flags | wrong result
 @ common/wait
@@ -647,16 +532,6 @@ PATCHES = r"""
 @ window/dispatch
 - SyncFunc<HardEvent::MTE3_S>();
   uint32_t token = at / info_->topK
-= tail_copied_before_written: no S_V before a row's tail is copied behind it
-- SyncFunc<HardEvent::S_V>();
-  if (!triples_)
-@ common/routing
-= triples_reloaded: no S_MTE2 before the next chunk of triples
-@ common/triples
-- SyncFunc<HardEvent::S_MTE2>();
-@ direct/gather
-= weights_reloaded: no MTE3_MTE2 before the next weights
-- SyncFunc<HardEvent::MTE3_MTE2>();
 @ direct/shared_rows
 = batch_reloaded: rows read once: no S_MTE2 before the next batch of entries
 - SyncFunc<HardEvent::S_MTE2>();
@@ -665,7 +540,6 @@ PATCHES = r"""
 = smooth_reloaded: no V_MTE2 before the factors of the next piece
 @ common/quantize
 - SyncFunc<HardEvent::V_MTE2>();
-@ direct/lists
 = room_of_equal_shares: rows read once: room for shares as if core 0 took as much as the others
 ! large | wrong result
 @ protocol/tiling
@@ -678,10 +552,6 @@ PATCHES = r"""
 @ direct/gather
 - Min(pair / pairsOfRow_, publishedRows_ - 1)
 + (pair / pairsOfRow_)
-= more rows than expand_x
-- const uint32_t rows = Min(segments.Rows(), info_->expandRows);
-+ const uint32_t rows = segments.Rows();
-  begin_ =
 = shared rows, more entries than a list
 @ direct/shared_rows
 - return Min(rows, info_->capacity);
@@ -699,36 +569,17 @@ PATCHES = r"""
 = V1, the last row of expand_x
 - end > static_cast<int32_t>(limit)
 + end >= static_cast<int32_t>(limit)
-= V1, counts that fall by one
-- end < before || end > static_cast<int32_t>(limit)
-+ end + 1 < before || end > static_cast<int32_t>(limit)
 = V2, a row more than expand_x when searched
 - end > static_cast<int32_t>(info_->expandRows)
 + end > static_cast<int32_t>(info_->expandRows) + 1
-= V2, a row more than a source may send
-- lanesOfSource <= static_cast<float>(info_->capacity)
-+ lanesOfSource <= static_cast<float>(info_->capacity) + 1
 @ common/inputs
 = window, the position behind the last
 - if (position >= total)
 + if (position > total)
-@ direct/publish
-= direct, negative positions
-- given < 0 ? kLargest : given
-+ given
 = a row more than fits, found by vectors
 @ common/segments
 - result.GetValue(0) <= static_cast<float>(info_->capacity)
 + result.GetValue(0) <= static_cast<float>(info_->capacity) + 1
-@ direct/lists
-= a pair more than an owner has experts
-@ common/routing
-- if (same > info_->localExperts) return true;
-+ if (same > info_->localExperts + 1) return true;
-@ common/status
-= a row more than fits in a message whose hash is right
-- countsHash && rows <= info_->capacity
-+ countsHash && rows <= info_->capacity + 1
 = the first triple that there is not
 @ common/triples
 - if (value[w] >= limits[w])
@@ -744,26 +595,18 @@ PATCHES = r"""
 
 # What a part of the suite sees.
 % suite
-@ common/routing
 = a core counts its own pairs as earlier ones
 @ common/segments
 - core_ > core ? Min(count, core_ - core)
 + core_ >= core ? Min(count, core_ + 1 - core)
-= capacity one too large
 @ common/routing
-- if (rows > info_->capacity &&
-+ if (rows > info_->capacity + 1 &&
 = masked pairs are routed
 - == 0) return kInactive;
 + == 2) return kInactive;
-= last expert is invalid
-- id < static_cast<int32_t>(info_->experts)
-+ id + 1 < static_cast<int32_t>(info_->experts)
 @ window/dispatch
 = triple without k
 - tail.SetValue(2, static_cast<int32_t>(k))
 + tail.SetValue(2, static_cast<int32_t>(k == 1 ? 0 : k))
-@ common/arrived
 = expert_token_nums types swapped
 @ common/outputs
 - tiling_->tokenNumsType == 0 ? end
@@ -773,15 +616,9 @@ PATCHES = r"""
 - if (end < before || end > static_cast<int32_t>(limit))
 + if (end < 0 || end > static_cast<int32_t>(limit))
 @ common/quantize
-= scale of zero rows is 0
-- float scale = 1.0f;
-+ float scale = largest;
 = smoothed row is used for another expert
 - (!kSmooth || expert == expert_)
 + (!kSmooth || true)
-= codes are truncated
-- AscendC::Cast(code, value, AscendC::RoundMode::CAST_RINT, count
-+ AscendC::Cast(code, value, AscendC::RoundMode::CAST_TRUNC, count
 = no status to who gets no rows
 @ common/exchange
 - sender_.PutStatus(peer, MessageAt(at), bytes);
@@ -800,15 +637,6 @@ PATCHES = r"""
 = stale status unknown across the wrap
 - (epoch == 3 && seen == 0xFFFFFFFFu)
 + (epoch == 3 && seen == 0xFFFFFFFDu)
-= k descending
-@ common/weighted_sum
-- const uint32_t k = k_++, i = (token_ - first_) * info_->topK + k;
-+ const uint32_t k = info_->topK - 1 - k_++, i = (token_ - first_) * info_->topK + k;
-@ common/routing
-= a copy expert adds nothing
-@ common/weighted_sum
-- if (expert < info_->firstCopy) return nullptr;
-+ if (expert < info_->firstConst) return nullptr;
 = products of const experts leave out the last elements
 @ common/const_experts
 - for (uint32_t at = 0; at < info_->hidden; at += kDotLanes) {
@@ -822,28 +650,17 @@ PATCHES = r"""
 @ window/slots
 - GetValue(i * (kBlock / sizeof(uint64_t))) != mark_) {
 + GetValue(i * (kBlock / sizeof(uint64_t))) == mark_ + 1) {
-@ window/packed
 = shared expert for inactive tokens
 @ common/weighted_sum
 - !active_ || sharedX_ == nullptr
 + sharedX_ == nullptr
-= wrong returns are accepted
-@ common/inputs
-- if (ours != theirs)
-+ if (ours < theirs)
 
 # Rows that begin at multiples of 512 bytes.
 % suite
-@ common/triples
 = rows_stored_without_gaps: a chunk of rows is stored as if there were no gaps in the window
 @ common/send
 - const DataCopyExtParams params{Pieces(count), bytes, 0, step - bytes, 0};
 + const DataCopyExtParams params{Pieces(count), bytes, 0, 0, 0};
-@ direct/publish
-= published_rows_taken_packed: direct dispatch reads rows as if there were no gaps
-@ direct/gather
-- static_cast<uint64_t>(first) * rowStep_, run);
-+ static_cast<uint64_t>(first) * rowStride_, run);
 = other_alignment_unseen: a rank whose rows begin elsewhere is taken for one that has sent garbage
 @ common/status
 - Differs(kFieldRowUnit, RowUnitOf(config_.types), RowUnitOf(types), source, v);
@@ -851,14 +668,6 @@ PATCHES = r"""
 
 # Rows that come back as int8.
 % suite
-= codes are made by the scale that was rounded
-@ common/quantize
-- AscendC::Max(scale, scale, scratch, static_cast<int32_t>(blocks));
-+ AscendC::Cast(scale, scales, AscendC::RoundMode::CAST_NONE, blocks);
-= scales of a later part are those of the first
-@ common/weighted_sum
-- first / kCodesOfScale * kScaleBytes],
-+ 0 * first],
 = direct, rows that stay are read as they were
 @ direct/sum
 - info_->expandRows != 0 && info_->quantMode == 0) {
@@ -872,7 +681,6 @@ PATCHES = r"""
 # Each of these breaks `ascend-moe run`, whose checks name the op.
 % run | dispatch
 = row of another token: dispatch sends the row of another token
-@ common/quantize
 - x_[static_cast<uint64_t>(token) * rowBytes_]
 + x_[static_cast<uint64_t>(token / 2) * rowBytes_]
 = weight of the first row: combine weighs all K rows of a token with the weight of its first
@@ -883,25 +691,6 @@ PATCHES = r"""
 
 # What only programs of many kinds reach: chunks, batches, parts and loads after the first, and bugs of transport.
 % drawn
-@ common/outputs
-= second batch of histograms is the first again
-@ common/segments
-- SyncFunc<HardEvent::V_MTE2>();
-- LoadHistograms(core);
-+ SyncFunc<HardEvent::V_MTE2>();
-+ LoadHistograms(0);
-= no V_MTE2 before the second batch of histograms
-- SyncFunc<HardEvent::V_MTE2>();
-  LoadHistograms(core);
-@ common/routing
-= rows of the cores lie without gaps
-- static_cast<uint32_t>((lanes_ - count) * sizeof(int32_t)), 0, 0};
-+ 0, 0, 0};
-= a chunk of rows crosses a chunk of triples
-@ window/slots
-- Min(end - row, kTripleRows - (row - begin) % kTripleRows)
-+ Min(end - row, kTripleRows)
-@ common/quantize
 = no V_MTE3 before marked rows leave
 @ window/slots
 - SyncFunc<HardEvent::V_MTE3>();
@@ -912,19 +701,6 @@ PATCHES = r"""
   const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
 - uint32_t token = at / info_->topK, k = at % info_->topK;
 + uint32_t token = at / info_->topK, k = 0;
-= marks of later chunks are those of the first
-@ window/slots
-- static_cast<uint64_t>(begin) * slotStep_ + rowBytes_;
-+ static_cast<uint64_t>(begin % kChunkPairs) * slotStep_ + rowBytes_;
-@ common/weighted_sum
-= index of later chunks is that of the first
-@ window/packed
-- CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
-+ CopyIn(indexBuf_.Get<int32_t>(), index_[begin % kChunkPairs], count);
-@ direct/dispatch
-= expand_idx of direct's later chunks is stored at the first
-- if (!triples_) CopyOut(expandIdx_[at], indexBuf_.Get<int32_t>(), count);
-+ if (!triples_) CopyOut(expandIdx_[routing_.begin()], indexBuf_.Get<int32_t>(), count);
 = duplicates are looked for in one chunk
 @ common/routing
 - if (end_ - begin_ > chunk) pairs_.Load(at, count);
@@ -932,51 +708,24 @@ PATCHES = r"""
 @ window/combine
 - for (Term term; terms_.Next(routing, term);) {
 + for (Term term; terms_.Next(routing, term) && (term.travelled || part == 0);) {
-@ direct/sum
-= the last part is as long as the others
-@ common/weighted_sum
-- return Min(elements_, hidden_ - part * elements_);
-+ return elements_ + 0 * part;
-= bounds of later chunks are of the first index
-@ direct/publish
-- CopyIn(index, source[at], count);
-+ CopyIn(index, source[routing.begin()], count);
-@ common/inputs
 = combine AlignEnd left out
 @ window/packed
 - if (verdict.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
-@ common/routing
 = the item of a far peer lacks a row
 @ common/exchange
 - items_.Put(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
 + items_.Put(peer, static_cast<uint64_t>(rows > 2 ? rows - 1 : rows) * rowBytes, bytes);
-@ common/send
 = positions go on where another list begins
 @ direct/lists
 - static_cast<int32_t>(first) - static_cast<int32_t>(first_),
 + static_cast<int32_t>(kPositionBlocks),
-@ direct/shared_rows
-= a list goes on at its begin
-- from_,
-+ 0,
-  count);
-@ direct/gather
-= entries of a later load begin with the segment
-- static_cast<uint32_t>(segments_->Offset(piece.slot)) + piece.begin - segments_->Start(piece.slot);
-+ static_cast<uint32_t>(segments_->Offset(piece.slot)) + (piece.begin - segments_->Start(piece.slot)) % kListInts;
 = no S_V between a row's maximum and the next
 @ common/quantize
 - SyncFunc<HardEvent::S_V>();
-@ common/weighted_sum
 = rows of a token are in eight slots
 @ window/slots
 - static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + assist_.Word(row, 2);
 + static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + Min(assist_.Word(row, 2), 7);
-@ common/outputs
-= codes of the last piece for all
-@ common/quantize
-- if (piece_ < hidden_) Widen(row, expert, at, count);
-@ window/slots
 = duplicates are not counted exactly
 ! faults | success
 @ direct/combine
@@ -984,7 +733,6 @@ PATCHES = r"""
 
 # Where an op fails: what ranks are told, what they tell, and what is left behind.
 % drawn
-@ window/slots
 = half an abort block is an abort
 ! failures
 @ common/wait
@@ -992,7 +740,6 @@ PATCHES = r"""
 + if (magic != kAbortMagic) continue;
 = an abort of the next op ends this one
 ! failures
-@ common/wait
 - if (words.GetValue(at + kAbEpoch) == NextEpoch(epoch_)) {
 + if (words.GetValue(at + kAbEpoch) == 0) {
 = a failed rank posts its abort again with a later epoch
@@ -1004,10 +751,6 @@ PATCHES = r"""
 @ common/wait
 - verdict.reporter = words.GetValue(at + kAbReporter);
 + verdict.reporter = rank_;
-= aborts are looked at when time is over
-! failures
-- (last || looks++ % kLooksAnAbort == 0) && Told(last, abort);
-+ (expired) && Told(last, abort);
 = core 0 looks at no abort while it waits for the other cores
 ! failures
 - if (called_ || ++looks_ % kLooksAnAbort != 0) return;
@@ -1022,39 +765,10 @@ PATCHES = r"""
 - fail.Post(verdict_.code);
   AscendC::PipeBarrier<PIPE_ALL>();
 + AscendC::PipeBarrier<PIPE_ALL>();
-@ common/wait
-= a fail block of an earlier op counts
-- return words.GetValue(kFbMagic) == FailWord(epoch_) ? words.GetValue(kFbCode) : kOk;
-+ return words.GetValue(kFbMagic) != 0 ? words.GetValue(kFbCode) : kOk;
 = hashes are left out where counts are unknown
 ! failures
-@ common/exchange
 - Worsen(verdict_, waiter.JudgeHashes(rowsKnown));
 + Worsen(verdict_, waiter.JudgeHashes(true));
-= words of an earlier op are corrupt at any look
-! failures
-@ common/status
-- if (!odd || far || found.code == kOk) return kPending;
-+ if (far || found.code == kOk) return kPending;
-= hash without the source
-! failures
-- hash_ = HashMix(config.hash, info.rank);
-+ hash_ = config.hash;
-@
-- const uint32_t hash = HashMix(config_.hash, source);
-+ const uint32_t hash = config_.hash;
-= counts above the capacity that a hash covers
-! failures
-- if (message.GetValue(at + kCbHash) == countsHash && rows <= info_->capacity) continue;
-+ if (message.GetValue(at + kCbHash) == countsHash) continue;
-= op of a count block is not looked at
-! failures
-- if (message.GetValue(at + kCbOpPhase) != OpPhase(config_.op, phase, b * kCountsPerBlock)) {
-+ if (false) {
-= a mismatch tells its own value twice
-! failures
-- found.detail2 = theirs;
-+ found.detail2 = ours;
 = a mismatch of expand_idx goes before one of counts
 @ common/verdict
 - (verdict.detail0 & kMismatchIndex) != 0 ? 65 : 64;
@@ -1063,11 +777,7 @@ PATCHES = r"""
 ! failures
 - if (verdict.code >= kFirstFatal) return verdict.code - kFirstFatal;
 + if (verdict.code >= kFirstFatal) return 0;
-= an abort is not kept by its own rank
 @ common/report
-- sender.PutAbort(info_->rank, block);
--  for
-+ for
 = no abort to ranks that wait
 - if (rank != info_->rank && Arrived(headers, rank) && !sender.servers().Far(rank))
 + if (false)
@@ -1075,17 +785,10 @@ PATCHES = r"""
 ! failures
 - if (rank != info_->rank && !Arrived(headers, rank) && !sender.servers().Far(rank))
 + if (false)
-= who hears of a failure posts it again
-- if (verdict.reporter == info_->rank) {
-+ if (true) {
 = no MTE2_S behind a far header
 - SyncFunc<HardEvent::MTE2_S>();
 -  const uint32_t at = HeaderAt(parity, rank), epoch
 + const uint32_t at = HeaderAt(parity, rank), epoch
-= the list of far aborts is posted before it is stored
-- sender.Flush();
--  link.Post(items, count);
-+ link.Post(items, count);
 = ranks that are awaited are not listed
 ! failures
 - if (Arrived(headers, info_->rank)) ListAwaited(headers, words, verdict);
@@ -1094,9 +797,6 @@ PATCHES = r"""
 @ common/exchange
 - if (core_ == 0) word_.Publish(epoch_);
 + if (core_ == 0 && verdict_.code < kFirstFatal) word_.Publish(epoch_);
-= a core tells only its own verdict
-- board_.Tell(2, core_ == 0 ? verdict_ : mine);
-+ board_.Tell(2, mine);
 = what core 0 has given up the others wait for
 ! failures
 - Worsen(verdict_, waiter.Follow(fail));
@@ -1109,22 +809,12 @@ PATCHES = r"""
 @ common/contexts
 - CopyIn(buffer.Get<uint32_t>(), source, words);
 + CopyIn(buffer.Get<uint32_t>(), source, words - 2);
-= the other window of a rank is found
-- reinterpret_cast<__gm__ A3Remote*>(pointer)->windowsIn
-+ reinterpret_cast<__gm__ A3Remote*>(pointer)->windowsOut
 % probes | writer-side relay
-@ common/verdict
-= a core meets the others while its rows are under way
-- AscendC::PipeBarrier<PIPE_ALL>();
-  if (cores_ == 1) return mine;
 = the last core's part comes after its flag
 @ probe/shared
 - StorePart(PartAt(push ? reader : rank, push, rank, core_), value);
 + StorePart(PartAt(push ? reader : rank, push, rank, core_), core_ + 1 == cores ? value - 2 : value);
 % probes | neighbours
-= a store of some words writes its whole block
-- CopyOut(target, block, words);
-+ CopyOut(target, block, kBlockWords - words % 2);
 = neighbours are read before they have met
 - AscendC::PipeBarrier<PIPE_ALL>();
 - AscendC::SyncAll<true>();
@@ -1133,42 +823,13 @@ PATCHES = r"""
 = the end of an item overtakes its begin
 - if (!AwaitLast(item + bytes - kBlock, value, source)) continue;
 + if (!AwaitLast(item, value, source)) continue;
-= an item lacks a piece
-- for (uint32_t piece = core_; piece < pieces; piece += cores) {
--  StoreRow(
-+ for (uint32_t piece = core_; piece < pieces; piece += cores) {
-+ if (piece != 3) StoreRow(
 % probes | two levels
 = records leave before all cores have staged them
 @ probe/levels
 - Meet();
   if (core_ == 0) link_.Post(List(0), FarServers());
-= a row is stored on to one of its owners only
-- for (uint32_t owner = 0; owner < lanes_; ++owner) {
--  StoreLoaded(
-+ for (uint32_t owner = 1; owner < lanes_; ++owner) {
-+ StoreLoaded(
-= an owner's message overtakes its rows
-- Meet();
-- for (uint32_t i = core_; i < FarServers() * lanes_; i += tiling_->cores) {
--  const uint32_t server = FarServer(i / lanes_), lane = i % lanes_;
--  StoreBlock(
-+ for (uint32_t i = core_; i < FarServers() * lanes_; i += tiling_->cores) {
-+ const uint32_t server = FarServer(i / lanes_), lane = i % lanes_;
-+ StoreBlock(
-% probes | row stride
-= rows are stored at another stride
-@ probe/shared
-- GM_ADDR row = first + static_cast<uint64_t>(i) * stride;
-+ GM_ADDR row = first + static_cast<uint64_t>(i) * (half == 0 ? stride + kBlock : stride);
-= one stride is not timed
-- cycles[s] = static_cast<uint32_t>(AscendC::GetSystemCycle() - start);
-+ cycles[s] = s == 1 ? 0 : static_cast<uint32_t>(AscendC::GetSystemCycle() - start);
 % probes | meeting
-= cores do not meet by SyncAll
-- if (n % 2 != 0) {
--  AscendC::SyncAll<true>();
-+ if (n % 2 != 0) {
+@ probe/shared
 = a core waits for the cores before it alone
 - for (uint32_t core = 0; core < tiling_->cores; ++core) {
 -  if (code_ == 0) Await(

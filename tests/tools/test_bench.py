@@ -257,28 +257,6 @@ def test_rows_are_copied(method: int) -> None:
         assert torch.equal(target[:-1], source[order]) and not target[-1].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("hidden", [16, 80])
-def test_weighted_sum_has_the_reference_bits(dtype: torch.dtype, hidden: int) -> None:
-    tokens, top_k, type_name = 6, 5, str(dtype).removeprefix("torch.")
-    rows = (torch.randn(40, hidden) * 100).to(dtype)
-    rows[7, :4] = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0]).to(dtype)
-    rows[8] = (torch.randn(hidden) * 1e-6).to(dtype)  # denormal in float16
-    chosen: list[int | None] = [int(row) for row in torch.randint(0, 40, (tokens * top_k,))]
-    chosen[:2] = [7, 8]
-    chosen[9] = None
-    weights = torch.randn(tokens, top_k)
-    out, want = torch.zeros(tokens, hidden, dtype=dtype), torch.zeros(tokens, hidden)
-    for place, row in enumerate(chosen):
-        if row is not None:
-            want[place // top_k] += rows[row].float() * weights.flatten()[place]
-    shape = (tokens, top_k, hidden, lib().am_type_code(type_name.encode()))
-    sums = lib().am_bench_weighted_sum
-    assert sums(out.data_ptr(), addresses(rows, chosen), weights.data_ptr(), *shape) == 0
-    nan = want.isnan()
-    assert torch.equal(out.isnan(), nan) and torch.equal(out[~nan], want.to(dtype)[~nan])
-
-
 CASES = [
     TINY,
     Case("tiny", 2, 5, 128, 3, 6, skew="hot", quant_mode=2),
@@ -340,25 +318,6 @@ def test_a_rank_that_is_killed_ends_the_run(scratch: Path, mpi: bool) -> None:
     # Its peer tells, or the launcher, whichever sees it first.
     told = f"{error.value} {error.value.details.get('trace')}"
     assert re.search(rf"rank \d|{killer.result()}|KILLED BY SIGNAL: 9", told), told
-
-
-def test_progress_is_passed_on(tmp_path: Path) -> None:
-    """As rank 0 leaves it in its file, which may not be there yet, or be empty while it writes."""
-    heard: list[tuple[str, int, int]] = []
-    file = tmp_path / "progress"
-    for text in (None, "", "3", "3 ", "3 tiny, 2 ranks", "12 tiny, 2 ranks"):
-        if text is not None:
-            file.write_text(text)
-        bench._tell(file, 12, lambda *said: heard.append(said))
-    assert heard == [("tiny, 2 ranks", 3, 12), ("tiny, 2 ranks", 12, 12)]
-
-
-def test_a_case_is_noted_once() -> None:
-    told: list[str] = []
-    hear = bench._noting(told.append)
-    for said in (("a", 0, 8), ("a", 0, 8), ("b", 4, 8), ("b", 4, 8)):
-        hear(*said)
-    assert told == ["a, after 0 of 8 iterations", "b, after 4 of 8 iterations"]
 
 
 @pytest.mark.nightly

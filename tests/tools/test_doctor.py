@@ -66,20 +66,16 @@ SETTINGS = [
         OK,
         "pull of the bring-up counts as passed: on NPUs comm_alg auto is window",
     ),
-    ({"ASCEND_MOE_ISA": "foo"}, "ASCEND_MOE_ISA", ERROR, "=foo must be baseline or avx2"),
     ({"ASCEND_MOE_ISA": "avx2"}, "ASCEND_MOE_ISA", OK, "vector loops are avx2"),
-    ({"ASCEND_MOE_FORWARD": "2"}, "ASCEND_MOE_FORWARD", ERROR, "=2 must be 0 or 1"),
     ({"ASCEND_MOE_FORWARD": "0"}, "ASCEND_MOE_FORWARD", OK, "at once"),
     ({"ASCEND_MOE_SEED": "x"}, "ASCEND_MOE_SEED", ERROR, "=x must be a whole number of 64 bits"),
     ({"ASCEND_MOE_CONTEXT": "x"}, "ASCEND_MOE_CONTEXT", ERROR, "set it to one of table, a3, a2"),
-    ({"ASCEND_MOE_ENGINE": "x"}, "ASCEND_MOE_ENGINE", ERROR, "set it to one of fast, checked"),
     ({"ASCEND_MOE_ENGINE": "checked"}, "ASCEND_MOE_ENGINE", OK, "must be threads of a LocalCluster"),
     ({"ASCEND_MOE_ENGINE": "checked", "WORLD_SIZE": "1"}, "ASCEND_MOE_ENGINE", OK, "engine checked"),
     ({"ASCEND_MOE_ENGINE": "checked", "WORLD_SIZE": "2"}, "ASCEND_MOE_ENGINE", ERROR, "unset ASCEND_MOE_ENGINE"),
     ({"ASCEND_MOE_CONTEXT": "a3"}, "ASCEND_MOE_CONTEXT", OK, "context a3"),
     ({"ASCEND_MOE_RANKS_PER_SERVER": "8"}, "ASCEND_MOE_RANKS_PER_SERVER", OK, "8 ranks a server"),
     ({"ASCEND_MOE_RDMA_FLAGS": "1"}, "ASCEND_MOE_RDMA_FLAGS", OK, "carry a flag"),
-    ({"ASCEND_MOE_CONTEXT": "a2", "HCCL_BUFFSIZE": "512"}, "HCCL_BUFFSIZE", OK, "512 MiB a rank"),
     ({"ASCEND_MOE_TIMEOUT": "3"}, "ASCEND_MOE_TIMEOUT", WARN, "did you mean ASCEND_MOE_TIMEOUT_S?"),
     ({"HCCL_OP_EXPANSION_MODE": "AIV"}, "HCCL_OP_EXPANSION_MODE", WARN, "107020"),
     ({"HCCL_EXEC_TIMEOUT": "5"}, "HCCL_EXEC_TIMEOUT", WARN, "507014"),
@@ -93,8 +89,6 @@ SETTINGS = [
     ({"HCCL_IF_IP": "127.0.0.1"}, "HCCL_IF_IP", OK, "127.0.0.1"),
     ({"HCCL_SOCKET_IFNAME": "nosuch"}, "HCCL_SOCKET_IFNAME", ERROR, "use one of"),
     ({"HCCL_SOCKET_IFNAME": "=lo"}, "HCCL_SOCKET_IFNAME", OK, "=lo"),
-    ({"GLOO_SOCKET_IFNAME": "l"}, "GLOO_SOCKET_IFNAME", OK, "l"),
-    ({"HCCL_SOCKET_IFNAME": "^nosuch"}, "HCCL_SOCKET_IFNAME", OK, "^nosuch"),
     ({"HCCL_SOCKET_IFNAME": "=l"}, "HCCL_SOCKET_IFNAME", ERROR, "matches no interface"),
 ]
 
@@ -198,12 +192,9 @@ OURS = b"..".join(opp.SYMBOLS)
         (lambda m, root: source(m, install(root, "8.5.0")), "CANN", OK, "8.5.0"),
         (lambda m, root: source(m, install(root, "[7.7:8.1.RC1]", "version.cfg")), "CANN", WARN, "8.1.RC1"),
         (lambda m, root: pair(m, root, "2.9.0", "8.5.0"), "versions", OK, "goes with"),
-        (lambda m, root: pair(m, root, "2.10.0.post4", "9.1.0"), "versions", OK, "goes with"),
         (lambda m, root: pair(m, root, "2.5.1.post1", "8.2.RC1"), "versions", OK, "goes with"),
         (lambda m, root: pair(m, root, "2.9.0", "8.3.RC1"), "versions", ERROR, "does not go with"),
-        (lambda m, root: pair(m, root, "2.6.0", "8.1.RC1"), "versions", ERROR, "does not go with"),
         (lambda m, root: pair(m, root, "2.13.0", "9.1.0"), "versions", WARN, "no published table"),
-        (lambda m, root: pair(m, root, "2.9.0", "8.4.0"), "versions", WARN, "no published table"),
         (lambda m, root: pair(m, root, "2.9.0", "8.5.0"), "torch_npu", OK, "for torch 2.9.0"),
         (lambda m, root: pair(m, root, "2.9.0", "8.5.0", "2.13.0"), "torch_npu", ERROR, "torch==2.9.*"),
         (lambda m, root: package(m, root, b"aclnnElse"), "operator package", ERROR, "1 packages of others"),
@@ -318,15 +309,6 @@ def test_rank_0_that_answers_and_that_does_not(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("RANK")
     for address in ("nonsense", "host:", ":29500", "127.0.0.1:99999"):
         assert by_topic(group.group_findings(address))["rank 0"].level == ERROR
-
-
-def test_a_configuration_is_judged_by_what_it_needs() -> None:
-    fitting = Request(ranks=16, experts=256, topk=8, hidden=7168, batch=128)
-    (found,) = group.fits(fitting)
-    assert found.level == OK and "HCCL_BUFFSIZE" in found.what
-    (found,) = group.fits(replace(fitting, window_mib=200, comm_alg="window"))
-    assert found.level == ERROR and "export HCCL_BUFFSIZE=" in found.fix
-    assert len(list(group.fits(replace(fitting, ranks=1000, experts=2000, hidden=9000)))) >= 3
 
 
 def test_a_fix_is_the_least_of_what_was_asked_and_names_less_by_auto() -> None:

@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import loop_coverage
-from loop_coverage import CELLS, ENTERED, RING, SECOND, THIRD, WRAP, Loop, instrumented
+from loop_coverage import instrumented
 
 SOURCE = """// for (a comment; is; none)
 int Turns(int n) {
@@ -63,19 +61,3 @@ def test_every_loop_of_the_kernels_has_a_counter() -> None:
     assert {*loop_coverage.NEVER} <= known, "a loop that cannot be filled is no more"
     for file, old, _, _ in loop_coverage.EDITS:
         assert (loop_coverage.ROOT / file).read_text().count(old) == 1, (file, old)
-
-
-def test_what_no_run_fills_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loops = [Loop("op_kernel/a.h", line, f"while ({line})", True) for line in (1, 2)]
-    monkeypatch.setattr(loop_coverage, "built_loops", lambda folder: loops)
-    monkeypatch.setattr(loop_coverage, "NEVER", {("op_kernel/a.h", "while (2)"): ((THIRD,), "two at most")})
-    (tmp_path / "counts").mkdir()
-    filled = bytearray(loop_coverage.size(2))
-    for cell in (ENTERED, SECOND, RING, CELLS + SECOND):
-        filled[cell] = 1
-    for name in ("campaign", "tests"):
-        (tmp_path / "counts" / name).write_bytes(bytes(filled))
-    (tmp_path / "counts" / "campaign.cases").write_text(f"{SECOND} 7 w2,c1\n")
-    _, first, second, *_ = loop_coverage.table(tmp_path)
-    assert first.split() == ["a.h:1", "while", "(1)", "7", "empty", "empty"]
-    assert second.split() == ["a.h:2", "while", "(2)", "tests", "never", "-"] and WRAP > RING

@@ -105,19 +105,6 @@ def test_blocks_of_other_ranks_experts_are_marked_or_left_out(
         assert -1 not in owners and int(total) <= int(moe_align_block_size(ids, 4, E, expert_map)[2])
 
 
-def test_blocks_of_the_worked_example() -> None:
-    """Covers V4."""
-    ids = torch.tensor([[1, 2, 3], [0, 1, 3], [0, 2, 3], [0, 1, 2]])
-    ordered, owners, total = moe_align_block_size(ids, 3, 4)
-    assert ordered[:12].tolist() == [3, 6, 9, 0, 4, 10, 1, 7, 11, 2, 5, 8] and int(total) == 12
-    assert owners[:4].tolist() == [0, 1, 2, 3]
-    ordered, owners, total = moe_align_block_size(ids, 4, 4)
-    assert ordered[:16].tolist() == [3, 6, 9, 12, 0, 4, 10, 12, 1, 7, 11, 12, 2, 5, 8, 12] and int(total) == 16
-    # A fourth row of expert 1 takes a sixth block.
-    assert int(moe_align_block_size(torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 3]]), 3, 4)[2]) == 15
-    assert int(moe_align_block_size(torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 2, 3]]), 3, 4)[2]) == 18
-
-
 def test_alignment_reads_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Covers V2."""
     ids, expert_map = routed(5, E, K), torch.arange(E, dtype=torch.int32) - 4

@@ -91,18 +91,6 @@ def test_preprocess_sorts_rows_by_expert(tokens: int, kind: str, dtype: torch.dt
     assert bounds[0] == flat.count(-1) and bounds[E] == len(flat)
 
 
-def test_preprocess_gives_the_worked_example() -> None:
-    """Covers S3."""
-    ids = torch.tensor([1, 3, 2, 1, 0, 2, 3, 1, 2, 0]).view(10, 1)
-    ordered, src2dst, bounds = run_moe_ep_preproess(ids, 4)
-    assert ordered.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3] and bounds.tolist() == [0, 2, 5, 8, 10]
-    assert src2dst.tolist() == [2, 8, 5, 3, 0, 6, 9, 4, 7, 1]
-    weights = torch.tensor([0.6, 0.8, 0.7, 0.5, 0.9, 0.6, 0.7, 0.4, 0.8, 0.5]).view(10, 1)
-    rows, out = randn(10, 4), torch.empty(10, 4)
-    post_reorder(rows, out, src2dst, ids, weights, 0, 3, 1, 4)
-    assert torch.equal(out[0], rows[2] * weights[0])
-
-
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize(("tokens", "kind"), ROUTED)
