@@ -24,8 +24,8 @@
 #   make docs-serve    shows it while you write                            DOCS=mkdocs.zh.yml
 #   make translations  pages in Chinese that are older than their sources, and what changed there
 #   make wheel         dist/*.whl with everything, for every Python and torch from 2.10 on
-#   make wheel-check   that wheel with two torch versions and two Pythons in clean environments
-#   make release VERSION=1.2.0   dist/1.2.0: sdist, wheels for x86-64 and aarch64, sums; uploads nothing
+#   make wheel-check   that wheel in clean environments                     WHEEL_PYTHON="python3.12" WHEEL_TORCH="2.13.0"
+#   make release       dist/VERSION: sdist, this machine's wheel, sums; tries the wheel, uploads nothing
 #   make opp-check     the operator package, built with CANN 9.1's own CMake functions   ASC_DEVKIT=dir [HOST_HEADERS=dir]
 #   make real-ascendc  the kernels over CANN's own AscendC                 ASC_DEVKIT=dir ASC_TOOLS=dir
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu with any of them: torch for CPUs, a tenth of PyPI's with CUDA
@@ -42,11 +42,8 @@ PYTEST_ARGS ?=
 EXPLORE_ARGS ?=
 MODEL_ARGS ?=
 BENCH_ARGS ?=
-WHEEL_CHECK_ARGS ?=
-VERSION ?=
-# The repository's address, once there is one: a release writes it where it belongs.
-PROJECT_URL ?=
-RELEASE_TESTS ?= test
+WHEEL_PYTHON ?= $(or $(wildcard $(HOME)/.pyenv/versions/3.1[12].*/bin/python3),python3.11 python3.12)
+WHEEL_TORCH ?= 2.10.0 2.13.0
 REAL_ASCENDC_ARGS ?=
 T ?= kernels/direct
 DOCS ?= mkdocs.yml
@@ -54,6 +51,7 @@ DOCS ?= mkdocs.yml
 SINCE ?= $(shell git rev-parse --quiet --verify HEAD~1)
 
 bin := $(abspath $(VENV))/bin
+version := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -79,9 +77,10 @@ installed = $(wildcard $(abspath $(VENV))/lib/python3*/site-packages/ascend_moe/
 has = $(or $(filter $1,$(with)),$(installed))
 new = $(strip $(foreach part,$(with),$(if $(call installed,$(part)),,$(part))))
 defines = $(foreach part,$(parts),$(if $(call has,$(part)),--config-settings=cmake.define.ASCEND_MOE_$(part)=ON))
-pip_torch = $(pip) $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') $(torch)
+index = $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)')
+pip_torch = $(pip) $(index) $(torch)
 pip_install = $(if $(new),echo "installs $(new) for the first time: about a minute each on two cores" >&2 && )$(pip_torch) && $(pip) --no-build-isolation $(defines) $(torch)
-all wheel: with = $(parts)
+all wheel release: with = $(parts)
 test soak mutants explore nightly-tests real-ascendc: with = CHECKED TIMED
 test-npu test-npu-nightly: with = CHECKED TIMED VNPU
 vnpu: with = VNPU
@@ -136,8 +135,7 @@ test-npu test-npu-nightly: $(bin)/scikit-build-core $(torch_npu)
 
 # Every lane that .ci/run leaves out, each to its end whatever the others find. The list of failures comes last.
 nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan kernel-coverage
-nightly_lanes += loop-coverage bench-check wheel-check translations
-nightly_lanes += $(if $(shell command -v aarch64-linux-gnu-g++),release-nightly)
+nightly_lanes += loop-coverage bench-check wheel-check release translations
 nightly_lanes += $(if $(and $(ASC_DEVKIT),$(ASC_TOOLS)),real-ascendc) $(if $(ASC_DEVKIT),opp-check)
 nightly:
 	@failed=""; for lane in $(nightly_lanes); do \
@@ -145,8 +143,6 @@ nightly:
 		case $$lane in \
 			explore-nightly) $(MAKE) explore EXPLORE_ARGS="-n 100000" ;; \
 			model-nightly) $(MAKE) model MODEL_ARGS=--full ;; \
-			release-nightly) $(MAKE) release RELEASE_TESTS=tiny \
-				VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) ;; \
 			*) $(MAKE) $$lane NIGHTLY=1 ;; \
 		esac || failed="$$failed $$lane"; \
 	done; test -z "$$failed" || { echo "nightly: FAIL in$$failed"; exit 1; }; echo "nightly: PASS"
@@ -271,16 +267,27 @@ wheel: $(bin)/scikit-build-core
 	$(bin)/python -m pip wheel --no-build-isolation --no-deps $(defines) --wheel-dir dist .
 
 wheel-check: wheel
-	$(PYTHON) tools/wheel_check.py dist/ascend_moe-*-py3-none-*.whl $(WHEEL_CHECK_ARGS)
+	set -e; for python in $(WHEEL_PYTHON); do for torch in $(WHEEL_TORCH); do \
+		tools/wheel_check.sh dist/ascend_moe-*-py3-none-*.whl $$python torch==$$torch $(index); done; done
 
-# Made of the commit that is checked out, whatever VERSION pyproject.toml has; CONTRIBUTING.md tells the way around it.
+# The sdist and, built from it, the wheel for this machine; with the same tools a commit gives the same bytes.
+release: out = dist/$(version)
+release: source = $(CURDIR)/build/release/ascend_moe-$(version)
 release: $(bin)/scikit-build-core
-	@test -n "$(VERSION)" || { echo "usage: make release VERSION=1.2.0 [PROJECT_URL=https://host/owner/ascend_moe] \
-	[RELEASE_TESTS=test|tiny|none]"; exit 2; }
+	@test -z "$$(git status --porcelain)" || { echo "a release is made of a commit: commit or remove what git status shows"; exit 1; }
 	$(pip_torch)
 	$(bin)/python -m pip install --quiet $(call extra,release)
-	PATH="$(bin):$$PATH" $(bin)/python tools/release.py $(VERSION) --project-url '$(PROJECT_URL)' --torch '$(TORCH)' \
-		$(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') --tests $(RELEASE_TESTS)
+	rm -rf build/release $(out)
+	$(bin)/python -m build --sdist --no-isolation --outdir $(out) .
+	mkdir -p build/release && tar -xf $(out)/*.tar.gz -C build/release
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) CXXFLAGS="-ffile-prefix-map=$(source)=." $(bin)/python -m pip wheel \
+		--no-build-isolation --no-deps $(defines) --config-settings=cmake.define.ASCEND_MOE_NPU=OFF \
+		--wheel-dir build/release $(source)
+	PATH="$(bin):$$PATH" auditwheel repair --plat manylinux_2_35_$$(uname -m) --exclude 'libtorch*' --exclude 'libc10*' \
+		--wheel-dir $(out) build/release/*.whl
+	$(bin)/twine check --strict $(out)/*
+	tools/wheel_check.sh $(out)/*.whl $(PYTHON) $(torch) $(index)
+	cd $(out) && sha256sum * > SHA256SUMS
 
 # Compiles every kernel entry against real CANN headers, and the host side where they are a toolkit's.
 headers-check:
