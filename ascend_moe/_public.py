@@ -9,8 +9,8 @@ from .comm import algorithm_of as algorithm_of
 from .comm import close as close
 from .comm import comm_name as comm_name
 from .comm import window_empty as window_empty
-from .comm.survivors import agree as agree
-from .comm.survivors import shrink as shrink
+from .comm.membership import agree as agree
+from .comm.membership import shrink as shrink
 from .errors import AscendMoeError as AscendMoeError
 from .experts.rank_experts import exclude_experts as exclude_experts
 from .layer import MoELayer as MoELayer

@@ -22,11 +22,11 @@ import torch
 import torch.distributed as dist
 
 from ascend_moe import settings
-from ascend_moe.comm import lent, regrouped, threads
-from ascend_moe.comm.board import store_host
+from ascend_moe.comm import registered, threads
 from ascend_moe.comm.communicator import Communicator
 from ascend_moe.comm.liveness import out_of_descriptors
-from ascend_moe.comm.processes import Opening
+from ascend_moe.comm.records import Records, store_of
+from ascend_moe.comm.rendezvous import Opening
 from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.errors import ArgumentError, AscendMoeError, need, with_typed_errors
 from ascend_moe.native import library
@@ -36,15 +36,11 @@ from ascend_moe.settings import MAX_WORLD
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from ascend_moe.comm.vote import StoreVote
+
 __all__ = ["Communicator", "LocalCluster", "close", "comm_name", "lookup", "window_empty"]
 
 MAX_NAME = 127  # characters of group_ep, as in CANN
-
-
-@dataclass
-class _Entry:
-    group: weakref.ref[ProcessGroup]
-    communicator: Communicator
 
 
 @dataclass(frozen=True)
@@ -54,10 +50,13 @@ class Device:
     known: Callable[[str], Any]  # the end of a group_ep that an op has opened, None without one
     find: Callable[[str, int, int, torch.device], Any]  # the end of a group_ep, made when there is none
     close: Callable[[str], None]  # forgets an end; idempotent
+    vote: Callable[[str, ProcessGroup], StoreVote | None]  # of a group; None before its first op
 
 
 _devices: dict[str, Device] = {}  # by torch's name of the device type
-_entries: dict[tuple[str, int], _Entry] = {}  # by group_ep and rank
+# By group_ep and rank: the group, and its communicator.
+_entries: dict[tuple[str, int], tuple[weakref.ref[ProcessGroup], Communicator]] = {}
+_subgroups: dict[str, Communicator] = {}  # by group_ep: made by shrink, unknown to torch.distributed
 _gates: dict[tuple[str, int], threading.Lock] = {}  # one opening of a name at a time
 _handed_out: dict[str, weakref.ref[ProcessGroup]] = {}  # names that c10d does not know: HCCL's
 
@@ -65,6 +64,11 @@ _handed_out: dict[str, weakref.ref[ProcessGroup]] = {}  # names that c10d does n
 def register_device(kind: str, device: Device) -> None:
     """Makes lookups and ``close`` reach the ends on one kind of device; called where they are implemented."""
     _devices[kind] = device
+
+
+def npu_vote(group_ep: str, group: ProcessGroup) -> StoreVote | None:
+    """Return the votes of an HCCL group, or None if no op has run on it here."""
+    return _devices["npu"].vote(group_ep, group) if "npu" in _devices else None
 
 
 def _known_on_device(group_ep: str) -> Any:
@@ -113,7 +117,7 @@ def group_of(argument: str, given: object = None) -> ProcessGroup:
     """
     if isinstance(given, str):
         cluster, found = find(given)
-        if regrouped.find(given) is not None:
+        if subgroup(given) is not None:
             raise _no_group(argument, f"{given!r} was made by shrink and has no process group; ")
         if cluster is not None:
             raise _no_group(argument, f"{given!r} is a LocalCluster's name, which has no process group; ")
@@ -172,7 +176,7 @@ def _no_group(argument: str, why: str) -> ArgumentError:
 
 
 def find(group_ep: object) -> tuple[LocalCluster | None, ProcessGroup | None]:
-    """The cluster or the live process group of this name; neither for an unknown one or one of `regrouped`."""
+    """The cluster or the live process group of this name; neither for an unknown one or a subgroup's."""
     if not isinstance(group_ep, str):
         return None, None
     cluster = threads.find(group_ep)
@@ -189,7 +193,7 @@ def size_and_rank(group_ep: str) -> tuple[int, int | None] | None:
 
     The rank is None where the calling thread could be any rank.
     """
-    if (made := regrouped.find(group_ep)) is not None:
+    if (made := subgroup(group_ep)) is not None:
         return made.world, made.rank
     cluster, group = find(group_ep)
     if cluster is not None:
@@ -207,6 +211,10 @@ def device_of(group_ep: str) -> torch.device:
     _, group = find(group_ep)
     if group is None or not _names_hccl(group_ep, group):
         return torch.device("cpu")
+    return _current_npu()
+
+
+def _current_npu() -> torch.device:
     return torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined,unused-ignore]
 
 
@@ -218,7 +226,7 @@ def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
         CommTimeout, PeerLost, ConfigMismatch: as ``comm_name``.
     """
     _check_name(group_ep)
-    if (made := regrouped.find(group_ep)) is not None:
+    if (made := subgroup(group_ep)) is not None:
         _check_place(group_ep, made.world, made.rank, ep_world_size, ep_rank_id)
         return made
     cluster, group = find(group_ep)
@@ -250,8 +258,7 @@ def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
     if end is None:
         _, group = find(group_ep)
         if "npu" in _devices and group is not None and has_hccl(group):
-            device = torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined,unused-ignore]
-            end = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, device)
+            end = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, _current_npu())
         else:
             end = lookup(group_ep, ep_world_size, ep_rank_id)
     return int(end.ranks_per_server)
@@ -275,7 +282,7 @@ def algorithm_on(group_ep: str, rank: int | None) -> str:
     on_device = _known_on_device(group_ep)
     if on_device is not None:
         return str(on_device.algorithm)
-    end = _end_here(group_ep, rank)
+    end = communicator_here(group_ep, rank)
     return "" if end is None else end.algorithm
 
 
@@ -283,13 +290,16 @@ def epoch_on(group_ep: str, rank: int) -> int:
     """The number on the wire of a rank's last op on the group; 0: unknown, as on an NPU, which counts by itself."""
     if _known_on_device(group_ep) is not None:
         return 0
-    end = _end_here(group_ep, rank, opens=False)
+    end = communicator_here(group_ep, rank, opens=False)
     return 0 if end is None else end.epoch
 
 
-def _end_here(group_ep: str, rank: int | None, opens: bool = True) -> Communicator | None:
-    """The end of a rank of this process, None where it is not open; ``opens``: a LocalCluster's is opened then."""
-    if (made := regrouped.find(group_ep)) is not None:
+def communicator_here(group_ep: str, rank: int | None = None, opens: bool = True) -> Communicator | None:
+    """Return a rank's communicator in this process, or None if it is not open; ``opens``: a LocalCluster's is opened.
+
+    ``rank``: None for the calling thread's.
+    """
+    if (made := subgroup(group_ep)) is not None:
         return made
     cluster, group = find(group_ep)
     if cluster is not None:
@@ -297,13 +307,7 @@ def _end_here(group_ep: str, rank: int | None, opens: bool = True) -> Communicat
         return cluster.end(rank) if opens else cluster.open_end(rank)
     if group is None:
         raise unknown(group_ep)
-    return end_if_open(group_ep, group)
-
-
-def end_if_open(group_ep: str, group: ProcessGroup) -> Communicator | None:
-    """This rank's end of a process group; None where it is not open."""
-    entry = _entries.get((group_ep, group.rank()))
-    return None if entry is None or entry.group() is not group or entry.communicator.closed else entry.communicator
+    return _if_open(group_ep, group)
 
 
 @with_typed_errors
@@ -312,16 +316,16 @@ def window_empty(
 ) -> torch.Tensor:
     """A tensor in this rank's window, for the rows that one combine with ``comm_alg="direct"`` shall send.
 
-    That combine publishes the rows where they lie, copies nothing, and so spends the tensor: other ranks may
-    read it until this rank's next op has returned. A spent tensor must not be written, and passing it to a
-    direct combine again raises. Take a new tensor for every combine and drop the old one: its memory is lent
-    out again one op later. To every other op it is a tensor like any other; a combine of another algorithm
+    That combine publishes the rows where they lie, copies nothing, and so consumes the tensor: other ranks may
+    read it until this rank's next op has returned. A consumed tensor must not be written, and passing it to a
+    direct combine again raises. Take a new tensor for every combine and drop the old one: its memory is free
+    one op later. To every other op it is a tensor like any other; a combine of another algorithm
     copies it and leaves it as it was. ``grouped_mlp(..., out=)`` writes into it.
 
     Memory is touched where rows are written, so a shape for the most rows that may arrive costs no more than
-    those that do. All tensors that live, and the last spent one, share the lent area of ASCEND_MOE_LENT_MIB
-    MiB a rank. On CPUs it lies behind the window (default: as much as the window, HCCL_BUFFSIZE). On NPUs it is a
-    part of HCCL_BUFFSIZE (default: none), and a tensor must not outlive its process group.
+    those that do. All tensors that live, and the last consumed one, share ASCEND_MOE_LENT_MIB MiB a rank: on CPUs
+    memory behind the window (default: HCCL_BUFFSIZE more), on NPUs a part of HCCL_BUFFSIZE (default: none). On NPUs
+    a tensor must not outlive its process group.
 
     Args:
         shape: sizes, e.g. those of dispatch's expand_x: ``(A, H)``.
@@ -339,11 +343,10 @@ def window_empty(
         CommTimeout, PeerLost, ConfigMismatch: of the opening.
         Other errors: the communicator has failed before.
     """
-    sizes, size = lent.byte_size(shape, dtype)
+    sizes, size = registered.byte_size(shape, dtype)
     _, group = find(group_ep)
     if group is not None and _names_hccl(group_ep, group):
-        device = torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined]
-        end = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, device)
+        end = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, _current_npu())
         with end.end:
             made: torch.Tensor = end.lend(sizes, size, dtype)
             return made
@@ -351,7 +354,7 @@ def window_empty(
     end.raise_if_failed()
     if size == 0:
         return torch.empty(sizes, dtype=dtype, device="cpu")
-    return lent.tensor_of(end.lend(size), sizes, dtype)
+    return registered.tensor_of(end.lend(size), sizes, dtype)
 
 
 def hccl_group(group_ep: str, ep_world_size: int, ep_rank_id: int) -> ProcessGroup:
@@ -396,14 +399,18 @@ def close(group_ep: str) -> None:
     cluster = threads.find(group_ep)
     if cluster is not None:
         cluster.close()
-    regrouped.close(group_ep)
+    if (made := _subgroups.get(group_ep)) is not None:
+        try:
+            made.close()
+        finally:
+            if made.closed:
+                _subgroups.pop(group_ep, None)
     for device in _devices.values():
         device.close(group_ep)
     for key in [key for key in list(_entries) if key[0] == group_ep]:
         with _gates.setdefault(key, threading.Lock()):
-            entry = _entries.get(key)
-            if entry is not None:
-                entry.communicator.close()
+            if key in _entries:
+                _entries[key][1].close()
                 _entries.pop(key, None)
 
 
@@ -492,9 +499,8 @@ def unknown(name: str, hccl: bool = False) -> ArgumentError:
     """The error for a name that no group has; ``hccl``: only names of HCCL communicators would do."""
     known = [handed for handed in sorted(_handed_out) if not hccl or _resolve(handed) is not None]
     if not hccl:
-        known += (
-            threads.names() + regrouped.names() + sorted(_c10d()._world.pg_names.values() if _initialized() else ())
-        )
+        known += threads.names() + sorted(_subgroups)
+        known += sorted(_c10d()._world.pg_names.values()) if _initialized() else []
     listed = f"known are {', '.join(map(repr, known))}" if known else "none is known"
     why = "" if known or _initialized() else " and torch.distributed is not initialised"
     kind = "HCCL communicator" if hccl else "communicator"
@@ -504,21 +510,36 @@ def unknown(name: str, hccl: bool = False) -> ArgumentError:
     )
 
 
-# ---- process groups
+# ---- process groups, and the subgroups that shrink makes of them
+
+
+def subgroup(name: object) -> Communicator | None:
+    """Return this rank's communicator of the open subgroup of this name."""
+    return _subgroups.get(name) if isinstance(name, str) else None
+
+
+def add_subgroup(made: Communicator) -> None:
+    """Make a subgroup known by its name."""
+    _subgroups[made.name] = made
+
+
+def _if_open(name: str, group: ProcessGroup) -> Communicator | None:
+    """Return this rank's communicator of a process group, if it is open and not one of an earlier group of the name."""
+    entry = _entries.get((name, group.rank()))
+    return entry[1] if entry is not None and entry[0]() is group and not entry[1].closed else None
 
 
 def _end(name: str, group: ProcessGroup) -> Communicator:
-    """This rank's end, opened when there is none or when the group of this name is another one now."""
+    """Return this rank's communicator, opened when there is none."""
     key = (name, group.rank())
     with _gates.setdefault(key, threading.Lock()):
-        entry = _entries.get(key)
-        if entry is None or entry.group() is not group or entry.communicator.closed:
-            if entry is not None:
-                entry.communicator.close()
+        communicator = _if_open(name, group)
+        if communicator is None:
+            if key in _entries:
+                _entries[key][1].close()
             communicator = _open(name, group)
-            entry = _Entry(weakref.ref(group, lambda _: _abandon(key)), communicator)
-            _entries[key] = entry
-    return entry.communicator
+            _entries[key] = weakref.ref(group, lambda _: _abandon(key)), communicator
+    return communicator
 
 
 def _open(name: str, group: ProcessGroup) -> Communicator:
@@ -532,13 +553,12 @@ def _open(name: str, group: ProcessGroup) -> Communicator:
         )
         fix = f"threads: use ascend_moe.LocalCluster, or unset {settings.ENGINE.name}"
         raise ArgumentError(text + fix, argument=settings.ENGINE.name)
-    store = _c10d()._world.pg_map[group][1]
     data_bytes = window_data_bytes()
     lent_bytes = window_lent_bytes(data_bytes)
-    host = store_host(store, group)
     reference = weakref.ref(group)
     try:
-        opening = Opening(name, store, group.rank(), world, data_bytes, lent_bytes, timeout_s(), host)
+        records = functools.partial(Records, *store_of(group), "windows", group.rank())
+        opening = Opening(name, group.rank(), world, data_bytes, lent_bytes, timeout_s(), records)
         opening.run()
         return opening.communicator(alive=functools.partial(is_alive, reference))
     except OSError as error:  # this rank's own trouble, which the others see as a rank that gave up
@@ -551,25 +571,25 @@ def _open(name: str, group: ProcessGroup) -> Communicator:
 def _abandon(key: tuple[str, int]) -> None:
     """The process group is gone. Runs wherever Python frees it, so it never waits for an op."""
     entry = _entries.get(key)
-    if entry is not None and entry.group() is None:
+    if entry is not None and entry[0]() is None:
         with contextlib.suppress(AscendMoeError):
-            entry.communicator.close(wait_s=0)
+            entry[1].close(wait_s=0)
             _entries.pop(key, None)
 
 
 def _forget() -> None:
     """In a forked child: the parent's ends are not ours, not even to close."""
     _entries.clear()
+    _subgroups.clear()
     _gates.clear()
     _handed_out.clear()
 
 
 @atexit.register
 def _close_all() -> None:
-    regrouped.close_all()
-    for entry in list(_entries.values()):
+    for communicator in [*_subgroups.values(), *(entry[1] for entry in _entries.values())]:
         with contextlib.suppress(AscendMoeError):
-            entry.communicator.close(wait_s=1)
+            communicator.close(wait_s=1)
 
 
 os.register_at_fork(after_in_child=_forget)

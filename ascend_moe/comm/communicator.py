@@ -2,22 +2,104 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import inspect
+import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-from ascend_moe.comm.ballot import Ballot
-from ascend_moe.comm.ends import GroupEnd, take_number
-from ascend_moe.comm.lent import LentMemory, no_room
+from ascend_moe.comm.registered import RegisteredMemory, no_room
+from ascend_moe.comm.vote import WindowVote
 from ascend_moe.errors import AscendMoeError, CommBusy, CommClosed
 from ascend_moe.native import binding, library, log, stamps
 from ascend_moe.native.plans import ALGORITHMS
 from ascend_moe.native.windows import MIB, context_kind, near_stores, ranks_per_server, rdma_flags, timeout_s
 
-if TYPE_CHECKING:
-    from ascend_moe.comm.links import Links
+_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR  # it may go on
+_numbers = itertools.count(1)
+_alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def take_number(end: Any) -> int:
+    """A number of its own for one rank's end, on CPU or NPU, by which ``by_number`` knows it."""
+    number = next(_numbers)
+    _alive[number] = end
+    return number
+
+
+def by_number(number: int) -> Any:
+    """The end whose ``number`` this is, while anything refers to it; None after that."""
+    return _alive.get(number)
+
+
+class GroupEnd:
+    """Holds what a rank's ends on CPU and NPU have in common: the first fatal error, and the binding's ``end``."""
+
+    end: binding.End
+    _failed: BaseException | None = None
+    _raised_again: weakref.WeakSet[BaseException] | None = None
+
+    @property
+    def failed(self) -> BaseException | None:
+        return self._failed
+
+    @failed.setter
+    def failed(self, error: BaseException) -> None:
+        self._failed = error
+        self.end.shut()
+
+    def raise_if_failed(self) -> None:
+        """Raises the first fatal error once more (a copy: an exception object carries one traceback)."""
+        if isinstance(self.failed, AscendMoeError):
+            error = type(self.failed)(str(self.failed), **self.failed.details)
+            if self._raised_again is None:
+                self._raised_again = weakref.WeakSet()
+            self._raised_again.add(error)
+            try:
+                raise error from self.failed
+            finally:
+                del error
+        if self.failed is not None:
+            raise self.failed
+
+    def clear_tracebacks(self) -> None:
+        """Drops the variables of calls that a fatal error has ended: its traceback keeps them, and tensors with them.
+
+        The error keeps its text, its details, and the lines of its traceback.
+        """
+        errors = [*(self._raised_again or ()), self._failed]
+        seen: set[int] = set()
+        while errors:
+            error = errors.pop()
+            if error is None or id(error) in seen:
+                continue
+            seen.add(id(error))
+            errors += [error.__cause__, error.__context__]
+            traceback = error.__traceback__
+            while traceback is not None:
+                frame, traceback = traceback.tb_frame, traceback.tb_next
+                if not frame.f_code.co_flags & _SUSPENDED:
+                    with contextlib.suppress(RuntimeError):  # it still runs
+                        frame.clear()
+
+
+class Peers(Protocol):
+    """What is known of the other ranks of a group. Hold the communicator (`Communicator.held`) while a method runs."""
+
+    def live_fds(self, world: int) -> Sequence[int]:
+        """Return a descriptor for each rank that is readable once the rank has ended; -1 for none."""
+
+    def gone(self, rank: int) -> bool:
+        """Return whether the rank has ended or has closed its communicator."""
+
+    def ended(self, rank: int) -> bool:
+        """Return whether the rank's process, or its function in a LocalCluster, has ended."""
+
+    def describe(self, rank: int) -> str:
+        """Describe what is known of the rank now, e.g. ``process 4242 is stopped (state T)``."""
 
 
 class Communicator(GroupEnd):
@@ -26,12 +108,12 @@ class Communicator(GroupEnd):
     Attributes:
         name: the group_ep that finds it.
         rank, world: this end's EP rank, and the number of EP ranks.
-        data_bytes, lent_bytes: sizes of one rank's data and lent area.
+        data_bytes, lent_bytes: bytes of one rank's data area, and of its registered buffers.
         context_kind, ranks_per_server: the settings' values when it was opened. ASCEND_MOE_RANKS_PER_SERVER
             simulates an A2 cluster: a rank reaches ranks of other servers by items that a copy agent carries.
         number: one of its own in this process.
-        ballot: by which the ranks that are left agree who they are. Hold ``end`` while it is used.
-        links: as given.
+        vote: by which the ranks that are left agree who they are. Use it in ``held``.
+        peers: as given.
         failed: the first fatal error, set by the op that met it; later ops raise it again at once.
     """
 
@@ -43,26 +125,20 @@ class Communicator(GroupEnd):
         data_bytes: int,
         lent_bytes: int,
         *,
-        live_fds: Sequence[int] | None = None,
-        describe: Callable[[int], str],
+        peers: Peers,
         release: Callable[[], None],
         unmap: Callable[[], None] | None = None,
         alive: Callable[[], bool] | None = None,
-        gone: Callable[[int], bool] = lambda rank: False,
-        links: Links | None = None,
     ) -> None:
         """Creates the native communicator; owns nothing else until that has succeeded.
 
         Args:
             bases: address of every rank's window in this process, by rank.
-            live_fds: descriptor by rank that is readable once that peer is gone; -1 for none.
-            describe: says what can be seen of a peer.
+            peers: what is known of the other ranks.
             release: called once, when the native communicator is gone: unmaps and closes the rest.
             unmap: of this rank's own window, called after that, and once no window tensor lives; None:
                 ``release`` sees to it, with ``when_unused``.
             alive: whether the group is still the one that this was opened for; None: always. Each call asks.
-            gone: whether a rank has ended or closed its end.
-            links: the connections to the other ranks' processes; None: all ranks are in this one.
         """
         binding.library()  # nothing is to be given back yet, should it be missing
         self.name = name
@@ -70,20 +146,19 @@ class Communicator(GroupEnd):
         self.world = len(bases)
         self.data_bytes, self.lent_bytes = data_bytes, lent_bytes
         self.context_kind, self.ranks_per_server = context_kind(), ranks_per_server()
-        self._lent: LentMemory | None = None
-        self._describe = describe
+        self._registered: RegisteredMemory | None = None
+        self.peers = peers
         self._release, self._unmap = release, unmap
         self._close_wait_s = timeout_s() + 2
         self._handle_lock = threading.Lock()  # held for a moment; guards the handle alone
-        fds = None if live_fds is None else (ctypes.c_int * self.world)(*live_fds)
+        fds = (ctypes.c_int * self.world)(*peers.live_fds(self.world))
         table = (ctypes.c_void_p * self.world)(*bases)
         handle = library.lib().am_comm_create(rank, self.world, table, data_bytes, lent_bytes, fds)
         if not handle:
             raise AscendMoeError(f"rank {rank}: the communicator of group {name!r} could not be created")
         self._handle: int | None = handle
         self.number = take_number(self)
-        self.links = links
-        self.ballot = Ballot(name, rank, list(bases), gone)
+        self.vote = WindowVote(name, rank, list(bases), peers.gone)
         self.alive, lib = alive, library.lib()
         servers, near = self.ranks_per_server, near_stores()
         if lib.am_comm_use_context(handle, self.context_kind) or lib.am_comm_use_servers(handle, servers, near):
@@ -132,12 +207,19 @@ class Communicator(GroupEnd):
         with self.use() as handle:
             return stamps.of_communicator(handle, op)
 
-    @contextmanager
+    @contextlib.contextmanager
     def use(self) -> Iterator[int]:
         """The handle for one op: no other op and no close of this end meanwhile. Raises ``failed`` again."""
         with self.end:
             self.raise_if_failed()
             yield self.handle
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the windows mapped: no op and no close meanwhile. A communicator that has failed will do."""
+        with self.end:
+            _ = self.handle
+            yield
 
     def raise_why_unusable(self) -> None:
         """Raises what keeps ops from using this end, if anything does."""
@@ -148,32 +230,32 @@ class Communicator(GroupEnd):
         """Returns what can be seen of a peer now, e.g. ``process 4242 is stopped (state T)``."""
         if rank == self.rank:
             return "it is this rank"
-        if self.closed:
-            return "this rank has closed its communicator"
-        seen = self._describe(rank)
-        with self._handle_lock:
-            if " is running" not in seen or self._handle is None:
+        with self._handle_lock:  # no close, which unmaps the peer's window, meanwhile
+            if self._handle is None:
+                return "this rank has closed its communicator"
+            seen = self.peers.describe(rank)
+            if " is running" not in seen:
                 return seen
             in_op = library.lib().am_comm_in_op(self._handle, rank)
         return f"{seen}, in an op of this group" if in_op else f"{seen}, in Python code, in no op of this group"
 
     def lend(self, size: int) -> ctypes.Array[ctypes.c_char]:
-        """``size`` bytes of this rank's lent area, held until the returned object dies."""
+        """A registered buffer of ``size`` bytes, held until the returned object dies."""
         with self._handle_lock:
             handle = self.handle
-            if self._lent is None:
+            if self._registered is None:
                 area = library.lib().am_comm_lent(handle) if self.lent_bytes else None
                 if not area:
                     raise no_room(size, 0, 0, size)
-                self._lent = LentMemory(area)
-            return self._lent.take(size, self.lent_bytes)
+                self._registered = RegisteredMemory(area)
+            return self._registered.take(size, self.lent_bytes)
 
     def when_unused(self, unmap: Callable[[], None]) -> None:
         """Calls ``unmap`` once no tensor lives in this rank's own window. The native communicator is gone."""
-        if self._lent is None:
+        if self._registered is None:
             unmap()
         else:
-            self._lent.retire(unmap)
+            self._registered.retire(unmap)
 
     def mark_lost(self, peer: int) -> None:
         """Threads only: waits of this end for ``peer`` raise PeerLost from now on."""

@@ -95,9 +95,8 @@ class _Windows:
                     self._bases,
                     data_bytes,
                     lent_bytes,
-                    describe=cluster.describe_rank,
+                    peers=self,
                     release=functools.partial(self._left, rank),
-                    gone=self.gone,
                 )
                 self.ends.append(end)
                 self.open.add(rank)
@@ -106,9 +105,19 @@ class _Windows:
             self._free()
             raise
 
+    # The peers of its communicators.
+
+    def live_fds(self, world: int) -> list[int]:
+        return [-1] * world
+
     def gone(self, rank: int) -> bool:
-        """The rank's function has returned or raised, or it has closed its end."""
-        return rank not in self.open or self._cluster.has_ended(rank)
+        return rank not in self.open or self.ended(rank)
+
+    def ended(self, rank: int) -> bool:
+        return self._cluster.has_ended(rank)
+
+    def describe(self, rank: int) -> str:
+        return self._cluster.describe_rank(rank)
 
     def _left(self, rank: int) -> None:
         with self._cluster.changed:

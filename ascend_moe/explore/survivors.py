@@ -1,6 +1,6 @@
 """Plays how the ranks that a killed one leaves agree who they are, in the order of steps that a seed draws.
 
-The code is the product's, ``ascend_moe.comm.ballot``, over pages of its own. A step is a word of a page that one rank
+The code is the product's, ``ascend_moe.comm.vote``, over pages of its own. A step is a word of a page that one rank
 reads or writes; between two steps any other rank may have its turn, die, or see that another has died. Time is counted
 in the waits of the ranks. Voting begins when a rank's ops have ended, and no op of the new group begins before all its
 ranks have voted: so the two groups' ops, and the votes between them, can be played one after the other.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ascend_moe.comm.ballot import Ballot, Rounds
+from ascend_moe.comm.vote import Rounds, WindowVote
 from ascend_moe.errors import AscendMoeError, CommTimeout
 
 _PAGE = 4096
@@ -50,19 +50,19 @@ class _Rank(threading.Thread):
         self.error: BaseException | None = None
         self.left_out = False
         self.dies_at = -1  # of its steps
-        self.ballot = votes.ballot(votes, self)
+        self.vote = votes.vote(votes, self)
 
     def run(self) -> None:
         self.turn.acquire()
         try:
             while True:
-                members = self.ballot.agree(self.votes.seconds)
-                if self.ballot.all_fine(members, self.votes.fine(self.rank, self.ballot.round + 1), self.votes.seconds):
-                    if self.votes.failed_in == self.ballot.round:
+                members = self.vote.agree(self.votes.seconds)
+                if self.vote.all_fine(members, self.votes.fine(self.rank, self.vote.round + 1), self.votes.seconds):
+                    if self.votes.failed_in == self.vote.round:
                         raise AssertionError("goes on, though the windows of another rank did not open")
                     return
         except CommTimeout as late:
-            self.left_out = late.ranks == self.ballot.members
+            self.left_out = late.ranks == self.vote.members
             self.error = None if self.left_out else late
         except _Dies:
             self.votes.dead.add(self.rank)
@@ -80,7 +80,7 @@ class _Rank(threading.Thread):
         if self.steps == self.dies_at or self.votes.over:
             raise _Dies
 
-    # The clock of its ballot.
+    # The clock of its vote.
     def monotonic(self) -> float:
         return self.votes.now
 
@@ -89,8 +89,8 @@ class _Rank(threading.Thread):
         self.step()
 
 
-class SteppedBallot(Ballot):
-    """A ballot each of whose words is a step of its rank."""
+class SteppedVote(WindowVote):
+    """A vote each of whose words is a step of its rank."""
 
     def __init__(self, votes: Votes, rank: _Rank) -> None:
         super().__init__("explore", rank.rank, votes.bases, lambda other: votes.seen_dead(rank.rank, other), rank)
@@ -109,8 +109,8 @@ class SteppedBallot(Ballot):
 class Votes:
     """The votes of ``world`` ranks of which ``lost`` has died, in the order of ``seed``."""
 
-    def __init__(self, world: int, lost: int, seed: int, ballot: Callable[[Votes, _Rank], Rounds] = SteppedBallot):
-        self.rng, self.ballot = np.random.default_rng([seed, _STREAM]), ballot
+    def __init__(self, world: int, lost: int, seed: int, vote: Callable[[Votes, _Rank], Rounds] = SteppedVote):
+        self.rng, self.vote = np.random.default_rng([seed, _STREAM]), vote
         self._pages = [ctypes.create_string_buffer(_PAGE) for _ in range(world)]
         self.bases = [ctypes.addressof(page) for page in self._pages]
         self.now, self.over = 0.0, False

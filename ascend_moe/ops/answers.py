@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from .. import comm, errors, settings
-from ..comm.ends import by_number
+from ..comm.communicator import by_number
 from ..native import binding
 from ..native.windows import timeout_s
 from ..settings import MAX_WINDOW_MIB

@@ -17,16 +17,16 @@ import weakref
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from .. import comm, settings
-from ..comm import servers
-from ..comm.ends import GroupEnd, take_number
-from ..comm.lent import LentMemory, no_room
+from ..comm.communicator import GroupEnd, take_number
+from ..comm.registered import RegisteredMemory, no_room
 from ..errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ..native import binding, library, log, probe_results, stamps
 from ..native.plans import ALGORITHMS
 from ..native.windows import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, near_stores, rdma_flags, timeout_s
-from . import calls, npu_adapter
+from . import calls, npu_adapter, npu_servers
 
 DEFAULT_TIMEOUT_S = 300.0
 # What HCCL_EXEC_TIMEOUT is by default; torch_npu gives an operator as long before it is stopped.
@@ -128,7 +128,7 @@ class NpuCommunicator(GroupEnd):
                 argument=settings.LENT_MIB.name,
             )
         self.lent_bytes = lent_mib * MIB
-        self._lent: LentMemory | None = None
+        self._lent: RegisteredMemory | None = None
         self.number = take_number(self)
         self.end = binding.End(  # its lock is held from the look to the launch
             number=self.number,
@@ -182,7 +182,7 @@ class NpuCommunicator(GroupEnd):
             if self.lent_bytes == 0:
                 raise no_room(size, 0, 0, size)
             base = self._data_address() + self.data_bytes
-            self._lent = LentMemory(library.lib().am_lent_open(self.rank, base, self.lent_bytes))
+            self._lent = RegisteredMemory(library.lib().am_lent_open(self.rank, base, self.lent_bytes))
             self.end.lend(self._lent.handle)
         address, generation = self._lent.grant(size, self.lent_bytes)
         release = ctypes.cast(library.lib().am_lent_release, ctypes.c_void_p).value
@@ -284,7 +284,7 @@ def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: st
         CommError: this group has failed, in an end that was closed since.
         ArgumentError: no such communicator, or one of a backend whose windows are in CPU memory; or
             ep_world_size or ep_rank_id is not its own; or its ranks are on servers as no A2 serves them.
-        ConfigMismatch, CommTimeout, PeerLost: as ``comm.servers``, of a group's first call.
+        ConfigMismatch, CommTimeout, PeerLost: as ``npu_servers``, of a group's first call.
     """
     try:
         group = comm.hccl_group(group_ep, world, rank)
@@ -319,18 +319,18 @@ def _clear_together(end: NpuCommunicator, group: Any) -> None:
             end.clear_state()
         except (AscendMoeError, RuntimeError) as error:  # HCCL may have zeroed it all the same
             log.say(logging.WARNING, "the state area of group %s was not cleared: %s", end.name, error, rank=end.rank)
-        servers.meet_again(end.name, group, deadline_s(first=True), "clear state")
+        npu_servers.meet_again(end.name, group, deadline_s(first=True), "clear state")
         _cleared.add(group)
 
 
 def _faster_meeting(group_ep: str, group: Any, device: torch.device) -> str:
-    """What ``faster_meeting`` knows of this machine. After ``_agreed``, whose posts of the ranks it reads."""
+    """What ``faster_meeting`` knows of this machine. After ``_agreed``, whose records of the ranks it reads."""
     end = _ends.get(group_ep)
     if end is not None and end.group() is group:
         return end.meeting
     soc = soc_of(device)
-    posts = servers.gather(group_ep, group, deadline_s(first=True), soc)
-    return probe_results.faster_meeting(soc, servers.topology(posts))
+    records = npu_servers.gather(group_ep, group, deadline_s(first=True), soc)
+    return probe_results.faster_meeting(soc, npu_servers.topology(records))
 
 
 def before_opening(group_ep: str, world: int, rank: int, device: torch.device) -> tuple[int, int]:
@@ -353,10 +353,14 @@ def _agreed(group_ep: str, group: Any, device: torch.device) -> tuple[int, froze
         )
     soc = soc_of(device)
     on_a2 = context_kind(soc) == CONTEXT_A2
-    asked = (group_ep, group, deadline_s(first=True), soc)
-    if not on_a2:
-        servers.need_one_super_pod(*asked)
-    return servers.ranks_sharing(*asked) if on_a2 else 0, servers.proven(*asked)
+    records, rank = npu_servers.gather(group_ep, group, deadline_s(first=True), soc), group.rank()
+    sharing = 0
+    if on_a2:
+        ranks = [dist.get_global_rank(group, each) for each in range(group.size())]
+        sharing = npu_servers.agreed(group_ep, rank, records, ranks, dist.get_world_size())
+    else:
+        npu_servers.refuse_super_pods(group_ep, records)
+    return sharing, npu_servers.agreed_proven(group_ep, rank, records)
 
 
 def _forget(group_ep: str) -> None:
@@ -411,4 +415,4 @@ def of_own_window(error: WindowTooSmall, group_ep: str) -> WindowTooSmall:
     return WindowTooSmall(f"{text}: {fix}", **error.details)
 
 
-comm.register_device("npu", comm.Device(known, find, close))
+comm.register_device("npu", comm.Device(known, find, close, npu_servers.vote))

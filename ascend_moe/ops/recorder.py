@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 
 from .. import comm, settings
-from ..comm.ends import by_number
+from ..comm.communicator import by_number
 from ..errors import AscendMoeError, CommTimeout, PeerLost
 from ..native import binding, log
 from ..native.binding import RecordedCall

@@ -14,7 +14,7 @@ import torch
 
 from .. import plan as planning
 from .. import settings, timeline
-from ..comm.lent import DTYPES
+from ..comm.registered import DTYPES
 from ..errors import ArgumentError, AscendMoeError, need
 from ..native import library, stamps
 from ..native.windows import CONTEXT_A2, CONTEXT_TABLE, MIB

@@ -21,10 +21,10 @@ import torch.distributed as dist
 
 import ascend_moe
 from ascend_moe import comm, settings
-from ascend_moe.comm.servers import ServerPost, topology
 from ascend_moe.errors import AscendMoeError, CommError, CommTimeout
 from ascend_moe.native import probe_results
 from ascend_moe.ops.npu_communicator import soc_of
+from ascend_moe.ops.npu_servers import ServerRecord, topology
 from ascend_moe.plan import Request, plan
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate import Device, times
@@ -303,11 +303,11 @@ def in_group(device: Device, place: torch.device, tell: Tell = untold) -> tuple[
 def _kind_of_machine(place: torch.device) -> probe_results.Machine:
     """What the verdict speaks for. Collective: the ranks tell each other their hosts."""
     store: Any = dist.distributed_c10d._get_default_store()
-    mine = ServerPost()
+    mine = ServerRecord()
     store.set(f"ascend_moe/bringup/host/{dist.get_rank()}", json.dumps({"host": mine.host, "boot": mine.boot}))
     keys = [f"ascend_moe/bringup/host/{rank}" for rank in range(dist.get_world_size())]
     store.wait(keys, timedelta(seconds=_COLLECT_S))
-    return probe_results.machine(soc_of(place), topology([ServerPost(**json.loads(store.get(key))) for key in keys]))
+    return probe_results.machine(soc_of(place), topology([ServerRecord(**json.loads(store.get(key))) for key in keys]))
 
 
 def _keep(kind: probe_results.Machine, world: int, findings: Sequence[Finding]) -> str:

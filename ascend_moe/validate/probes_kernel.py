@@ -24,11 +24,10 @@ import torch.distributed as dist
 import ascendc_twin
 
 from .. import comm
-from ..comm import servers
 from ..errors import AscendMoeError, LibraryError
 from ..native import library
 from ..native.windows import MIB
-from ..ops import npu_adapter, npu_communicator
+from ..ops import npu_adapter, npu_communicator, npu_servers
 from ..plan import limits
 from .run import DevicePlace
 
@@ -206,8 +205,8 @@ class Npu:
         """The host name of every rank."""
         place = self.place
         group = comm.hccl_group(place.group_ep, place.world, place.rank)
-        posts = servers.gather(place.group_ep, group, MEET_S, npu_communicator.soc_of(place.device))
-        return [post.host for post in posts]
+        records = npu_servers.gather(place.group_ep, group, MEET_S, npu_communicator.soc_of(place.device))
+        return [record.host for record in records]
 
     @property
     def layout(self) -> str:

@@ -14,7 +14,7 @@ AM_API void am_window_unmap(void* base, uint64_t total_bytes);
 // `expected` in one step that all ranks see alike. Returns what was there before; 0 beyond the last word.
 AM_API uint32_t am_window_ballot(void* base, uint32_t word, uint32_t expected, uint32_t desired);
 
-// One rank's end of a communicator. `live_fds`, by rank, become readable when the peer has gone; null or -1:
+// One rank's end of a communicator. `live_fds`, by rank, become readable when the peer has ended; null or -1:
 // none.
 AM_API void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t lent_bytes,
                             const int* live_fds);

@@ -99,7 +99,9 @@ void Communicator::PostAbort(int peer, uint32_t epoch, uint32_t code, int culpri
 bool Communicator::Gone(int peer) const {
     if (lost_[static_cast<size_t>(peer)].load()) return true;
     pollfd query{live_fds_[static_cast<size_t>(peer)], POLLIN, 0};
-    return query.fd >= 0 && poll(&query, 1, 0) > 0 && (query.revents & (POLLIN | POLLHUP | POLLERR)) != 0;
+    if (query.fd < 0) return false;
+    if (__atomic_load_n(ClosedOf(bases_[static_cast<size_t>(peer)]), __ATOMIC_ACQUIRE) != 0) return true;
+    return poll(&query, 1, 0) > 0 && (query.revents & (POLLIN | POLLHUP | POLLERR)) != 0;
 }
 
 // A peer that has delivered its whole status message of this epoch may end: no rank waits for it any more. A

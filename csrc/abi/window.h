@@ -15,14 +15,15 @@
 namespace ops {
 
 // The first page is the twin's: a count of sleepers and the doorbell that wakes them, in a cache line of its own
-// whether its rank is in an op, and behind that the words by which the ranks that are left agree who they are
-// (ascend_moe/comm/ballot.py). No kernel reads or writes it.
+// whether its rank is in an op, and behind that words and texts of ascend_moe/comm: the votes (vote.py), whether the
+// rank has closed its communicator, and its side of an opening (peers.py). No kernel reads or writes it.
 constexpr uint64_t kHeaderBytes = 4096;
 constexpr uint64_t kSleepersOffset = 64;
 constexpr uint64_t kDoorbellOffset = kSleepersOffset + sizeof(uint32_t);
 constexpr uint64_t kInOpOffset = 256;
 constexpr uint64_t kBallotOffset = 512;
 constexpr uint64_t kBallotWords = (kHeaderBytes - kBallotOffset) / sizeof(uint32_t);
+constexpr uint64_t kClosedWord = 63;  // of the votes' words: 1 once the rank has closed its communicator
 constexpr uint64_t kStateAreaBytes = moe::kMiB;
 
 // Header, state, data, lent area; on A2 contexts the state area comes last.
@@ -35,6 +36,9 @@ inline uint32_t* DoorbellOf(void* base) {
     return reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + kDoorbellOffset);
 }
 inline uint32_t* InOpOf(void* base) { return reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + kInOpOffset); }
+inline uint32_t* ClosedOf(void* base) {
+    return reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + kBallotOffset) + kClosedWord;
+}
 
 // ---- the lent area ----
 

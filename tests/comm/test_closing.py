@@ -17,7 +17,7 @@ from rank_processes import Ranks, values
 
 import ascend_moe
 from ascend_moe import comm
-from ascend_moe.comm import survivors
+from ascend_moe.comm import membership
 from ascend_moe.errors import AscendMoeError, CommClosed
 
 WORLD = 2
@@ -33,8 +33,8 @@ def dispatch(group: str, op: Callable[..., Any], turns: int) -> None:
 
 
 def shrink(group: str) -> None:
-    survivors.agree(group, timeout=0.3)
-    survivors.shrink(group, range(WORLD), timeout=0.5)
+    membership.agree(group, timeout=0.3)
+    membership.shrink(group, range(WORLD), timeout=0.5)
 
 
 def repeat(times: int, call: Callable[[], object]) -> None:
@@ -45,9 +45,9 @@ def repeat(times: int, call: Callable[[], object]) -> None:
 USES: dict[str, Callable[[str], None]] = {
     "op": lambda group: dispatch(group, ascend_moe.npu_moe_distribute_dispatch_v2, 50),
     "begin": lambda group: dispatch(group, ascend_moe.begin_dispatch, 50),
-    "agree": lambda group: repeat(20, lambda: survivors.agree(group, timeout=0.3)),
+    "agree": lambda group: repeat(20, lambda: membership.agree(group, timeout=0.3)),
     "shrink": shrink,
-    "ended": lambda group: repeat(100, lambda: (survivors.ended(group), survivors.closed(group))),
+    "ended": lambda group: repeat(100, lambda: (membership.ended(group), membership.closed(group))),
     "window": lambda group: repeat(
         100,
         lambda: ascend_moe.window_empty(

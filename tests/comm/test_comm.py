@@ -21,7 +21,7 @@ from window_library import WindowLibrary, exchange
 from ascend_moe import comm
 from ascend_moe.comm import liveness
 from ascend_moe.comm.liveness import describe_process, machine_id, process_gone
-from ascend_moe.comm.processes import create_window
+from ascend_moe.comm.peers import create_window
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommBusy
 
 

@@ -124,7 +124,7 @@ def test_rank_that_never_calls_then_retry() -> None:
         assert values(ranks.call(cases.op)) == exchanged(3)
 
 
-@pytest.mark.parametrize(("victim", "point"), [(0, "post"), (1, "hello"), (0, "map"), (1, "ready")])
+@pytest.mark.parametrize(("victim", "point"), [(0, "record"), (1, "peer"), (0, "map"), (1, "ready")])
 def test_a_rank_killed_while_opening_is_named(victim: int, point: str) -> None:
     there = [rank for rank in range(3) if rank != victim]
     with Ranks(3, timeout_s=15) as ranks:
@@ -144,7 +144,7 @@ def test_a_rank_killed_while_opening_is_named(victim: int, point: str) -> None:
         assert values(ranks.call(cases.op, name, ranks=there)) == [fresh] * 2
 
 
-@pytest.mark.parametrize("room", range(1, 8))
+@pytest.mark.parametrize("room", range(1, 4))
 def test_a_rank_without_descriptors_says_so_and_the_others_name_it(room: int) -> None:
     with Ranks(3, timeout_s=TIMEOUT_S) as ranks:
         values(ranks.call(cases.leave_room_for_files, room, ranks=[1]))
@@ -164,7 +164,7 @@ def test_a_timeout_says_whose_process_is_in_python_code() -> None:
         assert_named(outcome, "CommTimeout", 1, state, "), in Python code, in no op of this group]")
 
 
-@pytest.mark.parametrize(("victim", "point"), [(0, "post"), (1, "map")])
+@pytest.mark.parametrize(("victim", "point"), [(0, "record"), (1, "map")])
 def test_a_rank_stopped_while_opening_is_named(victim: int, point: str) -> None:
     there = [rank for rank in range(3) if rank != victim]
     with Ranks(3, timeout_s=TIMEOUT_S) as ranks:
@@ -234,12 +234,8 @@ def test_ranks_that_fail_to_open_then_retry() -> None:
 # ---- open communicators
 
 
-def test_windows_are_touched_have_no_names_and_die_with_their_processes() -> None:
-    def listening() -> list[str]:
-        """Abstract sockets that these processes, and no others of this machine, listen on or are bound to."""
-        words = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-        return [f"{word[3]} {word[7]}" for word in words if word[6] in inodes and "@ascend_moe-" in word[-1]]
-
+def test_windows_are_touched_and_have_no_names_nor_descriptors() -> None:
+    """The kernel frees them with the last process that maps them."""
     with Ranks(2) as ranks:
         values(ranks.call(comm.comm_name))
         blocks = Path(f"/proc/{ranks.pid(0)}/smaps").read_text().split("\nVmFlags:")
@@ -248,9 +244,4 @@ def test_windows_are_touched_have_no_names_and_die_with_their_processes() -> Non
         assert len(resident) == 2 and min(resident) >= 1024, f"{resident} KiB before the first op"
         assert all("/memfd:ascend_moe-window" in block and "(deleted)" in block for block in windows)
         links = [os.readlink(link) for rank in range(2) for link in Path(f"/proc/{ranks.pid(rank)}/fd").iterdir()]
-        inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
-        assert inodes and not [name for name in listening() if name.startswith("00010000")]
-        for rank in range(2):
-            ranks.kill(rank)
-            ranks.processes[rank].join()
-        assert not listening()
+        assert links and not [link for link in links if "memfd" in link]

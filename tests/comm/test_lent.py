@@ -17,7 +17,7 @@ from bare_ends import WHOLE, plan_of
 
 import ascend_moe
 from ascend_moe import comm
-from ascend_moe.comm.ends import GroupEnd
+from ascend_moe.comm.communicator import GroupEnd
 from ascend_moe.errors import ArgumentError, AscendMoeError, PeerLost, WindowTooSmall
 from ascend_moe.native.library import lib
 from ascend_moe.native.windows import MIB, window_lent_bytes
@@ -53,7 +53,7 @@ def test_the_setting_is_the_size_of_the_lent_area(monkeypatch: pytest.MonkeyPatc
     with comm.LocalCluster(WORLD, window_mib=1) as cluster, pytest.raises(WindowTooSmall) as raised:
         on_rank_0(cluster, lambda group: take(0, group, 4))
     assert (raised.value.needed_mib, raised.value.variable) == (1, "ASCEND_MOE_LENT_MIB")
-    assert "ASCEND_MOE_LENT_MIB=0 leaves no lent area" in str(raised.value)
+    assert "ASCEND_MOE_LENT_MIB=0 leaves no room for registered buffers" in str(raised.value)
 
 
 def test_rows_must_end_inside_their_block() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ import window_library
 from window_library import WindowLibrary, exchange
 
 from ascend_moe import comm
-from ascend_moe.comm.board import Board
 from ascend_moe.comm.communicator import Communicator
-from ascend_moe.comm.processes import Opening, Peer, Post, create_window
+from ascend_moe.comm.liveness import pid_namespace
+from ascend_moe.comm.peers import Record, create_window
+from ascend_moe.comm.records import Records
+from ascend_moe.comm.rendezvous import Opening
 from ascend_moe.errors import CommTimeout, ConfigMismatch, PeerLost
 
 
@@ -39,9 +42,13 @@ class Rank:
     def __init__(self, rank: int, world: int, store: Any) -> None:
         self.rank, self.world, self.store = rank, world, store
 
-    def open(self, timeout: float) -> tuple[Communicator, bytes]:
+    def opening(self, timeout: float, host: int | None = None) -> Opening:
+        records = functools.partial(Records, self.store, host, "windows", self.rank)
+        return Opening("g", self.rank, self.world, 1 << 20, 1 << 20, timeout, records)
+
+    def open(self, timeout: float) -> tuple[Communicator, str]:
         """(this rank's end, the digest that all ranks of these windows share)"""
-        opening = Opening("g", self.store, self.rank, self.world, 1 << 20, 1 << 20, timeout)
+        opening = self.opening(timeout)
         opening.run()
         return opening.communicator(), opening.digest
 
@@ -55,7 +62,7 @@ def on_threads(world: int, function: Any) -> list[Any]:
 
 @pytest.fixture
 def hesitant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks hesitate at random before a word or an answer, so that every other rank can get ahead of it."""
+    """Ranks hesitate at random before they write a word or map a window, so that every other one can get ahead."""
     dice = random.Random(1)
 
     def hesitate(name: str) -> None:
@@ -68,7 +75,7 @@ def hesitant(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(Opening, name, later)
 
-    for name in ("_say", "_answer", "_connect"):
+    for name in ("_write", "_take"):
         hesitate(name)
 
 
@@ -77,7 +84,7 @@ def hesitant(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_generations_never_mix(world: int) -> None:
     """Ranks open and close as fast as they can, or dawdle: the n-th windows of all are the same ones."""
 
-    def rank_body(rank: Rank) -> list[bytes]:
+    def rank_body(rank: Rank) -> list[str]:
         dice = random.Random(world * 100 + rank.rank)
         digests = []
         for _ in range(12):
@@ -99,7 +106,7 @@ def test_attempts_given_up_at_any_moment_do_no_harm(seed: int, monkeypatch: pyte
     ends: dict[int, Communicator] = {}  # no group knows these
     monkeypatch.setattr(comm, "lookup", lambda _group, _world, rank: ends[rank])
 
-    def rank_body(rank: Rank) -> tuple[bytes, list[int]]:
+    def rank_body(rank: Rank) -> tuple[str, list[int]]:
         dice = random.Random(seed * 10 + rank.rank)
         hasty = dice.randrange(6)
         while True:
@@ -122,11 +129,11 @@ def test_attempts_given_up_at_any_moment_do_no_harm(seed: int, monkeypatch: pyte
     assert all(values == [7, 8, 9] for _, values in results)
 
 
-# ---- posts
+# ---- records
 
 
-def put(store: Any, rank: int, post: Post) -> None:
-    dist.PrefixStore("ascend_moe/windows", store).set(f"rank/{rank}", json.dumps(asdict(post)))
+def put(store: Any, rank: int, record: Record) -> None:
+    dist.PrefixStore("ascend_moe/windows", store).set(f"rank/{rank}", json.dumps(asdict(record)))
 
 
 def dead_process() -> int:
@@ -137,10 +144,10 @@ def dead_process() -> int:
     return child
 
 
-def test_stale_posts_are_not_joined() -> None:
-    """Posts of a former run of the job: of a dead process, and of sockets that nobody listens on."""
+def test_stale_records_are_not_joined() -> None:
+    """Records of a former run of the job: of a dead process, and of descriptors that are closed."""
     store = dist.HashStore()
-    mine = Post(1 << 20, 0, 1)
+    mine = Record(1 << 20, 0, 1)
     put(store, 0, replace(mine, pid=dead_process(), started=1))
     put(store, 1, mine)
     with pytest.raises(CommTimeout, match="rank 0 has not called since") as caught:
@@ -148,7 +155,7 @@ def test_stale_posts_are_not_joined() -> None:
     assert caught.value.rank == 0 and caught.value.ranks == [0, 1]
 
 
-def _breaks(self: Board, rank: int) -> None:
+def _breaks(self: Records[Record], rank: int) -> None:
     raise RuntimeError("Broken pipe\nwith a long trace")
 
 
@@ -156,14 +163,14 @@ def _breaks(self: Board, rank: int) -> None:
     ("read", "timeout", "error", "text"),
     [
         (_breaks, 20, PeerLost, r"store .* has failed \(Broken pipe\); rank 0 normally hosts"),
-        (lambda board, rank: time.sleep(3), 0.2, CommTimeout, r"store .* not answered for 1\.\d s; rank 0 norm"),
+        (lambda records, rank: time.sleep(3), 0.2, CommTimeout, r"store .* not answered for 1\.\d s; rank 0 norm"),
     ],
 )
 def test_store_that_fails(
     read: Any, timeout: float, error: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Board, "_read", read)
-    opening = Opening("g", dist.HashStore(), 1, 2, 1 << 20, 0, timeout, host=0)
+    monkeypatch.setattr(Records, "_read", read)
+    opening = Rank(1, 2, dist.HashStore()).opening(timeout, host=0)
     began = time.monotonic()
     with pytest.raises(error, match=text) as caught:
         opening.run()
@@ -185,17 +192,19 @@ def test_store_that_fails(
         ("ASCEND_MOE_LENT_MIB", {"lent_bytes": 5 << 20}, 1, 5),
         ("window layout", {"total": 1 << 21}, 0, 1 << 21),
         ("machine", {"machine": "elsewhere", "host": "another-host"}, "", "another-host"),
+        ("PID namespace", {"pid_space": "pid:[1]"}, pid_namespace(), "pid:[1]"),
     ],
 )
 def test_ranks_with_other_windows_are_told_apart(field: str, changes: dict[str, Any], ours: Any, theirs: Any) -> None:
     def rank_body(rank: Rank) -> tuple[str, int, Any, Any]:
-        opening = Opening("g", rank.store, rank.rank, 2, 1 << 20, 1 << 20, 10)
+        opening = rank.opening(10)
         usual = opening.mine.host if field == "machine" else opening.mine.total
         if rank.rank == 1:
-            opening.mine = opening.board.mine = replace(opening.mine, **changes)
+            opening.mine = replace(opening.mine, **changes)
         with pytest.raises(ConfigMismatch) as caught:
             opening.run()
         error = caught.value
+        assert "\n" not in str(error) and (field != "PID namespace" or "docker run --pid=host" in str(error))
         return error.field, error.rank, error.ours or usual, error.theirs or usual
 
     first, second = on_threads(2, rank_body)
@@ -203,17 +212,21 @@ def test_ranks_with_other_windows_are_told_apart(field: str, changes: dict[str, 
     assert (first, second) == ((field, 1, usual, theirs), (field, 0, theirs, usual))
 
 
-def test_window_smaller_than_its_post_says_is_not_mapped(library: WindowLibrary) -> None:
-    """Reading past its end would be a bus error."""
-    for size, mapped in ((4096, 0), (1 << 20, 1)):
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        peer = Peer(Post(1 << 20, 0, 1 << 20), ours, 1 << 20)
-        window = create_window(size)
-        socket.send_fds(theirs, [b"window"], [window])
-        os.close(window)
-        ours.setblocking(False)
-        peer.read()
-        assert peer.answered and len(library.mapped) == mapped
-        peer.close()
-        for end in (ours, theirs):
-            end.close()
+def test_only_the_window_of_the_record_is_mapped(library: WindowLibrary, tmp_path: Path) -> None:
+    """Reading past the end of a smaller one would be a bus error; a descriptor may belong to another file since."""
+    opening = Rank(0, 1, dist.HashStore()).opening(1)
+    opening._start()
+    record = opening.mine
+    other = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    small = create_window(4096)
+    assert len(library.mapped) == 1
+    for changes in ({"total": 2 * record.total}, {"token": "another"}, {"fd": other}, {"fd": small}, {"fd": 1 << 20}):
+        assert opening._map(0, replace(record, **changes)) is None, changes
+    assert opening._map(0, replace(record, pid=dead_process())) is None
+    assert len(library.mapped) == 1
+    peer = opening._map(0, record)
+    assert peer is not None and peer.word == "open" and len(library.mapped) == 2
+    peer.close()
+    opening._give_up(ValueError())
+    for fd in (opening._window, other, small):
+        os.close(fd)

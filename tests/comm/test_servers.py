@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ascend_moe.comm import servers
-from ascend_moe.comm.board import Board
-from ascend_moe.comm.servers import ServerPost, agreed, agreed_proven, refuse_super_pods, topology
+from ascend_moe.comm.records import Records
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, ConfigMismatch
 from ascend_moe.native.probe_results import ONE_SERVER, SEVERAL_SERVERS
+from ascend_moe.ops import npu_servers
+from ascend_moe.ops.npu_servers import ServerRecord, agreed, agreed_proven, refuse_super_pods, topology
 
 SETTING = "ASCEND_MOE_RANKS_PER_SERVER"
 
 
-def posts(hosts: Sequence[str], **facts: Any) -> list[ServerPost]:
+def posts(hosts: Sequence[str], **facts: Any) -> list[ServerRecord]:
     """Returns the posts of ranks on these hosts; a fact is a value, or a list with one for each rank."""
     each = {name: value if isinstance(value, list) else [value] * len(hosts) for name, value in facts.items()}
     plain = {"boot": "", "share": 0, "local_world": 0, "near_stores": 0, "rdma_flags": 0, "proven": {}}
     return [
-        ServerPost(host=host, **plain | {name: values[rank] for name, values in each.items()})
+        ServerRecord(host=host, **plain | {name: values[rank] for name, values in each.items()})
         for rank, host in enumerate(hosts)
     ]
 
 
-def told(made: Sequence[ServerPost], rank: int = 0, ranks: Sequence[int] | None = None, job: int = 0) -> int | str:
+def told(made: Sequence[ServerRecord], rank: int = 0, ranks: Sequence[int] | None = None, job: int = 0) -> int | str:
     """Returns what one rank concludes: the number, or the error's text. ``ranks`` of the job: all by default."""
     try:
         return agreed("g", rank, made, ranks or range(len(made)), job or len(made))
@@ -204,14 +204,14 @@ def test_the_setting_counts_ranks_of_the_job() -> None:
 # ---- how ranks tell each other
 
 
-def meet(store: Any, made: Sequence[ServerPost], there: Sequence[int], timeout: float = 10) -> list[Any]:
+def meet(store: Any, made: Sequence[ServerRecord], there: Sequence[int], timeout: float = 10) -> list[Any]:
     """Returns what the ranks that are there find, each on a thread: host names, or the error."""
 
     def body(rank: int) -> Any:
         time.sleep(0.01 * (rank * 7 % 3))
-        board = Board(store, rank, made[rank], None, f"rank {rank}", "servers")
+        records = Records(store, None, "servers", rank, made[rank], f"rank {rank}")
         try:
-            return [post.host for post in servers._meet(board, rank, len(made), timeout, f"rank {rank}")]
+            return [post.host for post in npu_servers._meet(records, len(made), timeout)]
         except CommTimeout as error:
             return error
 

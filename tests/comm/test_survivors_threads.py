@@ -13,8 +13,8 @@ import window_library
 from window_library import WindowLibrary
 
 import ascend_moe
-from ascend_moe.comm.ballot import Ballot
 from ascend_moe.comm.place import Place
+from ascend_moe.comm.vote import WindowVote
 from ascend_moe.errors import ArgumentError, CommTimeout, PeerLost
 from ascend_moe.settings import MAX_WORLD
 
@@ -52,14 +52,14 @@ def kill_drawn(seed: int) -> None:
             end = ascend_moe.comm.lookup(group_ep, world, rank)
             left = [draw.randrange(1, 6)]
 
-            class Mortal(Ballot):
+            class Mortal(WindowVote):
                 def _swap(self, *words: int) -> int:
                     left[0] -= 1
                     if not left[0]:
                         raise Dies
                     return super()._swap(*words)
 
-            end.ballot.__class__ = Mortal
+            end.vote.__class__ = Mortal
             ascend_moe.agree(group_ep)
         raise Dies
 
@@ -115,11 +115,11 @@ def test_every_round_of_the_largest_group_has_its_list(library: WindowLibrary) -
     draw, total = random.Random(1), library.am_window_total_bytes(2 << 20, 0)
     pages = [library.am_window_alloc(total) for _ in "ab"]
     try:
-        ballot = Ballot("group", 200, [pages[0]] + [pages[1]] * (MAX_WORLD - 1), lambda rank: False)
+        vote = WindowVote("group", 200, [pages[0]] + [pages[1]] * (MAX_WORLD - 1), lambda rank: False)
         lists = {number: sorted(draw.sample(range(MAX_WORLD), draw.randrange(1, 385))) for number in range(1, 33)}
         for number, ranks in lists.items():
-            ballot._propose(number, ranks)
-        assert {number: ballot._decision(number) for number in lists} == lists
+            vote._propose(number, ranks)
+        assert {number: vote._decision(number) for number in lists} == lists
     finally:
         for page in pages:
             library.am_window_unmap(page, total)

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from window_library import WindowLibrary, exchange
 
 from ascend_moe import comm
-from ascend_moe.comm import processes, servers
+from ascend_moe.comm import rendezvous
 from ascend_moe.native import library as _lib
+from ascend_moe.ops import npu_servers
 
 
 def library() -> WindowLibrary:
@@ -88,32 +89,37 @@ def hosts_are(names: list[str]) -> None:
 def ranks_sharing(some: list[int]) -> int:
     """In a new group of these ranks; all ranks call, and the others get 0."""
     group = dist.new_group(some)
-    return servers.ranks_sharing("g", group, 10, "Ascend910B3") if isinstance(group, dist.ProcessGroup) else 0
+    if not isinstance(group, dist.ProcessGroup):
+        return 0
+    records = npu_servers.gather("g", group, 10, "Ascend910B3")
+    return npu_servers.agreed("g", group.rank(), records, sorted(some), dist.get_world_size())
 
 
 def signal_self_at(point: str, number: int) -> None:
-    """The next opening sends this process a signal: at 'post', 'hello', 'map' or 'ready'."""
+    """The next opening sends this process a signal: at 'record', 'peer', 'map' or 'ready'."""
 
-    opening = processes.Opening
-    wait, meet = opening._wait, opening._meet
+    opening = rendezvous.Opening
+    take, meet = opening._take, opening._meet
 
     def hit() -> None:
-        opening._wait, opening._meet = wait, meet  # type: ignore[method-assign]
+        opening._take, opening._meet = take, meet  # type: ignore[method-assign]
         os.kill(os.getpid(), number)
 
-    def waiting(self: Any) -> None:
-        if point == "post" or (point == "hello" and any(peer.answered for peer in self.peers.values())):
+    def taking(self: Any, rank: int) -> None:
+        if point == "record":  # its record is stored
             hit()
-        wait(self)
+        take(self, rank)
+        if point == "peer" and self.peers:
+            hit()
 
     def meeting(self: Any) -> None:
-        if point in ("map", "hello"):  # the latter when no wait saw an answer, all having come at once
+        if point == "map":
             hit()
         meet(self)
         if point == "ready":
             hit()
 
-    opening._wait, opening._meet = waiting, meeting  # type: ignore[method-assign]
+    opening._take, opening._meet = taking, meeting  # type: ignore[method-assign]
 
 
 def fail_mapping_once() -> None:
@@ -131,7 +137,7 @@ def fork_and_exit_child() -> int:
 
 
 def fork_child_that_stays() -> int:
-    """A child that holds copies of all sockets for a while."""
+    """A child that holds copies of all descriptors for a while."""
     comm.comm_name()
     held = dict(comm._entries)
     child = os.fork()

@@ -12,9 +12,9 @@ import failure_cases
 
 import ascend_moe
 from ascend_moe import comm
-from ascend_moe.comm.ballot import Ballot
 from ascend_moe.comm.place import Place
-from ascend_moe.comm.processes import Opening
+from ascend_moe.comm.rendezvous import Opening
+from ascend_moe.comm.vote import WindowVote
 from ascend_moe.errors import AscendMoeError, CommError, PeerLost
 from ascend_moe.validate.run import DevicePlace
 
@@ -107,23 +107,23 @@ def die_at(point: str, seed: int = 0) -> None:
     written the decision, when it has one, or in the opening of the new windows.
     """
     left = random.Random(seed).randrange(1, 6)
-    swap, propose, meet, decide = Ballot._swap, Ballot._propose, Opening._meet, Ballot._decide
+    swap, propose, meet, decide = WindowVote._swap, WindowVote._propose, Opening._meet, WindowVote._decide
 
     def killed(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def swapping(self: Ballot, *words: int) -> int:
+    def swapping(self: WindowVote, *words: int) -> int:
         nonlocal left
         left -= 1
         if left == 0:
             killed()
         return swap(self, *words)
 
-    def proposing(self: Ballot, *words: Any) -> None:
+    def proposing(self: WindowVote, *words: Any) -> None:
         propose(self, *words)
         killed()
 
-    def deciding(self: Ballot, *words: Any) -> None:
+    def deciding(self: WindowVote, *words: Any) -> None:
         decide(self, *words)
         killed()
 
@@ -132,10 +132,10 @@ def die_at(point: str, seed: int = 0) -> None:
         killed()
 
     patches: dict[str, tuple[type, dict[str, Any]]] = {
-        "enter": (Ballot, {"agree": killed}),
-        "vote": (Ballot, {"_swap": swapping}),
-        "propose": (Ballot, {"_propose": proposing, "_decide": deciding}),  # another may propose first
-        "decided": (Ballot, {"_decide": deciding}),
+        "enter": (WindowVote, {"agree": killed}),
+        "vote": (WindowVote, {"_swap": swapping}),
+        "propose": (WindowVote, {"_propose": proposing, "_decide": deciding}),  # another may propose first
+        "decided": (WindowVote, {"_decide": deciding}),
         "map": (Opening, {"_meet": killed}),
         "open": (Opening, {"_meet": meeting}),
     }

@@ -22,7 +22,7 @@ from ascend_moe.explore import Program, World
 from ascend_moe.explore.draws import draw_of
 from ascend_moe.explore.engine import PlannedProgram  # as tests replace it in the engine
 from ascend_moe.explore.faults import WrongInputs, fault_of
-from ascend_moe.explore.survivors import SteppedBallot, Votes, agreed
+from ascend_moe.explore.survivors import SteppedVote, Votes, agreed
 
 
 def stalled(rng: random.Random, case: Program, plain: Seen) -> dict[str, object]:
@@ -116,7 +116,7 @@ def test_what_is_wrong_after_a_loss_is_a_finding(worlds: Worlds, monkeypatch: py
     assert all(run.message.startswith(b"after a loss, of w") for run in runs)
 
 
-class LastOneDecides(SteppedBallot):
+class LastOneDecides(SteppedVote):
     """Each rank decides, not the first alone."""
 
     def _swap(self, rank: int, word: int, expected: int, desired: int) -> int:
@@ -125,7 +125,7 @@ class LastOneDecides(SteppedBallot):
         return super()._swap(rank, word, expected, desired)
 
 
-class NumberBeforeList(SteppedBallot):
+class NumberBeforeList(SteppedVote):
     """A rank may read a list that is not there yet."""
 
     def _propose(self, number: int, alive: Sequence[int]) -> None:
@@ -133,14 +133,14 @@ class NumberBeforeList(SteppedBallot):
         super()._propose(number, alive)
 
 
-class VotesOfOtherRounds(SteppedBallot):
+class VotesOfOtherRounds(SteppedVote):
     """Whoever has ever voted counts as one who votes."""
 
     def _voted(self, rank: int) -> int:
         return max(super()._voted(rank), 1) + 2 * self.round + 2
 
 
-class DeadOnesCount(SteppedBallot):
+class DeadOnesCount(SteppedVote):
     """A rank that has died after its vote stays a member for ever."""
 
     def __init__(self, votes: Votes, rank: Any) -> None:
@@ -148,7 +148,7 @@ class DeadOnesCount(SteppedBallot):
         self._gone = lambda other: False
 
 
-class FineOrNot(SteppedBallot):
+class FineOrNot(SteppedVote):
     """Whoever votes counts as fine."""
 
     def _voted(self, rank: int) -> int:
@@ -156,7 +156,7 @@ class FineOrNot(SteppedBallot):
 
 
 @pytest.mark.parametrize("broken", [LastOneDecides, NumberBeforeList, VotesOfOtherRounds, DeadOnesCount, FineOrNot])
-def test_votes_that_go_wrong_are_findings(broken: type[SteppedBallot]) -> None:
+def test_votes_that_go_wrong_are_findings(broken: type[SteppedVote]) -> None:
     """The positive control of how ranks agree; and the right votes of the same seeds."""
     first = next(seed for seed in range(200) if Votes(4, 1, seed, broken).play().wrong)
     assert not Votes(4, 1, first).play().wrong

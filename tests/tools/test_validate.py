@@ -23,10 +23,9 @@ import ascend_moe
 import ascendc_twin
 from ascend_moe import cli, comm, errors, settings, validate
 from ascend_moe.cli import validate as validate_cli
-from ascend_moe.comm import servers
 from ascend_moe.native import library
 from ascend_moe.native.windows import MIB
-from ascend_moe.ops import npu_communicator
+from ascend_moe.ops import npu_communicator, npu_servers
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate import bringup, probes, times
 from ascend_moe.validate import run as validate_run
@@ -417,12 +416,12 @@ def test_host_names_are_judged_before_anything_is_launched(
     share: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On an A2 an end that opens clears its state area, by a launch."""
-    posts = [servers.ServerPost(host=host) for host in "aabb"]
+    posts = [npu_servers.ServerRecord(host=host) for host in "aabb"]
     monkeypatch.setattr(npu_communicator, "find", lambda *place: pytest.fail("an end was opened"))
     monkeypatch.setattr(npu_communicator, "soc_of", lambda device: "Ascend910B3")
     monkeypatch.setattr(npu_communicator, "_agreed", lambda *place: (share, frozenset()))
     monkeypatch.setattr(comm, "hccl_group", lambda *place: object())
-    monkeypatch.setattr(servers, "gather", lambda *place: posts)
+    monkeypatch.setattr(npu_servers, "gather", lambda *place: posts)
     found = SERVERS.on(Npu(DevicePlace("g", 4, 0)))
     assert found.verdict == verdict and ("their host names are a and b" in found.detail) == (verdict == FAIL)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import ascend_moe
-from ascend_moe.comm import device_survivors, survivors
+from ascend_moe.comm import membership
 from ascend_moe.errors import ArgumentError, CommError, PeerLost, need, need_dtype, need_shape
 from ascend_moe.interop.deep_ep.base import BufferPlace
 
@@ -51,7 +51,7 @@ class RankMask:
         rule = "finds that ranks {} have ended, and none of them can come back: start the job anew"
         need(not ended, "low_latency_clean_mask_buffer", rule, ended)
         self._to_mask.clear()
-        on_npus = device_survivors.group_of(self._first.group_ep) is not None
+        on_npus = membership.npu_group(self._first.group_ep) is not None
         anew = on_npus and len(self.alive) < self.world
         rule = "is of a group on NPUs that has lost ranks: make its process group and the Buffer anew, on all ranks"
         need(not anew, "low_latency_clean_mask_buffer", rule)
@@ -69,13 +69,13 @@ class RankMask:
     def _left_behind(self) -> bool:
         """Whether others have gone on without this rank, which has made no call since."""
         try:
-            return bool(survivors.closed(self._first.group_ep))
+            return bool(membership.closed(self._first.group_ep))
         except ArgumentError:
             return False
 
     def _seen_ended(self) -> list[int]:
         try:
-            return survivors.ended(self.place.group_ep)
+            return membership.ended(self.place.group_ep)
         except ArgumentError:  # its windows are not open yet, or not any more
             return []
 

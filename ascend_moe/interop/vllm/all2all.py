@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 import ascend_moe
-from ascend_moe.comm import name_of, survivors
+from ascend_moe.comm import membership, name_of
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import AllGatherDispatcher, Dispatcher, make_dispatcher
 from ascend_moe.dispatchers.base import ROW_DTYPES
@@ -95,7 +95,7 @@ class FaultTolerance:
         """
         mask = torch.zeros(self._ranks, dtype=torch.int32, device="cpu")
         with contextlib.suppress(ArgumentError):  # its windows are not open
-            mask[survivors.ended(self._group)] = 1
+            mask[membership.ended(self._group)] = 1
         return mask
 
     def query_fault(self) -> Tensor:

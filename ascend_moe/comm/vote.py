@@ -5,16 +5,16 @@ passed, writes the list of the voters in its own page, and then puts its number 
 page of rank 0, unless a number is there. The list of the rank whose number it is decides. So the ranks have one list
 whatever happens meanwhile: a rank that dies at any step has decided for all or for nobody, and one that comes late
 finds the decision. The pages are shared memory of the machine: those of a rank that has died stay as they are until
-nobody maps them. No kernel reads them. Ranks without such memory vote in a store instead (`StoreBallot`).
+nobody maps them. No kernel reads them. Ranks without such memory vote in a store instead (`StoreVote`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ascend_moe.comm.board import answered
+from ascend_moe.comm.records import answered
 from ascend_moe.errors import AscendMoeError, CommTimeout
 from ascend_moe.native import library
 from ascend_moe.settings import MAX_WORLD
@@ -27,20 +27,12 @@ T = TypeVar("T")
 ROUNDS = 32
 _VOTED = 0  # twice the round of a rank's last vote, and 1 if it is fine
 _DECIDED = 1  # by round, in rank 0's page: 1 + the rank whose list it is
-_LISTS = 64  # by round: a bit a rank
+_LISTS = 64  # by round: a bit a rank; word 63 tells that the rank has closed (peers.py)
 _BITS = 32
 _LIST_WORDS = MAX_WORLD // _BITS
 _PAUSE_S = 0.001  # between two looks at the votes
 _STORE_PAUSE_S = 0.02
 _ANSWER_S = 10.0  # for the store
-
-
-class Clock(Protocol):
-    """Counts seconds, and waits: the module ``time`` does so."""
-
-    def monotonic(self) -> float: ...
-
-    def sleep(self, seconds: float, /) -> None: ...
 
 
 class Rounds:
@@ -51,7 +43,7 @@ class Rounds:
         members: the ranks that `agree` has last decided on; all before that.
     """
 
-    def __init__(self, name: str, rank: int, world: int, gone: Callable[[int], bool], clock: Clock = time) -> None:
+    def __init__(self, name: str, rank: int, world: int, gone: Callable[[int], bool], clock: Any = time) -> None:
         """``gone``: whether a rank can vote no more."""
         self._name, self._rank, self._gone, self._clock = name, rank, gone, clock
         self._pause_s, self._world = _PAUSE_S, world
@@ -120,11 +112,11 @@ class Rounds:
         raise NotImplementedError
 
 
-class Ballot(Rounds):
+class WindowVote(Rounds):
     """The rounds of ranks that share memory."""
 
     def __init__(
-        self, name: str, rank: int, bases: Sequence[int], gone: Callable[[int], bool], clock: Clock = time
+        self, name: str, rank: int, bases: Sequence[int], gone: Callable[[int], bool], clock: Any = time
     ) -> None:
         """``bases``: every rank's window in this process."""
         super().__init__(name, rank, len(bases), gone, clock)
@@ -158,7 +150,7 @@ class Ballot(Rounds):
         return int(library.lib().am_window_ballot(self._bases[rank], word, expected, desired))
 
 
-class StoreBallot(Rounds):
+class StoreVote(Rounds):
     """The rounds of ranks that share a store, where no memory is theirs together: NPUs.
 
     A round's decision is one key, which the first rank sets. A rank whose process has ended on this machine is seen to
@@ -169,7 +161,7 @@ class StoreBallot(Rounds):
     def __init__(
         self, name: str, rank: int, world: int, gone: Callable[[int], bool], store: Store, host: int | None, key: str
     ) -> None:
-        """``host``: as ``board.store_host``. ``key``: of these ranks' group alone, the same on all of them."""
+        """``host``: as ``records.store_host``. ``key``: of these ranks' group alone, the same on all of them."""
         from torch._C._distributed_c10d import PrefixStore
 
         super().__init__(name, rank, world, gone)

@@ -1,4 +1,4 @@
-"""Lets the ranks of a process group tell each other, in its store, what they post on a board."""
+"""Records that the ranks of a process group read of each other, in the group's store."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ class _Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
-P = TypeVar("P", bound=_Dataclass)
+R = TypeVar("R", bound=_Dataclass)
 T = TypeVar("T")
 
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.02  # between two looks at the store
-STORE_TIMEOUT_S = 1.0  # the least time that the store gets for an answer
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.02  # between two reads of the store
+STORE_TIMEOUT_S = 1.0  # minimum time for an answer of the store
 
 
-def store_host(store: Store, group: ProcessGroup) -> int | None:
-    """The rank in the group whose process serves the store; None where that is no rank, or not known."""
+def store_of(group: ProcessGroup) -> tuple[Store, int | None]:
+    """Return the group's store, and the rank whose process serves it: None if that is no rank or not known."""
     from torch._C._distributed_c10d import TCPStore
     from torch.distributed import distributed_c10d
 
-    base: Any = getattr(store, "_underlying_non_prefix_store", store)
+    store: Any = distributed_c10d._world.pg_map[group][1]
+    base = getattr(store, "_underlying_non_prefix_store", store)
     if not isinstance(base, TCPStore) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return None
-    rank: int | None = distributed_c10d._world.pg_group_ranks.get(group, {}).get(0)
-    return rank
+        return store, None
+    return store, distributed_c10d._world.pg_group_ranks.get(group, {}).get(0)
 
 
 def answered(ask: Callable[[], T], seconds: float, prefix: str, host: int | None) -> T:
-    """What ``ask`` reads from a store. On a thread, because a store blocks for as long as its host is stopped.
+    """Return what ``ask`` reads from a store. It runs on a thread: a store blocks as long as its host is stopped.
 
     Raises:
         PeerLost, CommTimeout: the store has failed, or has not answered within ``seconds``.
@@ -65,35 +65,42 @@ def answered(ask: Callable[[], T], seconds: float, prefix: str, host: int | None
     raise (PeerLost if failures else CommTimeout)(text, rank=host, phase="open")
 
 
-class Board(Generic[P]):
-    """The posts of all ranks in the group's store, each a dataclass of the type of ``mine``."""
+class Records(Generic[R]):
+    """The records of all ranks in the group's store, each a dataclass of the type of ``mine``.
 
-    def __init__(self, store: Store, rank: int, mine: P, host: int | None, prefix: str, key: str) -> None:
-        """``host``: as ``store_host``. ``prefix``: what errors begin with. ``key``: the place in the store."""
+    Attributes:
+        rank: this rank. ``prefix``: how errors begin.
+        mine: this rank's record, stored by the next ``exchange``.
+        found: the other ranks' records, by rank.
+        answers: whether the store has answered the last ``exchange``.
+    """
+
+    def __init__(self, store: Store, host: int | None, key: str, rank: int, mine: R, prefix: str) -> None:
+        """``host``: as ``store_of``. ``key``: the place in the store. ``prefix``: how errors begin."""
         from torch._C._distributed_c10d import PrefixStore
 
-        self.mine = mine
-        self.posts: dict[int, P] = {}
+        self.rank, self.mine, self.prefix = rank, mine, prefix
+        self.found: dict[int, R] = {}
         self.answers = True
         self._store: Any = PrefixStore(f"ascend_moe/{key}", store)
-        self._rank, self._host, self._prefix = rank, host, prefix
+        self._host = host
 
     def exchange(self, ranks: list[int], seconds: float) -> None:
-        """Posts ``mine`` unless that is there, and reads the posts of ``ranks``."""
+        """Store ``mine`` unless it is there, and read the records of ``ranks``."""
         mine = self.mine
 
-        def ask() -> dict[int, P | None]:
-            # Every time: the thread of an earlier opening, held up by a stopped host, may post late.
-            if self._read(self._rank) != mine:
-                self._store.set(f"rank/{self._rank}", json.dumps(asdict(mine)))
+        def ask() -> dict[int, R | None]:
+            # Every time: the thread of an earlier opening, held up by a stopped host, may write late.
+            if self._read(self.rank) != mine:
+                self._store.set(f"rank/{self.rank}", json.dumps(asdict(mine)))
             return {rank: self._read(rank) for rank in ranks}
 
         self.answers = False
-        posts = answered(ask, seconds, self._prefix, self._host)
+        records = answered(ask, seconds, self.prefix, self._host)
         self.answers = True
-        self.posts |= {rank: post for rank, post in posts.items() if post is not None}
+        self.found |= {rank: record for rank, record in records.items() if record is not None}
 
-    def _read(self, rank: int) -> P | None:
+    def _read(self, rank: int) -> R | None:
         key = f"rank/{rank}"
         if not self._store.check([key]):  # get() would block until the key is there
             return None

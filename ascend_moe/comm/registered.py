@@ -1,4 +1,4 @@
-"""Window memory that callers own for a while: the tensors of ``window_empty``, and how long they live."""
+"""Registered (zero-copy) buffers: the tensors of ``window_empty``, in this rank's window, and their lifetime."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ VARIABLE = settings.LENT_MIB.name
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}  # of expand_x
 
 
-class LentMemory:
-    """The lent area of one communicator's own window, from the first tensor to the death of the last.
+class RegisteredMemory:
+    """The registered buffers of one communicator's own window, from the first tensor to the death of the last.
 
     A tensor keeps its window mapped, also when the communicator has been closed. Finalizers run wherever
     Python frees a tensor, so they take no lock of Python's.
@@ -62,11 +62,11 @@ class LentMemory:
 def no_room(size: int, lent_bytes: int, held: int, needed: int) -> WindowTooSmall:
     """For ``size`` bytes beside ``held`` tensors: an area of ``needed`` bytes would do."""
     mib = -(-needed // _MIB)
-    why = f"{VARIABLE}=0 leaves no lent area: unset it, or export {VARIABLE}={mib}, on all ranks"
+    why = f"{VARIABLE}=0 leaves no room for registered buffers: unset it, or export {VARIABLE}={mib}, on all ranks"
     if lent_bytes:
         tensors = "1 window tensor holds" if held == 1 else f"{held} window tensors hold"
         why = (
-            f"{size / _MIB:.1f} MiB do not fit in the lent area of {lent_bytes // _MIB} MiB, of which "
+            f"{size / _MIB:.1f} MiB do not fit in the {lent_bytes // _MIB} MiB for registered buffers, of which "
             f"{tensors} space: drop tensors that combine has consumed (their space is free one op later), "
             f"or export {VARIABLE}={mib} on all ranks"
         )

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ascend_moe.comm import servers
-from ascend_moe.comm.ballot import StoreBallot
-from ascend_moe.comm.servers import ServerPost
+from ascend_moe.comm.vote import StoreVote
 from ascend_moe.errors import CommTimeout, PeerLost
 from ascend_moe.explore.survivors import Votes
+from ascend_moe.ops import npu_servers
+from ascend_moe.ops.npu_servers import ServerRecord
 
 
-class Stepped(StoreBallot):
+class Stepped(StoreVote):
     """Each question to the store is a step of its rank."""
 
     def __init__(self, votes: Votes, rank: Any, store: Any) -> None:
@@ -58,13 +58,13 @@ def test_a_decision_that_is_replaced_is_found() -> None:
     assert any(played(LastOneDecides, seed) for seed in range(200))
 
 
-def ballots(world: int, gone: Callable[[int], bool] = lambda rank: False, store: Any = None) -> list[StoreBallot]:
+def votes(world: int, gone: Callable[[int], bool] = lambda rank: False, store: Any = None) -> list[StoreVote]:
     store = store or dist.HashStore()
-    return [StoreBallot("group", rank, world, gone, store, 0, "key") for rank in range(world)]
+    return [StoreVote("group", rank, world, gone, store, 0, "key") for rank in range(world)]
 
 
 def test_who_votes_is_in_and_who_comes_late_is_told() -> None:
-    made = ballots(4, lambda rank: rank == 2)
+    made = votes(4, lambda rank: rank == 2)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda rank: made[rank].agree(0.5), (0, 1))) == [[0, 1]] * 2  # 3 has not come
         with pytest.raises(CommTimeout, match="has gone on as ranks 0, 1 without this rank") as late:
@@ -72,33 +72,33 @@ def test_who_votes_is_in_and_who_comes_late_is_told() -> None:
         assert late.value.ranks == [0, 1]
         assert list(pool.map(lambda rank: made[rank].all_fine([0, 1], rank == 0, 5), (0, 1))) == [False] * 2
         assert list(pool.map(lambda rank: made[rank].all_fine([0, 1], True, 5), (0, 1))) == [True] * 2
-        assert {ballot.round for ballot in made[:2]} == {3}
+        assert {vote.round for vote in made[:2]} == {3}
 
 
 def test_a_store_that_fails_or_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    (ballot,) = ballots(1)
+    (vote,) = votes(1)
     silent = threading.Event()
-    monkeypatch.setattr("ascend_moe.comm.ballot._ANSWER_S", 0.1)
+    monkeypatch.setattr("ascend_moe.comm.vote._ANSWER_S", 0.1)
 
     def fails(*_: Any) -> None:
         raise RuntimeError("Connection reset by peer\nmore")
 
-    ballot._store = type("Store", (), {"set": staticmethod(fails)})()
+    vote._store = type("Store", (), {"set": staticmethod(fails)})()
     with pytest.raises(
         PeerLost, match=r"agree of group 'group': the store .* has failed \(Connection reset by peer\); rank 0"
     ):
-        ballot.agree(5)
-    ballot._store = type("Store", (), {"set": staticmethod(lambda *_: silent.wait(20))})()
+        vote.agree(5)
+    vote._store = type("Store", (), {"set": staticmethod(lambda *_: silent.wait(20))})()
     with pytest.raises(CommTimeout, match=r"has not answered for 0\.1 s; rank 0 normally hosts it"):
-        ballot.agree(5)
+        vote.agree(5)
     silent.set()
 
 
 def test_processes_that_have_ended_are_seen_on_this_machine_alone() -> None:
-    here = ServerPost()
-    dead = ServerPost(pid=here.pid, born=here.born + 1)  # of another process that had this number
-    far = ServerPost(boot="another", pid=dead.pid, born=dead.born)
-    inside = ServerPost(pids="another", pid=dead.pid, born=dead.born)
-    posts = [here, dead, far, inside, ServerPost()]
+    here = ServerRecord()
+    dead = ServerRecord(pid=here.pid, born=here.born + 1)  # of another process that had this number
+    far = ServerRecord(boot="another", pid=dead.pid, born=dead.born)
+    inside = ServerRecord(pids="another", pid=dead.pid, born=dead.born)
+    posts = [here, dead, far, inside, ServerRecord()]
     assert here.pid == os.getpid()
-    assert [servers._ended(posts, 0, rank) for rank in range(5)] == [False, True, False, False, False]
+    assert [npu_servers._ended(posts, 0, rank) for rank in range(5)] == [False, True, False, False, False]

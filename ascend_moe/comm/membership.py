@@ -1,0 +1,263 @@
+"""Lets the ranks of a group go on when one of them is lost: ``agree`` who is left, ``shrink`` to a group of these."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ascend_moe import comm
+from ascend_moe.comm import threads
+from ascend_moe.comm.communicator import Communicator
+from ascend_moe.comm.peers import PeerRecords
+from ascend_moe.comm.place import Place
+from ascend_moe.comm.rendezvous import Opening
+from ascend_moe.comm.vote import StoreVote
+from ascend_moe.errors import ArgumentError, AscendMoeError, CommClosed, PeerLost, need, with_typed_errors
+from ascend_moe.native.windows import timeout_s
+
+_SUBGROUP = "~"  # between the name of a process group and the number of its subgroup
+
+
+def _open_communicator(group_ep: str) -> Communicator:
+    """Return this rank's communicator of a group whose windows are open, failed or not.
+
+    Raises:
+        ArgumentError: no such group, or it is not open here.
+    """
+    cluster = threads.find(group_ep)
+    if cluster is not None:
+        rule = "of {!r} is a LocalCluster's: call it in the thread of a rank"
+        need(cluster.rank_here() is not None, "group_ep", rule, group_ep)
+    end = comm.communicator_here(group_ep)
+    if end is None:
+        rule = "of {!r} has no open windows here: call it before close, and on a group that ops have used"
+        raise ArgumentError("group_ep " + rule.format(group_ep), argument="group_ep")
+    return end
+
+
+def _seconds(timeout: float | None) -> float:
+    """Return the timeout, or ASCEND_MOE_TIMEOUT_S for None."""
+    rule = "is {}; it must be seconds above 0, or None for ASCEND_MOE_TIMEOUT_S"
+    whole = isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0
+    need(timeout is None or whole, "timeout", rule, timeout)
+    return timeout_s() if timeout is None else float(timeout)
+
+
+@with_typed_errors
+def agree(group_ep: str, timeout: float | None = None) -> list[int]:
+    """Return the ranks of a group that are left, the same list on each of them. Collective among them.
+
+    Call it after PeerLost or CommTimeout, or when the ranks decide so. It returns as soon as every rank has called it
+    whose process lives and has its communicator open, and at the latest after ``timeout``: a rank that has not called
+    by then, stopped or busy with something else, is left out, and is told so when it calls. Whatever dies meanwhile,
+    the ranks that return have one list; a rank that died in the last moment may be in it, and ``shrink`` reports that.
+    Needs no store and no rank in particular; on NPUs it needs the process group's store, which dies with rank 0 unless
+    torchrun's agent keeps it, and sees only of ranks on this machine that they have ended. May be called again.
+
+    Args:
+        group_ep: name of a group whose windows are open: of a process group, of a LocalCluster in the function of a
+            rank, or one that `shrink` has made; on NPUs the HCCL communicator's, once an op has run on it. Ops may have
+            failed on it.
+        timeout: seconds to wait for ranks that live; None: ASCEND_MOE_TIMEOUT_S.
+
+    Returns:
+        ranks of this group, ascending.
+
+    Raises:
+        CommTimeout: the others have gone on without this rank; ``.ranks`` are they. Or, on NPUs, the store does not
+            answer. PeerLost: on NPUs, the store has gone.
+        ArgumentError: no such group, or no open windows.
+    """
+    seconds = _seconds(timeout)
+    comm.need_name("group_ep", group_ep)
+    if (on_npus := npu_group(group_ep)) is not None:
+        return _npu_vote(group_ep, on_npus).agree(seconds)
+    here = _open_communicator(group_ep)
+    with here.held():
+        return here.vote.agree(seconds)
+
+
+@with_typed_errors
+def ended(group_ep: str) -> list[int]:
+    """Return the ranks of a group whose process, or function in a LocalCluster, has ended, as this rank sees it now.
+
+    Local, and waits for no other rank. A rank that is stopped or late has not ended, nor has one that has closed its
+    communicator. On NPUs only processes of this machine are seen.
+
+    Raises:
+        ArgumentError: no such group, or no open windows.
+    """
+    comm.need_name("group_ep", group_ep)
+    if (on_npus := npu_group(group_ep)) is not None:
+        return _npu_vote(group_ep, on_npus).gone()
+    here = _open_communicator(group_ep)
+    with here.held():
+        return [rank for rank in range(here.world) if here.peers.ended(rank)]
+
+
+def closed(group_ep: str) -> list[int]:
+    """Return the ranks of a group on CPUs that have ended or closed their communicator, as this rank sees it now.
+
+    Raises:
+        ArgumentError: no such group, or no open windows.
+    """
+    here = _open_communicator(group_ep)
+    with here.held():
+        return here.vote.gone()
+
+
+@with_typed_errors
+def shrink(group_ep: str, alive: Sequence[int], timeout: float | None = None) -> Place:
+    """Make a group of the ranks that are left, with windows and epochs of its own, and close the old one.
+
+    Collective among ``alive``. The ranks are numbered anew in their order; L, the experts of a rank, stays, so that
+    moe_expert_num is L times the new number of ranks (`placement.shrunk` has the tables). Windows of the lost ranks are
+    not used. Either all ranks of ``alive`` get their place, or all of them an error and keep the old group, to agree
+    again. torch.distributed knows nothing of the new group: its process groups stay as they are, and their collectives
+    still wait for the lost rank. On NPUs the new group is a process group of torch.distributed, with an HCCL
+    communicator of its own, that only these ranks have; how long they wait for each other in it HCCL_CONNECT_TIMEOUT
+    and the store's timeout say. The old one stays until the caller destroys it.
+
+    Args:
+        group_ep: as of `agree`.
+        alive: ranks of this group, as `agree` has returned them; this rank is one of them.
+        timeout: seconds to wait for ranks that live; None: ASCEND_MOE_TIMEOUT_S.
+
+    Returns:
+        the place in the new group: ``group_ep``, ``world`` and ``rank``, as ops and dispatchers take them.
+
+    Raises:
+        PeerLost: another of these ranks has died or failed meanwhile. CommTimeout: it did not come. Agree again.
+        ConfigMismatch: ranks pass different lists, or their settings differ.
+        ArgumentError: ``alive`` is no such list.
+    """
+    seconds = _seconds(timeout)
+    comm.need_name("group_ep", group_ep)
+    if (on_npus := npu_group(group_ep)) is not None:
+        left = _npu_vote(group_ep, on_npus).members
+        ranks = _checked(on_npus.size(), on_npus.rank(), left, alive)
+        return _shrink_on_npus(group_ep, on_npus, ranks, seconds)
+    here = _open_communicator(group_ep)
+    ranks = _checked(here.world, here.rank, here.vote.members, alive)
+    cluster = threads.find(group_ep)
+    if cluster is not None:
+        part, rank = cluster.shrink(here.rank, ranks, here.vote.round, seconds)
+        part.end(rank)
+        cluster.close()
+        return Place(part.name, part.world_size, rank)
+    first, _, number = group_ep.partition(_SUBGROUP)
+    name = f"{first}{_SUBGROUP}{int(number or 0) + 1}"
+    records = functools.partial(PeerRecords, here, f"shrink {here.vote.round}", ranks)
+    sizes = (here.data_bytes, here.lent_bytes)
+    opening = Opening(name, ranks.index(here.rank), len(ranks), *sizes, seconds, records)
+    made = _open_together(here, ranks, opening, seconds)
+    comm.add_subgroup(made)
+    comm.close(group_ep)
+    return Place(name, made.world, made.rank)
+
+
+def _open_together(here: Communicator, ranks: Sequence[int], opening: Opening, seconds: float) -> Communicator:
+    """Open the windows of a new group on all of ``ranks`` of the old one, or on none of them.
+
+    Raises:
+        What the opening raised here; PeerLost: another rank of ``ranks`` has not opened them.
+    """
+    made: Communicator | None = None
+    failure: Exception | None = None
+    try:
+        opening.run()
+        made = opening.communicator()
+    except (AscendMoeError, OSError) as error:
+        failure = error
+    try:
+        with here.held():
+            fine = here.vote.all_fine(ranks, made is not None, seconds)
+            lost = next((rank for rank in ranks if here.peers.gone(rank)), None)
+    except CommClosed as error:
+        fine, lost, failure = False, None, failure or error
+    if made is not None and fine:
+        return made
+    if made is not None:
+        made.close()
+    if isinstance(failure, AscendMoeError):
+        raise failure
+    if failure is not None:
+        raise AscendMoeError(f"{opening.prefix} failed here: {failure}", rank=here.rank) from failure
+    who = "another rank" if lost is None else f"rank {lost}"
+    text = f"{opening.prefix}: {who} of group {here.name!r} has failed meanwhile: agree again"
+    raise PeerLost(text, rank=lost, phase="open")
+
+
+def _checked(world: int, rank: int, left: Sequence[int], alive: Sequence[int]) -> list[int]:
+    """Return ``alive`` as a list. ``left``: the ranks that were agreed on last."""
+    ranks = list(alive) if isinstance(alive, (list, tuple, range)) else []
+    numbers = all(isinstance(each, int) and not isinstance(each, bool) for each in ranks)
+    fits = bool(ranks) and numbers and ranks == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < world
+    rule = "is {!r}; it must be the list of ranks that ascend_moe.agree has returned, ascending, of 0..{}"
+    need(fits, "alive", rule, alive, world - 1)
+    need(rank in ranks, "alive", "is {}; it must contain this rank, which is {}", ranks, rank)
+    rule = "is {}; ascend_moe.agree has returned {}, and no other rank can come back to this group"
+    need(set(ranks) <= set(left), "alive", rule, ranks, left)
+    return ranks
+
+
+# ---- NPUs: votes in the group's store, and a new HCCL communicator
+
+
+def npu_group(group_ep: str) -> Any:
+    """Return the process group of an HCCL communicator's name, or None if the name is no such."""
+    cluster, group = comm.find(group_ep)
+    return group if cluster is None and group is not None and comm.has_hccl(group) else None
+
+
+def _npu_vote(group_ep: str, group: Any) -> StoreVote:
+    """Return the group's votes.
+
+    Raises:
+        ArgumentError: no op has run on the group, so its ranks do not know each other.
+    """
+    vote = comm.npu_vote(group_ep, group)
+    need(vote is not None, "group_ep", "of {!r}: no op has run on it here, so there is nothing to agree by", group_ep)
+    assert vote is not None
+    return vote
+
+
+def _shrink_on_npus(group_ep: str, group: Any, ranks: Sequence[int], seconds: float) -> Place:
+    """Make a process group of ``ranks`` with an HCCL communicator of its own, on all of them or on none.
+
+    Raises:
+        PeerLost: another of these ranks has not made it. What the making raised here.
+    """
+    made, failure = None, None
+    try:
+        made = _new_group(group, ranks)
+        name = comm.comm_name(made)  # collective among them
+    except (RuntimeError, ValueError) as error:  # torch.distributed's and HCCL's
+        failure = error
+    if _npu_vote(group_ep, group).all_fine(ranks, failure is None, seconds):
+        comm.close(group_ep)
+        return Place(name, len(ranks), list(ranks).index(group.rank()))
+    if made is not None:
+        dist.destroy_process_group(made)
+    prefix = f"rank {group.rank()}: shrink of group {group_ep!r}"
+    if failure is not None:
+        raise AscendMoeError(f"{prefix} failed here: {failure}", rank=group.rank()) from failure
+    raise PeerLost(f"{prefix}: another rank has failed meanwhile: agree again", phase="open")
+
+
+def _new_group(group: Any, ranks: Sequence[int]) -> Any:
+    """Only these ranks call it: the lost one cannot. HCCL_CONNECT_TIMEOUT bounds it, and the store's own timeout."""
+    backend = dist.distributed_c10d._world.pg_map[group][0]
+    options: Any = getattr(group._get_backend(torch.device("npu")), "options", None)
+    size = (getattr(options, "hccl_config", None) or {}).get("hccl_buffer_size")
+    own: Any = None
+    if size:  # windows of the same size; what else is there torch_npu has put in
+        own = type(options)()
+        own.hccl_config = {"hccl_buffer_size": int(size)}
+    world_ranks = [dist.get_global_rank(group, rank) for rank in ranks]
+    limit = getattr(options, "_timeout", None)  # of the caller's collectives
+    return dist.new_group(world_ranks, limit, backend, own, use_local_synchronization=True)

@@ -1,0 +1,242 @@
+"""The windows and processes of the other ranks of a group: what each rank writes for the others to read."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import secrets
+import socket
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ascend_moe.comm.communicator import Communicator
+from ascend_moe.comm.liveness import ProcessWatch, born_here, machine_id, pid_namespace, process_gone
+from ascend_moe.comm.records import Records
+from ascend_moe.errors import ConfigMismatch, PeerLost
+from ascend_moe.native import library
+from ascend_moe.native.windows import context_kind, near_stores, ranks_per_server, rdma_flags
+from ascend_moe.settings import CONTEXTS
+
+OPEN, READY, DONE, LEFT = "open", "ready", "done", "left"  # LEFT is never written: the closed word tells it
+MEMFD = "ascend_moe-window"
+
+# A window's first page behind the words of csrc/abi/window.h: this rank's state in the opening, and its record for a
+# group that is made of this one. Only its own rank writes them.
+PAGE_BYTES = 4096
+_CLOSED_WORD = 63  # csrc/abi/window.h
+_STATE_AT, _STATE_BYTES = 2304, 256
+_RECORD_AT, _RECORD_BYTES = 2560, 1536
+
+
+def _write(base: int, at: int, room: int, text: str) -> None:
+    raw = text.encode() + b"\0"
+    assert len(raw) <= room, text
+    ctypes.memmove(base + at, raw, len(raw))
+
+
+def _read(base: int, at: int, room: int) -> str:
+    return ctypes.string_at(base + at, room).partition(b"\0")[0].decode(errors="replace")
+
+
+def write_state(base: int, token: str, word: str, digest: str) -> None:
+    """Write this rank's state in the opening of a token."""
+    # Columns: a reader that sees half of a new state reads no word, or a digest, that nobody wrote.
+    _write(base, _STATE_AT, _STATE_BYTES, f"{token:32}{word:8}{digest}")
+
+
+def mark_closed(base: int) -> None:
+    """Tell the other ranks that the rank of this window uses it no more: it has closed, or given up opening."""
+    library.lib().am_window_ballot(base, _CLOSED_WORD, 0, 1)
+
+
+def create_window(total: int) -> int:
+    """A memfd of ``total`` bytes, sealed at that size so that no peer can make our reads fault."""
+    fd = os.memfd_create(MEMFD, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, total)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def boot_time() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One opening of one rank, as the other ranks read it; by default of this process, now.
+
+    Attributes:
+        data_bytes, lent_bytes, total: sizes of the window's areas, and of the window.
+        fd: the window's descriptor in process ``pid``; -1 before it is made.
+        token: of this opening alone.
+        started: when it began, in ns since boot.
+        born: the start of the process in clock ticks since boot.
+        user: effective user id.
+        left: when the rank gave up, as ``started``; 0 before that. ``why``: with which error.
+    """
+
+    data_bytes: int
+    lent_bytes: int
+    total: int
+    fd: int = -1
+    host: str = field(default_factory=lambda: socket.gethostname())
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    started: int = field(default_factory=boot_time)
+    pid: int = field(default_factory=os.getpid)
+    born: int = field(default_factory=born_here)
+    user: int = field(default_factory=os.geteuid)
+    pid_space: str = field(default_factory=pid_namespace)
+    machine: str = field(default_factory=lambda: machine_id())
+    ranks_per_server: int = field(default_factory=ranks_per_server)
+    near_stores: int = field(default_factory=near_stores)
+    rdma_flags: int = field(default_factory=rdma_flags)
+    context: str = field(default_factory=lambda: CONTEXTS[context_kind()])
+    left: int = 0
+    why: str = ""
+
+    def died_since(self, born: int) -> bool:
+        """Return whether its process has ended while opening, and began that after ``born`` (clock ticks since boot).
+
+        An older record is a leftover of a former run of the job.
+        """
+        began = self.started * os.sysconf("SC_CLK_TCK") // 10**9
+        return not self.left and began >= born and process_gone(self.pid, self.born)
+
+
+class Peer:
+    """Another rank's window and process.
+
+    Attributes:
+        record: of the opening in which the window was mapped.
+        base: address of the window here; of its first page alone where its size is another than this rank's.
+        word, digest: what the rank has last written into its first page.
+    """
+
+    def __init__(self, record: Record, watch: ProcessWatch, base: int, size: int) -> None:
+        """``size``: bytes that are mapped."""
+        self.record, self.watch, self.base, self._size = record, watch, base, size
+        self.word = self.digest = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether its opening has completed, or has been given up: it never writes READY again."""
+        return self.word in (DONE, LEFT)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the rank has closed its communicator, or given up opening."""
+        return bool(library.lib().am_window_ballot(self.base, _CLOSED_WORD, 0, 0))
+
+    def read(self) -> bool:
+        """Read what the rank has written; return whether that is new."""
+        before = self.word, self.digest
+        state = _read(self.base, _STATE_AT, _STATE_BYTES)
+        token, self.word, self.digest = state[:32], state[32:40].strip(), state[40:]
+        if token != self.record.token or (self.word != DONE and self.closed):  # the descriptor may be another's now
+            self.word = LEFT
+        return before != (self.word, self.digest)
+
+    def close(self) -> None:
+        self.watch.close()
+        library.lib().am_window_unmap(self.base, self._size)
+
+
+class Processes:
+    """The peers of a communicator: the processes behind its windows."""
+
+    def __init__(self, rank: int, base: int, peers: Mapping[int, Peer]) -> None:
+        self.rank = rank
+        self._base, self._peers, self._owner = base, peers, os.getpid()
+
+    def live_fds(self, world: int) -> list[int]:
+        return [self._peers[rank].watch.fd if rank in self._peers else -1 for rank in range(world)]
+
+    def gone(self, rank: int) -> bool:
+        return rank != self.rank and (self._peers[rank].closed or self.ended(rank))
+
+    def ended(self, rank: int) -> bool:
+        return rank != self.rank and self._peers[rank].watch.ended()
+
+    def describe(self, rank: int) -> str:
+        closed = "it has closed its communicator; " if self._peers[rank].closed else ""
+        return closed + self._peers[rank].watch.describe()
+
+    def write(self, text: str) -> None:
+        """Let the other ranks read a text of this one, in the place of the last."""
+        _write(self._base, _RECORD_AT, _RECORD_BYTES, f"{zlib.crc32(text.encode()):08x} {text}")
+
+    def texts(self) -> dict[int, str]:
+        """Return the other ranks' texts; one that is just being written is left out."""
+        found = {}
+        for rank, peer in self._peers.items():
+            checksum, _, text = _read(peer.base, _RECORD_AT, _RECORD_BYTES).partition(" ")
+            if checksum == f"{zlib.crc32(text.encode()):08x}":
+                found[rank] = text
+        return found
+
+    def close(self) -> None:
+        """Tell the other ranks that this one has closed its communicator, and unmap their windows."""
+        if os.getpid() == self._owner:  # a forked child leaves the peers alone
+            mark_closed(self._base)
+        for peer in self._peers.values():
+            peer.close()
+
+
+class PeerRecords(Records[Record]):
+    """The records of a new group's ranks, in the windows of the group that it is made from.
+
+    Needs no store: that of the process group dies with the rank that serves it.
+    """
+
+    def __init__(self, group: Communicator, topic: str, members: Sequence[int], mine: Record, prefix: str) -> None:
+        """``topic``: of this attempt. ``members``, equal on all ranks: each new rank's number in ``group``."""
+        assert isinstance(group.peers, Processes)
+        self.rank, self.mine, self.prefix = members.index(group.rank), mine, prefix
+        self.found, self.answers = {}, True
+        self._group, self._peers = group, group.peers
+        self._topic, self._members = topic, list(members)
+
+    def exchange(self, ranks: list[int], seconds: float) -> None:
+        """Write ``mine``, and read the records of the others.
+
+        Raises:
+            PeerLost: a rank of ``ranks`` has gone without a record.
+            ConfigMismatch: another rank makes the group of other ranks.
+        """
+        mask = sum(1 << member for member in self._members)
+        with self._group.held():
+            message = {"topic": self._topic, "members": f"{mask:x}", "record": asdict(self.mine)}
+            self._peers.write(json.dumps(message))
+            for rank, text in self._peers.texts().items():
+                self._take(rank, json.loads(text))
+            for rank in ranks:
+                record, member = self.found.get(rank), self._members[rank]
+                if (record is None or record.left) and self._peers.gone(member):
+                    text = f"{self.prefix}: rank {rank} is lost: {self._peers.describe(member)}; see its log for why"
+                    raise PeerLost(text, rank=rank, phase="open")
+
+    def _take(self, rank: int, message: Mapping[str, Any]) -> None:
+        if message["topic"] != self._topic:
+            return
+        mask = int(message["members"], 16)
+        theirs = [member for member in range(self._group.world) if mask >> member & 1]
+        if theirs != self._members:
+            raise ConfigMismatch(
+                f"{self.prefix}: rank {rank} makes it of ranks {theirs}, this one of {self._members}: "
+                "pass what ascend_moe.agree has returned, on every rank",
+                field="alive",
+                rank=rank,
+                ours=self._members,
+                theirs=theirs,
+            )
+        if rank in self._members:
+            self.found[self._members.index(rank)] = Record(**message["record"])
