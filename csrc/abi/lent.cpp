@@ -131,7 +131,7 @@ const char* LentArea::Refusal(const State& state, char* text, uint64_t bytes) {
                      "expand_x: it lies in this rank's lent window memory, but not inside one live window "
                      "tensor; pass a tensor that window_empty returned");
             break;
-        case Use::kCoded:
+        case Use::kCommQuant:
             snprintf(text, bytes,
                      "expand_x: it is a window tensor (generation %u), whose rows peers read where they lie, but "
                      "comm_quant_mode 2 sends int8 rows; pass a tensor of ordinary memory, or comm_quant_mode 0",

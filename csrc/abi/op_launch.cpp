@@ -69,7 +69,7 @@ uint64_t BytesOf(const Desc& tensor) {
 LentArea::State StateOfRows(const Plan& plan, const LentArea* own, const void* rows) {
     if (own == nullptr || !own->Contains(rows)) return LentArea::ElsewhereOf(own, rows);
     LentArea::State state = own->StateOf(rows, BytesOf(moe::Tensor(plan.spec, moe::kTensor_expand_x)));
-    if (state.use == LentArea::Use::kGood && plan.info().quantMode != 0) state.use = LentArea::Use::kCoded;
+    if (state.use == LentArea::Use::kGood && plan.info().quantMode != 0) state.use = LentArea::Use::kCommQuant;
     return state;
 }
 

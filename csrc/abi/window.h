@@ -52,7 +52,7 @@ public:
         kMisaligned,  // not on a 32-byte block of its own
         kNoBlock,     // memory of no block, or beyond the end of one
         kElsewhere,   // in the area of another communicator, or of a closed one
-        kCoded,       // rows travel as codes (comm_quant_mode 2), which cannot be made where they lie
+        kCommQuant,   // rows travel as codes (comm_quant_mode 2), which cannot be made where they lie
     };
     // The state of the memory in which a combine's rows lie.
     struct State {

@@ -20,7 +20,7 @@ struct TensorDesc {
 };
 
 constexpr int64_t kNoValue = INT64_MIN;
-constexpr int64_t kBlockQuant = 2;  // comm_quant_mode: int8 rows on the way back
+constexpr int64_t kCommQuantMode = 2;  // comm_quant_mode: int8 rows on the way back
 
 #define ASCEND_MOE_ENUM(name) kTensor_##name,
 enum TensorIndex : uint32_t { ASCEND_MOE_TENSORS(ASCEND_MOE_ENUM) kTensorCount };

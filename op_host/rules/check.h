@@ -307,11 +307,11 @@ private:
     bool CommQuant() {
         const int64_t mode = MOE_ATTRIBUTE(call_, comm_quant_mode);
         const uint32_t type = static_cast<uint32_t>(MOE_TENSOR(call_, expand_x).dtype);
-        return Need(mode == 0 || mode == kBlockQuant || mode == kNoValue, "comm_quant_mode",
+        return Need(mode == 0 || mode == kCommQuantMode || mode == kNoValue, "comm_quant_mode",
                     "comm_quant_mode is %lld, only 0 and 2 are supported: CANN has no other for int8 rows on the way "
                     "back",
                     Wide(mode)) &&
-               Need(mode != kBlockQuant || type != kTypeFp32, "comm_quant_mode",
+               Need(mode != kCommQuantMode || type != kTypeFp32, "comm_quant_mode",
                     "comm_quant_mode is 2 and expand_x is float32, it must be bfloat16 or float16: the scales of int8 "
                     "rows travel in its type; use comm_quant_mode 0");
     }

@@ -16,7 +16,7 @@ struct WindowNeed {
 };
 // Bytes of a row on its way back. To a dispatch the op gives no comm_quant_mode, but a plan of both ops may.
 inline uint32_t ReturnedRowOf(const CallSpec& call, const MoeDistributeInfo& info) {
-    if (MOE_ATTRIBUTE(call, comm_quant_mode) == kBlockQuant) return CodedRowBytes(info.hidden);
+    if (MOE_ATTRIBUTE(call, comm_quant_mode) == kCommQuantMode) return CommQuantRowBytes(info.hidden);
     return info.hidden * TypeSize(info.xType);
 }
 inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint32_t back) {

@@ -228,14 +228,14 @@ private:
 // The quantization of a row by blocks of kCodesOfScale elements: b = max|v| * (1/127), q = rint(v / b), and b travels
 // rounded to the type of rows. A block of zeros has codes 0 and scale 0.
 template <typename XType>
-class BlockQuantizer {
+class CommQuantizer {
 public:
     // UB: two tables of fp32 values of a piece, and their scales.
     __aicore__ inline void Init(TPipe& pipe, uint32_t hidden, uint32_t piece) {
         hidden_ = hidden;
         piece_ = piece;
-        const uint32_t lanes = CodedLanes(piece);
-        const BlockQuantizerUb ub(piece);
+        const uint32_t lanes = CommQuantLanes(piece);
+        const CommQuantizerUb ub(piece);
         pipe.InitBuffer(valueBuf_, ub.values);
         pipe.InitBuffer(scratchBuf_, ub.values);
         pipe.InitBuffer(scaleBuf_, ub.scales);
@@ -261,7 +261,7 @@ private:
                                          const LocalTensor<XType>& row, uint32_t count) {
         LocalTensor<float> value = valueBuf_.Get<float>(), scratch = scratchBuf_.Get<float>();
         LocalTensor<float> scale = scaleBuf_.Get<float>();
-        const int32_t repeats = static_cast<int32_t>(CodedLanes(count) / kRepeatWords);
+        const int32_t repeats = static_cast<int32_t>(CommQuantLanes(count) / kRepeatWords);
         const uint32_t blocks = count / kCodesOfScale;
         AscendC::PipeBarrier<PIPE_V>();  // the piece before has been read
         AscendC::Cast(value, row, AscendC::RoundMode::CAST_NONE, count);
@@ -279,7 +279,7 @@ private:
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Max(scale, scale, scratch, static_cast<int32_t>(blocks));
         AscendC::PipeBarrier<PIPE_V>();
-        AscendC::Brcb(scratch, scale, Repeats(CodedLanes(count) / kRepeatWords), {1, kBlockWords});
+        AscendC::Brcb(scratch, scale, Repeats(CommQuantLanes(count) / kRepeatWords), {1, kBlockWords});
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Div(value, value, scratch, static_cast<int32_t>(count));
         AscendC::PipeBarrier<PIPE_V>();
@@ -291,14 +291,14 @@ private:
     uint32_t piece_ = 0;
 };
 
-// Rows as BlockQuantizer made them: code times scale, rounded to the type of rows.
+// Rows as CommQuantizer made them: code times scale, rounded to the type of rows.
 template <typename XType>
-class BlockDecoder {
+class CommDecoder {
 public:
     // UB for `elements`: two tables, of the type of rows and in fp32, and the scales.
     __aicore__ inline void Init(TPipe& pipe, uint32_t elements) {
-        const uint32_t lanes = CodedLanes(elements);
-        const BlockDecoderUb ub(elements, sizeof(XType));
+        const uint32_t lanes = CommQuantLanes(elements);
+        const CommDecoderUb ub(elements, sizeof(XType));
         pipe.InitBuffer(rowBuf_, ub.row);
         pipe.InitBuffer(wideBuf_, ub.wide);
         pipe.InitBuffer(scaleBuf_, ub.scales);
@@ -314,7 +314,7 @@ public:
         AscendC::Cast(scale, scales, AscendC::RoundMode::CAST_NONE, count / kCodesOfScale);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Cast(value, narrow, AscendC::RoundMode::CAST_NONE, count);
-        AscendC::Brcb(wide, scale, Repeats(CodedLanes(count) / kRepeatWords), {1, kBlockWords});
+        AscendC::Brcb(wide, scale, Repeats(CommQuantLanes(count) / kRepeatWords), {1, kBlockWords});
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Mul(value, value, wide, static_cast<int32_t>(count));
         AscendC::PipeBarrier<PIPE_V>();
@@ -428,7 +428,7 @@ private:
     AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
     AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
-    BlockQuantizer<XType> quantizer_;
+    CommQuantizer<XType> quantizer_;
     uint32_t piece_ = 0;
     uint32_t row_ = 0;
     GM_ADDR rows_ = nullptr;

@@ -154,7 +154,7 @@ public:
     __aicore__ inline void Load(const LocalTensor<int8_t>& piece, GM_ADDR term, bool travelled, uint32_t part) const {
         if constexpr (kQuant) {
             if (travelled) {
-                LoadCoded(piece, term, part);
+                LoadCommQuant(piece, term, part);
                 return;
             }
         }
@@ -176,9 +176,9 @@ private:
     __aicore__ inline uint64_t Column(uint32_t part) const {
         return part * static_cast<uint64_t>(elements_) * sizeof(XType);
     }
-    __aicore__ inline void LoadCoded(const LocalTensor<int8_t>& piece, GM_ADDR term, uint32_t part) const {
+    __aicore__ inline void LoadCommQuant(const LocalTensor<int8_t>& piece, GM_ADDR term, uint32_t part) const {
         GlobalTensor<int8_t> row;
-        row.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(term), CodedRowBytes(hidden_));
+        row.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(term), CommQuantRowBytes(hidden_));
         const uint32_t first = part * elements_, count = Elements(part);
         if (flagged_) {
             const uint32_t scales = BlockScalesOffset(hidden_) + first / kCodesOfScale * kScaleBytes;
@@ -296,7 +296,7 @@ private:
     }
 
     AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
-    BlockDecoder<XType> decoder_;
+    CommDecoder<XType> decoder_;
     UbBuf termBuf_, sumBuf_, mixBuf_;
     LocalTensor<XType> out_;
     LocalTensor<float> sum_;

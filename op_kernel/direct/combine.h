@@ -14,7 +14,7 @@
 // 2     | RowReturn::Begin    | all: a share | expand_x [A][H],       | own half: the rows as in |
 //       | (index: after Count)| of the bytes | ep_send_counts [L*W]   | expand_x, without this   |
 //       |                     |              | int32                  | rank's own; nothing when |
-//       |                     |              |                        | lent; coded: all rows    |
+//       |                     |              |                        | lent; int8: all rows     |
 // 3     | Count, RowReturn::  | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
 //       | Check,              | of the       | int32, x_active_mask;  | [cores][E] int32, index: | the rank
 //       | PrepareMessages,    | tokens, of   | index: expand_idx      | largest positions        |

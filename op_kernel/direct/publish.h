@@ -136,7 +136,7 @@ public:
     }
     // Stores this core's share of the rows as they travel, this rank's own among them: they are rounded as all others
     // are.
-    __aicore__ inline void StoreCodedRows() {
+    __aicore__ inline void StoreCommQuantRows() {
         const uint32_t end = PartBegin(rows_, exchange_->core() + 1, info_->cores);
         uint32_t row = PartBegin(rows_, exchange_->core(), info_->cores);
         for (uint32_t count = 0; row < end; row += count) {
@@ -216,7 +216,7 @@ private:
     // In place if lent, else into the own half.
     __aicore__ inline void Publish() {
         if constexpr (kQuant) {
-            StoreCodedRows();
+            StoreCommQuantRows();
             return;
         }
         if (IsLent()) {

@@ -409,7 +409,7 @@ private:
         MoeDistributeCombineTiling plain_;
         RowParts<XType, false> parts_;
         WeightedSum<XType, false> sum_;
-        BlockQuantizer<XType> quantizer_;
+        CommQuantizer<XType> quantizer_;
         AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
         AscendC::TQue<AscendC::QuePosition::VECOUT, 1> codeQueue_;
     };

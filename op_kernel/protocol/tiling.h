@@ -290,7 +290,7 @@ constexpr uint32_t kReturnChunkBytes = 16 * 1024;
 MOE_FN uint32_t ReturnChunkBytes(uint32_t rowBytes, uint32_t rows) { return Min(rows * rowBytes, kReturnChunkBytes); }
 // A row on its way back; `size`: of an element of expand_x.
 MOE_FN uint32_t ReturnedRowBytes(const MoeDistributeInfo& info, uint32_t size) {
-    return info.quantMode != 0 ? CodedRowBytes(info.hidden) : info.hidden * size;
+    return info.quantMode != 0 ? CommQuantRowBytes(info.hidden) : info.hidden * size;
 }
 // Whether comm_quant_mode makes codes of rows; in hierarchy it makes them of sums.
 MOE_FN bool CodesRows(const MoeDistributeInfo& info) {

@@ -200,22 +200,24 @@ struct RowLoaderUb {
     MOE_FN uint32_t Bytes() const { return ring * (InBlocks(row) + wire) + quantizer; }
 };
 // Codes of rows on their way back: fp32 values in whole repeats, and a scale for each block of codes.
-MOE_FN uint32_t CodedLanes(uint32_t elements) { return static_cast<uint32_t>(CeilTo(elements, kRepeatWords)); }
-MOE_FN uint32_t CodedScaleBytes(uint32_t elements) { return CodedLanes(elements) / kCodesOfScale * kFloatBytes; }
-struct BlockQuantizerUb {
+MOE_FN uint32_t CommQuantLanes(uint32_t elements) { return static_cast<uint32_t>(CeilTo(elements, kRepeatWords)); }
+MOE_FN uint32_t CommQuantScaleBytes(uint32_t elements) {
+    return CommQuantLanes(elements) / kCodesOfScale * kFloatBytes;
+}
+struct CommQuantizerUb {
     uint32_t values;  // of each of two tables
     uint32_t scales;
-    MOE_FN explicit BlockQuantizerUb(uint32_t piece)
-        : values(CodedLanes(piece) * kFloatBytes), scales(CodedScaleBytes(piece)) {}
+    MOE_FN explicit CommQuantizerUb(uint32_t piece)
+        : values(CommQuantLanes(piece) * kFloatBytes), scales(CommQuantScaleBytes(piece)) {}
     MOE_FN uint32_t Bytes() const { return 2 * values + InBlocks(scales); }
 };
 // `size`: of an element of x.
-struct BlockDecoderUb {
+struct CommDecoderUb {
     uint32_t row, wide, scales;
-    MOE_FN BlockDecoderUb(uint32_t elements, uint32_t size)
-        : row(CodedLanes(elements) * size),
-          wide(CodedLanes(elements) * kFloatBytes),
-          scales(CodedScaleBytes(elements)) {}
+    MOE_FN CommDecoderUb(uint32_t elements, uint32_t size)
+        : row(CommQuantLanes(elements) * size),
+          wide(CommQuantLanes(elements) * kFloatBytes),
+          scales(CommQuantScaleBytes(elements)) {}
     MOE_FN uint32_t Bytes() const { return InBlocks(row) + wide + InBlocks(scales); }
 };
 // Bytes of expand_x that are in UB while they become codes: a chunk of rows, or a piece of a row.
@@ -230,7 +232,7 @@ struct ReturnLoaderUb {
         : ring(tiling.returnRing), chunk(tiling.sendRows * stride) {
         if (tiling.info.quantMode == 0) return;
         elements = UnquantizedBytes(tiling, size);
-        quantizer = BlockQuantizerUb(tiling.quantPiece).Bytes();
+        quantizer = CommQuantizerUb(tiling.quantPiece).Bytes();
     }
     MOE_FN uint32_t Bytes() const { return ring * (InBlocks(chunk) + InBlocks(elements)) + quantizer; }
 };
@@ -260,7 +262,7 @@ struct WeightedSumUb {
           term(tiling.partElements * kFloatBytes),
           sum(size == kFloatBytes ? 0 : term),
           mix(tiling.info.alphaRank != 0 ? term : 0),
-          decoder(tiling.info.quantMode != 0 ? BlockDecoderUb(tiling.partElements, size).Bytes() : 0) {}
+          decoder(tiling.info.quantMode != 0 ? CommDecoderUb(tiling.partElements, size).Bytes() : 0) {}
     MOE_FN uint32_t Bytes() const { return results * InBlocks(result) + term + sum + mix + decoder; }
 };
 
@@ -297,8 +299,8 @@ struct PackedCombineUb {
 // ---- window/combine.h: the queue of TokenSum ----
 // Bytes of a part of a term in UB: of a row that came back, or of one that never travelled.
 MOE_FN uint32_t SumPieceBytes(const MoeDistributeInfo& info, bool plainTerms, uint32_t elements, uint32_t size) {
-    const bool coded = info.quantMode != 0 && !plainTerms;
-    return coded ? elements + PayloadBytes(elements / kCodesOfScale, kScaleBytes) : elements * size;
+    const bool commQuant = info.quantMode != 0 && !plainTerms;
+    return commQuant ? elements + PayloadBytes(elements / kCodesOfScale, kScaleBytes) : elements * size;
 }
 struct TokenSumUb {
     uint32_t ring, piece;
@@ -361,8 +363,8 @@ struct ServerSumsUb {
           piece(tiling.partElements * size),
           sum(WeightedSumUb(ServerSumTiling(tiling), size).Bytes()) {
         if (tiling.info.quantMode == 0) return;
-        codes = CodedRowBytes(tiling.info.hidden);
-        quantizer = BlockQuantizerUb(tiling.partElements).Bytes();
+        codes = CommQuantRowBytes(tiling.info.hidden);
+        quantizer = CommQuantizerUb(tiling.partElements).Bytes();
     }
     MOE_FN uint32_t Bytes() const { return came + kept + record + ring * InBlocks(piece) + sum + codes + quantizer; }
 };

@@ -175,7 +175,7 @@ MOE_FN uint32_t RowStep(uint32_t bytes, uint32_t unit) { return (bytes + unit - 
 constexpr uint32_t kCodesOfScale = 8;
 constexpr uint32_t kScaleBytes = 2;
 MOE_FN uint32_t BlockScalesOffset(uint32_t hidden) { return PayloadBytes(hidden, 1); }
-MOE_FN uint32_t CodedRowBytes(uint32_t hidden) {
+MOE_FN uint32_t CommQuantRowBytes(uint32_t hidden) {
     return BlockScalesOffset(hidden) + PayloadBytes(hidden / kCodesOfScale, kScaleBytes);
 }
 

@@ -205,7 +205,7 @@ void DrawCall(uint64_t seed, Scope scope, moe::CallSpec& call, moe::CallSpec& se
     if (!v1 && dice.Odds(3)) Give(call, moe::kTensor_shared_expert_x, sizes.type, {sizes.batch, sizes.hidden});
     GiveSpecial(dice, sizes, call);
     if (sizes.type != moe::kTypeFp32 && dice.Odds(2))
-        call.attributes[moe::kAttribute_comm_quant_mode] = moe::kBlockQuant;
+        call.attributes[moe::kAttribute_comm_quant_mode] = moe::kCommQuantMode;
 }
 
 // The pair of pipes of which the queues of a step hold most ids, of all steps.
