@@ -23,28 +23,6 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
 
 
-def test_between_servers_direct_and_hierarchy_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_CONTEXT", "a2")
-    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "1")
-    monkeypatch.setenv("HCCL_BUFFSIZE", "2")
-
-    def body(rank: int, group_ep: str) -> str:
-        place = DevicePlace(group_ep, 2, rank)
-        for comm_alg in ("window", "auto"):
-            sent = cases.dispatch(place, 1, 2, comm_alg=comm_alg)
-            assert ascend_moe.algorithm_of(group_ep) == "window"
-            cases.check_dispatch(place, sent, 1, 2)
-        for comm_alg, why in (("direct", "which reads other ranks' windows"), ("hierarchy", "and more than one")):
-            with pytest.raises(errors.ArgumentError, match=why) as raised:
-                cases.dispatch(place, 1, 2, comm_alg=comm_alg)
-            assert raised.value.argument == "comm_alg" and "2 ranks with 1 a server" in str(raised.value)
-            assert f"'{comm_alg}'" in str(raised.value) and "'auto'" in str(raised.value)
-        return "refused"
-
-    with ascend_moe.LocalCluster(2) as cluster:
-        assert cluster.run(body) == ["refused"] * 2
-
-
 def test_algorithm_of_tells_what_ran() -> None:
     def body(rank: int, group_ep: str) -> list[str]:
         place = DevicePlace(group_ep, 2, rank)

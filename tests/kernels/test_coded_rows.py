@@ -99,16 +99,6 @@ def test_sums_and_bytes(
     assert any(not ref.same_bits(one, other) for one, other in zip(exact, (run.result for run in runs), strict=True))
 
 
-@pytest.mark.parametrize("servers", ["1", "2"])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("contract", [1, 2])
-def test_over_rdma(contract: int, dtype: str, servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", servers)
-    case = replace(BASE, contract=contract, dtype=dtype, batches="unequal", mask="pair", ids="mixed")
-    with ascend_moe.LocalCluster(WORLD) as cluster:
-        assert op_runs.check(case, op_runs.run(cluster, case))
-
-
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
 def test_codes_and_scales_on_the_wire(algorithm: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,45 +130,6 @@ def test_codes_and_scales_on_the_wire(algorithm: str, dtype: str, monkeypatch: p
                 assert ref.same_bits(bits, scales[row])
                 seen += 1
     assert seen == WORLD * case.batch * case.topk
-
-
-def test_window_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name, by both algorithms, before anything is sent: the ranks go on with ordinary memory."""
-    case = replace(BASE, contract=2)
-
-    def body(rank: int, group_ep: str) -> None:
-        place = {"group_ep": group_ep, "ep_world_size": WORLD, "ep_rank_id": rank}
-        sent = op_runs.dispatch(case, rank, group_ep)
-        rows = op_runs.expert_rows(case, rank, sent)
-        lent = ascend_moe.window_empty(rows.shape, dtype=rows.dtype, **place)
-        lent.copy_(rows)
-        with pytest.raises(AscendMoeError, match=r"window tensor .*comm_quant_mode 2 sends int8 rows; pass"):
-            op_runs.combine(case, rank, group_ep, lent, sent)
-        result = op_runs.combine(case, rank, group_ep, rows, sent)
-        assert result.shape == (case.batch, case.hidden)
-
-    for algorithm in ("window", "direct"):
-        monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-        with ascend_moe.LocalCluster(WORLD) as cluster:
-            cluster.run(body)
-
-
-@pytest.mark.parametrize("contract", [1, 2])
-def test_fp32_rows_and_gradients_are_refused(contract: int) -> None:
-    case = replace(BASE, contract=contract, dtype="fp32", comm_quant_mode=0)
-
-    def body(rank: int, group_ep: str) -> None:
-        sent = op_runs.dispatch(case, rank, group_ep)
-        rows = op_runs.expert_rows(case, rank, sent)
-        wrong = replace(case, comm_quant_mode=2)
-        with pytest.raises(ArgumentError, match="comm_quant_mode is 2 and expand_x is float32, it must be bfloat16 or"):
-            op_runs.combine(wrong, rank, group_ep, rows, sent)
-        with pytest.raises(ArgumentError, match="comm_quant_mode is 2, whose rounded rows have no gradient"):
-            op_runs.combine(wrong, rank, group_ep, rows.bfloat16().requires_grad_(), sent)
-        op_runs.combine(case, rank, group_ep, rows, sent)
-
-    with ascend_moe.LocalCluster(WORLD) as cluster:
-        cluster.run(body)
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])

@@ -15,7 +15,6 @@ from torch_calls import own_terms
 
 import ascend_moe
 import ascend_moe.reference as ref
-from ascend_moe import LocalCluster
 from ascend_moe.call import SpecialExperts
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import Case
@@ -132,45 +131,12 @@ def test_an_id_behind_the_last(clusters: Clusters, algorithm: str, monkeypatch: 
         assert "0..8" in str(runs[0]), runs[0]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_with_rows_that_come_back_as_int8(clusters: Clusters, dtype: str, algorithm: str, monkeypatch: Any) -> None:
-    """comm_quant_mode 2 rounds the rows that travel, and no term of these experts."""
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    for seed, (kind, special) in enumerate(SPECIAL.items()):
-        case = case_with(*special, dtype=dtype, comm_quant_mode=2, seed=seed, mask="pair" if seed % 2 else "none")
-        run(clusters, replace(case, alphas=2 if kind == "all" else 1, plain=kind == "copy"))
-
-
 def arguments_of(case: Case, rank: int, group_ep: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """What both ops of a rank take, what dispatch takes besides, and combine."""
     given = case.inputs[rank]
     both = {"group_ep": group_ep, "ep_world_size": case.world, "ep_rank_id": rank, "moe_expert_num": case.experts}
     both |= {"expert_ids": given.expert_ids, "x_active_mask": given.x_active_mask, "global_bs": case.global_bs}
     return both | case.special.given, {"x": given.x}, {"expert_scales": given.expert_scales, **given.own_terms}
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("kind", SPECIAL)
-def test_begin_and_finish(clusters: Clusters, kind: str, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In two launches each: dispatch and combine give the reference's bits; the tensors live until finish."""
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    case = cases.legal(case_with(*SPECIAL[kind], alphas=2 if kind == "all" else 1, mask="pair", seed=4))
-
-    def trip(rank: int, group_ep: str) -> tuple[Any, torch.Tensor, torch.Tensor]:
-        both, first, second = arguments_of(case, rank, group_ep)
-        sent = ascend_moe.begin_dispatch(**both, **first).finish()
-        rows = case.expert_rows(rank, sent[0], sent[1], sent[4])
-        back = {"expand_x": rows, "assist_info_for_combine": sent[2], "ep_send_counts": sent[4]}
-        return sent, rows, ascend_moe.begin_combine(**both, **back, **second).finish()
-
-    with op_runs.cores(case.cores):
-        runs = clusters[case.world].run(trip)
-    expected = case.dispatched()
-    sums = case.combined([rows for _, rows, _ in runs], expected)
-    for rank, (sent, _, result) in enumerate(runs):
-        op_runs.check_dispatch(2, rank, sent, expected[rank])
-        assert torch.equal(result, sums[rank])
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
@@ -196,13 +162,3 @@ def test_shapes_without_data_and_compiled_programs(clusters: Clusters, kind: str
     assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in eager]
     assert all(each.device.type == "meta" for each in shapes)
     assert torch.equal(compiled[-1], eager[-1]) and torch.equal(compiled[4], eager[4])
-
-
-def test_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between servers rows go V1's way: expand_idx of such pairs is 0."""
-    monkeypatch.setenv("ASCEND_MOE_CONTEXT", "a2")
-    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
-    with LocalCluster(4) as cluster:
-        for seed in range(4):
-            case = cases.legal(case_with(1, 2, 2, world=4, alphas=1 + seed % 2, seed=seed))
-            op_runs.check(case, op_runs.run(cluster, case))

@@ -112,7 +112,6 @@ def compile_errors(mutants: Sequence[Mutant], folder: Path) -> str:
         options = sources.write(part, mutant)
         include = [f"-I{part / 'op_kernel'}", f"-I{source / 'twin' / 'include'}"]
         entries = [f'#include "ascend_moe_distribute_{op}.cpp"' for op in ("dispatch", "combine")]
-        entries.append('#include "ascend_moe_probe.cpp"')
         (part / "entries.cpp").write_text("#define DTYPE_X bfloat16_t\n" + "\n".join(entries))
         checks = ["-std=c++17", "-fsyntax-only", "-w", "-DTWIN_CHECKED=1"]
         command = [os.environ.get("CXX", "g++"), *checks, *options, *include, str(part / "entries.cpp")]

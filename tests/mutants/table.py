@@ -10,21 +10,18 @@ from dataclasses import dataclass
 
 # Who finds a mutant. On the fast engine: a part of the suite, the tests of zero copy, of "many ranks", those at the
 # "borders" of what the kernels check, those of what comes of "failures", those of the "times" in performance_info,
-# those of the "two levels" of hierarchy, also "killed" in processes, or "explored" (these on both engines),
-# `ascend-moe run`. On the checked engine:
-# explore mode with cases
-# of the algorithm "window" or "direct", of ranks on several "servers", also with "flags" in blocks that come in any
-# order, of "lent" rows, of "roles" (direct, some cores make lists), of "long lists", of "shared rows" (direct, owners
-# read a row once for all their experts), of "large"
-# shares, with "faults" (ranks that die or call no more, wrong inputs, spoilt blocks), or with "forged" counts in a
-# status message, also where combine keeps its "sums" then, or of ops in "two launches"; or what `ascend-moe explore
-# -n 2000` has "drawn"; or a case of so many ranks that their messages are matched in "parts".
-SUITE, ZERO_COPY, BORDERS, FAILURES, RUN = "suite", "zero copy", "borders", "failures", "run"
+# those of the "two levels" of hierarchy, also "killed" in processes, or "explored" (these on both engines). On the
+# checked engine: explore mode with cases of the algorithm "window" or "direct", of ranks on several "servers", also
+# with "flags" in blocks that come in any order, of registered rows ("lent"), of "roles" (direct, some cores make
+# lists), of "long lists", of "shared rows" (direct, owners read a row once for all their experts), of "large" shares,
+# with "faults" (ranks that die or call no more, wrong inputs, corrupted blocks), or with "forged" counts in a status
+# message, also where combine keeps its "sums" then, or of ops in "two launches"; or what `ascend-moe explore -n 2000`
+# has "drawn"; or a case of so many ranks that their messages are matched in "parts".
+SUITE, ZERO_COPY, BORDERS, FAILURES = "suite", "zero copy", "borders", "failures"
 WINDOW, SERVERS, DIRECT, LENT, ROLES = "window", "servers", "direct", "lent", "roles"
 LONG_LISTS, SHARED_ROWS, FAULTS = "long lists", "shared rows", "faults"
 LARGE, FORGED, SUMS, TWO_LAUNCHES, DRAWN = "large", "forged", "sums", "two launches", "drawn"
 FLAGS = "flags"
-PROBES = "probes"  # of the bring-up, on both engines
 MANY_RANKS, IN_PARTS = "many ranks", "parts"
 TIMES = "times"
 LEVELS, LEVELS_KILLED, LEVELS_EXPLORED = "two levels", "two levels killed", "two levels explored"
@@ -48,7 +45,7 @@ class Mutant:
         bug: what is wrong, in a line.
         edits: the patch.
         finders: who must find it.
-        finds: finding classes of the checked engine, ops or probes that are right; the first is the one to expect.
+        finds: finding classes of the checked engine that are right; the first is the one to expect.
         passes_fast_suite: whether all tests of kernels on the fast engine pass; None: not asked.
         model: whether the protocol model has a mutant of this name.
     """
@@ -678,19 +675,9 @@ PATCHES = r"""
 - AscendC::PipeBarrier<PIPE_V>();
   AscendC::Muls(scale, scale,
 
-# Each of these breaks `ascend-moe run`, whose checks name the op.
-% run | dispatch
-= row of another token: dispatch sends the row of another token
-- x_[static_cast<uint64_t>(token) * rowBytes_]
-+ x_[static_cast<uint64_t>(token / 2) * rowBytes_]
-= weight of the first row: combine weighs all K rows of a token with the weight of its first
-! run | combine
-@ common/weighted_sum
-- scaleBuf_.Get<float>().GetValue(i)
-+ scaleBuf_.Get<float>().GetValue(i - k)
-
 # What only programs of many kinds reach: chunks, batches, parts and loads after the first, and bugs of transport.
 % drawn
+@ common/weighted_sum
 = no V_MTE3 before marked rows leave
 @ window/slots
 - SyncFunc<HardEvent::V_MTE3>();
@@ -801,40 +788,6 @@ PATCHES = r"""
 ! failures
 - Worsen(verdict_, waiter.Follow(fail));
 + waiter.Follow(fail);
-
-# What the bring-up's probes must find: devices that break an assumption, and probes that would not see it. Some show in
-# the probe's own report, the others under schedules of its kernel.
-% probes | context layout
-= the copy of the context ends before the last rank
-@ common/contexts
-- CopyIn(buffer.Get<uint32_t>(), source, words);
-+ CopyIn(buffer.Get<uint32_t>(), source, words - 2);
-% probes | writer-side relay
-= the last core's part comes after its flag
-@ probe/shared
-- StorePart(PartAt(push ? reader : rank, push, rank, core_), value);
-+ StorePart(PartAt(push ? reader : rank, push, rank, core_), core_ + 1 == cores ? value - 2 : value);
-% probes | neighbours
-= neighbours are read before they have met
-- AscendC::PipeBarrier<PIPE_ALL>();
-- AscendC::SyncAll<true>();
-  if (core_ < 2) CheckWords(area, value);
-% probes | BatchWrite order
-= the end of an item overtakes its begin
-- if (!AwaitLast(item + bytes - kBlock, value, source)) continue;
-+ if (!AwaitLast(item, value, source)) continue;
-% probes | two levels
-= records leave before all cores have staged them
-@ probe/levels
-- Meet();
-  if (core_ == 0) link_.Post(List(0), FarServers());
-% probes | meeting
-@ probe/shared
-= a core waits for the cores before it alone
-- for (uint32_t core = 0; core < tiling_->cores; ++core) {
--  if (code_ == 0) Await(
-+ for (uint32_t core = 0; core <= core_; ++core) {
-+ if (code_ == 0) Await(
 """
 
 

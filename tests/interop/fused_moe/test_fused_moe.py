@@ -47,7 +47,6 @@ WORLDS = [(world, counts) for world, cases in BATCHES.items() for counts in case
 @pytest.mark.parametrize("dtype", [FP32, BF16, torch.int32])
 @pytest.mark.parametrize(("world", "counts"), WORLDS)
 def test_multicast_gives_all_ranks_all_tokens(world: int, counts: list[int], dtype: torch.dtype) -> None:
-    """Covers V1."""
     whole, ends = (randn(sum(counts), 6) * 10).to(dtype), running_sums(counts)
     parts = whole.split(counts)
     for found in on_ranks(world, lambda rank, group: naive_multicast(parts[rank], ends, group)):
@@ -55,7 +54,6 @@ def test_multicast_gives_all_ranks_all_tokens(world: int, counts: list[int], dty
 
 
 def test_multicast_refuses_counts_that_do_not_fit() -> None:
-    """Covers V1."""
     group = threads(2).groups[0]
     for ends, rule in (
         (torch.tensor([2, 3]), r"x has 4 tokens, cu_tokens_across_dp 2 for rank 0"),
@@ -71,7 +69,6 @@ def test_multicast_refuses_counts_that_do_not_fit() -> None:
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize(("tokens", "kind"), ROUTED)
 def test_blocks_are_those_of_the_definition(tokens: int, kind: str, dtype: torch.dtype, block: int, pad: bool) -> None:
-    """Covers V2, V3."""
     ids = routed(tokens, E, K, kind).to(dtype)
     ordered, owners, total = moe_align_block_size(ids, block, E, pad_sorted_ids=pad)
     blocks, expected = aligned(ids, block, E)
@@ -91,7 +88,7 @@ def test_blocks_are_those_of_the_definition(tokens: int, kind: str, dtype: torch
 def test_blocks_of_other_ranks_experts_are_marked_or_left_out(
     tokens: int, kind: str, local: list[int], ignore: bool
 ) -> None:
-    """V3, V8: Blocks of other ranks' experts have expert -1; ignored, these experts have no blocks."""
+    """Blocks of other ranks' experts have expert -1; ignored, these experts have no blocks."""
     ids, expert_map = routed(tokens, E, K, kind), torch.full((E,), -1, dtype=torch.int32)
     for number, expert in enumerate(local):
         expert_map[expert] = number
@@ -106,7 +103,6 @@ def test_blocks_of_other_ranks_experts_are_marked_or_left_out(
 
 
 def test_alignment_reads_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Covers V2."""
     ids, expert_map = routed(5, E, K), torch.arange(E, dtype=torch.int32) - 4
     with monkeypatch.context() as patch:
         for name in ("item", "cpu", "tolist", "numpy", "__bool__", "__int__", "__index__"):
@@ -119,7 +115,6 @@ def test_alignment_reads_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("counts", [[3, 0, 8, 1], [0, 0, 0, 0], [8, 8, 8, 8]])
 @pytest.mark.parametrize("block", [1, 3, 4, 16])
 def test_batched_blocks_are_those_of_the_definition(counts: list[int], block: int) -> None:
-    """Covers V2."""
     ordered, owners, total = batched_moe_align_block_size(8, block, torch.tensor(counts, dtype=torch.int32))
     blocks, expected = [], []
     for expert, count in enumerate(counts):
@@ -178,7 +173,6 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(("tokens", "kind"), ROUTED)
 def test_parts_of_all_ranks_are_the_layer(tokens: int, kind: str, dtype: torch.dtype, world: int, ignore: bool) -> None:
-    """Covers V5, V8."""
     x, ids, probs = randn(tokens, H).to(dtype), routed(tokens, E, K, kind), randn(tokens, K, seed=6).softmax(1)
     (w1, w2), placement = weights(dtype), ExpertPlacement.contiguous(E, world)
     whole = dispatched(x, ids, probs)
@@ -200,7 +194,6 @@ def test_parts_of_all_ranks_are_the_layer(tokens: int, kind: str, dtype: torch.d
 
 @pytest.mark.parametrize("block", [1, 4, 64])
 def test_local_numbers_may_be_in_any_order(block: int) -> None:
-    """Covers V5."""
     x, ids, probs = randn(9, H), routed(9, E, K, "-1"), randn(9, K, seed=6).softmax(1)
     (w1, w2), order = weights(FP32), torch.tensor([6, 3, 0, 7, 1, 5, 2, 4])
     expert_map = order.argsort().int()
@@ -212,7 +205,6 @@ def test_local_numbers_may_be_in_any_order(block: int) -> None:
 
 
 def test_weights_may_be_on_the_input_and_results_in_place() -> None:
-    """Covers V5."""
     x, ids, probs = randn(9, H), routed(9, E, 1), torch.rand(9, 1)
     w1, w2 = weights(FP32)
     found = fused_experts(x, w1, w2, probs, ids, apply_router_weight_on_input=True)
@@ -243,7 +235,6 @@ def test_weights_may_be_on_the_input_and_results_in_place() -> None:
     ],
 )
 def test_wrong_arguments_are_refused(changed: dict[str, Any], rule: str) -> None:
-    """Covers V5."""
     w1, w2 = weights(FP32)
     given: dict[str, Any] = {"hidden_states": randn(5, H), "w1": w1, "w2": w2}
     given |= {"topk_weights": torch.ones(5, K), "topk_ids": routed(5, E, K), **changed}
@@ -254,7 +245,6 @@ def test_wrong_arguments_are_refused(changed: dict[str, Any], rule: str) -> None
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("tokens", [0, 7])
 def test_moe_sum_adds_in_order_in_float32(tokens: int, dtype: torch.dtype) -> None:
-    """Covers V6."""
     x = randn(tokens, K, H).to(dtype)
     expected = torch.zeros(tokens, H)
     for k in range(K):
@@ -269,7 +259,7 @@ def test_moe_sum_adds_in_order_in_float32(tokens: int, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(("world", "counts"), WORLDS)
 def test_a_slice_equals_dispatch_and_combine_of_its_tokens(world: int, counts: list[int], dtype: torch.dtype) -> None:
-    """V1, V7: Every rank's slice equals dispatch and combine of its own tokens; an empty rank gets (0, H)."""
+    """Every rank's slice equals dispatch and combine of its own tokens; an empty rank gets (0, H)."""
     total, ends, placement = sum(counts), running_sums(counts), ExpertPlacement.contiguous(E, world)
     x, ids, probs = randn(total, H).to(dtype), routed(total, E, K), randn(total, K, seed=6).softmax(1)
     w1, w2 = weights(dtype)
@@ -296,7 +286,7 @@ def test_a_slice_equals_dispatch_and_combine_of_its_tokens(world: int, counts: l
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_the_second_all_reduce_adds_shards_of_the_width(world: int, dtype: torch.dtype) -> None:
-    """V7: TP: each rank has F / W of every expert's width."""
+    """TP: each rank has F / W of every expert's width."""
     x, ids, probs = randn(6, H).to(dtype), routed(6, E, K), randn(6, K, seed=6).softmax(1)
     (w1, w2), width = weights(dtype), F // world
 
@@ -316,7 +306,7 @@ def test_the_second_all_reduce_adds_shards_of_the_width(world: int, dtype: torch
 
 
 def test_all_reduces_round_once() -> None:
-    """V7: Three parts of 2**-8 beside a 1: rounded one after the other they would vanish."""
+    """Three parts of 2**-8 beside a 1: rounded one after the other they would vanish."""
     parts = [torch.full((2, 2), value, dtype=BF16) for value in (1.0, 2**-8, 2**-8, 2**-8)]
     ends = torch.tensor([0, 1, 1, 2])
     for rank, found in enumerate(on_ranks(4, lambda rank, group: all_reduce_dp(parts[rank], ends, group))):

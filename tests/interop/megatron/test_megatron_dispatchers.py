@@ -47,7 +47,7 @@ from ascend_moe.interop.megatron import (
 @pytest.mark.parametrize("world, etp", LAYOUTS)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_dispatchers_give_the_result_of_one_process(world: int, etp: int, routing: str, clusters: Any) -> None:
-    """M10: All kinds, uneven T with a rank without tokens: results and gradients; the kinds have the same bits."""
+    """All kinds, uneven T with a rank without tokens: results and gradients; the kinds have the same bits."""
     case = Case(world, [5, 0, 3, 7][:world], routing)
     y, gx, glogits, _, _ = case.expected()
     every = {
@@ -62,7 +62,6 @@ def test_dispatchers_give_the_result_of_one_process(world: int, etp: int, routin
 
 @pytest.mark.parametrize("world, etp", [(1, 1), (4, 2)])
 def test_bf16_results_are_within_one_rounding(world: int, etp: int, clusters: Any) -> None:
-    """Covers M10."""
     case = Case(world, dtype=BF16)
     y, gx = case.expected()[:2]
     for rank, found in enumerate(clusters[world].run(lambda rank, group: trained("mc2", case, etp, rank, group))):
@@ -73,7 +72,7 @@ def test_bf16_results_are_within_one_rounding(world: int, etp: int, clusters: An
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_micro_batches_may_be_open_at_once_and_inactive_tokens_get_zeros(kind: str, clusters: Any) -> None:
-    """M10: Dispatch, dispatch, combine, combine through one dispatcher; inactive tokens give and get zeros."""
+    """Dispatch, dispatch, combine, combine through one dispatcher; inactive tokens give and get zeros."""
     case = Case(2)
 
     def run(rank: int, group: Any) -> None:
@@ -104,7 +103,7 @@ def test_two_micro_batches_may_be_open_at_once_and_inactive_tokens_get_zeros(kin
 
 @pytest.mark.parametrize("etp", [1, 2, 8])
 def test_eight_ranks_give_the_result_of_one_process(etp: int, clusters: Any) -> None:
-    """M10: Dispatch's ep_recv_counts are longer there."""
+    """Dispatch's ep_recv_counts are longer there."""
     case = Case(8, [5, 0, 3, 7, 1, 2, 4, 6])
     y, gx, glogits, _, _ = case.expected()
     for rank, found in enumerate(clusters[8].run(lambda rank, group: trained("mc2", case, etp, rank, group))):
@@ -119,14 +118,13 @@ def in_a_process(rank: int) -> list[Tensor]:
 
 
 def test_process_groups_give_the_bits_of_threads(tmp_path: Path, clusters: Any) -> None:
-    """M10: From a process group, in processes: the bits of the threads of a LocalCluster."""
+    """From a process group, in processes: the bits of the threads of a LocalCluster."""
     expected = clusters[2].run(lambda rank, group: trained("mc2", Case(2), 2, rank, group))
     for found, wanted in zip(run_processes(2, in_a_process, tmp_path), expected, strict=True):
         assert all(map(torch.equal, found, wanted))
 
 
 def test_wrong_calls_of_dispatchers_are_refused(clusters: Any) -> None:
-    """Covers M10."""
     case = Case(1)
 
     def run(rank: int, group: str) -> None:
@@ -217,7 +215,7 @@ def test_dispatchers_by_megatrons_names_give_the_bits_of_the_six_phases(
 def test_manager_of_the_flex_dispatcher_gives_the_bits_of_the_six_phases(
     world: int, etp: int, static: bool, overlapped: bool, clusters: Any
 ) -> None:
-    """M10: The calls of Megatron-LM's MoEFlexTokenDispatcher: the bits of the six phases."""
+    """The calls of Megatron-LM's MoEFlexTokenDispatcher: the bits of the six phases."""
     case = Case(world, [5, 0, 3, 7][:world])
 
     def run(rank: int, group: str) -> list[Tensor]:
@@ -261,7 +259,7 @@ def test_manager_of_the_flex_dispatcher_gives_the_bits_of_the_six_phases(
 
 
 def test_float64_probabilities_arrive_and_slots_without_weight_are_not_sent(clusters: Any) -> None:
-    """M10: Probabilities come in the router's fp64; with a capacity the manager sends no slot of probability 0."""
+    """Probabilities come in the router's fp64; with a capacity the manager sends no slot of probability 0."""
     case = Case(1)
 
     def run(rank: int, group: str) -> None:
@@ -285,7 +283,7 @@ def test_float64_probabilities_arrive_and_slots_without_weight_are_not_sent(clus
 
 
 def test_the_algorithm_is_that_of_the_caller(clusters: Any) -> None:
-    """M10: Window or direct: the same bits by other ways, and an unknown one is refused by the op."""
+    """Window or direct: the same bits by other ways, and an unknown one is refused by the op."""
     case = Case(2)
     results = []
     for comm_alg in ("window", "direct"):
@@ -315,7 +313,6 @@ def arrived(carrier: TokenDispatcher, x: Tensor, chosen: Tensor) -> tuple[Handle
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world, etp", LAYOUTS)
 def test_splits_count_the_rows_of_all_ranks(kind: str, world: int, etp: int, clusters: Any) -> None:
-    """Covers M11."""
     case = Case(world, [5, 0, 3, 7][:world])
     maps, ep = maps_of(case), world // etp
     local = E // ep
@@ -349,7 +346,7 @@ def test_splits_count_the_rows_of_all_ranks(kind: str, world: int, etp: int, clu
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world, etp", LAYOUTS)
 def test_rows_are_those_of_gather_over_etp_and_chunk_sort(kind: str, world: int, etp: int, clusters: Any) -> None:
-    """M12, M13: Megatron-LM's all-to-all over ep, all-gather-v over etp and chunk sort, played in one process."""
+    """Megatron-LM's all-to-all over ep, all-gather-v over etp and chunk sort, played in one process."""
     case = Case(world, [5, 0, 3, 7][:world])
     maps, ep = maps_of(case), world // etp
     local = E // ep
@@ -370,7 +367,7 @@ def test_rows_are_those_of_gather_over_etp_and_chunk_sort(kind: str, world: int,
         used = int(counts.sum())
         assert used == len(expected) and torch.equal(rows[:used], expected)
         close(probs[:used], torch.full((used,), 1 / K))
-        # M13: back, and over etp the parts add up.
+        # Back, and over etp the parts add up.
         home = carrier.token_combine(carrier.combine_preprocess(rows, handle), handle)
         close(carrier.combine_postprocess(home, handle), case.x[rank] * K * etp)
 
@@ -379,7 +376,7 @@ def test_rows_are_those_of_gather_over_etp_and_chunk_sort(kind: str, world: int,
 
 @pytest.mark.parametrize("world, etp", [(2, 2), (4, 2)])
 def test_parts_of_shards_are_summed_on_the_way_home(world: int, etp: int, clusters: Any) -> None:
-    """M13: Place t of ETP returns its share of a row's columns: home comes the whole row, k times."""
+    """Place t of ETP returns its share of a row's columns: home comes the whole row, k times."""
     case = Case(world)
     maps = maps_of(case)
 
@@ -398,7 +395,6 @@ def test_parts_of_shards_are_summed_on_the_way_home(world: int, etp: int, cluste
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world, etp", [(1, 1), (2, 1), (4, 2)])
 def test_probabilities_weigh_in_the_experts_as_in_combine(kind: str, world: int, etp: int, clusters: Any) -> None:
-    """Covers M14."""
     case = Case(world, [5, 0, 3, 7][:world])
     inside, outside = (
         on_ranks(kind, world, clusters, lambda rank, group, on=on: trained(kind, case, etp, rank, group, probs_on=on))

@@ -18,7 +18,6 @@ from ascend_moe.interop.megatron import GroupedMLP
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_overlapped_shared_expert_gives_the_bits_of_the_plain(world: int, gate: bool, sequence: bool) -> None:
-    """Covers M18."""
     whole = randn(8, 2, H, seed=24)
     weights = (randn(2, F, H, seed=21) / 5).reshape(-1, H), randn(H, F, seed=22) / 4
     own = whole.clone().requires_grad_()
@@ -46,7 +45,6 @@ def test_overlapped_shared_expert_gives_the_bits_of_the_plain(world: int, gate: 
 
 
 def test_steps_of_the_shared_expert_in_another_order_raise() -> None:
-    """Covers M18."""
     x, module = randn(3, H), shared_expert(None, 0, 1, True, False)
     plain = module(x)
     with pytest.raises(AscendMoeError, match="linear_fc1_forward_and_act was called, next is pre_forward_comm"):
@@ -74,7 +72,7 @@ def test_steps_of_the_shared_expert_in_another_order_raise() -> None:
 
 @pytest.mark.parametrize("etp", [1, 2, 4])
 def test_shards_of_grouped_mlp_add_up_to_the_whole(etp: int) -> None:
-    """M17: w1 [H, L * 2F / etp] and w2 [L * F / etp, H]; the shards' results add up to the whole."""
+    """W1 [H, L * 2F / etp] and w2 [L * F / etp, H]; the shards' results add up to the whole."""
     w1, w2 = randn(3, H, 2 * F) / 5, randn(3, F, H) / 4
     rows, counts, probs = randn(9, H), torch.tensor([4, 0, 3]), torch.rand(9)
     total = torch.zeros(9, H)
@@ -100,7 +98,6 @@ def test_shards_of_grouped_mlp_add_up_to_the_whole(etp: int) -> None:
 @pytest.mark.parametrize("world, etp", [(2, 2), (4, 2), (4, 4), (4, 1)])
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_weight_gradients_are_right_under_unbalanced_routing(world: int, etp: int, routing: str, clusters: Any) -> None:
-    """Covers M17."""
     case = Case(world, [9, 1, 0, 4][:world], routing)
     *_, g1, g2 = case.expected()
     local, part = E // (world // etp), F // etp

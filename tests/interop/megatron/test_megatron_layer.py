@@ -52,7 +52,7 @@ def layer_of(
 
 
 def test_shapes_stay_in_five_dimensional_parallelism(clusters: Any) -> None:
-    """M1: Attention gives (S / cp / tp, B, H); training with tp needs sequence parallelism."""
+    """Attention gives (S / cp / tp, B, H); training with tp needs sequence parallelism."""
     case = Case(1)
 
     def run(rank: int, group: str) -> None:
@@ -93,7 +93,6 @@ def groups_by_loop(order: str, sizes: dict[str, int], token: str) -> list[list[i
     ],
 )
 def test_rank_groups_differ_in_the_axes_of_their_token_only(order: str, sizes: dict[str, int]) -> None:
-    """Covers M2."""
     found = rank_groups(order, sizes)
     assert len(found) == 2 ** len(order.split("-")) - 1
     for token, groups in found.items():
@@ -129,7 +128,6 @@ def test_a_rank_generator_gives_the_groups_of_drawn_layouts() -> None:
 
 
 def test_folded_groups_give_experts_axes_of_their_own() -> None:
-    """Covers M2."""
     order = "tp-cp-ep-dp-pp"
     dense, experts = folded_groups(order, 8, tp=2, cp=2, ep=8)
     assert experts["ep"] == [list(range(8))] and dense["tp-cp"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -167,7 +165,7 @@ def no_host_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("world, etp", LAYOUTS)
 @pytest.mark.parametrize("pad", [False, True])
 def test_a_forward_makes_no_host_copy(world: int, etp: int, pad: bool, clusters: Any, no_host_copies: None) -> None:
-    """M15, M16: Router with losses, dispatch, experts, shared expert, combine. Shapes do not depend on the routing."""
+    """Router with losses, dispatch, experts, shared expert, combine. Shapes do not depend on the routing."""
     capacity = {"capacity_factor": 1.0, "pad_to_capacity": True} if pad else {}
     losses = {"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"], "moe_aux_loss_coeff": [0.1, 0.1]}
     router: dict[str, Any] = losses | {"moe_z_loss_coeff": 0.1}
@@ -195,7 +193,7 @@ def test_a_forward_makes_no_host_copy(world: int, etp: int, pad: bool, clusters:
 
 @pytest.mark.nightly  # tracing takes seconds
 def test_a_compiler_keeps_the_layer_in_one_graph(clusters: Any, loss_scale_of_1: None) -> None:
-    """M16: A value that Python reads would break the graph: so none is read on an NPU either.
+    """A value that Python reads would break the graph: so none is read on an NPU either.
 
     With all losses, whose scale is set between a compiled forward and its backward.
     """
@@ -225,7 +223,6 @@ def test_a_compiler_keeps_the_layer_in_one_graph(clusters: Any, loss_scale_of_1:
 
 
 def test_a_host_copy_would_be_seen(no_host_copies: None) -> None:
-    """Covers M16."""
     for read in (lambda t: t.item(), lambda t: t.cpu(), lambda t: t.tolist()):
         with pytest.raises(AssertionError, match="a host copy"):
             read(torch.ones(1))
@@ -236,7 +233,6 @@ def test_a_host_copy_would_be_seen(no_host_copies: None) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_shared_expert_between_the_phases_is_added(kind: str, clusters: Any) -> None:
-    """Covers M18."""
     case = Case(2)
 
     def run(rank: int, group: Any) -> None:

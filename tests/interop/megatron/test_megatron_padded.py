@@ -38,7 +38,6 @@ from ascend_moe.interop.megatron import (
 @pytest.mark.parametrize("world, etp", [(1, 1), (2, 1), (4, 2)])
 @pytest.mark.parametrize("factor", [0.5, 6.0])
 def test_padding_to_capacity_changes_no_result(kind: str, world: int, etp: int, factor: float, clusters: Any) -> None:
-    """Covers M6."""
     case = Case(world, [6] * world)
 
     def run(rank: int, group: Any) -> list[Tensor]:
@@ -61,7 +60,7 @@ def test_padding_to_capacity_changes_no_result(kind: str, world: int, etp: int, 
 
 
 def test_drop_and_pad_has_static_shapes(clusters: Any) -> None:
-    """M15: The same sizes whatever the routing is, by every kind; splits too."""
+    """The same sizes whatever the routing is, by every kind; splits too."""
     for kind, routing in itertools.product(KINDS, ROUTINGS):
         case = Case(2, [8, 8], routing)
 
@@ -95,7 +94,7 @@ def test_padding_is_rows_of_tokens_whose_probability_has_a_gradient(
     kind: str, most_rows: int | None, world: int, etp: int, factor: float, on: str, clusters: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """M15: As in Megatron-LM's permute with drop_and_pad, the gradient is the row's result times its token's gradient.
+    """As in Megatron-LM's permute with drop_and_pad, the gradient is the row's result times its token's gradient.
 
     Also where one call cannot take all rows; the last rank's tokens 0 and 3 are inactive.
     """

@@ -21,7 +21,6 @@ from ascend_moe.interop.megatron import (
 
 @pytest.mark.parametrize("sizes", [[3, 0, 2, 4], [0, 0, 0, 0], [1, 5, 0, 1], [7]])
 def test_chunks_are_sorted_and_sorted_back(sizes: list[int]) -> None:
-    """Covers M12, M13."""
     rows, probs = randn(sum(sizes), 4).requires_grad_(), randn(sum(sizes))
     for order in itertools.permutations(range(len(sizes))):
         found, weights = sort_chunks_by_idxs(rows, torch.tensor(sizes), torch.tensor(order), probs)
@@ -30,7 +29,7 @@ def test_chunks_are_sorted_and_sorted_back(sizes: list[int]) -> None:
         assert torch.equal(weights, torch.cat([parts[i] for i in order]))
         back = torch.tensor(order).argsort()
         again, _ = sort_chunks_by_idxs(found, torch.tensor(sizes)[list(order)], back)
-        assert torch.equal(again, rows)  # M13: the inverse
+        assert torch.equal(again, rows)  # The inverse
         (gradient,) = torch.autograd.grad(found.sum(), rows)
         assert bool((gradient == 1).all())
 
@@ -38,7 +37,6 @@ def test_chunks_are_sorted_and_sorted_back(sizes: list[int]) -> None:
 @pytest.mark.parametrize("tokens", [0, 9])
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_permute_sorts_rows_by_expert_and_unpermute_adds_them_up(tokens: int, routing: str) -> None:
-    """Covers M12."""
     probs, chosen = topk_routing_with_score_function(logits_of(tokens, 11, routing), K)
     x = randn(tokens, H).requires_grad_()
     rows, weights, sources, _, counts = permute(x, chosen, probs, num_out_tokens=tokens * K)

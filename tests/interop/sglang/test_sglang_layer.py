@@ -20,7 +20,6 @@ from ascend_moe.interop.sglang import EPMoE, ExpertPlacement, Fp8Config, select_
 
 
 def test_ep_takes_the_place_of_tp() -> None:
-    """Covers S1."""
     assert [ExpertPlacement.contiguous(256, 8).range_of(rank) for rank in range(8)] == [
         (rank * 32, (rank + 1) * 32 - 1) for rank in range(8)
     ]
@@ -79,7 +78,7 @@ def assert_one_rounding(found: torch.Tensor, expected: torch.Tensor) -> None:
     [(13, "random"), (13, "one expert"), (13, "an expert without tokens"), (0, "random"), (1, "random")],
 )
 def test_all_reduce_and_dispatch_agree(tokens: int, kind: str, dtype: torch.dtype, world: int) -> None:
-    """S9: Three ways to add up, and the layer of this package with the same weights: one result."""
+    """Three ways to add up, and the layer of this package with the same weights: one result."""
     x, logits = randn(tokens, H).to(dtype), logits_of(tokens, kind)
     top_k = 1 if kind == "one expert" else K
     whole = fill(EPMoE(E, top_k, H, F, dtype))(x, logits)
@@ -122,7 +121,6 @@ def in_a_process(rank: int) -> list[torch.Tensor]:
 
 
 def test_processes_of_the_default_group_give_the_whole_layer(tmp_path: Path) -> None:
-    """Covers S9."""
     whole = fill(EPMoE(E, K, H, F, BF16))(randn(7, H).to(BF16), logits_of(7, "random"))
     for found in run_processes(2, in_a_process, tmp_path):
         for reduced in found[:2]:
@@ -142,7 +140,6 @@ def dense(layer: EPMoE, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_layer_is_the_dense_sum() -> None:
-    """Covers S9."""
     x, logits = randn(9, H), logits_of(9, "random")
     layer = fill(EPMoE(E, K, H, F, FP32))
     torch.testing.assert_close(layer(x, logits).double(), dense(layer, x, logits), rtol=1e-5, atol=1e-6)
@@ -151,7 +148,6 @@ def test_the_layer_is_the_dense_sum() -> None:
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("tokens", [0, 9])
 def test_fp8_weights_with_dynamic_scales_are_near_the_dense_sum(tokens: int, world: int) -> None:
-    """Covers S9."""
     x, logits = -randn(tokens, H).abs().to(BF16), logits_of(tokens, "random")
     found = ways(world, x, logits, top_k=K, quant_config=Fp8Config())
     exact = dense(fill(EPMoE(E, K, H, F, BF16)), x, logits)
@@ -164,7 +160,6 @@ def test_fp8_weights_with_dynamic_scales_are_near_the_dense_sum(tokens: int, wor
 
 
 def test_wrong_arguments_of_the_layer_are_refused() -> None:
-    """Covers S9."""
     with pytest.raises(ArgumentError, match=r"reduce 'mc2' needs a process group"):
         EPMoE(E, K, H, F, reduce="mc2")
     with pytest.raises(ArgumentError, match=r"reduce is 'sum'; need one of none, all_reduce, mc2"):

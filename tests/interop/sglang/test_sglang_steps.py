@@ -31,7 +31,6 @@ from ascend_moe.interop.sglang import (
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("tokens", [0, 17])
 def test_selected_experts_are_those_of_a_loop(tokens: int, biased: bool, grouped: bool, renormalize: bool) -> None:
-    """Covers S2."""
     logits, bias = randn(tokens, E), randn(E, seed=2) if biased else None
     given = {"topk_group": 2, "num_expert_group": 4} if grouped else {}
     weights, ids = select_experts(randn(tokens, 4), logits, K, grouped, renormalize, **given, correction_bias=bias)
@@ -51,7 +50,6 @@ def test_selected_experts_are_those_of_a_loop(tokens: int, biased: bool, grouped
 
 @pytest.mark.parametrize("given", [{}, {"use_grouped_topk": True, "num_expert_group": 4, "topk_group": 2}], ids=str)
 def test_weights_of_half_logits_are_not_rounded(given: dict[str, Any]) -> None:
-    """Covers S2."""
     logits = randn(9, E, seed=3).to(BF16)
     for renormalize in (False, True):
         found = select_experts(randn(9, H), logits, K, renormalize=renormalize, **given)
@@ -60,7 +58,6 @@ def test_weights_of_half_logits_are_not_rounded(given: dict[str, Any]) -> None:
 
 
 def test_select_experts_needs_both_groups_and_takes_a_function() -> None:
-    """Covers S2."""
     logits = randn(4, E)
     for given in ({"topk_group": 2}, {"num_expert_group": 4}, {}):
         with pytest.raises(ArgumentError, match=r"use_grouped_topk needs both"):
@@ -79,7 +76,6 @@ def test_select_experts_needs_both_groups_and_takes_a_function() -> None:
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize(("tokens", "kind"), ROUTED)
 def test_preprocess_sorts_rows_by_expert(tokens: int, kind: str, dtype: torch.dtype) -> None:
-    """Covers S3."""
     ids = routed(tokens, E, K, kind).to(dtype)
     ordered, src2dst, bounds = run_moe_ep_preproess(ids, E)
     assert (ordered.dtype, src2dst.dtype, bounds.dtype) == (dtype, torch.int32, torch.int64)
@@ -95,7 +91,7 @@ def test_preprocess_sorts_rows_by_expert(tokens: int, kind: str, dtype: torch.dt
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize(("tokens", "kind"), ROUTED)
 def test_pre_reorder_writes_local_rows_only(tokens: int, kind: str, world: int, scaled: bool) -> None:
-    """S4: Local rows equal those that dispatch brings to the rank, if its source has all tokens."""
+    """Local rows equal those that dispatch brings to the rank, if its source has all tokens."""
     x, ids, local = randn(tokens, H).to(BF16), routed(tokens, E, K, kind), E // world
     ordered, src2dst, bounds = run_moe_ep_preproess(ids, E)
     for rank in range(world):
@@ -123,7 +119,6 @@ def test_pre_reorder_writes_local_rows_only(tokens: int, kind: str, world: int, 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_dynamic_scale_is_of_the_magnitude(dtype: torch.dtype) -> None:
-    """Covers S5."""
     x = -randn(5, 7).abs().to(dtype) - 1
     scale = dynamic_scale(x, 3)
     assert scale.tolist() == [float(x.abs().max().float() / 448)] * 3 and scale.dtype == FP32
@@ -142,7 +137,7 @@ SPLITS = [[3, 0, 4, 1], [0, 0, 8, 0], [0, 0, 0, 0], [2, 2, 2, 2]]
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("split", SPLITS)
 def test_grouped_gemm_equals_a_loop_over_segments(split: list[int], dtype: torch.dtype, kind: int) -> None:
-    """S6, S7: ``grouped_mlp`` equals a loop over segments; so does the runner, at absolute offsets."""
+    """``grouped_mlp`` equals a loop over segments; so does the runner, at absolute offsets."""
     w13, w2 = randn(4, 2 * F, H).to(dtype) / 6, randn(4, H, F, seed=1).to(dtype) / 4
     counts, first, after = torch.tensor(split), 3, 2
     rows = randn(sum(split), H, seed=2).to(dtype)
@@ -175,7 +170,6 @@ def test_grouped_gemm_equals_a_loop_over_segments(split: list[int], dtype: torch
 
 
 def test_fp8_products_are_scaled() -> None:
-    """Covers S6."""
     a, b = (randn(5, H) * 20).to(FP8), (randn(3, F, H, seed=1) * 20).to(FP8)
     scale_a, scale_b = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1.0, 0.5, 0.25])
     c, bounds = torch.empty(5, F), torch.tensor([0, 2, 2, 5])
@@ -196,7 +190,7 @@ def test_fp8_products_are_scaled() -> None:
 
 
 def test_fp8_products_of_halves_are_scaled_in_float32() -> None:
-    """S6: Rounded once; codes end at +-448 where a static scale is too small."""
+    """Rounded once; codes end at +-448 where a static scale is too small."""
     a, b = (randn(5, H) * 20).to(FP8), (randn(1, F, H, seed=1) * 20).to(FP8)
     c, scale = torch.empty(5, F, dtype=BF16), torch.tensor([0.3])
     given = {"use_fp8_w8a8": True, "scale_a": scale, "scale_b": torch.tensor([0.7])}
@@ -208,7 +202,6 @@ def test_fp8_products_of_halves_are_scaled_in_float32() -> None:
 
 
 def test_silu_and_mul_divides_by_the_scale() -> None:
-    """Covers S7."""
     x, ids = randn(6, 2 * F).to(BF16), torch.tensor([0, 1, 1, 2, 3, 3])
     out, scales = torch.full((6, F), NAN), torch.tensor([0.5, 3.0])
     silu_and_mul(x, out, 2 * F, ids, scales, 1, 2)
@@ -222,7 +215,6 @@ def test_silu_and_mul_divides_by_the_scale() -> None:
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(("tokens", "kind"), ROUTED)
 def test_post_reorder_adds_local_rows_up(tokens: int, kind: str, dtype: torch.dtype, world: int) -> None:
-    """Covers S8."""
     ids, weights, local = routed(tokens, E, K, kind), randn(tokens, K).softmax(1), E // world
     _, src2dst, bounds = run_moe_ep_preproess(ids, E)
     filled = randn(tokens * K, H, seed=3).to(dtype)

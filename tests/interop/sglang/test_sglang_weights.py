@@ -23,7 +23,6 @@ from ascend_moe.interop.sglang import (
 
 
 def test_a_rank_loads_the_weights_of_its_experts() -> None:
-    """Covers S10."""
     state = {
         f"experts.{expert}.{shard}.weight": randn(*shape, seed=10 * expert + int(shard[1]))
         for expert in range(4)
@@ -49,7 +48,6 @@ def test_a_rank_loads_the_weights_of_its_experts() -> None:
 
 
 def test_fp8_scales_of_a_checkpoint_are_loaded() -> None:
-    """Covers S10."""
     layer = EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config(True, "static"))
     scales = {"w1": 0.5, "w2": 0.25, "w3": 0.125}
     whole = {}
@@ -98,7 +96,7 @@ CONFIGS = (
 @pytest.mark.parametrize("serialized", [False, True])
 @pytest.mark.parametrize("number", range(len(CONFIGS)))
 def test_a_quant_config_of_any_form_gives_the_same_bits(number: int, serialized: bool) -> None:
-    """S10: The same bits as with `Fp8Config`, whether the checkpoint has fp8 weights or others."""
+    """The same bits as with `Fp8Config`, whether the checkpoint has fp8 weights or others."""
     config = CONFIGS[number]
     scheme = config["activation_scheme"] if isinstance(config, dict) else config.activation_scheme
     x, logits = randn(5, H).to(BF16), logits_of(5, "random")
@@ -122,7 +120,7 @@ def test_a_quant_config_of_any_form_gives_the_same_bits(number: int, serialized:
 
 
 def test_quant_methods_make_the_parameters_of_any_layer() -> None:
-    """S10: By SGLang's names and arguments, as EPMoE has them; every parameter has the attributes that are given."""
+    """By SGLang's names and arguments, as EPMoE has them; every parameter has the attributes that are given."""
     sizes = {"num_experts_per_partition": 2, "hidden_size": H, "intermediate_size": F, "params_dtype": BF16}
     for config in (None, Fp8Config(True, "static"), Fp8Config(False, "dynamic")):
         method = UnquantizedEPMoEMethod() if config is None else Fp8EPMoEMethod(config)
@@ -141,7 +139,6 @@ def test_quant_methods_make_the_parameters_of_any_layer() -> None:
 
 
 def test_quant_configs_that_are_not_computed_are_refused() -> None:
-    """Covers S10."""
     for given, rule in (
         ({"quant_method": "awq", "activation_scheme": "dynamic"}, "has quant_method 'awq'; need 'fp8'"),
         ({"quant_method": "fp8"}, "has activation_scheme None"),
@@ -162,7 +159,7 @@ def test_quant_configs_that_are_not_computed_are_refused() -> None:
 
 
 def test_the_larger_scale_of_gate_and_up_is_that_of_both() -> None:
-    """S10: Whichever it is: else the codes of the other half would end at 448. Weights of zero have a scale too."""
+    """Whichever it is: else the codes of the other half would end at 448. Weights of zero have a scale too."""
     for scales in ((0.5, 0.125), (0.125, 0.5)):
         layer = EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config(True))
         codes = (randn(2, 2 * F, H) * 100).to(FP8)
@@ -183,7 +180,7 @@ def test_the_larger_scale_of_gate_and_up_is_that_of_both() -> None:
 
 
 def test_static_scales_are_used() -> None:
-    """S10: Of tokens and of the second product's input: what they have rounded to codes once stays as it is."""
+    """Of tokens and of the second product's input: what they have rounded to codes once stays as it is."""
 
     def layer(scale: float) -> EPMoE:
         made = fill_fp8(EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config(False, "static")), scale)
@@ -228,7 +225,6 @@ def layer_of(layer: EPMoE) -> EPMoE:
 
 
 def test_expert_params_mapping_names_every_shard() -> None:
-    """Covers S11."""
     mapping = EPMoE.make_expert_params_mapping("gate_proj", "down_proj", "up_proj", 2)
     assert mapping == make_expert_params_mapping("gate_proj", "down_proj", "up_proj", 2)
     assert sorted(mapping) == sorted(

@@ -10,13 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from op_runs import Clusters
-from routed_tokens import randn
 from vllm_parts import (
     BF16,
     FP32,
     KINDS,
     E,
-    F,
     H,
     K,
     computed,
@@ -30,8 +28,6 @@ from vllm_parts import (
 )
 
 import ascend_moe
-from ascend_moe import MoEConfig, MoELayer
-from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ConfigMismatch
 from ascend_moe.interop import vllm
 from ascend_moe.interop.vllm import experts as experts_module
@@ -67,22 +63,6 @@ def test_a_pair_equals_the_three_calls(
         assert kernel(x, part.w1, part.w2, part.weights, wide, **given) is x and torch.equal(x, expected)
 
     clusters[world].run(run)
-
-
-@each_kind
-def test_a_pair_equals_the_layer(clusters: Clusters, kind: str) -> None:
-    config = MoEConfig(hidden_size=H, moe_intermediate_size=F, num_experts=E, top_k=K)
-
-    def run(rank: int, group: str) -> None:
-        layer = MoELayer(config, MC2Dispatcher(group, 2, rank, E)).init_weights()
-        x = randn(6, H, seed=rank).bfloat16()
-        way, experts = pair(kind, rank, 2, group)
-        weights, ids = layer.route(x)
-        kernel = vllm.FusedMoEModularKernel(way, experts)
-        found = kernel(x, layer.w_gate_up.transpose(1, 2), layer.w_down.transpose(1, 2), weights, ids)
-        assert torch.equal(found, layer(x)) and kernel.output_is_reduced()
-
-    clusters[2].run(run)
 
 
 @pytest.mark.nightly

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import op_runs
 import pytest
-import torch
 
 import ascend_moe
 from ascend_moe import LocalCluster
@@ -84,29 +82,15 @@ def test_drawn_cases_equal_the_reference(monkeypatch: pytest.MonkeyPatch, world:
     op_runs.check_drawn(seeds, world, WINDOW_MIB, share=(share,))
 
 
-def test_what_it_cannot_do_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each refusal names the argument and the reason; the group works on afterwards."""
+def test_records_that_are_cut_short_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "hierarchy")  # of calls that say none: all of V1
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "hierarchy")
     case = legal(Case(world=4, local=2, topk=2, share=2))
-    smooth = torch.ones(case.experts, case.hidden)
-    refused: list[tuple[Case, dict[str, Any], str, str]] = [
-        (replace(case, contract=1, share=0), {}, "comm_alg", "npu_moe_distribute_dispatch_v2"),
-        (replace(case, weights=False), {}, "expert_scales", "expert_scales is None"),
-        (replace(case, quant_mode=2), {"scales": smooth}, "scales", "for all of its experts"),
-        (case, {"performance_info": torch.zeros(4, dtype=torch.int64)}, "performance_info", "those that relay"),
-    ]
 
     def body(rank: int, group_ep: str) -> str:
         place = DevicePlace(group_ep, case.world, rank)
-        for other, changes, argument, why in refused:
-            with pytest.raises(ArgumentError, match=why) as raised:
-                op_dispatch(place, other, **changes)
-            assert raised.value.argument == argument
         sent = op_dispatch(place, case)
         rows = op_runs.expert_rows(case, rank, sent)
-        with pytest.raises(ArgumentError, match="expert_scales is empty"):
-            op_combine(place, case, rows, sent, expert_scales=torch.empty(0))
         with pytest.raises(ArgumentError, match=r"hierarchy' needs at least \d+: pass dispatch's own") as short:
             op_combine(place, case, rows, (*sent[:2], sent[2][: 3 * len(sent[0])], *sent[3:]))
         needed = int(str(short.value).partition("at least ")[2].partition(":")[0])
