@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from ascend_moe.explore import program
@@ -28,20 +27,6 @@ def test_the_matrix_has_every_mode_and_option() -> None:
         assert {case.mask for case in cases if case.contract == contract} == set(MASKS)
     on_a2 = {(case.dtype, case.quant, case.contract) for case in cases if case.servers}
     assert on_a2 == set(itertools.product(DTYPES, QUANTS, (1, 2)))
-
-
-def test_drawn_cases_and_those_of_a_kind_join_the_matrix() -> None:
-    cases = [(program.checked(case), faulty) for case, faulty in check.every(20)]
-    assert len(cases) == len(list(check.matrix())) + len(check.LARGER) + 20 + len(check.FAULTY)
-    assert any(case.odd for case, _ in cases) and sum(faulty for _, faulty in cases) == len(check.FAULTY)
-
-
-def test_the_table_counts_what_is_equal() -> None:
-    case = program.parse("w2,v2,bf16,int8,direct,h2,mask:none,ids:distinct,equal")
-    head, *rows, features = check.table([(case, True), (case, False), (replace(case, dtype="fp32", shared=0), True)])
-    assert head.split()[-3:] == ["bf16", "fp16", "fp32"]
-    assert [" ".join(row.split()) for row in rows] == ["direct, int8, V2 1 of 2 0 of 0 1 of 1"]
-    assert "2 with a shared expert, 0 with a mask" in features
 
 
 def test_every_control_still_changes_a_kernel() -> None:

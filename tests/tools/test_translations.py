@@ -75,12 +75,6 @@ def test_a_changed_source_is_reported_with_its_change(drawn: Path, capsys: pytes
     assert "\n-| 1 | `g` |\n+| 2 | `g` |\n" in printed
 
 
-def test_a_text_that_git_does_not_have_is_reported_too(drawn: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (drawn / "docs" / "zh" / "page.md").write_text(TRANSLATED.format("0" * 40))
-    assert translations.report(drawn) == 1
-    assert "000000000000 is not in this clone's history" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", ["docs/zh/page.md", "docs/page.md"])
 def test_update_writes_the_present_hash(name: str, drawn: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = drawn / "docs" / "page.md"
@@ -88,17 +82,6 @@ def test_update_writes_the_present_hash(name: str, drawn: Path, capsys: pytest.C
     translations.update(drawn, name)
     assert translations.report(drawn) == 0
     assert (drawn / "docs" / "zh" / "page.md").read_text() == TRANSLATED.format(git(drawn, "hash-object", str(page)))
-
-
-@pytest.mark.parametrize("name", ["docs/other.md", "docs/none.md"])
-def test_a_page_without_a_translation_is_told(
-    name: str, drawn: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(translations, "ROOT", drawn)
-    monkeypatch.setattr(sys, "argv", ["translations.py", "--update", str(drawn / name)])
-    with pytest.raises(SystemExit):
-        translations.main()
-    assert f"{name}: neither a translated page nor the source of one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -79,27 +79,6 @@ def groups_by_loop(order: str, sizes: dict[str, int], token: str) -> list[list[i
     return list(found.values())
 
 
-@pytest.mark.parametrize(
-    "order, sizes",
-    [
-        ("tp-cp-ep-dp-pp", {"tp": 2, "cp": 2, "dp": 2}),
-        ("tp-cp-ep-dp-pp", {"tp": 1, "ep": 8}),
-        ("tp-cp-ep-dp-pp", {"tp": 2, "ep": 2, "dp": 2}),
-        ("tp-cp-ep-dp-pp", {"tp": 2, "ep": 2, "dp": 2, "pp": 2}),
-        ("tp-cp-ep-dp-pp", {"tp": 2, "cp": 2, "dp": 3, "pp": 2}),
-        ("tp-cp-ep-pp-dp", {"tp": 2, "ep": 2, "pp": 2, "dp": 2}),
-        ("dp-tp-ep-cp-pp", {"tp": 3, "dp": 2, "cp": 2}),
-        ("pp-dp-cp-ep-tp", {"pp": 2, "dp": 2, "ep": 2, "tp": 2}),
-    ],
-)
-def test_rank_groups_differ_in_the_axes_of_their_token_only(order: str, sizes: dict[str, int]) -> None:
-    found = rank_groups(order, sizes)
-    assert len(found) == 2 ** len(order.split("-")) - 1
-    for token, groups in found.items():
-        assert sorted(groups) == sorted(groups_by_loop(order, sizes, token)), token
-        assert groups == sorted(groups) or order != "tp-cp-ep-dp-pp"
-
-
 def test_a_rank_generator_gives_the_groups_of_drawn_layouts() -> None:
     """200 orders, sizes and tokens, in letters of any case; axes that are left out; groups ascend from the offset."""
     draw = random.Random(3)
