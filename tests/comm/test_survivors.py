@@ -14,7 +14,6 @@ import ascend_moe
 from ascend_moe.comm.place import Place
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
-TIMEOUT_S = 5.0
 
 
 def ended(ranks: Ranks, alive: list[int], seconds: float = 60) -> list[Any]:
@@ -30,8 +29,17 @@ def check(found: list[cases.Survived], alive: list[int], layers: int) -> None:
     assert {each.layers for each in found} == {layers}
 
 
-def kill_drawn(seed: int, layers: int, rank0_hosts: bool = False) -> None:
-    draw = random.Random(seed)
+@pytest.mark.parametrize(
+    ("seed", "rank0_hosts"),
+    [
+        (1, False),
+        (2, True),
+        *(pytest.param(seed, seed % 5 == 0, marks=pytest.mark.nightly) for seed in range(1000, 1050)),
+    ],
+)
+def test_three_of_four_go_on_for_100_layers(seed: int, rank0_hosts: bool) -> None:
+    """One is killed at a drawn moment, also where the store has died with rank 0."""
+    draw, layers = random.Random(seed), 100
     victim = 0 if rank0_hosts else draw.randrange(4)
     alive = [rank for rank in range(4) if rank != victim]
     with Ranks(4, rank0_hosts=rank0_hosts, timeout_s=20) as ranks:
@@ -45,21 +53,6 @@ def kill_drawn(seed: int, layers: int, rank0_hosts: bool = False) -> None:
         check(found, alive, layers)
         assert found[0].alive == [alive] and {each.error for each in found} == {"PeerLost"}
         assert [ranks.pid(rank) for rank in alive] == before
-
-
-# ---- one is killed
-
-
-@pytest.mark.parametrize(("seed", "rank0_hosts"), [(1, False), (2, True)])
-def test_three_of_four_go_on_for_100_layers(seed: int, rank0_hosts: bool) -> None:
-    """Also where the store has died with rank 0."""
-    kill_drawn(seed, 100, rank0_hosts)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(50))
-def test_kills_at_drawn_moments(seed: int) -> None:
-    kill_drawn(1000 + seed, 100, rank0_hosts=seed % 5 == 0)
 
 
 def test_two_at_once_and_then_one_alone() -> None:
@@ -99,8 +92,19 @@ def test_windows_that_do_not_open_on_one_rank_are_opened_on_none() -> None:
         assert values(ranks.call(cases.layers_at, places[0].group_ep, 2)) == [2, 2, 2]
 
 
-def kill_within(point: str, seed: int, layers: int) -> None:
-    draw = random.Random(seed)
+@pytest.mark.parametrize(
+    ("point", "seed"),
+    [
+        *(("vote", 1), ("decided", 1), ("open", 1)),
+        *(
+            pytest.param(point, seed, marks=pytest.mark.nightly)
+            for point in ("enter", "vote", "propose", "decided", "open")
+            for seed in range(10, 20)
+        ),
+    ],
+)
+def test_one_more_is_killed_within_agree_or_shrink(point: str, seed: int) -> None:
+    draw, layers = random.Random(seed), 5 if seed == 1 else 20
     first, second = draw.sample(range(4), 2)
     alive = [rank for rank in range(4) if rank not in (first, second)]
     with Ranks(4, timeout_s=20) as ranks:
@@ -113,18 +117,6 @@ def kill_within(point: str, seed: int, layers: int) -> None:
         found = ended(ranks, alive)
         check(found, alive, layers)
         assert all(rank in set(each) for each in found[0].alive for rank in range(len(alive)) if len(each) == 4)
-
-
-@pytest.mark.parametrize("point", ["vote", "decided", "open"])
-def test_one_more_is_killed_within_agree_or_shrink(point: str) -> None:
-    kill_within(point, 1, 5)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("point", ["enter", "vote", "propose", "decided", "open"])
-def test_kills_within_agree_and_shrink(point: str, seed: int) -> None:
-    kill_within(point, seed, 20)
 
 
 def test_a_stopped_rank_is_left_out_and_told_so() -> None:

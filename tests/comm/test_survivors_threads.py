@@ -35,7 +35,10 @@ class Dies(BaseException):
     """What a rank of a test raises in order to be lost."""
 
 
-def kill_drawn(seed: int) -> None:
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(100, 300))]
+)
+def test_ranks_die_at_drawn_calls(seed: int) -> None:
     """One or two of 3 to 5 ranks die before a drawn call; in one of three, a step of agree later."""
     draw = random.Random(seed)
     world = draw.randrange(3, 6)
@@ -74,18 +77,8 @@ def kill_drawn(seed: int) -> None:
         cluster.run(lambda rank, group_ep: cases.layers(Place(group_ep, world, rank), 1))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_ranks_die_at_drawn_calls(seed: int) -> None:
-    kill_drawn(seed)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(200))
-def test_200_kill_points(seed: int) -> None:
-    kill_drawn(100 + seed)
-
-
-def agree_with_fewer(seed: int) -> None:
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(3, 60))])
+def test_many_ranks_agree(seed: int) -> None:
     """Drawn ranks of a large group end round after round, most of them beside where a word of 32 ranks ends."""
     draw = random.Random(seed)
     world = draw.choice((33, 64, 65, 97, 130))
@@ -103,11 +96,6 @@ def agree_with_fewer(seed: int) -> None:
     with ascend_moe.LocalCluster(world) as cluster:
         for rank, found in enumerate(cluster.run(work)):
             assert found == [ranks for ranks in left if rank in ranks], (seed, rank)
-
-
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(3, 60))])
-def test_many_ranks_agree(seed: int) -> None:
-    agree_with_fewer(seed)
 
 
 def test_every_round_of_the_largest_group_has_its_list(library: WindowLibrary) -> None:

@@ -128,23 +128,3 @@ def test_a_cluster_is_given_by_its_name_in_the_thread_of_a_rank(clusters: Cluste
         assert torch.equal(by_all_to_all.combine(rows, sent)[0], low_sum(case, rank))
 
     clusters[2].run(run)
-
-
-@pytest.mark.parametrize(
-    ("group", "text"),
-    [
-        (("g", 0, 2), r"is \('g', 0, 2\): rank 2 of 0 ranks; as a tuple it must be \(name, W, rank\)"),
-        (("g", 2, 2), "rank 2 of 2 ranks"),
-        (("g", 2, -1), "rank -1 of 2 ranks"),
-        (("g", 2), "is the tuple .* a string and two numbers"),
-        (("g", "2", 0), "a string and two numbers"),
-        ((2, 0, "g"), "a string and two numbers"),
-        (("g", 2.0, 0), "a string and two numbers"),
-        (("g", True, 0), "a string and two numbers"),
-    ],
-)
-def test_a_tuple_that_is_no_place_is_refused_at_once(group: Any, text: str) -> None:
-    for flavour in ("deepep", "ascend"):
-        with pytest.raises(ArgumentError, match=f"^group .*{text}") as told:
-            BUFFERS[flavour](group)
-        assert "\n" not in str(told.value)

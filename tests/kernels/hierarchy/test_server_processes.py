@@ -2,22 +2,93 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+import signal
 import time
 
 import comm_cases
-import level_ranks
+import op_runs
 import pytest
+from failure_cases import here
 from rank_processes import Ranks, assert_named, fork_server, nothing_left, values
+
+from ascend_moe import comm
+from ascend_moe.errors import AscendMoeError
+from ascend_moe.reference.cases import Case, legal
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
 SOON_S = 15.0  # half of the deadline
+CASE = legal(
+    Case(world=4, local=2, topk=3, share=2, batches="unequal", cores=2, quant_mode=2, comm_quant_mode=2, seed=21)
+)
+_sums = CASE.combined(
+    [CASE.expert_rows(r, d.expand_x, d.dynamic_scales, d.ep_recv_counts) for r, d in enumerate(CASE.dispatched())],
+    CASE.dispatched(),
+)
+
+
+def layers(count: int) -> str:
+    """Runs so many round trips, up to the first error."""
+    place = here()
+    for _ in range(count):
+        outcome = op_runs.run_rank(CASE, place.rank, place.group_ep)
+        if isinstance(outcome, AscendMoeError):
+            raise outcome
+        assert outcome.algorithms == ("hierarchy", "hierarchy")
+        op_runs.check_combine(place.rank, outcome.result, _sums[place.rank])
+    return "right"
+
+
+PAGE = 4096
+_sent: list[object] = []
+
+
+def dispatch() -> str:
+    """Runs a dispatch alone; combine() goes on from it."""
+    place = here()
+    _sent[:] = op_runs.dispatch(CASE, place.rank, place.group_ep)
+    return "right"
+
+
+def combine() -> str:
+    place = here()
+    rows = op_runs.expert_rows(CASE, place.rank, _sent)  # type: ignore[arg-type]
+    result = op_runs.combine(CASE, place.rank, place.group_ep, rows, _sent)  # type: ignore[arg-type]
+    op_runs.check_combine(place.rank, result, _sums[place.rank])
+    return "right"
+
+
+def halt_before_passing_on(op: str) -> None:
+    """This process stands still for good at the first store by which it would pass on what level 1 has brought.
+
+    In dispatch that of a message from its lane's other rank to the other rank of its server; in combine that of a sum
+    of its own, before the sums for others leave. Their pages may be read only, and the thread that stores there waits.
+    """
+    place = here()
+    end = comm.lookup(place.group_ep, CASE.world, place.rank)
+    own, server, world = end.vote._bases[place.rank] + PAGE, place.rank // 2, CASE.world
+    if op == "dispatch":
+        neighbour, lane = place.rank ^ 1, (place.rank + 2) % world
+        state = end.vote._bases[neighbour] + PAGE + end.data_bytes + end.lent_bytes  # on A2 it comes last
+        runs = -(-(1024 + 32 * world) // 512) * 512
+        stride = 32 * (2 + 2048 // world // 4)
+        pages = [((state + runs + stride * (parity * world + lane)) // PAGE * PAGE, PAGE) for parity in (0, 1)]
+    else:  # the region of its own server's sums
+        half = end.data_bytes // 2 // 512 * 512
+        region = half // (world + world // 2) // 512 * 512
+        begins = [-(-(own + parity * half + (world + server) * region) // PAGE) * PAGE for parity in (0, 1)]
+        pages = [(begin, region // PAGE * PAGE - PAGE) for begin in begins]
+    library = ctypes.CDLL(None, use_errno=True)
+    library.signal(signal.SIGSEGV, ctypes.cast(library.pause, ctypes.c_void_p))
+    for begin, size in pages:
+        assert library.mprotect(ctypes.c_void_p(begin), ctypes.c_size_t(size), 1) == 0, ctypes.get_errno()
 
 
 def opened(ranks: Ranks) -> None:
     for name, value in (("ASCEND_MOE_RANKS_PER_SERVER", "2"), ("ASCEND_MOE_AIV_CORES", "2")):
         values(ranks.call(comm_cases.set_env, name, value))
-    assert values(ranks.call(level_ranks.layers, 2)) == ["right"] * 4
+    assert values(ranks.call(layers, 2)) == ["right"] * 4
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 6))])
@@ -28,7 +99,7 @@ def test_a_rank_killed_at_any_time_is_named_by_all(seed: int) -> None:
     with Ranks(4, timeout_s=30.0) as ranks:
         opened(ranks)
         for rank in range(4):
-            ranks.start(rank, level_ranks.layers, 100000)
+            ranks.start(rank, layers, 100000)
         time.sleep(drawn.uniform(0.2, 0.5))
         ranks.kill(victim)
         killed = time.monotonic()
@@ -43,7 +114,7 @@ def test_a_rank_that_never_comes_dies_and_is_named() -> None:
     with Ranks(4, timeout_s=30.0) as ranks:
         opened(ranks)
         for rank in (0, 1, 3):
-            ranks.start(rank, level_ranks.layers, 1)
+            ranks.start(rank, layers, 1)
         time.sleep(0.3)
         ranks.kill(2)
         for rank in (0, 1, 3):
@@ -53,11 +124,11 @@ def test_a_rank_that_never_comes_dies_and_is_named() -> None:
 def halted_between_the_levels(ranks: Ranks, op: str) -> tuple[int, int]:
     """Starts ``op`` on four ranks, one of which halts before it passes rows on; returns it and the rank that waits."""
     victim, waits = {"dispatch": (2, 3), "combine": (3, 1)}[op]
-    call = {"dispatch": level_ranks.dispatch, "combine": level_ranks.combine}[op]
+    call = {"dispatch": dispatch, "combine": combine}[op]
     opened(ranks)
     if op == "combine":
-        assert values(ranks.call(level_ranks.dispatch)) == ["right"] * 4
-    values(ranks.call(level_ranks.halt_before_passing_on, op, ranks=[victim]))
+        assert values(ranks.call(dispatch)) == ["right"] * 4
+    values(ranks.call(halt_before_passing_on, op, ranks=[victim]))
     for rank in range(4):
         ranks.start(rank, call)
     return victim, waits
@@ -80,7 +151,7 @@ def test_a_rank_killed_between_the_levels_is_named_by_all(op: str) -> None:
         found = {name: outcome.details[name] for name in ("reporter", "phase", "level")}
         assert found == {"reporter": waits, "phase": op, "level": 2}
         for rank in others:
-            assert_named(ranks.call(level_ranks.layers, 1, ranks=[rank])[0], "PeerLost", victim)
+            assert_named(ranks.call(layers, 1, ranks=[rank])[0], "PeerLost", victim)
         assert time.monotonic() - killed < SOON_S
 
 
@@ -98,7 +169,7 @@ def test_a_rank_that_stands_still_between_the_levels_is_named_by_all(op: str) ->
         patient = [rank for rank in others if rank // 2 == victim // 2 or rank % 2 == victim % 2]  # misses the victim
         values(ranks.call(comm_cases.set_env, "ASCEND_MOE_TIMEOUT_S", "5.0", ranks=patient))
         for rank in others:
-            ranks.start(rank, level_ranks.layers, 1)
+            ranks.start(rank, layers, 1)
         for rank in (*others, waits):
             outcome = ranks.wait(rank)
             assert_named(outcome, "CommTimeout", victim, "level 2")
