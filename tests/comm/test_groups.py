@@ -47,13 +47,10 @@ def test_without_torch_distributed_the_fix_is_named() -> None:
 
 def kernel(group: Any, kind: str) -> Any:
     way = vllm.make_prepare_finalize(None, None, group, 0, 1, EXPERTS, kind)
-    made = vllm.FusedMoEModularKernel(way, vllm.make_experts(None, None, None, None, EXPERTS, way_kind(kind)))
+    rows = "batched" if kind == "batched" else "standard"
+    made = vllm.FusedMoEModularKernel(way, vllm.make_experts(None, None, None, None, EXPERTS, rows))
     weights = torch.ones(EXPERTS, 2 * HIDDEN, HIDDEN), torch.ones(EXPERTS, HIDDEN, HIDDEN)
     return made(torch.ones(2, HIDDEN), *weights, torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.int32))
-
-
-def way_kind(kind: str) -> str:
-    return "batched" if kind == "batched" else "standard"
 
 
 def trip(made: dispatchers.Dispatcher) -> Any:

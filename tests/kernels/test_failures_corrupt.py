@@ -40,10 +40,6 @@ def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "2")
 
 
-def f32(value: float) -> int:
-    return int(struct.unpack("<I", struct.pack("<f", value))[0])
-
-
 # ---- what is written
 
 
@@ -75,7 +71,10 @@ def patterns() -> Iterator[tuple[str, Spoil, str]]:
 
     That is 'corrupt', 'mismatch', 'noticed' (one of both), 'right' once overwritten, or 'any' but accepted.
     """
-    floats = {name: f32(float(name)) for name in ("nan", "inf", "-inf", "0.5", "1.0", "2.0", "-0.0", "1e-40")}
+    floats = {
+        name: struct.unpack("<I", struct.pack("<f", float(name)))[0]
+        for name in ("nan", "inf", "-inf", "0.5", "1.0", "2.0", "-0.0", "1e-40")
+    }
     quiet = {"payload NaN": 0x7FC00001, "signalling NaN": 0x7F800001, "all ones": 0xFFFFFFFF, "one": 1}
     for name, value in {**floats, **quiet, "no magic's epoch": 0x4D4F}.items():
         yield name, lambda run, epoch, v=value: [v], "corrupt"  # on top of what an earlier op has left

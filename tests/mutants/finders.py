@@ -153,10 +153,6 @@ def first_failure_of_suite(build: Build) -> str | None:
     return first_failure(build, SUITE_TESTS, seconds=150, ASCEND_MOE_TIMEOUT_S="3", ASCEND_MOE_COMM_ALG="window")
 
 
-def _of_part(build: Build, finder: str, **environment: str) -> str | None:
-    return first_failure(build, PARTS[finder], 300, **environment)
-
-
 def cases(seed: int, finder: str) -> Iterator[explore.Program]:
     """Small cases of every mode, a new one a schedule: those in which mutants of this finder show."""
     while True:
@@ -225,7 +221,8 @@ def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
         checked = {}
         if finder == LEVELS_EXPLORED:
             checked = {"ASCEND_MOE_CHECKED_LIBRARY": str(builds.library("checked", mutant).path)}
-        failure = first_failure_of_suite(build) if finder == SUITE else _of_part(build, finder, **checked)
+        tests = PARTS.get(finder, [])
+        failure = first_failure_of_suite(build) if finder == SUITE else first_failure(build, tests, 300, **checked)
         assert failure is not None, f"no test of the {finder} sees {mutant.name}"
         return failure
     if finder in FORGERY:

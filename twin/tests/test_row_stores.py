@@ -25,15 +25,6 @@ def past(nanos: list[int]) -> list[bool]:
     return answers.astype(bool).tolist()
 
 
-def test_stores_go_past_the_caches_once_most_are_slow_and_look_again_later() -> None:
-    assert not any(past([FAST] * 1000))
-    assert past([SLOW, SLOW, SLOW]) == [False, False, True]
-    assert not any(past([FAST, SLOW, SLOW, FAST] * 100)), "an interrupt now and then decides nothing"
-    slow = [SLOW] * SLOW_ROWS
-    answers = past([*slow, *[END] * LAUNCHES, *slow])
-    assert answers[SLOW_ROWS - 1 :] == [True] * LAUNCHES + [False, False, False, True]
-
-
 def test_drawn_stores_are_decided_as_the_rule_says() -> None:
     draw = random.Random(17)
     for _ in range(50):

@@ -292,21 +292,13 @@ SGL_KERNEL_NPU_SERVERS = [
 # ---- smooth scales, with the output of a shared expert added by combine
 
 
-def _smooth_dispatch(case: Case, rank: int, group: str) -> Kwargs:
-    return {"scales": case.inputs[rank].scales, "quant_mode": 2, "expert_token_nums_type": 1}
-
-
-def _smooth_combine(case: Case, rank: int, group: str, sent: tuple[Any, ...]) -> Kwargs:
-    return {"shared_expert_x": case.inputs[rank].shared_expert_x, "tp_send_counts": sent[5]}
-
-
 SMOOTH = [
     Caller(
         f"smooth scales with shared_expert_x of {rank} dimensions",
         "_v2",
         _ascend(contract=2, quant_mode=2, smooth=True, shared=rank),
-        _smooth_dispatch,
-        _smooth_combine,
+        lambda case, rank, _: {"scales": case.inputs[rank].scales, "quant_mode": 2, "expert_token_nums_type": 1},
+        lambda case, rank, _, sent: {"shared_expert_x": case.inputs[rank].shared_expert_x, "tp_send_counts": sent[5]},
     )
     for rank in (2, 3)
 ]

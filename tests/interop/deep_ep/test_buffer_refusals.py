@@ -21,6 +21,7 @@ def test_what_is_not_there_is_refused_by_name() -> None:
     def run(rank: int, group_ep: str) -> None:
         buffer = Buffer((group_ep, 1, 0))
         sent = low(case, rank, buffer)
+        small = (case.x(0), case.ids(0), 3, case.experts)
         refused: list[tuple[str, Callable[[], Any]]] = [
             ("use_logfmt is True; combine's kernel adds", lambda: finish(case, 0, buffer, sent, use_logfmt=True)),
             ("low_latency_update_mask_buffer", lambda: buffer.low_latency_update_mask_buffer(0, True)),
@@ -30,7 +31,10 @@ def test_what_is_not_there_is_refused_by_name() -> None:
             ("num_tokens_per_rank is missing", lambda: buffer.dispatch(case.x(0))),
             ("handle is a tuple", lambda: buffer.dispatch(case.x(0), handle=tuple(sent[2]))),
             ("topk_idx is given with a handle", lambda: send(case, 0, buffer, handle=send(case, 0, buffer)[4])),
-            ("num_max_dispatch_tokens_per_rank is 3", lambda: low_with(case, buffer, 3)),
+            (
+                "num_max_dispatch_tokens_per_rank is 3",
+                lambda: buffer.low_latency_dispatch(*small),
+            ),
             ("num_experts is 7", lambda: Buffer((group_ep, 2, 0)).get_dispatch_layout(case.ids(0), 7)),
             ("comm is given", lambda: Buffer((group_ep, 1, 0), comm=object())),
             ("flavour is 'other'", lambda: Buffer((group_ep, 1, 0), flavour="other")),
@@ -45,10 +49,6 @@ def test_what_is_not_there_is_refused_by_name() -> None:
 
     with LocalCluster(1) as cluster:
         cluster.run(run)
-
-
-def low_with(case: Case, buffer: Buffer, most: int) -> Any:
-    return buffer.low_latency_dispatch(case.x(0), case.ids(0), most, case.experts)
 
 
 @pytest.mark.parametrize("wrong", [6, -2])
