@@ -19,7 +19,7 @@
 #   make bench         dispatch and combine against gloo, MPI and the machine's limit   BENCH_ARGS="--batch 32"
 #   make bench-check   fails where the bounds of docs/performance.md are not kept
 #   make size          files and lines by folder, and their limits         SINCE=commit
-#   make lib           the libraries into the source tree, for PYTHONPATH=. without installing
+#   make lib           the libraries into the source tree, for PYTHONPATH=.:twin:vnpu without installing
 #   make docs          the site of the documentation into build/site, in English and Chinese
 #   make docs-serve    shows it while you write                            DOCS=mkdocs.zh.yml
 #   make translations  pages in Chinese that are older than their sources, and what changed there
@@ -58,7 +58,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests run from tests/ so that they import the installed package, never the source tree.
 caches := ASCEND_MOE_CACHE=$(CURDIR)/build/kernels ASCENDC_TWIN_CACHE=$(CURDIR)/build/kernels/twin
 pytest = cd tests && ASCEND_MOE_TEST_INSTALLED=1 $(caches) $(sanitized) $(bin)/pytest --timeout=300
-everywhere := . ../twin/tests
+everywhere := . ../twin/tests ../vnpu/tests
 
 # torch comes first, from TORCH_INDEX where that is set: the ops are compiled against the headers of the one in the venv.
 # Then pip is asked for torch and for the project in one command, so that it never picks another torch. It always runs,
@@ -131,7 +131,7 @@ test-npu: npu_tests = npu and not nightly
 test-npu-nightly: npu_tests = npu and nightly
 test-npu test-npu-nightly: $(bin)/scikit-build-core $(torch_npu)
 	$(pip_install) .[test]
-	export PYTHONPATH=$(torch_npu) TORCH_DEVICE_BACKEND_AUTOLOAD=0; $(pytest) -n 2 -m "$(npu_tests)" $(PYTEST_ARGS)
+	export PYTHONPATH=$(torch_npu) TORCH_DEVICE_BACKEND_AUTOLOAD=0; $(pytest) -n 2 -m "$(npu_tests)" . ../vnpu/tests $(PYTEST_ARGS)
 
 # Every lane that .ci/run leaves out, each to its end whatever the others find. The list of failures comes last.
 nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan kernel-coverage

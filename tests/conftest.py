@@ -16,8 +16,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("ASCEND_MOE_TIMEOUT_S", "20")
 os.environ.setdefault("ASCEND_MOE_AIV_CORES", "8")  # the default of one core has nobody to meet
-_HELPERS = str(Path(__file__).resolve().parent / "helpers")
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), _HELPERS)))
+_TREE = Path(__file__).resolve().parents[1]
+_HELPERS = (str(_TREE / "tests" / "helpers"), str(_TREE / "vnpu" / "tests"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), *_HELPERS)))
 
 from soak_rows import pytest_runtest_logreport, pytest_terminal_summary, tally  # noqa: E402, F401
 

@@ -5,8 +5,8 @@
                                                  untouched when it already says so (nothing is rebuilt)
 
 Hashed are CMakeLists.txt, tools/op_description.py and every .h .cpp .inc .in .S .txt .cmake under cmake, op_kernel,
-op_host, csrc, vnpu, twin/include and twin/src: sorted relative paths with lengths and contents. Standard library only:
-any Python from 3.9 on runs it in the build.
+op_host, csrc, vnpu, twin/include and twin/src, but for folders tests: sorted relative paths with lengths and contents.
+Standard library only: any Python from 3.9 on runs it in the build.
 """
 
 import argparse
@@ -36,8 +36,9 @@ def source_files(root: Path) -> dict[str, Path]:
     for base, name in places:
         paths = [base / name] if (base / name).is_file() else (base / name).rglob("*")
         for path in paths:
-            if path.is_file() and (path.suffix in SUFFIXES or name in FILES):
-                relative = path.relative_to(base).as_posix()
+            relative = path.relative_to(base).as_posix()
+            hashed = (path.suffix in SUFFIXES and "/tests/" not in relative) or name in FILES
+            if path.is_file() and hashed:
                 found[relative if base is root else f"twin/{relative}"] = path
     return dict(sorted(found.items()))
 

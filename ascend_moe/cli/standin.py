@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ascend_moe.standin.launch import launch
+from ascend_moe.standin import launch
 
 app = typer.Typer()
 

@@ -1,39 +1,5 @@
-"""`ascend-moe vnpu`: a command on the virtual NPU."""
+"""`ascend-moe vnpu`: the command `ascend-vnpu` under this package's name."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from ascend_moe.plan.soc import DEFAULT_SOC, SOC_OF_SERIES, SOCS
-from ascend_moe.vnpu.launch import DEFAULT_DEVICES, MAX_DEVICES, launch
-
-app = typer.Typer()
-_SOC = f"{', '.join(SOCS)}. Default: {DEFAULT_SOC}, or {SOC_OF_SERIES['A2']} beside a vllm-ascend for A2."
-
-
-@app.command(context_settings={"allow_interspersed_args": False})
-def vnpu(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND [ARGUMENT ...]", help="Put -- before it.")],
-    soc: Annotated[str | None, typer.Option(metavar="NAME", help=_SOC)] = None,
-    devices: Annotated[int, typer.Option(metavar="N", help=f"1 to {MAX_DEVICES}.")] = DEFAULT_DEVICES,
-    no_verify: Annotated[
-        bool,
-        typer.Option(
-            "--no-verify", help="Compare neither torch_npu's files with its RECORD nor NAME with vllm-ascend's."
-        ),
-    ] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No line on stderr about what this is.")] = False,
-) -> None:
-    """Run a command with torch_npu on a virtual NPU: host memory and CPU cores in the place of devices.
-
-    ascend-moe vnpu -- python script.py
-
-    ascend-moe vnpu -- torchrun --nproc-per-node 4 script.py
-
-    For correctness only: it is not an NPU, and times measured on it mean nothing.
-
-    Exits with the command's exit code; with 2 where options are wrong or torch_npu does not fit the command.
-    """
-    launch(command, soc, devices, check=not no_verify, quiet=quiet)
+from ascend_vnpu.cli import app as app

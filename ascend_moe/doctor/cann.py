@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from ascend_vnpu import PAIRS, pair_of
+
 from .. import settings
 from .._text import installed_version
 from ..errors import AscendMoeError
 from ..native import library, opp, probe_results
 from ..native.probe_results import cann_version
-from ..native.releases import PAIRS, pair_of
 from . import Finding, error, fine, warn
 from .machine import version_numbers
 

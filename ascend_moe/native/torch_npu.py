@@ -7,13 +7,13 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
 from ascend_moe.errors import ArgumentError, LibraryError, need, with_typed_errors
-from ascend_moe.native.releases import MARK, NEWER, OLDER, Operators
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,10 +51,50 @@ def import_torch_npu(subject: str) -> Any:
         raise LibraryError(f"{subject} cannot be imported ({why}); {fix}") from error
 
 
+# ---- generations of torch_npu's MoE operators
+#
+# The schemas and rules here are those of torch_npu 2.13.0. OLDER says what torch_npu has otherwise in its wheels up to
+# 2.9.0 and 2.10.0.post6. Later wheels of the same torch (2.9.0.post9, 2.10.0.post7) have the newer ones, so a call asks
+# the wheel that is there, not its number.
+
+
+@dataclass(frozen=True)
+class Operators:
+    """Where one generation of torch_npu's MoE operators differs from that of 2.13.0."""
+
+    lacks: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Arguments that it does not know, by operator, with 2.13.0's defaults."""
+    defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Its own defaults, by operator and argument."""
+    more: tuple[str, ...] = ()
+    """Operators of dispatch and combine that it has and 2.13.0 has not."""
+    refuses: Mapping[str, Mapping[str, tuple[object, ...]]] = field(default_factory=dict)
+    """Values that it refuses, by operator and argument: torch's own operators compute such a call on the NPU."""
+    shapes: Mapping[str, Mapping[str, tuple[object, ...]]] = field(default_factory=dict)
+    """Calls, by operator and values of all these arguments, whose outputs have another shape."""
+
+
+NEWER = Operators()
+OLDER = Operators(
+    lacks={"npu_moe_gating_top_k": {"input_ids": None, "tid2eid": None}, "npu_moe_finalize_routing": {"k": 1}},
+    defaults={"npu_grouped_matmul_swiglu_quant_v2": {"dequant_dtype": 0}},
+    more=(
+        "npu_moe_distribute_dispatch_setup",
+        "npu_moe_distribute_dispatch_teardown",
+        "npu_moe_distribute_combine_setup",
+        "npu_moe_distribute_combine_teardown",
+    ),
+    # An output a group of a product by columns: without rows.
+    shapes={"npu_grouped_matmul": {"group_type": (2,), "split_item": (0, 1)}},
+    refuses={"npu_dequant_swiglu_quant": {"swiglu_mode": (2,)}},
+)
+_MARK = "npu_moe_gating_top_k", "input_ids"  # an operator's argument that tells the generations apart
+
+
 @functools.cache
 def operators() -> Operators:
     """The generation of MoE operators in the torch_npu that is installed."""
-    name, argument = MARK
+    name, argument = _MARK
     operator = getattr(torch.ops.npu, name, None)
     if operator is None or any(known.name == argument for known in operator.default._schema.arguments):
         return NEWER
@@ -128,7 +168,7 @@ def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
     """Makes ``function`` torch_npu's operator of the same name where its first argument is on an NPU.
 
     The call goes there unchecked and as it was written: what the caller left out, torch_npu decides. ``function``
-    itself computes what an older torch_npu refuses (`_releases`), of torch's operators on the NPU.
+    itself computes what an older torch_npu refuses (`refused`), of torch's operators on the NPU.
     In a program that torch.compile traces the call is that of ``torch.ops.ascend_moe``, whole and unread.
     """
     here = with_typed_errors(function)

@@ -35,9 +35,9 @@ from ascend_moe.experts.quant import scale_of_bits
 from ascend_moe.native import log
 from ascend_moe.native.torch_npu import resolve_dtype
 from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
+from ascend_moe.standin import ABOUT, VERSION
 from ascend_moe.standin import npu as standin_npu
 from ascend_moe.standin import profiler as standin_profiler
-from ascend_moe.standin.launch import ABOUT, VERSION
 
 _MISSING: Any = object()
 

@@ -23,13 +23,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ascend_vnpu import is_active
+
 from .. import comm
 from .._text import table
 from ..choices import DEVICES
 from ..errors import ArgumentError, need_one_of
 from ..native.windows import ranks_per_server
 from ..reference.cases import Case
-from ..vnpu import is_active
 from .cases import between_servers, matrix
 from .run import DevicePlace, Result, Stopped, by_two_levels, run_all
 

@@ -46,8 +46,10 @@ Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 @functools.cache
 def cann_headers() -> Path:
-    """A folder with the headers that cmake/opp_standin.cmake writes under CANN's names."""
-    listed = re.search(r"set\(am_cann_headers([^)]*)\)", (source_root() / "cmake/opp_standin.cmake").read_text())
+    """A folder with the headers that vnpu/cann_standin/CMakeLists.txt writes under CANN's names."""
+    listed = re.search(
+        r"set\(am_cann_headers([^)]*)\)", (source_root() / "vnpu/cann_standin/CMakeLists.txt").read_text()
+    )
     assert listed
     folder = Path(tempfile.mkdtemp(prefix="cann-headers-"))
     atexit.register(shutil.rmtree, folder)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from npu_runs import HERE, LAST_LINE, launch, run
+from npu_runs import LAST_LINE, launch, run
 
-from ascend_moe import vnpu
+import ascend_vnpu
 
 pytestmark = pytest.mark.npu
 
+HERE = Path(__file__).resolve().parent
 RANKS = "adapter_ranks.py"
 EXAMPLE = HERE.parents[1] / "examples" / "npu_moe_layer.py"
 DISPATCH, COMBINE, PROBE = "AscendMoeDistributeDispatch", "AscendMoeDistributeCombine", "AscendMoeProbe"
@@ -62,7 +63,7 @@ def test_the_example_runs_on_npu_tensors(soc: str, server_type: int, tmp_path: P
 
 def test_a_missing_symbol_is_told(tmp_path: Path) -> None:
     """Without our aclnn symbol nothing answers in its place."""
-    changed = Path(shutil.copytree(vnpu.library_folder(), tmp_path / "vnpu"))
+    changed = Path(shutil.copytree(ascend_vnpu.library_folder(), tmp_path / "vnpu"))
     library = changed / "opp/op_api/lib/libcust_opapi.so"
     name, other = (f"\0aclnnAscendMoeDistributeCombin{end}\0".encode() for end in "eX")
     data = library.read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from ascend_moe import npu
 from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.native import library as _lib
 from ascend_moe.native import torch_npu as _torch_npu
-from ascend_moe.native.releases import NEWER, OLDER
+from ascend_moe.native.torch_npu import NEWER, OLDER
 from ascend_moe.ops import answers, npu_adapter, npu_adapter_build, npu_communicator
 from ascend_moe.ops.npu_adapter_build import BuildError
 
@@ -220,6 +221,12 @@ def test_build_script_stands_alone() -> None:
 
 
 # ---- an older torch_npu
+
+
+def test_the_page_lists_the_operators_that_differ() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "vnpu.md").read_text()
+    named = re.findall(r"^\| (npu_\w+) \|", page.partition("has otherwise")[2], re.MULTILINE)
+    assert set(named) == {*OLDER.lacks, *OLDER.defaults, *OLDER.refuses, *OLDER.shapes}
 
 
 def test_calls_are_fitted_to_the_torch_npu_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

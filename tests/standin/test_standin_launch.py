@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ascend_moe.errors import ArgumentError
-from ascend_moe.standin.launch import launch
+from ascend_moe.standin import launch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import ascend_moe
+import ascend_vnpu
 import ascendc_twin
 from ascend_moe.native import library
 
@@ -252,22 +253,28 @@ def python_offences(name: str, tree: ast.Module) -> list[str]:
     return found
 
 
+def other_packages(folder: Path) -> dict[str, set[str]]:
+    """Packages beside Python's own that each module below a package's folder imports, its own left out."""
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        name = ".".join(path.relative_to(folder.parent).with_suffix("").parts)
+        packages = {target.split(".")[0] for target in imports(name, ast.parse(path.read_text()))}
+        found[path.relative_to(folder).as_posix()] = packages - {folder.name, *sys.stdlib_module_names}
+    return found
+
+
 def test_the_emulators_package_stands_alone() -> None:
     """It imports numpy, for its command typer, and nothing of the operators or of torch."""
-    folder = Path(ascendc_twin.__file__).parent
-    found = {
-        target.split(".")[0]
-        for path in sorted(folder.glob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
-        for target in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom) and node.level == 0
-            else []
-        )
-    }
-    assert found - set(sys.stdlib_module_names) == {"numpy", "typer"}
+    found = other_packages(Path(ascendc_twin.__file__).parent)
+    assert set().union(*found.values()) == {"numpy", "typer"}
+
+
+def test_the_virtual_npu_takes_the_operator_package_through_one_module() -> None:
+    found = other_packages(Path(ascend_vnpu.__file__).parent)
+    assert [name for name, packages in found.items() if "ascend_moe" in packages] == ["package.py"]
+    assert set().union(*found.values()) == {"ascend_moe", "torch", "typer"}
+    users = {name for name, packages in other_packages(PACKAGE).items() if "ascend_vnpu" in packages}
+    assert {name.split("/")[0] for name in users} == {"cli", "doctor", "standin", "torch_npu_ops", "validate"}
 
 
 def test_python_folders_import_only_what_lies_below() -> None:

@@ -22,6 +22,8 @@ from typing import Any
 import pytest
 
 import ascend_moe
+import ascend_vnpu
+import ascendc_twin
 from ascend_moe.errors import LibraryError
 from ascend_moe.native import binding, build, library, log
 from ascendc_twin.cache import fill_folder
@@ -54,8 +56,9 @@ def test_hash_sees_contents_names_and_nothing_else(source_hash: Any, tmp_path: P
         (tmp_path / name).write_text("x")
     first = source_hash.source_hash(tmp_path)
     (tmp_path / "op_kernel" / "notes.md").write_text("x")
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "probe.cpp").write_text("x")
+    for folder in ("tests", "vnpu/tests"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "probe.cpp").write_text("x")
     assert source_hash.source_hash(tmp_path) == first
     (tmp_path / "op_kernel" / "a.h").write_text("y")
     changed = source_hash.source_hash(tmp_path)
@@ -88,6 +91,7 @@ def test_wheel_is_for_any_python_and_holds_what_it_should() -> None:
         assert f"ascend_moe/{name}" in names
     for name in ("include/kernel_operator.h", "CMakeLists.txt", "lib/SOURCES", "py.typed"):
         assert f"ascendc_twin/{name}" in names
+    assert {"ascend_vnpu/py.typed", "ascend_vnpu/operators/registry.py"} <= names
     # make installs outside pip's build isolation, where torch is.
     assert f"ascend_moe/lib/{binding.LIBRARY_NAME}" in names
     unwanted = [name for name in names if name.startswith(("csrc", "twin", "vnpu", "tests", "tools", "op_"))]
@@ -109,7 +113,7 @@ def test_what_the_commands_import_is_in_the_extra_cli() -> None:
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 imported.add(str(node.module).partition(".")[0])
-    others = imported - set(sys.stdlib_module_names) - {"ascend_moe", "ascendc_twin"}
+    others = imported - set(sys.stdlib_module_names) - {"ascend_moe", "ascend_vnpu", "ascendc_twin"}
     declared = {}
     for name in ("dependencies", "cli", "bench", "npu"):
         listed = re.search(rf"^{name} = (\[.*\])", (TREE / "pyproject.toml").read_text(), re.MULTILINE)
@@ -182,7 +186,8 @@ def test_a_checkout_without_libraries_says_how_to_build_them(words: str, tmp_pat
         (tmp_path / name).touch()
     env = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND_MOE")}
     command = [sys.executable, "-m", "ascend_moe", *words.split()]
-    env |= {"PYTHONPATH": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    beside = [str(Path(str(package.__file__)).parents[1]) for package in (ascend_vnpu, ascendc_twin)]
+    env |= {"PYTHONPATH": os.pathsep.join([str(tmp_path), *beside]), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     said = f"build it with make -C {tmp_path} lib VENV={sys.prefix}\n"
     if words == "doctor":

@@ -28,7 +28,7 @@ from ascend_moe.errors import AscendMoeError
 from ascend_moe.interop.vllm.quantization import ACTIVATIONS
 from ascend_moe.interop.vllm.selection import DEFAULT_MAX_TOKENS
 from ascend_moe.timeline.record import DEFAULT_EVENTS
-from ascend_moe.vnpu.launch import MAX_DEVICES
+from ascend_vnpu.launch import MAX_DEVICES
 from ascendc_twin.abi import MAX_ARGUMENTS
 from ascendc_twin.kernels import MAX_CORES
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 import ascend_moe
+import ascend_vnpu
 from ascend_moe import settings
 from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.native import library
 
 ROOT = library.native_source_root()
-PACKAGE = Path(ascend_moe.__file__).resolve().parent
+PACKAGE, VNPU = (Path(package.__file__).resolve().parent for package in (ascend_moe, ascend_vnpu))
 CMAKE = "native/build.py"  # names of CMake's options, one of which is a variable's too
 
 
@@ -27,7 +28,7 @@ def test_names_are_in_the_table_and_spelt_nowhere_else() -> None:
             read.update(re.findall(r'getenv\("(\w+)"', path.read_text()))
     ours = {name for name in read if name.startswith(settings.PREFIX)}
     assert "ASCEND_MOE_VNPU_REPORT" in ours and ours <= settings.NAMES
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted([*PACKAGE.rglob("*.py"), *VNPU.rglob("*.py")]):
         if path == PACKAGE / CMAKE or "_src" in path.parts:
             continue
         named = set(re.findall(r"\bASCEND_MOE_[A-Z0-9_]+[A-Z0-9]\b", path.read_text()))

@@ -132,7 +132,7 @@ def make_toolkit(home: Path, devkit: Path, host_headers: Path | None) -> Toolkit
 def add_headers(home: Path, host_headers: Path | None) -> str:
     """The headers of the host side; says which."""
     if host_headers is None:
-        text = (ROOT / "cmake/opp_standin.cmake").read_text()
+        text = (ROOT / "vnpu/cann_standin/CMakeLists.txt").read_text()
         for name in re.findall(r"^  (\S+\.h)\)?$", text, flags=re.MULTILINE):
             path = home / "include" / name
             path.parent.mkdir(parents=True, exist_ok=True)

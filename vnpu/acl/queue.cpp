@@ -1,5 +1,6 @@
 #include "queue.h"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -130,3 +131,25 @@ AclError WaitForAll(const char* function) { return Queue::the().WaitFor(Queue::t
 }  // namespace vnpu
 
 VNPU_EXPORT int vnpu_wait(void) { return vnpu::WaitForAll(); }
+
+// ---- the start and the end of ACL in this process, and of a device in a thread
+
+using namespace vnpu;
+
+static std::atomic<bool> initialised{false};
+
+VNPU_EXPORT AclError aclInit(const char*) {
+    if (initialised.exchange(true)) return 100002;  // ACL_ERROR_REPEAT_INITIALIZE, which callers expect
+    return kSuccess;
+}
+
+VNPU_EXPORT AclError aclFinalize() {
+    initialised = false;
+    return WaitForAll();
+}
+
+VNPU_EXPORT AclError aclrtResetDevice(int32_t device) {
+    if (device < 0 || device >= DeviceCount()) return kInvalidDevice;
+    LeaveDevice(device);
+    return WaitForAll();
+}

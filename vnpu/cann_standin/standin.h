@@ -1,6 +1,6 @@
 // Runs op_host, unchanged, without CANN: its op definitions, tiling and shape functions are compiled against
 // this header, which is written from CANN's public API and has no more than op_host uses. CMake writes a
-// header of one #include for each of CANN's names (cmake/opp_standin.cmake has the list).
+// header of one #include for each of CANN's names (CMakeLists.txt has the list).
 //
 // The definitions register themselves at start-up, so they are linked as objects, never as an archive.
 #pragma once

@@ -116,8 +116,8 @@ std::string raised(const Python& p, const char* what) {
 
 // The error, or empty when there is none.
 std::string call_python(const Python& p, const Call& call) {
-    void* module = p.PyImport_ImportModule("ascend_moe.vnpu.operators");
-    if (module == nullptr) return raised(p, "the import of ascend_moe.vnpu.operators");
+    void* module = p.PyImport_ImportModule("ascend_vnpu.operators");
+    if (module == nullptr) return raised(p, "the import of ascend_vnpu.operators");
     void* answer =
         p.PyObject_CallMethod(module, "run", "sKK", call.name, reinterpret_cast<unsigned long long>(call.words.data()),
                               static_cast<unsigned long long>(call.words.size()));

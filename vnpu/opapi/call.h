@@ -53,7 +53,7 @@ struct aclScalarList {
 };
 
 // ---- One captured call of an aclnn function: its arguments as words that Python reads
-// (ascend_moe/vnpu/operators/registry.py).
+// (vnpu/ascend_vnpu/operators/registry.py).
 
 struct aclOpExecutor;
 

@@ -3,7 +3,7 @@
 //
 // The types are those that torch_npu passes, in its order: an integer and a float travel in different
 // registers, so a wrong letter here is a wrong value there. What an operator does stands in
-// ascend_moe/vnpu/operators/.
+// vnpu/ascend_vnpu/operators/.
 #pragma once
 
 #include "call.h"

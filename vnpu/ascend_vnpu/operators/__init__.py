@@ -1,6 +1,7 @@
 """The virtual NPU's built-in operators: torch_npu's aclnn calls, computed by torch over the same memory.
 
-libopapi.so captures a call and hands it to `run`. What each operator does is in the modules of this folder.
+libopapi.so captures a call and hands it to `run`. What each operator does is in the modules of this folder,
+and for MoE layers in ascend_moe/torch_npu_ops/aclnn.py.
 A new one is a VNPU_OP line in vnpu/opapi/*.cpp and a function here (the module `registry` says how).
 """
 
@@ -11,10 +12,13 @@ import contextlib
 
 import torch
 
-from ascend_moe.vnpu.operators import attention, foreach, moe, tensors  # noqa: F401  importing them fills OPERATORS
-from ascend_moe.vnpu.operators.registry import OPERATORS, read_arguments
+from ..package import load_operators
+from . import attention, foreach, tensors  # noqa: F401  importing them fills OPERATORS
+from .registry import OPERATORS, read_arguments
 
 __all__ = ["OPERATORS", "run"]
+
+load_operators()
 
 
 @atexit.register

@@ -1,4 +1,4 @@
-"""The operators of MoE layers, computed by this package's own functions of the same names.
+"""The aclnn functions of MoE layers on the virtual NPU, computed by this package's own functions of the same names.
 
 What an operator leaves unspecified on a device, rows or whole outputs, is left as it is.
 """
@@ -29,7 +29,7 @@ from ascend_moe.torch_npu_ops.routing import (
     npu_moe_init_routing_v2,
     npu_moe_update_expert,
 )
-from ascend_moe.vnpu.operators.registry import DTYPES, effect, returns, write
+from ascend_vnpu.operators.registry import DTYPES, effect, returns, write
 
 
 def _named(names: str, values: tuple[Any, ...]) -> tuple[dict[str, Any], tuple[Any, ...]]:

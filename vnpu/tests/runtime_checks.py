@@ -9,7 +9,7 @@ import sys
 import torch  # torch_npu is loaded by torch itself: nothing here imports it
 from npu_runs import raises, run_checks
 
-import ascend_moe.vnpu
+import ascend_vnpu
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.bool)
 DTYPES += (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -151,10 +151,10 @@ def check_refused() -> None:
 
 
 def check_info() -> None:
-    assert ascend_moe.vnpu.is_active()
-    info = ascend_moe.vnpu.info()
+    assert ascend_vnpu.is_active()
+    info = ascend_vnpu.info()
     assert info["virtual"] is True and info["soc"] == "Ascend910B3" and info["devices"] == 4
-    assert info["torch_npu"] in {pair.torch_npu for pair in ascend_moe.vnpu.PAIRS} and "virtual" in info["about"]
+    assert info["torch_npu"] in {pair.torch_npu for pair in ascend_vnpu.PAIRS} and "virtual" in info["about"]
     with open("/proc/self/maps") as maps:
         files = {line.split()[-1] for line in maps if "libascendcl" in line}
     assert files == {os.path.realpath(os.path.join(info["libraries"], "libascendcl.so"))}

@@ -1,6 +1,6 @@
 """The virtual NPU: torch_npu's ``npu:0`` and following on the memory and the cores of this machine.
 
-``ascend-moe vnpu -- python script.py`` starts a script with our own libraries in the place of CANN's, so that
+``ascend-vnpu -- python script.py`` starts a script with our own libraries in the place of CANN's, so that
 an unmodified torch_npu runs where no NPU is: tensors, copies, streams, events, HCCL groups, and the operators
 of this package on the CPU twin. It is for correctness. It is not an NPU; times measured on it mean nothing.
 
@@ -12,12 +12,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from .. import settings
-from .._text import installed_version
-from ..errors import LibraryError
-from ..native.library import open_library
-from ..native.releases import PAIRS
 from .launch import LIBRARY, environment, library_folder
+from .package import LibraryError, installed_version, library, settings
+from .wheels import PAIRS, pair_of
 
 _SIGNATURES = {
     "vnpu_soc": (ctypes.c_char_p, ()),
@@ -25,11 +22,11 @@ _SIGNATURES = {
 }
 ABOUT = "a virtual NPU of ascend_moe: host memory and CPU cores, no Ascend device; times mean nothing"
 
-__all__ = ["ABOUT", "PAIRS", "environment", "info", "is_active", "library_folder"]
+__all__ = ["ABOUT", "PAIRS", "environment", "info", "is_active", "library_folder", "pair_of"]
 
 
 def is_active() -> bool:
-    """Whether torch_npu of this process runs on the virtual NPU (it was started by ``ascend-moe vnpu``)."""
+    """Whether torch_npu of this process runs on the virtual NPU (it was started by ``ascend-vnpu``)."""
     return settings.VNPU.is_set() and _runtime() is not None
 
 
@@ -59,6 +56,6 @@ def info() -> dict[str, Any]:
 def _runtime() -> ctypes.CDLL | None:
     """The libascendcl.so of this process when it is ours; never that of CANN."""
     try:
-        return open_library(LIBRARY, _SIGNATURES)
+        return library.open_library(LIBRARY, _SIGNATURES)
     except LibraryError:
         return None

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ascend_moe.experts.products import float_matmul
-from ascend_moe.native.torch_npu import compute_dtype
-from ascend_moe.vnpu.operators.registry import DTYPES, effect, in_place, resized, returns
+from .registry import DTYPES, effect, in_place, resized, returns
 
 Number = int | float
 Table = dict[str, Callable[..., Any]]
@@ -216,15 +214,18 @@ _SELECTIONS: Table = {
 # ---- matrix products and norms. Half types are summed in float32 and rounded once, as a cube unit does.
 
 
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.is_floating_point() and x.itemsize < 4 else x
+
+
 def _matmul(left: Tensor, right: Tensor) -> Tensor:
-    return float_matmul(left, right, None) if left.is_floating_point() else torch.matmul(left, right)
+    return torch.matmul(_wide(left), _wide(right))
 
 
 def _scaled_sum(x: Tensor, left: Tensor, right: Tensor, beta: Number, alpha: Number) -> Tensor:
     """``beta * x + alpha * left @ right``; with beta 0 x is not looked at, as in torch."""
-    wide = compute_dtype(left.dtype) if left.is_floating_point() else left.dtype
     add: Any = {1: torch.addmv, 2: torch.addmm, 3: torch.baddbmm}[right.dim()]
-    total: Tensor = add(x.to(wide), left.to(wide), right.to(wide), beta=beta, alpha=alpha)
+    total: Tensor = add(_wide(x), _wide(left), _wide(right), beta=beta, alpha=alpha)
     return total
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ascend_moe.vnpu.operators.registry import effect, write
+from .registry import effect, write
 
 # Where batch, heads, sequence and elements lie; H is heads and elements in one dimension.
 _LAYOUTS = ("BSH", "SBH", "BNSD", "BSND", "BNSD_BSND")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_moe.vnpu.operators.registry import effect, write
+from .registry import effect, write
 
 _UNARY = """
     Abs Acos Asin Atan Cos Cosh Erf Erfc Exp Expm1 Log Log10 Log1p Log2 Neg Reciprocal Sigmoid Sign Sin Sinh Sqrt Tan

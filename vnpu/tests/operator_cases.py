@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch_npu_calls import CALLS, Call
 
 sys.modules.setdefault("expecttest", SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]
 # torch's own samples; it imports expecttest for its own tests alone.
@@ -44,6 +43,14 @@ class Case:
         if isinstance(found, (Tensor, bool)):
             found = [found if isinstance(found, Tensor) else torch.tensor(found, device=device)]
         return [*found, *(arg for arg in (given.input, *given.args) if isinstance(arg, Tensor))]
+
+
+def problem_of(function: Callable[[Any], str], case: Any) -> str:
+    """Return what ``function`` finds wrong with a case, or the error that it raises."""
+    try:
+        return function(case)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def placed(value: Any, device: str) -> Any:
@@ -203,41 +210,3 @@ _BACKWARD: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
         _gradient, lambda x: functional.embedding(torch.tensor([1, 1, 0, 3], device=x.device), x)
     ),
 }
-
-
-def calls() -> Iterator[Call]:
-    """Returns the calls of torch_npu's operators of MoE layers: those of the CPU's tests, and more of the arguments."""
-    yield from CALLS
-    rows, experts, hidden, wide = 10, 4, 16, 16
-    counts = {"group_list": torch.tensor([3, 0, 5, 1]), "group_list_type": 1}
-    counts |= {"group_type": 0, "split_item": 2}
-    used = {0: 9}  # the last row belongs to nobody
-    for dtype in FLOATS:
-        label = str(dtype).removeprefix("torch.")
-        x, w = values(dtype, rows, hidden), values(dtype, experts, hidden, wide)
-        matmul, quant = "npu_grouped_matmul", "npu_dynamic_quant"
-        pairs = {"group_list": torch.tensor([[2, 5], [0, 3], [3, 1], [1, 0]]), "group_list_type": 2}
-        yield Call(f"pairs {label}", matmul, ([x], [w]), counts | pairs, used)
-        transposed = w.transpose(1, 2).contiguous().transpose(1, 2)
-        yield Call(f"transposed {label}", matmul, ([x], [transposed]), counts, used)
-        yield Call(f"apart {label}", matmul, ([x], list(w)), counts, used)
-        bias = values(torch.float32, experts, wide)
-        yield Call(f"bias {label}", matmul, ([x], [w]), counts | {"bias": [bias]}, used)
-        none = counts | {"group_list": torch.zeros(experts, dtype=torch.int64)}
-        yield Call(f"no rows {label}", matmul, ([x], [w]), none, {0: 0})
-        smooth, groups = values(dtype, 2, hidden).abs(), torch.tensor([4, 10], dtype=torch.int32)
-        yield Call(f"groups {label}", quant, (x,), {"smooth_scales": smooth, "group_index": groups})
-        yield Call(f"zeros {label}", quant, (torch.zeros(3, hidden, dtype=dtype),))
-        static = {"quant_mode": 0, "quant_scale": values(torch.float32, hidden // 2).abs() + 0.1}
-        yield Call(f"static {label}", "npu_dequant_swiglu_quant", (x,), static, {1: 0})
-        clamped = {"quant_mode": 1, "activate_left": True, "swiglu_mode": 2, "clamp_limit": 1.5}
-        clamped |= {"glu_alpha": 1.25, "glu_bias": 0.5}
-        yield Call(f"clamped {label}", "npu_dequant_swiglu_quant", (x,), clamped)
-        grouped = {"bias": values(dtype, 8), "k_group": 2, "group_count": 4, "group_select_mode": 1}
-        grouped |= {"norm_type": 1, "out_flag": True, "routed_scaling_factor": 2.5, "eps": 1e-3}
-        yield Call(f"groups {label}", "npu_moe_gating_top_k", (values(dtype, rows, 8), 2), grouped)
-    # The one shape that torch_npu gives to an older entry.
-    ids = torch.tensor([[5, 127], [0, 5], [64, 1]], dtype=torch.int32)
-    older = {"expert_num": 128, "active_expert_range": [0, 128], "expert_tokens_num_type": 1}
-    older |= {"expert_tokens_num_flag": True}
-    yield Call("older", "npu_moe_init_routing_v2", (values(torch.float16, 3, 2048), ids), older, {3: 0})

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from ascend_moe import vnpu
+import ascend_vnpu
 
 HERE = Path(__file__).resolve().parent
+FOLDERS = (HERE, HERE.parents[1] / "tests" / "npu")  # of scripts
 SECONDS = 280.0  # a machine with more ranks than cores
 # The default of the ops is direct, as on an NPU that has passed the bring-up; test_probe_results_npu.py has the others.
 PROVEN = {"ASCEND_MOE_PROVEN": "all"}
@@ -29,12 +30,21 @@ LAST_LINE = "every check has passed"
 # ---- in a process with torch_npu
 
 ORDER: list[str] = []  # the names of all aclnn functions that were called
-# Models ask for these; model_checks.py calls them, operator_checks.py all others.
-OF_MODELS = re.compile("aclnn(Foreach|Flash|FusedInfer|QuantMatmul|TransQuant|Dropout|NLLLoss|ConstantPad|NpuFormat)")
+# Operators that model_checks.py and tests/npu/moe_operator_checks.py call; operator_checks.py calls all others.
+PARTS = {
+    "models": "aclnn(Foreach|Flash|FusedInfer|QuantMatmul|TransQuant|Dropout|NLLLoss|ConstantPad|NpuFormat)",
+    "moe": "aclnn(Moe|GroupedMatmul|SwiGlu|ClippedSwiglu|DynamicQuant|DequantSwiglu)",
+}
+# torch_npu looks for V4 to learn whether there is a grouped matmul, and then calls V5.
+NEVER_CALLED = {"aclnnGroupedMatmulV4"}
+NEVER_CALLED_BY_2_10 = {  # that one computes them on the CPU
+    *("aclnnInplaceCeil", "aclnnLeftShift", "aclnnLeftShifts", "aclnnRightShift", "aclnnRepeatInterleaveTensor"),
+    "aclnnMoeGatingTopKV2",
+}
 
 
 def record_operators() -> None:
-    from ascend_moe.vnpu import operators  # not for those that start processes only
+    from ascend_vnpu import operators  # not for those that start processes only
 
     run_one = operators.run
 
@@ -45,12 +55,17 @@ def record_operators() -> None:
     operators.run = recorded
 
 
-def never_called(of_models: bool) -> set[str]:
-    """Operators of this script's part that torch_npu has not called."""
-    from ascend_moe.vnpu import operators
+def unexpected(part: str) -> set[str]:
+    """Return the operators of a part that torch_npu has not called, or has called although it never does."""
+    from ascend_vnpu import operators
 
-    mine = {name for name in operators.OPERATORS if bool(OF_MODELS.match(name)) == of_models}
-    return mine - set(ORDER)
+    older = torch.__version__.startswith("2.10.")
+    mine = {name for name in operators.OPERATORS if part_of(name) == part}
+    return (mine - set(ORDER)) ^ (mine & (NEVER_CALLED | NEVER_CALLED_BY_2_10 if older else NEVER_CALLED))
+
+
+def part_of(name: str) -> str:
+    return next((part for part, pattern in PARTS.items() if re.match(pattern, name)), "plain")
 
 
 @contextmanager
@@ -94,17 +109,19 @@ class Outcome:
 
 
 def run(script: str, *arguments: str, world: int = 1, env: Mapping[str, str] | None = None, **device: Any) -> Outcome:
-    """Runs a file of this folder, or a text as ``python -c``, as ``world`` ranks on the virtual NPU.
+    """Runs a file of `FOLDERS`, or a text as ``python -c``, as ``world`` ranks on the virtual NPU.
 
     Each gets RANK, WORLD_SIZE and STORE, a path for the group's store. ``device``: soc and devices.
     """
-    words = [str(HERE / script)] if script.endswith(".py") else ["-c", script]
+    words = ["-c", script]
+    if script.endswith(".py"):
+        words = [str(next(folder / script for folder in FOLDERS if (folder / script).is_file()))]
     processes = []
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(world):
             place = {"RANK": str(rank), "WORLD_SIZE": str(world), "STORE": f"{folder}/store"}
             base = {**os.environ, "ASCEND_MOE_TIMEOUT_S": "60", **PROVEN, **place}
-            own = {**vnpu.environment(base=base, **device), **(env or {})}
+            own = {**ascend_vnpu.environment(base=base, **device), **(env or {})}
             pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             processes.append(subprocess.Popen([sys.executable, *words, *arguments], env=own, **pipes))
         try:

@@ -1,0 +1,141 @@
+"""Starts a command in an environment in which torch_npu finds the virtual NPU's libraries, not CANN's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import query
+from .package import (
+    DEFAULT_SOC,
+    MAX_WORLD,
+    SOC_OF_SERIES,
+    SOCS,
+    ArgumentError,
+    LibraryError,
+    library,
+    need,
+    settings,
+)
+from .wheels import ask, interpreter_of, torch_npu_of, verify
+
+LIBRARY = "libascendcl.so"
+# Every library that torch_npu loads by name; without one of them it fails in ways that do not name it.
+LIBRARIES = (
+    LIBRARY,
+    "libacl_op_compiler.so",
+    "libhccl.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libacl_tdt_channel.so",
+    "libopapi.so",
+    "opp/op_api/lib/libcust_opapi.so",  # where torch_npu looks for it below ASCEND_CUSTOM_OPP_PATH
+)
+DEFAULT_DEVICES = 8
+MAX_DEVICES = MAX_WORLD
+
+# CANN's own settings would point torch_npu at other libraries.
+_UNSET = ("ASCEND_CUSTOM_OPP_PATH", "ASCEND_OPP_PATH", "ASCEND_HOME_PATH", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+
+
+def library_folder() -> Path:
+    """Where the virtual NPU's libraries are: $ASCEND_MOE_VNPU_LIBRARIES, or vnpu/ beside libascend_moe.so,
+    or in the cache, built on first use.
+
+    Raises:
+        LibraryError: a library is missing; the message names it and the command that builds it.
+    """
+    folder = settings.VNPU_LIBRARIES.get() or library.vnpu_folder()
+    missing = [name for name in LIBRARIES if not (folder / name).is_file()]
+    if missing:
+        text = f"{folder} lacks {', '.join(missing)} of the virtual NPU: build with\n  {library.build_command()}"
+        raise LibraryError(text, missing=missing)
+    return folder
+
+
+def environment(
+    soc: str | None = None, devices: int = DEFAULT_DEVICES, base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """``base`` (default: this process's environment) changed so that a child runs on the virtual NPU.
+
+    Args:
+        soc: what the devices say they are, e.g. Ascend910_9391 (A3) or Ascend910B3 (A2). Default: of the series that
+            this environment's vllm-ascend was built for; without one Ascend910_9391.
+        devices: how many, 1 to 384.
+
+    Raises:
+        ArgumentError: no such SoC, or too many devices.
+        LibraryError: the libraries are not built.
+    """
+    soc = soc or SOC_OF_SERIES.get(query.vllm_ascend_device(), DEFAULT_SOC)
+    _need_devices(soc, devices)
+    folder = str(library_folder())
+    result = dict(os.environ if base is None else base)
+    for name in _UNSET:
+        result.pop(name, None)
+    others = [entry for entry in result.get("LD_LIBRARY_PATH", "").split(":") if entry and entry != folder]
+    result["LD_LIBRARY_PATH"] = ":".join([folder, *others])
+    result["ASCEND_CUSTOM_OPP_PATH"] = f"{folder}/opp"
+    result[settings.VNPU.name] = folder
+    result[settings.VNPU_SOC.name] = soc
+    result[settings.VNPU_DEVICES.name] = str(devices)
+    return result
+
+
+def _need_devices(soc: str, devices: int) -> None:
+    need(soc in SOCS, "soc", "is {!r}; need one of {}", soc, ", ".join(SOCS))
+    need(1 <= devices <= MAX_DEVICES, "devices", "is {}; need 1 to {}", devices, MAX_DEVICES)
+
+
+def launch(
+    command: Sequence[str],
+    soc: str | None = None,
+    devices: int = DEFAULT_DEVICES,
+    check: bool = True,
+    quiet: bool = False,
+) -> NoReturn:
+    """Becomes ``command``, with torch_npu's libraries replaced by the virtual NPU's. Does not return.
+
+    Args:
+        command: a Python, a Python script, or a console script such as torchrun or pytest, and its arguments.
+        soc: what the devices say they are; default as in `environment`, of the command's Python.
+        devices: how many there are.
+        check: compare torch_npu's files with the RECORD of its wheel first, and ``soc`` with vllm-ascend's.
+        quiet: no line about it on stderr.
+
+    Raises:
+        ArgumentError: no such command, SoC or number; torch_npu is missing, modified, another version.
+        LibraryError: the libraries are not built.
+    """
+    _need_devices(soc or DEFAULT_SOC, devices)
+    interpreter = interpreter_of(command[0])
+    installed = ask(interpreter)
+    wheel = torch_npu_of(installed, interpreter)
+    soc = _soc_for(soc, installed, check)
+    if check:
+        verify(wheel)
+    changed = environment(soc, devices)  # last: it builds what is not there
+    if not quiet:
+        print(
+            f"ascend-moe vnpu: {devices} virtual {soc} on host memory, torch_npu {wheel.version}; "
+            "not an NPU, times mean nothing",
+            file=sys.stderr,
+            flush=True,
+        )
+    os.execvpe(command[0], list(command), changed)
+
+
+def _soc_for(soc: str | None, installed: Mapping[str, Any], check: bool) -> str:
+    """The SoC to show: the one asked for, else of the series that vllm-ascend was built for."""
+    series = installed.get("vllm_ascend_device", "")
+    fits = SOC_OF_SERIES.get(series)
+    if check and series and (fits is None if soc is None else SOCS[soc].series != series):
+        version = (installed.get("vllm_ascend") or ["of unknown version"])[0]
+        named = f"{soc} is {SOCS[soc].series}" if soc else "no virtual device is one"
+        text = f"vllm-ascend {version} of this environment was built for {series} and starts on no other, {named}: "
+        fix = f"--soc {fits}, or " if fits else f"--soc {DEFAULT_SOC} and "
+        raise ArgumentError(f"{text}{fix}--no-verify for a program that does without it", argument="soc")
+    return soc or fits or DEFAULT_SOC

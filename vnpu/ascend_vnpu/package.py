@@ -1,0 +1,25 @@
+"""What the virtual NPU takes of the operator package: no other module here imports `ascend_moe`.
+
+Its libraries are built with the operator package's and lie beside them. An operator of MoE layers is computed by the
+operator package's own function.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from ascend_moe import settings as settings
+from ascend_moe._text import installed_version as installed_version
+from ascend_moe.errors import ArgumentError as ArgumentError
+from ascend_moe.errors import LibraryError as LibraryError
+from ascend_moe.errors import need as need
+from ascend_moe.native import library as library
+from ascend_moe.plan.soc import DEFAULT_SOC as DEFAULT_SOC
+from ascend_moe.plan.soc import SOC_OF_SERIES as SOC_OF_SERIES
+from ascend_moe.plan.soc import SOCS as SOCS
+from ascend_moe.settings import MAX_WORLD as MAX_WORLD
+
+
+def load_operators() -> None:
+    """Import the operator package's aclnn functions, which register themselves with `operators.registry`."""
+    importlib.import_module("ascend_moe.torch_npu_ops.aclnn")
