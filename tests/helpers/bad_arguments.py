@@ -246,7 +246,7 @@ def _ints(op: str, name: str, values: Mapping[int, tuple[Any, ...]], **along: An
 
 
 def wrong_integers(op: str, world: int) -> Iterator[Bad]:
-    far = (INT32_MIN, INT32_MAX + 1, INT64_MIN, INT64_MAX)
+    far = (INT32_MIN, INT32_MAX + 1, INT64_MIN, INT64_MAX, *(2**32 + low for low in (0, world, E)))  # legal low bits
     rules: dict[str, tuple[tuple[int, ...], str]] = {
         "ep_world_size": ((-1, 0, 385), "1..384"),
         "ep_rank_id": ((-1, world, 64), f"0..{world - 1}"),

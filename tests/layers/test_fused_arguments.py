@@ -86,16 +86,22 @@ WRONG = {
 }
 
 
+def sound_call(mine: Rank, group: str) -> dict[str, Any]:
+    """Return arguments of `dispatch_ffn_combine` that are right."""
+    call = {
+        "x": mine.x, "weight1": [mine.w1], "weight2": [mine.w2], "expert_idx": mine.ids, "probs": mine.probs,
+        "group": group, "max_output_size": 0, "out": torch.empty_like(mine.x),
+        "expert_token_nums": torch.empty(L, dtype=I32),
+    }  # fmt: skip
+    beside = {"scale1": mine.s1, "scale2": mine.s2, "bias1": mine.b1, "bias2": mine.b2}
+    return call | {name: None if value is None else [value] for name, value in beside.items()}
+
+
 @pytest.mark.parametrize("argument", WRONG)
 def test_wrong_arguments_are_named(clusters: Any, argument: str) -> None:
     def body(rank: int, group: str) -> None:
-        mine = Rank(rank, 1)
-        sound: dict[str, Any] = {
-            "x": mine.x, "weight1": [mine.w1], "weight2": [mine.w2], "expert_idx": mine.ids, "scale1": None,
-            "scale2": None, "bias1": [torch.tensor([])], "bias2": torch.zeros(L, H), "probs": mine.probs,
-            "group": group, "max_output_size": 0, "out": torch.empty_like(mine.x),
-            "expert_token_nums": torch.empty(1, L, dtype=I32),
-        }  # fmt: skip
+        sound = sound_call(Rank(rank, 1), group) | {"bias1": [torch.tensor([])], "bias2": torch.zeros(L, H)}
+        sound["expert_token_nums"] = torch.empty(1, L, dtype=I32)
         dispatch_ffn_combine(**sound)
         for rule, changed in WRONG[argument].items():
             with pytest.raises(ArgumentError) as raised:
@@ -105,50 +111,36 @@ def test_wrong_arguments_are_named(clusters: Any, argument: str) -> None:
     clusters[1].run(body)
 
 
-def test_wrong_scales_of_int8_weights(clusters: Any) -> None:
+@pytest.mark.parametrize("int4", [0, 2], ids=["int8", "int4"])
+def test_wrong_scales_and_biases_of_integer_weights(clusters: Any, int4: int) -> None:
     def body(rank: int, group: str) -> None:
-        mine = Rank(rank, 1, int8=True)
+        mine = Rank(rank, 1, int8=not int4, int4=int4)
         assert mine.s1 is not None
-        bits = mine.s1.view(I32).long()
-        for wrong, rule in (
-            (None, "need 4 tensors"),
-            ([mine.s1[:, :5]], "need 4 tensors"),
-            ([mine.s1.half()], "is torch.float16"),
-            ([*mine.s1[:3], bits[3]], "mixes torch.float32 and torch.int64"),
-        ):
-            with pytest.raises(ArgumentError, match=rule) as raised:
-                dispatch_ffn_combine(
-                    mine.x, [mine.w1], [mine.w2], mine.ids, wrong, [mine.s2], None, None,
-                    mine.probs, group, 0, torch.empty_like(mine.x), torch.empty(L, dtype=I32),
-                )  # fmt: skip
-            assert raised.value.argument == "scale1"
+        sound, bits = sound_call(mine, group), mine.s1.view(I32).long()
+        dispatch_ffn_combine(**sound)
+        wrong = [
+            ("scale1", None, "need 4 tensors"),
+            ("scale1", [mine.s1.half()], "is torch.float16"),
+            ("scale1", [*mine.s1[:3], bits[3]], "mixes torch.float32 and torch.int64"),
+            ("scale1", [mine.s1[..., :5]], "has shapes [(4, 2, 5)]; int4 weights need" if int4 else "need 4 tensors"),
+        ]
+        if mine.b2 is not None:
+            wrong += [
+                ("scale1", [torch.ones(L, 3, 2 * F)], "G a divisor of 64"),
+                ("bias1", None, "int4 weights need 8 * sum(weight * scale)"),
+                ("bias2", [mine.b2.double()], "is torch.float64"),
+            ]
+        for argument, value, rule in wrong:
+            with pytest.raises(ArgumentError, match=re.escape(rule)) as raised:
+                dispatch_ffn_combine(**sound | {argument: value})
+            assert raised.value.argument == argument and "\n" not in str(raised.value)
 
     clusters[1].run(body)
 
 
-def test_wrong_scales_and_biases_of_int4_weights(clusters: Any) -> None:
+def test_types_of_int4_weights_are_of_both_and_of_whole_words(clusters: Any) -> None:
     def body(rank: int, group: str) -> None:
         mine = Rank(rank, 1, int4=2)
-        assert mine.s1 is not None and mine.b2 is not None
-        sound: dict[str, Any] = {
-            "x": mine.x, "weight1": [mine.w1], "weight2": [mine.w2], "expert_idx": mine.ids, "scale1": [mine.s1],
-            "scale2": [mine.s2], "bias1": [mine.b1], "bias2": [mine.b2], "probs": mine.probs, "group": group,
-            "max_output_size": 0, "out": torch.empty_like(mine.x), "expert_token_nums": torch.empty(L, dtype=I32),
-        }  # fmt: skip
-        dispatch_ffn_combine(**sound)
-        bits = mine.s1.view(I32).long()
-        for argument, wrong, rule in (
-            ("scale1", None, "need 4 tensors (64,) or (G, 64)"),
-            ("scale1", [mine.s1[:, :, :5]], "has shapes [(4, 2, 5)]; int4 weights need"),
-            ("scale1", [torch.ones(L, 3, 2 * F)], "G a divisor of 64"),
-            ("scale1", [mine.s1.half()], "is torch.float16"),
-            ("scale1", [*mine.s1[:3], bits[3]], "mixes torch.float32 and torch.int64"),
-            ("bias1", None, "int4 weights need 8 * sum(weight * scale)"),
-            ("bias2", [mine.b2.double()], "is torch.float64"),
-        ):
-            with pytest.raises(ArgumentError, match=re.escape(rule)) as raised:
-                dispatch_ffn_combine(**sound | {argument: wrong})
-            assert raised.value.argument == argument and "\n" not in str(raised.value)
         buffer = mine.buffer(group)
         with pytest.raises(ArgumentError, match=r"weight2_type is None, weight1_type 285; both must be int4"):
             mine.mega(buffer, weight1_type=285)

@@ -192,6 +192,12 @@ def test_opcheck(name: str, sound: dict[str, Any]) -> None:
         ({"gmm_weight": torch.zeros(LOCAL, 5, WIDTH)}, "gmm_weight", "takes rows of 5, gmm_x has 6"),
         ({"send_counts": [5, 0]}, "send_counts", "has 2 counts; need 3: 3 experts of each of 1 ranks"),
         ({"recv_counts": [-1, 0, 6]}, "recv_counts", "has -1; a count is at least 0"),
+        *(
+            ({name: wrong}, name, ".")
+            for name in ("send_counts", "recv_counts")
+            for wrong in ([1.9, 0, 3.2], [True] * 3)
+        ),
+        (dict.fromkeys(("send_counts", "recv_counts"), [2**32 + 2, 0, 3]), "gmm_x", f"are {2**32 + 5} together"),
         ({"hcom": "nobody"}, "hcom", "'nobody' names no live group"),
         ({"ep_world_size": 2}, "ep_world_size", "is 2 but group '0' has 1 ranks"),
         ({"mm_x": torch.zeros(2, 2)}, "mm_weight", "and mm_x come together or not at all"),

@@ -315,32 +315,6 @@ def test_lists_of_numbers_that_are_no_ints_are_refused() -> None:
         assert isinstance(outcome(grouped, bad), AscendMoeError), bad
 
 
-def test_alltoallv_reads_whole_numbers_only(cluster: LocalCluster) -> None:
-    def run(rank: int, group: str, counts: Any) -> Any:
-        x, weight = torch.ones(2, HIDDEN), torch.ones(1, HIDDEN, 16)
-        return outcome(npu.npu_alltoallv_gmm, x, weight, group, 2, counts, counts)
-
-    fine = cluster.run(lambda rank, group: run(rank, group, [1, 1]))
-    assert not any(isinstance(each, AscendMoeError) for each in fine), fine
-    wrong = ([1.9, 1.2], [True, True], [2**32 + 1, 1], torch.tensor([1.9, 1.2]), torch.tensor([True, True]))
-    for bad in wrong:
-        errors = cluster.run(lambda rank, group, bad=bad: run(rank, group, bad))
-        assert all(isinstance(error, AscendMoeError) for error in errors), bad
-
-
-def test_batched_blocks_have_no_row_of_another_expert() -> None:
-    draw = random.Random(3)
-    for _ in range(20):
-        counts = [draw.choice((draw.randrange(5), wide(draw))) for _ in range(EXPERTS)]
-        rows, experts, total = permute.batched_moe_align_block_size(4, 2, torch.tensor(counts))
-        want = [min(max(count, 0), 4) for count in counts]
-        owners = [row // 4 for row in rows.tolist() if row < EXPERTS * 4]
-        assert [owners.count(expert) for expert in range(EXPERTS)] == want
-        assert total.item() == sum(-(-count // 2) * 2 for count in want)
-        blocks = zip(rows.view(-1, 2).tolist(), experts.tolist(), strict=True)
-        assert all(row // 4 == expert for block, expert in blocks for row in block if row < EXPERTS * 4)
-
-
 def test_maps_of_integers_are_true_where_they_are_not_zero_and_floats_are_refused() -> None:
     x, given = torch.arange(6.0).view(3, 2), torch.tensor([[2**32, 0], [0, 256], [-1, 0]])
     rows, _, tokens, _, _ = permute.permute(x, given)
@@ -355,40 +329,6 @@ def test_maps_of_integers_are_true_where_they_are_not_zero_and_floats_are_refuse
 
 
 # ---- sizes
-
-
-def sized_op(**given: int) -> Callable[[int, str], Any]:
-    def run(rank: int, group: str) -> Any:
-        place = {"ep_world_size": 2, "ep_rank_id": rank, "moe_expert_num": EXPERTS}
-        ids = torch.zeros(1, 1, dtype=torch.int32)
-        return outcome(lambda: ops.npu_moe_distribute_dispatch_v2(torch.ones(1, HIDDEN), ids, group, **place | given))
-
-    return run
-
-
-SIZES = (
-    "ep_rank_id",
-    "ep_world_size",
-    "moe_expert_num",
-    "global_bs",
-    "quant_mode",
-    "expert_token_nums_type",
-    "tp_world_size",
-    "tp_rank_id",
-    "expert_shard_type",
-    "shared_expert_num",
-    "shared_expert_rank_num",
-    "zero_expert_num",
-)
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_wide_attributes_of_the_ops_are_refused_by_name(name: str, cluster: LocalCluster) -> None:
-    usual = {"ep_world_size": 2, "moe_expert_num": EXPERTS, "global_bs": 2, "expert_token_nums_type": 1}
-    for value in (2**32, 2**33, -(2**32), 2**62):
-        number = value + usual.get(name, 0)
-        errors = cluster.run(sized_op(**{name: number}))
-        assert all(isinstance(e, AscendMoeError) and name in str(e) and str(number) in str(e) for e in errors), errors
 
 
 def test_wide_numbers_of_a_plan_are_refused() -> None:
@@ -424,17 +364,3 @@ def test_wide_sizes_of_constructors_are_refused(cluster: LocalCluster) -> None:
                 continue  # any number of experts may be, and none are made here
             errors = cluster.run(lambda _, group, call=call, given=(world, rank, experts): outcome(call, group, *given))
             assert all(isinstance(error, AscendMoeError) for error in errors), (name, world, rank, experts, errors)
-
-
-def test_arguments_of_a_kernel_of_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ascendc_twin.arguments import Arguments
-    from ascendc_twin.entries import Parameter
-
-    def word(mangled: str, value: Any) -> Any:
-        return outcome(lambda: Arguments("k", [Parameter("n", "integer", mangled)], [value], None, None, rank=0,
-                                         stage=False).words[0])  # fmt: skip
-
-    assert [word("j", 7), word("j", 2**32 - 1), word("i", -1)] == [7, 2**32 - 1, 2**64 - 1]
-    for mangled, bits in (("j", 32), ("i", 32), ("h", 8), ("s", 16), ("l", 64), ("", 64)):
-        for value in (2**bits, 2**bits + 3, -(2 ** (bits - 1)) - 1):
-            assert isinstance(word(mangled, value), AscendMoeError), (mangled, value)

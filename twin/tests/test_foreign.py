@@ -17,6 +17,8 @@ from foreign_runs import HALF, Swap, kernels, modes, tiling
 from numpy.typing import NDArray
 
 import ascendc_twin
+from ascendc_twin.arguments import Arguments
+from ascendc_twin.entries import Parameter
 from ascendc_twin.errors import ArgumentError, TwinFault
 
 
@@ -308,6 +310,18 @@ def test_wrong_windows_are_refused() -> None:
         ascendc_twin.Windows(0)
     with pytest.raises(ArgumentError, match="rank 2 of windows of 2 ranks"):
         ascendc_twin.Windows(2).member(2)
+
+
+@pytest.mark.parametrize(("mangled", "bits"), [("j", 32), ("i", 32), ("h", 8), ("s", 16), ("l", 64), ("", 64)])
+def test_an_integer_that_a_parameter_does_not_hold_is_refused(mangled: str, bits: int) -> None:
+    def word(value: int) -> int:
+        parameters = [Parameter("n", "integer", mangled)]
+        return Arguments("k", parameters, [value], None, None, rank=0, stage=False).words[0]
+
+    assert [word(7), word(2**bits - 1), word(-1)] == [7, 2**bits - 1, 2**64 - 1]
+    for value in (2**bits, 2**bits + 3, -(2 ** (bits - 1)) - 1):
+        with pytest.raises(ArgumentError, match="does not fit"):
+            word(value)
 
 
 def test_windows_are_cleared_and_restored() -> None:
