@@ -82,11 +82,6 @@ def mxfp8(tensors: Tensors, name: str) -> Tensor:
     return tensors[name].double() * torch.exp2(powers.double() - 127).repeat_interleave(32, 1)
 
 
-def fp4_v4(tensors: Tensors, name: str) -> Tensor:
-    exact = mxfp4(tensors, name, name, f"{name.removesuffix('.weight')}.scale")
-    return exact
-
-
 MORE = {
     "published": (lambda tensors, name: tensors[name].double(), {}),
     "fp8 by block, quant_method fp8": (
@@ -97,7 +92,10 @@ MORE = {
         compressed("mxfp4-pack-quantized", MX, ignore=[]),
     ),
     "mxfp8": (mxfp8, compressed("mxfp8-quantized", MX | {"num_bits": 8}, ignore=[])),
-    "fp4 of deepseek_v4": (fp4_v4, fp8_method(scale_fmt="ue8m0")),
+    "fp4 of deepseek_v4": (
+        lambda tensors, name: mxfp4(tensors, name, name, f"{name.removesuffix('.weight')}.scale"),
+        fp8_method(scale_fmt="ue8m0"),
+    ),
 }  # fmt: skip
 FUSED = ("fused", "fused fp8 by block", "fused fp8 by channel", "mxfp4 of gpt_oss")
 KINDS = (*MORE, *FUSED, *FORMATS)
