@@ -344,7 +344,7 @@ def test_mega_moe_calls_situglu_with_its_betas(int8: bool) -> None:
 
 
 def test_torch_npus_operators_take_their_formulas_from_it() -> None:
-    x = rows(spread=3.0)
+    x = rows(spread=3.0).view(3, 3, H)
     for interleaved in (False, True):
         numbers = {"limit": 2.0, "alpha": 1.3, "bias": 0.5}
         act = Activation("clipped_swiglu", numbers, interleaved)
@@ -353,4 +353,4 @@ def test_torch_npus_operators_take_their_formulas_from_it() -> None:
             x, activate_left=True, quant_mode=1, swiglu_mode=1 if interleaved else 2, clamp_limit=2.0, glu_alpha=1.3,
             glu_bias=0.5,
         )  # fmt: skip
-        assert torch.equal(codes, (act(x) / scale[:, None]).round().to(torch.int8))
+        assert torch.equal(codes, (act(x) / scale[..., None]).round().to(torch.int8))

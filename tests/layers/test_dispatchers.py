@@ -409,28 +409,12 @@ def test_one_rank_alone_may_smooth_its_rows() -> None:
     assert torch.equal(ways[0][0][0][: len(first)], plain[first])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_global_bs_is_a_multiple_of_the_ranks(kind: Any) -> None:
-    def body(rank: int, group: Any) -> None:
-        dispatcher, x, ids = kind(group, 4), torch.ones(3, 8), torch.zeros(3, 2, dtype=torch.int32)
-        for global_bs in (7, 5, 4, -6):
-            with pytest.raises(ArgumentError, match=f"global_bs is {global_bs}; need 0, or 2 ranks"):
-                dispatcher.dispatch(x, ids, global_bs=global_bs)
-        assert len(dispatcher.dispatch(x, ids, global_bs=6).expand_x) == (12 if rank == 0 else 0)
-
-    threads(2).run(body)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_kept_for_the_weights_gradients_only(kind: Any) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, MC2Dispatcher.from_group])
+def test_rows_are_kept_for_the_weights_gradients_only(kind: Any, clusters: Any) -> None:
     """combine without them keeps no rows until its backward."""
 
     def body(rank: int, group: Any) -> None:
         dispatcher, kept = kind(group, 2), []
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            kept.append(tensor.shape)
-            return tensor
 
         x = torch.randn(3, 16).requires_grad_()
         sent = dispatcher.dispatch(x, torch.tensor([[0], [1], [1]], dtype=torch.int32))
@@ -442,7 +426,7 @@ def test_rows_are_kept_for_the_weights_gradients_only(kind: Any) -> None:
                 dispatcher.combine(sent.expand_x, sent, torch.ones(3, 1, requires_grad=wanting))
             assert (torch.Size([3, 16]) in kept) == wanting
 
-    threads(1).run(body)
+    clusters[1].run(body)
 
 
 def test_the_old_name_of_a_dispatcher_still_works() -> None:

@@ -41,31 +41,6 @@ def test_both_calls_are_the_three_calls(clusters: Any, world: int, int8: bool) -
     clusters[world].run(body)
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["bf16", "W8A8"])
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_both_calls_are_the_layer(clusters: Any, world: int, int8: bool) -> None:
-    def body(rank: int, group: str) -> None:
-        config = MoEConfig(H, F, L * world, K, shared_intermediate_size=F)
-        layer = MoELayer(config, MC2Dispatcher(group, world, rank, L * world)).init_weights(3)
-        assert layer.shared_gate_up is not None and layer.shared_down is not None
-        shared = ([layer.shared_gate_up], [layer.shared_down])
-        if int8:
-            layer.quantize_()
-        mine = Rank(rank, world, int8=int8)
-        mine.w1, mine.w2, mine.s1, mine.s2 = layer.w_gate_up, layer.w_down, layer.w_gate_up_scale, layer.w_down_scale
-        mine.probs, mine.ids = layer.route(mine.x)
-        with torch.no_grad():
-            whole = layer(mine.x)
-            y, nums = mine.mega(mine.buffer(group), shared_l1_weights=shared[0], shared_l2_weights=shared[1])
-            assert torch.equal(y, whole)
-            plain = mine.one_call(group)
-            assert torch.equal(plain[1], nums)
-            layer.shared_gate_up = layer.shared_down = None
-            assert torch.equal(plain[0], layer(mine.x)) and not torch.equal(plain[0], whole)
-
-    clusters[world].run(body)
-
-
 @pytest.mark.parametrize("groups", [1, 4])
 def test_int4_weights_of_both_calls_are_the_three_calls(clusters: Any, groups: int) -> None:
     """Lists and stacked, scales as int64; in mega_moe also bytes of two with their type, as vllm-ascend has them."""

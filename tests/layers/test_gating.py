@@ -162,6 +162,7 @@ def test_ties_go_to_the_lower_expert_and_nan_comes_last() -> None:
         ids = npu_moe_gating_top_k(x, 5, norm_type=norm_type, group_count=8, k_group=2)[1]
         assert ids.tolist() == [[0, 1, 2, 3, 4], [40, 41, 42, 43, 44]]
     assert npu_moe_gating_top_k_softmax(x, None, 3)[1].tolist() == [[0, 1, 2], [40, 41, 42]]
+    assert sigmoid_of_topk(x, 3)[1].tolist() == [[0, 1, 2], [40, 41, 42]]
     x[0, :3] = torch.nan
     assert npu_moe_gating_top_k(x, 4, norm_type=1)[1][0].tolist() == [3, 4, 5, 6]
 
@@ -283,18 +284,6 @@ def test_the_sparse_mixer_draws_in_training_as_transformers_does(monkeypatch: py
         assert torch.equal(same, ids) and again.shape == (300, 2)
 
 
-def test_sigmoids_of_the_largest_logits() -> None:
-    logits = logits_of(9, 16, 5)
-    weights, ids = sigmoid_of_topk(logits, 3)
-    for token in range(9):
-        best = sorted(range(16), key=lambda e: -float(logits[token, e]))[:3]
-        assert ids[token].tolist() == best
-        torch.testing.assert_close(weights[token], torch.tensor([1 / (1 + math.exp(-logits[token, e])) for e in best]))
-    assert sigmoid_of_topk(torch.zeros(1, 4), 1)[1].tolist() == [[0]]  # the lower id
-    with pytest.raises(ArgumentError, match="k is 17"):
-        sigmoid_of_topk(logits, 17)
-
-
 def test_a_table_is_looked_up_where_an_older_torch_npu_knows_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its operator is not called with arguments that it lacks; torch's own operators give the same."""
     logits, table = logits_of(9, 16, 8), torch.rand(20, 3, generator=torch.Generator().manual_seed(1)).argsort(1)
@@ -304,15 +293,6 @@ def test_a_table_is_looked_up_where_an_older_torch_npu_knows_none(monkeypatch: p
     monkeypatch.setattr(_torch_npu, "operators", lambda: OLDER)
     monkeypatch.setattr(gating, "npu_moe_gating_top_k", None)
     assert all(torch.equal(a, b) for a, b in zip(deepseek_v4(logits, 3, scaling=1.5, **given), wanted, strict=True))
-
-
-def test_a_bias_of_softmax_chooses_only() -> None:
-    logits, bias = logits_of(9, 16, 6), torch.linspace(0.3, -0.3, 16)
-    weights, ids = softmax_topk(logits, 4, True, bias)
-    scores = torch.softmax(logits, -1)
-    assert torch.equal(ids.long(), (scores + bias).topk(4).indices)
-    kept = scores.gather(1, ids.long())
-    torch.testing.assert_close(weights, kept / kept.sum(1, keepdim=True))
 
 
 def test_deepseek_v4_by_score_and_by_table() -> None:

@@ -287,17 +287,6 @@ def test_init_weights_do_not_depend_on_ranks() -> None:
     assert not torch.equal(other["w_down"], whole["w_down"])
 
 
-def test_router_is_fp32_in_a_bf16_layer() -> None:
-    layer = MoELayer(SMALL, one_rank(), dtype=torch.bfloat16).init_weights(1)
-    x = torch.randn(64, 32, generator=torch.Generator().manual_seed(4)).bfloat16()
-    weights, ids = layer.route(x)
-    exact = torch.softmax(x.double() @ layer.gate_weight.double().T, -1)
-    best = exact.topk(SMALL.top_k)
-    assert torch.equal(ids.long(), best.indices)
-    expected = best.values / best.values.sum(-1, keepdim=True)
-    torch.testing.assert_close(weights, expected.float(), rtol=1e-6, atol=1e-7)
-
-
 def one_rank() -> Dispatcher:
     return AllToAllDispatcher(threads(1).groups[0], 8)
 
@@ -440,32 +429,6 @@ def test_a_zero_copy_dispatcher_trains_too() -> None:
     with LocalCluster(2) as cluster:
         for one, other in zip(cluster.run(body, True), cluster.run(body, False), strict=True):
             assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("scaling", [0.5, 1.0, 2.5])
-@pytest.mark.parametrize("renormalize", [False, True])
-@pytest.mark.parametrize("router, groups", [("softmax", (1, 1)), ("softmax", (4, 2)), ("deepseek_v3", (4, 2))])
-def test_route_is_the_scalar_loop(router: str, groups: tuple[int, int], renormalize: bool, scaling: float) -> None:
-    """Groups count by their best expert, or by the two best; the bias chooses and does not weigh; all in fp32."""
-    number, kept = groups
-    config = MoEConfig(32, 24, 8, 3, router, renormalize, number, kept, scaling)
-    layer = MoELayer(config, AllToAllDispatcher(threads(1).groups[0], 8)).init_weights(2)
-    x = torch.randn(9, 32, generator=torch.Generator().manual_seed(6)).bfloat16()
-    weights, ids = layer.route(x)
-    assert weights.dtype == torch.float32 and ids.dtype == torch.int32
-    logits = x.double() @ layer.gate_weight.double().t()
-    scores = logits.sigmoid() if router == "deepseek_v3" else logits.softmax(-1)
-    choice = scores if layer.gate_bias is None else scores + layer.gate_bias.double()
-    for token in range(9):
-        best = [choice[token, 2 * g : 2 * g + 2].sum() if number > 1 else 0 for g in range(4)]
-        if router == "softmax" and number > 1:
-            best = [choice[token, 2 * g : 2 * g + 2].max() for g in range(4)]
-        alive = sorted(range(4), key=lambda g: -float(best[g]))[: kept if number > 1 else 4]
-        chosen = sorted((e for e in range(8) if e // 2 in alive), key=lambda e: -float(choice[token, e]))[:3]
-        assert ids[token].tolist() == chosen
-        expected = scores[token, chosen]
-        expected = scaling * (expected / expected.sum() if renormalize else expected)
-        torch.testing.assert_close(weights[token].double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_gate_of_the_shared_expert_is_in_float32() -> None:

@@ -80,47 +80,6 @@ def test_a_layer_with_copies_keeps_its_outputs(victim: int) -> None:
         torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-6)
 
 
-def exact(dispatcher: MC2Dispatcher, placement: Balance, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """A layer whose experts treat each row by itself: where its rows come from, and how many, changes no bit."""
-    rank, local = dispatcher.rank, dispatcher.local_experts
-    sent = dispatcher.dispatch(x, remap(ids, placement.logical_to_physical[0], torch.arange(len(x))))
-    held = placement.physical_to_logical[0, rank * local : (rank + 1) * local]
-    factors = torch.zeros(len(sent.expand_x))
-    rows = held.repeat_interleave(sent.expert_token_nums)
-    factors[: len(rows)] = 1 + rows / 7  # of the logical expert
-    weights = torch.rand(ids.shape, generator=torch.Generator().manual_seed(len(x)))
-    return dispatcher.combine((sent.expand_x.float() * factors.unsqueeze(1)).to(x.dtype), sent, weights)
-
-
-@pytest.mark.parametrize("comm_alg", ["window", "direct"])
-@pytest.mark.parametrize(("dtype", "victim"), [(torch.bfloat16, 0), (torch.float32, 2), (torch.bfloat16, 3)])
-def test_rows_and_sums_keep_their_bits(dtype: torch.dtype, victim: int, comm_alg: str) -> None:
-    """With experts that are exact by row the outputs of the others are equal bit for bit, before and after the loss."""
-    before = balance(torch.ones(1, 6), 12, 4)
-    alive = [rank for rank in range(4) if rank != victim]
-    after = shrunk(before, 4, alive)
-
-    def work(rank: int, group_ep: str) -> tuple[torch.Tensor, torch.Tensor]:
-        generator = torch.Generator().manual_seed(rank)
-        x = torch.randn(9, 64, generator=generator).to(dtype)
-        ids = torch.stack([torch.randperm(6, generator=generator)[:3] for _ in x]).int()
-        dispatcher = MC2Dispatcher(group_ep, 4, rank, 12, comm_alg=comm_alg)
-        first = exact(dispatcher, before, x, ids)
-        if rank == victim:
-            raise Dies
-        with pytest.raises(PeerLost):
-            exact(dispatcher, before, x, ids)
-        place = ascend_moe.shrink(group_ep, ascend_moe.agree(group_ep))
-        dispatcher = MC2Dispatcher(place.group_ep, place.world, place.rank, 9, comm_alg=comm_alg)
-        return first, exact(dispatcher, after, x, ids)
-
-    with ascend_moe.LocalCluster(4, window_mib=2) as cluster:
-        with pytest.raises(Dies) as lost:
-            cluster.run(work)
-    for first, then in results_of(lost.value, alive).values():
-        assert first.abs().sum() > 0 and torch.equal(first, then)
-
-
 def test_terms_of_experts_without_a_copy_are_left_out() -> None:
     """Experts 2 and 3 of 8 were on rank 1: the sums of the others are those of a layer in which they give nothing."""
     config = MoEConfig(64, 32, 8, 3)

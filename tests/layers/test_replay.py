@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -265,71 +260,6 @@ def test_select_experts_and_vllm_ascends_operator_take_the_same_ids() -> None:
     assert grouped[1].dtype == torch.int64 and bool((grouped[1] // 2 == grouped[1][:, :1] // 2).all())
     with pytest.raises(ArgumentError, match="scoring_func is 'tanh'"):
         select_experts(logits, logits, K, False, True, scoring_func="tanh")
-
-
-def test_two_dtypes_choose_alike_with_replayed_ids_and_the_loss_of_an_rl_step_falls() -> None:
-    """A bf16 model generates, an fp32 model of the same weights trains: mean |log p - log q| of the actions."""
-    without, replayed, moved = rl_step(on_one_rank(generate))
-    assert moved > 0, "the dtypes chose alike by themselves: the case shows nothing"
-    assert replayed < without / 2, (replayed, without)
-
-
-@pytest.mark.nightly
-def test_the_model_that_generates_may_be_another_process(tmp_path: Path) -> None:
-    program = "import sys, torch; from test_replay import generate, on_one_rank; "
-    program += "torch.save(on_one_rank(generate), sys.argv[1])"
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers"), *filter(None, sys.path)]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "made.pt")], env=env, timeout=200)
-    assert done.returncode == 0
-    made, own = torch.load(tmp_path / "made.pt"), on_one_rank(generate)
-    assert all(torch.equal(made[name], own[name]) for name in own)
-    assert rl_step(made) == rl_step(own)
-
-
-def on_one_rank(function: Callable[[Any], Any]) -> Any:
-    with LocalCluster(1) as cluster:
-        return cluster.run(lambda rank, group: function(MC2Dispatcher(group, 1, rank, 64)))[0]
-
-
-RL, ACTIONS = MoEConfig(H, 16, 64, 4), 12
-
-
-def generate(dispatcher: Any) -> dict[str, Tensor]:
-    """Tokens, what becomes actions of rows, log probabilities, the actions taken, and the experts: of a bf16 model."""
-    torch.manual_seed(0)
-    tokens, head = 512, torch.randn(H, ACTIONS)
-    served = MoELayer(RL, dispatcher, router_dtype=torch.bfloat16).init_weights(3)
-    served.capture = RouteCapture(tokens, RL.top_k)
-    x = torch.randn(tokens, H)
-    with torch.no_grad():
-        old = torch.log_softmax(served(x.bfloat16()).float() @ head, -1)
-    taken = torch.multinomial(old.exp(), 1)
-    return {"x": x, "head": head, "old": old, "taken": taken, "ids": served.capture.last()[0]}
-
-
-def rl_step(made: dict[str, Tensor]) -> tuple[float, float, int]:
-    """The loss without replay and with it, and the tokens that would go elsewhere."""
-    return on_one_rank(lambda dispatcher: trained_on(made, dispatcher))  # type: ignore[no-any-return]
-
-
-def trained_on(made: dict[str, Tensor], dispatcher: Any) -> tuple[float, float, int]:
-    trained = MoELayer(RL, dispatcher, dtype=torch.float32, trainable=True).init_weights(3)
-    trained.replay, trained.capture = RouterReplay(register=False), RouteCapture(len(made["x"]), RL.top_k, steps=2)
-
-    def loss() -> Tensor:
-        new = torch.log_softmax(trained(made["x"]) @ made["head"], -1)
-        return (new - made["old"]).gather(1, made["taken"]).abs().mean()
-
-    without = float(loss().detach())
-    trained.replay.set_target_indices(made["ids"])
-    trained.replay.set_router_replay_action(FORWARD)
-    replayed = loss()
-    replayed.backward()  # type: ignore[no-untyped-call]
-    assert trained.gate_weight.grad is not None and bool(trained.gate_weight.grad.any())
-    own, given = (step.sort(1).values for step in trained.capture.last())
-    assert torch.equal(given, made["ids"].sort(1).values)
-    return without, float(replayed.detach()), int((own != given).any(1).sum())
 
 
 def test_a_backward_that_computes_forwards_anew_takes_each_forwards_ids() -> None:

@@ -119,30 +119,11 @@ def test_state_dicts_that_do_not_fit_an_int8_layer_change_nothing(case: str, str
     assert same({name: before[name] for name in EXPERTS}, {name: values(made)[name] for name in EXPERTS})
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_codes_for_a_float_layer_are_refused(strict: bool) -> None:
-    given = values(layer(2, quantized=True))
-    with pytest.raises(ArgumentError, match=r"w_gate_up is int8, the layer's weights are torch.bfloat16: call quantiz"):
-        layer(1).load_state_dict(given, strict=strict)
-    made = layer(1).quantize_()
-    made.load_state_dict(given, strict=strict)
-    assert same(values(made), given)
-
-
 def test_a_gradient_keeps_the_dtype_of_its_weight() -> None:
     made = layer(1)
     made.gate_weight.grad = torch.full_like(made.gate_weight, 0.3)
     grad = made.half().gate_weight.grad
     assert grad is not None and torch.equal(grad, torch.full_like(made.gate_weight, 0.3))
-
-
-@pytest.mark.parametrize("assign", [False, True])
-def test_a_float_layer_keeps_its_dtypes(assign: bool) -> None:
-    other, made = layer(2, FP32), layer(1)
-    made.load_state_dict(other.state_dict(), assign=assign)
-    assert made.w_down.dtype == BF16 and torch.equal(made.w_down, other.w_down.bfloat16())
-    assert made.gate_weight.dtype == FP32 and torch.equal(made.gate_weight, other.gate_weight)
-    assert made(rows()).dtype == BF16
 
 
 # ---- casts and copies of a layer
@@ -173,16 +154,6 @@ def test_a_dtype_that_no_layer_has_is_refused_before_anything_changes() -> None:
         ):
             made.double()
         assert same(values(made), before) and made.dtype == BF16
-
-
-@pytest.mark.parametrize("quantized", [False, True])
-def test_copies_of_a_layer_have_weights_of_their_own(quantized: bool) -> None:
-    source = layer(1, quantized=quantized)
-    expected = source(rows())
-    made = copy.deepcopy(source)
-    assert same(values(made), values(source)) and isinstance(made.w_down, Codes) == quantized
-    made.load_state_dict(layer(2).state_dict())
-    assert torch.equal(source(rows()), expected) and not torch.equal(made(rows()), expected)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -173,7 +173,7 @@ EVERY: dict[str, Callable[[str], Layer]] = {
     "dispatch_ffn_combine": one_call,
     "vllm-ascend": of_vllm_ascend,
 }
-QUICK = ["three calls, V2, int8, mask", "MoELayer", "two launches", "vLLM", "SGLang", "dispatch_ffn_combine"]
+QUICK = ["three calls, V2, int8, mask", "MoELayer, DeepSeek", "two launches", "vLLM", "SGLang", "dispatch_ffn_combine"]
 
 
 # ---- how many graphs

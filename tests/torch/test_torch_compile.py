@@ -233,22 +233,3 @@ def test_a_trainable_layer_is_one_graph(group_ep: str) -> None:
     for one, other in zip(*found, strict=True):
         assert bool((one != 0).any())
         torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("changes", [{}, {"router": "deepseek_v3", "n_group": 2, "topk_group": 1}], ids=str)
-@pytest.mark.parametrize("quantized", [False, True])
-def test_a_layer_is_one_graph(changes: dict[str, Any], quantized: bool, group_ep: str) -> None:
-    config = MoEConfig(hidden_size=64, moe_intermediate_size=32, num_experts=8, top_k=2, **changes)
-    layer = MoELayer(config, MC2Dispatcher(group_ep, 1, 0, num_experts=8), dtype=torch.bfloat16).init_weights()
-    layer = layer.quantize_() if quantized else layer
-    torch._dynamo.reset()
-    graphs = Graphs()
-    compiled = torch.compile(layer, fullgraph=True, backend=graphs.backend)
-    with torch.no_grad():
-        for seed in range(3):  # other counts of rows, the same graph
-            x = torch.randn(5, 64, generator=torch.Generator().manual_seed(seed)).bfloat16()
-            assert torch.equal(compiled(x), layer(x))
-    (module,) = graphs.graphs
-    middle = ["npu_swiglu"] if not quantized else ["npu_dequant_swiglu_quant"]
-    called = ["dispatch_v2", "npu_grouped_matmul", *middle, "npu_grouped_matmul", "combine_v2"]
-    assert [name for name in ops_in(module.graph) if name in called] == called

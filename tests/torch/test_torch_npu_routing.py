@@ -16,7 +16,6 @@ from ascend_moe.npu import (
     npu_moe_compute_expert_tokens,
     npu_moe_finalize_routing,
     npu_moe_gating_top_k_softmax,
-    npu_moe_gating_top_k_softmax_v2,
     npu_moe_init_routing,
     npu_moe_init_routing_v2,
     npu_moe_re_routing,
@@ -181,47 +180,6 @@ def test_expert_tokens_are_running_sums(rows: list[int]) -> None:
 
 
 # ---- npu_moe_gating_top_k_softmax_v2
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("renorm", [0, 1])
-@pytest.mark.parametrize("shape", [(5, 6), (2, 3, 6)])
-def test_softmax_v2_is_the_formula(shape: tuple[int, ...], renorm: int, dtype: torch.dtype) -> None:
-    x, topk = values(*shape, dtype=dtype), 3
-    x.view(-1, 6)[1, 2:4] = 2.0  # a tie
-    finished = torch.zeros(shape[:-1], dtype=torch.bool)
-    finished.view(-1)[2] = True
-    weights, chosen, softmax = npu_moe_gating_top_k_softmax_v2(
-        x, k=topk, finished=finished, renorm=renorm, output_softmax=True
-    )
-    assert weights.dtype == dtype and chosen.dtype == torch.int32 and softmax.dtype == torch.float32
-    assert weights.shape == chosen.shape == (*shape[:-1], topk)
-    rounding = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
-    for row, logits in enumerate(x.reshape(-1, 6).float().tolist()):
-        best = sorted(range(6), key=lambda e: (-logits[e], e))[:topk]
-        over = best if renorm else range(6)
-        total = sum(math.exp(logits[e]) for e in over)
-        expected = [math.exp(logits[e]) / total for e in best]
-        assert weights.view(-1, topk)[row].tolist() == pytest.approx(expected, rel=rounding)
-        assert chosen.view(-1, topk)[row].tolist() == ([6] * topk if row == 2 else best)
-        if not renorm:
-            whole = [math.exp(logit) / total for logit in logits]
-            assert softmax.view(-1, 6)[row].tolist() == pytest.approx(whole, rel=1e-5)
-    assert softmax.shape == ((0,) if renorm else shape)
-    if not renorm:  # the older operator's, with the names of its pairs
-        *older, names = npu_moe_gating_top_k_softmax(x, finished, k=topk)
-        assert torch.equal(older[0], weights) and torch.equal(older[1], chosen)
-        tokens = finished.numel()
-        assert torch.equal(names.reshape(tokens, topk).t(), torch.arange(tokens * topk).int().view(topk, -1))
-        for tokens, wanted in ((5, 0), (0, 2)):
-            outputs = npu_moe_gating_top_k_softmax(values(tokens, 6, dtype=dtype), k=wanted)
-            assert [out.shape for out in outputs] == [(tokens, wanted)] * 3
-
-
-def test_softmax_v2_chooses_by_the_logits_where_softmax_cannot_tell_them_apart() -> None:
-    x = torch.tensor([[0.0, -200.0, -190.0, -199.0]])  # their softmax is 0 in float32
-    weights, chosen, _ = npu_moe_gating_top_k_softmax_v2(x, k=3, renorm=1)
-    assert chosen.tolist() == [[0, 2, 3]] and weights.tolist() == [[1.0, 0.0, 0.0]]
 
 
 # ---- permute

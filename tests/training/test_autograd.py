@@ -83,11 +83,6 @@ def test_gradients_of_const_experts_that_mix_by_products(weighted: bool, cluster
     clusters[2].run(run)
 
 
-@pytest.mark.parametrize("comm_alg", ["window", "direct"])
-def test_numeric_gradients_by_each_algorithm(comm_alg: str, clusters: Any) -> None:
-    check_numbers(clusters[2], Trip(small(ids="mixed", batches="unequal", shared=2), comm_alg), fast=False)
-
-
 @pytest.mark.parametrize(
     "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(6, 200))]
 )
@@ -167,12 +162,6 @@ def test_a_backward_goes_by_the_algorithm_of_its_call(
 
     clusters[1].run(run)
     assert len(seen) >= 2 and set(seen) == {comm_alg}
-
-
-def test_everything_on_one_expert(clusters: Any) -> None:
-    case = small(world=4, topk=1)
-    inputs = [replace(given, expert_ids=torch.full_like(given.expert_ids, 5)) for given in case.inputs]
-    check_numbers(clusters[4], Trip(Case.of(inputs, case.experts, contract=2)))
 
 
 def test_rows_in_another_order_than_dispatchs(clusters: Any) -> None:

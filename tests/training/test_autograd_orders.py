@@ -73,30 +73,6 @@ def test_recomputed_activations_have_the_same_gradients(reentrant: bool, cluster
         assert len(one) == 3 and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_forward_keeps_the_routing_only(clusters: Any) -> None:
-    """Rows are kept where the weights want a gradient, and there only."""
-    trip = Trip(small(world=1))
-
-    def run(rank: int, group_ep: str, wanting: bool) -> list[tuple[int, ...]]:
-        kept: list[Tensor] = []
-        x, weights = trip.leaves(rank)
-
-        def keep(tensor: Tensor) -> Tensor:
-            kept.append(tensor)
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            place = group_ep, 1, rank, trip.case.experts
-            ids = trip.case.inputs[rank].expert_ids
-            sent = ascend_moe.npu_moe_distribute_dispatch_v2(x.requires_grad_(), ids, *place)
-            weights.requires_grad_(wanting)
-            ascend_moe.npu_moe_distribute_combine_v2(sent[0], ids, sent[2], sent[4], weights, *place)
-        return [tuple(tensor.shape) for tensor in kept if tensor.dim() == 2 and tensor.shape[1] == trip.case.hidden]
-
-    (without,), (rows,) = (clusters[1].run(run, wanting) for wanting in (False, True))
-    assert without == [] and len(rows) == 1
-
-
 # ---- failures
 
 
