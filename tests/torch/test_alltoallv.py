@@ -18,6 +18,7 @@ from ascend_moe.ops.collectives import exchange
 
 HIDDEN, WIDTH, LOCAL = 6, 10, 3
 OPS = torch.ops.ascend_moe
+WIDE = [2**32 + 2, 0, 3]  # counts whose low bits would fit
 
 
 class Layer:
@@ -197,7 +198,7 @@ def test_opcheck(name: str, sound: dict[str, Any]) -> None:
             for name in ("send_counts", "recv_counts")
             for wrong in ([1.9, 0, 3.2], [True] * 3)
         ),
-        (dict.fromkeys(("send_counts", "recv_counts"), [2**32 + 2, 0, 3]), "gmm_x", f"are {2**32 + 5} together"),
+        ({"send_counts": WIDE, "recv_counts": WIDE}, "gmm_x", f"are {2**32 + 5} together"),
         ({"hcom": "nobody"}, "hcom", "'nobody' names no live group"),
         ({"ep_world_size": 2}, "ep_world_size", "is 2 but group '0' has 1 ranks"),
         ({"mm_x": torch.zeros(2, 2)}, "mm_weight", "and mm_x come together or not at all"),
