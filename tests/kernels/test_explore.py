@@ -12,7 +12,6 @@ from large_shares import LARGE_SHARES
 from ascend_moe import explore
 from ascend_moe.errors import ArgumentError
 from ascend_moe.explore import Options, Program, World, draws
-from ascend_moe.explore.program import SEQUENCES
 from ascend_moe.explore.reached import reached
 
 LENT = Program(world=2, cores=2, local=2, topk=2, batch=3, algorithm="direct", rows="lent", ids="distinct")
@@ -149,15 +148,6 @@ def test_large_cases_reach_every_size() -> None:
         assert max(shares) > 512 and min(shares) == 0
 
 
-def test_a_row_that_crosses_once_for_many_experts() -> None:
-    sizes = ("w2,c8,k3,b4,v2,m2,int8,mask:none", "w3,c8,k2,b3,v1,m3,none,mask:token")
-    sizes += ("w2,c9,k4,b5,v2,m1,int8,mask:pair", "w1,c8,k3,b9,v2,m2,none,mask:none")
-    cases = [explore.parse(f"{size},l8,u1,bf16,ids:any,equal,DC,direct,s{seed}") for seed, size in enumerate(sizes)]
-    result = explore.campaign(cases, schedules=40, seed=1, a_case=10)
-    assert_nothing_found(result)
-    assert result.schedules == 40
-
-
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
 @pytest.mark.parametrize(
     ("given", "op", "output"),
@@ -189,18 +179,6 @@ def test_every_policy_and_order_of_stores(mode: str, policy: str, stores: str) -
     result = explore.explore(replace(case, **MODES[mode]), 8, 7, options)
     assert_nothing_found(result)
     assert result.distinct == 1 if policy == "late" else result.distinct > 5
-
-
-@pytest.mark.parametrize("sequence", SEQUENCES)
-@pytest.mark.parametrize("contract", [1, 2])
-@pytest.mark.parametrize(
-    "case",
-    [Program(), LENT, pytest.param(replace(LENT, rows="partly"), marks=pytest.mark.nightly)],
-    ids=["own", "lent", "partly"],
-)
-def test_sequences_of_ops_have_no_finding(sequence: str, contract: int, case: Program) -> None:
-    case = replace(case, sequence=sequence, contract=contract, seed=5)
-    assert_nothing_found(explore.explore(case, 10))
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])

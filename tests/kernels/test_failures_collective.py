@@ -94,6 +94,8 @@ def odd_calls(world: int) -> list[Odd]:
         if v2 and not ranks_per_server():
             window = {"comm_alg": "window"}
             found.append(Odd(op, {"comm_alg": "direct"}, "comm_alg", "window", "direct", window))
+        if op.startswith("combine"):
+            found.append(Odd(op, {"comm_quant_mode": 2}, "comm_quant_mode", 0, 2))
         if op.startswith("dispatch"):
             found.append(Odd(op, {"expert_scales": torch.ones(2, TOPK)}, "expert_scales", "None", "given"))
             quant = {"quant_mode": 2}

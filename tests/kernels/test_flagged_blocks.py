@@ -72,8 +72,6 @@ def test_the_least_window_has_room_for_the_flags(monkeypatch: pytest.MonkeyPatch
 
 # ---- blocks that come in any order
 
-ITEM = Program(world=2, cores=2, local=2, topk=2, batch=4, units=20, servers=1, ids="distinct", batches="equal")
-
 
 def drawn(first: int, flags: bool) -> Iterator[Program]:
     """Cases between servers, all with rows of more than one block."""
