@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import itertools
 import random
 import re
 from collections.abc import Iterator
@@ -110,20 +109,6 @@ def test_wrong_arguments_are_named(cluster: comm.LocalCluster, argument: str, ch
     with pytest.raises(ArgumentError) as raised:
         on_rank_0(cluster, lambda group: empty(**{"group": group, "shape": (2, 4), **changes}))
     assert raised.value.argument == argument
-
-
-def test_blocks_do_not_overlap_and_lie_in_the_area(cluster: comm.LocalCluster) -> None:
-    def work(rank: int, group: str) -> list[tuple[int, int]]:
-        tensors = [take(rank, group, rows, 33) for rows in (1, 7, 100, 3, 250)]
-        for number, tensor in enumerate(tensors):
-            tensor.fill_(number)
-        assert [int(t.unique()) for t in tensors] == [0, 1, 2, 3, 4]
-        return [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors]
-
-    for places in cluster.run(work):
-        places.sort()
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(places))
-        assert places[-1][1] - places[0][0] <= MIB
 
 
 def test_memory_is_used_again_when_a_tensor_dies(cluster: comm.LocalCluster) -> None:

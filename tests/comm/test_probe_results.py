@@ -12,7 +12,7 @@ import pytest
 from ascend_moe import settings
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.native import probe_results
-from ascend_moe.native.probe_results import ONE_SERVER, SEVERAL_SERVERS, Machine
+from ascend_moe.native.probe_results import ONE_SERVER, SEVERAL_SERVERS
 from ascend_moe.validate.probes import KERNEL_PROBES
 
 SOC = "Ascend910_9391"
@@ -165,16 +165,6 @@ def test_a_bad_variable_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("ASCEND_MOE_PROVEN", text)
     with pytest.raises(ArgumentError, match=r"ASCEND_MOE_PROVEN=.* must be none, all, or probes of"):
         probe_results.proven(SOC, ONE_SERVER, 2)
-
-
-def test_kinds_of_machines_do_not_share_a_file() -> None:
-    kinds = [
-        Machine(soc, cann, each)
-        for soc in (SOC, f"virtual {SOC}")
-        for cann in ("", "8.3")
-        for each in probe_results.TOPOLOGIES
-    ]
-    assert len({kind.path for kind in kinds}) == len(kinds)
 
 
 def test_the_faster_meeting_is_the_one_that_was_timed(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_steps_of_the_shared_expert_in_another_order_raise() -> None:
 
 @pytest.mark.parametrize("etp", [1, 2, 4])
 def test_shards_of_grouped_mlp_add_up_to_the_whole(etp: int) -> None:
-    """W1 [H, L * 2F / etp] and w2 [L * F / etp, H]; the shards' results add up to the whole."""
+    """`w1` is [H, L * 2F / etp] and `w2` [L * F / etp, H]; the shards' results add up to the whole."""
     w1, w2 = randn(3, H, 2 * F) / 5, randn(3, F, H) / 4
     rows, counts, probs = randn(9, H), torch.tensor([4, 0, 3]), torch.rand(9)
     total = torch.zeros(9, H)

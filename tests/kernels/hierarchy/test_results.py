@@ -91,6 +91,17 @@ def test_servers_of_different_sizes_or_of_one_rank_are_refused(monkeypatch: pyte
                 assert f"there are {world} ranks with {share} a server" in str(error)
 
 
+@pytest.mark.parametrize("layout", ["table", "a3"])
+def test_servers_are_a2s_alone(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where stores reach every rank there is no second level."""
+    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
+    monkeypatch.setenv("ASCEND_MOE_CONTEXT", layout)
+    why = f"ASCEND_MOE_CONTEXT={layout} with ASCEND_MOE_RANKS_PER_SERVER=2: servers need a2, .* stores reach every rank"
+    with pytest.raises(ArgumentError, match=why) as raised:
+        LocalCluster(4, window_mib=4)
+    assert raised.value.argument == "ASCEND_MOE_CONTEXT"
+
+
 @pytest.mark.parametrize("near", ["0", "1"])
 def test_ops_of_all_algorithms_follow_each_other(monkeypatch: pytest.MonkeyPatch, near: str) -> None:
     """Half by half window and hierarchy write other regions of the same memory."""
