@@ -133,9 +133,7 @@ class Saved:
     special: dict[str, int] = field(default_factory=dict)  # of dispatchers: what the router has besides
 
 
-def save(
-    name: str, directory: Path, *, fused: bool = False, dtype: torch.dtype = torch.float32, **sharding: Any
-) -> Saved:
+def save(name: str, directory: Path, *, fused: bool = False, dtype: torch.dtype = torch.float32) -> Saved:
     """Writes the random model ``name`` as save_pretrained does: published names, or ``fused`` ones."""
     base, renamed = RENAMED.get(name, (name, {}))
     model, block = make(base)
@@ -145,7 +143,7 @@ def save(
             spread = 2 if key.startswith(("gate.", "router.")) else 1
             value.normal_(0, 0.1 if "bias" in key else spread * value.shape[-1] ** -0.5)
     model.to(dtype)
-    model.save_pretrained(directory, save_original_format=not fused, **sharding)
+    model.save_pretrained(directory, save_original_format=not fused)
     if base != name:
         rename(directory, name, renamed)
     experts = next(value.shape[0] for key, value in router_of(block).named_parameters() if key.endswith("weight"))
@@ -202,10 +200,9 @@ def fp32_routing(block: nn.Module) -> nn.Module:
 
 @functools.cache
 def saved(name: str, layout: str = "published", dtype: torch.dtype = torch.float32) -> Saved:
-    """The same, written once a session: of published names, of fused ones, or in many small files."""
+    """The same, written once a session: of published names, or of fused ones."""
     _folders.append(tempfile.TemporaryDirectory(prefix=f"{name}-"))
-    sharding = {"max_shard_size": "8KB"} if layout == "sharded" else {}
-    return save(name, Path(_folders[-1].name), fused=layout == "fused", dtype=dtype, **sharding)
+    return save(name, Path(_folders[-1].name), fused=layout == "fused", dtype=dtype)
 
 
 _folders: list[tempfile.TemporaryDirectory[str]] = []

@@ -80,6 +80,7 @@ def check_reads(name: str, layout: str, world: int) -> None:
     for rank in range(world):
         loaded = load_layer(checkpoint.directory, LAYER, rank=rank, world=world)
         local = checkpoint.experts // world
+        assert loaded.bytes_read == sum(read.bytes for read in loaded.reads)
         for read in loaded.reads:
             match = re.search(r"experts\.(\d+)\.", read.name)
             of_experts = match or read.rows is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -88,22 +87,6 @@ def test_gating_top_k_is_the_scalar_loop(
         assert torch.allclose(scores, normalised)
 
 
-def transformers_router(model: str, name: str, **config: Any) -> Any:
-    module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
-    kind = name.replace("TopKRouter", "").replace("TopkRouter", "")
-    router = getattr(module, name)(getattr(module, f"{kind}Config")(hidden_size=16, **config))
-    torch.nn.init.normal_(router.weight, std=0.5)
-    return router
-
-
-def assert_same_choice(ours: tuple[torch.Tensor, torch.Tensor], theirs: tuple[Any, Any, Any]) -> None:
-    """Both choose the same experts with the same weights, in whatever order."""
-    (our_ids, our_order), (their_ids, their_order) = ours[1].long().sort(-1), theirs[2].long().sort(-1)
-    assert torch.equal(our_ids, their_ids)
-    weights = theirs[1].float().gather(1, their_order)
-    assert torch.allclose(ours[0].gather(1, our_order), weights, rtol=1e-6, atol=1e-7)
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_ids_that_are_given_have_the_weights_that_a_choice_gives_them(seed: int) -> None:
     """Of every router function and its numbers; -1 has the weight 0."""
@@ -125,32 +108,6 @@ def test_ids_that_are_given_have_the_weights_that_a_choice_gives_them(seed: int)
         torch.testing.assert_close(given, weights.flip(1), rtol=1e-6, atol=1e-7)
         chosen[torch.rand(chosen.shape) < 0.4], chosen[0] = -1, -1
         assert torch.equal(call(ids=chosen)[0] == 0, chosen < 0), name
-
-
-@pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize(("groups", "kept"), [(1, 1), (4, 2), (8, 3)])
-def test_routers_choose_as_transformers_do(norm: bool, groups: int, kept: int) -> None:
-    torch.manual_seed(7)
-    x = torch.randn(50, 16)
-    mixtral = transformers_router("mixtral", "MixtralTopKRouter", num_local_experts=8, num_experts_per_tok=2)
-    theirs = mixtral(x)
-    assert_same_choice(softmax_topk(theirs[0], 2, True), theirs)
-    qwen = {"num_experts": 12, "num_experts_per_tok": 4, "norm_topk_prob": norm}
-    theirs = transformers_router("qwen3_moe", "Qwen3MoeTopKRouter", **qwen)(x)
-    assert_same_choice(softmax_topk(theirs[0], 4, norm), theirs)
-    shape = {"n_routed_experts": 32, "num_experts_per_tok": 3, "n_group": groups, "topk_group": kept}
-    scaled = shape | {"norm_topk_prob": norm, "routed_scaling_factor": 2.5}
-    v3 = transformers_router("deepseek_v3", "DeepseekV3TopkRouter", **scaled)
-    v3.e_score_correction_bias.copy_(torch.randn(32))
-    theirs = v3(x)
-    ours = deepseek_v3(theirs[0], v3.e_score_correction_bias, 3, groups, kept, norm, 2.5)
-    assert_same_choice(ours, theirs)
-    unbiased = deepseek_v3(theirs[0], None, 3, groups, kept, norm, 2.5)
-    assert not torch.equal(unbiased[1], ours[1]), "the bias decided something"
-    method = "greedy" if groups == 1 else "group_limited_greedy"
-    other = {"topk_method": method, "routed_scaling_factor": 1.5, "num_attention_heads": 4}
-    theirs = transformers_router("deepseek_v2", "DeepseekV2TopkRouter", **shape, **other)(x)
-    assert_same_choice(deepseek_v2(theirs[0], 3, groups, kept, 1.5), theirs)
 
 
 def test_ties_go_to_the_lower_expert_and_nan_comes_last() -> None:
@@ -258,32 +215,6 @@ def test_the_sparse_mixer_is_transformers_own() -> None:
         sparsemixer(logits, 3)
 
 
-def test_the_sparse_mixer_draws_in_training_as_transformers_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under one seed: the same experts, the same weights, some of them a third, and the same gradients.
-
-    Theirs draws the second expert's number twice, and uses the second one: here only once.
-    """
-    monkeypatch.setattr(torch.Tensor, "uniform_", lambda drawn: drawn)
-    from transformers.models.phimoe.modeling_phimoe import sparsemixer as theirs
-
-    for eps, seed in ((0.1, 1), (0.5, 2), (0.9, 3)):
-        start = torch.randn(300, 8, generator=torch.Generator().manual_seed(seed)) - 1
-        logits, other = start.clone().requires_grad_(), start.clone().requires_grad_()
-        torch.manual_seed(seed)
-        weights, ids = sparsemixer(logits, 2, eps, training=True)
-        torch.manual_seed(seed)
-        wanted, chosen = theirs(other, eps, training=True)
-        assert torch.equal(ids.long(), chosen) and torch.equal(weights, wanted)
-        assert not torch.equal(ids, sparsemixer(start, 2, eps)[1])
-        factors = torch.randn(300, 2, generator=torch.Generator().manual_seed(9))
-        (weights * factors).sum().backward()
-        (wanted * factors).sum().backward()
-        assert logits.grad is not None and bool(logits.grad.any())
-        torch.testing.assert_close(logits.grad, other.grad)
-        again, same = sparsemixer(start, 2, eps, ids=ids, training=True)
-        assert torch.equal(same, ids) and again.shape == (300, 2)
-
-
 def test_a_table_is_looked_up_where_an_older_torch_npu_knows_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its operator is not called with arguments that it lacks; torch's own operators give the same."""
     logits, table = logits_of(9, 16, 8), torch.rand(20, 3, generator=torch.Generator().manual_seed(1)).argsort(1)
@@ -293,20 +224,3 @@ def test_a_table_is_looked_up_where_an_older_torch_npu_knows_none(monkeypatch: p
     monkeypatch.setattr(_torch_npu, "operators", lambda: OLDER)
     monkeypatch.setattr(gating, "npu_moe_gating_top_k", None)
     assert all(torch.equal(a, b) for a, b in zip(deepseek_v4(logits, 3, scaling=1.5, **given), wanted, strict=True))
-
-
-def test_deepseek_v4_by_score_and_by_table() -> None:
-    logits, bias = logits_of(9, 16, 7), torch.linspace(0.5, -0.5, 16)
-    scores = torch.log1p(torch.exp(logits)).sqrt()
-    table = torch.rand(20, 3, generator=torch.Generator().manual_seed(1)).argsort(1)
-    input_ids = torch.arange(9) * 2
-    for given, chosen in (
-        ({"bias": bias}, (scores + bias).topk(3).indices),
-        ({"input_ids": input_ids, "tid2eid": table}, table[input_ids]),
-    ):
-        weights, ids = deepseek_v4(logits, 3, scaling=1.5, **given)
-        assert torch.equal(ids.long(), chosen)
-        kept = scores.gather(1, chosen)
-        torch.testing.assert_close(weights, 1.5 * kept / kept.sum(1, keepdim=True))
-    with pytest.raises(ArgumentError, match="input_ids is given without tid2eid"):
-        deepseek_v4(logits, 3, input_ids=input_ids)

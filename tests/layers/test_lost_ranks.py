@@ -131,38 +131,6 @@ def test_special_experts_lie_behind_the_copies() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("special", [{"zero_expert_num": 1}, {"copy_expert_num": 2}, {"const_expert_num": 1}], ids=str)
-def test_special_experts_and_the_largest_batch_survive_a_loss(special: dict[str, int]) -> None:
-    """The layer that has lost a rank gives what one gives that was made for the ranks that are left."""
-    config = MoEConfig(64, 32, 6, 3, **special)
-    placement = balance(torch.ones(1, 6), 12, 3)
-
-    def layer_of(place: Place, placement: Balance, batch: int) -> MoELayer:
-        physical = placement.physical_to_logical.shape[1]
-        carrier = MC2Dispatcher(place.group_ep, place.world, place.rank, physical, **special)
-        given: dict[str, Any] = {"placement": placement, "global_bs": place.world * batch}
-        return MoELayer(config, carrier, dtype=torch.float32, **given).init_weights(3)
-
-    def work(rank: int, group_ep: str) -> tuple[torch.Tensor, torch.Tensor]:
-        layer = layer_of(Place(group_ep, 3, rank), placement, 9)
-        x = torch.randn(5 + rank, 64, generator=torch.Generator().manual_seed(rank))
-        layer(x)
-        if rank == 2:
-            raise Dies
-        alive = ascend_moe.agree(group_ep)
-        place = ascend_moe.shrink(group_ep, alive)
-        layer.shrink(place, alive)
-        assert layer.global_bs == 18
-        found = layer(x)
-        return found, layer_of(place, shrunk(placement, 3, alive), 9)(x)
-
-    with ascend_moe.LocalCluster(3, window_mib=2) as cluster:
-        with pytest.raises(Dies) as lost:
-            cluster.run(work)
-    for found, expected in results_of(lost.value, [0, 1]).values():
-        assert found.abs().sum() > 0 and torch.equal(found, expected)
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_no_option_is_lost_when_a_dispatcher_moves(seed: int) -> None:
     """A dispatcher that has moved has every attribute of one that is made for the new place."""

@@ -33,37 +33,13 @@ from ascend_moe.checkpoint import build_layer, load_layer
 from ascend_moe.comm import LocalCluster
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
-from ascend_moe.experts import npu_dynamic_quant, npu_grouped_matmul, quantize_weight
 from ascend_moe.experts.int4 import unpack_int4
-from ascend_moe.npu import npu_grouped_matmul_swiglu_quant_v2
 
 
 def matrix(exact: Tensors, expert: int, *parts: str) -> Tensor:
     """(K, N) as the layer has it."""
     names = [f"model.layers.{LAYER}.mlp.experts.{expert}.{part}_proj.weight" for part in parts]
     return torch.cat([exact[name] for name in names]).t()
-
-
-@pytest.mark.parametrize("kind", KEPT_INT8)
-def test_int8_by_channel_stays_int8_and_equals_a_layer_that_was_quantised(kind: str, tmp_path: Path) -> None:
-    directory, _ = written(kind, tmp_path)
-    plain = load_layer(saved("qwen3_moe").directory, LAYER).tensors
-    got = load_layer(directory, LAYER).tensors
-    for name in ("w_gate_up", "w_down"):
-        codes, scale = quantize_weight(plain[name])
-        assert torch.equal(got[name], codes) and torch.equal(got[f"{name}_scale"], scale)
-    assert got["gate_weight"].dtype == torch.float32 and "w_down_scale" not in plain
-    x = torch.randn(2, 5, 32, generator=torch.manual_seed(1))
-
-    def rank_main(rank: int, group: str) -> tuple[Tensor, Tensor, int]:
-        made = [MC2Dispatcher(group, 2, rank, 8) for _ in range(2)]
-        layer = build_layer(directory, LAYER, made[0])
-        other = build_layer(saved("qwen3_moe").directory, LAYER, made[1]).quantize_()
-        return layer(x[rank]), other(x[rank]), layer.quant_mode
-
-    with LocalCluster(2) as cluster:
-        for out, other, mode in cluster.run(rank_main):
-            assert mode == 2 and torch.equal(out, other) and bool(out.any())
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -148,8 +124,7 @@ def codes_of(exact: Tensor, scale: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KEPT_INT4)
-def test_int4_stays_int4_and_runs_as_the_operators_chain(kind: str, tmp_path: Path) -> None:
-    """Rows int8 by token on the wire; each expert's rows by the int4 product, the activation, and the int4 product."""
+def test_int4_stays_int4_with_its_correction(kind: str, tmp_path: Path) -> None:
     directory, exact = written(kind, tmp_path)
     got = load_layer(directory, LAYER, dtype=torch.float32)
     for name, parts in (("w_gate_up", ("gate", "up")), ("w_down", ("down",))):
@@ -161,40 +136,6 @@ def test_int4_stays_int4_and_runs_as_the_operators_chain(kind: str, tmp_path: Pa
     if "float rows" not in kind:
         names = [read.name for read in got.reads]
         assert len(names) == len(set(names))  # nothing is read twice
-    x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(1))
-
-    def rank_main(rank: int, group: str) -> tuple[Tensor, ...]:
-        kinds = [{}, {"dequantize": True}]
-        layers = [
-            build_layer(directory, LAYER, MC2Dispatcher(group, 2, rank, 8), dtype=torch.float32, **more)
-            for more in kinds
-        ]
-        layer = layers[0]
-        assert layer.quant_mode == 2 and layers[1].quant_mode == 0 and "W4A8" in repr(layer)
-        weights, ids = layer.route(x[rank])
-        state = layer.state_dict()
-        layer.load_state_dict({name: value.clone() for name, value in state.items()})
-        return layer(x[rank]), layers[1](x[rank]), weights, ids
-
-    with LocalCluster(2) as cluster:
-        for rank, (out, other, weights, ids) in enumerate(cluster.run(rank_main)):
-            codes, scales = npu_dynamic_quant(x[rank])
-            expected = torch.zeros(5, 32)
-            for choice in range(3):
-                counts = torch.bincount(ids[:, choice], minlength=8)
-                order = ids[:, choice].long().argsort(stable=True)
-                hidden, row = npu_grouped_matmul_swiglu_quant_v2(
-                    codes[order], [got.tensors["w_gate_up"]], [got.tensors["w_gate_up_scale"]], scales[order], counts,
-                    weight_assist_matrix=[got.tensors["w_gate_up_correction"]], group_list_type=1,
-                )  # fmt: skip
-                (rows,) = npu_grouped_matmul(
-                    [hidden], [got.tensors["w_down"]], scale=[got.tensors["w_down_scale"]], per_token_scale=[row],
-                    bias=[got.tensors["w_down_correction"]], group_list=counts, group_list_type=1, group_type=0,
-                    split_item=2, output_dtype=torch.float32,
-                )  # fmt: skip
-                expected += rows[order.argsort()] * weights[:, choice, None]
-            torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
-            assert bool(out.any()) and float((out - other).abs().max()) < 0.05 * float(other.abs().max())
 
 
 @pytest.mark.parametrize("kind", ["int4 in bytes", "ModelSlim W4A8, older"])

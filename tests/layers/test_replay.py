@@ -203,43 +203,6 @@ def test_a_layers_router_with_its_capture_is_one_graph(router: str) -> None:
     assert torch.equal(ids, wanted[1]) and all(torch.equal(kept, ids.short()) for kept in layer.capture.last())
 
 
-@pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("router", ["softmax", "softmax_bias", "deepseek_v3", "llama4"])
-def test_special_experts_are_replayed_as_routed_ones(router: str, world: int) -> None:
-    """Given ids of zero, copy and const experts add what these add when they are chosen; -1 adds nothing."""
-    config = MoEConfig(H, 16, 4, 5, router=router, zero_expert_num=1, copy_expert_num=2, const_expert_num=1)
-    x = torch.randn(world * T, H, generator=torch.manual_seed(4))
-
-    def body(rank: int, group: str) -> tuple[Tensor, ...]:
-        dispatcher = MC2Dispatcher(group, world, rank, 4, **config.special.given)
-        layer = MoELayer(config, dispatcher, dtype=torch.float32, trainable=True).init_weights(3)
-        layer.replay, layer.capture = RouterReplay(register=False), RouteCapture(T, 5, steps=3)
-        layer.replay.set_router_replay_action(RECORD)
-        mine = x[rank * T : (rank + 1) * T]
-        own = layer(mine)
-        recorded = layer.replay.get_recorded_indices()
-        assert recorded is not None and int(recorded.max()) >= 4  # special ones are among them
-        layer.replay.set_router_replay_action(FORWARD)
-        layer.replay.set_target_indices(recorded)
-        assert torch.equal(layer(mine), own)
-        only = torch.full((T, 5), -1)
-        for place, ids in enumerate(((4, 5, 6, 7, 0), (4, -1, -1, -1, -1), (5, 6, -1, -1, -1), (7, -1, -1, -1, 1))):
-            only[place] = torch.tensor(ids)
-        layer.replay.set_target_indices(only)
-        out, (weights, _) = layer(mine), layer.route(mine)
-        out.sum().backward()
-        assert layer.gate_weight.grad is not None and bool(layer.gate_weight.grad.isfinite().all())
-        assert torch.equal(layer.capture.last()[-1], only.short())
-        return own.detach(), out.detach(), weights.detach()
-
-    with LocalCluster(world) as cluster:
-        for rank, (_, out, weights) in enumerate(cluster.run(body)):
-            assert not out[1].any() and not out[4:].any()  # a zero expert, and none at all
-            row = x[rank * T + 2]
-            torch.testing.assert_close(out[2], row * weights[2, :2].sum(), rtol=1e-5, atol=1e-5)
-            assert bool(out[0].any()) and bool(out[3].any())
-
-
 def test_select_experts_and_vllm_ascends_operator_take_the_same_ids() -> None:
     logits, bias = torch.randn(T, E, generator=torch.manual_seed(2)), torch.randn(E)
     for scoring, kind in (("softmax", 0), ("sigmoid", 1), ("sqrtsoftplus", 2)):
