@@ -1,4 +1,4 @@
-"""The operator package's and torch_npu's operators of MoE layers on the virtual NPU, and their schemas."""
+"""torch_npu's operators of MoE layers, vllm-ascend's and DeepEP's on the virtual NPU; schemas as the wheel has them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ def test_moe_operators_give_what_the_cpu_gives(mode: dict[str, str]) -> None:
 
 def test_operators_of_vllm_ascend() -> None:
     run("vllm_ascend_checks.py").must_pass()
+
+
+def test_a_deep_ep_buffer_works_on_hccl() -> None:
+    run("deep_ep_ranks.py", world=2).must_pass()
 
 
 def test_routing_is_captured_and_replayed_and_int4_experts_run() -> None:

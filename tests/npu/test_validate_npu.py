@@ -1,4 +1,4 @@
-"""`ascend-moe validate` and its bring-up on virtual NPUs: the real torch_npu wheel, HCCL groups."""
+"""`ascend-moe validate`, its bring-up and what follows on virtual NPUs: the real torch_npu wheel, HCCL groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from npu_runs import launch
+from npu_runs import launch, run
 
 from ascend_moe.native import probe_results
 from ascend_moe.validate import times
@@ -94,3 +94,9 @@ def test_doctor_says_that_the_device_is_virtual() -> None:
     assert found["NPUs"]["what"] == "2 x Ascend910B3 (virtual: host memory and CPU cores)"
     assert found["operator package"]["level"] == found["torch_npu"]["level"] == "ok"
     assert "nothing here says anything about silicon" in found["virtual NPU"]["what"]
+
+
+@pytest.mark.parametrize("soc", [A3, pytest.param(A2, marks=pytest.mark.nightly)])
+def test_the_default_algorithm_follows_the_probe_results(soc: str) -> None:
+    """The virtual NPU counts as an NPU here: window until a bring-up has passed."""
+    run("probe_result_ranks.py", world=2, soc=soc, env={"ASCEND_MOE_PROVEN": ""}, devices=2).must_pass()

@@ -22,7 +22,7 @@ import ascend_vnpu
 HERE = Path(__file__).resolve().parent
 FOLDERS = (HERE, HERE.parents[1] / "tests" / "npu")  # of scripts
 SECONDS = 280.0  # a machine with more ranks than cores
-# The default of the ops is direct, as on an NPU that has passed the bring-up; test_probe_results_npu.py has the others.
+# The default of the ops is direct, as on an NPU that has passed the bring-up; test_validate_npu.py has the others.
 PROVEN = {"ASCEND_MOE_PROVEN": "all"}
 LAST_LINE = "every check has passed"
 

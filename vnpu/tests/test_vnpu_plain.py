@@ -50,7 +50,7 @@ def test_without_torch_npu_it_advises_a_folder_of_its_own(monkeypatch: pytest.Mo
         "export PYTHONPATH=$PWD/build/npu/torch_npu-2.13.0",
     ):
         assert part in line and part in page
-    assert "--soc" not in line and "soc is 'x'" in said(monkeypatch, "--soc", "x", "--", python)
+    assert "--soc" not in line and "soc is 'x'; need one of" in said(monkeypatch, "--soc", "x", "--", python)
 
 
 def test_no_pair_of_versions_is_answered_with_a_command_that_changes_the_environment(
