@@ -10,6 +10,31 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+# ---- words that options of commands choose from: the help needs neither their modules nor torch
+
+# ascend-moe run
+BACKENDS = ("threads", "processes")
+DEFAULT_TEXT = "alice.txt"
+
+# ascend-moe bench
+SKEWS = ("uniform", "zipf", "hot")
+SWEEPS = ("tokens", "ranks", "hidden")
+
+# ascend-moe validate
+DEVICES = ("auto", "npu", "cpu")
+
+# ascend-moe predict
+PREDICTED = ("window", "direct", "zero-copy")
+
+# ascend-moe trace
+OPS = ("dispatch", "combine", "both")
+TRACED = ("auto", *PREDICTED)
+PICKS = ("fastest", "p10", "p50", "p90")
+
+# ascend-moe explore
+POLICIES = ("late", "random", "lazy", "pct", "replay", "exhaustive", "mixed")
+USUAL_CASE = "w2,c2,l1,k2,b2,u2,v1,s0,bf16,none,mask:none,ids:any,unequal,DCDC"
+
 
 def table(rows: Sequence[Sequence[object]], indent: str = "  ") -> list[str]:
     """Lines of a table: columns two blanks apart, numbers to the right; the last one is never padded."""

@@ -7,6 +7,11 @@ from typing import Any, NamedTuple
 
 from ascend_moe.errors import need
 
+# Of rows: name -> torch's own.
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+QUANTS = {"none": 0, "int8": 2}  # rows of dispatch -> quant_mode
+ALGORITHMS = ("auto", "window", "direct", "hierarchy")  # comm_alg
+
 
 class SpecialExperts(NamedTuple):
     """Numbers of experts to which no row travels; their ids follow the routed ones in this order.

@@ -9,12 +9,11 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ascend_moe.call import CallOptions
-from ascend_moe.choices import QUANTS
+from ascend_moe.call import QUANTS, CallOptions
 from ascend_moe.errors import ArgumentError, need, need_one_of
+from ascend_moe.moe_config import PRESETS
 from ascend_moe.ops.collectives import MAX_BATCH
 from ascend_moe.plan import Request, require
-from ascend_moe.presets import PRESETS
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import DTYPES
 from ascend_moe.settings import MAX_WORLD

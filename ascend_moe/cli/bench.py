@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ascend_moe._text import show, unwritable
-from ascend_moe.choices import DTYPES, SKEWS, SWEEPS
+from ascend_moe._text import SKEWS, SWEEPS, show, unwritable
+from ascend_moe.call import DTYPES
 from ascend_moe.cli import options
 from ascend_moe.cli.options import bad, numbers
 from ascend_moe.cli.progress import bar, started
 from ascend_moe.errors import ArgumentError
-from ascend_moe.presets import PRESETS
+from ascend_moe.moe_config import PRESETS
 
 if TYPE_CHECKING:
     from ascend_moe.bench.cases import Case

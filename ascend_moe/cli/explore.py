@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ascend_moe._text import show
-from ascend_moe.choices import POLICIES, USUAL_CASE
+from ascend_moe._text import POLICIES, USUAL_CASE, show
 from ascend_moe.cli.options import MAX_SEED, Json, bad
 from ascend_moe.cli.progress import started
 from ascend_moe.errors import ArgumentError

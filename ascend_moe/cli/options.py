@@ -16,12 +16,11 @@ import typer
 from ascend_moe import plan as planning
 from ascend_moe import settings
 from ascend_moe._text import unwritable
-from ascend_moe.call import CallOptions
-from ascend_moe.choices import ALGORITHMS, DTYPES, QUANTS
+from ascend_moe.call import ALGORITHMS, DTYPES, QUANTS, CallOptions
 from ascend_moe.errors import ArgumentError
+from ascend_moe.moe_config import PRESETS, preset
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
-from ascend_moe.presets import PRESETS, preset
 
 DEFAULT_PRESET = "deepseek-v3"
 MAX_SEED = 2**62  # numbers of ranks and rounds are added to it, and torch's generators take 64 bits

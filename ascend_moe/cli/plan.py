@@ -10,8 +10,7 @@ import typer
 
 from ascend_moe import plan as planning
 from ascend_moe._text import show, table
-from ascend_moe.call import SpecialExperts
-from ascend_moe.choices import DTYPES
+from ascend_moe.call import DTYPES, SpecialExperts
 from ascend_moe.cli import options
 from ascend_moe.errors import ArgumentError
 from ascend_moe.plan import OpPlan, Report, WindowFit

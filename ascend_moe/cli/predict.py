@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ascend_moe._text import show, unwritable
-from ascend_moe.choices import PREDICTED, QUANTS
+from ascend_moe._text import PREDICTED, show, unwritable
+from ascend_moe.call import QUANTS
 from ascend_moe.cli import options
 from ascend_moe.cli.options import bad
 from ascend_moe.cli.progress import bar

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from ascend_moe.choices import BACKENDS, DEFAULT_TEXT, DTYPES, QUANTS
+from ascend_moe._text import BACKENDS, DEFAULT_TEXT
+from ascend_moe.call import DTYPES, QUANTS
 from ascend_moe.cli import options
 from ascend_moe.cli.options import DEFAULT_PRESET, MAX_SEED, bad
 from ascend_moe.errors import ArgumentError
-from ascend_moe.moe_config import MoEConfig
+from ascend_moe.moe_config import PRESETS, MoEConfig, preset
 from ascend_moe.native import library
-from ascend_moe.presets import PRESETS, preset
 from ascend_moe.settings import MAX_WORLD
 
 app = typer.Typer()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ascend_moe._text import filled, show, table, unwritable, write_whole
-from ascend_moe.choices import OPS, PICKS, QUANTS, TRACED
+from ascend_moe._text import OPS, PICKS, TRACED, filled, show, table, unwritable, write_whole
+from ascend_moe.call import QUANTS
 from ascend_moe.cli import options
 from ascend_moe.cli.progress import bar, started
 from ascend_moe.errors import ArgumentError

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ascend_moe import settings
-from ascend_moe._text import show
-from ascend_moe.choices import DEVICES, DTYPES
+from ascend_moe._text import DEVICES, show
+from ascend_moe.call import DTYPES
 from ascend_moe.cli import options
 from ascend_moe.cli.progress import bar, started, steps
 from ascend_moe.errors import ArgumentError, AscendMoeError

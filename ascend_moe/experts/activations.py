@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from ascend_moe.choices import ALIASES
 from ascend_moe.errors import need, need_one_of
+from ascend_moe.moe_config import ALIASES
 from ascend_moe.native.torch_npu import compute_dtype
 
 
@@ -96,7 +96,7 @@ class Activation:
     """One activation with its numbers.
 
     Attributes:
-        name: of ``ACTIVATIONS``. Of ``choices.ALIASES`` it becomes the table's.
+        name: of ``ACTIVATIONS``. Of ``moe_config.ALIASES`` it becomes the table's.
         numbers: by name, those that differ from the formula's defaults: limit, alpha, bias, beta, linear_beta.
         interleaved: gate has the even columns and up the odd ones; False: the left and the right half.
 

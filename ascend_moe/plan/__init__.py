@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .. import settings
-from ..call import DEFAULTS, CallOptions, SpecialExperts
-from ..choices import DTYPES
+from ..call import DEFAULTS, DTYPES, CallOptions, SpecialExperts
 from ..errors import ArgumentError, WindowTooSmall, need, need_one_of, with_typed_errors
 from ..native import library
 from ..native import plans as calls

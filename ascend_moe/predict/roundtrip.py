@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from .. import plan
+from .._text import OPS, TRACED
 from ..call import DEFAULTS, CallOptions
-from ..choices import OPS, TRACED
 from ..comm import LocalCluster
 from ..dispatchers import MC2Dispatcher
 from ..errors import ArgumentError, need_one_of

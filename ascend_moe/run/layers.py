@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ascend_moe import comm
+from ascend_moe._text import DEFAULT_TEXT
 from ascend_moe.call import CallOptions
 from ascend_moe.checkpoint import build_layer
-from ascend_moe.choices import DEFAULT_TEXT
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError

@@ -26,8 +26,7 @@ import torch.distributed as dist
 from ascend_vnpu import is_active
 
 from .. import comm
-from .._text import table
-from ..choices import DEVICES
+from .._text import DEVICES, table
 from ..errors import ArgumentError, need_one_of
 from ..native.windows import ranks_per_server
 from ..reference.cases import Case

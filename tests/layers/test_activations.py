@@ -13,8 +13,6 @@ from gloo_ranks import threads
 from torch import Tensor
 
 from ascend_moe import LocalCluster
-from ascend_moe.choices import ACTIVATIONS as NAMES
-from ascend_moe.choices import ALIASES
 from ascend_moe.dispatchers import AllToAllDispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import (
@@ -32,6 +30,8 @@ from ascend_moe.interop.megatron import GroupedMLP
 from ascend_moe.interop.sglang import EPMoE
 from ascend_moe.interop.vllm import make_experts
 from ascend_moe.layer import MoEConfig, MoELayer
+from ascend_moe.moe_config import ACTIVATIONS as NAMES
+from ascend_moe.moe_config import ALIASES
 
 L, H, INNER, COUNTS = 3, 16, 8, [4, 0, 5]
 OWNERS = [0] * 4 + [2] * 5

@@ -27,7 +27,7 @@ from quantized_files import written
 from ascend_moe import cli, predict, run, validate
 from ascend_moe.checkpoint.config import moe_config
 from ascend_moe.cli.options import shape_of
-from ascend_moe.presets import PRESETS
+from ascend_moe.moe_config import PRESETS
 from ascend_moe.run import report
 from ascend_moe.run.check import verify
 from ascend_moe.run.layers import RankRecord, RunSpec, default_text, needed_mib

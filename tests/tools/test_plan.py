@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import ascend_moe
-from ascend_moe import comm, doctor, plan, predict, presets
+from ascend_moe import comm, doctor, moe_config, plan, predict
 from ascend_moe.cli import plan as plan_command
 from ascend_moe.errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ascend_moe.native import library
@@ -403,7 +403,7 @@ def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     code, said, _ = commands.said("plan", "-p", "qwen3-30b", "-r", "8", "--global-bs", "512", "--json")
     found = json.loads(said)
     assert code == 0 and found["ok"] is True
-    hidden = presets.preset("qwen3-30b").published.hidden_size
+    hidden = moe_config.preset("qwen3-30b").published.hidden_size
     wanted = {"ranks": 8, "batch": 64, "equal_batches": False, "hidden": hidden}
     assert wanted.items() <= found["request"].items()
     words = ["plan", "-p", "longcat-flash", "--zero-expert-num", "3", "--const-expert-num", "2", "--details"]

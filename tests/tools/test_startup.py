@@ -158,18 +158,18 @@ def test_the_command_of_a_process(words: list[str], command: str | None, monkeyp
 
 
 def test_words_for_options_are_those_of_the_modules() -> None:
-    from ascend_moe import choices, explore, predict
+    from ascend_moe import _text, call, explore, predict
     from ascend_moe.bench import cases
     from ascend_moe.comm import registered
     from ascend_moe.native import plans
     from ascend_moe.predict import roundtrip
     from ascend_moe.reference.cases import DTYPES
 
-    assert registered.DTYPES == DTYPES == {name: getattr(torch, full) for name, full in choices.DTYPES.items()}
-    assert choices.ALGORITHMS[1:] == plans.ALGORITHMS[1:]
-    assert (tuple(cases.SKEWS), tuple(cases.SWEEPS)) == (choices.SKEWS, choices.SWEEPS)
-    assert tuple(predict.ALGORITHMS) == choices.PREDICTED and tuple(roundtrip.PICKS) == choices.PICKS
-    assert tuple(explore.POLICIES) == choices.POLICIES and str(explore.Program()) == choices.USUAL_CASE
+    assert registered.DTYPES == DTYPES == {name: getattr(torch, full) for name, full in call.DTYPES.items()}
+    assert call.ALGORITHMS[1:] == plans.ALGORITHMS[1:]
+    assert (tuple(cases.SKEWS), tuple(cases.SWEEPS)) == (_text.SKEWS, _text.SWEEPS)
+    assert tuple(predict.ALGORITHMS) == _text.PREDICTED and tuple(roundtrip.PICKS) == _text.PICKS
+    assert tuple(explore.POLICIES) == _text.POLICIES and str(explore.Program()) == _text.USUAL_CASE
 
 
 # Never installed here; an import of one of them shows as an entry of sys.modules or as an ImportError.
