@@ -53,6 +53,12 @@ def is_right(loaded: Outcome, rank: int, made: Tiny) -> bool:
     )
 
 
+def check_values(made: Tiny, directory: Path, **more: Any) -> None:
+    """Writes a checkpoint; both ranks load the formula's values."""
+    for rank, loaded in enumerate(outcomes(made.write(directory), **more)):
+        assert is_right(loaded, rank, made), loaded
+
+
 def alike(loaded: list[Outcome]) -> bool:
     """Whether both ranks have an error, or the same tensors in the same dtypes and shapes."""
     kinds = [
@@ -79,8 +85,7 @@ def spoilt(value: Tensor, number: float) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_format_is_the_formulas_value_on_every_rank(kind: str, tmp_path: Path) -> None:
     made = tiny(kind)
-    loaded = outcomes(made.write(tmp_path), dequantize=True)
-    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+    check_values(made, tmp_path, dequantize=True)
 
 
 @pytest.mark.parametrize(
@@ -121,13 +126,18 @@ def test_quantized_matrices_whose_values_are_not_finite_are_refused(
         assert re.search(r"experts\.2\.up_proj\.weight.* not finite", str(error))
 
 
-def test_fp4_needs_whole_groups_of_numbers(tmp_path: Path) -> None:
-    made = tiny("fp4 of deepseek_v4").changed()
-    made.config["moe_intermediate_size"] = 48
+@pytest.mark.parametrize(
+    ("kind", "width", "text"),
+    [
+        ("fp4 of deepseek_v4", 48, "w2.weight in fp4 with 48 columns by config.json's numbers; need a multiple of 32"),
+        ("ModelSlim W4A8", 31, "gate_proj.weight of 31 rows, two a byte; need an even number"),
+    ],
+)
+def test_widths_that_a_format_cannot_have_are_refused(kind: str, width: int, text: str, tmp_path: Path) -> None:
+    made = tiny(kind).changed()
+    made.config["moe_intermediate_size"] = width
     for error in outcomes(made.write(tmp_path)):
-        assert re.search(
-            r"w2\.weight in fp4 with 48 columns by config.json's numbers; need a multiple of 32", str(error)
-        )
+        assert text in error
 
 
 def test_int4_of_rows_that_no_word_divides_becomes_floats(tmp_path: Path) -> None:
@@ -137,8 +147,7 @@ def test_int4_of_rows_that_no_word_divides_becomes_floats(tmp_path: Path) -> Non
     for name, value in made.tensors.items():
         made.tensors[name] = value[:36] if "down_proj" in name else value if name.endswith("_scale") else value[:, :36]
     made.gate_up, made.down = [each[:36] for each in made.gate_up], [each[:, :36] for each in made.down]
-    loaded = outcomes(made.write(tmp_path))
-    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+    check_values(made, tmp_path)
 
 
 def test_ids_of_a_hash_table_are_experts(tmp_path: Path) -> None:
@@ -163,8 +172,7 @@ def test_codes_with_unlike_groups_become_floats(tmp_path: Path) -> None:
         gates = [torch.cat([a[:, :32], b[:, 32:]], 1) for a, b in zip(other.gate_up, made.gate_up, strict=True)]
         made.gate_up = gates if "gate" in part else [*made.gate_up[:3], other.gate_up[3]]
         made.down = made.down if "gate" in part else [*made.down[:3], other.down[3]]
-        loaded = outcomes(made.write(tmp_path))
-        assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+        check_values(made, tmp_path)
         assert kept_bits(tmp_path, 0) == 0
 
 
@@ -223,8 +231,7 @@ def test_experts_that_are_left_in_float_load_on_the_ranks_that_have_none_else(
 ) -> None:
     made = with_int8(0, 1)
     made.config["quantization_config"]["ignore"] = [r"re:.*mlp\.gate$", *ignore]
-    loaded = outcomes(made.write(tmp_path))
-    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+    check_values(made, tmp_path)
     assert kept_bits(tmp_path, 0) == 0
 
 
@@ -242,8 +249,7 @@ def test_a_groups_own_format_and_its_targets_go_before_the_files(tmp_path: Path)
         del made.tensors[name]
     for other, wanted in ((others[0], r"experts\.[023]\.down"), (others[1], r"experts\.1\.down")):
         made.tensors |= {name: value for name, value in other.tensors.items() if re.search(wanted, name)}
-    loaded = outcomes(made.write(tmp_path))
-    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+    check_values(made, tmp_path)
     said["config_groups"]["other"] = named | {"targets": [r"re:.*experts\.\d\.down_proj"]}
     for error in outcomes(made.write(tmp_path)):
         assert "the groups packed and other" in error and "differ" in error
@@ -362,8 +368,7 @@ def test_int8_codes_with_several_scales_a_channel_become_floats(tmp_path: Path) 
     made = tiny("int4 in bytes by group").changed()
     group = made.config["quantization_config"]["config_groups"]["group_0"]
     group["weights"]["num_bits"], group["input_activations"] = 8, TOKENS
-    loaded = outcomes(made.write(tmp_path))
-    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+    check_values(made, tmp_path)
     assert kept_bits(tmp_path, 0) == 0
 
 
@@ -372,8 +377,7 @@ def test_codes_of_experts_with_biases_become_floats(tmp_path: Path) -> None:
     made.config = biased.config | {"quantization_config": made.config["quantization_config"]}
     made.tensors = {name: value for name, value in made.tensors.items() if ".experts." in name}
     made.tensors |= {name: value for name, value in biased.tensors.items() if "bias" in name or "router" in name}
-    loaded = outcomes(made.write(tmp_path))
-    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+    check_values(made, tmp_path)
 
 
 def test_groups_that_do_not_divide_a_matrix_are_refused(tmp_path: Path) -> None:
@@ -419,15 +423,7 @@ def test_one_offset_that_is_not_zero_makes_the_experts_of_all_ranks_floats(tmp_p
     offset[5] = 2.0
     made.down = [*made.down]
     made.down[3] = ((made.tensors[name].double() - offset) * made.tensors[f"{name}_scale"].double()).t()
-    loaded = outcomes(made.write(tmp_path))
-    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
-
-
-def test_two_rows_a_byte_need_an_even_number(tmp_path: Path) -> None:
-    made = tiny("ModelSlim W4A8").changed()
-    made.config["moe_intermediate_size"] = 31
-    for error in outcomes(made.write(tmp_path)):
-        assert "gate_proj.weight of 31 rows, two a byte; need an even number" in str(error)
+    check_values(made, tmp_path)
 
 
 @pytest.mark.parametrize("end", ["weight_offset", "weight_offset_second"])
@@ -460,8 +456,7 @@ def test_scales_of_square_fp8_matrices_are_read_by_their_shape(scale: str, tmp_p
     names = [f"{BLOCK}.experts.{expert}." for expert in range(E)]
     made.gate_up = [torch.cat([exact[f"{n}{part}_proj.weight"] for part in ("gate", "up")], 1) for n in names]
     made.down = [exact[f"{name}down_proj.weight"] for name in names]
-    loaded = outcomes(made.write(tmp_path))
-    assert is_right(loaded[0], 0, made) and is_right(loaded[1], 1, made)
+    check_values(made, tmp_path)
 
 
 # ---- files

@@ -41,6 +41,18 @@ def test_both_calls_are_the_three_calls(clusters: Any, world: int, int8: bool) -
     clusters[world].run(body)
 
 
+def alone(own: Rank, number: int, x: torch.Tensor) -> torch.Tensor:
+    """Every row through one expert of a rank."""
+    rows, scales = npu_dynamic_quant(x) if own.int8 else (x, None)
+    values = {
+        "w_gate_up": own.w1, "w_down": own.w2, "w_gate_up_scale": own.s1, "w_down_scale": own.s2,
+        "gate_up_bias": own.b1, "down_bias": own.b2,
+    }  # fmt: skip
+    one: dict[str, Any] = {name: None if each is None else each[number : number + 1] for name, each in values.items()}
+    counts = torch.tensor([len(rows)])
+    return grouped_mlp(rows, **one, expert_token_nums=counts, dynamic_scales=scales, output_dtype=BF16)
+
+
 @pytest.mark.parametrize("groups", [1, 4])
 def test_int4_weights_of_both_calls_are_the_three_calls(clusters: Any, groups: int) -> None:
     """Lists and stacked, scales as int64; in mega_moe also bytes of two with their type, as vllm-ascend has them."""
@@ -67,12 +79,7 @@ def test_int4_weights_of_both_calls_are_the_three_calls(clusters: Any, groups: i
         with torch.no_grad():
             assert torch.equal(mine.one_call(group)[0], layer(mine.x))
             with_shared = mine.mega(buffer, **shared)[0]
-        rows, scales = npu_dynamic_quant(mine.x)
-        alone = grouped_mlp(
-            rows, own.w1[:1], own.w2[:1], torch.tensor([len(rows)]), dynamic_scales=scales, output_dtype=BF16,
-            w_gate_up_scale=own.s1[:1], w_down_scale=own.s2[:1], gate_up_bias=own.b1[:1], down_bias=own.b2[:1],
-        )  # fmt: skip
-        assert torch.equal(with_shared, mine.three_calls(group, shared=alone)[0])
+        assert torch.equal(with_shared, mine.three_calls(group, shared=alone(own, 0, mine.x))[0])
 
     clusters[2].run(body)
 
@@ -116,25 +123,7 @@ def test_shared_experts_are_added(clusters: Any, int8: bool) -> None:
         mine = Rank(rank, 2, 5 * rank, int8=int8)
         buffer = mine.buffer(group)
         own = Rank(7, 2, int8=int8)  # its L experts are the shared ones
-        rows, scales = npu_dynamic_quant(mine.x) if int8 else (mine.x, None)
-        parts = []
-        for number in range(L):
-            expert = [
-                None if value is None else value[number : number + 1] for value in (own.w1, own.w2, own.s1, own.s2)
-            ]
-            assert expert[0] is not None and expert[1] is not None
-            parts.append(
-                grouped_mlp(
-                    rows,
-                    expert[0],
-                    expert[1],
-                    torch.tensor([len(rows)]),
-                    dynamic_scales=scales,
-                    w_gate_up_scale=expert[2],
-                    w_down_scale=expert[3],
-                    output_dtype=BF16,
-                )
-            )
+        parts = [alone(own, number, mine.x) for number in range(L)]
         for form in ("stacked", "list", "int64"):
             names = ("shared_l1_weights", "shared_l2_weights", "shared_l1_weights_sf", "shared_l2_weights_sf")
             given = dict(zip(names, (*own.weights(form), *own.scales(form)), strict=True))

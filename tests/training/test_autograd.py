@@ -164,10 +164,6 @@ def test_a_backward_goes_by_the_algorithm_of_its_call(
     assert len(seen) >= 2 and set(seen) == {comm_alg}
 
 
-def test_rows_in_another_order_than_dispatchs(clusters: Any) -> None:
-    check_numbers(clusters[2], Trip(small(ids="mixed", batches="unequal"), "window", shuffled=True))
-
-
 @pytest.mark.parametrize("counted", [True, False])
 def test_rows_that_did_not_arrive_have_a_gradient_of_zero(
     counted: bool, clusters: Any, monkeypatch: pytest.MonkeyPatch
