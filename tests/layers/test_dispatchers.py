@@ -361,7 +361,6 @@ def test_wrong_arguments_of_constructors_are_refused() -> None:
 
 
 def test_special_rows_are_quantized_as_the_reference_does() -> None:
-    """Every rounding and special value, row by row against the reference."""
     tiny, huge, inf, nan = 1e-45, 3e38, float("inf"), float("nan")
     rows = [[0.0, -0.0], [tiny, -tiny], [huge, -huge], [inf, 1], [-inf, inf], [nan, 2], [nan, nan], [nan, 0]]
     rows += [[127, 0.5], [127, 1.5], [127, -2.5], [1 / 3, 1 / 7], [1e-40, 1]]

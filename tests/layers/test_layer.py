@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gloo_ranks import threads
-from hf_models import LAYER, MODELS, MORE_MODELS, first_of, run_block, saved
+from hf_models import LAYER, MODELS, MORE_MODELS, RENAMED, first_of, run_block, saved
 
 from ascend_moe.checkpoint import build_layer
 from ascend_moe.comm import LocalCluster, lookup
@@ -67,8 +67,9 @@ def test_two_servers_of_hierarchy(by: str, monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(run_layer("hierarchy" if by == "argument" else ""), run_layer("window"))
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["published", "fused"])
-@pytest.mark.parametrize("model", MORE_MODELS)
+@pytest.mark.parametrize(
+    ("model", "fused"), [*itertools.product(MORE_MODELS, (False, True)), *((model, False) for model in RENAMED)]
+)
 def test_the_layers_of_further_models_equal_transformers(model: str, fused: bool) -> None:
     equals_transformers(model, "window v2", 2, fused, FP32)
 
@@ -253,7 +254,6 @@ def test_the_dispatcher_has_the_configs_special_experts() -> None:
 
 
 def test_int8_experts_are_close_to_float_and_equal_on_all_worlds() -> None:
-    """int8 experts stay close to the float layer, and agree in every bit for all EP sizes and carriers."""
     x = torch.randn(16, 32, generator=torch.Generator().manual_seed(2))
 
     def outputs(carrier: str, world: int, quantized: bool) -> torch.Tensor:

@@ -51,14 +51,6 @@ def alone(experts: int, **special: int) -> AllToAllDispatcher:
     return AllToAllDispatcher(threads(1).groups[0], experts, **special)
 
 
-@pytest.mark.parametrize("name", ["kimi_k2", "bailing_moe_v2"])
-def test_types_without_a_class_in_transformers(name: str) -> None:
-    """Against the block of the class that their published code shares."""
-    checkpoint = saved(name)
-    layer, x = build_layer(checkpoint.directory, LAYER, alone(checkpoint.experts)), torch.randn(5, checkpoint.hidden)
-    torch.testing.assert_close(layer(x), run_block(checkpoint.block, x), rtol=1e-5, atol=1e-5)
-
-
 def tensors_of(checkpoint: Any) -> dict[str, Tensor]:
     found: dict[str, Tensor] = load_file(checkpoint.directory / "model.safetensors")
     return found

@@ -33,7 +33,6 @@ def test_batches_are_what_their_names_say() -> None:
 
 @pytest.mark.parametrize("ids", IDS)
 def test_ids_are_what_their_names_say(ids: str) -> None:
-    """Each kind is what its name says; all of them stay within what an owner takes."""
     case = Case(world=3, local=3, topk=4, batch=40, ids=ids, seed=5)
     tokens = [token for given in case.inputs for token in given.expert_ids.tolist()]
     seen = Counter(expert for token in tokens for expert in token)
@@ -54,7 +53,6 @@ def test_ids_are_what_their_names_say(ids: str) -> None:
 
 @pytest.mark.parametrize("ids", FAULTS)
 def test_one_rank_is_guilty_of_a_fault(ids: str) -> None:
-    """One rank is guilty, and whatever its mask was, its wrong ids count."""
     kinds = {"overflow": "RoutingOverflow", "bad": "InvalidExpertId"}
     for seed in range(40):
         case = legal(Case(ids=ids, mask=MASKS[seed % len(MASKS)], batches=BATCHES[seed % 6], seed=seed))
