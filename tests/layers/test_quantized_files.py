@@ -35,6 +35,8 @@ from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts.int4 import unpack_int4
 
+DOWN = f"model.layers.{LAYER}.mlp.experts.2.down_proj.weight"
+
 
 def matrix(exact: Tensors, expert: int, *parts: str) -> Tensor:
     """(K, N) as the layer has it."""
@@ -140,9 +142,9 @@ def test_int4_stays_int4_with_its_correction(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["int4 in bytes", "ModelSlim W4A8, older"])
 def test_an_int4_in_a_byte_may_be_the_least_number(kind: str, tmp_path: Path) -> None:
-    name, values = f"model.layers.{LAYER}.mlp.experts.2.down_proj.weight", []
+    values = []
     for code in (-8, -4):
-        directory, _ = written(kind, tmp_path, lambda tensors, code=code: tensors[name][5, 1].fill_(code))
+        directory, _ = written(kind, tmp_path, lambda tensors, code=code: tensors[DOWN][5, 1].fill_(code))
         loaded = load_layer(directory, LAYER, dtype=torch.float32, dequantize=True).tensors
         values.append(float(loaded["w_down"][2, 1, 5]))
     assert values[0] == 2 * values[1] < 0
@@ -164,19 +166,6 @@ def test_the_bias_of_w4a8_is_the_files(tmp_path: Path) -> None:
     twice = written(kind, tmp_path / "twice", lambda t: t.update({n: 2 * t[n] for n in t if n.endswith(ends)}))[0]
     for name, value in load_layer(twice, LAYER).tensors.items():
         assert torch.equal(value, plain[name] * (2 if name.endswith("_correction") else 1))
-
-
-def test_worked_numbers_of_modelslims_bytes(tmp_path: Path) -> None:
-    """Channels 4 and 5 of a column are -8 and 7: the byte is 0x78. Scale 0.25, second scale 2: -4 and 3.5."""
-    name = f"model.layers.{LAYER}.mlp.experts.2.down_proj.weight"
-
-    def put(tensors: Tensors) -> None:
-        tensors[name][2, 9] = 0x78
-        tensors[f"{name}_scale_second"][4:6, 1] = 2.0
-
-    directory, _ = written("ModelSlim W4A8 by group", tmp_path, put)
-    down = load_layer(directory, LAYER, dtype=torch.float32, dequantize=True).tensors["w_down"]
-    assert down[2, 9, 4:6].tolist() == [-4.0, 3.5]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -207,20 +196,29 @@ def test_matrices_are_read_once_where_not_all_experts_are_int8(tmp_path: Path) -
         assert "w_down_scale" not in loaded.tensors and len(names) == len(set(names))
 
 
-def test_worked_numbers_of_packed_int4(tmp_path: Path) -> None:
-    """Codes -8, -7, 0, 1, 2, 3, 6, 7 and scale 0.5: the word is 0xFEBA9810, the values half the codes."""
-    codes = torch.tensor([-8, -7, 0, 1, 2, 3, 6, 7])
-    word = sum((int(code) + 8) << (4 * place) for place, code in enumerate(codes))
-    assert word == 0xFEBA9810
-    name = f"model.layers.{LAYER}.mlp.experts.2.down_proj.weight"
+def put_bytes(tensors: Tensors) -> None:
+    """Channels 4 and 5 of column 9 are -8 and 7: the byte is 0x78. Scale 0.25, second scale 2."""
+    tensors[DOWN][2, 9] = 0x78
+    tensors[f"{DOWN}_scale_second"][4:6, 1] = 2.0
 
-    def put(tensors: Tensors) -> None:
-        tensors[f"{name}_packed"][5, 1] = word - (1 << 32)
-        tensors[f"{name}_scale"][5, 1] = 0.5
 
-    directory, _ = written("int4 by group", tmp_path, put)
-    down = load_layer(directory, LAYER, dtype=torch.float32, dequantize=True).tensors["w_down"]
-    assert down[2, 8:16, 5].tolist() == [-4.0, -3.5, 0.0, 0.5, 1.0, 1.5, 3.0, 3.5]
+def put_words(tensors: Tensors) -> None:
+    """Codes -8, -7, 0, 1, 2, 3, 6, 7, plus 8, from the lowest bits on, and scale 0.5."""
+    tensors[f"{DOWN}_packed"][5, 1] = 0xFEBA9810 - (1 << 32)
+    tensors[f"{DOWN}_scale"][5, 1] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "put", "at", "wanted"),
+    [
+        ("ModelSlim W4A8 by group", put_bytes, (9, slice(4, 6)), [-4.0, 3.5]),
+        ("int4 by group", put_words, (slice(8, 16), 5), [-4.0, -3.5, 0.0, 0.5, 1.0, 1.5, 3.0, 3.5]),
+    ],
+)
+def test_worked_numbers_of_int4(kind: str, put: Any, at: Any, wanted: list[float], tmp_path: Path) -> None:
+    directory, _ = written(kind, tmp_path, put)
+    down = load_layer(directory, LAYER, dtype=torch.float32, dequantize=True).tensors["w_down"][2]
+    assert down[at].tolist() == wanted
 
 
 UP = f"model.layers.{LAYER}.mlp.experts.3.up_proj.weight"
@@ -265,10 +263,6 @@ def test_unknown_schemes_are_refused_and_ignored_matrices_stay_float(tmp_path: P
     directory, _ = written("int8 by channel", tmp_path)
     values = json.loads((directory / "config.json").read_text())
     for said, text in (
-        (
-            compressed("marlin-24", INT8),
-            "has format 'marlin-24' of group_0 in quantization_config; need one of int-quantized, ",
-        ),
         (compressed("float-quantized", FP8 | {"symmetric": False}), "has symmetric False of float-quantized weights"),
         (compressed("pack-quantized", INT4 | {"group_size": None}), "has group_size"),
         (compressed("mxfp8-quantized", FP8 | {"strategy": "group", "group_size": 64}), "has group_size 64 .* need 32"),
