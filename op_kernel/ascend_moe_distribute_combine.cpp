@@ -1,7 +1,7 @@
 // Kernel entry of AscendMoeDistributeCombine. DTYPE_X is the element type of expand_x and of the result.
 #include "kernel_operator.h"
 
-#include "window/packed.h"
+#include "window/combine.h"
 #include "window/slots.h"
 #include "direct/combine.h"
 #include "hierarchy/combine.h"

@@ -1,4 +1,4 @@
-// The stamps that the cores of a launch leave of its phases (op_kernel/common/stamps.h): from a window, and as text.
+// The stamps that the cores of a launch leave of its phases (op_kernel/common/exchange.h): from a window, and as text.
 #include <algorithm>
 #include <cstring>
 #include <string>

@@ -42,7 +42,7 @@
 //       |                     | part of H)   | own rows in expand_x,  |                          |
 //       |                     |              | other terms (Terms)    |                          |
 //
-// No meeting follows phase 6: FailWatch (common/wait.h) says why the cores agree all the same. In phase 7
+// No meeting follows phase 6: FailWatch (common/aborts.h) says why the cores agree all the same. In phase 7
 // core 0, while its first rows load, compares the counts in all messages with this rank's own (Judge). Every core
 // tells the others that it has not failed, and hears them after its sums (Exchange::Tell). If a
 // core has seen that an owner may overflow (kRecheck), all cores count exactly between phases 3 and 4

@@ -52,7 +52,7 @@
 //       |                     |              |                        | [L] int64,               |
 //       |                     |              |                        | tp_recv_counts [1] int32 |
 //
-// No meeting follows phase 6: FailWatch (common/wait.h) says why the cores agree all the same. Core 0 checks
+// No meeting follows phase 6: FailWatch (common/aborts.h) says why the cores agree all the same. Core 0 checks
 // the hashes of the messages in phase 7, while its first loads are under way. After a failure Leave lets core
 // 0 write zero counts and the error record. Of two launches send ends after phase 5, and finish does 0, 6 and 7.
 #ifndef ASCEND_MOE_DIRECT_DISPATCH_H

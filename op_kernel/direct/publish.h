@@ -5,7 +5,6 @@
 
 #include "../common/inputs.h"
 #include "../common/quantize.h"
-#include "../common/triples.h"
 
 namespace moe {
 

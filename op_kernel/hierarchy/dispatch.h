@@ -42,7 +42,7 @@
 #ifndef ASCEND_MOE_HIERARCHY_DISPATCH_H
 #define ASCEND_MOE_HIERARCHY_DISPATCH_H
 
-#include "../common/arrived.h"
+#include "../common/outputs.h"
 #include "../common/quantize.h"
 #include "relay.h"
 

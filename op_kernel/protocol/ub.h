@@ -102,11 +102,11 @@ MOE_FN uint32_t CountsMatchBytes(uint32_t experts) {
     return 2 * lanes * kIntBytes + InBlocks(lanes / 8);
 }
 
-// ---- common/triples.h ----
+// ---- common/inputs.h ----
 constexpr uint32_t kTripleRows = 512;  // triples at a time; one before them comes too
 constexpr uint32_t kTripleReaderBytes = PaddedIntBytes((kTripleRows + 1) * kTripleWords);
 
-// ---- common/flagged.h ----
+// ---- common/send.h ----
 // Flags of kFlagsAtOnce blocks, and for who reads them a bit for each of their words.
 struct BlockFlagsUb {
     uint32_t flags, bits;
@@ -141,13 +141,15 @@ struct MessageMatchUb {
     MOE_FN uint32_t Bytes() const { return pattern + sources + words + reduce; }
 };
 
-// ---- common/wait.h ----
+// ---- common/aborts.h ----
 // AbortWatch: abort blocks that a core looks at together.
 constexpr uint32_t kAbortsAtOnce = 128;
 MOE_FN uint32_t AbortBytes(uint32_t world) { return Min(world, kAbortsAtOnce) * kBlock; }
 constexpr uint32_t kFailWatchBytes = kBlock;
 // Notes: a note and a BatchWrite item.
 MOE_FN uint32_t NotesBytes(const MoeDistributeInfo& info) { return info.transport == kTransportRdma ? 2 * kBlock : 0; }
+
+// ---- common/wait.h ----
 // WaitTimes: of each source when its message was seen, and its word pair of performance_info.
 struct WaitTimesUb {
     uint32_t seen, sums;
@@ -237,7 +239,7 @@ struct ReturnLoaderUb {
     MOE_FN uint32_t Bytes() const { return ring * (InBlocks(chunk) + InBlocks(elements)) + quantizer; }
 };
 
-// ---- common/const_experts.h ----
+// ---- common/weighted_sum.h ----
 // ConstFactors: three tensors as given and, where these are narrower, in fp32; two sums. Factors that are given take a
 // block each of them; products take kDotLanes elements at a time.
 constexpr uint32_t kDotLanes = 256;
@@ -266,7 +268,7 @@ struct WeightedSumUb {
     MOE_FN uint32_t Bytes() const { return results * InBlocks(result) + term + sum + mix + decoder; }
 };
 
-// ---- common/arrived.h ----
+// ---- common/outputs.h ----
 // Messages of all sources, and chunks of rows of the window; direct dispatch has the latter, too.
 struct CopyOutUb {
     uint32_t messages, ring, chunk;
@@ -288,7 +290,7 @@ struct SendChunkUb {
           row(stride) {}
     MOE_FN uint32_t Bytes() const { return index + rows + tails + weights + ring * InBlocks(row); }
 };
-// ---- window/packed.h: expand_idx of a chunk, ep_send_counts ----
+// ---- window/combine.h: expand_idx of a chunk, ep_send_counts ----
 struct PackedCombineUb {
     uint32_t index = kChunkIntBytes, counts;
     MOE_FN explicit PackedCombineUb(const MoeDistributeInfo& info)

@@ -1,5 +1,43 @@
-// What both layouts of window combine share (packed.h, slots.h): the plan of the op, and the sums of this rank's
-// tokens.
+// MoeDistributeCombine, algorithm "window", packed: expert rows go back to the window of the rank whose token they are,
+// packed by (local expert, position) into the region of the expert's rank. That rank finds them by expand_idx, and sums
+// the K rows of each token, weighted, in fp32 and in ascending k. So go rows of the V1 contract, and over RDMA all
+// rows.
+//
+// "Source" is the rank whose token a row is. A: rows of expand_x.
+//
+// phase | function            | which cores  | reads                  | writes                   | who meets
+// ------+---------------------+--------------+------------------------+--------------------------+----------
+// 0     | Exchange::Enter     | all          | context, epoch word    | nothing                  |
+// 1     | RoutingTable::      | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
+//       | Count,              | of the       | int32, x_active_mask,  | [cores][E] int32; core   | the rank
+//       | LoadAllSegments,    | pairs, all   | ep_send_counts [L*W];  | 0, after the meeting:    |
+//       | Exchange::Open      | segments     | core 0: abort blocks   | epoch word               |
+// 2     | RowPlaces::Find,    | all; core 0  | histograms             | workspace: totals [E]    |
+//       | StoreTotals         | stores       |                        | int32                    |
+// 3     | SetWaitTp-          | all: a share | expand_x [A][H]; only  | the sources' halves:     | cores of
+//       | StatusAndDisPatch,  | of the rows  | to check it:           | rows                     | the rank
+//       | MeetAfterSend       |              | expand_idx [BS*K]      |                          |
+//       |                     |              | int32                  |                          |
+// 4     | SetStatus           | all: a share | nothing: the segments  | a status message to      | RDMA:
+//       |                     | of the peers | are in UB              | every rank; RDMA: staged | cores of
+//       |                     |              |                        | with a BatchWrite item,  | the rank
+//       |                     |              |                        | core 0 posts the items   |
+// 5     | WaitStatus, Arrived | all: a share | status messages; core  | compares their counts    | all
+//       |                     | of the       | 0: abort blocks,       | with its totals in UB;   | ranks,
+//       |                     | owners       | others: fail block     | core 0, when it finds an | then
+//       |                     |              |                        | abort: fail block        | cores of
+//       |                     |              |                        |                          | the rank
+// 6     | LocalWindowCopy     | all: a share | rows in the own half,  | x [BS][H]                |
+//       |                     | of (token,   | expert_ids,            |                          |
+//       |                     | part of H)   | x_active_mask, totals, |                          |
+//       |                     |              | expand_idx, weights    |                          |
+//       |                     |              | [BS][K] fp32 and other |                          |
+//       |                     |              | terms (Terms)          |                          |
+//
+// Wrong ids or counts are known before the status messages leave: these then carry the error, and every rank raises it.
+// A RoutingMismatch is this rank's alone. After any failure Leave writes zeros into x, and core 0 the error record.
+//
+// Of two launches send ends with the status messages; finish counts its ids anew, and goes on from the wait.
 #ifndef ASCEND_MOE_WINDOW_COMBINE_H
 #define ASCEND_MOE_WINDOW_COMBINE_H
 
@@ -108,6 +146,158 @@ protected:
     RowPlaces places_;
     uint32_t sumBytes_ = 0;  // of a row of x
     uint32_t rowBytes_ = 0;  // of a row on its way
+};
+
+// Where a pair's row lies in this rank's own window: in the region of the expert's rank, at the rank's earlier rows for
+// that owner plus expand_idx.
+class PackedRows {
+public:
+    // `half`: of this epoch, at row 0 of its first region; `regionBytes`: of one source rank in it.
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx, uint32_t rowBytes,
+                                GM_ADDR half, uint64_t regionBytes) {
+        info_ = &info;
+        rowStep_ = RowStep(info, rowBytes);
+        half_ = half;
+        regionBytes_ = regionBytes;
+        index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
+        pipe.InitBuffer(indexBuf_, kChunkIntBytes);
+    }
+    __aicore__ inline void Load(uint32_t begin, uint32_t count) {
+        CopyIn(indexBuf_.Get<int32_t>(), index_[begin], count);
+    }
+    __aicore__ inline void Place(RoutingTable&, uint32_t, uint32_t) {}
+    __aicore__ inline GM_ADDR Address(RoutingTable& routing, int32_t id, uint32_t, uint32_t, uint32_t i) {
+        const uint32_t owner = Owner(*info_, static_cast<uint32_t>(id));
+        const int32_t row = routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);
+        return half_ + owner * regionBytes_ + RowPlace(row, rowStep_, info_->rdmaFlags != 0);
+    }
+    // Counts and expand_idx say that all rows have come.
+    __aicore__ inline Verdict missing() const { return Verdict(); }
+
+private:
+    GlobalTensor<int32_t> index_;
+    UbBuf indexBuf_;
+    const MoeDistributeInfo* info_ = nullptr;
+    GM_ADDR half_ = nullptr;
+    uint64_t regionBytes_ = 0;
+    uint32_t rowStep_ = 0;
+};
+
+template <typename XType, bool kQuant>
+class PackedCombine : public WindowCombine {
+public:
+    __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
+        WindowCombine::Init(arguments, tiling, sizeof(XType));
+    }
+    __aicore__ inline void Process(TPipe& pipe) {
+        if (Enter(pipe)) Run();
+        exchange_.Exit();
+    }
+
+    // Exchange::WaitStatus calls this for each message of this core's share.
+    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
+        return CompareCounts(*info_, routing_, source, message);
+    }
+    // TokenSum calls this; the cores have met, and have nothing to tell.
+    __aicore__ inline void Tell(const Verdict&) {}
+
+private:
+    __aicore__ inline void Run() {
+        PlanInit();
+        if (!Send()) {
+            Leave();
+            return;
+        }
+        if (exchange_.Sent()) return;
+        if (exchange_.WaitStatus(*this, rowBytes_)) {
+            LocalWindowCopy();
+        } else {
+            Leave();
+        }
+    }
+    // Finish counts alone. False: the communicator has failed before.
+    __aicore__ inline bool Send() {
+        const bool sends = info_->part != kPartFinish, rdma = info_->transport == kTransportRdma;
+        Verdict mine = routing_.Count();
+        if (sends) Worsen(mine, LoadAllSegments());
+        if (sends ? !exchange_.Open(mine) : !exchange_.Agree(mine)) return false;
+        exchange_.Fail(places_.Find());
+        routing_.StoreTotals();
+        if (sends) {
+            exchange_.MeetAfterSend(rdma ? SetWaitTpStatusAndDisPatch<true>() : SetWaitTpStatusAndDisPatch<false>());
+            exchange_.SetStatus(segments_, rowBytes_);
+        } else {
+            exchange_.MeetAfterSend(CheckOwnIndex());
+        }
+        return true;
+    }
+    __aicore__ inline Verdict CheckOwnIndex() {
+        if (exchange_.verdict().code != kOk) return Verdict();
+        return CheckIndex(*info_, args_.expandIdx, routing_, routing_.begin(), routing_.end(),
+                          indexBuf_.Get<int32_t>());
+    }
+
+    // UB plan 1 (phases 1 to 5).
+    __aicore__ inline void PlanInit() {
+        MOE_PHASE(exchange_.stamps(), BuffInit);
+        BuffInit();
+        loader_.Init(exchange_.pipe(), *tiling_, args_.expandX, rowBytes_);
+        segments_.Init(exchange_.pipe(), *info_);
+        const PackedCombineUb ub(*info_);
+        exchange_.pipe().InitBuffer(indexBuf_, ub.index);
+        exchange_.pipe().InitBuffer(prefixBuf_, ub.counts);
+    }
+    __aicore__ inline Verdict LoadAllSegments() {
+        const Verdict verdict = LoadSegments(*info_, args_.epSendCounts, prefixBuf_.Get<int32_t>(), segments_);
+        if (verdict.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
+        return verdict;
+    }
+
+    // Sends this core's share of the rows back to their sources; checks its share of expand_idx before.
+    template <bool kRdma>
+    __aicore__ inline Verdict SetWaitTpStatusAndDisPatch() {
+        MOE_PHASE(exchange_.stamps(), SetWaitTpStatusAndDisPatch);
+        const Verdict verdict = CheckOwnIndex();
+        if (exchange_.verdict().code != kOk) return verdict;
+        const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
+        const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
+        if (begin == end) return verdict;
+        const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
+        const uint32_t step = RowStep(*info_, rowBytes_);
+        uint32_t slot = segments_.Seek(begin);
+        for (uint32_t row = begin; row < end;) {
+            while (segments_.End(slot) <= row) ++slot;
+            const uint32_t count = Min(tiling_->sendRows, Min(end, segments_.End(slot)) - row);
+            loader_.Load(row, count);
+            const LocalTensor<int8_t> chunk = loader_.Take();
+            const int32_t at = segments_.Offset(slot) + static_cast<int32_t>(row - segments_.Start(slot));
+            exchange_.sender().template PutChunk<kRdma>(slot % info_->world, base + RowOffsetBytes(at, step), chunk,
+                                                        rowBytes_, count);
+            loader_.Free(chunk);
+            row += count;
+        }
+        return verdict;
+    }
+
+    // UB plan 2 (phase 6): the routing tables again, and the sums of this core's share.
+    __aicore__ inline void LocalWindowCopy() {
+        MOE_PHASE(exchange_.stamps(), LocalWindowCopy);
+        exchange_.NextPlan();
+        RoutingInit();
+        routing_.LoadTotals();
+        routing_.Place();
+        PackedRows rows;
+        rows.Init(exchange_.pipe(), *info_, args_.expandIdx, rowBytes_, exchange_.Half() + exchange_.sender().rows_at(),
+                  RegionBytes(exchange_.context().data_bytes(), info_->regions));
+        TokenSum<XType, kQuant, PackedRows> sum;
+        sum.Init(exchange_.pipe(), *tiling_, args_, rows);
+        sum.Run(routing_, exchange_.core(), info_->cores, *this);
+        AscendC::PipeBarrier<PIPE_ALL>();
+    }
+
+    ReturnLoader<XType, kQuant> loader_;
+    SegmentTable segments_;
+    UbBuf indexBuf_, prefixBuf_;
 };
 
 }  // namespace moe

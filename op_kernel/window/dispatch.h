@@ -43,7 +43,7 @@
 #ifndef ASCEND_MOE_WINDOW_DISPATCH_H
 #define ASCEND_MOE_WINDOW_DISPATCH_H
 
-#include "../common/arrived.h"
+#include "../common/outputs.h"
 #include "../common/quantize.h"
 #include "../common/routing.h"
 

@@ -34,7 +34,6 @@
 #ifndef ASCEND_MOE_WINDOW_SLOTS_H
 #define ASCEND_MOE_WINDOW_SLOTS_H
 
-#include "../common/triples.h"
 #include "combine.h"
 
 namespace moe {

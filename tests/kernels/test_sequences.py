@@ -21,7 +21,7 @@ import ascend_moe.reference as ref
 from ascend_moe import LocalCluster, comm
 from ascend_moe.native import binding
 from ascend_moe.ops import calls
-from ascend_moe.reference.cases import Case, legal
+from ascend_moe.reference.cases import QUANTS, Case, legal
 
 SEQUENCES = ["D" + "".join(ops) for n in range(1, 7) for ops in itertools.product("DC", repeat=n)]
 CORES = (1, 2, 3, 5, 7, 8, 13, 24, 48)
@@ -59,7 +59,7 @@ def pool(world: int, local: int, contract: int) -> list[Entry]:
                 seed=seed,
                 units=1 + number % 3,
                 dtype=("bf16", "fp32", "fp16")[number % 3],
-                quant=("none", "int8", "none", "smooth")[number % 4],
+                **QUANTS[("none", "int8", "none", "smooth")[number % 4]],
                 ids=("any", "minus", "hot", "distinct")[number % 4],
                 mask=("none", "pair", "token")[number % 3],
                 shared=2 * (number % 2 == 0),

@@ -107,7 +107,7 @@ PATCHES = r"""
   CopyOut(times_, sums, 2 * count_);
 
 # Rows in flagged blocks, of more of them than are looked at together.
-@ common/flagged
+@ common/send
 = flags_of_the_first_load_alone: the blocks behind the first load count as there
 ! drawn
 - seen_ += count;
@@ -133,8 +133,8 @@ PATCHES = r"""
 = servers_by_first_pair: the source adds the sums of servers in the order of its pairs
 - for (; at > 0 && servers_[at - 1] > server; --at) {
 + for (; at > kMaxTopK; --at) {
-= row_0_of_a_record_is_taken: the first number that no row of a source has passes for one
 @ hierarchy/dispatch
+= row_0_of_a_record_is_taken: the first number that no row of a source has passes for one
 - if (row >= 0 || row < -static_cast<int32_t>(info_->capacity)) {
 + if (row > 0 || row < -static_cast<int32_t>(info_->capacity)) {
 = a_collective_error_stops_messages: a rank that has an error does not pass messages on
@@ -157,16 +157,16 @@ PATCHES = r"""
 + for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, TermKind::kWhole, 0.0f}, part);
 
 # Its failures: who is named, in which level, and what ranks that run other algorithms are told.
-= no_level_is_told: a failure does not say in which wait it was found
 @ common/wait
+= no_level_is_told: a failure does not say in which wait it was found
 - if (verdict.code >= kFirstFatal && verdict.reporter == info_->rank)
 + if (false)
   verdict.detail0 =
-= older_epochs_are_damage: what an older op of hierarchy has left is taken for damage
 @ common/status
+= older_epochs_are_damage: what an older op of hierarchy has left is taken for damage
 - if (IsStale(seen, epoch_)) return true;
 + return IsStale(seen, epoch_);
-@ common/wait
+@ common/aborts
 = notes_before_their_time: a note of an older op counts
 - if (!whole || epoch != epoch_ || algorithm == algorithm_ || note.code != kOk) return;
 + if (!whole || algorithm == algorithm_ || note.code != kOk) return;
@@ -176,6 +176,7 @@ PATCHES = r"""
 = failed_in_the_next_op_is_untold: an abort block of the next op is not counted as a note
 -  if (noted_ == source) ++noted_;
   continue;
+@ common/wait
 = fewer_turns_are_kept: a rank that is asked while it asks does not hurry whom it asks
 - turns = watch.turns();
 -  notes.Accuse(missed.source, turns);
@@ -183,62 +184,62 @@ PATCHES = r"""
 + turns = watch.turns();
 + end =
 % two levels explored
-= messages_pass_on_before_rows: a forwarder's cores do not meet between rows and messages
 @ hierarchy/dispatch
+= messages_pass_on_before_rows: a forwarder's cores do not meet between rows and messages
 - exchange_.MeetAt(0, ForwardRows(relay));
 + exchange_.Fail(ForwardRows(relay));
-= a_relayed_message_before_it_is_loaded: no EnQue and DeQue between load and store of a message
 @ hierarchy/relay
+= a_relayed_message_before_it_is_loaded: no EnQue and DeQue between load and store of a message
 - messageQueue_.EnQue(message);
 - message = messageQueue_.template DeQue<uint32_t>();
-= meetings_of_both_levels_alike: the second level's meetings have the first one's mark
 @ common/exchange
+= meetings_of_both_levels_alike: the second level's meetings have the first one's mark
 - { meetingMark_ = kSecondLevelMark; }
 + { meetingMark_ = 0; }
 % two levels killed
 = nobody_is_asked: a rank names the one that it misses, which may wait itself
 - if (Noting() && verdict_.code == kCommTimeout && verdict_.reporter == info_->rank)
 + if (false)
+@ common/aborts
 = nobody_answers: a rank that is asked goes on waiting
-@ common/wait
 - if (note.code == kOk && turns_ < kMostTurns && AscendC::GetSystemCycle() >= answerFrom_) note.code = kAccused;
 
 # Pipes that do not wait for another.
 % window | missing pipe synchronisation, uninitialised UB read | unseen
+@ common/exchange
 = run_sent_before_written: no S_MTE3 before a status message leaves
 ! window | missing pipe synchronisation | unseen
-@ common/exchange
 - SyncFunc<HardEvent::S_MTE3>();
   sender_.PutStatus(
-= row_sent_before_loaded: no EnQue/DeQue between load and store of a token's row
 @ common/quantize
+= row_sent_before_loaded: no EnQue/DeQue between load and store of a token's row
 - copyQueue_.EnQue(row);
 - row_ = copyQueue_.template DeQue<int8_t>();
 + row_ = row;
-= sum_stored_before_added: no EnQue/DeQue between the sum and its store
 @ common/weighted_sum
+= sum_stored_before_added: no EnQue/DeQue between the sum and its store
 - outQueue_.EnQue(out_);
 - out_ = outQueue_.template DeQue<XType>();
 
 # The data cache, and cores that do not meet.
 % window | missing pipe synchronisation | unseen
-= epoch_read_before_loaded: no MTE2_S between the epoch's load and its use
 @ common/contexts
+= epoch_read_before_loaded: no MTE2_S between the epoch's load and its use
   AscendC::DataCopy(words, control_, kBlockWords);
 - SyncFunc<HardEvent::MTE2_S>();
 = one_peer_too_few: the last rank's address is not loaded
 ! window | uninitialised UB read, out of bounds, wrong result
 - const uint32_t words = (kind_ == kContextA3 ? 2 : 1) * world_ * (kWordPairBytes / kIntBytes);
 + const uint32_t words = (world_ - 1) * (kWordPairBytes / kIntBytes);
+@ common/exchange
 = peers_of_the_plan_before: addresses are looked up where a plan of UB that has ended had them
 ! servers | use after free
-@ common/exchange
 - pipe_->Reset();
 - context_.ForgetPeers();
 + pipe_->Reset();
+@ direct/dispatch
 = peers_loaded_too_late: addresses are loaded when all messages have been waited for
 ! direct | missing pipe synchronisation
-@ direct/dispatch
 - exchange_.LoadPeers();
   segments_.Init(
 @
@@ -246,15 +247,15 @@ PATCHES = r"""
 + exchange_.LoadPeers();
   FindSegments();
 % window | unflushed scalar write | unseen
-= totals_left_in_cache: totals by SetValue, their line not cleaned
 @ common/routing
+= totals_left_in_cache: totals by SetValue, their line not cleaned
 - SyncFunc<HardEvent::V_MTE3>();
 - AscendC::DataCopy(totals_, totalBuf_.Get<int32_t>(), lanes_);
 + for (uint32_t e = 0; e < lanes_; ++e)
 + totals_.SetValue(e, totalBuf_.Get<int32_t>().GetValue(e));
+@ common/exchange
 = every_core_publishes: all cores write the epoch
 ! window | race between cores | unseen
-@ common/exchange
 - if (core_ == 0) word_.Publish(epoch_);
 + word_.Publish(epoch_);
 = no_sync_before_flags: cores do not meet before the flags, the last one sends them all
@@ -271,9 +272,9 @@ PATCHES = r"""
 @ common/verdict
 - AscendC::PipeBarrier<PIPE_ALL>();
   if (cores_ == 1) return mine;
+@ common/exchange
 = no_sync_after_wait: combine: cores do not meet after the wait
 ! window | race between ranks, race between cores, wrong result | seen, model
-@ common/exchange
 - verdict_ = board_.Meet(2, mine);
 + verdict_ = config_.op == kOpCombine ? mine : board_.Meet(2, mine);
 = wait_for_own_share_only: dispatch: a core goes on when its own share of the sources is there
@@ -286,22 +287,22 @@ PATCHES = r"""
 + if (core_ + 1 == info.cores) word_.Publish(epoch_);
 @
 - if (core_ == 0) word_.Publish(epoch_);
+@ common/verdict
 = slot_stride: meetings of the verdict board are one block too close
 ! window | race between cores, out of bounds | seen
-@ common/verdict
 - board_ + round * kMaxCores * kBlock
 + board_ + round * (cores_ - 1) * kBlock
+@ common/routing
 = every_core_stores_totals: all cores write the totals to the same place
 ! window | race between cores | unseen
-@ common/routing
 - if (core_ != 0) return;
   SyncFunc<HardEvent::V_MTE3>();
   AscendC::DataCopy(totals_
 
 # Ranks, with the algorithm window.
 % window | race between ranks, wrong part of a window, wrong result | seen, model
-= single_half: rows of all epochs go to half 0
 @ common/send
+= single_half: rows of all epochs go to half 0
 - context_->data(peer) + Region(parity_, context_->rank())
 + context_->data(peer) + Region(0, context_->rank())
 @
@@ -313,17 +314,17 @@ PATCHES = r"""
 @
 - HalfOffset(context_.data_bytes(), Parity(epoch_))
 + HalfOffset(context_.data_bytes(), 0)
+@ common/send
 = single_status_half: status messages of all epochs go to half 0
 ! window | CorruptStatus, wrong part of a window, race between ranks, hang | seen, model
-@ common/send
 - StatusOffset(context_->world(), parity_,
 + StatusOffset(context_->world(), 0,
 @ common/wait
 - StatusOffset(info.world, Parity(epoch), 0)
 + StatusOffset(info.world, 0, 0)
+@ common/status
 = no_epoch: any status message is taken for this epoch's
 ! window | wrong result, CorruptStatus, RoutingMismatch, race between ranks, hang | seen, model
-@ common/status
 - firstHere = first == (epoch_ ^ key), lastHere = last == epoch_;
 + firstHere = first != 0, lastHere = last != 0;
 = torn_run: a reader looks at header 0 and not at the blocks behind it
@@ -334,14 +335,14 @@ PATCHES = r"""
 ! direct | CorruptStatus, wrong result, race between ranks, RoutingMismatch | seen
 - 1u << kCbOpPhase | 1u << kCbMark;
 + 1u << kCbOpPhase;
+@ common/exchange
 = skip_flag_when_zero_rows: no status message to a peer that gets no rows
 ! window | hang | seen, model
-@ common/exchange
 + if (!Failed() && counts.Rows(peer, 0) == 0) continue;
   SyncFunc<HardEvent::S_MTE3>();
   sender_.PutStatus(
+@ window/combine
 = wrong_half_for_combine: combine's rows use the half of the op before
-@ window/packed
 + __aicore__ inline uint64_t HalfShift() const {
 + const uint64_t half = HalfBytes(exchange_.context().data_bytes());
 + return Parity(exchange_.epoch_) == 0 ? half : 0 - half;
@@ -368,145 +369,145 @@ PATCHES = r"""
 @ common/exchange
 - uint32_t epoch_ = 0;
 + public: uint32_t epoch_ = 0;
+@ window/combine
 = flag_before_data: combine: status messages leave before the rows
 ! window | race between ranks, race between cores, wrong result | seen, model
-@ window/packed
 + if (sends) exchange_.SetStatus(segments_, rowBytes_);
   if (sends) {
   exchange_.MeetAfterSend(
 @
 - exchange_.SetStatus(segments_, rowBytes_);
   } else {
+@ common/weighted_sum
 = canary: combine leaves out the row of k = 0: wrong data in every run
 ! window | wrong result | seen
-@ common/weighted_sum
 - if (!term.travelled && !routing.pairs().Special(id)) continue;
 + if (k == 0 || (!term.travelled && !routing.pairs().Special(id))) continue;
 
 # A failure that core 0 finds late, or one core alone, leaves zeros in all of x.
+@ common/exchange
 = sums_not_heard: combine keeps its sums of an op in which another core has failed
 ! sums | wrong result | model
-@ common/exchange
 - Fail(board_.Hear(2));
+@ direct/combine
 = late_failure_not_told: core 0 of direct combine tells the others that all is well before it has judged
 ! sums | wrong result
-@ direct/combine
 + if (exchange_.core() == 0) exchange_.Tell(Verdict());
   const bool good = exchange_.core() != 0 || Judge();
 - exchange_.Tell(Verdict());
 + if (exchange_.core() != 0) exchange_.Tell(Verdict());
+@ window/combine
 = missing_row_not_told: a core of window combine whose row has not come tells the others that all is well
 ! borders | RoutingMismatch
-@ window/combine
 - if (item + 1 == end) told.Tell(rows_->missing());
 + if (item + 1 == end) told.Tell(Verdict());
 
 # Ops in two launches.
+@ window/slots
 = finish_does_not_count: window combine's finish takes the histograms of another launch
 ! two launches | RoutingMismatch
-@ window/slots
 - return exchange_.Agree(routing_.Count());
 + return exchange_.Agree(Verdict());
+@ protocol/window
 = finish_meets_in_the_past: the cores of a finish find the meetings of the send
 ! two launches | race between cores, wrong result, RoutingMismatch, hang
-@ protocol/window
 - kVerdictMagic ^ epoch ^ (finish ? 1u << 31 : 0u)
 + kVerdictMagic ^ epoch
 
 # The transport between servers: on one server none of these shows.
 % servers | wrong result | seen
+@ common/exchange
 = posted_before_staged: items leave before the cores have met over what they staged
 ! servers | illegal argument, wrong result, hang, out of bounds | seen
-@ common/exchange
 - AscendC::SyncAll<true>();
+@ common/wait
 = flags_unchecked: a message alone says that its rows have come
 ! flags | wrong result
-@ common/wait
 - if (rowBytes_ != 0 && verdict.code == kOk && !BlocksCome(next)) break;
+@ common/send
 = first_block_unchecked: the flag of the first block of an item is not looked at
 ! flags | wrong result
-@ common/flagged
 - while (seen_ < blocks) {
 + while (seen_ + 1 < blocks) {
+@ protocol/window
 = flags_of_any_epoch: a flag does not say of which epoch its block is
 ! flags | wrong result
-@ protocol/window
 - return kFlagMagic ^ epoch;
 + return kFlagMagic;
+@ common/send
 = flags_of_the_source_before: blocks that have come of one source count for the next
 ! flags | wrong result
-@ common/flagged
 - seen_ = 0;
   return true;
+@ common/outputs
 = rows_taken_from_start: dispatch takes rows from the start of a region, not towards its end
-@ common/arrived
 - if (info_->transport == kTransportRdma) segments.AlignEnd();
 
 # Direct: what the fast suite sees of these is what the tests of direct see.
 % roles | missing pipe synchronisation | unseen
+@ direct/dispatch
 = lists_still_leaving: dispatch: no second meeting, messages leave while other cores store their lists
 ! direct | race between cores, race between ranks, wrong result | seen, model
-@ direct/dispatch
 - exchange_.MeetAfterSend(Verdict());
+@ common/exchange
 = other_half_filled: rows and lists go to the other half
 ! direct | wrong part of a window | seen
-@ common/exchange
 - Half() const { return HalfOf(info_->rank); }
 + Half() const {
 + return context_.data(info_->rank) +
 + HalfOffset(context_.data_bytes(), Parity(epoch_) ^ 1u);
 + }
+@ common/wait
 = fail_block_ignored: cores other than 0 do not look at the fail block
 ! faults | hang | seen
-@ common/wait
 - if (given.code != kOk) return given;
+@ common/exchange
 = no_first_meeting: the cores do not meet over their histograms
 ! direct | race between cores, race between ranks, wrong result, uninitialised UB read | seen, model
-@ common/exchange
 - verdict_ = board_.Meet(0, mine);
 + verdict_ = mine;
+@ direct/publish
 = rows_after_runs: combine: rows are copied into the half after the meeting
 ! direct | race between ranks, race between cores, wrong result | seen, model
-@ direct/publish
 - else {
 - StoreRows();
 - }
 @ direct/combine
   exchange_.SetStatus(return_, rowBytes_);
 + return_.StoreRows();
+@ direct/lists
 = list_off_by_owner: a list goes to the place of the next owner
 ! direct | out of bounds, wrong result, race between ranks | seen
-@ direct/lists
 + owner = (owner + 1) % info_->world;
   GlobalTensor<int32_t> target;
 @ direct/dispatch
 - owner = Owner(*info_, static_cast<uint32_t>(id));
 + owner = (Owner(*info_, static_cast<uint32_t>(id)) + 1) % info_->world;
+@ direct/sum
 = lent_as_published: readers look in the half for rows that lie in a lent area
 ! lent, zero copy | wrong result | seen
-@ direct/sum
 - PhaseOf(header1.GetValue(kH1OpPhase)) == kPhaseLent
 + false
+@ common/wait
 = follower_does_not_wait: cores other than 0 do not wait: they use the messages of their first look
 ! direct | race between ranks, wrong result, race between cores | seen, model
-@ common/wait
   continue;
   }
 + break;
   Verdict given;
+@ direct/gather
 = list_read_before_loaded: no MTE2_S before list entries are read
 ! direct | missing pipe synchronisation, uninitialised UB read | unseen
-@ direct/gather
   owesTriples_ = info_->triples != 0;
 - SyncFunc<HardEvent::MTE2_S>();
 @ direct/shared_rows
 - SyncFunc<HardEvent::MTE2_V>();
+@ direct/dispatch
 = entry_sent_before_written: no S_MTE3 before list entries leave
 ! direct | missing pipe synchronisation | unseen
-@ direct/dispatch
 - SyncFunc<HardEvent::S_MTE3>();
-= list_sent_before_selected: no V_MTE3 before a list leaves
 @ direct/lists
+= list_sent_before_selected: no V_MTE3 before a list leaves
   uint32_t at = 0, rows = before_;
 - SyncFunc<HardEvent::V_MTE3>();
 = position_sent_before_written: no V_MTE3 before positions leave
@@ -516,17 +517,17 @@ PATCHES = r"""
 = positions_turned_before_sent: no MTE3_V before the table becomes that of the next positions
 ! long lists | missing pipe synchronisation, same-pipe hazard | unseen
 - SyncFunc<HardEvent::MTE3_V>();
+@ direct/shared_rows
 = triples_sent_before_written: rows read once: no S_MTE3 before triples leave
 ! shared rows | missing pipe synchronisation | unseen
-@ direct/shared_rows
 - SyncFunc<HardEvent::S_MTE3>();
   for (uint32_t i = 0; i < end_ - begin_; ++i) {
   const uint32_t place
 
 # Shares of several chunks or batches: what is used again while a pipe still works on it.
 % large | missing pipe synchronisation, same-pipe hazard
-= places_rewritten: window dispatch: no MTE3_S before the tails of the next chunk are written
 @ window/dispatch
+= places_rewritten: window dispatch: no MTE3_S before the tails of the next chunk are written
 - SyncFunc<HardEvent::MTE3_S>();
   uint32_t token = at / info_->topK
 @ direct/shared_rows
@@ -534,23 +535,23 @@ PATCHES = r"""
 - SyncFunc<HardEvent::S_MTE2>();
 = padding_before_read: rows read once: no S_V before padding is filled in
 - SyncFunc<HardEvent::S_V>();
-= smooth_reloaded: no V_MTE2 before the factors of the next piece
 @ common/quantize
+= smooth_reloaded: no V_MTE2 before the factors of the next piece
 - SyncFunc<HardEvent::V_MTE2>();
+@ protocol/tiling
 = room_of_equal_shares: rows read once: room for shares as if core 0 took as much as the others
 ! large | wrong result
-@ protocol/tiling
 - CeilDiv(2 * lanes, 2 * cores - 1)
 + CeilDiv(lanes, cores)
 
 # Counts that core 0 has not checked yet: places read from a peer's memory are kept inside.
 % forged
-= any pair of a list: the row of a pair that a list names is not kept among its source's rows
 @ direct/gather
+= any pair of a list: the row of a pair that a list names is not kept among its source's rows
 - Min(pair / pairsOfRow_, publishedRows_ - 1)
 + (pair / pairsOfRow_)
-= shared rows, more entries than a list
 @ direct/shared_rows
+= shared rows, more entries than a list
 - return Min(rows, info_->capacity);
 + return rows;
 = shared rows, triple beyond expand_idx
@@ -573,27 +574,27 @@ PATCHES = r"""
 = window, the position behind the last
 - if (position >= total)
 + if (position > total)
-= a row more than fits, found by vectors
 @ common/segments
+= a row more than fits, found by vectors
 - result.GetValue(0) <= static_cast<float>(info_->capacity)
 + result.GetValue(0) <= static_cast<float>(info_->capacity) + 1
+@ common/inputs
 = the first triple that there is not
-@ common/triples
 - if (value[w] >= limits[w])
 + if (value[w] > limits[w])
-= a fatal failure does not replace a collective one
 @ common/report
+= a fatal failure does not replace a collective one
 - >= static_cast<int32_t>(kFirstFatal) || verdict.code < kFirstFatal
 + >= 0
-= no_last_look: after the deadline a wait does not look again
 @ common/wait
+= no_last_look: after the deadline a wait does not look again
 - if (lastLook) {
 + if (lastLook || expired) {
 
 # What a part of the suite sees.
 % suite
-= a core counts its own pairs as earlier ones
 @ common/segments
+= a core counts its own pairs as earlier ones
 - core_ > core ? Min(count, core_ - core)
 + core_ >= core ? Min(count, core_ + 1 - core)
 @ common/routing
@@ -604,8 +605,8 @@ PATCHES = r"""
 = triple without k
 - tail.SetValue(2, static_cast<int32_t>(k))
 + tail.SetValue(2, static_cast<int32_t>(k == 1 ? 0 : k))
-= expert_token_nums types swapped
 @ common/outputs
+= expert_token_nums types swapped
 - tiling_->tokenNumsType == 0 ? end
 + tiling_->tokenNumsType != 0 ? end
 @ common/segments
@@ -616,12 +617,12 @@ PATCHES = r"""
 = smoothed row is used for another expert
 - (!kSmooth || expert == expert_)
 + (!kSmooth || true)
-= no status to who gets no rows
 @ common/exchange
+= no status to who gets no rows
 - sender_.PutStatus(peer, MessageAt(at), bytes);
 + if (Failed() || counts.Rows(peer, 0) != 0) sender_.PutStatus(peer, MessageAt(at), bytes);
-= the higher rank's error is reported
 @ common/verdict
+= the higher rank's error is reported
 - one.source < other.source
 + one.source > other.source
 = of batches that differ the lowest rank's is named, not the largest
@@ -634,121 +635,120 @@ PATCHES = r"""
 = stale status unknown across the wrap
 - (epoch == 3 && seen == 0xFFFFFFFFu)
 + (epoch == 3 && seen == 0xFFFFFFFDu)
+@ common/weighted_sum
 = products of const experts leave out the last elements
-@ common/const_experts
 - for (uint32_t at = 0; at < info_->hidden; at += kDotLanes) {
 + for (uint32_t at = 0; at + kDotLanes <= info_->hidden || at == 0; at += kDotLanes) {
-= weight of another pair
 @ window/dispatch
+= weight of another pair
 - weightBuf_.Get<int32_t>().GetValue(i));
 + weightBuf_.Get<int32_t>().GetValue(0));
+@ window/slots
 = a row that has not come is taken from an earlier op
 ! borders
-@ window/slots
 - GetValue(i * (kBlock / sizeof(uint64_t))) != mark_) {
 + GetValue(i * (kBlock / sizeof(uint64_t))) == mark_ + 1) {
-= shared expert for inactive tokens
 @ common/weighted_sum
+= shared expert for inactive tokens
 - !active_ || sharedX_ == nullptr
 + sharedX_ == nullptr
 
 # Rows that begin at multiples of 512 bytes.
 % suite
-= rows_stored_without_gaps: a chunk of rows is stored as if there were no gaps in the window
 @ common/send
+= rows_stored_without_gaps: a chunk of rows is stored as if there were no gaps in the window
 - const DataCopyExtParams params{Pieces(count), bytes, 0, step - bytes, 0};
 + const DataCopyExtParams params{Pieces(count), bytes, 0, 0, 0};
-= other_alignment_unseen: a rank whose rows begin elsewhere is taken for one that has sent garbage
 @ common/status
+= other_alignment_unseen: a rank whose rows begin elsewhere is taken for one that has sent garbage
 - Differs(kFieldRowUnit, RowUnitOf(config_.types), RowUnitOf(types), source, v);
 + Differs(kFieldRowUnit, kBlock, kBlock, source, v);
 
 # Rows that come back as int8.
 % suite
-= direct, rows that stay are read as they were
 @ direct/sum
+= direct, rows that stay are read as they were
 - info_->expandRows != 0 && info_->quantMode == 0) {
 + info_->expandRows != 0) {
+@ common/quantize
 = no PIPE_V between the maxima of blocks and their scales
 ! drawn
-@ common/quantize
 - AscendC::PipeBarrier<PIPE_V>();
   AscendC::Muls(scale, scale,
 
 # What only programs of many kinds reach: chunks, batches, parts and loads after the first, and bugs of transport.
 % drawn
-@ common/weighted_sum
-= no V_MTE3 before marked rows leave
 @ window/slots
+= no V_MTE3 before marked rows leave
 - SyncFunc<HardEvent::V_MTE3>();
   }
   __aicore__ inline void SendSlot
-= k of a later chunk that is sent begins at 0
 @ window/dispatch
+= k of a later chunk that is sent begins at 0
   const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
 - uint32_t token = at / info_->topK, k = at % info_->topK;
 + uint32_t token = at / info_->topK, k = 0;
-= duplicates are looked for in one chunk
 @ common/routing
+= duplicates are looked for in one chunk
 - if (end_ - begin_ > chunk) pairs_.Load(at, count);
-= the shared expert's row in the first part only
 @ window/combine
+= the shared expert's row in the first part only
 - for (Term term; terms_.Next(routing, term);) {
 + for (Term term; terms_.Next(routing, term) && (term.travelled || part == 0);) {
 = combine AlignEnd left out
-@ window/packed
 - if (verdict.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
-= the item of a far peer lacks a row
 @ common/exchange
+= the item of a far peer lacks a row
 - items_.Put(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
 + items_.Put(peer, static_cast<uint64_t>(rows > 2 ? rows - 1 : rows) * rowBytes, bytes);
-= positions go on where another list begins
 @ direct/lists
+= positions go on where another list begins
 - static_cast<int32_t>(first) - static_cast<int32_t>(first_),
 + static_cast<int32_t>(kPositionBlocks),
-= no S_V between a row's maximum and the next
 @ common/quantize
+= no S_V between a row's maximum and the next
 - SyncFunc<HardEvent::S_V>();
-= rows of a token are in eight slots
 @ window/slots
+= rows of a token are in eight slots
 - static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + assist_.Word(row, 2);
 + static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + Min(assist_.Word(row, 2), 7);
+@ direct/combine
 = duplicates are not counted exactly
 ! faults | success
-@ direct/combine
 - exchange_.Fail(routing_.Place());
 
 # Where an op fails: what ranks are told, what they tell, and what is left behind.
 % drawn
+@ common/aborts
 = half an abort block is an abort
 ! failures
-@ common/wait
 - if (magic != kAbortMagic || words.GetValue(at + kAbMark) != kAbortMagic) continue;
 + if (magic != kAbortMagic) continue;
 = an abort of the next op ends this one
 ! failures
 - if (words.GetValue(at + kAbEpoch) == NextEpoch(epoch_)) {
 + if (words.GetValue(at + kAbEpoch) == 0) {
+@ common/report
 = a failed rank posts its abort again with a later epoch
 ! faults
-@ common/report
 - return block.GetValue(kAbMagic) == kAbortMagic ? block.GetValue(kAbEpoch) : epoch_;
 + return epoch_;
+@ common/aborts
 = an abort is passed on as one's own
-@ common/wait
 - verdict.reporter = words.GetValue(at + kAbReporter);
 + verdict.reporter = rank_;
 = core 0 looks at no abort while it waits for the other cores
 ! failures
 - if (called_ || ++looks_ % kLooksAnAbort != 0) return;
 + return;
+@ common/wait
 = a core that is called reads no reason
 ! failures
 - const bool last = expired || lastLook;
 + const bool last = expired;
+@ common/exchange
 = core 0 does not leave that an op of its rank has failed
 ! failures
-@ common/exchange
 - fail.Post(verdict_.code);
   AscendC::PipeBarrier<PIPE_ALL>();
 + AscendC::PipeBarrier<PIPE_ALL>();
@@ -756,8 +756,8 @@ PATCHES = r"""
 ! failures
 - Worsen(verdict_, waiter.JudgeHashes(rowsKnown));
 + Worsen(verdict_, waiter.JudgeHashes(true));
-= a mismatch of expand_idx goes before one of counts
 @ common/verdict
+= a mismatch of expand_idx goes before one of counts
 - (verdict.detail0 & kMismatchIndex) != 0 ? 65 : 64;
 + (verdict.detail0 & kMismatchIndex) != 0 ? 63 : 64;
 = fatal errors are told by rank alone
@@ -780,8 +780,8 @@ PATCHES = r"""
 ! failures
 - if (Arrived(headers, info_->rank)) ListAwaited(headers, words, verdict);
 + (void)0;
-= a failed send does not take its epoch
 @ common/exchange
+= a failed send does not take its epoch
 - if (core_ == 0) word_.Publish(epoch_);
 + if (core_ == 0 && verdict_.code < kFirstFatal) word_.Publish(epoch_);
 = what core 0 has given up the others wait for

@@ -66,8 +66,8 @@ FORBIDDEN = [
     ("twin", r"\b(moe|ops)::|moe_distribute"),
 ]
 # Only the waits, stamps, and the probe of what waits stand on, may look at the clock or say that they poll.
-POLLS = {f"op_kernel/{name}.h" for name in ("common/base", "common/stamps", "common/verdict", "common/wait")}
-POLLS |= {f"op_kernel/probe/{name}.h" for name in ("device", "probe", "shared")}
+POLLS = {f"op_kernel/{name}.h" for name in ("common/aborts", "common/base", "common/exchange", "common/verdict", "common/wait")}
+POLLS |= {f"op_kernel/probe/{name}.h" for name in ("probe", "shared")}
 
 
 @functools.cache
