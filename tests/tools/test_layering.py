@@ -66,7 +66,10 @@ FORBIDDEN = [
     ("twin", r"\b(moe|ops)::|moe_distribute"),
 ]
 # Only the waits, stamps, and the probe of what waits stand on, may look at the clock or say that they poll.
-POLLS = {f"op_kernel/{name}.h" for name in ("common/aborts", "common/base", "common/exchange", "common/verdict", "common/wait")}
+POLLS = {
+    f"op_kernel/{name}.h"
+    for name in ("common/aborts", "common/base", "common/exchange", "common/verdict", "common/wait")
+}
 POLLS |= {f"op_kernel/probe/{name}.h" for name in ("probe", "shared")}
 
 
