@@ -137,7 +137,7 @@ def _update_expert(*values: Any) -> None:
 @effect("aclnnMoeTokenPermuteGrad")
 def _token_permute_grad(grad: Tensor, places: Tensor, topk: int, padded_mode: int, out: Tensor) -> None:
     # A token's gradient is the sum over its copies' rows: the way back with weights 1.
-    ones = torch.ones(places.numel() // topk, topk)
+    ones = torch.ones(places.numel() // topk, topk, dtype=torch.float32, device=grad.device)
     write(out, permute.npu_moe_token_unpermute(grad, places, ones, bool(padded_mode)))
 
 
@@ -151,7 +151,7 @@ def _token_unpermute_grad(
     restore_shape: list[int] | None,
     *outputs: Tensor,
 ) -> None:
-    rows = torch.zeros(outputs[0].shape) if tokens is None else tokens.detach().float()
+    rows = torch.zeros_like(outputs[0], dtype=torch.float32) if tokens is None else tokens.detach().float()
     weights = None if probs is None else probs.detach().float()
     with torch.enable_grad():
         wanted = [tensor.requires_grad_() for tensor in (rows, weights) if tensor is not None]

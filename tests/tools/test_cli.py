@@ -75,9 +75,9 @@ def test_main_job_passes(hidden: int, mib: int, monkeypatch: pytest.MonkeyPatch)
     assert re.search(rf"HCCL_BUFFSIZE is \d+ MiB; any routing of these batches fits in {mib} MiB", out)
     assert [len(re.findall(rf"^ +rank {rank} ", out, re.MULTILINE)) for rank in range(4)] == [2] * 4
     assert all(phase in out for phase in PHASES)
-    readme = Path(__file__).resolve().parents[2] / "README.md"
-    if readme.is_file():  # it shows lines of this output: numbers may be another machine's, the form must not
-        block = readme.read_text().partition("```\nRows from each rank")[2].partition("```")[0]
+    page = Path(__file__).resolve().parents[2] / "docs" / "start.md"
+    if page.is_file():  # it shows lines of this output: numbers may be another machine's, the form must not
+        block = page.read_text().partition("```\nRows from each rank")[2].partition("```")[0]
         shown = [line for line in form(f"Rows from each rank{block}") if line not in ("", "...")]
         printed = iter(form(out))
         assert len(shown) == 11 and all(line in printed for line in shown), shown
