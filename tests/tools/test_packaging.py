@@ -310,6 +310,11 @@ def test_what_is_loaded_is_what_was_built(fast: Path, tmp_path: Path) -> None:
         build.sound(folder / "a.so")
 
 
+def test_blanks_around_the_folder_of_the_cache_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_CACHE", f" {tmp_path / 'cache'} ")
+    assert build.cache_directory() == tmp_path / "cache"
+
+
 def test_two_processes_build_once(
     fast: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ class Cache:
     def directory(self) -> Path:
         """Return the folder, created with access for the user alone; a temporary one where it cannot be written."""
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        path = Path(os.environ.get(self.variable) or home / self.name)
+        path = Path(os.environ.get(self.variable, "").strip() or home / self.name)
         try:
             path.mkdir(0o700, parents=True, exist_ok=True)
         except OSError:
