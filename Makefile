@@ -192,7 +192,7 @@ kernel-coverage: $(bin)/scikit-build-core
 	$(bin)/python tools/kernel_coverage.py --run campaign build-coverage $(bin)/ascend-moe explore -n 5000
 	$(bin)/python tools/kernel_coverage.py build-coverage
 
-# The cells that cases of a campaign do not fill are tests': of lost ranks, of many ranks, of fused ops.
+# The cells that cases of a campaign do not fill are tests': of lost ranks, of many ranks, of layer ops.
 loops := $(bin)/python tools/loop_coverage.py
 in_loops = cd tests && ASCEND_MOE_TEST_INSTALLED=1 ASCEND_MOE_CACHE=$(CURDIR)/build/kernels \
 	$(bin)/python ../tools/loop_coverage.py --run $(1) ../build-loops $(2) $(bin)/pytest --timeout=300
@@ -202,9 +202,9 @@ loop-coverage: $(bin)/scikit-build-core
 	$(loops) --campaign 5000 build-loops
 	$(call in_loops,tests) -n 2 -m "$(every_change)" kernels $(PYTEST_ARGS)
 	$(call in_loops,256-ranks) -m nightly "kernels/test_many_ranks.py::test_equal_to_reference[256-1-direct-1]"
-	$(call in_loops,fused-fast) layers/test_fused.py
-	$(call in_loops,fused-checked,env ASCEND_MOE_LIBRARY=$(CURDIR)/build-loops/libascend_moe_checked.so) \
-		layers/test_fused.py
+	$(call in_loops,layer-ops-fast) layers/test_layer_ops.py
+	$(call in_loops,layer-ops-checked,env ASCEND_MOE_LIBRARY=$(CURDIR)/build-loops/libascend_moe_checked.so) \
+		layers/test_layer_ops.py
 	$(loops) build-loops
 
 # Broken kernels, each built and each found: about half an hour.

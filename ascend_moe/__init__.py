@@ -8,7 +8,7 @@ from . import _autoload  # first: it settles how torch is imported
 from ._text import installed_version
 
 if TYPE_CHECKING:
-    from . import fused as fused
+    from . import layer_ops as layer_ops
     from ._public import (
         AscendMoeError,
         LocalCluster,
@@ -79,7 +79,7 @@ def __dir__() -> list[str]:
 def _load() -> None:
     from . import _public
 
-    globals().update((name, getattr(_public, name)) for name in (*__all__, "fused"))
+    globals().update((name, getattr(_public, name)) for name in (*__all__, "layer_ops"))
 
 
 if not _autoload.in_command():

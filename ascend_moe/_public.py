@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import fused as fused
+from . import layer_ops as layer_ops
 from . import torch_npu_ops as _torch_npu_ops  # noqa: F401  the other operators of torch.ops.ascend_moe
 from .comm import LocalCluster as LocalCluster
 from .comm import algorithm_of as algorithm_of

@@ -22,8 +22,8 @@ from ascend_moe.experts.weights import Codes, ScaleWatch, keep_codes, plain, qua
 from ascend_moe.moe_config import ROUTERS
 from ascend_moe.moe_config import MoEConfig as MoEConfig
 from ascend_moe.placement import Balance, contiguous_balance, remap, shrunk
-from ascend_moe.routing.by_name import ROUTES, Hints
-from ascend_moe.routing.replay import RouteCapture, RouterReplay, replayed
+from ascend_moe.routers.by_name import ROUTES, Hints
+from ascend_moe.routers.replay import RouteCapture, RouterReplay, replayed
 
 _EXPERTS = ("w_gate_up", "w_down")
 

@@ -31,7 +31,7 @@ class Router(NamedTuple):
     scores: str = "softmax"
 
 
-#: By name; `ascend_moe.routing.by_name` has the function of each.
+#: By name; `ascend_moe.routers.by_name` has the function of each.
 ROUTERS = {
     "softmax": Router(grouped=True),
     "deepseek_v3": Router(biased=True, grouped=True, scores="sigmoid"),

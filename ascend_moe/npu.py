@@ -21,10 +21,16 @@ from .ops import (
     npu_moe_distribute_dispatch,
     npu_moe_distribute_dispatch_v2,
 )
-from .routing import npu_moe_gating_top_k, npu_moe_gating_top_k_softmax, npu_moe_gating_top_k_softmax_v2
+from .routers import npu_moe_gating_top_k, npu_moe_gating_top_k_softmax, npu_moe_gating_top_k_softmax_v2
 from .torch_npu_ops.alltoallv import npu_alltoallv_gmm, npu_gmm_alltoallv
 from .torch_npu_ops.collectives import _npu_distribute_barrier, npu_moe_distribute_combine_add_rms_norm
-from .torch_npu_ops.fused import (
+from .torch_npu_ops.init_routing import (
+    npu_moe_compute_expert_tokens,
+    npu_moe_init_routing,
+    npu_moe_init_routing_v2,
+    npu_moe_update_expert,
+)
+from .torch_npu_ops.matmul_epilogues import (
     npu_grouped_matmul_finalize_routing,
     npu_grouped_matmul_swiglu_quant,
     npu_grouped_matmul_swiglu_quant_v2,
@@ -34,12 +40,6 @@ from .torch_npu_ops.permute import (
     npu_moe_re_routing,
     npu_moe_token_permute,
     npu_moe_token_unpermute,
-)
-from .torch_npu_ops.routing import (
-    npu_moe_compute_expert_tokens,
-    npu_moe_init_routing,
-    npu_moe_init_routing_v2,
-    npu_moe_update_expert,
 )
 
 __all__ = [

@@ -23,11 +23,11 @@ from torch import Tensor
 import ascend_moe
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, MC2Dispatcher
 from ascend_moe.experts import grouped_mlp
-from ascend_moe.fused import dispatch_ffn_combine, get_symm_buffer_for_mega_moe, mega_moe
 from ascend_moe.interop import deep_ep, fused_moe, megatron, vllm
 from ascend_moe.interop.sglang import EPMoE
+from ascend_moe.layer_ops import dispatch_ffn_combine, get_symm_buffer_for_mega_moe, mega_moe
 from ascend_moe.placement import ExpertPlacement
-from ascend_moe.routing import softmax_topk
+from ascend_moe.routers import softmax_topk
 
 RANKS, E, K, H, F = 4, 8, 3, 256, 64
 TOKENS = 12  # of a rank

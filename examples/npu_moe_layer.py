@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 4 examples/npu_moe_layer.py                        on a machine with NPUs
     ascend-moe vnpu -- torchrun --nproc-per-node 4 examples/npu_moe_layer.py     on any machine
-    ascend-moe standin -- torchrun --nproc-per-node 4 examples/npu_moe_layer.py  without torch_npu, on CPU tensors
+    ascend-moe shim -- torchrun --nproc-per-node 4 examples/npu_moe_layer.py  without torch_npu, on CPU tensors
 
 Every rank knows the tokens of all ranks, so each can ask the reference for the right answer: dispatch and
 combine must give its very bits, the layer what a dense one gives.

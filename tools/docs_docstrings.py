@@ -21,11 +21,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "ascend_moe"
 # What users import beside ascend_moe itself.
 MODULES = (
-    *("errors", "settings", "dispatchers", "experts", "experts.activations", "routing", "permute", "placement"),
-    *("checkpoint", "fused", "npu", "torch_npu_ops", "reference", "timeline", "plan"),
+    *("errors", "settings", "dispatchers", "experts", "experts.activations", "routers", "permute", "placement"),
+    *("checkpoint", "layer_ops", "npu", "torch_npu_ops", "reference", "timeline", "plan"),
     *("interop.deep_ep", "interop.fused_moe", "interop.megatron", "interop.sglang", "interop.vllm"),
     *("interop.vllm_ascend", "interop.vllm_plugin", "interop.sglang_plugin", "interop.cann_ops_transformer"),
-    "standin.torch_npu",
+    "shim.torch_npu",
 )
 
 SIZE = r"(?:\.\.\.|[\w*/+>= -]{1,16})"

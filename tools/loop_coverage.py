@@ -8,7 +8,7 @@
 
 The counters are in a copy of the sources. A turn counts for any dtype, core and rank; a ring wraps in a loop when a
 tensor of a queue is taken again within it. Left out are loops whose turns are known at compile time, and the probe.
-The second table says which engines have run each mode; of "fused" those of runs whose NAME begins so.
+The second table says which engines have run each mode; of "layer-ops" those of runs whose NAME begins so.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MODES = {
     "registered rows": "info.lentGeneration != 0",
     "begin and finish": "info.part != moe::kPartWhole",
     "many ranks": "info.world > moe::kWholeWorld",
-    "fused": "false",  # all of a run of this name
+    "layer-ops": "false",  # all of a run of this name
 }
 #: Cells that nothing can fill, by the loop's file and text, and why.
 NEVER: dict[tuple[str, str], tuple[tuple[int, ...], str]] = {

@@ -87,7 +87,7 @@ def _with_json(words: Sequence[str]) -> list[str]:
     made = list(words)
     for at, word in reversed(list(enumerate(words))):
         following = words[at + 1] if at + 1 < len(words) else "--"
-        if word == "--json" and words[0] not in ("vnpu", "standin") and following.startswith("-") and following != "-":
+        if word == "--json" and words[0] not in ("vnpu", "shim") and following.startswith("-") and following != "-":
             made.insert(at + 1, "-")
     return made
 

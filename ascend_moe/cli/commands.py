@@ -11,6 +11,6 @@ COMMANDS = {  # in the order of use
     "trace": "Where the time of dispatch and combine goes, measured or predicted.",
     "explore": "Look for races, missing synchronisation, hangs and wrong results, schedule after schedule.",
     "vnpu": "Run a command with torch_npu on a virtual NPU of this machine.",
-    "standin": "Run code written for torch_npu on CPU tensors, without torch_npu.",
+    "shim": "Run code written for torch_npu on CPU tensors, without torch_npu.",
     "twin": "AscendC kernels of your own on the CPU.",
 }

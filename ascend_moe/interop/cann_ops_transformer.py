@@ -1,4 +1,4 @@
-"""CANN's newest front end in Python, ``cann_ops_transformer.ops``: MegaMoe's pair, `ascend_moe.fused`.
+"""CANN's newest front end in Python, ``cann_ops_transformer.ops``: MegaMoe's pair, `ascend_moe.layer_ops`.
 
 ``install()`` makes ``import cann_ops_transformer.ops`` find them, where CANN's own package is not installed.
 """
@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 
 from ascend_moe.errors import AscendMoeError
-from ascend_moe.fused import SymmBuffer, get_symm_buffer_for_mega_moe, mega_moe
+from ascend_moe.layer_ops import SymmBuffer, get_symm_buffer_for_mega_moe, mega_moe
 
 __all__ = ["SymmBuffer", "get_symm_buffer_for_mega_moe", "install", "mega_moe", "uninstall"]
 

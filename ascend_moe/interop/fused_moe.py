@@ -19,8 +19,8 @@ from ascend_moe.errors import need, need_dims, need_dtype, need_one_of, need_sha
 from ascend_moe.experts import Activation, grouped_mlp
 from ascend_moe.ops.collectives import gather
 from ascend_moe.permute import batched_moe_align_block_size, moe_align_block_size, need_map, need_pairs
-from ascend_moe.routing.gating import BY_MAX, BY_TOP2_SUM, SIGMOID, SOFTMAX, SQRT_SOFTPLUS, Groups, gating_top_k
-from ascend_moe.routing.replay import taken
+from ascend_moe.routers.gating import BY_MAX, BY_TOP2_SUM, SIGMOID, SOFTMAX, SQRT_SOFTPLUS, Groups, gating_top_k
+from ascend_moe.routers.replay import taken
 
 __all__ = [
     "all_reduce_dp",
@@ -68,7 +68,7 @@ def select_experts(
         routed_scaling_factor: multiplies the weights.
         e_score_correction_bias: ``(E,)``, added to the scores for the choice only.
         indices_type: of the ids; None: int32.
-        ids: ``(T, K)``, experts that are taken instead of the best; -1 is none (`ascend_moe.routing.replay`).
+        ids: ``(T, K)``, experts that are taken instead of the best; -1 is none (`ascend_moe.routers.replay`).
         capture_fn: gets the ids, a `RouteCapture` or a function.
 
     Returns:

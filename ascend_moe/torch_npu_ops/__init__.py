@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from ascend_moe import experts
-from ascend_moe import routing as routers
+from ascend_moe import experts, routers
 from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.experts import grouped_matmul
 from ascend_moe.native.torch_npu import fitted, operators, refused
 from ascend_moe.ops import registration
 from ascend_moe.ops.schemas import NAMESPACE, TORCH_NPU_SCHEMAS, list_overload_of, schema_of
-from ascend_moe.torch_npu_ops import alltoallv, collectives, fused, meta, permute, routing, sharding
+from ascend_moe.torch_npu_ops import alltoallv, collectives, init_routing, matmul_epilogues, meta, permute, sharding
 
 
 @dataclass(frozen=True)
@@ -53,16 +52,16 @@ _OVER_SHARDS = (permute.npu_moe_token_permute, permute.npu_moe_token_unpermute)
 _WINDOWS = (collectives.npu_moe_distribute_combine_add_rms_norm, collectives._npu_distribute_barrier)
 _ALL_TO_ALL = (alltoallv.npu_alltoallv_gmm, alltoallv.npu_gmm_alltoallv)
 _OTHERS = (
-    routing.npu_moe_update_expert,
+    init_routing.npu_moe_update_expert,
     experts.npu_clipped_swiglu,
     experts.npu_dequant_swiglu_quant,
     experts.npu_dynamic_quant,
-    fused.npu_grouped_matmul_swiglu_quant,
-    fused.npu_grouped_matmul_swiglu_quant_v2,
-    fused.npu_grouped_matmul_finalize_routing,
-    routing.npu_moe_init_routing,
-    routing.npu_moe_init_routing_v2,
-    routing.npu_moe_compute_expert_tokens,
+    matmul_epilogues.npu_grouped_matmul_swiglu_quant,
+    matmul_epilogues.npu_grouped_matmul_swiglu_quant_v2,
+    matmul_epilogues.npu_grouped_matmul_finalize_routing,
+    init_routing.npu_moe_init_routing,
+    init_routing.npu_moe_init_routing_v2,
+    init_routing.npu_moe_compute_expert_tokens,
     permute.npu_moe_finalize_routing,
     permute.npu_moe_re_routing,
 )

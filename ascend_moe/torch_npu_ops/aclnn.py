@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from ascend_moe import routing
+from ascend_moe import routers
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import (
     npu_clipped_swiglu,
@@ -22,8 +22,8 @@ from ascend_moe.experts import (
 )
 from ascend_moe.experts.groups import as_counts, read_groups
 from ascend_moe.experts.quant import scale_of_bits, to_int8
-from ascend_moe.torch_npu_ops import fused, permute
-from ascend_moe.torch_npu_ops.routing import (
+from ascend_moe.torch_npu_ops import matmul_epilogues, permute
+from ascend_moe.torch_npu_ops.init_routing import (
     npu_moe_compute_expert_tokens,
     npu_moe_init_routing,
     npu_moe_init_routing_v2,
@@ -47,13 +47,13 @@ def _write_all(outputs: tuple[Any, ...], *results: Tensor | None) -> None:
 
 # ---- choosing experts, moving rows to them and back
 
-returns("aclnnMoeGatingTopKSoftmax", outputs=3)(routing.npu_moe_gating_top_k_softmax)
+returns("aclnnMoeGatingTopKSoftmax", outputs=3)(routers.npu_moe_gating_top_k_softmax)
 returns("aclnnMoeInitRouting", outputs=3)(npu_moe_init_routing)
 returns("aclnnMoeComputeExpertTokens")(npu_moe_compute_expert_tokens)
 
 
 def _gating(given: dict[str, Any], outputs: tuple[Any, ...]) -> None:
-    weights, ids, scores = routing.npu_moe_gating_top_k(**given)
+    weights, ids, scores = routers.npu_moe_gating_top_k(**given)
     _write_all(outputs, weights, ids, scores if given["out_flag"] else None)
 
 
@@ -73,7 +73,7 @@ def _gating_top_k_by_table(*values: Any) -> None:
 @effect("aclnnMoeGatingTopKSoftmaxV2")
 def _gating_top_k_softmax_v2(*values: Any) -> None:
     given, outputs = _named("x finished k renorm output_softmax", values)
-    weights, ids, softmax = routing.npu_moe_gating_top_k_softmax_v2(**given)
+    weights, ids, softmax = routers.npu_moe_gating_top_k_softmax_v2(**given)
     asked = given["output_softmax"] and not given["renorm"]
     _write_all(outputs, weights, ids, softmax if asked else None)
 
@@ -196,7 +196,7 @@ def _grouped_matmul(*values: Any) -> None:
 @effect("aclnnGroupedMatmulSwigluQuantWeightNZ")
 def _swiglu_quant(*values: Any) -> None:
     given, outputs = _named("x weight bias offset weight_scale x_scale group_list", values)
-    codes, scale, _ = fused.npu_grouped_matmul_swiglu_quant(**given)
+    codes, scale, _ = matmul_epilogues.npu_grouped_matmul_swiglu_quant(**given)
     used = int(given["group_list"][-1])
     _write_all(outputs, codes[:used], scale[:used])
 
@@ -207,7 +207,7 @@ def _swiglu_quant_v2(*values: Any) -> None:
         dequant_dtype quant_mode group_list_type tuning_config"""
     given, outputs = _named(names, values)
     del given["dequant_dtype"]  # numbered as aclDataType; float32 is all there is
-    codes, scale = fused.npu_grouped_matmul_swiglu_quant_v2(**given)
+    codes, scale = matmul_epilogues.npu_grouped_matmul_swiglu_quant_v2(**given)
     used = int(as_counts(given["group_list"], given["group_list_type"]).sum())
     _write_all(outputs, codes[:used], scale[:used])
 

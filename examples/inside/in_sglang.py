@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from ascend_moe.interop import deep_ep
-from ascend_moe.standin import torch_npu as standin
+from ascend_moe.shim import torch_npu as shim
 
 if importlib.util.find_spec("torch_npu") is None:
-    standin.install()  # off the NPU: "npu" means CPU
+    shim.install()  # off the NPU: "npu" means CPU
 deep_ep.install("ascend")  # before SGLang imports deep_ep
 
 from sglang.srt.layers.moe import utils  # noqa: E402

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import ascend_moe
-from ascend_moe import LocalCluster, comm, dispatchers, fused
+from ascend_moe import LocalCluster, comm, dispatchers, layer_ops
 from ascend_moe.comm.place import Place
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.interop import fused_moe, megatron, sglang, vllm
@@ -91,8 +91,8 @@ WINDOWS: dict[str, Callable[[Any], Any]] = {
     "All2AllManager": lambda group: vllm.All2AllManager(group, 0, 1).get_handle({"num_experts": EXPERTS}),
     "Place": Place.of,
     "select": lambda group: vllm.select({"group_name": group, "rank": 0, "world": 1, "num_experts": EXPERTS}),
-    "mega_moe's buffer": lambda group: fused.get_symm_buffer_for_mega_moe(group, EXPERTS, 8, 1, HIDDEN, HIDDEN),
-    "dispatch_ffn_combine": lambda group: fused.dispatch_ffn_combine(
+    "mega_moe's buffer": lambda group: layer_ops.get_symm_buffer_for_mega_moe(group, EXPERTS, 8, 1, HIDDEN, HIDDEN),
+    "dispatch_ffn_combine": lambda group: layer_ops.dispatch_ffn_combine(
         torch.ones(2, HIDDEN), [torch.ones(EXPERTS, HIDDEN, 2 * HIDDEN)], [torch.ones(EXPERTS, HIDDEN, HIDDEN)],
         torch.zeros(2, 1, dtype=torch.int32), None, None, None, None, torch.ones(2, 1), group, 0,
         torch.empty(2, HIDDEN), torch.zeros(EXPERTS, dtype=torch.int32),

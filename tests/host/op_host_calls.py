@@ -1,4 +1,4 @@
-"""Calls for op_host's tiling and shape functions, run through the stand-in of CANN; built once a session."""
+"""Calls for op_host's tiling and shape functions, run through the shim of CANN; built once a session."""
 
 from __future__ import annotations
 
@@ -46,22 +46,20 @@ Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 @functools.cache
 def cann_headers() -> Path:
-    """A folder with the headers that vnpu/cann_standin/CMakeLists.txt writes under CANN's names."""
-    listed = re.search(
-        r"set\(am_cann_headers([^)]*)\)", (source_root() / "vnpu/cann_standin/CMakeLists.txt").read_text()
-    )
+    """A folder with the headers that vnpu/cann_shim/CMakeLists.txt writes under CANN's names."""
+    listed = re.search(r"set\(am_cann_headers([^)]*)\)", (source_root() / "vnpu/cann_shim/CMakeLists.txt").read_text())
     assert listed
     folder = Path(tempfile.mkdtemp(prefix="cann-headers-"))
     atexit.register(shutil.rmtree, folder)
     for name in listed[1].split():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text('#include "standin.h"\n')
+        (folder / name).write_text('#include "cann_shim.h"\n')
     return folder
 
 
 def flags() -> list[str]:
     root = source_root()
-    directories = [cann_headers(), root / "vnpu" / "cann_standin", root / "op_host", root / "op_kernel"]
+    directories = [cann_headers(), root / "vnpu" / "cann_shim", root / "op_host", root / "op_kernel"]
     return ["-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"] + [
         f"-I{directory}" for directory in directories
     ]
@@ -74,11 +72,11 @@ def probe() -> Any:
     sources = [
         HERE / "op_host_probe.cpp",
         HERE / "plan_sweep.cpp",
-        root / "vnpu/cann_standin/standin.cpp",
+        root / "vnpu/cann_shim/cann_shim.cpp",
         *sorted((root / "op_host").glob("*.cpp")),
     ]
     assert len(sources) == 6, f"op_host has {len(sources) - 3} sources, 3 are known"
-    read = [path for folder in ("op_host", "op_kernel", "vnpu/cann_standin") for path in (root / folder).rglob("*.*")]
+    read = [path for folder in ("op_host", "op_kernel", "vnpu/cann_shim") for path in (root / folder).rglob("*.*")]
     texts = [path.read_text() for path in sorted({*read, *sources})]
     made = cache_directory() / "tests" / f"op-host-{digest_of(compiler(), *texts)}.so"
     if not made.exists():  # of these sources: any process may have made it
@@ -225,7 +223,7 @@ def _tiled(function: Any, argument: Any) -> Tiled:
 
 
 def tile(call: Call | str) -> Tiled:
-    """op_host's tiling function, through the stand-in; also for a call in the probe's own words."""
+    """op_host's tiling function, through the shim; also for a call in the probe's own words."""
     return _tiled(probe().probe_tile, call.encode() if isinstance(call, str) else call.text())
 
 

@@ -1,19 +1,19 @@
-// For test_op_host.py: op_host through the stand-in of CANN, and the plan that the twin makes, across a C
+// For test_op_host.py: op_host through the shim of CANN, and the plan that the twin makes, across a C
 // ABI.
 #include <cstdio>
 #include <cstring>
 #include <sstream>
 
 #include "rules/plan.h"
-#include "standin.h"
+#include "cann_shim.h"
 
 #define PROBE_API extern "C" __attribute__((visibility("default")))
 
 namespace {
 
 // Lines: "op TYPE", "soc NAME", "cores N", "input -" or "input TYPE DIM...", "number N", "text ANYTHING".
-standin::Call ParseCall(const char* text) {
-    standin::Call call;
+cann_shim::Call ParseCall(const char* text) {
+    cann_shim::Call call;
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
         std::istringstream words(line);
@@ -32,7 +32,7 @@ standin::Call ParseCall(const char* text) {
         }
         if (kind == "text") call.attributes.values.emplace_back(line.size() > 5 ? line.substr(5) : std::string());
         if (kind == "input") {
-            standin::Tensor tensor;
+            cann_shim::Tensor tensor;
             int type = 0;
             tensor.given = static_cast<bool>(words >> type);
             tensor.desc.type = static_cast<ge::DataType>(type);
@@ -63,8 +63,8 @@ int aclrtGetOpExecuteTimeout(uint32_t* milliseconds) {
 // numbers: tiling bytes, tiling key, blockDim, schedule mode, workspaces, bytes of the first.
 PROBE_API int probe_tile(const char* text, uint8_t* bytes, uint64_t capacity, uint64_t* numbers, char* error,
                          uint64_t errorBytes) {
-    standin::Call call = ParseCall(text);
-    const standin::Tiling tiling = standin::Tile(call);
+    cann_shim::Call call = ParseCall(text);
+    const cann_shim::Tiling tiling = cann_shim::Tile(call);
     const std::vector<uint8_t>& made = tiling.data.bytes;
     CopyText(tiling.error, error, errorBytes);
     if (!tiling.ok || made.size() > capacity) return 0;
@@ -104,10 +104,10 @@ PROBE_API uint64_t probe_head_cc() { return offsetof(moe::MoeDistributeMc2Head, 
 
 // "TYPE DIM..." a line, or the error.
 PROBE_API int probe_shapes(const char* text, char* out, uint64_t bytes) {
-    standin::Call call = ParseCall(text);
-    const std::string error = standin::InferShapes(call);
+    cann_shim::Call call = ParseCall(text);
+    const std::string error = cann_shim::InferShapes(call);
     std::ostringstream lines;
-    for (const standin::Tensor& output : call.outputs) {
+    for (const cann_shim::Tensor& output : call.outputs) {
         lines << output.desc.type;
         for (int64_t size : output.shape.origin.dims) lines << ' ' << size;
         lines << '\n';
@@ -118,7 +118,7 @@ PROBE_API int probe_shapes(const char* text, char* out, uint64_t bytes) {
 
 // A line an item: kind, name, then what there is to know of it.
 PROBE_API int probe_definition(const char* type, char* out, uint64_t bytes) {
-    const ops::OpDef* definition = standin::Definition(type);
+    const ops::OpDef* definition = cann_shim::Definition(type);
     if (definition == nullptr) return 0;
     std::ostringstream lines;
     const auto tensors = [&lines](const char* kind, const std::deque<ops::OpParamDef>& list) {

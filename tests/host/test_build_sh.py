@@ -1,5 +1,5 @@
 """build.sh: what it says when something is missing, what it writes, and both routes run to the end over
-stand-ins of what a toolkit has (CMake functions, msopgen), which record what reaches them."""
+shims of what a toolkit has (CMake functions, msopgen), which record what reaches them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The aclnn entry points as they are made, executed over a recording stand-in of what CANN generates below them;
+"""The aclnn entry points as they are made, executed over a recording shim of what CANN generates below them;
 and that definition, aclnn and kernel entries agree in names and order."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def make(folder: Path) -> Path:
 
 
 def build(*defines: str) -> Any:
-    """The entry points without CANN's headers, over a stand-in of what CANN generates."""
+    """The entry points without CANN's headers, over a shim of what CANN generates."""
     below = BELOW
     for op in OPS:
         known = definition(f"AscendMoe{op}")

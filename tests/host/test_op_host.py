@@ -1,4 +1,4 @@
-"""CANN's side of the ops: tiling, shape functions and definition, run through the stand-in of CANN.
+"""CANN's side of the ops: tiling, shape functions and definition, run through the shim of CANN.
 
 The tiling function's bytes are compared with the plan that the twin runs, made from Python's own description
 of the same call; nothing of op_host's CANN side is used for the latter.

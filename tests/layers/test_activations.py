@@ -24,12 +24,12 @@ from ascend_moe.experts import (
     quantize_weight,
 )
 from ascend_moe.experts.activations import ACTIVATIONS
-from ascend_moe.fused import get_symm_buffer_for_mega_moe, mega_moe
 from ascend_moe.interop.fused_moe import fused_experts
 from ascend_moe.interop.megatron import GroupedMLP
 from ascend_moe.interop.sglang import EPMoE
 from ascend_moe.interop.vllm import make_experts
 from ascend_moe.layer import MoEConfig, MoELayer
+from ascend_moe.layer_ops import get_symm_buffer_for_mega_moe, mega_moe
 from ascend_moe.moe_config import ACTIVATIONS as NAMES
 from ascend_moe.moe_config import ALIASES
 

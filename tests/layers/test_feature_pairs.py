@@ -23,7 +23,7 @@ from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.placement import balance, remap
 from ascend_moe.reference import RankInput
-from ascend_moe.routing.replay import RouterReplay, RouterReplayAction
+from ascend_moe.routers.replay import RouterReplay, RouterReplayAction
 
 WORLD, LOST, HIDDEN, EXPERTS, TOPK, MOST = 3, 2, 64, 6, 3, 7
 FEATURES: dict[str, tuple[str, ...]] = {

@@ -12,7 +12,7 @@ import torch
 from ascend_moe.errors import ArgumentError
 from ascend_moe.native import torch_npu as _torch_npu
 from ascend_moe.native.torch_npu import OLDER
-from ascend_moe.routing import (
+from ascend_moe.routers import (
     deepseek_v2,
     deepseek_v3,
     deepseek_v4,

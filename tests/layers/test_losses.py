@@ -13,7 +13,7 @@ from router_logits import FP32, E, K, close
 from torch import Tensor
 
 from ascend_moe.errors import ArgumentError
-from ascend_moe.routing import (
+from ascend_moe.routers import (
     MoEAuxLossAutoScaler,
     compute_routing_scores_for_aux_loss,
     get_tokens_per_expert_and_token_count,

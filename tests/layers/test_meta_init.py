@@ -20,7 +20,7 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.interop import megatron, sglang
 from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.placement import Balance
-from ascend_moe.routing import RouteCapture
+from ascend_moe.routers import RouteCapture
 
 E, K, H, F = 16, 2, 32, 16
 META = "meta"

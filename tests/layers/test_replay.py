@@ -16,7 +16,7 @@ from ascend_moe.interop.fused_moe import select_experts
 from ascend_moe.interop.vllm_ascend.operators import moe_gating_top_k, moe_gating_top_k_hash
 from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.moe_config import ROUTERS
-from ascend_moe.routing import RouteCapture, RouterReplay, RouterReplayAction, topk_routing_with_score_function
+from ascend_moe.routers import RouteCapture, RouterReplay, RouterReplayAction, topk_routing_with_score_function
 
 E, K, T, H = 8, 2, 6, 32
 RECORD, FORWARD, BACKWARD = RouterReplayAction

@@ -14,7 +14,7 @@ from router_logits import BF16, FP32, FP64, E, K, close
 from torch import Tensor
 
 from ascend_moe.errors import ArgumentError
-from ascend_moe.routing import (
+from ascend_moe.routers import (
     apply_router_token_dropping,
     get_capacity,
     group_limited_topk,

@@ -20,7 +20,7 @@ from bad_arguments import BS, OP, E, H, K
 from npu_runs import LAST_LINE, raises, run_checks
 
 import ascend_moe
-from ascend_moe import comm, fused, npu, reference
+from ascend_moe import comm, layer_ops, npu, reference
 from ascend_moe.errors import (
     ArgumentError,
     AscendMoeError,
@@ -612,26 +612,26 @@ def check_the_one_call_for_a_layer_gives_the_cpus_bits() -> None:
             lists = [None if value is None else there(value) for value in (w1, w2, s1, s2)]
             out, nums = torch.empty_like(there(x)), torch.empty(local, dtype=torch.int32, device=device)
             tensors = (*lists[:2], there(ids), *lists[2:], None, None, there(probs), group)
-            fused.dispatch_ffn_combine(there(x), *tensors, 0, out, nums, there(mask), swiglu_limit=0.5)
+            layer_ops.dispatch_ffn_combine(there(x), *tensors, 0, out, nums, there(mask), swiglu_limit=0.5)
             quant = 0 if s1 is None else 2
-            buffer = fused.get_symm_buffer_for_mega_moe(
+            buffer = layer_ops.get_symm_buffer_for_mega_moe(
                 group, E, tokens, K, H, inner, max_recv_token_num=tokens * K * WORLD,
                 dispatch_quant_mode=quant,
             )  # fmt: skip
             own = {f"shared_l{number + 1}_weights": there(plain[number]) for number in range(2)}
             batch = slice(RANK, None)  # ranks have different ones
-            y, counts = fused.mega_moe(
+            y, counts = layer_ops.mega_moe(
                 there(x[batch]), there(ids[batch]), there(probs[batch]), *lists[:2], buffer, l1_weights_sf=lists[2],
                 l2_weights_sf=lists[3], x_active_mask=there(mask[batch].to(torch.int8)), activation_clamp=0.5, **own,
             )  # fmt: skip
             found[device] = [on_cpu(value) for value in (out, nums, y, counts)]
             with raises("max_output_size is 1, but", RoutingOverflow):
-                fused.dispatch_ffn_combine(there(x), *tensors, 1, out, nums)
+                layer_ops.dispatch_ffn_combine(there(x), *tensors, 1, out, nums)
         assert all(torch.equal(a, b) for a, b in zip(found["cpu"], found["npu"], strict=True)), found
         assert bool((found["npu"][0][mask] != 0).any()) and not torch.equal(found["npu"][0][RANK:], found["npu"][2])
     for group in (CPU, HCCL):
         with raises("num_topk is", ConfigMismatch):
-            fused.get_symm_buffer_for_mega_moe(group, E, tokens, 1 + RANK, H, inner)
+            layer_ops.get_symm_buffer_for_mega_moe(group, E, tokens, 1 + RANK, H, inner)
 
 
 def check_patch_torch_npu_swaps_its_functions_and_puts_them_back() -> None:

@@ -14,7 +14,7 @@ from operator_cases import FLOATS, difference, placed, problem_of, values
 from torch.utils import _pytree as pytree
 from torch_npu_calls import CALLS, Call
 
-from ascend_moe import experts, npu, routing
+from ascend_moe import experts, npu, routers
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.native.torch_npu import OLDER, refused
 from ascend_moe.native.torch_npu import operators as generation
@@ -115,10 +115,10 @@ def check_mlps_and_routers_are_torch_npus_operators_and_wait_for_nothing() -> No
         (W8A8, experts.grouped_mlp, (*quantized, ends), {"group_list_type": 0, **scales}),
         (W8A8, experts.grouped_mlp, (*quantized, ends - 1), {"group_list_type": 1, **scales}),
         (LIMITED, experts.grouped_mlp, (*quantized, ends - 1), {"group_list_type": 1, "swiglu_limit": 1.0, **scales}),
-        (SOFTMAX, routing.softmax_topk, (logits, 3, True), {}),
-        (GATE, routing.deepseek_v2, (logits, 3, 4, 2), {}),
-        (GATE, routing.deepseek_v3, (logits, None, 3, 4, 2, False, 2.0), {}),
-        (BY_TABLE if generation() is not OLDER else [], routing.deepseek_v4, (logits, 3), table),
+        (SOFTMAX, routers.softmax_topk, (logits, 3, True), {}),
+        (GATE, routers.deepseek_v2, (logits, 3, 4, 2), {}),
+        (GATE, routers.deepseek_v3, (logits, None, 3, 4, 2, False, 2.0), {}),
+        (BY_TABLE if generation() is not OLDER else [], routers.deepseek_v4, (logits, 3), table),
     ]
     no_waiting = "default" if "ASCEND_LAUNCH_BLOCKING" in os.environ else "error"
     for operator_names, function, args, kwargs in calls:

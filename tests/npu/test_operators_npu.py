@@ -32,7 +32,7 @@ def test_a_deep_ep_buffer_works_on_hccl() -> None:
 
 
 def test_routing_is_captured_and_replayed_and_int4_experts_run() -> None:
-    run("routing_checks.py").must_pass()
+    run("router_checks.py").must_pass()
 
 
 def test_schemas_and_outputs_are_the_wheels(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_schemas_and_outputs_are_the_wheels(tmp_path: Path) -> None:
     kinds = ("Tensor", "Scalar", "TensorList", "ScalarList", "IntArray", "BoolArray", "FloatArray")
     names = {f"acl{verb}{kind}" for verb in ("Create", "Destroy") for kind in (*kinds, "AclOpExecutor")}
     names |= operators | {f"{name}GetWorkspaceSize" for name in operators}
-    source = tmp_path / "standin.c"
+    source = tmp_path / "mock.c"
     source.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(names)))
     command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O0", str(source), "-o"]
     subprocess.run([*command, str(tmp_path / "libopapi.so")], check=True)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 import ascend_moe
 from ascend_moe.errors import LibraryError
 from ascend_moe.interop import vllm_ascend
-from ascend_moe.standin import torch_npu as standin
+from ascend_moe.shim import torch_npu as shim
 
 vllm_ascend.register("0.23.0")
 C: Any = torch.ops._C_ascend
@@ -76,9 +76,9 @@ def check_dispatch_ffn_combine() -> None:
     dist.destroy_process_group()
 
 
-def check_the_stand_in_is_refused() -> None:
+def check_the_shim_is_refused() -> None:
     with raises(r"torch_npu is installed.*patch_torch_npu", LibraryError):
-        standin.install()
+        shim.install()
 
 
 run_checks()

@@ -35,12 +35,12 @@ ADAPTERS = {
     "dispatchers.collective:AllGatherDispatcher._combine": {
         "all-gather", "modular kernel, all-gather", "Megatron-LM, six phases, allgather"
     },
-    "fused:finish": {"dispatch_ffn_combine", "mega_moe"},
+    "layer_ops:finish": {"dispatch_ffn_combine", "mega_moe"},
     "interop.sglang:EPMoE._run_experts": {"EPMoE, all-reduce", "EPMoE, mc2"},
     "interop.fused_moe:moe_sum": {"aligned blocks", "DeepEP, normal"},
     "interop.vllm.kernel:FusedMoEModularKernel.forward": KERNEL,
     "interop.megatron.dispatchers:TokenDispatcher.token_combine": MEGATRON,
-    "interop.megatron.routes:Routes.bring": MEGATRON,
+    "interop.megatron.assignments:Assignments.bring": MEGATRON,
     "interop.deep_ep.buffer:Buffer.combine": {"DeepEP, normal"},
     "interop.deep_ep.ascend:AscendBuffer.combine": {"DeepEP of sgl-kernel-npu, normal"},
     "interop.deep_ep.buffer:Buffer.low_latency_combine": {"DeepEP, low latency"},

@@ -591,7 +591,7 @@ FUZZED = {
     "explore": (["--case", "w2,c2,l1,k1,b1,u1,DCDC", "-n", "1"], ["--seed", "--preemptions", "--case", "--replay"]),
     "twin": (["list"], ["/etc/passwd"]),
     "vnpu": (["--devices", "0"], ["--devices"]),
-    "standin": ([], ["--nothing"]),
+    "shim": ([], ["--nothing"]),
 }
 HOSTILE = ["-1", "0", *map(str, (2**31, 2**62, 2**63 - 1, 2**64)), "9" * 30, "²", "", "nan", "-5:1", f"{10**11}:1"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import ascend_moe
-from ascend_moe import experts, npu, ops, routing
+from ascend_moe import experts, npu, ops, routers
 from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -77,7 +77,7 @@ def test_every_example_is_run_and_listed() -> None:
 
 
 def test_every_example_has_a_line_with_its_run_time() -> None:
-    """A row a file or folder, inside/ a row a program; those that run on a stand-in of a device have no time of it."""
+    """A row a file or folder, inside/ a row a program; those that run on a shim of a device have no time of it."""
     rows = [line.split("|") for line in (EXAMPLES / "README.md").read_text().splitlines() if line.startswith("| ")]
     times = {cells[1].strip().rstrip("/"): cells[4].strip() for cells in rows[1:]}
     entries = [entry for entry in EXAMPLES.iterdir() if entry.name not in ("README.md", "inside", "__pycache__")]
@@ -100,7 +100,7 @@ def test_one_line_differs_from_npu_code() -> None:
 
 def test_npu_has_the_names_of_torch_npu() -> None:
     homes: dict[str, Any] = dict.fromkeys(SCHEMAS, ops)
-    homes |= dict.fromkeys(("npu_moe_gating_top_k", "npu_moe_gating_top_k_softmax"), routing)
+    homes |= dict.fromkeys(("npu_moe_gating_top_k", "npu_moe_gating_top_k_softmax"), routers)
     quantizing = ("npu_dequant_swiglu_quant", "npu_dynamic_quant")
     homes |= dict.fromkeys(("npu_grouped_matmul", "npu_swiglu", *quantizing), experts)
     others = {name for name in TORCH_NPU_SCHEMAS if "." not in name}

@@ -46,7 +46,7 @@ def rows_of(head: str, text: str | None = None) -> dict[str, tuple[str, ...]]:
 
 FOLDERS = rows_of("tree")
 # Folders of the include path, as the build sets it.
-INCLUDE_PATH = ("op_kernel", "op_host", "twin/include", "csrc", "vnpu", "vnpu/cann_standin")
+INCLUDE_PATH = ("op_kernel", "op_host", "twin/include", "csrc", "vnpu", "vnpu/cann_shim")
 
 
 # The toolkit's and the system's headers that kernels may include; HCCL's has moved between toolkits.
@@ -277,15 +277,15 @@ def test_the_virtual_npu_takes_the_operator_package_through_one_module() -> None
     assert [name for name, packages in found.items() if "ascend_moe" in packages] == ["package.py"]
     assert set().union(*found.values()) == {"ascend_moe", "torch", "typer"}
     users = {name for name, packages in other_packages(PACKAGE).items() if "ascend_vnpu" in packages}
-    assert {name.split("/")[0] for name in users} == {"cli", "doctor", "standin", "torch_npu_ops", "validate"}
+    assert {name.split("/")[0] for name in users} == {"cli", "doctor", "shim", "torch_npu_ops", "validate"}
 
 
 def test_python_folders_import_only_what_lies_below() -> None:
     assert {unit(name) for name in modules()} == set(LAYERS), "the table and the package differ"
     found = [offence for name, tree in modules().items() for offence in python_offences(name, tree)]
-    # _autoload asks whether torch came before it; interop and standin put modules there that stand in for
+    # _autoload asks whether torch came before it; interop and shim put modules there that stand in for
     # other systems'.
-    modules_table = r"ascend_moe\.(_autoload|(interop|standin)\.[\w.]+):.*sys\.modules"
+    modules_table = r"ascend_moe\.(_autoload|(interop|shim)\.[\w.]+):.*sys\.modules"
     assert not [offence for offence in found if not re.match(modules_table, offence)]
     known = set(modules())
     assert_no_circle({name: known.intersection(imports(name, run(tree))) for name, tree in modules().items()})
@@ -329,7 +329,7 @@ def test_tables_of_the_page_are_read_strictly() -> None:
     [
         ("comm.threads", "from ascend_moe import ops"),
         ("ops.calls", "def late():\n    from ascend_moe.layer import MoELayer"),
-        ("routing.topk", "from .. import experts"),
+        ("routers.topk", "from .. import experts"),
         ("experts.quant", "from ..dispatchers.base import Dispatcher"),
         ("dispatchers.rows", "import ascend_moe.reference.rows"),
         ("errors", "import ascend_moe"),

@@ -228,7 +228,7 @@ if "--build" in sys.argv:
 
 @pytest.fixture
 def fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The fast engine's library of an installation without the rest; its cache, and the stand-in on PATH."""
+    """The fast engine's library of an installation without the rest; its cache, and the shim on PATH."""
     monkeypatch.setenv("ASCEND_MOE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
     tools(tmp_path, monkeypatch, "time.sleep(0.2)")

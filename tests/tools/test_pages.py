@@ -60,7 +60,7 @@ def text_of(page: str) -> str:
 BEFORE = {
     r"\bprocess_group\)": "import torch.distributed as dist\ndist.init_process_group('gloo', store=dist.HashStore(), "
     "rank=0, world_size=1)\nprocess_group = dist.group.WORLD\n",
-    r"torch\.npu\.set_device": "from ascend_moe.standin import torch_npu as standin; standin.install()\n",
+    r"torch\.npu\.set_device": "from ascend_moe.shim import torch_npu as shim; shim.install()\n",
 }
 LAUNCH: dict[str, list[str]] = {"python": [], "torchrun": ["-m", "torch.distributed.run", "--standalone"]}
 RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -269,8 +269,18 @@ def test_public_names_modules_and_commands_stand_in_a_page() -> None:
     for name in ascend_moe.__all__:  # words of plain English count as the name only behind the package's
         plain = name.isalpha() and name.islower()
         assert re.search(rf"\bascend_moe\.{name}\b" if plain else rf"\b{name}\b", code), name
-    modules = ["checkpoint", "dispatchers", "errors", "experts", "fused", "npu", "permute", "placement", "reference"]
-    modules += ["routing", "standin.torch_npu"]
+    modules = [
+        "checkpoint",
+        "dispatchers",
+        "errors",
+        "experts",
+        "layer_ops",
+        "npu",
+        "permute",
+        "placement",
+        "reference",
+    ]
+    modules += ["routers", "shim.torch_npu"]
     modules += [f"interop.{name}" for name in ("deep_ep", "fused_moe", "megatron", "sglang", "vllm", "vllm_ascend")]
     for module in modules:
         parent, _, name = f"ascend_moe.{module}".rpartition(".")
@@ -282,12 +292,12 @@ def test_public_names_modules_and_commands_stand_in_a_page() -> None:
 
 def test_pages_name_what_their_modules_have() -> None:
     """All of dispatchers and placement, every router, every model type and neutral key."""
-    from ascend_moe import dispatchers, placement, routing
+    from ascend_moe import dispatchers, placement, routers
 
     page = in_code(text_of("layers.md"))
     public = [name for name, value in vars(placement).items() if getattr(value, "__module__", "") == placement.__name__]
-    wanted = [*public, *dispatchers.__all__, *(name for name in routing.__all__ if not name.startswith("npu_"))]
-    losses = set(routing.__all__) & set(vars(routing.losses))
+    wanted = [*public, *dispatchers.__all__, *(name for name in routers.__all__ if not name.startswith("npu_"))]
+    losses = set(routers.__all__) & set(vars(routers.losses))
     left = {name for name in wanted if not re.search(rf"\b{name}\b", page) and not name.startswith("_")}
     assert left <= losses | {"Balance", "Dispatched", "Dispatcher"}, left
     assert set(MODEL_TYPES) | set(NEUTRAL) <= set(re.findall(r"`([^`\n]+)`", text_of("checkpoints.md")))

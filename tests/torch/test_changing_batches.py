@@ -18,10 +18,10 @@ from ascend_moe import MoEConfig, MoELayer
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.experts import grouped_mlp, quantize_weight
-from ascend_moe.fused import dispatch_ffn_combine
 from ascend_moe.interop import fused_moe, megatron, vllm, vllm_ascend
 from ascend_moe.interop.sglang import EPMoE
 from ascend_moe.interop.vllm import int8_w8a8_moe_quant_config
+from ascend_moe.layer_ops import dispatch_ffn_combine
 
 E, K, H, F = 8, 2, 64, 32
 MOST = 40

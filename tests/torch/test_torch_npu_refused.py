@@ -15,7 +15,7 @@ from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.experts.grouped_matmul import NPU_ONLY
 from ascend_moe.npu import WINDOW_OPERATORS
-from ascend_moe.routing import deepseek_v3, softmax_topk
+from ascend_moe.routers import deepseek_v3, softmax_topk
 
 TABLE = tensor([[1, 7, 0, 0, 0], [4, 0, 2, 4, 6], [2, 1, 3, 0, 0], [3, 5, 8, 9, 0]], dtype=int32)
 GROUPED = {"group_list": tensor([1, 4]), "split_item": 2, "group_type": 0}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import fused_ranks
+import layer_op_ranks
 import pytest
 import torch
 import torch_npu_calls
@@ -22,14 +22,14 @@ from op_runs import Clusters
 from torch import Tensor
 
 import ascend_moe
-from ascend_moe import MoEConfig, MoELayer, npu, placement, routing
+from ascend_moe import MoEConfig, MoELayer, npu, placement, routers
 from ascend_moe.checkpoint import load_layer
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import KINDS, make_dispatcher
 from ascend_moe.experts.products import int8_matmul_by_float32
 from ascend_moe.interop import fused_moe, megatron, sglang, vllm
 from ascend_moe.interop.deep_ep import Buffer
-from ascend_moe.routing import RouteCapture, RouterReplay, RouterReplayAction
+from ascend_moe.routers import RouteCapture, RouterReplay, RouterReplayAction
 
 W, E, K, H, T = 2, 8, 3, 32, 6
 Run = Callable[[], Any]  # the call; what makes it makes the tensors and the layer
@@ -174,13 +174,13 @@ def vllms_blocks(rank: int, group: str) -> Run:
 
 
 def one_call(rank: int, group: str, *, int8: bool, int4: int = 0) -> Run:
-    mine = fused_ranks.Rank(rank, W, int8=int8, int4=int4)
+    mine = layer_op_ranks.Rank(rank, W, int8=int8, int4=int4)
     buffer = mine.buffer(group)
-    out, nums = torch.full_like(mine.x, 0), torch.zeros(fused_ranks.L, dtype=torch.int32)
+    out, nums = torch.full_like(mine.x, 0), torch.zeros(layer_op_ranks.L, dtype=torch.int32)
 
     def run() -> list[Tensor]:
         given = (*mine.weights("stacked"), mine.ids, *mine.scales("stacked"), *mine.biases("stacked"), mine.probs)
-        made = fused_ranks.dispatch_ffn_combine(mine.x, *given, group, 0, out, nums, mine.mask)
+        made = layer_op_ranks.dispatch_ffn_combine(mine.x, *given, group, 0, out, nums, mine.mask)
         shared = {} if int8 else {"shared_l1_weights": mine.w1[:1], "shared_l2_weights": mine.w2[:1]}
         return [*(each.clone() for each in made), *mine.mega(buffer, **shared)]
 
@@ -223,24 +223,24 @@ def operators(rank: int, group: str) -> Run:
     return run
 
 
-def routers(rank: int, group: str) -> Run:
+def router_functions(rank: int, group: str) -> Run:
     logits, bias, ids = drawn(T, E).requires_grad_(), drawn(E), drawn(T, E).topk(2)[1].int()
 
     def run() -> list[Tensor]:
-        chosen, scores = routing.compute_routing_scores_for_aux_loss(logits, K, "sigmoid")
-        counted = routing.get_tokens_per_expert_and_token_count(chosen, None, K, with_padding_mask=True)
-        loss = routing.switch_load_balancing_loss_func(scores, counted[0], counted[2], K, E, 0.1)
+        chosen, scores = routers.compute_routing_scores_for_aux_loss(logits, K, "sigmoid")
+        counted = routers.get_tokens_per_expert_and_token_count(chosen, None, K, with_padding_mask=True)
+        loss = routers.switch_load_balancing_loss_func(scores, counted[0], counted[2], K, E, 0.1)
         weights = [
-            routing.softmax_topk(logits, 2, True, bias), routing.deepseek_v2(logits, 2, 2, 1),
-            routing.deepseek_v3(logits, bias, 2, 2, 1), routing.deepseek_v4(logits, 2, bias),
-            routing.sigmoid_of_topk(logits, 2), routing.sparsemixer(logits),
-            routing.softmax_topk(logits, 2, True, ids=ids),
-            routing.topk_routing_with_score_function(logits, 2, num_groups=2, group_topk=1, expert_bias=bias),
-            routing.apply_router_token_dropping(logits.sigmoid(), chosen, K, 1.0),
+            routers.softmax_topk(logits, 2, True, bias), routers.deepseek_v2(logits, 2, 2, 1),
+            routers.deepseek_v3(logits, bias, 2, 2, 1), routers.deepseek_v4(logits, 2, bias),
+            routers.sigmoid_of_topk(logits, 2), routers.sparsemixer(logits),
+            routers.softmax_topk(logits, 2, True, ids=ids),
+            routers.topk_routing_with_score_function(logits, 2, num_groups=2, group_topk=1, expert_bias=bias),
+            routers.apply_router_token_dropping(logits.sigmoid(), chosen, K, 1.0),
         ]  # fmt: skip
-        moved = routing.get_updated_expert_bias(counted[0], bias, 0.1)
+        moved = routers.get_updated_expert_bias(counted[0], bias, 0.1)
         every = [each for pair in weights for each in pair]
-        return outcome([*every, loss, routing.z_loss_func(logits, 0.1), moved, *counted], [logits])
+        return outcome([*every, loss, routers.z_loss_func(logits, 0.1), moved, *counted], [logits])
 
     return run
 
@@ -301,7 +301,7 @@ MAKERS: dict[str, Make] = {
     "one call, int4": functools.partial(one_call, int8=True, int4=2),
     "DeepEP's buffer": deep_eps_buffer,
     "operators": operators,
-    "routers": routers,
+    "routers": router_functions,
     "placements": placements,
     "checkpoints": checkpoints,
 }  # fmt: skip
@@ -415,7 +415,7 @@ def test_results_depend_on_no_states_of_torch_together(seed: int, clusters: Clus
 
 # What makes parameters on the default device, measures it, or runs in `on_the_host`.
 BY_DEFAULT = {"interop/sglang/weights.py", "interop/deep_ep/utils.py", "placement.py"}
-TOOLS = {"bench", "cli", "doctor", "explore", "plan", "predict", "reference", "run", "standin", "timeline"}
+TOOLS = {"bench", "cli", "doctor", "explore", "plan", "predict", "reference", "run", "shim", "timeline"}
 TOOLS |= {"validate", "vnpu"}
 FLOATS = {"empty", "eye", "linspace", "ones", "rand", "randn", "zeros"}
 MADE = FLOATS | {"arange", "as_tensor", "full", "randint", "randperm", "tensor"}

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ascend_moe import LocalCluster, dispatchers, npu, ops, permute, placement, plan
 from ascend_moe.errors import AscendMoeError, InvalidExpertId
-from ascend_moe.fused import dispatch_ffn_combine
 from ascend_moe.interop import fused_moe, sglang, vllm, vllm_ascend
 from ascend_moe.interop.vllm import bases, weight_and_reduce
+from ascend_moe.layer_ops import dispatch_ffn_combine
 
 EXPERTS, HIDDEN, TOPK = 4, 32, 2
 OTHERS = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.float16, torch.float32)
@@ -321,7 +321,7 @@ def test_maps_of_integers_are_true_where_they_are_not_zero_and_floats_are_refuse
     assert tokens.tolist() == [0, 2, 1] and torch.equal(rows, x[[0, 2, 1]])
     for dtype in (torch.float32, torch.bfloat16, torch.complex64):
         assert isinstance(outcome(permute.permute, x, given.to(dtype)), AscendMoeError)
-    from ascend_moe.routing import apply_router_token_dropping
+    from ascend_moe.routers import apply_router_token_dropping
 
     probs = torch.ones(3, 2)
     kept = [apply_router_token_dropping(probs, chosen, 1, 0.5, "position")[1] for chosen in (given, given != 0)]

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ascend_moe import npu, routing
+from ascend_moe import npu, routers
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import make_dispatcher
-from ascend_moe.fused import get_symm_buffer_for_mega_moe, mega_moe
 from ascend_moe.interop import megatron
 from ascend_moe.interop.fused_moe import fused_experts
 from ascend_moe.layer import MoEConfig, MoELayer
+from ascend_moe.layer_ops import get_symm_buffer_for_mega_moe, mega_moe
 from ascend_moe.moe_config import ROUTERS
 
 H, E, T = 32, 6, 7
@@ -218,12 +218,12 @@ def router_from_logits(value: float | None, group: str) -> list[Tensor | None]:
 
 def losses(value: float | None, group: str) -> list[Tensor | None]:
     logits, probs = seen(drawn(T, E), IDLE, value), seen(drawn(T, E).sigmoid(), IDLE, value)
-    chosen, scores = routing.compute_routing_scores_for_aux_loss(logits, 2, "sigmoid", mask=~IDLE)
+    chosen, scores = routers.compute_routing_scores_for_aux_loss(logits, 2, "sigmoid", mask=~IDLE)
     parts = [
-        routing.z_loss_func(logits, 0.1, mask=~IDLE),
-        routing.switch_load_balancing_loss_func(scores, chosen.sum(0), 5, 2, E, 0.1),
-        routing.switch_load_balancing_loss_func(probs, chosen.sum(0), 5, 2, E, 0.1, mask=~IDLE),
-        (routing.sinkhorn_routing(logits, 2, mask=~IDLE)[0] * drawn(T, E)).sum(),
+        routers.z_loss_func(logits, 0.1, mask=~IDLE),
+        routers.switch_load_balancing_loss_func(scores, chosen.sum(0), 5, 2, E, 0.1),
+        routers.switch_load_balancing_loss_func(probs, chosen.sum(0), 5, 2, E, 0.1, mask=~IDLE),
+        (routers.sinkhorn_routing(logits, 2, mask=~IDLE)[0] * drawn(T, E)).sum(),
     ]
     sum(parts[1:], parts[0]).backward()
     return [*(part.detach() for part in parts), logits.grad, probs.grad]

@@ -17,7 +17,7 @@ from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.interop.megatron import MoEAuxLossAutoScaler, RouterConfig, TopKRouter
 from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.placement import LoadCounter
-from ascend_moe.routing import RouteCapture, RouterReplay, RouterReplayAction
+from ascend_moe.routers import RouteCapture, RouterReplay, RouterReplayAction
 
 H, E, K, T = 16, 6, 2, 5
 

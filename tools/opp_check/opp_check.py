@@ -4,10 +4,10 @@
     python tools/opp_check/opp_check.py ASC_DEVKIT [--host-headers TOOLKIT] [--soc NAME,NAME] [--keep DIR]
 
 ASC_DEVKIT is a checkout of CANN's asc-devkit: its cmake/asc is what a toolkit of CANN 9.1 installs. A scratch
-folder becomes a toolkit of these functions, headers, empty libraries, and stand-ins of three programs that only a
+folder becomes a toolkit of these functions, headers, empty libraries, and shims of three programs that only a
 toolkit has: op_build, the kernels' compiler, makeself (beside this file). build.sh runs in it as a user runs it,
 through find_package(ASC) to the packed .run. The template is a project with one operator and the calls that CANN's
-own example makes. Headers are this project's stand-in for CANN's, or those of a toolkit, e.g. 8.1.
+own example makes. Headers are this project's shim for CANN's, or those of a toolkit, e.g. 8.1.
 Exit code 1: a build failed, or the trees differ where they must not; 2: no such folders.
 """
 
@@ -39,7 +39,7 @@ VENDOR = "ascend_moe"
 SOCS = ("ascend910b", "ascend910_93")
 SHARED = ("exe_graph", "register", "tiling_api", "nnopbase", "ascendcl", "acl_rt", "mmpa", "graph")
 STATIC = ("rt2_registry",)
-STANDIN = ROOT / "vnpu/cann_standin/standin"
+SHIM = ROOT / "vnpu/cann_shim/cann_shim"
 SECONDS = 1800
 
 TEMPLATE = {
@@ -103,7 +103,7 @@ class Toolkit:
 
 
 def make_toolkit(home: Path, devkit: Path, host_headers: Path | None) -> Toolkit:
-    """CANN's CMake functions, headers, empty libraries and the stand-ins."""
+    """CANN's CMake functions, headers, empty libraries and the shims."""
     functions = home / "compiler/tikcpp/ascendc_kernel_cmake"
     shutil.copytree(devkit / "cmake/asc", functions)
     (home / "lib64/cmake").mkdir(parents=True)
@@ -132,11 +132,11 @@ def make_toolkit(home: Path, devkit: Path, host_headers: Path | None) -> Toolkit
 def add_headers(home: Path, host_headers: Path | None) -> str:
     """The headers of the host side; says which."""
     if host_headers is None:
-        text = (ROOT / "vnpu/cann_standin/CMakeLists.txt").read_text()
+        text = (ROOT / "vnpu/cann_shim/CMakeLists.txt").read_text()
         for name in re.findall(r"^  (\S+\.h)\)?$", text, flags=re.MULTILINE):
             path = home / "include" / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f'#include "{STANDIN}.h"\n')
+            path.write_text(f'#include "{SHIM}.h"\n')
         # Its functions are hidden: each library of the package takes them from an archive.
         (home / "lib64/libregister.so").unlink()
         flags = [
@@ -145,9 +145,9 @@ def add_headers(home: Path, host_headers: Path | None) -> str:
             "-D_GLIBCXX_USE_CXX11_ABI=0",
             *(f"-I{ROOT / folder}" for folder in ("op_host", "op_kernel")),
         ]
-        run(["g++", *flags, f"-I{home}/include", "-c", f"{STANDIN}.cpp", "-o", f"{home}/standin.o"])
-        run(["ar", "rc", f"{home}/lib64/libregister.a", f"{home}/standin.o"])
-        return "this project's stand-in"
+        run(["g++", *flags, f"-I{home}/include", "-c", f"{SHIM}.cpp", "-o", f"{home}/cann_shim.o"])
+        run(["ar", "rc", f"{home}/lib64/libregister.a", f"{home}/cann_shim.o"])
+        return "this project's shim"
     found = headers_check.find_host_toolkit(host_headers)
     if found is None:
         raise CheckError(f"no host headers in {host_headers}: expected a CANN toolkit (*-linux/include/register)")

@@ -22,7 +22,7 @@
 #include "acl/device.h"
 #include "acl/queue.h"
 #include "cann/tiling.h"
-#include "cann_standin/standin.h"
+#include "cann_shim/cann_shim.h"
 #include "hccl/abi.h"
 
 struct aclTensor;
@@ -233,7 +233,7 @@ std::shared_ptr<void> PlanOf(const moe::CallSpec& spec, const std::vector<uint8_
     return nullptr;
 }
 
-int PrepareOp(const standin::Call& call, const moe::OpInterface& op, moe::CallSpec spec, const char* group,
+int PrepareOp(const cann_shim::Call& call, const moe::OpInterface& op, moe::CallSpec spec, const char* group,
               const std::vector<uint8_t>& tiling, aclOpExecutor& made) {
     Complete(spec, tiling);
     void* comm = nullptr;
@@ -243,7 +243,7 @@ int PrepareOp(const standin::Call& call, const moe::OpInterface& op, moe::CallSp
     std::vector<const void*> inputs(moe::kTensorCount);
     std::vector<void*> outputs;
     for (size_t i = 0; i < op.inputs.size; ++i) inputs[moe::IndexOf(op.inputs[i], spec.contract)] = call.inputs[i].data;
-    for (const standin::Tensor& output : call.outputs) outputs.push_back(output.data);
+    for (const cann_shim::Tensor& output : call.outputs) outputs.push_back(output.data);
     made.run = [=, type = op.type] {
         Count(counts.launches, type);
         char fault[1024] = "";
@@ -256,7 +256,7 @@ int PrepareOp(const standin::Call& call, const moe::OpInterface& op, moe::CallSp
 }
 
 // Of AscendMoeProbe, the kernel of the bring-up, which has a tiling of its own.
-int PrepareProbe(const standin::Tensor& report, const char* type, const char* group, std::vector<uint8_t> tiling,
+int PrepareProbe(const cann_shim::Tensor& report, const char* type, const char* group, std::vector<uint8_t> tiling,
                  aclOpExecutor& made) {
     const std::vector<int64_t> wanted = {moe::kProbeReportBlocks, moe::kBlockWords};
     if (report.shape.origin.dims != wanted || report.desc.type != ge::DT_INT32) {
@@ -278,24 +278,24 @@ int PrepareProbe(const standin::Tensor& report, const char* type, const char* gr
     return kOk;
 }
 
-bool Empty(const standin::Tensor& tensor) {
+bool Empty(const cann_shim::Tensor& tensor) {
     const std::vector<int64_t>& dims = tensor.shape.origin.dims;
     return !tensor.given || std::find(dims.begin(), dims.end(), 0) != dims.end();
 }
 
 // Plans a call of an operator, whose tensors are contiguous. 0; else an aclnn status, told with vnpu_error.
-int Prepare(uint32_t op, standin::Call call, aclOpExecutor& made, uint64_t& workspace) {
+int Prepare(uint32_t op, cann_shim::Call call, aclOpExecutor& made, uint64_t& workspace) {
     workspace = 0;
     const moe::OpInterface& known = moe::InterfaceOf(op);
     made.type = known.type;
     if (!TheLibrary().error.empty()) return vnpu_error("%s", TheLibrary().error.c_str()), kInnerError;
     if (std::all_of(call.outputs.begin(), call.outputs.end(), Empty)) return kOk;
-    const standin::Tensor& last = call.outputs.back();
+    const cann_shim::Tensor& last = call.outputs.back();
     if (op != moe::kOpProbe && (Empty(last) || last.shape.origin.dims[0] != moe::kErrorRecordWords))
         return vnpu_error("%s: error_record must have %u elements", known.type, moe::kErrorRecordWords), kBadArgument;
     call.soc = vnpu_soc();
     call.vectorCores = call.soc.rfind("Ascend910B", 0) == 0 ? kCoresA2 : kCoresA3;
-    standin::Tiling tiling = standin::Tile(call);
+    cann_shim::Tiling tiling = cann_shim::Tile(call);
     if (!tiling.ok) return vnpu_error("%s: tiling failed: %s", known.type, tiling.error.c_str()), kTilingError;
     for (const size_t bytes : tiling.workspaces) workspace += bytes;
     if (op == moe::kOpProbe) {
@@ -327,7 +327,7 @@ bool Contiguous(const std::vector<int64_t>& dims, const std::vector<int64_t>& st
     return dense || empty;
 }
 
-bool ReadTensor(const aclTensor* tensor, standin::Tensor& out) {
+bool ReadTensor(const aclTensor* tensor, cann_shim::Tensor& out) {
     if (tensor == nullptr) return true;
     int64_t *dims = nullptr, *strides = nullptr, offset = 0;
     uint64_t rank = 0;
@@ -361,12 +361,12 @@ int Capture(uint32_t op, int64_t first, va_list rest) {
         if (std::exchange(more, true)) value = va_arg(rest, int64_t);
         return value;
     };
-    standin::Call call;
+    cann_shim::Call call;
     call.opType = known.type;
     bool good = true;
-    const auto tensors = [&](size_t count, std::vector<standin::Tensor>& all) {
+    const auto tensors = [&](size_t count, std::vector<cann_shim::Tensor>& all) {
         all.resize(count);
-        for (standin::Tensor& tensor : all)
+        for (cann_shim::Tensor& tensor : all)
             good = ReadTensor(reinterpret_cast<const aclTensor*>(next()), tensor) && good;
     };
     tensors(known.inputs.size, call.inputs);

@@ -28,8 +28,6 @@ from ascend_moe.errors import (
     with_typed_errors,
 )
 from ascend_moe.experts.fp8 import cast_fp8_rows
-from ascend_moe.fused import calls, dispatch_ffn_combine
-from ascend_moe.fused.arguments import Tokens, experts_of
 from ascend_moe.interop.deep_ep import events, strategies
 from ascend_moe.interop.deep_ep.base import (
     BufferBase,
@@ -43,6 +41,8 @@ from ascend_moe.interop.deep_ep.base import (
 from ascend_moe.interop.deep_ep.events import EventHandle, WaitStats
 from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, pack
 from ascend_moe.interop.deep_ep.strategies import LowLatencyEPCommStrategy, NormalEPCommStrategy
+from ascend_moe.layer_ops import calls, dispatch_ffn_combine
+from ascend_moe.layer_ops.arguments import Tokens, experts_of
 from ascend_moe.ops.pairs import Pairs
 from ascend_moe.permute import segment_of_rows
 

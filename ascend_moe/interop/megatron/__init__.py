@@ -1,7 +1,7 @@
 """Megatron-LM's MoE layer with its own names: router, six-phase dispatcher, experts under ETP, shared expert.
 
 `MC2Manager` puts our ops into Megatron-LM's own flex dispatcher. The functions of its moe_utils are in
-`ascend_moe.routing` and `ascend_moe.permute`, process groups in `ascend_moe.placement`; all of them are here too.
+`ascend_moe.routers` and `ascend_moe.permute`, process groups in `ascend_moe.placement`; all of them are here too.
 """
 
 from ascend_moe.interop.megatron.dispatchers import Handle, Splits, TokenDispatcher
@@ -18,7 +18,7 @@ from ascend_moe.interop.megatron.token_dispatchers import (
 )
 from ascend_moe.permute import permute, sort_chunks_by_idxs, unpermute
 from ascend_moe.placement import RankGenerator, folded_groups, rank_groups
-from ascend_moe.routing import (
+from ascend_moe.routers import (
     MoEAuxLossAutoScaler,
     RouterReplay,
     RouterReplayAction,

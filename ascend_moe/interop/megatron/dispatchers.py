@@ -14,10 +14,17 @@ from ascend_moe.dispatchers import Dispatched, make_dispatcher
 from ascend_moe.dispatchers.padded import PaddedDispatcher
 from ascend_moe.errors import need, need_one_of, need_shape, typed_methods
 from ascend_moe.experts.groups import CUMSUM, as_counts
-from ascend_moe.interop.megatron.routes import Routes, check_routing, group_or_place, padded, routes_of, sharded
+from ascend_moe.interop.megatron.assignments import (
+    Assignments,
+    assignments_of,
+    check_routing,
+    group_or_place,
+    padded,
+    sharded,
+)
 from ascend_moe.interop.megatron.shared_experts import SharedExpertCall, SharedExpertMLP
 from ascend_moe.ops.collectives import size_of
-from ascend_moe.routing import get_capacity
+from ascend_moe.routers import get_capacity
 
 
 class Splits(NamedTuple):
@@ -48,7 +55,7 @@ class Handle:
     Attributes:
         shape: of the hidden states.
         probs_dtype: of the probabilities.
-        routes: where each pair goes.
+        assignments: where each pair goes.
         sent: ``(E,)`` int64, rows to each expert.
         arrived: after token_dispatch, what it brought.
         splits: after token_dispatch, `Splits`.
@@ -58,7 +65,7 @@ class Handle:
 
     shape: torch.Size
     probs_dtype: torch.dtype
-    routes: Routes = field(repr=False)
+    assignments: Assignments = field(repr=False)
     sent: Tensor = field(repr=False)
     arrived: Dispatched | None = field(default=None, repr=False)
     splits: Splits | None = field(default=None, repr=False)
@@ -184,17 +191,17 @@ class TokenDispatcher:
         if self.pad_to_capacity:
             pairs = len(tokens) * self.router_topk
             capacity = min(get_capacity(pairs, self.num_experts, self.capacity_factor or 0.0), len(tokens))
-            rows, routes = padded(tokens, routing_map, probs, capacity, *shard)
+            rows, assignments = padded(tokens, routing_map, probs, capacity, *shard)
             sent = torch.full((self.num_experts,), capacity, device=tokens.device)
         else:
-            rows, routes = tokens, sharded(routes_of(routing_map, probs, self.router_topk, False), *shard)
+            rows, assignments = tokens, sharded(assignments_of(routing_map, probs, self.router_topk, False), *shard)
             sent = torch.sum(routing_map.bool(), 0)
-        handle = Handle(hidden_states.shape, probs.dtype, routes, sent)
+        handle = Handle(hidden_states.shape, probs.dtype, assignments, sent)
         if self.shared_experts is not None:
             handle.shared, handle.active = self.shared_experts.begin(), active
             # 0 times what an inactive token holds, NaN perhaps, would be in the gradients of the weights.
             handle.shared.pre_forward_comm(hidden_states if active is None else torch.where(active, hidden_states, 0))
-        return rows, routes.weights, handle
+        return rows, assignments.weights, handle
 
     def token_dispatch(self, tokens: Tensor, probs: Tensor, handle: Handle) -> tuple[Tensor, Tensor]:
         """Send tokens and probabilities.
@@ -205,8 +212,8 @@ class TokenDispatcher:
         Returns:
             rows ``(A, H)`` by (local expert, source rank, slot) and their probabilities ``(A,)`` float32.
         """
-        handle.routes.weights = probs
-        arrived = handle.arrived = handle.routes.send(tokens, self._dispatcher, self.max_tokens)
+        handle.assignments.weights = probs
+        arrived = handle.arrived = handle.assignments.send(tokens, self._dispatcher, self.max_tokens)
         handle.splits = self._splits(handle, arrived)
         if handle.shared is not None:
             handle.shared.linear_fc1_forward_and_act()
@@ -246,7 +253,7 @@ class TokenDispatcher:
         ``hidden_states`` ``(n, H)`` are the experts' results in the order of the rows, ``handle`` is the call's.
         """
         arrived = handle.came("token_combine")
-        out = handle.routes.bring(hidden_states, self._dispatcher, arrived, self.probs_on == "combine")
+        out = handle.assignments.bring(hidden_states, self._dispatcher, arrived, self.probs_on == "combine")
         if handle.shared is not None:
             handle.shared.linear_fc2_forward()
             handle.shared.post_forward_comm()

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.errors import need, typed_methods
+from ascend_moe.interop.megatron.assignments import assignments_of, group_or_place
 from ascend_moe.interop.megatron.dispatchers import Handle
-from ascend_moe.interop.megatron.routes import group_or_place, routes_of
 from ascend_moe.ops.collectives import size_of
 
 
@@ -79,8 +79,8 @@ class MC2Manager:
         """
         tokens = routing_map.shape[0]
         routing_map, probs = (each.reshape(tokens, self.num_experts) for each in (routing_map, probs))
-        routes = routes_of(routing_map, probs, self.router_topk, self.without_zeros)
-        self.handle = Handle(routing_map.shape, probs.dtype, routes, routing_map.bool().sum(0))
+        assignments = assignments_of(routing_map, probs, self.router_topk, self.without_zeros)
+        self.handle = Handle(routing_map.shape, probs.dtype, assignments, routing_map.bool().sum(0))
 
     def _call(self) -> Handle:
         need(self.handle is not None, "handle", "is None: call setup_metadata first")
@@ -93,16 +93,16 @@ class MC2Manager:
     @property
     def token_indices(self) -> Tensor:
         """Has the ids ``(T, K)`` of the call's tokens; -1: not routed."""
-        return self._call().routes.ids
+        return self._call().assignments.ids
 
     @property
     def token_probs(self) -> Tensor:
         """Has the probabilities ``(T, K)`` of the call's tokens; may be set."""
-        return self._call().routes.weights
+        return self._call().assignments.weights
 
     @token_probs.setter
     def token_probs(self, probs: Tensor) -> None:
-        self._call().routes.weights = probs
+        self._call().assignments.weights = probs
 
     @property
     def dispatched_probs(self) -> Tensor:
@@ -121,7 +121,7 @@ class MC2Manager:
         async_finish and allocate_on_comm_stream are ignored.
         """
         handle = self._call()
-        arrived = handle.arrived = handle.routes.send(hidden_states, self._dispatcher, self.max_tokens)
+        arrived = handle.arrived = handle.assignments.send(hidden_states, self._dispatcher, self.max_tokens)
         if not self.static:
             count = int(arrived.ep_recv_counts[-1])
             arrived.expand_x, arrived.expand_scales = arrived.expand_x[:count], arrived.expand_scales[:count]
@@ -150,4 +150,4 @@ class MC2Manager:
         """
         handle, arrived = self._call(), self._arrived()
         self.handle = None
-        return handle.routes.bring(hidden_states, self._dispatcher, arrived, False)
+        return handle.assignments.bring(hidden_states, self._dispatcher, arrived, False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ascend_moe._tensors import FittedModule, need_values, runs_again_with_gradients, without_autocast, without_casts
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
-from ascend_moe.routing import (
+from ascend_moe.routers import (
     MoEAuxLossAutoScaler,
     RouterReplay,
     apply_router_token_dropping,

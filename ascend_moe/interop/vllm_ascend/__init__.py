@@ -19,14 +19,14 @@ import torch
 
 from ascend_moe.comm import comm_name
 from ascend_moe.experts import whole_shape
-from ascend_moe.fused.decode import dispatch_gmm_combine_decode
 from ascend_moe.interop.vllm.all2all import FaultTolerance
 from ascend_moe.interop.vllm_ascend import operators, schemas
 from ascend_moe.interop.vllm_ascend.operators import moe_gating_top_k, moe_gating_top_k_hash
+from ascend_moe.layer_ops.decode import dispatch_gmm_combine_decode
 from ascend_moe.native import log
 from ascend_moe.torch_npu_ops import coded_activations as coded
 from ascend_moe.torch_npu_ops import meta
-from ascend_moe.torch_npu_ops.routing import npu_moe_init_routing_v2
+from ascend_moe.torch_npu_ops.init_routing import npu_moe_init_routing_v2
 
 __all__ = ["NAMESPACE", "OPS", "moe_gating_top_k", "moe_gating_top_k_hash", "register", "use_fault_tolerance"]
 

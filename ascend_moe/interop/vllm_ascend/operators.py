@@ -13,11 +13,11 @@ import torch
 from ascend_moe.errors import need, need_dims
 from ascend_moe.experts import npu_dequant_swiglu_quant, npu_grouped_matmul, whole_shape
 from ascend_moe.experts.groups import PAIRS
-from ascend_moe.fused import dispatch_ffn_combine
+from ascend_moe.layer_ops import dispatch_ffn_combine
 from ascend_moe.native.torch_npu import on_npu
-from ascend_moe.routing import npu_moe_gating_top_k
-from ascend_moe.routing.gating import SOFTMAX, Groups, gating_top_k
-from ascend_moe.torch_npu_ops.fused import (
+from ascend_moe.routers import npu_moe_gating_top_k
+from ascend_moe.routers.gating import SOFTMAX, Groups, gating_top_k
+from ascend_moe.torch_npu_ops.matmul_epilogues import (
     grouped_matmul_swiglu_quant,
     need_int8_weight,
     need_rows_in_int8,
@@ -197,7 +197,7 @@ def ffn_of_any_release(
     swiglu_limit: float = 0.0,
     **call: Any,
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
-    """`ascend_moe.fused.dispatch_ffn_combine`; 0.18 has no biases, mask and limit, 0.13 no expert_token_nums too."""
+    """`layer_ops.dispatch_ffn_combine`; 0.18 has no biases, mask and limit, 0.13 no expert_token_nums either."""
     counts = expert_token_nums
     if counts is None:
         counts = expert_idx.new_empty(whole_shape(weight1, "weight1")[0], dtype=torch.int32)

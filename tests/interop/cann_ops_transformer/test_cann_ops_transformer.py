@@ -15,7 +15,7 @@ from routed_tokens import randn, routed
 
 import ascend_moe
 from ascend_moe.errors import AscendMoeError
-from ascend_moe.interop import cann_ops_transformer as standin
+from ascend_moe.interop import cann_ops_transformer as adapter
 
 H = 64
 BF16 = torch.bfloat16
@@ -23,17 +23,17 @@ BF16 = torch.bfloat16
 
 def test_install_and_uninstall() -> None:
     assert importlib.util.find_spec("cann_ops_transformer") is None
-    standin.uninstall()
-    whole = standin.install()
-    assert standin.install() is whole and "ascend_moe" in str(whole.__doc__)
+    adapter.uninstall()
+    whole = adapter.install()
+    assert adapter.install() is whole and "ascend_moe" in str(whole.__doc__)
     import cann_ops_transformer.ops as found  # type: ignore[import-not-found]
 
     assert importlib.util.find_spec("cann_ops_transformer") is not None
-    assert found.mega_moe is ascend_moe.fused.mega_moe
-    assert found.get_symm_buffer_for_mega_moe is ascend_moe.fused.get_symm_buffer_for_mega_moe
+    assert found.mega_moe is ascend_moe.layer_ops.mega_moe
+    assert found.get_symm_buffer_for_mega_moe is ascend_moe.layer_ops.get_symm_buffer_for_mega_moe
     with pytest.raises(ImportError):
         importlib.import_module("cann_ops_transformer.common")
-    standin.uninstall()
+    adapter.uninstall()
     assert not [name for name in sys.modules if name.startswith("cann_ops_transformer")]
     assert importlib.util.find_spec("cann_ops_transformer") is None
 
@@ -45,9 +45,9 @@ def test_it_stands_in_for_nothing_that_is_there(tmp_path: Path, monkeypatch: pyt
     try:
         for _ in range(2):  # before it is imported, and after
             with pytest.raises(AscendMoeError, match="cann_ops_transformer can be imported here"):
-                standin.install()
+                adapter.install()
             real = importlib.import_module("cann_ops_transformer")
-            standin.uninstall()
+            adapter.uninstall()
             assert sys.modules["cann_ops_transformer"] is real
     finally:
         del sys.modules["cann_ops_transformer"]
@@ -55,7 +55,7 @@ def test_it_stands_in_for_nothing_that_is_there(tmp_path: Path, monkeypatch: pyt
 
 def in_a_process(rank: int) -> list[torch.Tensor]:
     """vllm-ascend's way: the module by its name, a process group; must be importable by name."""
-    standin.install()
+    adapter.install()
     ops = importlib.import_module("cann_ops_transformer.ops")
     torch.manual_seed(1)
     w1, w2 = [torch.randn(H, 64).to(BF16) for _ in range(2)], [torch.randn(32, H).to(BF16) for _ in range(2)]

@@ -17,7 +17,7 @@ from ascend_moe.interop import vllm
 from ascend_moe.interop.vllm import bases, make_experts, make_prepare_finalize
 
 
-def stand_in(*, newest: bool) -> Any:
+def mock_mk(*, newest: bool) -> Any:
     """A module of abstract classes with the names of one of vLLM's releases."""
 
     def abstract(*names: str) -> type:
@@ -49,7 +49,7 @@ def stand_in(*, newest: bool) -> Any:
 
 @pytest.mark.parametrize("newest", [False, True])
 def test_classes_are_of_the_callers_bases(clusters: Clusters, newest: bool) -> None:
-    mk, war = stand_in(newest=newest), SimpleNamespace(TopKWeightAndReduceDelegate=lambda: "theirs")
+    mk, war = mock_mk(newest=newest), SimpleNamespace(TopKWeightAndReduceDelegate=lambda: "theirs")
     names = ("FusedMoEPrepareAndFinalizeModular", "FusedMoEExpertsModular")
     old = ("FusedMoEPrepareAndFinalize", "FusedMoEPermuteExpertsUnpermute")
 

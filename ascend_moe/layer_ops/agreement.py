@@ -1,0 +1,85 @@
+"""Lets the ranks agree before the one call for a layer sends rows: equal arguments, batches, rows to come."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ascend_moe._tensors import narrow
+from ascend_moe.comm.place import Place
+from ascend_moe.dispatchers.mc2 import MC2Dispatcher
+from ascend_moe.dispatchers.rows import active_pairs
+from ascend_moe.errors import ConfigMismatch, RoutingOverflow, need
+from ascend_moe.layer_ops.arguments import Experts, Tokens
+from ascend_moe.native.torch_npu import on_npu
+from ascend_moe.ops.collectives import gather_words
+from ascend_moe.ops.npu_communicator import capturing
+
+_TEXT_BYTES = 1024
+
+
+def agree(values: dict[str, Any], place: Place, device: torch.device) -> None:
+    """Raises ConfigMismatch on every rank where a value differs between ranks."""
+    text = json.dumps({field: repr(value)[:64] for field, value in values.items()})
+    words = torch.frombuffer(bytearray(text.encode().ljust(_TEXT_BYTES)), dtype=torch.int32)
+    everyone = gather_words(words, place, device).contiguous()
+    _compare([json.loads(bytes(row.view(torch.uint8).tolist())) for row in everyone], place.rank)
+
+
+def _compare(everyone: list[dict[str, Any]], rank: int) -> None:
+    for field, ours in everyone[rank].items():
+        for other, values in enumerate(everyone):
+            theirs = values[field]
+            if theirs != ours:
+                text = (
+                    f"{field} is {ours} on rank {rank} and {theirs} on rank {other}; it must be the same on all ranks"
+                )
+                raise ConfigMismatch(text, field=field, rank=other, ours=ours, theirs=theirs)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most rows that a rank may receive, and the argument's name; 0: no limit."""
+
+    name: str
+    rows: int
+
+    def may_be_reached(self, all_tokens: int, tokens: Tokens, experts: Experts) -> bool:
+        """Whether so many tokens of all ranks could bring more rows to one rank."""
+        return 0 < self.rows < all_tokens * min(tokens.ids.shape[1], experts.count)
+
+
+_HEAD = ("tokens", "limit", "K", "experts a rank")
+
+
+def gather_loads(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Experts, limit: Limit) -> Tensor:
+    """(W, 4 + W) of every rank: `_HEAD`, and how many rows it sends to each rank."""
+    rule = "of {} can be exceeded, so the host has to compare counts, which a graph cannot record: raise it"
+    need(not (on_npu(tokens.x) and capturing()), limit.name, rule, limit.rows)
+    ids = tokens.ids.cpu()
+    active = active_pairs(ids, None if tokens.mask is None else tokens.mask.cpu())
+    routed = active & (ids >= 0) & (ids < dispatcher.num_experts)  # dispatch names the others
+    loads = torch.bincount(ids[routed] // experts.count, minlength=dispatcher.world_size)
+    head = torch.tensor([len(ids), limit.rows, ids.shape[1], experts.count], device="cpu")
+    words = narrow(limit.name, torch.cat([head, loads]))
+    return gather_words(words, dispatcher.place, tokens.x.device)
+
+
+def judge(table: Tensor, limit: Limit, rank: int) -> int:
+    """global_bs for these batches. Every rank has the same table, and so raises or goes on as the others do."""
+    head = table[:, : len(_HEAD)].tolist()
+    names = {"limit": limit.name, "K": "K", "experts a rank": "experts a rank"}
+    rows = [dict(zip(_HEAD, values, strict=True)) for values in head]
+    _compare([{shown: row[name] for name, shown in names.items()} for row in rows], rank)
+    arriving = table[:, len(_HEAD) :].sum(0)
+    most = int(arriving.max())
+    if 0 < limit.rows < most:
+        owner = int(arriving.argmax())
+        text = f"{limit.name} is {limit.rows}, but {most} rows go to rank {owner}: pass {most} at least on all ranks, "
+        raise RoutingOverflow(text + "or 0 for no limit", rank=owner, owner=owner, rows=most, capacity=limit.rows)
+    batches = [row["tokens"] for row in rows]
+    return 0 if len(set(batches)) == 1 else len(batches) * max(batches)

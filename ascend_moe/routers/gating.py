@@ -1,0 +1,546 @@
+"""Routers: they choose the experts of every token, and the weights of the experts' rows.
+
+Every router takes the same three steps. It normalises the logits in float32. It chooses experts by their
+scores, to which a bias may be added. It weighs them by the scores without the bias. Of two experts with equal
+scores the one with the lower id is chosen; experts with NaN scores are chosen last.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ascend_moe.errors import ArgumentError, need, with_typed_errors
+from ascend_moe.native.torch_npu import lacking, npu_operator, on_npu
+from ascend_moe.routers.replay import divided, given_ids, taken
+
+SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 0, 1, 2
+BY_MAX, BY_TOP2_SUM = 0, 1
+
+
+class Groups(NamedTuple):
+    """Experts form ``number`` groups. A token chooses from the best ``kept`` groups only."""
+
+    number: int = 1
+    kept: int = 1
+    mode: int = BY_MAX
+
+    @classmethod
+    def of(cls, wanted: bool, number: int | None, kept: int | None, mode: int = BY_MAX) -> Groups:
+        """Return the groups of vLLM's and SGLang's arguments use_grouped_topk, num_expert_group and topk_group.
+
+        Raises:
+            ArgumentError: groups are wanted, and one of the numbers is missing.
+        """
+        if not wanted:
+            return cls()
+        rule = "is {} and topk_group {}; use_grouped_topk needs both"
+        need(number is not None and kept is not None, "num_expert_group", rule, number, kept)
+        return cls(int(number or 0), int(kept or 0), mode)
+
+
+@npu_operator
+def npu_moe_gating_top_k(
+    x: torch.Tensor,
+    k: int,
+    *,
+    bias: torch.Tensor | None = None,
+    input_ids: torch.Tensor | None = None,
+    tid2eid: torch.Tensor | None = None,
+    k_group: int = 1,
+    group_count: int = 1,
+    group_select_mode: int = BY_MAX,
+    renorm: int = 0,
+    norm_type: int = SOFTMAX,
+    out_flag: bool = False,
+    routed_scaling_factor: float = 1.0,
+    eps: float = 1e-20,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Choose k experts for every token. With groups, a token chooses from its best groups only.
+
+    Args:
+        x: router logits ``(T, E)``, bf16, fp16 or fp32.
+        k: experts a token, 1 to E / group_count * k_group.
+        bias: ``(E,)`` of x's type. It is added to the normalised scores for the choice, not for the weights.
+        input_ids, tid2eid: token ids ``(T,)`` and a table ``(V, k)`` of whole numbers, both or none: token t goes
+            to the experts ``tid2eid[input_ids[t]]``, in that order, whatever their scores; bias and groups do not
+            count (DeepSeek-V4's hash layers). renorm must be 0.
+        k_group, group_count: consecutive experts form group_count groups; a token chooses from k_group.
+        group_select_mode: a group's score is its largest score (0) or the sum of its two largest scores (1).
+        renorm: 1 divides softmax weights by their sum; 0 does not. Weights of the other types are always divided.
+        norm_type: 0 softmax, 1 sigmoid, 2 the square root of softplus.
+        out_flag: return the normalised scores.
+        routed_scaling_factor: multiplies the weights.
+        eps: is added to the sum before the weights are divided by it.
+
+    Returns:
+        weights ``(T, k)`` of x's type, the expert with the highest score first; expert ids ``(T, k)`` int32;
+        normalised scores ``(T, E)`` float32. Without out_flag the scores are zeros here and undefined on the
+        NPU. Weights are differentiable.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: torch_npu ``npu_moe_gating_top_k``, which NPU tensors go to. There E is at most 2048, a group has
+    more than two experts, and the version decides about renorm=1.
+    """
+    _check_logits(x, (2,))
+    if bias is not None:
+        rule = "is {} {}; it must be {} {}, as x is"
+        fits = tuple(bias.shape) == (x.shape[1],) and bias.dtype == x.dtype
+        need(fits, "bias", rule, bias.shape, bias.dtype, x.shape[1:], x.dtype)
+    hashed = {"input_ids": input_ids, "tid2eid": tid2eid}
+    groups = Groups(group_count, k_group, group_select_mode)
+    return gating_top_k(x, k, bias, groups, norm_type, renorm, routed_scaling_factor, eps, out_flag, **hashed)
+
+
+def gating_top_k(
+    x: torch.Tensor,
+    k: int,
+    bias: torch.Tensor | None,
+    groups: Groups,
+    norm_type: int,
+    renorm: int,
+    routed_scaling_factor: float,
+    eps: float,
+    out_flag: bool,
+    input_ids: torch.Tensor | None = None,
+    tid2eid: torch.Tensor | None = None,
+    ids: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`npu_moe_gating_top_k` in plain torch, on any device; the bias may have another float type than x.
+
+    ids: ``(T, k)``, the experts that are taken whatever their scores; see `ascend_moe.routers.replay`.
+    """
+    _check_logits(x, (2,))
+    if bias is not None:
+        fits = tuple(bias.shape) == (x.shape[1],) and bias.is_floating_point()
+        need(fits, "bias", "is {} {}; it must be {} and float", bias.shape, bias.dtype, (x.shape[1],))
+    need(renorm in (0, 1), "renorm", "is {}; it must be 0 or 1", renorm)
+    need(norm_type in (SOFTMAX, SIGMOID, SQRT_SOFTPLUS), "norm_type", "is {}; it must be 0, 1 or 2", norm_type)
+    _check_choice(x.shape[1], k, groups)
+    scores = normalise(x, norm_type)
+    divide = norm_type != SOFTMAX or renorm == 1
+    if ids is not None:
+        chosen = given_ids(ids, x.shape[0], k, x.shape[1])
+        weights = taken(scores, chosen)
+        weights = (divided(weights, eps) if divide else weights) * routed_scaling_factor
+    else:
+        if input_ids is None and tid2eid is None:
+            chosen = _choose(scores, bias, k, groups)
+        else:
+            need(renorm == 0, "renorm", "is {}; it must be 0 where ids come from tid2eid", renorm)
+            chosen = _look_up(input_ids, tid2eid, x.shape[0], k, x.shape[1])
+        weights = _weigh(scores, chosen, divide, routed_scaling_factor, eps)
+    return weights.to(x.dtype), chosen.to(torch.int32), scores if out_flag else torch.zeros_like(scores)
+
+
+@npu_operator
+def npu_moe_gating_top_k_softmax(
+    x: torch.Tensor, finished: torch.Tensor | None = None, k: int = 1
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Softmax over the experts, then the k largest.
+
+    Args:
+        x: router logits ``(T, E)`` or ``(B, S, E)``, bf16, fp16 or fp32.
+        finished: bool ``x.shape[:-1]``: a True row gets expert id E, which is no expert. Its weights are
+            computed as for every other row.
+        k: experts a token, 0 to E.
+
+    Returns:
+        weights ``(..., k)`` of x's type, the largest first, not divided by their sum; expert ids
+        ``(..., k)`` int32; row indices ``(..., k)`` int32: entry j of token t of T is
+        j * T + t. Weights are differentiable.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: torch_npu ``npu_moe_gating_top_k_softmax``; NPU tensors go there.
+    """
+    _check_logits(x, (2, 3))
+    experts, shape = x.shape[-1], (*x.shape[:-1], k)
+    need(0 <= k <= experts, "k", "is {}; it must be 0..{}, the number of experts", k, experts)
+    if finished is not None:
+        rule = "is {} {}; it must be {} bool"
+        fits = finished.shape == x.shape[:-1] and finished.dtype == torch.bool
+        need(fits, "finished", rule, finished.shape, finished.dtype, x.shape[:-1])
+    scores = normalise(x.reshape(-1, experts), SOFTMAX)
+    ids = _choose(scores, None, k, Groups())
+    weights = _weigh(scores, ids, False, 1.0, 0.0).to(x.dtype)
+    if finished is not None:
+        ids = ids.masked_fill(finished.reshape(-1, 1), experts)
+    rows = torch.arange(ids.numel(), dtype=torch.int32, device=x.device).reshape(k, ids.shape[0]).t()
+    return weights.reshape(shape), ids.to(torch.int32).reshape(shape), rows.reshape(shape)
+
+
+@npu_operator
+def npu_moe_gating_top_k_softmax_v2(
+    x: torch.Tensor,
+    *,
+    k: int = 1,
+    finished: torch.Tensor | None = None,
+    renorm: int | None = 0,
+    output_softmax: bool | None = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Softmax over all experts, then the k largest; or the k largest first, then softmax over these k.
+
+    Args:
+        x, k, finished: as `npu_moe_gating_top_k_softmax`.
+        renorm: 0: softmax first. 1: the k largest first; their weights then sum up to 1.
+        output_softmax: with renorm 0: return the softmax too.
+
+    Returns:
+        weights ``(..., k)`` of x's type, the largest first; expert ids ``(..., k)`` int32; softmax float32 of
+        x's shape, ``(0,)`` without output_softmax. Weights and softmax are differentiable.
+
+    Raises:
+        ArgumentError: a rule above is broken.
+
+    Source: torch_npu ``npu_moe_gating_top_k_softmax_v2``; NPU tensors go there.
+    """
+    need(renorm in (None, 0, 1), "renorm", "is {}; it must be 0 or 1", renorm)
+    weights, ids, _ = npu_moe_gating_top_k_softmax(x, finished, k)
+    if renorm == 1:
+        # Softmax may round two different logits to one score, so the choice is made again by the logits.
+        chosen = best(x.detach().float().reshape(-1, x.shape[-1]), k).reshape(ids.shape)
+        weights = torch.softmax(x.float().gather(-1, chosen), dim=-1).to(x.dtype)
+        ids = torch.where(ids == x.shape[-1], ids, chosen.to(torch.int32))
+    softmax = torch.softmax(x.float(), dim=-1) if output_softmax and not renorm else x.new_zeros(0).float()
+    return weights, ids, softmax
+
+
+@with_typed_errors
+def softmax_topk(
+    logits: torch.Tensor,
+    k: int,
+    renormalize: bool,
+    bias: torch.Tensor | None = None,
+    *,
+    ids: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The router of Mixtral (renormalize True) and of Qwen2/3-MoE (renormalize is its norm_topk_prob).
+
+    Args:
+        logits: ``(T, E)`` float.
+        k: experts a token.
+        renormalize: divide the k weights by their sum.
+        bias: ``(E,)``, added to the softmax for the choice only (ERNIE-4.5).
+        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routers.replay`.
+
+    Returns:
+        weights ``(T, k)`` float32, the largest (biased) score first, and expert ids ``(T, k)`` int32.
+
+    Raises:
+        ArgumentError: logits are not ``(T, E)`` float, or k is not in 1..E.
+    """
+    _check_logits(logits, (2,))
+    _check_choice(logits.shape[1], k, Groups())
+    if ids is not None:
+        chosen = given_ids(ids, logits.shape[0], k, logits.shape[1])
+        weights = taken(normalise(logits, SOFTMAX), chosen)
+        return (divided(weights) if renormalize else weights), chosen.int()
+    if bias is None:
+        weights, chosen, _ = npu_moe_gating_top_k_softmax(logits.float(), None, k)
+    else:
+        weights, chosen, _ = npu_moe_gating_top_k(logits.float(), k, bias=bias.float())
+    return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), chosen
+
+
+@with_typed_errors
+def deepseek_v2(
+    logits: torch.Tensor,
+    k: int,
+    n_group: int = 1,
+    topk_group: int = 1,
+    scaling: float = 1.0,
+    *,
+    ids: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """DeepSeek-V2's router: softmax; a group counts by its best expert; weights are not divided by their sum.
+
+    Args:
+        logits: ``(T, E)`` float.
+        k: experts a token.
+        n_group, topk_group: a token chooses from topk_group of n_group groups (1, 1: "greedy").
+        scaling: routed_scaling_factor.
+        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routers.replay`.
+
+    Returns:
+        weights ``(T, k)`` float32, the largest first, and expert ids ``(T, k)`` int32.
+
+    Raises:
+        ArgumentError: as `npu_moe_gating_top_k`.
+    """
+    if ids is not None:
+        groups = Groups(n_group, topk_group)
+        return gating_top_k(logits.float(), k, None, groups, SOFTMAX, 0, scaling, 1e-20, False, ids=ids)[:2]
+    weights, chosen, _ = npu_moe_gating_top_k(
+        logits.float(), k, k_group=topk_group, group_count=n_group, routed_scaling_factor=scaling
+    )
+    return weights, chosen
+
+
+@with_typed_errors
+def deepseek_v3(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    k: int,
+    n_group: int = 1,
+    topk_group: int = 1,
+    renorm: bool = True,
+    scaling: float = 1.0,
+    *,
+    ids: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """DeepSeek-V3's router: sigmoid; a bias for the choice; a group counts by its two best experts.
+
+    Args:
+        logits: ``(T, E)`` float.
+        bias: e_score_correction_bias ``(E,)``; the weights are without it.
+        k: experts a token.
+        n_group, topk_group: a token chooses from topk_group of n_group groups.
+        renorm: norm_topk_prob: divide the k weights by their sum.
+        scaling: routed_scaling_factor.
+        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routers.replay`.
+
+    Returns:
+        weights ``(T, k)`` float32, the highest biased score first, and expert ids ``(T, k)`` int32.
+
+    Raises:
+        ArgumentError: as `npu_moe_gating_top_k`.
+    """
+    if ids is not None:
+        _check_logits(logits, (2,))
+        chosen = given_ids(ids, logits.shape[0], k, logits.shape[1])
+        weights = taken(normalise(logits, SIGMOID), chosen)
+        return (divided(weights, 1e-20) if renorm else weights) * scaling, chosen.int()
+    weights, chosen, scores = npu_moe_gating_top_k(
+        logits.float(),
+        k,
+        bias=None if bias is None else bias.float(),
+        k_group=topk_group,
+        group_count=n_group,
+        group_select_mode=BY_TOP2_SUM if n_group > 1 else BY_MAX,
+        norm_type=SIGMOID,
+        out_flag=not renorm,
+        routed_scaling_factor=scaling,
+    )
+    if not renorm:
+        # The operator always divides sigmoid weights by their sum; its scores are not divided.
+        weights = scores.gather(1, chosen.to(torch.int64)) * scaling
+    return weights, chosen
+
+
+@with_typed_errors
+def deepseek_v4(
+    logits: torch.Tensor,
+    k: int,
+    bias: torch.Tensor | None = None,
+    scaling: float = 1.0,
+    *,
+    input_ids: torch.Tensor | None = None,
+    tid2eid: torch.Tensor | None = None,
+    ids: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """DeepSeek-V4's routers: the square root of softplus; weights divided by their sum; ids by score or by a table.
+
+    Args:
+        logits: ``(T, E)`` float.
+        k: experts a token.
+        bias: e_score_correction_bias ``(E,)`` for the choice; the weights are without it.
+        scaling: routed_scaling_factor.
+        input_ids, tid2eid: of a hash layer: token ids ``(T,)`` and the experts ``(V, k)`` of each id.
+        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routers.replay`.
+
+    Returns:
+        weights ``(T, k)`` float32 and expert ids ``(T, k)`` int32; a hash layer's in the table's order.
+
+    Raises:
+        ArgumentError: as `npu_moe_gating_top_k`.
+    """
+    hashed: dict[str, Any] = {"input_ids": input_ids, "tid2eid": tid2eid}
+    by_table = on_npu(logits) and tid2eid is not None and bool(lacking("npu_moe_gating_top_k", hashed))
+    if ids is not None or by_table:
+        given: dict[str, Any] = {"ids": ids} if ids is not None else hashed
+        return gating_top_k(logits.float(), k, None, Groups(), SQRT_SOFTPLUS, 0, scaling, 1e-20, False, **given)[:2]
+    weights, chosen, _ = npu_moe_gating_top_k(
+        logits.float(), k, bias=None if bias is None else bias.float(), norm_type=SQRT_SOFTPLUS,
+        routed_scaling_factor=scaling, **hashed,
+    )  # fmt: skip
+    return weights, chosen
+
+
+@with_typed_errors
+def sigmoid_of_topk(
+    logits: torch.Tensor, k: int, *, ids: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Llama-4's router: the k largest logits, and their sigmoids as weights, which are not divided by their sum.
+
+    Args:
+        logits: ``(T, E)`` float.
+        k: experts a token.
+        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routers.replay`.
+
+    Returns:
+        weights ``(T, k)`` float32, the largest first, and expert ids ``(T, k)`` int32.
+
+    Raises:
+        ArgumentError: logits are not ``(T, E)`` float, or k is not in 1..E.
+    """
+    _check_logits(logits, (2,))
+    _check_choice(logits.shape[1], k, Groups())
+    if ids is not None:
+        chosen = given_ids(ids, logits.shape[0], k, logits.shape[1])
+        return taken(torch.sigmoid(logits.float()), chosen), chosen.int()
+    chosen = best(logits.detach().float(), k)
+    return torch.sigmoid(logits.float().gather(1, chosen)), chosen.to(torch.int32)
+
+
+@with_typed_errors
+def sparsemixer(
+    logits: torch.Tensor,
+    k: int = 2,
+    jitter_eps: float = 0.01,
+    *,
+    ids: torch.Tensor | None = None,
+    training: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Phi-3.5-MoE's router: chooses two experts, one after the other.
+
+    A weight is the softmax over the experts that are left and whose logit is near the largest of these: within
+    2 * jitter_eps of max(that one, the logit's absolute value). The second is chosen without the first.
+
+    In training each is drawn by these softmaxes (Gumbel). A drawn one that is not the likeliest has, in three of four
+    tokens, a third of its weight, with the gradient of the whole: Heun's third-order estimate.
+
+    Args:
+        logits: ``(T, E)`` float.
+        k: 2.
+        jitter_eps: router_jitter_noise.
+        ids: ``(T, 2)``, the experts that are taken; see `ascend_moe.routers.replay`. "Near" is near the taken one's
+            logit then.
+        training: draws with torch's generator.
+
+    Returns:
+        weights ``(T, 2)`` float32, not divided by their sum, and expert ids ``(T, 2)`` int32.
+
+    Raises:
+        ArgumentError: logits are not ``(T, E)`` float, E is 1, or k is not 2.
+
+    Source: transformers ``phimoe``.
+    """
+    _check_logits(logits, (2,))
+    need(k == 2, "k", "is {}; the sparse mixer chooses 2 experts", k)
+    _check_choice(logits.shape[1], k, Groups())
+    left = scores = logits.float()
+    given = None if ids is None else given_ids(ids, logits.shape[0], k, logits.shape[1])
+    weights, taken_ids = [], []
+    for place in range(k):
+        if given is None:
+            chosen = expert = best(left.detach(), 1)
+        else:
+            expert = given[:, place : place + 1]
+            chosen = expert.clamp(min=0)
+        largest = left.detach().gather(1, chosen)
+        factor = torch.maximum(scores.detach().abs(), largest)
+        far = (largest - scores.detach()) / factor > 2 * jitter_eps
+        candidates = left.masked_fill(far, -torch.inf)
+        if training and given is None:
+            drawn = candidates.detach() - torch.empty_like(candidates).exponential_().log()
+            chosen = expert = drawn.max(-1, keepdim=True).indices
+        near = torch.softmax(candidates, -1)
+        weight = near.gather(1, chosen) if given is None else taken(near, expert)
+        weights.append(_estimated(weight, near.detach(), chosen) if training else weight)
+        taken_ids.append(expert)
+        left = left.scatter(1, chosen, -torch.inf)
+    return torch.cat(weights, 1), torch.cat(taken_ids, 1).to(torch.int32)
+
+
+# Heun's third-order method, with the digits that the model's code has.
+_KEPT, _THIRD, _REST = 0.75, 0.3333, 0.6667
+
+
+def _estimated(weight: torch.Tensor, near: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """weight ``(T, 1)``, or a third of it, with the gradient of the whole."""
+    likeliest = near.max(-1, keepdim=True).indices
+    whole = (chosen == likeliest) | (torch.rand_like(weight) > _KEPT)
+    share = torch.add(_THIRD, whole.to(weight.dtype), alpha=_REST)
+    return weight.detach() * share + (weight - weight.detach())
+
+
+def _check_logits(x: torch.Tensor, dims: tuple[int, ...]) -> None:
+    if x.dim() not in dims or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        rule = f"they must be {' or '.join(f'{d}-D' for d in dims)}, bf16, fp16 or fp32"
+        raise ArgumentError(f"the logits are {tuple(x.shape)} {x.dtype}; {rule}", argument="x")
+
+
+def _check_choice(experts: int, k: int, groups: Groups) -> None:
+    number, kept, mode = groups
+    rule = "is {}; it must be 0 (largest) or 1 (two largest)"
+    need(mode in (BY_MAX, BY_TOP2_SUM), "group_select_mode", rule, mode)
+    smallest = 2 if mode == BY_TOP2_SUM and number > 1 else 1
+    fits = number >= 1 and experts % number == 0 and experts // number >= smallest
+    rule = "is {} for {} experts; it must divide them into groups of at least {}"
+    need(fits, "group_count", rule, number, experts, smallest)
+    need(1 <= kept <= number, "k_group", "is {}; it must be 1..{}, the number of groups", kept, number)
+    limit = experts // number * kept
+    need(1 <= k <= limit, "k", "is {}; it must be 1..{}, the experts that take part", k, limit)
+
+
+def normalise(x: torch.Tensor, norm_type: int) -> torch.Tensor:
+    """Scores of logits in float32: softmax, sigmoid or the square root of softplus."""
+    x = x.float()
+    if norm_type == SQRT_SOFTPLUS:
+        return torch.nn.functional.softplus(x).sqrt()
+    return torch.softmax(x, dim=-1) if norm_type == SOFTMAX else torch.sigmoid(x)
+
+
+def _look_up(
+    input_ids: torch.Tensor | None, table: torch.Tensor | None, tokens: int, k: int, experts: int
+) -> torch.Tensor:
+    """The experts ``(T, k)`` int64 that the table has for the tokens' ids."""
+    whole = (torch.int32, torch.int64)
+    need(input_ids is not None, "tid2eid", "is given without input_ids; give both or none")
+    need(table is not None, "input_ids", "is given without tid2eid; give both or none")
+    assert input_ids is not None and table is not None
+    rule = "is {} {}; it must be {} int32 or int64"
+    fits = tuple(input_ids.shape) == (tokens,) and input_ids.dtype in whole
+    need(fits, "input_ids", rule, input_ids.shape, input_ids.dtype, (tokens,))
+    rule = "is {} {}; it must be (V, {}) int32 or int64"
+    fits = table.dim() == 2 and table.shape[1] == k and table.dtype in whole
+    need(fits, "tid2eid", rule, table.shape, table.dtype, k)
+    checked = input_ids.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere nothing is read
+    size = table.shape[0]
+    outside = checked and bool(((input_ids < 0) | (input_ids >= size)).any())
+    need(not outside, "input_ids", "has an id outside 0..{}, the rows of tid2eid", size - 1)
+    ids = table[input_ids.long()].long()
+    outside = checked and bool(((ids < 0) | (ids >= experts)).any())
+    need(not outside, "tid2eid", "has an expert outside 0..{}", experts - 1)
+    return ids
+
+
+def _choose(scores: torch.Tensor, bias: torch.Tensor | None, k: int, groups: Groups) -> torch.Tensor:
+    """Ids ``(T, k)`` int64 of the k best experts by their (biased) scores, the best first."""
+    choice = scores.detach() if bias is None else scores.detach() + bias.detach().float()
+    if groups.kept < groups.number:
+        members = choice.reshape(choice.shape[0], groups.number, choice.shape[1] // groups.number)
+        largest = members.topk(2 if groups.mode == BY_TOP2_SUM else 1, dim=-1).values
+        group_scores = largest.sum(-1)
+        dropped = torch.ones_like(group_scores, dtype=torch.bool)
+        dropped.scatter_(1, best(group_scores, groups.kept), False)
+        choice = members.masked_fill(dropped.unsqueeze(-1), -torch.inf).reshape(choice.shape)
+    return best(choice, k)
+
+
+def best(values: torch.Tensor, k: int) -> torch.Tensor:
+    """Ids ``(T, k)`` int64 of the k largest of ``(T, E)`` values, the largest first; of equal ones the lower id."""
+    # topk may order equal values in any way; a stable sort keeps them by index. Negated values put NaN last.
+    return torch.sort(-values, dim=-1, stable=True).indices[:, :k]
+
+
+def _weigh(scores: torch.Tensor, ids: torch.Tensor, divide: bool, scaling: float, eps: float) -> torch.Tensor:
+    weights = scores.gather(1, ids)
+    if divide:
+        weights = weights / (weights.sum(-1, keepdim=True) + eps)
+    return weights * scaling

@@ -1,0 +1,237 @@
+"""Has what `ascend_moe.shim.torch_npu` shows as ``torch.npu`` and ``torch_npu.npu``.
+
+All work is done when a call returns, on CPU tensors: streams and events keep their interface and have nothing to wait
+for. One device number a thread, as set_device set it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+DEVICES = 16  # of one A3 server
+_NAME = "CPU standing in for Ascend910_9391"
+_SOC_VERSION = 250  # A3's first
+_state = threading.local()
+config = SimpleNamespace(allow_internal_format=False)
+
+
+class Event:
+    """A point in time. It has passed when it was recorded."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self.enable_timing = enable_timing
+        self._time = 0.0
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._time = time.perf_counter()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Nothing is under way."""
+
+    def reset(self, stream: Stream | None = None) -> None:
+        """Nothing is under way."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds between two records."""
+        return (end_event._time - self._time) * 1000
+
+
+ExternalEvent = Event
+
+
+class Stream:
+    """A queue in which everything is done at once."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.device, self.priority, self.npu_stream = torch.device("cpu"), priority, 0
+        self._before: list[Stream] = []
+
+    def wait_event(self, event: Event) -> None:
+        """Nothing is under way."""
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Nothing is under way."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    def __enter__(self) -> Stream:
+        self._before.append(current_stream())
+        set_stream(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        set_stream(self._before.pop())
+
+
+_default_stream = Stream()
+
+
+def default_stream(device: Any = None) -> Stream:
+    return _default_stream
+
+
+def current_stream(device: Any = None) -> Stream:
+    chosen: Stream = getattr(_state, "stream", _default_stream)
+    return chosen
+
+
+def set_stream(stream: Stream | None) -> None:
+    if stream is not None:
+        _state.stream = stream
+
+
+@contextlib.contextmanager
+def stream(stream: Stream | None) -> Iterator[None]:
+    """Work of the block goes to this stream; None: to the one before."""
+    before = current_stream()
+    set_stream(stream)
+    try:
+        yield
+    finally:
+        set_stream(before)
+
+
+def _index(device: Any) -> int:
+    """0 of None, "npu" and a device without number; else the number."""
+    if isinstance(device, str):
+        number = device.partition(":")[2]
+        return int(number) if number else 0
+    number = getattr(device, "index", device)
+    return 0 if number is None else int(number)
+
+
+def set_device(device: Any) -> None:
+    _state.device = _index(device)
+
+
+def current_device() -> int:
+    chosen: int = getattr(_state, "device", 0)
+    return chosen
+
+
+@contextlib.contextmanager
+def device(device: Any) -> Iterator[None]:
+    """``torch.npu.device(3)``: the current device of the block."""
+    before = current_device()
+    set_device(device)
+    try:
+        yield
+    finally:
+        set_device(before)
+
+
+def device_count() -> int:
+    return DEVICES
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    return True
+
+
+def is_bf16_supported() -> bool:
+    return True
+
+
+def is_current_stream_capturing() -> bool:
+    return False
+
+
+def init() -> None:
+    """Nothing to start."""
+
+
+def synchronize(device: Any = None) -> None:
+    """Nothing is under way."""
+
+
+def empty_cache() -> None:
+    """There is no cache."""
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    """Nothing is counted."""
+
+
+def memory_allocated(device: Any = None) -> int:
+    return 0
+
+
+def memory_reserved(device: Any = None) -> int:
+    return 0
+
+
+def max_memory_allocated(device: Any = None) -> int:
+    return 0
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Free and all bytes of this machine's memory."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+
+
+def get_device_name(device: Any = None) -> str:
+    return _NAME
+
+
+def get_device_properties(device: Any = None) -> SimpleNamespace:
+    return SimpleNamespace(name=_NAME, total_memory=mem_get_info()[1])
+
+
+def get_soc_version() -> int:
+    return _SOC_VERSION
+
+
+def set_compile_mode(jit_compile: bool = False) -> None:
+    """Nothing is compiled."""
+
+
+def manual_seed(seed: int) -> None:
+    torch.manual_seed(seed)
+
+
+manual_seed_all = manual_seed
+
+
+def get_rng_state(device: Any = None) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
+    torch.set_rng_state(new_state)
+
+
+def seed() -> None:
+    torch.seed()
+
+
+#: what this module defines, and config
+_DEFINED = [name for name, value in vars().items() if getattr(value, "__module__", None) == __name__]
+__all__ = sorted(["config", *(name for name in _DEFINED if not name.startswith("_"))])

@@ -1,0 +1,196 @@
+"""One call for a layer gives the results and gradients of three calls and of the layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from layer_op_ranks import BF16, FP32, I32, MOST, F, H, K, L, Rank, same
+from routed_tokens import KINDS, randn
+
+from ascend_moe import MoEConfig, MoELayer
+from ascend_moe.dispatchers import MC2Dispatcher
+from ascend_moe.experts import grouped_mlp, npu_dynamic_quant
+from ascend_moe.layer_ops import dispatch_ffn_combine
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["bf16", "W8A8"])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_both_calls_are_the_three_calls(clusters: Any, world: int, int8: bool) -> None:
+    """Kinds of ids; batches that differ, one of them empty; lists and stacked weights; limits; masks."""
+
+    def body(rank: int, group: str) -> None:
+        buffer = Rank(rank, world, int8=int8).buffer(group)
+        for case, kind in enumerate([*KINDS, *KINDS]):
+            tokens = 7 if case < len(KINDS) else 5 * ((rank + case) % 4)
+            mine = Rank(rank, world, tokens, kind, int8)
+            if case % 3 == 1:
+                mine.mask = torch.arange(tokens) % 3 != 1
+            if case % 3 == 2:
+                mine.mask = torch.arange(tokens * K).reshape(tokens, K) % 4 != 1
+            form = ("stacked", "list", "int64", "uint64")[case % 4]
+            expected = mine.three_calls(group)
+            same(mine.one_call(group, form), expected)
+            same(mine.mega(buffer, form), expected)
+            if mine.mask is not None:
+                mine.mask = mine.mask.to(torch.int8)
+                same(mine.one_call(group, form, limit=world * MOST * K), expected)
+                same(mine.mega(buffer, form), expected)
+
+    clusters[world].run(body)
+
+
+def alone(own: Rank, number: int, x: torch.Tensor) -> torch.Tensor:
+    """Every row through one expert of a rank."""
+    rows, scales = npu_dynamic_quant(x) if own.int8 else (x, None)
+    values = {
+        "w_gate_up": own.w1, "w_down": own.w2, "w_gate_up_scale": own.s1, "w_down_scale": own.s2,
+        "gate_up_bias": own.b1, "down_bias": own.b2,
+    }  # fmt: skip
+    one: dict[str, Any] = {name: None if each is None else each[number : number + 1] for name, each in values.items()}
+    counts = torch.tensor([len(rows)])
+    return grouped_mlp(rows, **one, expert_token_nums=counts, dynamic_scales=scales, output_dtype=BF16)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_int4_weights_of_both_calls_are_the_three_calls(clusters: Any, groups: int) -> None:
+    """Lists and stacked, scales as int64; in mega_moe also bytes of two with their type, as vllm-ascend has them."""
+
+    def body(rank: int, group: str) -> None:
+        mine = Rank(rank, 2, int4=groups)
+        buffer, expected = mine.buffer(group), mine.three_calls(group)
+        for form in ("stacked", "list", "int64", "uint64"):
+            same(mine.one_call(group, form), expected)
+            same(mine.mega(buffer, form), expected)
+        words, types = (mine.w1, mine.w2), {"weight1_type": 285, "weight2_type": 285}
+        same(mine.mega(buffer, **types), expected)
+        mine.w1, mine.w2 = (each.view(torch.int8) for each in words)
+        same(mine.mega(buffer, "list", **types), expected)
+        mine.w1, mine.w2 = words
+        config = MoEConfig(H, F, L * 2, K)
+        layer = MoELayer(config, MC2Dispatcher(group, 2, rank, L * 2)).init_weights(3).quantize_(4, (groups, groups))
+        mine.w1, mine.w2, mine.s1, mine.s2 = layer.w_gate_up, layer.w_down, layer.w_gate_up_scale, layer.w_down_scale
+        mine.b1, mine.b2 = layer.w_gate_up_correction, layer.w_down_correction
+        mine.probs, mine.ids = layer.route(mine.x)
+        own = Rank(9, 2, int4=groups)  # its first expert is the shared one
+        shared = {"shared_l1_weights": own.w1[:1], "shared_l2_weights": own.w2[:1], "shared_l1_weights_sf": own.s1[:1]}
+        shared |= {"shared_l2_weights_sf": own.s2[:1], "shared_l1_bias": own.b1[:1], "shared_l2_bias": own.b2[:1]}
+        with torch.no_grad():
+            assert torch.equal(mine.one_call(group)[0], layer(mine.x))
+            with_shared = mine.mega(buffer, **shared)[0]
+        assert torch.equal(with_shared, mine.three_calls(group, shared=alone(own, 0, mine.x))[0])
+
+    clusters[2].run(body)
+
+
+def limited(mine: Rank, limit: float) -> torch.Tensor:
+    """The layer's definition for one rank, unquantized, in float32 from bf16 gate and up."""
+    out = torch.zeros(len(mine.x), H)
+    for token in range(len(mine.x)):
+        for k in range(K):
+            expert = int(mine.ids[token, k])
+            gate, up = (mine.x[token].float() @ mine.w1[expert].float()).to(BF16).float().chunk(2)
+            hidden = torch.nn.functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+            out[token] += mine.probs[token, k] * (hidden.to(BF16).float() @ mine.w2[expert].float())
+    return out
+
+
+def test_the_swiglu_limit_cuts_before_silu(clusters: Any) -> None:
+    """Gate cut above, up at both sides, before silu; what the default and 0 leave alone."""
+
+    def body(rank: int, group: str) -> None:
+        mine, quantized = Rank(0, 1), Rank(0, 1, int8=True)
+        for limit in (0.25, 0.5, 1.0):
+            found = mine.one_call(group, swiglu_limit=limit)
+            torch.testing.assert_close(found[0].float(), limited(mine, limit), rtol=2**-6, atol=2**-6)
+            same(found, mine.three_calls(group, limit))
+            same(mine.mega(mine.buffer(group), activation_clamp=limit), mine.three_calls(group, limit))
+            error = quantized.one_call(group, swiglu_limit=limit)[0].float() - limited(mine, limit)
+            assert error.norm() < 0.03 * limited(mine, limit).norm()
+            same(quantized.one_call(group, swiglu_limit=limit), quantized.three_calls(group, limit))
+            assert not torch.equal(found[0], mine.one_call(group)[0])
+        for each in (mine, quantized):
+            for none in (0.0, 1e6, float("inf")):
+                same(each.one_call(group, swiglu_limit=none), each.three_calls(group))
+
+    clusters[1].run(body)
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["bf16", "W8A8"])
+def test_shared_experts_are_added(clusters: Any, int8: bool) -> None:
+    def body(rank: int, group: str) -> None:
+        mine = Rank(rank, 2, 5 * rank, int8=int8)
+        buffer = mine.buffer(group)
+        own = Rank(7, 2, int8=int8)  # its L experts are the shared ones
+        parts = [alone(own, number, mine.x) for number in range(L)]
+        for form in ("stacked", "list", "int64"):
+            names = ("shared_l1_weights", "shared_l2_weights", "shared_l1_weights_sf", "shared_l2_weights_sf")
+            given = dict(zip(names, (*own.weights(form), *own.scales(form)), strict=True))
+            added = torch.stack(parts).float().sum(0).to(BF16)
+            same(mine.mega(buffer, **given), mine.three_calls(group, shared=added))
+            if form != "stacked":
+                first = {name: value and value[:1] for name, value in given.items()}
+                same(mine.mega(buffer, **first), mine.three_calls(group, shared=parts[0]))
+
+    clusters[2].run(body)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, FP32])
+def test_other_dtypes_of_rows(clusters: Any, dtype: torch.dtype) -> None:
+    """dispatch_ffn_combine takes them, with weights of their own dtype and with int8 weights; mega_moe is bf16's."""
+
+    def body(rank: int, group: str) -> None:
+        for int8 in (False, True):
+            mine = Rank(rank, 2, int8=int8)
+            x, nums = mine.x.to(dtype), torch.empty(L, dtype=I32)
+            w1, w2 = (weight if int8 else weight.to(dtype) for weight in (mine.w1, mine.w2))
+            dispatcher = MC2Dispatcher(group, 2, rank, mine.experts)
+            sent = dispatcher.dispatch(x, mine.ids, quant_mode=2 if int8 else 0)
+            rows = grouped_mlp(
+                sent.expand_x, w1, w2, sent.expert_token_nums, dynamic_scales=sent.dynamic_scales if int8 else None,
+                w_gate_up_scale=mine.s1, w_down_scale=mine.s2, output_dtype=dtype,
+            )  # fmt: skip
+            out, scales = torch.empty_like(x), mine.scales("list")
+            dispatch_ffn_combine(x, [w1], [w2], mine.ids, *scales, None, None, mine.probs, group, 0, out, nums)
+            assert torch.equal(out, dispatcher.combine(rows, sent, mine.probs))
+
+    clusters[2].run(body)
+
+
+def test_weights_of_tokens_may_be_bf16_in_mega_moe(clusters: Any) -> None:
+    def body(rank: int, group: str) -> None:
+        mine = Rank(rank, 1)
+        half = mine.probs.to(BF16)
+        mine.probs = half.float()
+        expected = mine.three_calls(group)
+        mine.probs = half
+        same(mine.mega(mine.buffer(group)), expected)
+
+    clusters[1].run(body)
+
+
+def test_gradients_are_those_of_the_three_calls(clusters: Any) -> None:
+    def body(rank: int, group: str) -> None:
+        found = []
+        for call in ("one", "mega", "three"):
+            mine = Rank(rank, 2)
+            leaves = (mine.x, mine.w1, mine.w2, mine.probs)
+            for leaf in leaves:
+                leaf.requires_grad_()
+            if call == "one":
+                out, nums = torch.empty(len(mine.x), H, dtype=BF16), torch.empty(L, dtype=I32)
+                lists = (*mine.weights("list"), mine.ids, None, None, None, None)
+                y = dispatch_ffn_combine(mine.x, *lists, mine.probs, group, 0, out, nums, swiglu_limit=0.0)[0]
+            elif call == "mega":
+                y = mine.mega(mine.buffer(group), "list")[0]
+            else:
+                y = mine.three_calls(group)[0]
+            y.backward(randn(*y.shape, seed=9).to(BF16))
+            found.append([leaf.grad for leaf in leaves])
+        for grads in found[:2]:
+            assert all(
+                a is not None and b is not None and torch.equal(a, b) for a, b in zip(grads, found[2], strict=True)
+            )
+
+    clusters[2].run(body)
