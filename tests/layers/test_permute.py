@@ -51,6 +51,9 @@ def test_ids_that_are_no_experts_are_in_no_block(seed: int, dtype: torch.dtype) 
         assert owners[: len(blocks)].tolist() == expected
         behind = 0 if given is None or ignore else int(given[0])
         assert owners[len(blocks) :].tolist() == [behind] * (len(owners) - len(blocks))
+        length, padded = ids.numel() + experts * (block - 1), moe_align_block_size(ids, block, experts, given, True)
+        assert len(ordered) == length and len(padded[0]) == len(owners) * block == -(-length // block) * block
+        assert ordered.dtype == total.dtype == torch.int32 and total.shape == (1,)
     order = sort_by_expert(ids, experts)
     flat = ids.flatten().tolist()
     assert order.order.tolist() == sorted(range(len(flat)), key=lambda pair: (flat[pair], pair))

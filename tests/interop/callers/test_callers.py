@@ -201,110 +201,51 @@ VLLM_ASCEND_SERVERS = [
 # ---- sgl-kernel-npu's low latency strategy: no tp, weights to dispatch too, ids behind the mask are not written
 
 
-def _padded_inputs(dtype: torch.dtype, hidden: int, shared: bool, world: int = WORLD) -> list[Given]:
+def _padded_inputs(shared: bool, world: int) -> list[Given]:
     """Six rows a rank, of which the first four are tokens; the others are what memory held."""
     rng, inputs = torch.Generator().manual_seed(5), []
     for rank in range(world):
-        x = torch.randn(6, hidden, generator=rng).to(dtype)
+        x = torch.randn(6, 64, generator=rng).bfloat16()
         ids = torch.stack([torch.randperm(8, generator=rng)[:3] for _ in range(6)]).to(torch.int32)
         weights = torch.rand(6, 3, generator=rng)
         x[4:], weights[4:] = float("nan"), float("nan")
         ids[4:] = uninitialised(6).reshape(2, 3) + rank
-        mask = torch.arange(6) < 4
-        shared_x = torch.randn(6, hidden, generator=rng).to(dtype) if shared else None
-        inputs.append(Given(x, ids, None, mask, weights, shared_x))
+        shared_x = torch.randn(6, 64, generator=rng).bfloat16() if shared else None
+        inputs.append(Given(x, ids, None, torch.arange(6) < 4, weights, shared_x))
     return inputs
 
 
-def _sgl_dispatch(case: Case, rank: int, group: str) -> Kwargs:
-    given = case.inputs[rank]
-    return {
-        "expert_scales": given.expert_scales,
-        "x_active_mask": given.x_active_mask,
-        "scales": None,
-        "shared_expert_num": 0,
-        "shared_expert_rank_num": 0,
-        "quant_mode": case.quant_mode,
-        "expert_token_nums_type": 1,
-        "performance_info": None,
-        "comm_alg": "",
-    }
+_SGL: Kwargs = {"shared_expert_num": 0, "shared_expert_rank_num": 0, "performance_info": None}
 
 
-def _sgl_combine(case: Case, rank: int, group: str, sent: tuple[Any, ...]) -> Kwargs:
-    given = case.inputs[rank]
-    return {
-        "expand_scales": sent[6],
-        "shared_expert_x": given.shared_expert_x,
-        "x_active_mask": given.x_active_mask,
-        "shared_expert_num": 0,
-        "shared_expert_rank_num": 0,
-        "comm_quant_mode": 0,
-        "performance_info": None,
-    }
+def _sgl(quant: str, shared: bool, servers: bool) -> Caller:
+    """The default strategy, or between servers the strategy "ops": its global_bs is its most tokens a rank times W."""
+    world = SERVERS * SHARE if servers else WORLD
+    sizes = {"global_bs": 8 * world, "share": SHARE} if servers else {}
+    case = Case.of(_padded_inputs(shared, world), 8, contract=2, **QUANTS[quant], weights=True, **sizes)
+    ops: Kwargs = {"global_bs": 8 * world, "expert_shard_type": 0, "comm_alg": "hierarchy"} if servers else {}
+
+    def dispatch(case: Case, rank: int, group: str) -> Kwargs:
+        given = {"scales": None, "quant_mode": case.quant_mode, "expert_token_nums_type": 1, "comm_alg": ""}
+        mine = case.inputs[rank]
+        return given | {"expert_scales": mine.expert_scales, "x_active_mask": mine.x_active_mask} | _SGL | ops
+
+    def combine(case: Case, rank: int, group: str, sent: tuple[Any, ...]) -> Kwargs:
+        mine, more = case.inputs[rank], {"tp_send_counts": None} if servers else {}
+        given = {"expand_scales": sent[6], "shared_expert_x": mine.shared_expert_x, "comm_quant_mode": 0}
+        return given | {"x_active_mask": mine.x_active_mask} | _SGL | ops | more
+
+    label = f"{' ops hierarchy' if servers else ''} {quant}{' with shared_expert_x' if shared else ''}"
+    return Caller(f"sgl-kernel-npu{label}", "_v2", case, dispatch, combine)
 
 
-SGL_KERNEL_NPU = [
-    Caller(
-        f"sgl-kernel-npu quant_mode {mode}{' with shared_expert_x' if shared else ''}",
-        "_v2",
-        Case.of(_padded_inputs(torch.bfloat16, 64, shared), 8, contract=2, **QUANTS[quant], weights=True),
-        _sgl_dispatch,
-        _sgl_combine,
-    )
-    for mode, quant in ((0, "none"), (2, "int8"))
-    for shared in (False, True)
-]
+SGL = {
+    servers: [_sgl(quant, shared, servers) for quant in ("none", "int8") for shared in (False, True)]
+    for servers in (False, True)
+}
 
 
-def _sgl_ops_dispatch(case: Case, rank: int, group: str) -> Kwargs:
-    """Of the strategy "ops", as it is made by default: global_bs is its most tokens a rank times W."""
-    given = {"global_bs": case.global_bs, "expert_shard_type": 0, "comm_alg": "hierarchy"}
-    return _sgl_dispatch(case, rank, group) | given
-
-
-def _sgl_ops_combine(case: Case, rank: int, group: str, sent: tuple[Any, ...]) -> Kwargs:
-    given = {"global_bs": case.global_bs, "expert_shard_type": 0, "comm_alg": "hierarchy", "tp_send_counts": None}
-    return _sgl_combine(case, rank, group, sent) | given
-
-
-SGL_KERNEL_NPU_SERVERS = [
-    Caller(
-        f"sgl-kernel-npu ops hierarchy quant_mode {mode}{' with shared_expert_x' if shared else ''}",
-        "_v2",
-        Case.of(
-            _padded_inputs(torch.bfloat16, 64, shared, SERVERS * SHARE),
-            8,
-            global_bs=8 * SERVERS * SHARE,
-            contract=2,
-            **QUANTS[quant],
-            weights=True,
-            share=SHARE,
-        ),
-        _sgl_ops_dispatch,
-        _sgl_ops_combine,
-    )
-    for mode, quant in ((0, "none"), (2, "int8"))
-    for shared in (False, True)
-]
-
-
-# ---- smooth scales, with the output of a shared expert added by combine
-
-
-SMOOTH = [
-    Caller(
-        f"smooth scales with shared_expert_x of {rank} dimensions",
-        "_v2",
-        _ascend(contract=2, quant_mode=2, smooth=True, shared=rank),
-        lambda case, rank, _: {"scales": case.inputs[rank].scales, "quant_mode": 2, "expert_token_nums_type": 1},
-        lambda case, rank, _, sent: {"shared_expert_x": case.inputs[rank].shared_expert_x, "tp_send_counts": sent[5]},
-    )
-    for rank in (2, 3)
-]
-
-
-@pytest.mark.parametrize("caller", [*VLLM_ASCEND, *SGL_KERNEL_NPU, *SMOOTH], ids=lambda caller: caller.name)
+@pytest.mark.parametrize("caller", [*VLLM_ASCEND, *SGL[False]], ids=lambda caller: caller.name)
 @pytest.mark.parametrize("algorithm", ["window", "auto"])
 def test_callers_call_gives_what_the_reference_gives(
     caller: Caller, algorithm: str, clusters: op_runs.Clusters, monkeypatch: pytest.MonkeyPatch
@@ -313,7 +254,7 @@ def test_callers_call_gives_what_the_reference_gives(
     _check(caller.case, clusters[caller.case.world].run(caller.run))
 
 
-@pytest.mark.parametrize("caller", [*VLLM_ASCEND_SERVERS, *SGL_KERNEL_NPU_SERVERS], ids=lambda caller: caller.name)
+@pytest.mark.parametrize("caller", [*VLLM_ASCEND_SERVERS, *SGL[True]], ids=lambda caller: caller.name)
 def test_callers_call_between_servers_gives_what_the_reference_gives(
     caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,48 +278,3 @@ def _check(case: Case, runs: Sequence[op_runs.RankRun]) -> None:
         options = {"quantized": case.quant_mode != 0, "exact_shapes": True}
         op_runs.check_dispatch(case.contract, rank, one.dispatched, expected[rank], share=case.share, **options)
     op_runs.check_sums(case, runs, expected)
-
-
-# ---- vllm-ascend, all-to-all: rows sorted by expert leave, come back in that order, and are restored by unpermute
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_vllm_ascend_all_to_all_with_restore_shape_gives_the_reference_sums(dtype: torch.dtype) -> None:
-    """The exchange is played in this process, by the caller's splits. On a CPU histc takes floats alone."""
-    name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
-    case = _ascend(contract=2, dtype=name, ids="distinct", mask="none", tail=False)
-    permuted, inverse, splits = [], [], []
-    for given in case.inputs:
-        counts = torch.histc(given.expert_ids.float(), bins=case.experts, min=0, max=case.experts)
-        splits.append(counts.reshape(case.world, case.local).to(torch.int64))
-        rows, order = torch_npu.npu_moe_token_permute(
-            tokens=given.x, indices=given.expert_ids, num_out_tokens=given.expert_ids.numel()
-        )
-        permuted.append(rows.split(splits[-1].sum(1).tolist()))
-        inverse.append(order)
-    returned = [
-        _experts_of_all_to_all(case, owner, [rows[owner] for rows in permuted], torch.stack([c[owner] for c in splits]))
-        for owner in range(case.world)
-    ]
-    dispatched = case.dispatched()
-    rows = [case.expert_rows(r, one.expand_x, None, one.ep_recv_counts) for r, one in enumerate(dispatched)]
-    sums = case.combined(rows, dispatched)
-    for rank, given in enumerate(case.inputs):
-        out = torch_npu.npu_moe_token_unpermute(
-            permuted_tokens=torch.cat([back[rank] for back in returned]),
-            sorted_indices=inverse[rank].to(torch.int32),
-            probs=given.expert_scales,
-            restore_shape=given.x.shape,
-        )
-        assert out.dtype == dtype and torch.equal(out, sums[rank])
-
-
-def _experts_of_all_to_all(
-    case: Case, owner: int, arrived: list[torch.Tensor], counts: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """The rows of an owner, by expert, through its experts, and back in the order in which they came."""
-    local = torch.cat([torch.arange(case.local).repeat_interleave(count) for count in counts])
-    rows, order = torch_npu.npu_moe_token_permute(torch.cat(arrived), local.to(torch.int32))
-    ends = counts.t().reshape(-1).cumsum(0).to(torch.int32)
-    rows = case.expert_rows(owner, rows, None, ends)
-    return torch_npu.npu_moe_token_unpermute(rows, order).split(counts.sum(1).tolist())

@@ -202,18 +202,6 @@ def test_a_dispatch_without_ids(clusters: Clusters) -> None:
     on_all(clusters, case, body)
 
 
-def test_two_handles_may_be_open_at_once(clusters: Clusters) -> None:
-    case, other = Case(kind="-1"), Case(local=2, topk=2)
-
-    def body(rank: int, buffer: Buffer) -> None:
-        first, second = send(case, rank, buffer), send(other, rank, buffer)
-        alone = buffer.combine(first[0], first[4])[0], buffer.combine(second[0], second[4])[0]
-        assert torch.equal(buffer.combine(second[0], second[4])[0], alone[1])
-        assert torch.equal(buffer.combine(first[0], first[4])[0], alone[0])
-
-    on_all(clusters, case, body)
-
-
 # ---- how many tokens go where
 
 

@@ -89,20 +89,6 @@ def test_low_latency_with_packed_scales(clusters: Clusters, kind: str, hook: boo
     on_all(clusters, case, body)
 
 
-def test_a_single_column_of_packed_scales_can_be_seen_as_bytes(clusters: Clusters) -> None:
-    """As DeepEP's per_token_cast_back sees them, and not a copy of them."""
-    case = Case(world=1, hidden=512)
-
-    def body(rank: int, buffer: Any) -> None:
-        (_, scales), count, *_ = low(case, rank, buffer, use_fp8=True, round_scale=True, use_ue8m0=True)
-        assert scales.shape[2] == 1 and scales.stride(1) == 1
-        for expert in range(case.local):
-            exponents = scales.contiguous()[expert].view(torch.uint8)[: count[expert]]
-            assert np.array_equal(exponents.numpy(), oracle(low_rows(case, rank, expert))[1])
-
-    on_all(clusters, case, body)
-
-
 def test_formats_that_do_not_go_together(clusters: Clusters) -> None:
     case = Case(world=1, hidden=256)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo_ranks import threads
-from routed_tokens import ROUTED, aligned, randn, routed
+from routed_tokens import ROUTED, randn, routed
 
 from ascend_moe import LocalCluster
 from ascend_moe.dispatchers import MC2Dispatcher
@@ -64,44 +64,6 @@ def test_multicast_refuses_counts_that_do_not_fit() -> None:
             naive_multicast(torch.zeros(4, 2), ends, group)
 
 
-@pytest.mark.parametrize("pad", [False, True])
-@pytest.mark.parametrize("block", [1, 3, 16])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize(("tokens", "kind"), ROUTED)
-def test_blocks_are_those_of_the_definition(tokens: int, kind: str, dtype: torch.dtype, block: int, pad: bool) -> None:
-    ids = routed(tokens, E, K, kind).to(dtype)
-    ordered, owners, total = moe_align_block_size(ids, block, E, pad_sorted_ids=pad)
-    blocks, expected = aligned(ids, block, E)
-    assert ordered.dtype == owners.dtype == total.dtype == torch.int32 and total.shape == (1,)
-    length = tokens * K + E * (block - 1)
-    assert len(ordered) == (-(-length // block) * block if pad else length)
-    assert len(owners) == -(-len(ordered) // block)
-    assert total.item() == len(blocks) * block
-    assert ordered[: total.item()].view(-1, block).tolist() == blocks
-    assert bool((ordered[total.item() :] == tokens * K).all())
-    assert owners.tolist() == expected + [0] * (len(owners) - len(expected))  # one a block
-
-
-@pytest.mark.parametrize("ignore", [False, True])
-@pytest.mark.parametrize("local", [[0, 1, 2, 3], [5, 1, 7], [], [0]])
-@pytest.mark.parametrize(("tokens", "kind"), ROUTED)
-def test_blocks_of_other_ranks_experts_are_marked_or_left_out(
-    tokens: int, kind: str, local: list[int], ignore: bool
-) -> None:
-    """Blocks of other ranks' experts have expert -1; ignored, these experts have no blocks."""
-    ids, expert_map = routed(tokens, E, K, kind), torch.full((E,), -1, dtype=torch.int32)
-    for number, expert in enumerate(local):
-        expert_map[expert] = number
-    ordered, owners, total = moe_align_block_size(ids, 4, E, expert_map, ignore_invalid_experts=ignore)
-    blocks, expected = aligned(ids, 4, E, expert_map, ignore)
-    assert ordered[: total.item()].view(-1, 4).tolist() == blocks
-    assert owners.dtype == torch.int32 and owners[: len(blocks)].tolist() == expected
-    behind = 0 if ignore else int(expert_map[0])
-    assert owners[len(blocks) :].tolist() == [behind] * (len(owners) - len(blocks))
-    if ignore:
-        assert -1 not in owners and int(total) <= int(moe_align_block_size(ids, 4, E, expert_map)[2])
-
-
 def test_alignment_reads_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     ids, expert_map = routed(5, E, K), torch.arange(E, dtype=torch.int32) - 4
     with monkeypatch.context() as patch:
@@ -110,23 +72,6 @@ def test_alignment_reads_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) ->
         moe_align_block_size(ids, 4, E)
         moe_align_block_size(ids, 4, E, expert_map.clamp(min=-1), True, True)
         batched_moe_align_block_size(5, 4, torch.tensor([1, 5, 0]))
-
-
-@pytest.mark.parametrize("counts", [[3, 0, 8, 1], [0, 0, 0, 0], [8, 8, 8, 8]])
-@pytest.mark.parametrize("block", [1, 3, 4, 16])
-def test_batched_blocks_are_those_of_the_definition(counts: list[int], block: int) -> None:
-    ordered, owners, total = batched_moe_align_block_size(8, block, torch.tensor(counts, dtype=torch.int32))
-    blocks, expected = [], []
-    for expert, count in enumerate(counts):
-        for start in range(0, count, block):
-            rows = list(range(expert * 8 + start, expert * 8 + min(start + block, count)))
-            blocks.append(rows + [32] * (block - len(rows)))
-            expected.append(expert)
-    assert total.item() == len(blocks) * block and ordered.dtype == owners.dtype == torch.int32
-    assert len(ordered) == 4 * -(-8 // block) * block and len(owners) * block == len(ordered)
-    assert ordered[: total.item()].view(-1, block).tolist() == blocks
-    assert bool((ordered[total.item() :] == 32).all())
-    assert owners.tolist() == expected + [-1] * (len(owners) - len(expected))
 
 
 @functools.cache
@@ -281,28 +226,6 @@ def test_a_slice_equals_dispatch_and_combine_of_its_tokens(world: int, counts: l
     for rank, found in enumerate(on_ranks(world, body)):
         assert found.shape == (counts[rank], H)
         assert_one_rounding(found, dispatched(*(part[rank] for part in mine)))
-
-
-@pytest.mark.parametrize("dtype", [FP32, BF16])
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_the_second_all_reduce_adds_shards_of_the_width(world: int, dtype: torch.dtype) -> None:
-    """TP: each rank has F / W of every expert's width."""
-    x, ids, probs = randn(6, H).to(dtype), routed(6, E, K), randn(6, K, seed=6).softmax(1)
-    (w1, w2), width = weights(dtype), F // world
-
-    def body(rank: int, group: dist.ProcessGroup) -> torch.Tensor:
-        gate, up = (half[:, rank * width : (rank + 1) * width] for half in w1.chunk(2, 1))
-        shard = (torch.cat([gate, up], 1), w2[..., rank * width : (rank + 1) * width])
-        partial = fused_experts(x, *shard, probs, ids, out_dtype=FP32)
-        return all_reduce_tp(partial, group).to(dtype)
-
-    results = on_ranks(world, body)
-    expected = dispatched(x, ids, probs)
-    for found in results:
-        assert torch.equal(found, results[0])
-        # Each rank rounds its shard's rows to the type before they are added up.
-        rtol, atol = (1e-5, 1e-6) if dtype == FP32 else (2**-7, 2**-6)
-        torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
 
 
 def test_all_reduces_round_once() -> None:

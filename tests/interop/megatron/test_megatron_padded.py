@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
 from megatron_layers import (
     KINDS,
-    ROUTINGS,
     Case,
     E,
     H,
@@ -59,33 +57,6 @@ def test_padding_to_capacity_changes_no_result(kind: str, world: int, etp: int, 
     assert all(bool(y.isfinite().all()) for y in every)
 
 
-def test_drop_and_pad_has_static_shapes(clusters: Any) -> None:
-    """The same sizes whatever the routing is, by every kind; splits too."""
-    for kind, routing in itertools.product(KINDS, ROUTINGS):
-        case = Case(2, [8, 8], routing)
-
-        def run(rank: int, group: Any, kind: str = kind, case: Case = case) -> None:
-            carrier = dispatcher(kind, case, 1, rank, group, capacity_factor=1.0, pad_to_capacity=True)
-            probs, chosen = topk_routing_with_score_function(case.logits[rank], case.topk)
-            probs, chosen = apply_router_token_dropping(probs, chosen, case.topk, 1.0, pad_to_capacity=True)
-            each = case.topk  # T * k / E
-            tokens, slots, handle = carrier.dispatch_preprocess(case.x[rank], chosen, probs)
-            rows, counts, row_probs = carrier.dispatch_postprocess(
-                *carrier.token_dispatch(tokens, slots, handle), handle
-            )
-            assert rows.shape == (4 * 2 * each, H) and row_probs.shape == (4 * 2 * each,)
-            splits = handle.splits
-            assert counts.tolist() == [2 * each] * 4 and splits is not None
-            assert splits.input_splits.tolist() == splits.output_splits.tolist() == [4 * each] * 2
-            assert int(splits.num_out_tokens) == E * each
-            out = carrier.combine_postprocess(
-                carrier.token_combine(carrier.combine_preprocess(rows * row_probs[:, None], handle), handle), handle
-            )
-            close(out, case.x[rank] * probs.sum(1, keepdim=True))
-
-        on_ranks(kind, 2, clusters, run)
-
-
 @pytest.mark.parametrize("kind, most_rows", [*((kind, None) for kind in KINDS), ("mc2", 16), ("alltoall", 3)])
 @pytest.mark.parametrize(
     "world, etp, factor, on", [(1, 1, 1.0, "experts"), (2, 1, 1.5, "combine"), (4, 2, 0.5, "experts")]
@@ -117,7 +88,10 @@ def test_padding_is_rows_of_tokens_whose_probability_has_a_gradient(
         assert (final.sum(0) == min(capacity, int(mask.sum()))).all()
         tokens, slots, handle = carrier.dispatch_preprocess(x, final, probs, mask)
         rows, counts, row_probs = carrier.dispatch_postprocess(*carrier.token_dispatch(tokens, slots, handle), handle)
-        assert counts.tolist() == [capacity * world] * carrier.local_experts
+        assert counts.tolist() == [capacity * world] * carrier.local_experts and handle.splits is not None
+        rows_each, ranks = capacity * carrier.local_experts, world // etp  # sizes do not depend on the routing
+        assert handle.splits.input_splits.tolist() == handle.splits.output_splits.tolist() == [rows_each] * ranks
+        assert int(handle.splits.num_out_tokens) == E * capacity
         out, _ = experts(rows, counts, row_probs if on == "experts" else None)
         y = carrier.combine_postprocess(carrier.token_combine(carrier.combine_preprocess(out, handle), handle), handle)
         loss_of(y).backward()

@@ -10,8 +10,6 @@ from megatron_layers import BF16, ROUTINGS, E, H, K, close, logits_of
 from routed_tokens import randn
 
 from ascend_moe.interop.megatron import (
-    apply_router_token_dropping,
-    get_capacity,
     permute,
     sort_chunks_by_idxs,
     topk_routing_with_score_function,
@@ -51,13 +49,5 @@ def test_permute_sorts_rows_by_expert_and_unpermute_adds_them_up(tokens: int, ro
     assert half.dtype == BF16
     (gradient,) = torch.autograd.grad(rows.sum(), x)
     assert bool((gradient == K).all())
-    factor = 1.0
-    padded, mask = apply_router_token_dropping(probs, chosen, K, factor, pad_to_capacity=True)
-    capacity = get_capacity(tokens * K, E, factor)
-    rows, weights, sources, _, _ = permute(x, mask, padded, num_out_tokens=capacity * E, drop_and_pad=True)
-    assert len(rows) == capacity * E
-    places = [t for e in range(E) for t in range(tokens) if mask[t, e]]
-    assert sources.tolist() == places and torch.equal(rows, x[places])
-    close(unpermute(rows, sources, x.shape, padded, mask, drop_and_pad=True), padded.sum(1, keepdim=True) * x)
     with pytest.raises(ValueError, match="align_size is 16"):
         permute(x, chosen, align_size=16)

@@ -14,10 +14,7 @@ from ascend_moe.interop.megatron import (
     RouterReplay,
     RouterReplayAction,
     TopKRouter,
-    topk_routing_with_score_function,
 )
-
-TARGET = torch.tensor([[1, 2], [0, 3], [2, 4]])
 
 
 @pytest.fixture(autouse=True)
@@ -25,30 +22,6 @@ def no_objects() -> Iterator[None]:
     RouterReplay.clear_global_router_replay_instances()
     yield
     RouterReplay.clear_global_router_replay_instances()
-
-
-def test_recording_keeps_the_ids_of_the_best_logits() -> None:
-    replay, logits = RouterReplay(), randn(4, 6)
-    replay.set_router_replay_action(RouterReplayAction.RECORD)
-    probs, chosen = topk_routing_with_score_function(logits, 2, router_replay=replay)
-    recorded = replay.get_recorded_indices()
-    assert recorded is not None and torch.equal(recorded, torch.topk(logits, 2).indices)
-    assert probs.shape == chosen.shape == (4, 6) and chosen.sum(1).tolist() == [2] * 4
-    plain = topk_routing_with_score_function(logits, 2)
-    assert torch.equal(probs, plain[0]) and torch.equal(chosen, plain[1])
-
-
-@pytest.mark.parametrize("pre", [True, False])
-def test_a_replay_gives_the_softmax_of_the_target(pre: bool) -> None:
-    replay, logits = RouterReplay(), randn(3, 6)
-    replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
-    replay.set_target_indices(TARGET)
-    probs, chosen = topk_routing_with_score_function(logits, 2, use_pre_softmax=pre, router_replay=replay)
-    want = torch.softmax(logits, -1).gather(1, TARGET) if pre else torch.softmax(logits.gather(1, TARGET), -1)
-    assert torch.equal(probs.gather(1, TARGET), want) and chosen.sum(1).tolist() == [2] * 3
-    replay.set_target_indices(torch.tensor([[-1, 5], [-1, -1], [0, 1]]))
-    probs, chosen = topk_routing_with_score_function(logits, 2, use_pre_softmax=pre, router_replay=replay)
-    assert chosen.sum(1).tolist() == [1, 0, 2] and torch.equal(probs != 0, chosen)
 
 
 def test_all_objects_are_set_read_and_cleared_at_once() -> None:
@@ -72,21 +45,14 @@ def test_all_objects_are_set_read_and_cleared_at_once() -> None:
     assert actions == [None, None]
     with pytest.raises(ValueError, match="has 1 tensors for 2 routers"):
         RouterReplay.set_replay_data(targets[:1])
-
-
-def test_static_memory_holds_each_objects_ids() -> None:
-    replays, memory = [RouterReplay(), RouterReplay()], torch.full((5, 2, K), -1)
+    memory = torch.full((5, 2, K), -1)
     RouterReplay.set_global_static_buffers(memory)
-    for number, replay in enumerate(replays):
-        replay.record_indices(torch.full((3, K), number))
-    assert torch.equal(memory[:3, 1], torch.ones(3, K, dtype=torch.int64)) and int(memory[3:].max()) == -1
-    assert all(data is not None and data.shape == (3, K) for data in RouterReplay.get_recorded_data())
     with pytest.raises(ValueError, match="has 6 tokens, the static buffer 5"):
-        replays[0].record_indices(torch.zeros(6, K, dtype=torch.int64))
+        first.record_indices(torch.zeros(6, K, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"need \(max tokens, 2, k\)"):
         RouterReplay.set_global_static_buffers(memory[:, :1])
     RouterReplay.clear_global_static_buffers()
-    assert replays[0].static_buffer is None
+    assert first.static_buffer is None
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrtsoftplus"])

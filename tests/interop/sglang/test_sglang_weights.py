@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from types import SimpleNamespace
 
@@ -200,14 +199,6 @@ def test_static_scales_are_used() -> None:
         fill_fp8(EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config(False, "static")), NAN).process_weights_after_loading()
 
 
-@pytest.mark.parametrize("config", [None, Fp8Config(True, "static")])
-def test_a_copy_and_memory_anew_have_loaders_of_their_own(config: Fp8Config | None) -> None:
-    layer = EPMoE(2, 1, H, F, BF16, quant_config=config)
-    for made in (copy.deepcopy(layer), layer.to("meta").to_empty(device="cpu")):
-        for name, param in made.named_parameters():
-            assert param.weight_loader == made.weight_loader, name
-
-
 def weights_of(number: int) -> torch.Tensor:
     return randn(*((2, 2 * F, H), (2, H, F))[number], seed=number) / 4
 
@@ -222,17 +213,3 @@ def layer_of(layer: EPMoE) -> EPMoE:
     layer.process_weights_after_loading()
     layer.process_weights_after_loading()  # has no further effect
     return layer
-
-
-def test_expert_params_mapping_names_every_shard() -> None:
-    mapping = EPMoE.make_expert_params_mapping("gate_proj", "down_proj", "up_proj", 2)
-    assert mapping == make_expert_params_mapping("gate_proj", "down_proj", "up_proj", 2)
-    assert sorted(mapping) == sorted(
-        entry
-        for i in range(2)
-        for entry in (
-            ("experts.w13_", f"experts.{i}.gate_proj.", i, "w1"),
-            ("experts.w2_", f"experts.{i}.down_proj.", i, "w2"),
-            ("experts.w13_", f"experts.{i}.up_proj.", i, "w3"),
-        )
-    )

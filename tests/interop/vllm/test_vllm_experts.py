@@ -17,7 +17,6 @@ from vllm_parts import BF16, FP32, E, F, H, K, computed, finished, pair, part_of
 import ascend_moe
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import grouped_mlp, npu_dynamic_quant
-from ascend_moe.interop import vllm
 from ascend_moe.interop.fused_moe import fused_experts
 from ascend_moe.interop.vllm import make_experts, quantization
 
@@ -63,26 +62,6 @@ def test_places_behind_the_rows_are_not_touched(clusters: Clusters) -> None:
     clusters[1].run(run)
 
 
-@pytest.mark.parametrize("local", [[0, 1, 2, 3, 4, 5, 6, 7], [5, 1, 7]])
-@pytest.mark.parametrize("ids", ["random", "-1", "one expert"])
-@pytest.mark.parametrize("tokens", [0, 7])
-def test_rows_of_another_prepare_are_sorted(tokens: int, ids: str, local: list[int]) -> None:
-    """Tokens as they are, K ids each, with a map of any order: as the aligned blocks do it."""
-    part = part_of(0, 1, tokens, ids, FP32)
-    chosen, numbers = torch.full((E,), -1), torch.tensor(local)
-    chosen[numbers] = torch.arange(len(local))
-    w1, w2 = part.w1[numbers], part.w2[numbers]
-    experts = make_experts(None, None, None, None, len(local))
-    shapes = experts.workspace_shapes(tokens, 2 * F, H, K, E, len(local), None, "silu")
-    made = torch.full(shapes[2], float("nan"))
-    experts.apply(made, part.x, w1, w2, part.weights, part.ids, "silu", E, chosen, None, None, None, None, None, False)
-    found = vllm.TopKWeightAndReduceContiguous().apply(None, made, part.weights, part.ids, False)
-    expected = fused_experts(
-        part.x, w1, w2, part.weights, part.ids, expert_map=chosen.int(), global_num_experts=E, block_size=4
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_an_entry_of_a_map_is_a_row_of_the_weights_or_minus_one() -> None:
     """40 maps by chance: with the formula's result, or refused by the name of the argument."""
     generator, part = random.Random(1), part_of(0, 1, 5, "random", FP32)
@@ -91,7 +70,7 @@ def test_an_entry_of_a_map_is_a_row_of_the_weights_or_minus_one() -> None:
         local = generator.randint(1, E)
         chosen = torch.tensor([generator.randrange(-1, local) for _ in range(E)], dtype=torch.int32)
         weights = part.w1[:local], part.w2[:local]
-        experts, made = make_experts(None, None, None, None, local), torch.empty(5 * K, H)
+        experts, made = make_experts(None, None, None, None, local), torch.full((5 * K, H), torch.nan)
         blocks = functools.partial(fused_experts, part.x, *weights, *given, global_num_experts=E, expert_map=chosen)
         rows = functools.partial(
             experts.apply, made, part.x, *weights, *given, "silu", E, chosen, *(None,) * 5, False

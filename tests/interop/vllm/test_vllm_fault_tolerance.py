@@ -193,40 +193,6 @@ def test_retry_after_a_fault_of_ranks_that_all_live(monkeypatch: pytest.MonkeyPa
         cluster.run(work)
 
 
-def test_vllms_manager_of_deepep_retries_over_our_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank is late and left out; its process lives, so that cleaning on all ranks takes it in again."""
-    failed = threading.Barrier(W)
-
-    def work(rank: int, group_ep: str) -> None:
-        buffer = buffer_of(group_ep, rank)
-        mask = torch.zeros(W, dtype=torch.int32)
-        moved(buffer, rank, 2)
-        buffer.low_latency_query_mask_buffer(mask)
-        assert mask.tolist() == [0] * W
-        monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "1")
-        failed.wait()
-        if rank != 2:
-            with pytest.raises(PeerLost, match="ranks 2 are left out from now on"):
-                moved(buffer, rank, 2)
-            buffer.low_latency_query_mask_buffer(mask)
-            assert mask.tolist() == [0, 0, 1]
-            monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "20")
-            moved(buffer, rank, 1)
-        failed.wait()
-        if rank == 2:
-            with pytest.raises(CommError):
-                moved(buffer, rank, 2)
-        failed.wait()
-        cleaned(buffer)
-        moved(buffer, rank, 2)
-        buffer.low_latency_query_mask_buffer(mask)
-        assert mask.tolist() == [0] * W
-        failed.wait()
-
-    with LocalCluster(W, window_mib=4) as cluster:
-        cluster.run(work)
-
-
 def test_a_process_that_was_stopped_comes_back_by_cleaning() -> None:
     """The others go on without it meanwhile; its own step fails when it is awake again."""
     with Ranks(3, timeout_s=1.5) as ranks:
