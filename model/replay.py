@@ -316,7 +316,7 @@ def fill(values: dict[tuple[int, int], int]) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReplayResult:
     """Holds what became of a trace. ``refused``: the first event that the model does not allow."""
 
     events: int
@@ -329,7 +329,7 @@ class Verdict:
         return f"REJECTED at line {self.refused.line}: {self.refused.text}: {why}"
 
 
-def replay(path: Path, build: Path, seconds: float = 600) -> Verdict:
+def replay(path: Path, build: Path, seconds: float = 600) -> ReplayResult:
     """Runs one trace through the model, in ``build``/replay.
 
     Raises:
@@ -363,7 +363,7 @@ def replay(path: Path, build: Path, seconds: float = 600) -> Verdict:
         raise ModelError(f"{path}: the verifier gave up:\n{(done.stdout + done.stderr)[-2000:]}")
     furthest = int(found.group(1))
     events = translation.events
-    return Verdict(len(events), events[furthest] if furthest < len(events) else None)
+    return ReplayResult(len(events), events[furthest] if furthest < len(events) else None)
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ COMPILE = ["-w", "-DSAFETY", "-DCOLLAPSE", "-DNOFAIR", "-DPRINTF", "-DVECTORSZ=4
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchResult:
     """Holds what spin said of one run. ``symptom`` is empty when nothing is wrong."""
 
     symptom: str
@@ -45,7 +45,7 @@ def missing() -> str | None:
     return next((tool for tool in ("spin", "gcc", "g++") if shutil.which(tool) is None), None)
 
 
-def check(case: Case, mutant: Mutant | None, build: Path, header: Header) -> Outcome:
+def check(case: Case, mutant: Mutant | None, build: Path, header: Header) -> SearchResult:
     """Runs one case, or one mutant of it, in a folder of its own."""
     label = case.name if mutant is None else f"{case.name} {mutant.name}"
     folder = build / re.sub(r"\W+", "_", label)
@@ -61,7 +61,7 @@ def check(case: Case, mutant: Mutant | None, build: Path, header: Header) -> Out
     return search(folder, macros, case.depth, "-O2" if mutant is None else "-O0", case.model)
 
 
-def search(folder: Path, macros: list[str], depth: int, optimise: str, model: str = "window.pml") -> Outcome:
+def search(folder: Path, macros: list[str], depth: int, optimise: str, model: str = "window.pml") -> SearchResult:
     """spin, gcc and the verifier in ``folder``."""
     run(["spin", *macros, "-a", model], cwd=folder)
     run(["gcc", optimise, *COMPILE, "pan.c", "-o", "pan"], cwd=folder)
@@ -74,7 +74,7 @@ def search(folder: Path, macros: list[str], depth: int, optimise: str, model: st
     return read(done.stdout, seconds)
 
 
-def read(text: str, seconds: float) -> Outcome:
+def read(text: str, seconds: float) -> SearchResult:
     """The outcome in what a verifier has printed."""
     stored = re.search(r"([\d.e+]+) states, stored", text)
     errors = re.search(r"errors: (\d+)", text)
@@ -86,10 +86,10 @@ def read(text: str, seconds: float) -> Outcome:
         hangs = "invalid end state" in text.split("(Spin")[0]
         symptom = HANG if hangs else violated[-1] if violated else text[:300]
     complete = "Search not completed" not in text and "max search depth too small" not in text
-    return Outcome(symptom, int(float(stored.group(1))), seconds, complete)
+    return SearchResult(symptom, int(float(stored.group(1))), seconds, complete)
 
 
-def verdict(outcome: Outcome, mutant: Mutant | None) -> tuple[str, bool]:
+def verdict(outcome: SearchResult, mutant: Mutant | None) -> tuple[str, bool]:
     """Returns what the table says, and whether it is as expected."""
     if mutant is not None:
         return outcome.symptom or "passes", outcome.symptom in mutant.finds

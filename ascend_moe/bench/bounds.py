@@ -45,7 +45,7 @@ SHAPES = (("deepseek-v3", 8), ("deepseek-v3", 32), ("qwen3-235b", 32))
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BoundCheck:
     """``ok`` None: not judged. ``seen``: the median ratio, or why there is none."""
 
     bound: Bound
@@ -57,12 +57,12 @@ def cases() -> list[Case]:
     return [matrix([preset], [2], [batch])[0] for preset, batch in SHAPES]
 
 
-def judge(result: CaseResult) -> list[Verdict]:
+def judge(result: CaseResult) -> list[BoundCheck]:
     """Every bound on a case. MPI may be missing; ours and gloo may not.
 
     Medians of ratios; in a noisy case the ratio of the two p10, which load hardly moves.
     """
-    verdicts = []
+    checks = []
     for bound in BOUNDS:
         if result.case.batch < bound.tokens:
             continue
@@ -71,7 +71,7 @@ def judge(result: CaseResult) -> list[Verdict]:
         if absent or ours is None:
             ok = None if METHODS[absent].needs_mpi else False
             why = result.missing.get(absent, "not among the methods")
-            verdicts.append(Verdict(bound, ok, f" ({absent}: {why})"))
+            checks.append(BoundCheck(bound, ok, f" ({absent}: {why})"))
             continue
         of_limit = bound.against == LIMIT
         if result.too_noisy:
@@ -80,8 +80,8 @@ def judge(result: CaseResult) -> list[Verdict]:
             ratio = (ours.to_limit if of_limit else ours.faster[bound.against]).p50
         kept = ratio <= bound.times if of_limit else ratio >= bound.times
         noise = " (of p10: more than half of the rows are noisy)" if result.too_noisy else ""
-        verdicts.append(Verdict(bound, kept, f" = {ratio:.2f}{noise}"))
-    return verdicts
+        checks.append(BoundCheck(bound, kept, f" = {ratio:.2f}{noise}"))
+    return checks
 
 
 def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) -> bool:
@@ -95,11 +95,11 @@ def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) 
         say(f"try {number} of {TRIES}: {', '.join(case.name for case in left)}")
         results = measure(left).cases
         judged = [(result.case, judge(result)) for result in results]
-        for case, verdicts in judged:
-            for verdict in verdicts:
+        for case, checks in judged:
+            for verdict in checks:
                 word = {True: "ok", False: "FAIL", None: "skipped"}[verdict.ok]
                 say(f"  {word:8}{case.name}: {verdict.bound.text}{verdict.seen}")
-        left = [case for case, verdicts in judged if any(verdict.ok is False for verdict in verdicts)]
+        left = [case for case, checks in judged if any(verdict.ok is False for verdict in checks)]
         if not left:
             return True
         busy = [f"  {result.case.name} does not count: {why}" for result in results if (why := why_not(result))]

@@ -14,7 +14,7 @@ from ascend_moe import plan as planning
 from ascend_moe._text import show
 from ascend_moe.cli import options
 from ascend_moe.cli.root import version
-from ascend_moe.doctor import ERROR, Finding, error, fits, group_findings, text
+from ascend_moe.doctor import ERROR, Diagnostic, error, fits, group_findings, text
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.settings import DEFAULT_WINDOW_MIB
 
@@ -36,7 +36,7 @@ def doctor(
     """
     from ascend_moe.doctor import cann, machine, settings
 
-    parts: list[Callable[[], Iterable[Finding]]] = [
+    parts: list[Callable[[], Iterable[Diagnostic]]] = [
         machine.findings,
         cann.findings,
         settings.findings,
@@ -52,9 +52,9 @@ def doctor(
     raise typer.Exit(1 if any(finding.level == ERROR for finding in findings) else 0)
 
 
-def _findings(part: Callable[[], Iterable[Finding]]) -> list[Finding]:
+def _findings(part: Callable[[], Iterable[Diagnostic]]) -> list[Diagnostic]:
     """A part's findings; a part that breaks is a finding itself, and the others are still told."""
-    findings: list[Finding] = []
+    findings: list[Diagnostic] = []
     try:
         findings += part()
     except Exception as problem:

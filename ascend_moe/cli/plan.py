@@ -13,7 +13,7 @@ from ascend_moe._text import show, table
 from ascend_moe.call import DTYPES, SpecialExperts
 from ascend_moe.cli import options
 from ascend_moe.errors import ArgumentError
-from ascend_moe.plan import OpPlan, Report, WindowFit
+from ascend_moe.plan import OpPlan, PlanReport, WindowFit
 from ascend_moe.settings import DEFAULT_WINDOW_MIB
 
 app = typer.Typer()
@@ -80,7 +80,7 @@ def _sentence(found: dict[str, Any]) -> str:
     return f"{rows}, hidden size {found['hidden_size']}; layers: {', '.join(layers) or 'no files, not known'}"
 
 
-def text(report: Report, details: bool = False) -> str:
+def text(report: PlanReport, details: bool = False) -> str:
     """The report in lines of plain text: what to export and what fits, and how it comes about with ``details``."""
     lines = [_head(report), ""]
     for violation in report.violations:
@@ -107,13 +107,13 @@ def text(report: Report, details: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _flags(report: Report, op: str) -> str:
+def _flags(report: PlanReport, op: str) -> str:
     """What flagged blocks add to the largest item between two ranks."""
     extra = report.window[f"{op}_flag_bytes"]
     return f", in flagged blocks: up to {extra} bytes more to each of them" if extra else ""
 
 
-def _head(report: Report) -> str:
+def _head(report: PlanReport) -> str:
     one = report.request
     local = report.window["local_experts"]
     batch = f"BS {one.batch}" if one.equal_batches else f"BS up to {one.batch}"
@@ -129,7 +129,7 @@ def _head(report: Report) -> str:
     )
 
 
-def _fit(report: Report, fit: WindowFit) -> list[str]:
+def _fit(report: PlanReport, fit: WindowFit) -> list[str]:
     """Which windows are large enough, and whether this one is."""
     if fit.mib:
         return [f"  {fit.needs()}", f"  HCCL_BUFFSIZE={fit.verdict()}"]
@@ -138,7 +138,7 @@ def _fit(report: Report, fit: WindowFit) -> list[str]:
     return [f"  {fit.needs()}", f"  HCCL_BUFFSIZE is not set: the default of {usual.verdict()}"]
 
 
-def _window(report: Report) -> list[str]:
+def _window(report: PlanReport) -> list[str]:
     need = report.window
     rows: list[list[object]] = [
         ["dispatch", need["dispatch_bytes"], "bytes", need["dispatch_mib"], "MiB"],
@@ -153,14 +153,14 @@ def _window(report: Report) -> list[str]:
     return lines
 
 
-def _cann_line(report: Report) -> str:
+def _cann_line(report: PlanReport) -> str:
     """What CANN's own operators need on this series of NPUs."""
     known = [need for need in report.cann if need.version.startswith(report.soc.series)]
     needs = [f"{need.mib} ({need.version})" for need in known if not need.refuses]
     return f"  CANN's own operators: {', '.join(needs) or 'all refuse this configuration'}"
 
 
-def _cann(report: Report) -> list[str]:
+def _cann(report: PlanReport) -> list[str]:
     rows = [[need.version, need.mib, "MiB", f"refused: {need.refuses}" if need.refuses else ""] for need in report.cann]
     more = max(need.state_kib for need in report.cann)
     state = f"  the state window of A3 V2 has {more} KiB more since {planning.cann_state_since()}"

@@ -157,7 +157,7 @@ def _rank(device: validation.Device, choose: validation.Choose, bring_up: str, a
     return code
 
 
-def _outcome(place: torch.device, about: str, choose: validation.Choose) -> validation.Outcome | None:
+def _outcome(place: torch.device, about: str, choose: validation.Choose) -> validation.ValidationResult | None:
     """The outcome on rank 0, which tells how far it has come."""
     import torch.distributed as dist
 
@@ -203,7 +203,7 @@ def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bri
     if bring_up:
         if found is None:
             raise AscendMoeError(f"bringup: {why}")
-        findings = [probes.Finding(**finding) for finding in found["findings"]]
+        findings = [probes.ProbeResult(**finding) for finding in found["findings"]]
         phases = [Phase(**phase) for phase in found["times"]]
         return _report(found["about"], findings, as_json, found["kept"], phases, found["ranks"])
     if found is None:
@@ -232,7 +232,7 @@ def _print(outcome: dict[str, Any], as_json: str) -> int:
 
 def _report(
     about: str,
-    findings: Sequence[probes.Finding],
+    findings: Sequence[probes.ProbeResult],
     as_json: str,
     kept: str = "",
     phases: Sequence[Phase] = (),

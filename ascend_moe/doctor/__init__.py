@@ -14,7 +14,7 @@ OK, WARN, ERROR = "ok", "warn", "error"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnostic:
     """Holds the finding of one topic: what there is; where something is wrong, why that matters and what to do."""
 
     level: str
@@ -24,22 +24,22 @@ class Finding:
     fix: str = ""
 
 
-def fine(topic: str, what: str) -> Finding:
+def fine(topic: str, what: str) -> Diagnostic:
     """All is well, or this is worth knowing."""
-    return Finding(OK, topic, what)
+    return Diagnostic(OK, topic, what)
 
 
-def warn(topic: str, what: str, why: str, fix: str) -> Finding:
+def warn(topic: str, what: str, why: str, fix: str) -> Diagnostic:
     """It may work; one day it may not."""
-    return Finding(WARN, topic, what, why, fix)
+    return Diagnostic(WARN, topic, what, why, fix)
 
 
-def error(topic: str, what: str, why: str, fix: str) -> Finding:
+def error(topic: str, what: str, why: str, fix: str) -> Diagnostic:
     """It cannot work like this."""
-    return Finding(ERROR, topic, what, why, fix)
+    return Diagnostic(ERROR, topic, what, why, fix)
 
 
-def text(findings: Sequence[Finding]) -> str:
+def text(findings: Sequence[Diagnostic]) -> str:
     """Lines of plain text, fit for an issue: the worst of each topic cannot be missed."""
     width = max(len(finding.topic) for finding in findings)
     lines = []
@@ -58,7 +58,7 @@ def text(findings: Sequence[Finding]) -> str:
 CONNECT_S = 3.0
 
 
-def group_findings(address: str = "") -> Iterator[Finding]:
+def group_findings(address: str = "") -> Iterator[Diagnostic]:
     """The ranks' variables, and rank 0 at ``address`` (HOST:PORT) or where the variables say it is."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
     given = {name: os.environ[name] for name in (*names, "MASTER_ADDR") if os.environ.get(name)}
@@ -82,7 +82,7 @@ def group_findings(address: str = "") -> Iterator[Finding]:
     yield fine("communicator", f"{what} write into its windows too")
 
 
-def _reach(address: str, own: bool) -> Finding:
+def _reach(address: str, own: bool) -> Diagnostic:
     topic, (host, _, port) = "rank 0", address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         what, why = f"{address!r} is no HOST:PORT", "nothing to connect to"
@@ -104,7 +104,7 @@ def _reach(address: str, own: bool) -> Finding:
         return error(topic, f"{address} does not answer within {CONNECT_S:g} s ({problem})", why, fix)
 
 
-def fits(request: Request) -> Iterator[Finding]:
+def fits(request: Request) -> Iterator[Diagnostic]:
     """Whether a configuration keeps our limits, with the window ``window_mib`` where that is told: as `plan` says."""
     topic = "configuration"
     try:

@@ -18,7 +18,7 @@ from .._text import installed_version
 from ..errors import AscendMoeError
 from ..native import library, opp, probe_results
 from ..native.probe_results import cann_version
-from . import Finding, error, fine, warn
+from . import Diagnostic, error, fine, warn
 from .machine import version_numbers
 
 # CANN release -> torch_npu releases that go with it (lowest, highest), from the READMEs of torch_npu's
@@ -42,7 +42,7 @@ print("name", torch.npu.get_device_name(0) if torch.npu.is_available() else "non
 _PROBE_S = 90
 
 
-def findings(root: Path = _ROOT) -> Iterator[Finding]:
+def findings(root: Path = _ROOT) -> Iterator[Diagnostic]:
     """Everything about Ascend. ``root``: where CANN and driver are installed when no variable says so."""
     cann, cann_finding = _cann(root)
     torch_npu = installed_version("torch_npu")
@@ -58,7 +58,7 @@ def findings(root: Path = _ROOT) -> Iterator[Finding]:
     yield _virtual(torch_npu)
 
 
-def _verdicts(npus: bool) -> Iterator[Finding]:
+def _verdicts(npus: bool) -> Iterator[Diagnostic]:
     """What bring-ups have left on this machine, for NPUs of any kind; ``npus``: whether ops may run on some."""
     topic = "bring-up verdict"
     if settings.PROVEN.is_set():
@@ -78,7 +78,7 @@ def _verdicts(npus: bool) -> Iterator[Finding]:
         yield fine(topic, f"none: on NPUs comm_alg auto is window until `{probe_results.COMMAND}` has passed")
 
 
-def _torch_npu(version: str) -> Iterator[Finding]:
+def _torch_npu(version: str) -> Iterator[Diagnostic]:
     torch = installed_version("torch")
     if not version:
         release = ".".join(map(str, version_numbers(torch)[:2])) or "<torch's>"
@@ -93,7 +93,7 @@ def _torch_npu(version: str) -> Iterator[Finding]:
         yield fine("torch_npu", f"{version}, for torch {torch}")
 
 
-def _cann(root: Path) -> tuple[str, Finding]:
+def _cann(root: Path) -> tuple[str, Diagnostic]:
     version, place = cann_version(root)
     home = os.environ.get("ASCEND_HOME_PATH", "")
     if home and not Path(home).is_dir():
@@ -112,7 +112,7 @@ def _cann(root: Path) -> tuple[str, Finding]:
     return version, fine("CANN", what)
 
 
-def _pair(torch_npu: str, cann: str) -> Iterator[Finding]:
+def _pair(torch_npu: str, cann: str) -> Iterator[Diagnostic]:
     if not torch_npu or not cann:
         return
     release = ".".join(map(str, version_numbers(cann)[:2]))
@@ -131,7 +131,7 @@ def _pair(torch_npu: str, cann: str) -> Iterator[Finding]:
         yield fine("versions", f"torch_npu {torch_npu} goes with CANN {cann}")
 
 
-def _driver(root: Path) -> Finding:
+def _driver(root: Path) -> Diagnostic:
     info, smi = root / "driver" / "version.info", shutil.which("npu-smi")
     try:
         match = re.search(r"(?i)^version\s*=\s*(\S+)", info.read_text(), re.MULTILINE)
@@ -147,7 +147,7 @@ def _driver(root: Path) -> Finding:
     return fine("driver", f"{version}, {devices} devices in /dev, npu-smi {smi or 'not in PATH'}")
 
 
-def _owners() -> Iterator[Finding]:
+def _owners() -> Iterator[Diagnostic]:
     """Which tree CANN takes an operator from: each of ours, and each of MC2 that several trees have."""
     topic = "operators of packages"
     for op, trees in sorted(opp.owners().items()):
@@ -160,7 +160,7 @@ def _owners() -> Iterator[Finding]:
             yield fine(topic, f"{op} comes from {first}" + f", not from {', '.join(others)}" * bool(others))
 
 
-def _plugin() -> Finding:
+def _plugin() -> Diagnostic:
     """Whether the plug-in loaders of vLLM and SGLang put our operators in torch_npu's place."""
     topic, names = "plug-in", os.environ.get("VLLM_PLUGINS")
     if settings.PATCH.text() != "1":
@@ -176,7 +176,7 @@ def _plugin() -> Finding:
     return fine(topic, "on: the processes of vLLM and SGLang run this package's operators")
 
 
-def _package() -> Iterator[Finding]:
+def _package() -> Iterator[Diagnostic]:
     topic = "operator package"
     yield from _owners()
     libraries, ours = opp.libraries(), opp.ours()
@@ -195,7 +195,7 @@ def _package() -> Iterator[Finding]:
     yield error(topic, f"not installed{others}", why, fix)
 
 
-def _probe(cann: str) -> Finding:
+def _probe(cann: str) -> Diagnostic:
     """Imports torch_npu, in a process of its own: it may crash or hang where CANN is broken."""
     env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     topic = "NPUs"
@@ -223,7 +223,7 @@ def _probe(cann: str) -> Finding:
     return fine(topic, f"{count} x {report.get('name', '?')}{kind}")
 
 
-def _virtual(torch_npu: str) -> Finding:
+def _virtual(torch_npu: str) -> Diagnostic:
     topic = "virtual NPU"
     if settings.VNPU.is_set():
         return fine(topic, "active: nothing here says anything about silicon")

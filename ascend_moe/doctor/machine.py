@@ -19,13 +19,13 @@ from ..errors import AscendMoeError
 from ..native import binding, library
 from ..native.build import source_hash
 from ..native.windows import MIB, window_data_bytes
-from . import Finding, error, fine, warn
+from . import Diagnostic, error, fine, warn
 
 LEAST_PYTHON, LEAST_COMPILER = (3, 10), 11
 _BUILD = "in its source tree: pip install --force-reinstall --no-deps --no-build-isolation ."
 
 
-def findings() -> Iterator[Finding]:
+def findings() -> Iterator[Diagnostic]:
     """Everything about the machine, in the order of the layers."""
     yield _python()
     yield _torch()
@@ -43,14 +43,14 @@ def version_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
-def _python() -> Finding:
+def _python() -> Diagnostic:
     what = f"{platform.python_version()} ({sys.executable}) on {platform.machine()}, {platform.platform()}"
     if sys.version_info[:2] < LEAST_PYTHON:
         return error("python", what, "this package is written for 3.10 and later", "use a newer Python")
     return fine("python", what)
 
 
-def _torch() -> Finding:
+def _torch() -> Diagnostic:
     version = installed_version("torch")
     if not version:
         return error("torch", "is not installed", "the operators are torch operators", "pip install torch")
@@ -60,7 +60,7 @@ def _torch() -> Finding:
     return fine("torch", version)
 
 
-def _library() -> Iterator[Finding]:
+def _library() -> Iterator[Diagnostic]:
     topic = "native library"
     try:
         path = library.library_path()
@@ -85,7 +85,7 @@ def _library() -> Iterator[Finding]:
         yield fine(topic, f"{path}, of the sources in {root}")
 
 
-def _torch_ops() -> Finding:
+def _torch_ops() -> Diagnostic:
     topic, problem = "torch ops", binding.why_not()
     if problem is None:
         return fine(topic, f"{binding.library_path()}, for torch from 2.10 on")
@@ -93,7 +93,7 @@ def _torch_ops() -> Finding:
     return error(topic, head, "the operators raise this", " ".join(fix.split()))
 
 
-def _compiler() -> Finding:
+def _compiler() -> Diagnostic:
     name = os.environ.get("CXX") or "g++"
     path, why = shutil.which(name), "ascendc_twin.load, the torch_npu adapter and builds from source need one"
     if path is None:
@@ -105,7 +105,7 @@ def _compiler() -> Finding:
     return fine("compiler", f"{path} {version}")
 
 
-def _cores() -> Finding:
+def _cores() -> Diagnostic:
     here, all_of = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     what = f"{here} of {all_of} CPU cores are this process's"
     if here == 1 and all_of > 1:
@@ -114,7 +114,7 @@ def _cores() -> Finding:
     return fine("cores", what)
 
 
-def _memory() -> Iterator[Finding]:
+def _memory() -> Iterator[Diagnostic]:
     with contextlib.suppress(AscendMoeError):
         need = -(-window_data_bytes() // MIB)
         free = _available_mib()
@@ -151,7 +151,7 @@ def _available_mib() -> int:
     return min(limits, default=0)
 
 
-def _descriptors() -> Finding:
+def _descriptors() -> Diagnostic:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     what = f"{'unlimited' if soft == resource.RLIM_INFINITY else soft} at most"
     if soft != resource.RLIM_INFINITY and soft < 1024:

@@ -23,15 +23,15 @@ from ..native.windows import (
 from ..ops.calls import comm_algorithm, core_count, hccl_selects_hierarchy
 from ..ops.npu_communicator import deadline_s
 from ..settings import Setting
-from . import Finding, error, fine, warn
+from . import Diagnostic, error, fine, warn
 
 
-def findings() -> Iterator[Finding]:
+def findings() -> Iterator[Diagnostic]:
     """Everything about variables."""
     yield from dict.fromkeys(_findings())  # a wrong one that others depend on is told once
 
 
-def _findings() -> Iterator[Finding]:
+def _findings() -> Iterator[Diagnostic]:
     yield _checked(settings.HCCL_BUFFSIZE, _window)
     yield _checked(settings.TIMEOUT_S, lambda: f"ops wait {timeout_s():g} s for a peer")
     yield _checked(settings.AIV_CORES, lambda: f"{core_count()} AIV cores a launch on the twin")
@@ -60,7 +60,7 @@ def _findings() -> Iterator[Finding]:
     yield from _interfaces()
 
 
-def _checked(setting: Setting[Any], meaning: Callable[[], str]) -> Finding:
+def _checked(setting: Setting[Any], meaning: Callable[[], str]) -> Diagnostic:
     """A variable of this package: what its value means, or the rule that it breaks, or another that it depends on."""
     given = "" if setting.is_set() else " (not set)"
     try:
@@ -89,7 +89,7 @@ def _proven() -> str:
     return f"{', '.join(names) or 'no probe'} of the bring-up counts as passed: on NPUs comm_alg auto is {auto}"
 
 
-def _engine() -> Finding:
+def _engine() -> Diagnostic:
     world, name = os.environ.get("WORLD_SIZE", "").strip(), settings.ENGINE.name
     if settings.ENGINE.text() == "checked" and world.isdigit() and int(world) > 1:
         what, why = f"engine checked, in one of {world} processes", "its ranks are threads of one LocalCluster"
@@ -107,7 +107,7 @@ def _forward() -> str:
     return "rows that only pass through UB skip it" if skipped else "every copy into UB happens at once"
 
 
-def _unknown() -> Iterator[Finding]:
+def _unknown() -> Iterator[Diagnostic]:
     known = settings.NAMES
     for name, value in settings.own_variables().items():
         if name not in known:
@@ -116,7 +116,7 @@ def _unknown() -> Iterator[Finding]:
             yield warn(name, f"is {value!r}", "no part of this package reads it", fix)
 
 
-def _hccl() -> Iterator[Finding]:
+def _hccl() -> Iterator[Diagnostic]:
     mode = os.environ.get("HCCL_OP_EXPANSION_MODE", "")
     if mode.upper() == "AIV":
         why = "on A3, collectives expanded on AIV cores and CANN's own MC2 operators have hung together "
@@ -133,7 +133,7 @@ def _hccl() -> Iterator[Finding]:
         yield error("HCCL_INTRA_*", "PCIE and ROCE are both enabled", why, "set one of them to 0")
 
 
-def _timeouts() -> Iterator[Finding]:
+def _timeouts() -> Iterator[Diagnostic]:
     for name in ("HCCL_EXEC_TIMEOUT", "HCCL_CONNECT_TIMEOUT"):
         given = os.environ.get(name, "").strip()
         if not given:
@@ -150,7 +150,7 @@ def _timeouts() -> Iterator[Finding]:
             yield fine(name, f"{int(given)} s")
 
 
-def _exec_timeout(seconds: int) -> Finding:
+def _exec_timeout(seconds: int) -> Diagnostic:
     """HCCL stops an operator then; ours wait less long, so that they can say for whom."""
     name = "HCCL_EXEC_TIMEOUT"
     try:
@@ -168,7 +168,7 @@ def _exec_timeout(seconds: int) -> Finding:
     return fine(name, f"{seconds} s; ops on NPUs wait at most {waits:g} s")
 
 
-def _interfaces() -> Iterator[Finding]:
+def _interfaces() -> Iterator[Diagnostic]:
     address = os.environ.get("HCCL_IF_IP", "").strip()
     if address:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:

@@ -27,8 +27,8 @@ __all__ = [
     "FAULTS",
     "POLICIES",
     "REACHED",
+    "Failure",
     "Faults",
-    "Finding",
     "Options",
     "Program",
     "Result",
@@ -47,7 +47,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Finding:
+class Failure:
     """Holds what a schedule showed: kind (as the engine names it) and text, the case, the seed of the schedule."""
 
     kind: str
@@ -89,7 +89,7 @@ class Result:
     seconds: float = 0.0
     polls: dict[str, tuple[int, int]] = field(default_factory=dict)
     reached: Counter[str] = field(default_factory=Counter)
-    finding: Finding | None = None
+    finding: Failure | None = None
 
     def add(self, run: RunResult) -> None:
         """Counts of one run on top."""
@@ -186,12 +186,12 @@ class _Worlds:
             world.close()
 
 
-def finding_of(run: RunResult, case: Program, options: Options, world: World) -> Finding:
+def finding_of(run: RunResult, case: Program, options: Options, world: World) -> Failure:
     """The finding of a failed run."""
     kind, message, seed = run.kind.decode(), run.message.decode(), run.failed_seed
     if not message.startswith(kind):
         message = f"{kind}: {message}"
-    return Finding(kind, message, case, seed, replace(options), tuple(world.choices()))
+    return Failure(kind, message, case, seed, replace(options), tuple(world.choices()))
 
 
 # ---- all schedules of a small program with at most a few switches away from the tame one
@@ -240,7 +240,7 @@ def _next(choices: list[int], widths: list[int], preemptions: int) -> list[int] 
 # ---- the schedule of a finding with as few switches as still show it
 
 
-def shrink(finding: Finding, library: ctypes.CDLL | None = None, tries: int = 2000) -> Finding:
+def shrink(finding: Failure, library: ctypes.CDLL | None = None, tries: int = 2000) -> Failure:
     """The same kind of finding by a replayed schedule: choices are turned tame, chunk by chunk.
 
     The result's options have the policy "replay"; its choices other than 0 are the switches that are left.
@@ -253,7 +253,7 @@ def shrink(finding: Finding, library: ctypes.CDLL | None = None, tries: int = 20
     with World(finding.case.world, library, window_mib(finding.case)) as world:
         world.load(finding.case)
 
-        def attempt(choices: list[int]) -> Finding | None:
+        def attempt(choices: list[int]) -> Failure | None:
             options = replace(finding.options, policy=policy, store_order=order, choices=tuple(choices))
             run = world.run(finding.seed, 1, options)
             if not run.failed or run.kind.decode() != finding.kind:

@@ -37,7 +37,7 @@ _DEADLINE_MICROS = 60_000_000  # of time that passes only when nothing can move
 
 
 @dataclass(eq=False)
-class Call:
+class OpCall:
     """One op of one rank: its tensors, and its expected outputs as (output, tensor) of the defined part."""
 
     rank: int
@@ -68,8 +68,8 @@ class PlannedProgram:
 
     def __init__(self, program: Program, library: ctypes.CDLL, window_bytes: int = WINDOW_MIB * MIB) -> None:
         self.program, self._library, self._window_bytes = program, library, window_bytes
-        self.calls: list[Call] = []
-        open_dispatches: list[tuple[Case, list[Call]]] = []
+        self.calls: list[OpCall] = []
+        open_dispatches: list[tuple[Case, list[OpCall]]] = []
         self._number, self._algorithm = 0, ""
         self.fault = faults.fault_of(program)
         for number, op in enumerate(program.sequence):
@@ -83,7 +83,7 @@ class PlannedProgram:
         if self.fault:
             self._leave_out(self.fault.left_out(self.calls))
 
-    def _leave_out(self, calls: list[Call]) -> None:
+    def _leave_out(self, calls: list[OpCall]) -> None:
         for call in calls:
             self._library.am_plan_destroy(call.plan)
         self.calls = [call for call in self.calls if call not in calls]
@@ -99,11 +99,11 @@ class PlannedProgram:
             **self.program.options,
         }
 
-    def _dispatch(self, case: Case) -> tuple[Case, list[Call]]:
-        made, name = list[Call](), self._name("dispatch")
+    def _dispatch(self, case: Case) -> tuple[Case, list[OpCall]]:
+        made, name = list[OpCall](), self._name("dispatch")
         for rank, want in enumerate(case.dispatched()):
             given = case.dispatch_tensors(rank)
-            call = Call(rank, name, given, attributes_of(name, self._common(rank)))
+            call = OpCall(rank, name, given, attributes_of(name, self._common(rank)))
             triples = faults.has_triples(self.program)
             index = want.assist_info.flatten() if triples else want.expand_idx
             call.expected = {0: want.expand_x, 2: index, 3: want.expert_token_nums, 4: want.ep_recv_counts}
@@ -119,7 +119,7 @@ class PlannedProgram:
         self.calls += made
         return case, made
 
-    def _combine(self, case: Case, dispatched: list[Call]) -> None:
+    def _combine(self, case: Case, dispatched: list[OpCall]) -> None:
         results, name = [call.result for call in dispatched], self._name("combine")
         rows = [
             case.expert_rows(rank, result.expand_x, result.dynamic_scales, result.ep_recv_counts)
@@ -135,13 +135,13 @@ class PlannedProgram:
                 "ep_send_counts": sent.outputs[4],
                 **case.combine_tensors(rank),
             }
-            call = Call(rank, name, given, attributes_of(name, self._common(rank)))
+            call = OpCall(rank, name, given, attributes_of(name, self._common(rank)))
             call.expected, call.result = {0: want[rank]}, sent.result
             call.lent = self.program.lent(self._number, rank)
             self._plan(call, calls.OP_COMBINE)
             self.calls.append(call)
 
-    def _in_two_launches(self, made: list[Call]) -> None:
+    def _in_two_launches(self, made: list[OpCall]) -> None:
         """The calls only send; another one of each, over the same tensors, finishes it."""
         for call in made:
             second = replace(call, plan=self._planned(call, FINISH), part=FINISH)
@@ -149,7 +149,7 @@ class PlannedProgram:
             call.plan, call.expected, call.part = self._planned(call, SEND), {}, SEND
             self.calls.append(second)
 
-    def _plan(self, call: Call, op: int) -> None:
+    def _plan(self, call: OpCall, op: int) -> None:
         call.op, call.algorithm, call.number = op, self._algorithm, self._number
         if self.program.measured:  # the engine fills it before each schedule
             call.inputs["performance_info"] = torch.zeros(self.program.world, dtype=torch.int64)
@@ -158,7 +158,7 @@ class PlannedProgram:
         call.plan = self._planned(call)
         call.inputs = {name: tensor.contiguous() for name, tensor in call.inputs.items()}
 
-    def _planned(self, call: Call, part: int = 0) -> int:
+    def _planned(self, call: OpCall, part: int = 0) -> int:
         shapes = tuple((name, t.dtype, tuple(t.shape)) for name, t in call.inputs.items())
         spec = calls.describe(call.op, self.program.contract, GROUP, call.algorithm, shapes, call.attributes)
         spec.part = part

@@ -21,10 +21,10 @@ from ascend_moe.reference import cases
 
 from . import wrong_inputs
 from .survivors import agreed
-from .wrong_inputs import RIGHT, Outcome
+from .wrong_inputs import RIGHT, ExpectedResult
 
 if TYPE_CHECKING:
-    from .engine import Call
+    from .engine import OpCall
     from .program import Program
 
 KILL, ENDED, HANG, ABSENT, SPOILT, ALGORITHM = "kill", "ended", "hang", "absent", "spoilt", "algorithm"
@@ -91,14 +91,14 @@ class Fault:
         self.rng = np.random.default_rng([program.seed, _STREAM])
         self.victim = -1
 
-    def spoil(self, call: Call) -> None:
+    def spoil(self, call: OpCall) -> None:
         """Changes the inputs of a call before it is planned."""
 
-    def left_out(self, calls: list[Call]) -> list[Call]:
+    def left_out(self, calls: list[OpCall]) -> list[OpCall]:
         """The calls that are not made."""
         return []
 
-    def outcomes(self, call: Call) -> list[Outcome]:
+    def outcomes(self, call: OpCall) -> list[ExpectedResult]:
         """Returns what the call may come to."""
         return [RIGHT]
 
@@ -154,8 +154,8 @@ class Killed(Fault):
         super().__init__(program)
         self.victim = int(self.rng.integers(program.world))
 
-    def outcomes(self, call: Call) -> list[Outcome]:
-        return [RIGHT, Outcome(self.error)]
+    def outcomes(self, call: OpCall) -> list[ExpectedResult]:
+        return [RIGHT, ExpectedResult(self.error)]
 
     def injected(self, steps: int, blocks: int, seed: int) -> dict[str, Any]:
         return {"kill_rank": self.victim, "kill_step": int(self._of(seed).integers(steps + 1))}
@@ -195,7 +195,7 @@ class Ended(Killed):
         super().__init__(program)
         self._count = _some_calls(self.rng, program)
 
-    def left_out(self, calls: list[Call]) -> list[Call]:
+    def left_out(self, calls: list[OpCall]) -> list[OpCall]:
         own = [call for call in calls if call.rank == self.victim]
         return own[self._count :]
 
@@ -249,16 +249,16 @@ class Absent(Fault):
         super().__init__(program)
         self.victim, self.impatient = (int(rank) for rank in self.rng.permutation(program.world)[:2])
         self._count = _some_calls(self.rng, program)
-        self._calls: list[list[Call]] = []
+        self._calls: list[list[OpCall]] = []
 
-    def left_out(self, calls: list[Call]) -> list[Call]:
+    def left_out(self, calls: list[OpCall]) -> list[OpCall]:
         self._calls = [[call for call in calls if call.rank == rank] for rank in range(self.program.world)]
         own = self._calls[self.victim]
         self._calls[self.victim] = own[: self._count]
         return own[self._count :]
 
-    def outcomes(self, call: Call) -> list[Outcome]:
-        return [RIGHT] if call.rank == self.victim else [RIGHT, Outcome(TIMEOUT)]
+    def outcomes(self, call: OpCall) -> list[ExpectedResult]:
+        return [RIGHT] if call.rank == self.victim else [RIGHT, ExpectedResult(TIMEOUT)]
 
     def judge(self, by_rank: Sequence[Seen]) -> str:
         if self.program.algorithm == "hierarchy":
@@ -288,7 +288,7 @@ class Absent(Fault):
 class _Levels:
     """How far the ranks of hierarchy come with these calls; ``made``: calls of each rank that end well."""
 
-    def __init__(self, share: int, calls: list[list[Call]]) -> None:
+    def __init__(self, share: int, calls: list[list[OpCall]]) -> None:
         self._share, self._calls, ranks = share, calls, range(len(calls))
         self.made = [0 for _ in ranks]
         self._sent: list[set[int]] = [set() for _ in ranks]  # ops
@@ -342,8 +342,8 @@ class Spoilt(Fault):
         block = 1 + int(rng.integers(blocks))
         return {"corrupt_block": block, "corrupt_how": self._how, "corrupt_word": self._word, "corrupt_xor": turned}
 
-    def outcomes(self, call: Call) -> list[Outcome]:
-        return [RIGHT, *map(Outcome, _ERRORS)]
+    def outcomes(self, call: OpCall) -> list[ExpectedResult]:
+        return [RIGHT, *map(ExpectedResult, _ERRORS)]
 
     def judge(self, by_rank: Sequence[Seen]) -> str:
         said = [[error for error, _ in seen] for seen in by_rank]
@@ -377,9 +377,9 @@ class WrongOp(Fault):
         super().__init__(program)
         self.number = int(self.rng.choice(ops))
         self.dispatches = _dispatch_of(program.sequence)
-        self._calls: list[list[Call]] = []
+        self._calls: list[list[OpCall]] = []
 
-    def left_out(self, calls: list[Call]) -> list[Call]:
+    def left_out(self, calls: list[OpCall]) -> list[OpCall]:
         self._calls = [[call for call in calls if call.rank == rank] for rank in range(self.program.world)]
         return []
 
@@ -391,7 +391,7 @@ class WrongOp(Fault):
                     return f"rank {rank} says {text!r}, not {wanted}"
         return ""
 
-    def _combines_failed(self, call: Call) -> bool:
+    def _combines_failed(self, call: OpCall) -> bool:
         """Whether the call combines what the wrong op, a dispatch, has not given."""
         return call.number != self.number and self.dispatches[call.number] == self.number
 
@@ -419,22 +419,22 @@ class WrongInputs(WrongOp):
         is_combine = self.program.sequence[self.number] in "Cc"
         return (is_combine or in_dispatch) and applies(self.program, name)
 
-    def _make(self, kind: Callable[[wrong_inputs.Call], wrong_inputs.Wrong | None], rank: int) -> bool:
+    def _make(self, kind: Callable[[wrong_inputs.FaultyCall], wrong_inputs.Wrong | None], rank: int) -> bool:
         algorithm = self.program.algorithm_of(self.number)
         place = self.case, self.results, rank, has_triples(self.program), algorithm == "direct"
-        wrong = kind(wrong_inputs.Call(*place, self.rng))
+        wrong = kind(wrong_inputs.FaultyCall(*place, self.rng))
         if wrong is not None:
             self.wrong[rank] = wrong
         return wrong is not None
 
-    def left_out(self, calls: list[Call]) -> list[Call]:
+    def left_out(self, calls: list[OpCall]) -> list[OpCall]:
         """Leaves a part out for half of the seeds: nobody finishes what has failed as it was sent."""
         unfinished = [call for call in calls if call.part == FINISH and self._fails_early(call)]
         unfinished = unfinished if self.program.seed % 2 else []
         super().left_out([call for call in calls if call not in unfinished])
         return unfinished
 
-    def _fails_early(self, call: Call) -> bool:
+    def _fails_early(self, call: OpCall) -> bool:
         """Whether the rank's first launch knows already what is wrong with its own inputs."""
         if call.number != self.number or call.rank not in self.wrong:
             return False
@@ -442,7 +442,7 @@ class WrongInputs(WrongOp):
         bad_index = set(tensors) == {"expand_idx"} and self.program.algorithm_of(self.number) == "window"
         return outcome.error in wrong_inputs.COLLECTIVE or bad_index
 
-    def spoil(self, call: Call) -> None:
+    def spoil(self, call: OpCall) -> None:
         if call.number != self.number or call.rank not in self.wrong:
             return
         for name, values in self.wrong[call.rank][0].items():
@@ -451,7 +451,7 @@ class WrongInputs(WrongOp):
             call.inputs[name][: values.numel()] = values.flatten()
             call.inputs[name] = call.inputs[name].view(given.shape)
 
-    def outcomes(self, call: Call) -> list[Outcome]:
+    def outcomes(self, call: OpCall) -> list[ExpectedResult]:
         if call.number == self.number:
             wanted = self.by_all or self.wrong.get(call.rank, ({}, RIGHT))[1]
         elif self.by_all and self._combines_failed(call):
@@ -463,10 +463,10 @@ class WrongInputs(WrongOp):
         # What is wrong with its own routes a rank may see in its first launch; what others tell, only in the second.
         return [wanted, RIGHT] if call.rank in self.wrong else [RIGHT]
 
-    def _after_a_failed_dispatch(self, rank: int) -> Outcome:
+    def _after_a_failed_dispatch(self, rank: int) -> ExpectedResult:
         """Its counts are zeros: a rank that routes pairs misses the rows of its first expert that has any."""
         place = self.case, self.results, rank, False, False
-        call = wrong_inputs.Call(*place, self.rng)
+        call = wrong_inputs.FaultyCall(*place, self.rng)
         totals = call.totals(call.inputs.expert_ids)
         experts = [expert for expert in call.compared() if totals[expert]]
         return wrong_inputs.returned(rank, experts[0], totals[experts[0]], 0) if experts else RIGHT
@@ -485,11 +485,11 @@ class OtherAlgorithm(WrongOp):
         case = program.case_of(self.dispatches[self.number])
         self._tokens = case.global_bs or max(len(given.x) for given in case.inputs)
 
-    def spoil(self, call: Call) -> None:
+    def spoil(self, call: OpCall) -> None:
         if call.number == self.number:
             call.algorithm = self._algorithm_of(call.rank)
 
-    def outcomes(self, call: Call) -> list[Outcome]:
+    def outcomes(self, call: OpCall) -> list[ExpectedResult]:
         if call.number == self.number:
             # The first launch of a late rank finds what the others have told.
             return self._differ(call.rank) + ([RIGHT] if call.part == SEND else [])
@@ -498,18 +498,20 @@ class OtherAlgorithm(WrongOp):
         # Window has written no records behind the triples, where hierarchy looks for them.
         lowest, known = min(self._by_window), call.part != SEND or call.rank in self._by_window
         text = "assist_info_for_combine of rank {} holds "
-        return [Outcome("ArgumentError", text.format(rank)) for rank in {lowest, call.rank}] if known else [RIGHT]
+        if not known:
+            return [RIGHT]
+        return [ExpectedResult("ArgumentError", text.format(rank)) for rank in {lowest, call.rank}]
 
     def _algorithm_of(self, rank: int) -> str:
         return "window" if rank in self._by_window else "hierarchy"
 
-    def _differ(self, rank: int) -> list[Outcome]:
+    def _differ(self, rank: int) -> list[ExpectedResult]:
         ours, texts = self._algorithm_of(rank), list[str]()
         for other in range(self.program.world):
             theirs = self._algorithm_of(other)
             if theirs != ours:
                 texts.append(f"comm_alg is {ours} on rank {rank} and {theirs} on rank {other}; it must be the same")
-        return [Outcome("ConfigMismatch", text) for text in texts]
+        return [ExpectedResult("ConfigMismatch", text) for text in texts]
 
 
 def _dispatch_of(sequence: str) -> list[int]:

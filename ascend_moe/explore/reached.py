@@ -17,7 +17,7 @@ from ascend_moe.ops import calls
 from .program import TWO_LEVELS
 
 if TYPE_CHECKING:
-    from .engine import Call, PlannedProgram
+    from .engine import OpCall, PlannedProgram
 
 #: Each with what a case of it has, on one core at least.
 REACHED = {
@@ -62,7 +62,7 @@ def reached(program: PlannedProgram) -> set[str]:
 @dataclass(frozen=True)
 class _Reach:
     program: PlannedProgram
-    call: Call
+    call: OpCall
 
     def all(self) -> Iterator[tuple[str, bool]]:
         """Every name that is about this call, and whether it is reached."""

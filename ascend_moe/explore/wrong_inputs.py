@@ -24,18 +24,18 @@ _WORDS = ("source rank", "token", "k")  # of a triple
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExpectedResult:
     """Holds what a call comes to: an error by its class and words of its text, or no error."""
 
     error: str = ""
     words: str = ""
 
 
-RIGHT = Outcome()
+RIGHT = ExpectedResult()
 
 
 @dataclass(frozen=True)
-class Call:
+class FaultyCall:
     """The call of a rank that goes wrong: the case, what dispatch must have given, and how combine's rows return."""
 
     case: Case
@@ -105,10 +105,10 @@ class Call:
         return int(numbers[self.place(len(numbers))]) if numbers else None
 
 
-Wrong = tuple[Tensors, Outcome]
+Wrong = tuple[Tensors, ExpectedResult]
 
 
-def first_wrong_place(call: Call, ids: torch.Tensor) -> Outcome:
+def first_wrong_place(call: FaultyCall, ids: torch.Tensor) -> ExpectedResult:
     """Returns what a rank is told whose combine routes by other ``ids``: the first expert whose counts differ."""
     sent, returns = call.totals(call.inputs.expert_ids), call.totals(ids)
     for expert in call.compared():
@@ -117,13 +117,13 @@ def first_wrong_place(call: Call, ids: torch.Tensor) -> Outcome:
     return RIGHT
 
 
-def returned(rank: int, expert: int, ours: int, theirs: int) -> Outcome:
+def returned(rank: int, expert: int, ours: int, theirs: int) -> ExpectedResult:
     """The mismatch of an expert's counts."""
     words = f"expert {expert} returns {theirs} rows to rank {rank}, whose expert_ids and mask route {ours} to it"
-    return Outcome("RoutingMismatch", words)
+    return ExpectedResult("RoutingMismatch", words)
 
 
-def _bad_ids(call: Call) -> Wrong | None:
+def _bad_ids(call: FaultyCall) -> Wrong | None:
     """Up to three ids that are no experts, of which the first is named."""
     ids, active = call.inputs.expert_ids.clone(), call.active()
     end = call.case.experts + call.case.special.total
@@ -135,10 +135,10 @@ def _bad_ids(call: Call) -> Wrong | None:
     bad = active & ((ids < -1) | (ids >= end))
     token, k = bad.nonzero()[0].tolist()
     words = f"rank {call.rank}, token {token}, k {k} has expert id {id_text(int(ids[token, k]))};"
-    return {"expert_ids": ids}, Outcome("InvalidExpertId", words)
+    return {"expert_ids": ids}, ExpectedResult("InvalidExpertId", words)
 
 
-def _overflow(call: Call) -> Wrong | None:
+def _overflow(call: FaultyCall) -> Wrong | None:
     """All pairs of most tokens go to one owner, or to two; or each token picks all of its experts, and one twice."""
     ids, local = call.inputs.expert_ids.clone(), call.case.local
     once = len(ids) == call.most_tokens and bool(call.active().all()) and bool(call.rng.integers(2))
@@ -157,11 +157,11 @@ def _overflow(call: Call) -> Wrong | None:
         rows = sum(totals[owner * local : (owner + 1) * local])
         if rows > call.capacity:
             words = f"rank {call.rank} routes {rows} rows to rank {owner}, its capacity"
-            return {"expert_ids": ids}, Outcome("RoutingOverflow", words)
+            return {"expert_ids": ids}, ExpectedResult("RoutingOverflow", words)
     return None
 
 
-def _counts(call: Call) -> Wrong | None:
+def _counts(call: FaultyCall) -> Wrong | None:
     """Counts that fall, that are more than the rows of expand_x, or too many of one source."""
     result, world = call.results[call.rank], call.case.world
     ends, most = result.ep_recv_counts.clone(), result.allocated["expand_x"][0]
@@ -179,17 +179,17 @@ def _counts(call: Call) -> Wrong | None:
     for at, end in enumerate(ends.tolist()):
         if not before <= end <= most:
             words = f"ep_send_counts of rank {call.rank} is {end} at element {at}:"
-            return {"ep_send_counts": ends}, Outcome("ArgumentError", words)
+            return {"ep_send_counts": ends}, ExpectedResult("ArgumentError", words)
         before = end
     counts = ends.diff(prepend=torch.zeros(1, dtype=ends.dtype)).view(-1, world).sum(0).tolist()
     for source, rows in enumerate(counts):
         if rows > call.capacity:
             words = f"ep_send_counts of rank {call.rank} has {rows} rows of source rank {source},"
-            return {"ep_send_counts": ends}, Outcome("ArgumentError", words)
+            return {"ep_send_counts": ends}, ExpectedResult("ArgumentError", words)
     return None
 
 
-def _triple(call: Call) -> Wrong | None:
+def _triple(call: FaultyCall) -> Wrong | None:
     """A word that is none, or in direct a row that is not where dispatch has put it; hierarchy reads no triples."""
     if call.case.share:
         return _kept(call)
@@ -214,7 +214,7 @@ def _triple(call: Call) -> Wrong | None:
     return ({call.index: triples.flatten()}, found) if found != RIGHT else None
 
 
-def _kept(call: Call) -> Wrong | None:
+def _kept(call: FaultyCall) -> Wrong | None:
     """Behind the triples, where hierarchy keeps records: more of one server, or of two, than a rank has tokens."""
     case, triples = call.case, call.results[call.rank].assist_info.flatten()
     if not call.most_tokens:
@@ -229,10 +229,10 @@ def _kept(call: Call) -> Wrong | None:
     numbers = blocks[begin:, 0]
     first = int(numbers[numbers != 0][0])
     words = f"assist_info_for_combine of rank {call.rank} holds {first} behind its triples"
-    return {call.index: blocks.flatten()}, Outcome("ArgumentError", words)
+    return {call.index: blocks.flatten()}, ExpectedResult("ArgumentError", words)
 
 
-def first_wrong_triple(call: Call, triples: torch.Tensor, limits: Sequence[int]) -> Outcome:
+def first_wrong_triple(call: FaultyCall, triples: torch.Tensor, limits: Sequence[int]) -> ExpectedResult:
     """Returns what is said of the first row that breaks the rules of triples."""
     named = f"assist_info_for_combine of rank {call.rank}"
     ends = call.results[call.rank].ep_recv_counts.tolist()
@@ -240,18 +240,18 @@ def first_wrong_triple(call: Call, triples: torch.Tensor, limits: Sequence[int])
     for row, values in enumerate(triples.tolist()):
         for word, (value, limit) in enumerate(zip(values, limits, strict=True)):
             if not 0 <= value < limit:
-                return Outcome("ArgumentError", f"{named} names {_WORDS[word]} {value} in row {row} (")
+                return ExpectedResult("ArgumentError", f"{named} names {_WORDS[word]} {value} in row {row} (")
         while ends[slot] <= row:
             slot, before = slot + 1, None
         source, token, k = values
         if call.direct and (source != slot % call.case.world or (before is not None and before >= (token, k))):
             words = f"{named} is not in dispatch's order at row {row} (token {token}, k {k})"
-            return Outcome("ArgumentError", words)
+            return ExpectedResult("ArgumentError", words)
         before = token, k
     return RIGHT
 
 
-def _index(call: Call) -> Wrong | None:
+def _index(call: FaultyCall) -> Wrong | None:
     """Places beyond the rows of their experts: the first is named."""
     ids, index = call.inputs.expert_ids, call.results[call.rank].expand_idx.clone()
     totals, routed = call.totals(ids), call.routed(ids)
@@ -264,11 +264,11 @@ def _index(call: Call) -> Wrong | None:
         expert, place = int(ids.view(-1)[pair]), int(index[pair])
         if not 0 <= place < totals[expert]:
             words = f"rank {call.rank} has expand_idx {place} for expert {expert}, to which it routes {totals[expert]} "
-            return {call.index: index}, Outcome("RoutingMismatch", words)
+            return {call.index: index}, ExpectedResult("RoutingMismatch", words)
     return None
 
 
-def _routing(call: Call) -> Wrong | None:
+def _routing(call: FaultyCall) -> Wrong | None:
     """Some pairs go elsewhere than in dispatch, or nowhere."""
     ids = call.inputs.expert_ids.clone()
     for _ in range(1 + int(call.rng.integers(3))):
@@ -282,14 +282,14 @@ def _routing(call: Call) -> Wrong | None:
     return None if full or outcome == RIGHT else ({"expert_ids": ids}, outcome)
 
 
-def _routing_and_index(call: Call) -> Wrong | None:
+def _routing_and_index(call: FaultyCall) -> Wrong | None:
     """Both on one rank: counts that differ are said first, whatever expand_idx is."""
     routing, index = _routing(call), _index(call)
     return None if routing is None or index is None else ({**index[0], **routing[0]}, routing[1])
 
 
 # By the word that a case has: how inputs go wrong, and whether in dispatch, too.
-KINDS: dict[str, tuple[Callable[[Call], Wrong | None], bool]] = {
+KINDS: dict[str, tuple[Callable[[FaultyCall], Wrong | None], bool]] = {
     "ids": (_bad_ids, True),
     "overflow": (_overflow, True),
     "counts": (_counts, False),

@@ -27,7 +27,7 @@ _TEXT_BYTES = 1024
 _SLICE_MS = 50  # of a wait for a lock: between them Python sees its signals
 
 
-class Call(ctypes.Structure):
+class TorchCall(ctypes.Structure):
     """AmTorchCall of csrc/torch/api.h."""
 
     _fields_ = [
@@ -71,13 +71,13 @@ class Callbacks(ctypes.Structure):
     """AmTorchPython of csrc/torch/api.h. Results are addresses of texts, or None."""
 
     _fields_ = [
-        ("settings", ctypes.CFUNCTYPE(c_void_p, POINTER(Call), POINTER(Settings))),
-        ("open", ctypes.CFUNCTYPE(c_void_p, POINTER(Call), POINTER(c_void_p))),
+        ("settings", ctypes.CFUNCTYPE(c_void_p, POINTER(TorchCall), POINTER(Settings))),
+        ("open", ctypes.CFUNCTYPE(c_void_p, POINTER(TorchCall), POINTER(c_void_p))),
         ("alive", ctypes.CFUNCTYPE(c_int, c_uint64)),
         ("unusable", ctypes.CFUNCTYPE(c_void_p, c_uint64)),
         ("failed", ctypes.CFUNCTYPE(c_void_p, c_uint64, c_int, c_void_p, c_char_p)),
-        ("rule_broken", ctypes.CFUNCTYPE(c_void_p, POINTER(Call), c_char_p, c_char_p, c_int64, c_char_p)),
-        ("refused", ctypes.CFUNCTYPE(c_void_p, POINTER(Call), c_char_p, c_char_p, c_char_p)),
+        ("rule_broken", ctypes.CFUNCTYPE(c_void_p, POINTER(TorchCall), c_char_p, c_char_p, c_int64, c_char_p)),
+        ("refused", ctypes.CFUNCTYPE(c_void_p, POINTER(TorchCall), c_char_p, c_char_p, c_char_p)),
     ]
 
 

@@ -51,7 +51,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProbeResults:
     """What a bring-up has found. ``ranks``: that it ran on; ``written``: seconds since 1970; ``probes``: by name.
 
     ``meetings``: microseconds of a meeting of a rank's cores, by `MEETINGS`; empty: not timed.
@@ -129,7 +129,7 @@ def allows(what: str, passed: frozenset[str]) -> bool:
     return passed.issuperset(NEEDS[what])
 
 
-def about(found: Verdict) -> str:
+def about(found: ProbeResults) -> str:
     """One line for people: the kind of machine, which of `NEEDS` it allows, what has not passed, and its age."""
     days = max(0, int((time.time() - found.written) / _DAY_S))
     where = f"{found.soc}, CANN {found.cann or 'unknown'}, {found.topology.replace('-', ' ')}, {found.ranks} ranks"
@@ -143,7 +143,7 @@ def write(kind: Machine, ranks: int, probes: Mapping[str, str], meetings: Mappin
     """Keeps what a bring-up of so many ranks has found, in the place of an earlier verdict."""
     path = kind.path
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    verdict = Verdict(
+    verdict = ProbeResults(
         **asdict(kind), ranks=ranks, written=time.time(), probes=dict(probes), meetings=dict(meetings or {})
     )
     write_whole(path, json.dumps({"format": _FORMAT, **asdict(verdict)}, indent=2) + "\n")
@@ -156,7 +156,7 @@ def forget(kind: Machine) -> None:
     kind.path.unlink(missing_ok=True)
 
 
-def read(path: Path) -> Verdict | None:
+def read(path: Path) -> ProbeResults | None:
     """The verdict in a file; None: there is none.
 
     Raises:
@@ -181,7 +181,7 @@ def read(path: Path) -> Verdict | None:
         words = json.loads(text)
         if words.pop("format") != _FORMAT:
             raise ValueError
-        verdict = Verdict(**words)
+        verdict = ProbeResults(**words)
         days, probes, ranks = (time.time() - verdict.written) / _DAY_S, dict(verdict.probes), int(verdict.ranks)
         meetings = {way: float(us) for way, us in verdict.meetings.items()}
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -189,7 +189,7 @@ def read(path: Path) -> Verdict | None:
     if not -1 <= days <= MAX_AGE_DAYS:
         age = f"is {days:.0f} days old, at most {MAX_AGE_DAYS} count" if days > 0 else "is of the future"
         raise _unusable(path, age)
-    return Verdict(verdict.soc, verdict.cann, verdict.topology, ranks, verdict.written, probes, meetings)
+    return ProbeResults(verdict.soc, verdict.cann, verdict.topology, ranks, verdict.written, probes, meetings)
 
 
 def _unusable(path: Path, why: str) -> AscendMoeError:

@@ -205,7 +205,7 @@ def both(algorithms: dict[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Report:
+class PlanReport:
     """Everything ``plan`` found.
 
     Attributes:
@@ -241,7 +241,7 @@ class Report:
 
 
 @with_typed_errors
-def plan(request: Request) -> Report:
+def plan(request: Request) -> PlanReport:
     """Sizes, tiling and violated limits of the configuration ``request``. Touches no device and opens no window.
 
     Raises:
@@ -264,7 +264,7 @@ def plan(request: Request) -> Report:
             violations.append(Violation(settings.HCCL_BUFFSIZE.name, _rule(refused)))
         ops = {name: _op_plan(trip.plan(name, request.window_mib if fit.ok else 0)) for name in _CALLS}
     best = fit.best_mib if fit is not None else window["buffsize_mib"]
-    return Report(request, chip, cores, window, best, limits()["ub_bytes"], cann, fit, ops, violations)
+    return PlanReport(request, chip, cores, window, best, limits()["ub_bytes"], cann, fit, ops, violations)
 
 
 @with_typed_errors

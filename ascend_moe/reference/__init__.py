@@ -29,17 +29,17 @@ from .exchange import (
     quantize_row,
     restore_blocks,
 )
-from .records import OWN_TERMS, DispatchResult, Fault, RankInput, Report, Traffic
+from .records import OWN_TERMS, Comparison, DispatchResult, Fault, RankInput, Traffic
 from .report import same_bits, validate
 
 __all__ = [
     "OWN_TERMS",
     "Case",
+    "Comparison",
     "DispatchResult",
     "Fault",
     "FaultyRouting",
     "RankInput",
-    "Report",
     "SpecialExperts",
     "Traffic",
     "check",

@@ -125,7 +125,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Report:
+class Comparison:
     """The verdict of ``validate``.
 
     Attributes:

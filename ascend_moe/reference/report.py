@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .records import DispatchResult, Report
+from .records import Comparison, DispatchResult
 
 _NAMES = (
     "expand_x", "dynamic_scales", "expand_idx", "expert_token_nums", "ep_recv_counts", "tp_recv_counts",
@@ -29,7 +29,7 @@ def validate(
     contract: str = "v1",
     exact_shapes: bool = False,
     ranks_per_server: int = 0,
-) -> Report:
+) -> Comparison:
     """Compare one rank's outputs with the reference, bit for bit, over their defined parts only.
 
     op "dispatch": outputs are the operator's seven tensors, expected a DispatchResult; contract "v1" compares
@@ -77,12 +77,12 @@ def _on_cpu(outputs: object) -> object:
     return outputs
 
 
-def _finish(op: str, rank: int, differences: list[str], size: str) -> Report:
+def _finish(op: str, rank: int, differences: list[str], size: str) -> Comparison:
     head = f"{op} on rank {rank}"
     if not differences:
-        return Report(True, f"{head}: equal to the reference, bit for bit ({size})")
+        return Comparison(True, f"{head}: equal to the reference, bit for bit ({size})")
     lines = [f"{head}: {differences[0]}"] + [f"  also {sentence}" for sentence in differences[1:]]
-    return Report(False, "\n".join(lines), tuple(differences))
+    return Comparison(False, "\n".join(lines), tuple(differences))
 
 
 def _dispatch_differences(

@@ -28,7 +28,7 @@ from ascend_moe.errors import AscendMoeError
 from ascend_moe.native.windows import timeout_s
 from ascend_moe.run.check import verify
 from ascend_moe.run.layers import Progress, RankRecord, RunSpec, run_rank
-from ascend_moe.run.report import Report
+from ascend_moe.run.report import RunReport
 
 _PLAIN_WIDTH = 100  # columns where the output is no terminal
 
@@ -50,7 +50,7 @@ def execute(spec: RunSpec, head: Sequence[str], backend: str = "threads", as_jso
     except AscendMoeError as error:
         _tell(error, head, as_json)
         return 1
-    report = Report(spec, head, backend, records, verdict, time.perf_counter() - start)
+    report = RunReport(spec, head, backend, records, verdict, time.perf_counter() - start)
     show(report.json(), as_json, lambda: report.show(_console()))
     return 0 if verdict.ok else 1
 

@@ -34,7 +34,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunChecks:
     """All checks, and how far combine's and the layer's outputs are from what they should be."""
 
     checks: list[Check]
@@ -48,7 +48,7 @@ class Verdict:
         return all(check.ok for check in self.checks)
 
 
-def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> Verdict:
+def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> RunChecks:
     """Runs every check over the records of all ranks."""
     inputs = [record.given for record in records]
     experts, mode, share = spec.config.num_experts, spec.quant_mode, ranks_per_server()
@@ -90,10 +90,10 @@ def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> 
         _near(out, dense, spec),
     ]
     rms = float(dense.square().mean().sqrt())
-    return Verdict(checks, gap, _furthest(out, dense), rms)
+    return RunChecks(checks, gap, _furthest(out, dense), rms)
 
 
-def _reports(name: str, reports: Sequence[reference.Report], fine: str) -> Check:
+def _reports(name: str, reports: Sequence[reference.Comparison], fine: str) -> Check:
     wrong = [report.text for report in reports if not report.ok]
     if not wrong:
         return Check(name, True, fine)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from ascend_moe.run.check import Verdict, tolerance_of
+from ascend_moe.run.check import RunChecks, tolerance_of
 from ascend_moe.run.layers import PHASES, RankRecord, RunSpec
 
 _MATRIX_UP_TO = 8  # ranks whose rows are shown pair by pair
@@ -21,7 +21,7 @@ _MIB = 1 << 20
 
 
 @dataclass
-class Report:
+class RunReport:
     """The numbers of one finished run, and their two forms.
 
     ``head``: sentences about what was run; ``seconds``: the whole run.
@@ -31,7 +31,7 @@ class Report:
     head: Sequence[str]
     backend: str
     records: Sequence[RankRecord]
-    verdict: Verdict
+    verdict: RunChecks
     seconds: float
 
     def __post_init__(self) -> None:

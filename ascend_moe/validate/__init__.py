@@ -40,7 +40,7 @@ _COLLECT_S = 60.0  # that rank 0 waits for another rank's results, once it has i
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ValidationResult:
     """Holds what all ranks found. ``stopped`` has a sentence for every rank that did not come to the end."""
 
     world: int
@@ -86,7 +86,9 @@ def fitting(cases: Sequence[Case], world: int, share: int) -> Sequence[Case]:
     return between_servers(cases, share) if by_two_levels(world, share) else cases
 
 
-def threads(world: int, cases: Sequence[Case] | None = None, progress: Progress = lambda done: None) -> Outcome:
+def threads(
+    world: int, cases: Sequence[Case] | None = None, progress: Progress = lambda done: None
+) -> ValidationResult:
     """Ranks as threads of this process, windows in plain memory, kernels on the twin."""
     servers = ranks_per_server()
     chosen = fitting(matrix(world) if cases is None else cases, world, servers)
@@ -111,12 +113,12 @@ def threads(world: int, cases: Sequence[Case] | None = None, progress: Progress 
     results = [peer for ranks in found for peer in ranks]
     about, seconds = f"cpu, {world} ranks as threads of one process", time.monotonic() - start
     why = [stopped[rank] for rank in sorted(stopped)]
-    return Outcome(world, about, len(chosen), seconds, results, why, servers, by_two_levels(world, servers))
+    return ValidationResult(world, about, len(chosen), seconds, results, why, servers, by_two_levels(world, servers))
 
 
 def processes(
     device: torch.device, about: str, choose: Choose, progress: Progress = lambda done: None
-) -> Outcome | None:
+) -> ValidationResult | None:
     """This process as one rank of the default group. Rank 0 gets the outcome of all, the others None.
 
     Results travel through the group's store, not through collectives, which may be what does not work.
@@ -145,7 +147,7 @@ def processes(
     results, stopped = _collect(store, world)
     store.set("ascend_moe/validate/done", "1")
     seconds, two_levels = time.monotonic() - start, by_two_levels(world, servers)
-    return Outcome(world, about, len(cases), seconds, results, stopped, servers, two_levels)
+    return ValidationResult(world, about, len(cases), seconds, results, stopped, servers, two_levels)
 
 
 def _collect(store: Any, world: int) -> tuple[list[Result], list[str]]:
@@ -177,7 +179,7 @@ def counts(results: Sequence[Result]) -> dict[tuple[str, str], tuple[int, int]]:
     return found
 
 
-def text(outcome: Outcome) -> str:
+def text(outcome: ValidationResult) -> str:
     """The outcome in lines of plain text."""
     rows: list[list[object]] = [["op", "mode", "checks", "wrong"]]
     rows += [[op, mode, good + bad, bad or ""] for (op, mode), (good, bad) in counts(outcome.results).items()]

@@ -28,7 +28,7 @@ from ascend_moe.ops.npu_servers import ServerRecord, topology
 from ascend_moe.plan import Request, plan
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate import Device, times
-from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SERVERS, SKIPPED, Finding, Judged, Probe, Skipped
+from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SERVERS, SKIPPED, Judged, Probe, ProbeResult, Skipped
 from ascend_moe.validate.probes_kernel import Npu, Twin
 from ascend_moe.validate.run import run_case
 
@@ -176,12 +176,12 @@ def _probing(probe: Probe) -> str:
     return f"probe {probe.name!r}"
 
 
-def on_threads(ranks: int, tell: Tell = untold) -> list[Finding]:
+def on_threads(ranks: int, tell: Tell = untold) -> list[ProbeResult]:
     """All probes on the twin."""
     return kernel_findings(Twin(world=ranks), tell) + thread_findings(ranks, tell=tell)
 
 
-def kernel_findings(device: Any, tell: Tell = untold) -> list[Finding]:
+def kernel_findings(device: Any, tell: Tell = untold) -> list[ProbeResult]:
     """Returns the kernel findings of the servers and of the probe kernel; on the twin in both of HCCL's layouts."""
     runs = [(probe, device) for probe in (SERVERS, *KERNEL_PROBES)]
     if isinstance(device, Twin) and device.layout == "a3":
@@ -201,7 +201,7 @@ def between_servers(device: Twin, name: str) -> Twin:
     return replace(device, layout="a2", near=2, world=4) if name == TWO_LEVELS else device
 
 
-def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES, tell: Tell = untold) -> list[Finding]:
+def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES, tell: Tell = untold) -> list[ProbeResult]:
     """The probes through the ops, ranks as threads."""
     findings = []
     for probe in probes:
@@ -238,7 +238,7 @@ def _window_mib(request: Request) -> int:
 
 
 def times_in_group(
-    device: Device, place: torch.device, findings: Sequence[Finding], tell: Tell = untold
+    device: Device, place: torch.device, findings: Sequence[ProbeResult], tell: Tell = untold
 ) -> list[times.Phase]:
     """The same on the ranks of the default group. Collective; only rank 0 has the phases.
 
@@ -266,7 +266,7 @@ def times_in_group(
     return times.with_prediction(found, request, soc_of(place) if on_npu else "") if rank == 0 else []
 
 
-def in_group(device: Device, place: torch.device, tell: Tell = untold) -> tuple[list[Finding], str]:
+def in_group(device: Device, place: torch.device, tell: Tell = untold) -> tuple[list[ProbeResult], str]:
     """All probes on the ranks of the default group; each probe has a process group of its own. Collective.
 
     On NPUs none is run after that of the servers has failed, and what was found becomes this machine's verdict, which
@@ -310,7 +310,7 @@ def _kind_of_machine(place: torch.device) -> probe_results.Machine:
     return probe_results.machine(soc_of(place), topology([ServerRecord(**json.loads(store.get(key))) for key in keys]))
 
 
-def _keep(kind: probe_results.Machine, world: int, findings: Sequence[Finding]) -> str:
+def _keep(kind: probe_results.Machine, world: int, findings: Sequence[ProbeResult]) -> str:
     """Writes the verdict; a sentence about it."""
     try:
         meetings = next((finding.figures for finding in findings if finding.name == probe_results.MEETING_PROBE), {})
@@ -335,9 +335,9 @@ def _verdict(probe: Probe, place: DevicePlace) -> Judged:
     return verdict, text if named else f"rank {place.rank}: {text}", figures
 
 
-def _together(probe: Probe, verdicts: Sequence[Judged]) -> Finding:
+def _together(probe: Probe, verdicts: Sequence[Judged]) -> ProbeResult:
     """The worst of all ranks, in each figure too."""
     verdict, text, _ = min(verdicts, key=lambda each: (FAIL, SKIPPED, PASS).index(each[0]))
     names = dict.fromkeys(name for each in verdicts for name in each[2])
     figures = {name: max(each[2].get(name, 0.0) for each in verdicts) for name in names}
-    return Finding(probe.name, probe.assumption, verdict, text, figures)
+    return ProbeResult(probe.name, probe.assumption, verdict, text, figures)

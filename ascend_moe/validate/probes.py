@@ -24,7 +24,7 @@ CLOCK_TOLERANCE = 0.2
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProbeResult:
     """Holds the finding of one probe. ``detail``: what was seen, or why it was not run; ``figures``: for a verdict."""
 
     name: str
@@ -55,13 +55,13 @@ class Probe:
     assumption: str
     run: Callable[[Any], str | tuple[str, dict[str, float]]]
 
-    def skipped(self, why: str) -> Finding:
+    def skipped(self, why: str) -> ProbeResult:
         """The finding of a probe that is not run."""
-        return Finding(self.name, self.assumption, SKIPPED, f"not run: {why}")
+        return ProbeResult(self.name, self.assumption, SKIPPED, f"not run: {why}")
 
-    def on(self, device: Any) -> Finding:
+    def on(self, device: Any) -> ProbeResult:
         """Runs it; whatever happens becomes a finding."""
-        return Finding(self.name, self.assumption, *self.verdict(device))
+        return ProbeResult(self.name, self.assumption, *self.verdict(device))
 
     def verdict(self, device: Any) -> Judged:
         """Verdict, detail and figures of a run."""
@@ -314,7 +314,7 @@ KERNEL_PROBES = (
 )
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def summary(findings: Sequence[ProbeResult]) -> str:
     """The last line: skipped probes are not passed ones."""
     verdicts = [finding.verdict for finding in findings]
     parts = [f"{verdicts.count(PASS)} of {len(findings)} probes passed"]
@@ -324,7 +324,7 @@ def summary(findings: Sequence[Finding]) -> str:
     return ", ".join(parts)
 
 
-def exit_code(findings: Sequence[Finding]) -> int:
+def exit_code(findings: Sequence[ProbeResult]) -> int:
     """0: all passed. 1: one failed. 3: none failed, but some could not be run here."""
     if any(finding.verdict == FAIL for finding in findings):
         return 1

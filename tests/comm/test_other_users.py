@@ -16,7 +16,7 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 from comm_cases import op
-from rank_processes import Outcome, Ranks, assert_named, values
+from rank_processes import CallResult, Ranks, assert_named, values
 
 from ascend_moe import comm
 from ascend_moe.comm import rendezvous
@@ -50,13 +50,13 @@ def ranks() -> Iterator[Ranks]:
         yield opened
 
 
-def started(ranks: Ranks, *calls: tuple[object, ...]) -> list[Outcome]:
+def started(ranks: Ranks, *calls: tuple[object, ...]) -> list[CallResult]:
     for rank, call in enumerate(calls):
         ranks.start(rank, *call)  # type: ignore[arg-type]
     return [ranks.wait(rank) for rank in range(len(calls))]
 
 
-def assert_names_the_user(outcome: Outcome, other: int) -> None:
+def assert_names_the_user(outcome: CallResult, other: int) -> None:
     assert outcome.error == "ConfigMismatch" and outcome.details["field"] == "user", outcome.text
     ours, theirs = outcome.details["ours"], outcome.details["theirs"]
     assert ours != theirs and (theirs == other or not AS_ROOT), outcome.text

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import survivor_cases as cases
-from rank_processes import Outcome, Ranks, fork_server, nothing_left, values
+from rank_processes import CallResult, Ranks, fork_server, nothing_left, values
 
 import ascend_moe
 from ascend_moe.comm.place import Place
@@ -165,7 +165,7 @@ def test_all_may_agree_and_shrink_with_nobody_lost() -> None:
 # ---- mistakes
 
 
-def refused(outcome: Outcome, argument: str, *words: str) -> None:
+def refused(outcome: CallResult, argument: str, *words: str) -> None:
     assert outcome.error == "ArgumentError" and outcome.details["argument"] == argument, outcome
     assert "\n" not in outcome.text and all(word in outcome.text for word in words), outcome.text
 

@@ -24,7 +24,7 @@ CONTEXT.set_forkserver_preload(_PRELOADED)
 
 
 @dataclass
-class Outcome:
+class CallResult:
     """Holds what a call did: its value, or the error's class name, text and details."""
 
     value: Any = None
@@ -67,13 +67,13 @@ class Ranks:
     def start(self, rank: int, function: Callable[..., Any], *args: Any) -> None:
         self.pipes[rank].send((function, args))
 
-    def wait(self, rank: int, seconds: float = 20) -> Outcome:
+    def wait(self, rank: int, seconds: float = 20) -> CallResult:
         assert self.pipes[rank].poll(seconds), f"rank {rank} does not answer"
         outcome = self.pipes[rank].recv()
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, CallResult)
         return outcome
 
-    def call(self, function: Callable[..., Any], *args: Any, ranks: Any = None) -> list[Outcome]:
+    def call(self, function: Callable[..., Any], *args: Any, ranks: Any = None) -> list[CallResult]:
         """The function on these ranks (default all) at once."""
         ranks = range(self.world) if ranks is None else ranks
         for rank in ranks:
@@ -117,30 +117,30 @@ def _serve(pipe: Connection, rank: int, world: int, port: int, rank0_hosts: bool
     store = dist.TCPStore("127.0.0.1", port, is_master=rank0_hosts and rank == 0, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     window_library.install()
-    pipe.send(Outcome("ready"))
+    pipe.send(CallResult("ready"))
     while True:
         try:
             function, args = pipe.recv()
         except EOFError:
             return
         began = time.monotonic()
-        outcome = Outcome()
+        outcome = CallResult()
         try:
             outcome.value = function(*args)
         except Exception as error:
-            outcome = Outcome(error=type(error).__name__, text=str(error))
+            outcome = CallResult(error=type(error).__name__, text=str(error))
             outcome.details = dict(getattr(error, "details", {}))
         outcome.seconds = time.monotonic() - began
         pipe.send(outcome)
 
 
-def values(outcomes: list[Outcome]) -> list[Any]:
+def values(outcomes: list[CallResult]) -> list[Any]:
     for outcome in outcomes:
         assert not outcome.error, f"{outcome.error}: {outcome.text}"
     return [outcome.value for outcome in outcomes]
 
 
-def assert_named(outcome: Outcome, error: str, rank: int, *words: str) -> None:
+def assert_named(outcome: CallResult, error: str, rank: int, *words: str) -> None:
     """An error in one line, about this rank, with these words."""
     assert outcome.error == error, f"{outcome.error}: {outcome.text} {outcome.value}"
     assert outcome.details["rank"] == rank, outcome.text

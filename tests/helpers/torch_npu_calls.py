@@ -13,7 +13,7 @@ TOKENS, TOPK, EXPERTS, HIDDEN = 7, 2, 5, 16
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """One call of an operator, by its name with overload.
 
     ``undefined``: outputs an NPU leaves as they are, by index: from which row on.
@@ -33,8 +33,8 @@ class Call:
         return self.overload()(*self.args, **self.kwargs)
 
 
-def call(op: str, label: str, /, *args: Any, undefined: dict[int, int] | None = None, **kwargs: Any) -> Call:
-    return Call(label, op, args, kwargs, undefined or {})
+def call(op: str, label: str, /, *args: Any, undefined: dict[int, int] | None = None, **kwargs: Any) -> OperatorCall:
+    return OperatorCall(label, op, args, kwargs, undefined or {})
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -45,7 +45,7 @@ def ids(*shape: int, seed: int = 1, top: int = EXPERTS) -> torch.Tensor:
     return torch.randint(0, top, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
 
 
-def _expert_calls() -> list[Call]:
+def _expert_calls() -> list[OperatorCall]:
     x, counts = values(9, 8), torch.tensor([2, 0, 4])
     w = values(3, 8, 12, seed=2)
     codes, scales = npu_dynamic_quant(x)
@@ -90,7 +90,7 @@ def _expert_calls() -> list[Call]:
     ]
 
 
-def _gate_calls() -> list[Call]:
+def _gate_calls() -> list[OperatorCall]:
     logits = values(TOKENS, EXPERTS)
     finished = torch.arange(TOKENS) % 3 == 0
     bias = values(EXPERTS, dtype=torch.bfloat16)
@@ -107,7 +107,7 @@ def _gate_calls() -> list[Call]:
     ]
 
 
-def _routing_calls() -> list[Call]:
+def _routing_calls() -> list[OperatorCall]:
     x, chosen = values(TOKENS, HIDDEN), ids(TOKENS, TOPK)
     names = torch.arange(TOKENS * TOPK, dtype=torch.int32).reshape(TOPK, TOKENS).t()
     all_experts: dict[str, Any] = {"expert_num": EXPERTS, "expert_tokens_num_flag": True}
@@ -132,7 +132,7 @@ def _routing_calls() -> list[Call]:
     ]
 
 
-def _move_calls() -> list[Call]:
+def _move_calls() -> list[OperatorCall]:
     x, chosen, scores = values(TOKENS, HIDDEN), ids(TOKENS, TOPK), values(TOKENS, TOPK, seed=4)
     rows, places = torch.ops.ascend_moe.npu_moe_token_permute(x, chosen)
     bias, flat = values(EXPERTS, HIDDEN, seed=8), ids(TOKENS * TOPK, top=3 * 4)
@@ -159,4 +159,4 @@ def _move_calls() -> list[Call]:
     ]
 
 
-CALLS: list[Call] = [*_expert_calls(), *_gate_calls(), *_routing_calls(), *_move_calls()]
+CALLS: list[OperatorCall] = [*_expert_calls(), *_gate_calls(), *_routing_calls(), *_move_calls()]

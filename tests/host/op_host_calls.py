@@ -140,7 +140,7 @@ def definition(op_type: str) -> Definition:
 
 
 @dataclass(frozen=True)
-class Call:
+class OpCall:
     """One call of an op, by the names of its definition."""
 
     op: int
@@ -155,7 +155,7 @@ class Call:
     def op_type(self) -> str:
         return OP_TYPES[self.op]
 
-    def changed(self, **changes: Any) -> Call:
+    def changed(self, **changes: Any) -> OpCall:
         """With other attributes (numbers, texts) or tensors (a dtype and a shape; None: absent)."""
         parts = {name: value for name, value in changes.items() if value is None or isinstance(value, tuple)}
         tensors = {name: value for name, value in {**self.tensors, **parts}.items() if value is not None}
@@ -222,12 +222,12 @@ def _tiled(function: Any, argument: Any) -> Tiled:
     return Tiled(bytes(data[: numbers[0]]), *numbers[1:6])
 
 
-def tile(call: Call | str) -> Tiled:
+def tile(call: OpCall | str) -> Tiled:
     """op_host's tiling function, through the shim; also for a call in the probe's own words."""
     return _tiled(probe().probe_tile, call.encode() if isinstance(call, str) else call.text())
 
 
-def plan(call: Call, window_mib: int = 200, deadline_micros: int = 20_000_000, **fields: int) -> Tiled:
+def plan(call: OpCall, window_mib: int = 200, deadline_micros: int = 20_000_000, **fields: int) -> Tiled:
     """The twin's plan of the same call. The deadline is conftest's ASCEND_MOE_TIMEOUT_S; ``fields``: of the spec."""
     spec = call.spec(window_mib, deadline_micros)
     for name, value in fields.items():
@@ -236,7 +236,7 @@ def plan(call: Call, window_mib: int = 200, deadline_micros: int = 20_000_000, *
     return _tiled(probe().probe_plan, ctypes.byref(spec))
 
 
-def shapes(call: Call | str) -> list[tuple[torch.dtype, tuple[int, ...]]] | str:
+def shapes(call: OpCall | str) -> list[tuple[torch.dtype, tuple[int, ...]]] | str:
     """op_host's shape and type functions; their error."""
     out, text = ctypes.create_string_buffer(4096), call.encode() if isinstance(call, str) else call.text()
     ok = probe().probe_shapes(text, out, ctypes.c_uint64(len(out)))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_host_calls import A2, A3, GROUP, PROBE_TYPE, Call, definition, plan, probe, shapes, tile
+from op_host_calls import A2, A3, GROUP, PROBE_TYPE, OpCall, definition, plan, probe, shapes, tile
 from torch_calls import own_terms
 
 from ascend_moe.ops import calls as native
@@ -45,28 +45,28 @@ def made(
     soc: str = A3,
     cores: int = 48,
     share: int | None = None,
-) -> Call:
+) -> OpCall:
     """``share``: ranks a server; None: all."""
     numbers = {"ep_world_size": world, "ep_rank_id": world - 1, "moe_expert_num": world * local}
     numbers["ranks_per_server"] = world if share is None else share
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {"expert_ids": (INT, (batch, topk))}
     if op == native.OP_DISPATCH:
         tensors["x"] = (dtype, (batch, hidden))
-        return Call(op, contract, tensors, numbers, soc, cores)
+        return OpCall(op, contract, tensors, numbers, soc, cores)
     rows = batch * world * min(local, topk)
     tensors["expand_x"] = (dtype, (rows, hidden))
     index = batch * topk if contract == 1 else max(batch * topk, rows * 128)
     tensors["expand_idx"] = (INT, (index,))
     tensors["ep_send_counts"] = (INT, (world * local,))
     tensors["expert_scales"] = (torch.float32, (batch, topk))
-    return Call(op, contract, tensors, numbers, soc, cores)
+    return OpCall(op, contract, tensors, numbers, soc, cores)
 
 
 dispatch = partial(made, native.OP_DISPATCH)
 combine = partial(made, native.OP_COMBINE)
 
 
-def of_case(case: Case, op: int, soc: str, cores: int) -> Call:
+def of_case(case: Case, op: int, soc: str, cores: int) -> OpCall:
     """The call of a case's last rank, with all that the case gives."""
     one = case.inputs[-1]
     batch, topk = one.expert_ids.shape

@@ -8,7 +8,7 @@ from dataclasses import replace
 import comm_cases
 import failure_cases as cases
 import pytest
-from rank_processes import Outcome, Ranks, assert_named, fork_server, nothing_left, values
+from rank_processes import CallResult, Ranks, assert_named, fork_server, nothing_left, values
 
 from ascend_moe import settings
 from ascend_moe.reference.cases import Case, legal
@@ -25,7 +25,7 @@ class ManyRanks(Ranks):
     def __enter__(self) -> ManyRanks:
         return self
 
-    def wait(self, rank: int, seconds: float = FAR_S) -> Outcome:
+    def wait(self, rank: int, seconds: float = FAR_S) -> CallResult:
         return super().wait(rank, max(seconds, FAR_S))
 
 

@@ -122,7 +122,7 @@ def routed(layer: MoELayer, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 @dataclass
-class Outcome:
+class RankRun:
     """What a rank has given and got."""
 
     layer: MoELayer
@@ -132,7 +132,7 @@ class Outcome:
 
 
 @torch.no_grad()
-def work(features: FeatureSet, rank: int, group_ep: str) -> Outcome:
+def work(features: FeatureSet, rank: int, group_ep: str) -> RankRun:
     """One rank: its layer, a loss where one is asked for, and a forward."""
     layer, draw = layer_of(features, Place(group_ep, WORLD, rank)), torch.Generator().manual_seed(features.seed + rank)
     x = torch.randn(MOST - 2 * rank, HIDDEN, generator=draw).bfloat16()
@@ -159,10 +159,10 @@ def work(features: FeatureSet, rank: int, group_ep: str) -> Outcome:
     weights, ids = routed(layer, x)
     shared = layer.run_shared(x)
     terms = {name: tensor for name, tensor in layer.own_terms(x, shared).items() if tensor is not None}
-    return Outcome(layer, RankInput(x, ids, expert_scales=weights, **terms), out, times)
+    return RankRun(layer, RankInput(x, ids, expert_scales=weights, **terms), out, times)
 
 
-def check(features: FeatureSet, outcomes: list[Outcome]) -> None:
+def check(features: FeatureSet, outcomes: list[RankRun]) -> None:
     """Every rank's output against the reference's combine of what the experts make of the reference's dispatch."""
     first, inputs = outcomes[0].layer, [each.given for each in outcomes]
     common: dict[str, Any] = {"moe_expert_num": first.dispatcher.num_experts, "global_bs": first.global_bs}

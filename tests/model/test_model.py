@@ -117,7 +117,7 @@ def recorded(text: str, seed: int, path: Path) -> list[Json]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def replayed(lines: list[Json], build: Path) -> replayer.Verdict:
+def replayed(lines: list[Json], build: Path) -> replayer.ReplayResult:
     path = build / "trace.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return replayer.replay(path, build)

@@ -12,7 +12,7 @@ import torch_npu
 from npu_runs import ORDER, raises, record_operators, run_checks, unexpected
 from operator_cases import FLOATS, difference, placed, problem_of, values
 from torch.utils import _pytree as pytree
-from torch_npu_calls import CALLS, Call
+from torch_npu_calls import CALLS, OperatorCall
 
 from ascend_moe import experts, npu, routers
 from ascend_moe.errors import ArgumentError, AscendMoeError
@@ -30,7 +30,7 @@ SOFTMAX, GATE = ["aclnnMoeGatingTopKSoftmax"], ["aclnnMoeGatingTopK"]
 BY_TABLE = ["aclnnMoeGatingTopKV2"]
 
 
-def calls() -> Iterator[Call]:
+def calls() -> Iterator[OperatorCall]:
     """Yields calls of the operators: those of the tests on the CPU, and more of the arguments."""
     yield from CALLS
     rows, experts, hidden, wide = 10, 4, 16, 16
@@ -42,30 +42,30 @@ def calls() -> Iterator[Call]:
         x, w = values(dtype, rows, hidden), values(dtype, experts, hidden, wide)
         matmul, quant = "npu_grouped_matmul", "npu_dynamic_quant"
         pairs = {"group_list": torch.tensor([[2, 5], [0, 3], [3, 1], [1, 0]]), "group_list_type": 2}
-        yield Call(f"pairs {label}", matmul, ([x], [w]), counts | pairs, used)
+        yield OperatorCall(f"pairs {label}", matmul, ([x], [w]), counts | pairs, used)
         transposed = w.transpose(1, 2).contiguous().transpose(1, 2)
-        yield Call(f"transposed {label}", matmul, ([x], [transposed]), counts, used)
-        yield Call(f"apart {label}", matmul, ([x], list(w)), counts, used)
+        yield OperatorCall(f"transposed {label}", matmul, ([x], [transposed]), counts, used)
+        yield OperatorCall(f"apart {label}", matmul, ([x], list(w)), counts, used)
         bias = values(torch.float32, experts, wide)
-        yield Call(f"bias {label}", matmul, ([x], [w]), counts | {"bias": [bias]}, used)
+        yield OperatorCall(f"bias {label}", matmul, ([x], [w]), counts | {"bias": [bias]}, used)
         none = counts | {"group_list": torch.zeros(experts, dtype=torch.int64)}
-        yield Call(f"no rows {label}", matmul, ([x], [w]), none, {0: 0})
+        yield OperatorCall(f"no rows {label}", matmul, ([x], [w]), none, {0: 0})
         smooth, groups = values(dtype, 2, hidden).abs(), torch.tensor([4, 10], dtype=torch.int32)
-        yield Call(f"groups {label}", quant, (x,), {"smooth_scales": smooth, "group_index": groups})
-        yield Call(f"zeros {label}", quant, (torch.zeros(3, hidden, dtype=dtype),))
+        yield OperatorCall(f"groups {label}", quant, (x,), {"smooth_scales": smooth, "group_index": groups})
+        yield OperatorCall(f"zeros {label}", quant, (torch.zeros(3, hidden, dtype=dtype),))
         static = {"quant_mode": 0, "quant_scale": values(torch.float32, hidden // 2).abs() + 0.1}
-        yield Call(f"static {label}", "npu_dequant_swiglu_quant", (x,), static, {1: 0})
+        yield OperatorCall(f"static {label}", "npu_dequant_swiglu_quant", (x,), static, {1: 0})
         clamped = {"quant_mode": 1, "activate_left": True, "swiglu_mode": 2, "clamp_limit": 1.5}
         clamped |= {"glu_alpha": 1.25, "glu_bias": 0.5}
-        yield Call(f"clamped {label}", "npu_dequant_swiglu_quant", (x,), clamped)
+        yield OperatorCall(f"clamped {label}", "npu_dequant_swiglu_quant", (x,), clamped)
         grouped = {"bias": values(dtype, 8), "k_group": 2, "group_count": 4, "group_select_mode": 1}
         grouped |= {"norm_type": 1, "out_flag": True, "routed_scaling_factor": 2.5, "eps": 1e-3}
-        yield Call(f"groups {label}", "npu_moe_gating_top_k", (values(dtype, rows, 8), 2), grouped)
+        yield OperatorCall(f"groups {label}", "npu_moe_gating_top_k", (values(dtype, rows, 8), 2), grouped)
     # The one shape that torch_npu gives to an older entry.
     ids = torch.tensor([[5, 127], [0, 5], [64, 1]], dtype=torch.int32)
     older = {"expert_num": 128, "active_expert_range": [0, 128], "expert_tokens_num_type": 1}
     older |= {"expert_tokens_num_flag": True}
-    yield Call("older", "npu_moe_init_routing_v2", (values(torch.float16, 3, 2048), ids), older, {3: 0})
+    yield OperatorCall("older", "npu_moe_init_routing_v2", (values(torch.float16, 3, 2048), ids), older, {3: 0})
 
 
 def to_npu(given: Any) -> Any:
@@ -77,7 +77,7 @@ def tensors(result: Any) -> list[torch.Tensor]:
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
-def call_on_both(call: Call) -> str:
+def call_on_both(call: OperatorCall) -> str:
     """Our op and our function on NPU tensors, which are torch_npu's own; what an NPU defines is compared."""
     args, kwargs = to_npu((call.args, call.kwargs))
     for function in (call.overload(), getattr(npu, call.op.partition(".")[0])):

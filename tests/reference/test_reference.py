@@ -360,7 +360,7 @@ def test_between_servers_the_third_tensor_is_expand_idx() -> None:
     outputs[2] = torch.full((outputs[2].numel() + pairs,), -7, dtype=torch.int32)
     outputs[2][:pairs] = expected.expand_idx
 
-    def told(**options: Any) -> ref.Report:
+    def told(**options: Any) -> ref.Comparison:
         return ref.validate("dispatch", outputs, expected, rank=1, contract="v2", **options)
 
     for share in (0, 2):  # one server

@@ -20,7 +20,7 @@ import commands
 import pytest
 
 from ascend_moe import doctor as group
-from ascend_moe.doctor import ERROR, OK, WARN, Finding, machine, settings
+from ascend_moe.doctor import ERROR, OK, WARN, Diagnostic, machine, settings
 from ascend_moe.doctor import cann as doctor_cann
 from ascend_moe.native import library as _lib
 from ascend_moe.native import opp, probe_results
@@ -38,7 +38,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def by_topic(found: Iterator[Finding]) -> dict[str, Finding]:
+def by_topic(found: Iterator[Diagnostic]) -> dict[str, Diagnostic]:
     return {finding.topic: finding for finding in found}
 
 
@@ -224,7 +224,7 @@ def test_what_can_be_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wheels(monkeypatch, torch_npu="")
-    monkeypatch.setattr(doctor_cann, "_probe", lambda cann: Finding(OK, "NPUs", "not asked"))
+    monkeypatch.setattr(doctor_cann, "_probe", lambda cann: Diagnostic(OK, "NPUs", "not asked"))
     change(monkeypatch, tmp_path)
     found = itertools.chain(machine.findings(), doctor_cann.findings(tmp_path))
     one = next(finding for finding in found if finding.topic == topic)
@@ -371,7 +371,7 @@ def test_the_command_prints_every_finding(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_part_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> Iterator[Finding]:
+    def broken() -> Iterator[Diagnostic]:
         raise ZeroDivisionError("nobody thought of this")
 
     monkeypatch.setattr(machine, "findings", broken)

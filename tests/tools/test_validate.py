@@ -31,7 +31,17 @@ from ascend_moe.validate import bringup, probes, times
 from ascend_moe.validate import run as validate_run
 from ascend_moe.validate.bringup import OP_PROBES
 from ascend_moe.validate.cases import matrix
-from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SERVERS, SKIPPED, Finding, Probe, exit_code, summary
+from ascend_moe.validate.probes import (
+    FAIL,
+    KERNEL_PROBES,
+    PASS,
+    SERVERS,
+    SKIPPED,
+    Probe,
+    ProbeResult,
+    exit_code,
+    summary,
+)
 from ascend_moe.validate.probes_kernel import MODES, PASSED, Npu, Twin
 from ascend_moe.validate.run import BAD, DevicePlace
 
@@ -167,7 +177,7 @@ def test_a_rank_that_stops_fails_and_nothing_hangs(monkeypatch: pytest.MonkeyPat
     assert not outcome.ok and len(outcome.stopped) == 2
     text = validate.text(outcome)
     assert "rank 1 stopped after" in text and str(error) in text and "FAIL" in text
-    assert not validate.Outcome(2, "cpu", 0, 0.0, []).ok, "no results are no pass"
+    assert not validate.ValidationResult(2, "cpu", 0, 0.0, []).ok, "no results are no pass"
 
 
 # ---- the command
@@ -550,11 +560,11 @@ def test_skipped_is_not_passed() -> None:
     def skip(device: Any) -> str:
         raise probes.Skipped("no such device")
 
-    passed, skipped = Finding("a", "b", PASS, "c"), Probe("n", "it works", skip).on(None)
+    passed, skipped = ProbeResult("a", "b", PASS, "c"), Probe("n", "it works", skip).on(None)
     assert skipped.verdict == SKIPPED and "not run: no such device" in str(skipped)
     assert summary([passed, skipped]) == "1 of 2 probes passed, 1 not run"
     assert exit_code([passed]) == 0 and exit_code([passed, skipped]) == 3
-    assert exit_code([passed, skipped, Finding("a", "b", FAIL, "c")]) == 1 and exit_code([]) == 3
+    assert exit_code([passed, skipped, ProbeResult("a", "b", FAIL, "c")]) == 1 and exit_code([]) == 3
 
 
 def test_the_times_of_meetings_are_kept_for_the_verdict() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import int8, int32, int64, ones, tensor, zeros
-from torch_npu_calls import CALLS, Call, call, ids, values
+from torch_npu_calls import CALLS, OperatorCall, call, ids, values
 
 from ascend_moe import MoELayer, npu
 from ascend_moe.dispatchers import MC2Dispatcher
@@ -241,7 +241,7 @@ def junk(value: Any) -> list[Any]:
     return others
 
 
-def on_the_host() -> dict[str, Call]:
+def on_the_host() -> dict[str, OperatorCall]:
     """Returns a call of each operator that needs no group, by its name with overload."""
     return {call.op: call for call in (*CALLS, *VALID) if call.op.partition(".")[0] not in WINDOW_OPERATORS}
 

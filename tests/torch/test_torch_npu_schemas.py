@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
-from torch_npu_calls import CALLS, Call, values
+from torch_npu_calls import CALLS, OperatorCall, values
 
 from ascend_moe import experts, npu, torch_npu_ops
 from ascend_moe.errors import ArgumentError, AscendMoeError, LibraryError
@@ -33,7 +33,7 @@ def overload(qualified: str) -> Any:
     return getattr(getattr(torch.ops.ascend_moe, name), variant or "default")
 
 
-def public(call: Call) -> Any:
+def public(call: OperatorCall) -> Any:
     return getattr(npu, call.op.partition(".")[0])
 
 
@@ -75,7 +75,7 @@ def test_public_function_has_the_schemas_arguments_and_explains_them(name: str) 
 
 
 @EACH_CALL
-def test_opcheck_and_the_public_function(call: Call) -> None:
+def test_opcheck_and_the_public_function(call: OperatorCall) -> None:
     tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
     torch.library.opcheck(call.overload(), call.args, call.kwargs, test_utils=tests)
     for one, other in zip(flat(call.run()), flat(public(call)(*call.args, **call.kwargs)), strict=True):
@@ -88,7 +88,7 @@ def test_opcheck_and_the_public_function(call: Call) -> None:
 
 
 @EACH_CALL
-def test_traced_with_symbols_the_op_stays_one_node(call: Call) -> None:
+def test_traced_with_symbols_the_op_stays_one_node(call: OperatorCall) -> None:
     leaves, form = pytree.tree_flatten((call.args, call.kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     tensors = [leaves[place] for place in places]
@@ -124,7 +124,7 @@ def wide(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("call", [c for c in CALLS if f"{c.op} {c.label}" in DIFFERENTIABLE], ids=str)
-def test_gradients_are_those_of_the_public_function(call: Call) -> None:
+def test_gradients_are_those_of_the_public_function(call: OperatorCall) -> None:
     found = []
     for function in (call.overload(), public(call)):
         args = wide(call.args)

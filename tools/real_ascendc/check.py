@@ -33,7 +33,7 @@ import torch
 
 from ascend_moe.call import SpecialExperts
 from ascend_moe.explore import draws, program
-from ascend_moe.explore.engine import Call, Options, World
+from ascend_moe.explore.engine import OpCall, Options, World
 from ascend_moe.reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS
 from ascend_moe.settings import MAX_WORLD
 
@@ -258,7 +258,7 @@ class Job:
             self.places[tensor.data_ptr()] = place
         return self.places[tensor.data_ptr()]
 
-    def _lend(self, call: Call) -> None:
+    def _lend(self, call: OpCall) -> None:
         """Puts a combine's rows into a block of their rank's lent area, where explore would."""
         rows = call.inputs["expand_x"]
         at = self.windows[call.rank] + self.data + self.lent[call.rank]
@@ -267,7 +267,7 @@ class Job:
         self._write(at, raw(rows))
         self.places[rows.data_ptr()] = at
 
-    def _step(self, call: Call) -> bytes:
+    def _step(self, call: OpCall) -> bytes:
         if call.lent and call.inputs["expand_x"].numel():
             self._lend(call)
         words = (ctypes.c_uint64 * len(INFO_WORDS))()

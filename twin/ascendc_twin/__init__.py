@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .errors import ArgumentError, LibraryError, TwinBuildError, TwinError, TwinFault
-    from .kernels import Exploration, Kernels, Member, Outcome, Windows, build, load
+    from .kernels import Exploration, Kernels, LaunchResult, Member, Windows, build, load
 
 __all__ = [
     "ArgumentError",
     "Exploration",
     "Kernels",
+    "LaunchResult",
     "LibraryError",
     "Member",
-    "Outcome",
     "TwinBuildError",
     "TwinError",
     "TwinFault",

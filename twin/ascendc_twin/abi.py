@@ -85,7 +85,7 @@ class Options(ctypes.Structure):
     )
 
 
-class Outcome(ctypes.Structure):
+class TwinOutcome(ctypes.Structure):
     """The result of a launch: steps, or the finding that ended it."""
 
     _fields_ = (
@@ -107,8 +107,8 @@ _SIGNATURES: Mapping[str, tuple[Any, Sequence[Any]]] = {
     "twin_policies": (c_char_p, ()),
     "twin_world_create": (c_void_p, (c_uint32,)),
     "twin_world_destroy": (None, (c_void_p,)),
-    "twin_world_run": (c_int, (c_void_p, POINTER(Launch), POINTER(Options), POINTER(Outcome))),
-    "twin_world_run_rank": (c_int, (c_void_p, c_uint32, POINTER(Launch), POINTER(Outcome))),
+    "twin_world_run": (c_int, (c_void_p, POINTER(Launch), POINTER(Options), POINTER(TwinOutcome))),
+    "twin_world_run_rank": (c_int, (c_void_p, c_uint32, POINTER(Launch), POINTER(TwinOutcome))),
     "twin_context_bytes": (c_uint64, (c_uint32, c_uint32)),
     "twin_context_offset": (c_uint64, ()),
     "twin_context_fill": (None, (POINTER(Group), c_uint32, c_void_p, c_uint64)),

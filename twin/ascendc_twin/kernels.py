@@ -19,7 +19,7 @@ from .compiling import ENGINES, SOURCES, PathLike, build, engine_path, source_pa
 from .errors import ArgumentError, TwinFault
 from .windows import Groups, Member, Windows, members_of
 
-__all__ = ["Exploration", "Kernels", "Member", "Outcome", "Windows", "build", "load"]
+__all__ = ["Exploration", "Kernels", "LaunchResult", "Member", "Windows", "build", "load"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LaunchResult:
     """The result of a launch.
 
     Attributes:
@@ -156,18 +156,18 @@ class Run:
         for found in ranges:
             found.data = int(_shared_name(found) in self._data)
 
-    def once(self, world: int, options: abi.Options, timeout_s: float | None) -> Outcome:
+    def once(self, world: int, options: abi.Options, timeout_s: float | None) -> LaunchResult:
         """Executes the call once, in a native world of `size` ranks. Raises TwinFault."""
         for launch in self._launches:
             launch.deadline_s = timeout_s or 0.0
         outcome = self._native(world, options)
-        if isinstance(outcome, abi.Outcome):
+        if isinstance(outcome, abi.TwinOutcome):
             raise self._fault(outcome, options)
         return outcome
 
-    def _native(self, world: int, options: abi.Options) -> Outcome | abi.Outcome:
+    def _native(self, world: int, options: abi.Options) -> LaunchResult | abi.TwinOutcome:
         """The outcome; after a failure the native one, which has the finding."""
-        native, library = abi.Outcome(), self._engine.library
+        native, library = abi.TwinOutcome(), self._engine.library
         for windows in self._groups().values():
             windows.touch()
         if self.shared is not None:
@@ -180,12 +180,12 @@ class Run:
             arguments.finish()
         warnings = tuple(native.warnings.decode(errors="replace").splitlines())
         self._suspect = native.suspect.decode(errors="replace")
-        return native if failed else Outcome(int(native.steps), int(native.trace_hash), warnings)
+        return native if failed else LaunchResult(int(native.steps), int(native.trace_hash), warnings)
 
     def _groups(self) -> dict[int, Windows]:
         return {id(member.windows): member.windows for members in self._members for member in members}
 
-    def _fault(self, native: abi.Outcome, options: abi.Options) -> TwinFault:
+    def _fault(self, native: abi.TwinOutcome, options: abi.Options) -> TwinFault:
         text = _placed(native.text.decode(errors="replace"))
         at = re.search(r"\(rank (\d+), core \d+\)", text)
         details: dict[str, Any] = {}
@@ -227,7 +227,7 @@ class Run:
                 arguments.restore()
             outcome = self._native(world, options)
             seed, policy = int(options.seed), self._engine.policies[options.policy]
-            if isinstance(outcome, abi.Outcome):
+            if isinstance(outcome, abi.TwinOutcome):
                 fault = self._fault(outcome, options)
                 return Exploration(done, len(hashes), steps, fault.finding, str(fault), seed, policy)
             hashes.add(outcome.trace_hash)
@@ -390,7 +390,7 @@ class Kernels:
         max_steps: int = 50_000_000,
         warn: bool = False,
         data: Iterable[str] = (),
-    ) -> Outcome:
+    ) -> LaunchResult:
         """Runs a kernel to its end; tensors among ``args`` are read and written in place.
 
         Args:

@@ -32,7 +32,7 @@ def test_rows_through_windows_of_cores_without_a_share(mode: str, key: int, layo
     y = np.zeros_like(x)
     args, data = [[x[r], y[r]] for r in range(world)], bytes(64 + 280) + tiling(rows, width)
 
-    def run(warn: bool) -> ascendc_twin.Outcome:
+    def run(warn: bool) -> ascendc_twin.LaunchResult:
         windows = ascendc_twin.Windows(world, data_bytes=1 << 16, layout=layout)
         call = ("plain_key", args, data, cores, key, windows)
         return kernels("plain_key").launch(*call, workspace_bytes=32, mode=mode, warn=warn, timeout_s=20)

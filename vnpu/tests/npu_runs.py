@@ -95,7 +95,7 @@ def run_checks(names: Iterable[str] = ()) -> None:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RankOutputs:
     """Exit codes and texts of the ranks of a run, in rank order."""
 
     codes: tuple[int, ...]
@@ -108,7 +108,9 @@ class Outcome:
             assert code == 0 and self.stdout[rank].endswith(f"{last_line}\n"), text
 
 
-def run(script: str, *arguments: str, world: int = 1, env: Mapping[str, str] | None = None, **device: Any) -> Outcome:
+def run(
+    script: str, *arguments: str, world: int = 1, env: Mapping[str, str] | None = None, **device: Any
+) -> RankOutputs:
     """Runs a file of `FOLDERS`, or a text as ``python -c``, as ``world`` ranks on the virtual NPU.
 
     Each gets RANK, WORLD_SIZE and STORE, a path for the group's store. ``device``: soc and devices.
@@ -131,7 +133,7 @@ def run(script: str, *arguments: str, world: int = 1, env: Mapping[str, str] | N
                 process.kill()
                 process.wait()
     codes = tuple(process.returncode for process in processes)
-    return Outcome(codes, tuple(out for out, _ in texts), tuple(err for _, err in texts))
+    return RankOutputs(codes, tuple(out for out, _ in texts), tuple(err for _, err in texts))
 
 
 def launch(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
