@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import failure_cases as cases
@@ -39,32 +38,6 @@ class TwoLaunches:
 
 def here(name: str = "0") -> DevicePlace:
     return DevicePlace(name, dist.get_world_size(), dist.get_rank())
-
-
-def other_group() -> str:
-    """A second group of the same ranks."""
-    if not _groups:
-        _groups.append(dist.new_group())
-    return ascend_moe.comm_name(_groups[0])
-
-
-def with_all_between(seeds: int) -> None:
-    """Round trips; between begin and finish of each op another group's op, a matmul and a sleep."""
-    place, other = here(), here(other_group())
-    for seed in range(seeds):
-        case = cases.case_of(place.world, seed, 2)
-        ops = TwoLaunches(place, case)
-        dispatched = ops.dispatch()
-        sent_there = cases.dispatch(other, seed + 100, 2)
-        assert torch.equal(torch.ones(3, 4) @ torch.ones(4, 5), torch.full((3, 5), 4.0))
-        time.sleep(0.01 * ((place.rank + seed) % 3))
-        sent = dispatched.finish()
-        cases.check_dispatch(place, sent, seed, 2)
-        combined = ops.combine(sent[0], sent)
-        cases.check_dispatch(other, sent_there, seed + 100, 2)
-        cases.check_combine(other, cases.combine(other, sent_there, seed + 100, 2), seed + 100)
-        time.sleep(0.01 * ((place.rank + seed + 1) % 3))
-        cases.check_combine(place, combined.finish(), seed)
 
 
 def round_trip(seed: int = 0) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
-import signal
 from dataclasses import dataclass
 from typing import Any
 
 import failure_cases
 
 import ascend_moe
-from ascend_moe import comm
 from ascend_moe.comm.place import Place
 from ascend_moe.comm.rendezvous import Opening
-from ascend_moe.comm.vote import WindowVote
 from ascend_moe.errors import AscendMoeError, CommError, PeerLost
 from ascend_moe.validate.run import DevicePlace
 
@@ -102,51 +98,5 @@ def shrink_that_fails(name: str, here: bool) -> tuple[str, list[int]]:
         Opening.communicator = opened  # type: ignore[method-assign]
 
 
-def die_at(point: str, seed: int = 0) -> None:
-    """This process kills itself in its next agree or shrink: before its vote or among the words of it, when it has
-    written the decision, when it has one, or in the opening of the new windows.
-    """
-    left = random.Random(seed).randrange(1, 6)
-    swap, propose, meet, decide = WindowVote._swap, WindowVote._propose, Opening._meet, WindowVote._decide
-
-    def killed(*_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def swapping(self: WindowVote, *words: int) -> int:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            killed()
-        return swap(self, *words)
-
-    def proposing(self: WindowVote, *words: Any) -> None:
-        propose(self, *words)
-        killed()
-
-    def deciding(self: WindowVote, *words: Any) -> None:
-        decide(self, *words)
-        killed()
-
-    def meeting(self: Opening) -> None:
-        meet(self)
-        killed()
-
-    patches: dict[str, tuple[type, dict[str, Any]]] = {
-        "enter": (WindowVote, {"agree": killed}),
-        "vote": (WindowVote, {"_swap": swapping}),
-        "propose": (WindowVote, {"_propose": proposing, "_decide": deciding}),  # another may propose first
-        "decided": (WindowVote, {"_decide": deciding}),
-        "map": (Opening, {"_meet": killed}),
-        "open": (Opening, {"_meet": meeting}),
-    }
-    kind, functions = patches[point]
-    for name, function in functions.items():
-        setattr(kind, name, function)
-
-
 def opened_files() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def comm_group(name: str) -> None:
-    comm.group_of("group", name)

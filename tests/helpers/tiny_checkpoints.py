@@ -64,13 +64,15 @@ class Tiny:
         )
 
 
-def mxfp4(tensors: Tensors, name: str, codes: str, exponents: str) -> Tensor:
+def mxfp4(
+    tensors: Tensors, name: str, codes: str, exponents: str, kinds: tuple[torch.dtype, ...] = (torch.uint8,) * 2
+) -> Tensor:
     """Random fp4, two a byte, and exponents of 32 numbers each, in place of a matrix."""
     rows, columns = tensors.pop(name).shape
     halves = torch.randint(0, 16, (rows, columns))
     powers = torch.randint(120, 130, (rows, columns // 32))
-    tensors[codes] = (halves[:, ::2] | halves[:, 1::2] << 4).to(torch.uint8)
-    tensors[exponents] = powers.to(torch.uint8)
+    tensors[codes] = (halves[:, ::2] | halves[:, 1::2] << 4).to(torch.uint8).view(kinds[0])
+    tensors[exponents] = powers.to(torch.uint8).view(kinds[1])
     values = torch.tensor([*E2M1, *(-each for each in E2M1)], dtype=torch.float64)[halves]
     return values * torch.exp2(powers.double() - 127).repeat_interleave(32, 1)
 
@@ -96,6 +98,12 @@ MORE = {
         lambda tensors, name: mxfp4(tensors, name, name, f"{name.removesuffix('.weight')}.scale"),
         fp8_method(scale_fmt="ue8m0"),
     ),
+    "fp4 of deepseek_v4, int8 and e8m0": (
+        lambda tensors, name: mxfp4(
+            tensors, name, name, f"{name.removesuffix('.weight')}.scale", (torch.int8, torch.float8_e8m0fnu)
+        ),
+        fp8_method(scale_fmt="ue8m0"),
+    ),
 }  # fmt: skip
 FUSED = ("fused", "fused fp8 by block", "fused fp8 by channel", "mxfp4 of gpt_oss")
 KINDS = (*MORE, *FUSED, *FORMATS)
@@ -105,7 +113,7 @@ KINDS = (*MORE, *FUSED, *FORMATS)
 def tiny(kind: str) -> Tiny:
     """The checkpoint of a kind; ``changed()`` before anything is changed."""
     torch.manual_seed(len(kind))
-    config = {"fp4 of deepseek_v4": DEEPSEEK_V4, "mxfp4 of gpt_oss": GPT_OSS}.get(kind, QWEN)
+    config = {"fp4 of deepseek_v4": DEEPSEEK_V4, "mxfp4 of gpt_oss": GPT_OSS}.get(kind.partition(",")[0], QWEN)
     made = Tiny({}, dict(config))
     router = "router" if kind == "mxfp4 of gpt_oss" else "gate"
     made.tensors[f"{BLOCK}.{router}.weight"] = torch.randn(E, H)
@@ -121,7 +129,7 @@ def tiny(kind: str) -> Tiny:
 def quantize(made: Tiny, kind: str) -> None:
     """Experts with a tensor a matrix."""
     write, said = (MORE | FORMATS)[kind]
-    v4 = kind == "fp4 of deepseek_v4"
+    v4 = kind.startswith("fp4 of deepseek_v4")
     names, exact, before = [], {}, list(made.tensors)
     for expert in range(E):
         for part, shape in zip(("w1", "w3", "w2") if v4 else ("gate_proj", "up_proj", "down_proj"),

@@ -267,7 +267,14 @@ def _fields_of_other_models() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["gate.bias", "experts.2.down_proj.bias", "experts.5.up_proj.weight_scale", "new.weight"]
+    "name",
+    [
+        "gate.bias",
+        "experts.2.down_proj.bias",
+        "experts.5.up_proj.weight_scale",
+        "experts.8.up_proj.weight",
+        "new.weight",
+    ],
 )
 def test_a_tensor_of_the_block_that_nobody_reads_is_refused(name: str, tmp_path: Path) -> None:
     full = f"model.layers.{LAYER}.mlp.{name}"

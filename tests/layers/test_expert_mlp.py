@@ -89,16 +89,6 @@ def test_rows_pass_through_their_own_expert(dtype: torch.dtype, tolerance: float
     assert not y[USED:].any()
 
 
-@pytest.mark.parametrize("limit", [0.0, 0.3])
-def test_a_list_of_weights_is_one_tensor_of_them_all(limit: float) -> None:
-    floats = dict(zip(("w_gate_up", "w_down"), expert_weights(torch.float32), strict=True))
-    floats |= {"expand_x": rows_of(torch.float32), "expert_token_nums": torch.tensor(COUNTS)}
-    for inputs in (floats, w8a8_inputs()):
-        lists: dict[str, Any] = inputs | {name: list(inputs[name]) for name in ("w_gate_up", "w_down")}
-        whole = grouped_mlp(**inputs, swiglu_limit=limit)  # type: ignore[arg-type]
-        assert torch.equal(grouped_mlp(**lists, swiglu_limit=limit), whole)
-
-
 def test_a_rank_without_rows_returns_zeros_and_gradients() -> None:
     gate_up, down = (w.requires_grad_() for w in expert_weights(torch.float32))
     x = rows_of(torch.float32).requires_grad_()

@@ -161,25 +161,6 @@ def test_a_module_on_meta_says_what_to_do(name: str) -> None:
         kind.call(module)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_values_that_no_state_dict_has_are_those_of_a_new_module(name: str, garbage: None) -> None:
-    kind = KINDS[name]
-    source = kind.make(None)
-    state = copy.deepcopy(source.state_dict())
-    expected = kind.call(source)
-    for assign in (False, True):
-        module = kind.make(META)
-        if not assign or not state:
-            assert module.to_empty(device="cpu") is module
-        module.load_state_dict(state, assign=assign)
-        for capture in (each for each in module.modules() if isinstance(each, RouteCapture) and each.ring.is_meta):
-            with pytest.raises(ArgumentError, match="ring is on meta"):
-                kind.call(module)
-            capture.to_empty(device="cpu")
-        again = copy.deepcopy(module)
-        assert same(kind.call(module), expected) and same(kind.call(again), expected)
-
-
 @pytest.mark.parametrize("seed", range(80))
 @pytest.mark.filterwarnings("ignore:.*which is a no-op")
 def test_any_way_from_meta_to_values(seed: int, garbage: None) -> None:

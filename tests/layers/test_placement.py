@@ -181,21 +181,6 @@ def test_remap_leads_special_experts_past_the_copies() -> None:
         remap(ids, table, torch.arange(20), replicas=-1)
 
 
-def test_remap_is_of_the_token_not_of_the_rank() -> None:
-    table = balance(skewed(1, 8), 12, 4).logical_to_physical[0]
-    ids = torch.randint(-1, 8, (20, 2), generator=torch.Generator().manual_seed(1))
-    number, source = torch.arange(20), torch.arange(20) // 5
-    whole, by_rank = remap(ids, table, number), remap(ids, table, source_rank=source, world_size=4)
-    for part in (slice(3, 9), slice(0, 0), slice(11, 20)):
-        assert torch.equal(remap(ids[part], table, number[part]), whole[part])
-        assert torch.equal(remap(ids[part], table, source_rank=source[part], world_size=4), by_rank[part])
-    physical = whole[ids >= 0]
-    logical = torch.full((12,), -1).scatter_(
-        0, table[table >= 0], torch.arange(8).repeat_interleave((table >= 0).sum(1))
-    )
-    assert torch.equal(logical[physical], ids[ids >= 0]) and bool((whole[ids < 0] == -1).all())
-
-
 def test_remap_refuses() -> None:
     ids, table = torch.zeros(3, 1, dtype=torch.int64), torch.tensor([[0, 1], [2, -1]])
     for given, rule in (

@@ -6,19 +6,16 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import bad_arguments
 import pytest
-import torch
-from bad_arguments import BS, H, K
 
 import ascend_moe
-from ascend_moe import LocalCluster, npu, plan
-from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe import npu, plan
 from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
@@ -127,97 +124,15 @@ def test_an_npu_takes_what_a_cpu_takes() -> None:
     assert set(others) == {"group_ep", "comm_alg"} and others["comm_alg"].startswith("the same; ")
 
 
-# ---- what the calls say
-
-
-def valid_calls(group_ep: str, rank: int) -> dict[str, dict[str, Any]]:
-    """Legal arguments of every function."""
-    calls = bad_arguments.valid_calls(group_ep, WORLD, rank)
-    found = {short: calls[op] for short, (op, _) in OPS.items()}
-    norm = dict(found["C2"])
-    norm["expand_idx"] = norm.pop("assist_info_for_combine")
-    norm |= {"residual_x": torch.ones(BS, 1, H).bfloat16(), "gamma": torch.ones(H).bfloat16()}
-    return {**found, "N": norm}
-
-
-def integers(line: Line) -> tuple[list[int], list[int]]:
-    """Values that the page says are legal, and some that it does not name."""
-    if match := re.fullmatch(r"(\d+)\.\.(\d+)", line.takes):
-        low, high = int(match[1]), int(match[2])
-        least = WORLD if line.said == "a multiple of W" else low
-        return [least, high], [low - 1, high + 1]
-    if re.fullmatch(r"\d+(, \d+)*", line.takes):
-        legal = [int(value) for value in line.takes.split(", ")]
-        return legal, [value for value in range(-1, max(legal) + 3) if value not in legal]
-    special = {
-        "0..W-1": ([0, 1], [-1, WORLD]),
-        "0 or W * the largest BS": ([0, WORLD * BS, WORLD * 4096], [-1, WORLD * BS - WORLD, WORLD * BS + 1]),
-    }
-    return special.get(line.takes, ([], []))
-
-
-def values(line: Line) -> tuple[list[Any], list[Any]]:
-    """The same of any argument."""
-    if line.takes == "None":
-        tensor = "dtype" not in line.argument
-        wrong: list[Any] = [torch.ones(BS, H).bfloat16(), torch.ones(4), torch.ones(4).long()]
-        return [None], wrong if tensor else [0, 1, 27]
-    if line.takes == "any":
-        known: dict[str, list[Any]] = {"group_tp": ["", "no group"], "group_list_type": [-1, 0, 7]}
-        return known.get(line.argument, [None, torch.ones(3), torch.ones(2, 2).int()]), []
-    if line.argument == "comm_alg":
-        return [name.strip('"') for name in line.takes.split(", ")], ["fullmesh_v3", "Window", "0"]
-    if line.takes == "a float":
-        return [0.0, 1e-6], [-1.0, float("inf"), float("nan")]
-    if set(line.takes.split(", ")) <= {*ROWS_DTYPES, "int32", "int64", "bool"}:
-        names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-        fits = {names.get(name, name) for name in line.takes.split(", ")}
-        shape = (BS, K) if line.argument in ("expert_ids", "expert_scales", "x_active_mask") else (BS, H)
-        others = [dtype for name, dtype in bad_arguments.DTYPES.items() if name not in fits]
-        return [], [torch.ones(shape).to(dtype) for dtype in others]
-    return integers(line)
-
-
-def refused(function: str, valid: Mapping[str, Any], line: Line, value: Any) -> bool:
-    """Whether the call is refused for this argument; another rule that it breaks then does not count."""
-    changes = {line.argument: value}
-    if line.argument == "scales":
-        changes["quant_mode"] = 2
-    try:
-        FUNCTIONS[function](**{**valid, **changes})
-    except AscendMoeError as error:
-        if not isinstance(error, ArgumentError):
-            return False  # legal, but the call's ids are not
-        assert "\n" not in str(error)
-        if error.argument == line.argument and line.takes == "None" and function != "N":
-            assert line.said in str(error), error
-        return bool(error.argument == line.argument)
-    return False
-
-
-def wrongly_taken(valid: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+def test_its_numbers_are_those_of_the_refusals() -> None:
+    """That the calls refuse with these words is what test_bad_arguments.py runs."""
+    table = bad_arguments.table(WORLD)
     for line in OURS:
-        legal, others = values(line)
-        # The group's numbers are legal alone.
-        legal = [] if line.argument in ("ep_world_size", "ep_rank_id") else legal
-        for value in legal:
-            if refused(line.function, valid[line.function], line, value):
-                yield f"{line}: {value} is refused"
-        for value in others:
-            if not refused(line.function, valid[line.function], line, value):
-                yield f"{line}: {value} is taken"
-
-
-def test_calls_take_and_refuse_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "2")
-
-    def body(rank: int, group_ep: str) -> list[str]:
-        return list(wrongly_taken(valid_calls(group_ep, rank)))
-
-    assert all(values(line) != ([], []) or line.argument == "group_ep" for line in OURS)
-    with LocalCluster(WORLD) as cluster:
-        for wrong in cluster.run(body):
-            assert not wrong, "\n".join(wrong)
+        if line.function in OPS and re.fullmatch(r"[\d., ]+", line.takes):
+            op = OPS[line.function][0]
+            words = [word for bad in table if bad.op == op and [*bad.changes] == [line.argument] for word in bad.words]
+            forms = {line.takes.replace(", ", between) for between in (" and ", "..")}
+            assert any(form in word for form in forms for word in words), (line, {*words})
 
 
 # ---- the numbers, here and in README

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
-import random
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -17,7 +15,7 @@ from bad_arguments import BS, OP, Bad, K
 from soak_rows import Tally
 
 import ascend_moe
-from ascend_moe import comm, npu
+from ascend_moe import comm
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, WindowTooSmall
 from ascend_moe.native import library
 
@@ -267,29 +265,3 @@ def test_settings_out_of_range(name: str, limits: str, values: str, monkeypatch:
             assert caught.value.argument == name and "\n" not in text
             assert f"{name}=" in text and value in text and limits in text
             cluster.run(call)
-
-
-KINDS: list[Any] = [
-    *(None, 1, -1, 1.5, "x", [], True, 2**62, float("nan"), [None]),
-    *(torch.empty(0), torch.zeros(4, 4), torch.zeros(2, 3, 4, device="meta"), torch.zeros(4, 4).to_sparse()),
-    *(torch.zeros(4, 4, dtype=dtype) for dtype in (torch.int32, torch.int64, torch.bool, torch.complex64)),
-    [torch.zeros(4, 4)],
-]
-CALLED = [getattr(npu, name) for name in dir(npu) if name.startswith(("npu_", "_npu_"))]
-
-
-@pytest.mark.parametrize("function", CALLED, ids=lambda function: function.__name__)
-def test_values_of_any_kind_give_a_result_or_one_line(function: Any) -> None:
-    """Required arguments of chance, and two of the others."""
-    dice = random.Random(function.__name__)
-    parameters = inspect.signature(function).parameters.values()
-    needed = [each for each in parameters if each.default is each.empty]
-    others = [each.name for each in parameters if each.default is not each.empty]
-    for round_ in range(60):
-        values = [dice.choice(KINDS) if round_ % 2 else KINDS[11] for _ in needed]
-        values[dice.randrange(len(values))] = dice.choice(KINDS)
-        options = {name: dice.choice(KINDS) for name in dice.sample(others, min(2, len(others)))}
-        try:
-            function(*values, **options)
-        except AscendMoeError as error:
-            assert "\n" not in str(error) and len(str(error)) < 400, error

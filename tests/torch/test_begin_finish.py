@@ -25,7 +25,6 @@ from ascend_moe import LocalCluster, explore
 from ascend_moe.errors import (
     ArgumentError,
     AscendMoeError,
-    CommClosed,
     CommTimeout,
     InvalidExpertId,
     RoutingMismatch,
@@ -194,13 +193,6 @@ def test_the_deadline_counts_from_finish(algorithm: str) -> None:
 
 
 @each_algorithm
-def test_another_group_a_matmul_and_a_sleep_between(algorithm: str) -> None:
-    with Ranks(3, timeout_s=FAR_S) as ranks:
-        values(ranks.call(comm_cases.set_env, "ASCEND_MOE_COMM_ALG", algorithm))
-        values(ranks.call(begin_ranks.with_all_between, 8))
-
-
-@each_algorithm
 def test_no_other_op_of_the_group_between(clusters: Clusters, algorithm: str) -> None:
     def run(rank: int, group_ep: str) -> None:
         ops, alg = ops_of(SMALL, rank, group_ep, algorithm)
@@ -239,15 +231,6 @@ def test_a_dropped_call_stays_open_until_close() -> None:
         values(ranks.call(begin_ranks.close))
         values(ranks.call(begin_ranks.round_trip))
         values(ranks.call(begin_ranks.close))
-
-
-def test_finish_after_the_cluster_was_closed() -> None:
-    opened: list[Any] = []
-    with LocalCluster(2) as cluster:
-        cluster.run(lambda rank, group_ep: opened.append(ops_of(SMALL, rank, group_ep)[0].dispatch()))
-    for call in opened:
-        with pytest.raises(CommClosed, match="is closed"):
-            call.finish()
 
 
 def test_close_finishes(clusters: Clusters) -> None:

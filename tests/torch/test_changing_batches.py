@@ -18,7 +18,7 @@ from ascend_moe import MoEConfig, MoELayer
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.experts import grouped_mlp, quantize_weight
-from ascend_moe.interop import fused_moe, megatron, vllm, vllm_ascend
+from ascend_moe.interop import fused_moe, vllm
 from ascend_moe.interop.sglang import EPMoE
 from ascend_moe.interop.vllm import int8_w8a8_moe_quant_config
 from ascend_moe.layer_ops import dispatch_ffn_combine
@@ -86,26 +86,13 @@ def two_launches(group: str) -> Layer:
 
 
 def moe_layer(
-    *, quantized: bool = False, masked: bool = False, contract: str = "v2", options: Any = None, **changes: Any
+    *, quantized: bool = False, masked: bool = False, options: Any = None, **changes: Any
 ) -> Callable[[str], Layer]:
     def make(group: str) -> Layer:
-        carrier = MC2Dispatcher(group, 1, 0, E, contract, **(options or {}))
+        carrier = MC2Dispatcher(group, 1, 0, E, **(options or {}))
         made = MoELayer(MoEConfig(H, F, E, K, **changes), carrier, dtype=torch.bfloat16).init_weights(1)
         made = made.quantize_() if quantized else made
         return lambda x, ids, weights: made(x, ids[:, 0] != 3) if masked else made(x)
-
-    return make
-
-
-def megatron_layer(probs_on: str, pad: bool = False, **changes: Any) -> Callable[[str], Layer]:
-    def make(group: str) -> Layer:
-        limit = {"capacity_factor": 1.0, "pad_to_capacity": True} if pad else {}
-        carrier = megatron.TokenDispatcher("mc2", group, E, K, probs_on=probs_on, world_size=1, rank=0, **limit)
-        router = megatron.TopKRouter(megatron.RouterConfig(E, H, K, **changes))
-        router.weight.data = randn(E, H, seed=5) / 8
-        mlp = megatron.GroupedMLP(E, H, F, dtype=torch.float32).load_experts(W_GATE_UP.float(), W_DOWN.float())
-        made = megatron.MoELayer(router, carrier, mlp)
-        return lambda x, ids, weights: made(x.float())[0]
 
     return make
 
@@ -135,43 +122,18 @@ def one_call(group: str) -> Layer:
     return layer
 
 
-def of_vllm_ascend(group: str) -> Layer:
-    vllm_ascend.register("0.23.0")
-    ops = torch.ops._C_ascend
-    routing = {"active_num": -1, "expert_num": E, "expert_tokens_num_type": 1, "expert_tokens_num_flag": True}
-    routing |= {"active_expert_range": [0, E], "quant_mode": -1}
-
-    def layer(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        chosen, ids, _ = ops.moe_gating_top_k(logits_of(x), K, 1, 1, 0, 1, 0, False, 1.0, 1e-20, None)
-        rows, places, counts, _ = ops.npu_moe_init_routing_custom(x, ids, **routing)
-        made = grouped_mlp(rows, W_GATE_UP, W_DOWN, counts, group_list_type=1)
-        total: torch.Tensor = torch.ops.ascend_moe.npu_moe_token_unpermute(made, places, chosen)
-        return total
-
-    return layer
-
-
 EVERY: dict[str, Callable[[str], Layer]] = {
-    "three calls, V2": three_calls("_v2"),
-    "three calls, V1": three_calls(""),
     "three calls, V2, int8, mask": three_calls("_v2", quantized=True, masked=True),
     "three calls, V1, int8, sums": three_calls("", quantized=True, kind=0),
     "two launches": two_launches,
-    "MoELayer": moe_layer(),
     "MoELayer, int8, mask": moe_layer(quantized=True, masked=True),
-    "MoELayer, V1": moe_layer(contract="v1"),
     "MoELayer, DeepSeek": moe_layer(router="deepseek_v3", n_group=2, topk_group=1, shared_intermediate_size=F),
     "MoELayer, zero copy": moe_layer(options={"comm_alg": "direct", "zero_copy": True}),
-    "Megatron": megatron_layer("combine"),
-    "Megatron, padded": megatron_layer(
-        "experts", True, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True
-    ),
     "SGLang": ep_moe,
     "vLLM": modular_kernel("mc2"),
     "vLLM, int8, batched": modular_kernel("batched", quantized=True),
     "aligned blocks": lambda group: lambda x, ids, weights: fused_moe.fused_experts(x, W13, W2, weights, ids),
     "dispatch_ffn_combine": one_call,
-    "vllm-ascend": of_vllm_ascend,
 }
 QUICK = ["three calls, V2, int8, mask", "MoELayer, DeepSeek", "two launches", "vLLM", "SGLang", "dispatch_ffn_combine"]
 
@@ -205,7 +167,7 @@ def test_one_graph_serves_the_batches(name: str, group_ep: str) -> None:
 
 def test_dynamic_from_the_start_and_without_tokens(group_ep: str) -> None:
     """torch makes a graph of its own of 0 and of 1."""
-    assert graphs_of(EVERY["MoELayer"](group_ep), (7, 0, 1, 12), True) == 3
+    assert graphs_of(EVERY["MoELayer, DeepSeek"](group_ep), (7, 0, 1, 12), True) == 3
 
 
 @pytest.mark.nightly
@@ -242,22 +204,6 @@ def test_a_copied_layer_runs_its_own_weights() -> None:
         torch._dynamo.reset()
         compiled = torch.compile(twin, backend="eager", fullgraph=True)
         assert torch.equal(compiled(x, logits_of(x)), 2 * layer(x, logits_of(x)))
-
-
-def test_vllm_writes_in_place_and_returns_shared_experts(group_ep: str) -> None:
-    x, ids = randn(5, H).bfloat16(), torch.arange(5 * K).view(5, K).int() % E
-    given = (W13, W2, torch.ones(5, K), ids)
-    config = vllm.MoEKernelConfig(group_ep, 0, 1, E, MOST, "mc2")
-    plain, shared = vllm.select(config), vllm.select(config)
-    shared.shared_experts = torch.nn.Linear(H, H, dtype=torch.bfloat16)
-    with torch.no_grad():
-        expected, both = plain(x, *given), shared(x, *given)
-        torch._dynamo.reset()
-        compiled = torch.compile(plain, backend="eager", fullgraph=True)
-        written = x.clone()
-        assert compiled(written, *given, inplace=True) is written and torch.equal(written, expected)
-        found = torch.compile(shared, backend="eager", fullgraph=True)(x, *given)
-    assert all(torch.equal(one, other) for one, other in zip(found, both, strict=True))
 
 
 # ---- the cause: a text made on every call makes a number of each size in it

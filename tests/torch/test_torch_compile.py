@@ -124,24 +124,6 @@ def test_inductor_keeps_the_order(variant: Variant, group_ep: str, launches: lis
     assert all(torch.equal(a, b) for a, b in zip(got, pairs(*args), strict=True))
 
 
-def test_training_graph_of_other_parameters_keeps_every_call(group_ep: str, launches: list[int]) -> None:
-    layer, args = program(PLAIN, group_ep)
-    weight = torch.eye(32, dtype=torch.bfloat16, requires_grad=True)
-
-    def step(weight: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            y = layer(*args)
-        return (y @ weight).float().square().sum()
-
-    graphs = Graphs()
-    torch.compile(step, fullgraph=True, backend=graphs.backend)(weight, *args).backward()
-    assert [ops_in(module.graph) for module in graphs.graphs] == [CALLS, []]
-    assert launches == [1, 1, 1, 2]
-    gradient, weight.grad = weight.grad, None
-    step(weight, *args).backward()
-    assert weight.grad is not None and torch.equal(gradient, weight.grad)
-
-
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_export_keeps_every_call(dynamic: bool, group_ep: str, launches: list[int]) -> None:
     layer, args = program(PLAIN, group_ep)
@@ -200,21 +182,6 @@ def test_gradients_of_an_exported_program(group_ep: str) -> None:
     module.forward = layer
     found = gradients(torch.export.export(module, leaves).module(), leaves)
     assert all(torch.equal(one, other) for one, other in zip(found, gradients(layer, leaves), strict=True))
-
-
-def test_compiling_with_gradients_of_int8_says_so(group_ep: str) -> None:
-    torch._dynamo.reset()
-    (x, ids, *place), _ = PLAIN.dispatch(0, 1, group_ep)
-
-    def layer(x: torch.Tensor) -> torch.Tensor:
-        rows, scales, *_ = overload(PLAIN.dispatch_name)(x, ids, *place, quant_mode=2)
-        return rows * scales[:, None]
-
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        compiled(x.requires_grad_())
-    with pytest.raises(Exception, match="rows of quant_mode 2 are not differentiable"):
-        compiled(x)
 
 
 def test_a_trainable_layer_is_one_graph(group_ep: str) -> None:

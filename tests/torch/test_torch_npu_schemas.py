@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch_npu_calls import CALLS, OperatorCall, values
 
@@ -85,23 +84,6 @@ def test_opcheck_and_the_public_function(call: OperatorCall) -> None:
     inferred = call.overload()(*args, **kwargs)
     for one, other in zip(flat(call.run()), flat(inferred), strict=True):
         assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-
-
-@EACH_CALL
-def test_traced_with_symbols_the_op_stays_one_node(call: OperatorCall) -> None:
-    leaves, form = pytree.tree_flatten((call.args, call.kwargs))
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    tensors = [leaves[place] for place in places]
-
-    def again(*given: torch.Tensor) -> Any:
-        traced = dict(enumerate(leaves)) | dict(zip(places, given, strict=True))
-        args, kwargs = form.unflatten(traced.values())
-        return call.overload()(*args, **kwargs)
-
-    graph = make_fx(again, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*tensors)
-    assert sum(node.target is call.overload() for node in graph.graph.nodes) == 1
-    for one, other in zip(flat(graph(*tensors)), flat(call.run()), strict=True):
-        assert torch.equal(one, other)
 
 
 # ---- gradients

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import functools
 import random
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from torch import Tensor
 
 import ascend_moe
 from ascend_moe import MoEConfig, MoELayer, npu, placement, routers
-from ascend_moe.checkpoint import load_layer
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import KINDS, make_dispatcher
 from ascend_moe.experts.products import int8_matmul_by_float32
@@ -130,18 +128,6 @@ def megatrons_layer(rank: int, group: str, *, kind: str = "mc2", pad: bool = Fal
         router.local_tokens_per_expert.zero_()
         found = outcome(layer(x, mask)[0], [x, *layer.parameters()])
         return [*found, router.local_tokens_per_expert.clone(), *router.losses.values()]
-
-    return run
-
-
-def megatrons_manager(rank: int, group: str) -> Run:
-    manager = megatron.MC2Manager(group, E // W, K, E, world_size=W, rank=rank)
-    x, (probs, chosen) = drawn(T, H).requires_grad_(), megatron.topk_routing_with_score_function(drawn(T, E), K)
-
-    def run() -> list[Tensor]:
-        manager.setup_metadata(chosen, probs)
-        rows, weights = manager.get_permuted_hidden_states_by_experts(manager.dispatch(x))
-        return outcome(manager.combine(rows * weights[:, None]), [x])
 
     return run
 
@@ -263,22 +249,6 @@ def placements(rank: int, group: str) -> Run:
     return run
 
 
-def checkpoints(rank: int, group: str) -> Run:
-    """Files of int4 codes with zero points, and of fp8 codes with exponents."""
-    from hf_models import LAYER  # here, since it imports transformers
-    from quantized_files import written
-
-    folders = [tempfile.TemporaryDirectory() for _ in range(2)]
-    kinds = ("int4 with zero points", "fp8 by block, e8m0 scales")
-    files = [written(kind, Path(folder.name))[0] for kind, folder in zip(kinds, folders, strict=True)]
-
-    def run() -> list[Tensor]:
-        assert len(folders) == len(files)  # they are kept as long as the files are read
-        return [tensor for each in files for tensor in load_layer(each, LAYER).tensors.values()]
-
-    return run
-
-
 MAKERS: dict[str, Make] = {
     **{f"MoELayer, {router}": functools.partial(a_layer, router=router) for router in ROUTED},
     **{f"MoELayer, {kind}": functools.partial(a_layer, kind=kind) for kind in KINDS[1:]},
@@ -290,8 +260,6 @@ MAKERS: dict[str, Make] = {
        for kind in KINDS for mode in (0, 2)},
     "Megatron-LM's layer": megatrons_layer,
     "Megatron-LM's layer, fp64, padded": functools.partial(megatrons_layer, pad=True, dtype="fp64"),
-    "Megatron-LM's layer, no dtype": functools.partial(megatrons_layer, dtype=None),
-    "Megatron-LM's manager": megatrons_manager,
     "SGLang's layer": sglangs_layer,
     **{f"vLLM's kernel, {kind}{' int8' * w8a8}": functools.partial(vllms_kernel, kind=kind, w8a8=w8a8)
        for kind in vllm_parts.KINDS for w8a8 in (False, True) if not w8a8 or kind in ("mc2", "batched")},
@@ -303,7 +271,6 @@ MAKERS: dict[str, Make] = {
     "operators": operators,
     "routers": router_functions,
     "placements": placements,
-    "checkpoints": checkpoints,
 }  # fmt: skip
 
 
@@ -364,7 +331,7 @@ def same_in(states: Sequence[str], name: str, clusters: Clusters) -> None:
         clusters[W].run(body)
 
 
-@pytest.mark.parametrize("name", [*[*MAKERS][:-1], pytest.param("checkpoints", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", MAKERS)
 def test_results_do_not_depend_on_torchs_state(name: str, clusters: Clusters) -> None:
     number = [*MAKERS].index(name)
     states = ["autocast", "filled memory", ("bfloat16 by default", "float64 by default")[number % 2]]
@@ -383,24 +350,6 @@ def test_a_layer_keeps_its_dtypes_under_autocast(compiled: bool, clusters: Clust
             assert torch.equal(run(x), wanted)
             half = run(x.bfloat16())
         assert half.dtype == torch.bfloat16 and torch.equal(half, layer(x.bfloat16().float()).bfloat16())
-
-    clusters[W].run(body)
-
-
-def test_a_layers_steps_keep_their_dtypes_under_autocast(clusters: Clusters) -> None:
-    def body(rank: int, group: str) -> None:
-        config = MoEConfig(H, 24, E, K, **ROUTED["softmax"])
-        layer = MoELayer(config, make_dispatcher("mc2", Place(group, W, rank), E), dtype=torch.float32).init_weights()
-        x = drawn(T, H)
-
-        def steps() -> list[Tensor]:
-            weights, ids = layer.route(x)
-            rows = layer.enter(x, ids, weights)[0]
-            return [weights, ids, rows, layer.run_shared(x), layer.leave(rows, None)]
-
-        wanted = steps()
-        with torch.autocast("cpu", torch.bfloat16):
-            assert all(map(torch.equal, steps(), wanted))
 
     clusters[W].run(body)
 

@@ -23,30 +23,6 @@ from ascend_moe.reference.records import active_pairs
 # gradcheck warns of every input that is not fp64.
 pytestmark = pytest.mark.filterwarnings("ignore:Input #.*double precision")
 
-CASES = [
-    *(small(world=world, shared=2, ids="distinct") for world in (1, 2, 4)),
-    small(world=2, contract=1),
-    small(world=4, contract=1, ids="mixed", mask="pair", batches="unequal"),
-    small(world=4, ids="mixed", mask="pair", batches="unequal", shared=3),
-    small(world=2, ids="minus", mask="token", shared=2, topk=3),
-    small(world=4, ids="duplicates", batches="zero rank", shared=2),
-    small(world=4, ids="hot", batches="zero rank", mask="prefix"),
-    small(world=2, ids="popular", topk=1, local=1, batches="global_bs"),
-    small(world=2, ids="none", shared=2),
-    small(world=2, mask="nobody", shared=2),
-    small(world=2, batches="one rank only", ids="mixed", seed=1),
-    small(world=2, batches="no tokens"),
-    small(world=2, zero_expert_num=2, topk=3),
-    small(world=4, **SpecialExperts(1, 2, 0).given, mask="pair", batches="zero rank", shared=2),
-    small(world=2, **SpecialExperts(1, 1, 2).given, topk=5, ids="mixed", mask="token", batches="unequal"),
-]
-
-
-@pytest.mark.parametrize("inside", [False, True], ids=["", "inside"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_gradients_are_the_numeric_ones(case: Case, inside: bool, clusters: Any) -> None:
-    check_numbers(clusters[case.world], Trip(case, inside=inside))
-
 
 @pytest.mark.parametrize("weighted", [True, False])
 def test_gradients_of_const_experts_that_mix_by_products(weighted: bool, clusters: Any) -> None:
@@ -84,7 +60,7 @@ def test_gradients_of_const_experts_that_mix_by_products(weighted: bool, cluster
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(6, 200))]
+    "seed", [*range(24), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(24, 200))]
 )
 def test_numeric_gradients_of_cases_by_chance(seed: int, clusters: Any) -> None:
     choices: dict[str, Any] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,9 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import ascend_moe
-from ascend_moe import explore
 from ascend_moe.comm import LocalCluster
-from ascend_moe.errors import CommTimeout
 
 # gradcheck warns of every input that is not fp64.
 pytestmark = pytest.mark.filterwarnings("ignore:Input #.*double precision")
@@ -114,38 +111,3 @@ def test_a_rank_that_is_killed_before_its_backward_is_named() -> None:
             outcome = ranks.wait(rank)
             assert_named(outcome, "PeerLost", 1)
             assert "dispatch" in outcome.text  # the backward of combine
-
-
-def test_a_rank_that_runs_no_backward_is_named(clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "1")
-    trip = Trip(small(world=2, ids="distinct"))
-
-    def run(rank: int, group_ep: str) -> str:
-        y = trip.run(rank, group_ep, *(leaf.requires_grad_() for leaf in trip.leaves(rank)))
-        if rank == 1:
-            time.sleep(3)
-            return ""
-        with pytest.raises(CommTimeout) as caught:
-            y.sum().backward()
-        return str(caught.value)
-
-    with LocalCluster(2) as cluster:
-        assert "rank 1" in cluster.run(run)[0]
-
-
-@pytest.mark.parametrize("algorithm", ["window", "direct"])
-def test_no_schedule_of_a_training_step_hangs(algorithm: str) -> None:
-    """Two micro-batches forward, and their backwards: dispatches with weights, combines without."""
-    case = explore.Program(
-        world=3,
-        contract=2,
-        dtype="fp32",
-        ids="mixed",
-        batches="zero rank",
-        sequence="DDCCDCDC",
-        weights=True,
-        plain=True,
-        algorithm=algorithm,
-    )
-    result = explore.explore(case, schedules=200)
-    assert result.schedules == 200 and not result.finding, result.finding and result.finding.line()

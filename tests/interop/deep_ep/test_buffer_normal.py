@@ -11,10 +11,8 @@ from op_runs import Clusters
 from routed_tokens import randn
 
 from ascend_moe import LocalCluster
-from ascend_moe.comm.place import Place
 from ascend_moe.errors import ArgumentError
 from ascend_moe.interop.deep_ep import Buffer
-from ascend_moe.ops.collectives import gather_rows
 
 
 @each_case
@@ -35,6 +33,8 @@ def test_dispatch_sends_a_row_for_each_token_and_rank(clusters: Clusters, case: 
         assert torch.equal(weights, empty_stack(each, weights))
         assert numbers == [len(case.rows_of(first + expert)) for expert in range(case.local)]
         check_handle(case, rank, handle, copies)
+        plain = send(case, rank, buffer, topk_idx=None, topk_weights=None)
+        assert plain[1] is plain[2] is None and torch.equal(plain[0], x) and plain[3] == numbers
 
     on_all(clusters, case, body)
 
@@ -55,14 +55,19 @@ def check_handle(case: Case, rank: int, handle: Any, copies: list[tuple[int, int
 
 
 @each_case
-def test_combine_adds_rows_and_weights(clusters: Clusters, case: Case) -> None:
+def test_combine_adds_rows_and_weights_and_a_cached_dispatch_equals_the_first(clusters: Clusters, case: Case) -> None:
     def body(rank: int, buffer: Buffer) -> None:
         x, _, weights, _, handle, _ = send(case, rank, buffer)
         total, summed, _ = buffer.combine(x, handle, topk_weights=weights)
         hits = torch.tensor([len(case.hit(rank, token)) for token in range(case.tokens(rank))])
         assert torch.equal(total, (case.x(rank).float() * hits[:, None]).bfloat16())
         assert torch.equal(summed, torch.where(case.ids(rank) >= 0, case.weights(rank), 0))
-        assert buffer.combine(x, handle)[1] is None
+        other = send(case, rank, buffer, x=case.x(rank) * 3)[0]
+        again, *rest = buffer.dispatch(case.x(rank), handle=handle)
+        assert torch.equal(again, x) and rest[:4] == [None] * 4
+        assert torch.equal(buffer.dispatch(case.x(rank) * 3, handle)[0], other)
+        home, none, _ = buffer.combine(again, handle)  # as in a backward pass
+        assert torch.equal(home, total) and none is None
 
     on_all(clusters, case, body)
 
@@ -85,20 +90,6 @@ def test_combine_adds_up_to_two_biases(clusters: Clusters) -> None:
         assert torch.equal(both, (plain + biases[0] + biases[1]).bfloat16())
         wide = buffer.combine(rows.float(), handle, bias=(biases[0].float(), biases[1].float()))[0]
         assert torch.equal(wide, plain + biases[0] + biases[1])
-
-    on_all(clusters, case, body)
-
-
-@each_case
-def test_a_cached_dispatch_equals_the_first(clusters: Clusters, case: Case) -> None:
-    def body(rank: int, buffer: Buffer) -> None:
-        x, _, _, _, handle, _ = send(case, rank, buffer)
-        other = send(case, rank, buffer, x=case.x(rank) * 3)[0]
-        again, *rest = buffer.dispatch(case.x(rank), handle=handle)
-        assert torch.equal(again, x) and rest[:4] == [None] * 4
-        assert torch.equal(buffer.dispatch(case.x(rank) * 3, handle)[0], other)
-        # What backward passes do: gradients of rows come home, those of sums go out again.
-        assert torch.equal(buffer.combine(again, handle)[0], buffer.combine(x, handle)[0])
 
     on_all(clusters, case, body)
 
@@ -132,17 +123,6 @@ def test_rows_of_other_types(clusters: Clusters, dtype: torch.dtype) -> None:
         assert torch.equal(buffer.combine(x, handle)[0], (case.x(rank).float() * hits[:, None]).to(dtype))
         again = buffer.dispatch(case.x(rank).to(dtype), handle)[0]
         assert torch.equal(again, x)
-
-    on_all(clusters, case, body)
-
-
-def test_alignment_rounds_counts_up(clusters: Clusters) -> None:
-    case = Case(kind="an expert without tokens")
-
-    def body(rank: int, buffer: Buffer) -> None:
-        exact, aligned = send(case, rank, buffer)[3], send(case, rank, buffer, expert_alignment=8)[3]
-        assert aligned == [-(-number // 8) * 8 for number in exact]
-        assert rank or 0 in aligned
 
     on_all(clusters, case, body)
 
@@ -191,17 +171,6 @@ def test_a_worst_number_of_rows_is_for_capture(clusters: Clusters) -> None:
     on_all(clusters, case, body)
 
 
-def test_a_dispatch_without_ids(clusters: Clusters) -> None:
-    case = Case(world=4)
-
-    def body(rank: int, buffer: Buffer) -> None:
-        x, ids, weights, numbers, _, _ = send(case, rank, buffer, topk_idx=None, topk_weights=None)
-        expected = send(case, rank, buffer)
-        assert ids is None and weights is None and torch.equal(x, expected[0]) and numbers == expected[3]
-
-    on_all(clusters, case, body)
-
-
 # ---- how many tokens go where
 
 
@@ -221,16 +190,6 @@ def test_layouts_are_their_definitions(clusters: Clusters, world: int, kind: str
         assert per_rank.dtype == per_expert.dtype == torch.int32 and in_rank.dtype == torch.bool
 
     on_all(clusters, case, body)
-
-
-@pytest.mark.parametrize("world", [1, 3, 17])
-def test_gather(world: int) -> None:
-    def run(rank: int, group_ep: str) -> None:
-        table = gather_rows(torch.arange(5, dtype=torch.int32) - rank, Place(group_ep, world, rank))
-        assert table.tolist() == [[number - each for number in range(5)] for each in range(world)]
-
-    with LocalCluster(world) as cluster:
-        cluster.run(run)
 
 
 # ---- between servers: a row goes once to a server, and a server's sum comes back rounded

@@ -81,22 +81,13 @@ def test_what_is_not_there_between_servers_is_named(monkeypatch: pytest.MonkeyPa
             with pytest.raises(ArgumentError, match=refusal):
                 low(case, rank, buffer)
 
-    with LocalCluster(4) as cluster:
-        cluster.run(run)
+    def unequal(rank: int, group_ep: str) -> None:
+        with pytest.raises(ArgumentError, match="group has 3 ranks, 2 a server; a Buffer needs as many on every serv"):
+            Buffer((group_ep, 3, rank)).get_dispatch_layout(torch.zeros(1, 2, dtype=torch.int64), 6)
 
-
-def test_servers_of_unequal_numbers_of_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
-
-    def run(rank: int, group_ep: str) -> None:
-        buffer, ids = Buffer((group_ep, 3, rank)), torch.zeros(1, 2, dtype=torch.int64)
-        with pytest.raises(
-            ArgumentError, match="group has 3 ranks, 2 a server; a Buffer needs as many on every server"
-        ):
-            buffer.get_dispatch_layout(ids, 6)
-
-    with LocalCluster(3) as cluster:
-        cluster.run(run)
+    for world, body in ((4, run), (3, unequal)):
+        with LocalCluster(world) as cluster:
+            cluster.run(body)
 
 
 def test_internode_calls_take_deepeps_positions(clusters: Clusters) -> None:

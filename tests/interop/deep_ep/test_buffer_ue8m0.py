@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from deep_ep_buffers import BF16, FP8, Case, empty_stack, finish, low, low_rows, low_sum, on_all, send
+from deep_ep_buffers import FP8, Case, empty_stack, finish, low, low_rows, low_sum, on_all, send
 from op_runs import Clusters
 from routed_tokens import randn
 
@@ -45,6 +45,12 @@ def test_codes_and_exponents_equal_ml_dtypes(seed: int) -> None:
     expected, exponents = oracle(x)
     assert np.array_equal(codes.view(torch.uint8).numpy(), expected)
     assert np.array_equal(fp8.ue8m0(scales).numpy(), exponents)
+    groups = x.float().numpy().reshape(17, 4, 128)
+    top = np.maximum(np.abs(groups).max(2), np.float32(1e-4))
+    codes, scales = fp8.cast_fp8(x, round_scale=False)
+    expected = (groups * (np.float32(448) / top)[..., None]).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    assert np.array_equal(codes.view(torch.uint8).numpy(), expected.reshape(17, 512))
+    assert np.array_equal(scales.numpy(), top / np.float32(448))
 
 
 def test_exponents_of_every_power_of_two() -> None:
@@ -60,28 +66,27 @@ def bytes_of(scales: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["-1", "empty rank", "one expert"])
-@pytest.mark.parametrize("hook", [False, True])
-def test_low_latency_with_packed_scales(clusters: Clusters, kind: str, hook: bool) -> None:
+@pytest.mark.parametrize(
+    ("rounded", "packed", "hook"), [(False, False, False), (True, False, True), (True, True, False), (True, True, True)]
+)
+def test_low_latency_rows_are_cast_and_scales_packed(
+    clusters: Clusters, kind: str, rounded: bool, packed: bool, hook: bool
+) -> None:
     case = Case(kind=kind, hidden=1024)
 
     def body(rank: int, buffer: Any) -> None:
-        floats = low(case, rank, buffer, use_fp8=True, round_scale=True)
-        finish(case, rank, buffer, floats, x=torch.zeros(floats[0][0].shape, dtype=BF16))
-        sent = low(case, rank, buffer, use_fp8=True, round_scale=True, use_ue8m0=True, return_recv_hook=hook)
+        sent = low(case, rank, buffer, use_fp8=True, round_scale=rounded, use_ue8m0=packed, return_recv_hook=hook)
         sent[4]()
         (codes, scales), count, *_ = sent
-        assert codes.dtype == FP8 and scales.dtype == torch.int32
-        assert scales.shape == (*codes.shape[:2], 1024 // 512) and scales.stride(1) == 1
-        for expert in range(case.local):
-            n = int(count[expert])
-            expected, exponents = oracle(low_rows(case, rank, expert))
-            assert np.array_equal(codes[expert, :n].view(torch.uint8).numpy(), expected)
-            assert np.array_equal(bytes_of(scales[expert, :n]).numpy(), exponents)
-            assert torch.equal(codes[expert, :n].float(), floats[0][0][expert, :n].float())
+        assert codes.dtype == FP8 and scales.dtype == (torch.int32 if packed else torch.float32)
+        assert scales.shape == (*codes.shape[:2], 1024 // (512 if packed else 128)) and scales.stride(1) == 1
         # As DeepEP decodes it: the bytes are the exponents of float32.
-        factors = (bytes_of(scales).int() << 23).view(torch.float32)
+        factors = (bytes_of(scales).int() << 23).view(torch.float32) if packed else scales
         for expert in range(case.local):
-            assert torch.equal(factors[expert, : count[expert]], floats[0][1][expert, : count[expert]])
+            expected, exact = fp8.cast_fp8(low_rows(case, rank, expert), round_scale=rounded)
+            n = int(count[expert])
+            assert torch.equal(codes[expert, :n].view(torch.uint8), expected.view(torch.uint8))
+            assert torch.equal(factors[expert, :n], exact)
         back = (codes.float().view(*codes.shape[:2], -1, 128) * factors.unsqueeze(3)).view(codes.shape).bfloat16()
         total = finish(case, rank, buffer, sent, x=back)
         torch.testing.assert_close(total.float(), low_sum(case, rank).float(), rtol=0.1, atol=0.3)

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ascend_moe.errors import ArgumentError
 from ascend_moe.interop.deep_ep import utils
 
 
@@ -63,19 +62,3 @@ def test_small_sums() -> None:
     assert (utils.ceil_div(7, 4), utils.align(7, 4), utils.safe_div(0, 0)) == (2, 8, 0)
     with pytest.raises(ZeroDivisionError):
         utils.safe_div(1, 0)
-
-
-def test_times_are_of_the_ops_whose_names_hold_the_word() -> None:
-    a = torch.ones(64, 64)
-    mean, least, most = utils.bench(lambda: a @ a, num_warmups=1, num_tests=3, flush_l2=False)
-    assert 0 < least <= mean <= most
-
-    def two() -> None:
-        torch.mul(a, 2)
-        torch.mul(a, 3)
-
-    each, none = utils.bench_kineto(two, ("mul", "no such op"), num_tests=3, num_kernels_per_period=2)
-    assert len(each) == 2 and min(each) > 0 and none == [0, 0]
-    assert utils.bench_kineto(two, "mul", num_tests=3) > 0
-    with pytest.raises(ArgumentError, match=r"num_kernels_per_period is 4, but 6 ops with 'mul' in their names"):
-        utils.bench_kineto(two, "mul", num_tests=3, num_kernels_per_period=4)

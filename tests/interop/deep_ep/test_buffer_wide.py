@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from deep_ep_buffers import BUFFERS, Case, H, finish, low, on_all, send
+from deep_ep_buffers import Case, H, finish, low, on_all, send
 from op_runs import Clusters
 
-from ascend_moe import LocalCluster
 from ascend_moe.errors import ArgumentError, InvalidExpertId
-from ascend_moe.interop.deep_ep import Buffer
 
 WIDE = [2**31, 2**32, 2**32 + 3, -(2**32), -(2**31) - 1, 2**63 - 1, -(2**63)]
 Send = Callable[[Case, int, Any, torch.Tensor], Any]
@@ -97,51 +96,41 @@ def one_wrong(given: torch.Tensor, number: int) -> torch.Tensor:
     return wide
 
 
-def test_numbers_that_are_none_are_refused_before_anything_is_sent() -> None:
+@pytest.mark.parametrize("flavour", ["deepep", "ascend"])
+def test_numbers_that_are_none_are_refused_before_anything_is_sent(clusters: Clusters, flavour: str) -> None:
     case, draw = Case(world=1), random.Random(7)
     wide = [draw.choice((1, -1)) * draw.randrange(1, 2**30) * 2**32 + draw.randrange(1, 6) for _ in range(4)]
 
-    def run(rank: int, group_ep: str) -> None:
-        for flavour in ("deepep", "ascend"):
-            buffer: Any = BUFFERS[flavour]((group_ep, 1, 0))
-            tables = layout_of(case, buffer)
-            for number in (*wide, -1, 0.5, True, None):
-                with pytest.raises(ArgumentError, match="num_max_dispatch_tokens_per_rank is"):
-                    buffer.low_latency_dispatch(case.x(0), case.ids(0), number, case.experts, use_fp8=False)
-                with pytest.raises(ArgumentError, match="num_experts is"):
-                    buffer.low_latency_dispatch(case.x(0), case.ids(0), case.most, number, use_fp8=False)
-                with pytest.raises(ArgumentError, match="num_experts is"):
-                    buffer.get_dispatch_layout(case.ids(0), number)
-                with pytest.raises(ArgumentError, match="expert_alignment is"):
-                    send(case, 0, buffer, expert_alignment=number)
-                with pytest.raises(ArgumentError, match="num_worst_tokens is"):
-                    send(case, 0, buffer, num_worst_tokens=number)
-            if flavour == "deepep":
-                for name in ("num_tokens_per_rank", "num_tokens_per_expert"):
-                    for number in (*wide, -1, 1000):
-                        with pytest.raises(ArgumentError, match=f"{name} at .* is {number}; it must be one of 0"):
-                            send(case, 0, buffer, **{name: one_wrong(tables[name], number)})
-                    with pytest.raises(ArgumentError, match=rf"{name} is torch\.float32"):
-                        send(case, 0, buffer, **{name: tables[name].float()})
-                with pytest.raises(ArgumentError, match=r"is_token_in_rank is torch\.float32"):
-                    send(case, 0, buffer, is_token_in_rank=tables["is_token_in_rank"].float())
-                mask = tables["is_token_in_rank"].long() * 2**32  # a number that is not 0 is True
-                assert torch.equal(send(case, 0, buffer, is_token_in_rank=mask)[0], send(case, 0, buffer)[0])
-            for ids in (case.ids(0).float(), case.ids(0).short(), case.ids(0).bool()):
-                with pytest.raises(ArgumentError, match="topk_idx is torch"):
-                    send(case, 0, buffer, topk_idx=ids)
-                with pytest.raises(ArgumentError, match="topk_idx is torch"):
-                    low_with(case, 0, buffer, ids)
+    def body(rank: int, buffer: Any) -> None:
+        tables = layout_of(case, buffer)
+        first, hint = (case.x(0), case.ids(0)), (8, 512, 4, 16)
+        calls: list[tuple[str, Callable[[Any], Any]]] = [
+            ("num_max_dispatch_tokens_per_rank is", lambda n: buffer.low_latency_dispatch(*first, n, case.experts)),
+            ("num_experts is", lambda n: buffer.low_latency_dispatch(*first, case.most, n)),
+            ("num_experts is", lambda n: buffer.get_dispatch_layout(case.ids(0), n)),
+            ("expert_alignment is", lambda n: send(case, 0, buffer, expert_alignment=n)),
+            ("num_worst_tokens is", lambda n: send(case, 0, buffer, num_worst_tokens=n)),
+            *((" is |hint", lambda n, i=i: buffer.get_low_latency_rdma_size_hint(*hint[:i], n, *hint[i + 1 :]))
+              for i in range(4)),
+        ]  # fmt: skip
+        for number, (text, call) in itertools.product((*wide, -1, 0.5, True, None), calls):
+            with pytest.raises(ArgumentError, match=text):
+                call(number)
+        if flavour == "deepep":
+            for name in ("num_tokens_per_rank", "num_tokens_per_expert"):
+                for number in (*wide, -1, 1000):
+                    with pytest.raises(ArgumentError, match=f"{name} at .* is {number}; it must be one of 0"):
+                        send(case, 0, buffer, **{name: one_wrong(tables[name], number)})
+                with pytest.raises(ArgumentError, match=rf"{name} is torch\.float32"):
+                    send(case, 0, buffer, **{name: tables[name].float()})
+            with pytest.raises(ArgumentError, match=r"is_token_in_rank is torch\.float32"):
+                send(case, 0, buffer, is_token_in_rank=tables["is_token_in_rank"].float())
+            mask = tables["is_token_in_rank"].long() * 2**32  # a number that is not 0 is True
+            assert torch.equal(send(case, 0, buffer, is_token_in_rank=mask)[0], send(case, 0, buffer)[0])
+        for ids in (case.ids(0).float(), case.ids(0).short(), case.ids(0).bool()):
+            with pytest.raises(ArgumentError, match="topk_idx is torch"):
+                send(case, 0, buffer, topk_idx=ids)
+            with pytest.raises(ArgumentError, match="topk_idx is torch"):
+                low_with(case, 0, buffer, ids)
 
-    with LocalCluster(1) as cluster:
-        cluster.run(run)
-
-
-@pytest.mark.parametrize("place", range(4))
-def test_hints_of_sizes_that_are_none(place: int) -> None:
-    given = [8, 512, 4, 16]
-    for number in (2**32 + 8, 2**63, -1, 0.5, -(2**40)):
-        wrong: list[Any] = [*given]
-        wrong[place] = number
-        with pytest.raises(ArgumentError):
-            Buffer.get_low_latency_rdma_size_hint(*wrong)
+    on_all(clusters, case, body, flavour)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from gloo_ranks import run_processes
 from megatron_layers import (
-    BF16,
     FP64,
     KINDS,
     LAYOUTS,
@@ -38,7 +37,6 @@ from ascend_moe.interop.megatron import (
     MoEAlltoAllTokenDispatcher,
     MoEFlexTokenDispatcher,
     TokenDispatcher,
-    sort_chunks_by_idxs,
     topk_routing_with_score_function,
 )
 
@@ -57,16 +55,6 @@ def test_dispatchers_give_the_result_of_one_process(world: int, etp: int, routin
             close(found.double(), expected, atol=1e-5)
         for kind in KINDS[1:]:
             assert all(torch.equal(a, b) for a, b in zip(every["mc2"][rank], every[kind][rank], strict=True)), kind
-
-
-@pytest.mark.parametrize("world, etp", [(1, 1), (4, 2)])
-def test_bf16_results_are_within_one_rounding(world: int, etp: int, clusters: Any) -> None:
-    case = Case(world, dtype=BF16)
-    y, gx = case.expected()[:2]
-    for rank, found in enumerate(clusters[world].run(lambda rank, group: trained("mc2", case, etp, rank, group))):
-        assert found[0].dtype == BF16
-        for one, other in zip(found, (y[rank], gx[rank]), strict=False):
-            close(one.double(), other, rtol=2**-5, atol=2**-5 * float(other.abs().max()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -269,24 +257,6 @@ def test_float64_probabilities_arrive_and_slots_without_weight_are_not_sent(clus
     clusters[1].run(run)
 
 
-def test_the_algorithm_is_that_of_the_caller(clusters: Any) -> None:
-    """Window or direct: the same bits by other ways, and an unknown one is refused by the op."""
-    case = Case(2)
-    results = []
-    for comm_alg in ("window", "direct"):
-        results.append(
-            clusters[2].run(lambda rank, group, a=comm_alg: trained("mc2", case, 1, rank, group, comm_alg=a))
-        )
-    for one, other in zip(*results, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-    def unknown(rank: int, group: str) -> None:
-        with pytest.raises(ValueError, match="comm_alg"):
-            trained("mc2", case, 1, rank, group, comm_alg="fastest")
-
-    clusters[2].run(unknown)
-
-
 def maps_of(case: Case) -> list[Tensor]:
     return [topk_routing_with_score_function(logits, case.topk)[1] for logits in case.logits]
 
@@ -326,37 +296,6 @@ def test_splits_count_the_rows_of_all_ranks(kind: str, world: int, etp: int, clu
         assert splits.num_global_tokens_per_local_expert.tolist() == table
         assert splits.tokens_per_expert.tolist() == [sum(column) for column in zip(*table, strict=True)]
         carrier.combine_postprocess(carrier.token_combine(rows, handle), handle)
-
-    on_ranks(kind, world, clusters, run)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("world, etp", LAYOUTS)
-def test_rows_are_those_of_gather_over_etp_and_chunk_sort(kind: str, world: int, etp: int, clusters: Any) -> None:
-    """Megatron-LM's all-to-all over ep, all-gather-v over etp and chunk sort, played in one process."""
-    case = Case(world, [5, 0, 3, 7][:world])
-    maps, ep = maps_of(case), world // etp
-    local = E // ep
-
-    def run(rank: int, group: Any) -> None:
-        carrier = dispatcher(kind, case, etp, rank, group)
-        handle, rows, probs = arrived(carrier, case.x[rank], maps[rank])
-        rows, counts, probs = carrier.dispatch_postprocess(rows, probs, handle)
-        first = (rank // etp) * local
-        # Place t of ETP has what the ranks (e, t) sent to it, by (e, expert); the gather puts place behind place.
-        chunks = [
-            case.x[e * etp + t][maps[e * etp + t][:, first + expert]]
-            for t in range(etp) for e in range(ep) for expert in range(local)
-        ]  # fmt: skip
-        sizes = torch.tensor([len(chunk) for chunk in chunks])
-        order = [(t * ep + e) * local + expert for expert in range(local) for e in range(ep) for t in range(etp)]
-        expected, _ = sort_chunks_by_idxs(torch.cat(chunks), sizes, torch.tensor(order))
-        used = int(counts.sum())
-        assert used == len(expected) and torch.equal(rows[:used], expected)
-        close(probs[:used], torch.full((used,), 1 / K))
-        # Back, and over etp the parts add up.
-        home = carrier.token_combine(carrier.combine_preprocess(rows, handle), handle)
-        close(carrier.combine_postprocess(home, handle), case.x[rank] * K * etp)
 
     on_ranks(kind, world, clusters, run)
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import gloo_ranks
 import pytest
 import torch
-import torch.distributed as dist
 from op_runs import Clusters
 from vllm_parts import (
     BF16,
@@ -27,7 +24,6 @@ from vllm_parts import (
     windows,
 )
 
-import ascend_moe
 from ascend_moe.errors import ConfigMismatch
 from ascend_moe.interop import vllm
 from ascend_moe.interop.vllm import experts as experts_module
@@ -63,20 +59,6 @@ def test_a_pair_equals_the_three_calls(
         assert kernel(x, part.w1, part.w2, part.weights, wide, **given) is x and torch.equal(x, expected)
 
     clusters[world].run(run)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("world", [2, 4])
-def test_over_process_groups(world: int, tmp_path: Path) -> None:
-    assert all(gloo_ranks.run_processes(world, _process, tmp_path))
-
-
-def _process(rank: int) -> bool:
-    world, counts = dist.get_world_size(), [5, 0, 3, 1]
-    group, part = ascend_moe.comm_name(), part_of(rank, world, counts[rank])
-    expected = three_calls(part, rank, world, group, 5)
-    made = (vllm.FusedMoEModularKernel(*pair(kind, rank, world, group))(*part.inputs()) for kind in KINDS)
-    return all(torch.equal(each, expected) for each in made)
 
 
 def test_shared_experts_and_weights_on_the_input(clusters: Clusters) -> None:
