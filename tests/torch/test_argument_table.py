@@ -148,14 +148,14 @@ def test_its_numbers_and_readmes_are_the_limits() -> None:
     assert f"K 1..{topk}," in takes["expert_ids", "D2"].said
     section = re.sub(r"\s+", " ", (ROOT / "README.md").read_text().split("\n## Limits\n")[1])
     assert section.lstrip().startswith(
-        f"K 1..{topk} experts a token, H to {hidden} (rows of whole 32 bytes), BS to {batch} tokens a rank, "
-        f"E to {experts} experts, W to {world} ranks."
+        f"K 1..{topk} experts a token, H to {hidden} (rows are multiples of 32 bytes), BS to {batch} tokens a rank, "
+        f"E to {experts} experts, W to {world} ranks;"
     )
     # Values that CANN has, or had, and that are refused here, and no more, are named there.
-    named = set(re.findall(r"`(\w+)`(?! \d)", section.split("Refused by name")[1].split("comm_alg")[0]))
+    named = set(re.findall(r"`(\w+)`(?! \d)", section.split("The following raise")[1].split("comm_alg")[0]))
     assert named == {"elastic_info"} and takes["elastic_info", "D2"].takes == "None"
     for argument, words in {
         "tp_world_size": "`tp_world_size` 2",
-        "shared_expert_rank_num": "shared experts on ranks",
+        "shared_expert_rank_num": "shared experts on dedicated ranks",
     }.items():
         assert takes[argument, "D2"].takes in ("0", "0, 1") and words in section
