@@ -277,8 +277,8 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
         const_expert_alpha_1, const_expert_alpha_2: (C,), the factors of C const experts, or (C, H): the factors are
             the softmax of their products with ori_x. const_expert_v: (C, H). All of the dtype of expand_x.
         comm_quant_mode: 2: rows come back as int8, which takes 1.25 bytes an element: of each block of 8 the codes
-            rint(v / b) with b = max|v| / 127, and b in the dtype of expand_x, bfloat16 or float16. Rows that stay on
-            their rank are rounded too. Not for window tensors (``window_empty``); without gradients.
+            rint(fp16(v / b)) with b = max|v| / 127, and b in the dtype of expand_x, bfloat16 or float16. Rows that
+            stay on their rank are rounded too. Not for window tensors (``window_empty``); without gradients.
         performance_info: (W,) int64, as dispatch's.
         comm_alg: as dispatch's; 'direct' takes rows and assist_info_for_combine in dispatch's order only.
 

@@ -193,8 +193,9 @@ CODES_OF_SCALE = 8
 def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes (R, H) int8 and scales (R, H / 8) of rows (R, H), bf16 or fp16; the scales have the rows' dtype.
 
-    Of each block, in fp32: b = max|v| * (1 / 127), q = rint(v / b), and b is rounded to the dtype. NaN is ignored in
-    the maximum unless nothing else is there; a NaN quotient gives code 0. A block of zeros has codes and scale 0.
+    For each block, in fp32: b = max|v| * (1 / 127) and v / b, which is rounded to fp16 and then to int8, both to
+    nearest even; the stored scale is b rounded to the dtype. The maximum ignores NaN unless the block has no other
+    value; a NaN quotient gives code 0. A block of zeros has codes and scale 0. Source: CANN's MoeDistributeCombine.
     Raises ValueError for fp32 rows, which combine refuses.
     """
     if rows.dtype not in (torch.bfloat16, torch.float16):
@@ -203,8 +204,8 @@ def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = rows.detach().float().numpy().reshape(shape)
     with np.errstate(all="ignore"):
         b = np.fmax.reduce(np.abs(blocks), axis=-1) * (np.float32(1) / np.float32(127))
-        q = np.rint(blocks / b[..., None])
-        q = np.rint(np.where(np.isnan(q), np.float32(0), q).astype(np.float16))
+        q = np.rint((blocks / b[..., None]).astype(np.float16))
+        q = np.where(np.isnan(q), np.float16(0), q)
     codes = torch.from_numpy(q.astype(np.int8).reshape(rows.shape))
     return codes, torch.from_numpy(b).to(rows.dtype)
 

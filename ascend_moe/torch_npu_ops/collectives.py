@@ -163,7 +163,7 @@ def _as_codes(rows: torch.Tensor) -> torch.Tensor:
     blocks = rows.detach().float().reshape(rows.shape[0], rows.shape[1] // _CODES_OF_SCALE, _CODES_OF_SCALE)
     largest = blocks.abs().nan_to_num(nan=-1.0, posinf=float("inf")).amax(-1, keepdim=True)
     scale = torch.where(largest < 0, float("nan"), largest * _PER_CODE)  # below 0: nothing but NaN
-    codes = (blocks / scale).round().nan_to_num(nan=0.0) + 0.0  # 0.0, not -0.0
+    codes = (blocks / scale).half().float().round().nan_to_num(nan=0.0) + 0.0  # 0.0, not -0.0
     restored: torch.Tensor = (codes * scale.to(rows.dtype).float()).to(rows.dtype)
     return restored.reshape(rows.shape)
 

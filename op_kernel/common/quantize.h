@@ -225,8 +225,8 @@ private:
 
 // ---- comm_quant_mode 2: rows on their way back ----
 
-// The quantization of a row by blocks of kCodesOfScale elements: b = max|v| * (1/127), q = rint(v / b), and b travels
-// rounded to the type of rows. A block of zeros has codes 0 and scale 0.
+// The quantization of a row by blocks of kCodesOfScale elements: b = max|v| * (1/127), q = rint(fp16(v / b)), and b
+// travels rounded to the type of rows. A block of zeros has codes 0 and scale 0.
 template <typename XType>
 class CommQuantizer {
 public:
@@ -283,7 +283,10 @@ private:
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Div(value, value, scratch, static_cast<int32_t>(count));
         AscendC::PipeBarrier<PIPE_V>();
-        RoundToInt8(codes, value, scratch.ReinterpretCast<half>(), count);
+        const LocalTensor<half> narrow = scratch.ReinterpretCast<half>();  // CANN rounds twice: to fp16, then to int8
+        AscendC::Cast(narrow, value, AscendC::RoundMode::CAST_RINT, count);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Cast(codes, narrow, AscendC::RoundMode::CAST_RINT, count);
     }
 
     UbBuf valueBuf_, scratchBuf_, scaleBuf_;

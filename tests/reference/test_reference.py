@@ -173,6 +173,7 @@ BLOCKS = {
     "a scale that is rounded": (BF16, [100.0, -50.0], [127, -64], 0.7890625, [100.0, -50.5]),
     "beyond fp16": (FP16, [-65504.0, 32752.0], [-127, 64], 516.0, [-INF, 33024.0]),
     "zeros": (BF16, [0.0, -0.0], [0, 0], 0.0, [0.0, 0.0]),
+    "rounded to fp16, then to int8": (BF16, [126.0, 64.0], [127, 64], 0.9921875, [126.0, 63.5]),  # 64.508, 64.5, 64
     "fp16 subnormals": (FP16, [-254 * UNIT, 2 * UNIT, UNIT, 3 * UNIT], [-127, 1, 0, 2], 2 * UNIT, None),
     "a scale of one unit": (FP16, [100 * UNIT, -UNIT], [127, -1], UNIT, [127 * UNIT, -UNIT]),
     "a scale below fp16": (FP16, [60 * UNIT, -60 * UNIT], [127, -127], 0.0, [0.0, 0.0]),
