@@ -83,57 +83,44 @@ def assert_right(case: Case, results: list[Any]) -> None:
         op_runs.check_combine(rank, result, want)
 
 
-def assert_counts_refused(results: list[Any], guilty: int) -> None:
+def assert_refused(results: list[Any], argument: str, guilty: int) -> None:
     for error in results:
         assert isinstance(error, ArgumentError), error
-        assert (error.argument, error.rank) == ("ep_send_counts", guilty), error
+        assert (error.argument, error.rank) == (argument, guilty), error
 
 
 # ---- ep_send_counts
 
 
 @ways
-def test_as_many_rows_as_expand_x(clusters: Clusters, algorithm: str, contract: int, cores: int, world: int) -> None:
+def test_counts_one_step_beyond_their_borders(
+    clusters: Clusters, algorithm: str, contract: int, cores: int, world: int
+) -> None:
+    """As many rows as expand_x has, as a source may send, and counts that stay, are accepted."""
     case = Case(world=world, local=2, topk=2, batch=3, contract=contract, ids="distinct", seed=3)
 
     def exactly(rank: int, sent: list[torch.Tensor]) -> None:
         sent[0] = sent[0][: int(sent[4][case.experts - 1])].clone()
 
-    def one_more(rank: int, sent: list[torch.Tensor]) -> None:
+    def more_than_expand_x(rank: int, sent: list[torch.Tensor]) -> None:
         exactly(rank, sent)
         sent[4][case.experts - 1] += rank == 1
 
-    assert_right(case, combine_of(clusters[world], case, exactly))
-    assert_counts_refused(combine_of(clusters[world], case, one_more), 1)
-
-
-@ways
-def test_as_many_rows_as_a_source_may_send(
-    clusters: Clusters, algorithm: str, contract: int, cores: int, world: int
-) -> None:
-    case = full(world, contract)
-
-    def one_more(rank: int, sent: list[torch.Tensor]) -> None:
+    def more_than_a_source_may_send(rank: int, sent: list[torch.Tensor]) -> None:
         if rank == 0:  # a row of rank 0 becomes one of rank 1
             sent[4][0] -= 1
 
-    assert_right(case, combine_of(clusters[world], case, unchanged))
-    assert_counts_refused(combine_of(clusters[world], case, one_more), 0)
-
-
-@ways
-def test_counts_that_stay_and_that_fall(
-    clusters: Clusters, algorithm: str, contract: int, cores: int, world: int
-) -> None:
-    case = full(world, contract)
-
-    def falls(rank: int, sent: list[torch.Tensor]) -> None:
+    def falling(rank: int, sent: list[torch.Tensor]) -> None:
         if rank == 1:  # nobody sends rows to its second expert
             assert set(sent[4][world - 1 : 2 * world].tolist()) == {4 * world}
             sent[4][2 * world - 1] -= 1
 
+    assert_right(case, combine_of(clusters[world], case, exactly))
+    assert_refused(combine_of(clusters[world], case, more_than_expand_x), "ep_send_counts", 1)
+    case = full(world, contract)
     assert_right(case, combine_of(clusters[world], case, unchanged))
-    assert_counts_refused(combine_of(clusters[world], case, falls), 1)
+    assert_refused(combine_of(clusters[world], case, more_than_a_source_may_send), "ep_send_counts", 0)
+    assert_refused(combine_of(clusters[world], case, falling), "ep_send_counts", 1)
 
 
 # ---- expand_idx, expert_ids
@@ -253,9 +240,7 @@ def test_a_triple_of_the_first_rank_token_or_k_that_there_is_not(
             sent[2][3 * 7 + word] = value  # of its last row
 
     assert_right(case, combine_of(clusters[2], case, unchanged))
-    for error in combine_of(clusters[2], case, other):
-        assert isinstance(error, ArgumentError), error
-        assert (error.argument, error.rank) == ("assist_info_for_combine", 1), error
+    assert_refused(combine_of(clusters[2], case, other), "assist_info_for_combine", 1)
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
@@ -273,9 +258,7 @@ def test_a_wrong_triple_of_a_rank_whose_rows_are_counted_exactly(
             sent[2][2] = 3  # k of its first row
 
     assert_right(case, combine_of(clusters[2], case, unchanged))
-    for error in combine_of(clusters[2], case, other):
-        assert isinstance(error, ArgumentError), error
-        assert (error.argument, error.rank) == ("assist_info_for_combine", 1), error
+    assert_refused(combine_of(clusters[2], case, other), "assist_info_for_combine", 1)
 
 
 # ---- the window of direct

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -38,13 +37,6 @@ CASES = {
     "rows of H 7168": replace(BASE, units=448, batch=3),
     "rows in pieces": replace(BASE, units=1024, topk=2, batch=3, cores=2),
 }
-
-
-@pytest.fixture(scope="module")
-def clusters() -> Iterator[op_runs.Clusters]:
-    opened = op_runs.Clusters()
-    yield opened
-    opened.close()
 
 
 @pytest.mark.parametrize("flushes", [False, True])

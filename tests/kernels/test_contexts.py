@@ -18,33 +18,20 @@ from bare_ends import Bare, Planned, plan_of
 
 import ascendc_twin
 from ascend_moe import LocalCluster, comm
-from ascend_moe.errors import ArgumentError, AscendMoeError, KernelFault, WindowTooSmall
+from ascend_moe.errors import ArgumentError, AscendMoeError, KernelFault
 from ascend_moe.native import library
 from ascend_moe.native.library import lib
 from ascend_moe.native.windows import MIB, context_kind, ranks_per_server, window_data_bytes
-from ascend_moe.reference.cases import Case, legal
+from ascend_moe.reference.cases import Case
 from ascend_moe.settings import CONTEXTS
 
 KINDS = range(len(CONTEXTS))
 CODE_CONTEXT_MISMATCH = 19
 WINDOW_MIB = 4
 
-MATRIX = [
-    Case(world=2, local=2, topk=2, seed=11),
-    Case(world=3, local=2, topk=3, units=5, batches="zero rank", ids="minus", cores=5, seed=13),
-    Case(world=3, local=1, topk=2, contract=2, mask="pair", dtype="fp32", batches="global_bs", seed=14),
-    Case(world=4, local=2, topk=4, ids="hot", batch=9, contract=2, shared=2, cores=3, seed=15),
-    Case(world=7, local=2, topk=5, contract=2, ids="any", batches="zero rank", cores=4, seed=19),
-    Case(world=8, local=1, topk=8, units=9, quant_mode=2, ids="distinct", cores=2, seed=20),
-    Case(world=4, local=2, batch=0, seed=22),
-    Case(world=4, local=2, ids="bad", contract=2, seed=23),
-    Case(world=3, local=1, ids="overflow", seed=24),
-]
-
 
 # Past 32 ranks A2's addresses are in the array behind `data`.
 WIDE = Case(world=34, local=1, topk=2, batch=2, cores=1, batches="unequal", seed=9)
-KNOWN = [(kind, 0) for kind in CONTEXTS]
 
 
 def servers(monkeypatch: pytest.MonkeyPatch, share: int, kind: str = "a2", near: bool = False) -> None:
@@ -54,43 +41,26 @@ def servers(monkeypatch: pytest.MonkeyPatch, share: int, kind: str = "a2", near:
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
 
 
-@pytest.mark.parametrize(
-    ("kind", "share", "spec"),
-    [
-        *((*known, spec) for known in (*KNOWN, ("a2", 1), ("a2", 2), ("a2", 4)) for spec in MATRIX),
-        *((*known, WIDE) for known in KNOWN),
-    ],
-    ids=lambda value: f"W{value.world}V{value.contract}-{value.seed}" if isinstance(value, Case) else str(value),
-)
-def test_every_context_gives_the_reference(monkeypatch: pytest.MonkeyPatch, kind: str, share: int, spec: Case) -> None:
-    servers(monkeypatch, share, kind, near=spec.seed % 2 == 0)
-    case = legal(spec)
-    with LocalCluster(case.world, window_mib=WINDOW_MIB) as cluster:
-        op_runs.check(case, op_runs.run(cluster, case))
-        kinds = cluster.run(lambda rank, group: comm.lookup(group, case.world, rank).context_kind)
-    assert kinds == [CONTEXTS.index(kind)] * case.world
+# Context, ranks a server, whether the ranks of a server store to each other.
+KNOWN = [("table", 0, False), ("a3", 0, False), ("a2", 0, False), ("a2", 1, True), ("a2", 2, False), ("a2", 3, True)]
 
 
-@pytest.mark.parametrize(("share", "near"), [(2, False), (3, True)])
+@pytest.mark.parametrize(("kind", "share", "near"), KNOWN)
 @pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.nightly)])
-def test_drawn_cases_between_servers_equal_the_reference(
-    monkeypatch: pytest.MonkeyPatch, share: int, near: bool, seeds: range
+def test_drawn_cases_equal_the_reference_in_every_context(
+    monkeypatch: pytest.MonkeyPatch, kind: str, share: int, near: bool, seeds: range
 ) -> None:
-    servers(monkeypatch, share, near=near)
+    servers(monkeypatch, share, kind, near)
     op_runs.check_drawn(seeds, 5, WINDOW_MIB)
 
 
-def test_a_window_too_small_for_rows_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run takes its place in the region: the number that the message asks for is the least that works."""
-    servers(monkeypatch, 1)
-    case = Case(world=2, local=1, topk=1, units=64, batch=256, dtype="fp16", batches="equal", ids="any")
-    needed, text = op_runs.refused_window(case, 2)
-    assert f"HCCL_BUFFSIZE={needed}" in text
-    with LocalCluster(2, window_mib=needed) as cluster:
-        op_runs.check(case, op_runs.run(cluster, case))
-    if needed > 2:
-        with LocalCluster(2, window_mib=needed - 1) as cluster:
-            assert all(isinstance(result, WindowTooSmall) for result in op_runs.run(cluster, case))
+@pytest.mark.parametrize("kind", CONTEXTS)
+def test_more_ranks_than_a_context_lists_equal_the_reference(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    servers(monkeypatch, 0, kind)
+    with LocalCluster(WIDE.world, window_mib=WINDOW_MIB) as cluster:
+        op_runs.check(WIDE, op_runs.run(cluster, WIDE))
+        kinds = cluster.run(lambda rank, group: comm.lookup(group, WIDE.world, rank).context_kind)
+    assert kinds == [CONTEXTS.index(kind)] * WIDE.world
 
 
 def test_assist_info_must_hold_expand_idx(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,6 @@ each_mode = pytest.mark.parametrize("mode", MODES)
 
 
 def test_a_case_is_what_its_text_says() -> None:
-    for seed in range(200):
-        case = explore.draw(seed)
-        assert explore.parse(str(case)) == case
     assert explore.parse("") == Program()
     case = explore.parse("w3,c4,l2,k3,b1,u4,v2,s9,fp32,smooth,mask:pair,ids:hot,equal,DDCC")
     assert (case.world, case.cores, case.local, case.topk, case.batch, case.units) == (3, 4, 2, 3, 1, 4)
@@ -36,11 +33,6 @@ def test_a_case_is_what_its_text_says() -> None:
     for changes in MODES.values():
         case = Program(**changes)
         assert explore.parse(str(case)) == case
-    assert explore.parse("partly").rows == "partly" and explore.parse("").rows == "own"
-    case = explore.parse("v2,h3,expert_token_nums_type:0,tp_world_size:1")
-    assert (case.shared, case.expert_token_nums_type, case.tp_world_size) == (3, 0, 1) and explore.parse(
-        str(case)
-    ) == case
 
 
 def test_every_kind_of_case_is_spelled_out_and_fits() -> None:

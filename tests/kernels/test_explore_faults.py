@@ -13,7 +13,7 @@ import soak_rows
 import torch
 from explored_worlds import Worlds, assert_nothing_found
 from faulty_programs import LONG, WRONG_INPUTS, faulty, long_faulty
-from seen_schedules import CONFIG_MISMATCH, OK, PEER_LOST, ROUTING_MISMATCH, Seen, bits, seen
+from seen_schedules import CONFIG_MISMATCH, OK, PEER_LOST, ROUTING_MISMATCH, bits, seen
 from soak_rows import Tally
 
 from ascend_moe import explore
@@ -24,25 +24,6 @@ from ascend_moe.explore.faults import WrongInputs, fault_of
 from ascend_moe.explore.survivors import SteppedVote, Votes, agreed
 
 
-def stalled(rng: random.Random, case: Program, plain: Seen) -> dict[str, object]:
-    """Until nobody else can move."""
-    return {"stall_rank": rng.randrange(case.world), "stall_step": rng.randrange(plain.steps + 1)}
-
-
-def slow(rng: random.Random, case: Program, plain: Seen) -> dict[str, object]:
-    """A hundred times less often chosen."""
-    kind = rng.choice(["rank", "core", "link"])
-    return {f"slow_{kind}": rng.randrange(case.cores if kind == "core" else case.world)}
-
-
-def only_delayed(case: Program, found: Seen, faults: dict[str, object]) -> str:
-    assert found.all_right() and not found.time_passed, found.texts
-    return next(iter(faults)).replace("_", " ")
-
-
-FAULTS = {"stop": (stalled, only_delayed, bits(OK)), "slow": (slow, only_delayed, bits(OK))}
-
-
 def played(cases: Iterable[Program], numbers: range, tally: Tally) -> None:
     """A schedule each: what goes wrong is named by all who must name it, and later ops are right, or fail at once."""
     assert_nothing_found(explore.campaign(cases, len(numbers), numbers.start, a_case=1))
@@ -51,20 +32,6 @@ def played(cases: Iterable[Program], numbers: range, tally: Tally) -> None:
 
 def with_faults(faults: Sequence[str], numbers: range, tally: Tally) -> None:
     played(faulty(numbers, faults), numbers, tally)
-
-
-def with_a_fault(worlds: Worlds, name: str, seed: int) -> str:
-    """A drawn case without a fault, then the same schedule with one; what became of it."""
-    fault, check, accepted = FAULTS[name]
-    rng, case = random.Random(seed), explore.draw(seed)
-    world = worlds(case.world)
-    world.load(case, accepted=accepted)
-    # Priorities leave no choice that a slow one could be kept out of.
-    policy = rng.choice(("random", "lazy") if fault is slow else ("random", "lazy", "pct"))
-    plain = seen(world, seed, policy)
-    assert plain.all_right(), plain.texts
-    faults = fault(rng, case, plain)
-    return check(case, seen(world, seed, policy, **faults), faults)
 
 
 @soak_rows.row("kill, explored", quick=60, full=3000, chunk=750)
@@ -231,14 +198,31 @@ def test_what_survivors_must_not_say() -> None:
     assert f"fails in call 1, which rank {victim} completed" in judged(said(one, one), said(one, one), 2)
 
 
+def with_a_delay(worlds: Worlds, seed: int, kinds: Sequence[str]) -> str:
+    """A drawn case, then the same schedule with a rank that stands still, or something a hundred times less often run.
+
+    Priorities leave no choice that a slow one could be kept out of.
+    """
+    rng, case = random.Random(seed), explore.draw(seed)
+    world, policy, kind = worlds(case.world), rng.choice(("random", "lazy")), rng.choice(kinds)
+    world.load(case, accepted=bits(OK))
+    plain = seen(world, seed, policy)
+    faults = {kind: rng.randrange(case.cores if kind == "slow_core" else case.world)}
+    if kind == "stall_rank":
+        faults["stall_step"] = rng.randrange(plain.steps + 1)
+    found = seen(world, seed, policy, **faults)
+    assert found.all_right() and not found.time_passed, found.texts
+    return kind.replace("_", " ")
+
+
 @soak_rows.row("stop, explored", quick=20, full=3000, chunk=750)
-def test_stalled_at_any_step(worlds: Worlds, numbers: range, tally: Tally) -> None:
-    tally.each(numbers, lambda seed: with_a_fault(worlds, "stop", seed))
+def test_a_rank_stopped_at_any_step_delays_the_others_alone(worlds: Worlds, numbers: range, tally: Tally) -> None:
+    tally.each(numbers, lambda seed: with_a_delay(worlds, seed, ["stall_rank"]))
 
 
 @soak_rows.row("slow, explored", quick=20, full=1500, chunk=375)
-def test_slow_rank_core_or_link(worlds: Worlds, numbers: range, tally: Tally) -> None:
-    tally.each(numbers, lambda seed: with_a_fault(worlds, "slow", seed))
+def test_a_slow_rank_core_or_link_delays_the_others_alone(worlds: Worlds, numbers: range, tally: Tally) -> None:
+    tally.each(numbers, lambda seed: with_a_delay(worlds, seed, ["slow_rank", "slow_core", "slow_link"]))
 
 
 @soak_rows.row("corrupt status, explored", quick=90, full=10_000, chunk=2500)

@@ -136,23 +136,6 @@ def test_killed_while_the_others_wait_for_it(mortal: OpRanks) -> None:
     assert_stuck(mortal, "PeerLost", 1, [0, 2])
 
 
-@pytest.mark.row("kill")
-@other_algorithms_nightly("algorithm", ("window",))
-def test_killed_after_it_has_delivered(mortal: OpRanks) -> None:
-    """Its rows are there, so the op is right; the next one is not."""
-    opened(mortal)
-    for rank in (0, 1):
-        mortal.start(rank, cases.run_dispatch, 3)
-    time.sleep(0.3)
-    mortal.kill(1)
-    mortal.processes[1].join()
-    mortal.start(2, cases.run_dispatch, 3)
-    assert values([mortal.wait(rank) for rank in (0, 2)]) == ["right"] * 2
-    for outcome in mortal.call(cases.run_combine, ranks=[0, 2]):
-        assert_named(outcome, "PeerLost", 1)
-        assert outcome.seconds < SOON_S
-
-
 @other_algorithms_nightly("ending, algorithm", (cases.finish, "window"), (cases.finish_at_once, "direct"))
 def test_ranks_that_end_after_their_last_op_harm_nobody(ending: Any, mortal: OpRanks) -> None:
     """Rank 2 is stopped in the middle of things while the others may have finished already."""
@@ -196,24 +179,6 @@ def test_stopped_beyond_the_deadline(victim: int, three: OpRanks) -> None:
     three.wait_at_most(FAR_S)
     values(three.call(comm.close, "0"))
     assert values(three.call(cases.run_round_trip, 1)) == ["right"] * 3
-
-
-@pytest.mark.row("stop")
-@pytest.mark.parametrize("algorithm", ["window", "direct"])
-def test_stopped_after_it_has_delivered(three: OpRanks) -> None:
-    """The others go on without noticing; it finds everything there when it wakes up, deadline or not."""
-    values(three.call(comm_cases.set_on, 1, "ASCEND_MOE_TIMEOUT_S", str(DEADLINE_S)))
-    for rank in (0, 1):
-        three.start(rank, cases.run_dispatch, 4)
-    time.sleep(0.3)
-    three.stop(1)
-    three.start(2, cases.run_dispatch, 4)
-    assert values([three.wait(rank) for rank in (0, 2)]) == ["right"] * 2
-    time.sleep(DEADLINE_S)
-    three.resume(1)
-    assert values([three.wait(1)]) == ["right"]
-    three.wait_at_most(FAR_S)
-    assert values(three.call(cases.run_combine)) == ["right"] * 3
 
 
 @pytest.mark.parametrize(("missing", "algorithm"), [(0, "direct"), (1, "window"), (2, "servers")])

@@ -56,8 +56,6 @@ def test_every_pair_of_values_often(worlds: Worlds, capsys: pytest.CaptureFixtur
 
 
 # ---- what is refused
-
-PLACE = DevicePlace("", 2, 0)
 SMALL = Case(world=2, contract=2, ids="distinct", cores=2)
 FIRST = replace(SMALL, contract=1)
 #: Two servers of two ranks, and algorithm hierarchy.

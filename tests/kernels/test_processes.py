@@ -17,7 +17,7 @@ from op_runs import RankRun
 import ascend_moe
 import ascend_moe.reference as ref
 from ascend_moe import comm
-from ascend_moe.errors import AscendMoeError, ConfigMismatch
+from ascend_moe.errors import AscendMoeError
 from ascend_moe.reference.cases import Case, legal
 
 sys.path.append(str(Path(__file__).resolve().parent / "direct"))
@@ -100,30 +100,3 @@ def test_processes_over_gloo_equal_the_reference(world: int, tmp_path: Path) -> 
     results = run_processes(world, functools.partial(body, world=world), tmp_path)
     for size in {world, 2}:
         check(size, [result[size] for result in results[:size]])
-
-
-SERVERS, FLAGS = "ASCEND_MOE_RANKS_PER_SERVER", "ASCEND_MOE_RDMA_FLAGS"
-
-
-def between_servers(rank: int, world: int) -> tuple[list[Run], str, str]:
-    """Window's calls with flags between servers of one rank; then the error of a group whose ranks differ in them."""
-    os.environ |= {SERVERS: "1", "ASCEND_MOE_COMM_ALG": "window", FLAGS: "1"}
-    other = dist.new_group(range(world))
-    group_ep = ascend_moe.comm_name()
-    runs = [op_runs.run_rank(legal(replace(spec, world=world)), rank, group_ep) for spec in SPECS]
-    os.environ[FLAGS] = str(int(rank == 1))
-    try:
-        op_runs.dispatch(legal(replace(SPECS[0], world=world)), rank, ascend_moe.comm_name(other))
-    except ConfigMismatch as error:
-        return runs, error.field, str(error)
-    return runs, "", ""
-
-
-@pytest.mark.nightly  # ranks as threads are in every change: test_flagged_blocks
-def test_flags_between_servers_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = run_processes(2, functools.partial(between_servers, world=2), tmp_path)
-    monkeypatch.setenv(SERVERS, "1")  # bytes moved are compared with it
-    for number, spec in enumerate(SPECS):
-        op_runs.check(legal(replace(spec, world=2)), [runs[number] for runs, _, _ in results])
-    for _, field, text in results:
-        assert field == FLAGS and FLAGS in text and "export one value on every rank" in text and "\n" not in text

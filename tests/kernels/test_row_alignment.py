@@ -9,10 +9,9 @@ from dataclasses import replace
 import op_runs
 import pytest
 import torch
-from failure_windows import RECORD_MAGIC, State
+from failure_windows import State
 
-from ascend_moe import LocalCluster, errors, plan
-from ascend_moe.native import library
+from ascend_moe import LocalCluster, plan
 from ascend_moe.plan import Request
 from ascend_moe.reference.cases import Case
 
@@ -106,14 +105,3 @@ def test_rows_between_servers_are_packed(comm_alg: str) -> None:
     one = Request(8, 64, 6, 2880, 64, comm_alg=comm_alg, soc="Ascend910B1", ranks_per_server=4, weights=True)
     assert units(replace(one, window_mib=4000)) == [32, 32]
     assert plan.window_need(one)["aligned_mib"] == 0
-
-
-def test_a_rank_with_other_rows_is_named() -> None:
-    """By the text of the record; test_failures_corrupt.py has it from a status message."""
-    record = (ctypes.c_int32 * 64)(RECORD_MAGIC, 5, 1, 7, 0, 1, 13, 512, 32)
-    text = ctypes.create_string_buffer(400)
-    library.lib().am_error_message(record, text, len(text))
-    assert text.value.decode() == (
-        "dispatch: row alignment is 512 on rank 0 and 32 on rank 1; it must be the same on all ranks"
-    )
-    assert issubclass(errors.ConfigMismatch, errors.AscendMoeError)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from op_runs import Clusters
 from torch_calls import own_terms
 
-import ascend_moe
 import ascend_moe.reference as ref
 from ascend_moe.call import SpecialExperts
 from ascend_moe.reference import cases
@@ -22,13 +20,6 @@ from ascend_moe.reference.cases import Case
 ALGORITHMS = ["window", "direct"]
 SPECIAL = {"zero": (3, 0, 0), "copy": (0, 2, 0), "const": (0, 0, 2), "all": (2, 1, 2)}
 BASE = Case(contract=2, local=2, topk=4, batch=9, cores=5, shared=2, batches="zero rank", ids="mixed")
-
-
-@pytest.fixture(scope="module")
-def clusters() -> Iterator[Clusters]:
-    opened = Clusters()
-    yield opened
-    opened.close()
 
 
 def case_with(*special: int, **changes: Any) -> Case:
@@ -129,36 +120,3 @@ def test_an_id_behind_the_last(clusters: Clusters, algorithm: str, monkeypatch: 
         runs = op_runs.run(clusters[case.world], case)
         op_runs.check(case, runs)
         assert "0..8" in str(runs[0]), runs[0]
-
-
-def arguments_of(case: Case, rank: int, group_ep: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """What both ops of a rank take, what dispatch takes besides, and combine."""
-    given = case.inputs[rank]
-    both = {"group_ep": group_ep, "ep_world_size": case.world, "ep_rank_id": rank, "moe_expert_num": case.experts}
-    both |= {"expert_ids": given.expert_ids, "x_active_mask": given.x_active_mask, "global_bs": case.global_bs}
-    return both | case.special.given, {"x": given.x}, {"expert_scales": given.expert_scales, **given.own_terms}
-
-
-@pytest.mark.parametrize("kind", SPECIAL)
-def test_shapes_without_data_and_compiled_programs(clusters: Clusters, kind: str) -> None:
-    """On Meta as on the CPU, K above E too; a whole compiled graph gives the bits of the ops."""
-    case = cases.legal(
-        case_with(*SPECIAL[kind], world=1, local=2, topk=min(4, 2 + sum(SPECIAL[kind])), batches="equal")
-    )
-
-    def trip(both: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-        sent = ascend_moe.npu_moe_distribute_dispatch_v2(**both, **first)
-        back = {"expand_x": sent[0], "assist_info_for_combine": sent[2], "ep_send_counts": sent[4]}
-        return (*sent, ascend_moe.npu_moe_distribute_combine_v2(**both, **back, **second))
-
-    def body(rank: int, group_ep: str) -> tuple[Any, ...]:
-        given = arguments_of(case, rank, group_ep)
-        bare = [{k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in part.items()} for part in given]
-        compiled = torch.compile(trip, fullgraph=True, backend="aot_eager")
-        with torch.no_grad():
-            return trip(*given), trip(*bare), compiled(*given)
-
-    ((eager, shapes, compiled),) = clusters[1].run(body)
-    assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in eager]
-    assert all(each.device.type == "meta" for each in shapes)
-    assert torch.equal(compiled[-1], eager[-1]) and torch.equal(compiled[4], eager[4])

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 
 import pytest
 
-import ascend_moe
-from ascend_moe import comm, explore
+from ascend_moe import explore
 from ascend_moe.native import library
 from ascend_moe.native.stamps import END, LAUNCH, Stamp, of_words, spent, words_of_core
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import cost_table
 from ascend_moe.predict.world import TimedWorld
-from ascend_moe.reference.cases import Case
 from ascend_moe.settings import STAMPS
 from ascend_moe.timeline import PHASE, Event
-from ascend_moe.validate.run import DevicePlace, run_case
 
 ORDER = {
     ("window", "dispatch"): ["SendBuffInit", "AlltoAllDispatch", "SetStatus", "WaitStatus", "LocalWindowCopy"],
@@ -66,38 +62,6 @@ def assert_same(stamps: list[Stamp], events: list[Event], order: list[str]) -> N
     assert [name for name in order if name in {phase for _, phase in inner}] == order
     ends = [stamp for stamp in stamps if stamp.phase in (LAUNCH, END)]
     assert [stamp.phase for stamp in ends] == [LAUNCH, END] * 12 and min(stamp.cycles for stamp in ends) == 0
-
-
-@pytest.mark.parametrize("algorithm", ["window", "direct"])
-def test_ops_with_stamps_give_the_same(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where an op ends early."""
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "3")
-    monkeypatch.setenv("HCCL_BUFFSIZE", "4")
-
-    def body(rank: int, group_ep: str, ids: str) -> None:
-        end, place = comm.lookup(group_ep, 3, rank), DevicePlace(group_ep, 3, rank)
-        case = Case("stamped", 3, contract=2, batches="unequal", ids=ids, seed=2)
-        wrong = [result.text for result in run_case(place, case) if not result.ok]
-        assert not wrong, wrong
-        for op in ("dispatch", "combine"):
-            stamps = end.stamps(op)
-            if not STAMPS.is_set():
-                assert not stamps
-            elif ids != "bad" or op == "dispatch":
-                assert {stamp.core for stamp in stamps} == {0, 1, 2}
-            for core in range(3):
-                own = [stamp for stamp in stamps if stamp.core == core]
-                assert not own or (own[0].phase, own[-1].phase) == (LAUNCH, END)
-                assert all(then.cycles >= first.cycles for first, then in pairwise(own))
-                names = [stamp.phase for stamp in own[1:-1]]
-                assert names == [name for name in ORDER[algorithm, op] if name in names]
-
-    with ascend_moe.LocalCluster(3) as cluster:
-        cluster.run(lambda rank, group_ep: body(rank, group_ep, "any"))
-        monkeypatch.setenv(STAMPS.name, "1")
-        for ids in ("any", "bad", "hot"):
-            cluster.run(lambda rank, group_ep, ids=ids: body(rank, group_ep, ids))
 
 
 @pytest.mark.parametrize("text", ["v1,DC,window", "v2,DC,window", "v2,DC,direct"])

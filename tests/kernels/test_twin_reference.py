@@ -142,16 +142,6 @@ def test_limits(clusters: Clusters, name: str) -> None:
     op_runs.check(case, op_runs.run(clusters[case.world], case))
 
 
-@pytest.mark.parametrize(("world", "local"), [(2, 512), (8, 128)])
-def test_more_histograms_than_fit_at_once(
-    clusters: Clusters, world: int, local: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Window dispatch has room for the counts of 3 cores at E = 1024."""
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
-    case = Case(world=world, local=local, topk=4, batch=9, units=1, cores=7, ids="distinct", seed=19)
-    op_runs.check(case, op_runs.run(clusters[world], case))
-
-
 @pytest.mark.parametrize("contract", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [8192, 9216, 16384])

@@ -12,7 +12,7 @@ from ascend_moe import plan
 from ascend_moe.ops import calls
 from ascend_moe.plan import Request
 from ascend_moe.predict import predict
-from ascend_moe.reference.cases import MASKS, Case, legal
+from ascend_moe.reference.cases import Case
 
 
 def list_cores(case: Case) -> int:
@@ -22,17 +22,6 @@ def list_cores(case: Case) -> int:
     )
     made = plan.describe("dispatch", request, "direct")
     return plan.tiling_of(calls.Plan("dispatch", made))["list_cores"]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("ids", ["distinct", "hot", "minus", "overflow", "bad"])
-def test_many_pairs_on_many_cores(clusters: Clusters, ids: str, mask: str) -> None:
-    """More pairs of an expert than the table of positions holds, and owners whose experts cores share."""
-    for contract, cores, local in ((1, 24, 5), (2, 48, 3), (1, 8, 1), (2, 13, 16)):
-        spec = Case(world=2, local=local, topk=min(8, 2 * local), units=1, batch=300, ids=ids, mask=mask)
-        case = legal(replace(spec, contract=contract, cores=cores, seed=cores, quant_mode=2))
-        op_runs.check(case, op_runs.run(clusters[2], case))
 
 
 @pytest.mark.parametrize(("batch", "lists"), [(8, 2), (1023, 1), (1024, 1), (1025, 0)])

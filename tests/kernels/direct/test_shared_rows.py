@@ -1,4 +1,4 @@
-"""Rows that go to several experts of one owner cross the links once."""
+"""A row of x is read once, and crosses the links once for all experts of one owner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from direct_cases import MANY_EXPERTS
 from op_runs import Clusters, RankRun
 
-from ascend_moe.reference.cases import Case, legal
+from ascend_moe.reference.cases import QUANTS, Case, legal
 
 
 def test_a_row_is_read_once_by_its_owner(clusters: Clusters) -> None:
@@ -36,3 +36,19 @@ def test_the_factor_by_which_shared_rows_find_tokens(topk: int) -> None:
     pairs = np.arange(1 << 19, dtype=np.int32)  # kMostPairs of op_host/rules/rings.h
     tokens = np.floor(pairs.astype(np.float32) * (np.float32(1) / np.float32(topk)))
     assert (tokens == pairs // topk).all()
+
+
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+@pytest.mark.parametrize("cores", [1, 3, 16])
+@pytest.mark.parametrize("quant", ["none", "int8"])
+def test_a_row_of_x_is_read_once(
+    clusters: Clusters, algorithm: str, cores: int, quant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever K and the owners of its experts, as long as every core has a token."""
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    case = Case(world=3, local=4, topk=6, units=256, batch=16, **QUANTS[quant], ids="distinct", cores=cores)
+    row = case.hidden * case.torch_dtype.itemsize
+    for rank, one in enumerate(op_runs.run(clusters[3], case)):
+        assert isinstance(one, RankRun), one
+        rows = case.inputs[rank].x.shape[0]
+        assert rows * row <= one.traffic[0]["read_tensor"] < (rows + 1) * row, rank

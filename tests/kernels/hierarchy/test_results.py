@@ -81,27 +81,6 @@ def test_records_that_are_cut_short_are_refused(monkeypatch: pytest.MonkeyPatch)
         assert cluster.run(body) == ["hierarchy"] * case.world
 
 
-def test_servers_of_different_sizes_or_of_one_rank_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for world, share in ((5, 2), (4, 1)):
-        monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
-        case = legal(Case(world=world, share=share))
-        with LocalCluster(world, window_mib=WINDOW_MIB) as cluster:
-            for error in op_runs.run(cluster, case):
-                assert isinstance(error, ArgumentError) and error.argument == "comm_alg"
-                assert f"there are {world} ranks with {share} a server" in str(error)
-
-
-@pytest.mark.parametrize("layout", ["table", "a3"])
-def test_servers_are_a2s_alone(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where stores reach every rank there is no second level."""
-    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
-    monkeypatch.setenv("ASCEND_MOE_CONTEXT", layout)
-    why = f"ASCEND_MOE_CONTEXT={layout} with ASCEND_MOE_RANKS_PER_SERVER=2: servers need a2, .* stores reach every rank"
-    with pytest.raises(ArgumentError, match=why) as raised:
-        LocalCluster(4, window_mib=4)
-    assert raised.value.argument == "ASCEND_MOE_CONTEXT"
-
-
 @pytest.mark.parametrize("near", ["0", "1"])
 def test_ops_of_all_algorithms_follow_each_other(monkeypatch: pytest.MonkeyPatch, near: str) -> None:
     """Half by half window and hierarchy write other regions of the same memory."""

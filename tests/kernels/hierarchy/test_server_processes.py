@@ -109,18 +109,6 @@ def test_a_rank_killed_at_any_time_is_named_by_all(seed: int) -> None:
         assert time.monotonic() - killed < SOON_S
 
 
-def test_a_rank_that_never_comes_dies_and_is_named() -> None:
-    """The others wait for it in the first level, or for whoever relays its rows in the second."""
-    with Ranks(4, timeout_s=30.0) as ranks:
-        opened(ranks)
-        for rank in (0, 1, 3):
-            ranks.start(rank, layers, 1)
-        time.sleep(0.3)
-        ranks.kill(2)
-        for rank in (0, 1, 3):
-            assert_named(ranks.wait(rank), "PeerLost", 2)
-
-
 def halted_between_the_levels(ranks: Ranks, op: str) -> tuple[int, int]:
     """Starts ``op`` on four ranks, one of which halts before it passes rows on; returns it and the rank that waits."""
     victim, waits = {"dispatch": (2, 3), "combine": (3, 1)}[op]
