@@ -26,7 +26,7 @@ import replay as replayer  # noqa: E402
 import run as runner  # noqa: E402
 from cases import CASES  # noqa: E402
 from constants import Shape  # noqa: E402
-from header import INCLUDES, Header, Layout, ModelError  # noqa: E402
+from header import INCLUDES, Header, Layout  # noqa: E402
 
 Json = dict[str, Any]
 needs_spin = pytest.mark.skipif(
@@ -53,14 +53,6 @@ def test_epochs_across_the_wrap(header: Header) -> None:
     assert [entry.parity for entry in epochs] == [1, 0, 1, 0, 1, 0]
     # Two ops ago, or a fresh slot (index 0), and nothing else.
     assert [entry.stale for entry in epochs] == [[int(j in (0, i - 2)) for j in range(7)] for i in range(1, 7)]
-
-
-def test_ring_has_no_seam(header: Header) -> None:
-    epochs = constants.epochs_of(header, Shape(epochs=0))
-    n = len(epochs)
-    assert n % 2 == 0 and [entry.parity for entry in epochs] == [i % 2 for i in range(1, n + 1)]
-    for i, entry in enumerate(epochs, start=1):
-        assert [j for j, stale in enumerate(entry.stale) if stale] == sorted({0, (i - 3) % n + 1})
 
 
 def test_a_changed_header_changes_the_model(header: Header, tmp_path: Path) -> None:
@@ -95,13 +87,6 @@ def test_every_run_has_a_mutant_and_every_mutant_a_name_in_the_model() -> None:
     assert all(case.mutants for case in CASES)
     assert used == known
     assert all(f"`{name}`" in (MODEL / "README.md").read_text() for name in used)
-
-
-def test_what_is_no_trace_is_told(tmp_path: Path) -> None:
-    for name, text, said in (("a", "garbage", "is no trace: Expecting value"), ("b", "{}", "the first line must give")):
-        (tmp_path / name).write_text(text)
-        with pytest.raises(ModelError, match=f"{tmp_path / name}:? {said}"):
-            replayer.replay(tmp_path / name, tmp_path)
 
 
 # ---- schedules that the checked twin recorded

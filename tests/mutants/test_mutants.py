@@ -17,7 +17,7 @@ import pytest
 import switched
 from builds import MutantBuilds, Sources, apply, compile_errors
 from finders import LIMIT, MOST_SCHEDULES, PARTS, SEARCHES, SEEDS, first_failure, first_failure_of_suite
-from table import DRAWN, FAULTS, LARGE, LONG_LISTS, MUTANTS, SERVERS, SHARED_ROWS, WINDOW, Edit, Mutant
+from table import DRAWN, FAULTS, LARGE, LONG_LISTS, MUTANTS, SERVERS, SHARED_ROWS, WINDOW, Mutant
 
 from ascend_moe.native import library
 
@@ -120,18 +120,6 @@ def test_a_number_chooses_the_mutant(tmp_path: Path) -> None:
     for number, code in ((0, 24), (1, 34), (2, 34), (3, 101), (4, 24)):
         environment = {**os.environ, switched.VARIABLE: str(number)}
         assert subprocess.run([str(tmp_path / "main")], env=environment).returncode == code, number
-
-
-def test_a_mutant_that_does_not_compile_is_told(tmp_path: Path) -> None:
-    edit = Edit("op_kernel/window/combine.h", "terms_.Begin(token);", "terms_.Begin(info_of_nothing);")
-    assert "info_of_nothing" in compile_errors([Mutant("no", "no", (edit,), ())], tmp_path / "one")
-
-
-def test_a_patch_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "kernel.h").write_text("a b a")
-    for old, count in (("a", 2), ("c", 0)):
-        with pytest.raises(AssertionError, match=f"{count} times, not once"):
-            apply(Mutant("no", "no", (Edit("kernel.h", old, "d"),), ()), tmp_path)
 
 
 def test_there_are_enough_and_they_are_no_strawmen() -> None:

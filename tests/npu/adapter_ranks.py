@@ -350,26 +350,6 @@ def check_errors_come_to_the_host_behind_every_sixteenth_launch() -> None:
     ascend_moe.check()
 
 
-def check_a_fatal_failure_replaces_a_collective_one() -> None:
-    """Both are found before anybody asks: the group is lost, whatever was wrong with the ids before."""
-    name = new_group()
-    good = valid(name)["dispatch"]
-    wrong = {**good, "expert_ids": torch.full_like(good["expert_ids"], E)}
-    meet()
-    os.environ["ASCEND_MOE_TIMEOUT_S"] = "3"
-    if RANK == 0:
-        OP["dispatch"](**wrong)  # waits for rank 1
-        OP["dispatch"](**good)
-    dist.barrier(GLOO)
-    if RANK != 0:
-        OP["dispatch"](**wrong)
-    error = outcome(ascend_moe.check, group_ep=name)
-    del os.environ["ASCEND_MOE_TIMEOUT_S"]
-    assert type(error) is (CommTimeout if RANK == 0 else InvalidExpertId), error
-    ascend_moe.close(name)
-    meet()
-
-
 def check_the_finish_of_a_send_that_failed_gives_no_rows() -> None:
     """It is queued before the host knows, and must not take the messages of the dispatch before."""
     name, trip = new_group(), Trip()
@@ -464,24 +444,6 @@ def check_direct_combine_publishes_window_tensors_where_they_lie() -> None:
     lent[0].fill_(1)  # as memory it stays good while HCCL's window lives
     error = outcome(ascend_moe.window_empty, (1,), **shape)
     assert type(error) is WindowTooSmall and error.details["variable"] == "ASCEND_MOE_LENT_MIB", error
-
-
-def check_performance_info_counts_the_waits_for_a_late_rank() -> None:
-    trip, slept_s, before = Trip(5), 0.3, [7] * WORLD
-    trip.run(HCCL, v2=True).check()
-    for algorithm in ("window", "direct"):
-        times = [torch.tensor(before).npu() for _ in range(2)]
-        common = {**place(HCCL), "comm_alg": algorithm}
-        meet()
-        time.sleep(slept_s * (RANK == 1))
-        sent = OP["dispatch_v2"](trip.x, trip.ids, performance_info=times[0], **common)
-        meet()
-        time.sleep(slept_s * (RANK == 1))
-        back = sent[0], trip.ids, sent[2], sent[4], trip.weights
-        assert torch.equal(OP["combine_v2"](*back, performance_info=times[1], **common), trip.out)
-        for waited in (given.cpu().tolist() for given in times):
-            assert all(0 <= micros - 7 < 60e6 for micros in waited), waited
-            assert (waited[1] >= slept_s * 0.5e6) == (RANK == 0), (algorithm, RANK, waited)
 
 
 def check_ranks_without_tokens_launch_too() -> None:

@@ -11,9 +11,6 @@ import torch.distributed as dist
 import torch_npu  # noqa: F401  the device
 from npu_runs import run_checks
 
-import ascend_moe
-from ascend_moe.errors import InvalidExpertId
-from ascend_moe.experts.fp8 import cast_fp8, ue8m0
 from ascend_moe.interop import deep_ep
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -116,42 +113,6 @@ def check_low_latency() -> None:
     waited = costs.cpu()
     assert RANK == 1 or (int(waited[RANK].argmax()) == 1 and int(waited[RANK, 1]) > 5e4), waited
     assert int(waited.sum()) == int(waited[RANK].sum()) and bool((waited >= 0).all()), waited
-
-
-def check_ue8m0_is_that_of_the_cpu() -> None:
-    buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True)
-    generator = torch.Generator().manual_seed(RANK)
-    x = torch.randn(5, 512, generator=generator).bfloat16()
-    ids = torch.rand(5, E, generator=generator).argsort(1)[:, :K]
-    given = {"use_fp8": True, "round_scale": True, "use_ue8m0": True}
-    (codes, scales), count, handle, _, _ = buffer.low_latency_dispatch(x.npu(), ids.npu(), 5, E, **given)
-    expected, factors = cast_fp8(x, round_scale=True)
-    mine = [(expert, row) for expert in range(LOCAL) for row in range(int(count[expert]))]
-    begins, numbers = (handle[1].cpu() >> 32)[:, RANK], (handle[1].cpu() & 0xFFFFFFFF)[:, RANK]
-    for expert, row in mine:
-        if begins[expert] <= row < begins[expert] + numbers[expert]:  # my own token
-            token = int(handle[0][expert, row])
-            assert torch.equal(codes[expert, row].cpu().view(torch.uint8), expected[token].view(torch.uint8))
-            assert torch.equal(scales[expert, row].cpu(), ue8m0(factors)[token].view(torch.int32))
-
-
-def check_wide_ids_are_none() -> None:
-    x, ids, weights = inputs(0)
-    ids[1, 1] = 2**32 + 1
-    for flavour in ("deepep", "ascend"):
-        buffer: Any = {"deepep": deep_ep.Buffer, "ascend": deep_ep.AscendBuffer}[flavour](dist.group.WORLD)
-        for normal in (True, False):
-            try:
-                if normal:
-                    send(buffer, *on_npu(x, ids, weights))
-                else:
-                    buffer.low_latency_dispatch(*on_npu(x, ids), 8, E, use_fp8=False)
-                torch.npu.synchronize()
-                ascend_moe.check()
-            except InvalidExpertId as error:
-                assert error.details["token"] == 1 and error.details["k"] == 1
-            else:
-                raise AssertionError(f"{flavour}: an id beyond int32 is taken")
 
 
 def check_the_flavour_of_sgl_kernel_npu() -> None:

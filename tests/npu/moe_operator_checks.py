@@ -46,15 +46,10 @@ def calls() -> Iterator[OperatorCall]:
         transposed = w.transpose(1, 2).contiguous().transpose(1, 2)
         yield OperatorCall(f"transposed {label}", matmul, ([x], [transposed]), counts, used)
         yield OperatorCall(f"apart {label}", matmul, ([x], list(w)), counts, used)
-        bias = values(torch.float32, experts, wide)
-        yield OperatorCall(f"bias {label}", matmul, ([x], [w]), counts | {"bias": [bias]}, used)
         none = counts | {"group_list": torch.zeros(experts, dtype=torch.int64)}
         yield OperatorCall(f"no rows {label}", matmul, ([x], [w]), none, {0: 0})
         smooth, groups = values(dtype, 2, hidden).abs(), torch.tensor([4, 10], dtype=torch.int32)
         yield OperatorCall(f"groups {label}", quant, (x,), {"smooth_scales": smooth, "group_index": groups})
-        yield OperatorCall(f"zeros {label}", quant, (torch.zeros(3, hidden, dtype=dtype),))
-        static = {"quant_mode": 0, "quant_scale": values(torch.float32, hidden // 2).abs() + 0.1}
-        yield OperatorCall(f"static {label}", "npu_dequant_swiglu_quant", (x,), static, {1: 0})
         clamped = {"quant_mode": 1, "activate_left": True, "swiglu_mode": 2, "clamp_limit": 1.5}
         clamped |= {"glu_alpha": 1.25, "glu_bias": 0.5}
         yield OperatorCall(f"clamped {label}", "npu_dequant_swiglu_quant", (x,), clamped)
@@ -99,7 +94,7 @@ def check_our_operators_are_torch_npus_and_give_what_they_give_on_the_cpu() -> N
     for name in [name for name in found if name.startswith("npu_grouped_matmul_finalize_routing")]:
         assert "aclnnGroupedMatmulFinalizeRoutingV2" in found[name] and "libopapi.so" in found.pop(name)
     assert not any(found.values()), {name: problem for name, problem in found.items() if problem}
-    assert len(found) > 70
+    assert len(found) > 60
 
 
 def check_mlps_and_routers_are_torch_npus_operators_and_wait_for_nothing() -> None:

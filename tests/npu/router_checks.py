@@ -8,47 +8,14 @@ import torch
 import torch_npu  # type: ignore[import-not-found, unused-ignore] # noqa: F401
 from npu_runs import run_checks
 
-from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.experts import grouped_mlp, npu_dynamic_quant, quantize_weight_int4
 from ascend_moe.experts.int4 import bits_of
 from ascend_moe.interop.fused_moe import select_experts
-from ascend_moe.layer import MoEConfig, MoELayer
-from ascend_moe.moe_config import ROUTERS
-from ascend_moe.routers import RouteCapture, RouterReplay, RouterReplayAction
+from ascend_moe.routers import RouteCapture, RouterReplay
 
 Tensor = torch.Tensor
 NPU = torch.device("npu")
 T, H, E, K = 6, 32, 8, 2
-
-
-def layer_of(router: str, device: torch.device | str) -> MoELayer:
-    more: dict[str, Any] = {"vocab_size": 10} if router == "hash" else {}
-    config = MoEConfig(H, 16, E, K, router=router, **more)
-    return MoELayer(config, MC2Dispatcher("of nobody", 1, 0, E), dtype=torch.float32).init_weights(3).to(device)
-
-
-def check_every_router_takes_ids_and_hands_them_out() -> None:
-    x, tokens = torch.randn(T, H, generator=torch.Generator().manual_seed(1)), torch.arange(T)
-    for router in ROUTERS:
-        here, there = layer_of(router, "cpu"), layer_of(router, NPU)
-        for layer in (here, there):
-            layer.replay, layer.capture = (
-                RouterReplay(register=False),
-                RouteCapture(T, K, steps=2).to(layer.w_down.device),
-            )
-        own, moved = here.route(x, tokens), there.route(x.npu(), tokens.npu())
-        assert torch.equal(moved[1].cpu(), own[1]), router
-        torch.testing.assert_close(moved[0].cpu(), own[0])
-        others = (own[1] + 3) % E
-        others[0] = -1
-        for layer, ids in ((here, others), (there, others.npu())):
-            layer.replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
-            layer.replay.set_target_indices(ids)
-        given, again = here.route(x, tokens), there.route(x.npu(), tokens.npu())
-        assert torch.equal(again[1].cpu(), others.int()), router
-        torch.testing.assert_close(again[0].cpu(), given[0])
-        kept = [step.cpu() for step in there.capture.last()]
-        assert all(torch.equal(a, b) for a, b in zip(kept, here.capture.last(), strict=True)), router
 
 
 def check_each_replay_of_a_graph_is_a_step_of_the_capture() -> None:
@@ -94,19 +61,6 @@ def check_ids_that_are_replayed_in_a_graph_are_those_of_now() -> None:
         graph.replay()
         assert torch.equal(ids.cpu().long(), chosen)
         torch.testing.assert_close(weights.cpu(), torch.softmax(logits.gather(1, chosen), -1))
-
-
-def check_a_hash_layer_in_a_graph_looks_up_the_tokens_of_now() -> None:
-    layer, graph, x = layer_of("hash", NPU), torch.npu.NPUGraph(), torch.randn(T, H).npu()
-    layer.capture = RouteCapture(T, K, steps=2).npu()
-    tokens = torch.arange(T).npu()
-    layer.route(x, tokens)
-    with torch.npu.graph(graph):
-        ids = layer.route(x, tokens)[1]
-    tokens.copy_(torch.arange(T).flip(0))
-    graph.replay()
-    wanted = layer_of("hash", "cpu").tid2eid[:T].flip(0)
-    assert torch.equal(ids.cpu(), wanted) and torch.equal(layer.capture.last()[-1].cpu(), wanted.short())
 
 
 def check_int4_experts_run_as_on_the_cpu_with_the_intermediate_in_bf16() -> None:

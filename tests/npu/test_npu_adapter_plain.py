@@ -250,15 +250,3 @@ def test_calls_are_fitted_to_the_torch_npu_that_is_there(monkeypatch: pytest.Mon
                 else:
                     kept = {k: v for k, v in given.items() if k not in operators.lacks.get(name, {})}
                     assert _torch_npu.fitted(name, given) == kept
-
-
-def test_what_an_older_torch_npu_refuses_runs_on_torchs_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the call itself no other: the limited SwiGLU of npu_dequant_swiglu_quant alone."""
-    for operators in (NEWER, OLDER):
-        monkeypatch.setattr(_torch_npu, "operators", lambda operators=operators: operators)
-        for mode in range(4):
-            assert _torch_npu.refused("npu_dequant_swiglu_quant", {"swiglu_mode": mode}) == (
-                operators is OLDER and mode == 2
-            )
-            assert not _torch_npu.refused("npu_swiglu", {"swiglu_mode": mode})
-        assert not _torch_npu.refused("npu_dequant_swiglu_quant", {})

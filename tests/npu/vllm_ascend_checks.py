@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch_npu  # noqa: F401  torch.npu
 from npu_runs import raises, run_checks
 from torch.utils import _pytree as pytree
 
-import ascend_moe
 from ascend_moe.errors import LibraryError
 from ascend_moe.interop import vllm_ascend
 from ascend_moe.shim import torch_npu as shim
@@ -55,25 +52,6 @@ def check_operators() -> None:
         assert {tensor.device.type for tensor in found} == {"npu"}, name
         for one, other in list(zip(found, expected, strict=True))[:2]:
             torch.testing.assert_close(one.cpu(), other, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def check_dispatch_ffn_combine() -> None:
-    dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=0, world_size=1)
-    torch.manual_seed(1)
-    x, ids = torch.randn(T, H).bfloat16(), torch.stack([torch.randperm(E)[:K] for _ in range(T)]).int()
-    w1, w2 = torch.randn(E, H, 2 * F).bfloat16() / 8, torch.randn(E, F, H).bfloat16() / 6
-    probs, out, counts = torch.rand(T, K), torch.empty_like(x), torch.empty(E, dtype=torch.int32)
-    placed = [tensor.npu() for tensor in (x, w1, w2, ids, probs, out, counts)]
-    group = ascend_moe.comm_name(dist.group.WORLD)
-    made = placed[5:]
-    C.dispatch_ffn_combine(placed[0], [placed[1]], [placed[2]], placed[3], [], [], [], [], placed[4], group, 64, *made)
-    with ascend_moe.LocalCluster(1) as cluster:
-        cluster.run(
-            lambda rank, name: C.dispatch_ffn_combine(x, [w1], [w2], ids, [], [], [], [], probs, name, 64, out, counts)
-        )
-    torch.testing.assert_close(made[0].cpu(), out)
-    assert torch.equal(made[1].cpu(), counts)
-    dist.destroy_process_group()
 
 
 def check_the_shim_is_refused() -> None:

@@ -22,12 +22,11 @@ import torch
 from rich.console import Console
 
 from ascend_moe import bench
-from ascend_moe.bench import RankFailed, bounds, cases, plots, rank, report
+from ascend_moe.bench import RankFailed, bounds, cases, rank, report
 from ascend_moe.bench.cases import Case, matrix
 from ascend_moe.bench.methods import LIMIT, METHODS, arrived
-from ascend_moe.bench.rank import Barrier, CaseMarks, Job
+from ascend_moe.bench.rank import CaseMarks, Job
 from ascend_moe.bench.results import SCHEMA, CaseResult, Run, evaluate
-from ascend_moe.errors import CommTimeout
 from ascend_moe.native.library import lib
 from ascend_moe.plan import Request, plan
 
@@ -173,14 +172,6 @@ def test_report_and_json_have_every_row(capsys: pytest.CaptureFixture[str]) -> N
     assert any("busy" in line for line in report.about_lines({**ABOUT, "load_before": 1.5}))
 
 
-def test_pictures_are_drawn(tmp_path: Path) -> None:
-    paths = plots.draw(bench_run("tokens"), tmp_path / "run.svg", "tokens")
-    assert [path.name for path in paths] == ["run.svg", "run_tokens.svg"]
-    for path in paths:
-        text = path.read_text()
-        assert "<svg" in text and "direct" in text and 5_000 < len(text) < 200_000
-
-
 # ---- what make bench-check holds ----
 
 
@@ -219,22 +210,6 @@ def test_the_check_tries_three_times_and_only_what_failed() -> None:
     assert bounds.check(measure, said.append)
     assert [len(attempt) for attempt in tries] == [3, 1, 1]
     assert sum("FAIL" in line for line in said) == 2 and "= 5.20" in "\n".join(said)
-
-
-def test_the_check_says_why_a_case_on_a_busy_machine_does_not_count() -> None:
-    def said_of(jitter: float, hindrance: float) -> list[str]:
-        def measure(asked: list[Case]) -> Run:
-            slow = [replace(result(case, SLOW_DIRECT, jitter), hindrance=hindrance) for case in asked]
-            return Run(dict(ABOUT), slow)
-
-        said: list[str] = []
-        assert not bounds.check(measure, said.append)
-        return [line for line in said if "does not count" in line]
-
-    assert said_of(0.0, 1.0) == []
-    noisy = said_of(2.0, 1.0)
-    assert len(noisy) == 2 and all("more than half of the rows are noisy (load average" in line for line in noisy)
-    assert all("a rank's work took 1.75 x as long while all worked (" in line for line in said_of(0.0, 1.75))
 
 
 # ---- the machine's limits: copies by three methods, the weighted sum bit for bit ----
@@ -321,19 +296,6 @@ def test_a_rank_that_is_killed_ends_the_run(scratch: Path, mpi: bool) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("tell", [True, False])
-def test_a_run_tells_how_far_it_is(tell: bool, scratch: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Where it need not, where each case begins."""
-    heard: list[tuple[str, int, int]] = []
-    work = replace(job([TINY, TINY], iterations=3000), methods=["direct"], tell=tell)
-    bench.run_ranks(work, lambda *said: heard.append(said))
-    numbers = [done for _, done, _ in heard]
-    assert {(name, total) for name, _, total in heard} == {(TINY.name, 6000)}
-    assert numbers == sorted(numbers) and (len(set(numbers)) > 3 if tell else {*numbers} <= {0, 3000})
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.nightly
 def test_what_a_rank_raises_is_told(scratch: Path) -> None:
     too_wide = Case("tiny", 2, 4, 64, 2, 7)  # 7 experts on 2 ranks: the dispatchers refuse that
     with pytest.raises(RankFailed, match=r"rank [01]: ArgumentError: num_experts is 7, not") as error:
@@ -362,14 +324,3 @@ def until(look: Callable[[], Iterable[Any]], enough: Callable[[list[Any]], bool]
         assert time.monotonic() < deadline, f"still {found}"
         time.sleep(0.02)
     return found
-
-
-def test_the_barrier_names_who_has_not_come(tmp_path: Path) -> None:
-    def wait(number: int) -> list[int]:
-        with pytest.raises(CommTimeout) as raised:
-            Barrier(tmp_path / "barrier", number, 3, 2).wait(wait_s=0.2)
-        ranks: list[int] = raised.value.ranks
-        return ranks
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(wait, (0, 2))) == [[1], [1]]

@@ -24,9 +24,8 @@ import typer
 from hf_models import LAYER, SIZES, save, saved
 from quantized_files import written
 
-from ascend_moe import cli, predict, run, validate
+from ascend_moe import cli, run, validate
 from ascend_moe.checkpoint.config import moe_config
-from ascend_moe.cli.options import shape_of
 from ascend_moe.moe_config import PRESETS
 from ascend_moe.run import report
 from ascend_moe.run.check import verify
@@ -313,36 +312,6 @@ def test_presets_are_the_models(name: str, config: str) -> None:
     assert PRESETS[name].published == moe_config(values)
 
 
-@pytest.mark.parametrize(
-    "name, kind, more",
-    [
-        (
-            "deepseek-v4-pro",
-            "deepseek_v4",
-            {"hidden_size": 7168, "moe_intermediate_size": 3072, "n_routed_experts": 384, "num_experts_per_tok": 6,
-             "routed_scaling_factor": 2.5, "n_shared_experts": 1, "swiglu_limit": 10.0},
-        ),
-        (
-            "qwen3.5-397b",
-            "qwen3_5_moe_text",
-            {"moe_intermediate_size": 1024, "num_experts": 512, "num_experts_per_tok": 10,
-             "shared_expert_intermediate_size": 1024},
-        ),
-        (
-            "nemotron-3-super",
-            "nemotron_h",
-            {"moe_intermediate_size": 2688, "n_routed_experts": 512, "num_experts_per_tok": 22, "n_group": 1,
-             "moe_shared_expert_intermediate_size": 5376, "moe_latent_size": 1024, "n_shared_experts": 1,
-             "norm_topk_prob": True, "routed_scaling_factor": 5.0, "mlp_hidden_act": "relu2"},
-        ),
-    ],
-)  # fmt: skip
-def test_presets_are_what_published_files_say(name: str, kind: str, more: dict[str, Any]) -> None:
-    preset = PRESETS[name].published
-    assert preset == moe_config({"model_type": kind, "hidden_size": 4096, **more})
-    assert shape_of(name)["hidden"] == (1024 if name == "nemotron-3-super" else preset.hidden_size)  # rows that travel
-
-
 def test_an_option_has_one_name_everywhere() -> None:
     """By what it is called, its short name and the names of its values."""
     forms: dict[str, set[tuple[str, ...]]] = {}
@@ -367,10 +336,6 @@ def test_a_heat_map_fits_into_80_columns(world: int) -> None:
     assert totals == counts.sum(1).tolist()
     sums = [line.split() for line in lines if line.startswith("  sum  ")]
     assert sum(int(words[-1]) for words in sums) == counts.sum()
-    owners = [line.split() for line in lines if line.startswith("  owner ")]
-    if world == 4:  # elsewhere sums do not fit under the columns of an owner
-        assert sums == [["sum", *map(str, counts.reshape(4, 4, 64).sum((0, 2)).tolist()), str(int(counts.sum()))]]
-        assert owners == [["owner", *["rank", "0", "rank", "1", "rank", "2", "rank", "3"]]]
 
 
 # ---- what every command refuses
@@ -388,15 +353,11 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("bench", ["--sweep", "time"], "sweep is 'time'"),
         ("bench", ["--skew", "steep"], "skew is 'steep'"),
         ("bench", ["--json", "/nowhere/at/all.json"], "no folder"),
-        ("bench", ["--iterations", "0"], "--iterations"),
         ("run", ["--preset", "gpt-5"], "'--preset' preset is 'gpt-5'; need one of deepseek-v3"),
         ("run", ["--ranks", "3"], "'--ranks' 3 ranks cannot share 256 experts evenly"),
-        ("run", ["--ranks", "0"], "'--ranks' 0: "),
         ("run", ["--batch"], "'--batch' requires an argument"),
-        ("run", ["--rank", "4"], "No such option: --rank"),
         ("run", ["--batch", "many"], "'--batch' 'many' is neither a number of tokens nor a list"),
         ("run", ["--batch", "1,2"], "'--batch' '1,2' lists 2 ranks, there are 4"),
-        ("run", ["--batch", "0"], "'--batch' batches are (0, 0, 0, 0); need 0..4096"),
         ("run", ["--seed", str(2**63)], "'--seed'"),
         ("run", ["--dtype", "int4"], "'--dtype' 'int4' is none of bf16, fp16, fp32"),
         ("run", ["--backend", "mpi"], "'--backend' 'mpi' is none of threads, processes"),
@@ -408,31 +369,19 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("plan", ["--soc", "Ascend310P"], "soc is 'Ascend310P'; need one of Ascend910B1"),
         ("plan", ["-b", "4", "--global-bs", "64"], "leave --batch out"),
         ("plan", ["--global-bs", "65"], "multiple of the 16 ranks"),
-        ("plan", ["--ranks", "0"], "ranks is 0; need 1.."),
-        ("plan", ["--cores", "65"], "cores is 65; need 1..64"),
-        ("plan", ["--ranks-per-server", "17"], "ranks_per_server is 17; need 1..16"),
         ("predict", [*PREDICT, "--ranks", "eight"], "--ranks eight is no list of whole numbers"),
-        ("predict", ["--ranks", "0"], "ranks is 0; need 1.."),
         ("predict", ["--ranks", "400"], "ep_world_size is 400, it must be in 1..384"),
-        ("predict", ["--ranks", "800"], "ep_world_size is 800, it must be in 1..768"),
-        ("predict", [*PREDICT, "--batch", "-1"], "batch is -1; need 0.."),
         ("predict", [*PREDICT, "--batch", "4097"], "BS = 4097"),
         ("predict", [*PREDICT, "--cores", "49"], "cores is 49; Ascend910_9391 has 48"),
-        ("predict", [*PREDICT, "--cores", "0"], "cores is 0; need 1..64"),
-        ("predict", [*PREDICT, "--cores", "-1"], "cores is -1; need 1..64"),
         ("validate", ["--device", "gpu"], "device is 'gpu'; need one of auto, npu, cpu"),
         ("validate", ["--device", "npu"], "there is no NPU: torch_npu is not installed"),
         ("validate", ["--ranks", "385"], "--ranks 385 must be in 1..384"),
         ("validate", ["--times"], "--times goes with --bringup: give both"),
-        ("trace", ["-p", "tiny", "--batch", "0"], "0"),
         ("trace", ["-p", "tiny", "--ranks", "400", "--soc", "Ascend910_9391"], "ep_world_size is 400"),
         ("explore", ["--case", "zzz"], "'--case' 'zzz' is no part of a case"),
-        ("explore", ["--case", "w385"], "'--case' world is 385, it must be in 1..384"),
         ("validate", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct, hierarchy"),
         ("bench", ["--comm-alg", "hierarchy"], "hierarchy is between servers, and bench's ranks share one"),
         ("run", ["--checkpoint", ".", "--layer", "1", "--topk", "2"], "'--topk' the numbers come from --checkpoint"),
-        ("run", ["-p", "tiny", "-k", "17"], "17"),
-        ("bench", ["-p", "tiny", "--hidden", "7"], "H = 7"),
         ("trace", ["-p", "tiny", "--out", "/nowhere/t.json"], "/nowhere"),
         ("trace", ["-p", "tiny", "--out", "/dev/full"], "/dev/full is a link or no regular file"),
         ("bench", ["--json", "link"], "is a link or no regular file"),
@@ -516,22 +465,6 @@ def test_plan_ends_where_no_window_would_help() -> None:
     assert code == 1 and out.splitlines()[-1].startswith("not possible: ep_world_size is 1000")
 
 
-def test_trace_writes_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    base = ("trace", "-p", "tiny", "-b", "4", "-n", "1")
-    code, out, _ = commands.said(*base, "--json")
-    found = json.loads(out)
-    assert (
-        code == 0
-        and found["title"].startswith("auto: ")
-        and [op["op"] for op in found["ops"]] == ["dispatch", "combine"]
-    )
-    assert all(op["ns"] > 0 and op["steps"] for op in found["ops"]) and not list(tmp_path.iterdir())
-    assert commands.said(*base, "--out", "t.json").code == 0 and [each.name for each in tmp_path.iterdir()] == [
-        "t.json"
-    ]
-
-
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
 def test_comm_alg_is_what_the_ops_run(algorithm: str) -> None:
     found = run_json(
@@ -558,24 +491,6 @@ def test_run_by_hierarchy_passes_on_one_server_and_on_two(share: int, monkeypatc
     found = run_json(*options.split())
     names = {name for of_rank in found["algorithms"] for name in of_rank.values()}
     assert found["pass"] and names == {"hierarchy" if share else "window"}
-
-
-def test_predictions_are_printed_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, printed = predict.predict, list[str]()
-
-    def late(*args: Any, **named: Any) -> predict.Prediction:
-        printed.append(sys.stdout.getvalue())  # type: ignore[attr-defined]
-        return real(*args, **named)
-
-    monkeypatch.setattr(predict, "predict", late)
-    names = "window,direct"
-    assert commands.said("predict", *PREDICT, "--comm-alg", names).code == 0
-    rows = [[line.split()[:2] for line in text.splitlines() if line[:1] in ("2", "4")] for text in printed]
-    wanted = [[ranks, name] for ranks in "24" for name in names.split(",")]
-    assert rows == [wanted[:done] for done in range(4)]
-    printed.clear()
-    code, out, err = commands.said("predict", *PREDICT[2:], "--ranks", "2,3", "--comm-alg", names)
-    assert (code, out, printed) == (2, "", []) and "moe_expert_num" in err  # before the first is predicted
 
 
 # ---- hostile values

@@ -56,12 +56,6 @@ def test_output_is_the_pasted_one(name: str, launcher: list[str], tmp_path: Path
 
 
 @pytest.mark.nightly
-def test_vllm_ascend_style_under_torchrun(tmp_path: Path) -> None:
-    lines = run("vllm_ascend_style.py", [*TORCHRUN, "2"], tmp_path).splitlines()
-    assert lines[-1] == "PASS" and sum(line.endswith("equals dense") for line in lines) == 5
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("framework", INSIDE)
 def test_a_framework_runs_over_this_package(framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(framework)

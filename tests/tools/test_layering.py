@@ -156,17 +156,13 @@ def test_cpp_folders_hold_what_they_may() -> None:
     "name, line",
     [
         ("op_kernel/direct/dispatch.h", '#include "../window/dispatch.h"'),
-        ("op_host/rules/plan.h", '#include "../cann/tiling.h"'),
         ("op_host/rules/plan.h", '#include "register/op_def_registry.h"'),
         ("twin/include/twin/api/copy.h", '#include "protocol/window.h"'),
-        ("op_host/rules/plan.h", "using namespace ops::x;"),
         ("op_host/cann/tiling.h", "TWIN_POLL_HINT();"),
-        ("twin/src/core/x.cpp", "moe::Run();"),
         *(
             ("op_kernel/window/slots.h", line)
             for line in (
-                *("#include <algorithm>", "std::min(a, b);", "static int calls = 0;", "double s = 1;"),
-                *("float x = 0.5;", "new int[4];", 'printf("x");', "while (true) {}", "for (;;) {}"),
+                *("#include <algorithm>", "static int calls = 0;", "float x = 0.5;", "for (;;) {}"),
                 "AscendC::GetSystemCycle();",
             )
         ),
@@ -299,53 +295,19 @@ def test_python_folders_import_only_what_lies_below() -> None:
             assert used <= {"ascend_moe", "torch", *sys.stdlib_module_names}, name
 
 
-def test_files_that_the_page_names_exist() -> None:
-    checkout, package = PAGE.parents[1], PAGE.parents[1] / "ascend_moe"
-    bases = (checkout, package, checkout / "op_kernel", checkout / "op_host" / "rules", checkout / "csrc" / "torch")
-    text = PAGE.read_text().partition("\n## Recipes")[0]  # the recipes name files to write, too
-    named = set(re.findall(r"`([\w./-]+\.(?:py|h|cpp))`", text))
-    absent = {name for name in named if not any((base / name).is_file() for base in bases)}
-    assert len(named) > 25 and absent == {"kernel_operator.h"}, absent
-
-
-def test_tables_of_the_page_are_read_strictly() -> None:
-    head = "| tree | purpose | may include |\n|---|---|---|\n"
-    assert rows_of("tree", f"{head}| `a` | x | nothing |\n| `b` | y | `a` |\n\n| `c` |") == {"a": (), "b": ("a",)}
-    for wrong in (
-        "| a | x | nothing |",
-        "| `a` | x | all |",
-        "| `a` | x | `b` |",
-        "| `a` | x |",
-        "| `a` | | nothing |",
-    ):
-        with pytest.raises(AssertionError, match=r"architecture\.md"):
-            rows_of("tree", f"{head}{wrong}\n")
-    with pytest.raises(AssertionError, match="a second row of a"):
-        rows_of("tree", f"{head}| `a` | x | nothing |\n| `a` | x | nothing |\n")
-
-
 @pytest.mark.parametrize(
     "name, text",
     [
         ("comm.threads", "from ascend_moe import ops"),
-        ("ops.calls", "def late():\n    from ascend_moe.layer import MoELayer"),
         ("routers.topk", "from .. import experts"),
         ("experts.quant", "from ..dispatchers.base import Dispatcher"),
         ("dispatchers.rows", "import ascend_moe.reference.rows"),
-        ("errors", "import ascend_moe"),
-        ("layer", "from . import cli"),
-        ("permute", "from .torch_npu_ops import permute"),
-        ("torch_npu_ops.permute", "from ..interop import sglang"),
-        ("checkpoint.files", "from ascend_moe.validate import cases"),
         ("comm", "import sys\nx = sys.modules.get('ascend_moe.ops')"),
-        ("comm", "import importlib\ndef late():\n    importlib.import_module('ascend_moe.ops')"),
         ("ops.calls", "import importlib\nNAME = 'ascend_moe.layer'\nimportlib.import_module(NAME)"),
         (
             "permute",
             "from importlib import import_module\ndef late(name):\n    import_module(f'ascend_moe.interop.{name}')",
         ),
-        ("errors", "__import__('ascend_moe.comm')"),
-        ("comm", "import importlib as i\ni.import_module(name='ascend_moe.ops')"),
         ("layer", "import importlib\nimportlib.import_module('..ops', __package__)"),
     ],
 )

@@ -344,22 +344,6 @@ def test_a_build_that_hangs_is_ended(fast: Path, monkeypatch: pytest.MonkeyPatch
     assert time.monotonic() - started < 50
 
 
-def test_a_lock_that_is_never_let_go_ends_the_wait(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = build.build_folder(SOURCES, fast)
-    folder.mkdir(parents=True)
-    hold = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(); time.sleep(100)"
-    command = [sys.executable, "-u", "-c", hold, str(folder / "checked.lock")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        monkeypatch.setattr(build, "BUILD_SECONDS", 0.5)
-        try:
-            with pytest.raises(LibraryError, match=r"another process has been building the checked engine"):
-                build.built_part("checked", SOURCES, fast)
-        finally:
-            holder.kill()
-
-
 @pytest.mark.parametrize("missing", ["cmake", "g++"])
 def test_without_a_tool_the_fix_is_named(missing: str, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = build._tool

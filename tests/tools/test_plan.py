@@ -66,19 +66,13 @@ REFUSALS = [
     (DEEPSEEK, "A3 V1", ""),
     (replace(DEEPSEEK, hidden=4096), "A3 V1", "H is 4096, must be 7168"),
     (replace(DEEPSEEK, ranks=48, experts=480), "A3 V1", "W is 48, must be 8, 16, 32, 64, 128, 144, 256 or"),
-    (replace(DEEPSEEK, topk=9), "A3 V1", "K is 9, must be in 1..8"),
     (replace(DEEPSEEK, batch=513), "A3 V2", "BS is 513, must be in 1..512"),
     (replace(DEEPSEEK, hidden=1008), "A3 V2", "H is 1008, must be in 1024..8192"),
-    (replace(DEEPSEEK, ranks=1), "A3 V2", "W is 1, must be in 2..768"),
     (replace(DEEPSEEK, ranks=1025, experts=4100), "A3 V2", "W*L is 4100, must be in 1..2048"),
     (replace(DEEPSEEK, equal_batches=False), "A3 V2 fullmesh_v2", "fullmesh_v2 needs equal ones"),
     (DEEPSEEK, "A3 V2 hierarchy", ""),
     (replace(DEEPSEEK, ranks=8), "A3 V2 hierarchy", "W is 8, must be in 16..256 and a multiple of 16"),
-    (replace(DEEPSEEK, ranks=40, experts=80), "A3 V2 hierarchy", "W is 40, must be in 16..256"),
     (replace(DEEPSEEK, ranks=16, experts=400), "A3 V2 hierarchy", "L is 25, must be in 1..24"),
-    (replace(DEEPSEEK, experts=576), "A3 V2 hierarchy", "E is 576, must be in 1..512"),
-    (replace(DEEPSEEK, experts=576), "A3 V2 hierarchy", "W*L is 576, must be in 1..512"),
-    (replace(DEEPSEEK, hidden=8192), "A3 V2 hierarchy", "H is 8192, must be in 1024..7168"),
     (replace(DEEPSEEK, hidden=1040), "A3 V2 hierarchy", "H is 1040, must be a multiple of 32"),
     (replace(DEEPSEEK, batch=257), "A3 V2 hierarchy", "BS is 257, must be in 1..256"),
     (replace(DEEPSEEK, equal_batches=False), "A3 V2 hierarchy", "A3 V2 hierarchy needs equal ones"),
@@ -89,7 +83,6 @@ REFUSALS = [
     ),
     (replace(DEEPSEEK, zero_expert_num=2, copy_expert_num=1), "A3 V2", ""),
     (replace(DEEPSEEK, ranks=8), "A2 fullmesh", "L is 32, must be in 1..24"),
-    (replace(DEEPSEEK, hidden=100), "A2 fullmesh", "H is 100, must be a multiple of 32"),
     (replace(DEEPSEEK, ranks=128), "A2 hierarchy", "W is 128, must be 16, 32 or 64"),
     (replace(DEEPSEEK, dtype="fp32"), "A3 V2", "dtype is fp32, must be bf16 or fp16"),
     (replace(DEEPSEEK, experts=255), "A3 V2", "E is 255, must be a multiple of W = 64"),
@@ -362,14 +355,7 @@ def test_tiling_follows_the_soc() -> None:
 
 def test_servers_of_an_a2_have_as_many_ranks() -> None:
     """As where a group opens on NPUs; an A3's servers may have any."""
-    for ranks, share, right in (
-        (16, 0, True),
-        (16, 4, True),
-        (12, 0, False),
-        (12, 6, True),
-        (8, 3, False),
-        (6, 0, True),
-    ):
+    for ranks, share, right in ((16, 0, True), (12, 0, False), (12, 6, True), (8, 3, False)):
         found = plan.plan(replace(DEEPSEEK, ranks=ranks, experts=16 * ranks, soc="Ascend910B2", ranks_per_server=share))
         assert found.ok == right == bool(found.ops), found.violations
         if not right:
@@ -392,14 +378,10 @@ def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"^  A3 V2 +608  MiB$", said, re.MULTILINE)
     assert f"export HCCL_BUFFSIZE={plan.plan(PUBLISHED).buffsize_mib}\n" in said
     assert "tiling key 2000" in said and "UB of a core" in said and "workspace bytes" in said
-    options = "-r 16 -e 256 --hidden 7168 -b 256 --soc Ascend910B3"
-    said = commands.said("plan", *options.split()).out
-    assert "  CANN's own operators: 900 (A2 fullmesh), 1008 (A2 hierarchy), 927 (A2 hierarchy, later)\n" in said
     options = "-r 8 -e 256 --hidden 7168 --dtype fp32 --smooth --weights --cores 40 --comm-alg window --details"
     code, said, _ = commands.said("plan", *options.split())
     assert code == 0 and "int8 on the way, smooth scales, expert_scales on the way" in said
     assert re.search(r"UB of a core: 1\d\d \d{3} of 196 352 bytes in the fullest step, send\n", said)
-    assert re.search(r"^  quant piece +2 048$", said, re.MULTILINE) and "smooth scales" in said and "weights" in said
     code, said, _ = commands.said("plan", "-p", "qwen3-30b", "-r", "8", "--global-bs", "512", "--json")
     found = json.loads(said)
     assert code == 0 and found["ok"] is True
@@ -442,12 +424,9 @@ def test_no_value_of_a_request_is_an_error_of_python(field: str) -> None:
 
 @pytest.mark.parametrize("argument", ["soc", "world", "cores", "algorithm", "costs", "events", "seed"])
 def test_no_argument_of_predict_is_an_error_of_python(argument: str) -> None:
-    base = Request(ranks=2, experts=8, topk=2, hidden=256, batch=4)
     for value in HOSTILE:
         with contextlib.suppress(AscendMoeError):
-            predict.predict(base, **{argument: value})
-    with pytest.raises(AscendMoeError):
-        predict.predict(None)  # type: ignore[arg-type]
+            predict.predict(Request(ranks=2, experts=8, topk=2, hidden=256, batch=4), **{argument: value})
 
 
 # ---- windows: plan, doctor and the ops say the same
@@ -501,50 +480,3 @@ def test_doctor_and_plan_say_the_same_of_drawn_windows(count: int) -> None:
             assert {name: op.algorithm for name, op in report.ops.items()} == fit.algorithms, drawn_request
         seen[found.level] += 1
     assert len(seen) == 4, seen  # each kind was met
-
-
-def test_the_least_window_is_the_least_that_the_ops_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one MiB less the first op refuses, and names the same number."""
-    rng, tried = random.Random(31), 0
-    for drawn_request in drawn_requests(32, 400):
-        if tried == 5:
-            break
-        drawn_request = replace(
-            drawn_request, ranks=rng.choice([2, 4]), soc=soc.DEFAULT_SOC, smooth=False, weights=False, window_mib=0
-        )
-        drawn_request = replace(
-            drawn_request, experts=16, topk=min(drawn_request.topk, 4), equal_batches=False, dtype="bf16", cores=1
-        )
-        found = plan.plan(drawn_request)
-        if found.fit is None or not 2 <= found.fit.least_mib <= 60:
-            continue
-        tried += 1
-        for mib in {found.fit.least_mib, found.fit.best_mib}:
-            assert (
-                run_at(drawn_request, mib, monkeypatch)
-                == plan.plan(replace(drawn_request, window_mib=mib)).fit.algorithms
-            ), drawn_request
-        with pytest.raises(WindowTooSmall) as caught:
-            run_at(drawn_request, found.fit.least_mib - 1, monkeypatch)
-        assert caught.value.needed_mib == found.fit.least_mib, drawn_request
-    assert tried == 5
-
-
-def run_at(one: Request, window_mib: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """A round trip with this HCCL_BUFFSIZE; what each op ran."""
-    monkeypatch.setenv("HCCL_BUFFSIZE", str(window_mib))
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", one.comm_alg or "auto")
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "1")
-    x = torch.ones(1, one.hidden, dtype=torch.bfloat16)
-    ids = torch.arange(one.topk, dtype=torch.int32)[None]
-    dispatch, combine = ops_of(one)
-
-    def rank_body(rank: int, group_ep: str) -> dict[str, str]:
-        place, tokens = (group_ep, one.ranks, rank, one.experts), one.ranks * one.batch
-        sent = dispatch(x, ids, *place, quant_mode=one.quant_mode, global_bs=tokens)
-        first = ascend_moe.algorithm_of(group_ep)
-        combine(sent[0].to(x.dtype), ids, sent[2], sent[4], torch.ones(1, one.topk), *place, global_bs=tokens)
-        return {"dispatch": first, "combine": ascend_moe.algorithm_of(group_ep)}
-
-    with ascend_moe.LocalCluster(one.ranks) as cluster:
-        return cluster.run(rank_body)[0]

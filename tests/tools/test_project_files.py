@@ -6,13 +6,11 @@ import re
 import sys
 from pathlib import Path
 
-import griffe
 import pytest
 import yaml
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
-import docs_docstrings
 
 TREE = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not (TREE / ".github").is_dir(), reason="not in a source tree")
@@ -51,28 +49,6 @@ def test_the_version_stands_in_one_place() -> None:
 
 
 # ---- docstrings: tools/docs_docstrings.py, a step of `make lint`
-
-FIRST = 'def first(alpha, beta):\n    """Do something.\n\n    Args:\n        alpha: a number.\n    """\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "lacking"),
-    [
-        ("Args:\n        alpha: a number.\n        beta: a number.", []),
-        ("Args:\n        beta: a number.", ["alpha"]),
-        ("The arguments are those of `ascend_moe.first`.", ["beta"]),
-        ("The arguments are those of `ascend_moe.nowhere`.", ["alpha", "beta"]),
-    ],
-)
-def test_an_argument_is_described_here_or_in_the_docstring_that_is_referred_to(text: str, lacking: list[str]) -> None:
-    code = f'{FIRST}def second(alpha, beta):\n    """Do something.\n\n    {text}\n    """\n'
-    with griffe.temporary_visited_package(
-        "ascend_moe", {"__init__.py": code}, extensions=griffe.Extensions(docs_docstrings.Docstrings())
-    ) as package:
-        assert docs_docstrings.left_out(package["second"]) == [f"argument {name}" for name in lacking]
-        parts = package["second"].docstring.parse("google")
-    listed = [each.name for part in parts if part.kind.value == "parameters" for each in part.value]
-    assert listed == [name for name in ("alpha", "beta") if name not in lacking]
 
 
 # ---- containers: make lint has a linter for them ----

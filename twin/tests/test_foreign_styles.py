@@ -13,7 +13,7 @@ from twin_oracle import compiler
 
 import ascendc_twin
 from ascendc_twin.compiling import include_directory, own_text, preprocess, unit_of, vendor_headers
-from ascendc_twin.entries import Entry, find_entries
+from ascendc_twin.entries import Entry
 from ascendc_twin.errors import ArgumentError, TwinBuildError, TwinFault
 from ascendc_twin.template_keys import bound, find_declarations
 
@@ -158,35 +158,6 @@ def test_the_host_makes_the_same_keys(tmp_path: Path) -> None:
     assert [int(word) for word in printed] == [HALF_KEY, FLOAT_KEYS[1, 8], 2**64 - 1, 2**64 - 1]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_drawn_declarations_have_the_keys_of_their_bits(seed: int) -> None:
-    """Each instance's key is read back bit by bit to the arguments it was made of; all selected are there once."""
-    draw = random.Random(seed)
-    declared, selected, sizes = [], [], []
-    for i in range(draw.randint(1, 6)):
-        kind = draw.choice(["BOOL", "UINT", "DTYPE"])
-        values = [0, 1] if kind == "BOOL" else draw.sample(range(200), draw.randint(1, 8))
-        bits = {"BOOL": 1, "UINT": 4, "DTYPE": 8}[kind]
-        chosen = draw.sample(values, draw.randint(1, len(values)))
-        sizes.append((kind, bits, values, chosen))
-        way = "1, " if kind == "UINT" else ""
-        declared.append(f'twin_tpl({kind}, "P{i}", {bits}, {way}{", ".join(f"({v}u)" for v in values)})')
-        selected.append(f'twin_tpl({kind}, "P{i}", 0, {way}{", ".join(map(str, chosen))})')
-    combination = f"twin_tpl_combination({', '.join(selected)})"
-    text = f'twin_tpl_declared("K", {", ".join(declared)}, ); twin_tpl_selected({combination}, );'
-    entry = bound(Entry("k", "", (), ("int",) * len(sizes)), find_declarations(text))
-    made = set()
-    for instance in entry.instances:
-        key = instance.key
-        for (kind, bits, values, chosen), (_, value) in zip(sizes, instance.arguments, strict=True):
-            code = key & (1 << bits) - 1
-            key >>= bits
-            assert int(value) == (values[code] if kind == "UINT" else code) and int(value) in chosen
-        assert key == 0
-        made.add(instance.arguments)
-    assert len(made) == len(entry.instances) == np.prod([len(chosen) for *_, chosen in sizes])
-
-
 TEMPLATE = Entry("add", "", (), ("int", "bool"))
 DECLARED = 'twin_tpl_declared("Add", twin_tpl(UINT, "N", 1, 1, 4, 6), twin_tpl(BOOL, "B", 1, 0, 1));'
 
@@ -226,18 +197,6 @@ def test_kernel_types_and_determinism_are_no_arguments() -> None:
     listed = ", ".join(f'twin_tpl_combination({row}, twin_tpl(BOOL, "B", 0, 0))' for row in rows)
     entry = bound(TEMPLATE, find_declarations(f"{DECLARED} twin_tpl_selected({listed});"))
     assert {instance.key: instance.refused for instance in entry.instances} == {0: "needs cube cores", 1: ""}
-
-
-def test_parameters_of_templates_are_found() -> None:
-    text = """
-    template <class A, typename B = int, uint32_t N = (1 << 3), const bool C = true, AscendC::Mode M, int>
-    __twin_entry__ __attribute__((aligned(8))) void first(uint8_t* x) { }
-    template <typename T> struct Other { T x; };
-    extern "C" __twin_entry__ void second(uint8_t* x) { }
-    """
-    first, second = find_entries(text)
-    assert first.template == ("typename", "typename", "uint32_t", "const bool", "AscendC::Mode", "int")
-    assert second.template == () and second.symbol == "second"
 
 
 # ---- header paths ----
