@@ -1,19 +1,35 @@
-"""Runs combine from window tensors on some ranks, and checks the bytes it may move."""
+"""Calls of the algorithm direct, with rows of some ranks in window tensors, and the bytes that they may move."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
-import op_runs
 import torch
-from direct_cases import routed
 from op_runs import Lend, RankRun
 
 import ascend_moe
+import ascend_moe.reference as ref
 from ascend_moe.reference.cases import Case, draw
+
+MANY_EXPERTS = 8  # of an owner
+
+
+def drawn(seed: int) -> Case:
+    """Any legal call, the collectively wrong ones included."""
+    return draw(
+        seed,
+        world=(1, 2, 3, 4, 5, 8),
+        units=(1, 2, 3, 20, 70),
+        batch=(0, 1, 3, 6, 17),
+        cores=(1, 2, 3, 5, 8, 13, 24, 48),
+        ids=("distinct", "any", "minus", "hot", "mixed", "duplicates", "overflow", "bad"),
+    )
+
+
+def routed(given: ref.RankInput) -> torch.Tensor:
+    live = given.expert_ids >= 0
+    mask = given.x_active_mask
+    return live if mask is None else live & (mask if mask.dim() == 2 else mask[:, None])
 
 
 def lent_copy(case: Case, rank: int, group_ep: str, rows: torch.Tensor, most: int, how: int) -> torch.Tensor:
@@ -51,51 +67,3 @@ def check_traffic(lends: Sequence[bool], case: Case, runs: list[RankRun]) -> Non
         assert moved["written_window_data"] == (0 if lends[rank] else (rows - own) * row), rank
         lent_pairs = sum(int((owners == owner).sum()) for owner in range(case.world) if lends[owner])
         assert moved["read_window_lent"] == lent_pairs * row, rank
-
-
-def run_sequence(cases: list[Case], sequence: str, seed: int, rank: int, group_ep: str) -> list[RankRun]:
-    """Each D opens the next case, each C combines the oldest that is open. Tensors die at odd times."""
-    rng = random.Random(seed)  # the same on all ranks; who lends is drawn for every op
-    done: list[RankRun] = []
-    flying: list[tuple[Case, Any, torch.Tensor, torch.Tensor]] = []
-    kept: list[torch.Tensor] = []
-    following = iter(cases)
-    for op in sequence:
-        if op == "D":
-            case = next(following)
-            sent = op_runs.dispatch(case, rank, group_ep)
-            rows = op_runs.expert_rows(case, rank, sent)
-            lends, how = [rng.random() < 0.8 for _ in range(case.world)][rank], rng.randrange(3)
-            given = lent_copy(case, rank, group_ep, rows, sent[0].shape[0], how) if lends else rows
-            flying.append((case, sent, rows, given))
-        else:
-            case, sent, rows, given = flying.pop(0)
-            result = op_runs.combine(case, rank, group_ep, given, sent)
-            done.append(RankRun(sent, rows, result, []))
-            kept.append(given)
-            del given
-            while kept and rng.random() < 0.7:
-                kept.pop(rng.randrange(len(kept)))
-    return done
-
-
-def check_results(cases: list[Case], by_rank: Sequence[Sequence[RankRun]]) -> None:
-    for case, runs in zip(cases, zip(*by_rank, strict=True), strict=True):
-        op_runs.check_sums(case, runs, case.dispatched())
-
-
-def sequence_cases(seed: int, sequence: str, world: int = 0) -> list[Case]:
-    """Cases of one shape, of other values and routes each."""
-    first = draw(
-        seed,
-        world=(world,) if world else (2, 3, 4),
-        local=(1, 3),
-        topk=(1, 3),
-        units=(1, 5, 20),
-        batch=(3, 9),
-        ids=("distinct",),
-        quant=("none",),
-        comm_quant_mode=(0,),
-        cores=(1, 3, 8),
-    )
-    return [replace(first, seed=seed * 1000 + number) for number in range(sequence.count("D"))]

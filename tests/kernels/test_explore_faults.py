@@ -51,15 +51,6 @@ def test_a_rank_that_is_late_in_an_op_completes_it() -> None:
     assert_nothing_found(explore.campaign([replace(case, world=4)], 1, 109, a_case=1))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_200_kill_points_after_which_three_of_four_ranks_go_on(first: int) -> None:
-    cases = [replace(case, world=4, sequence="DCDC") for case in faulty(range(first, first + 50), ["kill"])]
-    result = explore.campaign(cases, 50, first, a_case=1)
-    assert_nothing_found(result)
-    assert result.schedules == result.reached["lost rank"] == 50
-
-
 def test_what_is_wrong_after_a_loss_is_a_finding(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive control of the ranks that go on: another result than the reference of these."""
     load = World.load

@@ -57,21 +57,16 @@ def test_the_least_window_between_servers_is_the_one_that_the_error_and_plan_nam
 # ---- blocks that come in any order
 
 
-def drawn(first: int, flags: bool) -> Iterator[Program]:
+def drawn() -> Iterator[Program]:
     """Cases between servers, all with rows of more than one block."""
-    for seed in range(first, first + 10_000):
+    for seed in range(10_000):
         case = replace(explore.draw(seed), algorithm="window", rows="own", list_cores=0, units=5 + seed % 40)
-        yield replace(case, servers=1 + seed % 2, near=seed // 2 % 2 == 1, flags=flags)
-
-
-@pytest.mark.parametrize(("first", "schedules"), [(0, 150), pytest.param(20_000, 3000, marks=pytest.mark.nightly)])
-def test_no_order_of_blocks_is_found_with_flags(first: int, schedules: int) -> None:
-    assert_nothing_found(explore.campaign(drawn(first, True), schedules, seed=first, a_case=5))
+        yield replace(case, servers=1 + seed % 2, near=seed // 2 % 2 == 1)
 
 
 def test_without_flags_the_same_order_of_blocks_is_found() -> None:
     """The control: rows are missing behind a message that has come."""
     options = Options(reordered=True)
-    result = explore.campaign(drawn(0, False), 300, seed=0, a_case=5, options=options)
+    result = explore.campaign(drawn(), 300, seed=0, a_case=5, options=options)
     assert result.finding is not None and result.finding.kind == "wrong result", result
-    assert_nothing_found(explore.campaign(drawn(0, False), 60, seed=0, a_case=5))
+    assert_nothing_found(explore.campaign(drawn(), 60, seed=0, a_case=5))

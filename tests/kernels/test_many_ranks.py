@@ -9,7 +9,7 @@ import pytest
 from failure_cases import Caught, caught
 from failure_windows import HEADER_BLOCKS, WORDS, State, of_epoch
 
-from ascend_moe import LocalCluster, explore, plan, settings
+from ascend_moe import LocalCluster, plan, settings
 from ascend_moe.errors import CommTimeout, CorruptStatus
 from ascend_moe.reference.cases import QUANTS, Case, legal
 
@@ -116,23 +116,6 @@ def test_a_wrong_count_is_seen_in_every_part(source: int, monkeypatch: pytest.Mo
         outcome = cluster.run(body)[0]
         assert outcome is not None and type(outcome.error) is CorruptStatus, repr(outcome)
         assert outcome.error.rank == source
-
-
-@pytest.mark.parametrize(
-    ("case", "schedules"),
-    [
-        ("w65,c2,l15,k1,b1,u1,v2,none,D,direct", 1),
-        pytest.param("w72,c2,l14,k2,b1,u1,v2,none,DCDC,direct,lent", 2, marks=pytest.mark.nightly),
-        pytest.param("w72,c2,l14,k2,b1,u1,v2,int8,DC,window", 2, marks=pytest.mark.nightly),
-        pytest.param("w65,c3,l15,k2,b1,u1,v1,none,DCDC,direct", 2, marks=pytest.mark.nightly),
-        pytest.param("w128,c2,l8,k2,b1,u1,v2,none,DC,direct", 1, marks=pytest.mark.nightly),
-    ],
-)
-def test_parts_on_the_checked_engine(case: str, schedules: int) -> None:
-    """No core reads a message before it is there, or keeps counts that the next part overwrites."""
-    result = explore.campaign([explore.parse(case)], schedules=schedules, seed=1)
-    assert result.finding is None, result.finding.line()
-    assert result.schedules == schedules
 
 
 def test_the_limit_has_one_home() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import op_runs
 import pytest
 import torch.distributed as dist
+import zero_copy_runs as zero_copy
 from gloo_ranks import run_processes
 from op_runs import RankRun
 
@@ -19,9 +19,6 @@ import ascend_moe.reference as ref
 from ascend_moe import comm
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.reference.cases import Case, legal
-
-sys.path.append(str(Path(__file__).resolve().parent / "direct"))
-import zero_copy_runs as zero_copy
 
 Run = RankRun | AscendMoeError
 ALGORITHMS = ("direct", "window", "zero-copy")

@@ -1,6 +1,6 @@
 """One rank of a group on (virtual) NPUs of which some are killed: ``survivor_ranks.py VICTIM LAYERS [HOW]``.
 
-HOW: late, uneven or buffer.
+HOW: late or uneven.
 HOSTS, a letter a rank: the hosts that they take themselves to be on.
 """
 
@@ -20,8 +20,7 @@ from npu_runs import LAST_LINE, raises
 import ascend_moe
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import MC2Dispatcher
-from ascend_moe.errors import ArgumentError, CommError, PeerLost
-from ascend_moe.interop.deep_ep import Buffer
+from ascend_moe.errors import ArgumentError, CommError
 from ascend_moe.interop.vllm import FaultTolerance
 from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.placement import balance
@@ -73,42 +72,11 @@ def loses_one(place: DevicePlace, alive: list[int]) -> DevicePlace:
     return fewer
 
 
-def moved(buffer: Buffer, masked: list[int]) -> None:
-    """A layer of DeepEP's low latency, whose experts return their rows; ``masked``: ranks that give nothing."""
-    x = torch.full((3, 128), RANK + 1.0).bfloat16()
-    ids = torch.arange(6).view(3, 2) + RANK  # two experts a rank, of eight
-    ids %= 2 * WORLD
-    rows, _, handle, _, _ = buffer.low_latency_dispatch(x.to(NPU), ids.to(NPU), 3, 2 * WORLD, use_fp8=False)
-    out, _, _ = buffer.low_latency_combine(rows, ids.to(NPU), torch.full((3, 2), 0.5).to(NPU), handle)
-    there = (~torch.isin(ids // 2, torch.tensor(masked))).sum(1, keepdim=True)
-    assert torch.equal(out.cpu(), x * there / 2)
-
-
-def go_on_with_a_buffer() -> None:
-    """A call that loses a rank says so, on NPUs too, and the next ones are of the others."""
-    buffer, mask = Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True), torch.zeros(WORLD).int().to(NPU)
-    for _ in range(2):
-        moved(buffer, [])
-    if RANK == VICTIM:
-        os.kill(os.getpid(), signal.SIGKILL)
-    with raises(f"ranks {VICTIM} are left out from now on: repeat the step", PeerLost):
-        moved(buffer, [])
-    buffer.low_latency_query_mask_buffer(mask)
-    assert mask.tolist() == [int(rank == VICTIM) for rank in range(WORLD)]
-    for _ in range(LAYERS):
-        moved(buffer, [VICTIM])
-    with raises("have ended", ArgumentError):
-        buffer.low_latency_clean_mask_buffer()
-
-
 def ends() -> None:
     print(LAST_LINE, flush=True)
     os._exit(0)  # collectives of torch.distributed would wait for the one that is lost
 
 
-if HOW == ["buffer"]:
-    go_on_with_a_buffer()
-    ends()
 everyone = on_npu(Place(ascend_moe.comm_name(), WORLD, RANK))
 with raises("no op has run on it here", ArgumentError):
     ascend_moe.agree(everyone.group_ep)

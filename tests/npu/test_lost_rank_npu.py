@@ -18,7 +18,6 @@ pytestmark = pytest.mark.npu
         pytest.param(A2, 3, (), "aaaa", marks=pytest.mark.nightly),
         pytest.param(A3, 0, ("late",), "aaaa", marks=pytest.mark.nightly),
         (A2, 3, ("uneven",), "aabb"),
-        (A3, 2, ("buffer",), "aaaa"),
     ],
 )
 def test_three_of_four_ranks_go_on(soc: str, victim: int, how: tuple[str, ...], hosts: str) -> None:

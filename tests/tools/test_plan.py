@@ -334,6 +334,15 @@ def test_ub_fits_at_the_limits() -> None:
         assert all(item.bytes % 32 == 0 for op in found.ops.values() for item in op.ub)
 
 
+def test_drawn_plans_fit_into_ub() -> None:
+    rng = random.Random(29)
+    for drawn_request in drawn_requests(28, 300):
+        given = {"cores": rng.randint(1, 64), "smooth": bool(drawn_request.quant_mode and rng.randrange(2))}
+        special = rng.choice([0, 1, 1024]) if drawn_request.contract == "v2" else 0
+        found = plan.plan(replace(drawn_request, window_mib=0, const_expert_num=special, **given))
+        assert all(op.ub_peak <= found.ub_bytes for op in found.ops.values()), found.request
+
+
 def test_tiling_follows_the_soc() -> None:
     def tiling(op: str = "dispatch", **more: Any) -> dict[str, int]:
         return plan.plan(replace(DEEPSEEK, **more)).ops[op].tiling

@@ -67,15 +67,6 @@ def test_an_image_copies_files_that_exist(path: Path) -> None:
     assert f"docker build -f docker/{path.name} " in text
 
 
-def test_the_image_for_npus_has_a_stage_for_each_kind_that_is_built() -> None:
-    dockerfile = TREE / "docker" / "npu.Dockerfile"
-    text = dockerfile.read_text()
-    (known,) = re.findall(r"^known_socs=\((.*)\)$", (TREE / "build.sh").read_text(), re.MULTILINE)
-    assert re.findall(r"^ENV SOC=(.*)$", text, re.MULTILINE) == known.split()
-    assert stages(dockerfile) == re.findall(r"--build-arg SERIES=(\w+)", text)[::-1]
-    assert f"ARG SERIES={stages(dockerfile)[-1]}\n" in text and "Not run by us" in text
-
-
 def test_the_image_for_npus_pins_a_pair_that_passes() -> None:
     """One that docs/vnpu.md has as tested."""
     text = (TREE / "docker" / "npu.Dockerfile").read_text()

@@ -383,8 +383,6 @@ def test_context_probe_fails_on_another_context(field: str, value: int, text: st
         (4, "aaaa bbbb", PASS, "4 ranks a server, 2 server(s), 2 host name(s)"),
         (0, "aaaaa", PASS, "5 ranks a server, 1 server(s), 1 host name(s)"),
         (8, "aaaa bbbb", FAIL, "ranks 0 and 4 are to share a server (8 ranks do), but their host names are a and b"),
-        (0, "aaaa bbbb", FAIL, "ranks 0 and 4 are to share a server (8 ranks do), but their host names are a and b"),
-        (4, "aaab bbbb", FAIL, "ranks 0 and 3 are to share a server (4 ranks do), but their host names are a and b"),
         (2, "abab", FAIL, "ranks 0 and 1 are to share a server (2 ranks do), but their host names are a and b"),
         (2, "aaaa", PASS, "2 ranks a server, 2 server(s), 1 host name(s); ASCEND_MOE_RANKS_PER_SERVER goes before"),
     ],

@@ -1,19 +1,17 @@
 """Blocking calls of torch.npu behind queued operators: none may wait for what waits for it (`npu_runs`).
 
 torch_npu hands operators to a thread of its own, and some of its calls wait for that thread with Python's lock held,
-which the virtual NPU's operators need. With arguments SECONDS SEED: drawn sequences for so long.
+which the virtual NPU's operators need.
 """
 
 from __future__ import annotations
 
 import gc
-import random
-import sys
 import time
 from collections.abc import Callable
 
 import torch
-from npu_runs import LAST_LINE, run_checks
+from npu_runs import run_checks
 
 QUEUED = 100
 
@@ -142,24 +140,5 @@ def check_every_call_behind_every_kind() -> None:
             assert time.monotonic() - start < 60, (kind, call)
 
 
-def _drawn(seconds: float, seed: int) -> None:
-    draw, count, end = random.Random(seed), 0, time.monotonic() + seconds
-    while time.monotonic() < end:
-        x = torch.ones(64, 8, device="npu")
-        for _ in range(draw.randint(1, 4)):
-            x = KINDS[draw.choice([*KINDS])](x)
-            for _ in range(draw.randint(0, 2)):
-                CALLS[draw.choice([*CALLS])]()
-        if draw.random() < 0.7:
-            assert x.cpu().equal(torch.ones(64, 8))
-        del x
-        count += 1
-    print(f"{count} sequences")
-
-
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        _drawn(float(sys.argv[1]), int(sys.argv[2]))
-        print(LAST_LINE)
-    else:
-        run_checks()
+    run_checks()

@@ -61,14 +61,6 @@ def test_no_blocking_call_waits_for_operators_that_wait_for_it() -> None:
     run("blocking_checks.py").must_pass()
 
 
-_LONG_RUNS = [pytest.param(seed, 150, marks=pytest.mark.nightly) for seed in (1, 2)]
-
-
-@pytest.mark.parametrize(("seed", "seconds"), [(0, 6), *_LONG_RUNS])
-def test_drawn_orders_of_blocking_calls(seed: int, seconds: int) -> None:
-    run("blocking_checks.py", str(seconds), str(seed)).must_pass()
-
-
 # How a program meets SIGTERM while its main thread waits for queued work that takes a minute.
 _LONG = """
 import signal, sys, torch

@@ -12,16 +12,14 @@ from typing import Any
 import op_runs
 import pytest
 import torch
-from direct_cases import drawn
 from op_runs import Clusters
-from zero_copy_runs import check_results, check_traffic, lending, run_sequence, sequence_cases
+from zero_copy_runs import check_traffic, drawn, lending
 
 import ascend_moe
 from ascend_moe.comm import lookup
 from ascend_moe.ops import calls
 
 DOC = Path(__file__).resolve().parents[3] / "docs" / "layers.md"
-SEQUENCES = ["DC" * 6, "DDCC" * 3, "DDDCCC" * 2, "DDCDCC" * 2, "DCDDCC" * 2]
 
 
 @pytest.mark.parametrize(
@@ -41,20 +39,6 @@ def test_rows_in_place_equal_the_reference(clusters: Clusters, first: int, share
         runs = op_runs.run(clusters[case.world], case, lending(lends))
         sound += op_runs.check(case, runs, functools.partial(check_traffic, lends))
     assert sound > 25
-
-
-@pytest.mark.parametrize("sequence", SEQUENCES)
-@pytest.mark.parametrize(
-    "seeds", [range(3), pytest.param(range(3, 12), marks=pytest.mark.nightly)], ids=["3 seeds", "9 seeds"]
-)
-def test_sequences_of_lent_rows_equal_the_reference(clusters: Clusters, sequence: str, seeds: range) -> None:
-    for seed in seeds:
-        cases = sequence_cases(seed, sequence)
-        with op_runs.cores(cases[0].cores):
-            by_rank = clusters[cases[0].world].run(
-                lambda rank, group, c=cases, s=seed: run_sequence(c, sequence, s, rank, group)
-            )
-        check_results(cases, by_rank)
 
 
 def test_the_example_of_the_page_gives_what_the_copying_combine_gives() -> None:

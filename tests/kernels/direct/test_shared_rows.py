@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import op_runs
 import pytest
-from direct_cases import MANY_EXPERTS
 from op_runs import Clusters, RankRun
+from zero_copy_runs import MANY_EXPERTS
 
 from ascend_moe.reference.cases import QUANTS, Case, legal
 

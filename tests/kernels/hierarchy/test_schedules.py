@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from explored_worlds import Worlds
 from seen_schedules import OK, PEER_LOST, bits, seen
 
 from ascend_moe import explore
 from ascend_moe.errors import ArgumentError
-from ascend_moe.explore.draws import draw_of
 
 CASES = [
     "w4,c2,l2,k2,b2,v2,r2,weights,DCDC,hierarchy",
@@ -68,14 +65,6 @@ def test_a_forwarder_killed_at_every_step_is_named(worlds: Worlds, seed: int) ->
             assert all(f"rank {victim} is lost" in text for text in texts if text), (step, texts)
             levels |= {text.partition(", in level ")[2][:1] for text in texts if text}
     assert {"1", "2"} <= levels
-
-
-@pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 400), marks=pytest.mark.nightly)])
-def test_ranks_that_differ_in_comm_alg_name_each_other(seeds: range) -> None:
-    """In one op, dispatch or combine, some ranks run window, for half of the cases all of a server."""
-    drawn = [replace(draw_of("two levels", seed), fault_kind="algorithm") for seed in seeds]
-    found = explore.campaign(drawn, len(drawn), seeds.start, a_case=1)
-    assert found.finding is None, (str(found.finding.case), found.finding.message)
 
 
 def test_who_does_not_differ_must_not_be_named(worlds: Worlds) -> None:

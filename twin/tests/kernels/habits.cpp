@@ -25,10 +25,7 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
     }
     PipeBarrier<PIPE_V>();
     if (TILING_KEY_IS(4)) Duplicate(words, 1.0f, 24);
-    uint64_t firstOfBlocks[2] = {0x0101010101010101, 0};
-    if (TILING_KEY_IS(5)) Duplicate(words, 1.0f, firstOfBlocks, 1, 1, 8);
     if (TILING_KEY_IS(6)) pipe.InitBuffer(none, 0);
-    if (TILING_KEY_IS(7)) Sum(words, row, SumParams{16, 1, 1});
     if (TILING_KEY_IS(8)) words = small.Get<float>(24);
     if (TILING_KEY_IS(9)) words.SetValue(16, 1.0f);
     if (TILING_KEY_IS(20)) words = words[17];
@@ -41,8 +38,6 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
     if (TILING_KEY_IS(23)) queue.AllocTensor<float>();
     if (TILING_KEY_IS(24)) Muls(row, row, 2.0f, static_cast<uint64_t>(0), 1, {1, 1, 8, 8});
     if (TILING_KEY_IS(25)) Adds(row[8], row, 1.0f, 40);
-    if (TILING_KEY_IS(26)) Adds(row[8], row, 1.0f, static_cast<uint64_t>(16), 1, {1, 1, 2, 2});
-    if (TILING_KEY_IS(27)) ReduceSum(row[40], row, words, 48);
     LocalTensor<float> flags = longer.Get<float>();
     if (TILING_KEY_IS(30)) DataCopyPad(words, Gm<float>(x), DataCopyExtParams{1, 6, 0, 0, 0}, {false, 0, 0, 0.0f});
     if (TILING_KEY_IS(31)) {
@@ -50,7 +45,6 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
         PipeBarrier<PIPE_V>();
         Cast(flags, flags.ReinterpretCast<half>()[16], RoundMode::CAST_NONE, 128);
     }
-    if (TILING_KEY_IS(32)) ReduceMax(row[40], row, words, 48);
     if (TILING_KEY_VAR >> 32 ==
         1) {  // a call over 256 elements: which, by how many blocks its operands are apart, count
         const uint32_t call = TILING_KEY_VAR >> 24 & 3, apart = 8 * (TILING_KEY_VAR >> 12 & 31);
@@ -64,17 +58,12 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
         SyncFunc<HardEvent::V_MTE3>();
         DataCopy(Gm<float>(y), flags, 256);
     }
-    if (TILING_KEY_IS(28) || TILING_KEY_IS(29)) {
+    if (TILING_KEY_IS(29)) {
         Duplicate(flags, 1.0f, 256);
         PipeBarrier<PIPE_V>();
-        DataCopy(flags, row, 48);
-        PipeBarrier<PIPE_V>();
-        if (TILING_KEY_IS(28)) CompareScalar(flags[40].ReinterpretCast<uint8_t>(), flags, 7.0f, CMPMODE::LT, 256);
-        if (TILING_KEY_IS(29)) CompareScalar(words.ReinterpretCast<uint8_t>(), flags, 7.0f, CMPMODE::LT, 65);
-        SyncFunc<HardEvent::V_MTE3>();
-        DataCopy(Gm<float>(y), TILING_KEY_IS(28) ? flags[40] : words, 8);
+        CompareScalar(words.ReinterpretCast<uint8_t>(), flags, 7.0f, CMPMODE::LT, 65);
     }
-    if (TILING_KEY_IS(25) || TILING_KEY_IS(26) || TILING_KEY_IS(27) || TILING_KEY_IS(32)) {
+    if (TILING_KEY_IS(25)) {
         SyncFunc<HardEvent::V_MTE3>();
         DataCopy(Gm<float>(y), row, 48);
     }
