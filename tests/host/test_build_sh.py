@@ -342,18 +342,3 @@ def test_msopgen_route_to_the_end(tmp_path: Path) -> None:
     assert variables["vendor_name"]["value"] == "ascend_moe"
     assert variables["ASCEND_COMPUTE_UNIT"]["value"] == "ascend910b;ascend910_93"
     assert variables["ASCEND_CANN_PACKAGE_PATH"]["value"] == str(home)
-
-
-def test_msopgen_route_that_does_not_get_far(tmp_path: Path) -> None:
-    """A dry run without a toolkit writes its inputs; a template of another layout is refused."""
-    done = build("--soc=ascend910b", "--route=msopgen", "--dry-run", f"--build-dir={tmp_path / 'out'}")
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "out/ops.json").read_text())
-    assert_sources_are_ours(tmp_path / "out/sources")
-    assert "-c ai_core-ascend910b -f pytorch" in done.stdout
-    assert not (tmp_path / "out/project").exists()
-    home = toolkit(tmp_path / "cann", msopgen=True)
-    tool = home / "python/site-packages/bin/msopgen"
-    executable(tool, MSOPGEN.replace("aclnn_src ${ASCEND_AUTOGEN_PATH}/aclnn_*.cpp", "everything *.cpp"))
-    done = build(BOTH, f"--build-dir={tmp_path / 'out'}", home=home)
-    assert done.returncode == 1 and "is not laid out as in CANN 8.1" in done.stderr

@@ -63,18 +63,6 @@ def test_functions_have_the_descriptions_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_schemas_have_the_descriptions_arguments(name: str) -> None:
-    """As torch has registered them."""
-    by_place, by_name = parameters(*FUNCTIONS[name])
-    schema = getattr(getattr(torch.ops, NAMESPACE), name).default._schema
-    kinds = {"Tensor": "Tensor", "Tensor | None": "Optional[Tensor]", "int | None": "Optional[int]"}
-    for argument, (argument_name, kind, default) in zip(schema.arguments, [*by_place, *by_name], strict=True):
-        assert (argument.name, str(argument.type)) == (argument_name, kinds.get(kind, kind))
-        assert argument.kwarg_only == ((argument_name, kind, default) in by_name)
-        assert argument.default_value == (None if default is inspect.Parameter.empty else default)
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_return_the_descriptions_outputs(name: str) -> None:
     op, function = FUNCTIONS[name]
     *outputs, record = [row.v2_name if function == "kV2" else row.name for row in op.outputs]

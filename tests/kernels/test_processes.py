@@ -18,29 +18,15 @@ import ascend_moe
 import ascend_moe.reference as ref
 from ascend_moe import comm
 from ascend_moe.errors import AscendMoeError
-from ascend_moe.reference.cases import Case, legal
+from ascend_moe.reference.cases import Case, draw, legal
 
 Run = RankRun | AscendMoeError
 ALGORITHMS = ("direct", "window", "zero-copy")
+SOUND = {"ids": ("distinct", "any", "minus", "hot", "mixed"), "batch": (3, 7, 16), "units": (2, 5, 64)}
 SPECS = [
-    Case(seed=1),
-    Case(local=5, topk=4, units=5, batch=9, dtype="fp16", quant_mode=2, batches="zero rank", expert_token_nums_type=0),
-    Case(
-        local=3,
-        topk=3,
-        units=3,
-        dtype="fp32",
-        quant_mode=2,
-        smooth=True,
-        contract=2,
-        mask="pair",
-        seed=3,
-        tp_world_size=1,
-    ),
+    *(draw(seed, comm_quant_mode=(0,), **SOUND) for seed in range(5)),
     Case(local=2, topk=3, ids="overflow", batch=3, seed=4),
     Case(local=3, topk=2, batch=3, ids="bad", contract=2, seed=6),
-    Case(local=2, topk=4, batch=7, contract=2, ids="minus", shared=2, batches="unequal", odd=True, seed=7),
-    Case(local=8, topk=8, batch=16, units=64, ids="hot", mask="token", tail=True, seed=8),
 ]
 CORES = (1, 7, 8)
 

@@ -47,14 +47,6 @@ def header(build: Path) -> Header:
 # ---- constants
 
 
-def test_epochs_across_the_wrap(header: Header) -> None:
-    epochs = constants.epochs_of(header, Shape(epochs=5))
-    assert [entry.epoch for entry in epochs] == [0xFFFFFFFD, 0xFFFFFFFE, 0xFFFFFFFF, 2, 3, 4]
-    assert [entry.parity for entry in epochs] == [1, 0, 1, 0, 1, 0]
-    # Two ops ago, or a fresh slot (index 0), and nothing else.
-    assert [entry.stale for entry in epochs] == [[int(j in (0, i - 2)) for j in range(7)] for i in range(1, 7)]
-
-
 def test_a_changed_header_changes_the_model(header: Header, tmp_path: Path) -> None:
     shutil.copytree(INCLUDES[0], tmp_path / "op_kernel")
     for name, old, new in [

@@ -33,26 +33,3 @@ def test_profiler_of_scheduled_steps(torch_npu: Any, tmp_path: Path) -> None:
         names = [event["name"] for event in read_events(tmp_path / name)]
         assert names.count("npu::npu_swiglu") == 3 and "ProfilerStep#1" in names
     assert supported_activities() == {ProfilerActivity.CPU} and ProfilerActivity.NPU in supported_activities()
-
-
-@pytest.mark.filterwarnings("ignore:Warning. Profiler")
-def test_profiler_with_a_handler(torch_npu: Any, tmp_path: Path) -> None:
-    """As vllm-ascend starts and stops it."""
-    profiler = torch_npu.profiler
-    config = profiler._ExperimentalConfig(
-        export_type=profiler.ExportType.Text, profiler_level=profiler.ProfilerLevel.Level1, msprof_tx=False,
-        aic_metrics=profiler.AiCMetrics.PipeUtilization, gc_detect_threshold=None,
-    )  # fmt: skip
-    recorded = profiler.profile(
-        activities=[profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.NPU], record_shapes=True, with_stack=False,
-        profile_memory=False, with_modules=False, experimental_config=config,
-        on_trace_ready=profiler.tensorboard_trace_handler(str(tmp_path / "traces"), worker_name="rank0"),
-    )  # fmt: skip
-    for count in (1, 2):  # a second recording is not the first one again
-        recorded.start()
-        for _ in range(count):
-            torch.ops.npu.npu_swiglu(randn(2, 8))
-        recorded.stop()
-    paths = sorted((tmp_path / "traces").glob("rank0_*_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json"))
-    counts = [[event["name"] for event in read_events(path)].count("npu::npu_swiglu") for path in paths]
-    assert counts == [1, 2]

@@ -95,15 +95,6 @@ def test_what_cann_refuses(request_: Request, version: str, text: str) -> None:
     assert (text in refused) if text else refused == ""
 
 
-def test_the_state_of_a3s_v2_has_a_kib_a_rank_more() -> None:
-    """Since the operators of July 2026; it is no part of HCCL_BUFFSIZE, and none of V1 or of A2."""
-    found = {need.version: need.state_kib for need in plan.cann_need(DEEPSEEK)}
-    assert {name for name, kib in found.items() if kib} == {"A3 V2", "A3 V2 fullmesh_v2", "A3 V2 hierarchy"}
-    assert {kib for kib in found.values() if kib} == {64}
-    said = commands.said("plan", "-r", "32", "-e", "256", "--details")[1]
-    assert "the state window of A3 V2 has 32 KiB more since ops-transformer of July 2026" in said
-
-
 # ---- ours
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import commands
 import pytest
@@ -124,16 +123,6 @@ def carried(request: Request, algorithm: str, op: str, link: str, costs: dict[st
         return {name: world.run(name, costs) for name in ("dispatch", "combine")}[op].link_bytes[link]
 
 
-def test_lent_rows_are_read_where_they_are() -> None:
-    """Zero-copy leaves out direct's copy of others' rows into the half: fewer bytes pass the memory."""
-    request = replace(SMALL, batch=64)
-    rows = (request.ranks - 1) * request.batch * request.topk * request.hidden * 2
-    copied, lent = (carried(request, name, "combine", "memory", COSTS) for name in ("direct", "zero-copy"))
-    assert copied - lent == pytest.approx(2 * rows, rel=0.02)  # in and out
-    direct, zero_copy = (predict(request, algorithm=name).combine_us for name in ("direct", "zero-copy"))
-    assert zero_copy < direct
-
-
 def test_the_nic_is_what_links_servers() -> None:
     usual = predict(SERVERS)
     assert usual.dispatch.link_use["nic out"] > 0
@@ -237,21 +226,6 @@ def test_every_figure_has_a_value_and_a_source() -> None:
             assert value.value >= 0, value
         counts = [sum(cost.kind == kind for cost in table.values()) for kind in KINDS]
         assert f"{counts[1]} of {sum(counts)} hardware costs" in report.banner(soc)
-
-
-def test_a_picture_has_a_line_an_op_and_algorithm(tmp_path: Path) -> None:
-    """The same bytes each time, and nothing where the file cannot be."""
-    pytest.importorskip("matplotlib")
-    options = ("--soc", A2, *OPTIONS, "--ranks", "2,4", "-e", "16", "--comm-alg", "window,direct", "--plot")
-    pictures = []
-    for name in ("one.svg", "two.svg"):
-        assert commands.said("predict", *options, str(tmp_path / name)).code == 0
-        pictures.append((tmp_path / name).read_bytes())
-    assert pictures[0] == pictures[1]
-    for label in ("dispatch, window", "combine, window", "dispatch, direct", "combine, direct", "a model, not a"):
-        assert label.encode() in pictures[0]
-    said = commands.said("predict", *options, str(tmp_path / "nowhere" / "one.svg"))
-    assert said.code == 2 and "--plot" in said.err
 
 
 def test_text_and_json_say_the_same() -> None:

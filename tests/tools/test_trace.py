@@ -160,16 +160,6 @@ def test_one_recording_at_a_time(tmp_path: Path) -> None:
     assert not second.exists()
 
 
-@pytest.mark.parametrize(("algorithm", "mib"), [("auto", 224), ("window", 225), ("direct", 224), ("zero-copy", 224)])
-def test_the_windows_are_those_of_the_algorithm(algorithm: str, mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def opened(ranks: int, window_mib: int) -> None:
-        raise AscendMoeError(f"{ranks} ranks, {window_mib} MiB")
-
-    monkeypatch.setattr(roundtrip, "LocalCluster", opened)
-    with pytest.raises(AscendMoeError, match=f"^2 ranks, {mib} MiB$"):
-        roundtrip.measured(roundtrip.TraceRequest(ranks=2, batch=512, hidden=7168, algorithm=algorithm))
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"), [({"limit": 0}, "limit"), ({"path": "/nowhere/x.json"}, "path"), ({"path": "/"}, "path")]
 )

@@ -26,7 +26,7 @@ from ascend_moe.cli import validate as validate_cli
 from ascend_moe.native import library
 from ascend_moe.native.windows import MIB
 from ascend_moe.reference.cases import Case
-from ascend_moe.validate import bringup, probes, times
+from ascend_moe.validate import bringup, probes
 from ascend_moe.validate import run as validate_run
 from ascend_moe.validate.bringup import OP_PROBES
 from ascend_moe.validate.cases import matrix
@@ -531,29 +531,6 @@ def test_the_times_of_meetings_are_kept_for_the_verdict() -> None:
     of_ranks = [(PASS, "a", {"blocks": 2.0, "syncall": 1.0}), (PASS, "b", {"blocks": 1.0, "syncall": 3.0})]
     both = bringup._together(PROBES["meeting"], of_ranks)
     assert both.figures == {"blocks": 2.0, "syncall": 3.0} and both.verdict == PASS
-
-
-def test_the_bringup_command_times_phases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of both ops by each algorithm, each with the model's time of the phase."""
-    monkeypatch.setattr(bringup, "on_threads", lambda ranks, tell: [])
-    monkeypatch.setattr(times, "ROUNDS", 3)
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "2")
-    code, said, told = commands.said("validate", "--bringup", "--times", "--device", "cpu", "--json")
-    steps = re.findall(r"^ascend-moe validate: (?!cpu)(.*)$", told, re.MULTILINE)
-    assert steps == ["times of window", "times of direct", "the model's times"]
-    found = [times.Phase(**phase) for phase in json.loads(said)["times"]]
-    assert code == 3 and {phase.cores for phase in found} <= {1, 2}  # no findings
-    for algorithm in ("window", "direct"):
-        for op, names in (("dispatch", {"SetStatus", "WaitStatus"}), ("combine", {"BuffInit", "SetStatus"})):
-            own = {phase.name: phase for phase in found if (phase.op, phase.algorithm) == (op, algorithm)}
-            assert own.keys() > {"launch", *names} and own["launch"].cores == 2
-            assert all(phase.slowest >= phase.mean >= 0 for phase in own.values())
-            assert own["launch"].predicted > 5 and own["SetStatus"].predicted > 0
-    text = "\n".join(times.lines(found, times.configuration(2)))
-    assert "2 ranks, 32 tokens each" in text and "combine, direct" in text and "median of 3 rounds" in text
-    assert not settings.STAMPS.is_set()
-    with pytest.raises(errors.AscendMoeError, match="rank 1 left no stamps of dispatch"):
-        times.phases([[{op: {"launch": (1, 1, 1)} for op in ("dispatch", "combine")}], [{"dispatch": {}}]], "window")
 
 
 def test_the_bringup_command_has_the_rows_of_the_page() -> None:
