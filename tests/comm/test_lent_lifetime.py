@@ -110,6 +110,9 @@ def test_views_share_its_fate(end: Rank) -> None:
 
 @on_every_rank
 def test_other_algorithms_copy_and_spend_nothing(end: Rank) -> None:
+    wide = end.empty(2 * MOST).view(MOST, 2 * HIDDEN).fill_(end.rank + 1)
+    for _ in range(2):  # rows that are not contiguous are copied before the op
+        assert (end.combine(wide[:, ::2], end.dispatch()) == 3).all()
     for name in ("fullmesh_v2", "window", "fullmesh"):
         rows = end.filled()
         for algorithm in (name, name, "direct", name):  # at last read once more, by this rank alone
@@ -190,29 +193,19 @@ def test_local_errors_spend_nothing(end: Rank) -> None:
 
 
 @on_every_rank
-def test_collective_errors_spend_it(end: Rank) -> None:
+def test_errors_of_ops_spend_it_on_all_ranks(end: Rank) -> None:
     """The op has taken its epoch, and peers that found nothing wrong may be reading."""
-    sent, rows, wrong = end.dispatch(), end.filled(), end.ids.clone()
-    wrong[0, 0] = EXPERTS + end.rank
-    with pytest.raises(InvalidExpertId):
-        end.combine(rows, sent, ids=wrong)
-    refused(lambda: end.combine(rows, sent), "was consumed by the combine of epoch 2")
-    assert (end.combine(end.filled(), sent) == 3).all()
-
-
-@on_every_rank
-def test_errors_of_one_rank_alone_spend_it_on_all(end: Rank) -> None:
-    sent, rows = end.dispatch(), end.filled()
-    if end.rank == 0:
-        ids = end.ids.clone()
-        ids[0] = -1  # a row that comes back is not asked for
-        with pytest.raises(RoutingMismatch):
-            end.combine(rows, sent, ids=ids)
-    else:
-        end.combine(rows, sent)
-    sent = end.dispatch()
-    refused(lambda: end.combine(rows, sent), "was consumed")
-    assert (end.combine(end.filled(), sent) == 3).all()
+    for wrong, error in ((EXPERTS + end.rank, InvalidExpertId), (-1, RoutingMismatch)):
+        sent, rows, ids = end.dispatch(), end.filled(), end.ids.clone()
+        ids[0, 0] = wrong  # -1: a row that comes back is not asked for
+        if wrong == -1 and end.rank:
+            end.combine(rows, sent)
+        else:
+            with pytest.raises(error):
+                end.combine(rows, sent, ids=ids)
+        refused(lambda sent=sent, rows=rows: end.combine(rows, sent), "was consumed by the combine of epoch")
+        sent = sent if wrong > 0 else end.dispatch()
+        assert (end.combine(end.filled(), sent) == 3).all()
 
 
 # ---- tensors of other windows
@@ -258,15 +251,6 @@ def test_rows_that_begin_inside_a_block(end: Rank) -> None:
     askew = flat[1 : 1 + MOST * HIDDEN].view(MOST, HIDDEN)
     refused(lambda: end.combine(askew, sent), "begins inside a 32-byte block .* multiple of 32 bytes")
     assert (end.combine(flat[8:].view(MOST, HIDDEN), sent) == 3).all()
-
-
-@on_every_rank
-def test_copies_of_it_are_copies(end: Rank) -> None:
-    """Rows that are not contiguous are copied before the op: no zero copy, nothing spent."""
-    wide = end.empty(2 * MOST).view(MOST, 2 * HIDDEN).fill_(end.rank + 1)
-    for _ in range(2):
-        sent = end.dispatch()
-        assert (end.combine(wide[:, ::2], sent) == 3).all()
 
 
 # ---- forks

@@ -102,16 +102,24 @@ def test_counts_are_compared_only_where_the_limit_can_be_reached(
     assert compared == [most - 1] * 2
 
 
-def test_a_rank_with_few_tokens_compares_counts_with_the_others(clusters: Any) -> None:
-    """In mega_moe by the buffer's most tokens, which all ranks know, not by its own."""
+@pytest.mark.parametrize("mega", [False, True])
+def test_ranks_of_unequal_batches_compare_counts_together(mega: bool, clusters: Any) -> None:
+    """Where some could overflow by their own batch only; in mega_moe by the buffer's most tokens."""
+    tokens, limits = ((1, 16), (70, 7)) if mega else ((1, 9, 9), (50, 10))
 
     def body(rank: int, group: str) -> Any:
-        mine = Rank(rank, 2, (1, 16)[rank])
-        same(mine.mega(mine.buffer(group, max_recv_token_num=70)), mine.three_calls(group))
-        return mine.mega(mine.buffer(group, max_recv_token_num=7))
+        mine = Rank(rank, len(tokens), tokens[rank])
 
-    for error in outcomes(clusters[2], body):
-        assert isinstance(error, RoutingOverflow) and error.capacity == 7 and error.rows > 7
+        def call(limit: int) -> Any:
+            return (
+                mine.mega(mine.buffer(group, max_recv_token_num=limit)) if mega else mine.one_call(group, limit=limit)
+            )
+
+        same(call(limits[0]), mine.three_calls(group))
+        return call(limits[1])
+
+    for error in outcomes(clusters[len(tokens)], body):
+        assert isinstance(error, RoutingOverflow) and error.capacity == limits[1] < error.rows
 
 
 def test_equal_batches_need_no_global_bs() -> None:
@@ -122,18 +130,6 @@ def test_equal_batches_need_no_global_bs() -> None:
         return torch.tensor([[each, 0, K, L, *([1] * len(tokens))] for each in tokens])
 
     assert judge(table(5, 5, 5), limit, 0) == 0 and judge(table(5, 0, 7), limit, 1) == 21
-
-
-def test_some_ranks_only_could_overflow(clusters: Any) -> None:
-    """By its own batch rank 0 need not compare rows, by theirs the others must: they find each other."""
-
-    def body(rank: int, group: str) -> Any:
-        mine = Rank(rank, 3, (1, 9, 9)[rank])
-        same(mine.one_call(group, limit=50), mine.three_calls(group))
-        return mine.one_call(group, limit=10)
-
-    for error in outcomes(clusters[3], body):
-        assert isinstance(error, RoutingOverflow) and error.capacity == 10
 
 
 def test_ranks_with_different_limits(clusters: Any) -> None:

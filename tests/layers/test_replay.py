@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ascend_moe.comm import LocalCluster
@@ -159,48 +159,27 @@ def test_captures_and_static_buffers_keep_every_id_or_refuse_it(dtype: torch.dty
 
 
 @pytest.mark.parametrize(
-    "backend", ["eager", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("aot_eager", "inductor"))]
+    ("router", "backend"),
+    [
+        ("hash", "eager"),
+        *(pytest.param("hash", name, marks=pytest.mark.nightly) for name in ("aot_eager", "inductor")),
+        *(pytest.param(name, "eager", marks=pytest.mark.nightly) for name in ROUTERS if name != "hash"),
+    ],
 )
-def test_capture_and_replay_in_a_compiled_router(backend: str) -> None:
+def test_a_layers_router_with_its_capture_is_one_graph(router: str, backend: str) -> None:
     """The ring's place is counted on the device: a compiled graph that runs again writes the next step."""
-
-    class Router(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.capture = RouteCapture(T, K, steps=4)
-
-        def forward(self, logits: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-            return select_experts(logits, logits, K, False, True, ids=ids, capture_fn=self.capture)
-
-    router, graphs = Router(), []
-    torch._dynamo.reset()
-    compiled = torch.compile(router, backend=backend, fullgraph=True, dynamic=False)
-    expected = []
-    for seed in range(3):
-        logits = torch.randn(T, E, generator=torch.manual_seed(seed))
-        expected.append(torch.topk(logits, K).indices)
-        graphs.append(compiled(logits)[1])
-    given = expected[0].flip(0)
-    weights, ids = compiled(logits, given)
-    assert torch.equal(ids, given.int())
-    torch.testing.assert_close(weights, torch.softmax(logits.gather(1, given), -1))
-    kept = router.capture.last()
-    assert all(torch.equal(a, b.short()) for a, b in zip(kept, [*expected, given], strict=True))
-
-
-@pytest.mark.parametrize(
-    "router", ["hash", *(pytest.param(name, marks=pytest.mark.nightly) for name in ROUTERS if name != "hash")]
-)
-def test_a_layers_router_with_its_capture_is_one_graph(router: str) -> None:
     layer = layer_of({"router": router}, MC2Dispatcher("of nobody", 1, 0, E), dtype=torch.float32)
-    layer.capture = RouteCapture(T, layer.config.top_k, steps=2)
+    layer.capture, expected = RouteCapture(T, layer.config.top_k, steps=4), []
     torch._dynamo.reset()
-    compiled = torch.compile(layer.route, fullgraph=True, backend="eager", dynamic=False)
-    x, input_ids = torch.randn(T, H, generator=torch.Generator().manual_seed(1)), torch.arange(T)
-    weights, ids = compiled(x, input_ids)
-    wanted = layer.route(x, input_ids)
-    torch.testing.assert_close(weights, wanted[0])
-    assert torch.equal(ids, wanted[1]) and all(torch.equal(kept, ids.short()) for kept in layer.capture.last())
+    compiled = torch.compile(layer.route, fullgraph=True, backend=backend, dynamic=False)
+    for seed in range(3):
+        x, input_ids = torch.randn(T, H, generator=torch.Generator().manual_seed(seed)), torch.arange(T)
+        weights, ids = compiled(x, input_ids)
+        wanted = layer.route(x, input_ids)
+        torch.testing.assert_close(weights, wanted[0])
+        assert torch.equal(ids, wanted[1])
+        expected += [ids.short()] * 2
+    assert all(map(torch.equal, layer.capture.last(), expected[-4:]))
 
 
 def test_select_experts_and_vllm_ascends_operator_take_the_same_ids() -> None:

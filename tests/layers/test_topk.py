@@ -56,7 +56,7 @@ def choose_by_loop(
 @pytest.mark.parametrize(
     "function, pre", [("softmax", False), ("softmax", True), ("sigmoid", False), ("sqrtsoftplus", False)]
 )
-@pytest.mark.parametrize("topk, groups", [(1, None), (3, None), (4, (4, 2)), (2, (2, 1))])
+@pytest.mark.parametrize("topk, groups", [(1, None), (3, None), (4, (4, 2)), (2, (2, 1)), (6, (4, 3))])
 @pytest.mark.parametrize("dtype", [FP32, FP64, BF16])
 def test_scores_and_choice_are_those_of_a_loop(function: str, pre: bool, topk: int, groups: Any, dtype: Any) -> None:
     for tokens, bias, scale in itertools.product((0, 9), (None, randn(E, seed=3)), (0.0, 2.5)):
@@ -139,26 +139,12 @@ def test_a_choice_without_any_score_has_weights_of_zero() -> None:
     assert chosen[0].nonzero().flatten().tolist() == [6, 7]
 
 
-@pytest.mark.parametrize("topk, groups, kept", [(4, 4, 2), (2, 2, 1), (4, 2, 2), (6, 4, 3), (4, 8, 4)])
-def test_group_limited_topk_is_that_of_a_loop(topk: int, groups: int, kept: int) -> None:
-    scores = randn(20, E, seed=6)
-    values, ids = group_limited_topk(scores, topk, 20, E, groups, kept)
-    size = E // groups
-    for token in range(20):
-        row = scores[token]
-        heads = [sum(sorted(row[g * size : (g + 1) * size].tolist())[::-1][: topk // kept]) for g in range(groups)]
-        best = sorted(range(groups), key=lambda group: -heads[group])[:kept]
-        allowed = sorted((e for e in range(E) if e // size in best), key=lambda e: -float(row[e]))[:topk]
-        assert ids[token].tolist() == allowed and torch.equal(values[token], row[allowed])
-    assert group_limited_topk(scores[:0], topk, 0, E, groups, kept)[1].shape == (0, topk)
-    for wrong in ((4, 3, 1), (4, 4, 5), (6, 4, 2), (1, 4, 2)):
-        with pytest.raises(ValueError):
-            group_limited_topk(scores, wrong[0], 20, E, *wrong[1:])
-
-
-def test_groups_with_negative_scores_are_left_out() -> None:
+def test_groups_with_negative_scores_are_left_out_and_wrong_groups_refused() -> None:
     scores = torch.tensor([[-1.0, -2.0, -9.0, -9.0]])
     assert group_limited_topk(scores, 2, 1, 4, 2, 1)[1].tolist() == [[0, 1]]
+    for wrong in ((4, 3, 1), (4, 4, 5), (6, 4, 2), (1, 4, 2)):
+        with pytest.raises(ValueError):
+            group_limited_topk(randn(20, E), wrong[0], 20, E, *wrong[1:])
 
 
 # ---- capacity
