@@ -159,7 +159,7 @@ def test_window_cannot_be_resized_by_a_peer() -> None:
         os.close(fd)
 
 
-def test_processes_are_told_by_state_and_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_are_described_by_state_and_start(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"process {os.getpid()} is running" in describe_process(os.getpid())
     own = liveness.process_stat(os.getpid())
     assert own is not None and not own.ending

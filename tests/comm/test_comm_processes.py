@@ -202,7 +202,7 @@ def test_store_host_stopped_or_killed_before_it_calls() -> None:
             assert_named(ranks.wait(rank, 2), "PeerLost", 0, "store")
 
 
-def test_rank_that_gave_up_is_told_from_the_one_it_waited_for() -> None:
+def test_a_rank_that_gave_up_is_distinguished_from_the_one_it_waited_for() -> None:
     with Ranks(3, timeout_s=1.0) as ranks:
         values(ranks.call(cases.set_on, 1, "ASCEND_MOE_TIMEOUT_S", "2"))
         ranks.start(1, comm.comm_name)

@@ -16,7 +16,7 @@ import ascend_moe
 from ascend_moe import LocalCluster, comm, dispatchers, layer_ops
 from ascend_moe.comm.place import Place
 from ascend_moe.errors import AscendMoeError
-from ascend_moe.interop import fused_moe, megatron, sglang, vllm
+from ascend_moe.interop import deep_ep, fused_moe, megatron, sglang, vllm
 
 EXPERTS, HIDDEN = 4, 32
 
@@ -65,6 +65,13 @@ def epmoe(group: Any, reduce: str, **given: Any) -> Any:
     return made(torch.ones(2, HIDDEN), torch.ones(2, EXPERTS))
 
 
+def buffer_trip(group: Any, **strategies: str) -> Any:
+    made: Any = deep_ep.AscendBuffer(group, **strategies) if strategies else deep_ep.Buffer(group)
+    ids, weights = torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1)
+    rows, _, handle, *_ = made.low_latency_dispatch(torch.ones(2, 128).bfloat16(), ids, 2, EXPERTS, use_fp8=False)
+    return made.low_latency_combine(rows, ids, weights, handle)[0]
+
+
 def shared_experts(group: Any) -> Any:
     torch.manual_seed(0)
     made = megatron.SharedExpertMLP(HIDDEN, HIDDEN, tp_group=group, dtype=torch.float32)
@@ -101,6 +108,9 @@ WINDOWS: dict[str, Callable[[Any], Any]] = {
     "TokenDispatcher alltoall": lambda group: megatron_trip(group, "alltoall"),
     "TokenDispatcher allgather": lambda group: megatron_trip(group, "allgather"),
     "EPMoE group_ep": lambda group: epmoe(None, "mc2", group_ep=group),
+    "Buffer": buffer_trip,
+    "AscendBuffer": lambda group: buffer_trip(group, low_latency_strategy="default"),
+    "AscendBuffer all to all": lambda group: buffer_trip(group, low_latency_strategy="alltoall"),
 }  # fmt: skip
 COLLECTIVE: dict[str, Callable[[Any], Any]] = {
     "comm_name": ascend_moe.comm_name,
@@ -134,7 +144,7 @@ def groups() -> dict[str, Any]:
 @pytest.mark.parametrize("factory", [*WINDOWS, *COLLECTIVE])
 def test_every_kind_of_group_works(factory: str, world: None) -> None:
     call = (WINDOWS | COLLECTIVE)[factory]
-    kinds = groups() | ({"None": None} if factory not in ("EPMoE group_ep",) else {})
+    kinds = groups() | ({} if factory == "EPMoE group_ep" or "Buffer" in factory else {"None": None})
     results = {kind: call(group) for kind, group in kinds.items()}
     tensors = [result for result in results.values() if isinstance(result, torch.Tensor)]
     assert all(torch.equal(each, tensors[0]) for each in tensors)

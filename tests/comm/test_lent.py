@@ -42,7 +42,7 @@ def on_rank_0(cluster: comm.LocalCluster, work: Any) -> Any:
     return cluster.run(lambda rank, group: work(group) if rank == 0 else None)[0]
 
 
-def test_the_setting_is_the_size_of_the_lent_area(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_is_the_size_of_the_registered_area(monkeypatch: pytest.MonkeyPatch) -> None:
     assert window_lent_bytes(3 * MIB) == 3 * MIB
     monkeypatch.setenv("ASCEND_MOE_LENT_MIB", "7")
     with comm.LocalCluster(1, window_mib=2) as cluster:
@@ -126,7 +126,7 @@ def test_memory_is_used_again_when_a_tensor_dies(cluster: comm.LocalCluster) -> 
     on_rank_0(cluster, work)
 
 
-def test_a_lent_area_without_room_is_told(cluster: comm.LocalCluster) -> None:
+def test_a_registered_area_without_room_is_reported(cluster: comm.LocalCluster) -> None:
     def work(group: str) -> None:
         kept = [take(0, group, 256) for _ in range(2)]  # 512 KiB each: all of it
         with pytest.raises(WindowTooSmall, match="2 window tensors hold space") as raised:

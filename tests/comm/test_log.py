@@ -39,7 +39,7 @@ def texts(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == level and record.name == "ascend_moe"]
 
 
-def test_windows_and_algorithms_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_windows_and_algorithms_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ascend_moe")
     with ascend_moe.LocalCluster(WORLD, window_mib=4) as cluster:
         for algorithm in ("direct", "direct", "window", ""):
@@ -110,7 +110,7 @@ def test_a_call_whose_group_is_gone_still_leaves_itself(tmp_path: Path, monkeypa
     assert line.endswith("on first: x bfloat16 (2, 64); 5 µs, CommTimeout: rank 1 did not arrive")
 
 
-def test_a_refused_call_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_call_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Also one that never came to a communicator; one that only looks for shapes is no call."""
     caplog.set_level(logging.DEBUG, "ascend_moe")
     x, ids = torch.ones(2, HIDDEN, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.int32)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,12 +40,12 @@ def test_the_names_are_probes() -> None:
     assert all(set(names) <= EVERY for names in probe_results.NEEDS.values())
 
 
-def test_nothing_is_proven_without_a_verdict() -> None:
+def test_nothing_is_proven_without_probe_results() -> None:
     assert probe_results.proven(SOC, ONE_SERVER, 2) == frozenset()
     assert not probe_results.allows("direct", frozenset())
 
 
-def test_a_verdict_speaks_for_its_soc_its_cann_its_topology_and_as_many_ranks(
+def test_probe_results_count_for_their_soc_cann_topology_and_as_many_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert kept().name == "Ascend910_9391-cann_8.3.RC1-one_server.json"
@@ -58,7 +60,7 @@ def test_a_verdict_speaks_for_its_soc_its_cann_its_topology_and_as_many_ranks(
     assert probe_results.proven(SOC, ONE_SERVER, 8) == frozenset()
 
 
-def test_several_servers_speak_for_one_but_their_own_verdict_goes_before() -> None:
+def test_results_of_several_servers_count_for_one_where_it_has_none() -> None:
     kept(SEVERAL_SERVERS, 16)
     assert probe_results.proven(SOC, SEVERAL_SERVERS, 16) == probe_results.proven(SOC, ONE_SERVER, 16) == EVERY
     kept(ONE_SERVER, 16, pull="FAIL")
@@ -84,7 +86,7 @@ def test_a_bringup_that_does_not_come_to_its_end_leaves_nothing() -> None:
     assert probe_results.proven(SOC, ONE_SERVER, 8) == frozenset() and probe_results.files() == []
 
 
-def test_the_umask_does_not_spoil_a_verdict() -> None:
+def test_the_umask_does_not_change_the_mode_of_results() -> None:
     before = os.umask(0o002)
     try:
         path = kept()
@@ -93,56 +95,49 @@ def test_the_umask_does_not_spoil_a_verdict() -> None:
     assert path.stat().st_mode & 0o777 == 0o644 and probe_results.proven(SOC, ONE_SERVER, 8) == EVERY
 
 
-@pytest.mark.parametrize("mode", [0o664, 0o646])
-def test_a_file_that_others_may_write_does_not_count(mode: int) -> None:
-    path = kept()
-    path.chmod(mode)
-    with pytest.raises(AscendMoeError, match=f"may be written by others \\(mode {mode:o}\\): run `ascend-moe"):
-        probe_results.read(path)
-    assert probe_results.proven(SOC, ONE_SERVER, 8) == frozenset()
-
-
-def test_a_file_of_another_user_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = kept()
+def another_owner(path: Path, patch: pytest.MonkeyPatch) -> None:
     owner = path.stat().st_uid
     if owner == 0:  # root's files count for everybody
         os.chown(path, 12345, -1)
-        owner = 12345
     else:
-        monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    with pytest.raises(AscendMoeError, match=f"belongs to user {owner}, not to this one"):
-        probe_results.read(path)
+        patch.setattr(os, "getuid", lambda: owner + 1)
 
 
-def test_a_link_does_not_count(tmp_path: Path) -> None:
-    path = kept()
-    path.rename(tmp_path / "elsewhere.json")
-    path.symlink_to(tmp_path / "elsewhere.json")
-    with pytest.raises(AscendMoeError, match="cannot be read"):
-        probe_results.read(path)
+def linked(path: Path, _: pytest.MonkeyPatch) -> None:
+    path.rename(path.parent.parent / "elsewhere.json")
+    path.symlink_to(path.parent.parent / "elsewhere.json")
+
+
+def aged(days: float) -> Callable[[Path, pytest.MonkeyPatch], None]:
+    def change(path: Path, _: pytest.MonkeyPatch) -> None:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "written": time.time() - days * 86400}))
+
+    return change
 
 
 @pytest.mark.parametrize(
-    ("days", "text"), [(181, "is 181 days old, at most 180 count"), (-2, "is of the future"), (179, ""), (0, "")]
-)
-def test_a_verdict_ages(days: float, text: str) -> None:
+    ("change", "text"),
+    [
+        *((lambda path, _, mode=mode: path.chmod(mode), rf"may be written by others \(mode {mode:o}\): run `ascend-moe")
+          for mode in (0o664, 0o646)),
+        (another_owner, r"belongs to user \d+, not to this one"),
+        (linked, "cannot be read"),
+        (aged(181), "is 181 days old, at most 180 count"),
+        (aged(-2), "is of the future"),
+        (aged(179), ""),
+        *((lambda path, _, text=text: path.write_text(text), "is no verdict of this version: run")
+          for text in ("", "{}", "[]", '{"format": 2}', '{"format": 1, "soc": "x"}', "\x00")),
+    ],
+)  # fmt: skip
+def test_a_file_that_others_wrote_or_that_is_old_or_broken_does_not_count(
+    change: Callable[[Path, pytest.MonkeyPatch], Any], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = kept()
-    words = json.loads(path.read_text())
-    path.write_text(json.dumps({**words, "written": time.time() - days * 86400}))
-    path.chmod(0o644)
+    change(path, monkeypatch)
     if text:
         with pytest.raises(AscendMoeError, match=text):
             probe_results.read(path)
     assert probe_results.proven(SOC, ONE_SERVER, 8) == (frozenset() if text else EVERY)
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 2}', '{"format": 1, "soc": "x"}', "\x00"])
-def test_another_text_is_no_verdict(text: str) -> None:
-    path = kept()
-    path.write_text(text)
-    with pytest.raises(AscendMoeError, match="is no verdict of this version: run"):
-        probe_results.read(path)
-    assert probe_results.proven(SOC, ONE_SERVER, 8) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +162,7 @@ def test_a_bad_variable_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -
         probe_results.proven(SOC, ONE_SERVER, 2)
 
 
-def test_the_faster_meeting_is_the_one_that_was_timed(tmp_path: Path) -> None:
+def test_the_faster_core_barrier_is_the_one_that_was_timed(tmp_path: Path) -> None:
     """Only where its probe has passed and both were timed; of any number of ranks; that of several servers too."""
     kind = probe_results.machine(SOC, SEVERAL_SERVERS)
     for meetings, faster in (

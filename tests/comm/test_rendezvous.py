@@ -195,7 +195,7 @@ def test_store_that_fails(
         ("PID namespace", {"pid_space": "pid:[1]"}, pid_namespace(), "pid:[1]"),
     ],
 )
-def test_ranks_with_other_windows_are_told_apart(field: str, changes: dict[str, Any], ours: Any, theirs: Any) -> None:
+def test_ranks_with_different_windows_are_refused(field: str, changes: dict[str, Any], ours: Any, theirs: Any) -> None:
     def rank_body(rank: Rank) -> tuple[str, int, Any, Any]:
         opening = rank.opening(10)
         usual = opening.mine.host if field == "machine" else opening.mine.total

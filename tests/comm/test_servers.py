@@ -153,7 +153,7 @@ def test_settings_that_differ_are_named_on_every_rank(name: str, field: str) -> 
 
 
 @pytest.mark.parametrize("hosts", [on(4), on(2, 2)])
-def test_verdicts_that_differ_are_named_on_every_rank(hosts: list[str]) -> None:
+def test_probe_results_that_differ_are_named_on_every_rank(hosts: list[str]) -> None:
     """Only what was found for this group's topology has to agree."""
     where = ONE_SERVER if len(set(hosts)) == 1 else SEVERAL_SERVERS
     other = SEVERAL_SERVERS if where == ONE_SERVER else ONE_SERVER

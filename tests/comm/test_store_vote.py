@@ -48,7 +48,7 @@ def votes(world: int, gone: Callable[[int], bool] = lambda rank: False, store: A
     return [StoreVote("group", rank, world, gone, store, 0, "key") for rank in range(world)]
 
 
-def test_who_votes_is_in_and_who_comes_late_is_told() -> None:
+def test_who_votes_is_a_member_and_who_comes_late_is_refused() -> None:
     made = votes(4, lambda rank: rank == 2)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda rank: made[rank].agree(0.5), (0, 1))) == [[0, 1]] * 2  # 3 has not come

@@ -93,7 +93,7 @@ def test_windows_that_do_not_open_on_one_rank_are_opened_on_none() -> None:
         assert values(ranks.call(cases.layers_at, places[0].group_ep, 2)) == [2, 2, 2]
 
 
-def test_a_stopped_rank_is_left_out_and_told_so() -> None:
+def test_a_stopped_rank_is_left_out_and_gets_the_reason() -> None:
     with Ranks(3, timeout_s=20) as ranks:
         values(ranks.call(cases.layers_at, "0", 2))
         ranks.stop(1)

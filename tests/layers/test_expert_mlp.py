@@ -168,7 +168,7 @@ def test_the_same_bits_in_out_and_no_others(dtype: torch.dtype, kind: str, weigh
 
 @pytest.mark.parametrize("hidden", [1, 7, 96, 1000])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_bits_at_widths_that_products_treat_each_in_their_own_way(dtype: torch.dtype, hidden: int) -> None:
+def test_bits_at_widths_that_products_treat_differently(dtype: torch.dtype, hidden: int) -> None:
     generator = torch.Generator().manual_seed(hidden)
     counts = [0, 1, 37, 64, 5, 0]
     x = torch.randn(sum(counts) + 3, hidden, generator=generator).to(dtype)

@@ -87,8 +87,8 @@ def layer_of(features: FeatureSet, place: Place) -> MoELayer:
     placement = copies if features.has("placement", "copies") else None
     options = CallOptions(comm_quant_mode=int(features.values["comm_quant_mode"]), **config.special.given).options
     physical = EXPERTS * (1 if placement is None else 2)
-    carrier = MC2Dispatcher(place.group_ep, place.world, place.rank, physical, **options)
-    layer = MoELayer(config, carrier, placement=placement, global_bs=WORLD * MOST).init_weights(features.seed)
+    dispatcher = MC2Dispatcher(place.group_ep, place.world, place.rank, physical, **options)
+    layer = MoELayer(config, dispatcher, placement=placement, global_bs=WORLD * MOST).init_weights(features.seed)
     return layer.quantize_() if features.has("weights", "int8") else layer
 
 
@@ -196,9 +196,13 @@ def run(features: FeatureSet) -> torch.Tensor:
     return sum((torch.stack([waited.sum() for waited in each.times]) for each in outcomes if each.times), NO_TIME)
 
 
-def run_pairs(features: dict[str, tuple[str, ...]], draws: int, most: int) -> None:
-    """Runs drawn sets in which each legal pair meets."""
-    sets = option_sets.covering([draw(seed, features) for seed in range(draws)])
+@pytest.mark.parametrize(
+    ("features", "most"),
+    [(FEATURES | {"mode": ("eager",)}, 20), pytest.param(FEATURES, 24, marks=pytest.mark.nightly)],
+    ids=["eager", "compiled too"],
+)
+def test_every_two_features_of_a_layer_together(features: dict[str, tuple[str, ...]], most: int) -> None:
+    sets = option_sets.covering([draw(seed, features) for seed in range(200)])
     met = {frozenset(pair) for each in sets for pair in each.pairs}
     legal = {frozenset(pair) for pair in option_sets.legal_pairs(features, REFUSED)}
     assert met == legal and len(sets) < most, len(sets)
@@ -209,12 +213,3 @@ def run_pairs(features: dict[str, tuple[str, ...]], draws: int, most: int) -> No
         except Exception as error:
             raise AssertionError(f"{each}") from error
     assert bool((waited > 0).all()), waited
-
-
-def test_every_two_features_of_a_layer_together() -> None:
-    run_pairs(FEATURES | {"mode": ("eager",)}, 200, 20)
-
-
-@pytest.mark.nightly
-def test_every_two_features_of_a_layer_together_compiled_too() -> None:
-    run_pairs(FEATURES, 200, 24)

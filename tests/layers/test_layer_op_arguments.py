@@ -242,7 +242,7 @@ def test_the_buffer_is_agreed_on(clusters: Any) -> None:
                 assert isinstance(error, ArgumentError), (field, value, error)
 
 
-def test_a_window_too_small_is_told_when_the_buffer_is_made() -> None:
+def test_a_window_too_small_is_reported_when_the_buffer_is_made() -> None:
     def body(rank: int, group: str) -> Any:
         try:
             return get_symm_buffer_for_mega_moe(group, 4, 4096, 2, 4096, 512)

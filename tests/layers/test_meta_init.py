@@ -163,7 +163,7 @@ def test_a_module_on_meta_says_what_to_do(name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(80))
 @pytest.mark.filterwarnings("ignore:.*which is a no-op")
-def test_any_way_from_meta_to_values(seed: int, garbage: None) -> None:
+def test_any_steps_from_meta_to_values(seed: int, garbage: None) -> None:
     """Copies, casts, loads and empty memory in a drawn order; with the weights loaded last it is the source again."""
     draw = random.Random(seed)
     kind = KINDS[draw.choice([*KINDS])]

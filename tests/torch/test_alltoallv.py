@@ -157,7 +157,7 @@ def test_order_of_rows_and_the_shared_expert(clusters: Any) -> None:
     clusters[2].run(run)
 
 
-def test_counts_of_ranks_that_do_not_fit_are_told(clusters: Any) -> None:
+def test_counts_of_ranks_that_do_not_fit_are_refused(clusters: Any) -> None:
     def run(rank: int, group: str) -> None:
         weight = torch.ones(1, HIDDEN, WIDTH)
         with pytest.raises(ArgumentError, match=rf"recv_counts are {3 + rank} rows, but 2 came"):

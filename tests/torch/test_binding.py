@@ -152,7 +152,7 @@ def test_an_error_that_a_kernel_finds_is_the_same(group_ep: str) -> None:
     warm(group_ep)  # that was not fatal
 
 
-def test_a_disagreement_of_known_calls_is_told_on_both_ranks() -> None:
+def test_a_disagreement_of_known_calls_is_reported_on_both_ranks() -> None:
     def each(rank: int, group_ep: str) -> None:
         args, kwargs = PLAIN.combine(rank, 2, group_ep, run(PLAIN, rank, 2, group_ep)[0])
         with Counted() as calls, pytest.raises(ConfigMismatch, match="must be the same on all ranks"):

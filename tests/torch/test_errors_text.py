@@ -147,7 +147,7 @@ def test_classes_have_the_bases_that_callers_catch() -> None:
 
 
 @pytest.mark.parametrize("kind", every_class())
-def test_errors_survive_the_way_to_another_process(kind: type[AscendMoeError]) -> None:
+def test_errors_are_sent_to_another_process(kind: type[AscendMoeError]) -> None:
     error = kind("dispatch: rank 3 is lost", rank=3, argument="x")
     error.others = {1: ValueError("also")}
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):

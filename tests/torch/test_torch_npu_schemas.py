@@ -120,7 +120,7 @@ def test_gradients_are_those_of_the_public_function(call: OperatorCall) -> None:
         assert one is not None and torch.equal(one, other) and bool((one != 0).any())
 
 
-def test_numeric_gradients_of_the_way_there_and_back() -> None:
+def test_numeric_gradients_of_a_round_trip() -> None:
     chosen = torch.tensor([[0, 2], [1, 0], [2, 1]])
 
     def there_and_back(x: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:

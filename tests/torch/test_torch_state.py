@@ -231,24 +231,6 @@ def router_functions(rank: int, group: str) -> Run:
     return run
 
 
-def placements(rank: int, group: str) -> Run:
-    load, ids = drawn(2, E).abs(), drawn(T, E).topk(2)[1].int()
-
-    def run() -> list[Tensor]:
-        found = placement.balance(load, E + 2 * W, W)
-        left, table = placement.shrunk(found, W, [1]), found.logical_to_physical[0]
-        counts = torch.ones_like(found.physical_to_logical)
-        mapped = placement.remap(ids, table, source_rank=1, world_size=W)
-        of_tokens = placement.remap(ids, table, ids[:, 0])
-        own = placement.ExpertPlacement.contiguous(E, W).expert_map(rank, "cpu")
-        load_again = placement.logical_load(counts, found.physical_to_logical, E)
-        plain = placement.contiguous_balance(E)
-        placement.folded_groups("tp-cp-ep-dp-pp", 8, tp=2, ep=2)
-        return [*found, *left, *plain, mapped, of_tokens, own, load_again, placement.eplb_table(table)]
-
-    return run
-
-
 MAKERS: dict[str, Make] = {
     **{f"MoELayer, {router}": functools.partial(a_layer, router=router) for router in ROUTED},
     **{f"MoELayer, {kind}": functools.partial(a_layer, kind=kind) for kind in KINDS[1:]},
@@ -270,7 +252,6 @@ MAKERS: dict[str, Make] = {
     "DeepEP's buffer": deep_eps_buffer,
     "operators": operators,
     "routers": router_functions,
-    "placements": placements,
 }  # fmt: skip
 
 

@@ -96,18 +96,12 @@ def equal(found: list[Tensor | None], wanted: list[Tensor | None]) -> None:
         assert one is None or (one.isfinite().all() and torch.equal(one, other))
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", [*range(16), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(16, 1016))])
 def test_a_layer_does_not_see_what_inactive_tokens_hold(seed: int, clusters: Any) -> None:
     draw = Draw(seed)
     wanted, found = (clusters[draw.world].run(functools.partial(draw.outcome, filled)) for filled in (False, True))
     for one, other in zip(found, wanted, strict=True):
         equal(one, other)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(16, 1016))
-def test_no_layer_sees_what_inactive_tokens_hold(seed: int, clusters: Any) -> None:
-    test_a_layer_does_not_see_what_inactive_tokens_hold(seed, clusters)
 
 
 class Trip:
@@ -157,22 +151,14 @@ class Trip:
         return rows.where(torch.arange(len(rows))[:, None] < sent.ep_recv_counts[E - 1], 0)
 
 
-def trips(seeds: range, clusters: Any) -> None:
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 1020), marks=pytest.mark.nightly)])
+def test_a_dispatcher_does_not_see_what_inactive_tokens_hold(seeds: range, clusters: Any) -> None:
     for seed in seeds:
         trip = Trip(seed)
         for split in (False, True):
             runs = (functools.partial(trip.run, value, split) for value in (None, trip.draw.value))
             (wanted,), (found,) = (clusters[1].run(each) for each in runs)
             equal(found, wanted)
-
-
-def test_a_dispatcher_does_not_see_what_inactive_tokens_hold(clusters: Any) -> None:
-    trips(range(20), clusters)
-
-
-@pytest.mark.nightly
-def test_no_dispatcher_sees_what_inactive_tokens_hold(clusters: Any) -> None:
-    trips(range(20, 1020), clusters)
 
 
 def seen(tensor: Tensor, idle: Tensor, value: float | None) -> Tensor:

@@ -13,16 +13,13 @@ import op_runs
 import pytest
 import torch
 
-import ascend_moe
 import ascend_moe.reference as ref
-from ascend_moe import LocalCluster
 from ascend_moe import npu as torch_npu
 from ascend_moe.reference.cases import QUANTS, Case
 
 Kwargs = dict[str, Any]
 Given = ref.RankInput
 WORLD = 2
-SERVERS, SHARE = 2, 2  # servers, ranks of each, where callers ask for hierarchy
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,6 @@ class Caller:
     case: Case
     dispatch: Callable[[Case, int, str], Kwargs]
     combine: Callable[[Case, int, str, tuple[Any, ...]], Kwargs]
-    variables: bool = False  # HCCL's, by which the caller asks for hierarchy
 
     def run(self, rank: int, group: str) -> op_runs.RankRun:
         case, given = self.case, self.case.inputs[rank]
@@ -109,8 +105,6 @@ def _ascend_combine(tp: bool, mask: bool, **more: Any) -> Callable[[Case, int, s
     return kwargs
 
 
-_TO_SERVERS: Kwargs = {"tp": False, "nums_type": True, "expert_scales": True, "comm_alg": "hierarchy"}
-_FROM_SERVERS: Kwargs = {"tp": False, "expand_scales": True, "comm_alg": "hierarchy"}
 VLLM_ASCEND = [
     Caller(
         f"vllm-ascend {versions}{' int8' if quant == 'int8' else ''}{label}",
@@ -148,7 +142,8 @@ VLLM_ASCEND = [
         (
             "0.18.0", " hierarchy", "_v2",
             _ascend(contract=2, batches="zero rank", expert_token_nums_type=0, weights=True),
-            _TO_SERVERS | {"mask": False}, _FROM_SERVERS | {"mask": False},
+            {"tp": False, "mask": False, "nums_type": True, "expert_scales": True, "comm_alg": "hierarchy"},
+            {"tp": False, "mask": False, "expand_scales": True, "comm_alg": "hierarchy"},
         ),
         (
             "0.23.0", " no mask", "_v2", _ascend(contract=2, tp_world_size=1, expert_token_nums_type=1),
@@ -157,45 +152,6 @@ VLLM_ASCEND = [
         ),
     )
 ]  # fmt: skip
-
-
-_BY_VARIABLES = (
-    "0.11.0",
-    "0.13.0",
-)  # versions that know no comm_alg: HCCL_INTRA_PCIE_ENABLE and HCCL_INTRA_ROCE_ENABLE
-
-
-def _kwargs_of(version: str, kwargs: Kwargs) -> Kwargs:
-    return {name: value for name, value in kwargs.items() if name != "comm_alg" or version not in _BY_VARIABLES}
-
-
-# The same between servers: batches are equal where a mask is passed.
-VLLM_ASCEND_SERVERS = [
-    Caller(
-        f"vllm-ascend {versions} hierarchy, {label}{' int8' if quant == 'int8' else ''}",
-        "_v2",
-        _ascend(
-            world=SERVERS * SHARE,
-            share=SHARE,
-            contract=2,
-            expert_token_nums_type=0,
-            weights=True,
-            **QUANTS[quant],
-            **sizes,
-        ),
-        _ascend_dispatch(mask=mask, **_kwargs_of(versions, _TO_SERVERS)),
-        _ascend_combine(mask=mask, **_kwargs_of(versions, _FROM_SERVERS), **more),
-        versions in _BY_VARIABLES,
-    )
-    for quant in ("none", "int8")
-    for versions, label, mask, more, sizes in (
-        ("0.11.0", "mask", False, {}, {}),
-        ("0.13.0", "unequal batches", False, {}, {"batches": "unequal"}),
-        ("0.18.0", "mask", True, {}, {"mask": "prefix"}),
-        ("0.18.0", "unequal batches", False, {}, {"batches": "zero rank"}),
-        ("0.23.0", "comm_quant_mode", True, {"comm_quant_mode": 2}, {"mask": "prefix", "comm_quant_mode": 2}),
-    )
-]
 
 
 # ---- sgl-kernel-npu's low latency strategy: no tp, weights to dispatch too, ids behind the mask are not written
@@ -218,34 +174,27 @@ def _padded_inputs(shared: bool, world: int) -> list[Given]:
 _SGL: Kwargs = {"shared_expert_num": 0, "shared_expert_rank_num": 0, "performance_info": None}
 
 
-def _sgl(quant: str, shared: bool, servers: bool) -> Caller:
-    """The default strategy, or between servers the strategy "ops": its global_bs is its most tokens a rank times W."""
-    world = SERVERS * SHARE if servers else WORLD
-    sizes = {"global_bs": 8 * world, "share": SHARE} if servers else {}
-    case = Case.of(_padded_inputs(shared, world), 8, contract=2, **QUANTS[quant], weights=True, **sizes)
-    ops: Kwargs = {"global_bs": 8 * world, "expert_shard_type": 0, "comm_alg": "hierarchy"} if servers else {}
+def _sgl(quant: str, shared: bool) -> Caller:
+    case = Case.of(_padded_inputs(shared, WORLD), 8, contract=2, **QUANTS[quant], weights=True)
 
     def dispatch(case: Case, rank: int, group: str) -> Kwargs:
         given = {"scales": None, "quant_mode": case.quant_mode, "expert_token_nums_type": 1, "comm_alg": ""}
         mine = case.inputs[rank]
-        return given | {"expert_scales": mine.expert_scales, "x_active_mask": mine.x_active_mask} | _SGL | ops
+        return given | {"expert_scales": mine.expert_scales, "x_active_mask": mine.x_active_mask} | _SGL
 
     def combine(case: Case, rank: int, group: str, sent: tuple[Any, ...]) -> Kwargs:
-        mine, more = case.inputs[rank], {"tp_send_counts": None} if servers else {}
+        mine = case.inputs[rank]
         given = {"expand_scales": sent[6], "shared_expert_x": mine.shared_expert_x, "comm_quant_mode": 0}
-        return given | {"x_active_mask": mine.x_active_mask} | _SGL | ops | more
+        return given | {"x_active_mask": mine.x_active_mask} | _SGL
 
-    label = f"{' ops hierarchy' if servers else ''} {quant}{' with shared_expert_x' if shared else ''}"
-    return Caller(f"sgl-kernel-npu{label}", "_v2", case, dispatch, combine)
-
-
-SGL = {
-    servers: [_sgl(quant, shared, servers) for quant in ("none", "int8") for shared in (False, True)]
-    for servers in (False, True)
-}
+    label = f"{quant}{' with shared_expert_x' if shared else ''}"
+    return Caller(f"sgl-kernel-npu {label}", "_v2", case, dispatch, combine)
 
 
-@pytest.mark.parametrize("caller", [*VLLM_ASCEND, *SGL[False]], ids=lambda caller: caller.name)
+SGL = [_sgl(quant, shared) for quant in ("none", "int8") for shared in (False, True)]
+
+
+@pytest.mark.parametrize("caller", [*VLLM_ASCEND, *SGL], ids=lambda caller: caller.name)
 @pytest.mark.parametrize("algorithm", ["window", "auto"])
 def test_callers_call_gives_what_the_reference_gives(
     caller: Caller, algorithm: str, clusters: op_runs.Clusters, monkeypatch: pytest.MonkeyPatch
@@ -254,27 +203,9 @@ def test_callers_call_gives_what_the_reference_gives(
     _check(caller.case, clusters[caller.case.world].run(caller.run))
 
 
-@pytest.mark.parametrize("caller", [*VLLM_ASCEND_SERVERS, *SGL[True]], ids=lambda caller: caller.name)
-def test_callers_call_between_servers_gives_what_the_reference_gives(
-    caller: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(SHARE))
-    if caller.variables:
-        monkeypatch.setenv("HCCL_INTRA_PCIE_ENABLE", "1")
-        monkeypatch.setenv("HCCL_INTRA_ROCE_ENABLE", "0")
-
-    def run(rank: int, group: str) -> tuple[op_runs.RankRun, str]:
-        return caller.run(rank, group), ascend_moe.algorithm_of(group)
-
-    with LocalCluster(caller.case.world, window_mib=8) as cluster:
-        runs, algorithms = zip(*cluster.run(run), strict=True)
-    assert {*algorithms} == {"hierarchy"}
-    _check(caller.case, runs)
-
-
 def _check(case: Case, runs: Sequence[op_runs.RankRun]) -> None:
     expected = case.dispatched()
     for rank, one in enumerate(runs):
         options = {"quantized": case.quant_mode != 0, "exact_shapes": True}
-        op_runs.check_dispatch(case.contract, rank, one.dispatched, expected[rank], share=case.share, **options)
+        op_runs.check_dispatch(case.contract, rank, one.dispatched, expected[rank], **options)
     op_runs.check_sums(case, runs, expected)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from deep_ep_buffers import BUFFERS, Case, finish, low, low_sum, send
+from deep_ep_buffers import Case, finish, low, low_sum, send
 from gloo_ranks import run_processes
-from op_runs import Clusters
 
 from ascend_moe.errors import ArgumentError, InvalidExpertId
 from ascend_moe.interop.deep_ep import AscendBuffer, Buffer
@@ -85,46 +83,3 @@ def alone() -> Iterator[Any]:
 
 def test_a_process_group_of_one(alone: Any) -> None:
     on_a_process_group(0)
-
-
-@pytest.mark.parametrize("flavour", ["deepep", "ascend"])
-def test_a_group_is_given_as_group_name_mesh_or_tuple(alone: Any, flavour: str) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("ep",))
-    case = Case(world=1)
-    assert type(Buffer(alone, flavour=flavour)) is BUFFERS[flavour]
-    for group in (alone, alone.group_name, mesh, mesh["ep"], SimpleNamespace(device_group=alone)):
-        buffer: Any = BUFFERS[flavour](group)
-        assert (buffer.group_size, buffer.rank) == (1, 0)
-        assert torch.equal(finish(case, 0, buffer, low(case, 0, buffer)), low_sum(case, 0))
-        if flavour == "ascend":
-            buffer = BUFFERS[flavour](group, normal_strategy="alltoall", low_latency_strategy="alltoall")
-            assert torch.equal(finish(case, 0, buffer, low(case, 0, buffer)), low_sum(case, 0))
-            assert torch.equal(buffer.combine(*send(case, 0, buffer)[0:5:4])[0], low_sum(case, 0))
-    wrong: list[tuple[Any, str]] = [
-        (None, "is None; pass a process group"),
-        ("nobody", "of 'nobody' names no live group"),
-        ("", "is an empty name; pass"),
-        (init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "ep")), "is a DeviceMesh of dimensions dp, ep; pass"),
-        (3, "is a int, not a live process group; pass"),
-    ]
-    for group, text in wrong:
-        with pytest.raises(ArgumentError, match=f"^group {text}") as told:
-            BUFFERS[flavour](group)
-        assert "\n" not in str(told.value) and told.value.argument == "group"
-
-
-def test_a_cluster_is_given_by_its_name_in_the_thread_of_a_rank(clusters: Clusters) -> None:
-    case = Case(world=2)
-
-    def run(rank: int, group_ep: str) -> None:
-        for flavour in ("deepep", "ascend"):
-            buffer = BUFFERS[flavour](group_ep)
-            assert (buffer.group_size, buffer.rank) == (2, rank)
-            assert torch.equal(finish(case, rank, buffer, low(case, rank, buffer)), low_sum(case, rank))
-        by_all_to_all: Any = AscendBuffer(group_ep, normal_strategy="alltoall")
-        rows, _, _, _, sent, _ = send(case, rank, by_all_to_all)
-        assert torch.equal(by_all_to_all.combine(rows, sent)[0], low_sum(case, rank))
-
-    clusters[2].run(run)

@@ -43,7 +43,7 @@ SENDS: dict[str, tuple[str, Send]] = {
 
 
 @pytest.mark.parametrize("way", SENDS)
-def test_an_id_that_int32_does_not_hold_is_told_as_it_is(clusters: Clusters, way: str) -> None:
+def test_an_id_that_int32_does_not_hold_is_reported_as_it_is(clusters: Clusters, way: str) -> None:
     """The rank that gave it names it; the others do in normal mode, else they know that it is beyond int32."""
     case, draw = Case(kind="-1"), random.Random(way)
     flavour, call = SENDS[way]

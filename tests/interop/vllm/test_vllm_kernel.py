@@ -117,7 +117,7 @@ def test_shapes_stay_as_on_an_npu(clusters: Clusters, monkeypatch: pytest.Monkey
     clusters[2].run(run)
 
 
-def test_ranks_with_other_limits_are_told_apart(clusters: Clusters) -> None:
+def test_ranks_with_different_limits_are_refused(clusters: Clusters) -> None:
     def run(rank: int, group: str) -> None:
         way, _ = pair("mc2", rank, 2, group, max_num_tokens=16 + rank)
         with pytest.raises(ConfigMismatch, match="global_bs is"):
