@@ -468,6 +468,35 @@ void CrossFlags(bool on) {
     DataCopy(ub.B(), Gm((1 - me) * 256), 64);
     if (!on) CrossCoreWaitFlag(3);
 }
+// Cores read what core 0 then overwrites; each says by a flag that it has. The last one: `told`: too; else it is silent,
+// and reads `own` bytes from byte `from` on. Core 0 writes the second half of the block.
+void ManyReaders(bool told, uint32_t from = 0, uint32_t own = 32) {
+    Three ub;
+    const uint32_t me = static_cast<uint32_t>(GetBlockIdx()), last = static_cast<uint32_t>(GetBlockNum()) - 1;
+    LocalTensor<int32_t> flag = ub.C().ReinterpretCast<int32_t>();
+    Duplicate(flag, static_cast<int32_t>(9), 8);
+    PipeBarrier<PIPE_ALL>();
+    const auto flag_of = [](uint32_t core) { return At<int32_t>(g_state[0], core * 64); };
+    if (me != 0) {
+        DataCopyPad(ub.B(), Gm(me == last ? from : 0), DataCopyExtParams(1, me == last ? own : 32, 0, 0, 0),
+                    DataCopyPadExtParams<float>(false, 0, 0, 0.0f));
+        Edge<HardEvent::MTE2_MTE3>();
+        if (told || me != last) DataCopy(flag_of(me), flag, 8);
+        return;
+    }
+    for (uint32_t core = 1; core <= (told ? last : last - 1);) {
+        DataCopy(flag[8], flag_of(core), 8);
+        Edge<HardEvent::MTE2_S>();
+        const bool seen = flag.GetValue(8) == 9;
+        Edge<HardEvent::S_MTE2>();
+        if (seen) {
+            ++core;
+        } else {
+            TWIN_POLL_HINT();
+        }
+    }
+    DataCopyPad(Gm(16), ub.A(), DataCopyExtParams(1, 16, 0, 0, 0));
+}
 
 // ---- ranks: a row, then a status block that says so ----
 enum class Mistake { kNone, kNoDrain, kFlagFirst, kNoWait, kNoFlag, kReuse };
@@ -563,6 +592,8 @@ const Kernel kHazards[] = {
     {"adders_reader", [] { Adders(true, true); }, "race between cores|MTE2 load|SyncAll", 2},
     {"diverge", [] { if (GetBlockIdx() == 0) SyncAll(); },
      "SyncAll divergence|core 0 waits|cores 1 have left", 2},
+    PAIR("many_readers", 7, "race between cores|MTE2 load|MTE3 store", ManyReaders(on)),
+    PAIR("many_readers_of_a_part", 7, "race between cores|MTE2 load|MTE3 store", ManyReaders(false, on ? 0 : 16, 16)),
     PAIR("cross_flags", 2, "race between cores|MTE2 load|SyncAll", CrossFlags(on)),
     RANKS("ranks", kNone, ""),
     RANKS("ranks_unordered", kNoDrain, "race between ranks"),
