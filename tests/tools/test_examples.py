@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ RUNS = [
 ]
 ON_NPU = ["npu_moe_layer.py"]  # test_npu_adapter.py runs these
 INSIDE = ["megatron", "sglang"]  # frameworks, each with a program in examples/inside
-ELSEWHERE = ["all_ways.py", "train_moe_lm.py"]  # test_all_ways.py and test_train_example.py do
+ELSEWHERE = ["all_ways.py", "train_moe_lm.py"]  # a test below and test_train_example.py do
 
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="not in a source tree")
 
@@ -60,6 +61,14 @@ def test_a_framework_runs_over_this_package(framework: str, tmp_path: Path, monk
     monkeypatch.setenv("DEEP_USE_MODE", "ops")
     name = f"inside/in_{framework}.py"
     assert run(name, [*TORCHRUN, "2"], tmp_path) == pasted_output(name)
+
+
+def test_every_way_gives_the_layer_as_the_page_shows(tmp_path: Path) -> None:
+    """But for the differences: their last bits depend on the CPU."""
+    page = (EXAMPLES.parent / "docs" / "frameworks.md").read_text()
+    shown = re.findall(r"^(?:way|\w.*  \d).*", page.partition("## All ways")[2], re.MULTILINE)
+    printed = run("all_ways.py", [], tmp_path).splitlines()
+    assert [line[:36] + line[56:] for line in printed] == [line[:36] + line[56:] for line in shown]
 
 
 def test_every_example_is_run_and_listed() -> None:
